@@ -1,0 +1,52 @@
+# Every target sets itself up: it creates .venv and installs what constraints.txt pins.
+#
+#   make demo | test | check | soak | bench | docs
+#
+# TORCH_INDEX=<url> makes pip look for torch there: the CPU or the CUDA wheels of your choice.
+# EXTRAS=dev,wandb,... installs more of the optional parts (see pyproject.toml).
+
+PYTHON ?= python3
+VENV ?= .venv
+EXTRAS ?= dev
+TORCH_INDEX ?=
+comma := ,
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+STAMP := $(VENV)/.installed-$(subst $(comma),-,$(EXTRAS))
+
+.PHONY: demo test check soak bench docs clean
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
+	  || { echo "Python 3.10 or newer is needed: make PYTHON=python3.12 ..."; exit 1; }
+	@echo "setting up $(VENV) (once; a few minutes)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
+	@$(PIP) --editable '.[$(EXTRAS)]'
+	@touch $@
+
+demo: $(STAMP)
+	@$(BIN)/forge doctor
+	@$(BIN)/forge validate --preset tiny
+
+test: $(STAMP)
+	$(BIN)/python -m pytest -m "not soak" -n 2 --cov --cov-report=
+	$(BIN)/python -m coverage report --include='agent_forge/store/*,agent_forge/config/*' \
+	  --fail-under=95 --skip-covered
+
+check: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+soak: $(STAMP)
+	$(BIN)/python -m pytest -m soak
+
+bench: $(STAMP)
+	@for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+
+docs: $(STAMP)
+	$(BIN)/python docs/generate.py
+
+clean:
+	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .coverage

@@ -1,0 +1,21 @@
+"""The eight phases: one name each, in config, registry, metrics, folders and command line."""
+
+from __future__ import annotations
+
+PHASES = (
+    "cognate",
+    "evomerge",
+    "quietstar",
+    "bitnet",
+    "forge",
+    "baking",
+    "edge",
+    "final_compression",
+)
+
+
+def phase_folder(phase_name: str) -> str:
+    """The folder of a phase in a run directory and in the package: `phase2_evomerge`."""
+    if phase_name not in PHASES:
+        return phase_name
+    return f"phase{PHASES.index(phase_name) + 1}_{phase_name}"

@@ -1,0 +1,230 @@
+"""CheckpointManager: everything that influences the next step, written whole and verified on load.
+
+A checkpoint is a directory `step_00000030` with tensors.safetensors, state.json and a manifest. It
+holds weights, optimizer, every random generator, the data cursor and whatever else the caller's
+state consists of. Order is the step in the name, never a file time. A damaged checkpoint is named
+and stepped over. When the disk fills up, older checkpoints make room; the newest good one stays.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from agent_forge.errors import DamagedFile, DiskFull, NotFound, TooNew
+from agent_forge.store import files
+from agent_forge.store.models import OVERHEAD_BYTES
+from agent_forge.store.tensors import read_tensors, tensor_bytes, write_tensors
+from agent_forge.store.tree import pack, unpack
+
+SCHEMA_VERSION = 1
+NAME = re.compile(r"step_(\d{8,})")
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint that was read back. `skipped` lists newer ones that turned out damaged."""
+
+    path: Path
+    step: int
+    epoch: int
+    model_state_dict: dict[str, torch.Tensor]
+    optimizer_state_dict: dict[str, Any]
+    cursor: Any
+    metadata: dict[str, Any]
+    generators: dict[str, Any]
+    skipped: tuple[str, ...] = field(default=())
+
+    def restore_generators(self, generators: Mapping[str, torch.Generator] | None = None) -> None:
+        """Put every random generator back to where it was."""
+        restore_generators(self.generators, generators)
+
+
+class CheckpointManager:
+    """Keeps the last `keep_last` checkpoints of a directory, and the one with the best score."""
+
+    def __init__(self, checkpoint_dir: Path | str, keep_last: int = 5) -> None:
+        if keep_last < 1:
+            raise ValueError("keep_last must be at least 1")
+        self.checkpoint_dir = Path(checkpoint_dir)
+        self.keep_last = keep_last
+
+    def save_checkpoint(
+        self,
+        model: nn.Module | Mapping[str, torch.Tensor],
+        optimizer: torch.optim.Optimizer | None = None,
+        epoch: int = 0,
+        step: int = 0,
+        metadata: Mapping[str, Any] | None = None,
+        *,
+        cursor: Any = None,
+        generators: Mapping[str, torch.Generator] | None = None,
+        score: float | None = None,
+    ) -> Path:
+        """Write the full state at `step` (higher `score` is better) and drop what is too old."""
+        weights = model.state_dict() if isinstance(model, nn.Module) else model
+        state = {
+            "model": dict(weights),
+            "optimizer": optimizer.state_dict() if optimizer is not None else {},
+            "generators": capture_generators(generators),
+            "cursor": cursor,
+            "metadata": dict(metadata or {}),
+        }
+        tensors, skeleton = pack(state)
+        record = {
+            "schema_version": SCHEMA_VERSION,
+            "step": step,
+            "epoch": epoch,
+            "score": score,
+            "state": skeleton,
+        }
+        path = self.checkpoint_dir / f"step_{step:08d}"
+        try:
+            self._write(path, tensors, record)
+        except DiskFull:
+            if not self._make_room():
+                raise
+            log.warning("disk full: older checkpoints were removed to save step %d", step)
+            self._write(path, tensors, record)
+        self._prune()
+        return path
+
+    def load_checkpoint(self, checkpoint_path: Path | str | None = None) -> Checkpoint:
+        """Read one checkpoint, or the newest that is whole; damaged ones are named and skipped."""
+        if checkpoint_path is not None:
+            return _read(Path(checkpoint_path), ())
+        skipped: list[str] = []
+        for path in reversed(self.steps()):
+            try:
+                return _read(path, tuple(skipped))
+            except DamagedFile as error:
+                log.warning("%s; going back to the checkpoint before it", error)
+                skipped.append(str(error))
+        hint = "; ".join(skipped)
+        raise NotFound(f"no usable checkpoint in {self.checkpoint_dir}", hint=hint)
+
+    def steps(self) -> list[Path]:
+        """The checkpoint directories, oldest first."""
+        if not self.checkpoint_dir.is_dir():
+            return []
+        found = [p for p in self.checkpoint_dir.iterdir() if NAME.fullmatch(p.name)]
+        return sorted(found, key=_step_of)
+
+    def _write(self, path: Path, tensors: Mapping[str, torch.Tensor], record: Any) -> None:
+        files.require_space(path, tensor_bytes(tensors) + OVERHEAD_BYTES)
+        with files.staging(path) as stage:
+            with stage.writing("tensors.safetensors") as writer:
+                write_tensors(writer, tensors)
+            stage.write_json("state.json", record)
+
+    def _prune(self) -> None:
+        paths = self.steps()
+        best = self._best(paths)
+        for path in paths[: -self.keep_last]:
+            if path != best:
+                files.remove_tree(path, self.checkpoint_dir)
+
+    def _make_room(self) -> bool:
+        """Remove all but the newest whole checkpoint; tell whether anything went."""
+        newest = next((path for path in reversed(self.steps()) if _is_whole(path)), None)
+        others = [path for path in self.steps() if path != newest]
+        for path in others:
+            files.remove_tree(path, self.checkpoint_dir)
+        return bool(others)
+
+    def _best(self, paths: list[Path]) -> Path | None:
+        scores = {path: _score_of(path) for path in paths}
+        scored = {path: score for path, score in scores.items() if score is not None}
+        return max(scored, key=lambda path: (scored[path], _step_of(path))) if scored else None
+
+
+def capture_generators(generators: Mapping[str, torch.Generator] | None = None) -> dict[str, Any]:
+    """The state of every random generator: Python, numpy, torch, its devices, and the given."""
+    state: dict[str, Any] = {
+        "python": random.getstate(),
+        "numpy": np.random.get_state(),
+        "torch": torch.get_rng_state(),
+        "given": {name: g.get_state() for name, g in (generators or {}).items()},
+    }
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state_all()
+    return state
+
+
+def restore_generators(
+    state: Mapping[str, Any], generators: Mapping[str, torch.Generator] | None = None
+) -> None:
+    """Undo capture_generators; every given generator must be in the state, and the reverse."""
+    given = generators or {}
+    if set(state["given"]) != set(given):
+        raise ValueError(
+            f"generators {sorted(given)} do not fit the checkpoint's {sorted(state['given'])}"
+        )
+    random.setstate(state["python"])
+    np.random.set_state(state["numpy"])
+    torch.set_rng_state(state["torch"])
+    for name, generator in given.items():
+        generator.set_state(state["given"][name])
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state_all(state["cuda"])
+
+
+def _step_of(path: Path) -> int:
+    match = NAME.fullmatch(path.name)
+    assert match is not None
+    return int(match[1])
+
+
+def _is_whole(path: Path) -> bool:
+    try:
+        files.verify(path)
+    except DamagedFile:
+        return False
+    return True
+
+
+def _score_of(path: Path) -> float | None:
+    try:
+        score = files.read_json(path / "state.json")["score"]
+    except (DamagedFile, OSError, KeyError, TypeError):
+        return None
+    return score if isinstance(score, int | float) else None
+
+
+def _read(path: Path, skipped: tuple[str, ...]) -> Checkpoint:
+    return files.reading(path, lambda place: _read_verified(place, skipped))
+
+
+def _read_verified(path: Path, skipped: tuple[str, ...]) -> Checkpoint:
+    files.verify(path)
+    record = files.read_json(path / "state.json")
+    if record.get("schema_version", 0) > SCHEMA_VERSION:
+        raise TooNew(
+            f"{path} has schema {record['schema_version']}; this version reads up to"
+            f" {SCHEMA_VERSION}"
+        )
+    try:
+        state = unpack(read_tensors(path / "tensors.safetensors"), record["state"])
+        return Checkpoint(
+            path=path,
+            step=record["step"],
+            epoch=record["epoch"],
+            model_state_dict=state["model"],
+            optimizer_state_dict=state["optimizer"],
+            cursor=state["cursor"],
+            metadata=state["metadata"],
+            generators=state["generators"],
+            skipped=skipped,
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise DamagedFile(path, f"not a checkpoint ({error!r})") from error

@@ -1,0 +1,407 @@
+"""The only durable writer: what it wrote is there complete, or not at all.
+
+A file is written beside its place, synced and renamed into it. A directory is built out of sight
+and renamed into place with a manifest of sha256 sums. Replacing a directory takes two renames, so
+the new one first gets the name `.ready-*`: from then on it has won, and `settle` finishes the rest
+after a crash. Everything that is unfinished has a name that `sweep` knows; sweeping needs the
+lock of the tree, because an unfinished write of a living process looks the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+from agent_forge import platform
+from agent_forge.errors import DamagedFile, DiskFull, HostileInput, NameRefused, NotFound, TooNew
+
+MANIFEST = "manifest.json"
+SCHEMA_VERSION = 1
+TEMP, READY, TRASH = ".tmp-", ".ready-", ".trash-"
+SAFE_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
+RESERVED = re.compile(r"con|prn|aux|nul|com[0-9]|lpt[0-9]")  # device names on Windows
+DISK_IS_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+CHUNK = 1 << 20
+T = TypeVar("T")
+
+
+class Disk:
+    """The calls that change the disk, one method each: tests make the N-th of them fail."""
+
+    def open(self, path: Path, flags: int) -> int:
+        return os.open(path, flags | getattr(os, "O_BINARY", 0), 0o644)
+
+    def write(self, fd: int, data: memoryview) -> int:
+        return os.write(fd, data)
+
+    def sync(self, fd: int) -> None:
+        platform.sync_file(fd)
+
+    def sync_directory(self, path: Path) -> None:
+        platform.sync_directory(path)
+
+    def make_directory(self, path: Path) -> None:
+        path.mkdir(parents=True, exist_ok=True)
+
+    def replace(self, source: Path, target: Path) -> None:
+        source.replace(target)
+
+    def remove(self, path: Path) -> None:
+        path.unlink()
+
+    def remove_tree(self, path: Path) -> None:
+        shutil.rmtree(path)
+
+
+disk = Disk()
+
+
+# -- names ----------------------------------------------------------------------------------------
+
+
+def safe_name(name: str, kind: str = "name") -> str:
+    """Return the name if it can be one path segment on every system, and nothing more."""
+    if not SAFE_NAME.fullmatch(name) or RESERVED.fullmatch(name):
+        raise NameRefused(
+            f"{kind} {name!r} is not allowed",
+            hint="use 1 to 64 of a-z, 0-9, '_' and '-', beginning with a letter or digit",
+        )
+    return name
+
+
+def child(root: Path, *names: str) -> Path:
+    """The path root/names...; every name is safe and no link on the way leads elsewhere."""
+    path = root
+    for name in names:
+        path = path / safe_name(name)
+        if path.is_symlink():
+            raise HostileInput(f"{path} is a link; the store follows none")
+    return path
+
+
+# -- writing --------------------------------------------------------------------------------------
+
+
+class Writer:
+    """An open file that counts and hashes what goes through it."""
+
+    def __init__(self, path: Path, flags: int) -> None:
+        self.path = path
+        self.size = 0
+        self._hash = hashlib.sha256()
+        self.fd = disk.open(path, flags)
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        view = memoryview(data).cast("B")
+        self._hash.update(view)
+        self.size += len(view)
+        while len(view):
+            view = view[disk.write(self.fd, view[:CHUNK]) :]
+
+    @property
+    def record(self) -> dict[str, Any]:
+        return {"sha256": self._hash.hexdigest(), "bytes": self.size}
+
+
+@contextlib.contextmanager
+def _new_file(path: Path) -> Iterator[Writer]:
+    writer = Writer(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+    try:
+        yield writer
+        disk.sync(writer.fd)
+    finally:
+        os.close(writer.fd)
+
+
+@contextlib.contextmanager
+def _disk_errors(path: Path, size: Callable[[], int]) -> Iterator[None]:
+    """Turn the system's ways to say "disk full" into ours; let other errors through."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in DISK_IS_FULL:
+            raise DiskFull(path, size(), free_bytes(path.parent)) from error
+        raise
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[Writer]:
+    """Write a file: it appears at `path`, synced and whole, when the block ends without error."""
+    temp = _beside(path, TEMP)
+    writer: Writer | None = None
+    with _disk_errors(path, lambda: writer.size if writer else 0):
+        try:
+            disk.make_directory(path.parent)
+            with _new_file(temp) as writer:
+                yield writer
+            disk.replace(temp, path)
+            disk.sync_directory(path.parent)
+        except BaseException:
+            _discard(temp)
+            raise
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    with writing(path) as writer:
+        writer.write(data)
+
+
+def write_text(path: Path, text: str) -> None:
+    write_bytes(path, text.encode())
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_bytes(path, to_json(value))
+
+
+def to_json(value: Any) -> bytes:
+    """One byte form per value: sorted keys, ASCII, no NaN."""
+    text = json.dumps(value, indent=2, sort_keys=True, ensure_ascii=True, allow_nan=False)
+    return text.encode() + b"\n"
+
+
+class Stage:
+    """A directory under construction."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.records: dict[str, dict[str, Any]] = {}
+
+    @contextlib.contextmanager
+    def writing(self, name: str) -> Iterator[Writer]:
+        if Path(name).name != name or name in ("", ".", "..", MANIFEST) or name in self.records:
+            raise NameRefused(f"{name!r} cannot be a file of this directory")
+        with _new_file(self.path / name) as writer:
+            yield writer
+        self.records[name] = writer.record
+
+    def write_bytes(self, name: str, data: bytes) -> None:
+        with self.writing(name) as writer:
+            writer.write(data)
+
+    def write_json(self, name: str, value: Any) -> None:
+        self.write_bytes(name, to_json(value))
+
+    def copy(self, source: Path, name: str = "") -> None:
+        with source.open("rb") as reader, self.writing(name or source.name) as writer:
+            while chunk := reader.read(CHUNK):
+                writer.write(chunk)
+
+
+@contextlib.contextmanager
+def staging(path: Path) -> Iterator[Stage]:
+    """Build a directory: it appears at `path`, whole and with its manifest, or not at all."""
+    stage = Stage(_beside(path, TEMP))
+    with _disk_errors(path, lambda: sum(r["bytes"] for r in stage.records.values())):
+        try:
+            disk.make_directory(path.parent)
+            disk.make_directory(stage.path)
+            yield stage
+            with _new_file(stage.path / MANIFEST) as writer:
+                writer.write(to_json({"schema_version": SCHEMA_VERSION, "files": stage.records}))
+            disk.sync_directory(stage.path)
+            _publish(stage.path, path)
+        except BaseException:
+            _discard(stage.path)
+            raise
+
+
+def _publish(built: Path, path: Path) -> None:
+    settle(path)
+    if not path.exists():
+        disk.replace(built, path)
+        disk.sync_directory(path.parent)
+        return
+    disk.replace(built, _ready(path))
+    disk.sync_directory(path.parent)
+    settle(path)
+
+
+def settle(path: Path) -> None:
+    """Finish a replacement that was cut short: once `.ready-*` exists, it is the new version."""
+    ready = _ready(path)
+    if not ready.exists():
+        return
+    old = _beside(path, TRASH)
+    if path.exists():
+        disk.replace(path, old)
+    disk.replace(ready, path)
+    disk.sync_directory(path.parent)
+    _discard(old)
+
+
+def append(path: Path, data: bytes) -> None:
+    """Add to a file that only grows; a torn last line is for the reader to drop."""
+    with _disk_errors(path, lambda: len(data)):
+        disk.make_directory(path.parent)
+        writer = Writer(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        try:
+            writer.write(data)
+        finally:
+            os.close(writer.fd)
+
+
+# -- removing -------------------------------------------------------------------------------------
+
+
+def remove_tree(path: Path, root: Path) -> None:
+    """Remove a directory below `root`: renamed out of sight first, so that it goes at once."""
+    if path.is_symlink() or root.resolve() not in path.resolve().parents:
+        raise HostileInput(f"refused to remove {path}: it is a link or not inside {root}")
+    trash = _beside(path, TRASH)
+    disk.replace(path, trash)
+    disk.sync_directory(path.parent)
+    disk.remove_tree(trash)
+
+
+def sweep(root: Path) -> list[Path]:
+    """Clear up after a process that died: finish what was ready, remove the rest.
+
+    Only for the holder of the tree's lock. Returns what it found.
+    """
+    swept: list[Path] = []
+    for folder, directories, names in os.walk(root):
+        for name in sorted(directories + names):
+            path = Path(folder) / name
+            if name.startswith(READY):
+                settle(path.with_name(name.removeprefix(READY)))
+            elif name.startswith((TEMP, TRASH)):
+                _discard(path)
+            else:
+                continue
+            swept.append(path)
+        directories[:] = [d for d in directories if not d.startswith((TEMP, READY, TRASH))]
+    return swept
+
+
+def _beside(path: Path, mark: str) -> Path:
+    return path.with_name(f"{mark}{secrets.token_hex(4)}-{path.name}")
+
+
+def _ready(path: Path) -> Path:
+    return path.with_name(f"{READY}{path.name}")
+
+
+def _discard(path: Path) -> None:
+    """Remove what has lost its purpose; if that fails too, the next sweep finds it by its name."""
+    with contextlib.suppress(OSError):
+        if path.is_dir() and not path.is_symlink():
+            disk.remove_tree(path)
+        else:
+            disk.remove(path)
+
+
+# -- reading --------------------------------------------------------------------------------------
+
+
+def read_json(path: Path) -> Any:
+    """Read JSON that we wrote; what cannot be read is damage, and is named."""
+    try:
+        return json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError, RecursionError) as error:
+        raise DamagedFile(path, f"not readable as JSON ({error})") from error
+
+
+def sha256_of(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as reader:
+        while chunk := reader.read(CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def verify(directory: Path) -> dict[str, dict[str, Any]]:
+    """Check every file of a directory against its manifest; return the manifest's records."""
+    try:
+        manifest = read_json(directory / MANIFEST)
+    except FileNotFoundError:
+        raise DamagedFile(directory, f"it has no {MANIFEST}") from None
+    records = _records(manifest, directory)
+    for name, record in records.items():
+        path = directory / name
+        if not path.is_file() or path.is_symlink():
+            raise DamagedFile(path, "missing")
+        size = path.stat().st_size
+        if size != record["bytes"]:
+            raise DamagedFile(path, f"{size} bytes where {record['bytes']} were written")
+        found = sha256_of(path)
+        if found != record["sha256"]:
+            raise DamagedFile(path, f"sha256 {found[:12]}..., expected {record['sha256'][:12]}...")
+    return records
+
+
+def _records(manifest: Any, directory: Path) -> dict[str, dict[str, Any]]:
+    """The file records of a manifest, after a check that it has the form of one."""
+    path = directory / MANIFEST
+    version = manifest.get("schema_version") if isinstance(manifest, dict) else None
+    if isinstance(version, int) and version > SCHEMA_VERSION:
+        raise TooNew(f"{path} has schema {version}; this version reads up to {SCHEMA_VERSION}")
+    records = manifest.get("files") if version == SCHEMA_VERSION else None
+    if not isinstance(records, dict) or not all(
+        isinstance(r, dict) and isinstance(r.get("sha256"), str) and isinstance(r.get("bytes"), int)
+        for r in records.values()
+    ):
+        raise DamagedFile(path, "not a manifest")
+    for name in records:
+        if Path(name).name != name or name in (".", ".."):
+            raise HostileInput(f"{path} names {name!r}, which is outside the directory")
+    return records
+
+
+def reading(path: Path, read: Callable[[Path], T]) -> T:
+    """Read a directory that a writer may be replacing: never half of each version."""
+    for _ in range(20):
+        place = path if path.exists() or not _ready(path).exists() else _ready(path)
+        before = _manifest_bytes(place)
+        try:
+            return read(place)
+        except (DamagedFile, FileNotFoundError):
+            if before == _manifest_bytes(path) and place == path:
+                if before is None and not path.exists():
+                    raise NotFound(f"{path} does not exist") from None
+                raise
+    raise DamagedFile(path, "it was replaced again and again while being read")
+
+
+def _manifest_bytes(directory: Path) -> bytes | None:
+    with contextlib.suppress(OSError):
+        return (directory / MANIFEST).read_bytes()
+    return None
+
+
+# -- space ----------------------------------------------------------------------------------------
+
+
+def free_bytes(path: Path) -> int:
+    """Free bytes at the nearest existing directory of `path`."""
+    while not path.exists():
+        path = path.parent
+    return shutil.disk_usage(path).free
+
+
+def require_space(path: Path, needed: int) -> None:
+    """Refuse work that the disk cannot hold, before it starts."""
+    free = free_bytes(path)
+    if needed > free:
+        raise DiskFull(path, needed, free)
+
+
+def tree_bytes(root: Path) -> int:
+    """Bytes of all files below `root`; files that vanish meanwhile count nothing."""
+    total = 0
+    for folder, _, names in os.walk(root):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                total += (Path(folder) / name).lstat().st_size
+    return total

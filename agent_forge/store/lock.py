@@ -1,0 +1,121 @@
+"""The lock of a run directory: held by the operating system, so it is proof of life.
+
+The text in the lock file (who holds it) is for people only; the lock itself decides.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from agent_forge import platform
+from agent_forge.errors import Busy
+
+LOCK_FILE = "run.lock"
+PATIENCE_S = 0.4  # a probe by `forge ls` holds the lock for an instant: that is not "busy"
+
+_guard = threading.Lock()
+_held: dict[Path, int] = {}  # lock file -> open descriptor, of this process
+
+
+def _forget_after_fork() -> None:
+    """A forked child must not keep the parent's locks alive after the parent has died."""
+    for fd in _held.values():
+        os.close(fd)
+    _held.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_after_fork)
+
+
+@contextlib.contextmanager
+def exclusive(directory: Path) -> Iterator[None]:
+    """Hold the directory's lock for the block; Busy if any process, this one included, has it."""
+    path = _lock_path(directory)
+    deadline = time.monotonic() + PATIENCE_S
+    while not _try(path):
+        if time.monotonic() > deadline:
+            raise Busy(
+                f"{directory} is in use by {holder(directory)}",
+                hint="wait for it, or stop it with: forge stop " + directory.name,
+            )
+        time.sleep(0.02)
+    try:
+        yield
+    finally:
+        _release(path)
+
+
+@contextlib.contextmanager
+def held(directory: Path) -> Iterator[None]:
+    """Like `exclusive`, but a block inside this process's own lock just goes on."""
+    if _lock_path(directory) in _held:
+        yield
+    else:
+        with exclusive(directory):
+            yield
+
+
+def is_busy(directory: Path) -> bool:
+    """Whether a living process holds the directory's lock."""
+    path = _lock_path(directory)
+    if path in _held:
+        return True
+    if not path.exists():
+        return False
+    if _try(path, announce=False):
+        _release(path)
+        return False
+    return True
+
+
+def holder(directory: Path) -> str:
+    """Who holds the lock, as far as its file tells."""
+    try:
+        who = json.loads(_lock_path(directory).read_text())
+        return f"process {who['pid']} on {who['host']} since {who['since']} ({who['command']})"
+    except (OSError, ValueError, KeyError, TypeError):
+        return "another process"
+
+
+def _lock_path(directory: Path) -> Path:
+    return directory.resolve() / LOCK_FILE
+
+
+def _try(path: Path, *, announce: bool = True) -> bool:
+    with _guard:
+        if path in _held:
+            return False
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        if not platform.try_lock(fd):
+            os.close(fd)
+            return False
+        _held[path] = fd
+    if announce:
+        who = {
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+            "since": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
+            "command": " ".join(sys.argv)[:200],
+        }
+        with contextlib.suppress(OSError):  # a full disk: the lock holds without its text
+            os.ftruncate(fd, 0)
+            os.lseek(fd, 0, os.SEEK_SET)
+            os.write(fd, json.dumps(who).encode())
+    return True
+
+
+def _release(path: Path) -> None:
+    with _guard:
+        fd = _held.pop(path)
+        platform.unlock(fd)
+        os.close(fd)

@@ -1,0 +1,47 @@
+"""The records that travel with a model: what metadata.json holds, and what a handoff is.
+
+A phase adds its own keys to a model's metadata (specialization, fitness, compression_ratio ...);
+the handoff rules of the next phase say which of them it needs.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+SCHEMA_VERSION = 1
+
+
+class ModelMetadata(BaseModel):
+    """metadata.json of a model directory."""
+
+    model_config = ConfigDict(extra="allow", frozen=True, protected_namespaces=())
+
+    schema_version: Literal[1] = SCHEMA_VERSION
+    model_id: str = Field(description="phase, name and session; unique in a registry")
+    session_id: str = Field(description="the run that made the model")
+    phase_name: str = Field(description="the phase that made it")
+    model_name: str = Field(description="its name within the phase")
+    created_at: float = Field(description="UTC epoch seconds")
+    parameters: int = Field(ge=0, description="number of weights; tied ones count once")
+    size_mb: float = Field(ge=0, description="10^6 bytes of model.safetensors on disk")
+    sha256: str = Field(description="of model.safetensors")
+    tied_weights: dict[str, str] = Field(
+        default_factory=dict, description="name -> name of the weight whose memory it shares"
+    )
+
+
+class HandoffRecord(BaseModel):
+    """One offer of a model to the next phase, with what was measured and the outcome."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+    handoff_id: str
+    source_phase: str
+    target_phase: str
+    source_model_id: str
+    target_model_id: str | None = Field(None, description="known once the target phase is done")
+    handoff_timestamp: float = Field(description="UTC epoch seconds")
+    validation_status: Literal["passed", "failed", "pending"]
+    validation_metrics: dict[str, Any] = Field(description="the measured values that were judged")

@@ -1,0 +1,165 @@
+"""ModelStorage: model directories, saved whole and verified on every load.
+
+A directory holds model.safetensors, config.json, tokenizer files, metadata.json, metrics.json,
+README.md (the card) and manifest.json, and is registered in the registry.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+from torch import nn
+
+from agent_forge.errors import ConfigError, DamagedFile
+from agent_forge.store import files, lock
+from agent_forge.store.card import render_card
+from agent_forge.store.metadata import ModelMetadata
+from agent_forge.store.registry import ModelRegistry, model_directory, model_id_for
+from agent_forge.store.tensors import (
+    join_tied,
+    read_tensors,
+    split_tied,
+    tensor_bytes,
+    write_tensors,
+)
+
+WEIGHTS = "model.safetensors"
+OVERHEAD_BYTES = 1 << 20  # header, metadata and card beside the weights
+Weights = Mapping[str, torch.Tensor]
+Build = Callable[[dict[str, Any]], nn.Module]
+
+
+class ModelStorage:
+    """Saves and loads models below a storage root. `build` makes the network of a config."""
+
+    def __init__(
+        self,
+        base_path: Path | str = "storage",
+        registry: ModelRegistry | None = None,
+        build: Build | None = None,
+    ) -> None:
+        self.base_path = Path(base_path)
+        self.registry = registry or ModelRegistry(self.base_path / "registry" / "model_registry.db")
+        self._build = build
+
+    def save_model(
+        self,
+        model: nn.Module | Weights,
+        session_id: str,
+        phase_name: str,
+        model_name: str,
+        metadata: Mapping[str, Any],
+        *,
+        config: Mapping[str, Any] | None = None,
+        metrics: Mapping[str, Any] | None = None,
+        tokenizer_files: Sequence[Path] = (),
+        tags: Sequence[str] = (),
+    ) -> str:
+        """Save a model with all that belongs to it, register it, and return its id."""
+        path = model_directory(self.base_path, session_id, phase_name, model_name)
+        self.registry.get_session_status(session_id)
+        weights, tied = split_tied(_state_dict(model))
+        files.require_space(path, tensor_bytes(weights) + OVERHEAD_BYTES)
+        with lock.held(self.base_path / "sessions" / session_id), files.staging(path) as stage:
+            with stage.writing(WEIGHTS) as writer:
+                write_tensors(writer, weights, {"format": "pt"})
+            record = ModelMetadata(
+                **{
+                    **metadata,
+                    "model_id": model_id_for(session_id, phase_name, model_name),
+                    "session_id": session_id,
+                    "phase_name": phase_name,
+                    "model_name": model_name,
+                    "created_at": time.time(),
+                    "parameters": sum(tensor.numel() for tensor in weights.values()),
+                    "size_mb": stage.records[WEIGHTS]["bytes"] / 1e6,
+                    "sha256": stage.records[WEIGHTS]["sha256"],
+                    "tied_weights": tied,
+                }
+            )
+            stage.write_json("config.json", config or {})
+            stage.write_json("metadata.json", record.model_dump())
+            stage.write_json("metrics.json", metrics or {})
+            stage.write_bytes("README.md", render_card(record, metrics or {}).encode())
+            for source in tokenizer_files:
+                stage.copy(source)
+        return self.registry.register_model(
+            session_id,
+            phase_name,
+            model_name,
+            path,
+            record.model_dump(),
+            size_mb=record.size_mb,
+            parameters=record.parameters,
+            tags=tags,
+        )
+
+    def load_model(
+        self,
+        model_id: str | None = None,
+        session_id: str | None = None,
+        phase_name: str | None = None,
+        model_name: str | None = None,
+    ) -> tuple[nn.Module, dict[str, Any]]:
+        """Load a model by its id, or by session, phase and, if there are several, name."""
+        if self._build is None:
+            raise ConfigError("this storage was opened without a way to build networks")
+        path = self.find(model_id, session_id, phase_name, model_name)
+        weights, metadata, config = load_directory(path)
+        model = self._build(config)
+        model.load_state_dict(weights)
+        return model, metadata
+
+    def load_weights(
+        self,
+        model_id: str | None = None,
+        session_id: str | None = None,
+        phase_name: str | None = None,
+        model_name: str | None = None,
+    ) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        """Like load_model, without building the network."""
+        weights, metadata, _ = load_directory(
+            self.find(model_id, session_id, phase_name, model_name)
+        )
+        return weights, metadata
+
+    def find(
+        self,
+        model_id: str | None = None,
+        session_id: str | None = None,
+        phase_name: str | None = None,
+        model_name: str | None = None,
+    ) -> Path:
+        """The directory of a registered model."""
+        row = self.registry.get_model(model_id, session_id, phase_name, model_name)
+        return Path(row["model_path"])
+
+
+def load_directory(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any], dict[str, Any]]:
+    """Verify a model directory and return its weights, metadata and config."""
+
+    def read(place: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any], dict[str, Any]]:
+        files.verify(place)
+        metadata = read_metadata(place)
+        weights = join_tied(read_tensors(place / WEIGHTS), metadata.tied_weights)
+        return weights, metadata.model_dump(), files.read_json(place / "config.json")
+
+    return files.reading(path, read)
+
+
+def read_metadata(path: Path) -> ModelMetadata:
+    """metadata.json of a model directory, checked for its form."""
+    place = path / "metadata.json"
+    try:
+        return ModelMetadata.model_validate(files.read_json(place))
+    except ValidationError as error:
+        raise DamagedFile(place, f"not the metadata of a model ({error})") from error
+
+
+def _state_dict(model: nn.Module | Weights) -> dict[str, torch.Tensor]:
+    return dict(model.state_dict() if isinstance(model, nn.Module) else model)

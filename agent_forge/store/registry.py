@@ -1,0 +1,431 @@
+"""ModelRegistry: the SQLite index of sessions, models and handoffs.
+
+It is an index: the run directories hold the truth, and `rebuild` makes the index again from them.
+One writer at a time (every write is BEGIN IMMEDIATE, so a lock upgrade can never fail), any number
+of readers in WAL mode, each statement its own short transaction. Times are UTC epoch seconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypedDict, cast
+
+from agent_forge.config.phases import phase_folder
+from agent_forge.errors import DamagedFile, DiskFull, NotFound, TooNew
+from agent_forge.store import files
+from agent_forge.store.migrations import MIGRATIONS
+
+APPLICATION_ID = 0x41464F52  # "AFOR": tells our databases from other people's
+BUSY_TIMEOUT_MS = 30_000
+PAGE_BYTES = 4096
+WAL_LIMIT_BYTES = 16 << 20
+STATUSES = ("running", "completed", "failed", "paused")
+
+
+class SessionRow(TypedDict):
+    session_id: str
+    pipeline_config_json: str
+    start_time: float
+    end_time: float | None
+    status: str
+    current_phase: str | None
+    progress_percent: float
+    tags: list[str]
+
+
+class ModelRow(TypedDict):
+    model_id: str
+    session_id: str
+    phase_name: str
+    model_name: str
+    model_path: str
+    size_mb: float | None
+    parameters: int | None
+    created_at: float
+    metadata: dict[str, Any]
+    tags: list[str]
+
+
+class HandoffRow(TypedDict):
+    handoff_id: str
+    source_phase: str
+    target_phase: str
+    source_model_id: str
+    target_model_id: str | None
+    handoff_timestamp: float
+    validation_status: str
+    validation_metrics: dict[str, Any]
+
+
+def model_id_for(session_id: str, phase_name: str, model_name: str) -> str:
+    """One id per place, so that saving the same model again after a crash changes no name."""
+    return f"{phase_name}_{model_name}_{session_id.removeprefix('session_')}"
+
+
+class ModelRegistry:
+    """Sessions, models and handoffs, shared by any number of processes and threads."""
+
+    def __init__(self, db_path: Path | str = "storage/registry/model_registry.db") -> None:
+        self.db_path = Path(db_path)
+        self.root = self.db_path.parent.parent
+        self._local = threading.local()
+        self.db_path.parent.mkdir(parents=True, exist_ok=True)
+        self._migrate()
+
+    # -- sessions ---------------------------------------------------------------------------------
+
+    def create_session(
+        self, session_id: str, pipeline_config: Mapping[str, Any], tags: Sequence[str] = ()
+    ) -> None:
+        files.safe_name(session_id, "session id")
+        with self._writing() as connection:
+            connection.execute(
+                "INSERT INTO sessions (session_id, pipeline_config_json, start_time, status,"
+                " progress_percent, tags) VALUES (?, ?, ?, 'running', 0, ?)"
+                " ON CONFLICT (session_id) DO NOTHING",
+                (session_id, _json(pipeline_config), time.time(), _join(tags)),
+            )
+
+    def update_session(
+        self,
+        session_id: str,
+        *,
+        status: str | None = None,
+        current_phase: str | None = None,
+        progress_percent: float | None = None,
+        tags: Sequence[str] | None = None,
+    ) -> None:
+        """Change what is given. A status other than `running` also sets the end time."""
+        changes: dict[str, Any] = {
+            "status": status,
+            "current_phase": current_phase,
+            "progress_percent": progress_percent,
+            "tags": None if tags is None else _join(tags),
+        }
+        changes = {name: value for name, value in changes.items() if value is not None}
+        if status is not None:
+            changes["end_time"] = None if status == "running" else time.time()
+        assignments = ", ".join(f"{name} = ?" for name in changes)
+        with self._writing() as connection:
+            cursor = connection.execute(
+                f"UPDATE sessions SET {assignments} WHERE session_id = ?",
+                (*changes.values(), session_id),
+            )
+            if cursor.rowcount == 0:
+                raise NotFound(f"no session {session_id!r}", hint="forge ls shows the sessions")
+
+    def get_session_status(self, session_id: str) -> SessionRow:
+        rows = self._read("SELECT * FROM sessions WHERE session_id = ?", (session_id,))
+        if not rows:
+            raise NotFound(f"no session {session_id!r}", hint="forge ls shows the sessions")
+        return _session(rows[0])
+
+    def get_all_sessions(self) -> list[SessionRow]:
+        """Newest first."""
+        rows = self._read("SELECT * FROM sessions ORDER BY start_time DESC, session_id DESC")
+        return [_session(row) for row in rows]
+
+    def delete_session(self, session_id: str) -> None:
+        """Forget a session with its models and handoffs, in one transaction."""
+        with self._writing() as connection:
+            connection.execute("DELETE FROM sessions WHERE session_id = ?", (session_id,))
+
+    # -- models -----------------------------------------------------------------------------------
+
+    def register_model(
+        self,
+        session_id: str,
+        phase_name: str,
+        model_name: str,
+        model_path: Path | str,
+        metadata: Mapping[str, Any] | None = None,
+        *,
+        size_mb: float | None = None,
+        parameters: int | None = None,
+        tags: Sequence[str] = (),
+    ) -> str:
+        """Add or renew the entry of a model; its path is kept relative to the storage root."""
+        for kind, name in (("phase", phase_name), ("model name", model_name)):
+            files.safe_name(name, kind)
+        model_id = model_id_for(session_id, phase_name, model_name)
+        values = (
+            *(model_id, session_id, phase_name, model_name, self._relative(Path(model_path))),
+            *(size_mb, parameters, time.time(), _json(metadata or {}), _join(tags)),
+        )
+        with self._writing() as connection:
+            known = connection.execute(
+                "SELECT 1 FROM sessions WHERE session_id = ?", (session_id,)
+            ).fetchone()
+            if known is None:
+                raise NotFound(f"no session {session_id!r}", hint="create the session first")
+            connection.execute(
+                "INSERT INTO models (model_id, session_id, phase_name, model_name, model_path,"
+                " size_mb, parameters, created_at, metadata_json, tags)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+                " ON CONFLICT (model_id) DO UPDATE SET model_path = excluded.model_path,"
+                " size_mb = excluded.size_mb, parameters = excluded.parameters,"
+                " created_at = excluded.created_at, metadata_json = excluded.metadata_json,"
+                " tags = excluded.tags",
+                values,
+            )
+        return model_id
+
+    def get_model(
+        self,
+        model_id: str | None = None,
+        session_id: str | None = None,
+        phase_name: str | None = None,
+        model_name: str | None = None,
+    ) -> ModelRow:
+        """The one model that fits; none or several is an error that says which there are."""
+        where = {
+            "model_id": model_id,
+            "session_id": session_id,
+            "phase_name": phase_name,
+            "model_name": model_name,
+        }
+        rows = self._models({k: v for k, v in where.items() if v is not None})
+        asked = ", ".join(f"{k}={v}" for k, v in where.items() if v is not None) or "anything"
+        if not rows:
+            raise NotFound(f"no model with {asked}", hint="forge models shows the models")
+        if len(rows) > 1:
+            names = ", ".join(row["model_id"] for row in rows[:5])
+            raise NotFound(f"{len(rows)} models with {asked}: {names}", hint="name one of them")
+        return rows[0]
+
+    def search_models(
+        self,
+        phase: str | None = None,
+        session_id: str | None = None,
+        tag: str | None = None,
+        text: str | None = None,
+        limit: int = 1000,
+    ) -> list[ModelRow]:
+        """Models by phase, session, tag or a piece of their id; newest first."""
+        where = {"phase_name": phase, "session_id": session_id}
+        rows = self._models({k: v for k, v in where.items() if v is not None})
+        return [
+            row
+            for row in rows
+            if (tag is None or tag in row["tags"]) and (text is None or text in row["model_id"])
+        ][:limit]
+
+    def _models(self, where: Mapping[str, str]) -> list[ModelRow]:
+        clause = " AND ".join(f"{name} = ?" for name in where) or "1"
+        rows = self._read(
+            f"SELECT * FROM models WHERE {clause} ORDER BY created_at DESC, model_id",
+            tuple(where.values()),
+        )
+        return [self._model(row) for row in rows]
+
+    def _model(self, row: sqlite3.Row) -> ModelRow:
+        values = dict(row)
+        values["metadata"] = json.loads(values.pop("metadata_json"))
+        values["tags"] = _split(values["tags"])
+        values["model_path"] = str(self.root / values["model_path"])
+        return cast(ModelRow, values)
+
+    def _relative(self, path: Path) -> str:
+        root = self.root.resolve()
+        path = path.resolve()
+        return path.relative_to(root).as_posix() if path.is_relative_to(root) else str(path)
+
+    # -- handoffs ---------------------------------------------------------------------------------
+
+    def record_handoff(
+        self,
+        source_model_id: str,
+        target_phase: str,
+        *,
+        target_model_id: str | None = None,
+        validation_status: str = "pending",
+        validation_metrics: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Note that a model was offered to a phase; the same handoff again replaces the note."""
+        handoff_id = f"{source_model_id}-to-{target_phase}"
+        with self._writing() as connection:
+            source = connection.execute(
+                "SELECT phase_name FROM models WHERE model_id = ?", (source_model_id,)
+            ).fetchone()
+            if source is None:
+                raise NotFound(f"no model {source_model_id!r}")
+            connection.execute(
+                "INSERT OR REPLACE INTO phase_handoffs VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                (
+                    *(handoff_id, source["phase_name"], target_phase, source_model_id),
+                    *(target_model_id, time.time(), validation_status),
+                    _json(validation_metrics or {}),
+                ),
+            )
+        return handoff_id
+
+    def get_handoffs(self, session_id: str) -> list[HandoffRow]:
+        rows = self._read(
+            "SELECT h.* FROM phase_handoffs h JOIN models m ON m.model_id = h.source_model_id"
+            " WHERE m.session_id = ? ORDER BY h.handoff_timestamp, h.handoff_id",
+            (session_id,),
+        )
+        found = []
+        for row in rows:
+            values = dict(row)
+            values["validation_metrics"] = json.loads(values.pop("validation_metrics_json"))
+            found.append(cast(HandoffRow, values))
+        return found
+
+    # -- upkeep -----------------------------------------------------------------------------------
+
+    def checkpoint_wal(self) -> bool:
+        """Move the write-ahead log into the database and empty it; False if readers held it up."""
+        return bool(self._read("PRAGMA wal_checkpoint(TRUNCATE)")[0][0] == 0)
+
+    def vacuum_incremental(self, pages: int = 0) -> int:
+        """Give free pages back to the file system (0 = all of them); return how many bytes."""
+        size = int(self._read("PRAGMA page_size")[0][0])
+        before = int(self._read("PRAGMA freelist_count")[0][0])
+        with self._errors():
+            self._connection().execute(f"PRAGMA incremental_vacuum({int(pages)})").fetchall()
+        self.checkpoint_wal()
+        return (before - int(self._read("PRAGMA freelist_count")[0][0])) * size
+
+    def integrity_check(self) -> None:
+        """Raise DamagedFile unless SQLite finds every page and every reference in order."""
+        rows = self._read("PRAGMA integrity_check")
+        if rows[0][0] != "ok":
+            raise self._damaged(str(rows[0][0]))
+        if self._read("PRAGMA foreign_key_check"):
+            raise self._damaged("a row refers to one that does not exist")
+
+    def size_bytes(self) -> tuple[int, int]:
+        """Bytes of the database and of its write-ahead log."""
+        wal = self.db_path.with_name(self.db_path.name + "-wal")
+        return self.db_path.stat().st_size, wal.stat().st_size if wal.exists() else 0
+
+    def close(self) -> None:
+        """Close this thread's connection; the next call opens a new one."""
+        connection = getattr(self._local, "connection", None)
+        if connection is not None:
+            self._local.connection = None
+            connection.close()
+
+    # -- connections ------------------------------------------------------------------------------
+
+    def _connection(self) -> sqlite3.Connection:
+        """This thread's own connection; a forked child never touches its parent's."""
+        if (
+            getattr(self._local, "connection", None) is None
+            or getattr(self._local, "pid", None) != os.getpid()
+        ):
+            connection = sqlite3.connect(
+                self.db_path, timeout=BUSY_TIMEOUT_MS / 1000, isolation_level=None
+            )
+            connection.row_factory = sqlite3.Row
+            connection.execute("PRAGMA foreign_keys = ON")
+            connection.execute("PRAGMA synchronous = FULL")
+            connection.execute(f"PRAGMA journal_size_limit = {WAL_LIMIT_BYTES}")
+            self._local.connection, self._local.pid = connection, os.getpid()
+        return cast(sqlite3.Connection, self._local.connection)
+
+    def _read(self, sql: str, values: Sequence[Any] = ()) -> list[sqlite3.Row]:
+        with self._errors():
+            return self._connection().execute(sql, values).fetchall()
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[sqlite3.Connection]:
+        with self._errors():
+            connection = self._connection()
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield connection
+                connection.execute("COMMIT")
+            except BaseException:
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+                raise
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        """Name what SQLite reports: a full disk, a damaged file; let programming errors through."""
+        try:
+            yield
+        except sqlite3.DatabaseError as error:
+            if "disk is full" in str(error):
+                free = files.free_bytes(self.db_path.parent)
+                raise DiskFull(self.db_path, PAGE_BYTES, free) from error
+            if type(error) is sqlite3.DatabaseError or "malformed" in str(error):
+                raise self._damaged(str(error)) from error
+            raise
+
+    def _damaged(self, problem: str) -> DamagedFile:
+        return DamagedFile(
+            self.db_path,
+            problem,
+            hint="forge doctor --repair makes it again from the run directories",
+        )
+
+    def _migrate(self) -> None:
+        """Bring the schema up to date; each migration is one transaction with its number."""
+        with self._errors():
+            connection = self._connection()
+            if connection.execute("PRAGMA user_version").fetchone()[0] == 0:
+                connection.execute("PRAGMA auto_vacuum = INCREMENTAL")  # before the first table
+            self._switch_to_wal(connection)
+        with self._writing() as connection:
+            version = connection.execute("PRAGMA user_version").fetchone()[0]
+            owner = connection.execute("PRAGMA application_id").fetchone()[0]
+            tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+            if tables and owner != APPLICATION_ID:
+                raise DamagedFile(self.db_path, "a SQLite database, but not a model registry")
+            if version > len(MIGRATIONS):
+                raise TooNew(
+                    f"{self.db_path} has schema {version}; this version reads up to"
+                    f" {len(MIGRATIONS)}",
+                    hint="use the newer version of agent-forge that wrote it",
+                )
+            for statements in MIGRATIONS[version:]:
+                for statement in statements:
+                    connection.execute(statement)
+            connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+            connection.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
+
+    def _switch_to_wal(self, connection: sqlite3.Connection) -> None:
+        """Several processes may make the database at once; this one switch ignores the timeout."""
+        deadline = time.monotonic() + BUSY_TIMEOUT_MS / 1000
+        while True:
+            try:
+                connection.execute("PRAGMA journal_mode = WAL")
+                return
+            except sqlite3.OperationalError as error:
+                if "locked" not in str(error) or time.monotonic() > deadline:
+                    raise
+                time.sleep(0.01)
+
+
+def _session(row: sqlite3.Row) -> SessionRow:
+    values = dict(row)
+    values["tags"] = _split(values["tags"])
+    return cast(SessionRow, values)
+
+
+def _json(value: Mapping[str, Any]) -> str:
+    return json.dumps(value, sort_keys=True, allow_nan=False)
+
+
+def _join(tags: Sequence[str]) -> str:
+    return ",".join(files.safe_name(tag, "tag") for tag in tags)
+
+
+def _split(tags: str) -> list[str]:
+    return tags.split(",") if tags else []
+
+
+def model_directory(root: Path, session_id: str, phase_name: str, model_name: str) -> Path:
+    """Where a model lives: storage/sessions/<session>/<phase folder>/<model>."""
+    folder = phase_folder(files.safe_name(phase_name, "phase"))
+    return files.child(root, "sessions", session_id, folder, model_name)

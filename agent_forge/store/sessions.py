@@ -1,0 +1,320 @@
+"""Sessions: the life of a run directory, and the policy by which old ones go.
+
+A run directory is self-describing: session.json and config.yaml in it are enough to list it, to
+resume it, and to make the registry again. What to remove is decided by a pure function over
+(sessions, policy, now); `SessionCleanupManager` carries it out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from agent_forge.errors import (
+    AlreadyExists,
+    Busy,
+    DamagedFile,
+    ForgeError,
+    HostileInput,
+    NotFound,
+    TooNew,
+)
+from agent_forge.store import files, lock
+from agent_forge.store.registry import STATUSES, ModelRegistry, SessionRow
+
+SCHEMA_VERSION = 1
+DAY_S = 86_400
+SESSION_FILE = "session.json"
+CONFIG_FILE = "config.yaml"
+
+
+class CleanupPolicy(Protocol):
+    """The settings that cleaning reads (config section `cleanup_policy`)."""
+
+    @property
+    def max_session_age_days(self) -> float: ...
+    @property
+    def max_failed_session_age_days(self) -> float: ...
+    @property
+    def max_sessions_total(self) -> int: ...
+    @property
+    def checkpoint_every_n_sessions(self) -> int: ...
+    @property
+    def auto_cleanup_enabled(self) -> bool: ...
+
+
+class SessionStore:
+    """Creates, finds and opens the run directories of one storage root."""
+
+    def __init__(self, root: Path | str = "storage") -> None:
+        self.root = Path(root)
+        self.registry = ModelRegistry(self.root / "registry" / "model_registry.db")
+
+    def create(
+        self,
+        config: Mapping[str, Any],
+        config_text: str,
+        *,
+        session_id: str | None = None,
+        tags: Sequence[str] = (),
+        details: Mapping[str, Any] | None = None,
+    ) -> Path:
+        """Make a run directory with its config; the id is a time stamp unless given."""
+        wanted = session_id or time.strftime("session_%Y%m%d_%H%M%S", time.gmtime())
+        files.safe_name(wanted, "session id")
+        for name in _candidates(wanted, fixed=session_id is not None):
+            path = self.path(name)
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.mkdir()
+            except FileExistsError:
+                continue
+            break
+        else:
+            raise AlreadyExists(
+                f"session {wanted!r} exists already", hint=f"continue it: forge resume {wanted}"
+            )
+        with lock.held(path):
+            files.write_text(path / CONFIG_FILE, config_text)
+            record = {
+                **(details or {}),
+                "schema_version": SCHEMA_VERSION,
+                "session_id": path.name,
+                "created_at": time.time(),
+                "status": "running",
+                "config": dict(config),
+                "tags": list(tags),
+            }
+            files.write_json(path / SESSION_FILE, record)
+            self.registry.create_session(path.name, config, tags)
+        return path
+
+    def path(self, session_id: str) -> Path:
+        """Where a session of this id lives, whether or not it exists."""
+        return files.child(self.root, "sessions", session_id)
+
+    def find(self, session_id: str) -> Path:
+        """The directory of an existing session."""
+        path = self.path(session_id)
+        if not (path / SESSION_FILE).is_file():
+            raise NotFound(
+                f"no session {session_id!r} in {self.root}", hint="forge ls shows the sessions"
+            )
+        return path
+
+    @contextlib.contextmanager
+    def open(self, session_id: str) -> Iterator[Path]:
+        """Hold a session's lock for the block; first clear up after a process that died in it."""
+        path = self.find(session_id)
+        with lock.exclusive(path):
+            files.sweep(path)
+            read_session(path)
+            yield path
+
+    def set_status(self, session_id: str, status: str) -> None:
+        """Change a session's status, in its directory first, then in the registry."""
+        if status not in STATUSES:
+            raise ValueError(f"status {status!r} is not one of {', '.join(STATUSES)}")
+        path = self.find(session_id)
+        with lock.held(path):
+            files.write_json(path / SESSION_FILE, {**read_session(path), "status": status})
+            self.registry.update_session(session_id, status=status)
+
+    def status(self, row: SessionRow) -> str:
+        """The status as it is: `running` only while a living process holds the lock."""
+        if row["status"] == "running" and not lock.is_busy(self.path(row["session_id"])):
+            return "interrupted"
+        return row["status"]
+
+    def rebuild(self) -> int:
+        """Make the registry again from the run directories; return how many were found.
+
+        Models come from the metadata.json of each model directory. Handoffs are not in the run
+        directories' model files and stay lost if the registry was.
+        """
+        found = 0
+        for path in sorted((self.root / "sessions").glob("*")):
+            try:
+                files.safe_name(path.name, "session id")
+                record = read_session(path)
+            except (ForgeError, OSError):
+                continue
+            found += 1
+            self.registry.create_session(path.name, record["config"], record["tags"])
+            self.registry.update_session(path.name, status=record["status"])
+            for place in sorted(path.glob(f"*/*/{files.MANIFEST}")):
+                self._adopt(place.parent)
+        return found
+
+    def _adopt(self, path: Path) -> None:
+        with contextlib.suppress(FileNotFoundError, DamagedFile, KeyError):
+            record = files.read_json(path / "metadata.json")
+            self.registry.register_model(
+                record["session_id"],
+                record["phase_name"],
+                record["model_name"],
+                path,
+                record,
+                size_mb=record["size_mb"],
+                parameters=record["parameters"],
+            )
+
+
+def _candidates(wanted: str, *, fixed: bool) -> Iterator[str]:
+    yield wanted
+    if not fixed:
+        yield from (f"{wanted}_{n}" for n in range(2, 1000))
+
+
+def read_session(path: Path) -> dict[str, Any]:
+    """session.json of a run directory, checked for its form."""
+    place = path / SESSION_FILE
+    record = files.read_json(place)
+    version = record.get("schema_version") if isinstance(record, dict) else None
+    if isinstance(version, int) and version > SCHEMA_VERSION:
+        raise TooNew(f"{place} has schema {version}; this version reads up to {SCHEMA_VERSION}")
+    if version != SCHEMA_VERSION or record.get("session_id") != path.name:
+        raise DamagedFile(place, f"not the record of session {path.name!r}")
+    if record.get("status") not in STATUSES or not isinstance(record.get("config"), dict):
+        raise DamagedFile(place, "its status or config is missing")
+    return dict(record)
+
+
+# -- cleaning -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Removal:
+    """A session that is to go, and why."""
+
+    session_id: str
+    reason: str
+    bytes: int = 0
+
+
+def plan_cleanup(
+    sessions: Sequence[Mapping[str, Any]],
+    policy: CleanupPolicy,
+    now: float,
+    *,
+    keep: Collection[str] = (),
+    age_days: float | None = None,
+    failed: bool = False,
+    everything: bool = False,
+) -> list[Removal]:
+    """Which sessions go, and why. Running ones and those in `keep` always stay.
+
+    By policy: completed and failed ones past their age, then the oldest beyond the total. Paused
+    and interrupted sessions can be resumed and only go by the total. `age_days` replaces both
+    ages, `failed` takes all failed ones, `everything` takes all that are not running or kept.
+    """
+    asked = age_days is not None or failed or everything
+    max_age = {
+        "completed": policy.max_session_age_days if age_days is None else age_days,
+        "failed": policy.max_failed_session_age_days if age_days is None else age_days,
+    }
+    going: dict[str, str] = {}
+    free = [s for s in sessions if s["status"] != "running" and s["session_id"] not in keep]
+    for session in free:
+        status = session["status"]
+        age = (now - (session["end_time"] or session["start_time"])) / DAY_S
+        by_age = (not asked or age_days is not None) and age > max_age.get(status, float("inf"))
+        if everything:
+            going[session["session_id"]] = "all were asked for"
+        elif failed and status == "failed":
+            going[session["session_id"]] = "failed"
+        elif by_age:
+            going[session["session_id"]] = f"{status} {age:.0f} days ago"
+    if not asked:
+        excess = len(sessions) - len(going) - policy.max_sessions_total
+        left = [s for s in free if s["session_id"] not in going]
+        for session in sorted(left, key=lambda s: s["start_time"])[: max(0, excess)]:
+            going[session["session_id"]] = f"more than {policy.max_sessions_total} sessions"
+    return [Removal(name, reason) for name, reason in going.items()]
+
+
+class SessionCleanupManager:
+    """Carries out the policy: on request, at start-up and after a session completes."""
+
+    def __init__(self, sessions: SessionStore, policy: CleanupPolicy) -> None:
+        self.sessions = sessions
+        self.policy = policy
+
+    def plan(
+        self,
+        *,
+        keep: Collection[str] = (),
+        age_days: float | None = None,
+        failed: bool = False,
+        everything: bool = False,
+    ) -> list[Removal]:
+        """What would be removed now, with the bytes it would free."""
+        rows: list[dict[str, Any]] = []
+        missing: list[Removal] = []
+        for row in self.sessions.registry.get_all_sessions():
+            path = self.sessions.path(row["session_id"])
+            if path.exists():
+                rows.append({**row, "status": self.sessions.status(row)})
+            elif row["session_id"] not in keep:
+                missing.append(Removal(row["session_id"], "its directory is gone"))
+        chosen = plan_cleanup(
+            rows,
+            self.policy,
+            time.time(),
+            keep=keep,
+            age_days=age_days,
+            failed=failed,
+            everything=everything,
+        )
+        sized = [
+            Removal(r.session_id, r.reason, files.tree_bytes(self.sessions.path(r.session_id)))
+            for r in chosen
+        ]
+        return [*sized, *missing]
+
+    def remove(self, removals: Sequence[Removal]) -> list[Removal]:
+        """Remove sessions, directory first; one that has come into use meanwhile stays."""
+        gone: list[Removal] = []
+        for removal in removals:
+            path = self.sessions.path(removal.session_id)
+            try:
+                if path.exists():
+                    with lock.exclusive(path):
+                        files.remove_tree(path, self.sessions.root / "sessions")
+                self.sessions.registry.delete_session(removal.session_id)
+            except Busy:
+                continue
+            gone.append(removal)
+        return gone
+
+    def cleanup_old_sessions(self, *, keep: Collection[str] = ()) -> list[Removal]:
+        """Remove what the policy no longer wants; nothing if automatic cleaning is off."""
+        if not self.policy.auto_cleanup_enabled:
+            return []
+        self.sweep_leftovers()
+        return self.remove(self.plan(keep=keep))
+
+    def sweep_leftovers(self) -> None:
+        """Finish removals that were cut short: what is in the trash has no lock any more."""
+        for path in (self.sessions.root / "sessions").glob(f"{files.TRASH}*"):
+            if path.is_symlink():
+                raise HostileInput(f"{path} is a link; the store follows none")
+            files.disk.remove_tree(path)
+
+    def auto_cleanup_on_session_complete(self, session_id: str) -> list[Removal]:
+        """Mark a session completed, tend the database every N sessions, then clean."""
+        registry = self.sessions.registry
+        self.sessions.set_status(session_id, "completed")
+        completed = [s for s in registry.get_all_sessions() if s["status"] == "completed"]
+        if len(completed) % self.policy.checkpoint_every_n_sessions == 0:
+            self.checkpoint_and_vacuum()
+        return self.cleanup_old_sessions(keep={session_id})
+
+    def checkpoint_and_vacuum(self) -> int:
+        """Empty the write-ahead log and give free pages back; return the bytes reclaimed."""
+        self.sessions.registry.checkpoint_wal()
+        return self.sessions.registry.vacuum_incremental()

@@ -1,0 +1,172 @@
+"""Tensors on disk: safetensors written as a stream through `files`, read into memory of our own.
+
+The format is a length, a JSON header and the raw bytes, so writing it here costs forty lines and
+buys three things: every byte passes the one durable writer, a model larger than memory can be
+written, and equal tensors always give equal files. Reading is left to the safetensors library.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from agent_forge.errors import DamagedFile, HostileInput
+from agent_forge.store.files import Writer
+
+DTYPE_CODES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint64: "U64",
+    torch.uint32: "U32",
+    torch.uint16: "U16",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+PICKLE_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
+UNREADABLE = (RuntimeError, EOFError, ValueError, KeyError, IndexError, AttributeError, OSError)
+
+
+def tensor_bytes(tensors: Mapping[str, torch.Tensor]) -> int:
+    """Bytes that the tensors take on disk."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+
+
+def write_tensors(
+    writer: Writer, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None = None
+) -> None:
+    """Write tensors in the safetensors format; widest types first, so that all stay aligned."""
+    names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
+    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    offset = 0
+    for name in names:
+        tensor = tensors[name]
+        if tensor.dtype not in DTYPE_CODES:
+            raise TypeError(f"tensor {name!r} has type {tensor.dtype}, which cannot be kept")
+        end = offset + tensor.numel() * tensor.element_size()
+        header[name] = {
+            "dtype": DTYPE_CODES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [offset, end],
+        }
+        offset = end
+    text = json.dumps(header, sort_keys=True, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    writer.write(len(text).to_bytes(8, "little"))
+    writer.write(text)
+    for name in names:
+        flat = tensors[name].detach().cpu().contiguous().reshape(-1)
+        if flat.numel():
+            writer.write(memoryview(flat.view(torch.uint8).numpy()))
+
+
+def read_tensors(path: Path) -> dict[str, torch.Tensor]:
+    """Read a safetensors file into torch's own memory.
+
+    A mapped tensor may lie at another alignment and then give other bits in a matrix product, so
+    every tensor is copied.
+    """
+    try:
+        with safe_open(path, framework="pt") as reader:
+            return {name: reader.get_tensor(name).clone() for name in reader.keys()}  # noqa: SIM118
+    except FileNotFoundError:
+        raise
+    except (SafetensorError, OSError, ValueError) as error:
+        raise DamagedFile(path, f"not readable as safetensors ({error})") from error
+
+
+def read_metadata(path: Path) -> dict[str, str]:
+    """The text entries of a safetensors header."""
+    with safe_open(path, framework="pt") as reader:
+        return dict(reader.metadata() or {})
+
+
+def read_weights(path: Path) -> dict[str, torch.Tensor]:
+    """Read a state dict that someone else wrote: safetensors, or a pickle that holds only data."""
+    if path.suffix not in PICKLE_SUFFIXES:
+        return read_tensors(path)
+    _refuse_zip_bomb(path)
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise
+    except pickle.UnpicklingError as error:
+        raise HostileInput(
+            f"{path} holds more than tensors and was not loaded",
+            hint="ask its author for a safetensors file",
+        ) from error
+    except UNREADABLE as error:
+        raise DamagedFile(path, f"not readable as a torch file ({error})") from error
+    return _state_dict_of(content, path)
+
+
+def _state_dict_of(content: Any, path: Path) -> dict[str, torch.Tensor]:
+    for key in ("model_state_dict", "state_dict", "model"):
+        if isinstance(content, dict) and isinstance(content.get(key), dict):
+            content = content[key]
+    if not isinstance(content, dict) or not all(
+        isinstance(name, str) and isinstance(tensor, torch.Tensor)
+        for name, tensor in content.items()
+    ):
+        raise DamagedFile(path, "holds no state dict (names with tensors)")
+    for name, tensor in content.items():
+        if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
+            raise HostileInput(f"{path}: tensor {name!r} claims more than the file holds")
+    return {name: tensor.detach().clone() for name, tensor in content.items()}
+
+
+def _refuse_zip_bomb(path: Path) -> None:
+    """torch stores its archives uncompressed; one that is compressed was made by someone else."""
+    if not zipfile.is_zipfile(path):
+        return
+    try:
+        with zipfile.ZipFile(path) as archive:
+            entries = archive.infolist()
+    except (zipfile.BadZipFile, *UNREADABLE) as error:
+        raise DamagedFile(path, f"not readable as an archive ({error})") from error
+    packed = any(entry.compress_type != zipfile.ZIP_STORED for entry in entries)
+    if packed or sum(entry.file_size for entry in entries) > path.stat().st_size:
+        raise HostileInput(f"{path} would unpack to more than it is; it was not loaded")
+
+
+def split_tied(
+    state: Mapping[str, torch.Tensor],
+) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """Keep one of each set of names that share the same memory; return the others as aliases.
+
+    The one place that knows about tied weights: files hold each weight once, and `join_tied`
+    gives every name its tensor back. The first name in the model's own order is kept: loaders of
+    tied embeddings look for the embedding, which comes before the head.
+    """
+    kept: dict[str, torch.Tensor] = {}
+    aliases: dict[str, str] = {}
+    first: dict[tuple[Any, ...], str] = {}
+    for name, tensor in state.items():
+        place = (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
+        if tensor.numel() and place in first:
+            aliases[name] = first[place]
+        else:
+            first.setdefault(place, name)
+            kept[name] = tensor
+    return kept, aliases
+
+
+def join_tied(
+    kept: Mapping[str, torch.Tensor], aliases: Mapping[str, str]
+) -> dict[str, torch.Tensor]:
+    """Undo split_tied: aliases share the tensor of the name that was kept."""
+    return {**kept, **{name: kept[target] for name, target in aliases.items()}}

@@ -10,15 +10,13 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-SCHEMA_VERSION = 1
-
 
 class ModelMetadata(BaseModel):
     """metadata.json of a model directory."""
 
     model_config = ConfigDict(extra="allow", frozen=True, protected_namespaces=())
 
-    schema_version: Literal[1] = SCHEMA_VERSION
+    schema_version: Literal[1] = 1
     model_id: str = Field(description="phase, name and session; unique in a registry")
     session_id: str = Field(description="the run that made the model")
     phase_name: str = Field(description="the phase that made it")

@@ -371,14 +371,14 @@ class ModelRegistry:
 
     def _migrate(self) -> None:
         """Bring the schema up to date; each migration is one transaction with its number."""
+        if self._version() == (APPLICATION_ID, len(MIGRATIONS)):
+            return
         with self._errors():
             connection = self._connection()
-            if connection.execute("PRAGMA user_version").fetchone()[0] == 0:
-                connection.execute("PRAGMA auto_vacuum = INCREMENTAL")  # before the first table
+            connection.execute("PRAGMA auto_vacuum = INCREMENTAL")  # counts before the first table
             self._switch_to_wal(connection)
         with self._writing() as connection:
-            version = connection.execute("PRAGMA user_version").fetchone()[0]
-            owner = connection.execute("PRAGMA application_id").fetchone()[0]
+            owner, version = self._version()
             tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
             if tables and owner != APPLICATION_ID:
                 raise DamagedFile(self.db_path, "a SQLite database, but not a model registry")
@@ -393,6 +393,11 @@ class ModelRegistry:
                     connection.execute(statement)
             connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
             connection.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
+
+    def _version(self) -> tuple[int, int]:
+        """Whose database it is, and how many migrations it has seen."""
+        owner, version = (self._read(f"PRAGMA {p}") for p in ("application_id", "user_version"))
+        return owner[0][0], version[0][0]
 
     def _switch_to_wal(self, connection: sqlite3.Connection) -> None:
         """Several processes may make the database at once; this one switch ignores the timeout."""

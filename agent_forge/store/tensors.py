@@ -71,7 +71,7 @@ def write_tensors(
     for name in names:
         flat = tensors[name].detach().cpu().contiguous().reshape(-1)
         if flat.numel():
-            writer.write(memoryview(flat.view(torch.uint8).numpy()))
+            writer.write(flat.view(torch.uint8).numpy().data)
 
 
 def read_tensors(path: Path) -> dict[str, torch.Tensor]:

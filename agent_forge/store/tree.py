@@ -31,7 +31,7 @@ def unpack(tensors: Mapping[str, torch.Tensor], skeleton: Any) -> Any:
         return skeleton
     if TAG not in skeleton:
         return {key: unpack(tensors, item) for key, item in skeleton.items()}
-    kind, content = skeleton[TAG], skeleton.get("value")
+    kind, content = skeleton[TAG], skeleton["value"]
     if kind == "tensor":
         return tensors[content]
     if kind == "array":
@@ -48,10 +48,12 @@ def unpack(tensors: Mapping[str, torch.Tensor], skeleton: Any) -> Any:
 
 
 def _pack(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
-    if isinstance(value, torch.Tensor | np.ndarray):
-        kind = "tensor" if isinstance(value, torch.Tensor) else "array"
-        tensors[path] = value if kind == "tensor" else torch.from_numpy(value.copy())
-        return {TAG: kind, "value": path}
+    if isinstance(value, torch.Tensor):
+        tensors[path] = value
+        return {TAG: "tensor", "value": path}
+    if isinstance(value, np.ndarray):
+        tensors[path] = torch.from_numpy(value.copy())
+        return {TAG: "array", "value": path}
     if isinstance(value, float) and not math.isfinite(value):
         return {TAG: "float", "value": repr(value)}
     if value is None or type(value) in (bool, int, float, str):

@@ -1,0 +1,58 @@
+"""The command line, installed as `forge` and `agent-forge`.
+
+Thin: a command parses, calls one function below, and prints. stdout carries data, stderr the rest.
+No module here imports torch when it is loaded, so help and listings answer at once.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+
+import typer
+
+from agent_forge.cli import config, doctor, runs
+from agent_forge.errors import ForgeError
+
+app = typer.Typer(
+    name="forge",
+    help="Grow, merge, teach, shrink and ship small language models on your own machine.",
+    epilog="--debug anywhere shows the traceback of an error.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+
+
+for command in (
+    config.init,
+    config.validate,
+    runs.ls,
+    runs.show,
+    runs.models,
+    runs.clean,
+    runs.vacuum,
+    doctor.doctor,
+):
+    app.command()(command)
+
+
+def main() -> None:
+    """Run the command line; every failure ends with what is wrong and the next step."""
+    debug = "--debug" in sys.argv
+    try:
+        app(args=[argument for argument in sys.argv[1:] if argument != "--debug"])
+    except ForgeError as error:
+        if debug:
+            traceback.print_exc()
+        print(f"error: {error}", file=sys.stderr)
+        if error.hint:
+            print(f"next: {error.hint}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except Exception as error:  # the last resort: a defect of ours, shown as such
+        if debug:
+            raise
+        print(f"unexpected {type(error).__name__}: {error}", file=sys.stderr)
+        print("next: this is a defect; run it again with --debug to see where", file=sys.stderr)
+        sys.exit(1)

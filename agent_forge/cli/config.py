@@ -1,0 +1,55 @@
+"""`forge init` and `forge validate`: write a config folder, check a config."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+from agent_forge.cli.output import emit_json
+
+PRESET = typer.Option(None, "--preset", help="smoke, tiny (default), small or 25m.")
+SETS = typer.Option([], "--set", metavar="KEY=VALUE", help="Override one setting; repeatable.")
+JSON = typer.Option(False, "--json", help="Print one JSON document.")
+
+
+def init(
+    folder: Path = typer.Argument(Path("config"), help="Where to write the config folder."),
+    preset: str | None = PRESET,
+    sets: list[str] = SETS,
+    force: bool = typer.Option(False, "--force", help="Overwrite files that exist."),
+    dry_run: bool = typer.Option(False, "--dry-run", help="Only list the files."),
+) -> None:
+    """Write pipeline_config.yaml and phase_configs/*.yaml, ready to edit."""
+    from agent_forge.errors import AlreadyExists
+    from agent_forge.pipeline.config import config_folder, load_config
+    from agent_forge.store import files
+
+    texts = config_folder(load_config(preset=preset, sets=tuple(sets)))
+    paths = {folder / name: text for name, text in texts.items()}
+    there = [str(path) for path in paths if path.exists()]
+    if there and not force:
+        raise AlreadyExists(f"{there[0]} exists", hint="--force overwrites it")
+    for path, text in paths.items():
+        if not dry_run:
+            files.write_text(path, text)
+        print(path)
+
+
+def validate(
+    path: Path | None = typer.Argument(None, help="A YAML or JSON file, or a config folder."),
+    preset: str | None = PRESET,
+    sets: list[str] = SETS,
+    as_json: bool = JSON,
+) -> None:
+    """Check a config and print it as it would be used, with its hash."""
+    from agent_forge.config.load import to_yaml
+    from agent_forge.pipeline.config import load_config
+
+    config = load_config(preset=preset, path=path, sets=tuple(sets))
+    digest = config.canonical_hash()
+    if as_json:
+        emit_json(valid=True, config_hash=digest, config=config.model_dump(mode="json"))
+        return
+    print(to_yaml(config), end="")
+    typer.echo(f"valid, hash {digest[:12]}", err=True)

@@ -1,0 +1,129 @@
+"""`forge doctor`: what this machine has, what is missing and how to get it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import typer
+
+from agent_forge.cli.config import JSON
+from agent_forge.cli.output import emit_json, emit_table, size
+from agent_forge.cli.runs import STORAGE
+from agent_forge.errors import DamagedFile, ForgeError
+
+EXTRAS = {
+    "wandb": ("wandb", "Weights & Biases as a mirror of the metrics"),
+    "dashboard": ("streamlit", "the dashboard"),
+    "api": ("fastapi", "the REST and WebSocket server"),
+    "cluster": ("ray", "workers on a Ray cluster"),
+    "multi": ("pymoo", "multi-objective search"),
+    "data": ("datasets", "datasets from the Hugging Face hub"),
+    "eval": ("lm_eval", "tasks of lm-evaluation-harness"),
+    "export": ("onnx", "ONNX and GGUF export"),
+    "coherence": ("sentence_transformers", "MiniLM as a judge of coherence"),
+}
+LOW_DISK_BYTES = 5 * 10**9
+LOW_MEMORY_BYTES = 2 * 10**9
+
+
+class Finding(NamedTuple):
+    name: str
+    status: str  # ok, optional (not there, not needed), problem
+    details: str
+    remedy: str = ""
+
+
+def doctor(
+    storage: Path = STORAGE,
+    repair: bool = typer.Option(
+        False, "--repair", help="Make a damaged registry again from the run directories."
+    ),
+    as_json: bool = JSON,
+) -> None:
+    """Check Python, torch, device, memory, disk, optional parts and the registry."""
+    findings = [
+        *_machine(storage),
+        _torch(),
+        *_extras(),
+        _native(),
+        _registry(storage, repair),
+    ]
+    problems = [finding for finding in findings if finding.status == "problem"]
+    if as_json:
+        emit_json(healthy=not problems, findings=[finding._asdict() for finding in findings])
+    else:
+        emit_table(("what", "status", "found", "to get it"), findings)
+    if problems:
+        raise typer.Exit(1)
+
+
+def _machine(storage: Path) -> Iterator[Finding]:
+    import psutil
+
+    from agent_forge.store import files
+
+    yield Finding("python", "ok", f"{platform.python_version()} on {platform.system()}")
+    yield Finding("cpu", "ok", f"{os.cpu_count()} cores, {platform.machine()}")
+    memory = psutil.virtual_memory()
+    found = f"{size(memory.available)} free of {size(memory.total)}"
+    low = memory.available < LOW_MEMORY_BYTES
+    yield Finding("memory", "problem" if low else "ok", found, "close programs" if low else "")
+    free = files.free_bytes(storage.resolve())
+    low = free < LOW_DISK_BYTES
+    remedy = "forge clean --dry-run shows what could go" if low else ""
+    yield Finding("disk", "problem" if low else "ok", f"{size(free)} free", remedy)
+
+
+def _torch() -> Finding:
+    try:
+        import torch
+    except ImportError as error:
+        return Finding("torch", "problem", str(error), "pip install torch")
+    if torch.cuda.is_available():
+        device = torch.cuda.get_device_name()
+    elif torch.backends.mps.is_available():
+        device = "Apple GPU (mps)"
+    else:
+        device = f"CPU with {torch.get_num_threads()} threads (no GPU; none is needed)"
+    return Finding("torch", "ok", f"{torch.__version__}, {device}")
+
+
+def _extras() -> Iterator[Finding]:
+    for extra, (module, purpose) in EXTRAS.items():
+        if importlib.util.find_spec(module) is None:
+            remedy = f"pip install -c constraints.txt -e '.[{extra}]'"
+            yield Finding(extra, "optional", f"not installed: {purpose}", remedy)
+        else:
+            distribution = module.replace("_", "-")
+            yield Finding(extra, "ok", f"{distribution} {importlib.metadata.version(distribution)}")
+
+
+def _native() -> Finding:
+    compiler = shutil.which("cc") or shutil.which("clang") or shutil.which("cl")
+    if compiler is None:
+        return Finding("native", "optional", "no C compiler", "install gcc or clang")
+    return Finding("native", "ok", f"C compiler {Path(compiler).name}; this version has no kernels")
+
+
+def _registry(storage: Path, repair: bool) -> Finding:
+    from agent_forge.store.repair import repair_registry
+    from agent_forge.store.sessions import SessionStore
+
+    if not (storage / "registry" / "model_registry.db").exists() and not repair:
+        return Finding("registry", "ok", f"nothing is stored in {storage} yet")
+    try:
+        if repair:
+            return Finding("registry", "ok", repair_registry(storage))
+        SessionStore(storage).registry.integrity_check()
+    except DamagedFile as error:
+        return Finding("registry", "problem", str(error), error.hint)
+    except ForgeError as error:
+        return Finding("registry", "problem", str(error), error.hint)
+    return Finding("registry", "ok", str(storage / "registry"))

@@ -1,0 +1,41 @@
+"""What commands print: one JSON document, or a plain table."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from typing import Any
+
+SCHEMA_VERSION = 1
+
+
+def emit_json(**content: Any) -> None:
+    """Print one JSON document; `schema_version` changes when a field changes its meaning."""
+    print(json.dumps({"schema_version": SCHEMA_VERSION, **content}, indent=2, default=str))
+
+
+def emit_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """Print rows under aligned column names; what was not measured shows as `-`."""
+    cells = [["-" if cell is None or cell == "" else str(cell) for cell in row] for row in rows]
+    widths = [max(len(line[i]) for line in [list(columns), *cells]) for i in range(len(columns))]
+    for line in [list(columns), *cells]:
+        print(
+            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        )
+
+
+def when(epoch_s: float | None) -> str | None:
+    """A time as people read it, UTC."""
+    if epoch_s is None:
+        return None
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(epoch_s))
+
+
+def size(n_bytes: float) -> str:
+    """Bytes as people read them, in steps of 1000."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(n_bytes) < 1000:
+            return f"{n_bytes:.0f} {unit}" if unit == "B" else f"{n_bytes:.1f} {unit}"
+        n_bytes /= 1000
+    return f"{n_bytes:.1f} TB"

@@ -1,0 +1,231 @@
+"""`forge ls`, `show`, `models`, `clean` and `vacuum`: what is stored, and what may go."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from agent_forge.cli.config import JSON
+from agent_forge.cli.output import emit_json, emit_table, size, when
+
+if TYPE_CHECKING:
+    from agent_forge.store.sessions import Removal, SessionStore
+
+STORAGE = typer.Option(
+    Path("storage"), "--storage", envvar="FORGE_STORAGE", help="The storage root."
+)
+
+
+def _open(storage: Path) -> SessionStore | None:
+    """The store, or None where nothing was ever stored: looking creates nothing."""
+    from agent_forge.store.sessions import SessionStore
+
+    if not (storage / "registry" / "model_registry.db").exists():
+        typer.echo(f"nothing is stored in {storage} yet", err=True)
+        return None
+    return SessionStore(storage)
+
+
+def ls(storage: Path = STORAGE, as_json: bool = JSON) -> None:
+    """List the sessions, newest first."""
+    store = _open(storage)
+    rows = store.registry.get_all_sessions() if store else []
+    sessions = [
+        {
+            "session_id": row["session_id"],
+            "status": store.status(row),
+            "current_phase": row["current_phase"],
+            "progress_percent": row["progress_percent"],
+            "start_time": row["start_time"],
+            "end_time": row["end_time"],
+            "tags": row["tags"],
+        }
+        for row in rows
+        if store
+    ]
+    if as_json:
+        emit_json(sessions=sessions)
+    elif sessions:
+        emit_table(
+            ("session", "status", "phase", "done", "started (UTC)", "tags"),
+            [
+                (
+                    *(s["session_id"], s["status"], s["current_phase"]),
+                    *(f"{s['progress_percent']:.0f} %", when(s["start_time"]), _tags(s["tags"])),
+                )
+                for s in sessions
+            ],
+        )
+
+
+def models(
+    phase: str | None = typer.Option(None, "--phase", help="Only models of this phase."),
+    session: str | None = typer.Option(None, "--session", help="Only models of this session."),
+    tag: str | None = typer.Option(None, "--tag", help="Only models with this tag."),
+    text: str | None = typer.Option(None, "--text", help="Only ids that contain this."),
+    storage: Path = STORAGE,
+    as_json: bool = JSON,
+) -> None:
+    """List the models, newest first."""
+    store = _open(storage)
+    rows = store.registry.search_models(phase, session, tag, text) if store else []
+    if as_json:
+        emit_json(models=rows)
+    elif rows:
+        emit_table(
+            ("model", "phase", "parameters", "size", "made (UTC)", "tags"),
+            [
+                (
+                    *(row["model_id"], row["phase_name"]),
+                    None if row["parameters"] is None else f"{row['parameters']:,}",
+                    None if row["size_mb"] is None else size(row["size_mb"] * 1e6),
+                    *(when(row["created_at"]), _tags(row["tags"])),
+                )
+                for row in rows
+            ],
+        )
+
+
+def show(
+    name: str = typer.Argument(help="A session id or a model id."),
+    verify: bool = typer.Option(False, "--verify", help="Check every file against its sha256."),
+    storage: Path = STORAGE,
+    as_json: bool = JSON,
+) -> None:
+    """Show one session or one model."""
+    from agent_forge.errors import NotFound
+    from agent_forge.store import files
+
+    store = _open(storage)
+    details: dict[str, Any] | None = None
+    if store:
+        rows = [row for row in store.registry.search_models() if row["model_id"] == name]
+        if rows:
+            details = {"kind": "model", **rows[0]}
+            places = [Path(rows[0]["model_path"])]
+        elif any(row["session_id"] == name for row in store.registry.get_all_sessions()):
+            details = _session_details(store, name)
+            places = [Path(row["model_path"]) for row in details["models"]]
+    if details is None:
+        raise NotFound(f"no session or model {name!r}", hint="forge ls, forge models")
+    if verify:
+        details["verified_files"] = sum(len(files.reading(p, files.verify)) for p in places)
+    if as_json:
+        emit_json(**details)
+        return
+    for key, value in details.items():
+        _print_entry(key, value)
+
+
+def _session_details(store: SessionStore, session_id: str) -> dict[str, Any]:
+    from agent_forge.store import files
+
+    row = store.registry.get_session_status(session_id)
+    path = store.path(session_id)
+    return {
+        "kind": "session",
+        **{key: value for key, value in row.items() if key != "pipeline_config_json"},
+        "status": store.status(row),
+        "path": str(path),
+        "bytes": files.tree_bytes(path),
+        "models": store.registry.search_models(session_id=session_id),
+        "handoffs": store.registry.get_handoffs(session_id),
+    }
+
+
+def _print_entry(key: str, value: Any) -> None:
+    if key.endswith("_time") or key == "created_at":
+        value = when(value)
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        names = [entry.get("model_id") or entry.get("handoff_id") for entry in value]
+        value = "\n    ".join(["", *map(str, names)])
+    elif isinstance(value, dict):
+        value = "\n    ".join(["", *(f"{k}: {v}" for k, v in sorted(value.items()))])
+    elif isinstance(value, list):
+        value = _tags(value)
+    print(f"{key}: {'-' if value in (None, '') else value}")
+
+
+def clean(
+    age: float | None = typer.Option(None, "--age", min=0, help="All finished this long ago."),
+    failed: bool = typer.Option(False, "--failed", help="All that failed."),
+    everything: bool = typer.Option(False, "--all", help="All that are not running."),
+    dry_run: bool = typer.Option(False, "--dry-run", help="Only say what would go."),
+    yes: bool = typer.Option(False, "--yes", help="Do not ask."),
+    cron: bool = typer.Option(False, "--cron", help="Only print a crontab line for it."),
+    config: Path | None = typer.Option(None, "--config", help="Whose cleanup_policy to follow."),
+    storage: Path = STORAGE,
+    as_json: bool = JSON,
+) -> None:
+    """Remove old sessions: by the cleanup policy, or those that the options name."""
+    from agent_forge.pipeline.config import load_config
+    from agent_forge.store.sessions import SessionCleanupManager
+
+    policy = load_config(path=config).cleanup_policy
+    if cron:
+        command = ["forge", "clean", "--yes", "--storage", str(storage.resolve())]
+        command += ["--config", str(config.resolve())] if config else []
+        print(f"{policy.schedule_cleanup} {shlex.join(command)}")
+        return
+    store = _open(storage)
+    if store is None:
+        removals: list[Removal] = []
+    else:
+        manager = SessionCleanupManager(store, policy)
+        removals = manager.plan(age_days=age, failed=failed, everything=everything)
+    if removals and not dry_run:
+        _confirm(removals, yes)
+        manager.sweep_leftovers()
+        removals = manager.remove(removals)
+    _report_removals(removals, dry_run, as_json)
+
+
+def _confirm(removals: list[Removal], yes: bool) -> None:
+    from agent_forge.errors import ConfigError
+
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise ConfigError("deleting needs --yes when nobody can be asked", hint="--dry-run shows")
+    freed = size(sum(removal.bytes for removal in removals))
+    typer.confirm(f"remove {len(removals)} sessions ({freed})?", abort=True, err=True)
+
+
+def _report_removals(removals: list[Removal], dry_run: bool, as_json: bool) -> None:
+    freed = sum(removal.bytes for removal in removals)
+    if as_json:
+        rows = [
+            {"session_id": r.session_id, "reason": r.reason, "bytes": r.bytes} for r in removals
+        ]
+        emit_json(dry_run=dry_run, removed=rows, bytes=freed)
+        return
+    if removals:
+        emit_table(
+            ("session", "size", "because"),
+            [(r.session_id, size(r.bytes), r.reason) for r in removals],
+        )
+    did = "would free" if dry_run else "freed"
+    typer.echo(f"{len(removals)} sessions, {did} {size(freed)}", err=True)
+
+
+def vacuum(storage: Path = STORAGE, as_json: bool = JSON) -> None:
+    """Empty the registry's write-ahead log and give free pages back to the disk."""
+    store = _open(storage)
+    if store is None:
+        return
+    before = sum(store.registry.size_bytes())
+    store.registry.checkpoint_wal()
+    store.registry.vacuum_incremental()
+    after = sum(store.registry.size_bytes())
+    if as_json:
+        emit_json(bytes_before=before, bytes_after=after)
+    else:
+        print(f"registry: {size(before)} -> {size(after)}")
+
+
+def _tags(tags: list[str]) -> str:
+    return ", ".join(tags)

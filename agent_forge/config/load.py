@@ -1,0 +1,212 @@
+"""From presets, files and `--set` to one checked config: defaults < preset < file < --set.
+
+Whatever is wrong is told at once, by key, with the nearest known key, before any work starts.
+Reading a file never runs code and never grows: YAML tags, aliases and repeated keys are refused.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Hashable, Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from agent_forge.config.layout import is_layout, read_layout
+from agent_forge.config.settings import Settings
+from agent_forge.errors import ConfigError
+
+DEFAULT_PRESET = "tiny"
+MAX_FILE_BYTES = 1 << 20
+C = TypeVar("C", bound=Settings)
+Data = dict[str, Any]
+
+
+def load(
+    cls: type[C],
+    *,
+    preset: str | None = None,
+    path: Path | None = None,
+    sets: Sequence[str] = (),
+) -> C:
+    """The config of class `cls` that these sources give, or one ConfigError with all problems."""
+    given = read_file(path) if path is not None else {}
+    in_file = given.pop("preset", None)
+    if preset and in_file and preset != in_file:
+        raise ConfigError(
+            f"--preset says {preset!r} but {path} says {in_file!r}", hint="name one of them"
+        )
+    name = preset or in_file or DEFAULT_PRESET
+    data = merge(merge(read_preset(name), {"preset": name}), given)
+    for item in sets:
+        data = merge(data, parse_set(item))
+    return check(cls, data, str(path or f"preset {name}"))
+
+
+def check(cls: type[C], data: Mapping[str, Any], source: str) -> C:
+    """Validate data against the class; every problem in one message."""
+    try:
+        return cls.model_validate(data)
+    except ValidationError as error:
+        problems = [_problem(cls, details) for details in error.errors()]
+    raise ConfigError(f"{source}: " + "; ".join(problems))
+
+
+def preset_names() -> list[str]:
+    """The presets that come with the package."""
+    folder = resources.files("agent_forge.config") / "presets"
+    return sorted(p.name.removesuffix(".yaml") for p in folder.iterdir() if p.name[0] != "_")
+
+
+def read_preset(name: str) -> Data:
+    if name not in preset_names():
+        raise ConfigError(f"unknown preset {name!r}{did_you_mean(name, preset_names())}")
+    text = (resources.files("agent_forge.config") / "presets" / f"{name}.yaml").read_text()
+    return parse_yaml(text, f"preset {name}")
+
+
+def read_file(path: Path) -> Data:
+    """Settings from a YAML or JSON file, or from a folder as `forge init` writes it."""
+    if is_layout(path):
+        return read_layout(path, read_one)
+    return read_one(path)
+
+
+def read_one(path: Path) -> Data:
+    try:
+        size = path.stat().st_size
+        if size > MAX_FILE_BYTES:
+            raise ConfigError(f"{path} has {size:,} bytes; a config has at most {MAX_FILE_BYTES:,}")
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not UTF-8 text (byte {error.start})") from error
+    parse = parse_json if path.suffix == ".json" else parse_yaml
+    return parse(text, str(path))
+
+
+def parse_yaml(text: str, source: str) -> Data:
+    try:
+        data = yaml.load(text, _StrictLoader)  # noqa: S506 - derives from SafeLoader
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        reason = " ".join(str(error).split()) or "nested too deeply"
+        raise ConfigError(f"{source}: not usable as YAML: {reason}") from error
+    return _mapping(data, source)
+
+
+def parse_json(text: str, source: str) -> Data:
+    try:
+        data = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{source}: not usable as JSON: {error}") from error
+    return _mapping(data, source)
+
+
+def parse_set(item: str) -> Data:
+    """`a.b=value` as nested data; the value is read as YAML."""
+    key, equals, value = item.partition("=")
+    parts = key.split(".")
+    if not equals or not all(part.strip() for part in parts):
+        raise ConfigError(f"--set {item!r} is not of the form path.to.key=value")
+    data: Any = parse_yaml(f"value: {value}", f"--set {item}")["value"]
+    for part in reversed(parts):
+        data = {part.strip(): data}
+    return dict(data)
+
+
+def merge(low: Mapping[str, Any], high: Mapping[str, Any]) -> Data:
+    """Nested mappings joined key by key; where both have a value, the higher one stands."""
+    result = dict(low)
+    for key, value in high.items():
+        below = result.get(key)
+        both = isinstance(below, Mapping) and isinstance(value, Mapping)
+        result[key] = merge(below, value) if both else value  # type: ignore[arg-type]
+    return result
+
+
+def did_you_mean(name: str, known: Sequence[str]) -> str:
+    """The end of an error about an unknown name: the nearest known one, or all of them."""
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    return f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(known)}"
+
+
+def to_yaml(config: Settings) -> str:
+    """The config as YAML, with each field's meaning beside it."""
+    return "\n".join(_yaml_lines(config, "")) + "\n"
+
+
+def _yaml_lines(config: BaseModel, indent: str) -> list[str]:
+    lines: list[str] = []
+    for name, info in type(config).model_fields.items():
+        value = getattr(config, name)
+        if isinstance(value, BaseModel):
+            lines += [] if indent else [""]
+            lines += [f"{indent}{name}:", *_yaml_lines(value, indent + "  ")]
+            continue
+        text = yaml.safe_dump({name: value}, default_flow_style=False, width=1000).strip()
+        if info.description and "\n" not in text:
+            text = f"{text}  # {info.description}"
+        lines += [indent + line for line in text.split("\n")]
+    return lines
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """SafeLoader without aliases (they can multiply) and without repeated keys (one is lost)."""
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError("aliases (*name) are not allowed")
+        return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        twice = next((key for i, key in enumerate(keys) if key in keys[:i]), None)
+        if twice is not None:
+            raise yaml.YAMLError(f"key {twice!r} appears twice")
+        return super().construct_mapping(node, deep)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> Data:
+    data = dict(pairs)
+    if len(data) != len(pairs):
+        raise ValueError("a key appears twice")
+    return data
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not a number")
+
+
+def _mapping(data: Any, source: str) -> Data:
+    if data is None:
+        return {}
+    if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
+        raise ConfigError(f"{source}: settings are names with values, not a {type(data).__name__}")
+    return data
+
+
+def _problem(cls: type[BaseModel], details: Any) -> str:
+    """One line for one pydantic error, in the user's words."""
+    path = [str(part) for part in details["loc"]]
+    where = ".".join(path)
+    if details["type"] == "extra_forbidden":
+        known = _fields_at(cls, path[:-1])
+        return f"unknown key {where!r}{did_you_mean(path[-1], known)}"
+    reason = details["msg"].removeprefix("Value error, ")
+    value = details["input"]
+    shown = f" (got {value!r})" if isinstance(value, str | int | float | bool | None) else ""
+    return f"{where or 'config'}: {reason}{shown}"
+
+
+def _fields_at(cls: type[BaseModel], path: Sequence[str]) -> list[str]:
+    for part in path:
+        inner = cls.model_fields[part].annotation
+        if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
+            return []
+        cls = inner
+    return list(cls.model_fields)

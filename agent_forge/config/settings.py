@@ -1,0 +1,106 @@
+"""The sections of a config that every phase shares. Each field says what it means, with its unit.
+
+A config is frozen, refuses unknown keys, and has one canonical hash.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+
+class Settings(BaseModel):
+    """Base of every group of settings."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        validate_default=True,
+        allow_inf_nan=False,
+        protected_namespaces=(),
+    )
+
+    def canonical_hash(self) -> str:
+        """sha256 of the settings in their one canonical form."""
+        text = json.dumps(
+            self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"), allow_nan=False
+        )
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+class RuntimeSettings(Settings):
+    """Where and how a run computes."""
+
+    seed: int = Field(42, ge=0, lt=2**63, description="every random choice derives from it")
+    device: Literal["auto", "cpu", "cuda", "mps"] = Field(
+        "auto", description="auto takes the first of cuda, mps, cpu that is there"
+    )
+    threads: int = Field(0, ge=0, le=1024, description="CPU threads of torch; 0 = all cores")
+
+
+class StorageSettings(Settings):
+    """Where runs are kept."""
+
+    root: str = Field("storage", min_length=1, description="folder of all runs and the registry")
+    keep_checkpoints: int = Field(
+        5, ge=1, description="checkpoints kept for each phase; the best one stays in addition"
+    )
+
+
+def _cron(text: str) -> str:
+    if len(text.split()) != 5:
+        raise ValueError("a cron schedule has five fields, as in '0 0 * * *'")
+    return text
+
+
+class CleanupSettings(Settings):
+    """Which old sessions go, and when."""
+
+    max_session_age_days: float = Field(30, ge=0, description="completed sessions stay this long")
+    max_failed_session_age_days: float = Field(7, ge=0, description="failed ones stay this long")
+    max_sessions_total: int = Field(100, ge=1, description="of all sessions, the newest stay")
+    checkpoint_every_n_sessions: int = Field(
+        10, ge=1, description="completed sessions between two rounds of database upkeep"
+    )
+    auto_cleanup_enabled: bool = Field(
+        True, description="clean by itself at the start of a run and after it completes"
+    )
+    schedule_cleanup: Annotated[str, AfterValidator(_cron)] = Field(
+        "0 0 * * *", description="cron schedule that `forge clean --cron` prints a line for"
+    )
+
+
+class ModelSettings(Settings):
+    """The shape of the network. Its count of weights follows from these numbers alone."""
+
+    vocab_size: int = Field(2048, ge=300, description="tokens")
+    embed_rank: int = Field(64, ge=1, description="inner width of the factorised embedding")
+    d_model: int = Field(128, ge=8, description="width of the residual stream")
+    n_layers: int = Field(4, ge=1, description="transformer blocks")
+    n_heads: int = Field(4, ge=1, description="attention heads; they divide d_model")
+    ffn_hidden: int = Field(344, ge=1, description="inner width of the SwiGLU")
+    d_mem: int = Field(64, ge=1, description="width of the long-range memory")
+    gate_hidden: int = Field(64, ge=1, description="inner width of the memory gate")
+    trm_hidden: int = Field(128, ge=1, description="inner width of the recursion")
+    max_seq_len: int = Field(512, ge=8, description="tokens in one sequence")
+    sw_window: int = Field(1024, ge=1, description="past tokens that attention sees")
+
+    @model_validator(mode="after")
+    def _shapes_fit(self) -> ModelSettings:
+        if self.d_model % (2 * self.n_heads):
+            raise ValueError(
+                f"d_model {self.d_model} over n_heads {self.n_heads} must give an even whole"
+                " number (rotary positions turn pairs)"
+            )
+        if self.embed_rank > self.d_model:
+            raise ValueError(f"embed_rank {self.embed_rank} is larger than d_model {self.d_model}")
+        return self
+
+
+class PhaseSettings(Settings):
+    """What every phase can be told; each phase adds its own."""
+
+    enabled: bool = Field(True, description="false leaves the phase out of a full run")

@@ -1,0 +1,1 @@
+"""The pipeline: its whole config, and what runs the phases in order."""

@@ -1,0 +1,58 @@
+"""PipelineConfig: the shared sections and the settings of all eight phases. Torch-free."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field
+
+from agent_forge.config.layout import layout_files
+from agent_forge.config.load import load, to_yaml
+from agent_forge.config.phases import PHASES
+from agent_forge.config.settings import (
+    CleanupSettings,
+    ModelSettings,
+    PhaseSettings,
+    RuntimeSettings,
+    Settings,
+    StorageSettings,
+)
+
+
+class PhaseConfigs(Settings):
+    """The settings of each phase, in the order in which they run."""
+
+    cognate: PhaseSettings = PhaseSettings()
+    evomerge: PhaseSettings = PhaseSettings()
+    quietstar: PhaseSettings = PhaseSettings()
+    bitnet: PhaseSettings = PhaseSettings()
+    forge: PhaseSettings = PhaseSettings()
+    baking: PhaseSettings = PhaseSettings()
+    edge: PhaseSettings = PhaseSettings()
+    final_compression: PhaseSettings = PhaseSettings()
+
+
+class PipelineConfig(Settings):
+    """Everything a run is told. The resolved config is saved with the run."""
+
+    preset: str = Field("tiny", description="the preset that the rest was derived from")
+    runtime: RuntimeSettings = RuntimeSettings()
+    storage: StorageSettings = StorageSettings()
+    cleanup_policy: CleanupSettings = CleanupSettings()
+    model: ModelSettings = ModelSettings()
+    phases: PhaseConfigs = PhaseConfigs()
+
+
+def load_config(
+    *, preset: str | None = None, path: Path | None = None, sets: tuple[str, ...] = ()
+) -> PipelineConfig:
+    """The pipeline's config from a preset, a file or folder, and `--set` items."""
+    return load(PipelineConfig, preset=preset, path=path, sets=sets)
+
+
+def config_folder(config: PipelineConfig) -> dict[str, str]:
+    """The files of a config folder that reads back to this config."""
+    text = to_yaml(config)
+    pipeline_yaml = text[: text.index("\nphases:")] + "\n"
+    phase_yaml = {name: to_yaml(getattr(config.phases, name)) for name in PHASES}
+    return layout_files(pipeline_yaml, phase_yaml)

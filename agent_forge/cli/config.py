@@ -27,6 +27,8 @@ def init(
 
     texts = config_folder(load_config(preset=preset, sets=tuple(sets)))
     paths = {folder / name: text for name, text in texts.items()}
+    if folder.exists() and not folder.is_dir():
+        raise AlreadyExists(f"{folder} exists and is not a folder", hint="name another one")
     there = [str(path) for path in paths if path.exists()]
     if there and not force:
         raise AlreadyExists(f"{there[0]} exists", hint="--force overwrites it")

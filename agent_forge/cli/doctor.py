@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
 import os
 import platform
 import shutil
@@ -15,8 +14,8 @@ import typer
 
 from agent_forge.cli.config import JSON
 from agent_forge.cli.output import emit_json, emit_table, size
-from agent_forge.cli.runs import STORAGE
-from agent_forge.errors import DamagedFile, ForgeError
+from agent_forge.cli.runs import STORAGE, has_registry
+from agent_forge.errors import ForgeError
 
 EXTRAS = {
     "wandb": ("wandb", "Weights & Biases as a mirror of the metrics"),
@@ -25,9 +24,9 @@ EXTRAS = {
     "cluster": ("ray", "workers on a Ray cluster"),
     "multi": ("pymoo", "multi-objective search"),
     "data": ("datasets", "datasets from the Hugging Face hub"),
-    "eval": ("lm_eval", "tasks of lm-evaluation-harness"),
+    "eval": ("lm-eval", "tasks of lm-evaluation-harness"),
     "export": ("onnx", "ONNX and GGUF export"),
-    "coherence": ("sentence_transformers", "MiniLM as a judge of coherence"),
+    "coherence": ("sentence-transformers", "MiniLM as a judge of coherence"),
 }
 LOW_DISK_BYTES = 5 * 10**9
 LOW_MEMORY_BYTES = 2 * 10**9
@@ -96,13 +95,12 @@ def _torch() -> Finding:
 
 
 def _extras() -> Iterator[Finding]:
-    for extra, (module, purpose) in EXTRAS.items():
-        if importlib.util.find_spec(module) is None:
+    for extra, (package, purpose) in EXTRAS.items():
+        try:
+            yield Finding(extra, "ok", f"{package} {importlib.metadata.version(package)}")
+        except importlib.metadata.PackageNotFoundError:
             remedy = f"pip install -c constraints.txt -e '.[{extra}]'"
             yield Finding(extra, "optional", f"not installed: {purpose}", remedy)
-        else:
-            distribution = module.replace("_", "-")
-            yield Finding(extra, "ok", f"{distribution} {importlib.metadata.version(distribution)}")
 
 
 def _native() -> Finding:
@@ -116,14 +114,12 @@ def _registry(storage: Path, repair: bool) -> Finding:
     from agent_forge.store.repair import repair_registry
     from agent_forge.store.sessions import SessionStore
 
-    if not (storage / "registry" / "model_registry.db").exists() and not repair:
-        return Finding("registry", "ok", f"nothing is stored in {storage} yet")
     try:
         if repair:
             return Finding("registry", "ok", repair_registry(storage))
+        if not has_registry(storage):
+            return Finding("registry", "ok", f"nothing is stored in {storage} yet")
         SessionStore(storage).registry.integrity_check()
-    except DamagedFile as error:
-        return Finding("registry", "problem", str(error), error.hint)
     except ForgeError as error:
         return Finding("registry", "problem", str(error), error.hint)
     return Finding("registry", "ok", str(storage / "registry"))

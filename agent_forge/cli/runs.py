@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
+import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,11 +22,24 @@ STORAGE = typer.Option(
 )
 
 
+def has_registry(storage: Path) -> bool:
+    """Whether anything was ever stored; run directories without a registry are damage."""
+    from agent_forge.errors import DamagedFile
+    from agent_forge.store.sessions import SESSION_FILE
+
+    path = storage / "registry" / "model_registry.db"
+    if not path.exists() and any((storage / "sessions").glob(f"*/{SESSION_FILE}")):
+        raise DamagedFile(
+            path, "missing", hint="forge doctor --repair makes it again from the run directories"
+        )
+    return path.exists()
+
+
 def _open(storage: Path) -> SessionStore | None:
     """The store, or None where nothing was ever stored: looking creates nothing."""
     from agent_forge.store.sessions import SessionStore
 
-    if not (storage / "registry" / "model_registry.db").exists():
+    if not has_registry(storage):
         typer.echo(f"nothing is stored in {storage} yet", err=True)
         return None
     return SessionStore(storage)
@@ -34,7 +49,7 @@ def ls(storage: Path = STORAGE, as_json: bool = JSON) -> None:
     """List the sessions, newest first."""
     store = _open(storage)
     rows = store.registry.get_all_sessions() if store else []
-    sessions = [
+    sessions: list[dict[str, Any]] = [
         {
             "session_id": row["session_id"],
             "status": store.status(row),
@@ -72,7 +87,7 @@ def models(
 ) -> None:
     """List the models, newest first."""
     store = _open(storage)
-    rows = store.registry.search_models(phase, session, tag, text) if store else []
+    rows = store.registry.search_models(phase, session, tag, text, sys.maxsize) if store else []
     if as_json:
         emit_json(models=rows)
     elif rows:
@@ -103,13 +118,13 @@ def show(
     store = _open(storage)
     details: dict[str, Any] | None = None
     if store:
-        rows = [row for row in store.registry.search_models() if row["model_id"] == name]
-        if rows:
-            details = {"kind": "model", **rows[0]}
-            places = [Path(rows[0]["model_path"])]
-        elif any(row["session_id"] == name for row in store.registry.get_all_sessions()):
+        if any(row["session_id"] == name for row in store.registry.get_all_sessions()):
             details = _session_details(store, name)
             places = [Path(row["model_path"]) for row in details["models"]]
+        else:
+            with contextlib.suppress(NotFound):
+                details = {"kind": "model", **store.registry.get_model(name)}
+                places = [Path(details["model_path"])]
     if details is None:
         raise NotFound(f"no session or model {name!r}", hint="forge ls, forge models")
     if verify:
@@ -151,7 +166,9 @@ def _print_entry(key: str, value: Any) -> None:
 
 
 def clean(
-    age: float | None = typer.Option(None, "--age", min=0, help="All finished this long ago."),
+    age: float | None = typer.Option(
+        None, "--age", min=0, help="All finished more than this many days ago."
+    ),
     failed: bool = typer.Option(False, "--failed", help="All that failed."),
     everything: bool = typer.Option(False, "--all", help="All that are not running."),
     dry_run: bool = typer.Option(False, "--dry-run", help="Only say what would go."),
@@ -167,9 +184,11 @@ def clean(
 
     policy = load_config(path=config).cleanup_policy
     if cron:
-        command = ["forge", "clean", "--yes", "--storage", str(storage.resolve())]
-        command += ["--config", str(config.resolve())] if config else []
-        print(f"{policy.schedule_cleanup} {shlex.join(command)}")
+        line = f"{policy.schedule_cleanup} {_cron_command(storage, config)}"
+        if as_json:
+            emit_json(crontab=line)
+        else:
+            print(line)
         return
     store = _open(storage)
     if store is None:
@@ -179,9 +198,16 @@ def clean(
         removals = manager.plan(age_days=age, failed=failed, everything=everything)
     if removals and not dry_run:
         _confirm(removals, yes)
-        manager.sweep_leftovers()
         removals = manager.remove(removals)
     _report_removals(removals, dry_run, as_json)
+
+
+def _cron_command(storage: Path, config: Path | None) -> str:
+    """The command for a crontab: absolute, as cron has no PATH of ours; `%` would end the line."""
+    forge = shutil.which("forge", path=str(Path(sys.executable).parent)) or "forge"
+    command = [forge, "clean", "--yes", "--storage", str(storage.resolve())]
+    command += ["--config", str(config.resolve())] if config else []
+    return shlex.join(command).replace("%", r"\%")
 
 
 def _confirm(removals: list[Removal], yes: bool) -> None:
@@ -215,12 +241,12 @@ def _report_removals(removals: list[Removal], dry_run: bool, as_json: bool) -> N
 def vacuum(storage: Path = STORAGE, as_json: bool = JSON) -> None:
     """Empty the registry's write-ahead log and give free pages back to the disk."""
     store = _open(storage)
-    if store is None:
-        return
-    before = sum(store.registry.size_bytes())
-    store.registry.checkpoint_wal()
-    store.registry.vacuum_incremental()
-    after = sum(store.registry.size_bytes())
+    before = after = 0
+    if store:
+        before = sum(store.registry.size_bytes())
+        store.registry.checkpoint_wal()
+        store.registry.vacuum_incremental()
+        after = sum(store.registry.size_bytes())
     if as_json:
         emit_json(bytes_before=before, bytes_after=after)
     else:

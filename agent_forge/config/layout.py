@@ -11,6 +11,7 @@ from agent_forge.errors import ConfigError
 
 PIPELINE_FILE = "pipeline_config.yaml"
 PHASE_FOLDER = "phase_configs"
+SUFFIXES = (".yaml", ".yml", ".json")
 Data = dict[str, Any]
 
 
@@ -26,11 +27,13 @@ def read_layout(path: Path, read: Callable[[Path], Data]) -> Data:
     phases = data.get("phases") or {}
     if not isinstance(phases, dict):
         raise ConfigError(f"{folder / PIPELINE_FILE}: phases: names with settings are expected")
-    by_stem = {phase_folder(name): name for name in PHASES}
-    for file in sorted((folder / PHASE_FOLDER).glob("*.yaml")):
-        name = by_stem.get(file.stem)
+    known = {f"{phase_folder(name)}.yaml": name for name in PHASES}
+    for file in sorted((folder / PHASE_FOLDER).glob("*")):
+        if file.suffix not in SUFFIXES:
+            continue
+        name = known.get(file.name)
         if name is None:
-            raise ConfigError(f"{file}: no phase of that name; known: {', '.join(by_stem)}")
+            raise ConfigError(f"{file}: no phase has that file; known: {', '.join(known)}")
         if name in phases:
             raise ConfigError(f"phase {name!r} is set in {PIPELINE_FILE} and again in {file}")
         phases[name] = read(file)

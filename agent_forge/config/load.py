@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import json
+from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
@@ -22,6 +23,8 @@ from agent_forge.errors import ConfigError
 
 DEFAULT_PRESET = "tiny"
 MAX_FILE_BYTES = 1 << 20
+MAX_NUMBER_CHARS = 64
+NUMBER_TAGS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 C = TypeVar("C", bound=Settings)
 Data = dict[str, Any]
 
@@ -35,15 +38,16 @@ def load(
 ) -> C:
     """The config of class `cls` that these sources give, or one ConfigError with all problems."""
     given = read_file(path) if path is not None else {}
-    in_file = given.pop("preset", None)
-    if preset and in_file and preset != in_file:
-        raise ConfigError(
-            f"--preset says {preset!r} but {path} says {in_file!r}", hint="name one of them"
-        )
-    name = preset or in_file or DEFAULT_PRESET
-    data = merge(merge(read_preset(name), {"preset": name}), given)
     for item in sets:
-        data = merge(data, parse_set(item))
+        given = merge(given, parse_set(item))
+    named = [name for name in (preset, given.pop("preset", None)) if name is not None]
+    if len(named) == 2 and named[0] != named[1]:
+        raise ConfigError(
+            f"--preset says {preset!r} but {path or '--set'} says {named[1]!r}",
+            hint="name one of them",
+        )
+    name = named[0] if named else DEFAULT_PRESET
+    data = merge({**read_preset(name), "preset": name}, given)
     return check(cls, data, str(path or f"preset {name}"))
 
 
@@ -64,26 +68,26 @@ def preset_names() -> list[str]:
 
 def read_preset(name: str) -> Data:
     if name not in preset_names():
-        raise ConfigError(f"unknown preset {name!r}{did_you_mean(name, preset_names())}")
+        raise ConfigError(f"unknown preset {name!r}{did_you_mean(str(name), preset_names())}")
     text = (resources.files("agent_forge.config") / "presets" / f"{name}.yaml").read_text()
     return parse_yaml(text, f"preset {name}")
 
 
 def read_file(path: Path) -> Data:
     """Settings from a YAML or JSON file, or from a folder as `forge init` writes it."""
-    if is_layout(path):
-        return read_layout(path, read_one)
-    return read_one(path)
+    try:
+        return read_layout(path, read_one) if is_layout(path) else read_one(path)
+    except OSError as error:
+        raise ConfigError(f"cannot read {error.filename or path}: {error.strerror}") from error
 
 
 def read_one(path: Path) -> Data:
+    with path.open("rb") as reader:
+        content = reader.read(MAX_FILE_BYTES + 1)  # a device has no size, so count what comes
+    if len(content) > MAX_FILE_BYTES:
+        raise ConfigError(f"{path} is too large; a config has at most {MAX_FILE_BYTES:,} bytes")
     try:
-        size = path.stat().st_size
-        if size > MAX_FILE_BYTES:
-            raise ConfigError(f"{path} has {size:,} bytes; a config has at most {MAX_FILE_BYTES:,}")
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+        text = content.decode("utf-8")
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not UTF-8 text (byte {error.start})") from error
     parse = parse_json if path.suffix == ".json" else parse_yaml
@@ -93,8 +97,8 @@ def read_one(path: Path) -> Data:
 def parse_yaml(text: str, source: str) -> Data:
     try:
         data = yaml.load(text, _StrictLoader)  # noqa: S506 - derives from SafeLoader
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        reason = " ".join(str(error).split()) or "nested too deeply"
+    except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
+        reason = " ".join(str(error).split())
         raise ConfigError(f"{source}: not usable as YAML: {reason}") from error
     return _mapping(data, source)
 
@@ -113,7 +117,10 @@ def parse_set(item: str) -> Data:
     parts = key.split(".")
     if not equals or not all(part.strip() for part in parts):
         raise ConfigError(f"--set {item!r} is not of the form path.to.key=value")
-    data: Any = parse_yaml(f"value: {value}", f"--set {item}")["value"]
+    parsed = parse_yaml(f"value: {value}", f"--set {item}")
+    if list(parsed) != ["value"]:
+        raise ConfigError(f"--set {item!r} has more than one value")
+    data: Any = parsed["value"]
     for part in reversed(parts):
         data = {part.strip(): data}
     return dict(data)
@@ -156,18 +163,28 @@ def _yaml_lines(config: BaseModel, indent: str) -> list[str]:
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """SafeLoader without aliases (they can multiply) and without repeated keys (one is lost)."""
+    """SafeLoader that refuses tags, aliases (they can multiply), repeated keys (one is lost) and
+    numbers without end."""
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
             raise yaml.YAMLError("aliases (*name) are not allowed")
+        tag = getattr(self.peek_event(), "tag", None)  # type: ignore[no-untyped-call]
+        if tag is not None:
+            raise yaml.YAMLError(f"tags ({tag}) are not allowed")
         return super().compose_node(parent, index)
+
+    def construct_scalar(self, node: yaml.ScalarNode | yaml.MappingNode) -> Any:
+        if node.tag in NUMBER_TAGS and len(node.value) > MAX_NUMBER_CHARS:
+            raise yaml.YAMLError(f"a number of {len(node.value)} characters")
+        return super().construct_scalar(node)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        twice = next((key for i, key in enumerate(keys) if key in keys[:i]), None)
-        if twice is not None:
-            raise yaml.YAMLError(f"key {twice!r} appears twice")
+        counts = Counter(key for key in keys if isinstance(key, Hashable))
+        twice = [key for key, count in counts.items() if count > 1]
+        if twice:
+            raise yaml.YAMLError(f"key {twice[0]!r} appears twice")
         return super().construct_mapping(node, deep)
 
 
@@ -185,7 +202,10 @@ def _refuse_constant(name: str) -> None:
 def _mapping(data: Any, source: str) -> Data:
     if data is None:
         return {}
-    if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
+    odd = [key for key in data if not isinstance(key, str)] if isinstance(data, dict) else []
+    if odd:
+        raise ConfigError(f"{source}: the key {odd[0]!r} is not a name")
+    if not isinstance(data, dict):
         raise ConfigError(f"{source}: settings are names with values, not a {type(data).__name__}")
     return data
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
@@ -51,9 +52,10 @@ class StorageSettings(Settings):
 
 
 def _cron(text: str) -> str:
-    if len(text.split()) != 5:
+    fields = text.split()
+    if len(fields) != 5 or not all(re.fullmatch(r"[\w*/,-]+", field) for field in fields):
         raise ValueError("a cron schedule has five fields, as in '0 0 * * *'")
-    return text
+    return " ".join(fields)
 
 
 class CleanupSettings(Settings):
@@ -63,7 +65,7 @@ class CleanupSettings(Settings):
     max_failed_session_age_days: float = Field(7, ge=0, description="failed ones stay this long")
     max_sessions_total: int = Field(100, ge=1, description="of all sessions, the newest stay")
     checkpoint_every_n_sessions: int = Field(
-        10, ge=1, description="completed sessions between two rounds of database upkeep"
+        10, ge=1, description="sessions between two rounds of database upkeep"
     )
     auto_cleanup_enabled: bool = Field(
         True, description="clean by itself at the start of a run and after it completes"

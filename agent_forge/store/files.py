@@ -169,6 +169,12 @@ def to_json(value: Any) -> bytes:
     return text.encode() + b"\n"
 
 
+def sealed(record: dict[str, Any]) -> bytes:
+    """A record as JSON that carries its own schema number and checksum (see read_sealed)."""
+    record = {**record, "schema_version": SCHEMA_VERSION}
+    return to_json({**record, "checksum": hashlib.sha256(to_json(record)).hexdigest()})
+
+
 class Stage:
     """A directory under construction."""
 
@@ -198,7 +204,7 @@ class Stage:
 
 
 @contextlib.contextmanager
-def staging(path: Path) -> Iterator[Stage]:
+def staging(path: Path, *, manifest: bool = True) -> Iterator[Stage]:
     """Build a directory: it appears at `path`, whole and with its manifest, or not at all."""
     stage = Stage(_beside(path, TEMP))
     with _disk_errors(path, lambda: sum(r["bytes"] for r in stage.records.values())):
@@ -206,8 +212,10 @@ def staging(path: Path) -> Iterator[Stage]:
             disk.make_directory(path.parent)
             disk.make_directory(stage.path)
             yield stage
-            with _new_file(stage.path / MANIFEST) as writer:
-                writer.write(to_json({"schema_version": SCHEMA_VERSION, "files": stage.records}))
+            if manifest:
+                record = {"schema_version": SCHEMA_VERSION, "files": stage.records}
+                with _new_file(stage.path / MANIFEST) as writer:
+                    writer.write(to_json(record))
             disk.sync_directory(stage.path)
             _publish(stage.path, path)
         except BaseException:
@@ -263,7 +271,7 @@ def remove_tree(path: Path, root: Path) -> None:
     disk.remove_tree(trash)
 
 
-def sweep(root: Path) -> list[Path]:
+def sweep(root: Path, *, deep: bool = True) -> list[Path]:
     """Clear up after a process that died: finish what was ready, remove the rest.
 
     Only for the holder of the tree's lock. Returns what it found.
@@ -279,7 +287,8 @@ def sweep(root: Path) -> list[Path]:
             else:
                 continue
             swept.append(path)
-        directories[:] = [d for d in directories if not d.startswith((TEMP, READY, TRASH))]
+        unmarked = [d for d in directories if not d.startswith((TEMP, READY, TRASH))]
+        directories[:] = unmarked if deep else []
     return swept
 
 
@@ -313,6 +322,27 @@ def read_json(path: Path) -> Any:
         raise DamagedFile(path, f"not readable as JSON ({error})") from error
 
 
+def read_sealed(path: Path) -> dict[str, Any]:
+    """Read a record written by `sealed`; one that was altered in any way is damage."""
+    record = read_json(path)
+    if not isinstance(record, dict):
+        raise DamagedFile(path, "not a record")
+    _refuse_newer(path, record)
+    checksum = record.pop("checksum", None)
+    if checksum != hashlib.sha256(to_json(record)).hexdigest():
+        raise DamagedFile(path, "its checksum does not fit")
+    return record
+
+
+def _refuse_newer(path: Path, record: dict[str, Any]) -> None:
+    version = record.get("schema_version")
+    if isinstance(version, int) and version > SCHEMA_VERSION:
+        raise TooNew(
+            f"{path} has schema {version}; this version reads up to {SCHEMA_VERSION}",
+            hint="use the newer version of agent-forge that wrote it",
+        )
+
+
 def sha256_of(path: Path) -> str:
     digest = hashlib.sha256()
     with path.open("rb") as reader:
@@ -344,10 +374,10 @@ def verify(directory: Path) -> dict[str, dict[str, Any]]:
 def _records(manifest: Any, directory: Path) -> dict[str, dict[str, Any]]:
     """The file records of a manifest, after a check that it has the form of one."""
     path = directory / MANIFEST
-    version = manifest.get("schema_version") if isinstance(manifest, dict) else None
-    if isinstance(version, int) and version > SCHEMA_VERSION:
-        raise TooNew(f"{path} has schema {version}; this version reads up to {SCHEMA_VERSION}")
-    records = manifest.get("files") if version == SCHEMA_VERSION else None
+    if not isinstance(manifest, dict):
+        raise DamagedFile(path, "not a manifest")
+    _refuse_newer(path, manifest)
+    records = manifest.get("files")
     if not isinstance(records, dict) or not all(
         isinstance(r, dict) and isinstance(r.get("sha256"), str) and isinstance(r.get("bytes"), int)
         for r in records.values()

@@ -37,10 +37,10 @@ if hasattr(os, "register_at_fork"):
 
 
 @contextlib.contextmanager
-def exclusive(directory: Path) -> Iterator[None]:
+def exclusive(directory: Path, patience_s: float = PATIENCE_S) -> Iterator[None]:
     """Hold the directory's lock for the block; Busy if any process, this one included, has it."""
     path = _lock_path(directory)
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + patience_s
     while not _try(path):
         if time.monotonic() > deadline:
             raise Busy(

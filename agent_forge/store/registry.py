@@ -132,6 +132,10 @@ class ModelRegistry:
         rows = self._read("SELECT * FROM sessions ORDER BY start_time DESC, session_id DESC")
         return [_session(row) for row in rows]
 
+    def sessions_ever(self) -> int:
+        """How many sessions were ever created; removing old ones does not lower it."""
+        return int(self._read("SELECT coalesce(max(rowid), 0) FROM sessions")[0][0])
+
     def delete_session(self, session_id: str) -> None:
         """Forget a session with its models and handoffs, in one transaction."""
         with self._writing() as connection:
@@ -290,7 +294,8 @@ class ModelRegistry:
         size = int(self._read("PRAGMA page_size")[0][0])
         before = int(self._read("PRAGMA freelist_count")[0][0])
         with self._errors():
-            self._connection().execute(f"PRAGMA incremental_vacuum({int(pages)})").fetchall()
+            # execute() would stop after the first page: it steps a statement without columns once
+            self._connection().executescript(f"PRAGMA incremental_vacuum({int(pages)})")
         self.checkpoint_wal()
         return (before - int(self._read("PRAGMA freelist_count")[0][0])) * size
 

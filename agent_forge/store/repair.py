@@ -13,13 +13,9 @@ from agent_forge.store.sessions import SessionStore
 def repair_registry(root: Path) -> str:
     """Check the registry; if it is damaged, set it aside and rebuild it. Returns what was done."""
     path = root / "registry" / "model_registry.db"
-    try:
-        store = SessionStore(root)
-        store.registry.integrity_check()
-        found = store.rebuild()
-        return f"sound; {found} run directories are in it"
-    except DamagedFile as error:
-        problem = str(error)
+    problem = _problem(root)
+    if not problem:
+        return f"sound; {_rebuild(root)} run directories are in it"
     for session in sorted((root / "sessions").glob("*")):
         if lock.is_busy(session):
             raise Busy(f"{session} is in use by {lock.holder(session)}", hint="wait for it")
@@ -28,5 +24,22 @@ def repair_registry(root: Path) -> str:
         part = path.with_name(path.name + suffix)
         if part.exists():
             files.disk.replace(part, aside.with_name(aside.name + suffix))
-    found = SessionStore(root).rebuild()
-    return f"{problem}; kept as {aside.name}, rebuilt from {found} run directories"
+    return f"{problem}; kept as {aside.name}, rebuilt from {_rebuild(root)} run directories"
+
+
+def _problem(root: Path) -> str:
+    """What is wrong with the registry, or nothing."""
+    try:
+        registry = SessionStore(root).registry
+        registry.integrity_check()
+        registry.close()
+    except DamagedFile as error:
+        return str(error)
+    return ""
+
+
+def _rebuild(root: Path) -> int:
+    store = SessionStore(root)
+    found = store.rebuild()
+    store.registry.close()
+    return found

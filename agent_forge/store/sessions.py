@@ -19,15 +19,13 @@ from agent_forge.errors import (
     Busy,
     DamagedFile,
     ForgeError,
-    HostileInput,
     NotFound,
-    TooNew,
 )
 from agent_forge.store import files, lock
 from agent_forge.store.registry import STATUSES, ModelRegistry, SessionRow
 
-SCHEMA_VERSION = 1
 DAY_S = 86_400
+CHANGING_PATIENCE_S = 60
 SESSION_FILE = "session.json"
 CONFIG_FILE = "config.yaml"
 
@@ -65,32 +63,38 @@ class SessionStore:
     ) -> Path:
         """Make a run directory with its config; the id is a time stamp unless given."""
         wanted = session_id or time.strftime("session_%Y%m%d_%H%M%S", time.gmtime())
-        files.safe_name(wanted, "session id")
-        for name in _candidates(wanted, fixed=session_id is not None):
-            path = self.path(name)
-            try:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.mkdir()
-            except FileExistsError:
-                continue
-            break
-        else:
-            raise AlreadyExists(
-                f"session {wanted!r} exists already", hint=f"continue it: forge resume {wanted}"
-            )
-        with lock.held(path):
-            files.write_text(path / CONFIG_FILE, config_text)
+        with self.changing():
+            path = self._free_path(wanted, fixed=session_id is not None)
             record = {
                 **(details or {}),
-                "schema_version": SCHEMA_VERSION,
                 "session_id": path.name,
                 "created_at": time.time(),
                 "status": "running",
                 "config": dict(config),
                 "tags": list(tags),
             }
-            files.write_json(path / SESSION_FILE, record)
+            with files.staging(path, manifest=False) as stage:
+                stage.write_bytes(CONFIG_FILE, config_text.encode())
+                stage.write_bytes(SESSION_FILE, files.sealed(record))
             self.registry.create_session(path.name, config, tags)
+        return path
+
+    @contextlib.contextmanager
+    def changing(self) -> Iterator[None]:
+        """Alone in adding or removing sessions; first clear up what a dead process left."""
+        folder = self.root / "sessions"
+        with lock.exclusive(folder, patience_s=CHANGING_PATIENCE_S):
+            files.sweep(folder, deep=False)
+            yield
+
+    def _free_path(self, wanted: str, *, fixed: bool) -> Path:
+        names = [wanted] if fixed else [wanted, *(f"{wanted}_{n}" for n in range(2, 1000))]
+        free = (path for path in map(self.path, names) if not path.exists())
+        path = next(free, None)
+        if path is None:
+            raise AlreadyExists(
+                f"session {wanted!r} exists already", hint=f"continue it: forge resume {wanted}"
+            )
         return path
 
     def path(self, session_id: str) -> Path:
@@ -121,7 +125,8 @@ class SessionStore:
             raise ValueError(f"status {status!r} is not one of {', '.join(STATUSES)}")
         path = self.find(session_id)
         with lock.held(path):
-            files.write_json(path / SESSION_FILE, {**read_session(path), "status": status})
+            record = {**read_session(path), "status": status}
+            files.write_bytes(path / SESSION_FILE, files.sealed(record))
             self.registry.update_session(session_id, status=status)
 
     def status(self, row: SessionRow) -> str:
@@ -164,24 +169,13 @@ class SessionStore:
             )
 
 
-def _candidates(wanted: str, *, fixed: bool) -> Iterator[str]:
-    yield wanted
-    if not fixed:
-        yield from (f"{wanted}_{n}" for n in range(2, 1000))
-
-
 def read_session(path: Path) -> dict[str, Any]:
     """session.json of a run directory, checked for its form."""
     place = path / SESSION_FILE
-    record = files.read_json(place)
-    version = record.get("schema_version") if isinstance(record, dict) else None
-    if isinstance(version, int) and version > SCHEMA_VERSION:
-        raise TooNew(f"{place} has schema {version}; this version reads up to {SCHEMA_VERSION}")
-    if version != SCHEMA_VERSION or record.get("session_id") != path.name:
+    record = files.read_sealed(place)
+    if record.get("session_id") != path.name:
         raise DamagedFile(place, f"not the record of session {path.name!r}")
-    if record.get("status") not in STATUSES or not isinstance(record.get("config"), dict):
-        raise DamagedFile(place, "its status or config is missing")
-    return dict(record)
+    return record
 
 
 # -- cleaning -------------------------------------------------------------------------------------
@@ -279,38 +273,29 @@ class SessionCleanupManager:
     def remove(self, removals: Sequence[Removal]) -> list[Removal]:
         """Remove sessions, directory first; one that has come into use meanwhile stays."""
         gone: list[Removal] = []
-        for removal in removals:
-            path = self.sessions.path(removal.session_id)
-            try:
-                if path.exists():
-                    with lock.exclusive(path):
-                        files.remove_tree(path, self.sessions.root / "sessions")
+        with self.sessions.changing():
+            for removal in removals:
+                path = self.sessions.path(removal.session_id)
+                try:
+                    if path.exists():
+                        with lock.exclusive(path):
+                            files.remove_tree(path, self.sessions.root / "sessions")
+                except Busy:
+                    continue
                 self.sessions.registry.delete_session(removal.session_id)
-            except Busy:
-                continue
-            gone.append(removal)
+                gone.append(removal)
         return gone
 
     def cleanup_old_sessions(self, *, keep: Collection[str] = ()) -> list[Removal]:
         """Remove what the policy no longer wants; nothing if automatic cleaning is off."""
         if not self.policy.auto_cleanup_enabled:
             return []
-        self.sweep_leftovers()
         return self.remove(self.plan(keep=keep))
-
-    def sweep_leftovers(self) -> None:
-        """Finish removals that were cut short: what is in the trash has no lock any more."""
-        for path in (self.sessions.root / "sessions").glob(f"{files.TRASH}*"):
-            if path.is_symlink():
-                raise HostileInput(f"{path} is a link; the store follows none")
-            files.disk.remove_tree(path)
 
     def auto_cleanup_on_session_complete(self, session_id: str) -> list[Removal]:
         """Mark a session completed, tend the database every N sessions, then clean."""
-        registry = self.sessions.registry
         self.sessions.set_status(session_id, "completed")
-        completed = [s for s in registry.get_all_sessions() if s["status"] == "completed"]
-        if len(completed) % self.policy.checkpoint_every_n_sessions == 0:
+        if self.sessions.registry.sessions_ever() % self.policy.checkpoint_every_n_sessions == 0:
             self.checkpoint_and_vacuum()
         return self.cleanup_old_sessions(keep={session_id})
 

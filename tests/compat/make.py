@@ -1,0 +1,37 @@
+"""Write the fixture of the present schema: python -m tests.compat.make VERSION.
+
+Run it once when a schema changes, and commit what it wrote. Old fixtures are never made again.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+
+from agent_forge.store.checkpoint import CheckpointManager
+from agent_forge.store.models import ModelStorage
+from agent_forge.store.sessions import SessionStore
+from tests.pico import Pico
+
+
+def make(root: Path) -> None:
+    sessions = SessionStore(root)
+    sessions.create({"preset": "smoke"}, "preset: smoke\n", session_id="s1", tags=["kept"])
+    torch.manual_seed(0)
+    model = Pico()
+    optimizer = torch.optim.AdamW(model.parameters())
+    storage = ModelStorage(root, sessions.registry)
+    storage.save_model(model, "s1", "cognate", "m1", {"seed": 42}, metrics={"loss": 1.5})
+    sessions.registry.record_handoff("cognate_m1_s1", "evomerge", validation_status="passed")
+    CheckpointManager(sessions.path("s1") / "phase1_cognate" / "checkpoints").save_checkpoint(
+        model, optimizer, epoch=1, step=30, cursor=[1, 2]
+    )
+    sessions.set_status("s1", "completed")
+    sessions.registry.checkpoint_wal()
+    sessions.registry.close()
+
+
+if __name__ == "__main__":
+    make(Path(__file__).parent / sys.argv[1])

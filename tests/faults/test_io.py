@@ -1,0 +1,238 @@
+"""P2, P3, P4: any single I/O failure, a full disk and damaged files leave the last good state."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from agent_forge import platform
+from agent_forge.errors import DamagedFile, DiskFull, ForgeError
+from agent_forge.store import files
+from agent_forge.store.checkpoint import CheckpointManager
+from agent_forge.store.models import ModelStorage
+from agent_forge.store.sessions import SessionStore
+from tests.pico import build
+
+
+class FailingDisk(files.Disk):
+    """Fails at the N-th call: once or from then on, with an error or after half of a write."""
+
+    def __init__(self, fail_at: int, error: int, *, once: bool, short: bool) -> None:
+        self.calls = 0
+        self.failures = 0
+        self.fail_at, self.error, self.once, self.short = fail_at, error, once, short
+
+    def _count(self) -> None:
+        self.calls += 1
+        if self.calls == self.fail_at or (self.calls > self.fail_at and not self.once):
+            self.failures += 1
+            raise OSError(self.error, os.strerror(self.error))
+
+    def write(self, fd: int, data: memoryview) -> int:
+        if self.short and self.calls + 1 == self.fail_at:
+            os.write(fd, data[: len(data) // 2])
+        self._count()
+        return super().write(fd, data)
+
+
+def _counted(name: str) -> Callable[..., object]:
+    real = getattr(files.Disk, name)
+
+    def call(self: FailingDisk, *arguments: object) -> object:
+        self._count()
+        return real(self, *arguments)
+
+    return call
+
+
+for operation in (
+    *("open", "sync", "sync_directory", "make_directory"),
+    *("replace", "remove", "remove_tree"),
+):
+    setattr(FailingDisk, operation, _counted(operation))
+
+
+def weights(value: float) -> dict[str, torch.Tensor]:
+    model = build({})
+    return {name: torch.full_like(t, value) for name, t in model.state_dict().items()}
+
+
+def scenario(root: Path) -> None:
+    """Everything a run writes: a session, a model replaced in place, checkpoints, a status."""
+    sessions = SessionStore(root)
+    try:
+        storage = ModelStorage(root, sessions.registry, build)
+        path = sessions.create({}, "preset: smoke\n", session_id="s2")
+        checkpoints = CheckpointManager(path / "checkpoints", keep_last=1)
+        for step in (1, 2):
+            storage.save_model(
+                weights(step),
+                "s1",
+                "cognate",
+                "m1",
+                {"step": step},
+                config={"model_type": "pico"},
+                metrics={"loss": 1.0},
+            )
+            checkpoints.save_checkpoint(weights(step), step=step)
+        sessions.set_status("s2", "completed")
+    finally:
+        sessions.registry.close()
+
+
+def check_after(root: Path) -> None:
+    """The next start: whatever is there is whole, and nothing unfinished is left."""
+    sessions = SessionStore(root)
+    sessions.registry.integrity_check()
+    storage = ModelStorage(root, sessions.registry, build)
+    for row in sessions.registry.get_all_sessions():
+        with sessions.open(row["session_id"]) as path:
+            checkpoints = CheckpointManager(path / "checkpoints")
+            if checkpoints.steps():
+                loaded = checkpoints.load_checkpoint()
+                assert loaded.skipped == ()
+                assert all((t == loaded.step).all() for t in loaded.model_state_dict.values())
+    with sessions.changing():
+        pass
+    model, metadata = storage.load_model("cognate_m1_s1")
+    assert all((p == metadata["step"]).all() for p in model.parameters())
+    strays = [p for p in root.rglob(".*") if p.name.startswith((files.TEMP, files.READY))]
+    assert strays == []
+    sessions.registry.close()
+
+
+def prepare(root: Path) -> None:
+    sessions = SessionStore(root)
+    sessions.create({}, "", session_id="s1")
+    ModelStorage(root, sessions.registry, build).save_model(
+        weights(0), "s1", "cognate", "m1", {"step": 0}
+    )
+    sessions.registry.close()
+
+
+def runs_until_untouched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int, once: bool, short: bool
+) -> Iterator[Path]:
+    for n in range(1, 1000):
+        root = tmp_path / str(n)
+        prepare(root)
+        disk = FailingDisk(n, error, once=once, short=short)
+        with monkeypatch.context() as patch:
+            patch.setattr(files, "disk", disk)
+            try:
+                scenario(root)
+            except OSError as caught:
+                assert caught.errno == error
+            except DiskFull:
+                assert error == errno.ENOSPC
+        if not disk.failures:
+            assert n > 60  # the scenario really went through the durable writer
+            return
+        yield root
+    raise AssertionError("the scenario never passed untouched")
+
+
+@pytest.mark.parametrize("once", [True, False], ids=["once", "for-good"])
+@pytest.mark.parametrize(
+    ("error", "short"),
+    [(errno.ENOSPC, False), (errno.EIO, False), (errno.ENOSPC, True)],
+    ids=["full", "error", "short-write"],
+)
+def test_the_nth_failure_leaves_the_last_good_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int, short: bool, once: bool
+) -> None:
+    for root in runs_until_untouched(tmp_path, monkeypatch, error, once, short):
+        check_after(root)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs fork and file-size limits")
+def test_a_file_size_limit_is_a_full_disk(root: Path) -> None:
+    """The system itself refuses to write on: the same promise without any injection."""
+    prepare(root)
+    pid = os.fork()
+    if pid == 0:
+        platform.set_limits(file_bytes=100_000)
+        try:
+            big = {"w": torch.ones(100_000)}
+            ModelStorage(root, build=build).save_model(big, "s1", "cognate", "m1", {"step": 1})
+        except DiskFull as error:
+            os._exit(error.exit_code)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 5
+    check_after(root)
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="needs root")
+def test_a_disk_that_fills_up_is_survived(tmp_path: Path) -> None:
+    """A real file system of 1 MB that is almost full, behind an estimate that was too kind."""
+    mount = tmp_path / "small"
+    mount.mkdir()
+    if os.system(f"mount -t tmpfs -o size=1m tmpfs {mount} 2>/dev/null"):
+        pytest.skip("mounting is not allowed here")
+    try:
+        manager = CheckpointManager(mount / "checkpoints", keep_last=9)
+        estimate, manager_module = files.require_space, files
+        manager_module.require_space = lambda path, needed: None
+        try:
+            with pytest.raises(DiskFull):
+                for step in range(1, 40):
+                    manager.save_checkpoint({"w": torch.ones(20_000 * step)}, step=step)
+        finally:
+            manager_module.require_space = estimate
+        kept = manager.load_checkpoint()
+        assert kept.step >= 4 and kept.skipped == ()
+        files.sweep(mount)
+        assert [p.name for p in (mount / "checkpoints").iterdir()] == [kept.path.name]
+    finally:
+        os.system(f"umount {mount}")
+
+
+def artefacts(root: Path) -> list[Path]:
+    """Every file that is read back; no two in a row are alike, so that a swap changes both."""
+    prepare(root)
+    scenario(root)
+    unread = ("run.lock", "config.yaml")
+    found = (path for path in (root / "sessions").rglob("*") if path.is_file())
+    return sorted(path for path in found if path.name not in unread and path.stat().st_size > 4)
+
+
+@pytest.mark.parametrize("how", ["flip", "truncate", "empty", "swap"])
+def test_damage_to_any_file_is_named(root: Path, how: str) -> None:
+    places = artefacts(root)
+    assert len(places) == 11  # six of the model, three of the checkpoint, two sessions
+    for i, place in enumerate(places):
+        content = place.read_bytes()
+        place.write_bytes(
+            {
+                "flip": content[:-2] + bytes([content[-2] ^ 1]) + content[-1:],
+                "truncate": content[: len(content) // 2],
+                "empty": b"",
+                "swap": places[i - 1].read_bytes(),
+            }[how]
+        )
+        _assert_named(root, place)
+        place.write_bytes(content)
+
+
+def _assert_named(root: Path, place: Path) -> None:
+    """Reading what holds the file raises an error with its folder in it."""
+    try:
+        if place.name == "session.json":
+            with SessionStore(root).open(place.parent.name):
+                pass
+        elif place.parent.name.startswith("step_"):
+            CheckpointManager(place.parent.parent).load_checkpoint(place.parent)
+        else:
+            ModelStorage(root, build=build).load_model("cognate_m1_s1")
+    except DamagedFile as error:
+        assert place.parent.name in str(error)
+        return
+    except ForgeError as error:
+        raise AssertionError(f"{place}: {error!r}") from error
+    raise AssertionError(f"{place}: the damage went unnoticed")

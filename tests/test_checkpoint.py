@@ -1,0 +1,228 @@
+"""Checkpoints: everything that influences the next step, and a way back when one is damaged."""
+
+from __future__ import annotations
+
+import logging
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from agent_forge.errors import DamagedFile, DiskFull, NotFound, TooNew
+from agent_forge.store import files
+from agent_forge.store.checkpoint import CheckpointManager
+from agent_forge.store.models import OVERHEAD_BYTES
+from tests.pico import Pico
+
+
+class Training:
+    """Four random sources, a cursor, AdamW: a run in miniature."""
+
+    def __init__(self) -> None:
+        random.seed(1)
+        np.random.seed(2)
+        torch.manual_seed(3)
+        self.data = torch.Generator().manual_seed(4)
+        self.model = Pico()
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1)
+        self.cursor = 0
+
+    def step(self) -> None:
+        tokens = torch.randint(0, 4, (2, 3), generator=self.data)
+        noise = random.random() + float(np.random.rand()) + float(torch.rand(()))
+        self.optimizer.zero_grad()
+        (self.model(tokens).square().mean() * (1 + noise)).backward()
+        self.optimizer.step()
+        self.cursor += 6
+
+    def save(self, manager: CheckpointManager, step: int, **more: Any) -> Path:
+        return manager.save_checkpoint(
+            self.model,
+            self.optimizer,
+            epoch=step // 2,
+            step=step,
+            metadata={"config_hash": "abc"},
+            cursor={"position": self.cursor},
+            generators={"data": self.data},
+            **more,
+        )
+
+    def load(self, manager: CheckpointManager) -> int:
+        checkpoint = manager.load_checkpoint()
+        self.model.load_state_dict(checkpoint.model_state_dict)
+        self.optimizer.load_state_dict(checkpoint.optimizer_state_dict)
+        checkpoint.restore_generators({"data": self.data})
+        self.cursor = checkpoint.cursor["position"]
+        return checkpoint.step
+
+
+def weights(training: Training) -> bytes:
+    state = training.model.state_dict()
+    return b"".join(state[name].numpy().tobytes() for name in sorted(state))
+
+
+def test_a_resumed_run_equals_one_that_was_never_stopped(tmp_path: Path) -> None:
+    reference = Training()
+    for _ in range(6):
+        reference.step()
+    manager = CheckpointManager(tmp_path)
+    first = Training()
+    for step in range(1, 4):
+        first.step()
+        first.save(manager, step)
+    second = Training()
+    for _ in range(9):  # a run that has gone elsewhere meanwhile
+        second.step()
+    for _ in range(second.load(manager), 6):
+        second.step()
+    assert weights(second) == weights(reference) and second.cursor == reference.cursor
+
+
+def test_the_metadata_and_epoch_come_back(tmp_path: Path) -> None:
+    manager = CheckpointManager(tmp_path)
+    Training().save(manager, 7)
+    checkpoint = manager.load_checkpoint(tmp_path / "step_00000007")
+    assert (checkpoint.step, checkpoint.epoch, checkpoint.skipped) == (7, 3, ())
+    assert checkpoint.metadata == {"config_hash": "abc"}
+    with pytest.raises(ValueError, match="do not fit"):
+        checkpoint.restore_generators({})
+
+
+def test_only_weights_are_required(tmp_path: Path) -> None:
+    manager = CheckpointManager(tmp_path)
+    manager.save_checkpoint({"w": torch.ones(2)})
+    checkpoint = manager.load_checkpoint()
+    assert checkpoint.step == 0 and checkpoint.optimizer_state_dict == {}
+    checkpoint.restore_generators()
+
+
+def test_the_last_and_the_best_are_kept_by_step_not_by_time(tmp_path: Path) -> None:
+    manager = CheckpointManager(tmp_path, keep_last=2)
+    scores = {10: 0.5, 2: 0.9, 1: 0.1, 30: 0.2, 20: 0.3}
+    for step, score in scores.items():
+        manager.save_checkpoint({"w": torch.ones(1)}, step=step, score=score)
+    assert [path.name for path in manager.steps()] == [
+        "step_00000002",
+        "step_00000020",
+        "step_00000030",
+    ]
+    assert manager.load_checkpoint().step == 30
+    with pytest.raises(ValueError, match="at least 1"):
+        CheckpointManager(tmp_path, keep_last=0)
+
+
+def damage(path: Path, how: str) -> None:
+    content = path.read_bytes()
+    if how == "flip":
+        path.write_bytes(content[:-3] + bytes([content[-3] ^ 4]) + content[-2:])
+    elif how == "truncate":
+        path.write_bytes(content[: len(content) // 2])
+    elif how == "empty":
+        path.write_bytes(b"")
+    else:
+        path.unlink()
+
+
+@pytest.mark.parametrize("how", ["flip", "truncate", "empty", "remove"])
+@pytest.mark.parametrize("name", ["tensors.safetensors", "state.json", "manifest.json"])
+def test_a_damaged_checkpoint_is_named_and_stepped_over(
+    tmp_path: Path, how: str, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    manager = CheckpointManager(tmp_path)
+    for step in (1, 2):
+        manager.save_checkpoint({"w": torch.full((2,), float(step))}, step=step)
+    damage(tmp_path / "step_00000002" / name, how)
+    with caplog.at_level(logging.WARNING):
+        checkpoint = manager.load_checkpoint()
+    assert checkpoint.step == 1 and checkpoint.model_state_dict["w"].tolist() == [1, 1]
+    assert "step_00000002" in checkpoint.skipped[0] and "going back" in caplog.text
+    with pytest.raises(DamagedFile, match="step_00000002"):
+        manager.load_checkpoint(tmp_path / "step_00000002")
+
+
+def test_two_swapped_files_are_noticed(tmp_path: Path) -> None:
+    manager = CheckpointManager(tmp_path)
+    for step in (1, 2):
+        manager.save_checkpoint({"w": torch.full((2,), float(step))}, step=step)
+    one, two = (tmp_path / f"step_0000000{n}" / "tensors.safetensors" for n in (1, 2))
+    content = one.read_bytes()
+    one.write_bytes(two.read_bytes())
+    two.write_bytes(content)
+    with pytest.raises(NotFound, match="no usable checkpoint") as caught:
+        manager.load_checkpoint()
+    assert "step_00000001" in caught.value.hint and "step_00000002" in caught.value.hint
+
+
+def test_nothing_saved_is_told(tmp_path: Path) -> None:
+    with pytest.raises(NotFound):
+        CheckpointManager(tmp_path / "none").load_checkpoint()
+
+
+def test_what_was_verified_but_is_no_checkpoint_is_damage(tmp_path: Path) -> None:
+    manager = CheckpointManager(tmp_path)
+    manager.save_checkpoint({"w": torch.ones(2)}, step=1)
+    record = files.read_json(tmp_path / "step_00000001" / "state.json")
+    for change, error in (({"state": {}}, DamagedFile), ({"schema_version": 2}, TooNew)):
+        with files.staging(tmp_path / "step_00000002") as stage:
+            stage.copy(tmp_path / "step_00000001" / "tensors.safetensors")
+            stage.write_json("state.json", {**record, **change})
+        with pytest.raises(error):
+            manager.load_checkpoint(tmp_path / "step_00000002")
+
+
+def test_a_full_disk_drops_old_checkpoints_then_stops_with_the_last_good_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    manager = CheckpointManager(tmp_path, keep_last=3)
+    state = {"w": torch.ones(1000)}
+    for step in (1, 2, 3):
+        manager.save_checkpoint(state, step=step, score=-step)
+    damage(tmp_path / "step_00000003" / "state.json", "flip")
+    each = files.tree_bytes(tmp_path / "step_00000001")
+    needed = OVERHEAD_BYTES + 12_000
+    room = needed + 2 * each
+
+    def free(path: Path) -> int:
+        return room - files.tree_bytes(tmp_path)
+
+    monkeypatch.setattr(files, "free_bytes", free)
+    manager.save_checkpoint(state, step=4)
+    assert "older checkpoints were removed" in caplog.text
+    assert [path.name for path in manager.steps()] == ["step_00000002", "step_00000004"]
+    room -= 2 * each
+    with pytest.raises(DiskFull) as caught:
+        manager.save_checkpoint(state, step=5)
+    assert caught.value.exit_code == 5
+    assert manager.load_checkpoint().step == 4
+    with pytest.raises(DiskFull):
+        manager.save_checkpoint({"w": torch.ones(4000)}, step=6)
+
+
+def test_cuda_generators_are_kept_where_there_are_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    from agent_forge.store import checkpoint
+
+    state = [torch.ones(16, dtype=torch.uint8)]
+    restored: list[Any] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_rng_state_all", lambda: state)
+    monkeypatch.setattr(torch.cuda, "set_rng_state_all", restored.append)
+    checkpoint.restore_generators(checkpoint.capture_generators())
+    assert restored == [state]
+
+
+def test_the_optimizer_state_is_exact(tmp_path: Path) -> None:
+    layer = nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(layer.parameters(), lr=1e-3)
+    layer(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    manager = CheckpointManager(tmp_path)
+    manager.save_checkpoint(layer, optimizer)
+    found = manager.load_checkpoint().optimizer_state_dict
+    expected = optimizer.state_dict()
+    assert found["param_groups"] == expected["param_groups"]
+    for key, value in expected["state"][0].items():
+        assert torch.equal(found["state"][0][key], value)

@@ -1,0 +1,296 @@
+"""The registry: the specification's tables, references that hold, upkeep that really reclaims."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+from pathlib import Path
+
+import pytest
+
+from agent_forge.errors import DamagedFile, DiskFull, NameRefused, NotFound
+from agent_forge.store import registry as registry_module
+from agent_forge.store.migrations import MIGRATIONS
+from agent_forge.store.registry import ModelRegistry
+
+
+@pytest.fixture
+def registry(root: Path) -> ModelRegistry:
+    registry = ModelRegistry(root / "registry" / "model_registry.db")
+    registry.create_session("s1", {"preset": "tiny"}, ["first"])
+    return registry
+
+
+def add_model(registry: ModelRegistry, name: str = "m1", session: str = "s1") -> str:
+    path = registry.root / "sessions" / session / "phase1_cognate" / name
+    return registry.register_model(
+        session, "cognate", name, path, {"seed": 42}, size_mb=1.5, parameters=12, tags=["best"]
+    )
+
+
+def test_the_tables_have_the_columns_of_the_specification(registry: ModelRegistry) -> None:
+    connection = sqlite3.connect(registry.db_path)
+    expected = {
+        "models": "model_id session_id phase_name model_name model_path size_mb parameters"
+        " created_at metadata_json tags",
+        "phase_handoffs": "handoff_id source_phase target_phase source_model_id target_model_id"
+        " handoff_timestamp validation_status validation_metrics_json",
+        "sessions": "session_id pipeline_config_json start_time end_time status current_phase"
+        " progress_percent tags",
+    }
+    for table, columns in expected.items():
+        found = [row[1] for row in connection.execute(f"PRAGMA table_info({table})")]
+        assert found == columns.split()
+
+
+def test_the_settings_that_the_promises_need_are_in_force(registry: ModelRegistry) -> None:
+    connection = registry._connection()
+    pragmas = {"foreign_keys": 1, "auto_vacuum": 2, "synchronous": 2, "journal_mode": "wal"}
+    for name, value in pragmas.items():
+        assert connection.execute(f"PRAGMA {name}").fetchone()[0] == value
+
+
+def test_a_session_lives_through_its_states(registry: ModelRegistry) -> None:
+    row = registry.get_session_status("s1")
+    assert (row["status"], row["progress_percent"], row["tags"]) == ("running", 0, ["first"])
+    assert row["end_time"] is None
+    registry.update_session("s1", status="paused", current_phase="evomerge", progress_percent=40)
+    row = registry.get_session_status("s1")
+    assert (row["status"], row["current_phase"], row["progress_percent"]) == (
+        "paused",
+        "evomerge",
+        40,
+    )
+    assert row["end_time"] is not None and row["end_time"] >= row["start_time"]
+    registry.update_session("s1", status="running", tags=["a", "b"])
+    row = registry.get_session_status("s1")
+    assert row["end_time"] is None and row["tags"] == ["a", "b"]
+    with pytest.raises(sqlite3.IntegrityError):
+        registry.update_session("s1", status="dreaming")
+    with pytest.raises(NotFound):
+        registry.update_session("s2", status="failed")
+    with pytest.raises(NotFound):
+        registry.get_session_status("s2")
+
+
+def test_creating_a_session_again_changes_nothing(registry: ModelRegistry) -> None:
+    before = registry.get_session_status("s1")
+    registry.create_session("s1", {"preset": "small"})
+    assert registry.get_session_status("s1") == before
+
+
+def test_sessions_come_newest_first(registry: ModelRegistry) -> None:
+    registry.create_session("s2", {})
+    assert [row["session_id"] for row in registry.get_all_sessions()] == ["s2", "s1"]
+
+
+def test_a_model_is_found_by_id_and_by_place(registry: ModelRegistry) -> None:
+    model_id = add_model(registry)
+    row = registry.get_model(model_id)
+    assert row == registry.get_model(session_id="s1", phase_name="cognate")
+    assert row["metadata"] == {"seed": 42} and row["parameters"] == 12 and row["tags"] == ["best"]
+    assert Path(row["model_path"]) == registry.root / "sessions/s1/phase1_cognate/m1"
+    add_model(registry, "m2")
+    with pytest.raises(NotFound, match="2 models"):
+        registry.get_model(session_id="s1")
+    assert registry.get_model(session_id="s1", model_name="m2")["model_name"] == "m2"
+    with pytest.raises(NotFound, match="no model with model_id=m9"):
+        registry.get_model("m9")
+
+
+def test_registering_again_renews_the_entry(registry: ModelRegistry) -> None:
+    first = add_model(registry)
+    path = registry.root / "sessions/s1/phase1_cognate/m1"
+    assert registry.register_model("s1", "cognate", "m1", path, {"seed": 7}) == first
+    assert registry.get_model(first)["metadata"] == {"seed": 7}
+    assert len(registry.search_models()) == 1
+
+
+def test_a_model_needs_a_session_and_a_safe_name(registry: ModelRegistry, tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match="no session"):
+        registry.register_model("s9", "cognate", "m", tmp_path)
+    with pytest.raises(NameRefused):
+        registry.register_model("s1", "cognate", "../m", tmp_path)
+    with pytest.raises(NameRefused):
+        registry.register_model("s1", "cognate", "m", tmp_path, tags=["a,b"])
+    assert registry.search_models() == []
+
+
+def test_models_are_searched(registry: ModelRegistry) -> None:
+    registry.create_session("s2", {})
+    add_model(registry, "m1")
+    add_model(registry, "m2", "s2")
+    registry.register_model("s2", "evomerge", "m3", registry.root)
+
+    def found(**where: str) -> set[str]:
+        return {row["model_name"] for row in registry.search_models(**where)}  # type: ignore[arg-type]
+
+    assert found() == {"m1", "m2", "m3"}
+    assert found(phase="cognate") == {"m1", "m2"}
+    assert found(session_id="s2") == {"m2", "m3"}
+    assert found(tag="best") == {"m1", "m2"} and found(tag="bes") == set()
+    assert found(text="evomerge") == {"m3"}
+    assert len(registry.search_models(limit=2)) == 2
+
+
+def test_the_storage_root_can_be_moved(registry: ModelRegistry, tmp_path: Path) -> None:
+    model_id = add_model(registry)
+    outside = registry.register_model("s1", "edge", "far", tmp_path / "elsewhere")
+    registry.close()
+    moved = tmp_path / "moved"
+    registry.root.rename(moved)
+    again = ModelRegistry(moved / "registry" / "model_registry.db")
+    assert Path(again.get_model(model_id)["model_path"]).is_relative_to(moved)
+    assert again.get_model(outside)["model_path"] == str(tmp_path / "elsewhere")
+
+
+def test_handoffs_go_with_their_models(registry: ModelRegistry) -> None:
+    source = add_model(registry)
+    target = registry.register_model("s1", "evomerge", "merged", registry.root)
+    for status in ("pending", "passed"):
+        registry.record_handoff(
+            source,
+            "evomerge",
+            target_model_id=target,
+            validation_status=status,
+            validation_metrics={"fitness": 0.7},
+        )
+    (row,) = registry.get_handoffs("s1")
+    assert (row["source_phase"], row["validation_status"]) == ("cognate", "passed")
+    assert row["validation_metrics"] == {"fitness": 0.7}
+    with pytest.raises(NotFound):
+        registry.record_handoff("nobody", "evomerge")
+    registry.delete_session("s1")
+    assert registry.search_models() == [] and registry.get_handoffs("s1") == []
+    tables = sqlite3.connect(registry.db_path)
+    assert tables.execute("SELECT count(*) FROM phase_handoffs").fetchone() == (0,)
+    registry.integrity_check()
+
+
+def test_a_failed_transaction_changes_nothing(registry: ModelRegistry) -> None:
+    with pytest.raises(RuntimeError, match="stop"), registry._writing() as connection:
+        connection.execute("DELETE FROM sessions")
+        raise RuntimeError("stop")
+    assert len(registry.get_all_sessions()) == 1
+
+
+def test_vacuum_really_reclaims(registry: ModelRegistry) -> None:
+    for n in range(60):
+        registry.create_session(f"big{n}", {"text": "x" * 20_000})
+    registry.checkpoint_wal()
+    full, _ = registry.size_bytes()
+    for n in range(60):
+        registry.delete_session(f"big{n}")
+    reclaimed = registry.vacuum_incremental(pages=10)
+    assert reclaimed == 10 * registry_module.PAGE_BYTES
+    reclaimed += registry.vacuum_incremental()
+    small, wal = registry.size_bytes()
+    assert full - small == reclaimed > 60 * 20_000 and wal == 0
+
+
+def test_threads_and_forked_children_have_their_own_connection(registry: ModelRegistry) -> None:
+    mine = registry._connection()
+    others: list[sqlite3.Connection] = []
+    thread = threading.Thread(target=lambda: others.append(registry._connection()))
+    thread.start()
+    thread.join()
+    assert others[0] is not mine
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0 if registry._connection() is not mine else 1)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert registry._connection() is mine
+
+
+def test_a_full_disk_is_named_and_survived(registry: ModelRegistry) -> None:
+    connection = registry._connection()
+    pages = connection.execute("PRAGMA page_count").fetchone()[0]
+    connection.execute(f"PRAGMA max_page_count = {pages}")
+    with pytest.raises(DiskFull):
+        registry.create_session("s2", {"text": "x" * 100_000})
+    registry.integrity_check()
+    assert [row["session_id"] for row in registry.get_all_sessions()] == ["s1"]
+
+
+def test_damage_is_named(registry: ModelRegistry) -> None:
+    add_model(registry)
+    registry.checkpoint_wal()
+    registry.close()
+    good = registry.db_path.read_bytes()
+    for content in (b"not a database at all" * 400, good[:100] + b"\xff" * 3000):
+        registry.db_path.write_bytes(content)
+        with pytest.raises(DamagedFile, match="model_registry"):
+            ModelRegistry(registry.db_path).get_all_sessions()
+    flipped = bytearray(good)
+    for page in range(1, len(good) // 4096):  # page headers: a type that no page has
+        flipped[page * 4096] ^= 0xFF
+    registry.db_path.write_bytes(flipped)
+    with pytest.raises(DamagedFile):
+        ModelRegistry(registry.db_path).integrity_check()
+
+
+def test_a_dangling_reference_is_found(registry: ModelRegistry) -> None:
+    connection = sqlite3.connect(registry.db_path)
+    connection.execute("INSERT INTO models VALUES ('m', 'gone', 'p', 'n', 'x', 1, 1, 0, '{}', '')")
+    connection.commit()
+    with pytest.raises(DamagedFile, match="refers to one"):
+        registry.integrity_check()
+
+
+def test_someone_elses_database_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "registry" / "model_registry.db"
+    path.parent.mkdir()
+    connection = sqlite3.connect(path)
+    connection.execute("CREATE TABLE photos (name TEXT)")
+    connection.commit()
+    with pytest.raises(DamagedFile, match="not a model registry"):
+        ModelRegistry(path)
+    assert connection.execute("SELECT count(*) FROM photos").fetchone() == (0,)
+
+
+def test_a_lock_that_never_comes_free_is_an_error(
+    registry: ModelRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry_module, "BUSY_TIMEOUT_MS", 50)
+    blocker = sqlite3.connect(registry.db_path, isolation_level=None)
+    blocker.execute("BEGIN IMMEDIATE")
+    registry.close()
+    with pytest.raises(sqlite3.OperationalError, match="locked"):
+        registry.create_session("s2", {})
+    blocker.execute("ROLLBACK")
+    registry.create_session("s2", {})
+
+
+def test_switching_to_wal_waits_for_its_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "registry" / "model_registry.db"
+    path.parent.mkdir()
+    blocker = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    blocker.execute("BEGIN EXCLUSIVE")
+    threading.Timer(0.3, lambda: blocker.execute("ROLLBACK")).start()
+    assert ModelRegistry(path).get_all_sessions() == []
+    other = tmp_path / "other" / "registry" / "model_registry.db"
+    other.parent.mkdir(parents=True)
+    blocker = sqlite3.connect(other, isolation_level=None)
+    blocker.execute("BEGIN EXCLUSIVE")
+    monkeypatch.setattr(registry_module, "BUSY_TIMEOUT_MS", 50)
+    with pytest.raises(sqlite3.OperationalError, match="locked"):
+        ModelRegistry(other)
+
+
+def test_a_migration_runs_once_and_in_one_transaction(
+    registry: ModelRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry.close()
+    broken = (*MIGRATIONS, ("ALTER TABLE models ADD COLUMN rating REAL", "CREATE NONSENSE"))
+    monkeypatch.setattr(registry_module, "MIGRATIONS", broken)
+    with pytest.raises(sqlite3.OperationalError):
+        ModelRegistry(registry.db_path)
+    good = (*MIGRATIONS, ("ALTER TABLE models ADD COLUMN rating REAL",))
+    monkeypatch.setattr(registry_module, "MIGRATIONS", good)
+    for _ in range(2):
+        again = ModelRegistry(registry.db_path)
+        assert again.get_session_status("s1")["tags"] == ["first"]
+    assert again._version()[1] == len(good)

@@ -1,0 +1,153 @@
+"""How the code is built: layers import downward only, functions are short, one durable writer."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "agent_forge"
+MODULES = sorted(PACKAGE.rglob("*.py"))
+MAX_FUNCTION_LINES = 60
+MAX_FILE_LINES = 500
+
+# Lowest first. A module imports from layers below its own, and from its own folder.
+LAYERS = (
+    ("errors", "config"),
+    ("platform", "store", "track"),
+    ("contract", "workers", "sandbox", "native"),
+    ("model", "optim", "data"),
+    ("search", "evals", "infer", "train", "merge", "quant"),
+    ("phases",),
+    ("pipeline",),
+    ("cli", "ui", "api"),
+)
+# Within one layer, who may import whom.
+WITHIN = {("config", "errors"), ("store", "platform"), ("track", "platform"), ("track", "store")}
+LAZY = {"torch", "transformers", "numpy", "scipy", "pandas"}  # never loaded by the command line
+TORCH_FREE = ("errors", "config", "platform", "cli", "pipeline")
+# The file system is changed in one place; these are the ways around it.
+WRITING_CALLS = {
+    *(
+        "write_text",
+        "write_bytes",
+        "unlink",
+        "rmdir",
+        "rmtree",
+        "copyfile",
+        "copytree",
+        "save_file",
+    ),
+    *("move", "removedirs", "remove", "rename", "renames", "replace", "save", "save_pretrained"),
+    *("symlink_to", "hardlink_to", "touch", "ftruncate", "truncate", "makedirs"),
+}
+WRITING_MODULES = {"os", "shutil", "torch", "np", "numpy", "safetensors", "json", "pickle"}
+
+
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def part(module: str) -> str:
+    """`agent_forge.store.files` -> `store`."""
+    return module.split(".")[1] if "." in module else ""
+
+
+def name_of(path: Path) -> str:
+    return ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
+
+
+def imports(node: ast.AST) -> Iterator[str]:
+    for inner in ast.walk(node):
+        if isinstance(inner, ast.Import):
+            yield from (alias.name for alias in inner.names)
+        elif isinstance(inner, ast.ImportFrom) and inner.module:
+            if inner.module == "agent_forge":
+                yield from (f"agent_forge.{alias.name}" for alias in inner.names)
+            else:
+                yield inner.module
+
+
+def level(name: str) -> int:
+    return next(i for i, layer in enumerate(LAYERS) if name in layer)
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_imports_go_downward_only(path: Path) -> None:
+    mine = part(name_of(path))
+    if mine == "__init__":
+        return
+    for module in imports(tree(path)):
+        if not module.startswith("agent_forge."):
+            continue
+        other = part(module)
+        if other == mine:
+            continue
+        below = level(other) < level(mine)
+        assert below or (mine, other) in WITHIN, f"{mine} must not import {module}"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_what_answers_at_once_loads_nothing_heavy(path: Path) -> None:
+    if part(name_of(path)) not in TORCH_FREE:
+        return
+    for node in tree(path).body:  # the top level only: inside functions it is fine
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            continue
+        assert not {m.split(".")[0] for m in imports(node)} & LAZY
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_functions_and_files_are_short(path: Path) -> None:
+    assert path.read_text(encoding="utf-8").count("\n") <= MAX_FILE_LINES
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            lines = (node.end_lineno or 0) - node.lineno + 1
+            assert lines <= MAX_FUNCTION_LINES, f"{node.name} has {lines} lines"
+
+
+def writing_calls(path: Path) -> Iterator[str]:
+    for node in ast.walk(tree(path)):
+        if not isinstance(node, ast.Call):
+            continue
+        if isinstance(node.func, ast.Name) and node.func.id == "open":
+            yield "open"
+        if not isinstance(node.func, ast.Attribute):
+            continue
+        owner = node.func.value
+        owner_name = owner.id if isinstance(owner, ast.Name) else ""
+        call = node.func.attr
+        if call in WRITING_CALLS - {"replace", "remove", "save"} and owner_name not in (
+            "files",
+            "stage",
+        ):
+            yield call
+        if call in WRITING_CALLS and owner_name in WRITING_MODULES:
+            yield f"{owner_name}.{call}"
+        if call == "open" and any(
+            isinstance(a, ast.Constant) and isinstance(a.value, str) and set(a.value) & set("wax+")
+            for a in node.args
+        ):
+            yield "open for writing"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_one_module_changes_the_file_system(path: Path) -> None:
+    if name_of(path) == "agent_forge.store.files":
+        assert set(writing_calls(path)), "this test would no longer see a write"
+        return
+    allowed = {"ftruncate"} if name_of(path) == "agent_forge.store.lock" else set()
+    allowed |= {f"os.{call}" for call in allowed}
+    assert set(writing_calls(path)) <= allowed
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_source_is_ascii_and_says_what_it_is(path: Path) -> None:
+    assert path.read_text(encoding="utf-8").isascii()
+    assert ast.get_docstring(tree(path)), "a module begins with what it is"
+
+
+def test_the_package_stays_small() -> None:
+    assert sum(path.read_text().count("\n") for path in MODULES) <= 15_000

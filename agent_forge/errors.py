@@ -79,6 +79,44 @@ class DiskFull(ForgeError):
         self.free = free
 
 
+class CannotWrite(ForgeError):
+    """The disk refused a change: no permission, read-only, or failing."""
+
+    exit_code = 5
+
+    def __init__(self, path: Path | str, problem: str) -> None:
+        super().__init__(
+            f"cannot write {path}: {problem}",
+            hint="check the disk and the permissions of the storage folder",
+        )
+
+
+class NotEnough(ForgeError):
+    """Not enough memory for what is about to start."""
+
+    exit_code = 5
+
+
+class HandoffRefused(ForgeError):
+    """A model does not fulfil what the next phase requires."""
+
+    exit_code = 3
+
+
+class NotFinite(ForgeError):
+    """A measured value is NaN or infinite: the run stops at its last good checkpoint."""
+
+
+class PhaseFailed(ForgeError):
+    """A phase ended without success."""
+
+
+class Interrupted(ForgeError):
+    """Stopped on request, with everything saved."""
+
+    exit_code = 130
+
+
 class Busy(ForgeError):
     """Another process holds the run directory."""
 

@@ -7,7 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from agent_forge.errors import DamagedFile, DiskFull, HostileInput, NameRefused, NotFound, TooNew
+from agent_forge.errors import (
+    CannotWrite,
+    DamagedFile,
+    DiskFull,
+    HostileInput,
+    NameRefused,
+    NotFound,
+    TooNew,
+)
 from agent_forge.store import files
 
 
@@ -237,8 +245,24 @@ def test_remove_tree_stays_inside(tmp_path: Path) -> None:
 
 def test_append_adds_to_a_file(tmp_path: Path) -> None:
     for line in (b"one\n", b"two\n"):
-        files.append(tmp_path / "log" / "events.jsonl", line)
-    assert (tmp_path / "log" / "events.jsonl").read_bytes() == b"one\ntwo\n"
+        files.append(tmp_path / "events.jsonl", line)
+    assert (tmp_path / "events.jsonl").read_bytes() == b"one\ntwo\n"
+    files.sync(tmp_path / "events.jsonl")
+    files.cut(tmp_path / "events.jsonl", 4)
+    files.cut(tmp_path / "events.jsonl", 1000)
+    files.cut(tmp_path / "nothing", 0)
+    assert (tmp_path / "events.jsonl").read_bytes() == b"one\n"
+    files.remove(tmp_path / "events.jsonl")
+    files.remove(tmp_path / "events.jsonl")
+    assert names(tmp_path) == set()
+
+
+def test_what_the_system_refuses_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for write in (files.write_text, lambda p, t: files.append(p, t.encode())):
+        with pytest.raises(CannotWrite, match="cannot write") as caught:
+            write(tmp_path / "file" / "below", "x")
+        assert caught.value.exit_code == 5
 
 
 def test_space_is_checked_before_the_work(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import traceback
 
 import typer
 
-from agent_forge.cli import config, doctor, runs
+from agent_forge.cli import config, doctor, run, runs, watch
 from agent_forge.errors import ForgeError
 
 app = typer.Typer(
@@ -26,6 +26,13 @@ app = typer.Typer(
 
 
 for command in (
+    run.run,
+    run.resume,
+    run.stop,
+    watch.status,
+    watch.logs,
+    run.phases,
+    watch.export,
     config.init,
     config.validate,
     runs.ls,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from agent_forge.config.phases import PHASES, phase_folder
+from agent_forge.config.phases import ORDER, phase_folder
 from agent_forge.errors import ConfigError
 
 PIPELINE_FILE = "pipeline_config.yaml"
@@ -27,7 +27,7 @@ def read_layout(path: Path, read: Callable[[Path], Data]) -> Data:
     phases = data.get("phases") or {}
     if not isinstance(phases, dict):
         raise ConfigError(f"{folder / PIPELINE_FILE}: phases: names with settings are expected")
-    known = {f"{phase_folder(name)}.yaml": name for name in PHASES}
+    known = {f"{phase_folder(name)}.yaml": name for name in ORDER}
     for file in sorted((folder / PHASE_FOLDER).glob("*")):
         if file.suffix not in SUFFIXES:
             continue

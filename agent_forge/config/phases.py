@@ -12,6 +12,7 @@ PHASES = (
     "edge",
     "final_compression",
 )
+ORDER = ("toy", *PHASES)  # the toy shows how a phase is written; it stands alone and comes first
 
 
 def phase_folder(phase_name: str) -> str:

@@ -40,6 +40,12 @@ class RuntimeSettings(Settings):
         "auto", description="auto takes the first of cuda, mps, cpu that is there"
     )
     threads: int = Field(0, ge=0, le=1024, description="CPU threads of torch; 0 = all cores")
+    reserve_memory_mb: float = Field(
+        200, ge=0, description="pause when the machine has less memory than this left"
+    )
+    check_every_steps: int = Field(
+        50, ge=1, description="steps between two looks at free disk and memory"
+    )
 
 
 class StorageSettings(Settings):
@@ -48,6 +54,26 @@ class StorageSettings(Settings):
     root: str = Field("storage", min_length=1, description="folder of all runs and the registry")
     keep_checkpoints: int = Field(
         5, ge=1, description="checkpoints kept for each phase; the best one stays in addition"
+    )
+    reserve_disk_mb: float = Field(
+        200, ge=0, description="pause when the disk has less than this left"
+    )
+
+
+class TrackingSettings(Settings):
+    """Who is told what a run measures. metrics.jsonl has everything in any case."""
+
+    wandb_enabled: bool = Field(False, description="mirror the metrics to Weights & Biases")
+    wandb_offline: bool = Field(True, description="keep the mirror on this machine")
+    wandb_project: str = Field("agent-forge", min_length=1, description="W&B project")
+    wandb_timeout_s: float = Field(
+        10, ge=0, description="how long W&B may take to answer before it is left out"
+    )
+    sample_every_s: float = Field(
+        5, ge=0, description="seconds between two samples of CPU, memory and disk; 0 = none"
+    )
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
+        "INFO", description="what goes into log.jsonl"
     )
 
 
@@ -106,3 +132,10 @@ class PhaseSettings(Settings):
     """What every phase can be told; each phase adds its own."""
 
     enabled: bool = Field(True, description="false leaves the phase out of a full run")
+    checkpoint_every_steps: int = Field(50, ge=1, description="steps between two checkpoints")
+    gate_policy: Literal["fail", "warn"] = Field(
+        "fail", description="what a missed quality gate at the entrance of this phase does"
+    )
+    gates: dict[str, float] = Field(
+        {}, description="thresholds of those gates that differ from the specification's"
+    )

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from agent_forge.config.layout import layout_files
-from agent_forge.config.load import load, to_yaml
-from agent_forge.config.phases import PHASES
+from agent_forge.config.load import did_you_mean, load, to_yaml
+from agent_forge.config.phases import ORDER
 from agent_forge.config.settings import (
     CleanupSettings,
     ModelSettings,
@@ -16,12 +16,16 @@ from agent_forge.config.settings import (
     RuntimeSettings,
     Settings,
     StorageSettings,
+    TrackingSettings,
 )
+from agent_forge.phases.handoffs import RULES
+from agent_forge.phases.toy_config import ToySettings
 
 
 class PhaseConfigs(Settings):
     """The settings of each phase, in the order in which they run."""
 
+    toy: ToySettings = ToySettings()
     cognate: PhaseSettings = PhaseSettings()
     evomerge: PhaseSettings = PhaseSettings()
     quietstar: PhaseSettings = PhaseSettings()
@@ -38,9 +42,20 @@ class PipelineConfig(Settings):
     preset: str = Field("tiny", description="the preset that the rest was derived from")
     runtime: RuntimeSettings = RuntimeSettings()
     storage: StorageSettings = StorageSettings()
+    tracking: TrackingSettings = TrackingSettings()
     cleanup_policy: CleanupSettings = CleanupSettings()
     model: ModelSettings = ModelSettings()
     phases: PhaseConfigs = PhaseConfigs()
+
+    @model_validator(mode="after")
+    def _gates_exist(self) -> PipelineConfig:
+        known = {target: [g.name for g in rule.gates] for (_, target), rule in RULES.items()}
+        for phase in ORDER:
+            for gate in getattr(self.phases, phase).gates:
+                if gate not in known.get(phase, []):
+                    names = known.get(phase, [])
+                    raise ValueError(f"phases.{phase}.gates: {gate!r}{did_you_mean(gate, names)}")
+        return self
 
 
 def load_config(
@@ -54,5 +69,5 @@ def config_folder(config: PipelineConfig) -> dict[str, str]:
     """The files of a config folder that reads back to this config."""
     text = to_yaml(config)
     pipeline_yaml = text[: text.index("\nphases:")] + "\n"
-    phase_yaml = {name: to_yaml(getattr(config.phases, name)) for name in PHASES}
+    phase_yaml = {name: to_yaml(getattr(config.phases, name)) for name in ORDER}
     return layout_files(pipeline_yaml, phase_yaml)

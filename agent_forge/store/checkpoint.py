@@ -12,7 +12,7 @@ import logging
 import random
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,12 +38,25 @@ class Checkpoint:
     path: Path
     step: int
     epoch: int
-    model_state_dict: dict[str, torch.Tensor]
-    optimizer_state_dict: dict[str, Any]
-    cursor: Any
-    metadata: dict[str, Any]
+    state: dict[str, Any]
     generators: dict[str, Any]
-    skipped: tuple[str, ...] = field(default=())
+    skipped: tuple[str, ...] = ()
+
+    @property
+    def model_state_dict(self) -> dict[str, torch.Tensor]:
+        return dict(self.state["model"])
+
+    @property
+    def optimizer_state_dict(self) -> dict[str, Any]:
+        return dict(self.state["optimizer"])
+
+    @property
+    def cursor(self) -> Any:
+        return self.state["cursor"]
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        return dict(self.state["metadata"])
 
     def restore_generators(self, generators: Mapping[str, torch.Generator] | None = None) -> None:
         """Put every random generator back to where it was."""
@@ -71,16 +84,29 @@ class CheckpointManager:
         generators: Mapping[str, torch.Generator] | None = None,
         score: float | None = None,
     ) -> Path:
-        """Write the full state at `step` (higher `score` is better) and drop what is too old."""
+        """Write a training state at `step`; higher `score` is better."""
         weights = model.state_dict() if isinstance(model, nn.Module) else model
         state = {
             "model": dict(weights),
             "optimizer": optimizer.state_dict() if optimizer is not None else {},
-            "generators": capture_generators(generators),
             "cursor": cursor,
             "metadata": dict(metadata or {}),
         }
-        tensors, skeleton = pack(state)
+        return self.save(state, step=step, epoch=epoch, generators=generators, score=score)
+
+    def save(
+        self,
+        state: Mapping[str, Any],
+        *,
+        step: int,
+        epoch: int = 0,
+        generators: Mapping[str, torch.Generator] | None = None,
+        score: float | None = None,
+    ) -> Path:
+        """Write any nested state, and every random generator, and drop what is too old."""
+        tensors, skeleton = pack(
+            {"state": dict(state), "generators": capture_generators(generators)}
+        )
         record = {
             "schema_version": SCHEMA_VERSION,
             "step": step,
@@ -92,7 +118,7 @@ class CheckpointManager:
         try:
             self._write(path, tensors, record)
         except DiskFull:
-            if not self._make_room():
+            if not self.make_room():
                 raise
             log.warning("disk full: older checkpoints were removed to save step %d", step)
             self._write(path, tensors, record)
@@ -134,7 +160,7 @@ class CheckpointManager:
             if path != best:
                 files.remove_tree(path, self.checkpoint_dir)
 
-    def _make_room(self) -> bool:
+    def make_room(self) -> bool:
         """Remove all but the newest whole checkpoint; tell whether anything went."""
         newest = next((path for path in reversed(self.steps()) if _is_whole(path)), None)
         others = [path for path in self.steps() if path != newest]
@@ -214,16 +240,13 @@ def _read_verified(path: Path, skipped: tuple[str, ...]) -> Checkpoint:
             f" {SCHEMA_VERSION}"
         )
     try:
-        state = unpack(read_tensors(path / "tensors.safetensors"), record["state"])
+        content = unpack(read_tensors(path / "tensors.safetensors"), record["state"])
         return Checkpoint(
             path=path,
             step=record["step"],
             epoch=record["epoch"],
-            model_state_dict=state["model"],
-            optimizer_state_dict=state["optimizer"],
-            cursor=state["cursor"],
-            metadata=state["metadata"],
-            generators=state["generators"],
+            state=content["state"],
+            generators=content["generators"],
             skipped=skipped,
         )
     except (KeyError, TypeError, ValueError) as error:

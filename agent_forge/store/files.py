@@ -22,7 +22,15 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from agent_forge import platform
-from agent_forge.errors import DamagedFile, DiskFull, HostileInput, NameRefused, NotFound, TooNew
+from agent_forge.errors import (
+    CannotWrite,
+    DamagedFile,
+    DiskFull,
+    HostileInput,
+    NameRefused,
+    NotFound,
+    TooNew,
+)
 
 MANIFEST = "manifest.json"
 SCHEMA_VERSION = 1
@@ -54,6 +62,9 @@ class Disk:
 
     def replace(self, source: Path, target: Path) -> None:
         source.replace(target)
+
+    def truncate(self, path: Path, size: int) -> None:
+        os.truncate(path, size)
 
     def remove(self, path: Path) -> None:
         path.unlink()
@@ -123,14 +134,14 @@ def _new_file(path: Path) -> Iterator[Writer]:
 
 
 @contextlib.contextmanager
-def _disk_errors(path: Path, size: Callable[[], int]) -> Iterator[None]:
-    """Turn the system's ways to say "disk full" into ours; let other errors through."""
+def disk_errors(path: Path, size: Callable[[], int] = lambda: 0) -> Iterator[None]:
+    """Name what the system reports while `path` is changed: a full disk, or no way to write."""
     try:
         yield
     except OSError as error:
         if error.errno in DISK_IS_FULL:
             raise DiskFull(path, size(), free_bytes(path.parent)) from error
-        raise
+        raise CannotWrite(path, error.strerror or str(error)) from error
 
 
 @contextlib.contextmanager
@@ -138,7 +149,7 @@ def writing(path: Path) -> Iterator[Writer]:
     """Write a file: it appears at `path`, synced and whole, when the block ends without error."""
     temp = _beside(path, TEMP)
     writer: Writer | None = None
-    with _disk_errors(path, lambda: writer.size if writer else 0):
+    with disk_errors(path, lambda: writer.size if writer else 0):
         try:
             disk.make_directory(path.parent)
             with _new_file(temp) as writer:
@@ -207,7 +218,7 @@ class Stage:
 def staging(path: Path, *, manifest: bool = True) -> Iterator[Stage]:
     """Build a directory: it appears at `path`, whole and with its manifest, or not at all."""
     stage = Stage(_beside(path, TEMP))
-    with _disk_errors(path, lambda: sum(r["bytes"] for r in stage.records.values())):
+    with disk_errors(path, lambda: sum(r["bytes"] for r in stage.records.values())):
         try:
             disk.make_directory(path.parent)
             disk.make_directory(stage.path)
@@ -249,13 +260,36 @@ def settle(path: Path) -> None:
 
 def append(path: Path, data: bytes) -> None:
     """Add to a file that only grows; a torn last line is for the reader to drop."""
-    with _disk_errors(path, lambda: len(data)):
-        disk.make_directory(path.parent)
+    with disk_errors(path, lambda: len(data)):
         writer = Writer(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         try:
             writer.write(data)
         finally:
             os.close(writer.fd)
+
+
+def sync(path: Path) -> None:
+    """Put what was appended to a file on the disk."""
+    with disk_errors(path):
+        fd = disk.open(path, os.O_RDWR)
+        try:
+            disk.sync(fd)
+        finally:
+            os.close(fd)
+
+
+def cut(path: Path, size: int) -> None:
+    """Shorten a file that only grows back to what it was at an earlier moment."""
+    if path.exists() and path.stat().st_size > size:
+        with disk_errors(path):
+            disk.truncate(path, size)
+
+
+def remove(path: Path) -> None:
+    """Remove one file, if it is there."""
+    if path.exists():
+        with disk_errors(path):
+            disk.remove(path)
 
 
 # -- removing -------------------------------------------------------------------------------------
@@ -266,9 +300,10 @@ def remove_tree(path: Path, root: Path) -> None:
     if path.is_symlink() or root.resolve() not in path.resolve().parents:
         raise HostileInput(f"refused to remove {path}: it is a link or not inside {root}")
     trash = _beside(path, TRASH)
-    disk.replace(path, trash)
-    disk.sync_directory(path.parent)
-    disk.remove_tree(trash)
+    with disk_errors(path):
+        disk.replace(path, trash)
+        disk.sync_directory(path.parent)
+        disk.remove_tree(trash)
 
 
 def sweep(root: Path, *, deep: bool = True) -> list[Path]:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from agent_forge import platform
 from agent_forge.errors import Busy
+from agent_forge.store import files
 
 LOCK_FILE = "run.lock"
 PATIENCE_S = 0.4  # a probe by `forge ls` holds the lock for an instant: that is not "busy"
@@ -94,8 +95,9 @@ def _try(path: Path, *, announce: bool = True) -> bool:
     with _guard:
         if path in _held:
             return False
-        path.parent.mkdir(parents=True, exist_ok=True)
-        fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        with files.disk_errors(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         if not platform.try_lock(fd):
             os.close(fd)
             return False

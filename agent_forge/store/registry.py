@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypedDict, cast
 
 from agent_forge.config.phases import phase_folder
-from agent_forge.errors import DamagedFile, DiskFull, NotFound, TooNew
+from agent_forge.errors import CannotWrite, DamagedFile, DiskFull, NotFound, TooNew
 from agent_forge.store import files
 from agent_forge.store.migrations import MIGRATIONS
 
@@ -76,7 +76,8 @@ class ModelRegistry:
         self.db_path = Path(db_path)
         self.root = self.db_path.parent.parent
         self._local = threading.local()
-        self.db_path.parent.mkdir(parents=True, exist_ok=True)
+        with files.disk_errors(self.db_path):
+            self.db_path.parent.mkdir(parents=True, exist_ok=True)
         self._migrate()
 
     # -- sessions ---------------------------------------------------------------------------------
@@ -363,6 +364,8 @@ class ModelRegistry:
             if "disk is full" in str(error):
                 free = files.free_bytes(self.db_path.parent)
                 raise DiskFull(self.db_path, PAGE_BYTES, free) from error
+            if "unable to open" in str(error) or "readonly" in str(error):
+                raise CannotWrite(self.db_path, str(error)) from error
             if type(error) is sqlite3.DatabaseError or "malformed" in str(error):
                 raise self._damaged(str(error)) from error
             raise

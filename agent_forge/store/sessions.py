@@ -11,6 +11,7 @@ import contextlib
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -50,7 +51,11 @@ class SessionStore:
 
     def __init__(self, root: Path | str = "storage") -> None:
         self.root = Path(root)
-        self.registry = ModelRegistry(self.root / "registry" / "model_registry.db")
+
+    @cached_property
+    def registry(self) -> ModelRegistry:
+        """Opened, and made if need be, when it is first asked: looking creates nothing."""
+        return ModelRegistry(self.root / "registry" / "model_registry.db")
 
     def create(
         self,
@@ -112,11 +117,15 @@ class SessionStore:
 
     @contextlib.contextmanager
     def open(self, session_id: str) -> Iterator[Path]:
-        """Hold a session's lock for the block; first clear up after a process that died in it."""
+        """Hold a session's lock for the block; first clear up after a process that died in it.
+
+        One that died while creating it may not have come to register it.
+        """
         path = self.find(session_id)
         with lock.exclusive(path):
             files.sweep(path)
-            read_session(path)
+            record = read_session(path)
+            self.registry.create_session(session_id, record["config"], record["tags"])
             yield path
 
     def set_status(self, session_id: str, status: str) -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from agent_forge import platform
-from agent_forge.errors import DamagedFile, DiskFull, ForgeError
+from agent_forge.errors import CannotWrite, DamagedFile, DiskFull, ForgeError
 from agent_forge.store import files
 from agent_forge.store.checkpoint import CheckpointManager
 from agent_forge.store.models import ModelStorage
@@ -127,8 +127,8 @@ def runs_until_untouched(
             patch.setattr(files, "disk", disk)
             try:
                 scenario(root)
-            except OSError as caught:
-                assert caught.errno == error
+            except CannotWrite:
+                assert error == errno.EIO
             except DiskFull:
                 assert error == errno.ENOSPC
         if not disk.failures:

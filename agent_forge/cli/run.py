@@ -1,0 +1,203 @@
+"""`forge run`, `resume`, `stop` and `phases`: start the pipeline, go on with it, ask it to stop."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from agent_forge.cli.config import JSON, PRESET, SETS
+from agent_forge.cli.output import emit_json, emit_table, size
+from agent_forge.cli.runs import STORAGE
+
+if TYPE_CHECKING:
+    from agent_forge.pipeline.orchestrator import PipelineOrchestrator
+
+PROGRESS = typer.Option(
+    "auto", "--progress", help="auto, bars, plain, json or none; goes to stderr."
+)
+ONLY = typer.Option(None, "--only", metavar="PHASE", help="Run this phase alone.")
+FROM = typer.Option(None, "--from", metavar="PHASE", help="Begin with this phase.")
+
+
+def run(
+    only: str | None = ONLY,
+    start: str | None = FROM,
+    preset: str | None = PRESET,
+    config: Path | None = typer.Option(None, "--config", help="YAML or JSON file, or folder."),
+    sets: list[str] = SETS,
+    session: str | None = typer.Option(None, "--session", help="A name for the new session."),
+    storage: Path | None = typer.Option(
+        None, "--storage", envvar="FORGE_STORAGE", help="The storage root (storage.root)."
+    ),
+    dry_run: bool = typer.Option(False, "--dry-run", help="Only say what would happen."),
+    progress: str = PROGRESS,
+    as_json: bool = JSON,
+) -> None:
+    """Run the pipeline: every enabled phase, one after another."""
+    from agent_forge.pipeline.config import load_config
+
+    if storage is not None:
+        sets = [*sets, f"storage.root={shlex.quote(str(storage))}"]
+    settings = load_config(preset=preset, path=config, sets=tuple(sets))
+    if dry_run:
+        _dry_run(settings, only, start, as_json)
+        return
+    _start(progress, as_json, only=only, start=start, config=settings, session_id=session)
+
+
+def resume(
+    session: str = typer.Argument(help="A session id; `forge ls` shows them."),
+    only: str | None = ONLY,
+    start: str | None = FROM,
+    storage: Path = STORAGE,
+    progress: str = PROGRESS,
+    as_json: bool = JSON,
+) -> None:
+    """Go on with a session where it stopped; what is done already is not done again."""
+    from agent_forge.pipeline.config import load_config
+
+    root = load_config(sets=(f"storage.root={shlex.quote(str(storage))}",))
+    _start(progress, as_json, only=only, start=start, config=root, session_id=session, resume=True)
+
+
+def stop(
+    session: str = typer.Argument(help="A session id."),
+    storage: Path = STORAGE,
+) -> None:
+    """Ask a running session to stop after its present step and save everything."""
+    from agent_forge.pipeline.stopping import request_stop
+    from agent_forge.store import lock
+    from agent_forge.store.sessions import SessionStore
+
+    path = SessionStore(storage).find(session)
+    if not lock.is_busy(path):
+        typer.echo(f"{session} is not running", err=True)
+        return
+    request_stop(path)
+    typer.echo(f"{session} will stop after its present step", err=True)
+
+
+def phases(as_json: bool = JSON) -> None:
+    """List the phases: what each does, and whether this version has it."""
+    from agent_forge.config.phases import ORDER
+    from agent_forge.phases import IMPLEMENTED, SUMMARY
+
+    rows = [
+        {"number": n, "phase": name, "available": name in IMPLEMENTED, "summary": SUMMARY[name]}
+        for n, name in enumerate(ORDER)
+    ]
+    if as_json:
+        emit_json(phases=rows)
+        return
+    emit_table(
+        ("", "phase", "available", "what it does"),
+        [(r["number"], r["phase"], "yes" if r["available"] else None, r["summary"]) for r in rows],
+    )
+
+
+def _start(
+    progress: str, as_json: bool, *, only: str | None, start: str | None, **options: Any
+) -> None:
+    """Run with a display, print the outcome, and leave with its exit code."""
+    from agent_forge.config.load import did_you_mean
+    from agent_forge.errors import ConfigError
+    from agent_forge.track.progress import MODES, make_progress
+
+    if progress not in MODES:
+        raise ConfigError(f"unknown --progress {progress!r}{did_you_mean(progress, MODES)}")
+    from agent_forge.pipeline.orchestrator import PipelineOrchestrator
+
+    with make_progress(progress) as display:
+        orchestrator = PipelineOrchestrator(listeners=[display], **options)
+        outcome = orchestrator.run(only=only, start=start)
+    _report(orchestrator, outcome, as_json)
+    if outcome["exit_code"]:
+        raise typer.Exit(outcome["exit_code"])
+
+
+def _report(orchestrator: PipelineOrchestrator, outcome: dict[str, Any], as_json: bool) -> None:
+    rows = [
+        {
+            "phase": name,
+            "skipped": bool(result.artifacts.get("skipped")),
+            "seconds": result.duration_seconds,
+            "metrics": result.metrics,
+            "models": [str(ref.path) for ref in result.artifacts["models"]],
+        }
+        for name, result in outcome["results"].items()
+    ]
+    if as_json:
+        kept = ("success", "session_id", "status", "error", "failed_phase", "failed_handoff")
+        emit_json(**{k: outcome[k] for k in kept if k in outcome}, phases=rows)
+    elif rows:
+        emit_table(
+            ("phase", "seconds", "measured", "model"),
+            [
+                (
+                    r["phase"] + (" (done before)" if r["skipped"] else ""),
+                    f"{r['seconds']:.1f}",
+                    ", ".join(f"{k} {v:.4g}" for k, v in r["metrics"].items()),
+                    "\n".join(r["models"]),
+                )
+                for r in rows
+            ],
+        )
+    _advise(orchestrator, outcome)
+
+
+def _advise(orchestrator: PipelineOrchestrator, outcome: dict[str, Any]) -> None:
+    """The last lines, on stderr: how it ended and the next command."""
+    where = f" --storage {shlex.quote(str(orchestrator.sessions.root))}"
+    session = outcome["session_id"] + ("" if where.endswith(" storage") else where)
+    if outcome["success"]:
+        typer.echo(f"done; next: forge show {session}", err=True)
+        return
+    typer.echo(f"{outcome['status']}: {outcome['error']}", err=True)
+    typer.echo("intact: everything up to the last checkpoint", err=True)
+    if outcome["hint"]:
+        typer.echo(f"hint: {outcome['hint']}", err=True)
+    typer.echo(f"next: forge resume {session}", err=True)
+
+
+def _dry_run(settings: Any, only: str | None, start: str | None, as_json: bool) -> None:
+    """What would run, with its needs; nothing is created."""
+    from agent_forge.contract.sizes import size_class
+    from agent_forge.pipeline.orchestrator import PipelineOrchestrator
+    from agent_forge.store import files
+
+    orchestrator = PipelineOrchestrator(config=settings)
+    rows: list[dict[str, Any]] = []
+    for name, plan in orchestrator.plan(only, start).items():
+        known = plan.parameters is not None
+        rows.append(
+            {
+                "phase": name,
+                "steps": plan.steps,
+                "parameters": plan.parameters,
+                "size_class": size_class(plan.parameters or 0).name if known else None,
+                "disk_bytes": plan.disk_bytes,
+                "memory_bytes": plan.memory_bytes,
+                "notes": list(plan.notes),
+            }
+        )
+    free = files.free_bytes(Path(settings.storage.root).resolve())
+    if as_json:
+        config = settings.model_dump(mode="json")
+        emit_json(
+            config_hash=settings.canonical_hash(), phases=rows, free_bytes=free, config=config
+        )
+        return
+    emit_table(
+        ("phase", "steps", "parameters", "size class", "disk", "memory"),
+        [
+            (
+                *(r["phase"], r["steps"], r["parameters"], r["size_class"]),
+                *(size(r["disk_bytes"]), size(r["memory_bytes"])),
+            )
+            for r in rows
+        ],
+    )
+    typer.echo(f"config {settings.canonical_hash()[:12]}, {size(free)} free", err=True)

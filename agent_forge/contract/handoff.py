@@ -1,0 +1,148 @@
+"""Handing models from one phase to the next: what must hold, and what should.
+
+Structural rules (how many models, equal shapes, metadata present, finite weights) always stop a
+bad handoff. Quality gates compare a measured value with the preset's threshold; by policy they
+stop the run or warn. A gate prints what was measured and never edits it.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+log = logging.getLogger(__name__)
+Policy = Literal["fail", "warn"]
+
+
+@dataclass(frozen=True)
+class Gate:
+    """A threshold on one measured value; the prefix of the name says which way it bounds."""
+
+    name: str  # min_<x> or max_<x>
+    key: str  # where the value stands in the model's metadata
+    threshold: float  # of the specification; a preset may set another
+
+    def passes(self, value: float, threshold: float) -> bool:
+        return value >= threshold if self.name.startswith("min_") else value <= threshold
+
+
+@dataclass(frozen=True)
+class HandoffRule:
+    """What a phase requires of the models it is handed."""
+
+    num_models: int
+    required_metadata: tuple[str, ...] = ()
+    gates: tuple[Gate, ...] = ()
+
+
+@dataclass
+class Verdict:
+    """The outcome of one handoff, with every value that was judged."""
+
+    passed: bool
+    message: str
+    measured: dict[str, Any] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+
+
+class ModelHandoffValidator:
+    """Judges handoffs by a table of rules: (source phase, target phase) -> rule."""
+
+    def __init__(
+        self,
+        rules: Mapping[tuple[str, str], HandoffRule],
+        *,
+        thresholds: Mapping[str, Mapping[str, float]] | None = None,
+        policies: Mapping[str, Policy] | None = None,
+    ) -> None:
+        self.rules = rules
+        self._thresholds = thresholds or {}
+        self._policies = policies or {}
+
+    def validate_handoff(
+        self,
+        source_phase: str,
+        target_phase: str,
+        models: Sequence[Any],
+        metadata: Sequence[Mapping[str, Any]],
+    ) -> tuple[bool, str]:
+        """Whether the models may go on, and why not. One metadata record for each model."""
+        verdict = self.judge(source_phase, target_phase, models, metadata)
+        return verdict.passed, verdict.message
+
+    def judge(
+        self,
+        source_phase: str,
+        target_phase: str,
+        models: Sequence[Any],
+        metadata: Sequence[Mapping[str, Any]],
+    ) -> Verdict:
+        """Like validate_handoff, with the measured values and the warnings."""
+        rule = self.rules.get((source_phase, target_phase))
+        if rule is None:
+            return Verdict(False, f"no handoff is defined from {source_phase} to {target_phase}")
+        problem = _structural_problem(rule, models, metadata)
+        if problem:
+            return Verdict(False, problem)
+        verdict = Verdict(True, "handoff passed")
+        for gate in rule.gates:
+            self._apply(gate, target_phase, metadata, verdict)
+        return verdict
+
+    def _apply(
+        self, gate: Gate, target: str, metadata: Sequence[Mapping[str, Any]], verdict: Verdict
+    ) -> None:
+        threshold = self._thresholds.get(target, {}).get(gate.name, gate.threshold)
+        for i, record in enumerate(metadata):
+            value = record[gate.key]
+            verdict.measured[f"{gate.key}[{i}]"] = value
+            if gate.passes(value, threshold):
+                continue
+            text = f"model {i}: {gate.key} is {value:.6g}, {gate.name} is {threshold:.6g}"
+            if self._policies.get(target, "fail") == "warn":
+                verdict.warnings.append(text)
+                log.warning("handoff to %s: %s; going on, as the policy says", target, text)
+            elif verdict.passed:
+                verdict.passed, verdict.message = False, text
+
+
+def _structural_problem(
+    rule: HandoffRule, models: Sequence[Any], metadata: Sequence[Mapping[str, Any]]
+) -> str:
+    if len(models) != rule.num_models:
+        return f"expected {rule.num_models} models, got {len(models)}"
+    if len(metadata) != len(models):
+        return f"expected a metadata record for each model, got {len(metadata)}"
+    for i, record in enumerate(metadata):
+        for key in (*rule.required_metadata, *(gate.key for gate in rule.gates)):
+            if key not in record:
+                return f"model {i}: required metadata {key!r} is missing"
+        for gate in rule.gates:
+            value = record[gate.key]
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                return f"model {i}: {gate.key} is {value!r}, not a number"
+            if not math.isfinite(value):
+                return f"model {i}: {gate.key} is {value}"
+    return _weight_problem([_weights(model) for model in models])
+
+
+def _weights(model: Any) -> Mapping[str, Any]:
+    state: Mapping[str, Any] = model if isinstance(model, Mapping) else model.state_dict()
+    return state
+
+
+def _weight_problem(models: Sequence[Mapping[str, Any]]) -> str:
+    shapes = [{name: tuple(t.shape) for name, t in model.items()} for model in models]
+    for i, (model, shape) in enumerate(zip(models, shapes, strict=True)):
+        if not model:
+            return f"model {i} has no weights"
+        if shape != shapes[0]:
+            odd = sorted(set(shape.items()) ^ set(shapes[0].items()))
+            return f"model {i} has other shapes than model 0 ({odd[0][0]})"
+        for name, tensor in model.items():
+            if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+                return f"model {i}: {name} has NaN or infinite weights"
+    return ""

@@ -1,0 +1,42 @@
+"""The table of metric names: every number a run may log, with its unit and meaning.
+
+Code, docs and dashboard share it, and logging a name that is not here is an error. `{}` in a name
+stands for one segment (a model's number, a data set).
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import NamedTuple
+
+
+class Metric(NamedTuple):
+    name: str
+    phase: str
+    unit: str
+    meaning: str
+
+
+METRICS = (
+    Metric("phase/duration_seconds", "any", "s", "time the phase took, all attempts together"),
+    Metric("phase/success", "any", "0 or 1", "whether the phase ended well"),
+    Metric("toy/loss", "toy", "squared error", "training loss of the toy's linear model"),
+    Metric("toy/final_loss", "toy", "squared error", "loss at the last step"),
+    Metric("system/cpu_percent", "system", "%", "load of all cores"),
+    Metric("system/process_cpu_percent", "system", "%", "load by this process; 100 = one core"),
+    Metric("system/process_rss_mb", "system", "MB", "memory that this process holds"),
+    Metric("system/memory_available_mb", "system", "MB", "memory that is free for programs"),
+    Metric("system/disk_free_mb", "system", "MB", "free disk where the run is stored"),
+    Metric("system/gpu_memory_used_mb", "system", "MB", "memory in use on the first GPU"),
+)
+
+
+def _pattern(name: str) -> re.Pattern[str]:
+    return re.compile(re.escape(name).replace(r"\{\}", r"[^/]+"))
+
+
+@lru_cache(maxsize=4096)
+def find_metric(name: str) -> Metric | None:
+    """The entry that a logged name belongs to."""
+    return next((m for m in METRICS if _pattern(m.name).fullmatch(name)), None)

@@ -1,0 +1,230 @@
+"""PhaseController, PhaseContext and PhaseResult: how a phase is written and what it is given.
+
+A phase brings its settings, its mathematics and the parts of its state. `PhaseContext.steps` gives
+it everything else: where to begin after a kill, checkpoints, progress, a clean stop, disk checks.
+Rule: whatever influences the next step is in `parts` or comes from `generator`; that rule *is* the
+promise that a killed run resumes to the same bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from agent_forge.contract.metrics import find_metric
+from agent_forge.errors import ConfigError, Interrupted, NotFinite
+from agent_forge.store import files
+from agent_forge.store.checkpoint import CheckpointManager
+from agent_forge.store.models import ModelStorage, load_directory
+from agent_forge.track.tracker import Tracker
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+
+@dataclass
+class PhaseResult:
+    """What every phase returns. Failures carry `error`; numbers are measured or absent."""
+
+    success: bool
+    model: Any
+    phase_name: str
+    metrics: dict[str, Any]
+    artifacts: dict[str, Any]
+    duration_seconds: float
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a phase would do, and what it would need."""
+
+    steps: int
+    parameters: int | None = None
+    disk_bytes: int = 0
+    memory_bytes: int = 0
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class ModelRef:
+    """A model on disk that a phase is handed."""
+
+    name: str
+    path: Path
+    metadata: Mapping[str, Any]
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """Its weights, verified against their sha256."""
+        return load_directory(self.path)[0]
+
+
+class Stateful(Protocol):
+    """A part of a phase's state: networks and optimizers are, and whatever else has these two."""
+
+    def state_dict(self) -> Any: ...
+    def load_state_dict(self, state: Any) -> Any: ...
+
+
+class PhaseController(ABC):
+    """One phase. `config` is its own frozen settings, `shared` the whole pipeline's."""
+
+    name: ClassVar[str]
+
+    def __init__(self, config: Any, shared: Any) -> None:
+        self.config = config
+        self.shared = shared
+
+    def validate_input(self, models: Sequence[ModelRef]) -> tuple[bool, str]:
+        """Whether the phase can work with these models; the handoff rules were checked before."""
+        return True, ""
+
+    @abstractmethod
+    def plan(self, models: Sequence[ModelRef]) -> Plan:
+        """What would be done, and how much disk and memory it would take."""
+
+    @abstractmethod
+    def run(self, ctx: PhaseContext) -> PhaseResult:
+        """Do it."""
+
+
+@dataclass
+class PhaseContext:
+    """What a phase works with. It prints nothing, builds no paths and opens no files itself."""
+
+    phase: str
+    session_id: str
+    folder: Path
+    inputs: Sequence[ModelRef]
+    device: str
+    seed: int
+    tracker: Tracker
+    storage: ModelStorage
+    should_stop: Callable[[], bool]
+    check_resources: Callable[[], None]
+    checkpoint_every: int
+    check_every: int
+    keep_checkpoints: int
+    mark: int  # length of metrics.jsonl at the last moment that is certain
+    fingerprint: str  # of all that the phase's result depends on
+    saved: list[ModelRef] = field(default_factory=list)
+    _generators: dict[str, torch.Generator] = field(default_factory=dict)
+    _cut_is_due: bool = True
+
+    def generator(self, name: str) -> torch.Generator:
+        """A random generator of this name: same seed, same stream; kept in checkpoints."""
+        import torch
+
+        if name not in self._generators:
+            digest = hashlib.sha256(f"{self.seed}/{self.phase}/{name}".encode()).digest()
+            generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+            self._generators[name] = generator
+        return self._generators[name]
+
+    def log(self, step: int | None, metrics: Mapping[str, float]) -> None:
+        """Record measured values. A name must be in the table; NaN stops the run honestly."""
+        for name, value in metrics.items():
+            if find_metric(name) is None:
+                raise ValueError(f"metric {name!r} is not in contract/metrics.py")
+            if not math.isfinite(value):
+                raise NotFinite(
+                    f"{name} became {value} at step {step}",
+                    hint=f"the last checkpoint is intact: forge show {self.session_id}",
+                )
+        self._cut_back()
+        self.tracker.log(self.phase, step, metrics)
+
+    def steps(
+        self, total: int, parts: Mapping[str, Stateful], stage: str = "main"
+    ) -> Iterator[int]:
+        """The steps still to do, 1 to `total`; every part is restored first and saved on the way.
+
+        A phase with several loops gives each its `stage`; one that was finished yields nothing
+        and only restores its parts.
+        """
+        manager = CheckpointManager(
+            self.folder / "checkpoints" / files.safe_name(stage, "stage"), self.keep_checkpoints
+        )
+        first = self._restore(manager, parts)
+        if first < total:
+            self._cut_back()
+        name = self.phase if stage == "main" else f"{self.phase} {stage}"
+        self.tracker.tell({"event": "loop", "name": name, "first": first, "total": total})
+        for step in range(first + 1, total + 1):
+            yield step
+            self.tracker.tell(
+                {"event": "step", "phase": self.phase, "stage": stage, "step": step, "total": total}
+            )
+            if self.should_stop():
+                self._save(manager, step, parts)
+                raise Interrupted(f"stopped after step {step} of {total}")
+            if step % self.checkpoint_every == 0 or step == total:
+                self._save(manager, step, parts)
+            if step % self.check_every == 0:
+                self.check_resources()
+
+    def save_model(
+        self,
+        name: str,
+        model: nn.Module | Mapping[str, torch.Tensor],
+        metadata: Mapping[str, Any],
+        *,
+        config: Mapping[str, Any] | None = None,
+        metrics: Mapping[str, Any] | None = None,
+        tokenizer_files: Sequence[Path] = (),
+    ) -> ModelRef:
+        """Save a model of this phase with its card, register it, and tell the sinks."""
+        model_id = self.storage.save_model(
+            model,
+            self.session_id,
+            self.phase,
+            name,
+            metadata,
+            config=config,
+            metrics=metrics,
+            tokenizer_files=tokenizer_files,
+        )
+        path = self.storage.find(model_id)
+        record = self.storage.registry.get_model(model_id)["metadata"]
+        self.tracker.artifact(model_id, path)
+        reference = ModelRef(name, path, record)
+        self.saved.append(reference)
+        return reference
+
+    def _restore(self, manager: CheckpointManager, parts: Mapping[str, Stateful]) -> int:
+        if not manager.steps():
+            return 0
+        checkpoint = manager.load_checkpoint()
+        if checkpoint.state["fingerprint"] != self.fingerprint:
+            raise ConfigError(
+                f"{checkpoint.path} belongs to other settings or inputs",
+                hint="start a new session for the new settings",
+            )
+        for name, part in parts.items():
+            part.load_state_dict(checkpoint.state["parts"][name])
+        checkpoint.restore_generators(self._generators)
+        self.mark = checkpoint.state["mark"]
+        return checkpoint.step
+
+    def _save(self, manager: CheckpointManager, step: int, parts: Mapping[str, Stateful]) -> None:
+        self._cut_back()
+        self.mark = self.tracker.metrics.mark()
+        state = {
+            "mark": self.mark,
+            "fingerprint": self.fingerprint,
+            "parts": {name: part.state_dict() for name, part in parts.items()},
+        }
+        manager.save(state, step=step, generators=self._generators)
+        self.tracker.tell({"event": "checkpoint", "phase": self.phase, "step": step})
+
+    def _cut_back(self) -> None:
+        """Before the first new metric: forget those that were logged after the last checkpoint."""
+        if self._cut_is_due:
+            self._cut_is_due = False
+            self.tracker.metrics.cut(self.mark)

@@ -1,0 +1,319 @@
+"""PipelineOrchestrator: plan the phases of a run, run them, hand over, stop, pause and resume.
+
+The core is synchronous and belongs in the main thread (signals arrive there); the `async` methods
+of the specification run it in a worker thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from agent_forge.config.load import check, did_you_mean, read_one, to_yaml
+from agent_forge.config.phases import ORDER, PHASES, phase_folder
+from agent_forge.contract.handoff import ModelHandoffValidator
+from agent_forge.contract.phase import ModelRef, PhaseController, PhaseResult, Plan
+from agent_forge.errors import ConfigError, ForgeError, HandoffRefused, Interrupted
+from agent_forge.phases import IMPLEMENTED, load_phase
+from agent_forge.phases.handoffs import RULES
+from agent_forge.pipeline.config import PipelineConfig, load_config
+from agent_forge.pipeline.environment import prepare, snapshot
+from agent_forge.pipeline.phase_run import Run, outputs_of, read_state, run_phase
+from agent_forge.pipeline.stopping import Stopper
+from agent_forge.store.models import ModelStorage
+from agent_forge.store.sessions import CONFIG_FILE, SessionCleanupManager, SessionStore
+from agent_forge.track.logs import logging_to
+from agent_forge.track.sampler import Sampler
+from agent_forge.track.tracker import Listener, Sink, Tracker
+from agent_forge.track.wandb_sink import WandbSink
+
+log = structlog.stdlib.get_logger(__name__)
+REGISTRY_EVERY_S = 1.0
+Controllers = Mapping[str, type[PhaseController]]
+
+
+class PipelineOrchestrator:
+    """Runs the phases of one session, in order, from wherever it stands."""
+
+    PHASE_SEQUENCE = PHASES
+
+    def __init__(
+        self,
+        config_path: Path | str | None = None,
+        *,
+        config: PipelineConfig | None = None,
+        session_id: str | None = None,
+        resume: bool = False,
+        listeners: Sequence[Listener] = (),
+        controllers: Controllers | None = None,
+    ) -> None:
+        path = Path(config_path) if config_path is not None else None
+        self.config = config or load_config(path=path)
+        self.sessions = SessionStore(self.config.storage.root)
+        self.session_id = session_id
+        self.stopper = Stopper()
+        self._resume = resume
+        self._listeners = tuple(listeners)
+        self._controllers = controllers
+        if resume:
+            self.config = saved_config(self.sessions, session_id or "")
+
+    # -- planning ---------------------------------------------------------------------------------
+
+    def phase_names(self, only: str | None = None, start: str | None = None) -> list[str]:
+        """The phases that a run would go through, after a check of the names given."""
+        for name in (only, start):
+            if name is not None and name not in ORDER:
+                raise ConfigError(f"unknown phase {name!r}{did_you_mean(name, ORDER)}")
+        if only and start:
+            raise ConfigError("--only and --from contradict each other", hint="name one of them")
+        there = self._controllers or IMPLEMENTED
+        if only:
+            names = [only]
+        else:
+            enabled = [name for name in ORDER if getattr(self.config.phases, name).enabled]
+            names = enabled[enabled.index(start) :] if start in enabled else enabled
+            if start and start not in enabled:
+                raise ConfigError(f"phase {start!r} is not enabled in this config")
+        missing = [name for name in names if name not in there]
+        names = [name for name in names if name in there]
+        if not names:
+            raise ConfigError(
+                f"this version does not have {', '.join(missing) or 'any enabled phase'} yet",
+                hint="forge phases shows what there is; forge run --preset toy works",
+            )
+        return names
+
+    def controller(self, name: str) -> PhaseController:
+        cls = self._controllers[name] if self._controllers else load_phase(name)
+        return cls(getattr(self.config.phases, name), self.config)
+
+    def plan(self, only: str | None = None, start: str | None = None) -> dict[str, Plan]:
+        """What each phase would do. A later phase plans without the models it will be handed."""
+        return {name: self.controller(name).plan(()) for name in self.phase_names(only, start)}
+
+    # -- running ----------------------------------------------------------------------------------
+
+    def run(
+        self,
+        *,
+        only: str | None = None,
+        start: str | None = None,
+        input_models: Sequence[ModelRef] | None = None,
+    ) -> dict[str, Any]:
+        """Run the phases; the result tells success, what was done, and how a failure came about."""
+        names = self.phase_names(only, start)
+        device = prepare(self.config.runtime)
+        folder = self._session_folder()
+        self.session_id = folder.name
+        with (
+            self.sessions.open(folder.name),
+            logging_to(folder, self.config.tracking.log_level),
+            self.stopper.on_signals(),
+        ):
+            self.stopper.watch(folder)
+            tracker = self._tracker(folder, names)
+            storage = ModelStorage(self.sessions.root, self.sessions.registry)
+            run = Run(folder, self.config, device, tracker, storage, self.stopper)
+            with Sampler(tracker, folder, self.config.tracking.sample_every_s):
+                return self._run_all(run, names, input_models)
+
+    async def run_full_pipeline(self) -> dict[str, Any]:
+        """The specification's entry: all enabled phases, off the event loop."""
+        return await asyncio.to_thread(self.run)
+
+    async def run_single_phase(
+        self, phase_name: str, input_models: Sequence[ModelRef] | None = None
+    ) -> PhaseResult:
+        """One phase alone; its inputs are given or come from this session."""
+        outcome = await asyncio.to_thread(self.run, only=phase_name, input_models=input_models)
+        if phase_name in outcome["results"]:
+            result: PhaseResult = outcome["results"][phase_name]
+            return result
+        return PhaseResult(False, None, phase_name, {}, {}, 0.0, outcome["error"])
+
+    def _session_folder(self) -> Path:
+        if self._resume:
+            return self.sessions.find(self.session_id or "")
+        manager = SessionCleanupManager(self.sessions, self.config.cleanup_policy)
+        manager.cleanup_old_sessions()
+        return self.sessions.create(
+            self.config.model_dump(mode="json"),
+            to_yaml(self.config),
+            session_id=self.session_id,
+            details={
+                "config_hash": self.config.canonical_hash(),
+                "environment": snapshot(),
+            },
+        )
+
+    def _run_all(
+        self, run: Run, names: Sequence[str], given: Sequence[ModelRef] | None
+    ) -> dict[str, Any]:
+        results: dict[str, PhaseResult] = {}
+        current = ""
+        self.sessions.set_status(run.session_id, "running")
+        run.tracker.event("run_resumed" if self._resume else "run_started", session=run.session_id)
+        try:
+            for current in names:
+                if self.stopper():
+                    raise Interrupted(f"stopped before phase {current}")
+                inputs = given if given is not None else self._inputs(run, current, results)
+                results[current] = run_phase(run, self.controller(current), inputs)
+                given = None
+        except ForgeError as error:
+            return self._failed(run, current, results, error)
+        except Exception as error:
+            self._end(run, "failed", f"unexpected {type(error).__name__}: {error}")
+            raise
+        self._end(run, "completed", "")
+        manager = SessionCleanupManager(self.sessions, self.config.cleanup_policy)
+        manager.auto_cleanup_on_session_complete(run.session_id)
+        final = results[names[-1]]
+        return {
+            "success": True,
+            "session_id": run.session_id,
+            "results": results,
+            "final_model": final.model,
+            "exit_code": 0,
+        }
+
+    def _failed(
+        self, run: Run, phase: str, results: dict[str, PhaseResult], error: ForgeError
+    ) -> dict[str, Any]:
+        """The result of a run that did not get through; disk, memory and requests only pause it."""
+        paused = error.exit_code in (5, 130)
+        self._end(run, "paused" if paused else "failed", str(error))
+        outcome = {
+            "success": False,
+            "session_id": run.session_id,
+            "status": "paused" if paused else "failed",
+            "error": str(error),
+            "hint": error.hint,
+            "exit_code": error.exit_code,
+            "completed_phases": list(results),
+            "results": results,
+        }
+        if isinstance(error, HandoffRefused):
+            return {**outcome, "failed_handoff": f"{_source_of(phase)} -> {phase}"}
+        return {**outcome, "failed_phase": phase}
+
+    def _end(self, run: Run, status: str, error: str) -> None:
+        """Say how it ended, wherever that can still be written."""
+        with contextlib.suppress(OSError, ForgeError):
+            details = {"error": error} if error else {}
+            run.tracker.event(f"run_{status}", session=run.session_id, **details)
+        with contextlib.suppress(OSError, ForgeError):
+            log.info("run ended", status=status, error=error)
+            self.sessions.set_status(run.session_id, status)
+
+    # -- handing over -----------------------------------------------------------------------------
+
+    def _inputs(self, run: Run, phase: str, results: Mapping[str, PhaseResult]) -> list[ModelRef]:
+        """The models of the phase before, judged by the rules of the handoff."""
+        source = _source_of(phase)
+        if source is None:
+            return []
+        if source in results:
+            models: list[ModelRef] = results[source].artifacts["models"]
+        else:
+            folder = run.folder / phase_folder(source)
+            state = read_state(folder)
+            done = state is not None and state["status"] == "completed"
+            models = (outputs_of(folder, state) or []) if state and done else []
+        return self._hand_over(run, source, phase, models)
+
+    def _hand_over(
+        self, run: Run, source: str, target: str, models: list[ModelRef]
+    ) -> list[ModelRef]:
+        verdict = self.validator().judge(
+            source, target, [ref.weights() for ref in models], [ref.metadata for ref in models]
+        )
+        for ref in models:
+            self.sessions.registry.record_handoff(
+                ref.metadata["model_id"],
+                target,
+                validation_status="passed" if verdict.passed else "failed",
+                validation_metrics={**verdict.measured, "message": verdict.message},
+            )
+        run.tracker.event(
+            "handoff",
+            phase=target,
+            source=source,
+            passed=verdict.passed,
+            measured=verdict.measured,
+            warnings=verdict.warnings,
+        )
+        if not verdict.passed:
+            raise HandoffRefused(
+                f"{source} -> {target}: {verdict.message}",
+                hint=f"forge run --from {source} makes its models anew",
+            )
+        return models
+
+    def validator(self) -> ModelHandoffValidator:
+        """The handoff rules with this config's thresholds and policies."""
+        phases = self.config.phases
+        return ModelHandoffValidator(
+            RULES,
+            thresholds={name: getattr(phases, name).gates for name in ORDER},
+            policies={name: getattr(phases, name).gate_policy for name in ORDER},
+        )
+
+    # -- tracking ---------------------------------------------------------------------------------
+
+    def _tracker(self, folder: Path, names: Sequence[str]) -> Tracker:
+        listeners = (*self._listeners, self._registry_listener(folder.name, names))
+        return Tracker(folder, listeners=listeners, sinks=list(self._sinks(folder)))
+
+    def _sinks(self, folder: Path) -> Iterator[Sink]:
+        tracking = self.config.tracking
+        if tracking.wandb_enabled:
+            yield WandbSink(
+                folder,
+                group=folder.name,
+                project=tracking.wandb_project,
+                offline=tracking.wandb_offline,
+                config=self.config.model_dump(mode="json"),
+                patience_s=tracking.wandb_timeout_s,
+            )
+
+    def _registry_listener(self, session_id: str, names: Sequence[str]) -> Listener:
+        """Keep phase and progress in the registry, at most once a second."""
+        last = 0.0
+
+        def listen(record: dict[str, Any]) -> None:
+            nonlocal last
+            if record["event"] == "phase_completed":
+                last = 0.0
+            elif record["event"] != "step" or time.monotonic() - last < REGISTRY_EVERY_S:
+                return
+            last = time.monotonic()
+            phase = record["phase"]
+            within = record["step"] / record["total"] if record["event"] == "step" else 1.0
+            percent = 100 * (list(names).index(phase) + within) / len(names)
+            self.sessions.registry.update_session(
+                session_id, current_phase=phase, progress_percent=min(100.0, percent)
+            )
+
+        return listen
+
+
+def _source_of(phase: str) -> str | None:
+    """The phase whose models this one is handed."""
+    index = PHASES.index(phase) if phase in PHASES else 0
+    return PHASES[index - 1] if index else None
+
+
+def saved_config(sessions: SessionStore, session_id: str) -> PipelineConfig:
+    """The config that a session was started with; the storage root is where it is found now."""
+    path = sessions.find(session_id) / CONFIG_FILE
+    data = read_one(path)
+    data["storage"] = {**data.get("storage", {}), "root": str(sessions.root)}
+    return check(PipelineConfig, data, str(path))

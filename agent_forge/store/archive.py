@@ -1,0 +1,96 @@
+"""A run or a model as one archive: what was verified goes in, with a manifest of sha256 sums."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import tarfile
+from pathlib import Path
+from typing import Any, cast
+
+from agent_forge.errors import AlreadyExists, ConfigError, NotFound
+from agent_forge.store import files, lock
+from agent_forge.store.sessions import SessionStore
+
+SUFFIXES = (".tar", ".tar.gz", ".tgz")
+
+
+def export_archive(
+    sessions: SessionStore, name: str, target: Path, *, overwrite: bool, dry_run: bool
+) -> dict[str, dict[str, Any]]:
+    """Pack a session or a model by its id; returns the manifest's records."""
+    if not target.name.endswith(SUFFIXES):
+        raise ConfigError(f"{target}: an archive ends in {', '.join(SUFFIXES)}")
+    if target.exists() and not overwrite:
+        raise AlreadyExists(f"{target} exists", hint="--force overwrites it")
+    source = _find(sessions, name)
+    paths = sorted(p for p in source.rglob("*") if p.is_file() and _belongs(p, source))
+    for manifest in (p for p in paths if p.name == files.MANIFEST):
+        files.verify(manifest.parent)
+    records: dict[str, dict[str, Any]] = {
+        f"{source.name}/{p.relative_to(source).as_posix()}": {
+            "sha256": files.sha256_of(p),
+            "bytes": p.stat().st_size,
+        }
+        for p in paths
+    }
+    if not dry_run:
+        files.require_space(target, sum(record["bytes"] for record in records.values()))
+        _write(target, source, paths, records)
+    return records
+
+
+def _find(sessions: SessionStore, name: str) -> Path:
+    for row in sessions.registry.search_models():
+        if row["model_id"] == name:
+            return Path(row["model_path"])
+    try:
+        return sessions.find(name)
+    except NotFound:
+        raise NotFound(f"no session or model {name!r}", hint="forge ls, forge models") from None
+
+
+def _belongs(path: Path, source: Path) -> bool:
+    """Locks and unfinished work stay behind, and so do links."""
+    parts = path.relative_to(source).parts
+    marks = (files.TEMP, files.READY, files.TRASH)
+    unfinished = any(str(part).startswith(marks) for part in parts)
+    return not (unfinished or path.is_symlink() or path.name == lock.LOCK_FILE)
+
+
+def _write(
+    target: Path, source: Path, paths: list[Path], records: dict[str, dict[str, Any]]
+) -> None:
+    manifest = files.to_json({"schema_version": files.SCHEMA_VERSION, "files": records})
+    with files.writing(target) as writer:
+        stream = cast(io.BufferedIOBase, _Stream(writer))
+        packed = None if target.name.endswith(".tar") else gzip.GzipFile("", "wb", 6, stream, 0)
+        with tarfile.open(mode="w|", fileobj=packed or stream, format=tarfile.PAX_FORMAT) as tar:
+            for path, name in zip(paths, records, strict=True):
+                entry = _entry(name, path.stat().st_size)
+                with path.open("rb") as reader:
+                    tar.addfile(entry, reader)
+            tar.addfile(_entry(files.MANIFEST, len(manifest)), io.BytesIO(manifest))
+        if packed is not None:
+            packed.close()
+
+
+def _entry(name: str, size: int) -> tarfile.TarInfo:
+    """An entry without owner and time: the same content gives the same archive."""
+    entry = tarfile.TarInfo(name)
+    entry.size, entry.mode = size, 0o644
+    return entry
+
+
+class _Stream(io.RawIOBase):
+    """The durable writer in the form that tarfile and gzip want."""
+
+    def __init__(self, writer: files.Writer) -> None:
+        self._writer = writer
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self._writer.write(data)
+        return len(data)

@@ -1,0 +1,107 @@
+"""Weights & Biases as a mirror of the metrics, behind a thread that may fail or hang.
+
+The run hands over and goes on. Whatever goes wrong in W&B (not installed, raising, hanging) is one
+warning; nothing is lost, since metrics.jsonl is the truth. One W&B run a phase, grouped by session.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+log = logging.getLogger(__name__)
+MAX_WAITING = 10_000
+
+
+class WandbSink:
+    """Calls wandb from one thread of its own, and never waits longer than `patience_s` for it."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        group: str,
+        project: str,
+        offline: bool,
+        config: Mapping[str, Any],
+        patience_s: float,
+    ) -> None:
+        self._settings = {
+            "project": project,
+            "group": group,
+            "dir": str(folder),
+            "mode": "offline" if offline else "online",
+            "config": dict(config),
+        }
+        self._patience_s = patience_s
+        self._calls: queue.Queue[Callable[[], None]] = queue.Queue(MAX_WAITING)
+        self._run: Any = None
+        self._failed = False
+        self._last_answer = time.monotonic()
+        threading.Thread(target=self._work, name="wandb", daemon=True).start()
+
+    def begin(self, phase: str) -> None:
+        self._hand_over(lambda: self._open(phase))
+
+    def log(self, phase: str, step: int | None, metrics: Mapping[str, Any]) -> None:
+        values = dict(metrics)
+        self._hand_over(lambda: self._run and self._run.log(values, step=step))
+
+    def artifact(self, name: str, path: Path) -> None:
+        self._hand_over(lambda: self._link(name, path))
+
+    def end(self) -> None:
+        """Finish the phase's run; wait for it only as long as wandb keeps answering."""
+        self._hand_over(self._close)
+        self._last_answer = max(self._last_answer, time.monotonic())
+        while not self._failed and self._calls.unfinished_tasks:
+            if time.monotonic() - self._last_answer > self._patience_s:
+                self._give_up(f"no answer for {self._patience_s:g} s")
+            time.sleep(0.005)
+
+    def _open(self, phase: str) -> None:
+        import wandb
+
+        group = self._settings["group"]
+        self._run = wandb.init(name=f"{phase}_{group}", job_type=phase, **self._settings)
+
+    def _link(self, name: str, path: Path) -> None:
+        import wandb
+
+        artifact = wandb.Artifact(name, type="model")
+        artifact.add_reference(path.resolve().as_uri())
+        if self._run is not None:
+            self._run.log_artifact(artifact)
+
+    def _close(self) -> None:
+        if self._run is not None:
+            self._run.finish()
+            self._run = None
+
+    def _hand_over(self, call: Callable[[], Any]) -> None:
+        if self._failed:
+            return
+        try:
+            self._calls.put_nowait(call)
+        except queue.Full:
+            self._give_up(f"{MAX_WAITING} entries are waiting")
+
+    def _work(self) -> None:
+        while not self._failed:
+            call = self._calls.get()
+            try:
+                call()
+            except Exception as error:  # noqa: BLE001 - whatever wandb raises, the run goes on
+                self._give_up(f"{type(error).__name__}: {error}")
+            self._last_answer = time.monotonic()
+            self._calls.task_done()
+
+    def _give_up(self, reason: str) -> None:
+        if not self._failed:
+            self._failed = True
+            log.warning("W&B is left out from here on (%s); metrics.jsonl has everything", reason)

@@ -40,10 +40,11 @@ check: $(STAMP)
 	$(BIN)/mypy
 
 soak: $(STAMP)
-	$(BIN)/python -m pytest -m soak
+	$(BIN)/python -m pytest -m soak -rP
 
 bench: $(STAMP)
-	@for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+	@for script in $(wildcard benchmarks/*.py); do \
+	  echo "== $$script"; $(BIN)/python $$script || exit 1; done
 
 docs: $(STAMP)
 	$(BIN)/python docs/generate.py

@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,9 @@ try:
 except ImportError:  # POSIX
     msvcrt = None  # type: ignore[assignment]
 
+BINARY = getattr(os, "O_BINARY", 0)  # Windows would translate line ends
+NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)  # POSIX: refuse to open through a link
+PROBE = os.O_RDONLY if fcntl is not None else os.O_RDWR  # enough to look at a lock
 LOCKED_BYTE = 1 << 30  # Windows locks byte ranges: one far behind any text the file may hold
 
 
@@ -49,6 +53,12 @@ def unlock(fd: int) -> None:
     else:
         os.lseek(fd, LOCKED_BYTE, os.SEEK_SET)
         msvcrt.locking(fd, msvcrt.LK_UNLCK, 1)
+
+
+def after_fork(forget: Callable[[], None]) -> None:
+    """Call `forget` in every forked child, where there are any."""
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=forget)
 
 
 def sync_file(fd: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import random
 from pathlib import Path
 from typing import Any
@@ -102,9 +103,10 @@ def test_only_weights_are_required(tmp_path: Path) -> None:
 
 def test_the_last_and_the_best_are_kept_by_step_not_by_time(tmp_path: Path) -> None:
     manager = CheckpointManager(tmp_path, keep_last=2)
-    scores = {10: 0.5, 2: 0.9, 1: 0.1, 30: 0.2, 20: 0.3}
+    scores = {1: 0.1, 2: 0.9, 10: 0.5, 20: 0.3, 30: 0.2}
     for step, score in scores.items():
-        manager.save_checkpoint({"w": torch.ones(1)}, step=step, score=score)
+        path = manager.save_checkpoint({"w": torch.ones(1)}, step=step, score=score)
+        os.utime(path, (step, 100 - step))  # a copy or a restore changes file times
     assert [path.name for path in manager.steps()] == [
         "step_00000002",
         "step_00000020",
@@ -113,6 +115,26 @@ def test_the_last_and_the_best_are_kept_by_step_not_by_time(tmp_path: Path) -> N
     assert manager.load_checkpoint().step == 30
     with pytest.raises(ValueError, match="at least 1"):
         CheckpointManager(tmp_path, keep_last=0)
+
+
+def test_going_back_gives_up_the_later_checkpoints(tmp_path: Path) -> None:
+    manager = CheckpointManager(tmp_path, keep_last=2)
+    for step in (10, 20, 30, 5):
+        path = manager.save_checkpoint({"w": torch.full((1,), float(step))}, step=step)
+    assert manager.steps() == [path] and manager.load_checkpoint().step == 5
+    with pytest.raises(ValueError, match="negative"):
+        manager.save_checkpoint({"w": torch.ones(1)}, step=-1)
+
+
+def test_a_truncated_checkpoint_does_not_count_among_the_last(tmp_path: Path) -> None:
+    manager = CheckpointManager(tmp_path, keep_last=2)
+    for step in (10, 20, 30):
+        if step == 30:
+            damage(tmp_path / "step_00000020" / "tensors.safetensors", "truncate")
+        manager.save_checkpoint({"w": torch.ones(1)}, step=step)
+    assert [path.name for path in manager.steps()] == ["step_00000010", "step_00000030"]
+    (tmp_path / "step_00000040").symlink_to(tmp_path / "step_00000010")
+    assert manager.load_checkpoint().step == 30
 
 
 def damage(path: Path, how: str) -> None:
@@ -200,6 +222,7 @@ def test_a_full_disk_drops_old_checkpoints_then_stops_with_the_last_good_one(
     assert manager.load_checkpoint().step == 4
     with pytest.raises(DiskFull):
         manager.save_checkpoint({"w": torch.ones(4000)}, step=6)
+    assert manager.load_checkpoint().step == 4
 
 
 def test_cuda_generators_are_kept_where_there_are_any(monkeypatch: pytest.MonkeyPatch) -> None:

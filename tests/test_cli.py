@@ -25,7 +25,7 @@ from agent_forge.store.sessions import DAY_S, SessionStore
 from tests.pico import Pico
 
 FORGE = Path(sys.executable).parent / "forge"
-MODEL = "cognate_m1_s1"
+MODEL = "cognate.m1.s1"
 SURFACE = {
     "run": [
         *("--config", "--dry-run", "--from", "--json", "--only", "--preset", "--progress"),
@@ -246,7 +246,9 @@ def test_json_is_one_document(line: str, forge: Forge, request: pytest.FixtureRe
 def test_show_as_json(name: str, forge: Forge, stored: SessionStore) -> None:
     document = forge(f"show {name} --json").document
     assert sorted(document) == sorted(["schema_version", *SHOWN[name].split()])
-    assert forge(f"show {name} --verify --json").document["verified_files"] == 5
+    assert forge(f"show {name} --verify --json").document["verified_files"] == (
+        6 if name == "s1" else 5
+    )
 
 
 @pytest.mark.parametrize(
@@ -574,7 +576,7 @@ def test_doctor_repairs_a_damaged_registry(forge: Forge, stored: SessionStore) -
 
     result = forge("doctor --repair --json")
     assert result.code == 0
-    assert "rebuilt from 3 run directories" in finding(result, "registry")["details"]
+    assert "3 run directories, 4 entries added" in finding(result, "registry")["details"]
     aside = list(stored.registry.db_path.parent.glob("*.damaged-*"))
     assert [path.read_bytes() for path in aside] == [content]
     rows = forge("ls --json").document["sessions"]

@@ -39,7 +39,7 @@ def test_an_old_storage_root_opens(old: Path) -> None:
     assert sessions.registry.get_handoffs("s1")[0]["target_phase"] == "evomerge"
     torch.manual_seed(0)
     expected = Pico().state_dict()
-    model, metadata = ModelStorage(old, sessions.registry, build).load_model("cognate_m1_s1")
+    model, metadata = ModelStorage(old, sessions.registry, build).load_model("cognate.m1.s1")
     assert metadata["seed"] == 42
     with sessions.open("s1") as path:
         checkpoint = CheckpointManager(path / "phase1_cognate" / "checkpoints").load_checkpoint()

@@ -272,7 +272,7 @@ def test_configs_are_frozen(key: Key) -> None:
 
 
 @settings(deadline=None, max_examples=150)
-@given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1))
+@given(st.text(min_size=1).filter(str.isprintable) | st.sampled_from(["1e3", "-2E-5", "1.e0"]))
 def test_any_text_survives_yaml(root: str) -> None:
     config = PipelineConfig.model_validate({"storage": {"root": root}})
     assert check(PipelineConfig, parse_yaml(to_yaml(config), "x"), "x") == config
@@ -517,7 +517,7 @@ def test_set_without_key_or_value(item: str) -> None:
         parse_set(item)
 
 
-@pytest.mark.parametrize("item", ["a=[", "a='", "a=: b", "a=*b", "a=1\nb: 2", "a=1\nvalue: 2"])
+@pytest.mark.parametrize("item", ["a=[", "a='", "a=: b", "a=1\nb: 2", "a=1\nvalue: 2"])
 def test_set_with_a_bad_value(item: str) -> None:
     with pytest.raises(ConfigError, match=r"^--set "):
         parse_set(item)

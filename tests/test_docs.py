@@ -108,7 +108,7 @@ def test_readme_has_no_absolute_paths() -> None:
     ("text", "found"),
     [
         ("see /home/me/x", True),
-        ("`/work/main`", True),
+        ("`/home/me/forge`", True),
         ("(/tmp)", True),
         (r"C:\Users", True),
         ("file:///usr/x", True),

@@ -31,7 +31,7 @@ def save(storage: ModelStorage, model: nn.Module, name: str = "m1") -> str:
 
 def test_a_model_comes_back_as_it_was(storage: ModelStorage, pico: Pico) -> None:
     model_id = save(storage, pico)
-    assert model_id == "cognate_m1_s1"
+    assert model_id == "cognate.m1.s1"
     tokens = torch.tensor([[0, 1, 2, 3]])
     for model, metadata in (
         storage.load_model(model_id),
@@ -47,7 +47,7 @@ def test_the_directory_is_complete(storage: ModelStorage, pico: Pico, tmp_path: 
     tokenizer = tmp_path / "tokenizer.json"
     tokenizer.write_text("{}")
     storage.save_model(pico, "s1", "cognate", "m1", {}, tokenizer_files=[tokenizer])
-    path = storage.find("cognate_m1_s1")
+    path = storage.find("cognate.m1.s1")
     assert path == storage.base_path / "sessions/s1/phase1_cognate/m1"
     assert {p.name for p in path.iterdir()} == {
         *("model.safetensors", "config.json", "metadata.json", "metrics.json"),
@@ -65,7 +65,7 @@ def test_tied_weights_are_stored_and_counted_once(storage: ModelStorage, pico: P
     assert metadata["parameters"] == 4 * 3 + 3 * 3 + 3
     assert metadata["size_mb"] == (path / "model.safetensors").stat().st_size / 1e6
     assert weights["head.weight"] is weights["embed.weight"]
-    model, _ = storage.load_model("cognate_m1_s1")
+    model, _ = storage.load_model("cognate.m1.s1")
     assert isinstance(model, Pico) and model.head.weight is model.embed.weight
 
 
@@ -82,14 +82,14 @@ def test_the_card_shows_what_was_recorded(storage: ModelStorage, pico: Pico) -> 
 def test_equal_weights_give_the_same_file(storage: ModelStorage, pico: Pico) -> None:
     first = files.sha256_of(storage.find(save(storage, pico)) / "model.safetensors")
     second = files.sha256_of(storage.find(save(storage, pico, "m2")) / "model.safetensors")
-    assert first == second == storage.registry.get_model("cognate_m1_s1")["metadata"]["sha256"]
+    assert first == second == storage.registry.get_model("cognate.m1.s1")["metadata"]["sha256"]
 
 
 def test_saving_again_replaces_the_model(storage: ModelStorage, pico: Pico) -> None:
     save(storage, pico)
     nn.init.zeros_(pico.layer.weight)
     save(storage, pico)
-    weights, _ = storage.load_weights("cognate_m1_s1")
+    weights, _ = storage.load_weights("cognate.m1.s1")
     assert not weights["layer.weight"].any()
     assert len(storage.registry.search_models()) == 1
 
@@ -101,7 +101,7 @@ def test_a_flipped_bit_in_any_file_is_noticed(storage: ModelStorage, pico: Pico,
     content[-2] ^= 1
     path.write_bytes(content)
     with pytest.raises(DamagedFile, match=name):
-        storage.load_model("cognate_m1_s1")
+        storage.load_model("cognate.m1.s1")
 
 
 def test_metadata_that_is_none_is_damage(storage: ModelStorage, pico: Pico) -> None:
@@ -114,7 +114,7 @@ def test_metadata_that_is_none_is_damage(storage: ModelStorage, pico: Pico) -> N
 
 def test_metadata_cannot_overwrite_what_was_measured(storage: ModelStorage, pico: Pico) -> None:
     storage.save_model(pico, "s1", "cognate", "m1", {"parameters": 10**9, "sha256": "x"})
-    metadata = json.loads((storage.find("cognate_m1_s1") / "metadata.json").read_text())
+    metadata = json.loads((storage.find("cognate.m1.s1") / "metadata.json").read_text())
     assert metadata["parameters"] == 24 and len(metadata["sha256"]) == 64
 
 
@@ -144,7 +144,7 @@ def test_a_session_in_use_by_another_process_is_busy(
 def test_loading_needs_a_builder(storage: ModelStorage, pico: Pico) -> None:
     save(storage, pico)
     with pytest.raises(ConfigError, match="build"):
-        ModelStorage(storage.base_path).load_model("cognate_m1_s1")
+        ModelStorage(storage.base_path).load_model("cognate.m1.s1")
 
 
 def test_a_model_loads_with_transformers(storage: ModelStorage, tmp_path: Path) -> None:

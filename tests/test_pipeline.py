@@ -400,4 +400,4 @@ def test_wandb_gets_what_was_measured(tmp_path: Path, monkeypatch: pytest.Monkey
         for _, record in read_lines(folder(tmp_path) / "metrics.jsonl")
     ]
     assert logged == truth
-    assert [call[1] for call in wandb.calls if call[0] == "reference"] == ["toy_linear_r"]
+    assert [call[1] for call in wandb.calls if call[0] == "reference"] == ["toy.linear.r"]

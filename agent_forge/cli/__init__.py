@@ -6,6 +6,7 @@ No module here imports torch when it is loaded, so help and listings answer at o
 
 from __future__ import annotations
 
+import io
 import sys
 import traceback
 
@@ -48,6 +49,9 @@ for command in (
 def main() -> None:
     """Run the command line; every failure ends with what is wrong and the next step."""
     debug = "--debug" in sys.argv
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a name that the terminal cannot show is no error
+            stream.reconfigure(errors="backslashreplace")
     try:
         app(args=[argument for argument in sys.argv[1:] if argument != "--debug"])
     except ForgeError as error:
@@ -57,6 +61,11 @@ def main() -> None:
         if error.hint:
             print(f"next: {error.hint}", file=sys.stderr)
         sys.exit(error.exit_code)
+    except OSError as error:
+        if debug:
+            raise
+        print(f"error: {error.strerror or error}: {error.filename or 'output'}", file=sys.stderr)
+        sys.exit(5)
     except Exception as error:  # the last resort: a defect of ours, shown as such
         if debug:
             raise

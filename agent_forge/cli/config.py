@@ -29,12 +29,13 @@ def init(
     paths = {folder / name: text for name, text in texts.items()}
     if folder.exists() and not folder.is_dir():
         raise AlreadyExists(f"{folder} exists and is not a folder", hint="name another one")
-    there = [str(path) for path in paths if path.exists()]
+    there = [str(path) for path in paths if path.exists() or path.is_symlink()]
     if there and not force:
         raise AlreadyExists(f"{there[0]} exists", hint="--force overwrites it")
     for path, text in paths.items():
         if not dry_run:
             files.write_text(path, text)
+    for path in paths:
         print(path)
 
 

@@ -17,7 +17,7 @@ def emit_json(**content: Any) -> None:
 
 def emit_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
     """Print rows under aligned column names; what was not measured shows as `-`."""
-    cells = [["-" if cell is None or cell == "" else str(cell) for cell in row] for row in rows]
+    cells = [["-" if cell is None or cell == "" else plain(cell) for cell in row] for row in rows]
     widths = [max(len(line[i]) for line in [list(columns), *cells]) for i in range(len(columns))]
     for line in [list(columns), *cells]:
         print(
@@ -25,11 +25,17 @@ def emit_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         )
 
 
+def plain(value: Any) -> str:
+    """A value as text without control characters, which could rewrite the screen."""
+    return "".join(c if c.isprintable() else "?" for c in str(value))
+
+
 def when(epoch_s: float | None) -> str | None:
-    """A time as people read it, UTC."""
-    if epoch_s is None:
+    """A time as people read it, UTC; `-` (None) where it is none."""
+    try:
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(epoch_s)) if epoch_s else None
+    except (TypeError, ValueError, OverflowError, OSError):
         return None
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(epoch_s))
 
 
 def size(n_bytes: float) -> str:

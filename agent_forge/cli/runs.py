@@ -24,15 +24,19 @@ STORAGE = typer.Option(
 
 def has_registry(storage: Path) -> bool:
     """Whether anything was ever stored; run directories without a registry are damage."""
-    from agent_forge.errors import DamagedFile
+    from agent_forge.errors import ConfigError, DamagedFile
     from agent_forge.store.sessions import SESSION_FILE
 
+    if storage.exists() and not storage.is_dir():
+        raise ConfigError(f"{storage} is not a folder")
     path = storage / "registry" / "model_registry.db"
-    if not path.exists() and any((storage / "sessions").glob(f"*/{SESSION_FILE}")):
+    there = path.exists() and path.stat().st_size > 0
+    if not there and any((storage / "sessions").glob(f"*/{SESSION_FILE}")):
+        problem = "empty" if path.exists() else "missing"
         raise DamagedFile(
-            path, "missing", hint="forge doctor --repair makes it again from the run directories"
+            path, problem, hint="forge doctor --repair makes it again from the run directories"
         )
-    return path.exists()
+    return there
 
 
 def _open(storage: Path) -> SessionStore | None:
@@ -87,7 +91,7 @@ def models(
 ) -> None:
     """List the models, newest first."""
     store = _open(storage)
-    rows = store.registry.search_models(phase, session, tag, text, sys.maxsize) if store else []
+    rows = store.registry.search_models(phase, session, tag, text) if store else []
     if as_json:
         emit_json(models=rows)
     elif rows:
@@ -120,7 +124,8 @@ def show(
     if store:
         if any(row["session_id"] == name for row in store.registry.get_all_sessions()):
             details = _session_details(store, name)
-            places = [Path(row["model_path"]) for row in details["models"]]
+            path = store.path(name)
+            places = [path, *(p.parent for p in sorted(path.rglob(files.MANIFEST)))]
         else:
             with contextlib.suppress(NotFound):
                 details = {"kind": "model", **store.registry.get_model(name)}
@@ -128,12 +133,26 @@ def show(
     if details is None:
         raise NotFound(f"no session or model {name!r}", hint="forge ls, forge models")
     if verify:
-        details["verified_files"] = sum(len(files.reading(p, files.verify)) for p in places)
+        details["verified_files"] = sum(_verified(place) for place in places)
     if as_json:
         emit_json(**details)
         return
     for key, value in details.items():
         _print_entry(key, value)
+
+
+def _verified(place: Path) -> int:
+    """How many files of a model, a checkpoint or a run directory are as they were written."""
+    from agent_forge.errors import DamagedFile
+    from agent_forge.store import files
+    from agent_forge.store.sessions import read_session
+
+    if not place.exists():
+        raise DamagedFile(place, "missing")
+    if (place / files.MANIFEST).exists():
+        return len(files.reading(place, files.verify))
+    read_session(place)
+    return 1
 
 
 def _session_details(store: SessionStore, session_id: str) -> dict[str, Any]:
@@ -175,37 +194,44 @@ def clean(
     yes: bool = typer.Option(False, "--yes", help="Do not ask."),
     cron: bool = typer.Option(False, "--cron", help="Only print a crontab line for it."),
     config: Path | None = typer.Option(None, "--config", help="Whose cleanup_policy to follow."),
-    storage: Path = STORAGE,
+    storage: Path | None = typer.Option(
+        None, "--storage", envvar="FORGE_STORAGE", help="The storage root (storage.root)."
+    ),
     as_json: bool = JSON,
 ) -> None:
     """Remove old sessions: by the cleanup policy, or those that the options name."""
     from agent_forge.pipeline.config import load_config
     from agent_forge.store.sessions import SessionCleanupManager
 
-    policy = load_config(path=config).cleanup_policy
+    settings = load_config(path=config)
+    policy = settings.cleanup_policy
+    root = storage or Path(settings.storage.root)
     if cron:
-        line = f"{policy.schedule_cleanup} {_cron_command(storage, config)}"
+        chosen = (["--age", f"{age:g}"] if age is not None else []) + ["--failed"] * failed
+        chosen += ["--all"] * everything
+        line = f"{policy.schedule_cleanup} {_cron_command(chosen, root, config)}"
         if as_json:
             emit_json(crontab=line)
         else:
             print(line)
         return
-    store = _open(storage)
-    if store is None:
-        removals: list[Removal] = []
-    else:
-        manager = SessionCleanupManager(store, policy)
+    store = _open(root)
+    manager = SessionCleanupManager(store, policy) if store else None
+    removals: list[Removal] = []
+    if manager:
         removals = manager.plan(age_days=age, failed=failed, everything=everything)
-    if removals and not dry_run:
-        _confirm(removals, yes)
-        removals = manager.remove(removals)
+        if removals and not dry_run:
+            _confirm(removals, yes)
+            removals = manager.remove(removals)
     _report_removals(removals, dry_run, as_json)
+    if manager and manager.kept:
+        raise manager.kept[0][1]
 
 
-def _cron_command(storage: Path, config: Path | None) -> str:
+def _cron_command(chosen: list[str], storage: Path, config: Path | None) -> str:
     """The command for a crontab: absolute, as cron has no PATH of ours; `%` would end the line."""
     forge = shutil.which("forge", path=str(Path(sys.executable).parent)) or "forge"
-    command = [forge, "clean", "--yes", "--storage", str(storage.resolve())]
+    command = [forge, "clean", *chosen, "--yes", "--storage", str(storage.resolve())]
     command += ["--config", str(config.resolve())] if config else []
     return shlex.join(command).replace("%", r"\%")
 
@@ -218,7 +244,10 @@ def _confirm(removals: list[Removal], yes: bool) -> None:
     if not sys.stdin.isatty():
         raise ConfigError("deleting needs --yes when nobody can be asked", hint="--dry-run shows")
     freed = size(sum(removal.bytes for removal in removals))
-    typer.confirm(f"remove {len(removals)} sessions ({freed})?", abort=True, err=True)
+    typer.echo(f"remove {len(removals)} sessions ({freed})? [y/N] ", err=True, nl=False)
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        typer.echo("nothing was removed", err=True)
+        raise typer.Exit(1)
 
 
 def _report_removals(removals: list[Removal], dry_run: bool, as_json: bool) -> None:

@@ -29,7 +29,7 @@ def read_layout(path: Path, read: Callable[[Path], Data]) -> Data:
         raise ConfigError(f"{folder / PIPELINE_FILE}: phases: names with settings are expected")
     known = {f"{phase_folder(name)}.yaml": name for name in ORDER}
     for file in sorted((folder / PHASE_FOLDER).glob("*")):
-        if file.suffix not in SUFFIXES:
+        if file.suffix not in SUFFIXES or file.name.startswith("."):
             continue
         name = known.get(file.name)
         if name is None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from importlib import resources
@@ -23,6 +24,7 @@ from agent_forge.errors import ConfigError
 
 DEFAULT_PRESET = "tiny"
 MAX_FILE_BYTES = 1 << 20
+MAX_KEY_PARTS = 10
 MAX_NUMBER_CHARS = 64
 NUMBER_TAGS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 C = TypeVar("C", bound=Settings)
@@ -48,7 +50,8 @@ def load(
         )
     name = named[0] if named else DEFAULT_PRESET
     data = merge({**read_preset(name), "preset": name}, given)
-    return check(cls, data, str(path or f"preset {name}"))
+    sources = [f"preset {name}", *([str(path)] if path else []), *(["--set"] if sets else [])]
+    return check(cls, data, " + ".join(sources))
 
 
 def check(cls: type[C], data: Mapping[str, Any], source: str) -> C:
@@ -87,7 +90,7 @@ def read_one(path: Path) -> Data:
     if len(content) > MAX_FILE_BYTES:
         raise ConfigError(f"{path} is too large; a config has at most {MAX_FILE_BYTES:,} bytes")
     try:
-        text = content.decode("utf-8")
+        text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not UTF-8 text (byte {error.start})") from error
     parse = parse_json if path.suffix == ".json" else parse_yaml
@@ -115,8 +118,10 @@ def parse_set(item: str) -> Data:
     """`a.b=value` as nested data; the value is read as YAML."""
     key, equals, value = item.partition("=")
     parts = key.split(".")
-    if not equals or not all(part.strip() for part in parts):
+    if not equals or len(parts) > MAX_KEY_PARTS or not all(part.strip() for part in parts):
         raise ConfigError(f"--set {item!r} is not of the form path.to.key=value")
+    if value.startswith("*"):  # a cron schedule; YAML would take it for an alias
+        value = json.dumps(value)
     parsed = parse_yaml(f"value: {value}", f"--set {item}")
     if list(parsed) != ["value"]:
         raise ConfigError(f"--set {item!r} has more than one value")
@@ -155,7 +160,7 @@ def _yaml_lines(config: BaseModel, indent: str) -> list[str]:
             lines += [] if indent else [""]
             lines += [f"{indent}{name}:", *_yaml_lines(value, indent + "  ")]
             continue
-        text = yaml.safe_dump({name: value}, default_flow_style=False, width=1000).strip()
+        text = yaml.dump({name: value}, None, _Dumper, default_flow_style=False, width=1000).strip()
         if info.description and "\n" not in text:
             text = f"{text}  # {info.description}"
         lines += [indent + line for line in text.split("\n")]
@@ -186,6 +191,17 @@ class _StrictLoader(yaml.SafeLoader):
         if twice:
             raise yaml.YAMLError(f"key {twice[0]!r} appears twice")
         return super().construct_mapping(node, deep)
+
+
+class _Dumper(yaml.SafeDumper):
+    """SafeDumper that quotes a text which our loader would take for a number."""
+
+
+# YAML 1.1 reads 1e-3 as a text; everyone who writes it means a number.
+for _yaml in (_StrictLoader, _Dumper):
+    _yaml.add_implicit_resolver(
+        "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+"), None
+    )
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> Data:

@@ -19,6 +19,7 @@ class Settings(BaseModel):
     model_config = ConfigDict(
         extra="forbid",
         frozen=True,
+        strict=True,
         validate_default=True,
         allow_inf_nan=False,
         protected_namespaces=(),
@@ -30,6 +31,23 @@ class Settings(BaseModel):
             self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"), allow_nan=False
         )
         return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _cron(text: str) -> str:
+    fields = text.split()
+    limits = (59, 23, 31, 12, 7)  # minute, hour, day, month, day of the week
+    if len(fields) != 5 or not all(re.fullmatch(r"[\w*/,-]+", field) for field in fields):
+        raise ValueError("a cron schedule has five fields, as in '0 0 * * *'")
+    for field, limit in zip(fields, limits, strict=True):
+        if any(int(number) > limit for number in re.findall(r"\d+", field)):
+            raise ValueError(f"{field!r} is more than the {limit} that this field of cron allows")
+    return " ".join(fields)
+
+
+def _path(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError("a path has no control characters")
+    return text
 
 
 class RuntimeSettings(Settings):
@@ -51,7 +69,9 @@ class RuntimeSettings(Settings):
 class StorageSettings(Settings):
     """Where runs are kept."""
 
-    root: str = Field("storage", min_length=1, description="folder of all runs and the registry")
+    root: Annotated[str, AfterValidator(_path)] = Field(
+        "storage", min_length=1, description="folder of all runs and the registry"
+    )
     keep_checkpoints: int = Field(
         5, ge=1, description="checkpoints kept for each phase; the best one stays in addition"
     )
@@ -75,13 +95,6 @@ class TrackingSettings(Settings):
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
         "INFO", description="what goes into log.jsonl"
     )
-
-
-def _cron(text: str) -> str:
-    fields = text.split()
-    if len(fields) != 5 or not all(re.fullmatch(r"[\w*/,-]+", field) for field in fields):
-        raise ValueError("a cron schedule has five fields, as in '0 0 * * *'")
-    return " ".join(fields)
 
 
 class CleanupSettings(Settings):

@@ -20,7 +20,9 @@ from agent_forge.pipeline import resources
 from agent_forge.pipeline.config import PipelineConfig
 from agent_forge.pipeline.environment import seed_everything
 from agent_forge.store import files
-from agent_forge.store.models import ModelStorage, read_metadata
+from agent_forge.store.metadata import read_metadata
+from agent_forge.store.models import ModelStorage
+from agent_forge.store.registry import CHECKPOINTS
 from agent_forge.track.tracker import Tracker
 
 STATE_FILE = "state.json"
@@ -67,8 +69,8 @@ def _begin(
 ) -> dict[str, Any]:
     """Record that the phase has begun, before anything of it exists."""
     goes_on = before is not None and before["fingerprint"] == fingerprint
-    if before is not None and not goes_on and (folder / "checkpoints").exists():
-        files.remove_tree(folder / "checkpoints", run.folder)
+    if before is not None and not goes_on and (folder / CHECKPOINTS).exists():
+        files.remove_tree(folder / CHECKPOINTS, run.folder)
     state = {
         "phase": phase,
         "status": "running",

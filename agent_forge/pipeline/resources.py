@@ -11,6 +11,7 @@ from agent_forge.errors import DiskFull, NotEnough
 from agent_forge.pipeline.config import PipelineConfig
 from agent_forge.store import files
 from agent_forge.store.checkpoint import CheckpointManager
+from agent_forge.store.registry import CHECKPOINTS
 
 
 def require_for(plan: Plan, folder: Path, config: PipelineConfig) -> None:
@@ -30,7 +31,7 @@ def check_during(folder: Path, config: PipelineConfig) -> None:
     """Pause before the machine runs out. Old checkpoints go first; the newest stays."""
     reserve = int(config.storage.reserve_disk_mb * 1e6)
     if files.free_bytes(folder) < reserve:
-        for stage in (folder / "checkpoints").glob("*"):
+        for stage in (folder / CHECKPOINTS).glob("*"):
             CheckpointManager(stage).make_room()
         free = files.free_bytes(folder)
         if free < reserve:

@@ -103,7 +103,14 @@ class CheckpointManager:
         generators: Mapping[str, torch.Generator] | None = None,
         score: float | None = None,
     ) -> Path:
-        """Write any nested state, and every random generator, and drop what is too old."""
+        """Write any nested state, and every random generator, and drop what is too old.
+
+        Checkpoints of later steps belong to a future that was given up (a roll-back) and go first.
+        """
+        if step < 0:
+            raise ValueError(f"step {step} is negative")
+        for later in (path for path in self.steps() if _step_of(path) > step):
+            files.remove_tree(later, self.checkpoint_dir)
         tensors, skeleton = pack(
             {"state": dict(state), "generators": capture_generators(generators)}
         )
@@ -143,8 +150,8 @@ class CheckpointManager:
         """The checkpoint directories, oldest first."""
         if not self.checkpoint_dir.is_dir():
             return []
-        found = [p for p in self.checkpoint_dir.iterdir() if NAME.fullmatch(p.name)]
-        return sorted(found, key=_step_of)
+        found = (p for p in self.checkpoint_dir.iterdir() if NAME.fullmatch(p.name))
+        return sorted((p for p in found if not p.is_symlink()), key=_step_of)
 
     def _write(self, path: Path, tensors: Mapping[str, torch.Tensor], record: Any) -> None:
         files.require_space(path, tensor_bytes(tensors) + OVERHEAD_BYTES)
@@ -154,10 +161,11 @@ class CheckpointManager:
             stage.write_json("state.json", record)
 
     def _prune(self) -> None:
-        paths = self.steps()
-        best = self._best(paths)
-        for path in paths[: -self.keep_last]:
-            if path != best:
+        """Keep the last ones that have all their bytes, and the best; the others go."""
+        paths = [path for path in self.steps() if _is_whole(path, content=False)]
+        keep = {*paths[-self.keep_last :], self._best(paths)}
+        for path in self.steps():
+            if path not in keep:
                 files.remove_tree(path, self.checkpoint_dir)
 
     def make_room(self) -> bool:
@@ -211,9 +219,9 @@ def _step_of(path: Path) -> int:
     return int(match[1])
 
 
-def _is_whole(path: Path) -> bool:
+def _is_whole(path: Path, *, content: bool = True) -> bool:
     try:
-        files.verify(path)
+        files.verify(path, content=content)
     except DamagedFile:
         return False
     return True

@@ -33,8 +33,7 @@ def _forget_after_fork() -> None:
     _held.clear()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_after_fork)
+platform.after_fork(_forget_after_fork)
 
 
 @contextlib.contextmanager
@@ -44,10 +43,7 @@ def exclusive(directory: Path, patience_s: float = PATIENCE_S) -> Iterator[None]
     deadline = time.monotonic() + patience_s
     while not _try(path):
         if time.monotonic() > deadline:
-            raise Busy(
-                f"{directory} is in use by {holder(directory)}",
-                hint="wait for it, or stop it with: forge stop " + directory.name,
-            )
+            raise Busy(f"{directory} is in use by {holder(directory)}", hint="wait for it to end")
         time.sleep(0.02)
     try:
         yield
@@ -72,10 +68,15 @@ def is_busy(directory: Path) -> bool:
         return True
     if not path.exists():
         return False
-    if _try(path, announce=False):
-        _release(path)
+    with files.disk_errors(path):
+        fd = os.open(files.refuse_link(path), platform.PROBE)
+    try:
+        if not platform.try_lock(fd):
+            return True
+        platform.unlock(fd)
         return False
-    return True
+    finally:
+        os.close(fd)
 
 
 def holder(directory: Path) -> str:
@@ -91,28 +92,28 @@ def _lock_path(directory: Path) -> Path:
     return directory.resolve() / LOCK_FILE
 
 
-def _try(path: Path, *, announce: bool = True) -> bool:
+def _try(path: Path) -> bool:
     with _guard:
         if path in _held:
             return False
         with files.disk_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+            flags = os.O_RDWR | os.O_CREAT | platform.NO_FOLLOW
+            fd = os.open(files.refuse_link(path), flags, 0o644)
         if not platform.try_lock(fd):
             os.close(fd)
             return False
         _held[path] = fd
-    if announce:
-        who = {
-            "pid": os.getpid(),
-            "host": socket.gethostname(),
-            "since": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
-            "command": " ".join(sys.argv)[:200],
-        }
-        with contextlib.suppress(OSError):  # a full disk: the lock holds without its text
-            os.ftruncate(fd, 0)
-            os.lseek(fd, 0, os.SEEK_SET)
-            os.write(fd, json.dumps(who).encode())
+    who = {
+        "pid": os.getpid(),
+        "host": socket.gethostname(),
+        "since": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
+        "command": " ".join(sys.argv)[:200],
+    }
+    with contextlib.suppress(OSError):  # a full disk: the lock holds without its text
+        os.ftruncate(fd, 0)
+        os.lseek(fd, 0, os.SEEK_SET)
+        os.write(fd, json.dumps(who).encode())
     return True
 
 

@@ -1,4 +1,4 @@
-"""The records that travel with a model: what metadata.json holds, and what a handoff is.
+"""The records on disk: metadata.json of a model, session.json of a run, and a handoff.
 
 A phase adds its own keys to a model's metadata (specialization, fitness, compression_ratio ...);
 the handoff rules of the next phase say which of them it needs.
@@ -6,15 +6,35 @@ the handoff rules of the next phase say which of them it needs.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from agent_forge.errors import DamagedFile
+from agent_forge.store import files
+
+
+class SessionRecord(BaseModel):
+    """session.json of a run directory."""
+
+    model_config = ConfigDict(extra="allow", frozen=True, strict=True, allow_inf_nan=False)
+
+    schema_version: Literal[1] = 1
+    session_id: str
+    created_at: float = Field(description="UTC epoch seconds")
+    ended_at: float | None = Field(None, description="UTC epoch seconds")
+    status: Literal["running", "completed", "failed", "paused"]
+    config: dict[str, Any] = Field(description="the resolved config")
+    tags: list[str]
 
 
 class ModelMetadata(BaseModel):
     """metadata.json of a model directory."""
 
-    model_config = ConfigDict(extra="allow", frozen=True, protected_namespaces=())
+    model_config = ConfigDict(
+        extra="allow", frozen=True, strict=True, allow_inf_nan=False, protected_namespaces=()
+    )
 
     schema_version: Literal[1] = 1
     model_id: str = Field(description="phase, name and session; unique in a registry")
@@ -22,7 +42,8 @@ class ModelMetadata(BaseModel):
     phase_name: str = Field(description="the phase that made it")
     model_name: str = Field(description="its name within the phase")
     created_at: float = Field(description="UTC epoch seconds")
-    parameters: int = Field(ge=0, description="number of weights; tied ones count once")
+    parameters: int = Field(ge=0, lt=2**63, description="number of weights; tied ones count once")
+    tags: list[str] = Field(default_factory=list, description="for finding it again")
     size_mb: float = Field(ge=0, description="10^6 bytes of model.safetensors on disk")
     sha256: str = Field(description="of model.safetensors")
     tied_weights: dict[str, str] = Field(
@@ -43,3 +64,12 @@ class HandoffRecord(BaseModel):
     handoff_timestamp: float = Field(description="UTC epoch seconds")
     validation_status: Literal["passed", "failed", "pending"]
     validation_metrics: dict[str, Any] = Field(description="the measured values that were judged")
+
+
+def read_metadata(path: Path) -> ModelMetadata:
+    """metadata.json of a model directory, checked for its form."""
+    place = path / "metadata.json"
+    try:
+        return ModelMetadata.model_validate(files.read_json(place))
+    except ValidationError as error:
+        raise DamagedFile(place, f"not the metadata of a model ({error})") from error

@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import ValidationError
 from torch import nn
 
-from agent_forge.errors import ConfigError, DamagedFile
+from agent_forge.errors import ConfigError
 from agent_forge.store import files, lock
 from agent_forge.store.card import render_card
-from agent_forge.store.metadata import ModelMetadata
-from agent_forge.store.registry import ModelRegistry, model_directory, model_id_for
+from agent_forge.store.metadata import ModelMetadata, read_metadata
+from agent_forge.store.registry import ModelRegistry, join_tags, model_directory, model_id_for
 from agent_forge.store.tensors import (
     join_tied,
     read_tensors,
@@ -62,6 +61,7 @@ class ModelStorage:
     ) -> str:
         """Save a model with all that belongs to it, register it, and return its id."""
         path = model_directory(self.base_path, session_id, phase_name, model_name)
+        join_tags(tags)
         self.registry.get_session_status(session_id)
         weights, tied = split_tied(_state_dict(model))
         files.require_space(path, tensor_bytes(weights) + OVERHEAD_BYTES)
@@ -80,6 +80,7 @@ class ModelStorage:
                     "size_mb": stage.records[WEIGHTS]["bytes"] / 1e6,
                     "sha256": stage.records[WEIGHTS]["sha256"],
                     "tied_weights": tied,
+                    "tags": list(tags),
                 }
             )
             stage.write_json("config.json", config or {})
@@ -97,6 +98,7 @@ class ModelStorage:
             size_mb=record.size_mb,
             parameters=record.parameters,
             tags=tags,
+            created_at=record.created_at,
         )
 
     def load_model(
@@ -137,7 +139,12 @@ class ModelStorage:
     ) -> Path:
         """The directory of a registered model."""
         row = self.registry.get_model(model_id, session_id, phase_name, model_name)
-        return Path(row["model_path"])
+        path = Path(row["model_path"])
+        for place in (path, *path.parents):
+            if place == self.base_path:
+                break
+            files.refuse_link(place)
+        return path
 
 
 def load_directory(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any], dict[str, Any]]:
@@ -150,15 +157,6 @@ def load_directory(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any],
         return weights, metadata.model_dump(), files.read_json(place / "config.json")
 
     return files.reading(path, read)
-
-
-def read_metadata(path: Path) -> ModelMetadata:
-    """metadata.json of a model directory, checked for its form."""
-    place = path / "metadata.json"
-    try:
-        return ModelMetadata.model_validate(files.read_json(place))
-    except ValidationError as error:
-        raise DamagedFile(place, f"not the metadata of a model ({error})") from error
 
 
 def _state_dict(model: nn.Module | Weights) -> dict[str, torch.Tensor]:

@@ -18,13 +18,21 @@ from pathlib import Path
 from typing import Any, TypedDict, cast
 
 from agent_forge.config.phases import phase_folder
-from agent_forge.errors import CannotWrite, DamagedFile, DiskFull, NotFound, TooNew
+from agent_forge.errors import (
+    CannotWrite,
+    DamagedFile,
+    DiskFull,
+    NameRefused,
+    NotFound,
+    TooNew,
+)
 from agent_forge.store import files
 from agent_forge.store.migrations import MIGRATIONS
 
 APPLICATION_ID = 0x41464F52  # "AFOR": tells our databases from other people's
 BUSY_TIMEOUT_MS = 30_000
 PAGE_BYTES = 4096
+CHECKPOINTS = "checkpoints"  # folder beside the models of a phase
 WAL_LIMIT_BYTES = 16 << 20
 STATUSES = ("running", "completed", "failed", "paused")
 
@@ -65,8 +73,11 @@ class HandoffRow(TypedDict):
 
 
 def model_id_for(session_id: str, phase_name: str, model_name: str) -> str:
-    """One id per place, so that saving the same model again after a crash changes no name."""
-    return f"{phase_name}_{model_name}_{session_id.removeprefix('session_')}"
+    """One id per place, so that saving the same model again after a crash changes no name.
+
+    No name has a dot in it, so no two places share an id.
+    """
+    return f"{phase_name}.{model_name}.{session_id}"
 
 
 class ModelRegistry:
@@ -77,21 +88,34 @@ class ModelRegistry:
         self.root = self.db_path.parent.parent
         self._local = threading.local()
         with files.disk_errors(self.db_path):
+            files.refuse_link(files.refuse_link(self.db_path.parent) / self.db_path.name)
             self.db_path.parent.mkdir(parents=True, exist_ok=True)
         self._migrate()
 
     # -- sessions ---------------------------------------------------------------------------------
 
     def create_session(
-        self, session_id: str, pipeline_config: Mapping[str, Any], tags: Sequence[str] = ()
+        self,
+        session_id: str,
+        pipeline_config: Mapping[str, Any],
+        tags: Sequence[str] = (),
+        *,
+        status: str = "running",
+        start_time: float | None = None,
+        end_time: float | None = None,
     ) -> None:
+        """Add a session; one that is there already stays as it is."""
         files.safe_name(session_id, "session id")
+        start = time.time() if start_time is None else start_time
         with self._writing() as connection:
             connection.execute(
-                "INSERT INTO sessions (session_id, pipeline_config_json, start_time, status,"
-                " progress_percent, tags) VALUES (?, ?, ?, 'running', 0, ?)"
+                "INSERT INTO sessions (session_id, pipeline_config_json, start_time, end_time,"
+                " status, progress_percent, tags) VALUES (?, ?, ?, ?, ?, ?, ?)"
                 " ON CONFLICT (session_id) DO NOTHING",
-                (session_id, _json(pipeline_config), time.time(), _join(tags)),
+                (
+                    *(session_id, _json(pipeline_config), start, end_time, status),
+                    *(100 if status == "completed" else 0, join_tags(tags)),
+                ),
             )
 
     def update_session(
@@ -108,7 +132,7 @@ class ModelRegistry:
             "status": status,
             "current_phase": current_phase,
             "progress_percent": progress_percent,
-            "tags": None if tags is None else _join(tags),
+            "tags": None if tags is None else join_tags(tags),
         }
         changes = {name: value for name, value in changes.items() if value is not None}
         if status is not None:
@@ -137,10 +161,11 @@ class ModelRegistry:
         """How many sessions were ever created; removing old ones does not lower it."""
         return int(self._read("SELECT coalesce(max(rowid), 0) FROM sessions")[0][0])
 
-    def delete_session(self, session_id: str) -> None:
-        """Forget a session with its models and handoffs, in one transaction."""
+    def delete_session(self, session_id: str) -> bool:
+        """Forget a session with its models and handoffs; tell whether it was there."""
         with self._writing() as connection:
-            connection.execute("DELETE FROM sessions WHERE session_id = ?", (session_id,))
+            cursor = connection.execute("DELETE FROM sessions WHERE session_id = ?", (session_id,))
+            return cursor.rowcount > 0
 
     # -- models -----------------------------------------------------------------------------------
 
@@ -155,6 +180,7 @@ class ModelRegistry:
         size_mb: float | None = None,
         parameters: int | None = None,
         tags: Sequence[str] = (),
+        created_at: float | None = None,
     ) -> str:
         """Add or renew the entry of a model; its path is kept relative to the storage root."""
         for kind, name in (("phase", phase_name), ("model name", model_name)):
@@ -162,7 +188,8 @@ class ModelRegistry:
         model_id = model_id_for(session_id, phase_name, model_name)
         values = (
             *(model_id, session_id, phase_name, model_name, self._relative(Path(model_path))),
-            *(size_mb, parameters, time.time(), _json(metadata or {}), _join(tags)),
+            *(size_mb, parameters, time.time() if created_at is None else created_at),
+            *(_json(metadata or {}), join_tags(tags)),
         )
         with self._writing() as connection:
             known = connection.execute(
@@ -196,7 +223,7 @@ class ModelRegistry:
             "phase_name": phase_name,
             "model_name": model_name,
         }
-        rows = self._models({k: v for k, v in where.items() if v is not None})
+        rows = self._models({f"{k} = ?": v for k, v in where.items() if v is not None})
         asked = ", ".join(f"{k}={v}" for k, v in where.items() if v is not None) or "anything"
         if not rows:
             raise NotFound(f"no model with {asked}", hint="forge models shows the models")
@@ -211,31 +238,37 @@ class ModelRegistry:
         session_id: str | None = None,
         tag: str | None = None,
         text: str | None = None,
-        limit: int = 1000,
+        limit: int | None = None,
     ) -> list[ModelRow]:
         """Models by phase, session, tag or a piece of their id; newest first."""
-        where = {"phase_name": phase, "session_id": session_id}
-        rows = self._models({k: v for k, v in where.items() if v is not None})
-        return [
-            row
-            for row in rows
-            if (tag is None or tag in row["tags"]) and (text is None or text in row["model_id"])
-        ][:limit]
+        where = {
+            "phase_name = ?": phase,
+            "session_id = ?": session_id,
+            "instr(',' || tags || ',', ',' || ? || ',')": tag,
+            "instr(model_id, ?)": text,
+        }
+        return self._models({k: v for k, v in where.items() if v is not None}, limit)
 
-    def _models(self, where: Mapping[str, str]) -> list[ModelRow]:
-        clause = " AND ".join(f"{name} = ?" for name in where) or "1"
+    def _models(self, where: Mapping[str, str], limit: int | None = None) -> list[ModelRow]:
+        clause = " AND ".join(where) or "1"
         rows = self._read(
-            f"SELECT * FROM models WHERE {clause} ORDER BY created_at DESC, model_id",
-            tuple(where.values()),
+            f"SELECT * FROM models WHERE {clause} ORDER BY created_at DESC, model_id LIMIT ?",
+            (*where.values(), -1 if limit is None else limit),
         )
         return [self._model(row) for row in rows]
 
     def _model(self, row: sqlite3.Row) -> ModelRow:
         values = dict(row)
-        values["metadata"] = json.loads(values.pop("metadata_json"))
+        values["metadata"] = self._parse(values.pop("metadata_json"))
         values["tags"] = _split(values["tags"])
         values["model_path"] = str(self.root / values["model_path"])
         return cast(ModelRow, values)
+
+    def _parse(self, text: str) -> Any:
+        try:
+            return json.loads(text)
+        except (TypeError, ValueError) as error:
+            raise self._damaged(f"a row is not readable ({error})") from error
 
     def _relative(self, path: Path) -> str:
         root = self.root.resolve()
@@ -280,7 +313,7 @@ class ModelRegistry:
         found = []
         for row in rows:
             values = dict(row)
-            values["validation_metrics"] = json.loads(values.pop("validation_metrics_json"))
+            values["validation_metrics"] = self._parse(values.pop("validation_metrics_json"))
             found.append(cast(HandoffRow, values))
         return found
 
@@ -329,7 +362,7 @@ class ModelRegistry:
             or getattr(self._local, "pid", None) != os.getpid()
         ):
             connection = sqlite3.connect(
-                self.db_path, timeout=BUSY_TIMEOUT_MS / 1000, isolation_level=None
+                self._uri(), timeout=BUSY_TIMEOUT_MS / 1000, isolation_level=None, uri=True
             )
             connection.row_factory = sqlite3.Row
             connection.execute("PRAGMA foreign_keys = ON")
@@ -337,6 +370,11 @@ class ModelRegistry:
             connection.execute(f"PRAGMA journal_size_limit = {WAL_LIMIT_BYTES}")
             self._local.connection, self._local.pid = connection, os.getpid()
         return cast(sqlite3.Connection, self._local.connection)
+
+    def _uri(self) -> str:
+        """Where the folder may not be written (a backup, say), the database can still be read."""
+        readable_only = self.db_path.exists() and not os.access(self.db_path.parent, os.W_OK)
+        return self.db_path.resolve().as_uri() + ("?immutable=1" if readable_only else "")
 
     def _read(self, sql: str, values: Sequence[Any] = ()) -> list[sqlite3.Row]:
         with self._errors():
@@ -350,10 +388,17 @@ class ModelRegistry:
             try:
                 yield connection
                 connection.execute("COMMIT")
+                self._bound_wal(connection)
             except BaseException:
                 if connection.in_transaction:
                     connection.execute("ROLLBACK")
                 raise
+
+    def _bound_wal(self, connection: sqlite3.Connection) -> None:
+        """SQLite's own checkpoints give way to readers, so the log could grow without end."""
+        wal = self.db_path.with_name(self.db_path.name + "-wal")
+        if wal.exists() and wal.stat().st_size > WAL_LIMIT_BYTES // 4:
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
@@ -366,7 +411,8 @@ class ModelRegistry:
                 raise DiskFull(self.db_path, PAGE_BYTES, free) from error
             if "unable to open" in str(error) or "readonly" in str(error):
                 raise CannotWrite(self.db_path, str(error)) from error
-            if type(error) is sqlite3.DatabaseError or "malformed" in str(error):
+            signs = ("malformed", "no such table", "no such column")
+            if type(error) is sqlite3.DatabaseError or any(s in str(error) for s in signs):
                 raise self._damaged(str(error)) from error
             raise
 
@@ -430,7 +476,8 @@ def _json(value: Mapping[str, Any]) -> str:
     return json.dumps(value, sort_keys=True, allow_nan=False)
 
 
-def _join(tags: Sequence[str]) -> str:
+def join_tags(tags: Sequence[str]) -> str:
+    """Tags as the registry keeps them; a tag is a name like any other."""
     return ",".join(files.safe_name(tag, "tag") for tag in tags)
 
 
@@ -440,5 +487,7 @@ def _split(tags: str) -> list[str]:
 
 def model_directory(root: Path, session_id: str, phase_name: str, model_name: str) -> Path:
     """Where a model lives: storage/sessions/<session>/<phase folder>/<model>."""
+    if model_name == CHECKPOINTS:
+        raise NameRefused(f"a model cannot be named {model_name!r}: its checkpoints live there")
     folder = phase_folder(files.safe_name(phase_name, "phase"))
     return files.child(root, "sessions", session_id, folder, model_name)

@@ -8,6 +8,7 @@ resume it, and to make the registry again. What to remove is decided by a pure f
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,18 +16,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
-from agent_forge.errors import (
-    AlreadyExists,
-    Busy,
-    DamagedFile,
-    ForgeError,
-    NotFound,
-)
+from pydantic import ValidationError
+
+from agent_forge.errors import AlreadyExists, DamagedFile, ForgeError, NameRefused, NotFound
 from agent_forge.store import files, lock
-from agent_forge.store.registry import STATUSES, ModelRegistry, SessionRow
+from agent_forge.store.metadata import SessionRecord
+from agent_forge.store.registry import STATUSES, ModelRegistry, SessionRow, join_tags
 
 DAY_S = 86_400
 CHANGING_PATIENCE_S = 60
+log = logging.getLogger(__name__)
 SESSION_FILE = "session.json"
 CONFIG_FILE = "config.yaml"
 
@@ -67,6 +66,8 @@ class SessionStore:
         details: Mapping[str, Any] | None = None,
     ) -> Path:
         """Make a run directory with its config; the id is a time stamp unless given."""
+        join_tags(tags)
+        registry = self.registry
         wanted = session_id or time.strftime("session_%Y%m%d_%H%M%S", time.gmtime())
         with self.changing():
             path = self._free_path(wanted, fixed=session_id is not None)
@@ -81,7 +82,7 @@ class SessionStore:
             with files.staging(path, manifest=False) as stage:
                 stage.write_bytes(CONFIG_FILE, config_text.encode())
                 stage.write_bytes(SESSION_FILE, files.sealed(record))
-            self.registry.create_session(path.name, config, tags)
+            registry.create_session(path.name, config, tags)
         return path
 
     @contextlib.contextmanager
@@ -124,9 +125,19 @@ class SessionStore:
         path = self.find(session_id)
         with lock.exclusive(path):
             files.sweep(path)
-            record = read_session(path)
-            self.registry.create_session(session_id, record["config"], record["tags"])
+            self.register(read_session(path))
             yield path
+
+    def register(self, record: Mapping[str, Any]) -> None:
+        """Put a session into the registry as its directory tells it, unless it is there."""
+        self.registry.create_session(
+            record["session_id"],
+            record["config"],
+            record["tags"],
+            status=record["status"],
+            start_time=record["created_at"],
+            end_time=record["ended_at"],
+        )
 
     def set_status(self, session_id: str, status: str) -> None:
         """Change a session's status, in its directory first, then in the registry."""
@@ -134,56 +145,34 @@ class SessionStore:
             raise ValueError(f"status {status!r} is not one of {', '.join(STATUSES)}")
         path = self.find(session_id)
         with lock.held(path):
-            record = {**read_session(path), "status": status}
+            ended = None if status == "running" else time.time()
+            record = {**read_session(path), "status": status, "ended_at": ended}
             files.write_bytes(path / SESSION_FILE, files.sealed(record))
             self.registry.update_session(session_id, status=status)
 
     def status(self, row: SessionRow) -> str:
         """The status as it is: `running` only while a living process holds the lock."""
-        if row["status"] == "running" and not lock.is_busy(self.path(row["session_id"])):
-            return "interrupted"
+        try:
+            path = self.path(row["session_id"])
+            if not path.is_dir():
+                return "missing"
+            if row["status"] == "running" and not lock.is_busy(path):
+                return "interrupted"
+        except ForgeError:
+            return "unreadable"
         return row["status"]
-
-    def rebuild(self) -> int:
-        """Make the registry again from the run directories; return how many were found.
-
-        Models come from the metadata.json of each model directory. Handoffs are not in the run
-        directories' model files and stay lost if the registry was.
-        """
-        found = 0
-        for path in sorted((self.root / "sessions").glob("*")):
-            try:
-                files.safe_name(path.name, "session id")
-                record = read_session(path)
-            except (ForgeError, OSError):
-                continue
-            found += 1
-            self.registry.create_session(path.name, record["config"], record["tags"])
-            self.registry.update_session(path.name, status=record["status"])
-            for place in sorted(path.glob(f"*/*/{files.MANIFEST}")):
-                self._adopt(place.parent)
-        return found
-
-    def _adopt(self, path: Path) -> None:
-        with contextlib.suppress(FileNotFoundError, DamagedFile, KeyError):
-            record = files.read_json(path / "metadata.json")
-            self.registry.register_model(
-                record["session_id"],
-                record["phase_name"],
-                record["model_name"],
-                path,
-                record,
-                size_mb=record["size_mb"],
-                parameters=record["parameters"],
-            )
 
 
 def read_session(path: Path) -> dict[str, Any]:
     """session.json of a run directory, checked for its form."""
     place = path / SESSION_FILE
-    record = files.read_sealed(place)
-    if record.get("session_id") != path.name:
-        raise DamagedFile(place, f"not the record of session {path.name!r}")
+    try:
+        record = SessionRecord.model_validate(files.read_sealed(place)).model_dump()
+        join_tags(record["tags"])
+    except (ValidationError, NameRefused) as error:
+        raise DamagedFile(place, f"not the record of a session ({error})") from error
+    if record["session_id"] != path.name:
+        raise DamagedFile(place, f"the record of session {record['session_id']!r}, not of this one")
     return record
 
 
@@ -246,6 +235,7 @@ class SessionCleanupManager:
     def __init__(self, sessions: SessionStore, policy: CleanupPolicy) -> None:
         self.sessions = sessions
         self.policy = policy
+        self.kept: list[tuple[str, ForgeError]] = []
 
     def plan(
         self,
@@ -257,13 +247,16 @@ class SessionCleanupManager:
     ) -> list[Removal]:
         """What would be removed now, with the bytes it would free."""
         rows: list[dict[str, Any]] = []
-        missing: list[Removal] = []
         for row in self.sessions.registry.get_all_sessions():
-            path = self.sessions.path(row["session_id"])
-            if path.exists():
-                rows.append({**row, "status": self.sessions.status(row)})
-            elif row["session_id"] not in keep:
-                missing.append(Removal(row["session_id"], "its directory is gone"))
+            status = self.sessions.status(row)
+            if status == "missing":  # an unmounted disk, perhaps: it goes when its time has come
+                status = "interrupted" if row["status"] == "running" else row["status"]
+            try:
+                self.sessions.path(row["session_id"])
+            except ForgeError as error:
+                self.kept.append((row["session_id"], error))
+                continue
+            rows.append({**row, "status": status})
         chosen = plan_cleanup(
             rows,
             self.policy,
@@ -273,27 +266,30 @@ class SessionCleanupManager:
             failed=failed,
             everything=everything,
         )
-        sized = [
+        return [
             Removal(r.session_id, r.reason, files.tree_bytes(self.sessions.path(r.session_id)))
             for r in chosen
         ]
-        return [*sized, *missing]
 
     def remove(self, removals: Sequence[Removal]) -> list[Removal]:
-        """Remove sessions, directory first; one that has come into use meanwhile stays."""
+        """Remove sessions, directory first; `kept` then tells which stayed and why."""
         gone: list[Removal] = []
         with self.sessions.changing():
             for removal in removals:
-                path = self.sessions.path(removal.session_id)
                 try:
-                    if path.exists():
-                        with lock.exclusive(path):
-                            files.remove_tree(path, self.sessions.root / "sessions")
-                except Busy:
-                    continue
-                self.sessions.registry.delete_session(removal.session_id)
-                gone.append(removal)
+                    if self._remove(self.sessions.path(removal.session_id)):
+                        gone.append(removal)
+                except ForgeError as error:
+                    log.warning("%s stays: %s", removal.session_id, error)
+                    self.kept.append((removal.session_id, error))
         return gone
+
+    def _remove(self, path: Path) -> bool:
+        there = path.exists()
+        if there:
+            with lock.exclusive(path):
+                files.remove_tree(path, self.sessions.root / "sessions")
+        return self.sessions.registry.delete_session(path.name) or there
 
     def cleanup_old_sessions(self, *, keep: Collection[str] = ()) -> list[Removal]:
         """Remove what the policy no longer wants; nothing if automatic cleaning is off."""

@@ -24,7 +24,7 @@ def make(root: Path) -> None:
     optimizer = torch.optim.AdamW(model.parameters())
     storage = ModelStorage(root, sessions.registry)
     storage.save_model(model, "s1", "cognate", "m1", {"seed": 42}, metrics={"loss": 1.5})
-    sessions.registry.record_handoff("cognate_m1_s1", "evomerge", validation_status="passed")
+    sessions.registry.record_handoff("cognate.m1.s1", "evomerge", validation_status="passed")
     CheckpointManager(sessions.path("s1") / "phase1_cognate" / "checkpoints").save_checkpoint(
         model, optimizer, epoch=1, step=30, cursor=[1, 2]
     )
@@ -34,4 +34,9 @@ def make(root: Path) -> None:
 
 
 if __name__ == "__main__":
-    make(Path(__file__).parent / sys.argv[1])
+    target = Path(__file__).parent / (sys.argv[1] if len(sys.argv) == 2 else "")
+    if target.exists():
+        sys.exit("usage: python -m tests.compat.make vN, for a version that has no fixture yet")
+    make(target)
+    for lock in target.rglob("run.lock"):
+        lock.unlink()

@@ -60,7 +60,7 @@ def test_a_pickle_in_place_of_any_file_of_a_model_is_not_run(
     storage: ModelStorage, pico: Pico, canary: Path
 ) -> None:
     storage.save_model(pico, "s1", "cognate", "m1", {})
-    path = storage.find("cognate_m1_s1")
+    path = storage.find("cognate.m1.s1")
     good = {p.name: p.read_bytes() for p in path.iterdir() if p.name != files.MANIFEST}
     for victim in ("model.safetensors", "config.json", "metadata.json"):
         with files.staging(path) as stage:  # with a manifest that fits: only the content is wrong
@@ -74,9 +74,9 @@ def test_a_pickle_in_place_of_any_file_of_a_model_is_not_run(
 def test_code_named_in_a_config_is_not_run(storage: ModelStorage, pico: Pico, canary: Path) -> None:
     config = {"model_type": "evil", "auto_map": {"AutoModelForCausalLM": "evil.Evil"}}
     storage.save_model(pico, "s1", "cognate", "m1", {}, config=config)
-    path = storage.find("cognate_m1_s1")
+    path = storage.find("cognate.m1.s1")
     (path / "evil.py").write_text(f"import os\nos.mkdir({str(canary)!r})\n")
-    storage.load_model("cognate_m1_s1")
+    storage.load_model("cognate.m1.s1")
     assert not canary.exists()
 
 

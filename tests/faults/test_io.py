@@ -100,7 +100,7 @@ def check_after(root: Path) -> None:
                 assert all((t == loaded.step).all() for t in loaded.model_state_dict.values())
     with sessions.changing():
         pass
-    model, metadata = storage.load_model("cognate_m1_s1")
+    model, metadata = storage.load_model("cognate.m1.s1")
     assert all((p == metadata["step"]).all() for p in model.parameters())
     strays = [p for p in root.rglob(".*") if p.name.startswith((files.TEMP, files.READY))]
     assert strays == []
@@ -229,7 +229,7 @@ def _assert_named(root: Path, place: Path) -> None:
         elif place.parent.name.startswith("step_"):
             CheckpointManager(place.parent.parent).load_checkpoint(place.parent)
         else:
-            ModelStorage(root, build=build).load_model("cognate_m1_s1")
+            ModelStorage(root, build=build).load_model("cognate.m1.s1")
     except DamagedFile as error:
         assert place.parent.name in str(error)
         return

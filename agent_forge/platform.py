@@ -6,6 +6,7 @@ Nothing else in the package asks which system it runs on.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import subprocess
@@ -30,6 +31,7 @@ except ImportError:  # POSIX
 BINARY = getattr(os, "O_BINARY", 0)  # Windows would translate line ends
 NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)  # POSIX: refuse to open through a link
 PROBE = os.O_RDONLY if fcntl is not None else os.O_RDWR  # enough to look at a lock
+HELD_BY_ANOTHER = {errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES, errno.EDEADLK}
 LOCKED_BYTE = 1 << 30  # Windows locks byte ranges: one far behind any text the file may hold
 
 
@@ -41,8 +43,10 @@ def try_lock(fd: int) -> bool:
         else:
             os.lseek(fd, LOCKED_BYTE, os.SEEK_SET)
             msvcrt.locking(fd, msvcrt.LK_NBLCK, 1)
-    except OSError:
-        return False
+    except OSError as error:
+        if error.errno in HELD_BY_ANOTHER:
+            return False
+        raise
     return True
 
 
@@ -65,9 +69,10 @@ def sync_file(fd: int) -> None:
     """Put a file's content on the disk itself; plain fsync stops at the drive's cache on macOS."""
     full_sync = getattr(fcntl, "F_FULLFSYNC", None)
     if full_sync is not None:
-        fcntl.fcntl(fd, full_sync)
-    else:
-        os.fsync(fd)
+        with contextlib.suppress(OSError):  # some file systems do not have it
+            fcntl.fcntl(fd, full_sync)
+            return
+    os.fsync(fd)
 
 
 def sync_directory(path: Path) -> None:
@@ -76,7 +81,7 @@ def sync_directory(path: Path) -> None:
         return
     fd = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(fd)
+        sync_file(fd)
     finally:
         os.close(fd)
 

@@ -26,7 +26,6 @@ def sessions(root: Path) -> Iterator[SessionStore]:
     store = SessionStore(root)
     store.create({"preset": "smoke"}, "preset: smoke\n", session_id="s1")
     yield store
-    store.registry.close()
 
 
 @pytest.fixture

@@ -188,7 +188,11 @@ def test_what_was_verified_but_is_no_checkpoint_is_damage(tmp_path: Path) -> Non
     manager = CheckpointManager(tmp_path)
     manager.save_checkpoint({"w": torch.ones(2)}, step=1)
     record = files.read_json(tmp_path / "step_00000001" / "state.json")
-    for change, error in (({"state": {}}, DamagedFile), ({"schema_version": 2}, TooNew)):
+    for change, error in (
+        ({"step": 2, "state": {}}, DamagedFile),
+        ({"step": 2, "schema_version": "x", "state": 5}, DamagedFile),
+        ({"step": 2, "schema_version": 2}, TooNew),
+    ):
         with files.staging(tmp_path / "step_00000002") as stage:
             stage.copy(tmp_path / "step_00000001" / "tensors.safetensors")
             stage.write_json("state.json", {**record, **change})
@@ -199,30 +203,67 @@ def test_what_was_verified_but_is_no_checkpoint_is_damage(tmp_path: Path) -> Non
 def test_a_full_disk_drops_old_checkpoints_then_stops_with_the_last_good_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    manager = CheckpointManager(tmp_path, keep_last=3)
+    manager = CheckpointManager(tmp_path, keep_last=4)
     state = {"w": torch.ones(1000)}
     for step in (1, 2, 3):
         manager.save_checkpoint(state, step=step, score=-step)
     damage(tmp_path / "step_00000003" / "state.json", "flip")
     each = files.tree_bytes(tmp_path / "step_00000001")
-    needed = OVERHEAD_BYTES + 12_000
-    room = needed + 2 * each
+    room = OVERHEAD_BYTES + 12_000 + int(2.5 * each)
 
     def free(path: Path) -> int:
         return room - files.tree_bytes(tmp_path)
 
+    def names() -> list[int]:
+        return [int(path.name[5:]) for path in manager.steps()]
+
     monkeypatch.setattr(files, "free_bytes", free)
-    manager.save_checkpoint(state, step=4)
-    assert "older checkpoints were removed" in caplog.text
-    assert [path.name for path in manager.steps()] == ["step_00000002", "step_00000004"]
-    room -= 2 * each
+    manager.save_checkpoint(state, step=4)  # the damaged one goes; the best and the newest stay
+    assert "older checkpoints were removed" in caplog.text and names() == [1, 2, 4]
+    with pytest.raises(DiskFull):  # all of them together would not be enough: none goes
+        manager.save_checkpoint({"w": torch.ones(10**6)}, step=5)
+    assert names() == [1, 2, 4]
+    room -= int(1.2 * each)
+    manager.save_checkpoint(state, step=6)
+    assert names() == [4, 6]
+    room -= each
     with pytest.raises(DiskFull) as caught:
-        manager.save_checkpoint(state, step=5)
-    assert caught.value.exit_code == 5
-    assert manager.load_checkpoint().step == 4
-    with pytest.raises(DiskFull):
-        manager.save_checkpoint({"w": torch.ones(4000)}, step=6)
-    assert manager.load_checkpoint().step == 4
+        manager.save_checkpoint(state, step=7)
+    assert caught.value.exit_code == 5 and manager.load_checkpoint().step == 6
+
+
+def test_a_score_that_is_not_finite_is_none(tmp_path: Path) -> None:
+    manager = CheckpointManager(tmp_path, keep_last=1)
+    for step, score in ((1, 0.5), (2, float("-inf")), (3, float("nan"))):
+        manager.save_checkpoint({"w": torch.ones(1)}, step=step, score=score)
+    assert [path.name for path in manager.steps()] == ["step_00000001", "step_00000003"]
+
+
+def test_a_renamed_checkpoint_is_not_another_step(tmp_path: Path) -> None:
+    manager = CheckpointManager(tmp_path)
+    for step in (1, 2):
+        manager.save_checkpoint({"w": torch.ones(1)}, step=step)
+    (tmp_path / "step_00000001").rename(tmp_path / "step_00000009")
+    loaded = manager.load_checkpoint()
+    assert loaded.step == 2 and "it holds step 1" in loaded.skipped[0]
+    with pytest.raises(NotFound, match="not a checkpoint directory"):
+        manager.load_checkpoint(tmp_path / "elsewhere")
+
+
+def test_the_order_of_a_mapping_is_kept(tmp_path: Path) -> None:
+    """A loop or a sum over it must not change on resume."""
+    manager = CheckpointManager(tmp_path)
+    manager.save_checkpoint({"w": torch.ones(1)}, cursor={"z": 1, "a": {"y": 2, "b": 3}})
+    cursor = manager.load_checkpoint().cursor
+    assert list(cursor) == ["z", "a"] and list(cursor["a"]) == ["y", "b"]
+
+
+def test_tied_weights_stay_tied(tmp_path: Path) -> None:
+    manager = CheckpointManager(tmp_path)
+    shared = torch.ones(2)
+    manager.save_checkpoint({"embed": shared, "head": shared})
+    state = manager.load_checkpoint().model_state_dict
+    assert state["embed"] is state["head"]
 
 
 def test_cuda_generators_are_kept_where_there_are_any(monkeypatch: pytest.MonkeyPatch) -> None:

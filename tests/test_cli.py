@@ -559,7 +559,6 @@ def test_doctor_without_torch(forge: Forge, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def damage(store: SessionStore) -> bytes:
-    store.registry.close()
     content = b"not a database " * 1000
     store.registry.db_path.write_bytes(content)
     return content
@@ -595,7 +594,6 @@ def test_doctor_waits_for_a_running_session(forge: Forge, stored: SessionStore) 
 
 
 def test_a_missing_registry_is_noticed(forge: Forge, stored: SessionStore) -> None:
-    stored.registry.close()
     stored.registry.db_path.unlink()
     for line in ("ls", "models", "show s1", "clean --all --yes", "vacuum"):
         result = forge(line)

@@ -52,7 +52,7 @@ def test_an_old_storage_root_opens(old: Path) -> None:
 
 def test_a_newer_database_is_refused_and_left_alone(old: Path) -> None:
     path = old / "registry" / "model_registry.db"
-    ModelRegistry(path).close()
+    ModelRegistry(path)
     connection = sqlite3.connect(path)
     connection.execute(f"PRAGMA user_version = {len(MIGRATIONS) + 1}")
     connection.close()

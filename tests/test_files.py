@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -173,6 +174,95 @@ def test_a_reader_sees_one_version_while_a_writer_replaces(tmp_path: Path) -> No
     assert files.reading(path, read) == "two"
 
 
+def test_a_reader_never_gets_half_of_each_version(tmp_path: Path) -> None:
+    """A writer comes between two reads that both go well: the reader begins again."""
+    path = tmp_path / "model"
+    make_directory(path, "one")
+    texts = []
+
+    def read(place: Path) -> tuple[str, str]:
+        first = (place / "a.txt").read_text()
+        if not texts:
+            make_directory(path, "two")
+        texts.append(first)
+        return first, files.read_json(place / "b.json")["text"]
+
+    assert files.reading(path, read) == ("two", "two")
+
+
+def test_a_disk_that_cannot_read_is_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_directory(tmp_path / "model", "x")
+
+    def broken(path: Path) -> str:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(files, "sha256_of", broken)
+    with pytest.raises(DamagedFile, match="cannot read"):
+        files.verify(tmp_path / "model")
+    monkeypatch.undo()
+    monkeypatch.setattr(Path, "read_bytes", broken)
+    with pytest.raises(DamagedFile, match="cannot read"):
+        files.read_json(tmp_path / "model" / "b.json")
+
+
+class RecordingDisk(files.Disk):
+    """Notes the order of what reaches the disk."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, str]] = []
+        self.names: dict[int, str] = {}
+
+    def open(self, path: Path, flags: int) -> int:
+        fd = super().open(path, flags)
+        self.names[fd] = path.name
+        return fd
+
+    def write(self, fd: int, data: memoryview) -> int:
+        self.calls.append(("write", self.names[fd]))
+        return super().write(fd, data)
+
+    def sync(self, fd: int) -> None:
+        self.calls.append(("sync", self.names[fd]))
+        super().sync(fd)
+
+    def sync_directory(self, path: Path) -> None:
+        self.calls.append(("sync folder", path.name))
+        super().sync_directory(path)
+
+    def replace(self, source: Path, target: Path) -> None:
+        self.calls.append(("rename", target.name))
+        super().replace(source, target)
+
+
+def test_everything_is_synced_before_it_is_renamed_and_the_name_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    disk = RecordingDisk()
+    monkeypatch.setattr(files, "disk", disk)
+    files.write_text(folder / "a", "x")
+    assert [kind for kind, _ in disk.calls] == ["write", "sync", "rename", "sync folder"]
+    assert disk.calls[2:] == [("rename", "a"), ("sync folder", "folder")]
+    disk.calls.clear()
+    make_directory(folder / "model", "x")
+    kinds = [kind for kind, _ in disk.calls]
+    assert kinds == ["write", "sync"] * 3 + ["sync folder", "rename", "sync folder"]
+    assert disk.calls[-2:] == [("rename", "model"), ("sync folder", "folder")]
+    disk.calls.clear()
+    files.remove_tree(folder / "model", folder)
+    assert [kind for kind, _ in disk.calls] == ["rename", "sync folder"]
+
+
+def test_new_folders_are_on_the_disk_one_after_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+    monkeypatch.setattr(files.platform, "sync_directory", lambda path: synced.append(path.name))
+    files.disk.make_directory(tmp_path / "a" / "b")
+    assert synced == [tmp_path.name, "a"]
+
+
 def test_reading_gives_up_on_what_is_really_damaged_or_missing(tmp_path: Path) -> None:
     with pytest.raises(NotFound):
         files.reading(tmp_path / "nothing", files.verify)
@@ -192,33 +282,37 @@ def test_reading_gives_up_on_what_is_really_damaged_or_missing(tmp_path: Path) -
 @pytest.mark.parametrize(
     "manifest",
     [
-        "[]",
-        "{}",
-        '{"schema_version": 1, "files": []}',
-        '{"schema_version": 1, "files": {"a.txt": {"bytes": 1}}}',
-        "{",
-        '"\\ud800',
+        b"[]",
+        b"{}",
+        files.sealed({"files": []}),
+        files.sealed({"files": {"a.txt": {"bytes": 1}}}),
+        b"{",
+        b'"\\ud800',
+        b'{"checksum": 1, "files": NaN}',
     ],
 )
-def test_a_manifest_that_is_none_is_damage(tmp_path: Path, manifest: str) -> None:
+def test_a_manifest_that_is_none_is_damage(tmp_path: Path, manifest: bytes) -> None:
     make_directory(tmp_path / "model", "x")
-    (tmp_path / "model" / files.MANIFEST).write_text(manifest)
+    (tmp_path / "model" / files.MANIFEST).write_bytes(manifest)
     with pytest.raises(DamagedFile):
         files.verify(tmp_path / "model")
 
 
-def test_a_manifest_cannot_reach_outside_and_a_newer_one_is_refused(tmp_path: Path) -> None:
+def test_a_manifest_cannot_reach_outside_and_a_newer_one_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     make_directory(tmp_path / "model", "x")
     record = {"sha256": "0" * 64, "bytes": 1}
     for name in ("../secret", "/etc/passwd", ".."):
-        files.write_json(
-            tmp_path / "model" / files.MANIFEST, {"schema_version": 1, "files": {name: record}}
-        )
+        content = files.sealed({"files": {name: record}})
+        files.write_bytes(tmp_path / "model" / files.MANIFEST, content)
         with pytest.raises(HostileInput):
             files.verify(tmp_path / "model")
-    files.write_json(tmp_path / "model" / files.MANIFEST, {"schema_version": 2, "files": {}})
+    monkeypatch.setattr(files, "SCHEMA_VERSION", 2)
+    make_directory(tmp_path / "newer", "x")
+    monkeypatch.undo()
     with pytest.raises(TooNew):
-        files.verify(tmp_path / "model")
+        files.verify(tmp_path / "newer")
 
 
 def test_a_linked_file_is_not_the_file_that_was_written(tmp_path: Path) -> None:

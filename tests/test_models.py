@@ -10,7 +10,15 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from agent_forge.errors import Busy, ConfigError, DamagedFile, DiskFull, NameRefused, NotFound
+from agent_forge.errors import (
+    Busy,
+    ConfigError,
+    DamagedFile,
+    DiskFull,
+    NameRefused,
+    NotFound,
+    TooNew,
+)
 from agent_forge.store import files, lock
 from agent_forge.store.models import ModelStorage, load_directory
 from tests.pico import Pico
@@ -106,10 +114,41 @@ def test_a_flipped_bit_in_any_file_is_noticed(storage: ModelStorage, pico: Pico,
 
 def test_metadata_that_is_none_is_damage(storage: ModelStorage, pico: Pico) -> None:
     path = storage.find(save(storage, pico))
+    good = {p.name: p.read_bytes() for p in path.iterdir() if p.name != files.MANIFEST}
+    record = json.loads(good["metadata.json"])
+    for change, error in (
+        ({"model_id": 7}, DamagedFile),
+        ({"parameters": "many"}, DamagedFile),
+        ({"tied_weights": {"head.weight": "nothing"}}, DamagedFile),
+        ({"schema_version": 2}, TooNew),
+    ):
+        with files.staging(path) as stage:
+            for name, content in {**good, "metadata.json": b""}.items():
+                changed = files.to_json({**record, **change})
+                stage.write_bytes(name, content or changed)
+        with pytest.raises(error):
+            load_directory(path)
     with files.staging(path) as stage:
-        stage.write_json("metadata.json", {"model_id": 7})
-    with pytest.raises(DamagedFile, match="not the metadata"):
+        stage.write_json("metadata.json", record)
+    with pytest.raises(DamagedFile, match="it has no model"):
         load_directory(path)
+
+
+def test_two_swapped_directories_are_noticed(storage: ModelStorage, pico: Pico) -> None:
+    one, two = (storage.find(save(storage, pico, name)) for name in ("m1", "m2"))
+    one.rename(one.with_name("x"))
+    two.rename(one)
+    one.with_name("x").rename(two)
+    with pytest.raises(DamagedFile, match=r"it says it is cognate\.m2\.s1"):
+        storage.load_model("cognate.m1.s1")
+
+
+def test_what_is_not_finite_was_not_measured(storage: ModelStorage, pico: Pico) -> None:
+    nan = float("nan")
+    storage.save_model(pico, "s1", "cognate", "m1", {"final_loss": nan}, metrics={"loss": [nan]})
+    path = storage.find("cognate.m1.s1")
+    assert files.read_json(path / "metadata.json")["final_loss"] is None
+    assert files.read_json(path / "metrics.json") == {"loss": [None]}
 
 
 def test_metadata_cannot_overwrite_what_was_measured(storage: ModelStorage, pico: Pico) -> None:

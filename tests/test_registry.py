@@ -6,10 +6,19 @@ import os
 import sqlite3
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from agent_forge.errors import DamagedFile, DiskFull, NameRefused, NotFound
+from agent_forge.errors import (
+    Busy,
+    CannotWrite,
+    DamagedFile,
+    DiskFull,
+    HostileInput,
+    NameRefused,
+    NotFound,
+)
 from agent_forge.store import registry as registry_module
 from agent_forge.store.migrations import MIGRATIONS
 from agent_forge.store.registry import ModelRegistry
@@ -45,10 +54,10 @@ def test_the_tables_have_the_columns_of_the_specification(registry: ModelRegistr
 
 
 def test_the_settings_that_the_promises_need_are_in_force(registry: ModelRegistry) -> None:
-    connection = registry._connection()
     pragmas = {"foreign_keys": 1, "auto_vacuum": 2, "synchronous": 2, "journal_mode": "wal"}
-    for name, value in pragmas.items():
-        assert connection.execute(f"PRAGMA {name}").fetchone()[0] == value
+    with registry._connection() as connection:
+        for name, value in pragmas.items():
+            assert connection.execute(f"PRAGMA {name}").fetchone()[0] == value
 
 
 def test_a_session_lives_through_its_states(registry: ModelRegistry) -> None:
@@ -137,7 +146,6 @@ def test_models_are_searched(registry: ModelRegistry) -> None:
 def test_the_storage_root_can_be_moved(registry: ModelRegistry, tmp_path: Path) -> None:
     model_id = add_model(registry)
     outside = registry.register_model("s1", "edge", "far", tmp_path / "elsewhere")
-    registry.close()
     moved = tmp_path / "moved"
     registry.root.rename(moved)
     again = ModelRegistry(moved / "registry" / "model_registry.db")
@@ -161,6 +169,8 @@ def test_handoffs_go_with_their_models(registry: ModelRegistry) -> None:
     assert row["validation_metrics"] == {"fitness": 0.7}
     with pytest.raises(NotFound):
         registry.record_handoff("nobody", "evomerge")
+    with pytest.raises(NotFound):
+        registry.record_handoff(source, "evomerge", target_model_id="nobody")
     registry.delete_session("s1")
     assert registry.search_models() == [] and registry.get_handoffs("s1") == []
     tables = sqlite3.connect(registry.db_path)
@@ -189,26 +199,49 @@ def test_vacuum_really_reclaims(registry: ModelRegistry) -> None:
     assert full - small == reclaimed > 60 * 20_000 and wal == 0
 
 
-def test_threads_and_forked_children_have_their_own_connection(registry: ModelRegistry) -> None:
-    mine = registry._connection()
-    others: list[sqlite3.Connection] = []
-    thread = threading.Thread(target=lambda: others.append(registry._connection()))
-    thread.start()
-    thread.join()
-    assert others[0] is not mine
-    pid = os.fork()
-    if pid == 0:
-        os._exit(0 if registry._connection() is not mine else 1)
-    assert os.waitpid(pid, 0)[1] == 0
-    assert registry._connection() is mine
+def test_nothing_is_lost_across_forks(registry: ModelRegistry) -> None:
+    """Parent and forked children write in turns; SQLite alone would lose some of it."""
+
+    def write(name: str) -> None:
+        registry.create_session(name, {})
+
+    for n in range(3):
+        pid = os.fork()
+        if pid == 0:
+            write(f"child{n}")
+            os._exit(0)
+        write(f"parent{n}")
+        assert os.waitpid(pid, 0)[1] == 0
+        write(f"after{n}")
+    assert len(ModelRegistry(registry.db_path).get_all_sessions()) == 1 + 9
 
 
-def test_a_full_disk_is_named_and_survived(registry: ModelRegistry) -> None:
-    connection = registry._connection()
-    pages = connection.execute("PRAGMA page_count").fetchone()[0]
-    connection.execute(f"PRAGMA max_page_count = {pages}")
-    with pytest.raises(DiskFull):
-        registry.create_session("s2", {"text": "x" * 100_000})
+def test_threads_share_a_registry(registry: ModelRegistry) -> None:
+    threads = [
+        threading.Thread(target=lambda n=n: registry.create_session(f"t{n}", {}))  # type: ignore[misc]
+        for n in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(registry.get_all_sessions()) == 9
+
+
+def test_a_full_disk_is_named_and_survived(
+    registry: ModelRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = sqlite3.connect
+
+    def small(*arguments: Any, **options: Any) -> sqlite3.Connection:
+        connection = real(*arguments, **options)
+        connection.execute("PRAGMA max_page_count = 16")
+        return connection
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sqlite3, "connect", small)
+        with pytest.raises(DiskFull):
+            registry.create_session("s2", {"text": "x" * 100_000})
     registry.integrity_check()
     assert [row["session_id"] for row in registry.get_all_sessions()] == ["s1"]
 
@@ -216,7 +249,6 @@ def test_a_full_disk_is_named_and_survived(registry: ModelRegistry) -> None:
 def test_damage_is_named(registry: ModelRegistry) -> None:
     add_model(registry)
     registry.checkpoint_wal()
-    registry.close()
     good = registry.db_path.read_bytes()
     for content in (b"not a database at all" * 400, good[:100] + b"\xff" * 3000):
         registry.db_path.write_bytes(content)
@@ -228,6 +260,51 @@ def test_damage_is_named(registry: ModelRegistry) -> None:
     registry.db_path.write_bytes(flipped)
     with pytest.raises(DamagedFile):
         ModelRegistry(registry.db_path).integrity_check()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE models SET metadata_json = '{'",
+        "UPDATE models SET model_name = CAST(x'ff' AS TEXT)",
+        "ALTER TABLE models RENAME TO other",
+    ],
+)
+def test_a_row_that_is_not_readable_is_damage(registry: ModelRegistry, change: str) -> None:
+    add_model(registry)
+    connection = sqlite3.connect(registry.db_path)
+    connection.execute(change)
+    connection.commit()
+    with pytest.raises(DamagedFile, match="model_registry"):
+        registry.search_models()
+
+
+def test_a_place_that_is_none_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a" / "registry" / "model_registry.db").mkdir(parents=True)
+    with pytest.raises(CannotWrite):
+        ModelRegistry(tmp_path / "a" / "registry" / "model_registry.db")
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "registry").symlink_to(tmp_path / "outside")
+    with pytest.raises(HostileInput):
+        ModelRegistry(tmp_path / "b" / "registry" / "model_registry.db")
+    assert list((tmp_path / "outside").iterdir()) == []
+
+
+def test_a_registry_that_may_not_be_written_can_be_read(
+    registry: ModelRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry.checkpoint_wal()
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    assert len(ModelRegistry(registry.db_path).get_all_sessions()) == 1
+    with pytest.raises(CannotWrite):
+        registry.create_session("s2", {})
+
+
+def test_updating_nothing_still_needs_the_session(registry: ModelRegistry) -> None:
+    registry.update_session("s1")
+    with pytest.raises(NotFound):
+        registry.update_session("s2")
 
 
 def test_a_dangling_reference_is_found(registry: ModelRegistry) -> None:
@@ -244,9 +321,11 @@ def test_someone_elses_database_is_left_alone(tmp_path: Path) -> None:
     connection = sqlite3.connect(path)
     connection.execute("CREATE TABLE photos (name TEXT)")
     connection.commit()
+    connection.close()
+    before = path.read_bytes()
     with pytest.raises(DamagedFile, match="not a model registry"):
         ModelRegistry(path)
-    assert connection.execute("SELECT count(*) FROM photos").fetchone() == (0,)
+    assert path.read_bytes() == before
 
 
 def test_a_lock_that_never_comes_free_is_an_error(
@@ -255,8 +334,7 @@ def test_a_lock_that_never_comes_free_is_an_error(
     monkeypatch.setattr(registry_module, "BUSY_TIMEOUT_MS", 50)
     blocker = sqlite3.connect(registry.db_path, isolation_level=None)
     blocker.execute("BEGIN IMMEDIATE")
-    registry.close()
-    with pytest.raises(sqlite3.OperationalError, match="locked"):
+    with pytest.raises(Busy):
         registry.create_session("s2", {})
     blocker.execute("ROLLBACK")
     registry.create_session("s2", {})
@@ -276,14 +354,13 @@ def test_switching_to_wal_waits_for_its_turn(
     blocker = sqlite3.connect(other, isolation_level=None)
     blocker.execute("BEGIN EXCLUSIVE")
     monkeypatch.setattr(registry_module, "BUSY_TIMEOUT_MS", 50)
-    with pytest.raises(sqlite3.OperationalError, match="locked"):
+    with pytest.raises(Busy):
         ModelRegistry(other)
 
 
 def test_a_migration_runs_once_and_in_one_transaction(
     registry: ModelRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    registry.close()
     broken = (*MIGRATIONS, ("ALTER TABLE models ADD COLUMN rating REAL", "CREATE NONSENSE"))
     monkeypatch.setattr(registry_module, "MIGRATIONS", broken)
     with pytest.raises(sqlite3.OperationalError):

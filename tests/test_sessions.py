@@ -74,20 +74,34 @@ def test_status_is_kept_in_the_directory_and_the_registry(sessions: SessionStore
 @pytest.mark.parametrize(
     ("change", "error"),
     [
-        ({"schema_version": 2}, TooNew),
+        ({"schema_version": 2}, DamagedFile),
         ({"schema_version": None}, DamagedFile),
         ({"status": "completed"}, DamagedFile),
         ({"checksum": "0"}, DamagedFile),
     ],
 )
 def test_a_session_record_is_checked(
-    sessions: SessionStore, change: dict[str, Any], error: type[Exception]
+    sessions: SessionStore,
+    change: dict[str, Any],
+    error: type[Exception],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     path = sessions.find("s1")
     record = files.read_json(path / "session.json")
     files.write_json(path / "session.json", {**record, **change})
     with pytest.raises(error), sessions.open("s1"):
         pass
+    good = {k: v for k, v in record.items() if k != "checksum"}
+    for bad in ({"session_id": "other"}, {"status": "odd"}, {"config": []}, {"tags": ["A b"]}):
+        (path / "session.json").write_bytes(files.sealed({**good, **bad}))
+        with pytest.raises(DamagedFile):
+            read_session(path)
+    monkeypatch.setattr(files, "SCHEMA_VERSION", 2)
+    newer = files.sealed(good)
+    monkeypatch.undo()
+    (path / "session.json").write_bytes(newer)
+    with pytest.raises(TooNew):
+        read_session(path)
     for content in (b"[]", files.sealed({"session_id": "other"})):
         (path / "session.json").write_bytes(content)
         with pytest.raises(DamagedFile):
@@ -115,7 +129,6 @@ def test_the_registry_is_rebuilt_from_the_directories(
     assert said.startswith("sound; 1 run directories, 0 entries added; not readable: ")
     assert all(name in said for name in ("not a session", "empty", "broken", "lost"))
     assert sessions.registry.get_session_status("s1") == session
-    sessions.registry.close()
     sessions.registry.db_path.write_bytes(b"garbage" * 1000)
     assert "1 run directories, 2 entries added" in repair_registry(sessions.root)
     again = SessionStore(sessions.root).registry
@@ -127,7 +140,6 @@ def test_the_registry_is_rebuilt_from_the_directories(
 
 
 def test_a_repair_waits_for_running_sessions(sessions: SessionStore) -> None:
-    sessions.registry.close()
     sessions.registry.db_path.write_bytes(b"garbage" * 1000)
     with lock.exclusive(sessions.path("s1")), pytest.raises(Busy):
         repair_registry(sessions.root)
@@ -240,6 +252,28 @@ def test_removing_a_session_takes_files_and_rows(
     assert storage.registry.search_models() == []
 
 
+def test_a_session_that_was_resumed_meanwhile_stays(manager: SessionCleanupManager) -> None:
+    manager.sessions.set_status("s1", "failed")
+    plan = manager.plan(failed=True)
+    manager.sessions.set_status("s1", "completed")
+    assert manager.remove(plan) == [] and "meanwhile" in str(manager.kept[0][1])
+    assert manager.sessions.find("s1")
+
+
+def test_a_copied_run_directory_is_adopted(sessions: SessionStore) -> None:
+    sessions.registry.delete_session("s1")
+    sessions.create({}, "", session_id="s2")
+    assert {row["session_id"] for row in sessions.registry.get_all_sessions()} == {"s1", "s2"}
+
+
+def test_opening_races_with_removing(sessions: SessionStore) -> None:
+    path = sessions.find("s1")
+    files.remove_tree(path, sessions.root)
+    with pytest.raises(NotFound), lock.exclusive(path):
+        pass
+    assert not path.exists()  # no ghost
+
+
 def test_a_session_in_use_stays(manager: SessionCleanupManager) -> None:
     plan = manager.plan(everything=True)
     with lock.exclusive(manager.sessions.path("s1")):
@@ -293,12 +327,12 @@ def test_completing_a_session_cleans_and_tends_the_database(
     real = manager.checkpoint_and_vacuum
     monkeypatch.setattr(manager, "checkpoint_and_vacuum", lambda: tended.append(real()))
     gone = []
-    for name in ("s2", "s3", "s4"):
+    for name in ("s2", "s3", "s4", "s5"):
         sessions.create({}, "", session_id=name)
         gone += manager.auto_cleanup_on_session_complete(name)
-    assert [removal.session_id for removal in gone] == ["s1", "s2"]
-    assert {row["session_id"] for row in sessions.registry.get_all_sessions()} == {"s3", "s4"}
-    assert len(tended) == 2  # after the second and the fourth session ever
+    assert [removal.session_id for removal in gone] == ["s1", "s2", "s3"]
+    assert {row["session_id"] for row in sessions.registry.get_all_sessions()} == {"s4", "s5"}
+    assert len(tended) == 2  # after the second and the fourth that completed
 
 
 def test_automatic_cleaning_can_be_switched_off(sessions: SessionStore) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import zipfile
 from pathlib import Path
@@ -12,14 +13,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors import safe_open
 from safetensors.torch import load_file
 
-from agent_forge.errors import DamagedFile, HostileInput
+from agent_forge.errors import DamagedFile, HostileInput, NotFound
 from agent_forge.store import files
 from agent_forge.store.tensors import (
     DTYPE_CODES,
     join_tied,
-    read_metadata,
     read_tensors,
     read_weights,
     split_tied,
@@ -51,7 +52,8 @@ def test_every_type_and_shape_comes_back(tmp_path: Path) -> None:
         for name, tensor in tensors.items():
             assert found[name].dtype == tensor.dtype and found[name].shape == tensor.shape
             assert found[name].tolist() == tensor.tolist()
-    assert read_metadata(path) == {"note": "hello"}
+    with safe_open(path, framework="pt") as reader:
+        assert reader.metadata() == {"note": "hello"}
 
 
 def test_equal_tensors_give_equal_files_in_any_order(tmp_path: Path) -> None:
@@ -98,11 +100,14 @@ def test_a_state_dict_of_others_is_read(tmp_path: Path) -> None:
     for name, content in contents.items():
         torch.save(content, tmp_path / name)
         assert read_weights(tmp_path / name)["w"].tolist() == [0, 1, 2]
+    torch.save({"a": state["w"], "b": state["w"]}, tmp_path / "tied.pt")
+    tied = read_weights(tmp_path / "tied.pt")
+    assert tied["a"] is tied["b"]
     torch.save(state, tmp_path / "old.pth", _use_new_zipfile_serialization=False)
     assert read_weights(tmp_path / "old.pth")["w"].tolist() == [0, 1, 2]
     assert read_weights(write(tmp_path / "t.safetensors", state))["w"].tolist() == [0, 1, 2]
     for suffix in ("pt", "safetensors"):
-        with pytest.raises(FileNotFoundError):
+        with pytest.raises(NotFound):
             read_weights(tmp_path / f"missing.{suffix}")
 
 
@@ -173,7 +178,7 @@ trees = st.recursive(
 @given(trees)
 def test_nested_state_comes_back_exactly(tree: Any) -> None:
     tensors, skeleton = pack(tree)
-    again = unpack(tensors, skeleton)
+    again = unpack(tensors, json.loads(files.to_json(skeleton, sort_keys=False)))
     assert again == tree and repr(again) == repr(tree)
 
 
@@ -190,6 +195,15 @@ def test_tensors_arrays_and_odd_keys_come_back() -> None:
     assert again["rng"][1].dtype == np.uint32 and isinstance(again["rng"], tuple)
     assert math.isnan(again["nan"]) and again["inf"] == -math.inf
     assert list(again) == list(tree)
+
+
+def test_no_two_places_share_a_tensor_unless_they_did() -> None:
+    one, two = torch.ones(2), torch.zeros(2)
+    tree = {"a": {"b/c": one}, "a/b": {"c": two}, "tied": one, "empty": [torch.zeros(0)] * 2}
+    tensors, skeleton = pack(tree)
+    again = unpack(tensors, skeleton)
+    assert again["a"]["b/c"].tolist() == [1, 1] and again["a/b"]["c"].tolist() == [0, 0]
+    assert again["tied"] is again["a"]["b/c"] and len(tensors) == 4
 
 
 @pytest.mark.parametrize("value", [object(), {1, 2}, {"a": [lambda: 0]}, {torch.ones(1): 1}])

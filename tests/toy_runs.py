@@ -42,10 +42,7 @@ def toy_run(
         listeners=[listener] if listener else [],
         **options,
     )
-    try:
-        return orchestrator.run()
-    finally:
-        orchestrator.sessions.registry.close()
+    return orchestrator.run()
 
 
 def folder(root: Path) -> Path:

@@ -111,7 +111,7 @@ def _native() -> Finding:
 
 
 def _registry(storage: Path, repair: bool) -> Finding:
-    from agent_forge.store.repair import repair_registry, run_directories
+    from agent_forge.store.repair import repair_registry
     from agent_forge.store.sessions import SessionStore
 
     try:
@@ -119,11 +119,12 @@ def _registry(storage: Path, repair: bool) -> Finding:
             return Finding("registry", "ok", repair_registry(storage))
         if not has_registry(storage):
             return Finding("registry", "ok", f"nothing is stored in {storage} yet")
-        registry = SessionStore(storage).registry
+        store = SessionStore(storage)
+        registry = store.registry
         registry.integrity_check()
         registry.search_models()
         listed = {row["session_id"] for row in registry.get_all_sessions()}
-        unlisted = [p.name for p in run_directories(storage) if p.name not in listed]
+        unlisted = [p.name for p in store.run_directories() if p.name not in listed]
     except (ForgeError, OSError) as error:
         return Finding("registry", "problem", str(error), getattr(error, "hint", ""))
     if unlisted:

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from agent_forge.contract.metrics import find_metric
 from agent_forge.errors import ConfigError, Interrupted, NotFinite
-from agent_forge.store import files
+from agent_forge.store import names
 from agent_forge.store.checkpoint import CheckpointManager
 from agent_forge.store.models import ModelStorage, load_directory
-from agent_forge.store.registry import CHECKPOINTS
+from agent_forge.store.names import CHECKPOINTS
 from agent_forge.track.tracker import Tracker
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ class PhaseContext:
         and only restores its parts.
         """
         manager = CheckpointManager(
-            self.folder / CHECKPOINTS / files.safe_name(stage, "stage"), self.keep_checkpoints
+            self.folder / CHECKPOINTS / names.safe_name(stage, "stage"), self.keep_checkpoints
         )
         first = self._restore(manager, parts)
         if first < total:

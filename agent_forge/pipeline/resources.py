@@ -11,7 +11,7 @@ from agent_forge.errors import DiskFull, NotEnough
 from agent_forge.pipeline.config import PipelineConfig
 from agent_forge.store import files
 from agent_forge.store.checkpoint import CheckpointManager
-from agent_forge.store.registry import CHECKPOINTS
+from agent_forge.store.names import CHECKPOINTS
 
 
 def require_for(plan: Plan, folder: Path, config: PipelineConfig) -> None:
@@ -32,7 +32,7 @@ def check_during(folder: Path, config: PipelineConfig) -> None:
     reserve = int(config.storage.reserve_disk_mb * 1e6)
     if files.free_bytes(folder) < reserve:
         for stage in (folder / CHECKPOINTS).glob("*"):
-            CheckpointManager(stage).make_room()
+            CheckpointManager(stage).make_room(reserve)
         free = files.free_bytes(folder)
         if free < reserve:
             raise DiskFull(folder, reserve, free)

@@ -9,6 +9,7 @@ and stepped over. When the disk fills up, older checkpoints make room; the newes
 from __future__ import annotations
 
 import logging
+import math
 import random
 import re
 from collections.abc import Mapping
@@ -20,13 +21,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from agent_forge.errors import DamagedFile, DiskFull, NotFound, TooNew
+from agent_forge.errors import DamagedFile, DiskFull, NotFound
 from agent_forge.store import files
 from agent_forge.store.models import OVERHEAD_BYTES
 from agent_forge.store.tensors import read_tensors, tensor_bytes, write_tensors
 from agent_forge.store.tree import pack, unpack
 
-SCHEMA_VERSION = 1
 NAME = re.compile(r"step_(\d{8,})")
 log = logging.getLogger(__name__)
 
@@ -115,18 +115,18 @@ class CheckpointManager:
             {"state": dict(state), "generators": capture_generators(generators)}
         )
         record = {
-            "schema_version": SCHEMA_VERSION,
+            "schema_version": files.SCHEMA_VERSION,
             "step": step,
             "epoch": epoch,
-            "score": score,
+            "score": score if score is not None and math.isfinite(score) else None,
             "state": skeleton,
         }
         path = self.checkpoint_dir / f"step_{step:08d}"
         try:
             self._write(path, tensors, record)
-        except DiskFull:
-            if not self.make_room():
-                raise
+        except DiskFull as full:
+            if not self.make_room(tensor_bytes(tensors) + OVERHEAD_BYTES):
+                raise full
             log.warning("disk full: older checkpoints were removed to save step %d", step)
             self._write(path, tensors, record)
         self._prune()
@@ -158,7 +158,7 @@ class CheckpointManager:
         with files.staging(path) as stage:
             with stage.writing("tensors.safetensors") as writer:
                 write_tensors(writer, tensors)
-            stage.write_json("state.json", record)
+            stage.write_bytes("state.json", files.to_json(record, sort_keys=False))
 
     def _prune(self) -> None:
         """Keep the last ones that have all their bytes, and the best; the others go."""
@@ -168,13 +168,23 @@ class CheckpointManager:
             if path not in keep:
                 files.remove_tree(path, self.checkpoint_dir)
 
-    def make_room(self) -> bool:
-        """Remove all but the newest whole checkpoint; tell whether anything went."""
+    def make_room(self, needed: int) -> bool:
+        """Remove checkpoints, oldest first and the best last, until `needed` bytes are free.
+
+        The newest whole one stays; if even that would not do, all stay. Tells whether there is
+        room now.
+        """
         newest = next((path for path in reversed(self.steps()) if _is_whole(path)), None)
-        others = [path for path in self.steps() if path != newest]
+        best = self._best(self.steps())
+        others = sorted((p for p in self.steps() if p != newest), key=lambda p: p == best)
+        free = files.free_bytes(self.checkpoint_dir)
+        if free + sum(map(files.tree_bytes, others)) < needed:
+            return False
         for path in others:
+            if files.free_bytes(self.checkpoint_dir) >= needed:
+                break
             files.remove_tree(path, self.checkpoint_dir)
-        return bool(others)
+        return files.free_bytes(self.checkpoint_dir) >= needed
 
     def _best(self, paths: list[Path]) -> Path | None:
         scores = {path: _score_of(path) for path in paths}
@@ -192,6 +202,8 @@ def capture_generators(generators: Mapping[str, torch.Generator] | None = None) 
     }
     if torch.cuda.is_available():
         state["cuda"] = torch.cuda.get_rng_state_all()
+    if torch.backends.mps.is_available():
+        state["mps"] = torch.mps.get_rng_state()
     return state
 
 
@@ -211,6 +223,8 @@ def restore_generators(
         generator.set_state(state["given"][name])
     if "cuda" in state and torch.cuda.is_available():
         torch.cuda.set_rng_state_all(state["cuda"])
+    if "mps" in state and torch.backends.mps.is_available():
+        torch.mps.set_rng_state(state["mps"])
 
 
 def _step_of(path: Path) -> int:
@@ -236,18 +250,19 @@ def _score_of(path: Path) -> float | None:
 
 
 def _read(path: Path, skipped: tuple[str, ...]) -> Checkpoint:
-    return files.reading(path, lambda place: _read_verified(place, skipped))
+    if not NAME.fullmatch(path.name):
+        raise NotFound(f"{path} is not a checkpoint directory (step_00000030)")
+    step = _step_of(path)
+    return files.reading(path, lambda place: _read_verified(place, step, skipped))
 
 
-def _read_verified(path: Path, skipped: tuple[str, ...]) -> Checkpoint:
+def _read_verified(path: Path, step: int, skipped: tuple[str, ...]) -> Checkpoint:
     files.verify(path)
     record = files.read_json(path / "state.json")
-    if record.get("schema_version", 0) > SCHEMA_VERSION:
-        raise TooNew(
-            f"{path} has schema {record['schema_version']}; this version reads up to"
-            f" {SCHEMA_VERSION}"
-        )
     try:
+        files.refuse_newer(path, record)
+        if record["step"] != step:
+            raise ValueError(f"it holds step {record['step']}")
         content = unpack(read_tensors(path / "tensors.safetensors"), record["state"])
         return Checkpoint(
             path=path,
@@ -257,5 +272,5 @@ def _read_verified(path: Path, skipped: tuple[str, ...]) -> Checkpoint:
             generators=content["generators"],
             skipped=skipped,
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise DamagedFile(path, f"not a checkpoint ({error!r})") from error

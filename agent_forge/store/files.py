@@ -13,8 +13,8 @@ import contextlib
 import errno
 import hashlib
 import json
+import math
 import os
-import re
 import secrets
 import shutil
 from collections.abc import Callable, Iterator
@@ -35,8 +35,6 @@ from agent_forge.errors import (
 MANIFEST = "manifest.json"
 SCHEMA_VERSION = 1
 TEMP, READY, TRASH = ".tmp-", ".ready-", ".trash-"
-SAFE_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
-RESERVED = re.compile(r"con|prn|aux|nul|com[0-9]|lpt[0-9]")  # device names on Windows
 DISK_IS_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 CHUNK = 1 << 20
 T = TypeVar("T")
@@ -58,7 +56,12 @@ class Disk:
         platform.sync_directory(path)
 
     def make_directory(self, path: Path) -> None:
-        path.mkdir(parents=True, exist_ok=True)
+        """Make it and what is missing above it; each new name is on the disk before the next."""
+        if not path.parent.exists():
+            self.make_directory(path.parent)
+        if not path.exists():
+            path.mkdir(exist_ok=True)
+            platform.sync_directory(path.parent)
 
     def replace(self, source: Path, target: Path) -> None:
         source.replace(target)
@@ -74,34 +77,6 @@ class Disk:
 
 
 disk = Disk()
-
-
-# -- names ----------------------------------------------------------------------------------------
-
-
-def safe_name(name: str, kind: str = "name") -> str:
-    """Return the name if it can be one path segment on every system, and nothing more."""
-    if not SAFE_NAME.fullmatch(name) or RESERVED.fullmatch(name):
-        raise NameRefused(
-            f"{kind} {name!r} is not allowed",
-            hint="use 1 to 64 of a-z, 0-9, '_' and '-', beginning with a letter or digit",
-        )
-    return name
-
-
-def child(root: Path, *names: str) -> Path:
-    """The path root/names...; every name is safe and no link on the way leads elsewhere."""
-    path = root
-    for name in names:
-        path = refuse_link(path / safe_name(name))
-    return path
-
-
-def refuse_link(path: Path) -> Path:
-    """Return the path unless it is a link: inside the storage root there are none of ours."""
-    if path.is_symlink():
-        raise HostileInput(f"{path} is a link; the store follows none", hint="remove the link")
-    return path
 
 
 # -- writing --------------------------------------------------------------------------------------
@@ -179,10 +154,21 @@ def write_json(path: Path, value: Any) -> None:
     write_bytes(path, to_json(value))
 
 
-def to_json(value: Any) -> bytes:
+def to_json(value: Any, *, sort_keys: bool = True) -> bytes:
     """One byte form per value: sorted keys, ASCII, no NaN."""
-    text = json.dumps(value, indent=2, sort_keys=True, ensure_ascii=True, allow_nan=False)
+    text = json.dumps(value, indent=2, sort_keys=sort_keys, ensure_ascii=True, allow_nan=False)
     return text.encode() + b"\n"
+
+
+def finite(value: Any) -> Any:
+    """The same value with null in place of NaN and infinity: they are not measurements."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return value
 
 
 def sealed(record: dict[str, Any]) -> bytes:
@@ -229,9 +215,8 @@ def staging(path: Path, *, manifest: bool = True) -> Iterator[Stage]:
             disk.make_directory(stage.path)
             yield stage
             if manifest:
-                record = {"schema_version": SCHEMA_VERSION, "files": stage.records}
                 with _new_file(stage.path / MANIFEST) as writer:
-                    writer.write(to_json(record))
+                    writer.write(sealed({"files": stage.records}))
             disk.sync_directory(stage.path)
             _publish(stage.path, path)
         except BaseException:
@@ -267,10 +252,14 @@ def settle(path: Path) -> None:
 
 
 def append(path: Path, data: bytes) -> None:
-    """Add to a file that only grows; a torn last line is for the reader to drop."""
+    """Add lines to a file that only grows; half a line from before does not spoil them."""
     with disk_errors(path, lambda: len(data)):
-        writer = Writer(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        writer = Writer(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
         try:
+            if os.lseek(writer.fd, 0, os.SEEK_END):
+                os.lseek(writer.fd, -1, os.SEEK_END)
+                if os.read(writer.fd, 1) != b"\n":
+                    writer.write(b"\n")
             writer.write(data)
         finally:
             os.close(writer.fd)
@@ -357,12 +346,23 @@ def _discard(path: Path) -> None:
 
 def read_json(path: Path) -> Any:
     """Read JSON that we wrote; what cannot be read is damage, and is named."""
+    with _read_errors(path):
+        content = path.read_bytes()
     try:
-        return json.loads(path.read_bytes())
-    except FileNotFoundError:
-        raise
-    except (OSError, ValueError, RecursionError) as error:
+        return json.loads(content)
+    except (ValueError, RecursionError) as error:
         raise DamagedFile(path, f"not readable as JSON ({error})") from error
+
+
+@contextlib.contextmanager
+def _read_errors(path: Path) -> Iterator[None]:
+    """A disk that cannot give back what it took is damage; other errors are not the file's."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno == errno.EIO:
+            raise DamagedFile(path, "the disk cannot read it") from error
+        raise
 
 
 def read_sealed(path: Path) -> dict[str, Any]:
@@ -370,14 +370,19 @@ def read_sealed(path: Path) -> dict[str, Any]:
     record = read_json(path)
     if not isinstance(record, dict):
         raise DamagedFile(path, "not a record")
-    _refuse_newer(path, record)
     checksum = record.pop("checksum", None)
-    if checksum != hashlib.sha256(to_json(record)).hexdigest():
+    try:
+        fits = checksum == hashlib.sha256(to_json(record)).hexdigest()
+    except ValueError:  # NaN, which we never write
+        fits = False
+    if not fits:
         raise DamagedFile(path, "its checksum does not fit")
+    refuse_newer(path, record)
     return record
 
 
-def _refuse_newer(path: Path, record: dict[str, Any]) -> None:
+def refuse_newer(path: Path, record: dict[str, Any]) -> None:
+    """Refuse what a newer version wrote: its meaning may have changed."""
     version = record.get("schema_version")
     if isinstance(version, int) and version > SCHEMA_VERSION:
         raise TooNew(
@@ -400,10 +405,9 @@ def verify(directory: Path, *, content: bool = True) -> dict[str, dict[str, Any]
     Without `content` only names and sizes are compared, which reads nothing.
     """
     try:
-        manifest = read_json(directory / MANIFEST)
+        records = _records(read_sealed(directory / MANIFEST), directory)
     except FileNotFoundError:
         raise DamagedFile(directory, f"it has no {MANIFEST}") from None
-    records = _records(manifest, directory)
     for name, record in records.items():
         path = directory / name
         if not path.is_file() or path.is_symlink():
@@ -411,18 +415,16 @@ def verify(directory: Path, *, content: bool = True) -> dict[str, dict[str, Any]
         size = path.stat().st_size
         if size != record["bytes"]:
             raise DamagedFile(path, f"{size} bytes where {record['bytes']} were written")
-        found = sha256_of(path) if content else record["sha256"]
+        with _read_errors(path):
+            found = sha256_of(path) if content else record["sha256"]
         if found != record["sha256"]:
             raise DamagedFile(path, f"sha256 {found[:12]}..., expected {record['sha256'][:12]}...")
     return records
 
 
-def _records(manifest: Any, directory: Path) -> dict[str, dict[str, Any]]:
+def _records(manifest: dict[str, Any], directory: Path) -> dict[str, dict[str, Any]]:
     """The file records of a manifest, after a check that it has the form of one."""
     path = directory / MANIFEST
-    if not isinstance(manifest, dict):
-        raise DamagedFile(path, "not a manifest")
-    _refuse_newer(path, manifest)
     records = manifest.get("files")
     if not isinstance(records, dict) or not all(
         isinstance(r, dict) and isinstance(r.get("sha256"), str) and isinstance(r.get("bytes"), int)
@@ -441,12 +443,15 @@ def reading(path: Path, read: Callable[[Path], T]) -> T:
         place = path if path.exists() or not _ready(path).exists() else _ready(path)
         before = _manifest_bytes(place)
         try:
-            return read(place)
+            result = read(place)
         except (DamagedFile, FileNotFoundError):
             if before == _manifest_bytes(path) and place == path:
                 if before is None and not path.exists():
                     raise NotFound(f"{path} does not exist") from None
                 raise
+        else:
+            if before == _manifest_bytes(place):
+                return result
     raise DamagedFile(path, "it was replaced again and again while being read")
 
 
@@ -461,7 +466,7 @@ def _manifest_bytes(directory: Path) -> bytes | None:
 
 def free_bytes(path: Path) -> int:
     """Free bytes at the nearest existing directory of `path`."""
-    while not path.exists():
+    while not path.exists() and path != path.parent:
         path = path.parent
     return shutil.disk_usage(path).free
 

@@ -16,19 +16,21 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from agent_forge import platform
-from agent_forge.errors import Busy
-from agent_forge.store import files
+from agent_forge.errors import Busy, NotFound
+from agent_forge.store import files, names
 
 LOCK_FILE = "run.lock"
 PATIENCE_S = 0.4  # a probe by `forge ls` holds the lock for an instant: that is not "busy"
 
 _guard = threading.Lock()
-_held: dict[Path, int] = {}  # lock file -> open descriptor, of this process
+_held: dict[Path, list[int]] = {}  # lock file -> [open descriptor, blocks inside it]
 
 
 def _forget_after_fork() -> None:
     """A forked child must not keep the parent's locks alive after the parent has died."""
-    for fd in _held.values():
+    global _guard
+    _guard = threading.Lock()  # another thread may have held it at the fork
+    for fd, _ in _held.values():
         os.close(fd)
     _held.clear()
 
@@ -41,24 +43,32 @@ def exclusive(directory: Path, patience_s: float = PATIENCE_S) -> Iterator[None]
     """Hold the directory's lock for the block; Busy if any process, this one included, has it."""
     path = _lock_path(directory)
     deadline = time.monotonic() + patience_s
-    while not _try(path):
+    while not _take(path):
         if time.monotonic() > deadline:
             raise Busy(f"{directory} is in use by {holder(directory)}", hint="wait for it to end")
         time.sleep(0.02)
     try:
         yield
     finally:
-        _release(path)
+        _leave(path)
 
 
 @contextlib.contextmanager
 def held(directory: Path) -> Iterator[None]:
     """Like `exclusive`, but a block inside this process's own lock just goes on."""
-    if _lock_path(directory) in _held:
-        yield
-    else:
+    path = _lock_path(directory)
+    with _guard:
+        inside = path in _held
+        if inside:
+            _held[path][1] += 1
+    if not inside:
         with exclusive(directory):
             yield
+        return
+    try:
+        yield
+    finally:
+        _leave(path)
 
 
 def is_busy(directory: Path) -> bool:
@@ -69,7 +79,7 @@ def is_busy(directory: Path) -> bool:
     if not path.exists():
         return False
     with files.disk_errors(path):
-        fd = os.open(files.refuse_link(path), platform.PROBE)
+        fd = os.open(names.refuse_link(path), platform.PROBE)
     try:
         if not platform.try_lock(fd):
             return True
@@ -92,18 +102,37 @@ def _lock_path(directory: Path) -> Path:
     return directory.resolve() / LOCK_FILE
 
 
-def _try(path: Path) -> bool:
+def _take(path: Path) -> bool:
     with _guard:
         if path in _held:
             return False
+        if not path.parent.is_dir():
+            raise NotFound(f"{path.parent} does not exist")
         with files.disk_errors(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
             flags = os.O_RDWR | os.O_CREAT | platform.NO_FOLLOW
-            fd = os.open(files.refuse_link(path), flags, 0o644)
-        if not platform.try_lock(fd):
+            fd = os.open(names.refuse_link(path), flags, 0o644)
+            try:
+                locked = platform.try_lock(fd) and _is_still(path, fd)
+            except OSError:
+                os.close(fd)
+                raise
+        if not locked:
             os.close(fd)
             return False
-        _held[path] = fd
+        _held[path] = [fd, 1]
+    _announce(fd)
+    return True
+
+
+def _is_still(path: Path, fd: int) -> bool:
+    """Whether the file we locked is the one at `path`: its directory may have been removed."""
+    try:
+        return os.path.samestat(os.fstat(fd), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _announce(fd: int) -> None:
     who = {
         "pid": os.getpid(),
         "host": socket.gethostname(),
@@ -114,11 +143,16 @@ def _try(path: Path) -> bool:
         os.ftruncate(fd, 0)
         os.lseek(fd, 0, os.SEEK_SET)
         os.write(fd, json.dumps(who).encode())
-    return True
 
 
-def _release(path: Path) -> None:
+def _leave(path: Path) -> None:
+    """One block less; the last one frees the lock. A forked child has nothing to free."""
     with _guard:
-        fd = _held.pop(path)
-        platform.unlock(fd)
-        os.close(fd)
+        entry = _held.get(path)
+        if entry is None:
+            return
+        entry[1] -= 1
+        if entry[1] == 0:
+            del _held[path]
+            platform.unlock(entry[0])
+            os.close(entry[0])

@@ -69,7 +69,10 @@ class HandoffRecord(BaseModel):
 def read_metadata(path: Path) -> ModelMetadata:
     """metadata.json of a model directory, checked for its form."""
     place = path / "metadata.json"
+    record = files.read_json(place)
+    if isinstance(record, dict):
+        files.refuse_newer(place, record)
     try:
-        return ModelMetadata.model_validate(files.read_json(place))
+        return ModelMetadata.model_validate(record)
     except ValidationError as error:
         raise DamagedFile(place, f"not the metadata of a model ({error})") from error

@@ -46,5 +46,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
             validation_metrics_json TEXT NOT NULL
         )""",
         "CREATE INDEX idx_source ON phase_handoffs (source_model_id)",
+        "CREATE TABLE upkeep (completed_sessions INTEGER NOT NULL)",
+        "INSERT INTO upkeep VALUES (0)",
     ),
 )

@@ -14,11 +14,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from agent_forge.errors import ConfigError
-from agent_forge.store import files, lock
+from agent_forge.errors import ConfigError, DamagedFile
+from agent_forge.store import files, lock, names
 from agent_forge.store.card import render_card
 from agent_forge.store.metadata import ModelMetadata, read_metadata
-from agent_forge.store.registry import ModelRegistry, join_tags, model_directory, model_id_for
+from agent_forge.store.names import model_directory, model_id_for
+from agent_forge.store.registry import ModelRegistry, join_tags
 from agent_forge.store.tensors import (
     join_tied,
     read_tensors,
@@ -31,6 +32,7 @@ WEIGHTS = "model.safetensors"
 OVERHEAD_BYTES = 1 << 20  # header, metadata and card beside the weights
 Weights = Mapping[str, torch.Tensor]
 Build = Callable[[dict[str, Any]], nn.Module]
+Loaded = tuple[dict[str, torch.Tensor], dict[str, Any], dict[str, Any]]
 
 
 class ModelStorage:
@@ -63,6 +65,7 @@ class ModelStorage:
         path = model_directory(self.base_path, session_id, phase_name, model_name)
         join_tags(tags)
         self.registry.get_session_status(session_id)
+        measured = files.finite(dict(metrics or {}))
         weights, tied = split_tied(_state_dict(model))
         files.require_space(path, tensor_bytes(weights) + OVERHEAD_BYTES)
         with lock.held(self.base_path / "sessions" / session_id), files.staging(path) as stage:
@@ -70,7 +73,7 @@ class ModelStorage:
                 write_tensors(writer, weights, {"format": "pt"})
             record = ModelMetadata(
                 **{
-                    **metadata,
+                    **files.finite(dict(metadata)),
                     "model_id": model_id_for(session_id, phase_name, model_name),
                     "session_id": session_id,
                     "phase_name": phase_name,
@@ -85,8 +88,8 @@ class ModelStorage:
             )
             stage.write_json("config.json", config or {})
             stage.write_json("metadata.json", record.model_dump())
-            stage.write_json("metrics.json", metrics or {})
-            stage.write_bytes("README.md", render_card(record, metrics or {}).encode())
+            stage.write_json("metrics.json", measured)
+            stage.write_bytes("README.md", render_card(record, measured).encode())
             for source in tokenizer_files:
                 stage.copy(source)
         return self.registry.register_model(
@@ -111,8 +114,7 @@ class ModelStorage:
         """Load a model by its id, or by session, phase and, if there are several, name."""
         if self._build is None:
             raise ConfigError("this storage was opened without a way to build networks")
-        path = self.find(model_id, session_id, phase_name, model_name)
-        weights, metadata, config = load_directory(path)
+        weights, metadata, config = self._load(model_id, session_id, phase_name, model_name)
         model = self._build(config)
         model.load_state_dict(weights)
         return model, metadata
@@ -125,36 +127,40 @@ class ModelStorage:
         model_name: str | None = None,
     ) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         """Like load_model, without building the network."""
-        weights, metadata, _ = load_directory(
-            self.find(model_id, session_id, phase_name, model_name)
-        )
+        weights, metadata, _ = self._load(model_id, session_id, phase_name, model_name)
         return weights, metadata
 
-    def find(
-        self,
-        model_id: str | None = None,
-        session_id: str | None = None,
-        phase_name: str | None = None,
-        model_name: str | None = None,
-    ) -> Path:
-        """The directory of a registered model."""
-        row = self.registry.get_model(model_id, session_id, phase_name, model_name)
-        path = Path(row["model_path"])
+    def find(self, *which: str | None, **named: str | None) -> Path:
+        """The directory of a registered model, named as for load_model."""
+        path = Path(self.registry.get_model(*which, **named)["model_path"])
         for place in (path, *path.parents):
             if place == self.base_path:
                 break
-            files.refuse_link(place)
+            names.refuse_link(place)
         return path
 
+    def _load(self, *which: str | None) -> Loaded:
+        row = self.registry.get_model(*which)
+        loaded = load_directory(self.find(row["model_id"]))
+        if loaded[1]["model_id"] != row["model_id"]:
+            raise DamagedFile(row["model_path"], f"it says it is {loaded[1]['model_id']}")
+        return loaded
 
-def load_directory(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any], dict[str, Any]]:
+
+def load_directory(path: Path) -> Loaded:
     """Verify a model directory and return its weights, metadata and config."""
 
-    def read(place: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any], dict[str, Any]]:
-        files.verify(place)
+    def read(place: Path) -> Loaded:
+        records = files.verify(place)
+        for name in (WEIGHTS, "metadata.json", "config.json"):
+            if name not in records:
+                raise DamagedFile(place, f"it has no {name}")
         metadata = read_metadata(place)
-        weights = join_tied(read_tensors(place / WEIGHTS), metadata.tied_weights)
-        return weights, metadata.model_dump(), files.read_json(place / "config.json")
+        weights = read_tensors(place / WEIGHTS)
+        if not set(metadata.tied_weights.values()) <= set(weights):
+            raise DamagedFile(place, "its tied weights name some that are not there")
+        config = files.read_json(place / "config.json")
+        return join_tied(weights, metadata.tied_weights), metadata.model_dump(), config
 
     return files.reading(path, read)
 

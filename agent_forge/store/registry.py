@@ -1,8 +1,9 @@
 """ModelRegistry: the SQLite index of sessions, models and handoffs.
 
-It is an index: the run directories hold the truth, and `rebuild` makes the index again from them.
+It is an index: the run directories hold the truth, and `repair` makes the index again from them.
 One writer at a time (every write is BEGIN IMMEDIATE, so a lock upgrade can never fail), any number
-of readers in WAL mode, each statement its own short transaction. Times are UTC epoch seconds.
+of readers in WAL mode, each statement its own short transaction. Every operation opens its own
+connection: one that a fork carried into a child would lose writes. Times are UTC epoch seconds.
 """
 
 from __future__ import annotations
@@ -11,29 +12,27 @@ import contextlib
 import json
 import os
 import sqlite3
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict, cast
 
-from agent_forge.config.phases import phase_folder
 from agent_forge.errors import (
+    Busy,
     CannotWrite,
     DamagedFile,
     DiskFull,
-    NameRefused,
     NotFound,
     TooNew,
 )
-from agent_forge.store import files
+from agent_forge.store import files, names
 from agent_forge.store.migrations import MIGRATIONS
 
 APPLICATION_ID = 0x41464F52  # "AFOR": tells our databases from other people's
 BUSY_TIMEOUT_MS = 30_000
 PAGE_BYTES = 4096
-CHECKPOINTS = "checkpoints"  # folder beside the models of a phase
 WAL_LIMIT_BYTES = 16 << 20
+DAMAGE = ("malformed", "no such table", "no such column", "decode to UTF-8")
 STATUSES = ("running", "completed", "failed", "paused")
 
 
@@ -72,23 +71,14 @@ class HandoffRow(TypedDict):
     validation_metrics: dict[str, Any]
 
 
-def model_id_for(session_id: str, phase_name: str, model_name: str) -> str:
-    """One id per place, so that saving the same model again after a crash changes no name.
-
-    No name has a dot in it, so no two places share an id.
-    """
-    return f"{phase_name}.{model_name}.{session_id}"
-
-
 class ModelRegistry:
     """Sessions, models and handoffs, shared by any number of processes and threads."""
 
     def __init__(self, db_path: Path | str = "storage/registry/model_registry.db") -> None:
         self.db_path = Path(db_path)
         self.root = self.db_path.parent.parent
-        self._local = threading.local()
         with files.disk_errors(self.db_path):
-            files.refuse_link(files.refuse_link(self.db_path.parent) / self.db_path.name)
+            names.refuse_link(names.refuse_link(self.db_path.parent) / self.db_path.name)
             self.db_path.parent.mkdir(parents=True, exist_ok=True)
         self._migrate()
 
@@ -105,7 +95,7 @@ class ModelRegistry:
         end_time: float | None = None,
     ) -> None:
         """Add a session; one that is there already stays as it is."""
-        files.safe_name(session_id, "session id")
+        names.safe_name(session_id, "session id")
         start = time.time() if start_time is None else start_time
         with self._writing() as connection:
             connection.execute(
@@ -137,7 +127,7 @@ class ModelRegistry:
         changes = {name: value for name, value in changes.items() if value is not None}
         if status is not None:
             changes["end_time"] = None if status == "running" else time.time()
-        assignments = ", ".join(f"{name} = ?" for name in changes)
+        assignments = ", ".join(f"{name} = ?" for name in changes) or "status = status"
         with self._writing() as connection:
             cursor = connection.execute(
                 f"UPDATE sessions SET {assignments} WHERE session_id = ?",
@@ -157,9 +147,12 @@ class ModelRegistry:
         rows = self._read("SELECT * FROM sessions ORDER BY start_time DESC, session_id DESC")
         return [_session(row) for row in rows]
 
-    def sessions_ever(self) -> int:
-        """How many sessions were ever created; removing old ones does not lower it."""
-        return int(self._read("SELECT coalesce(max(rowid), 0) FROM sessions")[0][0])
+    def count_completed(self) -> int:
+        """Count one more completed session; removing old ones does not lower the count."""
+        with self._writing() as connection:
+            connection.execute("UPDATE upkeep SET completed_sessions = completed_sessions + 1")
+            row = connection.execute("SELECT completed_sessions FROM upkeep").fetchone()
+            return int(row[0])
 
     def delete_session(self, session_id: str) -> bool:
         """Forget a session with its models and handoffs; tell whether it was there."""
@@ -184,8 +177,8 @@ class ModelRegistry:
     ) -> str:
         """Add or renew the entry of a model; its path is kept relative to the storage root."""
         for kind, name in (("phase", phase_name), ("model name", model_name)):
-            files.safe_name(name, kind)
-        model_id = model_id_for(session_id, phase_name, model_name)
+            names.safe_name(name, kind)
+        model_id = names.model_id_for(session_id, phase_name, model_name)
         values = (
             *(model_id, session_id, phase_name, model_name, self._relative(Path(model_path))),
             *(size_mb, parameters, time.time() if created_at is None else created_at),
@@ -294,6 +287,8 @@ class ModelRegistry:
             ).fetchone()
             if source is None:
                 raise NotFound(f"no model {source_model_id!r}")
+            if target_model_id is not None:
+                self._require_model(connection, target_model_id)
             connection.execute(
                 "INSERT OR REPLACE INTO phase_handoffs VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
                 (
@@ -303,6 +298,11 @@ class ModelRegistry:
                 ),
             )
         return handoff_id
+
+    def _require_model(self, connection: sqlite3.Connection, model_id: str) -> None:
+        sql = "SELECT 1 FROM models WHERE model_id = ?"
+        if connection.execute(sql, (model_id,)).fetchone() is None:
+            raise NotFound(f"no model {model_id!r}")
 
     def get_handoffs(self, session_id: str) -> list[HandoffRow]:
         rows = self._read(
@@ -327,9 +327,9 @@ class ModelRegistry:
         """Give free pages back to the file system (0 = all of them); return how many bytes."""
         size = int(self._read("PRAGMA page_size")[0][0])
         before = int(self._read("PRAGMA freelist_count")[0][0])
-        with self._errors():
+        with self._connection() as connection:
             # execute() would stop after the first page: it steps a statement without columns once
-            self._connection().executescript(f"PRAGMA incremental_vacuum({int(pages)})")
+            connection.executescript(f"PRAGMA incremental_vacuum({int(pages)})")
         self.checkpoint_wal()
         return (before - int(self._read("PRAGMA freelist_count")[0][0])) * size
 
@@ -346,30 +346,23 @@ class ModelRegistry:
         wal = self.db_path.with_name(self.db_path.name + "-wal")
         return self.db_path.stat().st_size, wal.stat().st_size if wal.exists() else 0
 
-    def close(self) -> None:
-        """Close this thread's connection; the next call opens a new one."""
-        connection = getattr(self._local, "connection", None)
-        if connection is not None:
-            self._local.connection = None
-            connection.close()
-
     # -- connections ------------------------------------------------------------------------------
 
-    def _connection(self) -> sqlite3.Connection:
-        """This thread's own connection; a forked child never touches its parent's."""
-        if (
-            getattr(self._local, "connection", None) is None
-            or getattr(self._local, "pid", None) != os.getpid()
-        ):
+    @contextlib.contextmanager
+    def _connection(self) -> Iterator[sqlite3.Connection]:
+        """A connection of one operation's own; what SQLite reports gets its name here."""
+        with self._errors():
             connection = sqlite3.connect(
                 self._uri(), timeout=BUSY_TIMEOUT_MS / 1000, isolation_level=None, uri=True
             )
-            connection.row_factory = sqlite3.Row
-            connection.execute("PRAGMA foreign_keys = ON")
-            connection.execute("PRAGMA synchronous = FULL")
-            connection.execute(f"PRAGMA journal_size_limit = {WAL_LIMIT_BYTES}")
-            self._local.connection, self._local.pid = connection, os.getpid()
-        return cast(sqlite3.Connection, self._local.connection)
+            try:
+                connection.row_factory = sqlite3.Row
+                connection.execute("PRAGMA foreign_keys = ON")
+                connection.execute("PRAGMA synchronous = FULL")
+                connection.execute(f"PRAGMA journal_size_limit = {WAL_LIMIT_BYTES}")
+                yield connection
+            finally:
+                connection.close()
 
     def _uri(self) -> str:
         """Where the folder may not be written (a backup, say), the database can still be read."""
@@ -377,13 +370,12 @@ class ModelRegistry:
         return self.db_path.resolve().as_uri() + ("?immutable=1" if readable_only else "")
 
     def _read(self, sql: str, values: Sequence[Any] = ()) -> list[sqlite3.Row]:
-        with self._errors():
-            return self._connection().execute(sql, values).fetchall()
+        with self._connection() as connection:
+            return connection.execute(sql, values).fetchall()
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
-        with self._errors():
-            connection = self._connection()
+        with self._connection() as connection:
             connection.execute("BEGIN IMMEDIATE")
             try:
                 yield connection
@@ -402,18 +394,20 @@ class ModelRegistry:
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
-        """Name what SQLite reports: a full disk, a damaged file; let programming errors through."""
+        """Name what SQLite reports; let programming errors through."""
         try:
             yield
         except sqlite3.DatabaseError as error:
-            if "disk is full" in str(error):
+            text = str(error)
+            if "disk is full" in text:
                 free = files.free_bytes(self.db_path.parent)
                 raise DiskFull(self.db_path, PAGE_BYTES, free) from error
-            if "unable to open" in str(error) or "readonly" in str(error):
-                raise CannotWrite(self.db_path, str(error)) from error
-            signs = ("malformed", "no such table", "no such column")
-            if type(error) is sqlite3.DatabaseError or any(s in str(error) for s in signs):
-                raise self._damaged(str(error)) from error
+            if "unable to open" in text or "readonly" in text:
+                raise CannotWrite(self.db_path, text) from error
+            if "locked" in text:
+                raise Busy(f"{self.db_path} is in use by another process") from error
+            if type(error) is sqlite3.DatabaseError or any(sign in text for sign in DAMAGE):
+                raise self._damaged(text) from error
             raise
 
     def _damaged(self, problem: str) -> DamagedFile:
@@ -424,29 +418,32 @@ class ModelRegistry:
         )
 
     def _migrate(self) -> None:
-        """Bring the schema up to date; each migration is one transaction with its number."""
+        """Bring the schema up to date; all migrations and their number are one transaction."""
         if self._version() == (APPLICATION_ID, len(MIGRATIONS)):
             return
-        with self._errors():
-            connection = self._connection()
+        self._refuse_foreign()
+        with self._connection() as connection:
             connection.execute("PRAGMA auto_vacuum = INCREMENTAL")  # counts before the first table
             self._switch_to_wal(connection)
         with self._writing() as connection:
-            owner, version = self._version()
-            tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
-            if tables and owner != APPLICATION_ID:
-                raise DamagedFile(self.db_path, "a SQLite database, but not a model registry")
-            if version > len(MIGRATIONS):
-                raise TooNew(
-                    f"{self.db_path} has schema {version}; this version reads up to"
-                    f" {len(MIGRATIONS)}",
-                    hint="use the newer version of agent-forge that wrote it",
-                )
+            version = connection.execute("PRAGMA user_version").fetchone()[0]
             for statements in MIGRATIONS[version:]:
                 for statement in statements:
                     connection.execute(statement)
             connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
             connection.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
+
+    def _refuse_foreign(self) -> None:
+        """Someone else's database, or a newer one of ours, is left as it is."""
+        owner, version = self._version()
+        tables = self._read("SELECT count(*) FROM sqlite_master")[0][0]
+        if tables and owner != APPLICATION_ID:
+            raise DamagedFile(self.db_path, "a SQLite database, but not a model registry")
+        if version > len(MIGRATIONS):
+            raise TooNew(
+                f"{self.db_path} has schema {version}; this version reads up to {len(MIGRATIONS)}",
+                hint="use the newer version of agent-forge that wrote it",
+            )
 
     def _version(self) -> tuple[int, int]:
         """Whose database it is, and how many migrations it has seen."""
@@ -478,16 +475,8 @@ def _json(value: Mapping[str, Any]) -> str:
 
 def join_tags(tags: Sequence[str]) -> str:
     """Tags as the registry keeps them; a tag is a name like any other."""
-    return ",".join(files.safe_name(tag, "tag") for tag in tags)
+    return ",".join(names.safe_name(tag, "tag") for tag in tags)
 
 
 def _split(tags: str) -> list[str]:
     return tags.split(",") if tags else []
-
-
-def model_directory(root: Path, session_id: str, phase_name: str, model_name: str) -> Path:
-    """Where a model lives: storage/sessions/<session>/<phase folder>/<model>."""
-    if model_name == CHECKPOINTS:
-        raise NameRefused(f"a model cannot be named {model_name!r}: its checkpoints live there")
-    folder = phase_folder(files.safe_name(phase_name, "phase"))
-    return files.child(root, "sessions", session_id, folder, model_name)

@@ -7,7 +7,6 @@ about handoffs are not restored; events.jsonl of each run has them.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -36,7 +35,6 @@ def repair_registry(root: Path) -> str:
         said = f"{problem}; kept as {_set_aside(root)}"
     store = SessionStore(root)
     found = rebuild(store)
-    store.registry.close()
     said += f"; {found.sessions} run directories, {found.added} entries added"
     if found.unreadable:
         said += f"; not readable: {'; '.join(found.unreadable)}"
@@ -48,7 +46,7 @@ def rebuild(store: SessionStore) -> Rebuilt:
     result = Rebuilt()
     listed = {row["session_id"] for row in store.registry.get_all_sessions()}
     known = {row["model_id"] for row in store.registry.search_models()}
-    for path in run_directories(store.root):
+    for path in store.run_directories():
         try:
             record = read_session(path)
             result.sessions += 1
@@ -64,13 +62,6 @@ def rebuild(store: SessionStore) -> Rebuilt:
             except (ForgeError, OSError) as error:
                 result.unreadable.append(str(error))
     return result
-
-
-def run_directories(root: Path) -> Iterator[Path]:
-    """What lies in the place of run directories; unfinished work and locks do not count."""
-    for path in sorted((root / "sessions").glob("*")):
-        if path.is_dir() and not path.name.startswith("."):
-            yield path
 
 
 def _adopt(store: SessionStore, session_id: str, path: Path, known: set[str]) -> bool:
@@ -98,7 +89,7 @@ def _adopt(store: SessionStore, session_id: str, path: Path, known: set[str]) ->
 
 def _set_aside(root: Path) -> str:
     """Move the damaged database out of the way, unless someone is using it."""
-    for session in run_directories(root):
+    for session in SessionStore(root).run_directories():
         if lock.is_busy(session):
             raise Busy(f"{session} is in use by {lock.holder(session)}", hint="wait for it to end")
     path = root / "registry" / "model_registry.db"
@@ -116,7 +107,6 @@ def _problem(root: Path) -> str:
     try:
         registry = SessionStore(root).registry
         registry.integrity_check()
-        registry.close()
     except DamagedFile as error:
         return str(error)
     return ""

@@ -11,15 +11,15 @@ import contextlib
 import logging
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
 from pydantic import ValidationError
 
-from agent_forge.errors import AlreadyExists, DamagedFile, ForgeError, NameRefused, NotFound
-from agent_forge.store import files, lock
+from agent_forge.errors import AlreadyExists, Busy, DamagedFile, ForgeError, NameRefused, NotFound
+from agent_forge.store import files, lock, names
 from agent_forge.store.metadata import SessionRecord
 from agent_forge.store.registry import STATUSES, ModelRegistry, SessionRow, join_tags
 
@@ -67,7 +67,6 @@ class SessionStore:
     ) -> Path:
         """Make a run directory with its config; the id is a time stamp unless given."""
         join_tags(tags)
-        registry = self.registry
         wanted = session_id or time.strftime("session_%Y%m%d_%H%M%S", time.gmtime())
         with self.changing():
             path = self._free_path(wanted, fixed=session_id is not None)
@@ -82,16 +81,33 @@ class SessionStore:
             with files.staging(path, manifest=False) as stage:
                 stage.write_bytes(CONFIG_FILE, config_text.encode())
                 stage.write_bytes(SESSION_FILE, files.sealed(record))
-            registry.create_session(path.name, config, tags)
+            self.register(read_session(path))
         return path
 
     @contextlib.contextmanager
     def changing(self) -> Iterator[None]:
         """Alone in adding or removing sessions; first clear up what a dead process left."""
         folder = self.root / "sessions"
+        with files.disk_errors(folder):
+            files.disk.make_directory(folder)
         with lock.exclusive(folder, patience_s=CHANGING_PATIENCE_S):
             files.sweep(folder, deep=False)
+            self._adopt()
             yield
+
+    def _adopt(self) -> None:
+        """Register run directories that were copied in, or whose maker died just before."""
+        listed = {row["session_id"] for row in self.registry.get_all_sessions()}
+        for path in self.run_directories():
+            if path.name not in listed:
+                with contextlib.suppress(ForgeError, OSError):
+                    self.register(read_session(path))
+
+    def run_directories(self) -> Iterator[Path]:
+        """What lies in the place of run directories; unfinished work and locks do not count."""
+        for path in sorted((self.root / "sessions").glob("*")):
+            if path.is_dir() and not path.name.startswith("."):
+                yield path
 
     def _free_path(self, wanted: str, *, fixed: bool) -> Path:
         names = [wanted] if fixed else [wanted, *(f"{wanted}_{n}" for n in range(2, 1000))]
@@ -105,7 +121,7 @@ class SessionStore:
 
     def path(self, session_id: str) -> Path:
         """Where a session of this id lives, whether or not it exists."""
-        return files.child(self.root, "sessions", session_id)
+        return names.child(self.root, "sessions", session_id)
 
     def find(self, session_id: str) -> Path:
         """The directory of an existing session."""
@@ -166,6 +182,8 @@ class SessionStore:
 def read_session(path: Path) -> dict[str, Any]:
     """session.json of a run directory, checked for its form."""
     place = path / SESSION_FILE
+    if not place.exists():
+        raise NotFound(f"{path} is not a run directory: it has no {SESSION_FILE}")
     try:
         record = SessionRecord.model_validate(files.read_sealed(place)).model_dump()
         join_tags(record["tags"])
@@ -186,6 +204,7 @@ class Removal:
     session_id: str
     reason: str
     bytes: int = 0
+    end_time: float | None = None
 
 
 def plan_cleanup(
@@ -226,7 +245,8 @@ def plan_cleanup(
         left = [s for s in free if s["session_id"] not in going]
         for session in sorted(left, key=lambda s: s["start_time"])[: max(0, excess)]:
             going[session["session_id"]] = f"more than {policy.max_sessions_total} sessions"
-    return [Removal(name, reason) for name, reason in going.items()]
+    ends = {session["session_id"]: session["end_time"] for session in sessions}
+    return [Removal(name, reason, end_time=ends[name]) for name, reason in going.items()]
 
 
 class SessionCleanupManager:
@@ -267,8 +287,8 @@ class SessionCleanupManager:
             everything=everything,
         )
         return [
-            Removal(r.session_id, r.reason, files.tree_bytes(self.sessions.path(r.session_id)))
-            for r in chosen
+            replace(removal, bytes=files.tree_bytes(self.sessions.path(removal.session_id)))
+            for removal in chosen
         ]
 
     def remove(self, removals: Sequence[Removal]) -> list[Removal]:
@@ -277,17 +297,21 @@ class SessionCleanupManager:
         with self.sessions.changing():
             for removal in removals:
                 try:
-                    if self._remove(self.sessions.path(removal.session_id)):
+                    if self._remove(removal):
                         gone.append(removal)
                 except ForgeError as error:
                     log.warning("%s stays: %s", removal.session_id, error)
                     self.kept.append((removal.session_id, error))
         return gone
 
-    def _remove(self, path: Path) -> bool:
+    def _remove(self, removal: Removal) -> bool:
+        path = self.sessions.path(removal.session_id)
         there = path.exists()
         if there:
             with lock.exclusive(path):
+                row = self.sessions.registry.get_session_status(path.name)
+                if row["end_time"] != removal.end_time:
+                    raise Busy(f"session {path.name} was resumed meanwhile")
                 files.remove_tree(path, self.sessions.root / "sessions")
         return self.sessions.registry.delete_session(path.name) or there
 
@@ -300,7 +324,7 @@ class SessionCleanupManager:
     def auto_cleanup_on_session_complete(self, session_id: str) -> list[Removal]:
         """Mark a session completed, tend the database every N sessions, then clean."""
         self.sessions.set_status(session_id, "completed")
-        if self.sessions.registry.sessions_ever() % self.policy.checkpoint_every_n_sessions == 0:
+        if self.sessions.registry.count_completed() % self.policy.checkpoint_every_n_sessions == 0:
             self.checkpoint_and_vacuum()
         return self.cleanup_old_sessions(keep={session_id})
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from agent_forge.errors import DamagedFile, HostileInput
+from agent_forge.errors import DamagedFile, HostileInput, NotFound
 from agent_forge.store.files import Writer
 
 DTYPE_CODES = {
@@ -38,7 +38,6 @@ DTYPE_CODES = {
     torch.bool: "BOOL",
 }
 PICKLE_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
-UNREADABLE = (RuntimeError, EOFError, ValueError, KeyError, IndexError, AttributeError, OSError)
 
 
 def tensor_bytes(tensors: Mapping[str, torch.Tensor]) -> int:
@@ -89,28 +88,22 @@ def read_tensors(path: Path) -> dict[str, torch.Tensor]:
         raise DamagedFile(path, f"not readable as safetensors ({error})") from error
 
 
-def read_metadata(path: Path) -> dict[str, str]:
-    """The text entries of a safetensors header."""
-    with safe_open(path, framework="pt") as reader:
-        return dict(reader.metadata() or {})
-
-
 def read_weights(path: Path) -> dict[str, torch.Tensor]:
     """Read a state dict that someone else wrote: safetensors, or a pickle that holds only data."""
+    if not path.is_file():
+        raise NotFound(f"{path} does not exist, or is not a file")
     if path.suffix not in PICKLE_SUFFIXES:
         return read_tensors(path)
     _refuse_zip_bomb(path)
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
-    except FileNotFoundError:
-        raise
     except pickle.UnpicklingError as error:
         raise HostileInput(
             f"{path} holds more than tensors and was not loaded",
             hint="ask its author for a safetensors file",
         ) from error
-    except UNREADABLE as error:
-        raise DamagedFile(path, f"not readable as a torch file ({error})") from error
+    except Exception as error:
+        raise DamagedFile(path, f"not readable as a torch file ({error!r})") from error
     return _state_dict_of(content, path)
 
 
@@ -126,18 +119,19 @@ def _state_dict_of(content: Any, path: Path) -> dict[str, torch.Tensor]:
     for name, tensor in content.items():
         if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
             raise HostileInput(f"{path}: tensor {name!r} claims more than the file holds")
-    return {name: tensor.detach().clone() for name, tensor in content.items()}
+    kept, aliases = split_tied(content)
+    return join_tied({name: tensor.detach().clone() for name, tensor in kept.items()}, aliases)
 
 
 def _refuse_zip_bomb(path: Path) -> None:
     """torch stores its archives uncompressed; one that is compressed was made by someone else."""
-    if not zipfile.is_zipfile(path):
-        return
     try:
+        if not zipfile.is_zipfile(path):
+            return
         with zipfile.ZipFile(path) as archive:
             entries = archive.infolist()
-    except (zipfile.BadZipFile, *UNREADABLE) as error:
-        raise DamagedFile(path, f"not readable as an archive ({error})") from error
+    except Exception as error:
+        raise DamagedFile(path, f"not readable as an archive ({error!r})") from error
     packed = any(entry.compress_type != zipfile.ZIP_STORED for entry in entries)
     if packed or sum(entry.file_size for entry in entries) > path.stat().st_size:
         raise HostileInput(f"{path} would unpack to more than it is; it was not loaded")

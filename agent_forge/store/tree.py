@@ -1,8 +1,9 @@
 """Nested state as tensors plus JSON, and back, exactly: no pickle.
 
-`pack` walks dicts, lists, tuples and plain values; each tensor is taken out under its path and
-replaced by a reference. Keys that JSON has no form for (ints), tuples, bytes and non-finite floats
-are tagged. `unpack(*pack(value)) == value`, types included.
+`pack` walks dicts, lists, tuples and plain values; each tensor is taken out and replaced by a
+reference. Keys that JSON has no form for (ints), tuples, bytes and non-finite floats are tagged.
+`unpack(*pack(value)) == value`, types and order included, and tensors that shared their memory
+share it again.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ TAG = "$"
 
 
 def pack(value: Any) -> tuple[dict[str, torch.Tensor], Any]:
-    """Split a nested value into its tensors (by path) and a JSON skeleton."""
-    tensors: dict[str, torch.Tensor] = {}
-    return tensors, _pack(value, "", tensors)
+    """Split a nested value into its tensors and a JSON skeleton."""
+    packer = _Packer()
+    return packer.tensors, packer.pack(value, "")
 
 
 def unpack(tensors: Mapping[str, torch.Tensor], skeleton: Any) -> Any:
@@ -47,35 +48,49 @@ def unpack(tensors: Mapping[str, torch.Tensor], skeleton: Any) -> Any:
     raise ValueError(f"unknown tag {kind!r} in packed state")
 
 
-def _pack(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
-    if isinstance(value, torch.Tensor):
-        tensors[path] = value
-        return {TAG: "tensor", "value": path}
-    if isinstance(value, np.ndarray):
-        tensors[path] = torch.from_numpy(value.copy())
-        return {TAG: "array", "value": path}
-    if isinstance(value, float) and not math.isfinite(value):
-        return {TAG: "float", "value": repr(value)}
-    if value is None or type(value) in (bool, int, float, str):
-        return value
-    if isinstance(value, bytes):
-        return {TAG: "bytes", "value": value.hex()}
-    if isinstance(value, list):
-        return [_pack(item, f"{path}/{i}", tensors) for i, item in enumerate(value)]
-    if isinstance(value, tuple):
-        items = [_pack(item, f"{path}/{i}", tensors) for i, item in enumerate(value)]
-        return {TAG: "tuple", "value": items}
-    if isinstance(value, dict):
-        return _pack_dict(value, path, tensors)
-    raise TypeError(f"state at {path or '/'} is a {type(value).__name__}, which cannot be kept")
+class _Packer:
+    """One walk over a value; `path` is where it stands, for names and messages."""
 
+    def __init__(self) -> None:
+        self.tensors: dict[str, torch.Tensor] = {}
+        self._kept: dict[tuple[Any, ...], str] = {}
 
-def _pack_dict(value: dict[Any, Any], path: str, tensors: dict[str, torch.Tensor]) -> Any:
-    if all(isinstance(key, str) for key in value) and TAG not in value:
-        return {key: _pack(item, f"{path}/{key}", tensors) for key, item in value.items()}
-    pairs = []
-    for key, item in value.items():
-        if isinstance(key, torch.Tensor | np.ndarray | list | dict):
-            raise TypeError(f"state at {path or '/'} has a key of type {type(key).__name__}")
-        pairs.append([_pack(key, "", {}), _pack(item, f"{path}/{key!r}", tensors)])
-    return {TAG: "dict", "value": pairs}
+    def pack(self, value: Any, path: str) -> Any:
+        if isinstance(value, torch.Tensor):
+            return {TAG: "tensor", "value": self._keep(value, path)}
+        if isinstance(value, np.ndarray):
+            return {TAG: "array", "value": self._keep(torch.from_numpy(value.copy()), path)}
+        if isinstance(value, float) and not math.isfinite(value):
+            return {TAG: "float", "value": repr(value)}
+        if value is None or type(value) in (bool, int, float, str):
+            return value
+        if isinstance(value, bytes):
+            return {TAG: "bytes", "value": value.hex()}
+        if isinstance(value, list):
+            return [self.pack(item, f"{path}/{i}") for i, item in enumerate(value)]
+        if isinstance(value, tuple):
+            items = [self.pack(item, f"{path}/{i}") for i, item in enumerate(value)]
+            return {TAG: "tuple", "value": items}
+        if isinstance(value, dict):
+            return self._pack_dict(value, path)
+        raise TypeError(f"state at {path or '/'} is a {type(value).__name__}, which cannot be kept")
+
+    def _pack_dict(self, value: dict[Any, Any], path: str) -> Any:
+        if all(isinstance(key, str) for key in value) and TAG not in value:
+            return {key: self.pack(item, f"{path}/{key}") for key, item in value.items()}
+        pairs = []
+        for key, item in value.items():
+            if isinstance(key, torch.Tensor):
+                raise TypeError(f"state at {path or '/'} has a tensor as a key")
+            pairs.append([self.pack(key, path), self.pack(item, f"{path}/{key!r}")])
+        return {TAG: "dict", "value": pairs}
+
+    def _keep(self, tensor: torch.Tensor, path: str) -> str:
+        """Keep a tensor once, however many names it has. The number makes its key unique."""
+        place = (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
+        key = self._kept.get(place) if tensor.numel() else None
+        if key is None:
+            key = f"{len(self.tensors)}{path}"
+            self.tensors[key] = tensor
+            self._kept[place] = key
+        return key

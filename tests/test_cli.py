@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import io
-import json
 import re
 import shlex
 import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import pytest
 import typer
@@ -22,6 +19,7 @@ from agent_forge.pipeline.config import load_config
 from agent_forge.store import files, lock
 from agent_forge.store.models import ModelStorage
 from agent_forge.store.sessions import DAY_S, SessionStore
+from tests.command_line import Forge, Result
 from tests.pico import Pico
 
 FORGE = Path(sys.executable).parent / "forge"
@@ -51,7 +49,7 @@ SURFACE = {
 }
 # A command with --json -> the keys of its document beside schema_version.
 DOCUMENTS = {
-    "validate": "config config_hash valid",
+    "validate": "config config_hash parameters valid",
     "ls": "sessions",
     "models": "models",
     "clean --dry-run": "bytes dry_run removed",
@@ -66,40 +64,6 @@ SHOWN = {
     MODEL: "created_at kind metadata model_id model_name model_path parameters phase_name"
     " session_id size_mb tags",
 }
-
-
-class Result(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-    @property
-    def document(self) -> dict[str, Any]:
-        """stdout, which has to be one JSON document and nothing else."""
-        return dict(json.loads(self.out))
-
-
-Forge = Callable[..., Result]
-
-
-@pytest.fixture
-def forge(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> Forge:
-    """Runs a command line in this process, in tmp_path: its storage is the fixture `root`."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("FORGE_STORAGE", raising=False)
-    monkeypatch.setattr(doctor, "LOW_DISK_BYTES", 0)
-    monkeypatch.setattr(doctor, "LOW_MEMORY_BYTES", 0)
-
-    def run(line: str) -> Result:
-        monkeypatch.setattr(sys, "argv", ["forge", *shlex.split(line)])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main()
-        return Result(int(ended.value.code or 0), *capsys.readouterr())
-
-    return run
 
 
 @pytest.fixture
@@ -500,7 +464,8 @@ def test_validate_prints_a_config_that_reads_back(forge: Forge, tmp_path: Path) 
     (tmp_path / "c.yaml").write_text(result.out)
     config = load_config(preset="smoke", sets=("model.n_layers=3",))
     assert load_config(path=tmp_path / "c.yaml") == config
-    assert result.err == f"valid, hash {config.canonical_hash()[:12]}\n"
+    assert f"valid, hash {config.canonical_hash()[:12]}, " in result.err
+    assert f"{config.model.parameters():,} weights" in result.err
 
 
 @pytest.mark.parametrize("options", ["", "--json"])

@@ -52,7 +52,13 @@ def validate(
     config = load_config(preset=preset, path=path, sets=tuple(sets))
     digest = config.canonical_hash()
     if as_json:
-        emit_json(valid=True, config_hash=digest, config=config.model_dump(mode="json"))
+        emit_json(
+            valid=True,
+            config_hash=digest,
+            parameters=config.model.parameters(),
+            config=config.model_dump(mode="json"),
+        )
         return
     print(to_yaml(config), end="")
-    typer.echo(f"valid, hash {digest[:12]}", err=True)
+    weights = f"{config.model.parameters():,} weights a model"
+    typer.echo(f"valid, hash {digest[:12]}, {weights}", err=True)

@@ -126,8 +126,21 @@ class ModelSettings(Settings):
     d_mem: int = Field(64, ge=1, description="width of the long-range memory")
     gate_hidden: int = Field(64, ge=1, description="inner width of the memory gate")
     trm_hidden: int = Field(128, ge=1, description="inner width of the recursion")
-    max_seq_len: int = Field(512, ge=8, description="tokens in one sequence")
-    sw_window: int = Field(1024, ge=1, description="past tokens that attention sees")
+
+    def parameters(self) -> int:
+        """How many weights a network of this shape has; tied ones count once."""
+        d, memory, gate, trm = self.d_model, self.d_mem, self.gate_hidden, self.trm_hidden
+        block = 4 * d * d + 3 * d * self.ffn_hidden + 2 * d
+        return (
+            (self.vocab_size + d) * self.embed_rank  # factorised embedding, tied to the head
+            + self.n_layers * block
+            + (2 * d * memory + d)  # long-range memory
+            + (2 * d * gate + gate + gate * d + d)  # its gate
+            + (3 * d * trm + trm + trm * d + 2 * d)  # recursion: refine the latent
+            + (2 * d * trm + trm + trm * d + 2 * d)  # recursion: update the answer
+            + (d + 1)  # halting
+            + 3 * d  # last norm and the two initial states
+        )
 
     @model_validator(mode="after")
     def _shapes_fit(self) -> ModelSettings:

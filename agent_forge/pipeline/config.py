@@ -51,9 +51,11 @@ class PipelineConfig(Settings):
     def _gates_exist(self) -> PipelineConfig:
         known = {target: [g.name for g in rule.gates] for (_, target), rule in RULES.items()}
         for phase in ORDER:
-            for gate in getattr(self.phases, phase).gates:
-                if gate not in known.get(phase, []):
-                    names = known.get(phase, [])
+            settings, names = getattr(self.phases, phase), known.get(phase, [])
+            if not names and (settings.gates or settings.gate_policy != "fail"):
+                raise ValueError(f"phases.{phase} has no quality gates at its entrance")
+            for gate in settings.gates:
+                if gate not in names:
                     raise ValueError(f"phases.{phase}.gates: {gate!r}{did_you_mean(gate, names)}")
         return self
 

@@ -1,0 +1,152 @@
+"""Break the code on purpose, one named line at a time: each break must turn a test red.
+
+    python tests/mutants.py [NAME ...]
+
+Works on a copy, so the checkout is never touched. Exits 1 if a mutant survives.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+class Mutant(NamedTuple):
+    name: str
+    file: str
+    line: str
+    broken: str
+    test: str
+
+
+MUTANTS = (
+    Mutant(
+        "a write is not synced before its rename",
+        "store/files.py",
+        "        disk.sync(writer.fd)\n    finally:\n        os.close(writer.fd)\n\n\n@",
+        "        pass\n    finally:\n        os.close(writer.fd)\n\n\n@",
+        "tests/test_files.py",
+    ),
+    Mutant(
+        "a replaced directory is not finished after a crash",
+        "store/files.py",
+        "            if name.startswith(READY):\n                settle(",
+        "            if name.startswith(READY):\n                (lambda path: None)(",
+        "tests/test_files.py",
+    ),
+    Mutant(
+        "a flipped bit goes unnoticed",
+        "store/files.py",
+        'if found != record["sha256"]:',
+        "if False:",
+        "tests/test_checkpoint.py",
+    ),
+    Mutant(
+        "a forked child keeps its parent's lock alive",
+        "store/lock.py",
+        "platform.after_fork(_forget_after_fork)",
+        "",
+        "tests/test_lock.py",
+    ),
+    Mutant(
+        "the registry upgrades a read to a write",
+        "store/registry.py",
+        'connection.execute("BEGIN IMMEDIATE")',
+        'connection.execute("BEGIN DEFERRED")',
+        "tests/faults/test_processes.py",
+    ),
+    Mutant(
+        "the generators are not restored",
+        "contract/phase.py",
+        "        checkpoint.restore_generators(self._generators)\n",
+        "",
+        "tests/faults/test_runs.py",
+    ),
+    Mutant(
+        "metrics are not cut back on resume",
+        "contract/phase.py",
+        "            self.tracker.metrics.cut(self.mark)\n",
+        "            pass\n",
+        "tests/faults/test_runs.py",
+    ),
+    Mutant(
+        "NaN is logged as if it were a number",
+        "contract/phase.py",
+        "if not math.isfinite(value):",
+        "if False:",
+        "tests/faults/test_runs.py",
+    ),
+    Mutant(
+        "a missed gate lets the model pass",
+        "contract/handoff.py",
+        "return value >= threshold if self.name.startswith",
+        "return True if self.name.startswith",
+        "tests/test_contract.py",
+    ),
+    Mutant(
+        "a phase is skipped whatever its inputs were",
+        "pipeline/phase_run.py",
+        'state["fingerprint"] == fingerprint and state["status"] == "completed"',
+        'state["status"] == "completed"',
+        "tests/test_pipeline.py",
+    ),
+    Mutant(
+        "a hanging W&B holds the run up",
+        "track/wandb_sink.py",
+        "if time.monotonic() - self._last_answer > self._patience_s:",
+        "if time.monotonic() - self._last_answer > 5:",
+        "tests/test_track.py",
+    ),
+    Mutant(
+        "a stop request is not heard",
+        "contract/phase.py",
+        "            if self.should_stop():\n",
+        "            if False:\n",
+        "tests/faults/test_runs.py",
+    ),
+)
+
+
+def survives(mutant: Mutant, copy: Path) -> bool:
+    """Whether all tests still pass with the line broken."""
+    path = copy / "agent_forge" / mutant.file
+    source = path.read_text(encoding="utf-8")
+    if source.count(mutant.line) != 1:
+        raise SystemExit(
+            f"{mutant.name}: the line is in {mutant.file} {source.count(mutant.line)} times"
+        )
+    path.write_text(source.replace(mutant.line, mutant.broken), encoding="utf-8")
+    try:
+        command = [sys.executable, "-m", "pytest", "-x", "-q", "-m", "not soak", mutant.test]
+        return subprocess.run(command, cwd=copy, capture_output=True, check=False).returncode == 0
+    finally:
+        path.write_text(source, encoding="utf-8")
+
+
+def main(names: list[str]) -> int:
+    chosen = [m for m in MUTANTS if not names or m.name in names]
+    alive = []
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "copy"
+        ignore = shutil.ignore_patterns(".venv*", ".git", "__pycache__", ".*_cache", "storage")
+        shutil.copytree(ROOT, copy, ignore=ignore)
+        for mutant in chosen:
+            began = time.monotonic()
+            lives = survives(mutant, copy)
+            alive += [mutant.name] * lives
+            verdict = "SURVIVED" if lives else "killed"
+            sys.stdout.write(f"{verdict:9}{time.monotonic() - began:5.1f} s  {mutant.name}\n")
+            sys.stdout.flush()
+    sys.stdout.write(f"{len(chosen) - len(alive)} passed, {len(alive)} failed\n")
+    return 1 if alive else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

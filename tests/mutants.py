@@ -118,10 +118,9 @@ def survives(mutant: Mutant, copy: Path) -> bool:
     """Whether all tests still pass with the line broken."""
     path = copy / "agent_forge" / mutant.file
     source = path.read_text(encoding="utf-8")
-    if source.count(mutant.line) != 1:
-        raise SystemExit(
-            f"{mutant.name}: the line is in {mutant.file} {source.count(mutant.line)} times"
-        )
+    times = source.count(mutant.line)
+    if times != 1:
+        raise SystemExit(f"{mutant.name}: its line is in {mutant.file} {times} times, not once")
     path.write_text(source.replace(mutant.line, mutant.broken), encoding="utf-8")
     try:
         command = [sys.executable, "-m", "pytest", "-x", "-q", "-m", "not soak", mutant.test]

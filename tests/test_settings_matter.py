@@ -1,4 +1,4 @@
-"""Every setting changes something that a user can see; one that is accepted and ignored is a defect.
+"""Every setting changes something that a user can see; accepted and ignored is a defect.
 
 Each key has a check: given two values, what they change must differ. A new field without a check
 fails the first test.

@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from typer.testing import CliRunner
 
 from agent_forge.cli import app
+from agent_forge.contract.metrics import METRICS
 from agent_forge.pipeline.config import PipelineConfig, load_config
 from agent_forge.store import files
 from agent_forge.store.metadata import HandoffRecord, ModelMetadata
@@ -34,7 +35,7 @@ def documents() -> dict[str, str]:
 
 
 def reference() -> str:
-    """The help of every command, and all settings."""
+    """The help of every command, all settings, and all metrics."""
     lines = ["# Reference", "", "Written by `make docs`; do not edit.", "", "## Commands", ""]
     for name in ("", *commands()):
         title = f"forge {name}".strip()
@@ -44,6 +45,9 @@ def reference() -> str:
     for key, value, description in settings(load_config(preset=PRESET)):
         cells = (f"`{key}`", f"`{json.dumps(value)}`", description)
         lines.append(" | ".join(["", *(cell.replace("|", r"\|") for cell in cells), ""]).strip())
+    lines += ["", "## Metrics", "", "Everything that a run may log to `metrics.jsonl`.", ""]
+    lines += ["| name | phase | unit | meaning |", "|---|---|---|---|"]
+    lines += [f"| `{m.name}` | {m.phase} | {m.unit} | {m.meaning} |" for m in METRICS]
     return "\n".join(lines) + "\n"
 
 

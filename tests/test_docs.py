@@ -15,6 +15,7 @@ from pydantic import BaseModel
 
 from agent_forge.pipeline.config import PipelineConfig, load_config
 from agent_forge.store.metadata import HandoffRecord, ModelMetadata
+from tests.command_line import Forge
 
 ROOT = Path(__file__).resolve().parent.parent
 TEST_ID = re.compile(r"`(tests/[\w/]+\.py)::([\w:]+)(?:\[[^`]*\])?`")
@@ -157,3 +158,21 @@ def test_missing_ids_are_noticed() -> None:
     assert missing_ids(good) == []
     bad = [f"{here}::test_nothing", "tests/test_nowhere.py::test_x", f"{here}::missing_ids"]
     assert missing_ids(" ".join(f"`{name}`" for name in bad)) == bad
+
+
+def test_the_commands_of_the_readme_run(forge: Forge) -> None:
+    """Every `forge` line of the README, in its order, ends well; so does its Python."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    lines = re.findall(r"^\$ forge ([^#\n]*)", text, re.MULTILINE)
+    assert len(lines) > 10
+    for line in lines:
+        result = forge(line.strip())
+        assert result.code == 0, f"forge {line}: {result.err}"
+    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    exec(compile(code, "README.md", "exec"), {})  # noqa: S102
+
+
+def test_every_link_between_the_docs_leads_somewhere() -> None:
+    for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")):
+        for target in re.findall(r"\]\(([^)#:]+)\)", path.read_text(encoding="utf-8")):
+            assert (path.parent / target).exists(), f"{path.name}: {target}"

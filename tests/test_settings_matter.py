@@ -108,7 +108,7 @@ def mirrored(setting: str, root: Path, patch: pytest.MonkeyPatch) -> Any:
 def patience(setting: str, root: Path, patch: pytest.MonkeyPatch) -> Any:
     wandb = FakeWandb("finish", "hang")
     patch.setitem(sys.modules, "wandb", wandb)
-    threading.Timer(1.0, wandb.released.set).start()
+    threading.Timer(0.8, wandb.released.set).start()
     toy_run(root, "tracking.wandb_enabled=true", setting)
     return "W&B is left out" in (folder(root) / "log.jsonl").read_text()
 

@@ -18,6 +18,7 @@ import structlog
 
 from agent_forge.errors import DiskFull
 from agent_forge.track import progress as progress_module
+from agent_forge.track import wandb_sink
 from agent_forge.track.journal import Journal, read_lines
 from agent_forge.track.logs import logging_to
 from agent_forge.track.progress import MODES, clock, describe, eta_s, make_progress
@@ -231,6 +232,7 @@ class FakeWandb(types.ModuleType):
         self.trouble, self.how = trouble, how
         self.calls: list[tuple[Any, ...]] = []
         self.released = threading.Event()
+        self.Settings = dict
         self.Artifact = lambda name, type: types.SimpleNamespace(
             add_reference=lambda uri: self._call("reference", name, uri)
         )
@@ -292,17 +294,30 @@ def test_whatever_wandb_does_is_one_warning(
     wandb = None if trouble == "missing" else FakeWandb(trouble, how)
     monkeypatch.setitem(sys.modules, "wandb", wandb)
     seconds = drive(mirror(tmp_path, patience_s=0.05), tmp_path)
-    assert seconds < 1
+    assert seconds < 2
     assert len([r for r in caplog.records if "W&B is left out" in r.message]) == 1
     if wandb is not None:
         wandb.released.set()
 
 
+def test_offline_the_wait_is_a_twentieth_of_the_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", FakeWandb())
+    sink = mirror(tmp_path, patience_s=10)
+    began = sink._began
+    for elapsed, patience in ((1, 1), (100, 5), (10_000, 10)):
+        monkeypatch.setattr(wandb_sink.time, "monotonic", lambda e=elapsed: began + e)
+        assert sink._patience() == pytest.approx(patience)
+    sink._offline = False
+    monkeypatch.setattr(wandb_sink.time, "monotonic", lambda: began)
+    assert sink._patience() == 10
+    monkeypatch.undo()
+
+
 def test_a_queue_that_overflows_is_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from agent_forge.track import wandb_sink
-
     wandb = FakeWandb("init", "hang")
     monkeypatch.setitem(sys.modules, "wandb", wandb)
     monkeypatch.setattr(wandb_sink, "MAX_WAITING", 5)

@@ -39,13 +39,16 @@ class WandbSink:
             "config": dict(config),
         }
         self._patience_s = patience_s
+        self._offline = offline
         self._calls: queue.Queue[Callable[[], None]] = queue.Queue(MAX_WAITING)
         self._run: Any = None
         self._failed = False
-        self._last_answer = time.monotonic()
+        self._began = self._busy_since = time.monotonic()
+        self._busy = False
         threading.Thread(target=self._work, name="wandb", daemon=True).start()
 
     def begin(self, phase: str) -> None:
+        self._began = time.monotonic()
         self._hand_over(lambda: self._open(phase))
 
     def log(self, phase: str, step: int | None, metrics: Mapping[str, Any]) -> None:
@@ -58,17 +61,28 @@ class WandbSink:
     def end(self) -> None:
         """Finish the phase's run; wait for it only as long as wandb keeps answering."""
         self._hand_over(self._close)
-        self._last_answer = max(self._last_answer, time.monotonic())
+        patience_s = self._patience()
         while not self._failed and self._calls.unfinished_tasks:
-            if time.monotonic() - self._last_answer > self._patience_s:
-                self._give_up(f"no answer for {self._patience_s:g} s")
+            if self._busy and time.monotonic() - self._busy_since > patience_s:
+                self._give_up(f"no answer for {patience_s:g} s")
             time.sleep(0.005)
+
+    def _patience(self) -> float:
+        """Offline there is nothing to upload: a twentieth of the phase's time is plenty."""
+        if not self._offline:
+            return self._patience_s
+        return min(self._patience_s, max(1.0, 0.05 * (time.monotonic() - self._began)))
 
     def _open(self, phase: str) -> None:
         import wandb
 
         group = self._settings["group"]
-        self._run = wandb.init(name=f"{phase}_{group}", job_type=phase, **self._settings)
+        self._run = wandb.init(
+            name=f"{phase}_{group}",
+            job_type=phase,
+            settings=wandb.Settings(silent=True),
+            **self._settings,
+        )
 
     def _link(self, name: str, path: Path) -> None:
         import wandb
@@ -94,11 +108,12 @@ class WandbSink:
     def _work(self) -> None:
         while not self._failed:
             call = self._calls.get()
+            self._busy_since, self._busy = time.monotonic(), True
             try:
                 call()
             except Exception as error:  # noqa: BLE001 - whatever wandb raises, the run goes on
                 self._give_up(f"{type(error).__name__}: {error}")
-            self._last_answer = time.monotonic()
+            self._busy = False
             self._calls.task_done()
 
     def _give_up(self, reason: str) -> None:

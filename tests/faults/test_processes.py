@@ -10,8 +10,6 @@ import random
 import signal
 import sys
 import time
-import traceback
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,27 +21,13 @@ from agent_forge.store.checkpoint import CheckpointManager
 from agent_forge.store.models import ModelStorage
 from agent_forge.store.registry import WAL_LIMIT_BYTES, ModelRegistry
 from agent_forge.store.sessions import SessionStore
+from tests.toy_runs import exit_code, forked
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
 
 
-def fork(work: Callable[[], None]) -> int:
-    """Run `work` in a forked child; its exit code tells whether it raised."""
-    pid = os.fork()
-    if pid:
-        return pid
-    code = 1
-    try:
-        work()
-        code = 0
-    except BaseException:  # noqa: BLE001 - a child reports by its exit code
-        traceback.print_exc()
-    finally:
-        os._exit(code)
-
-
 def exit_codes(pids: list[int]) -> list[int]:
-    return [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+    return [exit_code(pid) for pid in pids]
 
 
 def save_again_and_again(root: Path, ready: int) -> None:
@@ -62,7 +46,7 @@ def save_again_and_again(root: Path, ready: int) -> None:
 
 def kill_while_saving(root: Path, delay_s: float) -> None:
     reader, writer = os.pipe()
-    pid = fork(lambda: save_again_and_again(root, writer))
+    pid = forked(lambda: save_again_and_again(root, writer))
     os.read(reader, 1)
     time.sleep(delay_s)
     os.kill(pid, signal.SIGKILL)
@@ -99,8 +83,8 @@ def test_two_processes_never_share_a_directory(sessions: SessionStore) -> None:
 
     parent = os.getpid()
     with sessions.open("s1"):
-        assert exit_codes([fork(second)]) == [0]
-    assert exit_codes([fork(lambda: sessions.open("s1").__enter__() and None)]) == [0]
+        assert exit_codes([forked(second)]) == [0]
+    assert exit_codes([forked(lambda: sessions.open("s1").__enter__() and None)]) == [0]
     with sessions.open("s1"):
         pass
 
@@ -119,7 +103,7 @@ def read_then_write(path: Path, worker: int, count: int) -> None:
 
 def test_six_processes_of_150_transactions_have_no_error(sessions: SessionStore) -> None:
     path = sessions.registry.db_path
-    pids = [fork(lambda w=w: read_then_write(path, w, 150)) for w in range(6)]  # type: ignore[misc]
+    pids = [forked(lambda w=w: read_then_write(path, w, 150)) for w in range(6)]  # type: ignore[misc]
     assert exit_codes(pids) == [0] * 6
     rows = sessions.registry.search_models()
     assert sorted(row["parameters"] or 0 for row in rows) == list(range(900))
@@ -132,7 +116,7 @@ def test_ten_processes_may_make_the_database_at_once(root: Path) -> None:
     def make(n: int) -> None:
         ModelRegistry(path).create_session(f"s{n}", {})
 
-    pids = [fork(lambda n=n: make(n)) for n in range(10)]  # type: ignore[misc]
+    pids = [forked(lambda n=n: make(n)) for n in range(10)]  # type: ignore[misc]
     assert exit_codes(pids) == [0] * 10
     assert len(ModelRegistry(path).get_all_sessions()) == 10
 
@@ -160,8 +144,8 @@ def read_for(path: Path, seconds: float) -> None:
 
 def readers_against_writers(sessions: SessionStore, seconds: float) -> None:
     path = sessions.registry.db_path
-    writers = [fork(lambda w=w: write_for(path, w, seconds)) for w in range(4)]  # type: ignore[misc]
-    readers = [fork(lambda: read_for(path, seconds)) for _ in range(4)]
+    writers = [forked(lambda w=w: write_for(path, w, seconds)) for w in range(4)]  # type: ignore[misc]
+    readers = [forked(lambda: read_for(path, seconds)) for _ in range(4)]
     largest_wal = 0
     end = time.monotonic() + seconds
     while time.monotonic() < end:

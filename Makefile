@@ -40,7 +40,7 @@ check: $(STAMP)
 	$(BIN)/mypy
 
 soak: $(STAMP)
-	$(BIN)/python -m pytest -m soak -rP
+	$(BIN)/python -m pytest -m soak -s
 	$(BIN)/python tests/mutants.py
 
 bench: $(STAMP)

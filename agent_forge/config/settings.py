@@ -126,6 +126,32 @@ class ModelSettings(Settings):
     d_mem: int = Field(64, ge=1, description="width of the long-range memory")
     gate_hidden: int = Field(64, ge=1, description="inner width of the memory gate")
     trm_hidden: int = Field(128, ge=1, description="inner width of the recursion")
+    sw_window: int = Field(1024, ge=1, description="tokens that attention sees, with the own one")
+    memory_capacity: int = Field(
+        4096, ge=16, description="half-life of the slowest memory channel, in tokens"
+    )
+    surprise_weight: float = Field(
+        0.5, ge=0, description="how much a difference from the recent past strengthens a memory"
+    )
+    novelty_weight: float = Field(
+        0.5, ge=0, description="how much a difference from the distant past strengthens it"
+    )
+    gate_entropy_weight: float = Field(
+        0.001, ge=0, description="reward for a memory gate that stays open to both sides"
+    )
+    t_max: int = Field(3, ge=1, description="recursion steps")
+    micro_steps: int = Field(2, ge=1, description="refinements of the latent in each of them")
+    supervised_share: float = Field(
+        0.25, gt=0, le=1, description="share of positions that steps before the last learn from"
+    )
+    halt_threshold: float = Field(
+        0.5, ge=0, le=1, description="probability above which inference halts"
+    )
+    halt_margin: float = Field(
+        0.02, ge=0, description="loss in nats that a further step must gain to be worth it"
+    )
+    halt_ema: float = Field(0.98, ge=0, lt=1, description="inertia of the halting calibration")
+    halt_loss_weight: float = Field(0.1, ge=0, description="weight of the halting loss")
 
     def parameters(self) -> int:
         """How many weights a network of this shape has; tied ones count once."""
@@ -149,6 +175,8 @@ class ModelSettings(Settings):
                 f"d_model {self.d_model} over n_heads {self.n_heads} must give an even whole"
                 " number (rotary positions turn pairs)"
             )
+        if not self.surprise_weight + self.novelty_weight:
+            raise ValueError("surprise_weight and novelty_weight cannot both be 0")
         if self.embed_rank > self.d_model:
             raise ValueError(f"embed_rank {self.embed_rank} is larger than d_model {self.d_model}")
         return self

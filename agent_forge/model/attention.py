@@ -1,0 +1,139 @@
+"""The blocks of the backbone: RMSNorm, rotary positions, causal sliding-window attention, SwiGLU.
+
+Shapes: B batch, T tokens, S tokens with the cached past, D width, H heads, K width of a head.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+ROPE_BASE = 10_000.0
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) * gain, over the last dimension."""
+
+    def __init__(self, width: int, eps: float = 1e-6) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(width))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, self.gain.shape, self.gain, self.eps)
+
+
+def rotate(x_BHTK: Tensor, positions_T: Tensor) -> Tensor:
+    """Turn each pair of channels by an angle that grows with the position (RoPE)."""
+    half = x_BHTK.shape[-1] // 2
+    steps = torch.arange(half, device=x_BHTK.device, dtype=torch.float32)
+    angles = positions_T[:, None].float() * ROPE_BASE ** (-steps / half)
+    cos, sin = angles.cos(), angles.sin()
+    first, second = x_BHTK[..., :half], x_BHTK[..., half:]
+    return torch.cat([first * cos - second * sin, first * sin + second * cos], dim=-1)
+
+
+class KeyValues:
+    """The keys and values of the past that attention may still see."""
+
+    def __init__(self) -> None:
+        self.k: Tensor | None = None
+        self.v: Tensor | None = None
+
+    def extend(self, k: Tensor, v: Tensor, window: int) -> tuple[Tensor, Tensor]:
+        """Add new ones and return all that the newest tokens need."""
+        if self.k is not None and self.v is not None:
+            k, v = torch.cat([self.k, k], dim=2), torch.cat([self.v, v], dim=2)
+        self.k, self.v = k[:, :, -window:], v[:, :, -window:]
+        return k, v
+
+
+class Attention(nn.Module):
+    """Causal attention over at most `window` past tokens, the token itself included."""
+
+    def __init__(self, width: int, heads: int, window: int, out_scale: float) -> None:
+        super().__init__()
+        self.heads, self.window = heads, window
+        self.q = nn.Linear(width, width, bias=False)
+        self.k = nn.Linear(width, width, bias=False)
+        self.v = nn.Linear(width, width, bias=False)
+        self.out = nn.Linear(width, width, bias=False)
+        for linear in (self.q, self.k, self.v):
+            nn.init.normal_(linear.weight, std=width**-0.5)
+        nn.init.normal_(self.out.weight, std=out_scale * width**-0.5)
+        self.watched = 0  # rows of which to note the largest logit (for QK-clip); 0 = none
+        self.largest_logit_H: Tensor | None = None
+
+    def forward(self, x_BTD: Tensor, past: KeyValues | None, start: int) -> Tensor:
+        b, t, d = x_BTD.shape
+        q, k, v = (self._heads(linear(x_BTD)) for linear in (self.q, self.k, self.v))
+        positions = torch.arange(start, start + t, device=x_BTD.device)
+        q, k = rotate(q, positions), rotate(k, positions)
+        if past is not None:
+            k, v = past.extend(k, v, self.window)
+        mask = self._mask(t, k.shape[2], x_BTD.device)
+        if self.watched:
+            self._watch(q, k, mask)
+        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
+        out: Tensor = self.out(mixed.transpose(1, 2).reshape(b, t, d))
+        return out
+
+    def _heads(self, x_BTD: Tensor) -> Tensor:
+        b, t, d = x_BTD.shape
+        return x_BTD.view(b, t, self.heads, d // self.heads).transpose(1, 2)
+
+    def _mask(self, t: int, s: int, device: torch.device) -> Tensor | None:
+        """Which of S keys each of T queries sees; None is the plain causal triangle."""
+        if t == s <= self.window:
+            return None
+        query = torch.arange(s - t, s, device=device)[:, None]
+        key = torch.arange(s, device=device)[None, :]
+        return (key <= query) & (key > query - self.window)
+
+    @torch.no_grad()
+    def _watch(self, q: Tensor, k: Tensor, mask_TS: Tensor | None) -> None:
+        """Note the largest logit of each head over evenly spaced rows."""
+        t, s = q.shape[2], k.shape[2]
+        rows = torch.linspace(0, t - 1, min(self.watched, t), device=q.device).long()
+        logits = (q[:, :, rows] @ k.transpose(2, 3)) * q.shape[-1] ** -0.5
+        seen = self._triangle(t, s, q.device) if mask_TS is None else mask_TS
+        logits = logits.masked_fill(~seen[rows], float("-inf"))
+        self.largest_logit_H = logits.amax(dim=(0, 2, 3))
+
+    @staticmethod
+    def _triangle(t: int, s: int, device: torch.device) -> Tensor:
+        return torch.ones(t, s, dtype=torch.bool, device=device).tril(s - t)
+
+
+class SwiGLU(nn.Module):
+    """down(silu(gate(x)) * up(x)), without biases."""
+
+    def __init__(self, width: int, hidden: int, out_scale: float) -> None:
+        super().__init__()
+        self.gate = nn.Linear(width, hidden, bias=False)
+        self.up = nn.Linear(width, hidden, bias=False)
+        self.down = nn.Linear(hidden, width, bias=False)
+        for linear in (self.gate, self.up):
+            nn.init.normal_(linear.weight, std=width**-0.5)
+        nn.init.normal_(self.down.weight, std=out_scale * hidden**-0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.down(F.silu(self.gate(x)) * self.up(x))
+        return out
+
+
+class Block(nn.Module):
+    """Pre-norm attention and SwiGLU, each added to the residual stream."""
+
+    def __init__(self, width: int, heads: int, hidden: int, window: int, out_scale: float) -> None:
+        super().__init__()
+        self.norm_attention = RMSNorm(width)
+        self.attention = Attention(width, heads, window, out_scale)
+        self.norm_mlp = RMSNorm(width)
+        self.mlp = SwiGLU(width, hidden, out_scale)
+
+    def forward(self, x: Tensor, past: KeyValues | None, start: int) -> Tensor:
+        x = x + self.attention(self.norm_attention(x), past, start)
+        out: Tensor = x + self.mlp(self.norm_mlp(x))
+        return out

@@ -1,0 +1,136 @@
+"""Long-range memory: a low-rank moving average with a surprise-gated write, and its gate (MAG).
+
+This is a linear memory, not the test-time-trained network of the Titans paper. Each channel forgets
+at its own pace: half-lives are spread from 16 tokens to `capacity`. What is written is weighted by
+how much the token differs from the recent past (surprise) and from the distant past (novelty); the
+two weights and the capacity change no shape, so models that differ in them can be merged.
+
+Shapes: B batch, T tokens, M memory channels, D width.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from agent_forge.model.attention import RMSNorm
+
+SHORTEST_HALF_LIFE = 16.0
+CHUNK = 64
+FLOOR = 0.05  # the least weight of a write: an expected token leaves a trace too
+
+
+def decaying_sum(u_BTC: Tensor, decay_C: Tensor, carry_BC: Tensor) -> tuple[Tensor, Tensor]:
+    """s_t = decay * s_(t-1) + u_t for all t at once; also the last s, to go on from.
+
+    Within a chunk it is a product with a triangle of powers; only the carry between chunks is a
+    loop.
+    """
+    b, t, c = u_BTC.shape
+    pad = -t % CHUNK if t > CHUNK else 0
+    size = min(t, CHUNK)
+    u = F.pad(u_BTC, (0, 0, 0, pad)).view(b, -1, size, c)
+    steps = torch.arange(size, device=u.device)
+    age = (steps[:, None] - steps[None, :]).clamp(min=0)
+    powers_CLL = (decay_C[:, None, None] ** age).tril()
+    inside = torch.einsum("clk,bnkc->bnlc", powers_CLL, u)
+    fading_LC = decay_C ** (steps[:, None] + 1)
+    chunks, carry = [], carry_BC
+    for n in range(u.shape[1]):
+        chunk = inside[:, n] + fading_LC * carry[:, None]
+        chunks.append(chunk)
+        carry = chunk[:, -1]
+    s = torch.stack(chunks, dim=1).reshape(b, -1, c)[:, :t]
+    return s, s[:, -1]
+
+
+class MemoryState:
+    """What the memory carries from one call to the next."""
+
+    def __init__(self) -> None:
+        self.carry: dict[str, Tensor] = {}
+
+    def get(self, name: str, like_BC: Tensor) -> Tensor:
+        return self.carry.get(name, torch.zeros_like(like_BC))
+
+
+class Memory(nn.Module):
+    """Reads what earlier tokens left; every token sees only itself and its past."""
+
+    decay_own: Tensor
+    decay_recent: Tensor
+    decay_distant: Tensor
+
+    def __init__(
+        self, width: int, channels: int, capacity: int, surprise_weight: float, novelty: float
+    ) -> None:
+        super().__init__()
+        self.down = nn.Linear(width, channels, bias=False)
+        self.up = nn.Linear(channels, width, bias=False)
+        self.norm = RMSNorm(width)
+        self.surprise_weight, self.novelty_weight = surprise_weight, novelty
+        nn.init.normal_(self.down.weight, std=width**-0.5)
+        nn.init.normal_(self.up.weight, std=channels**-0.5)
+        longest = max(float(capacity), SHORTEST_HALF_LIFE)
+        spread = torch.linspace(math.log(SHORTEST_HALF_LIFE), math.log(longest), channels)
+        decays = {
+            "decay_own": 0.5 ** (1 / spread.exp()),
+            "decay_recent": torch.full((channels,), 0.5 ** (1 / SHORTEST_HALF_LIFE)),
+            "decay_distant": torch.full((channels,), 0.5 ** (1 / longest)),
+        }
+        for name, decay in decays.items():
+            self.register_buffer(name, decay, persistent=False)
+
+    def forward(self, x_BTD: Tensor, state: MemoryState | None = None) -> Tensor:
+        v = self.down(x_BTD)
+        state = state or MemoryState()
+        surprise = self._difference(v, "recent", state)
+        novelty = self._difference(v, "distant", state)
+        weight = FLOOR + (1 - FLOOR) * (
+            self.surprise_weight * surprise + self.novelty_weight * novelty
+        ) / (self.surprise_weight + self.novelty_weight)
+        written = self._sum("written", weight * v, self.decay_own, state)
+        total = self._sum("total", weight.expand_as(v), self.decay_own, state)
+        read: Tensor = self.norm(self.up(written / total))
+        return read
+
+    def _difference(self, v_BTM: Tensor, which: str, state: MemoryState) -> Tensor:
+        """How far each token is from the mean of what came before it: 0 alike, 1 opposed or new."""
+        v = v_BTM.detach()
+        decay = self.decay_recent if which == "recent" else self.decay_distant
+        sums = self._sum(which, v, decay, state, shifted=True)
+        alike = F.cosine_similarity(v, sums, dim=-1, eps=1e-6)
+        return ((1 - alike) / 2).unsqueeze(-1)
+
+    def _sum(
+        self, name: str, u: Tensor, decay: Tensor, state: MemoryState, shifted: bool = False
+    ) -> Tensor:
+        """The decaying sum of u, going on from the state; `shifted` leaves the token itself out."""
+        before = state.get(name, u[:, 0])
+        sums, after = decaying_sum(u, decay, before)
+        state.carry[name] = after
+        return torch.cat([before[:, None], sums[:, :-1]], dim=1) if shifted else sums
+
+
+class Gate(nn.Module):
+    """MAG: a learned convex blend of the backbone's output and the memory, channel by channel."""
+
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.norm = RMSNorm(width)
+        self.inner = nn.Linear(2 * width, hidden)
+        self.outer = nn.Linear(hidden, width)
+        nn.init.normal_(self.inner.weight, std=(2 * width) ** -0.5)
+        nn.init.zeros_(self.inner.bias)
+        nn.init.zeros_(self.outer.weight)
+        nn.init.constant_(self.outer.bias, 2.0)  # begins at 0.88 of the backbone
+
+    def forward(self, y: Tensor, m: Tensor) -> tuple[Tensor, Tensor]:
+        """The blend, and the mean entropy of the gate in nats (at most ln 2)."""
+        y = self.norm(y)
+        g = torch.sigmoid(self.outer(F.silu(self.inner(torch.cat([y, m], dim=-1)))))
+        entropy = -(torch.xlogy(g, g) + torch.xlogy(1 - g, 1 - g)).mean()
+        return g * y + (1 - g) * m, entropy

@@ -1,0 +1,111 @@
+"""The assembled network: embedding, backbone, memory and gate, recursion, halting, head.
+
+The embedding is factorised (vocabulary x rank, rank x width) and tied to the head, so a large
+vocabulary stays a small share of the weights.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from agent_forge.config.settings import ModelSettings
+from agent_forge.model.attention import Block, KeyValues, RMSNorm
+from agent_forge.model.memory import Gate, Memory, MemoryState
+from agent_forge.model.recursion import Halting, Recursion
+
+EMBEDDING_STD = 0.02
+
+
+@dataclass
+class Cache:
+    """All that a next token needs of the past: keys and values, the memory, the position."""
+
+    layers: list[KeyValues]
+    memory: MemoryState = field(default_factory=MemoryState)
+    position: int = 0
+
+
+@dataclass
+class Features:
+    """What the backbone makes of the tokens, before the recursion."""
+
+    x: Tensor
+    gate_entropy: Tensor
+
+
+class ForgeNetwork(nn.Module):
+    """A causal language model. `forward` gives the logits of the last recursion step."""
+
+    def __init__(self, settings: ModelSettings) -> None:
+        super().__init__()
+        self.settings = s = settings
+        self.embedding = nn.Embedding(s.vocab_size, s.embed_rank)
+        self.projection = nn.Linear(s.embed_rank, s.d_model, bias=False)
+        nn.init.normal_(self.embedding.weight, std=EMBEDDING_STD)
+        nn.init.normal_(self.projection.weight, std=s.d_model**-0.5)
+        out_scale = (2 * s.n_layers) ** -0.5
+        self.blocks = nn.ModuleList(
+            Block(s.d_model, s.n_heads, s.ffn_hidden, s.sw_window, out_scale)
+            for _ in range(s.n_layers)
+        )
+        self.memory = Memory(
+            s.d_model, s.d_mem, s.memory_capacity, s.surprise_weight, s.novelty_weight
+        )
+        self.gate = Gate(s.d_model, s.gate_hidden)
+        self.recursion = Recursion(s.d_model, s.trm_hidden, s.micro_steps)
+        self.halting = Halting(s.d_model, s.t_max, s.halt_ema)
+        self.norm = RMSNorm(s.d_model)
+
+    def new_cache(self) -> Cache:
+        return Cache([KeyValues() for _ in self.blocks])
+
+    def features(self, tokens_BT: Tensor, cache: Cache | None = None) -> Features:
+        """Backbone, memory and gate: computed once, whatever the depth of the recursion."""
+        x = self.projection(self.embedding(tokens_BT)) * self.settings.d_model**0.5
+        start = cache.position if cache else 0
+        for i, block in enumerate(self.blocks):
+            x = block(x, cache.layers[i] if cache else None, start)
+        remembered = self.memory(x, cache.memory if cache else None)
+        if cache:
+            cache.position += tokens_BT.shape[1]
+        blended, entropy = self.gate(x, remembered)
+        return Features(blended, entropy)
+
+    def hidden(self, y: Tensor) -> Tensor:
+        """An answer in the rank of the embedding; `logits` is one product away."""
+        return F.linear(self.norm(y), self.projection.weight.t())
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return F.linear(hidden, self.embedding.weight)
+
+    def forward(self, tokens_BT: Tensor, cache: Cache | None = None) -> Tensor:
+        """Logits for every position, after all recursion steps."""
+        x = self.features(tokens_BT, cache).x
+        y, z = self.recursion.start(x)
+        for _ in range(self.settings.t_max):
+            y, z = self.recursion(x, y, z)
+        return self.logits(self.hidden(y))
+
+    @torch.no_grad()
+    def predict(
+        self, tokens_BT: Tensor, cache: Cache | None = None, *, threshold: float | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Logits of the last position and the steps it took; each row halts when it is sure."""
+        bound = self.settings.halt_threshold if threshold is None else threshold
+        x = self.features(tokens_BT, cache).x[:, -1]
+        y, z = self.recursion.start(x)
+        steps = torch.zeros(x.shape[0], dtype=torch.long, device=x.device)
+        active = torch.ones(x.shape[0], dtype=torch.bool, device=x.device)
+        for step in range(self.settings.t_max):
+            new_y, new_z = self.recursion(x, y, z)
+            y = torch.where(active[:, None], new_y, y)
+            z = torch.where(active[:, None], new_z, z)
+            steps += active
+            active = active & (self.halting.probability(z, step) <= bound)
+            if not active.any():
+                break
+        return self.logits(self.hidden(y)), steps

@@ -1,0 +1,1 @@
+"""MuonGrokfast: orthogonal updates for matrices, AdamW for the rest, slow gradients amplified."""

@@ -1,0 +1,84 @@
+"""MuGrokConfig: the optimizer's settings, in both vocabularies of the specification. Torch-free."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import AliasChoices, ConfigDict, Field
+
+from agent_forge.config.settings import Settings
+from agent_forge.errors import ConfigError
+
+
+def _named(*names: str) -> AliasChoices:
+    return AliasChoices(*names)
+
+
+class MuGrokConfig(Settings):
+    """What MuonGrokfast does with a gradient. A second name is that of the other document."""
+
+    model_config = ConfigDict(validate_by_name=True, validate_by_alias=True)
+
+    muon_lr: float = Field(
+        1e-3,
+        gt=0,
+        validation_alias=_named("muon_lr", "lr"),
+        description="rate for matrices; the update is scaled to the size of AdamW's",
+    )
+    fallback_lr: float = Field(1e-3, gt=0, description="AdamW's rate, for everything else")
+    grokfast_alpha: float = Field(
+        0.98,
+        ge=0,
+        lt=1,
+        validation_alias=_named("grokfast_alpha", "alpha"),
+        description="inertia of the running mean of the gradient",
+    )
+    grokfast_lambda: float = Field(
+        0.0,
+        ge=0,
+        validation_alias=_named("grokfast_lambda", "lam"),
+        description="how much of that mean is added to the gradient",
+    )
+    ns_steps: int = Field(
+        5,
+        ge=1,
+        le=20,
+        validation_alias=_named("ns_steps", "k"),
+        description="Newton-Schulz iterations",
+    )
+    momentum: float = Field(
+        0.95,
+        ge=0,
+        lt=1,
+        validation_alias=_named("momentum", "beta"),
+        description="of the matrices' updates (Nesterov)",
+    )
+    weight_decay: float = Field(0.05, ge=0, description="decoupled, on matrices only")
+    grad_clip: float = Field(1.0, ge=0, description="largest norm of the whole gradient; 0 = any")
+    qk_clip_threshold: float = Field(
+        30.0,
+        ge=0,
+        validation_alias=_named("qk_clip_threshold", "qkclip_tau"),
+        description="largest attention logit of a head; 0 = any",
+    )
+    mlarope_protected: bool = Field(
+        False, description="true rescales the queries only and leaves rotary keys alone"
+    )
+
+    @classmethod
+    def from_phase(cls, number: int) -> MuGrokConfig:
+        """The settings that the specification gives a phase, where they were found to work."""
+        if number not in PHASE_SETTINGS:
+            known = ", ".join(map(str, PHASE_SETTINGS))
+            raise ConfigError(f"phase {number} trains nothing; those that do: {known}")
+        return cls(**PHASE_SETTINGS[number])
+
+
+PHASE_SETTINGS: dict[int, dict[str, Any]] = {
+    1: {"muon_lr": 1e-3, "fallback_lr": 1e-3, "grokfast_lambda": 0.3, "qk_clip_threshold": 30.0},
+    3: {"muon_lr": 5e-4, "fallback_lr": 1e-4, "grokfast_lambda": 0.1, "qk_clip_threshold": 25.0},
+    4: {"muon_lr": 2e-4, "fallback_lr": 1e-4, "grokfast_lambda": 1.5},
+    5: {"muon_lr": 2e-4, "fallback_lr": 1e-4, "grokfast_lambda": 2.0},
+    6: {"muon_lr": 1e-4, "fallback_lr": 1e-4, "grokfast_lambda": 0.2},
+    7: {"muon_lr": 5e-4, "fallback_lr": 1e-4, "grokfast_lambda": 0.15, "qk_clip_threshold": 28.0},
+}

@@ -1,0 +1,199 @@
+"""MuonGrokfast: clip, amplify what persists, orthogonalise matrices, AdamW for the rest, QK-clip.
+
+Grokfast adds lambda times a running mean of the gradient: slow components grow, fast ones stay.
+Muon (after it) replaces a matrix's momentum by the nearest orthogonal matrix, computed in fp32
+(bf16 is many times slower on a CPU), equal shapes in one batch. QK-clip bounds the attention logits
+of each head by scaling its query and key weights after the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol, cast
+
+import torch
+from torch import Tensor, nn
+from torch.optim.adamw import adamw
+
+from agent_forge.optim.config import MuGrokConfig
+
+NS_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+ADAM_BETAS = (0.9, 0.95)
+ADAM_EPS = 1e-8
+WATCHED_ROWS = 16
+NOT_HIDDEN = ("embedding", "projection", "halting")  # matrices that AdamW handles better
+
+
+class Attention(Protocol):
+    """What QK-clip needs of an attention layer; `model.attention` has it."""
+
+    watched: int
+    largest_logit_H: Tensor | None
+    heads: int
+    q: nn.Linear
+    k: nn.Linear
+
+
+def orthogonalize(x_NRC: Tensor, steps: int) -> Tensor:
+    """The nearest orthogonal matrices, nearly: singular values end between about 0.7 and 1.2."""
+    a, b, c = NS_COEFFICIENTS
+    tall = x_NRC.shape[-2] > x_NRC.shape[-1]
+    x: Tensor = x_NRC.transpose(-2, -1) if tall else x_NRC
+    x = x.float() / x.float().norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
+    for _ in range(steps):
+        gram = x @ x.transpose(-2, -1)
+        x = a * x + (b * gram + c * gram @ gram) @ x
+    return x.transpose(-2, -1) if tall else x
+
+
+def split_roles(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+    """Hidden matrices, and everything else: embeddings, head, norms, biases, scalars."""
+    matrices: list[nn.Parameter] = []
+    rest: list[nn.Parameter] = []
+    for name, parameter in model.named_parameters():
+        hidden = parameter.ndim == 2 and not any(part in name for part in NOT_HIDDEN)
+        (matrices if hidden else rest).append(parameter)
+    return matrices, rest
+
+
+class MuonGrokfast(torch.optim.Optimizer):
+    """Give it a model, which it then routes by role and clips by head, or bare parameters."""
+
+    def __init__(self, params: nn.Module | Iterable[nn.Parameter], config: MuGrokConfig) -> None:
+        self.config = config
+        self.metrics: dict[str, float] = {}
+        self._attentions: list[Attention] = []
+        if isinstance(params, nn.Module):
+            matrices, rest = split_roles(params)
+            if config.qk_clip_threshold:
+                found = [m for m in params.modules() if hasattr(m, "largest_logit_H")]
+                self._attentions = cast(list[Attention], found)
+                for attention in self._attentions:
+                    attention.watched = WATCHED_ROWS
+        else:
+            given = list(params)
+            matrices = [p for p in given if p.ndim == 2]
+            rest = [p for p in given if p.ndim != 2]
+        groups = [
+            {"params": matrices, "role": "muon", "lr": config.muon_lr},
+            {"params": rest, "role": "adamw", "lr": config.fallback_lr},
+        ]
+        super().__init__([g for g in groups if g["params"]], {})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """One update from the gradients that are there."""
+        loss = closure() if closure is not None else None
+        everything = [
+            p for group in self.param_groups for p in group["params"] if p.grad is not None
+        ]
+        self.metrics = {"grad_norm": self._clip(everything)}
+        self._amplify(everything)
+        for group in self.param_groups:
+            params = [p for p in group["params"] if p.grad is not None]
+            if params:
+                update = self._muon if group["role"] == "muon" else self._adamw
+                update(params, group["lr"])
+        self.metrics["qk_clip_count"] = float(self._clip_attention())
+        return loss
+
+    def reset(self) -> None:
+        """Forget everything about past gradients: a new phase begins."""
+        self.state.clear()
+
+    def _clip(self, params: list[Tensor]) -> float:
+        grads = [p.grad for p in params if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm(grads)
+        if self.config.grad_clip:
+            torch.nn.utils.clip_grads_with_norm_(params, self.config.grad_clip, norm)
+        return float(norm)
+
+    def _amplify(self, params: list[Tensor]) -> None:
+        """Grokfast: g + lambda * EMA(g); the EMA begins with the first gradient."""
+        alpha, strength = self.config.grokfast_alpha, self.config.grokfast_lambda
+        if not strength:
+            return
+        grads = [p.grad for p in params if p.grad is not None]
+        means = [
+            self.state[p].setdefault("ema", p.grad.clone()) for p in params if p.grad is not None
+        ]
+        torch._foreach_lerp_(means, grads, 1 - alpha)
+        raw = torch.nn.utils.get_total_norm(grads)
+        slow = torch.nn.utils.get_total_norm(means)
+        self.metrics["ema_to_raw"] = float(slow / raw.clamp(min=1e-12))
+        torch._foreach_add_(grads, means, alpha=strength)
+
+    def _muon(self, params: list[Tensor], lr: float) -> None:
+        """Nesterov momentum, orthogonalised; scaled so that its size matches an AdamW update."""
+        by_shape: dict[tuple[int, ...], list[Tensor]] = {}
+        for p in params:
+            by_shape.setdefault(tuple(p.shape), []).append(p)
+        squares, error = 0.0, 0.0
+        for shape, group in by_shape.items():
+            update = orthogonalize(self._nesterov(group), self.config.ns_steps)
+            error = max(error, _orthogonality_error(update))
+            update *= 0.2 * max(shape) ** 0.5
+            squares += float(update.square().sum()) * lr**2
+            torch._foreach_mul_(group, 1 - lr * self.config.weight_decay)
+            torch._foreach_add_(group, list(update.unbind()), alpha=-lr)
+        self.metrics["update_norm"] = squares**0.5
+        self.metrics["orthogonality_error"] = error
+
+    def _nesterov(self, group: list[Tensor]) -> Tensor:
+        beta = self.config.momentum
+        grads = [p.grad for p in group if p.grad is not None]
+        momenta = [self.state[p].setdefault("momentum", torch.zeros_like(p)) for p in group]
+        torch._foreach_lerp_(momenta, grads, 1 - beta)
+        return torch.stack(grads).lerp(torch.stack(momenta), beta)
+
+    def _adamw(self, params: list[Tensor], lr: float) -> None:
+        """torch's own fused AdamW. No decay: rows of unseen tokens would shrink to nothing."""
+        for p in params:
+            state = self.state[p]
+            if "step" not in state:
+                state["step"] = torch.zeros((), dtype=torch.float32, device=p.device)
+                state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(p), torch.zeros_like(p)
+        states: list[dict[str, Any]] = [self.state[p] for p in params]
+        adamw(
+            params,
+            [p.grad for p in params if p.grad is not None],
+            [s["exp_avg"] for s in states],
+            [s["exp_avg_sq"] for s in states],
+            [],
+            [s["step"] for s in states],
+            fused=True,
+            amsgrad=False,
+            beta1=ADAM_BETAS[0],
+            beta2=ADAM_BETAS[1],
+            lr=lr,
+            weight_decay=0.0,
+            eps=ADAM_EPS,
+            maximize=False,
+        )
+
+    def _clip_attention(self) -> int:
+        """Scale down the heads whose largest logit is beyond the threshold; returns how many."""
+        clipped = 0
+        for attention in self._attentions:
+            largest = attention.largest_logit_H
+            if largest is None:
+                continue
+            factor_H = (self.config.qk_clip_threshold / largest.clamp(min=1e-6)).clamp(max=1.0)
+            clipped += int((factor_H < 1).sum())
+            rows = factor_H.repeat_interleave(attention.q.weight.shape[0] // attention.heads)[
+                :, None
+            ]
+            if self.config.mlarope_protected:
+                attention.q.weight.mul_(rows)
+            else:
+                attention.q.weight.mul_(rows.sqrt())
+                attention.k.weight.mul_(rows.sqrt())
+            attention.largest_logit_H = None
+        return clipped
+
+
+def _orthogonality_error(update_NRC: Tensor) -> float:
+    """How far the first update is from orthogonal: root mean square of X X' - 1."""
+    x = update_NRC[0]
+    x = x.t() if x.shape[0] > x.shape[1] else x
+    return float((x @ x.t() - torch.eye(x.shape[0], device=x.device)).square().mean().sqrt())

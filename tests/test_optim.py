@@ -175,7 +175,7 @@ def test_it_learns() -> None:
     x = (torch.arange(33) * 5 % 11 + 100).expand(4, -1)
     torch.manual_seed(0)
     model = ForgeNetwork(network().settings)
-    optimizer = MuonGrokfast(model, MuGrokConfig(muon_lr=3e-3, fallback_lr=3e-3))
+    optimizer = MuonGrokfast(model, MuGrokConfig(muon_lr=1e-2, fallback_lr=3e-3))
     generator = torch.Generator().manual_seed(0)
     losses = []
     for _ in range(25):

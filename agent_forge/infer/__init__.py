@@ -1,0 +1,1 @@
+"""Generating text: with caches, in batches, as a stream."""

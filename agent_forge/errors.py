@@ -18,6 +18,11 @@ class ForgeError(Exception):
         super().__init__(message)
         self.hint = hint
 
+    @property
+    def pauses(self) -> bool:
+        """Whether a run that it stopped can simply go on later: resources, or a request."""
+        return self.exit_code in (5, 130)
+
 
 class ConfigError(ForgeError):
     """A setting is unknown, malformed or contradicts another."""

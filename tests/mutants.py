@@ -70,10 +70,10 @@ MUTANTS = (
         "tests/faults/test_runs.py",
     ),
     Mutant(
-        "metrics are not cut back on resume",
+        "metrics of a lost step are not taken back",
         "contract/phase.py",
-        "            self.tracker.metrics.cut(self.mark)\n",
-        "            pass\n",
+        "self._kept = self.tracker.metrics.keep(self.phase, sure)",
+        "self._kept = sure",
         "tests/faults/test_runs.py",
     ),
     Mutant(
@@ -100,9 +100,23 @@ MUTANTS = (
     Mutant(
         "a hanging W&B holds the run up",
         "track/wandb_sink.py",
-        "if self._busy and time.monotonic() - self._busy_since > patience_s:",
-        "if self._busy and time.monotonic() - self._busy_since > 5:",
+        "if max(waited_s, time.monotonic() - began) > patience_s:",
+        "if max(waited_s, time.monotonic() - began) > 5:",
         "tests/test_track.py",
+    ),
+    Mutant(
+        "a model's claim of its size is believed",
+        "contract/handoff.py",
+        '{**r, "parameters": _count(w)}',
+        '{"parameters": _count(w), **r}',
+        "tests/test_contract.py",
+    ),
+    Mutant(
+        "a token sees the future",
+        "model/attention.py",
+        "(key <= query) & (key > query - self.window)",
+        "(key <= query + 1) & (key > query - self.window)",
+        "tests/test_model.py",
     ),
     Mutant(
         "a stop request is not heard",
@@ -114,6 +128,15 @@ MUTANTS = (
 )
 
 
+def passes(test: str, copy: Path) -> bool:
+    """Whether the tests pass; a run that is neither passed nor failed ends everything."""
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-m", "not soak", test]
+    code = subprocess.run(command, cwd=copy, capture_output=True, check=False).returncode
+    if code not in (0, 1):
+        raise SystemExit(f"{test}: pytest ended with {code}")
+    return code == 0
+
+
 def survives(mutant: Mutant, copy: Path) -> bool:
     """Whether all tests still pass with the line broken."""
     path = copy / "agent_forge" / mutant.file
@@ -123,19 +146,24 @@ def survives(mutant: Mutant, copy: Path) -> bool:
         raise SystemExit(f"{mutant.name}: its line is in {mutant.file} {times} times, not once")
     path.write_text(source.replace(mutant.line, mutant.broken), encoding="utf-8")
     try:
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "-m", "not soak", mutant.test]
-        return subprocess.run(command, cwd=copy, capture_output=True, check=False).returncode == 0
+        return passes(mutant.test, copy)
     finally:
         path.write_text(source, encoding="utf-8")
 
 
 def main(names: list[str]) -> int:
+    unknown = set(names) - {mutant.name for mutant in MUTANTS}
+    if unknown:
+        raise SystemExit(f"no mutant is named {sorted(unknown)}")
     chosen = [m for m in MUTANTS if not names or m.name in names]
     alive = []
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "copy"
         ignore = shutil.ignore_patterns(".venv*", ".git", "__pycache__", ".*_cache", "storage")
         shutil.copytree(ROOT, copy, ignore=ignore)
+        for test in sorted({mutant.test for mutant in chosen}):
+            if not passes(test, copy):
+                raise SystemExit(f"{test} fails without any mutant")
         for mutant in chosen:
             began = time.monotonic()
             lives = survives(mutant, copy)

@@ -18,7 +18,7 @@ from agent_forge.contract.sizes import SIZE_CLASSES, size_class
 from agent_forge.phases.handoffs import RULES
 
 GOOD: dict[str, dict[str, Any]] = {
-    "evomerge": {"specialization": "x", "final_loss": 2.5, "seed": 42, "parameters": 25_000_000},
+    "evomerge": {"specialization": "x", "final_loss": 2.5, "seed": 42},
     "quietstar": {"fitness": 0.7, "merge_technique": "ties"},
     "bitnet": {"coherence_score": 0.5, "validity_rate": 0.9, "accuracy": 0.8},
     "forge": {"size_mb": 20, "compression_ratio": 7.0, "accuracy_retention": 0.95},
@@ -29,15 +29,18 @@ GOOD: dict[str, dict[str, Any]] = {
 HANDOFFS = list(RULES)
 
 
-def models(target: str, count: int | None = None) -> list[nn.Module]:
+def models(target: str, weights: int = 25_000_000) -> list[Any]:
+    """As many models as the rule wants; the three of Phase 1 of the size that it wants."""
     rule = next(rule for (_, to), rule in RULES.items() if to == target)
-    return [nn.Linear(2, 2) for _ in range(rule.num_models if count is None else count)]
+    if target == "evomerge":
+        return [{"w": torch.zeros(1).expand(weights)} for _ in range(3)]
+    return [nn.Linear(2, 2) for _ in range(rule.num_models)]
 
 
 def judge(target: str, **changes: Any) -> tuple[bool, str]:
     source = PHASES[PHASES.index(target) - 1]
+    handed = models(target, changes.pop("weights", 25_000_000))
     record = {k: v for k, v in {**GOOD[target], **changes}.items() if v is not None}
-    handed = models(target)
     return ModelHandoffValidator(RULES).validate_handoff(
         source, target, handed, [record] * len(handed)
     )
@@ -62,8 +65,9 @@ def test_missing_metadata_always_stops(target: str) -> None:
 @pytest.mark.parametrize(
     ("target", "changes", "sign"),
     [
-        ("evomerge", {"parameters": 22_499_999}, "min_parameters is 2.25e+07"),
-        ("evomerge", {"parameters": 27_500_001}, "max_parameters is 2.75e+07"),
+        ("evomerge", {"weights": 22_499_999}, "min_parameters is 2.25e+07"),
+        ("evomerge", {"weights": 27_500_001}, "max_parameters is 2.75e+07"),
+        ("evomerge", {"weights": 4, "parameters": 25_000_000}, "parameters is 4,"),
         ("quietstar", {"fitness": 0.69}, "fitness is 0.69, min_fitness is 0.7"),
         ("bitnet", {"accuracy": 0.79}, "accuracy is 0.79, min_accuracy is 0.8"),
         ("forge", {"size_mb": 20.1}, "size_mb is 20.1, max_size_mb is 20"),
@@ -108,7 +112,7 @@ def test_structure_always_stops() -> None:
         assert not passed
         return message
 
-    three = models("evomerge")
+    three: list[nn.Module] = [nn.Linear(2, 2) for _ in range(3)]
     assert problem(three[:2]) == "expected 3 models, got 2"
     assert "metadata record" in problem(three, records=1)
     assert "other shapes" in problem([*three[:2], nn.Linear(2, 3)])

@@ -31,16 +31,18 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [record for _, record in read_lines(path)]
 
 
-def test_a_journal_grows_and_is_cut_back(tmp_path: Path) -> None:
+def test_a_journal_grows_and_a_phase_takes_its_own_back(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "new" / "x.jsonl")
-    assert journal.mark() == 0
-    journal.write({"n": 1})
-    mark = journal.mark()
-    journal.write({"n": 2})
-    assert [r["n"] for r in lines(journal.path)] == [1, 2]
-    journal.cut(mark)
-    journal.write({"n": 3})
-    assert [r["n"] for r in lines(journal.path)] == [1, 3]
+    journal.sync()
+    assert journal.keep("a", 5) == 0
+    for n, phase in enumerate("aabab"):
+        journal.write({"n": n, "phase": phase})
+    journal.sync()
+    assert journal.keep("a", 2) == 2  # the third of a goes, b stays as it is
+    assert [r["n"] for r in lines(journal.path)] == [0, 1, 2, 4]
+    assert journal.keep("a", 9) == 2 and journal.keep("c", 0) == 0
+    journal.write({"n": 5, "phase": "a"})
+    assert [r["n"] for r in lines(journal.path)] == [0, 1, 2, 4, 5]
     with pytest.raises(ValueError, match="JSON compliant"):
         journal.write({"n": float("nan")})
 
@@ -74,8 +76,24 @@ def test_the_tracker_records_and_passes_on(tmp_path: Path) -> None:
     tracker.event("phase_started", phase="toy")
     tracker.tell({"event": "step", "step": 1})
     assert [r["event"] for r in heard] == ["phase_started", "step"]
+    tracker.event("odd", path=tmp_path)
+    assert lines(tmp_path / "events.jsonl").pop()["path"] == str(tmp_path)
+    (tmp_path / "events.jsonl").unlink()
+    tracker.event("phase_started", phase="toy")
     assert [r["event"] for r in lines(tmp_path / "events.jsonl")] == ["phase_started"]
     assert last_metrics(tmp_path) == {"toy/loss": {"value": 0.25, "step": 2, "phase": "toy"}}
+
+
+def test_a_view_that_fails_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    heard: list[str] = []
+
+    def broken(record: dict[str, Any]) -> None:
+        raise BrokenPipeError("nobody reads any more")
+
+    tracker = Tracker(tmp_path, listeners=[broken, lambda r: heard.append(r["event"])])
+    tracker.event("one")
+    tracker.event("two")
+    assert heard == ["one", "two"] and caplog.text.count("is left out") == 1
 
 
 def test_threads_write_whole_lines(tmp_path: Path) -> None:
@@ -149,7 +167,13 @@ def test_both_kinds_of_loggers_arrive_as_json(tmp_path: Path) -> None:
     assert (second["event"], second["level"]) == ("old style", "warning")
 
 
-def test_a_log_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
+def test_a_log_that_cannot_be_written_stops_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging, "raiseExceptions", False)
+    with logging_to(tmp_path):
+        logging.getLogger("agent_forge").warning("%d is no number", "x")
+    (tmp_path / "log.jsonl").unlink(missing_ok=True)
     (tmp_path / "log.jsonl").mkdir()
     with logging_to(tmp_path):
         logging.getLogger("agent_forge").warning("x")
@@ -247,7 +271,8 @@ class FakeWandb(types.ModuleType):
     def init(self, **settings: Any) -> Any:
         self._call("init", settings)
         return types.SimpleNamespace(
-            log=lambda values, step: self._call("log", step, values),
+            log=lambda values: self._call("log", values),
+            define_metric=lambda name, step_metric: None,
             log_artifact=lambda artifact: self._call("artifact"),
             finish=lambda: self._call("finish"),
         )
@@ -266,6 +291,7 @@ def drive(sink: WandbSink, tmp_path: Path) -> float:
         sink.log(phase, 1, {"toy/loss": 0.5})
         sink.artifact("m1", tmp_path)
         sink.end()
+    sink.close()
     return time.monotonic() - began
 
 

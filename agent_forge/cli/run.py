@@ -139,13 +139,17 @@ def _report(orchestrator: PipelineOrchestrator, outcome: dict[str, Any], as_json
                 (
                     r["phase"] + (" (done before)" if r["skipped"] else ""),
                     f"{r['seconds']:.1f}",
-                    ", ".join(f"{k} {v:.4g}" for k, v in r["metrics"].items()),
+                    ", ".join(f"{k} {_shown(v)}" for k, v in r["metrics"].items()),
                     "\n".join(r["models"]),
                 )
                 for r in rows
             ],
         )
     _advise(orchestrator, outcome)
+
+
+def _shown(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _advise(orchestrator: PipelineOrchestrator, outcome: dict[str, Any]) -> None:

@@ -84,12 +84,18 @@ class ModelHandoffValidator:
         rule = self.rules.get((source_phase, target_phase))
         if rule is None:
             return Verdict(False, f"no handoff is defined from {source_phase} to {target_phase}")
-        problem = _structural_problem(rule, models, metadata)
+        if len(models) != rule.num_models:
+            return Verdict(False, f"expected {rule.num_models} models, got {len(models)}")
+        if len(metadata) != len(models):
+            return Verdict(False, f"expected a metadata record a model, got {len(metadata)}")
+        weights = [_weights(model) for model in models]
+        records = [{**r, "parameters": _count(w)} for r, w in zip(metadata, weights, strict=True)]
+        problem = _metadata_problem(rule, records) or _weight_problem(weights)
         if problem:
             return Verdict(False, problem)
         verdict = Verdict(True, "handoff passed")
         for gate in rule.gates:
-            self._apply(gate, target_phase, metadata, verdict)
+            self._apply(gate, target_phase, records, verdict)
         return verdict
 
     def _apply(
@@ -109,13 +115,7 @@ class ModelHandoffValidator:
                 verdict.passed, verdict.message = False, text
 
 
-def _structural_problem(
-    rule: HandoffRule, models: Sequence[Any], metadata: Sequence[Mapping[str, Any]]
-) -> str:
-    if len(models) != rule.num_models:
-        return f"expected {rule.num_models} models, got {len(models)}"
-    if len(metadata) != len(models):
-        return f"expected a metadata record for each model, got {len(metadata)}"
+def _metadata_problem(rule: HandoffRule, metadata: Sequence[Mapping[str, Any]]) -> str:
     for i, record in enumerate(metadata):
         for key in (*rule.required_metadata, *(gate.key for gate in rule.gates)):
             if key not in record:
@@ -126,7 +126,13 @@ def _structural_problem(
                 return f"model {i}: {gate.key} is {value!r}, not a number"
             if not math.isfinite(value):
                 return f"model {i}: {gate.key} is {value}"
-    return _weight_problem([_weights(model) for model in models])
+    return ""
+
+
+def _count(weights: Mapping[str, Any]) -> int:
+    """How many weights there really are, tied ones once: a gate does not take anyone's word."""
+    seen = {(t.data_ptr(), tuple(t.shape)): t.numel() for t in weights.values()}
+    return sum(seen.values())
 
 
 def _weights(model: Any) -> Mapping[str, Any]:

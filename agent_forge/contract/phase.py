@@ -9,7 +9,9 @@ promise that a killed run resumes to the same bytes.
 from __future__ import annotations
 
 import hashlib
+import logging
 import math
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,11 +19,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from agent_forge.contract.metrics import find_metric
-from agent_forge.errors import ConfigError, Interrupted, NotFinite
+from agent_forge.errors import ConfigError, Interrupted, NotFinite, NotFound
 from agent_forge.store import names
 from agent_forge.store.checkpoint import CheckpointManager
+from agent_forge.store.metadata import read_metadata
 from agent_forge.store.models import ModelStorage, load_directory
-from agent_forge.store.names import CHECKPOINTS
+from agent_forge.store.names import CHECKPOINTS, model_id_for
+from agent_forge.store.tree import first_not_finite, same
 from agent_forge.track.tracker import Tracker
 
 if TYPE_CHECKING:
@@ -29,9 +33,15 @@ if TYPE_CHECKING:
     from torch import nn
 
 
+log = logging.getLogger(__name__)
+
+
 @dataclass
 class PhaseResult:
-    """What every phase returns. Failures carry `error`; numbers are measured or absent."""
+    """What every phase returns. Failures carry `error`; numbers are measured or absent.
+
+    `artifacts["models"]` are the models that it hands over, as references.
+    """
 
     success: bool
     model: Any
@@ -112,11 +122,28 @@ class PhaseContext:
     checkpoint_every: int
     check_every: int
     keep_checkpoints: int
-    mark: int  # length of metrics.jsonl at the last moment that is certain
     fingerprint: str  # of all that the phase's result depends on
-    saved: list[ModelRef] = field(default_factory=list)
     _generators: dict[str, torch.Generator] = field(default_factory=dict)
-    _cut_is_due: bool = True
+    _stages: set[str] = field(default_factory=set)
+    _began: float = field(default_factory=time.monotonic)
+    _seconds_before: float = 0.0  # that earlier attempts took
+    _logged: int = 0  # records that the phase has come by
+    _kept: int = 0  # records of earlier attempts that are in metrics.jsonl
+
+    def __post_init__(self) -> None:
+        """Take back what this phase logged after its last checkpoint, whichever stage's it was."""
+        folders = sorted((self.folder / CHECKPOINTS).glob("*"))
+        notes = [note for place in folders for note in CheckpointManager(place).notes()]
+        sure = max((note["logged"] for note in notes), default=0)
+        self._seconds_before = max((note["seconds"] for note in notes), default=0.0)
+        self._kept = self.tracker.metrics.keep(self.phase, sure)
+        if self._kept < sure:
+            log.warning("%s: %d metrics are missing in the file", self.phase, sure - self._kept)
+
+    @property
+    def seconds(self) -> float:
+        """Time that the phase took, all attempts together, as far as checkpoints tell."""
+        return self._seconds_before + time.monotonic() - self._began
 
     def generator(self, name: str) -> torch.Generator:
         """A random generator of this name: same seed, same stream; kept in checkpoints."""
@@ -128,9 +155,10 @@ class PhaseContext:
             self._generators[name] = generator
         return self._generators[name]
 
-    def log(self, step: int | None, metrics: Mapping[str, float]) -> None:
+    def log(self, step: int | None, metrics: Mapping[str, Any]) -> None:
         """Record measured values. A name must be in the table; NaN stops the run honestly."""
-        for name, value in metrics.items():
+        values = {name: _number(value) for name, value in metrics.items()}
+        for name, value in values.items():
             if find_metric(name) is None:
                 raise ValueError(f"metric {name!r} is not in contract/metrics.py")
             if not math.isfinite(value):
@@ -138,8 +166,9 @@ class PhaseContext:
                     f"{name} became {value} at step {step}",
                     hint=f"the last checkpoint is intact: forge show {self.session_id}",
                 )
-        self._cut_back()
-        self.tracker.log(self.phase, step, metrics)
+        self._logged += 1
+        if self._logged > self._kept:  # else it was logged before the run was interrupted
+            self.tracker.log(self.phase, step, values)
 
     def steps(
         self, total: int, parts: Mapping[str, Stateful], stage: str = "main"
@@ -147,14 +176,16 @@ class PhaseContext:
         """The steps still to do, 1 to `total`; every part is restored first and saved on the way.
 
         A phase with several loops gives each its `stage`; one that was finished yields nothing
-        and only restores its parts.
+        and only restores its parts. A loop that was left early
+        runs again from its last checkpoint on resume, to the same end.
         """
+        if stage in self._stages:
+            raise ValueError(f"stage {stage!r} is used twice in phase {self.phase}")
+        self._stages.add(stage)
         manager = CheckpointManager(
             self.folder / CHECKPOINTS / names.safe_name(stage, "stage"), self.keep_checkpoints
         )
         first = self._restore(manager, parts)
-        if first < total:
-            self._cut_back()
         name = self.phase if stage == "main" else f"{self.phase} {stage}"
         self.tracker.tell({"event": "loop", "name": name, "first": first, "total": total})
         for step in range(first + 1, total + 1):
@@ -191,41 +222,61 @@ class PhaseContext:
             metrics=metrics,
             tokenizer_files=tokenizer_files,
         )
-        path = self.storage.find(model_id)
-        record = self.storage.registry.get_model(model_id)["metadata"]
-        self.tracker.artifact(model_id, path)
-        reference = ModelRef(name, path, record)
-        self.saved.append(reference)
+        reference = self.model(name)
+        self.tracker.artifact(model_id, reference.path)
         return reference
+
+    def model(self, name: str) -> ModelRef:
+        """A model that this phase has saved, perhaps before it was interrupted."""
+        path = self.storage.find(model_id_for(self.session_id, self.phase, name))
+        return ModelRef(name, path, read_metadata(path).model_dump())
 
     def _restore(self, manager: CheckpointManager, parts: Mapping[str, Stateful]) -> int:
         if not manager.steps():
             return 0
-        checkpoint = manager.load_checkpoint()
+        try:
+            checkpoint = manager.load_checkpoint()
+        except NotFound as error:
+            log.warning("%s; the stage begins anew", error)
+            return 0
         if checkpoint.state["fingerprint"] != self.fingerprint:
             raise ConfigError(
                 f"{checkpoint.path} belongs to other settings or inputs",
                 hint="start a new session for the new settings",
             )
+        saved = checkpoint.state["parts"]
+        if set(saved) != set(parts):
+            raise ConfigError(
+                f"{checkpoint.path} holds {sorted(saved)}, but the phase has {sorted(parts)}"
+            )
         for name, part in parts.items():
-            part.load_state_dict(checkpoint.state["parts"][name])
+            part.load_state_dict(saved[name])
+            if not same(part.state_dict(), saved[name]):
+                raise ConfigError(f"part {name!r} did not come back as it was saved")
+        for name in checkpoint.generators["given"]:
+            self.generator(name)
         checkpoint.restore_generators(self._generators)
-        self.mark = checkpoint.state["mark"]
+        self._logged = checkpoint.note["logged"]
         return checkpoint.step
 
     def _save(self, manager: CheckpointManager, step: int, parts: Mapping[str, Stateful]) -> None:
-        self._cut_back()
-        self.mark = self.tracker.metrics.mark()
         state = {
-            "mark": self.mark,
             "fingerprint": self.fingerprint,
             "parts": {name: part.state_dict() for name, part in parts.items()},
         }
-        manager.save(state, step=step, generators=self._generators)
+        bad = first_not_finite(state)
+        if bad:
+            raise NotFinite(
+                f"the state at step {step} holds NaN or infinity ({bad})",
+                hint=f"the checkpoint before is intact: forge show {self.session_id}",
+            )
+        self.tracker.metrics.sync()
+        note = {"logged": self._logged, "seconds": self.seconds}
+        manager.save(state, step=step, generators=self._generators, note=note)
         self.tracker.tell({"event": "checkpoint", "phase": self.phase, "step": step})
 
-    def _cut_back(self) -> None:
-        """Before the first new metric: forget those that were logged after the last checkpoint."""
-        if self._cut_is_due:
-            self._cut_is_due = False
-            self.tracker.metrics.cut(self.mark)
+
+def _number(value: Any) -> float:
+    """A plain number; tensors and numpy scalars are taken for their value."""
+    number: float = value.item() if hasattr(value, "item") else value
+    return number

@@ -6,7 +6,6 @@ it resumes to the same bytes.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 import torch
@@ -27,7 +26,6 @@ class ToyPhase(PhaseController):
         return Plan(self.config.steps, weights, disk_bytes=100 * weights, memory_bytes=10**7)
 
     def run(self, ctx: PhaseContext) -> PhaseResult:
-        began = time.monotonic()
         width, data = self.config.width, ctx.generator("data")
         target = torch.randn(width, width, generator=ctx.generator("target"))
         model = nn.Linear(width, width)
@@ -45,5 +43,5 @@ class ToyPhase(PhaseController):
         final = (model(x) - x @ target).square().mean().item()
         ctx.log(None, {"toy/final_loss": final})
         metrics = {"toy/final_loss": final}
-        ctx.save_model("linear", model, {"final_loss": final}, metrics=metrics)
-        return PhaseResult(True, model, self.name, metrics, {}, time.monotonic() - began)
+        saved = ctx.save_model("linear", model, {"final_loss": final}, metrics=metrics)
+        return PhaseResult(True, model, self.name, metrics, {"models": [saved]}, ctx.seconds)

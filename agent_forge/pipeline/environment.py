@@ -46,6 +46,20 @@ def prepare(runtime: RuntimeSettings) -> str:
     return runtime.device
 
 
+def thread_count() -> int:
+    """The threads that torch really uses: other numbers of them give other bits."""
+    import torch
+
+    return torch.get_num_threads()
+
+
+def out_of_memory() -> type[Exception]:
+    """What torch raises when a device has no memory left."""
+    import torch
+
+    return torch.OutOfMemoryError
+
+
 def seed_everything(seed: int, phase: str) -> None:
     """Begin a phase with the global generators at a place that seed and phase determine."""
     import numpy as np

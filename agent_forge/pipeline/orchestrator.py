@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -19,15 +20,28 @@ from agent_forge.config.load import check, did_you_mean, read_one, to_yaml
 from agent_forge.config.phases import ORDER, PHASES, phase_folder
 from agent_forge.contract.handoff import ModelHandoffValidator
 from agent_forge.contract.phase import ModelRef, PhaseController, PhaseResult, Plan
-from agent_forge.errors import ConfigError, ForgeError, HandoffRefused, Interrupted
+from agent_forge.errors import (
+    ConfigError,
+    ForgeError,
+    HandoffRefused,
+    Interrupted,
+    NotEnough,
+    NotFound,
+)
 from agent_forge.phases import IMPLEMENTED, load_phase
 from agent_forge.phases.handoffs import RULES
 from agent_forge.pipeline.config import PipelineConfig, load_config
-from agent_forge.pipeline.environment import prepare, snapshot
+from agent_forge.pipeline.environment import out_of_memory, prepare, snapshot, thread_count
 from agent_forge.pipeline.phase_run import Run, outputs_of, read_state, run_phase
 from agent_forge.pipeline.stopping import Stopper
+from agent_forge.store.metadata import read_metadata
 from agent_forge.store.models import ModelStorage
-from agent_forge.store.sessions import CONFIG_FILE, SessionCleanupManager, SessionStore
+from agent_forge.store.sessions import (
+    CONFIG_FILE,
+    SessionCleanupManager,
+    SessionStore,
+    read_session,
+)
 from agent_forge.track.logs import logging_to
 from agent_forge.track.sampler import Sampler
 from agent_forge.track.tracker import Listener, Sink, Tracker
@@ -120,19 +134,31 @@ class PipelineOrchestrator:
             self.stopper.watch(folder)
             tracker = self._tracker(folder, names)
             storage = ModelStorage(self.sessions.root, self.sessions.registry)
-            run = Run(folder, self.config, device, tracker, storage, self.stopper)
-            with Sampler(tracker, folder, self.config.tracking.sample_every_s):
-                return self._run_all(run, names, input_models)
+            run = Run(folder, self.config, device, thread_count(), tracker, storage, self.stopper)
+            self._warn_of_other_versions(folder)
+            try:
+                with Sampler(tracker, folder, self.config.tracking.sample_every_s):
+                    return self._run_all(run, names, input_models)
+            finally:
+                tracker.close()
 
     async def run_full_pipeline(self) -> dict[str, Any]:
         """The specification's entry: all enabled phases, off the event loop."""
-        return await asyncio.to_thread(self.run)
+        return await self._off_the_loop()
+
+    async def _off_the_loop(self, **options: Any) -> dict[str, Any]:
+        """Run in a worker thread; cancelling asks the run to stop after its step."""
+        try:
+            return await asyncio.to_thread(self.run, **options)
+        except asyncio.CancelledError:
+            self.stopper.request()
+            raise
 
     async def run_single_phase(
         self, phase_name: str, input_models: Sequence[ModelRef] | None = None
     ) -> PhaseResult:
         """One phase alone; its inputs are given or come from this session."""
-        outcome = await asyncio.to_thread(self.run, only=phase_name, input_models=input_models)
+        outcome = await self._off_the_loop(only=phase_name, input_models=input_models)
         if phase_name in outcome["results"]:
             result: PhaseResult = outcome["results"][phase_name]
             return result
@@ -164,84 +190,99 @@ class PipelineOrchestrator:
             for current in names:
                 if self.stopper():
                     raise Interrupted(f"stopped before phase {current}")
-                inputs = given if given is not None else self._inputs(run, current, results)
-                results[current] = run_phase(run, self.controller(current), inputs)
+                inputs = self._inputs(run, current, results) if given is None else list(given)
+                judge = functools.partial(self._judge, run, current)
+                results[current] = run_phase(run, self.controller(current), inputs, judge)
                 given = None
         except ForgeError as error:
-            return self._failed(run, current, results, error)
+            return self._outcome(run, results, current, error)
+        except (MemoryError, out_of_memory()) as error:
+            return self._outcome(run, results, current, NotEnough(f"out of memory: {error}"))
         except Exception as error:
             self._end(run, "failed", f"unexpected {type(error).__name__}: {error}")
             raise
-        self._end(run, "completed", "")
-        manager = SessionCleanupManager(self.sessions, self.config.cleanup_policy)
-        manager.auto_cleanup_on_session_complete(run.session_id)
-        final = results[names[-1]]
-        return {
-            "success": True,
-            "session_id": run.session_id,
-            "results": results,
-            "final_model": final.model,
-            "exit_code": 0,
-        }
+        return self._outcome(run, results, current, None)
 
-    def _failed(
-        self, run: Run, phase: str, results: dict[str, PhaseResult], error: ForgeError
+    def _outcome(
+        self, run: Run, results: dict[str, PhaseResult], phase: str, error: ForgeError | None
     ) -> dict[str, Any]:
-        """The result of a run that did not get through; disk, memory and requests only pause it."""
-        paused = error.exit_code in (5, 130)
-        self._end(run, "paused" if paused else "failed", str(error))
-        outcome = {
-            "success": False,
+        """How the run ended; disk, memory and requests only pause it."""
+        status = "completed" if error is None else "paused" if error.pauses else "failed"
+        self._end(run, status, str(error or ""))
+        outcome: dict[str, Any] = {
+            "success": error is None,
             "session_id": run.session_id,
-            "status": "paused" if paused else "failed",
-            "error": str(error),
-            "hint": error.hint,
-            "exit_code": error.exit_code,
+            "status": status,
+            "error": str(error or ""),
+            "hint": error.hint if error else "",
+            "exit_code": error.exit_code if error else 0,
             "completed_phases": list(results),
             "results": results,
         }
+        if error is None:
+            return {**outcome, "final_model": results[phase].model}
         if isinstance(error, HandoffRefused):
-            return {**outcome, "failed_handoff": f"{_source_of(phase)} -> {phase}"}
+            return {**outcome, "failed_handoff": f"{_source_of(phase) or 'input'} -> {phase}"}
         return {**outcome, "failed_phase": phase}
 
     def _end(self, run: Run, status: str, error: str) -> None:
-        """Say how it ended, wherever that can still be written."""
+        """Say how it ended, wherever that can still be written; then tidy up, if that works."""
+        details = {"error": error} if error else {}
         with contextlib.suppress(OSError, ForgeError):
-            details = {"error": error} if error else {}
             run.tracker.event(f"run_{status}", session=run.session_id, **details)
-        with contextlib.suppress(OSError, ForgeError):
-            log.info("run ended", status=status, error=error)
-            self.sessions.set_status(run.session_id, status)
+        log.info("run ended", status=status, **details)
+        try:
+            if status == "completed":
+                self.sessions.registry.update_session(run.session_id, progress_percent=100)
+                manager = SessionCleanupManager(self.sessions, self.config.cleanup_policy)
+                manager.auto_cleanup_on_session_complete(run.session_id)
+            else:
+                self.sessions.set_status(run.session_id, status)
+        except (OSError, ForgeError) as problem:
+            log.warning("could not record the end or tidy up", problem=str(problem))
+
+    def _warn_of_other_versions(self, folder: Path) -> None:
+        """A resumed run is only promised to be equal under the versions that began it."""
+        before = read_session(folder).get("environment", {}).get("packages", {})
+        now = snapshot()["packages"]
+        changed = [name for name, version in before.items() if now.get(name) != version]
+        if changed:
+            log.warning("versions have changed since the run began", packages=changed)
 
     # -- handing over -----------------------------------------------------------------------------
 
     def _inputs(self, run: Run, phase: str, results: Mapping[str, PhaseResult]) -> list[ModelRef]:
-        """The models of the phase before, judged by the rules of the handoff."""
+        """The models of the phase before, or those that were given at the first start."""
         source = _source_of(phase)
         if source is None:
             return []
         if source in results:
-            models: list[ModelRef] = results[source].artifacts["models"]
-        else:
-            folder = run.folder / phase_folder(source)
-            state = read_state(folder)
-            done = state is not None and state["status"] == "completed"
-            models = (outputs_of(folder, state) or []) if state and done else []
-        return self._hand_over(run, source, phase, models)
+            handed: list[ModelRef] = results[source].artifacts["models"]
+            return handed
+        folder = run.folder / phase_folder(source)
+        state = read_state(folder)
+        if state and state["status"] == "completed":
+            return outputs_of(folder, state) or []
+        own = read_state(run.folder / phase_folder(phase)) or {}
+        places = [Path(text) for text in own.get("inputs", [])]
+        return [ModelRef(p.name, p, read_metadata(p).model_dump()) for p in places]
 
-    def _hand_over(
-        self, run: Run, source: str, target: str, models: list[ModelRef]
-    ) -> list[ModelRef]:
+    def _judge(self, run: Run, target: str, models: Sequence[ModelRef]) -> None:
+        """Apply the rules of the handoff, note the verdict, and raise if it is no."""
+        source = _source_of(target)
+        if source is None:
+            return
         verdict = self.validator().judge(
             source, target, [ref.weights() for ref in models], [ref.metadata for ref in models]
         )
         for ref in models:
-            self.sessions.registry.record_handoff(
-                ref.metadata["model_id"],
-                target,
-                validation_status="passed" if verdict.passed else "failed",
-                validation_metrics={**verdict.measured, "message": verdict.message},
-            )
+            with contextlib.suppress(NotFound):  # a model from elsewhere is in no registry of ours
+                self.sessions.registry.record_handoff(
+                    ref.metadata["model_id"],
+                    target,
+                    validation_status="passed" if verdict.passed else "failed",
+                    validation_metrics={**verdict.measured, "message": verdict.message},
+                )
         run.tracker.event(
             "handoff",
             phase=target,
@@ -253,9 +294,8 @@ class PipelineOrchestrator:
         if not verdict.passed:
             raise HandoffRefused(
                 f"{source} -> {target}: {verdict.message}",
-                hint=f"forge run --from {source} makes its models anew",
+                hint=f"forge resume {run.session_id} --from {source} makes its models anew",
             )
-        return models
 
     def validator(self) -> ModelHandoffValidator:
         """The handoff rules with this config's thresholds and policies."""
@@ -290,7 +330,7 @@ class PipelineOrchestrator:
 
         def listen(record: dict[str, Any]) -> None:
             nonlocal last
-            if record["event"] == "phase_completed":
+            if record["event"] in ("phase_completed", "phase_skipped"):
                 last = 0.0
             elif record["event"] != "step" or time.monotonic() - last < REGISTRY_EVERY_S:
                 return

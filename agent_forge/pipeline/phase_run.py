@@ -7,7 +7,8 @@ depends on, and what came out. A phase that is done with the same fingerprint is
 from __future__ import annotations
 
 import hashlib
-import time
+import json
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,12 +21,15 @@ from agent_forge.pipeline import resources
 from agent_forge.pipeline.config import PipelineConfig
 from agent_forge.pipeline.environment import seed_everything
 from agent_forge.store import files, names
+from agent_forge.store.checkpoint import CheckpointManager
 from agent_forge.store.metadata import read_metadata
 from agent_forge.store.models import ModelStorage
 from agent_forge.store.names import CHECKPOINTS
 from agent_forge.track.tracker import Tracker
 
+log = logging.getLogger(__name__)
 STATE_FILE = "state.json"
+UNRECORDED = ("models", "all_models")  # references and networks, recorded as outputs
 # Settings that change how a phase is run, not what comes out of it.
 WITHOUT_EFFECT = {"enabled", "checkpoint_every_steps", "gate_policy", "gates"}
 
@@ -37,6 +41,7 @@ class Run:
     folder: Path
     config: PipelineConfig
     device: str
+    threads: int
     tracker: Tracker
     storage: ModelStorage
     should_stop: Callable[[], bool]
@@ -46,8 +51,16 @@ class Run:
         return self.folder.name
 
 
-def run_phase(run: Run, controller: PhaseController, inputs: Sequence[ModelRef]) -> PhaseResult:
-    """Run a phase, or go on with it, or skip it if it is done with the same inputs and config."""
+def run_phase(
+    run: Run,
+    controller: PhaseController,
+    inputs: Sequence[ModelRef],
+    judge: Callable[[Sequence[ModelRef]], None],
+) -> PhaseResult:
+    """Run a phase, or go on with it, or skip it if it is done with the same inputs and config.
+
+    `judge` checks the handoff, and raises if these models may not come in.
+    """
     folder = run.folder / phase_folder(controller.name)
     fingerprint = fingerprint_of(run, controller, inputs)
     state = read_state(folder)
@@ -56,31 +69,32 @@ def run_phase(run: Run, controller: PhaseController, inputs: Sequence[ModelRef])
         if outputs is not None:
             run.tracker.event("phase_skipped", phase=controller.name, reason="done already")
             return _done(controller.name, state, outputs)
+    judge(inputs)
     accepted, problem = controller.validate_input(inputs)
     if not accepted:
         raise HandoffRefused(f"{controller.name}: {problem}")
     resources.require_for(controller.plan(inputs), folder, run.config)
-    state = _begin(run, controller.name, folder, fingerprint, state)
+    state = _begin(run, controller.name, folder, fingerprint, inputs)
     return _work(run, controller, inputs, folder, state)
 
 
 def _begin(
-    run: Run, phase: str, folder: Path, fingerprint: str, before: dict[str, Any] | None
+    run: Run, phase: str, folder: Path, fingerprint: str, inputs: Sequence[ModelRef]
 ) -> dict[str, Any]:
     """Record that the phase has begun, before anything of it exists."""
-    goes_on = before is not None and before["fingerprint"] == fingerprint
-    if before is not None and not goes_on and (folder / CHECKPOINTS).exists():
+    before = read_state(folder)
+    goes_on = before is None or before["fingerprint"] == fingerprint
+    if not goes_on and (folder / CHECKPOINTS).exists():
         files.remove_tree(folder / CHECKPOINTS, run.folder)
     state = {
         "phase": phase,
         "status": "running",
         "fingerprint": fingerprint,
-        "mark": before["mark"] if before else run.tracker.metrics.mark(),
+        "inputs": [str(ref.path.resolve()) for ref in inputs],
         "attempts": (before["attempts"] if before and goes_on else 0) + 1,
-        "seconds": before["seconds"] if before and goes_on else 0.0,
     }
     files.write_bytes(folder / STATE_FILE, files.sealed(state))
-    run.tracker.event("phase_resumed" if goes_on else "phase_started", phase=phase)
+    run.tracker.event("phase_resumed" if before and goes_on else "phase_started", phase=phase)
     return state
 
 
@@ -91,7 +105,6 @@ def _work(
     folder: Path,
     state: dict[str, Any],
 ) -> PhaseResult:
-    began = time.monotonic()
     context = _context(run, controller, inputs, folder, state)
     run.tracker.begin_phase(controller.name)
     seed_everything(run.config.runtime.seed, controller.name)
@@ -99,32 +112,46 @@ def _work(
         result = controller.run(context)
         if not result.success:
             raise PhaseFailed(f"{controller.name}: {result.error or 'no reason given'}")
-        state["seconds"] += time.monotonic() - began
-        result.duration_seconds = state["seconds"]
-        state |= {
-            "status": "completed",
-            "outputs": [
-                {"name": ref.name, "sha256": ref.metadata["sha256"]} for ref in context.saved
-            ],
-            "metrics": result.metrics,
-            "artifacts": {k: v for k, v in result.artifacts.items() if k != "all_models"},
-        }
-        context.log(None, {"phase/duration_seconds": state["seconds"], "phase/success": 1})
-        files.write_bytes(folder / STATE_FILE, files.sealed(state))
+        _complete(run, context, result, folder, state)
     except ForgeError as error:
-        state["seconds"] += time.monotonic() - began
-        _record_failure(folder, state, error)
-        raise
-    finally:
+        _record_failure(folder, {**state, "seconds": context.seconds}, error)
         run.tracker.end_phase()
-    result.artifacts["models"] = list(context.saved)
-    run.tracker.event("phase_completed", phase=controller.name, seconds=round(state["seconds"], 1))
+        raise
+    run.tracker.end_phase()
+    seconds = round(result.duration_seconds, 1)
+    run.tracker.event("phase_completed", phase=controller.name, seconds=seconds)
     return result
+
+
+def _complete(
+    run: Run, context: PhaseContext, result: PhaseResult, folder: Path, state: dict[str, Any]
+) -> None:
+    """Record what came out; only then is the phase done. Old checkpoints have served their time."""
+    outputs: list[ModelRef] = result.artifacts.setdefault("models", [])
+    result.duration_seconds = context.seconds
+    context.log(None, {"phase/duration_seconds": context.seconds, "phase/success": 1})
+    run.tracker.metrics.sync()
+    done = {
+        **state,
+        "status": "completed",
+        "seconds": context.seconds,
+        "outputs": [{"name": ref.name, "sha256": ref.metadata["sha256"]} for ref in outputs],
+        "metrics": _plain(result.metrics),
+        "artifacts": _plain({k: v for k, v in result.artifacts.items() if k not in UNRECORDED}),
+    }
+    files.write_bytes(folder / STATE_FILE, files.sealed(done))
+    for stage in (folder / CHECKPOINTS).glob("*"):
+        CheckpointManager(stage, keep_last=1).prune()
+
+
+def _plain(value: Any) -> Any:
+    """The same as JSON can hold it: numbers finite, everything unknown as its text."""
+    return json.loads(json.dumps(files.finite(value), default=str))
 
 
 def _record_failure(folder: Path, state: dict[str, Any], error: ForgeError) -> None:
     """Note the reason beside what is intact; a full disk may not even take that."""
-    state |= {"status": "paused" if error.exit_code in (5, 130) else "failed", "error": str(error)}
+    state |= {"status": "paused" if error.pauses else "failed", "error": str(error)}
     try:
         files.write_bytes(folder / STATE_FILE, files.sealed(state))
     except (OSError, ForgeError):
@@ -152,7 +179,6 @@ def _context(
         checkpoint_every=controller.config.checkpoint_every_steps,
         check_every=run.config.runtime.check_every_steps,
         keep_checkpoints=run.config.storage.keep_checkpoints,
-        mark=state["mark"],
         fingerprint=state["fingerprint"],
     )
 
@@ -164,11 +190,18 @@ def fingerprint_of(run: Run, controller: PhaseController, inputs: Sequence[Model
         "settings": controller.config.model_dump(mode="json", exclude=WITHOUT_EFFECT),
         "model": run.config.model.model_dump(mode="json"),
         "seed": run.config.runtime.seed,
-        "threads": run.config.runtime.threads,
+        "threads": run.threads,
         "device": run.device,
-        "inputs": [ref.metadata["sha256"] for ref in inputs],
+        "inputs": [_input_digest(ref) for ref in inputs],
     }
     return hashlib.sha256(files.to_json(content)).hexdigest()
+
+
+def _input_digest(ref: ModelRef) -> dict[str, str]:
+    """The sha256 of what a phase may read of a model: weights, config, tokenizer."""
+    records = files.reading(ref.path, lambda place: files.verify(place, content=False))
+    told = ("metadata.json", "metrics.json", "README.md")  # about the model, with times in them
+    return {name: record["sha256"] for name, record in records.items() if name not in told}
 
 
 def read_state(folder: Path) -> dict[str, Any] | None:
@@ -187,9 +220,11 @@ def outputs_of(folder: Path, state: dict[str, Any]) -> list[ModelRef] | None:
         try:
             files.reading(path, files.verify)
             metadata = read_metadata(path).model_dump()
-        except (DamagedFile, NotFound):
+        except (DamagedFile, NotFound) as error:
+            log.warning("%s; the phase that made it is done again", error)
             return None
         if metadata["sha256"] != output["sha256"]:
+            log.warning("%s is another model than it was; it is made again", path)
             return None
         found.append(ModelRef(output["name"], path, metadata))
     return found

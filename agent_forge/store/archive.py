@@ -8,7 +8,7 @@ import tarfile
 from pathlib import Path
 from typing import Any, cast
 
-from agent_forge.errors import AlreadyExists, ConfigError, NotFound
+from agent_forge.errors import AlreadyExists, ConfigError, DamagedFile, NotFound
 from agent_forge.store import files, lock
 from agent_forge.store.sessions import SessionStore
 
@@ -24,6 +24,13 @@ def export_archive(
     if target.exists() and not overwrite:
         raise AlreadyExists(f"{target} exists", hint="--force overwrites it")
     source = _find(sessions, name)
+    session = sessions.path(source.relative_to(sessions.root / "sessions").parts[0])
+    with lock.held(session):
+        return _export(source, target, dry_run)
+
+
+def _export(source: Path, target: Path, dry_run: bool) -> dict[str, dict[str, Any]]:
+    """Nothing changes meanwhile: the run's lock is ours."""
     paths = sorted(p for p in source.rglob("*") if p.is_file() and _belongs(p, source))
     for manifest in (p for p in paths if p.name == files.MANIFEST):
         files.verify(manifest.parent)
@@ -43,7 +50,10 @@ def export_archive(
 def _find(sessions: SessionStore, name: str) -> Path:
     for row in sessions.registry.search_models():
         if row["model_id"] == name:
-            return Path(row["model_path"])
+            path = Path(row["model_path"])
+            if not path.is_dir():
+                raise DamagedFile(path, "missing")
+            return path
     try:
         return sessions.find(name)
     except NotFound:

@@ -8,6 +8,7 @@ and stepped over. When the disk fills up, older checkpoints make room; the newes
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import random
@@ -40,6 +41,7 @@ class Checkpoint:
     epoch: int
     state: dict[str, Any]
     generators: dict[str, Any]
+    note: Any = None
     skipped: tuple[str, ...] = ()
 
     @property
@@ -102,6 +104,7 @@ class CheckpointManager:
         epoch: int = 0,
         generators: Mapping[str, torch.Generator] | None = None,
         score: float | None = None,
+        note: Any = None,
     ) -> Path:
         """Write any nested state, and every random generator, and drop what is too old.
 
@@ -119,6 +122,7 @@ class CheckpointManager:
             "step": step,
             "epoch": epoch,
             "score": score if score is not None and math.isfinite(score) else None,
+            "note": note,
             "state": skeleton,
         }
         path = self.checkpoint_dir / f"step_{step:08d}"
@@ -129,7 +133,7 @@ class CheckpointManager:
                 raise full
             log.warning("disk full: older checkpoints were removed to save step %d", step)
             self._write(path, tensors, record)
-        self._prune()
+        self.prune()
         return path
 
     def load_checkpoint(self, checkpoint_path: Path | str | None = None) -> Checkpoint:
@@ -146,6 +150,14 @@ class CheckpointManager:
         hint = "; ".join(skipped)
         raise NotFound(f"no usable checkpoint in {self.checkpoint_dir}", hint=hint)
 
+    def notes(self) -> list[Any]:
+        """The plain notes of all checkpoints that can be read, without reading their tensors."""
+        found = []
+        for path in self.steps():
+            with contextlib.suppress(DamagedFile, OSError, KeyError, TypeError):
+                found.append(files.read_json(path / "state.json")["note"])
+        return found
+
     def steps(self) -> list[Path]:
         """The checkpoint directories, oldest first."""
         if not self.checkpoint_dir.is_dir():
@@ -160,7 +172,7 @@ class CheckpointManager:
                 write_tensors(writer, tensors)
             stage.write_bytes("state.json", files.to_json(record, sort_keys=False))
 
-    def _prune(self) -> None:
+    def prune(self) -> None:
         """Keep the last ones that have all their bytes, and the best; the others go."""
         paths = [path for path in self.steps() if _is_whole(path, content=False)]
         keep = {*paths[-self.keep_last :], self._best(paths)}
@@ -270,6 +282,7 @@ def _read_verified(path: Path, step: int, skipped: tuple[str, ...]) -> Checkpoin
             epoch=record["epoch"],
             state=content["state"],
             generators=content["generators"],
+            note=record["note"],
             skipped=skipped,
         )
     except (AttributeError, KeyError, TypeError, ValueError) as error:

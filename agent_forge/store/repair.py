@@ -12,7 +12,6 @@ from pathlib import Path
 
 from agent_forge.errors import Busy, DamagedFile, ForgeError, NotFound
 from agent_forge.store import files, lock
-from agent_forge.store.metadata import read_metadata
 from agent_forge.store.sessions import SessionStore, read_session
 
 
@@ -44,47 +43,21 @@ def repair_registry(root: Path) -> str:
 def rebuild(store: SessionStore) -> Rebuilt:
     """Add every session and model on disk that the registry does not have."""
     result = Rebuilt()
-    listed = {row["session_id"] for row in store.registry.get_all_sessions()}
-    known = {row["model_id"] for row in store.registry.search_models()}
+    before = _entries(store)
     for path in store.run_directories():
         try:
-            record = read_session(path)
-            result.sessions += 1
-            if path.name not in listed:
-                store.register(record)
-                result.added += 1
+            store.register(read_session(path))
         except (ForgeError, OSError) as error:
             result.unreadable.append(str(error))
             continue
-        for place in sorted(path.glob(f"*/*/{files.MANIFEST}")):
-            try:
-                result.added += _adopt(store, path.name, place.parent, known)
-            except (ForgeError, OSError) as error:
-                result.unreadable.append(str(error))
+        result.sessions += 1
+        result.unreadable += store.register_models(path)
+    result.added = _entries(store) - before
     return result
 
 
-def _adopt(store: SessionStore, session_id: str, path: Path, known: set[str]) -> bool:
-    """Register one model unless it is known; checkpoints have manifests too, but no metadata."""
-    if not (path / "metadata.json").exists():
-        return False
-    record = read_metadata(path)
-    if record.session_id != session_id or record.model_name != path.name:
-        raise DamagedFile(path, f"it says it is {record.model_id}")
-    if record.model_id in known:
-        return False
-    store.registry.register_model(
-        session_id,
-        record.phase_name,
-        record.model_name,
-        path,
-        record.model_dump(),
-        size_mb=record.size_mb,
-        parameters=record.parameters,
-        tags=record.tags,
-        created_at=record.created_at,
-    )
-    return True
+def _entries(store: SessionStore) -> int:
+    return len(store.registry.get_all_sessions()) + len(store.registry.search_models())
 
 
 def _set_aside(root: Path) -> str:

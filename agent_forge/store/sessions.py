@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from agent_forge.errors import AlreadyExists, Busy, DamagedFile, ForgeError, NameRefused, NotFound
 from agent_forge.store import files, lock, names
-from agent_forge.store.metadata import SessionRecord
+from agent_forge.store.metadata import SessionRecord, read_metadata
 from agent_forge.store.registry import STATUSES, ModelRegistry, SessionRow, join_tags
 
 DAY_S = 86_400
@@ -102,6 +102,8 @@ class SessionStore:
             if path.name not in listed:
                 with contextlib.suppress(ForgeError, OSError):
                     self.register(read_session(path))
+                    for problem in self.register_models(path):
+                        log.warning("%s", problem)
 
     def run_directories(self) -> Iterator[Path]:
         """What lies in the place of run directories; unfinished work and locks do not count."""
@@ -142,6 +144,7 @@ class SessionStore:
         with lock.exclusive(path):
             files.sweep(path)
             self.register(read_session(path))
+            self.register_models(path)
             yield path
 
     def register(self, record: Mapping[str, Any]) -> None:
@@ -153,6 +156,37 @@ class SessionStore:
             status=record["status"],
             start_time=record["created_at"],
             end_time=record["ended_at"],
+        )
+
+    def register_models(self, path: Path) -> list[str]:
+        """Put the models of a run directory into the registry; what cannot be read is returned."""
+        known = {row["model_id"] for row in self.registry.search_models(session_id=path.name)}
+        problems = []
+        for place in sorted(path.glob(f"*/*/{files.MANIFEST}")):
+            try:
+                self._register_model(path.name, place.parent, known)
+            except (ForgeError, OSError) as error:
+                problems.append(str(error))
+        return problems
+
+    def _register_model(self, session_id: str, path: Path, known: set[str]) -> None:
+        if not (path / "metadata.json").exists():  # checkpoints have manifests too
+            return
+        record = read_metadata(path)
+        if record.session_id != session_id or record.model_name != path.name:
+            raise DamagedFile(path, f"it says it is {record.model_id}")
+        if record.model_id in known:
+            return
+        self.registry.register_model(
+            session_id,
+            record.phase_name,
+            record.model_name,
+            path,
+            record.model_dump(),
+            size_mb=record.size_mb,
+            parameters=record.parameters,
+            tags=record.tags,
+            created_at=record.created_at,
         )
 
     def set_status(self, session_id: str, status: str) -> None:

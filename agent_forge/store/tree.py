@@ -48,6 +48,31 @@ def unpack(tensors: Mapping[str, torch.Tensor], skeleton: Any) -> Any:
     raise ValueError(f"unknown tag {kind!r} in packed state")
 
 
+def same(one: Any, other: Any) -> bool:
+    """Whether two nested values are equal to the bit, types included."""
+    tensors, skeleton = pack(one)
+    others, other_skeleton = pack(other)
+    return (
+        skeleton == other_skeleton
+        and tensors.keys() == others.keys()
+        and all(_same_bits(tensors[key], others[key]) for key in tensors)
+    )
+
+
+def first_not_finite(value: Any) -> str:
+    """Where a nested value holds NaN or infinity, or nothing."""
+    for key, tensor in pack(value)[0].items():
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+            return key.lstrip("0123456789")
+    return ""
+
+
+def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if one.dtype != other.dtype or one.shape != other.shape:
+        return False
+    return torch.equal(one, other.to(one.device))
+
+
 class _Packer:
     """One walk over a value; `path` is where it stands, for names and messages."""
 

@@ -1,4 +1,4 @@
-"""A file of JSON lines that only grows, and can be cut back to an earlier length on resume."""
+"""A file of JSON lines that only grows, but for what a resumed phase takes back."""
 
 from __future__ import annotations
 
@@ -21,28 +21,42 @@ class Journal:
         self._drop_torn_line()
 
     def write(self, record: Mapping[str, Any]) -> None:
-        line = json.dumps(record, separators=(",", ":"), allow_nan=False, default=str)
+        line = json.dumps(record, separators=(",", ":"), allow_nan=False)
         with self._lock:
             files.append(self.path, line.encode() + b"\n")
 
-    def mark(self) -> int:
-        """The present length, with everything up to it on the disk."""
+    def sync(self) -> None:
+        """Put everything that was written on the disk."""
         with self._lock:
-            if not self.path.exists():
-                return 0
-            files.sync(self.path)
-            return self.path.stat().st_size
+            if self.path.exists():
+                files.sync(self.path)
 
-    def cut(self, mark: int) -> None:
-        """Go back to a length that `mark` gave."""
+    def keep(self, phase: str, count: int) -> int:
+        """Keep the first `count` records of a phase and all of the others; how many there are."""
         with self._lock:
-            files.cut(self.path, mark)
+            lines = self.path.read_bytes().splitlines(keepends=True) if self.path.exists() else []
+            kept, seen = [], 0
+            for line in lines:
+                mine = _phase_of(line) == phase
+                if not mine or seen < count:
+                    kept.append(line)
+                seen += mine
+            if len(kept) < len(lines):
+                files.write_bytes(self.path, b"".join(kept))
+            return min(seen, count)
 
     def _drop_torn_line(self) -> None:
         """A process that was killed while writing leaves half a line; it never happened."""
         if self.path.exists():
             content = self.path.read_bytes()
             files.cut(self.path, content.rfind(b"\n") + 1)
+
+
+def _phase_of(line: bytes) -> str | None:
+    try:
+        return str(json.loads(line)["phase"])
+    except (ValueError, KeyError, TypeError):
+        return None
 
 
 def read_lines(path: Path, start: int = 0) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -33,8 +33,12 @@ class _FileHandler(logging.Handler):
         self._path = path
 
     def emit(self, record: logging.LogRecord) -> None:
-        with contextlib.suppress(ForgeError):
+        try:
             files.append(self._path, self.format(record).encode() + b"\n")
+        except ForgeError:
+            return
+        except Exception:  # noqa: BLE001 - a malformed log call is no reason to stop a run
+            self.handleError(record)
 
 
 @contextlib.contextmanager

@@ -61,5 +61,5 @@ class Sampler:
             try:
                 values = sample(process, self._folder)
                 self._tracker.log("system", None, values)
-            except (ForgeError, OSError, psutil.Error):
+            except (ForgeError, OSError, RuntimeError, psutil.Error):
                 continue  # a full disk, say: the run itself will notice and tell

@@ -1,12 +1,15 @@
 """Tracker: the one place where a run's metrics and events are recorded.
 
 `metrics.jsonl` and `events.jsonl` in the run directory are the truth. Everything else (progress,
-W&B, dashboard, API, cards) is a view of them. Metrics are cut back to the checkpoint on resume, so
-no step appears twice; events are the history of state changes and carry no steps.
+W&B, dashboard, API, cards) is a view of them, and may fail without harm. What a phase logged after
+its last checkpoint is taken back on resume, so no step appears twice; events are the history of
+state changes and carry no steps.
 """
 
 from __future__ import annotations
 
+import json
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -14,6 +17,7 @@ from typing import Any, Protocol
 
 from agent_forge.track.journal import Journal, read_lines
 
+log = logging.getLogger(__name__)
 METRICS_FILE = "metrics.jsonl"
 EVENTS_FILE = "events.jsonl"
 Listener = Callable[[dict[str, Any]], None]
@@ -35,6 +39,7 @@ class Sink(Protocol):
     def log(self, phase: str, step: int | None, metrics: Mapping[str, Any]) -> None: ...
     def artifact(self, name: str, path: Path) -> None: ...
     def end(self) -> None: ...
+    def close(self) -> None: ...
 
 
 class Tracker:
@@ -58,13 +63,17 @@ class Tracker:
     def event(self, kind: str, **details: Any) -> None:
         """Record a change of state."""
         record = {"event": kind, "time": time.time(), **details}
-        self.events.write(record)
+        self.events.write(json.loads(json.dumps(record, default=str)))
         self.tell(record)
 
     def tell(self, record: dict[str, Any]) -> None:
-        """Pass something on to whoever is watching, without recording it."""
+        """Pass something on to whoever is watching; one that fails is not told again."""
         for listener in self.listeners:
-            listener(record)
+            try:
+                listener(record)
+            except Exception as error:  # noqa: BLE001 - a view must not stop the run
+                log.warning("a view of the run failed and is left out: %r", error)
+                self.listeners = tuple(one for one in self.listeners if one is not listener)
 
     def artifact(self, name: str, path: Path) -> None:
         """Point the sinks to a model that was saved."""
@@ -78,3 +87,7 @@ class Tracker:
     def end_phase(self) -> None:
         for sink in self.sinks:
             sink.end()
+
+    def close(self) -> None:
+        for sink in self.sinks:
+            sink.close()

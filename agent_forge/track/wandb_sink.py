@@ -42,7 +42,7 @@ class WandbSink:
         self._offline = offline
         self._calls: queue.Queue[Callable[[], None]] = queue.Queue(MAX_WAITING)
         self._run: Any = None
-        self._failed = False
+        self._failed = self._closed = False
         self._began = self._busy_since = time.monotonic()
         self._busy = False
         threading.Thread(target=self._work, name="wandb", daemon=True).start()
@@ -52,20 +52,28 @@ class WandbSink:
         self._hand_over(lambda: self._open(phase))
 
     def log(self, phase: str, step: int | None, metrics: Mapping[str, Any]) -> None:
-        values = dict(metrics)
-        self._hand_over(lambda: self._run and self._run.log(values, step=step))
+        """Our step is a value among the others: W&B's own counter would drop what comes late."""
+        values = dict(metrics) if step is None else {"step": step, **metrics}
+        self._hand_over(lambda: self._run and self._run.log(values))
 
     def artifact(self, name: str, path: Path) -> None:
         self._hand_over(lambda: self._link(name, path))
 
     def end(self) -> None:
-        """Finish the phase's run; wait for it only as long as wandb keeps answering."""
+        """Finish the phase's run, but wait no longer than is worth it, also for a slow one."""
         self._hand_over(self._close)
         patience_s = self._patience()
+        began = time.monotonic()
         while not self._failed and self._calls.unfinished_tasks:
-            if self._busy and time.monotonic() - self._busy_since > patience_s:
-                self._give_up(f"no answer for {patience_s:g} s")
+            waited_s = time.monotonic() - (self._busy_since if self._busy else began)
+            if max(waited_s, time.monotonic() - began) > patience_s:
+                self._give_up(f"not done within {patience_s:g} s")
             time.sleep(0.005)
+
+    def close(self) -> None:
+        """Let the thread go."""
+        self._hand_over(lambda: None)
+        self._closed = True
 
     def _patience(self) -> float:
         """Offline there is nothing to upload: a twentieth of the phase's time is plenty."""
@@ -83,6 +91,7 @@ class WandbSink:
             settings=wandb.Settings(silent=True),
             **self._settings,
         )
+        self._run.define_metric("*", step_metric="step")
 
     def _link(self, name: str, path: Path) -> None:
         import wandb
@@ -106,7 +115,7 @@ class WandbSink:
             self._give_up(f"{MAX_WAITING} entries are waiting")
 
     def _work(self) -> None:
-        while not self._failed:
+        while not self._failed and not (self._closed and self._calls.empty()):
             call = self._calls.get()
             self._busy_since, self._busy = time.monotonic(), True
             try:

@@ -277,6 +277,33 @@ def test_the_phase_record_may_be_damaged(tmp_path: Path, reference: dict[str, An
     assert_as_untouched(tmp_path, reference)
 
 
+def test_all_checkpoints_may_be_damaged(tmp_path: Path, reference: dict[str, Any]) -> None:
+    exit_code(forked(lambda: toy_run(tmp_path, listener=die_at("step", 18))))
+    for place in (folder(tmp_path) / "toy" / "checkpoints" / "main").glob("step_*"):
+        (place / "tensors.safetensors").write_bytes(b"damaged")
+    resume_until_done(tmp_path)
+    assert_as_untouched(tmp_path, reference)
+    assert "begins anew" in (folder(tmp_path) / "log.jsonl").read_text()
+
+
+def test_a_state_with_nan_is_never_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loss of step 10 is finite, but its update made the weights NaN."""
+    real = torch.optim.AdamW.step
+
+    def poison(self: Any, *arguments: Any) -> Any:
+        real(self, *arguments)
+        if self.state[self.param_groups[0]["params"][0]]["step"] == 10:
+            self.param_groups[0]["params"][0].data.fill_(float("nan"))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.optim.AdamW, "step", poison)
+        result = toy_run(tmp_path)
+    assert result["status"] == "failed" and "holds NaN" in result["error"]
+    steps = (folder(tmp_path) / "toy" / "checkpoints" / "main").glob("step_*")
+    assert [place.name for place in steps] == ["step_00000005"]
+    resume_until_done(tmp_path)
+
+
 def test_a_checkpoint_of_other_settings_is_refused(tmp_path: Path) -> None:
     exit_code(forked(lambda: toy_run(tmp_path, listener=die_at("step", 18))))
     (folder(tmp_path) / "toy" / "state.json").unlink()

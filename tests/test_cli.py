@@ -471,7 +471,7 @@ def test_validate_prints_a_config_that_reads_back(forge: Forge, tmp_path: Path) 
 @pytest.mark.parametrize("options", ["", "--json"])
 def test_validate_refuses(options: str, forge: Forge) -> None:
     result = forge(f"validate --set model.d_modle=1 --set runtime.seed=-1 {options}")
-    assert (result.code, result.out) == (2, "")
+    assert result.code == 2 and (not result.out or result.document["exit_code"] == 2)
     assert "did you mean 'd_model'?" in result.err and "runtime.seed" in result.err
 
 
@@ -611,7 +611,7 @@ def test_interrupt(forge: Forge, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_installed_script_fails_the_same_way(tmp_path: Path) -> None:
     command = [str(FORGE), "show", "nope", "--json"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (2, "")
+    assert done.returncode == 2 and json.loads(done.stdout)["exit_code"] == 2
     assert "error: no session or model 'nope'" in done.stderr and "Traceback" not in done.stderr
     assert list(tmp_path.iterdir()) == []
 

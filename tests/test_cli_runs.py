@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -96,6 +97,34 @@ def test_what_does_not_exist_yet_is_said(forge: Forge) -> None:
     assert result.code == 2 and "no session 'nothing'" in result.err
 
 
+def test_any_storage_path_will_do(forge: Forge, tmp_path: Path) -> None:
+    for n, name in enumerate(("it's here", "123", "null", "a b")):
+        line = f"run --preset toy --set phases.toy.steps=2 --session s{n} --progress none"
+        assert forge(f'{line} --storage "{name}"').code == 0
+        assert (tmp_path / name / "sessions" / f"s{n}").is_dir()
+
+
+def test_an_error_as_json_is_one_document(forge: Forge) -> None:
+    document = forge("resume nobody --json").document
+    assert document["exit_code"] == 2 and "nobody" in document["error"]
+
+
+def test_what_is_intact_is_told_truly(forge: Forge) -> None:
+    line = "run --preset toy --session d --progress none --set phases.toy.learning_rate=1e30"
+    result = forge(line)
+    assert result.code == 1 and "nothing to save yet" in result.err
+    assert "next: forge logs d" in result.err
+
+
+def test_odd_lines_are_stepped_over(forge: Forge, done: Path) -> None:
+    for name in ("metrics.jsonl", "events.jsonl"):
+        with (done / "sessions/r" / name).open("a") as file:
+            file.write('{}\n{"metrics": [1], "event": "\\u001b[31m", "time": "x"}\n')
+    assert forge("status r").code == 0
+    result = forge("logs r --events")
+    assert result.code == 0 and "\x1b" not in result.out
+
+
 def test_phases_are_listed(forge: Forge) -> None:
     assert re.search(r"1 +cognate", forge("phases").out)
     rows = forge("phases --json").document["phases"]
@@ -129,7 +158,7 @@ def test_stop_asks_a_running_session(forge: Forge, root: Path) -> None:
     assert "is not running" in forge("stop r").err
     with lock.exclusive(store.path("r")):
         assert "will stop" in forge("stop r").err
-        assert (store.path("r") / STOP_FILE).exists()
+        assert (store.path("r") / STOP_FILE).read_text() == str(os.getpid())
     assert forge("stop nobody").code == 2
     assert "is not running" in forge("stop r --storage storage").err
 

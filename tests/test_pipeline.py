@@ -94,6 +94,15 @@ def orchestrator(root: Path, *sets: str, **options: Any) -> PipelineOrchestrator
     return PipelineOrchestrator(config=config, session_id="r", **options)
 
 
+def change_settings(root: Path, old: str, new: str) -> None:
+    """Another config in both places, as if the session had been made with it."""
+    path = folder(root) / "config.yaml"
+    path.write_text(path.read_text().replace(old, new))
+    config = load_config(path=path).model_dump(mode="json")
+    record = files.read_sealed(folder(root) / "session.json")
+    (folder(root) / "session.json").write_bytes(files.sealed({**record, "config": config}))
+
+
 def events(root: Path) -> list[str]:
     return [
         " ".join([record["event"], *([record["phase"]] if "phase" in record else [])])
@@ -156,8 +165,7 @@ def test_a_phase_whose_output_is_not_what_it_was_is_done_again(tmp_path: Path, h
 
 def test_another_config_makes_it_anew_and_the_rest_follows(tmp_path: Path) -> None:
     orchestrator(tmp_path).run()
-    config = folder(tmp_path) / "config.yaml"
-    config.write_text(config.read_text().replace("seed: 42", "seed: 43"))
+    change_settings(tmp_path, "seed: 42", "seed: 43")
     result = orchestrator(tmp_path, resume=True).run()
     assert result["success"]
     assert not any("skipped" in r.artifacts for r in result["results"].values())
@@ -200,6 +208,11 @@ class Crashing(Cognate):
         raise ZeroDivisionError("a defect")
 
 
+class Silent(Cognate):
+    def run(self, ctx: PhaseContext) -> PhaseResult:
+        return None  # type: ignore[return-value]
+
+
 class Picky(EvoMerge):
     def validate_input(self, models: Sequence[ModelRef]) -> tuple[bool, str]:
         return False, "these do not suit"
@@ -215,13 +228,15 @@ def test_a_failing_phase_ends_the_run_with_its_reason(tmp_path: Path) -> None:
     result = orchestrator(tmp_path, controllers={**TWO, "cognate": Failing}).run()
     assert (result["exit_code"], result["failed_phase"]) == (1, "cognate")
     assert result["error"] == "cognate: no data" and result["completed_phases"] == []
+    result = orchestrator(tmp_path / "2", controllers={**TWO, "cognate": Silent}).run()
+    assert result["error"] == "cognate returned NoneType"
 
 
 def test_a_defect_is_recorded_and_raised(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError):
         orchestrator(tmp_path, controllers={**TWO, "cognate": Crashing}).run()
-    record = files.read_sealed(folder(tmp_path) / "session.json")
-    assert record["status"] == "failed"
+    for name in ("session.json", "phase1_cognate/state.json"):
+        assert files.read_sealed(folder(tmp_path) / name)["status"] == "failed"
     assert "ZeroDivisionError" in (folder(tmp_path) / "events.jsonl").read_text()
     with pytest.raises(ValueError, match="not in contract/metrics"):
         orchestrator(tmp_path / "2", controllers={**TWO, "cognate": Careless}).run()
@@ -393,6 +408,19 @@ def test_resuming_needs_a_session_and_its_config(tmp_path: Path) -> None:
     (folder(moved) / "session.json").write_text("{}")
     with pytest.raises(DamagedFile):
         orchestrator(moved, resume=True).run()
+
+
+def test_an_edited_config_is_refused_and_a_lost_one_is_not_missed(tmp_path: Path) -> None:
+    orchestrator(tmp_path).run()
+    path = folder(tmp_path) / "config.yaml"
+    text = path.read_text()
+    path.write_text(text.replace("seed: 42", "seed: 43"))
+    with pytest.raises(ConfigError, match=r"edited since the run began: runtime\.seed"):
+        orchestrator(tmp_path, resume=True)
+    path.write_text("{")
+    assert orchestrator(tmp_path, resume=True).run()["success"]
+    path.unlink()
+    assert orchestrator(tmp_path, resume=True).run()["success"]
 
 
 def test_old_sessions_go_when_a_run_starts_and_completes(tmp_path: Path) -> None:

@@ -295,7 +295,14 @@ def test_a_registry_that_may_not_be_written_can_be_read(
     registry: ModelRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     registry.checkpoint_wal()
-    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    real = sqlite3.connect
+
+    def unwritable(place: Any, *arguments: Any, **options: Any) -> sqlite3.Connection:
+        if "immutable" not in str(place):
+            raise sqlite3.OperationalError("unable to open database file")
+        return real(place, *arguments, **options)
+
+    monkeypatch.setattr(sqlite3, "connect", unwritable)
     assert len(ModelRegistry(registry.db_path).get_all_sessions()) == 1
     with pytest.raises(CannotWrite):
         registry.create_session("s2", {})

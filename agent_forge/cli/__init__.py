@@ -13,6 +13,7 @@ import traceback
 import typer
 
 from agent_forge.cli import config, doctor, run, runs, watch
+from agent_forge.cli.output import emit_json
 from agent_forge.errors import ForgeError
 
 app = typer.Typer(
@@ -60,6 +61,8 @@ def main() -> None:
         print(f"error: {error}", file=sys.stderr)
         if error.hint:
             print(f"next: {error.hint}", file=sys.stderr)
+        if "--json" in sys.argv:
+            emit_json(error=str(error), hint=error.hint, exit_code=error.exit_code)
         sys.exit(error.exit_code)
     except OSError as error:
         if debug:

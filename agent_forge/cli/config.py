@@ -8,7 +8,7 @@ import typer
 
 from agent_forge.cli.output import emit_json
 
-PRESET = typer.Option(None, "--preset", help="smoke, tiny (default), small or 25m.")
+PRESET = typer.Option(None, "--preset", help="toy, smoke, tiny (default), small or 25m.")
 SETS = typer.Option([], "--set", metavar="KEY=VALUE", help="Override one setting; repeatable.")
 JSON = typer.Option(False, "--json", help="Print one JSON document.")
 

@@ -116,7 +116,8 @@ def _registry(storage: Path, repair: bool) -> Finding:
 
     try:
         if repair:
-            return Finding("registry", "ok", repair_registry(storage))
+            said = repair_registry(storage)
+            return Finding("registry", "problem" if "not readable" in said else "ok", said)
         if not has_registry(storage):
             return Finding("registry", "ok", f"nothing is stored in {storage} yet")
         store = SessionStore(storage)

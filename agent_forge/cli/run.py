@@ -13,6 +13,7 @@ from agent_forge.cli.output import emit_json, emit_table, size
 from agent_forge.cli.runs import STORAGE
 
 if TYPE_CHECKING:
+    from agent_forge.pipeline.config import PipelineConfig
     from agent_forge.pipeline.orchestrator import PipelineOrchestrator
 
 PROGRESS = typer.Option(
@@ -39,9 +40,9 @@ def run(
     """Run the pipeline: every enabled phase, one after another."""
     from agent_forge.pipeline.config import load_config
 
-    if storage is not None:
-        sets = [*sets, f"storage.root={shlex.quote(str(storage))}"]
     settings = load_config(preset=preset, path=config, sets=tuple(sets))
+    if storage is not None:
+        settings = _at(settings, storage)
     if dry_run:
         _dry_run(settings, only, start, as_json)
         return
@@ -59,8 +60,14 @@ def resume(
     """Go on with a session where it stopped; what is done already is not done again."""
     from agent_forge.pipeline.config import load_config
 
-    root = load_config(sets=(f"storage.root={shlex.quote(str(storage))}",))
+    root = _at(load_config(), storage)
     _start(progress, as_json, only=only, start=start, config=root, session_id=session, resume=True)
+
+
+def _at(settings: PipelineConfig, storage: Path) -> PipelineConfig:
+    """The same settings with another storage root."""
+    root = settings.storage.model_copy(update={"root": str(storage.expanduser())})
+    return settings.model_copy(update={"storage": root})
 
 
 def stop(
@@ -110,10 +117,23 @@ def _start(
         raise ConfigError(f"unknown --progress {progress!r}{did_you_mean(progress, MODES)}")
     from agent_forge.pipeline.orchestrator import PipelineOrchestrator
 
-    with make_progress(progress) as display:
-        orchestrator = PipelineOrchestrator(listeners=[display], **options)
-        outcome = orchestrator.run(only=only, start=start)
+    orchestrator = PipelineOrchestrator(**options)
+    try:
+        with make_progress(progress) as display:
+            outcome = orchestrator.run(only=only, start=start, listeners=[display])
+    except KeyboardInterrupt:
+        outcome = {
+            "success": False,
+            "session_id": orchestrator.session_id or "",
+            "status": "interrupted",
+            "error": "left at once",
+            "hint": "",
+            "exit_code": 130,
+            "results": {},
+        }
     _report(orchestrator, outcome, as_json)
+    if progress != "json":
+        _advise(orchestrator, outcome)
     if outcome["exit_code"]:
         raise typer.Exit(outcome["exit_code"])
 
@@ -145,7 +165,6 @@ def _report(orchestrator: PipelineOrchestrator, outcome: dict[str, Any], as_json
                 for r in rows
             ],
         )
-    _advise(orchestrator, outcome)
 
 
 def _shown(value: Any) -> str:
@@ -160,10 +179,14 @@ def _advise(orchestrator: PipelineOrchestrator, outcome: dict[str, Any]) -> None
         typer.echo(f"done; next: forge show {session}", err=True)
         return
     typer.echo(f"{outcome['status']}: {outcome['error']}", err=True)
-    typer.echo("intact: everything up to the last checkpoint", err=True)
+    folder = orchestrator.sessions.root / "sessions" / outcome["session_id"]
+    saved = sorted(folder.glob("*/checkpoints/*/step_*"), key=lambda path: path.name)
+    intact = f"everything up to {saved[-1].name}" if saved else "there was nothing to save yet"
+    typer.echo(f"intact: {intact}", err=True)
     if outcome["hint"]:
         typer.echo(f"hint: {outcome['hint']}", err=True)
-    typer.echo(f"next: forge resume {session}", err=True)
+    command = "logs" if outcome["status"] == "failed" else "resume"
+    typer.echo(f"next: forge {command} {session}", err=True)
 
 
 def _dry_run(settings: Any, only: str | None, start: str | None, as_json: bool) -> None:

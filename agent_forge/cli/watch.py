@@ -10,7 +10,7 @@ from typing import Any
 import typer
 
 from agent_forge.cli.config import JSON
-from agent_forge.cli.output import emit_json, emit_table, when
+from agent_forge.cli.output import emit_json, emit_table, plain, when
 from agent_forge.cli.runs import STORAGE
 
 
@@ -80,9 +80,9 @@ def logs(
             if as_json:
                 print(json.dumps(record), flush=True)
             elif events:
-                print(f"{when(record['time'])} {describe(record)}", flush=True)
+                print(plain(f"{when(record.get('time'))} {describe(record)}"), flush=True)
             else:
-                print(_log_line(record), flush=True)
+                print(plain(_log_line(record)), flush=True)
         if ended:
             return
         time.sleep(0.2)

@@ -22,7 +22,7 @@ METRICS = (
     Metric("phase/duration_seconds", "any", "s", "time the phase took, all attempts together"),
     Metric("phase/success", "any", "0 or 1", "whether the phase ended well"),
     Metric("toy/loss", "toy", "squared error", "training loss of the toy's linear model"),
-    Metric("toy/final_loss", "toy", "squared error", "loss at the last step"),
+    Metric("toy/final_loss", "toy", "squared error", "loss on 1,024 fresh examples"),
     Metric("system/cpu_percent", "system", "%", "load of all cores"),
     Metric("system/process_cpu_percent", "system", "%", "load by this process; 100 = one core"),
     Metric("system/process_rss_mb", "system", "MB", "memory that this process holds"),

@@ -164,7 +164,7 @@ class PhaseContext:
             if not math.isfinite(value):
                 raise NotFinite(
                     f"{name} became {value} at step {step}",
-                    hint=f"the last checkpoint is intact: forge show {self.session_id}",
+                    hint="settings that learn more gently need a new run",
                 )
         self._logged += 1
         if self._logged > self._kept:  # else it was logged before the run was interrupted
@@ -268,7 +268,7 @@ class PhaseContext:
         if bad:
             raise NotFinite(
                 f"the state at step {step} holds NaN or infinity ({bad})",
-                hint=f"the checkpoint before is intact: forge show {self.session_id}",
+                hint="settings that learn more gently need a new run",
             )
         self.tracker.metrics.sync()
         note = {"logged": self._logged, "seconds": self.seconds}

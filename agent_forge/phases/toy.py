@@ -23,7 +23,8 @@ class ToyPhase(PhaseController):
 
     def plan(self, models: Sequence[ModelRef]) -> Plan:
         weights = self.config.width**2 + self.config.width
-        return Plan(self.config.steps, weights, disk_bytes=100 * weights, memory_bytes=10**7)
+        disk = 150 * self.config.steps + 100 * weights  # a line of metrics a step, checkpoints
+        return Plan(self.config.steps, weights, disk_bytes=disk, memory_bytes=28 * weights + 10**7)
 
     def run(self, ctx: PhaseContext) -> PhaseResult:
         width, data = self.config.width, ctx.generator("data")

@@ -42,7 +42,9 @@ def prepare(runtime: RuntimeSettings) -> str:
     if runtime.device == "auto":
         return next((name for name in ("cuda", "mps") if there[name]), "cpu")
     if not there.get(runtime.device, True):
-        raise ConfigError(f"device {runtime.device!r} is not there", hint="runtime.device=auto")
+        raise ConfigError(
+            f"device {runtime.device!r} is not there", hint="try it with: --set runtime.device=auto"
+        )
     return runtime.device
 
 

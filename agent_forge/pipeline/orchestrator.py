@@ -110,6 +110,7 @@ class PipelineOrchestrator:
 
     def plan(self, only: str | None = None, start: str | None = None) -> dict[str, Plan]:
         """What each phase would do. A later phase plans without the models it will be handed."""
+        prepare(self.config.runtime)
         return {name: self.controller(name).plan(()) for name in self.phase_names(only, start)}
 
     # -- running ----------------------------------------------------------------------------------
@@ -120,19 +121,21 @@ class PipelineOrchestrator:
         only: str | None = None,
         start: str | None = None,
         input_models: Sequence[ModelRef] | None = None,
+        listeners: Sequence[Listener] = (),
     ) -> dict[str, Any]:
         """Run the phases; the result tells success, what was done, and how a failure came about."""
         names = self.phase_names(only, start)
+        self._listeners = (*self._listeners, *listeners)
         device = prepare(self.config.runtime)
         folder = self._session_folder()
         self.session_id = folder.name
-        with (
-            self.sessions.open(folder.name),
-            logging_to(folder, self.config.tracking.log_level),
-            self.stopper.on_signals(),
-        ):
-            self.stopper.watch(folder)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self.sessions.open(folder.name))
             tracker = self._tracker(folder, names)
+            level = self.config.tracking.log_level
+            stack.enter_context(logging_to(folder, level, tracker.tell))
+            stack.enter_context(self.stopper.on_signals())
+            self.stopper.watch(folder)
             storage = ModelStorage(self.sessions.root, self.sessions.registry)
             run = Run(folder, self.config, device, thread_count(), tracker, storage, self.stopper)
             self._warn_of_other_versions(folder)
@@ -352,8 +355,37 @@ def _source_of(phase: str) -> str | None:
 
 
 def saved_config(sessions: SessionStore, session_id: str) -> PipelineConfig:
-    """The config that a session was started with; the storage root is where it is found now."""
-    path = sessions.find(session_id) / CONFIG_FILE
-    data = read_one(path)
-    data["storage"] = {**data.get("storage", {}), "root": str(sessions.root)}
-    return check(PipelineConfig, data, str(path))
+    """The config that a session was started with; the storage root is where it is found now.
+
+    session.json has it under a checksum. config.yaml beside it is for people; one that was edited
+    is refused, since what is done already was done with other settings.
+    """
+    folder = sessions.find(session_id)
+    record = read_session(folder)["config"]
+    moved = {"storage": {**record.get("storage", {}), "root": str(sessions.root)}}
+    config = check(PipelineConfig, {**record, **moved}, str(folder))
+    path = folder / CONFIG_FILE
+    try:
+        edited = check(PipelineConfig, read_one(path), str(path)).model_dump(mode="json")
+    except (ConfigError, OSError) as error:
+        log.warning("config.yaml is not usable; session.json has it too", problem=str(error))
+        return config
+    changed = _differences(record, edited)
+    if changed:
+        raise ConfigError(
+            f"{path} was edited since the run began: {', '.join(changed)}",
+            hint=f"start a new run with it: forge run --config {path}",
+        )
+    return config
+
+
+def _differences(one: Mapping[str, Any], other: Mapping[str, Any], above: str = "") -> list[str]:
+    """The keys, with dots, whose values differ."""
+    found = []
+    for key in sorted({*one, *other}):
+        a, b = one.get(key), other.get(key)
+        if isinstance(a, Mapping) and isinstance(b, Mapping):
+            found += _differences(a, b, f"{above}{key}.")
+        elif a != b:
+            found.append(f"{above}{key}")
+    return found

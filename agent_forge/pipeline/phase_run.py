@@ -110,10 +110,12 @@ def _work(
     seed_everything(run.config.runtime.seed, controller.name)
     try:
         result = controller.run(context)
+        if not isinstance(result, PhaseResult):
+            raise PhaseFailed(f"{controller.name} returned {type(result).__name__}")
         if not result.success:
             raise PhaseFailed(f"{controller.name}: {result.error or 'no reason given'}")
         _complete(run, context, result, folder, state)
-    except ForgeError as error:
+    except Exception as error:
         _record_failure(folder, {**state, "seconds": context.seconds}, error)
         run.tracker.end_phase()
         raise
@@ -149,9 +151,10 @@ def _plain(value: Any) -> Any:
     return json.loads(json.dumps(files.finite(value), default=str))
 
 
-def _record_failure(folder: Path, state: dict[str, Any], error: ForgeError) -> None:
+def _record_failure(folder: Path, state: dict[str, Any], error: Exception) -> None:
     """Note the reason beside what is intact; a full disk may not even take that."""
-    state |= {"status": "paused" if error.pauses else "failed", "error": str(error)}
+    pauses = isinstance(error, ForgeError) and error.pauses
+    state |= {"status": "paused" if pauses else "failed", "error": f"{error!r}"}
     try:
         files.write_bytes(folder / STATE_FILE, files.sealed(state))
     except (OSError, ForgeError):

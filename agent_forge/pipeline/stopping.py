@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
-from agent_forge.store import files
+from agent_forge.store import files, lock
 
 STOP_FILE = "stop"
 
@@ -22,8 +23,7 @@ class Stopper:
         self._folder: Path | None = None
 
     def watch(self, folder: Path) -> None:
-        """Look for a stop file in this run directory; one from an earlier run does not count."""
-        files.remove(folder / STOP_FILE)
+        """Look for a stop file in this run directory; one that is meant for us counts."""
         self._folder = folder
 
     def request(self) -> None:
@@ -32,7 +32,14 @@ class Stopper:
     def __call__(self) -> bool:
         if self._asked.is_set():
             return True
-        return self._folder is not None and (self._folder / STOP_FILE).exists()
+        path = self._folder / STOP_FILE if self._folder else None
+        if path is None or not path.exists():
+            return False
+        meant_for_us = path.read_text() == str(os.getpid())
+        files.remove(path)  # heard; or it was meant for a process that is gone
+        if meant_for_us:
+            self.request()
+        return meant_for_us
 
     @contextlib.contextmanager
     def on_signals(self) -> Iterator[None]:
@@ -56,5 +63,5 @@ class Stopper:
 
 
 def request_stop(folder: Path) -> None:
-    """Ask the run in this directory to stop after its present step."""
-    files.write_text(folder / STOP_FILE, "")
+    """Ask the process that runs in this directory to stop after its present step."""
+    files.write_text(folder / STOP_FILE, str(lock.holder_pid(folder)))

@@ -24,6 +24,8 @@ def export_archive(
     if target.exists() and not overwrite:
         raise AlreadyExists(f"{target} exists", hint="--force overwrites it")
     source = _find(sessions, name)
+    if target.resolve().is_relative_to(source.resolve()):
+        raise ConfigError(f"{target} is inside what it would hold")
     session = sessions.path(source.relative_to(sessions.root / "sessions").parts[0])
     with lock.held(session):
         return _export(source, target, dry_run)

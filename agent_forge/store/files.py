@@ -121,6 +121,8 @@ def disk_errors(path: Path, size: Callable[[], int] = lambda: 0) -> Iterator[Non
     except OSError as error:
         if error.errno in DISK_IS_FULL:
             raise DiskFull(path, size(), free_bytes(path.parent)) from error
+        if error.errno == errno.ELOOP:
+            raise HostileInput(f"{path} is a link; the store follows none") from error
         raise CannotWrite(path, error.strerror or str(error)) from error
 
 

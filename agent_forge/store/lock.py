@@ -98,6 +98,14 @@ def holder(directory: Path) -> str:
         return "another process"
 
 
+def holder_pid(directory: Path) -> int | None:
+    """The process that holds the lock, as far as its file tells."""
+    try:
+        return int(json.loads(_lock_path(directory).read_text())["pid"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
 def _lock_path(directory: Path) -> Path:
     return directory.resolve() / LOCK_FILE
 

@@ -29,7 +29,7 @@ from agent_forge.store.tensors import (
 )
 
 WEIGHTS = "model.safetensors"
-OVERHEAD_BYTES = 1 << 20  # header, metadata and card beside the weights
+OVERHEAD_BYTES = 1 << 17  # header, metadata and card beside the weights
 Weights = Mapping[str, torch.Tensor]
 Build = Callable[[dict[str, Any]], nn.Module]
 Loaded = tuple[dict[str, torch.Tensor], dict[str, Any], dict[str, Any]]

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import sqlite3
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -353,7 +352,7 @@ class ModelRegistry:
         """A connection of one operation's own; what SQLite reports gets its name here."""
         with self._errors():
             connection = sqlite3.connect(
-                self._uri(), timeout=BUSY_TIMEOUT_MS / 1000, isolation_level=None, uri=True
+                self.db_path, timeout=BUSY_TIMEOUT_MS / 1000, isolation_level=None
             )
             try:
                 connection.row_factory = sqlite3.Row
@@ -364,14 +363,21 @@ class ModelRegistry:
             finally:
                 connection.close()
 
-    def _uri(self) -> str:
-        """Where the folder may not be written (a backup, say), the database can still be read."""
-        readable_only = self.db_path.exists() and not os.access(self.db_path.parent, os.W_OK)
-        return self.db_path.resolve().as_uri() + ("?immutable=1" if readable_only else "")
-
     def _read(self, sql: str, values: Sequence[Any] = ()) -> list[sqlite3.Row]:
-        with self._connection() as connection:
+        try:
+            with self._connection() as connection:
+                return connection.execute(sql, values).fetchall()
+        except (CannotWrite, DiskFull):  # SQLite wants to write even for a reader; read without
+            if not self.db_path.is_file():
+                raise
+        with self._errors(), contextlib.closing(self._immutable()) as connection:
             return connection.execute(sql, values).fetchall()
+
+    def _immutable(self) -> sqlite3.Connection:
+        uri = self.db_path.resolve().as_uri() + "?immutable=1"
+        connection = sqlite3.connect(uri, isolation_level=None, uri=True)
+        connection.row_factory = sqlite3.Row
+        return connection
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
@@ -399,7 +405,7 @@ class ModelRegistry:
             yield
         except sqlite3.DatabaseError as error:
             text = str(error)
-            if "disk is full" in text:
+            if "disk is full" in text or "disk I/O error" in text:
                 free = files.free_bytes(self.db_path.parent)
                 raise DiskFull(self.db_path, PAGE_BYTES, free) from error
             if "unable to open" in text or "readonly" in text:

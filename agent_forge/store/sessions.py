@@ -67,7 +67,8 @@ class SessionStore:
     ) -> Path:
         """Make a run directory with its config; the id is a time stamp unless given."""
         join_tags(tags)
-        wanted = session_id or time.strftime("session_%Y%m%d_%H%M%S", time.gmtime())
+        stamp = time.strftime("session_%Y%m%d_%H%M%S", time.gmtime())
+        wanted = stamp if session_id is None else session_id
         with self.changing():
             path = self._free_path(wanted, fixed=session_id is not None)
             record = {
@@ -224,7 +225,12 @@ def read_session(path: Path) -> dict[str, Any]:
     except (ValidationError, NameRefused) as error:
         raise DamagedFile(place, f"not the record of a session ({error})") from error
     if record["session_id"] != path.name:
-        raise DamagedFile(place, f"the record of session {record['session_id']!r}, not of this one")
+        told = record["session_id"]
+        raise DamagedFile(
+            place,
+            f"the record of session {told!r}, not of this one",
+            hint=f"a run directory keeps its name: {path.with_name(told)}",
+        )
     return record
 
 
@@ -353,7 +359,10 @@ class SessionCleanupManager:
         """Remove what the policy no longer wants; nothing if automatic cleaning is off."""
         if not self.policy.auto_cleanup_enabled:
             return []
-        return self.remove(self.plan(keep=keep))
+        gone = self.remove(self.plan(keep=keep))
+        for removal in gone:
+            log.warning("old session %s was removed: %s", removal.session_id, removal.reason)
+        return gone
 
     def auto_cleanup_on_session_complete(self, session_id: str) -> list[Removal]:
         """Mark a session completed, tend the database every N sessions, then clean."""

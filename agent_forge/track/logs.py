@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from agent_forge.errors import ForgeError
 from agent_forge.store import files
 
 LOG_FILE = "log.jsonl"
+UNTOLD = ("level", "logger", "timestamp")
 PROCESSORS: list[Any] = [
     structlog.stdlib.add_log_level,
     structlog.stdlib.add_logger_name,
@@ -25,46 +26,62 @@ PROCESSORS: list[Any] = [
 ]
 
 
-class _FileHandler(logging.Handler):
-    """Appends to the run's log; a full disk is for the run to notice, not for a log line."""
+class _Handler(logging.Handler):
+    """Hands records over; neither a full disk nor a malformed call is a reason to stop a run."""
 
-    def __init__(self, path: Path) -> None:
-        super().__init__()
-        self._path = path
+    def __init__(self, level: int, take: Callable[[logging.LogRecord], None]) -> None:
+        super().__init__(level)
+        self._take = take
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            files.append(self._path, self.format(record).encode() + b"\n")
+            self._take(record)
         except ForgeError:
             return
-        except Exception:  # noqa: BLE001 - a malformed log call is no reason to stop a run
+        except Exception:  # noqa: BLE001 - see above
             self.handleError(record)
 
 
+def _told(record: logging.LogRecord) -> dict[str, Any]:
+    """A warning in the form of an event."""
+    message = record.msg if isinstance(record.msg, dict) else {"event": record.getMessage()}
+    details = {k: v for k, v in message.items() if k not in ("event", *UNTOLD)}
+    return {"event": "warning", "message": message["event"], **details}
+
+
 @contextlib.contextmanager
-def logging_to(folder: Path, level: str = "INFO") -> Iterator[None]:
-    """Send the package's log messages to the run directory while the block runs."""
+def logging_to(
+    folder: Path, level: str = "INFO", tell: Callable[[dict[str, Any]], None] = lambda _: None
+) -> Iterator[None]:
+    """Send the package's log messages to the run directory, and warnings to `tell` as well."""
     structlog.configure(
         processors=[*PROCESSORS, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
         logger_factory=structlog.stdlib.LoggerFactory(),
         wrapper_class=structlog.stdlib.BoundLogger,
     )
-    handler = _FileHandler(folder / LOG_FILE)
-    handler.setFormatter(
-        structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=PROCESSORS,
-            processors=[
-                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-                structlog.processors.JSONRenderer(sort_keys=True, default=str),
-            ],
-        )
+    formatter = structlog.stdlib.ProcessorFormatter(
+        foreign_pre_chain=PROCESSORS,
+        processors=[
+            structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+            structlog.processors.JSONRenderer(sort_keys=True, default=str),
+        ],
+    )
+
+    def write(record: logging.LogRecord) -> None:
+        files.append(folder / LOG_FILE, formatter.format(record).encode() + b"\n")
+
+    handlers = (
+        _Handler(logging.NOTSET, write),
+        _Handler(logging.WARNING, lambda record: tell(_told(record))),
     )
     logger = logging.getLogger("agent_forge")
     before = logger.level
-    logger.addHandler(handler)
+    for one in handlers:
+        logger.addHandler(one)
     logger.setLevel(level)
     try:
         yield
     finally:
-        logger.removeHandler(handler)
+        for one in handlers:
+            logger.removeHandler(one)
         logger.setLevel(before)

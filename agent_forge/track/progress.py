@@ -140,7 +140,8 @@ def describe(record: dict[str, Any]) -> str:
         f"{key} {value}" for key, value in record.items() if key not in ("event", "time", "phase")
     )
     subject = f"{record['phase']}: " if "phase" in record else ""
-    return f"{subject}{record['event'].replace('_', ' ')}" + (f" ({details})" if details else "")
+    event = str(record.get("event", "?")).replace("_", " ")
+    return f"{subject}{event}" + (f" ({details})" if details else "")
 
 
 def make_progress(mode: str = "auto", stream: TextIO | None = None) -> Progress:

@@ -27,8 +27,9 @@ def last_metrics(folder: Path) -> dict[str, dict[str, Any]]:
     """The newest value of every metric in a run directory, with its step."""
     found: dict[str, dict[str, Any]] = {}
     for _, record in read_lines(folder / METRICS_FILE):
-        for name, value in record["metrics"].items():
-            found[name] = {"value": value, "step": record["step"], "phase": record["phase"]}
+        values = record.get("metrics")
+        for name, value in values.items() if isinstance(values, dict) else ():
+            found[name] = {k: record.get(k) for k in ("step", "phase")} | {"value": value}
     return dict(sorted(found.items()))
 
 
@@ -72,8 +73,8 @@ class Tracker:
             try:
                 listener(record)
             except Exception as error:  # noqa: BLE001 - a view must not stop the run
-                log.warning("a view of the run failed and is left out: %r", error)
                 self.listeners = tuple(one for one in self.listeners if one is not listener)
+                log.warning("a view of the run failed and is left out: %r", error)
 
     def artifact(self, name: str, path: Path) -> None:
         """Point the sinks to a model that was saved."""

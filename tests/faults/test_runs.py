@@ -20,6 +20,7 @@ from agent_forge.store import files, lock
 from agent_forge.store.registry import ModelRegistry
 from tests import toy_runs
 from tests.faults.test_io import FailingDisk
+from tests.test_pipeline import change_settings
 from tests.toy_runs import die_at, exit_code, folder, forked, outcome, resume_until_done, toy_run
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
@@ -307,8 +308,7 @@ def test_a_state_with_nan_is_never_saved(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_checkpoint_of_other_settings_is_refused(tmp_path: Path) -> None:
     exit_code(forked(lambda: toy_run(tmp_path, listener=die_at("step", 18))))
     (folder(tmp_path) / "toy" / "state.json").unlink()
-    config = folder(tmp_path) / "config.yaml"
-    config.write_text(config.read_text().replace("learning_rate: 0.05", "learning_rate: 0.06"))
+    change_settings(tmp_path, "learning_rate: 0.05", "learning_rate: 0.06")
     result = toy_run(tmp_path, resume=True)
     assert not result["success"] and "belongs to other settings" in result["error"]
 

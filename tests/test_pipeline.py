@@ -323,7 +323,7 @@ def test_tidying_up_may_fail_without_harm(tmp_path: Path, monkeypatch: pytest.Mo
     def busy(*_: object) -> None:
         raise Busy("someone else tidies up")
 
-    monkeypatch.setattr(SessionCleanupManager, "auto_cleanup_on_session_complete", busy)
+    monkeypatch.setattr(SessionCleanupManager, "tidy_up", busy)
     result = orchestrator(tmp_path).run()
     assert result["success"] and "could not" in (folder(tmp_path) / "log.jsonl").read_text()
 

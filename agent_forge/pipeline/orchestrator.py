@@ -21,6 +21,7 @@ from agent_forge.config.phases import ORDER, PHASES, phase_folder
 from agent_forge.contract.handoff import ModelHandoffValidator
 from agent_forge.contract.phase import ModelRef, PhaseController, PhaseResult, Plan
 from agent_forge.errors import (
+    CannotWrite,
     ConfigError,
     ForgeError,
     HandoffRefused,
@@ -202,7 +203,8 @@ class PipelineOrchestrator:
         except (MemoryError, out_of_memory()) as error:
             return self._outcome(run, results, current, NotEnough(f"out of memory: {error}"))
         except Exception as error:
-            self._end(run, "failed", f"unexpected {type(error).__name__}: {error}")
+            with contextlib.suppress(OSError, ForgeError):
+                self._end(run, "failed", f"unexpected {type(error).__name__}: {error}")
             raise
         return self._outcome(run, results, current, None)
 
@@ -211,7 +213,13 @@ class PipelineOrchestrator:
     ) -> dict[str, Any]:
         """How the run ended; disk, memory and requests only pause it."""
         status = "completed" if error is None else "paused" if error.pauses else "failed"
-        self._end(run, status, str(error or ""))
+        try:
+            self._end(run, status, str(error or ""))
+        except (OSError, ForgeError) as problem:
+            if error is None:  # a run whose end could not be recorded has not ended
+                said = CannotWrite(run.folder, f"the end of the run ({problem})")
+                return self._outcome(run, results, phase, said)
+            log.warning("could not record how the run ended", problem=str(problem))
         outcome: dict[str, Any] = {
             "success": error is None,
             "session_id": run.session_id,
@@ -229,20 +237,18 @@ class PipelineOrchestrator:
         return {**outcome, "failed_phase": phase}
 
     def _end(self, run: Run, status: str, error: str) -> None:
-        """Say how it ended, wherever that can still be written; then tidy up, if that works."""
+        """Record how it ended, in the directory first; then tidy up, if that works."""
         details = {"error": error} if error else {}
-        with contextlib.suppress(OSError, ForgeError):
-            run.tracker.event(f"run_{status}", session=run.session_id, **details)
+        self.sessions.set_status(run.session_id, status)
+        run.tracker.event(f"run_{status}", session=run.session_id, **details)
         log.info("run ended", status=status, **details)
+        if status != "completed":
+            return
         try:
-            if status == "completed":
-                self.sessions.registry.update_session(run.session_id, progress_percent=100)
-                manager = SessionCleanupManager(self.sessions, self.config.cleanup_policy)
-                manager.auto_cleanup_on_session_complete(run.session_id)
-            else:
-                self.sessions.set_status(run.session_id, status)
+            self.sessions.registry.update_session(run.session_id, progress_percent=100)
+            SessionCleanupManager(self.sessions, self.config.cleanup_policy).tidy_up(run.session_id)
         except (OSError, ForgeError) as problem:
-            log.warning("could not record the end or tidy up", problem=str(problem))
+            log.warning("could not tidy up after the run", problem=str(problem))
 
     def _warn_of_other_versions(self, folder: Path) -> None:
         """A resumed run is only promised to be equal under the versions that began it."""

@@ -365,8 +365,12 @@ class SessionCleanupManager:
         return gone
 
     def auto_cleanup_on_session_complete(self, session_id: str) -> list[Removal]:
-        """Mark a session completed, tend the database every N sessions, then clean."""
+        """Mark a session completed, then tidy up."""
         self.sessions.set_status(session_id, "completed")
+        return self.tidy_up(session_id)
+
+    def tidy_up(self, session_id: str) -> list[Removal]:
+        """After a session has completed: tend the database every N sessions, and clean."""
         if self.sessions.registry.count_completed() % self.policy.checkpoint_every_n_sessions == 0:
             self.checkpoint_and_vacuum()
         return self.cleanup_old_sessions(keep={session_id})

@@ -110,6 +110,26 @@ def events(root: Path) -> list[str]:
     ]
 
 
+def test_phases_that_do_not_exist_yet_are_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert orchestrator(tmp_path).phase_names() == ["cognate", "evomerge"]
+    assert "not in this version" in caplog.text and "final_compression" in caplog.text
+
+
+def test_every_number_of_a_card_was_measured(tmp_path: Path) -> None:
+    toy_run(tmp_path)
+    model = folder(tmp_path) / "toy" / "linear"
+    measured: dict[str, Any] = {}
+    for _, record in read_lines(folder(tmp_path) / "metrics.jsonl"):
+        measured |= record["metrics"]
+    metrics_of_card = files.read_json(model / "metrics.json")
+    assert metrics_of_card
+    for name, value in metrics_of_card.items():
+        assert measured[name] == value
+        assert f"| {name} | {value:.6g} |" in (model / "README.md").read_text()
+
+
 def test_phases_run_in_order_and_hand_over(tmp_path: Path) -> None:
     result = orchestrator(tmp_path).run()
     assert result["success"] and list(result["results"]) == ["cognate", "evomerge"]

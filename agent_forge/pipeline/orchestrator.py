@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -49,6 +50,7 @@ from agent_forge.track.tracker import Listener, Sink, Tracker
 from agent_forge.track.wandb_sink import WandbSink
 
 log = structlog.stdlib.get_logger(__name__)
+early = logging.getLogger(__name__)  # before a run has its log: warnings go to stderr
 REGISTRY_EVERY_S = 1.0
 Controllers = Mapping[str, type[PhaseController]]
 
@@ -98,6 +100,8 @@ class PipelineOrchestrator:
                 raise ConfigError(f"phase {start!r} is not enabled in this config")
         missing = [name for name in names if name not in there]
         names = [name for name in names if name in there]
+        if names and missing:
+            early.warning("not in this version yet: %s", ", ".join(missing))
         if not names:
             raise ConfigError(
                 f"this version does not have {', '.join(missing) or 'any enabled phase'} yet",
@@ -189,7 +193,8 @@ class PipelineOrchestrator:
         results: dict[str, PhaseResult] = {}
         current = ""
         self.sessions.set_status(run.session_id, "running")
-        run.tracker.event("run_resumed" if self._resume else "run_started", session=run.session_id)
+        begun = "run_resumed" if self._resume else "run_started"
+        run.tracker.event(begun, session=run.session_id, phases=" ".join(names))
         try:
             for current in names:
                 if self.stopper():
@@ -374,7 +379,7 @@ def saved_config(sessions: SessionStore, session_id: str) -> PipelineConfig:
     try:
         edited = check(PipelineConfig, read_one(path), str(path)).model_dump(mode="json")
     except (ConfigError, OSError) as error:
-        log.warning("config.yaml is not usable; session.json has it too", problem=str(error))
+        early.warning("%s; session.json has the config too", error)
         return config
     changed = _differences(record, edited)
     if changed:

@@ -10,8 +10,6 @@ Shapes: B batch, T tokens, M memory channels, D width.
 
 from __future__ import annotations
 
-import math
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -60,10 +58,6 @@ class MemoryState:
 class Memory(nn.Module):
     """Reads what earlier tokens left; every token sees only itself and its past."""
 
-    decay_own: Tensor
-    decay_recent: Tensor
-    decay_distant: Tensor
-
     def __init__(
         self, width: int, channels: int, capacity: int, surprise_weight: float, novelty: float
     ) -> None:
@@ -75,33 +69,34 @@ class Memory(nn.Module):
         nn.init.normal_(self.down.weight, std=width**-0.5)
         nn.init.normal_(self.up.weight, std=channels**-0.5)
         longest = max(float(capacity), SHORTEST_HALF_LIFE)
-        spread = torch.linspace(math.log(SHORTEST_HALF_LIFE), math.log(longest), channels)
-        decays = {
-            "decay_own": 0.5 ** (1 / spread.exp()),
-            "decay_recent": torch.full((channels,), 0.5 ** (1 / SHORTEST_HALF_LIFE)),
-            "decay_distant": torch.full((channels,), 0.5 ** (1 / longest)),
-        }
-        for name, decay in decays.items():
-            self.register_buffer(name, decay, persistent=False)
+        ratio = longest / SHORTEST_HALF_LIFE
+        steps = [i / max(1, channels - 1) for i in range(channels)]
+        # Plain numbers, not buffers: loaders that build a network without memory lose buffers.
+        self.half_lives = [SHORTEST_HALF_LIFE * ratio**step for step in steps]
 
     def forward(self, x_BTD: Tensor, state: MemoryState | None = None) -> Tensor:
         v = self.down(x_BTD)
         state = state or MemoryState()
-        surprise = self._difference(v, "recent", state)
-        novelty = self._difference(v, "distant", state)
+        decay = self.decays(x_BTD)
+        surprise = self._difference(v, "recent", decay[:1].expand_as(decay), state)
+        novelty = self._difference(v, "distant", decay[-1:].expand_as(decay), state)
         weight = FLOOR + (1 - FLOOR) * (
             self.surprise_weight * surprise + self.novelty_weight * novelty
         ) / (self.surprise_weight + self.novelty_weight)
-        written = self._sum("written", weight * v, self.decay_own, state)
-        total = self._sum("total", weight.expand_as(v), self.decay_own, state)
+        written = self._sum("written", weight * v, decay, state)
+        total = self._sum("total", weight.expand_as(v), decay, state)
         read: Tensor = self.norm(self.up(written / total))
         return read
 
-    def _difference(self, v_BTM: Tensor, which: str, state: MemoryState) -> Tensor:
+    def decays(self, like: Tensor) -> Tensor:
+        """What is left of each channel after one token, from the quickest to the slowest."""
+        half_lives = torch.tensor(self.half_lives, device=like.device)
+        return torch.exp2(-1 / half_lives).to(like.dtype)
+
+    def _difference(self, v_BTM: Tensor, which: str, decay_M: Tensor, state: MemoryState) -> Tensor:
         """How far each token is from the mean of what came before it: 0 alike, 1 opposed or new."""
         v = v_BTM.detach()
-        decay = self.decay_recent if which == "recent" else self.decay_distant
-        sums = self._sum(which, v, decay, state, shifted=True)
+        sums = self._sum(which, v, decay_M, state, shifted=True)
         alike = F.cosine_similarity(v, sums, dim=-1, eps=1e-6)
         return ((1 - alike) / 2).unsqueeze(-1)
 

@@ -1,0 +1,103 @@
+"""Hugging Face interop: the one module that imports transformers.
+
+Importing it registers our network with the Auto classes, so that a model directory of ours opens
+with `AutoModelForCausalLM.from_pretrained`, without remote code. `generate` of transformers works
+and recomputes the text for every token; `agent_forge.infer` has the cached generation.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    GenerationMixin,
+    PretrainedConfig,
+    PreTrainedModel,
+)
+from transformers.modeling_outputs import CausalLMOutput
+
+from agent_forge.config.load import check
+from agent_forge.config.settings import ModelSettings
+from agent_forge.model.loss import IGNORE
+from agent_forge.model.network import ForgeNetwork
+
+MODEL_TYPE = "agent_forge"
+
+
+class ForgeConfig(PretrainedConfig):  # type: ignore[misc]
+    """The shape of a network in the form that transformers keeps in config.json."""
+
+    model_type = MODEL_TYPE
+
+    def __init__(self, **values: Any) -> None:
+        shape = {name: values.pop(name) for name in ModelSettings.model_fields if name in values}
+        self.shape = check(ModelSettings, shape, "config.json").model_dump()
+        values = {"tie_word_embeddings": True, "use_cache": False, **values}
+        values.pop("shape", None)
+        super().__init__(**values)
+        for name, value in self.shape.items():
+            setattr(self, name, value)
+        self.hidden_size, self.num_hidden_layers = self.d_model, self.n_layers
+        self.num_attention_heads = self.n_heads
+
+    def settings(self) -> ModelSettings:
+        """The settings that the network is built from."""
+        names = ModelSettings.model_fields
+        return ModelSettings.model_validate({name: getattr(self, name) for name in names})
+
+
+class ForgeForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
+    """Our network behind the interface of transformers."""
+
+    config_class = ForgeConfig
+    base_model_prefix = "network"
+
+    def __init__(self, config: ForgeConfig) -> None:
+        super().__init__(config)
+        self.network = ForgeNetwork(config.settings())
+        self.post_init()
+
+    def _init_weights(self, module: torch.nn.Module) -> None:
+        """The network has initialised itself."""
+
+    def get_input_embeddings(self) -> torch.nn.Module:
+        return self.network.embedding
+
+    def forward(self, input_ids: Tensor, labels: Tensor | None = None, **_: Any) -> CausalLMOutput:
+        """Logits of every position; with labels also the mean loss of predicting the next token."""
+        logits = self.network(input_ids)
+        loss = None
+        if labels is not None:
+            loss = torch.nn.functional.cross_entropy(
+                logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), ignore_index=IGNORE
+            )
+        return CausalLMOutput(loss=loss, logits=logits)
+
+    def prepare_inputs_for_generation(self, input_ids: Tensor, **_: Any) -> dict[str, Any]:
+        return {"input_ids": input_ids}
+
+
+def config_dict(settings: ModelSettings) -> dict[str, Any]:
+    """config.json of a model directory that holds a network of this shape."""
+    return {
+        "model_type": MODEL_TYPE,
+        "architectures": [ForgeForCausalLM.__name__],
+        "tie_word_embeddings": True,
+        "use_cache": False,
+        "dtype": "float32",
+        **settings.model_dump(mode="json"),
+    }
+
+
+def build_network(config: dict[str, Any]) -> ForgeNetwork:
+    """The network of a config.json, for ModelStorage."""
+    shape = {name: config[name] for name in ModelSettings.model_fields if name in config}
+    return ForgeNetwork(check(ModelSettings, shape, "config.json"))
+
+
+AutoConfig.register(MODEL_TYPE, ForgeConfig)
+AutoModelForCausalLM.register(ForgeConfig, ForgeForCausalLM)

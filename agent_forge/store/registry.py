@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import random
 import sqlite3
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypedDict, cast
+from typing import Any, cast
 
 from agent_forge.errors import (
     Busy,
@@ -26,48 +27,15 @@ from agent_forge.errors import (
 )
 from agent_forge.store import files, names
 from agent_forge.store.migrations import MIGRATIONS
+from agent_forge.store.rows import HandoffRow, ModelRow, SessionRow
 
 APPLICATION_ID = 0x41464F52  # "AFOR": tells our databases from other people's
 BUSY_TIMEOUT_MS = 30_000
 PAGE_BYTES = 4096
 WAL_LIMIT_BYTES = 16 << 20
 DAMAGE = ("malformed", "no such table", "no such column", "decode to UTF-8")
+_jitter = random.Random()  # of its own: the global generator belongs to the runs
 STATUSES = ("running", "completed", "failed", "paused")
-
-
-class SessionRow(TypedDict):
-    session_id: str
-    pipeline_config_json: str
-    start_time: float
-    end_time: float | None
-    status: str
-    current_phase: str | None
-    progress_percent: float
-    tags: list[str]
-
-
-class ModelRow(TypedDict):
-    model_id: str
-    session_id: str
-    phase_name: str
-    model_name: str
-    model_path: str
-    size_mb: float | None
-    parameters: int | None
-    created_at: float
-    metadata: dict[str, Any]
-    tags: list[str]
-
-
-class HandoffRow(TypedDict):
-    handoff_id: str
-    source_phase: str
-    target_phase: str
-    source_model_id: str
-    target_model_id: str | None
-    handoff_timestamp: float
-    validation_status: str
-    validation_metrics: dict[str, Any]
 
 
 class ModelRegistry:
@@ -382,7 +350,7 @@ class ModelRegistry:
     @contextlib.contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
         with self._connection() as connection:
-            connection.execute("BEGIN IMMEDIATE")
+            self._begin(connection)
             try:
                 yield connection
                 connection.execute("COMMIT")
@@ -392,10 +360,30 @@ class ModelRegistry:
                     connection.execute("ROLLBACK")
                 raise
 
+    def _begin(self, connection: sqlite3.Connection) -> None:
+        """Wait for our turn to write. SQLite's own waiting sleeps so long that it can starve."""
+        deadline = time.monotonic() + BUSY_TIMEOUT_MS / 1000
+        connection.execute("PRAGMA busy_timeout = 0")
+        while True:
+            try:
+                connection.execute("BEGIN IMMEDIATE")
+                break
+            except sqlite3.OperationalError as error:
+                if "locked" not in str(error) or time.monotonic() > deadline:
+                    raise
+                time.sleep(_jitter.uniform(0.001, 0.01))
+        connection.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
+
     def _bound_wal(self, connection: sqlite3.Connection) -> None:
-        """SQLite's own checkpoints give way to readers, so the log could grow without end."""
+        """SQLite's own checkpoints give way to readers, so the log could grow without end.
+
+        This one waits for them, but not for long: other writers wait for it meanwhile.
+        """
         wal = self.db_path.with_name(self.db_path.name + "-wal")
-        if wal.exists() and wal.stat().st_size > WAL_LIMIT_BYTES // 4:
+        size = wal.stat().st_size if wal.exists() else 0
+        if size > WAL_LIMIT_BYTES // 8:
+            patience_ms = 100 if size < WAL_LIMIT_BYTES // 2 else 2000
+            connection.execute(f"PRAGMA busy_timeout = {patience_ms}")
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
     @contextlib.contextmanager

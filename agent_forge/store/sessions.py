@@ -21,7 +21,8 @@ from pydantic import ValidationError
 from agent_forge.errors import AlreadyExists, Busy, DamagedFile, ForgeError, NameRefused, NotFound
 from agent_forge.store import files, lock, names
 from agent_forge.store.metadata import SessionRecord, read_metadata
-from agent_forge.store.registry import STATUSES, ModelRegistry, SessionRow, join_tags
+from agent_forge.store.registry import STATUSES, ModelRegistry, join_tags
+from agent_forge.store.rows import SessionRow
 
 DAY_S = 86_400
 CHANGING_PATIENCE_S = 60

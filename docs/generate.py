@@ -19,6 +19,7 @@ from agent_forge.store.metadata import HandoffRecord, ModelMetadata
 
 DOCS = Path(__file__).resolve().parent
 PRESET = "tiny"
+NETWORKS = ("smoke", "tiny", "small", "25m")
 SCHEMAS: dict[str, type[BaseModel]] = {
     "config": PipelineConfig,
     "metadata": ModelMetadata,
@@ -45,6 +46,14 @@ def reference() -> str:
     for key, value, description in settings(load_config(preset=PRESET)):
         cells = (f"`{key}`", f"`{json.dumps(value)}`", description)
         lines.append(" | ".join(["", *(cell.replace("|", r"\|") for cell in cells), ""]).strip())
+    lines += ["", "## Where the weights of the network sit", ""]
+    shapes = {name: load_config(preset=name).model for name in NETWORKS}
+    lines += [f"| part | {' | '.join(NETWORKS)} |", "|---" * (len(NETWORKS) + 1) + "|"]
+    for part in next(iter(shapes.values())).weights():
+        counts = (f"{shape.weights()[part]:,}" for shape in shapes.values())
+        lines.append(f"| {part} | {' | '.join(counts)} |")
+    totals = (f"{shape.parameters():,}" for shape in shapes.values())
+    lines.append(f"| all | {' | '.join(totals)} |")
     lines += ["", "## Metrics", "", "Everything that a run may log to `metrics.jsonl`.", ""]
     lines += ["| name | phase | unit | meaning |", "|---|---|---|---|"]
     lines += [f"| `{m.name}` | {m.phase} | {m.unit} | {m.meaning} |" for m in METRICS]

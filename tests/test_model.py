@@ -51,6 +51,21 @@ def test_the_count_of_weights_follows_from_the_settings(preset: str) -> None:
     with torch.device("meta"):
         model = ForgeNetwork(shape)
     assert sum(p.numel() for p in model.parameters()) == shape.parameters()
+    parts = {
+        "attention": "attention",
+        "SwiGLU": "mlp",
+        "memory": "memory.",
+        "gate": "gate.",
+        "recursion": "recursion.",
+        "halting": "halting.",
+    }
+    for part, sign in parts.items():
+        found = [
+            p.numel()
+            for name, p in model.named_parameters()
+            if (name.startswith(sign) if sign.endswith(".") else sign in name)
+        ]
+        assert sum(found) == shape.weights()[part], part
     if preset == "25m":
         assert abs(shape.parameters() / 25e6 - 1) < 0.05
 

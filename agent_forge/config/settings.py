@@ -153,20 +153,23 @@ class ModelSettings(Settings):
     halt_ema: float = Field(0.98, ge=0, lt=1, description="inertia of the halting calibration")
     halt_loss_weight: float = Field(0.1, ge=0, description="weight of the halting loss")
 
-    def parameters(self) -> int:
-        """How many weights a network of this shape has; tied ones count once."""
+    def weights(self) -> dict[str, int]:
+        """How many weights each part of a network of this shape has; tied ones count once."""
         d, memory, gate, trm = self.d_model, self.d_mem, self.gate_hidden, self.trm_hidden
-        block = 4 * d * d + 3 * d * self.ffn_hidden + 2 * d
-        return (
-            (self.vocab_size + d) * self.embed_rank  # factorised embedding, tied to the head
-            + self.n_layers * block
-            + (2 * d * memory + d)  # long-range memory
-            + (2 * d * gate + gate + gate * d + d)  # its gate
-            + (3 * d * trm + trm + trm * d + 2 * d)  # recursion: refine the latent
-            + (2 * d * trm + trm + trm * d + 2 * d)  # recursion: update the answer
-            + (d + 1)  # halting
-            + 3 * d  # last norm and the two initial states
-        )
+        return {
+            "embedding, tied to the head": (self.vocab_size + d) * self.embed_rank,
+            "attention": self.n_layers * (4 * d * d + d),
+            "SwiGLU": self.n_layers * (3 * d * self.ffn_hidden + d),
+            "memory": 2 * d * memory + d,
+            "gate": 2 * d * gate + gate + gate * d + 2 * d,
+            "recursion": 5 * d * trm + 2 * (trm + trm * d + d) + 3 * d,
+            "halting": d + 1,
+            "last norm": d,
+        }
+
+    def parameters(self) -> int:
+        """How many weights a network of this shape has."""
+        return sum(self.weights().values())
 
     @model_validator(mode="after")
     def _shapes_fit(self) -> ModelSettings:

@@ -518,21 +518,15 @@ def test_progress_is_in_the_registry_while_it_runs(
     assert seen == [("running", 21), *(("running", p) for p in (42, 62, 83, 100))]
 
 
-def run_with_wandb(root: Path, wandb: Any, monkeypatch: pytest.MonkeyPatch) -> float:
-    monkeypatch.setitem(sys.modules, "wandb", wandb)
-    sets = ("tracking.wandb_enabled=true", "tracking.wandb_timeout_s=0.01")
-    began = time.process_time()
-    assert toy_run(root, *sets)["success"]
-    return time.process_time() - began
-
-
 @pytest.mark.parametrize("how", ["absent", "raise", "hang"])
 def test_a_tracker_outage_never_stops_a_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     toy_run(tmp_path / "plain")
     wandb = None if how == "absent" else FakeWandb("log", how)
-    run_with_wandb(tmp_path, wandb, monkeypatch)
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    sets = ("tracking.wandb_enabled=true", "tracking.wandb_timeout_s=0.01")
+    assert toy_run(tmp_path, *sets)["success"]
     assert outcome(tmp_path) == outcome(tmp_path / "plain")
     log = (folder(tmp_path) / "log.jsonl").read_text()
     assert log.count("W&B is left out") == 1

@@ -6,6 +6,7 @@ fails the first test.
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 
+from agent_forge.config.load import to_yaml
 from agent_forge.config.phases import ORDER
 from agent_forge.contract.handoff import Gate
 from agent_forge.errors import ConfigError
@@ -188,7 +190,15 @@ def upkeep(setting: str, root: Path, patch: pytest.MonkeyPatch) -> Any:
 
 
 def schedule(setting: str, root: Path, patch: pytest.MonkeyPatch) -> Any:
-    return load_config(sets=(setting,)).cleanup_policy.schedule_cleanup.split()[0]
+    """The line that `forge clean --cron` prints for a config file with this schedule."""
+    path = root / "c.yaml"
+    path.write_text(to_yaml(load_config(sets=(setting,))))
+    command = [sys.executable, "-c", "from agent_forge.cli import main; main()"]
+    done = subprocess.run(
+        [*command, "clean", "--cron", "--config", str(path)], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()[0]
 
 
 def chosen(setting: str, root: Path, patch: pytest.MonkeyPatch) -> Any:

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_forge.errors import DamagedFile, ForgeError, HostileInput, NameRefused
+from agent_forge.model.hf import build_network, config_dict
 from agent_forge.store import files, names
 from agent_forge.store.checkpoint import CheckpointManager
 from agent_forge.store.models import ModelStorage, load_directory
@@ -20,6 +21,7 @@ from agent_forge.store.names import model_directory
 from agent_forge.store.sessions import SessionStore
 from agent_forge.store.tensors import read_weights
 from tests.pico import Pico
+from tests.test_model import network
 
 
 class Canary:
@@ -71,12 +73,20 @@ def test_a_pickle_in_place_of_any_file_of_a_model_is_not_run(
     assert not canary.exists()
 
 
-def test_code_named_in_a_config_is_not_run(storage: ModelStorage, pico: Pico, canary: Path) -> None:
-    config = {"model_type": "evil", "auto_map": {"AutoModelForCausalLM": "evil.Evil"}}
-    storage.save_model(pico, "s1", "cognate", "m1", {}, config=config)
+def test_code_named_in_a_config_is_not_run(storage: ModelStorage, canary: Path) -> None:
+    """auto_map asks transformers to import the file beside the weights; ours is opened without."""
+    from transformers import AutoModelForCausalLM
+
+    model = network()
+    config = {
+        **config_dict(model.settings),
+        "auto_map": {"AutoConfig": "evil.Evil", "AutoModelForCausalLM": "evil.Evil"},
+    }
+    storage.save_model(model, "s1", "cognate", "m1", {}, config=config)
     path = storage.find("cognate.m1.s1")
-    (path / "evil.py").write_text(f"import os\nos.mkdir({str(canary)!r})\n")
-    storage.load_model("cognate.m1.s1")
+    (path / "evil.py").write_text(f"import os\nos.mkdir({str(canary)!r})\nclass Evil: pass\n")
+    ModelStorage(storage.base_path, storage.registry, build_network).load_model("cognate.m1.s1")
+    AutoModelForCausalLM.from_pretrained(path)
     assert not canary.exists()
 
 

@@ -112,6 +112,10 @@ class NotFinite(ForgeError):
     """A measured value is NaN or infinite: the run stops at its last good checkpoint."""
 
 
+class Diverged(ForgeError):
+    """Training ran away; no weight was changed by the step that raised it."""
+
+
 class PhaseFailed(ForgeError):
     """A phase ended without success."""
 

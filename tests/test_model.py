@@ -76,7 +76,7 @@ def test_the_first_loss_is_that_of_a_guess(preset: str) -> None:
     torch.manual_seed(0)
     model = ForgeNetwork(shape)
     x = torch.randint(0, shape.vocab_size, (4, 64))
-    loss = language_loss(model, x, x.roll(1, 1), torch.Generator().manual_seed(0))
+    loss = language_loss(model, (x, x.roll(1, 1)), torch.Generator().manual_seed(0))
     for value in loss.per_step:
         assert value == pytest.approx(math.log(shape.vocab_size), abs=0.1)
 
@@ -120,7 +120,7 @@ def test_every_weight_learns() -> None:
     x = tokens(40)
     generator = torch.Generator().manual_seed(0)
     shaken(model)
-    language_loss(model, x, x.roll(-1, 1), generator).total.backward()
+    language_loss(model, (x, x.roll(-1, 1)), generator).total.backward()
     silent = [n for n, p in model.named_parameters() if p.grad is None or not p.grad.any()]
     assert silent == []
 
@@ -133,7 +133,7 @@ def test_it_learns_to_repeat_a_pattern() -> None:
     generator = torch.Generator().manual_seed(0)
     first = 0.0
     for _ in range(40):
-        loss = language_loss(model, x[:, :-1], x[:, 1:], generator)
+        loss = language_loss(model, (x[:, :-1], x[:, 1:]), generator)
         first = first or loss.per_step[-1]
         optimizer.zero_grad()
         loss.total.backward()
@@ -300,8 +300,8 @@ def test_halting_learns_where_a_further_step_would_not_help() -> None:
     model = network()
     x = tokens(40)
     generator = torch.Generator().manual_seed(0)
-    generous = language_loss(network(halt_margin=100), x, x, generator)
-    strict = language_loss(model, x, x, generator)
+    generous = language_loss(network(halt_margin=100), (x, x), generator)
+    strict = language_loss(model, (x, x), generator)
     assert generous.mean_target == 1.0 and 0 < strict.mean_target < 1
 
 
@@ -328,7 +328,7 @@ def test_ignored_positions_teach_nothing() -> None:
     masked[:, :20] = IGNORE
     other = x.clone()
     losses = [
-        language_loss(model, other, masked, torch.Generator().manual_seed(0)).per_step[-1],
+        language_loss(model, (other, masked), torch.Generator().manual_seed(0)).per_step[-1],
         float(token_losses(model, _last(model, x), targets.flatten()).view(2, 30)[:, 20:].mean()),
     ]
     assert losses[0] == pytest.approx(losses[1], abs=1e-5)
@@ -346,7 +346,7 @@ def test_the_weights_of_the_loss_act() -> None:
     x = tokens(30)
 
     def total(**changes: object) -> float:
-        loss = language_loss(network(**changes), x, x, torch.Generator().manual_seed(0))
+        loss = language_loss(network(**changes), (x, x), torch.Generator().manual_seed(0))
         return float(loss.total.detach())
 
     assert total(gate_entropy_weight=1.0) < total()  # entropy is rewarded

@@ -132,7 +132,7 @@ def test_qk_clip_bounds_the_logits_of_a_head(protected: bool) -> None:
     keys = attention.k.weight.detach().clone()
     x = tokens(30)
     for _ in range(2):
-        language_loss(model, x, x, torch.Generator().manual_seed(0)).total.backward()
+        language_loss(model, (x, x), torch.Generator().manual_seed(0)).total.backward()
         largest = attention.largest_logit_H.clone()
         optimizer.step()
         optimizer.zero_grad()
@@ -147,7 +147,7 @@ def test_resuming_is_exact(tmp_path: Any) -> None:
         for step in steps:
             generator = torch.Generator().manual_seed(step)
             x = torch.randint(0, 512, (2, 20), generator=generator)
-            language_loss(model, x, x.roll(-1, 1), generator).total.backward()
+            language_loss(model, (x, x.roll(-1, 1)), generator).total.backward()
             optimizer.step()
             optimizer.zero_grad()
 
@@ -179,7 +179,7 @@ def test_it_learns() -> None:
     generator = torch.Generator().manual_seed(0)
     losses = []
     for _ in range(25):
-        loss = language_loss(model, x[:, :-1], x[:, 1:], generator)
+        loss = language_loss(model, (x[:, :-1], x[:, 1:]), generator)
         optimizer.zero_grad()
         loss.total.backward()
         optimizer.step()

@@ -144,7 +144,7 @@ def logits(setting: str, root: Path, patch: pytest.MonkeyPatch) -> Any:
 
 def loss(setting: str, root: Path, patch: pytest.MonkeyPatch) -> Any:
     generator = torch.Generator().manual_seed(0)
-    return language_loss(network(setting), TOKENS, TOKENS, generator).total.item()
+    return language_loss(network(setting), (TOKENS, TOKENS), generator).total.item()
 
 
 def halting_steps(setting: str, root: Path, patch: pytest.MonkeyPatch) -> Any:
@@ -153,7 +153,7 @@ def halting_steps(setting: str, root: Path, patch: pytest.MonkeyPatch) -> Any:
 
 def calibration(setting: str, root: Path, patch: pytest.MonkeyPatch) -> Any:
     model = network(setting)
-    language_loss(model, TOKENS, TOKENS, torch.Generator().manual_seed(0))
+    language_loss(model, (TOKENS, TOKENS), torch.Generator().manual_seed(0))
     return model.halting.mean_probability.tolist()
 
 

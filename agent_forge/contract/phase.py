@@ -8,6 +8,7 @@ promise that a killed run resumes to the same bytes.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import logging
 import math
@@ -18,10 +19,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from agent_forge.contract.decisions import Decisions
 from agent_forge.contract.metrics import find_metric
 from agent_forge.errors import ConfigError, Interrupted, NotFinite, NotFound
 from agent_forge.store import names
-from agent_forge.store.checkpoint import CheckpointManager
+from agent_forge.store.checkpoint import (
+    CheckpointManager,
+    capture_generators,
+    restore_generators,
+)
 from agent_forge.store.metadata import read_metadata
 from agent_forge.store.models import ModelStorage, load_directory
 from agent_forge.store.names import CHECKPOINTS, model_id_for
@@ -106,6 +112,16 @@ class PhaseController(ABC):
 
 
 @dataclass
+class _Loop:
+    """A loop over steps. `beginning` is the state before the first, until a checkpoint has it."""
+
+    manager: CheckpointManager
+    parts: Mapping[str, Stateful]
+    beginning: tuple[Any, Any] | None
+    step: int = 0
+
+
+@dataclass
 class PhaseContext:
     """What a phase works with. It prints nothing, builds no paths and opens no files itself."""
 
@@ -129,9 +145,11 @@ class PhaseContext:
     _seconds_before: float = 0.0  # that earlier attempts took
     _logged: int = 0  # records that the phase has come by
     _kept: int = 0  # records of earlier attempts that are in metrics.jsonl
+    _loop: _Loop | None = None  # the stage that is running
 
     def __post_init__(self) -> None:
         """Take back what this phase logged after its last checkpoint, whichever stage's it was."""
+        self.decisions = Decisions(self.folder)
         folders = sorted((self.folder / CHECKPOINTS).glob("*"))
         notes = [note for place in folders for note in CheckpointManager(place).notes()]
         sure = max((note["logged"] for note in notes), default=0)
@@ -150,10 +168,12 @@ class PhaseContext:
         import torch
 
         if name not in self._generators:
-            digest = hashlib.sha256(f"{self.seed}/{self.phase}/{name}".encode()).digest()
-            generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
-            self._generators[name] = generator
+            self._generators[name] = torch.Generator().manual_seed(self._seed_of(name))
         return self._generators[name]
+
+    def _seed_of(self, name: str) -> int:
+        digest = hashlib.sha256(f"{self.seed}/{self.phase}/{name}".encode()).digest()
+        return int.from_bytes(digest[:8], "little") >> 1
 
     def log(self, step: int | None, metrics: Mapping[str, Any]) -> None:
         """Record measured values. A name must be in the table; NaN stops the run honestly."""
@@ -171,13 +191,19 @@ class PhaseContext:
             self.tracker.log(self.phase, step, values)
 
     def steps(
-        self, total: int, parts: Mapping[str, Stateful], stage: str = "main"
+        self,
+        total: int,
+        parts: Mapping[str, Stateful],
+        stage: str = "main",
+        *,
+        rolls_back: bool = False,
     ) -> Iterator[int]:
         """The steps still to do, 1 to `total`; every part is restored first and saved on the way.
 
         A phase with several loops gives each its `stage`; one that was finished yields nothing
         and only restores its parts. A loop that was left early
-        runs again from its last checkpoint on resume, to the same end.
+        runs again from its last checkpoint on resume, to the same end. With `rolls_back` the
+        loop may call `roll_back`.
         """
         if stage in self._stages:
             raise ValueError(f"stage {stage!r} is used twice in phase {self.phase}")
@@ -185,21 +211,48 @@ class PhaseContext:
         manager = CheckpointManager(
             self.folder / CHECKPOINTS / names.safe_name(stage, "stage"), self.keep_checkpoints
         )
-        first = self._restore(manager, parts)
+        beginning = rolls_back and manager.anchor() is None
+        loop = _Loop(manager, parts, self._snapshot(parts) if beginning else None)
+        loop.step = first = self._restore(manager, parts)
         name = self.phase if stage == "main" else f"{self.phase} {stage}"
         self.tracker.tell({"event": "loop", "name": name, "first": first, "total": total})
-        for step in range(first + 1, total + 1):
+        while loop.step < total:
+            loop.step = step = loop.step + 1
+            self._loop = loop
             yield step
+            if loop.step != step:
+                continue  # rolled back
             self.tracker.tell(
                 {"event": "step", "phase": self.phase, "stage": stage, "step": step, "total": total}
             )
             if self.should_stop():
-                self._save(manager, step, parts)
+                self._save(manager, step, parts, self._on_cadence(step))
                 raise Interrupted(f"stopped after step {step} of {total}")
-            if step % self.checkpoint_every == 0 or step == total:
-                self._save(manager, step, parts)
+            if self._on_cadence(step) or step == total:
+                self._save(manager, step, parts, self._on_cadence(step))
+                loop.beginning = None if self._on_cadence(step) else loop.beginning
             if step % self.check_every == 0:
                 self.check_resources()
+
+    def roll_back(self, reason: str) -> int:
+        """Put every part back to the last regular checkpoint; the loop goes on from there.
+
+        Checkpoints of an interruption do not count, so that it makes no difference whether there
+        was one. What was logged stays: it was measured. Returns the step of the checkpoint.
+        """
+        loop = self._loop
+        assert loop is not None, "roll_back is for the body of a loop over steps"
+        checkpoint = loop.manager.load_anchor()
+        if checkpoint is not None:
+            self._put_back(loop.parts, checkpoint.state["parts"], checkpoint.generators)
+        elif loop.beginning is not None:
+            self._put_back(loop.parts, *loop.beginning)
+        else:
+            raise NotFinite(f"{reason}; there is no checkpoint to go back to")
+        step = checkpoint.step if checkpoint else 0
+        self.tracker.event("rolled_back", phase=self.phase, at=loop.step, to=step, reason=reason)
+        loop.step = step
+        return step
 
     def save_model(
         self,
@@ -249,17 +302,33 @@ class PhaseContext:
             raise ConfigError(
                 f"{checkpoint.path} holds {sorted(saved)}, but the phase has {sorted(parts)}"
             )
+        self._put_back(parts, saved, checkpoint.generators)
+        self._logged = checkpoint.note["logged"]
+        return checkpoint.step
+
+    def _put_back(
+        self, parts: Mapping[str, Stateful], saved: Mapping[str, Any], generators: Mapping[str, Any]
+    ) -> None:
+        """Every part and every generator as saved; a generator made since begins anew."""
         for name, part in parts.items():
             part.load_state_dict(saved[name])
             if not same(part.state_dict(), saved[name]):
                 raise ConfigError(f"part {name!r} did not come back as it was saved")
-        for name in checkpoint.generators["given"]:
-            self.generator(name)
-        checkpoint.restore_generators(self._generators)
-        self._logged = checkpoint.note["logged"]
-        return checkpoint.step
+        given = {name: self.generator(name) for name in generators["given"]}
+        for name in self._generators.keys() - given.keys():
+            self._generators[name].manual_seed(self._seed_of(name))
+        restore_generators(generators, given)
 
-    def _save(self, manager: CheckpointManager, step: int, parts: Mapping[str, Stateful]) -> None:
+    def _snapshot(self, parts: Mapping[str, Stateful]) -> tuple[Any, Any]:
+        state = copy.deepcopy({name: part.state_dict() for name, part in parts.items()})
+        return state, capture_generators(self._generators)
+
+    def _on_cadence(self, step: int) -> bool:
+        return step % self.checkpoint_every == 0
+
+    def _save(
+        self, manager: CheckpointManager, step: int, parts: Mapping[str, Stateful], anchor: bool
+    ) -> None:
         state = {
             "fingerprint": self.fingerprint,
             "parts": {name: part.state_dict() for name, part in parts.items()},
@@ -272,7 +341,7 @@ class PhaseContext:
             )
         self.tracker.metrics.sync()
         note = {"logged": self._logged, "seconds": self.seconds}
-        manager.save(state, step=step, generators=self._generators, note=note)
+        manager.save(state, step=step, generators=self._generators, note=note, anchor=anchor)
         self.tracker.tell({"event": "checkpoint", "phase": self.phase, "step": step})
 
 

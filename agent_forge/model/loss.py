@@ -7,6 +7,7 @@ positions; the last one on all.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from agent_forge.errors import ConfigError
 from agent_forge.model.network import ForgeNetwork
 
 CHUNK = 1024
@@ -25,10 +27,26 @@ class Loss:
     """The loss to minimise, and what it consists of."""
 
     total: Tensor
+    count: int  # tokens that it is a mean of
+    answers: Tensor  # of the last step at those tokens
     per_step: list[float]  # cross-entropy of each recursion step, in nats a token
     halting: float
     gate_entropy: float
     mean_target: float  # share of tokens for which halting before the last step was right
+    divergence: float | None = None  # from a teacher, in nats a token, where there is one
+
+    def values(self) -> dict[str, float]:
+        """What was measured, by name; `loss` is the cross-entropy of the last step."""
+        steps = {f"loss_step_{i}": loss for i, loss in enumerate(self.per_step, start=1)}
+        extra = {} if self.divergence is None else {"divergence": self.divergence}
+        return {
+            "loss": self.per_step[-1],
+            **steps,
+            "halting_loss": self.halting,
+            "gate_entropy": self.gate_entropy,
+            "halt_rate": self.mean_target,
+            **extra,
+        }
 
 
 def token_losses(model: ForgeNetwork, y_ND: Tensor, targets_N: Tensor) -> Tensor:
@@ -47,53 +65,80 @@ def token_losses(model: ForgeNetwork, y_ND: Tensor, targets_N: Tensor) -> Tensor
     return torch.cat(parts)
 
 
-def language_loss(
-    model: ForgeNetwork, tokens_BT: Tensor, targets_BT: Tensor, generator: torch.Generator
-) -> Loss:
-    """The loss of a batch. `targets` are the next tokens, IGNORE where there is none to learn."""
+def language_loss(model: ForgeNetwork, batch: Sequence[Tensor], generator: torch.Generator) -> Loss:
+    """The loss of a batch (tokens, targets), a mean over the targets that are not IGNORE.
+
+    Every term is a sum over tokens, divided by their number: cutting a batch changes nothing.
+    """
+    tokens_BT, targets_BT = batch
     settings = model.settings
+    _check(tokens_BT, targets_BT, settings.vocab_size)
     features = model.features(tokens_BT)
     kept = (targets_BT != IGNORE).flatten().nonzero().squeeze(-1)
     targets = targets_BT.flatten()[kept]
     x = features.x.flatten(0, 1)[kept]
     y, z = model.recursion.start(x)
-    share = max(1, round(settings.supervised_share * len(targets)))
+    drawn = torch.rand(len(targets), settings.t_max - 1, generator=generator).to(x.device)
+    chosen = (drawn < settings.supervised_share).t()
+    expected = settings.supervised_share * max(1, len(targets))
     total = x.new_zeros(())
     losses: list[Tensor] = []
     halts: list[tuple[Tensor, Tensor]] = []
+    answers = y
     for step in range(settings.t_max):
         y, z = model.recursion(x, y, z)
         last = step == settings.t_max - 1
-        order = torch.randperm(len(targets), generator=generator)[:share].to(x.device)
-        rows = slice(None) if last else order
-        loss = token_losses(model, y[rows], targets[rows])
+        rows = torch.arange(len(targets)) if last else chosen[step].nonzero().squeeze(-1)
+        answers = y if last else y[rows]
+        loss = token_losses(model, answers, targets if last else targets[rows])
         weight = 1.0 if last else 0.5 + 0.5 * step / settings.t_max
-        total = total + weight * loss.mean()
+        total = total + weight * loss.sum() / (max(1, len(targets)) if last else expected)
         losses.append(loss.detach())
-        halts.append((z.detach()[rows], order))
+        halts.append((z.detach() if last else z.detach()[rows], rows))
         y, z = y.detach(), z.detach()
-    halting, rate = _halting_loss(model, losses, halts)
+    halting, rate = _halting_loss(model, losses, halts, expected)
     total = total + settings.halt_loss_weight * halting
     total = total - settings.gate_entropy_weight * features.gate_entropy
     return Loss(
         total,
-        [float(loss.mean()) for loss in losses],
+        len(targets),
+        answers,
+        [float(loss.mean()) if len(loss) else 0.0 for loss in losses],
         float(halting.detach()),
         float(features.gate_entropy.detach()),
         rate,
     )
 
 
+def _check(tokens: Tensor, targets: Tensor, vocab_size: int) -> None:
+    """Say what is wrong with a batch before the network stumbles over it."""
+    if tokens.ndim != 2 or tokens.shape != targets.shape:
+        raise ConfigError(
+            f"tokens of shape {tuple(tokens.shape)} and targets of {tuple(targets.shape)}:"
+            " both must be rows x tokens"
+        )
+    for name, ids in (("token", tokens), ("target", targets[targets != IGNORE])):
+        if ids.numel() and not (int(ids.min()) >= 0 and int(ids.max()) < vocab_size):
+            raise ConfigError(
+                f"{name} {int(ids.max())} is outside the vocabulary of {vocab_size}",
+                hint="the tokenizer does not fit the network",
+            )
+
+
 def _halting_loss(
-    model: ForgeNetwork, losses: list[Tensor], halts: list[tuple[Tensor, Tensor]]
+    model: ForgeNetwork,
+    losses: list[Tensor],
+    halts: list[tuple[Tensor, Tensor]],
+    expected: float,
 ) -> tuple[Tensor, float]:
     """Halting is right where the last step would not be better by more than a margin."""
     final = losses[-1]
     total = final.new_zeros(())
     targets = []
-    for step, (z, order) in enumerate(halts[:-1]):
-        target = (losses[step] <= final[order] + model.settings.halt_margin).float()
-        targets.append(target.mean())
-        total = total + model.halting.loss(z, target, step)
+    for step, (z, rows) in enumerate(halts[:-1]):
+        target = (losses[step] <= final[rows] + model.settings.halt_margin).float()
+        if len(target):
+            targets.append(target.mean())
+            total = total + model.halting.loss(z, target, step) * len(target) / expected
     rate = float(torch.stack(targets).mean()) if targets else 1.0
     return total, rate

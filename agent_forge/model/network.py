@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from agent_forge.config.settings import ModelSettings
 from agent_forge.model.attention import Block, KeyValues, RMSNorm
@@ -43,6 +44,7 @@ class ForgeNetwork(nn.Module):
     def __init__(self, settings: ModelSettings) -> None:
         super().__init__()
         self.settings = s = settings
+        self.checkpointing = False  # whether training computes the blocks twice to save memory
         self.embedding = nn.Embedding(s.vocab_size, s.embed_rank)
         self.projection = nn.Linear(s.embed_rank, s.d_model, bias=False)
         nn.init.normal_(self.embedding.weight, std=EMBEDDING_STD)
@@ -67,8 +69,12 @@ class ForgeNetwork(nn.Module):
         """Backbone, memory and gate: computed once, whatever the depth of the recursion."""
         x = self.projection(self.embedding(tokens_BT)) * self.settings.d_model**0.5
         start = cache.position if cache else 0
+        twice = self.checkpointing and self.training and torch.is_grad_enabled()
         for i, block in enumerate(self.blocks):
-            x = block(x, cache.layers[i] if cache else None, start)
+            if twice and cache is None:
+                x = checkpoint(block, x, None, start, use_reentrant=False)
+            else:
+                x = block(x, cache.layers[i] if cache else None, start)
         remembered = self.memory(x, cache.memory if cache else None)
         if cache:
             cache.position += tokens_BT.shape[1]
@@ -82,13 +88,17 @@ class ForgeNetwork(nn.Module):
     def logits(self, hidden: Tensor) -> Tensor:
         return F.linear(hidden, self.embedding.weight)
 
-    def forward(self, tokens_BT: Tensor, cache: Cache | None = None) -> Tensor:
-        """Logits for every position, after all recursion steps."""
+    def answers(self, tokens_BT: Tensor, cache: Cache | None = None) -> Tensor:
+        """The answer at every position, after all recursion steps."""
         x = self.features(tokens_BT, cache).x
         y, z = self.recursion.start(x)
         for _ in range(self.settings.t_max):
             y, z = self.recursion(x, y, z)
-        return self.logits(self.hidden(y))
+        return y
+
+    def forward(self, tokens_BT: Tensor, cache: Cache | None = None) -> Tensor:
+        """Logits for every position, after all recursion steps."""
+        return self.logits(self.hidden(self.answers(tokens_BT, cache)))
 
     @torch.no_grad()
     def predict(

@@ -76,7 +76,7 @@ class Halting(nn.Module):
         logit = self.head(z).squeeze(-1)
         with torch.no_grad():
             self.mean_target[step].lerp_(target.mean(), 1 - self.ema)
-            self.mean_probability[step].lerp_(torch.sigmoid(logit).mean(), 1 - self.ema)
+            self.mean_probability[step].lerp_(torch.sigmoid(logit.float()).mean(), 1 - self.ema)
         return F.binary_cross_entropy_with_logits(logit, target)
 
     def probability(self, z: Tensor, step: int) -> Tensor:

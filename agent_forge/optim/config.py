@@ -61,6 +61,9 @@ class MuGrokConfig(Settings):
         validation_alias=_named("qk_clip_threshold", "qkclip_tau"),
         description="largest attention logit of a head; 0 = any",
     )
+    kl_coefficient: float = Field(
+        0.0, ge=0, description="weight of the divergence from a reference, where a phase has one"
+    )
     mlarope_protected: bool = Field(
         False, description="true rescales the queries only and leaves rotary keys alone"
     )
@@ -76,7 +79,13 @@ class MuGrokConfig(Settings):
 
 PHASE_SETTINGS: dict[int, dict[str, Any]] = {
     1: {"muon_lr": 1e-3, "fallback_lr": 1e-3, "grokfast_lambda": 0.3, "qk_clip_threshold": 30.0},
-    3: {"muon_lr": 5e-4, "fallback_lr": 1e-4, "grokfast_lambda": 0.1, "qk_clip_threshold": 25.0},
+    3: {
+        "muon_lr": 5e-4,
+        "fallback_lr": 1e-4,
+        "grokfast_lambda": 0.1,
+        "qk_clip_threshold": 25.0,
+        "kl_coefficient": 0.1,
+    },
     4: {"muon_lr": 2e-4, "fallback_lr": 1e-4, "grokfast_lambda": 1.5},
     5: {"muon_lr": 2e-4, "fallback_lr": 1e-4, "grokfast_lambda": 2.0},
     6: {"muon_lr": 1e-4, "fallback_lr": 1e-4, "grokfast_lambda": 0.2},

@@ -8,20 +8,23 @@ of each head by scaling its query and key weights after the step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
+from agent_forge.errors import NotFinite
 from agent_forge.optim.config import MuGrokConfig
 
 NS_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 ADAM_BETAS = (0.9, 0.95)
 ADAM_EPS = 1e-8
 WATCHED_ROWS = 16
-NOT_HIDDEN = ("embedding", "projection", "halting")  # matrices that AdamW handles better
+NOT_HIDDEN = ("embedding", "projection", "halting", "lora_")  # matrices that AdamW handles better
 
 
 class Attention(Protocol):
@@ -56,11 +59,24 @@ def split_roles(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter
     return matrices, rest
 
 
+def divergence(logits: Tensor, reference: Tensor) -> Tensor:
+    """KL(reference || model) at each position, in nats, over the last dimension."""
+    own, wanted = F.log_softmax(logits.float(), -1), F.log_softmax(reference.float(), -1)
+    return F.kl_div(own, wanted, reduction="none", log_target=True).sum(-1)
+
+
 class MuonGrokfast(torch.optim.Optimizer):
     """Give it a model, which it then routes by role and clips by head, or bare parameters."""
 
-    def __init__(self, params: nn.Module | Iterable[nn.Parameter], config: MuGrokConfig) -> None:
+    def __init__(
+        self,
+        params: nn.Module | Iterable[nn.Parameter],
+        config: MuGrokConfig,
+        *,
+        straight_through: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
         self.config = config
+        self.straight_through = straight_through
         self.metrics: dict[str, float] = {}
         self._attentions: list[Attention] = []
         if isinstance(params, nn.Module):
@@ -97,6 +113,33 @@ class MuonGrokfast(torch.optim.Optimizer):
         self.metrics["qk_clip_count"] = float(self._clip_attention())
         return loss
 
+    @contextlib.contextmanager
+    def forward_weights(self) -> Iterator[None]:
+        """Within it the matrices are as `straight_through` makes them, and learn as if they were.
+
+        The gradient at the changed weights is applied to the unchanged ones, which are back
+        afterwards.
+        """
+        if self.straight_through is None:
+            yield
+            return
+        matrices = [
+            p for group in self.param_groups if group["role"] == "muon" for p in group["params"]
+        ]
+        latent = [p.detach().clone() for p in matrices]
+        with torch.no_grad():
+            for p in matrices:
+                p.copy_(self.straight_through(p))
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                torch._foreach_copy_(matrices, latent)
+
+    def penalty(self, logits: Tensor, reference: Tensor) -> Tensor:
+        """What a loss adds to stay near a reference: the coefficient times the mean divergence."""
+        return self.config.kl_coefficient * divergence(logits, reference.detach()).mean()
+
     def reset(self) -> None:
         """Forget everything about past gradients: a new phase begins."""
         self.state.clear()
@@ -104,6 +147,8 @@ class MuonGrokfast(torch.optim.Optimizer):
     def _clip(self, params: list[Tensor]) -> float:
         grads = [p.grad for p in params if p.grad is not None]
         norm = torch.nn.utils.get_total_norm(grads)
+        if not torch.isfinite(norm):
+            raise NotFinite(f"the gradient's norm is {float(norm)}; no weight was changed")
         if self.config.grad_clip:
             torch.nn.utils.clip_grads_with_norm_(params, self.config.grad_clip, norm)
         return float(norm)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_forge.config.phases import phase_folder
+from agent_forge.contract.decisions import FILE as DECISIONS
 from agent_forge.contract.phase import ModelRef, PhaseContext, PhaseController, PhaseResult
 from agent_forge.errors import DamagedFile, ForgeError, HandoffRefused, NotFound, PhaseFailed
 from agent_forge.pipeline import resources
@@ -84,8 +85,8 @@ def _begin(
     """Record that the phase has begun, before anything of it exists."""
     before = read_state(folder)
     goes_on = before is None or before["fingerprint"] == fingerprint
-    if not goes_on and (folder / CHECKPOINTS).exists():
-        files.remove_tree(folder / CHECKPOINTS, run.folder)
+    if not goes_on:
+        forget(folder, run.folder)
     state = {
         "phase": phase,
         "status": "running",
@@ -96,6 +97,13 @@ def _begin(
     files.write_bytes(folder / STATE_FILE, files.sealed(state))
     run.tracker.event("phase_resumed" if before and goes_on else "phase_started", phase=phase)
     return state
+
+
+def forget(folder: Path, root: Path) -> None:
+    """Drop what an attempt with other settings or inputs left to go on from."""
+    if (folder / CHECKPOINTS).exists():
+        files.remove_tree(folder / CHECKPOINTS, root)
+    files.remove(folder / DECISIONS)
 
 
 def _work(

@@ -105,8 +105,12 @@ class CheckpointManager:
         generators: Mapping[str, torch.Generator] | None = None,
         score: float | None = None,
         note: Any = None,
+        anchor: bool = True,
     ) -> Path:
         """Write any nested state, and every random generator, and drop what is too old.
+
+        One that is not an `anchor` serves to go on from after an interruption; a roll-back passes
+        it over.
 
         Checkpoints of later steps belong to a future that was given up (a roll-back) and go first.
         """
@@ -123,6 +127,7 @@ class CheckpointManager:
             "epoch": epoch,
             "score": score if score is not None and math.isfinite(score) else None,
             "note": note,
+            "anchor": anchor,
             "state": skeleton,
         }
         path = self.checkpoint_dir / f"step_{step:08d}"
@@ -150,6 +155,21 @@ class CheckpointManager:
         hint = "; ".join(skipped)
         raise NotFound(f"no usable checkpoint in {self.checkpoint_dir}", hint=hint)
 
+    def anchor(self) -> Path | None:
+        """The newest checkpoint that a roll-back may go to, as far as its record can be read."""
+        return next(iter(self._anchors()), None)
+
+    def load_anchor(self) -> Checkpoint | None:
+        """Read the newest of those that is whole; None if there is none."""
+        for path in self._anchors():
+            with contextlib.suppress(DamagedFile):
+                return _read(path, ())
+        return None
+
+    def _anchors(self) -> list[Path]:
+        records = ((path, _record_of(path)) for path in reversed(self.steps()))
+        return [path for path, record in records if record.get("anchor", bool(record))]
+
     def notes(self) -> list[Any]:
         """The plain notes of all checkpoints that can be read, without reading their tensors."""
         found = []
@@ -173,22 +193,22 @@ class CheckpointManager:
             stage.write_bytes("state.json", files.to_json(record, sort_keys=False))
 
     def prune(self) -> None:
-        """Keep the last ones that have all their bytes, and the best; the others go."""
+        """Keep the last ones that have all their bytes, the best, and the anchor."""
         paths = [path for path in self.steps() if _is_whole(path, content=False)]
-        keep = {*paths[-self.keep_last :], self._best(paths)}
+        keep = {*paths[-self.keep_last :], self._best(paths), self.anchor()}
         for path in self.steps():
             if path not in keep:
                 files.remove_tree(path, self.checkpoint_dir)
 
     def make_room(self, needed: int) -> bool:
-        """Remove checkpoints, oldest first and the best last, until `needed` bytes are free.
+        """Remove checkpoints, oldest first, best and anchor last, until `needed` bytes are free.
 
         The newest whole one stays; if even that would not do, all stay. Tells whether there is
         room now.
         """
         newest = next((path for path in reversed(self.steps()) if _is_whole(path)), None)
-        best = self._best(self.steps())
-        others = sorted((p for p in self.steps() if p != newest), key=lambda p: p == best)
+        dear = (self._best(self.steps()), self.anchor())
+        others = sorted((p for p in self.steps() if p != newest), key=lambda p: p in dear)
         free = files.free_bytes(self.checkpoint_dir)
         if free + sum(map(files.tree_bytes, others)) < needed:
             return False
@@ -253,11 +273,17 @@ def _is_whole(path: Path, *, content: bool = True) -> bool:
     return True
 
 
-def _score_of(path: Path) -> float | None:
+def _record_of(path: Path) -> dict[str, Any]:
+    """The plain part of a checkpoint, without its tensors; empty if it cannot be read."""
     try:
-        score = files.read_json(path / "state.json")["score"]
-    except (DamagedFile, OSError, KeyError, TypeError):
-        return None
+        record = files.read_json(path / "state.json")
+    except (DamagedFile, OSError):
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
+def _score_of(path: Path) -> float | None:
+    score = _record_of(path).get("score")
     return score if isinstance(score, int | float) else None
 
 

@@ -1,0 +1,206 @@
+"""Trainer: one optimizer step at a time, in pieces that fit into memory, with the rate's schedule.
+
+A step is all or nothing: a loss or gradient that is not finite, or a loss that has run away, raises
+`Diverged` before any weight changes. Out of memory cuts the batch into more pieces, and at last
+moves to the CPU; either is recorded under the step at which it happened before it takes effect, so
+that a resumed run does the same at the same step. Pieces are weighed by the tokens that they teach:
+the cut changes the result by rounding only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from agent_forge.contract.decisions import Decisions
+from agent_forge.errors import Diverged, NotEnough, NotFinite
+from agent_forge.train.config import TrainSettings, rate_factor
+from agent_forge.train.parallel import World
+
+log = logging.getLogger(__name__)
+Batch = Sequence[Tensor]  # tensors of equal length along the first dimension
+MEAN_INERTIA = 0.95
+SMALLEST_FACTOR = 1 / 32
+NO_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
+
+
+class Loss(Protocol):
+    """What a loss function returns."""
+
+    total: Tensor  # mean over what is learned
+    count: int  # how much that is
+
+    def values(self) -> dict[str, float]: ...
+
+
+LossFunction = Callable[[nn.Module, Batch, torch.Generator], Loss]
+
+
+def bf16_is_faster(device: str) -> bool:
+    """Whether this hardware multiplies bf16 matrices faster than fp32 ones."""
+    if device.startswith("cuda"):
+        return torch.cuda.get_device_capability()[0] >= 8
+    return device == "cpu" and bool(torch.cpu._is_amx_tile_supported())
+
+
+class Trainer:
+    """A network, its optimizer and a loss. `parts` is all that a checkpoint must hold."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        loss: LossFunction,
+        settings: TrainSettings,
+        *,
+        total: int,
+        generator: torch.Generator,
+        device: str = "cpu",
+        decisions: Decisions | None = None,
+        world: World | None = None,
+    ) -> None:
+        self.model, self.optimizer, self.loss = model, optimizer, loss
+        self.settings, self.total, self.generator = settings, total, generator
+        self.device, self.world = device, world or World()
+        self.decisions = decisions or Decisions()
+        self.factor = 1.0  # of the rate; halved at each divergence
+        self.mean_loss = 0.0
+        self.steps_seen = 0
+        for group in optimizer.param_groups:
+            group.setdefault("full_lr", group["lr"])
+        if settings.gradient_checkpointing:
+            for module in model.modules():
+                if hasattr(module, "checkpointing"):
+                    setattr(module, "checkpointing", True)  # noqa: B010 - not of every module
+
+    @property
+    def parts(self) -> dict[str, Any]:
+        return {"model": self.model, "optimizer": self.optimizer, "trainer": self}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "factor": self.factor,
+            "mean_loss": self.mean_loss,
+            "steps_seen": self.steps_seen,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.factor, self.mean_loss = state["factor"], state["mean_loss"]
+        self.steps_seen = state["steps_seen"]
+
+    def step(self, step: int, batch: Batch) -> dict[str, float]:
+        """One update (steps count from 1); returns what was measured."""
+        if len({len(tensor) for tensor in batch}) != 1 or not len(batch[0]):
+            raise ValueError(f"a batch of lengths {[len(t) for t in batch]}: one length, not 0")
+        self.model.train()
+        mine = self.world.share(batch)
+        begin = self.generator.get_state()
+        while True:
+            try:
+                values = self._gradients(mine, self._settle(step))
+                break
+            except (torch.OutOfMemoryError, RuntimeError, MemoryError) as error:
+                if not _out_of_memory(error):
+                    raise
+                self._use_less(step, len(mine[0]))
+                self.generator.set_state(begin)
+        self._refuse_divergence(step, values["loss"])
+        rate = self.factor * rate_factor(step, self.total, self.settings)
+        for group in self.optimizer.param_groups:
+            group["lr"] = group["full_lr"] * rate
+        try:
+            self.optimizer.step()
+        except NotFinite as error:
+            raise Diverged(f"step {step}: {error}") from error
+        self.steps_seen += 1
+        inertia = min(MEAN_INERTIA, 1 - 1 / self.steps_seen)
+        self.mean_loss = inertia * self.mean_loss + (1 - inertia) * values["loss"]
+        return {**values, "rate": rate, **getattr(self.optimizer, "metrics", {})}
+
+    def gentler(self, factor: float) -> None:
+        """Go on after a divergence at half of the rate that `factor` was."""
+        if factor <= SMALLEST_FACTOR:
+            raise NotFinite(
+                f"training diverges even at {factor:.3g} of the rate",
+                hint="the last good checkpoint is kept; a new run needs a lower rate",
+            )
+        self.factor = factor / 2
+
+    def _gradients(self, batch: Batch, pieces: int) -> dict[str, float]:
+        """Leave the mean gradient of the batch in the parameters; returns the mean values."""
+        self.optimizer.zero_grad(set_to_none=True)
+        sums: dict[str, float] = {}
+        count = 0
+        cut = zip(*(t.to(self.device).tensor_split(pieces) for t in batch), strict=True)
+        with self._forward_weights():
+            for piece in cut:
+                with self._precision():
+                    loss = self.loss(self.model, piece, self.generator)
+                (loss.total * loss.count).backward()  # type: ignore[no-untyped-call]
+                count += loss.count
+                for name, value in loss.values().items():
+                    sums[name] = sums.get(name, 0.0) + value * loss.count
+        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+        sums, count = self.world.sum(gradients, sums, count)
+        if not count:
+            raise ValueError("the batch has nothing to learn: every target is left out")
+        torch._foreach_mul_(gradients, 1 / count)
+        self.world.average(list(self.model.buffers()))
+        return {name: value / count for name, value in sums.items()}
+
+    def _forward_weights(self) -> contextlib.AbstractContextManager[None]:
+        """The weights as the optimizer wants them seen: through a straight-through hook or not."""
+        hook = getattr(self.optimizer, "forward_weights", contextlib.nullcontext)
+        context: contextlib.AbstractContextManager[None] = hook()
+        return context
+
+    def _precision(self) -> contextlib.AbstractContextManager[Any]:
+        wanted = self.settings.precision
+        if wanted == "bf16" or (wanted == "auto" and bf16_is_faster(self.device)):
+            return torch.autocast(self.device.split(":")[0], dtype=torch.bfloat16)
+        return contextlib.nullcontext()
+
+    def _refuse_divergence(self, step: int, loss: float) -> None:
+        if not math.isfinite(loss):
+            raise Diverged(f"the loss became {loss} at step {step}")
+        if self.steps_seen >= 20 and loss > 2 * self.mean_loss + 1:
+            raise Diverged(
+                f"the loss ran away at step {step}: {loss:.3g} after a mean of {self.mean_loss:.3g}"
+            )
+
+    def _settle(self, step: int) -> int:
+        """Pieces at this step, and the device, as was decided at this step or an earlier one."""
+        if self.decisions.latest("cpu", step) and self.device != "cpu":
+            self.device = "cpu"
+            self.model.to("cpu")
+            for state in self.optimizer.state.values():
+                state.update({k: v.to("cpu") for k, v in state.items() if torch.is_tensor(v)})
+        return int(self.decisions.latest("pieces", step) or self.settings.accumulate)
+
+    def _use_less(self, step: int, rows: int) -> None:
+        """Decide, for good, to compute smaller pieces from this step on, or on the CPU."""
+        self.optimizer.zero_grad(set_to_none=True)
+        pieces = self._settle(step)
+        if pieces < rows:
+            self.decisions.record("pieces", step, min(2 * pieces, rows))
+        elif self.device != "cpu":
+            self.decisions.record("cpu", step, True)
+            torch.cuda.empty_cache()
+        else:
+            raise NotEnough(
+                f"not enough memory for one row of the batch at step {step}",
+                hint="free some memory and resume, or start anew with shorter rows",
+            )
+        log.warning("out of memory at step %d: %s", step, self.decisions.at(step))
+
+
+def _out_of_memory(error: Exception) -> bool:
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return any(sign in str(error).lower() for sign in NO_MEMORY)

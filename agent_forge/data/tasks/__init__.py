@@ -12,7 +12,14 @@ import hashlib
 from collections.abc import Callable
 from random import Random
 
-from agent_forge.data.tasks import arithmetic, digits, memory, patterns, word_problems
+from agent_forge.data.tasks import (
+    arithmetic,
+    common_sense,
+    digits,
+    memory,
+    patterns,
+    word_problems,
+)
 from agent_forge.data.tasks.base import MAX_LEVEL, SPLITS, Family, Task
 from agent_forge.errors import ConfigError
 
@@ -20,11 +27,8 @@ __all__ = ["DOMAINS", "FAMILIES", "SPLITS", "Family", "Task", "check", "make"]
 
 Run = Callable[[str, tuple[str, ...]], bool]  # (source, tests): whether every test passes
 
-FAMILIES: dict[str, Family] = {
-    family.name: family
-    for module in (digits, arithmetic, word_problems, memory, patterns)
-    for family in module.FAMILIES
-}
+MODULES = (digits, arithmetic, word_problems, memory, patterns, common_sense)
+FAMILIES: dict[str, Family] = {f.name: f for module in MODULES for f in module.FAMILIES}
 DOMAINS: dict[str, tuple[str, ...]] = {
     domain: tuple(f.name for f in FAMILIES.values() if f.domain == domain)
     for domain in dict.fromkeys(f.domain for f in FAMILIES.values())

@@ -176,10 +176,12 @@ PLOTS = {
             "How many km long is the whole way?",
         ),
         (
-            "A boat makes {a} km an hour. It sails {b} hours, then drifts {c} km. How many km is that?",
+            "A boat makes {a} km an hour. It sails {b} hours, then drifts {c} km. "
+            "How many km is that?",
         ),
         (
-            "At {a} km an hour, {x} drives {b} hours, and {y} the last {c} km. How many km are driven?",
+            "At {a} km an hour, {x} drives {b} hours, and {y} the last {c} km. "
+            "How many km are driven?",
         ),
     ),
     "shopping": Plot(

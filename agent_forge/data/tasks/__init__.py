@@ -14,10 +14,12 @@ from random import Random
 
 from agent_forge.data.tasks import (
     arithmetic,
+    code,
     common_sense,
     digits,
     memory,
     patterns,
+    structured,
     word_problems,
 )
 from agent_forge.data.tasks.base import MAX_LEVEL, SPLITS, Family, Task
@@ -27,7 +29,7 @@ __all__ = ["DOMAINS", "FAMILIES", "SPLITS", "Family", "Task", "check", "make"]
 
 Run = Callable[[str, tuple[str, ...]], bool]  # (source, tests): whether every test passes
 
-MODULES = (digits, arithmetic, word_problems, memory, patterns, common_sense)
+MODULES = (digits, arithmetic, word_problems, memory, patterns, common_sense, code, structured)
 FAMILIES: dict[str, Family] = {f.name: f for module in MODULES for f in module.FAMILIES}
 DOMAINS: dict[str, tuple[str, ...]] = {
     domain: tuple(f.name for f in FAMILIES.values() if f.domain == domain)

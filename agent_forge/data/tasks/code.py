@@ -261,13 +261,14 @@ Chain = Sequence[tuple[Any, ...]]  # (operation, parameters...); the last names 
 def draw(kind: Kind, level: int, rng: Random) -> Operands:
     """Some steps, no two of a sort in a row, and the result; never one that is always the same."""
     while True:
-        names: list[str] = []
-        for _ in range(scaled(level, 1, 6)):
-            names.append(rng.choice([name for name in kind.steps if name not in names[-1:]]))
-        result = rng.choice(list(kind.results))
+        names = rng.choices(tuple(kind.steps), k=scaled(level, 1, 6))
+        if any(a == b for a, b in zip(names, names[1:], strict=False)):
+            continue
+        result = rng.choice(tuple(kind.results))
         chain = [(name, *kind.steps[name].parameters(rng)) for name in names]
         chain.append((result, *kind.results[result].parameters(rng)))
-        if _varies([run(kind, chain, given) for given in kind.probes]):
+        first = run(kind, chain, kind.probes[0])
+        if any(run(kind, chain, probe) != first for probe in kind.probes[1:]):
             return tuple(chain)
 
 
@@ -283,7 +284,7 @@ def build(kind: Kind, operands: Chain, split: str, rng: Random) -> Item:
     )
     inputs = [kind.input(rng) for _ in range(INPUTS)]
     expected = [run(kind, operands, given) for given in inputs]
-    if not _varies(expected):
+    if all(value == expected[0] for value in expected):
         inputs += kind.probes
         expected += [run(kind, operands, given) for given in kind.probes]
     tests = tuple(
@@ -320,10 +321,6 @@ def _changed(kind: Kind, chain: Chain, rng: Random) -> Chain:
     table = kind.results if place == len(chain) - 1 else kind.steps
     name = rng.choice(list(table))
     return (*chain[:place], (name, *table[name].parameters(rng)), *chain[place + 1 :])
-
-
-def _varies(results: list[Any]) -> bool:
-    return any(result != results[0] for result in results)
 
 
 def _family(name: str, summary: str, kind: Kind) -> Family:

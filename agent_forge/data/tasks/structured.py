@@ -23,8 +23,13 @@ WORDS = {
     "pet": ("cat", "dog", "rabbit", "parrot", "hamster", "goldfish", "turtle"),
     "fruit": ("apple", "pear", "banana", "cherry", "plum", "grape", "mango"),
 }
-NUMBERS = {"age": (5, 90), "score": (0, 999), "room": (1, 400), "height": (90, 210)}
-FIELDS = (*WORDS, *NUMBERS)
+NUMBERS = {
+    "age": tuple(range(5, 91)),
+    "score": tuple(range(1000)),
+    "room": tuple(range(1, 401)),
+    "height": tuple(range(90, 211)),
+}
+VALUES: dict[str, tuple[str | int, ...]] = {**WORDS, **NUMBERS}
 
 EXTRACT_WORDINGS = {
     "train": (
@@ -81,10 +86,10 @@ CHECKS: dict[str, Callable[[Task, str], bool]] = {
 
 def table(level: int, rng: Random, fewest: int = 1) -> Operands:
     """Field names, then rows; every row begins with a name that occurs once."""
-    fields = rng.sample(FIELDS, scaled(level, fewest, 7))
+    fields = rng.sample(tuple(VALUES), scaled(level, fewest, 7))
     names = rng.sample(PEOPLE, scaled(level, fewest, 12))
-    rows = tuple((name, *(_value(field, rng) for field in fields)) for name in names)
-    return (("name", *fields), *rows)
+    columns = (rng.choices(VALUES[field], k=len(names)) for field in fields)
+    return (("name", *fields), *zip(names, *columns, strict=True))
 
 
 def question(level: int, rng: Random) -> Operands:
@@ -105,7 +110,7 @@ def extract(operands: Operands, level: int, split: str, rng: Random) -> Item:
     answer = str(record[field])
     same_field = [str(r[field]) for r in records]
     same_record = [str(v) for v in record.values()]
-    spare = str(_value(field, rng))
+    spare = str(rng.choice(VALUES[field]))
     return Item(text, answer, "", wrong(answer, *same_field[:3], *same_record[:2], spare))
 
 
@@ -121,7 +126,7 @@ def convert(operands: Operands, target: str, split: str, rng: Random) -> Item:
     field, place = rng.choice(fields[1:]), int(rng.random() * len(records))
     changed = [dict(record) for record in records]
     while changed[place][field] == records[place][field]:
-        changed[place][field] = _value(field, rng)
+        changed[place][field] = rng.choice(VALUES[field])
     shorter = [{k: v for k, v in record.items() if k != field} for record in records]
     answer = write(records)
     longer = [*records, changed[place]]
@@ -130,10 +135,6 @@ def convert(operands: Operands, target: str, split: str, rng: Random) -> Item:
 
 def _records(fields: tuple[str, ...], rows: list[tuple[Any, ...]]) -> list[Record]:
     return [dict(zip(fields, row, strict=True)) for row in rows]
-
-
-def _value(field: str, rng: Random) -> str | int:
-    return rng.choice(WORDS[field]) if field in WORDS else rng.randint(*NUMBERS[field])
 
 
 def _conversion(target: str) -> Family:

@@ -18,7 +18,9 @@ from agent_forge.data.tasks import (
     common_sense,
     digits,
     memory,
+    multilingual,
     patterns,
+    stories,
     structured,
     word_problems,
 )
@@ -29,7 +31,10 @@ __all__ = ["DOMAINS", "FAMILIES", "SPLITS", "Family", "Task", "check", "make"]
 
 Run = Callable[[str, tuple[str, ...]], bool]  # (source, tests): whether every test passes
 
-MODULES = (digits, arithmetic, word_problems, memory, patterns, common_sense, code, structured)
+MODULES = (
+    *(digits, arithmetic, word_problems, memory, patterns, common_sense),
+    *(code, structured, multilingual, stories),
+)
 FAMILIES: dict[str, Family] = {f.name: f for module in MODULES for f in module.FAMILIES}
 DOMAINS: dict[str, tuple[str, ...]] = {
     domain: tuple(f.name for f in FAMILIES.values() if f.domain == domain)

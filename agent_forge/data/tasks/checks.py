@@ -16,7 +16,7 @@ import yaml
 from agent_forge.data.tasks.base import Task
 
 NUMBER = re.compile(r"(?<![\w.])-?\d+(?![\w]|\.\d)")
-ARTICLES = ("a ", "an ", "the ", "some ")
+ARTICLES = ("a ", "an ", "the ", "to ")
 MAX_TEXT = 20_000  # longer answers are not parsed
 
 

@@ -7,6 +7,7 @@ and its result differs on at least one of the inputs.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
@@ -262,7 +263,7 @@ def draw(kind: Kind, level: int, rng: Random) -> Operands:
     """Some steps, no two of a sort in a row, and the result; never one that is always the same."""
     while True:
         names = rng.choices(tuple(kind.steps), k=scaled(level, 1, 6))
-        if any(a == b for a, b in zip(names, names[1:], strict=False)):
+        if any(a == b for a, b in itertools.pairwise(names)):
             continue
         result = rng.choice(tuple(kind.results))
         chain = [(name, *kind.steps[name].parameters(rng)) for name in names]

@@ -75,7 +75,6 @@ red|rot|rojo|rouge|rosso|rood
 blue|blau|azul|bleu|blu|blauw
 green|gr\u00fcn|verde|vert|verde|groen
 white|wei\u00df|blanco|blanc|bianco|wit
-black|schwarz|negro|noir|nero|zwart
 yellow|gelb|amarillo|jaune|giallo|geel
 two|zwei|dos|deux|due|twee
 three|drei|tres|trois|tre|drie
@@ -95,9 +94,18 @@ honey|Honig|miel|miel|miele|honing
 )
 WORDS = {language: tuple(row[i] for row in LEXICON) for i, language in enumerate(LANGUAGES)}
 _all = [word.lower() for words in WORDS.values() for word in words]
-# The words that only one of the languages has.
+# Words that mean something else in another of the languages.
+SHARED = {
+    *("brood", "latte", "porte", "porta", "Stern", "Mutter", "grand", "petit", "rouge", "piccolo"),
+    *("stella", "appel", "montagne", "ponte", "tafel", "blanco", "chair", "siete", "honing"),
+}
+# The words that tell their language: no other has them, and they are not too short for that.
 OWN = {
-    language: tuple(word for word in words if _all.count(word.lower()) == 1)
+    language: tuple(
+        word
+        for word in words
+        if len(word) > 4 and word not in SHARED and _all.count(word.lower()) == 1
+    )
     for language, words in WORDS.items()
 }
 
@@ -107,7 +115,7 @@ TRANSLATE_WORDINGS = {
         "What is the {target} for the {source} {words}?",
         "{source} to {target}: {words} =",
     ),
-    "selection": ("Give the {target} words for {words}, which is {source}.",),
+    "selection": ("Put into {target} what is {source} here: {words}.",),
     "verdict": ("How does one say the {source} {words} in {target}?",),
 }
 LANGUAGE_WORDINGS = {
@@ -124,7 +132,7 @@ CHOICE_WORDINGS = {
         "Choose the {target} translation of the {source} word {word}: {options}.",
     ),
     "selection": ("One of the {target} words {options} is {word} in {source}. Which?",),
-    "verdict": ("Pick what {word}, a {source} word, is called in {target}: {options}.",),
+    "verdict": ("Pick what the {source} word {word} is called in {target}: {options}.",),
 }
 
 

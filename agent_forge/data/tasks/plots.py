@@ -106,8 +106,7 @@ MAKE = Plot(
         {
             "make": "plant a flower bed",
             "need": "seeds",
-            "done": "They planted the seeds in long rows, and a week later the first green leaves "
-            "came up.",
+            "done": "They put the seeds into the earth in long rows and watered them well.",
         },
         {
             "make": "sew a flag",
@@ -140,7 +139,7 @@ MAKE = Plot(
     ),
     (
         'Just then {friend} came along with {carrier}. "I have {need} in here," said {friend}. '
-        '"Take as much as you like."',
+        '"Take what you need."',
         "When {friend} heard about it, {f_he} came at once and brought {need} in {carrier}.",
         '{friend} was pulling {carrier} down the road. "What is in there?" asked {hero}. '
         '"Only {need}," said {friend}. "I will gladly share."',
@@ -171,13 +170,8 @@ LEARN = Plot(
     tuple(
         {"advice": advice}
         for advice in (
-            *(
-                "Go slowly",
-                "Breathe out first",
-                "Begin with something small",
-                "Look straight ahead",
-            ),
-            *("Count to three and then begin", "Do not think of falling", "Sing while you do it"),
+            *("Go slowly", "Keep calm", "Begin with something small", "Do not be in a hurry"),
+            *("Count to three and then begin", "Think of nothing else", "Start once again"),
         )
     ),
     (
@@ -186,11 +180,11 @@ LEARN = Plot(
         "But the first time everything went wrong.",
     ),
     (
-        "{He} tried it in the morning, but it did not work.",
-        "{He} tried it after lunch and nearly cried.",
+        "{He} tried it once more, but it did not work.",
+        "{He} tried it a little faster and nearly cried.",
         "{He} watched the big children, but they were too quick.",
-        "{He} tried it with {his} eyes closed, and that was even worse.",
-        "{He} tried and tried until {his} legs were tired, but nothing changed.",
+        "{He} tried it in another way, and that was even worse.",
+        "{He} tried and tried until {he} was tired, but nothing changed.",
         "{He} made a careful plan, but the plan was no good.",
         "{He} asked {his} father, but there was no time that day.",
     ),
@@ -248,7 +242,7 @@ RESCUE = Plot(
     ),
     (
         "But on the way {he} heard a sad cry. A {animal} {trouble}.",
-        "But {he} did not get far. Beside the path there was a {animal}. It {trouble}.",
+        "But {he} did not get far, because a {animal} needed help. It {trouble}.",
     ),
     (
         "{hero} spoke to it softly, but it was too afraid.",

@@ -1,0 +1,88 @@
+"""Generated tasks with exact verifiers, at levels 1 to 100; nothing is downloaded.
+
+`make` is a pure function: the same arguments give the same task on any machine. `check` says
+whether a text answers it. The splits (`train`, `selection`, `verdict`) share no operands, and no
+wordings where a family has any.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+from collections.abc import Callable
+from random import Random
+
+from agent_forge.data.tasks import (
+    arithmetic,
+    code,
+    common_sense,
+    digits,
+    memory,
+    multilingual,
+    patterns,
+    stories,
+    structured,
+    word_problems,
+)
+from agent_forge.data.tasks.base import MAX_LEVEL, SPLITS, Family, Task
+from agent_forge.errors import ConfigError
+
+__all__ = ["DOMAINS", "FAMILIES", "SPLITS", "Family", "Task", "check", "make"]
+
+Run = Callable[[str, tuple[str, ...]], bool]  # (source, tests): whether every test passes
+
+MODULES = (
+    *(digits, arithmetic, word_problems, memory, patterns, common_sense),
+    *(code, structured, multilingual, stories),
+)
+FAMILIES: dict[str, Family] = {f.name: f for module in MODULES for f in module.FAMILIES}
+DOMAINS: dict[str, tuple[str, ...]] = {
+    domain: tuple(f.name for f in FAMILIES.values() if f.domain == domain)
+    for domain in dict.fromkeys(f.domain for f in FAMILIES.values())
+}
+
+
+def make(
+    family: str,
+    split: str,
+    index: int,
+    *,
+    seed: int = 0,
+    level: int | tuple[int, int] = (1, MAX_LEVEL),
+) -> Task:
+    """The item number `index` of a split; of one level, or of a level drawn evenly from a range."""
+    low, high = (level, level) if isinstance(level, int) else level
+    _validate(family, split, low, high)
+    digest = hashlib.sha256(f"{family}/{split}/{index}/{seed}/{low}-{high}".encode()).digest()
+    rng = Random(int.from_bytes(digest[:8], "little"))
+    drawn = low if low == high else rng.randint(low, high)
+    return FAMILIES[family].generate(drawn, split, rng)
+
+
+def check(task: Task, text: str, run: Run | None = None) -> bool:
+    """Whether `text` is a right answer; `checks` says what each family forgives.
+
+    Code is run against the tests of its task, by `run`: nothing is executed without it.
+    """
+    accept = FAMILIES[task.family].accept
+    if accept is not None:
+        return accept(task, text)
+    if run is None:
+        raise ValueError(f"an answer to {task.family!r} is code: pass run=, which executes it")
+    return run(text, task.tests)
+
+
+def _validate(family: str, split: str, low: int, high: int) -> None:
+    if family not in FAMILIES:
+        raise ConfigError(f"no task family is called {family!r}", hint=_near(family, FAMILIES))
+    if split not in SPLITS:
+        raise ConfigError(f"no split is called {split!r}", hint=f"one of {', '.join(SPLITS)}")
+    if not 1 <= low <= high <= MAX_LEVEL:
+        raise ConfigError(
+            f"levels {low} to {high} are no range", hint=f"levels go from 1 to {MAX_LEVEL}"
+        )
+
+
+def _near(name: str, known: dict[str, Family]) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"

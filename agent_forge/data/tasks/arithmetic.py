@@ -1,0 +1,149 @@
+"""Arithmetic with worked steps, as one writes it on paper."""
+
+from __future__ import annotations
+
+from random import Random
+
+from agent_forge.data.tasks import checks
+from agent_forge.data.tasks.base import Build, Draw, Family, Item, Operands, Wordings, scaled, wrong
+
+SUM_WORDINGS = {
+    "train": ("What is {a} + {b}?", "{a} + {b} =", "Add {a} and {b}."),
+    "selection": ("Compute {a} + {b}.", "Find the sum of {a} and {b}."),
+    "verdict": ("How much is {a} plus {b}?", "Work out {a} + {b}."),
+}
+DIFFERENCE_WORDINGS = {
+    "train": ("What is {a} - {b}?", "{a} - {b} =", "Subtract {b} from {a}."),
+    "selection": ("Compute {a} - {b}.", "Find the difference of {a} and {b}."),
+    "verdict": ("How much is {a} minus {b}?", "Work out {a} - {b}."),
+}
+PRODUCT_WORDINGS = {
+    "train": ("What is {a} * {b}?", "{a} * {b} =", "Multiply {a} by {b}."),
+    "selection": ("Compute {a} * {b}.", "Find the product of {a} and {b}."),
+    "verdict": ("How much is {a} times {b}?", "Work out {a} * {b}."),
+}
+EXPRESSION_WORDINGS = {
+    "train": ("What is {text}?", "{text} =", "Evaluate {text}."),
+    "selection": ("Compute {text}.", "Find the value of {text}."),
+    "verdict": ("How much is {text}?", "Work out {text}."),
+}
+
+
+def two_sorted(level: int, rng: Random) -> Operands:
+    """Two numbers, the smaller first: the order of a sum does not make another item."""
+    size = 10 ** scaled(level, 2, 14)
+    a, b = rng.randrange(size), rng.randrange(size)
+    return (a, b) if a < b else (b, a)
+
+
+def two_falling(level: int, rng: Random) -> Operands:
+    """Two numbers, the larger first."""
+    return two_sorted(level, rng)[::-1]
+
+
+def factors(level: int, rng: Random) -> Operands:
+    """Two factors, the smaller first."""
+    a = rng.randrange(2, 10 ** scaled(level, 2, 8))
+    b = rng.randrange(2, 10 ** scaled(level, 1, 5) + 10)
+    return (a, b) if a < b else (b, a)
+
+
+def addition(operands: tuple[int, int], level: int, split: str, rng: Random) -> Item:
+    """A sum, column by column from the right."""
+    a, b = operands if rng.random() < 0.5 else operands[::-1]
+    lines, carry = [], 0
+    for x, y in _columns(a, b):
+        total = x + y + carry
+        carried = f" + {carry}" if carry else ""
+        carry = total // 10
+        then = f", carry {carry}" if carry else ""
+        lines.append(f"{x} + {y}{carried} = {total}, write {total % 10}{then}")
+    if carry:
+        lines.append(f"write {carry}")
+    return _item(rng.choice(SUM_WORDINGS[split]).format(a=a, b=b), a + b, lines, rng)
+
+
+def subtraction(operands: tuple[int, int], level: int, split: str, rng: Random) -> Item:
+    """A difference that is not negative, column by column from the right."""
+    a, b = operands
+    lines, borrow = [], 0
+    for x, y in _columns(a, b):
+        taken = f" - {borrow}" if borrow else ""
+        lent = x - y - borrow < 0
+        digit = (x - y - borrow) % 10
+        then = ", borrow 1" if lent else ""
+        lines.append(f"{x + 10 * lent} - {y}{taken} = {digit}, write {digit}{then}")
+        borrow = int(lent)
+    return _item(rng.choice(DIFFERENCE_WORDINGS[split]).format(a=a, b=b), a - b, lines, rng)
+
+
+def multiplication(operands: tuple[int, int], level: int, split: str, rng: Random) -> Item:
+    """A product, as the sum of one partial product for each digit."""
+    small, large = operands
+    a, b = operands if rng.random() < 0.5 else operands[::-1]
+    lines, total = [], 0
+    for place, digit in enumerate(reversed(str(small))):
+        part = int(digit) * 10**place
+        if part == 0:
+            continue
+        lines.append(f"{large} * {part} = {large * part}")
+        if total:
+            lines.append(f"{total} + {large * part} = {total + large * part}")
+        total += large * part
+    return _item(rng.choice(PRODUCT_WORDINGS[split]).format(a=a, b=b), a * b, lines, rng)
+
+
+def expression(level: int, rng: Random) -> Operands:
+    """The first number, then operators with their numbers, applied from left to right."""
+    size = 10 + level
+    steps = []
+    for _ in range(scaled(level, 2, 8)):
+        operator = rng.choice("++--*")
+        steps.append((operator, rng.randint(2, 9) if operator == "*" else rng.randint(1, size)))
+    return rng.randint(1, size), *steps
+
+
+def evaluate(operands: Operands, level: int, split: str, rng: Random) -> Item:
+    """The value of an expression with brackets, one operation a line."""
+    value, *steps = operands
+    text, lines, is_sum = str(value), [], False
+    for operator, number in steps:
+        if operator == "*" and is_sum:
+            text = f"({text})"
+        text = f"{text} {operator} {number}"
+        is_sum = operator != "*"
+        after = {"+": value + number, "-": value - number, "*": value * number}[operator]
+        lines.append(f"{value} {operator} {number} = {after}")
+        value = after
+    return _item(rng.choice(EXPRESSION_WORDINGS[split]).format(text=text), value, lines, rng)
+
+
+def near_numbers(answer: int, rng: Random) -> tuple[str, ...]:
+    """Wrong results that a slip would give: one off, a carry lost or gained, a digit missing."""
+    place = 10 ** rng.randrange(1, max(2, len(str(abs(answer)))))
+    candidates = [answer + 1, answer - 1, answer + place, answer - place, answer // 10, -answer]
+    keep = [c for c in dict.fromkeys(candidates) if c != answer and (c >= 0 or answer < 0)]
+    return wrong(str(answer), *map(str, rng.sample(keep, min(3, len(keep)))))
+
+
+def _columns(a: int, b: int) -> list[tuple[int, int]]:
+    """The digits of two numbers, from the right, as far as the longer one goes."""
+    width = max(len(str(a)), len(str(b)))
+    x, y = str(a).zfill(width), str(b).zfill(width)
+    return [(int(p), int(q)) for p, q in zip(reversed(x), reversed(y), strict=True)]
+
+
+def _item(question: str, answer: int, lines: list[str], rng: Random) -> Item:
+    return Item(question, str(answer), "\n".join(lines), near_numbers(answer, rng))
+
+
+def _family(name: str, summary: str, draw: Draw, build: Build, wordings: Wordings) -> Family:
+    return Family(name, "reasoning", "math", summary, draw, build, checks.number, wordings=wordings)
+
+
+FAMILIES = (
+    _family("addition", "the sum of two numbers", two_sorted, addition, SUM_WORDINGS),
+    _family("subtraction", "a difference", two_falling, subtraction, DIFFERENCE_WORDINGS),
+    _family("multiplication", "a product", factors, multiplication, PRODUCT_WORDINGS),
+    _family("expression", "several operations", expression, evaluate, EXPRESSION_WORDINGS),
+)

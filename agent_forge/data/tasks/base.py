@@ -1,0 +1,103 @@
+"""What a task and a family of tasks are, and how an item falls into a split.
+
+An item is drawn in two steps. `draw` picks the operands: what the item asks about, without any
+wording. The sha256 of family and operands names the one split that may hold them, so a generator
+draws until the operands belong to its split. `build` then words the question, with wordings that
+belong to that split alone. Families of bare symbols have no wording; their splits differ in
+operands only.
+
+Everything random comes from the given `random.Random`, so an item is the same on any machine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any, NamedTuple
+
+SPLITS = ("train", "selection", "verdict")
+MAX_LEVEL = 100
+MAX_DRAWS = 10_000
+
+Operands = tuple[Any, ...]  # of numbers and strings: their repr names the item
+Wordings = Mapping[str, tuple[str, ...]]  # split -> templates of a question
+
+
+@dataclass(frozen=True)
+class Task:
+    """One question with its answer. `level` is the difficulty, 1 to 100."""
+
+    family: str
+    level: int
+    split: str
+    question: str
+    answer: str
+    steps: str = ""  # worked steps, one a line
+    distractors: tuple[str, ...] = ()  # wrong answers of the same form
+    tests: tuple[str, ...] = ()  # for code: assertions that a right answer passes
+    operands: str = ""  # what the item asks about, whatever its wording
+
+    def key(self) -> str:
+        """The sha256 of what the item is: two wordings of one item share it."""
+        return _digest(self.family, self.operands).hex()
+
+
+class Item(NamedTuple):
+    """What a family builds from operands; the parts of a Task that it decides."""
+
+    question: str
+    answer: str
+    steps: str = ""
+    distractors: tuple[str, ...] = ()
+    tests: tuple[str, ...] = ()
+
+
+Draw = Callable[[int, Random], Operands]  # (level, rng)
+Build = Callable[[Any, int, str, Random], Item]  # (operands, level, split, rng)
+
+
+@dataclass(frozen=True)
+class Family:
+    """A kind of task. `learnable`: a model of 1M weights learns low levels in a minute of CPU."""
+
+    name: str
+    domain: str
+    category: str  # math, qa, code, cs (common sense) or lang
+    summary: str
+    draw: Draw
+    build: Build
+    accept: Callable[[Task, str], bool] | None  # None: answers are code, and must be run
+    learnable: bool = False
+    wordings: Wordings = field(default_factory=dict)  # empty: symbols only, one form for all
+
+    def generate(self, level: int, split: str, rng: Random) -> Task:
+        """One item of the split; draws until the operands belong to it."""
+        for _ in range(MAX_DRAWS):
+            operands = self.draw(level, rng)
+            text = repr(operands)
+            if split_of(self.name, text) == split:
+                item = self.build(operands, level, split, rng)
+                return Task(self.name, level, split, *item, text)
+        raise RuntimeError(f"{self.name} has no item of level {level} in split {split!r}")
+
+
+def split_of(family: str, operands: str) -> str:
+    """The one split that an item may be in: 70 % train, 15 % selection, 15 % verdict."""
+    bucket = _digest(family, operands)[0]  # 0-255
+    return "train" if bucket < 180 else "selection" if bucket < 218 else "verdict"
+
+
+def scaled(level: int, low: int, high: int) -> int:
+    """A size that grows evenly from `low` at level 1 to `high` at level 100."""
+    return low + (high - low) * (level - 1) // (MAX_LEVEL - 1)
+
+
+def wrong(answer: str, *candidates: str, limit: int = 3) -> tuple[str, ...]:
+    """The first few distinct candidates that are not the answer."""
+    return tuple(c for c in dict.fromkeys(candidates) if c != answer)[:limit]
+
+
+def _digest(family: str, operands: str) -> bytes:
+    return hashlib.sha256(f"{family}|{operands}".encode()).digest()

@@ -1,0 +1,112 @@
+"""Verifiers: whether the text of a model is a right answer. Each says what it forgives.
+
+Only the first line that is not empty counts, unless said otherwise: models go on talking.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from typing import Any
+
+import yaml
+
+from agent_forge.data.tasks.base import Task
+
+NUMBER = re.compile(r"(?<![\w.])-?\d+(?![\w]|\.\d)")
+ARTICLES = ("a ", "an ", "the ", "to ")
+MAX_TEXT = 20_000  # longer answers are not parsed
+
+
+def symbols(task: Task, text: str) -> bool:
+    """The same symbols in the same order; blanks between them do not count."""
+    return "".join(first_line(text).split()) == "".join(task.answer.split())
+
+
+def number(task: Task, text: str) -> bool:
+    """The first whole number in the first line is the answer; words around it do not count."""
+    found = NUMBER.search(first_line(text))
+    return found is not None and found.group() == task.answer
+
+
+def words(task: Task, text: str) -> bool:
+    """The same words; case, a leading article and a final full stop do not count."""
+    return plain(first_line(text)) == plain(task.answer)
+
+
+def letter(task: Task, text: str) -> bool:
+    """The first word is the letter of the choice: `B`, `b.`, `(B)`, `B) the text`."""
+    first = (first_line(text).split() or [""])[0]
+    return first.strip("().:").upper() == task.answer
+
+
+def whole_text(task: Task, text: str) -> bool:
+    """All of the text is the answer; only blanks and line ends may differ."""
+    return text.split() == task.answer.split()
+
+
+def value(task: Task, text: str) -> bool:
+    """One value of a record: bare or in quotes; numbers are compared as numbers."""
+    return _scalar(first_line(text)) == _scalar(task.answer)
+
+
+def json_document(task: Task, text: str) -> bool:
+    """All of the text is JSON with the same content; layout and order of keys do not count."""
+    return _same_document(task.answer, text, json.loads)
+
+
+def yaml_document(task: Task, text: str) -> bool:
+    """All of the text is YAML with the same content; anchors and aliases are refused."""
+    return not set(text) & set("&*") and _same_document(task.answer, text, yaml.safe_load)
+
+
+def csv_document(task: Task, text: str) -> bool:
+    """All of the text is CSV with the same header and rows; quotes and line ends do not count."""
+    return _same_document(task.answer, text, _csv_rows)
+
+
+def first_line(text: str) -> str:
+    """The first line that is not empty, without blanks around it."""
+    return next((line.strip() for line in text.splitlines() if line.strip()), "")
+
+
+def plain(text: str) -> str:
+    """Lower case, single blanks, no leading article, no final full stop."""
+    text = " ".join(text.lower().split()).rstrip(".!").rstrip()
+    for article in ARTICLES:
+        text = text.removeprefix(article)
+    return text
+
+
+def _scalar(text: str) -> str:
+    text = text.strip().rstrip(",").strip("\"'").strip()
+    return str(int(text)) if re.fullmatch(r"-?\d{1,18}", text) else text
+
+
+def _csv_rows(text: str) -> list[list[str]]:
+    rows = csv.reader(io.StringIO(text.strip()), skipinitialspace=True, strict=True)
+    return [[cell.strip() for cell in row] for row in rows]
+
+
+def _same_document(answer: str, text: str, parse: Any) -> bool:
+    if len(text) > MAX_TEXT:
+        return False
+    try:
+        found = parse(text)
+    except (ValueError, RecursionError, yaml.YAMLError, csv.Error):
+        return False
+    return _same(parse(answer), found)
+
+
+def _same(expected: Any, found: Any) -> bool:
+    """Equal in types and values; looks no deeper than what was expected."""
+    if type(expected) is not type(found):
+        return False
+    if isinstance(expected, dict):
+        return expected.keys() == found.keys() and all(_same(expected[k], found[k]) for k in found)
+    if isinstance(expected, list):
+        pairs = zip(expected, found, strict=False)
+        return len(expected) == len(found) and all(_same(a, b) for a, b in pairs)
+    return bool(expected == found)

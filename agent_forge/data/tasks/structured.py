@@ -1,0 +1,168 @@
+"""Structured data: read a field of JSON, YAML or CSV, and write one form as another.
+
+Answers are parsed and compared, so layout, quotes and the order of keys do not matter.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+from agent_forge.data.tasks import checks
+from agent_forge.data.tasks.base import Family, Item, Operands, Task, scaled, wrong
+from agent_forge.data.tasks.memory import PEOPLE
+
+Record = dict[str, Any]
+
+WORDS = {
+    "city": ("Oslo", "Rome", "Paris", "Berlin", "Madrid", "Vienna", "Dublin", "Athens", "Lima"),
+    "colour": ("red", "blue", "green", "yellow", "black", "white", "brown", "purple"),
+    "job": ("baker", "nurse", "pilot", "farmer", "teacher", "painter", "doctor", "sailor"),
+    "pet": ("cat", "dog", "rabbit", "parrot", "hamster", "goldfish", "turtle"),
+    "fruit": ("apple", "pear", "banana", "cherry", "plum", "grape", "mango"),
+}
+NUMBERS = {
+    "age": tuple(range(5, 91)),
+    "score": tuple(range(1000)),
+    "room": tuple(range(1, 401)),
+    "height": tuple(range(90, 211)),
+}
+VALUES: dict[str, tuple[str | int, ...]] = {**WORDS, **NUMBERS}
+
+EXTRACT_WORDINGS = {
+    "train": (
+        "{document}\nWhat is the {field} of {name}?",
+        "Here is some {form}:\n{document}\nGive the {field} of {name}.",
+    ),
+    "selection": ("Read this {form} and tell the {field} of {name}:\n{document}",),
+    "verdict": ("{name} is in the following {form}. Which {field} is noted?\n{document}",),
+}
+CONVERT_WORDINGS = {
+    "train": (
+        "Convert this {form} to {target}; numbers stay numbers:\n{document}",
+        "Write as {target} what is {form} here, with numbers as numbers:\n{document}",
+    ),
+    "selection": ("Here is {form}. I need it as {target}, no number as text.\n{document}",),
+    "verdict": ("{document}\nTurn the {form} above into {target} without quoting numbers.",),
+}
+
+
+def to_json(records: list[Record]) -> str:
+    """A list of objects, on one line."""
+    return json.dumps(records)
+
+
+def to_yaml(records: list[Record]) -> str:
+    """A list of mappings, one key a line; the values need no quotes."""
+    lines = []
+    for record in records:
+        dash = "- "
+        for key, value in record.items():
+            lines.append(f"{dash}{key}: {value}")
+            dash = "  "
+    return "\n".join(lines)
+
+
+def to_csv(records: list[Record]) -> str:
+    """A header and one line a record; the values hold no commas."""
+    lines = [",".join(records[0])]
+    lines += [",".join(map(str, record.values())) for record in records]
+    return "\n".join(lines)
+
+
+FORMS: dict[str, Callable[[list[Record]], str]] = {
+    "JSON": to_json,
+    "YAML": to_yaml,
+    "CSV": to_csv,
+}
+CHECKS: dict[str, Callable[[Task, str], bool]] = {
+    "JSON": checks.json_document,
+    "YAML": checks.yaml_document,
+    "CSV": checks.csv_document,
+}
+
+
+def table(level: int, rng: Random, fewest: int = 1) -> Operands:
+    """Field names, then rows; every row begins with a name that occurs once."""
+    fields = rng.sample(tuple(VALUES), scaled(level, fewest, 7))
+    names = rng.sample(PEOPLE, scaled(level, fewest, 12))
+    columns = (rng.choices(VALUES[field], k=len(names)) for field in fields)
+    return (("name", *fields), *zip(names, *columns, strict=True))
+
+
+def question(level: int, rng: Random) -> Operands:
+    """A person, a field, and the table to look in; at least two rows and two fields."""
+    fields, *rows = table(level, rng, fewest=2)
+    return rng.choice(rows)[0], rng.choice(fields[1:]), fields, *rows
+
+
+def extract(operands: Operands, level: int, split: str, rng: Random) -> Item:
+    """One value of one record."""
+    name, field, fields, *rows = operands
+    form = rng.choice(list(FORMS))
+    records = _records(fields, rows)
+    text = rng.choice(EXTRACT_WORDINGS[split]).format(
+        document=FORMS[form](records), form=form, field=field, name=name
+    )
+    record = next(record for record in records if record["name"] == name)
+    answer = str(record[field])
+    same_field = [str(r[field]) for r in records]
+    same_record = [str(v) for v in record.values()]
+    spare = str(rng.choice(VALUES[field]))
+    return Item(text, answer, "", wrong(answer, *same_field[:3], *same_record[:2], spare))
+
+
+def convert(operands: Operands, target: str, split: str, rng: Random) -> Item:
+    """The records in another form."""
+    fields, *rows = operands
+    form = rng.choice([name for name in FORMS if name != target])
+    records = _records(fields, rows)
+    text = rng.choice(CONVERT_WORDINGS[split]).format(
+        document=FORMS[form](records), form=form, target=target
+    )
+    write = FORMS[target]
+    field, place = rng.choice(fields[1:]), int(rng.random() * len(records))
+    changed = [dict(record) for record in records]
+    while changed[place][field] == records[place][field]:
+        changed[place][field] = rng.choice(VALUES[field])
+    shorter = [{k: v for k, v in record.items() if k != field} for record in records]
+    answer = write(records)
+    longer = [*records, changed[place]]
+    return Item(text, answer, "", wrong(answer, write(changed), write(shorter), write(longer)))
+
+
+def _records(fields: tuple[str, ...], rows: list[tuple[Any, ...]]) -> list[Record]:
+    return [dict(zip(fields, row, strict=True)) for row in rows]
+
+
+def _conversion(target: str) -> Family:
+    return Family(
+        f"to_{target.lower()}",
+        "structured",
+        "code",
+        f"write records as {target}",
+        table,
+        lambda operands, level, split, rng: convert(operands, target, split, rng),
+        CHECKS[target],
+        wordings={
+            split: tuple(text.replace("{target}", target) for text in texts)
+            for split, texts in CONVERT_WORDINGS.items()
+        },
+    )
+
+
+FAMILIES = (
+    Family(
+        "extract_field",
+        "structured",
+        "qa",
+        "one value of a record in JSON, YAML or CSV",
+        question,
+        extract,
+        checks.value,
+        wordings=EXTRACT_WORDINGS,
+    ),
+    *(_conversion(target) for target in FORMS),
+)

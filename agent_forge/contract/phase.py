@@ -262,7 +262,7 @@ class PhaseContext:
         *,
         config: Mapping[str, Any] | None = None,
         metrics: Mapping[str, Any] | None = None,
-        tokenizer_files: Sequence[Path] = (),
+        tokenizer_files: Sequence[Path] | Mapping[str, bytes] = (),
     ) -> ModelRef:
         """Save a model of this phase with its card, register it, and tell the sinks."""
         model_id = self.storage.save_model(

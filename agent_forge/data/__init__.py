@@ -1,1 +1,1 @@
-"""What models learn from: generated tasks with exact verifiers, and baselines to compare with."""
+"""Text in and out: tokenizer, generated tasks, readers of real datasets, loader."""

@@ -58,7 +58,7 @@ class ModelStorage:
         *,
         config: Mapping[str, Any] | None = None,
         metrics: Mapping[str, Any] | None = None,
-        tokenizer_files: Sequence[Path] = (),
+        tokenizer_files: Sequence[Path] | Mapping[str, bytes] = (),
         tags: Sequence[str] = (),
     ) -> str:
         """Save a model with all that belongs to it, register it, and return its id."""
@@ -90,8 +90,12 @@ class ModelStorage:
             stage.write_json("metadata.json", record.model_dump())
             stage.write_json("metrics.json", measured)
             stage.write_bytes("README.md", render_card(record, measured).encode())
-            for source in tokenizer_files:
-                stage.copy(source)
+            if isinstance(tokenizer_files, Mapping):
+                for name, content in tokenizer_files.items():
+                    stage.write_bytes(name, content)
+            else:
+                for source in tokenizer_files:
+                    stage.copy(source)
         return self.registry.register_model(
             session_id,
             phase_name,

@@ -1,0 +1,262 @@
+"""Batches from token documents: packed without waste, mixed by weights, resumed to the byte.
+
+Each source is an endless stream: its documents in a new order every epoch, back to back, with an
+end-of-text after each. A row of a batch is the next piece of one source's stream; smooth weighted
+round-robin says whose turn it is. The cursor is a few numbers, so it belongs into a checkpoint.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from agent_forge.config.load import did_you_mean
+from agent_forge.data.tokenizer import END_OF_TEXT, SPECIAL
+from agent_forge.errors import ConfigError
+
+IGNORE = -100  # the target of a position that learns nothing
+END = SPECIAL[END_OF_TEXT]
+Documents = Sequence[Sequence[int]]
+Masks = Sequence[Sequence[bool]]
+Ints = NDArray[np.int64]
+Mix = Mapping[str, float]
+
+
+class Source:
+    """Documents as one flat array. `learned` says which tokens are learned; None means all.
+
+    The target of a position is the next token of its document. Where the last token is learned,
+    so is the end-of-text after it; nothing is ever predicted from there into the next document.
+    """
+
+    def __init__(self, name: str, documents: Documents, learned: Masks | None = None) -> None:
+        self.name = name
+        if not documents:
+            raise ConfigError(f"source {name!r} has no documents")
+        if learned is not None and len(learned) != len(documents):
+            raise ConfigError(f"source {name!r}: {len(documents)} documents, {len(learned)} masks")
+        sizes = np.array([len(document) for document in documents], dtype=np.int64)
+        if not sizes.all():
+            raise ConfigError(f"document {int(sizes.argmin()) + 1} of source {name!r} is empty")
+        self.lengths: Ints = sizes + 1
+        self.starts: Ints = np.cumsum(self.lengths) - self.lengths
+        ends = self.starts + sizes
+        self.tokens = np.full(int(self.lengths.sum()), END, dtype=np.int32)
+        mask = np.ones(len(self.tokens), dtype=bool)
+        for i, (start, end) in enumerate(zip(self.starts, ends, strict=True)):
+            self.tokens[start:end] = documents[i]
+            if learned is not None:
+                if len(learned[i]) != end - start:
+                    raise ConfigError(f"the mask of document {i + 1} of {name!r} does not fit it")
+                mask[start:end] = learned[i]
+        mask[ends] = mask[ends - 1]
+        self.targets = np.full(len(self.tokens), IGNORE, dtype=np.int32)
+        self.targets[:-1][mask[1:]] = self.tokens[1:][mask[1:]]
+        self.targets[ends] = IGNORE
+        if (self.targets == IGNORE).all():
+            raise ConfigError(f"source {name!r} has nothing to learn from")
+
+    def fingerprint(self) -> str:
+        """sha256 of what the stream consists of."""
+        digest = hashlib.sha256(self.name.encode())
+        for array in (self.tokens, self.targets, self.lengths):
+            digest.update(array.tobytes())
+        return digest.hexdigest()
+
+
+class _Stream:
+    """Where a source's stream is, and the order of its documents in this epoch."""
+
+    def __init__(self, source: Source, seed: int) -> None:
+        self.source, self.seed = source, seed
+        self.seek(0, 0)
+
+    def seek(self, epoch: int, at: int) -> None:
+        key = hashlib.sha256(f"{self.seed}/{self.source.name}/{epoch}".encode()).digest()[:8]
+        self.epoch, self.at = epoch, at
+        self.order = shuffled(len(self.source.lengths), int.from_bytes(key, "little"))
+        self.ends = np.cumsum(self.source.lengths[self.order])
+
+    def take(self, n: int) -> Ints:
+        """Where the next n tokens of the stream are in the flat arrays."""
+        pieces: list[Ints] = []
+        while n:
+            stop = min(self.at + n, int(self.ends[-1]))
+            place = np.arange(self.at, stop)
+            document = np.searchsorted(self.ends, place, side="right")
+            original = self.order[document]
+            ends = self.source.starts[original] + self.source.lengths[original]
+            pieces.append(ends - (self.ends[document] - place))
+            n -= stop - self.at
+            self.at = stop
+            if stop == self.ends[-1]:
+                self.seek(self.epoch + 1, 0)
+        return np.concatenate(pieces)
+
+
+class Loader:
+    """Batches of `batch` rows of `length` tokens. `state_dict` is all that the next one needs."""
+
+    def __init__(
+        self,
+        sources: Sequence[Source],
+        mix: Mix,
+        *,
+        batch: int,
+        length: int,
+        seed: int,
+        vocab_size: int,
+    ) -> None:
+        names = [source.name for source in sources]
+        if len(set(names)) != len(names) or not names:
+            raise ConfigError(f"sources need names of their own, found {names}")
+        if batch < 1:
+            raise ConfigError(f"a batch of {batch} rows holds nothing")
+        for source in sources:
+            low, high = int(source.tokens.min()), int(source.tokens.max())
+            if low < 0 or high >= vocab_size:
+                raise ConfigError(
+                    f"source {source.name!r} has the token {high if low >= 0 else low}, the"
+                    f" vocabulary of the model ends at {vocab_size - 1}",
+                    hint="encode it with the tokenizer of the model",
+                )
+        self.batch = batch
+        self._streams = {source.name: _Stream(source, seed) for source in sources}
+        self._credit = dict.fromkeys(names, 0.0)
+        prints = "".join(source.fingerprint() for source in sources)
+        self._made_of = hashlib.sha256(f"{seed}/{prints}".encode()).hexdigest()
+        self.use(mix, length)
+
+    def use(self, mix: Mix, length: int) -> None:
+        """Go on with other weights or longer rows; every source goes on where it is."""
+        self._mix = checked_mix(mix, list(self._streams))
+        if length < 2:
+            raise ConfigError(f"rows of {length} tokens teach nothing")
+        self.length = length
+
+    def next_batch(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """tokens_BT and targets_BT; a target is the next token, IGNORE where it is not learned."""
+        turns = [self._turn() for _ in range(self.batch)]
+        tokens = np.empty((self.batch, self.length), dtype=np.int64)
+        targets = np.empty_like(tokens)
+        for name in dict.fromkeys(turns):
+            rows = [i for i, turn in enumerate(turns) if turn == name]
+            source = self._streams[name].source
+            places = self._rows(self._streams[name], len(rows))
+            tokens[rows], targets[rows] = source.tokens[places], source.targets[places]
+        return torch.from_numpy(tokens), torch.from_numpy(targets)
+
+    def _rows(self, stream: _Stream, n: int) -> Ints:
+        """The next n rows of a stream in which there is something to learn."""
+        kept: list[Ints] = []
+        while n:
+            rows = stream.take(n * self.length).reshape(n, self.length)
+            rows = rows[(stream.source.targets[rows] != IGNORE).any(axis=1)]
+            kept.append(rows)
+            n -= len(rows)
+        return np.concatenate(kept)
+
+    def _turn(self) -> str:
+        """Smooth weighted round-robin: the source that is furthest behind its share."""
+        for name, share in self._mix.items():
+            self._credit[name] += share
+        name = max(self._mix, key=lambda name: self._credit[name])
+        self._credit[name] -= 1
+        return name
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "made_of": self._made_of,
+            "mix": dict(self._mix),
+            "length": self.length,
+            "credit": dict(self._credit),
+            "at": {name: [stream.epoch, stream.at] for name, stream in self._streams.items()},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if state["made_of"] != self._made_of:
+            raise ConfigError("the data or the seed is not what the checkpoint was made with")
+        self._mix, self.length = dict(state["mix"]), state["length"]
+        self._credit = dict(state["credit"])
+        for name, (epoch, at) in state["at"].items():
+            self._streams[name].seek(epoch, at)
+
+
+def checked_mix(mix: Mix, names: Sequence[str]) -> dict[str, float]:
+    """Weights as shares that sum to 1, without the zeros, in the order of the sources."""
+    for name, weight in mix.items():
+        if name not in names:
+            raise ConfigError(
+                f"the mix names an unknown source {name!r}{did_you_mean(name, names)}"
+            )
+        if not (math.isfinite(weight) and weight >= 0):
+            raise ConfigError(f"the weight of {name!r} is {weight}; 0 or more is expected")
+    total = sum(mix.values())
+    if not 0 < total < math.inf:
+        raise ConfigError(f"the weights of the mix add up to {total}")
+    return {name: mix[name] / total for name in names if mix.get(name)}
+
+
+def shuffled(n: int, key: int) -> Ints:
+    """The numbers below n in an order that depends on the key alone, on any machine."""
+    x = np.arange(n, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(key)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):  # splitmix64
+        x = (x ^ (x >> np.uint64(shift))) * np.uint64(factor)
+    return np.argsort(x ^ (x >> np.uint64(31)), kind="stable")
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A part of a curriculum: its share of the steps, and what is learned in it."""
+
+    share: float
+    mix: Mix
+    length: int
+    levels: tuple[int, ...] = ()
+
+
+class Curriculum:
+    """Stages one after the other; which one a step belongs to follows from its number alone."""
+
+    def __init__(self, stages: Sequence[Stage]) -> None:
+        self.stages = tuple(stages)
+        total = sum(stage.share for stage in stages)
+        if not all(stage.share > 0 for stage in stages) or abs(total - 1) > 1e-6:
+            raise ConfigError(
+                f"the shares of a curriculum are above 0 and add up to 1, not {total}"
+            )
+
+    @classmethod
+    def three(cls, stage_of: Mapping[str, int], length: int) -> Curriculum:
+        """Foundation, reasoning, advanced: a source comes in at its stage and stays at half."""
+        for name, number in stage_of.items():
+            if number not in (1, 2, 3):
+                raise ConfigError(f"source {name!r} is of stage {number}; 1, 2 or 3 is expected")
+        stages: list[Stage] = []
+        for number, share in ((1, 0.3), (2, 0.3), (3, 0.4)):
+            levels = tuple(range(1, number + 1))
+            mix = {
+                name: 1.0 if own == number else 0.5
+                for name, own in stage_of.items()
+                if own in levels
+            }
+            stages.append(Stage(share, mix or dict.fromkeys(stage_of, 1.0), length, levels))
+        return cls(stages)
+
+    def at(self, step: int, total: int) -> Stage:
+        """The stage of a step, counted from 0, of `total`; steps beyond are of the last stage."""
+        if step < 0 or total < 1:
+            raise ConfigError(f"step {step} of {total} is in no stage")
+        passed = 0.0
+        for stage in self.stages:
+            passed += stage.share
+            if step < round(passed * total):
+                return stage
+        return self.stages[-1]

@@ -1,0 +1,230 @@
+"""From the rows of each dataset to examples: one small generator a shape.
+
+A reader knows the shape of the original files and of the Hugging Face version. Where an answer is
+one of several, `choices` has them all.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from agent_forge.data.records import Row
+
+CALCULATOR = re.compile(r"<<[^<>]*>>")
+
+
+@dataclass(frozen=True)
+class Example:
+    """What is asked and what is to be learned; plain text has no prompt.
+
+    `messages` is set for conversations, whose prompt and completion are then only for reading.
+    """
+
+    prompt: str
+    completion: str
+    source: str = ""
+    split: str = ""
+    choices: tuple[str, ...] = ()
+    messages: tuple[Mapping[str, Any], ...] = ()
+
+
+Reader = Callable[[Row], Iterator[Example]]
+
+
+def asked(question: str, answer: str, context: str = "", *choices: str) -> Example:
+    """The one form in which all questions are put."""
+    before = f"{context.strip()}\n" if context.strip() else ""
+    prompt = f"{before}Question: {question.strip()}\nAnswer:"
+    return Example(prompt, f" {answer.strip()}", choices=tuple(f" {c.strip()}" for c in choices))
+
+
+def coded(task: str, code: str) -> Example:
+    return Example(f'"""\n{task.strip()}\n"""\n', f"{code.strip()}\n")
+
+
+def gsm8k(row: Row) -> Iterator[Example]:
+    yield asked(row.text("question"), CALCULATOR.sub("", row.text("answer")))
+
+
+def svamp(row: Row) -> Iterator[Example]:
+    body = row.text("Body").strip()
+    body += "" if body.endswith((".", "?", "!", ",")) else "."
+    yield asked(f"{body} {row.text('Question')}", row.text("Answer"))
+
+
+def asdiv(row: Row) -> Iterator[Example]:
+    body = f"{row.text('body').strip()} " if row.has("body") else ""
+    yield asked(f"{body}{row.text('question')}", row.text("result", "answer"))
+
+
+def mbpp(row: Row) -> Iterator[Example]:
+    tests = row.get("test_list")
+    if not isinstance(tests, list) or not tests:
+        raise row.damaged("field 'test_list' is not a list of tests")
+    task = f"{row.text('text', 'prompt')}\n{row.checked(tests[0], 'test_list')}"
+    yield coded(task, row.text("code"))
+
+
+def mbpp_kind(row: Row) -> str:
+    """The published split: 11-510 test, 511-600 validation, the rest for training."""
+    task = row.get("task_id")
+    if not isinstance(task, int):
+        raise row.damaged("field 'task_id' is not a number")
+    return "test" if 11 <= task <= 510 else "valid" if 511 <= task <= 600 else "train"
+
+
+def codexglue(row: Row) -> Iterator[Example]:
+    yield coded(row.text("docstring"), row.text("code"))
+
+
+def arc(row: Row) -> Iterator[Example]:
+    question = row.get("question")
+    if isinstance(question, Mapping):  # the original nests it
+        inner = Row(question, row.path, row.where)
+        stem, listed = inner.text("stem"), inner.get("choices")
+        pairs = [(c.get("label"), c.get("text")) for c in listed if isinstance(c, Mapping)]
+    else:
+        choices = Row(row.get("choices"), row.path, row.where)
+        stem = row.text("question")
+        pairs = list(zip(choices.get("label"), choices.get("text"), strict=False))
+    texts = {str(label): row.checked(text, "choices") for label, text in pairs}
+    key = row.text("answerKey")
+    if key not in texts:
+        raise row.damaged(f"field 'answerKey' is {key!r}, choices are {list(texts)}")
+    yield asked(stem, texts[key], "", *texts.values())
+
+
+def hotpotqa(row: Row) -> Iterator[Example]:
+    yield asked(row.text("question"), row.text("answer"), _supporting(row))
+
+
+def _supporting(row: Row) -> str:
+    """The sentences that the answer rests on, where the file has them."""
+    if not (row.has("context") and row.has("supporting_facts")):
+        return ""
+    context, facts = row.get("context"), row.get("supporting_facts")
+    try:
+        if isinstance(context, Mapping):  # Hugging Face: columns
+            context = list(zip(context["title"], context["sentences"], strict=True))
+            facts = list(zip(facts["title"], facts["sent_id"], strict=True))
+        sentences = dict(context)
+        kept = [sentences[t][i] for t, i in facts if t in sentences and i < len(sentences[t])]
+        return " ".join(sentence.strip() for sentence in kept)
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise row.damaged("fields 'context' and 'supporting_facts' do not fit") from None
+
+
+def drop(row: Row) -> Iterator[Example]:
+    passage = row.text("passage")
+    if not row.has("qa_pairs"):  # Hugging Face: one question a row
+        spans = Row(row.get("answers_spans"), row.path, row.where).get("spans")
+        if not isinstance(spans, list) or not spans:
+            raise row.damaged("field 'answers_spans' has no spans")
+        yield asked(row.text("question"), row.checked(spans[0], "spans"), passage)
+        return
+    for pair in row.get("qa_pairs"):
+        inner = Row(pair, row.path, row.where)
+        answer = Row(inner.get("answer"), row.path, row.where)
+        spans = answer.value.get("spans") or []
+        number = str(answer.value.get("number") or "")
+        date = " ".join(str(part) for part in (answer.value.get("date") or {}).values() if part)
+        said = number or ", ".join(map(str, spans)) or date
+        yield asked(inner.text("question"), row.checked(said, "answer"), passage)
+
+
+def strategyqa(row: Row) -> Iterator[Example]:
+    facts = row.value.get("facts") if row.has("facts") else []
+    context = facts if isinstance(facts, str) else " ".join(row.checked(f, "facts") for f in facts)
+    yield asked(row.text("question"), row.text("answer"), context, "no", "yes")
+
+
+def piqa(row: Row) -> Iterator[Example]:
+    if row.get("label") == -1:  # the published test set has no answers
+        return
+    choices = (row.text("sol1"), row.text("sol2"))
+    yield asked(row.text("goal"), choices[row.index("label", 2)], "", *choices)
+
+
+def hellaswag(row: Row) -> Iterator[Example]:
+    if row.value.get("label") == "":  # the published test set has no answers
+        return
+    endings = row.get("endings")
+    if not isinstance(endings, list) or not endings:
+        raise row.damaged("field 'endings' is not a list")
+    choices = tuple(f" {row.checked(ending, 'endings').strip()}" for ending in endings)
+    gold = choices[row.index("label", len(choices))]
+    yield Example(row.text("ctx").strip(), gold, choices=choices)
+
+
+def boolq(row: Row) -> Iterator[Example]:
+    if row.has("query"):  # passage and question in one, as evaluation suites keep it
+        passage, _, question = row.text("query").rpartition("\nQuestion:")
+        choices = [row.checked(choice, "choices") for choice in row.get("choices")]
+        passage = passage.removeprefix("Passage:")
+        yield asked(question, choices[row.index("gold", len(choices))], passage, *choices)
+        return
+    yield asked(row.text("question"), row.text("answer"), row.text("passage"), "no", "yes")
+
+
+def text(row: Row) -> Iterator[Example]:
+    """Plain text: a field `text`, or a row that is a text; blank ones are skipped."""
+    content = row.value if isinstance(row.value, str) else row.get("text", "content", "story")
+    if not isinstance(content, str) or content.strip():
+        yield Example("", row.checked(content, "text"))
+
+
+def own(row: Row) -> Iterator[Example]:
+    """A user's row: prompt/completion, messages, question/answer or text."""
+    if row.has("messages"):
+        yield _conversation(row)
+    elif row.has("prompt"):
+        yield Example(row.text("prompt"), row.text("completion"))
+    elif row.has("question"):
+        yield asked(row.text("question"), row.text("answer"))
+    elif isinstance(row.value, str) or row.has("text"):
+        yield from text(row)
+    else:
+        found = list(row.value) if isinstance(row.value, Mapping) else type(row.value).__name__
+        raise row.damaged(
+            "none of the fields 'prompt' and 'completion', 'messages', 'question' and 'answer',"
+            f" 'text'; found {found}"
+        )
+
+
+def _conversation(row: Row) -> Example:
+    messages = row.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise row.damaged("field 'messages' is not a list of messages")
+    kept: list[dict[str, Any]] = []
+    for number, message in enumerate(messages, start=1):
+        inner = Row(message, row.path, f"{row.where}, message {number}")
+        role = inner.text("role")
+        if role not in ("system", "user", "assistant", "tool"):
+            raise inner.damaged(f"role {role!r} is none of system, user, assistant, tool")
+        said = "" if inner.has("tool_calls") and not inner.has("content") else inner.text("content")
+        kept.append({**inner.value, "content": said})
+    if not any(message["role"] == "assistant" for message in kept):
+        raise row.damaged("no message is the assistant's, so nothing would be learned")
+    last = max(i for i, message in enumerate(kept) if message["role"] == "assistant")
+    before = "\n".join(message["content"] for message in kept[:last])
+    return Example(before, kept[last]["content"], messages=tuple(kept))
+
+
+def saved(row: Row) -> Iterator[Example]:
+    """What `forge data fetch` wrote."""
+    values = row.value if isinstance(row.value, Mapping) else {}
+    choices = values.get("choices") or []
+    if not isinstance(values.get("prompt"), str) or not isinstance(choices, list):
+        raise row.damaged("fields 'prompt' and 'choices' do not have the form that was written")
+    options = tuple(row.checked(choice, "choices") for choice in choices)
+    yield Example(values["prompt"], row.text("completion"), choices=options)
+
+
+def saved_kind(row: Row) -> str:
+    kind = row.text("split")
+    if kind not in ("train", "valid", "test"):
+        raise row.damaged(f"field 'split' is {kind!r}")
+    return kind

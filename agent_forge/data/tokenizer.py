@@ -1,0 +1,298 @@
+"""The tokenizer: byte-level BPE with single digits and special tokens at fixed low ids.
+
+Any text comes back exactly, because every byte is a token. `encode` reads text as text: a user who
+writes `[thinking]` gets its letters, never its id. Special ids are placed by `compose` and `chat`
+alone. The files are those of Hugging Face, so `AutoTokenizer` gives the same ids; its chat template
+reads special names inside a message as special tokens, which `encode_chat` does not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from agent_forge.config.settings import ModelSettings
+from agent_forge.errors import ConfigError, DamagedFile, NotFound
+from agent_forge.store import files
+
+END_OF_TEXT, PADDING = "<|endoftext|>", "<|pad|>"
+END_OF_TURN = "<|end|>"
+TOOL_CALL, END_OF_CALL = "<|tool_call|>", "<|end_call|>"
+TOOL_RESULT, END_OF_RESULT = "<|tool_result|>", "<|end_result|>"
+THINKING, END_OF_THINKING = "[thinking]", "[/endthinking]"
+ROLES = ("system", "user", "assistant")
+STRATEGIES = (
+    *("<step>", "<mece>", "<falsify>", "<expert>", "<orthogonal>"),
+    *("<doubt>", "<bayesian>", "<multidomain>", "<correct>", "<uncertain>"),
+)
+_NAMES = (
+    *(END_OF_TEXT, PADDING),
+    *(f"<|{role}|>" for role in ROLES),
+    *(END_OF_TURN, TOOL_CALL, END_OF_CALL, TOOL_RESULT, END_OF_RESULT),
+    *(THINKING, END_OF_THINKING, *STRATEGIES),
+)
+SPECIAL: dict[str, int] = {name: i for i, name in enumerate(_NAMES)}
+SMALLEST_VOCAB = len(SPECIAL) + 256
+
+FILE = "tokenizer.json"
+CHAT_TEMPLATE = (
+    "{%- for m in messages -%}"
+    "{%- if m['role'] == 'tool' -%}"
+    f"{{{{- '{TOOL_RESULT}' + m['content'] + '{END_OF_RESULT}' -}}}}"
+    "{%- else -%}"
+    "{{- '<|' + m['role'] + '|>' + (m['content'] or '') -}}"
+    "{%- for call in m['tool_calls'] or [] -%}"
+    "{%- set f = call['function'] or call -%}"
+    f"{{{{- '{TOOL_CALL}{{\"name\": ' + f['name'] | tojson -}}}}"
+    f"{{{{- ', \"arguments\": ' + f['arguments'] | tojson + '}}{END_OF_CALL}' -}}}}"
+    "{%- endfor -%}"
+    f"{{{{- '{END_OF_TURN}' -}}}}"
+    "{%- endif -%}"
+    "{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{- '<|assistant|>' -}}{%- endif -%}"
+)
+Message = Mapping[str, Any]
+
+
+class Tokenizer:
+    """Text to ids and back. Made by `train` or `load`."""
+
+    def __init__(self, core: tokenizers.Tokenizer) -> None:
+        core.encode_special_tokens = True  # special names in a text are text
+        core.no_truncation()
+        core.no_padding()
+        self._core = core
+        self._json = core.to_str().encode()
+        self._specials = {
+            i: token.content.encode()
+            for i, token in core.get_added_tokens_decoder().items()
+            if token.special
+        }
+        self._bytes = _byte_table(core)
+        self.vocab_size: int = max(core.get_vocab().values(), default=-1) + 1
+        self.fingerprint = hashlib.sha256(self._json).hexdigest()
+
+    @classmethod
+    def train(cls, texts: Iterable[str], vocab_size: int) -> Tokenizer:
+        """Learn up to `vocab_size` tokens from texts: the same texts give the same bytes."""
+        if vocab_size < SMALLEST_VOCAB:
+            raise ConfigError(
+                f"a vocabulary of {vocab_size} is too small: {len(SPECIAL)} special tokens"
+                f" and 256 bytes need {SMALLEST_VOCAB}"
+            )
+        core = tokenizers.Tokenizer(models.BPE())
+        core.pre_tokenizer = pre_tokenizers.Sequence(
+            [
+                pre_tokenizers.Digits(individual_digits=True),
+                pre_tokenizers.ByteLevel(add_prefix_space=False),
+            ]
+        )
+        core.decoder = decoders.ByteLevel()
+        trainer = trainers.BpeTrainer(
+            vocab_size=vocab_size,
+            min_frequency=2,
+            special_tokens=list(SPECIAL),
+            initial_alphabet=sorted(_byte_letters()),
+            show_progress=False,
+        )
+        counted = _Counted(texts)
+        core.train_from_iterator(counted, trainer)
+        if not counted.characters:
+            raise ConfigError("a tokenizer cannot be trained on no text")
+        return cls(core)
+
+    @classmethod
+    def load(cls, folder: Path) -> Tokenizer:
+        """Read the tokenizer.json of a folder; it need not be one of ours (see `fits`)."""
+        path = folder / FILE
+        if not path.is_file():
+            raise NotFound(f"{folder} has no {FILE}")
+        content = path.read_bytes()
+        try:
+            core = tokenizers.Tokenizer.from_buffer(content)
+        except Exception as error:  # the library raises nothing narrower
+            raise DamagedFile(path, f"not a tokenizer ({error})") from error
+        return cls(core)
+
+    # -- text -------------------------------------------------------------------------------------
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text. Special names in it are plain text."""
+        return self.encode_batch([text])[0]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of many texts, on all cores."""
+        for text in texts:
+            _refuse_surrogates(text)
+        batch = self._core.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [encoding.ids for encoding in batch]
+
+    def decode(self, ids: Iterable[int], *, specials: bool = False) -> str:
+        """The text of ids; special tokens are left out, or shown by name."""
+        if self._bytes is None:
+            return str(self._core.decode(list(ids), skip_special_tokens=not specials))
+        return self._join(ids, specials).decode(errors="replace")
+
+    def bytes_of(self, ids: Iterable[int]) -> bytes:
+        """The exact bytes that ids stand for, also where they end inside a character."""
+        return self.decode(ids).encode() if self._bytes is None else self._join(ids, False)
+
+    def _join(self, ids: Iterable[int], specials: bool) -> bytes:
+        assert self._bytes is not None
+        shown = self._specials if specials else {}
+        try:
+            return b"".join(shown.get(i) or self._bytes[i] for i in ids)
+        except KeyError as error:
+            raise ConfigError(f"no token has the id {error.args[0]}") from None
+
+    # -- special tokens ---------------------------------------------------------------------------
+
+    def compose(self, *parts: str | int) -> list[int]:
+        """Texts and ids in a row: a text is read as plain text, an id stays as it is."""
+        self._require_specials()
+        encoded = iter(self.encode_batch([part for part in parts if isinstance(part, str)]))
+        ids: list[int] = []
+        for part in parts:
+            ids.extend(next(encoded) if isinstance(part, str) else [part])
+        return ids
+
+    def encode_chat(self, messages: Sequence[Message], *, reply: bool = False) -> list[int]:
+        """The ids of a conversation; with `reply` it ends where the assistant is to go on."""
+        return self.chat(messages, reply=reply)[0]
+
+    def chat(
+        self, messages: Sequence[Message], *, reply: bool = False
+    ) -> tuple[list[int], list[bool]]:
+        """The ids of a conversation, and of each whether the assistant says it (is learned)."""
+        ids: list[int] = []
+        said: list[bool] = []
+        for number, message in enumerate(messages, start=1):
+            piece = self.compose(*_parts(message, number))
+            ids += piece
+            said += [False] + [message["role"] == "assistant"] * (len(piece) - 1)
+        if reply:
+            ids.append(SPECIAL["<|assistant|>"])
+            said.append(False)
+        return ids, said
+
+    def _require_specials(self) -> None:
+        for name, i in SPECIAL.items():
+            if self._specials.get(i) != name.encode():
+                raise ConfigError(
+                    f"this tokenizer has no special token {name} at id {i}",
+                    hint="use a tokenizer that agent-forge trained",
+                )
+
+    def fits(self, settings: ModelSettings) -> None:
+        """Refuse a tokenizer that a network of this shape cannot be used with."""
+        self._require_specials()
+        if self.vocab_size > settings.vocab_size:
+            raise ConfigError(
+                f"the tokenizer has {self.vocab_size} tokens, the model only {settings.vocab_size}",
+                hint=f"--set model.vocab_size={self.vocab_size}, or train a smaller tokenizer",
+            )
+
+    # -- files ------------------------------------------------------------------------------------
+
+    def files(self) -> dict[str, bytes]:
+        """The files of Hugging Face, by name: for ModelStorage.save_model or `save`."""
+        named = {"eos_token": END_OF_TEXT, "bos_token": END_OF_TEXT, "pad_token": PADDING}
+        config = {
+            **named,
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "chat_template": CHAT_TEMPLATE,
+            "clean_up_tokenization_spaces": False,
+            "model_max_length": 1 << 30,
+        }
+        ends = [SPECIAL[END_OF_TEXT], SPECIAL[END_OF_TURN]]
+        generation = {"eos_token_id": ends, "pad_token_id": SPECIAL[PADDING]}
+        return {
+            FILE: self._json,
+            "tokenizer_config.json": files.to_json(config),
+            "special_tokens_map.json": files.to_json(named),
+            "generation_config.json": files.to_json(generation),
+        }
+
+    def save(self, folder: Path) -> None:
+        """Write these files into a folder."""
+        for name, content in self.files().items():
+            files.write_bytes(folder / name, content)
+
+
+class _Counted:
+    """Texts on their way to the trainer, refused where they are no texts."""
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        self._texts = iter(texts)
+        self.characters = 0
+
+    def __iter__(self) -> _Counted:
+        return self
+
+    def __next__(self) -> str:
+        text = next(self._texts)
+        _refuse_surrogates(text)
+        self.characters += len(text)
+        return text
+
+
+def _parts(message: Message, number: int) -> list[str | int]:
+    """A message as texts and special ids; the first of them says who speaks."""
+    role, content = message.get("role"), message.get("content")
+    calls = message.get("tool_calls") or []
+    if content is None and calls:
+        content = ""
+    if not isinstance(content, str):
+        raise ConfigError(f"message {number} has no text as its content")
+    if role == "tool":
+        return [SPECIAL[TOOL_RESULT], content, SPECIAL[END_OF_RESULT]]
+    if role not in ROLES:
+        raise ConfigError(f"message {number}: role {role!r} is none of {(*ROLES, 'tool')}")
+    parts: list[str | int] = [SPECIAL[f"<|{role}|>"], content]
+    for call in calls:
+        function = call.get("function") or call
+        try:
+            asked = {"name": function["name"], "arguments": function["arguments"]}
+        except KeyError as error:
+            raise ConfigError(f"message {number}: a tool call has no {error}") from None
+        text = json.dumps(asked, ensure_ascii=False)
+        parts += [SPECIAL[TOOL_CALL], text, SPECIAL[END_OF_CALL]]
+    return [*parts, SPECIAL[END_OF_TURN]]
+
+
+def _refuse_surrogates(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"character {error.start} of a text is half a surrogate pair") from None
+
+
+def _byte_letters() -> dict[str, int]:
+    """Letter -> byte: how byte-level BPE writes each byte as one printable character."""
+    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    shifted = [byte for byte in range(256) if byte not in plain]
+    letters = {chr(byte): byte for byte in plain}
+    return letters | {chr(256 + i): byte for i, byte in enumerate(shifted)}
+
+
+def _byte_table(core: tokenizers.Tokenizer) -> dict[int, bytes] | None:
+    """The bytes of every id, nothing for a special one; None where tokens are not bytes."""
+    if not isinstance(core.decoder, decoders.ByteLevel):
+        return None
+    letters = _byte_letters()
+    table: dict[int, bytes] = {}
+    added = core.get_added_tokens_decoder()
+    for token, i in core.get_vocab().items():
+        if i in added:
+            table[i] = b"" if added[i].special else token.encode()
+        elif letters.keys() >= set(token):
+            table[i] = bytes(letters[letter] for letter in token)
+        else:
+            return None
+    return table

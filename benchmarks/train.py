@@ -1,7 +1,7 @@
 """How fast the network learns: optimizer against AdamW, architecture against a plain GPT, speed.
 
-    python benchmarks/train.py --data FOLDER     the missing cells, then the tables in docs/training.md
-    python benchmarks/train.py --tables          the tables alone
+    python benchmarks/train.py --data FOLDER     measure what is missing, write docs/training.md
+    python benchmarks/train.py --tables          write it from what is there
 
 FOLDER holds tinystories/, wikitext2/ and tiny_shakespeare/ as their authors publish them. Cells are
 compared by CPU seconds of one thread; evaluation is not counted. A cell that was measured is not
@@ -43,6 +43,7 @@ from agent_forge.train.trainer import Trainer
 
 NAME = "train"
 ROWS, LENGTH, STEPS, EVERY = 16, 128, 160, 10
+HELD_OUT = 2  # batches of 32 rows
 SEEDS = (0, 1, 2)
 CORPORA = ("tiny_shakespeare", "tinystories", "wikitext2", "tasks")
 ADAMW_RATES = (1e-3, 3e-3, 6e-3)
@@ -110,7 +111,7 @@ def preset(name: str) -> ModelSettings:
 
 
 class PlainGPT(nn.Module):
-    """The same blocks and nothing else: tied full embedding, no memory, no recursion, no halting."""
+    """The same blocks and nothing else: tied full embedding, no memory, recursion or halting."""
 
     def __init__(self, settings: ModelSettings) -> None:
         super().__init__()
@@ -196,11 +197,10 @@ def held_out(model: nn.Module, loss: Any, source: Source) -> list[float]:
     model.settings = exact.model_copy(update={"supervised_share": 1.0})  # type: ignore[assignment]
     model.eval()
     with torch.no_grad():
-        for _ in range(4):
+        for _ in range(HELD_OUT):
             value = loss(model, batches.next_batch(), torch.Generator().manual_seed(0))
-            sums = [
-                a + b * value.count for a, b in zip(sums or [0] * 9, value.per_step, strict=False)
-            ]
+            sums = sums or [0.0] * len(value.per_step)
+            sums = [a + b * value.count for a, b in zip(sums, value.per_step, strict=True)]
             count += value.count
     model.settings = exact
     return [total / count for total in sums]
@@ -255,7 +255,7 @@ def seeded(seed: int, build: Callable[[], nn.Module]) -> nn.Module:
 
 
 def optimizer_cells() -> Iterator[tuple[dict[str, Any], Callable[[], dict[str, Any]]]]:
-    """AdamW's rate is swept on every corpus with the first seed; ours is what `from_phase(1)` has."""
+    """AdamW's rate is swept on every corpus (first seed); ours is that of `from_phase(1)`."""
     for corpus in CORPORA:
         for rate in ADAMW_RATES:
             yield optimizer_cell(corpus, "adamw", 0, rate)
@@ -487,7 +487,8 @@ def architecture_table(rows: list[dict[str, Any]]) -> list[str]:
         steps = [statistics.mean(r["per_step"][i] for r in own) for i in range(depth)]
         apart = [r["loss"] - base[r["seed"]] for r in own if r["seed"] in base]
         lines.append(
-            f"| {variant} | {own[0]['parameters']:,} | {round(statistics.mean(r['steps'] for r in own))}"
+            f"| {variant} | {own[0]['parameters']:,}"
+            f" | {round(statistics.mean(r['steps'] for r in own))}"
             f" | {interval([r['loss'] for r in own])}"
             f" | {statistics.mean(r['bits_per_byte'] for r in own):.3f}"
             f" | {'' if variant == 'ours' else interval(apart)}"
@@ -504,9 +505,10 @@ def speed_table(rows: list[dict[str, Any]]) -> list[str]:
     ]
     for r in (r for r in rows if r["study"] == "speed"):
         lines.append(
-            f"| {r['preset']} | {r['threads']} | {r['rows']} x {LENGTH} | {r['train_tokens_per_s']:,}"
-            f" | {r['generate_tokens_per_s']} | {r['peak_mb']:,} | {r['forward_share']:.0%}"
-            f" | {r['backward_share']:.0%} | {r['optimizer_share']:.0%} | {r['outside_share']:.1%} |"
+            f"| {r['preset']} | {r['threads']} | {r['rows']} x {LENGTH}"
+            f" | {r['train_tokens_per_s']:,} | {r['generate_tokens_per_s']} | {r['peak_mb']:,}"
+            f" | {r['forward_share']:.0%} | {r['backward_share']:.0%}"
+            f" | {r['optimizer_share']:.0%} | {r['outside_share']:.1%} |"
         )
     return lines
 

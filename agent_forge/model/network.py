@@ -101,21 +101,27 @@ class ForgeNetwork(nn.Module):
         return self.logits(self.hidden(self.answers(tokens_BT, cache)))
 
     @torch.no_grad()
-    def predict(
-        self, tokens_BT: Tensor, cache: Cache | None = None, *, threshold: float | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Logits of the last position and the steps it took; each row halts when it is sure."""
+    def decide(self, x_ND: Tensor, *, threshold: float | None = None) -> tuple[Tensor, Tensor]:
+        """Answers for features, and the steps each took: a position halts when it is sure."""
         bound = self.settings.halt_threshold if threshold is None else threshold
-        x = self.features(tokens_BT, cache).x[:, -1]
-        y, z = self.recursion.start(x)
-        steps = torch.zeros(x.shape[0], dtype=torch.long, device=x.device)
-        active = torch.ones(x.shape[0], dtype=torch.bool, device=x.device)
+        y, z = self.recursion.start(x_ND)
+        steps = torch.zeros(x_ND.shape[0], dtype=torch.long, device=x_ND.device)
+        active = torch.ones(x_ND.shape[0], dtype=torch.bool, device=x_ND.device)
         for step in range(self.settings.t_max):
-            new_y, new_z = self.recursion(x, y, z)
+            new_y, new_z = self.recursion(x_ND, y, z)
             y = torch.where(active[:, None], new_y, y)
             z = torch.where(active[:, None], new_z, z)
             steps += active
             active = active & (self.halting.probability(z, step) <= bound)
             if not active.any():
                 break
+        return y, steps
+
+    @torch.no_grad()
+    def predict(
+        self, tokens_BT: Tensor, cache: Cache | None = None, *, threshold: float | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Logits of the last position, and the steps that each row took."""
+        x = self.features(tokens_BT, cache).x[:, -1]
+        y, steps = self.decide(x, threshold=threshold)
         return self.logits(self.hidden(y)), steps

@@ -207,7 +207,7 @@ def test_a_loss_that_runs_away_is_a_divergence() -> None:
     work = trainer(network())
     for step in range(1, 22):
         work.step(step, batch())
-    work.mean_loss = 0.1
+    work.recent = [0.1] * 20
     with pytest.raises(Diverged, match="ran away at step 22"):
         work.step(22, batch())
 

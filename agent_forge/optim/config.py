@@ -19,6 +19,7 @@ class MuGrokConfig(Settings):
 
     model_config = ConfigDict(validate_by_name=True, validate_by_alias=True)
 
+    muon: bool = Field(True, description="false gives the matrices to AdamW too")
     muon_lr: float = Field(
         1e-3,
         gt=0,

@@ -90,6 +90,8 @@ class MuonGrokfast(torch.optim.Optimizer):
             given = list(params)
             matrices = [p for p in given if p.ndim == 2]
             rest = [p for p in given if p.ndim != 2]
+        if not config.muon:
+            matrices, rest = [], [*matrices, *rest]
         groups = [
             {"params": matrices, "role": "muon", "lr": config.muon_lr},
             {"params": rest, "role": "adamw", "lr": config.fallback_lr},

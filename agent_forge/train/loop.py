@@ -55,15 +55,15 @@ def fit(
     evaluations: Evaluations | None = None,
     log_every: int = 1,
 ) -> int:
-    """Train for `trainer.total` steps, or until evaluations bring no gain; returns the last step.
+    """Train for `trainer.total` steps, or until evaluations bring no gain; returns how many
+    there were.
 
     `next_batch(step)` gives the batch; what it depends on is in `parts` or in a generator of the
-    context. Metrics are logged as train/<stage>/<name>.
+    context. Metrics are logged as <stage>/train/<name>.
     """
     every = {**trainer.parts, **(parts or {})}
     if evaluations:
         every["evaluations"] = evaluations
-    done = 0
     for step in ctx.steps(trainer.total, every, stage, rolls_back=True):
         try:
             values = trainer.step(step, next_batch(step))
@@ -72,11 +72,10 @@ def fit(
             ctx.roll_back(str(error))
             trainer.gentler(factor)
             continue
-        done = step
         if step % log_every == 0 or step == trainer.total:
-            ctx.log(step, {f"train/{stage}/{name}": value for name, value in values.items()})
+            ctx.log(step, {f"{stage}/train/{name}": value for name, value in values.items()})
         if evaluations and step % evaluations.every_steps == 0:
-            ctx.log(step, {f"train/{stage}/evaluation_loss": evaluations.look()})
+            ctx.log(step, {f"{stage}/train/evaluation_loss": evaluations.look()})
             if evaluations.enough:
                 break
-    return done
+    return trainer.steps_seen

@@ -25,7 +25,7 @@ from agent_forge.train.parallel import World
 
 log = logging.getLogger(__name__)
 Batch = Sequence[Tensor]  # tensors of equal length along the first dimension
-MEAN_INERTIA = 0.95
+RECENT = 100  # steps whose losses are remembered
 SMALLEST_FACTOR = 1 / 32
 NO_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
 
@@ -70,7 +70,7 @@ class Trainer:
         self.device, self.world = device, world or World()
         self.decisions = decisions or Decisions()
         self.factor = 1.0  # of the rate; halved at each divergence
-        self.mean_loss = 0.0
+        self.recent: list[float] = []  # losses of the last steps
         self.steps_seen = 0
         for group in optimizer.param_groups:
             group.setdefault("full_lr", group["lr"])
@@ -86,12 +86,12 @@ class Trainer:
     def state_dict(self) -> dict[str, Any]:
         return {
             "factor": self.factor,
-            "mean_loss": self.mean_loss,
+            "recent": list(self.recent),
             "steps_seen": self.steps_seen,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.factor, self.mean_loss = state["factor"], state["mean_loss"]
+        self.factor, self.recent = state["factor"], list(state["recent"])
         self.steps_seen = state["steps_seen"]
 
     def step(self, step: int, batch: Batch) -> dict[str, float]:
@@ -119,9 +119,14 @@ class Trainer:
         except NotFinite as error:
             raise Diverged(f"step {step}: {error}") from error
         self.steps_seen += 1
-        inertia = min(MEAN_INERTIA, 1 - 1 / self.steps_seen)
-        self.mean_loss = inertia * self.mean_loss + (1 - inertia) * values["loss"]
-        return {**values, "rate": rate, **getattr(self.optimizer, "metrics", {})}
+        self.recent = [*self.recent[1 - RECENT :], values["loss"]]
+        extra = {"loss_avg_100": self.mean_loss, "rate": rate}
+        return {**values, **extra, **getattr(self.optimizer, "metrics", {})}
+
+    @property
+    def mean_loss(self) -> float:
+        """Of the last hundred steps."""
+        return sum(self.recent) / len(self.recent)
 
     def gentler(self, factor: float) -> None:
         """Go on after a divergence at half of the rate that `factor` was."""

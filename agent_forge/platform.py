@@ -178,8 +178,10 @@ FCNTL, IOCTL, SOCKETPAIR = (72, 25), (16, 29), (53, 199)
 FIRST_YOUNG_CALL = 424
 SELF = 0x5E1F5E1F  # stands in the filter where the process puts its own id
 MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
-READABLE = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/etc/ld.so.cache")
-READABLE += ("/usr/share/zoneinfo", "/etc/localtime", "/dev/urandom")
+READABLE = (
+    *("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/etc/ld.so.cache"),
+    *("/usr/share/zoneinfo", "/etc/localtime", "/dev/urandom"),
+)
 
 
 def confinement(*, threads: bool) -> dict[str, Any] | None:

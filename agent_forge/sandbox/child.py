@@ -38,7 +38,6 @@ READING_EVENTS = {
     *("os.listdir", "os.scandir", "os.walk", "os.fwalk", "os.chdir"),
     *("os.getxattr", "os.listxattr"),
 }
-THREAD_EVENTS = {"_thread.start_new_thread", "_thread.start_joinable_thread"}
 
 
 def read_request() -> dict[str, Any]:
@@ -105,13 +104,13 @@ def confine(plan: dict[str, Any], folder: str, limits: dict[str, Any]) -> dict[s
 
 def new_world(call: Callable[..., int], folder: str, limits: dict[str, Any]) -> dict[str, bool]:
     """No network, every mount read-only, and a small disk in memory in place of the folder."""
-    maps = (("setgroups", "deny"), ("uid_map", f"{os.getuid()} {os.getuid()} 1"))
-    maps += (("gid_map", f"{os.getgid()} {os.getgid()} 1"),)
+    user, group = os.getuid(), os.getgid()
+    maps = {"setgroups": "deny", "uid_map": f"{user} {user} 1", "gid_map": f"{group} {group} 1"}
     alone = call("unshare", NEW_WORLD) == 0
     read_only = own_disk = False
     if alone:
         try:
-            for name, text in maps:
+            for name, text in maps.items():
                 fd = os.open(f"/proc/self/{name}", os.O_WRONLY)
                 os.write(fd, text.encode())
                 os.close(fd)
@@ -131,11 +130,13 @@ def landlock(call: Callable[..., int], folder: str, readable: tuple[str, ...]) -
         return False
     rights = (1 << (13, 14, 15, 15, 16)[min(version, 5) - 1]) - 1
     network, scope = (3 if version >= 4 else 0), (3 if version >= 6 else 0)
-    attributes = struct.pack("QQQ", rights, network, scope)[: 8 * (1 + (version > 3) + (version > 5))]
+    attributes = struct.pack("QQQ", rights, network, scope)[
+        : 8 * (1 + (version > 3) + (version > 5))
+    ]
     rules = call("syscall", 444, attributes, len(attributes), 0)
     if rules < 0:
         return False
-    allowed = {path: READ | READ_DIRECTORY for path in (*readable, *sys.path)}
+    allowed = dict.fromkeys((*readable, *sys.path), READ | READ_DIRECTORY)
     allowed[f"{sys.base_prefix}/lib"] = READ | READ_DIRECTORY
     allowed["/dev/null"] = READ | WRITE
     allowed[folder] = rights & ~DEVICES_SOCKETS_PROGRAMS
@@ -156,7 +157,7 @@ def landlock(call: Callable[..., int], folder: str, readable: tuple[str, ...]) -
 # -- the audit hook -------------------------------------------------------------------------------
 
 
-def guard(folder: str, processes: int, files: int | None) -> Callable[[str, tuple[Any, ...]], None]:
+def guard(folder: str, files: int | None) -> Callable[[str, tuple[Any, ...]], None]:
     """A hook that refuses what the code has no business with."""
     real, me = os.path.realpath, os.getpid()
     readable = (*map(real, sys.path), *("/usr/share/zoneinfo", "/etc/localtime", "/dev/urandom"))
@@ -180,8 +181,6 @@ def guard(folder: str, processes: int, files: int | None) -> Callable[[str, tupl
             return inside(args[0], writing) and (files is None or written <= files)
         if event == "import":
             return args[0].partition(".")[0] not in REFUSED_MODULES
-        if event in THREAD_EVENTS:
-            return _thread._count() + 1 < processes
         if event == "os.kill":
             return bool(args[0] == me)
         if part == "socket":  # connected pairs only, which asyncio needs
@@ -197,6 +196,22 @@ def guard(folder: str, processes: int, files: int | None) -> Callable[[str, tupl
             raise PermissionError(f"the sandbox refuses {event}")
 
     return hook
+
+
+def limit_threads(processes: int) -> None:
+    """Not every version of Python has an audit event for a new thread."""
+
+    def limited(start: Callable[..., Any]) -> Callable[..., Any]:
+        def start_one(*args: Any, **named: Any) -> Any:
+            if _thread._count() + 1 >= processes:
+                raise RuntimeError("the sandbox refuses another thread")
+            return start(*args, **named)
+
+        return start_one
+
+    for name in ("start_new_thread", "start_new", "start_joinable_thread"):
+        if hasattr(_thread, name):
+            setattr(_thread, name, limited(getattr(_thread, name)))
 
 
 # -- running --------------------------------------------------------------------------------------
@@ -225,14 +240,17 @@ def main() -> None:
         layers = confine(plan, folder, limits)
     if request["hook"]:
         files = None if layers.get("own_disk") else FILES_WITHOUT_DISK
-        sys.addaudithook(guard(folder, limits["processes"], files))
-    if request["code"] is None:
+        sys.addaudithook(guard(folder, files))
+        limit_threads(limits["processes"])
+    if not request["code"]:
         os.write(1, repr(layers).encode())
         return
     module = type(sys)("__main__")
     sys.modules["__main__"], sys.argv = module, [""]
     sys.excepthook = report
-    exec(compile(request["code"], "<code>", "exec", dont_inherit=True), module.__dict__)  # noqa: S102
+    for part in request["code"]:
+        code = compile(part, "<code>", "exec", dont_inherit=True) if type(part) is str else part
+        exec(code, module.__dict__)  # noqa: S102
 
 
 if __name__ == "__main__":

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import CodeType
 
 from agent_forge.sandbox.run import Child, Limits, Outcome, watch
 
 PEERS = Path(__file__).with_name("peers.py")
+
+
+@functools.cache
+def program() -> CodeType:
+    """What both sides begin with."""
+    return compile(PEERS.read_text(encoding="utf-8"), PEERS.name, "exec", dont_inherit=True)
 
 
 @dataclass(frozen=True)
@@ -33,15 +41,14 @@ def check(
     nothing; one that was never reached has not passed.
     """
     limits = limits or Limits()
-    program = PEERS.read_text(encoding="utf-8")
     to_answer, to_judge = os.pipe(), os.pipe()
     ends = [*to_answer, *to_judge]
     try:
-        judging = f"\njudge({to_judge[0]}, {to_answer[1]}, {setup!r}, {list(tests)!r})\n"
-        answering = f"\nanswer({to_answer[0]}, {to_judge[1]}, {code!r}, {setup!r})\n"
+        judging = f"judge({to_judge[0]}, {to_answer[1]}, {setup!r}, {list(tests)!r})"
+        answering = f"answer({to_answer[0]}, {to_judge[1]}, {code!r}, {setup!r})"
         with (
-            Child(program + judging, limits=limits, fds=(to_judge[0], to_answer[1])) as judge,
-            Child(program + answering, limits=limits, fds=(to_answer[0], to_judge[1])) as answer,
+            Child(program(), judging, limits=limits, fds=(to_judge[0], to_answer[1])) as judge,
+            Child(program(), answering, limits=limits, fds=(to_answer[0], to_judge[1])) as answer,
         ):
             while ends:
                 os.close(ends.pop())

@@ -10,6 +10,7 @@ what a right answer returns.
 from __future__ import annotations
 
 import builtins
+import contextlib
 import io
 import json
 import os
@@ -197,10 +198,10 @@ def answer(reading: int, writing: int, code: str, setup: str) -> None:
     for source in (setup, code):
         exec(compile(source, "<answer>", "exec", dont_inherit=True), peer.names)  # noqa: S102
     peer.send("ready", *[name for name in peer.names if isinstance(name, str)])
-    while True:
-        match peer.receive():
-            case ["ask", str(wanted), *values]:
-                peer.serve(wanted, values)
+    with contextlib.suppress(Closed):  # the judge is done
+        while True:
+            _, wanted, *values = peer.receive()
+            peer.serve(wanted, values)
 
 
 def judge(reading: int, writing: int, setup: str, tests: list[str]) -> None:

@@ -22,6 +22,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from types import CodeType
 from typing import IO
 
 from agent_forge import platform
@@ -85,7 +86,7 @@ def run(code: str, *, stdin: str = "", limits: Limits | None = None) -> Outcome:
 @functools.cache
 def layers() -> dict[str, bool]:
     """Which layers hold on this machine; a process that is confined like any other tells."""
-    with Child(None, limits=Limits()) as child:
+    with Child(limits=Limits()) as child:
         watch([child])
         outcome = child.outcome()
     if outcome.status != "ok":
@@ -94,12 +95,15 @@ def layers() -> dict[str, bool]:
 
 
 class Child:
-    """One confined process, its folder and what it has written so far."""
+    """One confined process, its folder and what it has written so far.
+
+    Parts of its code run one after the other in one namespace; without any it tells its layers.
+    """
 
     hook = True  # tests take it away to see the kernel's layers alone
 
     def __init__(
-        self, code: str | None, *, limits: Limits, stdin: str = "", fds: Sequence[int] = ()
+        self, *code: str | CodeType, limits: Limits, stdin: str = "", fds: Sequence[int] = ()
     ) -> None:
         if not platform.can_limit():
             raise ForgeError(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import importlib
 import io
 import json
 import os
@@ -205,9 +206,10 @@ def answer(reading: int, writing: int, code: str, setup: str) -> None:
 
 
 def judge(reading: int, writing: int, setup: str, tests: list[str]) -> None:
-    """Run each test and write 1 or 0 for it. Names of the setup and builtins are the judge's own.
+    """Run each test and write 1 or 0 for it.
 
-    Classes of the setup live with the answer, so that instances can be handed to it.
+    Names of the setup, builtins and modules of the standard library are the judge's own. Classes
+    of the setup live with the answer, so that instances can be handed to it.
     """
     peer, verdicts = Peer(reading, writing, {"call"}), os.dup(1)
     sys.stdout = io.StringIO()
@@ -217,8 +219,10 @@ def judge(reading: int, writing: int, setup: str, tests: list[str]) -> None:
     _, *theirs = peer.receive()
     for name in theirs:
         wanted = isinstance(name, str) and any(name in test for test in tests)
-        if wanted and name not in own and not hasattr(builtins, name):
-            names[name] = peer.ask("name", name)
+        if not wanted or name in own or hasattr(builtins, name):
+            continue
+        module = name in sys.stdlib_module_names and any(f"{name}." in test for test in tests)
+        names[name] = importlib.import_module(name) if module else peer.ask("name", name)
     for test in tests:
         try:
             exec(compile(test, "<test>", "exec", dont_inherit=True), names)  # noqa: S102

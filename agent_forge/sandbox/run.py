@@ -35,6 +35,10 @@ PYTHON = ("-S", "-s", "-B", "-X", "utf8")
 ENVIRONMENT = {"PYTHONHASHSEED": "0"}
 LOOK_EVERY_S = 0.02  # for a process that ends with its output held open
 CHUNK = 1 << 16
+LAYERS = (
+    *("limits", "audit_hook", "namespaces", "read_only", "own_disk"),
+    *("landlock", "no_capabilities", "seccomp"),
+)
 
 
 @dataclass(frozen=True)
@@ -91,7 +95,8 @@ def layers() -> dict[str, bool]:
         outcome = child.outcome()
     if outcome.status != "ok":
         raise ForgeError(f"the sandbox does not start here: {outcome.stderr.strip()}")
-    return {"limits": True, "audit_hook": True, **ast.literal_eval(outcome.stdout)}
+    held = {"limits": True, "audit_hook": True, **ast.literal_eval(outcome.stdout)}
+    return {name: held.get(name, False) for name in LAYERS}
 
 
 class Child:
@@ -166,8 +171,9 @@ class Child:
         room = self.limits.output_bytes - len(kept)
         kept += data[:room]
         if len(data) > room:
-            self.truncated, self.ended = True, "output" if self.ended else ""
+            self.truncated = True
             self.end("output")
+            self.ended = "output"  # also where it ended by itself
             return False
         return bool(data)
 

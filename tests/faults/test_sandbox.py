@@ -329,10 +329,8 @@ def test_no_ctypes_and_no_site_packages(mode: str) -> None:
 
 
 def test_descriptors_of_the_caller_are_closed() -> None:
-    outcome = run(
-        "import os\nfor fd in range(3, 64):\n  try: os.fstat(fd); print(fd)\n  except OSError: pass"
-    )
-    assert outcome.stdout == ""
+    look = "try: os.fstat(fd); print(fd)\n  except OSError: pass"
+    assert run(f"import os\nfor fd in range(3, 64):\n  {look}").stdout == ""
 
 
 # What the kernel refuses to code that has ctypes in its hands.
@@ -399,7 +397,7 @@ def test_the_filter_is_the_same_shape_on_every_machine() -> None:
         "10 ** 10 ** 9",
         "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)",
         "import os, time; os.close(1); os.close(2); time.sleep(60)",
-        "import signal, time\nfor n in range(1, 32):\n  if n not in (9, 19): signal.signal(n, signal.SIG_IGN)\n"
+        "import signal\nfor n in {*range(1, 32)} - {9, 19}: signal.signal(n, signal.SIG_IGN)\n"
         "while True: pass",
     ],
     ids=["loop", "sleep", "regex", "integer", "stopped", "silent", "deaf"],
@@ -555,32 +553,54 @@ def test_each_test_is_judged() -> None:
     assert check("def f(x): return x + x", SQUARE).passed == (True, False, False)
 
 
+WRITES_TO_ALL = """
+import os
+def f(x):
+    for fd in range(3, 30):
+        try: os.write(fd, %s)
+        except OSError: pass
+    return 0
+"""
+LIAR = """
+class Y(%s):
+    def __eq__(self, other): return True
+    def __bool__(self): return True
+    __hash__ = object.__hash__
+def f(x): return Y()
+"""
+FRAMES = """
+import sys
+def f(x):
+    frame = sys._getframe()
+    while frame:
+        for name in list(frame.f_globals):
+            if name == "OPERATIONS": frame.f_globals[name].clear()
+        frame = frame.f_back
+    return 0
+"""
 CHEATS = {
     "exit": "import os\ndef f(x): os._exit(0)",
     "exit at once": "import os; os._exit(0)",
     "sys.exit": "import sys\ndef f(x): sys.exit(0)",
     "print": "print('111' * 10)\ndef f(x): print('111', flush=True)",
-    "write": "import os\nfor fd in range(64):\n  try: os.write(fd, b'1' * 3)\n  except OSError: pass\ndef f(x): pass",
-    "equal to all": "class Y:\n  def __eq__(s, o): return True\n  def __bool__(s): return True\ndef f(x): return Y()",
-    "equal integer": "class Y(int):\n  def __eq__(s, o): return True\n  __hash__ = int.__hash__\ndef f(x): return Y(7)",
+    "write": WRITES_TO_ALL.replace("3, 30", "0, 30") % "b'111'",
+    "protocol": WRITES_TO_ALL % "b'[\"value\", true]\\n' * 9",
+    "junk": WRITES_TO_ALL % "b'[' * 50000 + b'\\n'",
+    "wrong index": WRITES_TO_ALL % 'b\'["value", {"yours": 5}]\\n\'',
+    "equal to all": LIAR % "object",
+    "equal integer": LIAR % "int",
     "builtins": "import builtins\nfor n in ('AssertionError', 'compile', 'exec', 'Exception'):\n"
     "  setattr(builtins, n, lambda *a, **k: True)\ndef f(x): return None",
-    "no such error": "import builtins; builtins.AssertionError = ZeroDivisionError\ndef f(x): return 0",
+    "another error": "__builtins__.AssertionError = ZeroDivisionError\ndef f(x): return 0",
     "raises": "def f(x): raise AssertionError",
     "atexit": "import atexit, os\natexit.register(lambda: os._exit(0))\ndef f(x): return 0",
-    "protocol": "import os\ndef f(x):\n  for fd in range(3, 30):\n    try: os.write(fd, b'[\"value\", true]\\n' * 9)\n"
-    "    except OSError: pass\n  return 0",
-    "junk": "import os\ndef f(x):\n  for fd in range(3, 30):\n    try: os.write(fd, b'[' * 50000 + b'\\n')\n"
-    "    except OSError: pass",
-    "wrong index": 'import os\ndef f(x):\n  for fd in range(3, 30):\n    try: os.write(fd, b\'["value", {"yours": 5}]\\n\')\n'
-    "    except OSError: pass",
-    "frames": "import sys\ndef f(x):\n  frame = sys._getframe()\n  while frame:\n    for k in list(frame.f_globals):\n"
-    "      if k == 'OPERATIONS': frame.f_globals[k].clear()\n    frame = frame.f_back\n  return 0",
-    "own f and sorted": "def f(x): return 0\nsorted = all = set = abs = lambda *a: 4",
+    "frames": FRAMES,
+    "names of the judge": "def f(x): return 0\nsorted = all = set = abs = lambda *a: 4",
+    "module of the judge": "class math:\n  isclose = lambda *a: True\ndef f(x): return 0",
     "loop": "def f(x):\n  while True: pass",
     "memory": "def f(x): return [0] * 10**10",
     "syntax": "def f(x: return",
-    "mutates": "def f(x): return x",
+    "its argument": "def f(x): return x",
     "stop": "import os, signal\ndef f(x): os.kill(os.getpid(), signal.SIGSTOP)",
     "endless": "def f(x):\n  while True: yield 4",
 }
@@ -589,8 +609,9 @@ CHEATS = {
 @pytest.mark.parametrize("name", CHEATS)
 def test_success_cannot_be_faked(name: str) -> None:
     tests = ["assert f(2) == 4 and f(3) == 9", "assert sorted([f(5)]) == [25]", "assert 36 == f(6)"]
+    tests += ["assert math.isclose(f(7), 49)", "assert abs(f(8) - 64) < 1e-6"]
     limits = Limits(cpu_seconds=1, wall_seconds=0.8, memory_mb=256)
-    assert check(CHEATS[name], tests, limits=limits).passed == (False,) * 3
+    assert check(CHEATS[name], tests, limits=limits).passed == (False,) * 5
 
 
 @pytest.mark.parametrize("mode", ["kernel"], indirect=True)
@@ -654,7 +675,7 @@ TESTS = [
     "assert apply(lambda v: v * 10, 4) == 41",
     "assert count('aab') == {'a': 2, 'b': 1}",
     "import math; assert math.isclose(root(2), 1.41421356, rel_tol=1e-6) and close(root(4), 2)",
-    "try:\n    root(-1)\nexcept ValueError as e:\n    assert str(e) == 'negative'\nelse:\n    assert 0",
+    "try: root(-1)\nexcept ValueError as e: assert str(e) == 'negative'\nelse: assert 0",
     "assert depth(Node([Node([]), Node([Node([])])])) == 3",
     "assert match('ab') and not match('b')",
     "def check(candidate):\n    assert candidate(9) == 3\ncheck(root)",

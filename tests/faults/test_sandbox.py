@@ -32,7 +32,8 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs process l
 linux = pytest.mark.skipif(
     sys.platform != "linux" or not all(sandbox.layers().values()), reason="needs every layer"
 )
-SHORT = Limits(cpu_seconds=1, wall_seconds=0.4, memory_mb=256, file_mb=4, output_bytes=10_000)
+SHORT = Limits(cpu_seconds=1, wall_seconds=5, memory_mb=256, file_mb=4, output_bytes=10_000)
+QUICK = Limits(cpu_seconds=1, wall_seconds=0.25, memory_mb=256)
 MODES = ("all", "kernel", "hook")
 
 
@@ -403,8 +404,8 @@ def test_the_filter_is_the_same_shape_on_every_machine() -> None:
     ids=["loop", "sleep", "regex", "integer", "stopped", "silent", "deaf"],
 )
 def test_time_is_limited(code: str, mode: str) -> None:
-    outcome = run(code)
-    assert outcome.status == "timeout" and 0.4 <= outcome.seconds < 1
+    outcome = run(code, QUICK)
+    assert outcome.status == "timeout" and 0.25 <= outcome.seconds < 1
 
 
 def test_cpu_time_is_limited_even_against_its_will() -> None:
@@ -454,7 +455,7 @@ print(written >> 20)
 
 @linux
 def test_the_disk_is_not_filled() -> None:
-    assert int(run(FILLS, Limits(file_mb=4)).stdout) <= 4
+    assert 2 <= int(run(FILLS, Limits(file_mb=4)).stdout) <= 4
     assert run("f = open('a', 'wb')\nwhile True: f.write(bytes(1 << 20))").status == "error"
 
 
@@ -482,7 +483,24 @@ def test_the_folder_goes_whatever_is_in_it(code: str, mode: str) -> None:
     run(code, Limits(wall_seconds=3))  # the fixture looks that nothing is left
 
 
-def test_unreadable_and_deep_folders_are_removed(tmp_path: Path, secret: Path) -> None:
+def test_an_unreadable_folder_is_removed_by_whoever_is_not_root() -> None:
+    user = os.geteuid() or 65534
+    folder = Path(tempfile.mkdtemp(dir="/tmp"))
+    os.chown(folder, user, -1)
+    mine = os.geteuid()
+    os.seteuid(user)
+    try:
+        (folder / "a" / "b" / "c").mkdir(parents=True)
+        (folder / "a" / "b" / "x").touch(0)
+        for place in ("a/b/c", "a/b", "a", "."):
+            (folder / place).chmod(0)
+        remove_folder(folder)
+    finally:
+        os.seteuid(mine)
+    assert not list(folder.parent.glob(f"{folder.name}*"))
+
+
+def test_deep_folders_and_links_are_removed(tmp_path: Path, secret: Path) -> None:
     folder = tmp_path / "f"
     (folder / "a" / "b" / "c").mkdir(parents=True)
     (folder / "a" / "b" / "x").write_text("x")
@@ -495,8 +513,6 @@ def test_unreadable_and_deep_folders_are_removed(tmp_path: Path, secret: Path) -
         os.close(place)
         place = inner
     os.close(place)
-    for place in ("a/b/c", "a/b", "a", "."):
-        (folder / place).chmod(0)
     remove_folder(folder)
     assert secret.read_text() == "untouched"
     assert {p.name for p in tmp_path.iterdir()} == {"secret.txt", "sandboxes"}
@@ -595,7 +611,7 @@ CHEATS = {
     "raises": "def f(x): raise AssertionError",
     "atexit": "import atexit, os\natexit.register(lambda: os._exit(0))\ndef f(x): return 0",
     "frames": FRAMES,
-    "names of the judge": "def f(x): return 0\nsorted = all = set = abs = lambda *a: 4",
+    "names of the judge": "def f(x): return 0\nsorted = lambda xs: [25]\nabs = lambda x: 0",
     "module of the judge": "class math:\n  isclose = lambda *a: True\ndef f(x): return 0",
     "loop": "def f(x):\n  while True: pass",
     "memory": "def f(x): return [0] * 10**10",

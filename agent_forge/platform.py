@@ -1,4 +1,4 @@
-"""What differs between Linux, macOS and Windows: locks, fsync, limits and process groups.
+"""What differs between Linux, macOS and Windows: locks, fsync, limits, process groups, sandboxes.
 
 Nothing else in the package asks which system it runs on.
 """
@@ -9,6 +9,7 @@ import contextlib
 import errno
 import os
 import signal
+import struct
 import subprocess
 import sys
 from collections.abc import Callable
@@ -110,6 +111,11 @@ def set_limits(
     return True
 
 
+def can_limit() -> bool:
+    """Whether processes can be limited here at all."""
+    return resource is not None
+
+
 def new_group() -> dict[str, Any]:
     """Arguments for subprocess.Popen that give the child a process group of its own."""
     if sys.platform == "win32":
@@ -125,3 +131,93 @@ def kill_group(process: subprocess.Popen[Any]) -> None:
     else:
         process.kill()
     process.wait()
+
+
+def has_ended(pid: int) -> bool:
+    """Whether a child has ended; it is not waited for, so that its id stays taken."""
+    if hasattr(os, "waitid"):
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    import psutil
+
+    return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+
+
+# -- what the sandbox asks of Linux ---------------------------------------------------------------
+
+# Calls that confined code is refused, with their numbers on (x86_64, aarch64). Calls that need a
+# capability are not listed: it has none. Calls from 424 on are younger than Linux 5.1 and carry
+# the same number everywhere (io_uring, pidfd, clone3, ...): it is told that they do not exist.
+REFUSED_CALLS = {
+    # the network; pairs of connected streams are left, which asyncio needs
+    **{"socket": (41, 198), "connect": (42, 203), "accept": (43, 202), "accept4": (288, 242)},
+    **{"bind": (49, 200), "listen": (50, 201)},
+    # other programs and processes
+    **{"fork": (57, -1), "vfork": (58, -1), "execve": (59, 221), "execveat": (322, 281)},
+    **{"ptrace": (101, 117), "process_vm_readv": (310, 270), "process_vm_writev": (311, 271)},
+    **{"tkill": (200, 130), "rt_sigqueueinfo": (129, 138), "rt_tgsigqueueinfo": (297, 240)},
+    **{"setpriority": (141, 140), "sched_setparam": (142, 118), "sched_setscheduler": (144, 119)},
+    **{"sched_setaffinity": (203, 122), "sched_setattr": (314, 274), "ioprio_set": (251, 30)},
+    **{"migrate_pages": (256, 238), "move_pages": (279, 239), "kcmp": (312, 272)},
+    # namespaces (a new one would give back every capability), the kernel's own machines
+    **{"unshare": (272, 97), "setns": (308, 268), "bpf": (321, 280), "perf_event": (298, 241)},
+    **{"userfaultfd": (323, 282), "add_key": (248, 217), "request_key": (249, 218)},
+    **{"keyctl": (250, 219), "personality": (135, 92)},
+    # memory that no limit counts, or that outlives the process
+    **{"memfd_create": (319, 279), "shmget": (29, 194), "semget": (64, 190), "msgget": (68, 186)},
+    "mq_open": (240, 180),
+    # modes, owners and times of files, which Landlock leaves open
+    **{"chmod": (90, -1), "fchmod": (91, 52), "fchmodat": (268, 53), "chown": (92, -1)},
+    **{"fchown": (93, 55), "lchown": (94, -1), "fchownat": (260, 54), "utime": (132, -1)},
+    **{"utimes": (235, -1), "futimesat": (261, -1), "utimensat": (280, 88)},
+    **{"setxattr": (188, 5), "lsetxattr": (189, 6), "fsetxattr": (190, 7)},
+    **{"removexattr": (197, 14), "lremovexattr": (198, 15), "fremovexattr": (199, 16)},
+}
+# Calls that are judged by an argument.
+KILL, TGKILL, PRLIMIT, CLONE = (62, 129), (234, 131), (302, 261), (56, 220)
+FCNTL, IOCTL, SOCKETPAIR = (72, 25), (16, 29), (53, 199)
+FIRST_YOUNG_CALL = 424
+SELF = 0x5E1F5E1F  # stands in the filter where the process puts its own id
+MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
+READABLE = (
+    *("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/etc/ld.so.cache"),
+    *("/usr/share/zoneinfo", "/etc/localtime", "/dev/urandom"),
+)
+
+
+def confinement(*, threads: bool) -> dict[str, Any] | None:
+    """What a process needs to confine itself on Linux; None on any other system."""
+    if sys.platform != "linux":
+        return None
+    return {"filter": _call_filter(os.uname().machine, threads), "self": SELF, "readable": READABLE}
+
+
+def _call_filter(machine: str, threads: bool) -> bytes:
+    """A seccomp program (classic BPF); empty where the numbers of the calls are not known."""
+    if machine not in MACHINES or sys.byteorder != "little":
+        return b""
+    column, architecture = MACHINES[machine]
+    load, mask, equal, at_least, any_bit, end = 0x20, 0x54, 0x15, 0x35, 0x45, 0x06
+    allow, refuse = (end, 0, 0, 0x7FFF0000), (end, 0, 0, 0x00050000 | errno.EPERM)
+    absent, again = (end, 0, 0, 0x00050000 | errno.ENOSYS), (end, 0, 0, 0x00050000 | errno.EAGAIN)
+    argument = [(load, 0, 0, 16 + 8 * n) for n in range(2)]  # the lower half of each
+    program = [
+        *[(load, 0, 0, 4), (equal, 1, 0, architecture), (end, 0, 0, 0x80000000)],  # killed
+        *[(load, 0, 0, 0), (at_least, 0, 1, FIRST_YOUNG_CALL), absent],
+    ]
+
+    def judge(call: tuple[int, int], *steps: tuple[int, int, int, int]) -> None:
+        program.extend([(equal, 0, len(steps), call[column]), *steps])
+
+    for call in REFUSED_CALLS.values():
+        if call[column] >= 0:
+            judge(call, refuse)
+    judge(KILL, argument[0], (equal, 0, 1, SELF), allow, refuse)
+    judge(TGKILL, argument[0], (equal, 0, 1, SELF), allow, refuse)
+    judge(PRLIMIT, argument[0], (equal, 1, 0, 0), (equal, 0, 1, SELF), allow, refuse)
+    judge(CLONE, argument[0], (any_bit, 0, 1, 0x10000 if threads else 0), allow, again)
+    # F_SETOWN, F_SETSIG, F_SETOWN_EX and their ioctls send signals to others; TIOCSTI types
+    for call, requests in ((FCNTL, (8, 10, 15)), (IOCTL, (0x8901, 0x8902, 0x5412))):
+        tests = [(equal, 2 - n, 1 if n == 2 else 0, value) for n, value in enumerate(requests)]
+        judge(call, argument[1], *tests, refuse, allow)
+    judge(SOCKETPAIR, argument[1], (mask, 0, 0, 0xF), (equal, 0, 1, 1), allow, refuse)
+    return b"".join(struct.pack("<HBBI", *step) for step in [*program, allow])

@@ -52,6 +52,7 @@ def doctor(
         _torch(),
         *_extras(),
         _native(),
+        _sandbox(),
         _registry(storage, repair),
     ]
     problems = [finding for finding in findings if finding.status == "problem"]
@@ -108,6 +109,21 @@ def _native() -> Finding:
     if compiler is None:
         return Finding("native", "optional", "no C compiler", "install gcc or clang")
     return Finding("native", "ok", f"C compiler {Path(compiler).name}; this version has no kernels")
+
+
+def _sandbox() -> Finding:
+    from agent_forge import sandbox
+
+    try:
+        layers = sandbox.layers()
+    except (ForgeError, OSError) as error:
+        return Finding("sandbox", "optional", str(error), getattr(error, "hint", ""))
+    found = ", ".join(name for name, held in layers.items() if held)
+    missing = [name for name in sandbox.LAYERS if not layers[name]]
+    if missing:
+        remedy = f"docs/sandbox.md tells what it means to be without {', '.join(missing)}"
+        return Finding("sandbox", "optional", found, remedy)
+    return Finding("sandbox", "ok", found)
 
 
 def _registry(storage: Path, repair: bool) -> Finding:

@@ -1,0 +1,257 @@
+"""The program that the sandbox starts: it confines itself, then runs the code that it was sent.
+
+It runs as a script of its own and imports the standard library only. What the kernel enforces
+(limits, namespaces, Landlock, seccomp) holds whatever the code does. The audit hook is softer: it
+gives readable refusals, and is the fence where the kernel has none.
+"""
+
+from __future__ import annotations
+
+import _thread
+import marshal
+import os
+import struct
+import sys
+
+TYPE_CHECKING = False  # typing itself would take longer to load than all the rest
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+    from typing import Any
+
+MEMORY_EXIT = 113  # how it says that memory ran out
+OPEN_FILES = 64
+FILES_WITHOUT_DISK = 256  # files it may write where it has no small disk of its own
+NEW_WORLD = 0x10000000 | 0x00020000 | 0x40000000 | 0x08000000  # user, mounts, network, ipc
+READ, READ_DIRECTORY, WRITE = 1 << 2, 1 << 3, 1 << 1
+DEVICES_SOCKETS_PROGRAMS = 1 << 0 | 1 << 6 | 1 << 9 | 1 << 11
+WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+
+REFUSED_MODULES = {"ctypes", "_ctypes"}
+REFUSED_PARTS = {"ctypes", "subprocess", "pty", "syslog", "webbrowser", "fcntl"}
+PATH_PARTS = {"os", "shutil", "tempfile", "sqlite3"}
+REFUSED_EVENTS = {
+    *("os.fork", "os.forkpty", "os.exec", "os.posix_spawn", "os.spawn", "os.system", "os.killpg"),
+    *("gc.get_objects", "gc.get_referrers", "signal.pthread_kill", "resource.prlimit"),
+}
+READING_EVENTS = {
+    *("os.listdir", "os.scandir", "os.walk", "os.fwalk", "os.chdir"),
+    *("os.getxattr", "os.listxattr"),
+}
+
+
+def read_request() -> dict[str, Any]:
+    """The request stands before the code's own input."""
+    size, data = int.from_bytes(os.read(0, 8), "little"), b""
+    while len(data) < size:
+        data += os.read(0, size - len(data))
+    request: dict[str, Any] = marshal.loads(data)
+    return request
+
+
+def limit(limits: dict[str, Any]) -> None:
+    """Limits of the system, which the code can lower only."""
+    import resource
+
+    for name, value in (
+        ("RLIMIT_CORE", 0),
+        ("RLIMIT_NOFILE", OPEN_FILES),
+        ("RLIMIT_FSIZE", limits["file_mb"] << 20),
+        ("RLIMIT_NPROC", limits["processes"]),
+        ("RLIMIT_CPU", limits["cpu_seconds"]),
+        ("RLIMIT_AS", limits["memory_mb"] << 20),
+    ):
+        kind = getattr(resource, name)
+        ceiling = resource.getrlimit(kind)[1]
+        value = value if ceiling == resource.RLIM_INFINITY else min(value, ceiling)
+        hard = value + 1 if name == "RLIMIT_CPU" and value != ceiling else value
+        resource.setrlimit(kind, (value, hard))
+
+
+# -- layers of the Linux kernel -------------------------------------------------------------------
+
+
+def confine(plan: dict[str, Any], folder: str, limits: dict[str, Any]) -> dict[str, bool]:
+    """Put on every layer that this kernel grants; tell which did."""
+    import ctypes
+
+    libc = ctypes.CDLL(None)
+
+    def call(name: str, *args: int | bytes | None) -> int:
+        function = getattr(libc, name, None)
+        if function is None:
+            return -1
+        values = [ctypes.c_ulong(a) if isinstance(a, int) else a for a in args]
+        return int(function(*values))
+
+    call("prctl", 1, 9)  # killed when the caller dies
+    layers = new_world(call, folder, limits)
+    os.chdir(folder)
+    call("prctl", 38, 1, 0, 0, 0)  # no new privileges
+    call("prctl", 4, 0, 0, 0, 0)  # not to be looked into by others of this user
+    layers["landlock"] = landlock(call, folder, plan["readable"])
+    empty = struct.pack("Ii", 0x20080522, 0)
+    layers["no_capabilities"] = call("capset", empty, bytes(24)) == 0
+    limit(limits)
+    code = plan["filter"].replace(struct.pack("<I", plan["self"]), struct.pack("<I", os.getpid()))
+    kept = ctypes.create_string_buffer(code, len(code))
+    program = struct.pack("HP", len(code) // 8, ctypes.addressof(kept))
+    layers["seccomp"] = bool(code) and call("prctl", 22, 2, program) == 0
+    for name in [name for name in sys.modules if name.partition(".")[0] in REFUSED_MODULES]:
+        del sys.modules[name]
+    return layers
+
+
+def new_world(call: Callable[..., int], folder: str, limits: dict[str, Any]) -> dict[str, bool]:
+    """No network, every mount read-only, and a small disk in memory in place of the folder."""
+    user, group = os.getuid(), os.getgid()
+    maps = {"setgroups": "deny", "uid_map": f"{user} {user} 1", "gid_map": f"{group} {group} 1"}
+    alone = call("unshare", NEW_WORLD) == 0
+    read_only = own_disk = False
+    if alone:
+        try:
+            for name, text in maps.items():
+                fd = os.open(f"/proc/self/{name}", os.O_WRONLY)
+                os.write(fd, text.encode())
+                os.close(fd)
+        except OSError:  # then nothing can be mounted either
+            return {"namespaces": alone, "read_only": False, "own_disk": False}
+        everywhere, nowhere = 0x8000, struct.pack("QQQQ", 1, 0, 0, 0)
+        read_only = call("syscall", 442, -100, b"/", everywhere, nowhere, len(nowhere)) == 0
+        options = f"size={limits['file_mb']}m,nr_inodes=1024,mode=700".encode()
+        own_disk = call("mount", b"tmpfs", os.fsencode(folder), b"tmpfs", 2 | 4 | 8, options) == 0
+    return {"namespaces": alone, "read_only": read_only, "own_disk": own_disk}
+
+
+def landlock(call: Callable[..., int], folder: str, readable: tuple[str, ...]) -> bool:
+    """Nothing can be opened but the folder, the standard library and the system's libraries."""
+    version = call("syscall", 444, None, 0, 1)
+    if version < 1:
+        return False
+    rights = (1 << (13, 14, 15, 15, 16)[min(version, 5) - 1]) - 1
+    network, scope = (3 if version >= 4 else 0), (3 if version >= 6 else 0)
+    attributes = struct.pack("QQQ", rights, network, scope)[
+        : 8 * (1 + (version > 3) + (version > 5))
+    ]
+    rules = call("syscall", 444, attributes, len(attributes), 0)
+    if rules < 0:
+        return False
+    allowed = dict.fromkeys((*readable, *sys.path), READ | READ_DIRECTORY)
+    allowed[f"{sys.base_prefix}/lib"] = READ | READ_DIRECTORY
+    allowed["/dev/null"] = READ | WRITE
+    allowed[folder] = rights & ~DEVICES_SOCKETS_PROGRAMS
+    for path, access in allowed.items():
+        try:
+            fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        except OSError:  # not on this system
+            continue
+        if not os.path.isdir(path):  # noqa: PTH112
+            access &= READ | WRITE
+        call("syscall", 445, rules, 1, struct.pack("=Qi", access, fd), 0)
+        os.close(fd)
+    held = call("syscall", 446, rules, 0) == 0
+    os.close(rules)
+    return held
+
+
+# -- the audit hook -------------------------------------------------------------------------------
+
+
+def guard(folder: str, files: int | None) -> Callable[[str, tuple[Any, ...]], None]:
+    """A hook that refuses what the code has no business with."""
+    real, me = os.path.realpath, os.getpid()
+    readable = (*map(real, sys.path), *("/usr/share/zoneinfo", "/etc/localtime", "/dev/urandom"))
+    written = 0
+
+    def inside(path: Any, writing: bool) -> bool:
+        if not isinstance(path, str | bytes):
+            return True  # a descriptor that is open already
+        place = real(os.fsdecode(path))
+        if place == "/dev/null" or f"{place}/".startswith(f"{folder}/"):
+            return True
+        library = any(f"{place}/".startswith(f"{root}/") for root in readable)
+        return library and not writing and "-packages" not in place
+
+    def fine(event: str, args: tuple[Any, ...]) -> bool:
+        nonlocal written
+        part = event.partition(".")[0]
+        if event == "open":
+            writing = bool(args[2] & WRITING)
+            written += writing
+            return inside(args[0], writing) and (files is None or written <= files)
+        if event == "import":
+            return args[0].partition(".")[0] not in REFUSED_MODULES
+        if event == "os.kill":
+            return bool(args[0] == me)
+        if part == "socket":  # connected pairs only, which asyncio needs
+            return event == "socket.__new__" and args[1] == 1 and args[2] & 15 == 1
+        if event in REFUSED_EVENTS or part in REFUSED_PARTS:
+            return False
+        if part in PATH_PARTS and event not in ("os.putenv", "os.unsetenv"):
+            return all(inside(path, event not in READING_EVENTS) for path in args)
+        return True
+
+    def hook(event: str, args: tuple[Any, ...]) -> None:
+        if not fine(event, args):
+            raise PermissionError(f"the sandbox refuses {event}")
+
+    return hook
+
+
+def limit_threads(processes: int) -> None:
+    """Not every version of Python has an audit event for a new thread."""
+
+    def limited(start: Callable[..., Any]) -> Callable[..., Any]:
+        def start_one(*args: Any, **named: Any) -> Any:
+            if _thread._count() + 1 >= processes:
+                raise RuntimeError("the sandbox refuses another thread")
+            return start(*args, **named)
+
+        return start_one
+
+    for name in ("start_new_thread", "start_new", "start_joinable_thread"):
+        if hasattr(_thread, name):
+            setattr(_thread, name, limited(getattr(_thread, name)))
+
+
+# -- running --------------------------------------------------------------------------------------
+
+
+def report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Show an error of the code without the frames of this file."""
+    sys.stdout.flush()
+    if issubclass(kind, MemoryError):
+        os.write(2, b"MemoryError\n")
+        os._exit(MEMORY_EXIT)
+    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+    sys.__excepthook__(kind, error.with_traceback(trace), trace)
+
+
+def main() -> None:
+    request = read_request()
+    limits, plan, folder = request["limits"], request["plan"], os.path.realpath(".")
+    os.environ.clear()
+    sys.path.pop(0)  # the folder of this file
+    if plan is None:
+        limit(limits)
+        layers = {}
+    else:
+        layers = confine(plan, folder, limits)
+    if request["hook"]:
+        files = None if layers.get("own_disk") else FILES_WITHOUT_DISK
+        sys.addaudithook(guard(folder, files))
+        limit_threads(limits["processes"])
+    if not request["code"]:
+        os.write(1, repr(layers).encode())
+        return
+    module = type(sys)("__main__")
+    sys.modules["__main__"], sys.argv = module, [""]
+    sys.excepthook = report
+    for part in request["code"]:
+        code = compile(part, "<code>", "exec", dont_inherit=True) if type(part) is str else part
+        exec(code, module.__dict__)  # noqa: S102
+
+
+if __name__ == "__main__":
+    main()

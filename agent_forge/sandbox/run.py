@@ -1,0 +1,260 @@
+"""Start a confined process, watch it, and leave nothing of it behind.
+
+The caller reads what the process writes up to a cap, keeps the time, kills the whole group and
+removes its folder. `child.py` is the other side.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import functools
+import marshal
+import math
+import os
+import selectors
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from types import CodeType
+from typing import IO
+
+from agent_forge import platform
+from agent_forge.errors import ConfigError, ForgeError
+from agent_forge.sandbox.child import MEMORY_EXIT
+
+CHILD = Path(__file__).with_name("child.py")
+# No site packages, no bytecode written; text is UTF-8 and the order of sets the same every time.
+PYTHON = ("-S", "-s", "-B", "-X", "utf8")
+ENVIRONMENT = {"PYTHONHASHSEED": "0"}
+LOOK_EVERY_S = 0.02  # for a process that ends with its output held open
+CHUNK = 1 << 16
+LAYERS = (
+    *("limits", "audit_hook", "namespaces", "read_only", "own_disk"),
+    *("landlock", "no_capabilities", "seccomp"),
+)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the code may use. `processes` counts threads too; other programs never start."""
+
+    cpu_seconds: int = 5
+    wall_seconds: float = 10.0
+    memory_mb: int = 512
+    file_mb: int = 16
+    processes: int = 1
+    output_bytes: int = 1 << 20  # of stdout and of stderr
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            whole = isinstance(value, int) or field.name == "wall_seconds"
+            if not whole or not math.isfinite(value) or value <= 0:
+                raise ConfigError(
+                    f"the sandbox limit {field.name} is {value!r}",
+                    hint="limits are whole numbers above zero; only wall_seconds takes fractions",
+                )
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How it ended: ok, error (it failed), timeout, memory, output (too much), killed (a signal).
+
+    "ok" means that the process ended with exit code 0, which the code can bring about as it
+    likes; whether an answer is right is for `check` to say.
+    """
+
+    status: str
+    exit_code: int
+    stdout: str
+    stderr: str
+    seconds: float
+    cpu_seconds: float
+    truncated: bool
+
+
+def run(code: str, *, stdin: str = "", limits: Limits | None = None) -> Outcome:
+    """Run Python code and tell how it ended; nothing that it does is an error here."""
+    with Child(code, stdin=stdin, limits=limits or Limits()) as child:
+        watch([child])
+        return child.outcome()
+
+
+@functools.cache
+def layers() -> dict[str, bool]:
+    """Which layers hold on this machine; a process that is confined like any other tells."""
+    with Child(limits=Limits()) as child:
+        watch([child])
+        outcome = child.outcome()
+    if outcome.status != "ok":
+        raise ForgeError(f"the sandbox does not start here: {outcome.stderr.strip()}")
+    held = {"limits": True, "audit_hook": True, **ast.literal_eval(outcome.stdout)}
+    return {name: held.get(name, False) for name in LAYERS}
+
+
+class Child:
+    """One confined process, its folder and what it has written so far.
+
+    Parts of its code run one after the other in one namespace; without any it tells its layers.
+    """
+
+    hook = True  # tests take it away to see the kernel's layers alone
+
+    def __init__(
+        self, *code: str | CodeType, limits: Limits, stdin: str = "", fds: Sequence[int] = ()
+    ) -> None:
+        if not platform.can_limit():
+            raise ForgeError(
+                "this system cannot run untrusted code: it has no process limits",
+                hint="use Linux, macOS or the Windows Subsystem for Linux",
+            )
+        plan = platform.confinement(threads=limits.processes > 1)
+        request = marshal.dumps(
+            {"code": code, "limits": asdict(limits), "plan": plan, "hook": self.hook}
+        )
+        self.limits = limits
+        self.ended = ""  # why, once it is over
+        self.truncated = False
+        self.exit_code = 0
+        self.cpu_seconds = 0.0
+        self.folder = Path(tempfile.mkdtemp(prefix="forge-sandbox-"))
+        try:
+            with tempfile.TemporaryFile() as source:
+                source.write(len(request).to_bytes(8, "little") + request)
+                source.write(stdin.encode("utf-8", "surrogateescape"))
+                source.seek(0)
+                self.began = time.monotonic()
+                self.process = self._start(source, fds)
+        except BaseException:
+            remove_folder(self.folder)
+            raise
+        self.seconds = 0.0
+        assert self.process.stdout and self.process.stderr
+        self.output = {self.process.stdout: bytearray(), self.process.stderr: bytearray()}
+
+    def _start(self, source: IO[bytes], fds: Sequence[int]) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, *PYTHON, str(CHILD)],
+            stdin=source,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            cwd=self.folder,
+            env=ENVIRONMENT,
+            pass_fds=fds,
+            **platform.new_group(),
+        )
+
+    def __enter__(self) -> Child:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end("killed")
+        for stream in self.output:
+            stream.close()
+        remove_folder(self.folder)
+
+    def read(self, stream: IO[bytes]) -> bool:
+        """Take what has been written; False at the end of the stream. Too much ends it all."""
+        kept = self.output[stream]
+        try:
+            data = os.read(stream.fileno(), CHUNK)
+        except BlockingIOError:
+            return False
+        room = self.limits.output_bytes - len(kept)
+        kept += data[:room]
+        if len(data) > room:
+            self.truncated = True
+            self.end("output")
+            self.ended = "output"  # also where it ended by itself
+            return False
+        return bool(data)
+
+    def look(self) -> None:
+        """Notice that it has ended, or that its time is up."""
+        if not self.ended and platform.has_ended(self.process.pid):
+            self.end("")
+            for stream in self.output:
+                while self.read(stream):
+                    pass
+        elif not self.ended and time.monotonic() - self.began > self.limits.wall_seconds:
+            self.end("timeout")
+
+    def end(self, why: str) -> None:
+        """Kill it and its whole group; without a reason, say how it ended by itself."""
+        if self.ended:
+            return
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        _, status, usage = os.wait4(self.process.pid, 0)
+        self.exit_code = self.process.returncode = os.waitstatus_to_exitcode(status)
+        self.cpu_seconds = usage.ru_utime + usage.ru_stime
+        self.seconds = time.monotonic() - self.began
+        self.ended = why or self._how()
+
+    def _how(self) -> str:
+        if self.exit_code == MEMORY_EXIT:
+            return "memory"
+        if self.exit_code >= 0:
+            return "error" if self.exit_code else "ok"
+        return "timeout" if self.cpu_seconds >= self.limits.cpu_seconds else "killed"
+
+    def outcome(self) -> Outcome:
+        texts = [bytes(kept).decode("utf-8", "replace") for kept in self.output.values()]
+        return Outcome(
+            status=self.ended,
+            exit_code=self.exit_code,
+            stdout=texts[0],
+            stderr=texts[1],
+            seconds=self.seconds,
+            cpu_seconds=self.cpu_seconds,
+            truncated=self.truncated,
+        )
+
+
+def watch(children: Sequence[Child]) -> None:
+    """Read and keep the time until all have ended; the end of the first is the end of the rest."""
+    with selectors.DefaultSelector() as selector:
+        for child in children:
+            for stream in child.output:
+                os.set_blocking(stream.fileno(), False)
+                selector.register(stream, selectors.EVENT_READ, child)
+        while not all(child.ended for child in children):
+            for key, _ in selector.select(LOOK_EVERY_S if selector.get_map() else 0.001):
+                if not key.data.read(key.fileobj):
+                    selector.unregister(key.fileobj)
+            for child in children:
+                child.look()
+            if children[0].ended:
+                for child in children[1:]:
+                    child.look()
+                    child.end("ok")
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove what hostile code left: unreadable, or nested deeper than a path can be long.
+
+    Folders within folders are moved up first, so that no path grows and nothing recurses.
+    """
+    moved = 0
+    if folder.exists():
+        waiting = [folder]
+        while waiting:
+            place = waiting[-1]
+            place.chmod(stat.S_IRWXU)
+            for inner in list(place.iterdir()):
+                if inner.is_dir() and not inner.is_symlink():
+                    inner.chmod(stat.S_IRWXU)
+                    moved += 1
+                    waiting.append(inner.rename(folder.with_name(f"{folder.name}-{moved}")))
+                else:
+                    inner.unlink()
+            waiting.remove(place)
+            place.rmdir()

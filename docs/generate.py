@@ -60,14 +60,19 @@ def reference() -> str:
     return "\n".join(lines) + "\n"
 
 
-def commands() -> dict[str, Any]:
-    """The commands of `forge` by name."""
-    return dict(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
+def commands(group: Any = None, above: str = "") -> dict[str, Any]:
+    """The commands of `forge` by name, those of a group after it."""
+    found: dict[str, Any] = {}
+    for name, command in (group or typer.main.get_command(app)).commands.items():
+        found[f"{above}{name}"] = command
+        if hasattr(command, "commands"):
+            found |= commands(command, f"{above}{name} ")
+    return found
 
 
 def help_text(command: str) -> str:
     """What `forge COMMAND --help` prints on a terminal of 80 columns."""
-    args = [command, "--help"] if command else ["--help"]
+    args = [*command.split(), "--help"]
     result = CliRunner(env={"COLUMNS": "80"}).invoke(app, args, prog_name="forge")
     assert result.exit_code == 0, result.output
     return "\n".join(line.rstrip() for line in result.stdout.strip().splitlines())

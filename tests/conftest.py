@@ -48,6 +48,7 @@ def forge(
     """Runs a command line in this process, in tmp_path: its storage is the fixture `root`."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("FORGE_STORAGE", raising=False)
+    monkeypatch.delenv("AGENT_FORGE_DATA", raising=False)
     monkeypatch.setattr(doctor, "LOW_DISK_BYTES", 0)
     monkeypatch.setattr(doctor, "LOW_MEMORY_BYTES", 0)
     return lambda line: run_line(line, monkeypatch, capsys)

@@ -252,6 +252,7 @@ def test_every_option_is_tried_somewhere() -> None:
     """No option stands in the frozen surface alone."""
     first = (Path(__file__).parent / "test_cli.py").read_text()
     text = first[first.index("# A command with --json") :] + Path(__file__).read_text()
+    text += (Path(__file__).parent / "test_cli_data.py").read_text()
     options = {o for found in SURFACE.values() for o in found if o.startswith("-")}
     missing = [o for o in options if not re.search(rf"[ \"]{o}[ =\"{{]", text)]
     assert missing == []

@@ -314,7 +314,7 @@ def test_rows_of_a_set_that_lack_something(tmp_path: Path) -> None:
         ("a.txt", b"a\nb\x00c", "line 2: a NUL byte"),
         ("a.jsonl", b'{"text": "a\x00"}', "line 1: a NUL byte"),
         ("a.jsonl.gz", b"no gzip", "line 1: broken gzip"),
-        ("a.jsonl.gz", gzip.compress(b'{"text": "a"}\n' * 99)[:-9], "broken gzip"),
+        ("a.jsonl.gz", gzip.compress(b'{"text": "a"}\n' * 99, mtime=0)[:-9], "broken gzip"),
         ("a.csv", b'text\n"open', "line 2"),
     ],
 )
@@ -411,6 +411,14 @@ def test_copies_are_on_the_same_side_and_splits_are_those_of_any_machine() -> No
 )
 def test_the_kind_of_a_file(file: str, kind: str) -> None:
     assert kind_of_file(Path(file)) == kind
+
+
+def test_mbpp_is_split_by_its_published_task_numbers(tmp_path: Path) -> None:
+    row = {"text": "t", "code": "c", "test_list": ["assert 1"]}
+    numbers = (1, 10, 11, 510, 511, 600, 601)
+    put(tmp_path / "mbpp" / "mbpp.jsonl", *({**row, "task_id": n} for n in numbers))
+    sides = [example.split for example in read("mbpp", tmp_path)]
+    assert sides == ["train"] * 2 + ["verdict"] * 2 + ["selection"] * 2 + ["train"]
 
 
 def test_verify_counts_copies_and_leaks(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import traceback
 
 import typer
 
-from agent_forge.cli import config, doctor, run, runs, watch
+from agent_forge.cli import config, data, doctor, run, runs, watch
 from agent_forge.cli.output import emit_json
 from agent_forge.errors import ForgeError
 
@@ -45,6 +45,7 @@ for command in (
     doctor.doctor,
 ):
     app.command()(command)
+app.add_typer(data.app)
 
 
 def main() -> None:

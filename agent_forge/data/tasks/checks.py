@@ -15,7 +15,8 @@ import yaml
 
 from agent_forge.data.tasks.base import Task
 
-NUMBER = re.compile(r"(?<![\w.])-?\d+(?![\w]|\.\d)")
+NUMBER = re.compile(r"(?<![\w.,-])-?\d+(?!\w|[.,]\d)")
+CHOICE = re.compile(r"\(?([A-Za-z])(?:[).:]|$)")
 ARTICLES = ("a ", "an ", "the ", "to ")
 MAX_TEXT = 20_000  # longer answers are not parsed
 
@@ -37,9 +38,9 @@ def words(task: Task, text: str) -> bool:
 
 
 def letter(task: Task, text: str) -> bool:
-    """The first word is the letter of the choice: `B`, `b.`, `(B)`, `B) the text`."""
-    first = (first_line(text).split() or [""])[0]
-    return first.strip("().:").upper() == task.answer
+    """The letter of the choice, alone or marked as one: `B`, `b.`, `(B)`, `B) the text`."""
+    found = CHOICE.match(first_line(text))
+    return found is not None and found.group(1).upper() == task.answer
 
 
 def whole_text(task: Task, text: str) -> bool:

@@ -49,7 +49,7 @@ def whole_text(task: Task, text: str) -> bool:
 
 
 def value(task: Task, text: str) -> bool:
-    """One value of a record: bare or in quotes; numbers are compared as numbers."""
+    """One value, bare or in quotes; numbers as numbers; a final dot does not count."""
     return _scalar(first_line(text)) == _scalar(task.answer)
 
 
@@ -82,7 +82,7 @@ def plain(text: str) -> str:
 
 
 def _scalar(text: str) -> str:
-    text = text.strip().rstrip(",").strip("\"'").strip()
+    text = text.strip().rstrip(".,").strip("\"'").strip()
     return str(int(text)) if re.fullmatch(r"-?\d{1,18}", text) else text
 
 

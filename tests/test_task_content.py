@@ -134,6 +134,7 @@ def test_the_needle_and_the_pair_stand_in_the_text_once() -> None:
         sentences = [s for s in task.question.split(". ") if name in s and str(value) in s]
         assert len(sentences) == 1 and task.answer == str(value)
         assert len(re.findall(rf"\b{value}\b", task.question)) == 1
+        assert task.question.rsplit("\n", 1)[0].count(name) == 1
     for task in some("key_value", 100):
         key = eval(task.operands)[0]
         assert re.findall(rf"\b{key} = (\d+)", task.question) == [task.answer]
@@ -233,7 +234,14 @@ def test_baselines_find_what_there_is_to_find() -> None:
     def task(question: str, answer: str) -> Task:
         return Task("copy", 1, "train", question, answer)
 
-    train = [task("x a", "p"), task("y a", "p"), task("x b", "q"), task("z b", "q"), task("c", "q")]
+    train = [
+        task("x a", "p"),
+        task("y a", "p"),
+        task("v a", "a"),
+        task("x b", "q"),
+        task("z b", "q"),
+        task("c", "q"),
+    ]
     test = [task("w a", "p"), task("w b", "q"), task("w d", "q"), task("w d", "p")]
     assert baselines.majority(train, test) == 0.5
     assert baselines.ngram(train, test, order=1) == 0.75

@@ -1,4 +1,4 @@
-"""Write docs/reference.md and docs/schemas/ from the code (make docs); a test compares them."""
+"""Write reference.md, tasks.md and schemas/ from the code (make docs); a test compares them."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from agent_forge.cli import app
 from agent_forge.contract.metrics import METRICS
+from agent_forge.data.tasks import FAMILIES, Task, make
 from agent_forge.pipeline.config import PipelineConfig, load_config
 from agent_forge.store import files
 from agent_forge.store.metadata import HandoffRecord, ModelMetadata
@@ -29,7 +30,7 @@ SCHEMAS: dict[str, type[BaseModel]] = {
 
 def documents() -> dict[str, str]:
     """Every generated file: path below docs/ -> text."""
-    texts = {"reference.md": reference()}
+    texts = {"reference.md": reference(), "tasks.md": tasks()}
     for name, model in SCHEMAS.items():
         texts[f"schemas/{name}.schema.json"] = files.to_json(model.model_json_schema()).decode()
     return texts
@@ -68,6 +69,60 @@ def commands(group: Any = None, above: str = "") -> dict[str, Any]:
         if hasattr(command, "commands"):
             found |= commands(command, f"{above}{name} ")
     return found
+
+
+TASKS = """\
+# Tasks
+
+Written by `make docs`; do not edit.
+
+Every family makes items of level 1 (short, small numbers) to 100, from a seed, with an exact
+verifier; nothing is downloaded. `agent_forge.data.tasks.make` is a pure function of its arguments
+and `check` says whether a text is a right answer:
+
+```python
+from agent_forge.data.tasks import check, make
+
+task = make("word_problem", "train", 7, level=(1, 20))
+assert check(task, task.answer)
+```
+
+The three splits (`train`, `selection`, `verdict`) share no operands: a hash of what an item asks
+decides its split. They share no wording either, except where a family has none (bare symbols).
+Learnable: a model of 1M weights learns low levels in about a minute on a CPU. Read accuracies
+beside `agent_forge.data.baselines`. The examples are of level 10, shortened where they are long.
+"""
+LONGEST = 160  # characters of an example
+
+
+def tasks() -> str:
+    """Every family of tasks, with an example."""
+    head = ["family", "domain", "category", "asks for", "question", "answer", "learnable"]
+    lines = [TASKS, f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    for family in FAMILIES.values():
+        task = example(family.name)
+        cells = [f"`{family.name}`", family.domain, family.category, family.summary]
+        cells += [code(task.question), code(task.answer), "yes" if family.learnable else "no"]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def example(family: str) -> Task:
+    """The first item of level 10 that plain text can show."""
+    items = (make(family, "train", index, level=10) for index in range(100))
+    return next(task for task in items if (task.question + task.answer).isascii())
+
+
+def code(text: str) -> str:
+    """A text in one cell of a table, each line of it in the type of code."""
+    short = text if len(text) <= LONGEST else f"{text[:LONGEST].rsplit(' ', 1)[0]} ..."
+    lines = (line.replace("|", r"\|") for line in short.split("\n"))
+    return "<br>".join(f"`{line}`" for line in lines if line.strip())
+
+
+def commands() -> dict[str, Any]:
+    """The commands of `forge` by name."""
+    return dict(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
 
 
 def help_text(command: str) -> str:

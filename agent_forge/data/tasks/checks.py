@@ -15,7 +15,8 @@ import yaml
 
 from agent_forge.data.tasks.base import Task
 
-NUMBER = re.compile(r"(?<![\w.])-?\d+(?![\w]|\.\d)")
+NUMBER = re.compile(r"(?<![\w.,-])-?\d+(?!\w|[.,]\d)")
+CHOICE = re.compile(r"\(?([A-Za-z])(?:[).:]|$)")
 ARTICLES = ("a ", "an ", "the ", "to ")
 MAX_TEXT = 20_000  # longer answers are not parsed
 
@@ -37,9 +38,9 @@ def words(task: Task, text: str) -> bool:
 
 
 def letter(task: Task, text: str) -> bool:
-    """The first word is the letter of the choice: `B`, `b.`, `(B)`, `B) the text`."""
-    first = (first_line(text).split() or [""])[0]
-    return first.strip("().:").upper() == task.answer
+    """The letter of the choice, alone or marked as one: `B`, `b.`, `(B)`, `B) the text`."""
+    found = CHOICE.match(first_line(text))
+    return found is not None and found.group(1).upper() == task.answer
 
 
 def whole_text(task: Task, text: str) -> bool:
@@ -48,7 +49,7 @@ def whole_text(task: Task, text: str) -> bool:
 
 
 def value(task: Task, text: str) -> bool:
-    """One value of a record: bare or in quotes; numbers are compared as numbers."""
+    """One value, bare or in quotes; numbers as numbers; a final dot does not count."""
     return _scalar(first_line(text)) == _scalar(task.answer)
 
 
@@ -81,7 +82,7 @@ def plain(text: str) -> str:
 
 
 def _scalar(text: str) -> str:
-    text = text.strip().rstrip(",").strip("\"'").strip()
+    text = text.strip().rstrip(".,").strip("\"'").strip()
     return str(int(text)) if re.fullmatch(r"-?\d{1,18}", text) else text
 
 

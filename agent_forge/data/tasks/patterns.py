@@ -109,7 +109,7 @@ FAMILIES = (
         "the next term of a sequence",
         sequence,
         continue_pattern,
-        checks.words,
+        checks.value,
         wordings=WORDINGS,
     ),
 )

@@ -40,7 +40,7 @@ HOBBIES = (
     ),
     *("play outside", "collect stones", "listen to stories", "run through the grass"),
 )
-TIMES = ("morning", "day", "afternoon", "spring day", "summer morning", "winter afternoon")
+TIMES = ("morning", "day", "summer evening", "spring day", "summer morning", "winter afternoon")
 CLOSINGS = (
     "That night {hero} slept very well.",
     "It was the best day of the whole year.",

@@ -1,0 +1,54 @@
+"""What one scores without understanding: an accuracy is read beside these, never alone.
+
+Both are given training items and tested on others, by the checks that models face. Code is never
+run for them: a guess at code counts when it is the reference itself.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+
+from agent_forge.data.tasks import Task, check
+
+
+def majority(train: Sequence[Task], test: Sequence[Task]) -> float:
+    """The share of `test` that the most frequent answer of `train` gets right."""
+    guess = _most_frequent(Counter(task.answer for task in train))
+    return _mean([_right(task, guess) for task in test])
+
+
+def ngram(train: Sequence[Task], test: Sequence[Task], order: int = 12) -> float:
+    """The share of `test` that is right with the likeliest answer after the end of the question.
+
+    That is the most frequent answer to the training questions that end in the same `order`
+    characters; where there is none, in the same `order - 1`, and so on down to no character.
+    """
+    answers: dict[str, Counter[str]] = defaultdict(Counter)
+    for task in train:
+        for end in _ends(task.question, order):
+            answers[end][task.answer] += 1
+    guesses = {end: _most_frequent(counts) for end, counts in answers.items()}
+    hits = []
+    for task in test:
+        seen = (guesses[end] for end in _ends(task.question, order) if end in guesses)
+        hits.append(_right(task, next(seen, "")))
+    return _mean(hits)
+
+
+def _ends(question: str, order: int) -> Iterator[str]:
+    """The ends of a question, the longest first, the last one empty."""
+    return (question[len(question) - n :] for n in range(min(order, len(question)), -1, -1))
+
+
+def _most_frequent(counts: Counter[str]) -> str:
+    """The most frequent answer; of equally frequent ones the first in the alphabet."""
+    return min(counts, key=lambda answer: (-counts[answer], answer), default="")
+
+
+def _right(task: Task, guess: str) -> bool:
+    return guess == task.answer if task.tests else check(task, guess)
+
+
+def _mean(hits: list[bool]) -> float:
+    return sum(hits) / len(hits) if hits else 0.0

@@ -120,11 +120,6 @@ def code(text: str) -> str:
     return "<br>".join(f"`{line}`" for line in lines if line.strip())
 
 
-def commands() -> dict[str, Any]:
-    """The commands of `forge` by name."""
-    return dict(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
-
-
 def help_text(command: str) -> str:
     """What `forge COMMAND --help` prints on a terminal of 80 columns."""
     args = [*command.split(), "--help"]

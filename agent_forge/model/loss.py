@@ -95,7 +95,7 @@ def language_loss(model: ForgeNetwork, batch: Sequence[Tensor], generator: torch
         total = total + weight * loss.sum() / (max(1, len(targets)) if last else expected)
         losses.append(loss.detach())
         halts.append((z.detach() if last else z.detach()[rows], rows))
-        y, z = y.detach(), z.detach()
+        y, z = x + (y - x).detach(), z.detach()  # each step teaches the backbone through x
     halting, rate = _halting_loss(model, losses, halts, expected)
     total = total + settings.halt_loss_weight * halting
     total = total - settings.gate_entropy_weight * features.gate_entropy

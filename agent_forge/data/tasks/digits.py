@@ -1,7 +1,7 @@
 """Reasoning over single digits, place by place: what the smallest models learn in a minute.
 
-Symbols stand alone, parted by blanks, so that each is one token. No wording: the splits share the
-form of the question and differ in the operands.
+Every symbol is one token: digits always are, other symbols are parted by blanks. No wording: the
+splits share the form of the question and differ in the operands.
 """
 
 from __future__ import annotations
@@ -33,28 +33,28 @@ def shift_and_number(level: int, rng: Random) -> Operands:
 
 
 def maximum(operands: tuple[str, str], level: int, split: str, rng: Random) -> Item:
-    """max 3 1 4 : 2 7 1 -> 3 7 4"""
+    """max 314:271 -> 374"""
     a, b = operands if rng.random() < 0.5 else operands[::-1]
-    return symbol_item(f"max {spaced(a)} : {spaced(b)}", "".join(map(max, a, b)), DIGITS, rng)
+    return symbol_item(f"max {a}:{b}", "".join(map(max, a, b)), DIGITS, rng)
 
 
 def compare(operands: tuple[str, str], level: int, split: str, rng: Random) -> Item:
-    """cmp 3 1 4 : 2 1 7 -> > = <"""
+    """cmp 314:217 -> > = <"""
     a, b = operands
     answer = "".join("<" if x < y else ">" if x > y else "=" for x, y in zip(a, b, strict=True))
-    return symbol_item(f"cmp {spaced(a)} : {spaced(b)}", answer, RELATIONS, rng)
+    return symbol_item(f"cmp {a}:{b}", answer, RELATIONS, rng)
 
 
 def shift(operands: tuple[int, str], level: int, split: str, rng: Random) -> Item:
-    """add 3 : 4 8 1 -> 7 1 4, each digit on its own, modulo 10"""
+    """add 3:481 -> 714, each digit on its own, modulo 10"""
     k, digits = operands
     answer = "".join(DIGITS[(int(d) + k) % 10] for d in digits)
-    return symbol_item(f"add {k} : {spaced(digits)}", answer, DIGITS, rng)
+    return symbol_item(f"add {k}:{digits}", answer, DIGITS, rng)
 
 
 def spaced(symbols: str) -> str:
-    """Each symbol on its own."""
-    return " ".join(symbols)
+    """Each symbol on its own; digits are without blanks."""
+    return symbols if symbols.isdigit() else " ".join(symbols)
 
 
 def symbol_item(question: str, answer: str, alphabet: str, rng: Random) -> Item:

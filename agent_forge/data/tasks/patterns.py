@@ -50,7 +50,7 @@ def every_second(operands: tuple[str], level: int, split: str, rng: Random) -> I
 
 
 def sort_digits(operands: tuple[str], level: int, split: str, rng: Random) -> Item:
-    """sort 3 1 2 -> 1 2 3"""
+    """sort 312 -> 123"""
     return symbol_item(f"sort {spaced(operands[0])}", "".join(sorted(operands[0])), DIGITS, rng)
 
 

@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from results import RESULTS, done, record, write_section
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from agent_forge.config.settings import ModelSettings
 from agent_forge.data import tasks
@@ -118,9 +119,8 @@ class PlainGPT(nn.Module):
         s = self.settings = settings
         self.embedding = nn.Embedding(s.vocab_size, s.d_model)
         nn.init.normal_(self.embedding.weight, std=0.02)
-        scale = (2 * s.n_layers) ** -0.5
         self.blocks = nn.ModuleList(
-            Block(s.d_model, s.n_heads, s.ffn_hidden, s.sw_window, scale) for _ in range(s.n_layers)
+            Block(s.d_model, s.n_heads, s.ffn_hidden, s.sw_window) for _ in range(s.n_layers)
         )
         self.norm = RMSNorm(s.d_model)
 
@@ -134,7 +134,7 @@ class PlainGPT(nn.Module):
 
 def plain_loss(model: Any, batch: Any, generator: torch.Generator) -> Loss:
     tokens, targets = batch
-    x = model.embedding(tokens) * model.settings.d_model**0.5
+    x = F.rms_norm(model.embedding(tokens), (model.settings.d_model,), eps=1e-6)
     for block in model.blocks:
         x = block(x, None, 0)
     kept = targets.flatten() != IGNORE
@@ -146,7 +146,8 @@ class WithoutMemory(ForgeNetwork):
     """Ours, with the memory and its gate left out."""
 
     def features(self, tokens_BT: Tensor, cache: Cache | None = None) -> Features:
-        x = self.projection(self.embedding(tokens_BT)) * self.settings.d_model**0.5
+        x = self.projection(self.embedding(tokens_BT))
+        x = F.rms_norm(x, x.shape[-1:], eps=1e-6)
         for block in self.blocks:
             x = block(x, None, 0)
         return Features(self.gate.norm(x), x.new_zeros(()))
@@ -297,11 +298,10 @@ def rate_cells() -> Iterator[Any]:
 VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "ours": ({}, {}),
     "plain GPT": ({}, {}),
-    "full embedding": ({"embed_rank": 128}, {}),
+    "embedding of rank 32": ({"embed_rank": 32}, {}),
     "T_max 1": ({"t_max": 1}, {}),
     "without memory": ({}, {}),
     "Newton-Schulz k=3": ({}, {"ns_steps": 3}),
-    "Grokfast lambda 0": ({}, {"grokfast_lambda": 0.0}),
     "Grokfast lambda 0.3": ({}, {"grokfast_lambda": 0.3}),
     "Grokfast lambda 2": ({}, {"grokfast_lambda": 2.0}),
 }

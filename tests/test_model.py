@@ -146,7 +146,8 @@ def test_it_learns_to_repeat_a_pattern() -> None:
 
 def test_attention_equals_the_formula() -> None:
     torch.manual_seed(0)
-    attention = Attention(8, 2, window=3, out_scale=1.0)
+    attention = Attention(8, 2, window=3)
+    torch.nn.init.normal_(attention.out.weight)
     x = torch.randn(1, 6, 8)
     q, k, v = (
         f(x).view(1, 6, 2, 4).transpose(1, 2) for f in (attention.q, attention.k, attention.v)
@@ -260,7 +261,7 @@ def test_the_gate_blends_between_its_two_sides() -> None:
 
 def test_the_recursion_begins_as_the_identity() -> None:
     torch.manual_seed(0)
-    recursion = Recursion(8, 8, 2)
+    recursion = Recursion(8, 8, 2, 3)
     x = torch.randn(3, 8)
     y, z = recursion.start(x)
     y, z = recursion(x, y, z)

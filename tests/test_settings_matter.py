@@ -28,6 +28,7 @@ from agent_forge.pipeline.orchestrator import PipelineOrchestrator
 from agent_forge.store import files
 from agent_forge.store.sessions import SessionCleanupManager, SessionStore, plan_cleanup
 from agent_forge.track.journal import read_lines
+from tests import cognate_settings
 from tests.test_config import LEAVES
 from tests.test_contract import GOOD, models
 from tests.test_track import FakeWandb
@@ -255,10 +256,11 @@ CHECKS: dict[str, tuple[Check, str, str]] = {
     **{
         f"model.{name}": (parameters, "64", "96")
         for name in (
-            *("embed_rank", "d_model", "n_layers", "ffn_hidden", "d_mem"),
+            *("embed_rank", "n_layers", "ffn_hidden", "d_mem"),
             *("gate_hidden", "trm_hidden"),
         )
     },
+    "model.d_model": (parameters, "128", "192"),
     "model.vocab_size": (parameters, "512", "1024"),
     "model.sw_window": (logits, "8", "1024"),
     "model.memory_capacity": (logits, "16", "4096"),
@@ -277,12 +279,13 @@ CHECKS: dict[str, tuple[Check, str, str]] = {
     "phases.toy.width": (weights, "2", "3"),
     "phases.toy.learning_rate": (weights, "1e-3", "1e-2"),
     "phases.toy.checkpoint_every_steps": (checkpoints, "5", "11"),
+    **cognate_settings.CHECKS,
     **{f"phases.{name}.enabled": (chosen, "true", "false") for name in ORDER},
     **{f"phases.{name}.gate_policy": (verdict, "fail", "warn") for name in GATED},
     **{f"phases.{name}.gates": (verdict, "{}", loose(gate)) for name, gate in GATED.items()},
 }
 # The phases do not exist yet.
-LATER = {f"phases.{name}.checkpoint_every_steps" for name in ORDER if name != "toy"}
+LATER = {f"phases.{name}.checkpoint_every_steps" for name in ORDER[2:]}
 # Refused where they could change nothing: see below.
 REFUSED = {f"phases.{name}.{key}" for name in set(ORDER) - set(GATED) for key in GATE_KEYS}
 

@@ -66,7 +66,7 @@ def measure(model: nn.Module, items: Sequence[Item], *, threshold: float | None 
     device = next(model.parameters()).device
     results: dict[int, tuple[bool, float, int, float]] = {}
     for rows in batches([len(item.ids) for item in items]):
-        tokens, asked = _padded([items[i] for i in rows], device)
+        tokens, asked = padded([items[i] for i in rows], device)
         right, loss, steps = _score(model, tokens, asked, threshold)
         owner = asked[:, 1:].nonzero()[:, 0]
         for place, row in enumerate(rows):
@@ -96,7 +96,7 @@ def batches(lengths: Sequence[int]) -> Iterator[list[int]]:
         yield batch
 
 
-def _padded(items: Sequence[Item], device: torch.device) -> tuple[Tensor, Tensor]:
+def padded(items: Sequence[Item], device: torch.device) -> tuple[Tensor, Tensor]:
     """Rows filled up behind their end, where nothing that is asked for can see it."""
     longest = max(len(item.ids) for item in items)
     tokens = torch.zeros(len(items), longest, dtype=torch.long)

@@ -52,7 +52,7 @@ class KeyValues:
 class Attention(nn.Module):
     """Causal attention over at most `window` past tokens, the token itself included."""
 
-    def __init__(self, width: int, heads: int, window: int, out_scale: float) -> None:
+    def __init__(self, width: int, heads: int, window: int) -> None:
         super().__init__()
         self.heads, self.window = heads, window
         self.q = nn.Linear(width, width, bias=False)
@@ -61,7 +61,7 @@ class Attention(nn.Module):
         self.out = nn.Linear(width, width, bias=False)
         for linear in (self.q, self.k, self.v):
             nn.init.normal_(linear.weight, std=width**-0.5)
-        nn.init.normal_(self.out.weight, std=out_scale * width**-0.5)
+        nn.init.zeros_(self.out.weight)  # a block begins as the identity
         self.watched = 0  # rows of which to note the largest logit (for QK-clip); 0 = none
         self.largest_logit_H: Tensor | None = None
 
@@ -109,14 +109,14 @@ class Attention(nn.Module):
 class SwiGLU(nn.Module):
     """down(silu(gate(x)) * up(x)), without biases."""
 
-    def __init__(self, width: int, hidden: int, out_scale: float) -> None:
+    def __init__(self, width: int, hidden: int) -> None:
         super().__init__()
         self.gate = nn.Linear(width, hidden, bias=False)
         self.up = nn.Linear(width, hidden, bias=False)
         self.down = nn.Linear(hidden, width, bias=False)
         for linear in (self.gate, self.up):
             nn.init.normal_(linear.weight, std=width**-0.5)
-        nn.init.normal_(self.down.weight, std=out_scale * hidden**-0.5)
+        nn.init.zeros_(self.down.weight)
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.down(F.silu(self.gate(x)) * self.up(x))
@@ -126,12 +126,12 @@ class SwiGLU(nn.Module):
 class Block(nn.Module):
     """Pre-norm attention and SwiGLU, each added to the residual stream."""
 
-    def __init__(self, width: int, heads: int, hidden: int, window: int, out_scale: float) -> None:
+    def __init__(self, width: int, heads: int, hidden: int, window: int) -> None:
         super().__init__()
         self.norm_attention = RMSNorm(width)
-        self.attention = Attention(width, heads, window, out_scale)
+        self.attention = Attention(width, heads, window)
         self.norm_mlp = RMSNorm(width)
-        self.mlp = SwiGLU(width, hidden, out_scale)
+        self.mlp = SwiGLU(width, hidden)
 
     def forward(self, x: Tensor, past: KeyValues | None, start: int) -> Tensor:
         x = x + self.attention(self.norm_attention(x), past, start)

@@ -91,8 +91,9 @@ def language_loss(model: ForgeNetwork, batch: Sequence[Tensor], generator: torch
         rows = torch.arange(len(targets)) if last else chosen[step].nonzero().squeeze(-1)
         answers = y if last else y[rows]
         loss = token_losses(model, answers, targets if last else targets[rows])
+        # A sampled step weighs no more than its sample: the last step leads the backbone.
         weight = 1.0 if last else 0.5 + 0.5 * step / settings.t_max
-        total = total + weight * loss.sum() / (max(1, len(targets)) if last else expected)
+        total = total + weight * loss.sum() / max(1, len(targets))
         losses.append(loss.detach())
         halts.append((z.detach() if last else z.detach()[rows], rows))
         y, z = x + (y - x).detach(), z.detach()  # each step teaches the backbone through x

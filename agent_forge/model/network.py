@@ -49,16 +49,14 @@ class ForgeNetwork(nn.Module):
         self.projection = nn.Linear(s.embed_rank, s.d_model, bias=False)
         nn.init.normal_(self.embedding.weight, std=EMBEDDING_STD)
         nn.init.normal_(self.projection.weight, std=s.d_model**-0.5)
-        out_scale = (2 * s.n_layers) ** -0.5
         self.blocks = nn.ModuleList(
-            Block(s.d_model, s.n_heads, s.ffn_hidden, s.sw_window, out_scale)
-            for _ in range(s.n_layers)
+            Block(s.d_model, s.n_heads, s.ffn_hidden, s.sw_window) for _ in range(s.n_layers)
         )
         self.memory = Memory(
             s.d_model, s.d_mem, s.memory_capacity, s.surprise_weight, s.novelty_weight
         )
         self.gate = Gate(s.d_model, s.gate_hidden)
-        self.recursion = Recursion(s.d_model, s.trm_hidden, s.micro_steps)
+        self.recursion = Recursion(s.d_model, s.trm_hidden, s.micro_steps, s.t_max)
         self.halting = Halting(s.d_model, s.t_max, s.halt_ema)
         self.norm = RMSNorm(s.d_model)
 
@@ -67,7 +65,8 @@ class ForgeNetwork(nn.Module):
 
     def features(self, tokens_BT: Tensor, cache: Cache | None = None) -> Features:
         """Backbone, memory and gate: computed once, whatever the depth of the recursion."""
-        x = self.projection(self.embedding(tokens_BT)) * self.settings.d_model**0.5
+        x = self.projection(self.embedding(tokens_BT))
+        x = F.rms_norm(x, x.shape[-1:], eps=1e-6)  # else the blocks drown the small embedding
         start = cache.position if cache else 0
         twice = self.checkpointing and self.training and torch.is_grad_enabled()
         for i, block in enumerate(self.blocks):

@@ -34,9 +34,9 @@ class Refiner(nn.Module):
 class Recursion(nn.Module):
     """One step of TRM, to be repeated; at initialisation it leaves the features as they are."""
 
-    def __init__(self, width: int, hidden: int, micro_steps: int) -> None:
+    def __init__(self, width: int, hidden: int, micro_steps: int, steps: int) -> None:
         super().__init__()
-        self.micro_steps = micro_steps
+        self.micro_steps, self.steps = micro_steps, steps
         self.refine = Refiner(3, width, hidden, starts_at_zero=False)
         self.norm = RMSNorm(width)
         self.update = Refiner(2, width, hidden, starts_at_zero=True)
@@ -49,7 +49,7 @@ class Recursion(nn.Module):
     def forward(self, x: Tensor, y: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
         for _ in range(self.micro_steps):
             z = self.norm(z + self.refine(x, y, z))
-        return y + self.update(y, z), z
+        return y + self.update(y, z) / self.steps, z  # all steps together move y as one would
 
 
 class Halting(nn.Module):

@@ -79,7 +79,7 @@ class MuGrokConfig(Settings):
 
 
 PHASE_SETTINGS: dict[int, dict[str, Any]] = {
-    1: {"muon_lr": 1e-2, "fallback_lr": 3e-3, "grokfast_lambda": 0.3, "qk_clip_threshold": 30.0},
+    1: {"muon_lr": 1e-2, "fallback_lr": 3e-3, "grokfast_lambda": 0.0, "qk_clip_threshold": 30.0},
     3: {
         "muon_lr": 5e-4,
         "fallback_lr": 1e-4,

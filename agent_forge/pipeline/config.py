@@ -19,6 +19,7 @@ from agent_forge.config.settings import (
     TrackingSettings,
 )
 from agent_forge.phases.handoffs import RULES
+from agent_forge.phases.phase1_cognate.config import CognateSettings
 from agent_forge.phases.toy_config import ToySettings
 
 
@@ -26,7 +27,7 @@ class PhaseConfigs(Settings):
     """The settings of each phase, in the order in which they run."""
 
     toy: ToySettings = ToySettings()
-    cognate: PhaseSettings = PhaseSettings()
+    cognate: CognateSettings = CognateSettings()
     evomerge: PhaseSettings = PhaseSettings()
     quietstar: PhaseSettings = PhaseSettings()
     bitnet: PhaseSettings = PhaseSettings()

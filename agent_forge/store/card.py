@@ -10,7 +10,8 @@ from agent_forge.store.metadata import ModelMetadata
 
 def render_card(metadata: ModelMetadata, metrics: Mapping[str, Any]) -> str:
     """A card of the metadata and of the metrics that the run measured."""
-    extra = metadata.model_extra or {}
+    extra = dict(metadata.model_extra or {})
+    samples = extra.pop("samples", [])
     lines = [
         "---",
         "library_name: agent-forge",
@@ -27,6 +28,7 @@ def render_card(metadata: ModelMetadata, metrics: Mapping[str, Any]) -> str:
         f"| sha256 | `{metadata.sha256}` |",
         *(f"| {_cell(name)} | {_cell(value)} |" for name, value in sorted(extra.items())),
         "",
+        *_samples(samples),
         "## Measured",
         "",
     ]
@@ -34,6 +36,16 @@ def render_card(metadata: ModelMetadata, metrics: Mapping[str, Any]) -> str:
         return "\n".join([*lines, "Nothing was measured on this model.", ""])
     rows = (f"| {_cell(name)} | {_cell(value)} |" for name, value in sorted(metrics.items()))
     return "\n".join([*lines, "| metric | value |", "|---|---|", *rows, ""])
+
+
+def _samples(samples: Any) -> list[str]:
+    """What the model said, prompt by prompt; nothing where no samples were kept."""
+    if not isinstance(samples, list) or not samples:
+        return []
+    lines = ["## Samples", ""]
+    for sample in samples:
+        lines += [f"> {_cell(sample['prompt'])}", "", _cell(sample["text"]), ""]
+    return lines
 
 
 def _cell(value: Any) -> str:

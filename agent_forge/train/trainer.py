@@ -39,7 +39,7 @@ class Loss(Protocol):
     def values(self) -> dict[str, float]: ...
 
 
-LossFunction = Callable[[nn.Module, Batch, torch.Generator], Loss]
+LossFunction = Callable[[Any, Batch, torch.Generator], Loss]
 
 
 def bf16_is_faster(device: str) -> bool:

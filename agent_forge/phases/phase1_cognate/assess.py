@@ -1,0 +1,161 @@
+"""How good and how different the models of Phase 1 are, on items that nobody trained on.
+
+Diversity is the mean of four spreads, each from 0 (alike) to 1: of the mean recursion steps (range
+over T_max - 1), of the use of the memory (range over the largest), of the cost of a token (range
+over the largest, in multiplications), and of the accuracies (mean over domains of the range).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import torch
+from torch import Tensor
+
+from agent_forge.config.settings import ModelSettings
+from agent_forge.evals.likelihood import Item, batches, measure, padded
+from agent_forge.model.network import ForgeNetwork
+from agent_forge.phases.phase1_cognate.config import DOMAINS
+
+QUICK_STEPS = 1.3  # recursion steps on average that the adaptive domain is judged at
+AIMED_STEPS = 1.25  # chosen on the selection items, so that the unseen ones stay below
+EVERY_STEP = 1.0  # a halting threshold that is never reached
+
+
+@dataclass(frozen=True)
+class Report:
+    """One model, measured."""
+
+    accuracy: dict[str, float]  # by domain, exact match, with all recursion steps
+    nats: dict[str, float]  # by domain, a token of the answer
+    quick_accuracy: float  # of the adaptive domain, at few recursion steps
+    quick_steps: float
+    mean_steps: float  # with the model's own threshold, over all domains
+    memory_use: float  # mean share of the memory in the gate's blend
+    cost: float  # multiplications a token, with its own threshold
+
+    @property
+    def mean_accuracy(self) -> float:
+        return sum(self.accuracy.values()) / len(self.accuracy)
+
+    @property
+    def judged(self) -> dict[str, float]:
+        """What each domain is judged by: accuracy, for the adaptive one at few steps."""
+        return {**self.accuracy, "adaptive": self.quick_accuracy}
+
+
+def assess(
+    model: ForgeNetwork,
+    verdict: Mapping[str, Sequence[Item]],
+    selection: Mapping[str, Sequence[Item]],
+) -> Report:
+    """Measure a model on the unseen items of every domain."""
+    outcomes = {d: measure(model, verdict[d], threshold=EVERY_STEP) for d in DOMAINS}
+    quick = measure(model, verdict["adaptive"], threshold=_quick(model, selection["adaptive"]))
+    own = [measure(model, selection[domain]).mean_steps for domain in DOMAINS]
+    steps = sum(own) / len(own)
+    return Report(
+        accuracy={d: outcome.accuracy for d, outcome in outcomes.items()},
+        nats={d: outcome.nats_per_token for d, outcome in outcomes.items()},
+        quick_accuracy=quick.accuracy,
+        quick_steps=quick.mean_steps,
+        mean_steps=steps,
+        memory_use=_memory_use(model, [item for d in DOMAINS for item in selection[d][:50]]),
+        cost=multiplications(model.settings, steps),
+    )
+
+
+def multiplications(settings: ModelSettings, steps: float) -> float:
+    """Of one token: every matrix once, the recursion as often as it runs."""
+    weights = settings.weights()
+    step = weights["recursion"] + (settings.micro_steps - 1) * 4 * (
+        settings.d_model * settings.trm_hidden
+    )
+    return sum(weights.values()) - weights["recursion"] + steps * step
+
+
+def diversity(reports: Sequence[Report], t_max: int) -> float:
+    """How different models are, from 0 to 1; the formula is at the top of this file."""
+    steps = _range([r.mean_steps for r in reports]) / max(1, t_max - 1)
+    memory = _range([r.memory_use for r in reports]) / max(r.memory_use for r in reports)
+    cost = _range([r.cost for r in reports]) / max(r.cost for r in reports)
+    accuracy = sum(_range([r.accuracy[d] for r in reports]) for d in DOMAINS) / len(DOMAINS)
+    return (steps + memory + cost + accuracy) / 4
+
+
+def barriers(
+    models: Sequence[ForgeNetwork], selection: Mapping[str, Sequence[Item]]
+) -> dict[str, float]:
+    """For each pair: loss halfway between them, above the mean of their own losses, in nats."""
+    everything = [item for domain in DOMAINS for item in selection[domain]]
+    ends = [measure(model, everything, threshold=EVERY_STEP).nats_per_token for model in models]
+    found = {}
+    for a, b in combinations(range(len(models)), 2):
+        middle = average([models[a], models[b]])
+        loss = measure(middle, everything, threshold=EVERY_STEP).nats_per_token
+        found[f"{a + 1}_{b + 1}"] = loss - (ends[a] + ends[b]) / 2
+    return found
+
+
+def average(models: Sequence[ForgeNetwork]) -> ForgeNetwork:
+    """The plain mean of the weights, in a network with the settings of the first."""
+    states = [model.state_dict() for model in models]
+    merged = ForgeNetwork(models[0].settings)
+    mean = {name: torch.stack([s[name] for s in states]).mean(0) for name in states[0]}
+    merged.load_state_dict(mean)
+    return merged.to(next(models[0].parameters()).device)
+
+
+def _range(values: Sequence[float]) -> float:
+    return max(values) - min(values)
+
+
+@torch.no_grad()
+def _quick(model: ForgeNetwork, items: Sequence[Item]) -> float:
+    """The highest halting threshold at which these items take few enough steps."""
+    rows = _halting(model, items)
+    low, high = 0.0, 1.0
+    for _ in range(30):
+        middle = (low + high) / 2
+        going_on = (rows <= middle).cumprod(1)
+        steps = 1 + float(going_on[:, :-1].float().sum(1).mean())
+        low, high = (middle, high) if steps <= AIMED_STEPS else (low, middle)
+    return low
+
+
+def _halting(model: ForgeNetwork, items: Sequence[Item]) -> Tensor:
+    """The halting probability after each step at each asked token: N x T_max."""
+    model.eval()
+    found = []
+    for tokens, asked in _batched(model, items):
+        x = model.features(tokens[:, :-1]).x[asked[:, 1:]]
+        y, z = model.recursion.start(x)
+        steps = []
+        for step in range(model.settings.t_max):
+            y, z = model.recursion(x, y, z)
+            steps.append(model.halting.probability(z, step))
+        found.append(torch.stack(steps, 1))
+    return torch.cat(found)
+
+
+def _batched(model: ForgeNetwork, items: Sequence[Item]) -> Iterator[tuple[Tensor, Tensor]]:
+    device = next(model.parameters()).device
+    for rows in batches([len(item.ids) for item in items]):
+        yield padded([items[row] for row in rows], device)
+
+
+@torch.no_grad()
+def _memory_use(model: ForgeNetwork, items: Sequence[Item]) -> float:
+    """How much of the gate's blend is memory, on average."""
+    shares: list[float] = []
+
+    def look(_: object, __: object, out: Tensor) -> None:
+        shares.append(1 - float(torch.sigmoid(out).mean()))
+
+    handle = model.gate.outer.register_forward_hook(look)
+    for tokens, _ in _batched(model, items):
+        model.features(tokens)
+    handle.remove()
+    return sum(shares) / len(shares)

@@ -1,0 +1,395 @@
+"""Phase 1, Cognate: train one trunk, then three specialists that branch from it.
+
+In: nothing. Out: TinyTitan-reasoning, -memory_integration and -adaptive_computation, of one shape
+and with one tokenizer. The specification trains three networks from three seeds; such networks
+share no ancestor and cannot be averaged (measured), so ours share a trunk and the seeds drive the
+order of the data. The branches keep the trunk's embedding and learn at a low rate with AdamW, which
+is what makes them merge. Beside them stand what a merge must beat: the trunk, the plain average,
+and a control that was trained on everything for as long as the three together.
+
+Networks: TRM (arXiv 2510.04871) over a backbone after Titans (arXiv 2501.00663).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from agent_forge.config.settings import ModelSettings
+from agent_forge.contract.phase import ModelRef, PhaseContext, PhaseController, PhaseResult, Plan
+from agent_forge.data import baselines
+from agent_forge.data.loader import Loader
+from agent_forge.errors import PhaseFailed
+from agent_forge.evals.likelihood import measure
+from agent_forge.infer.generate import Sampling, generate
+from agent_forge.model.hf import config_dict
+from agent_forge.model.loss import language_loss
+from agent_forge.model.network import ForgeNetwork
+from agent_forge.optim.config import MuGrokConfig
+from agent_forge.optim.muon import MuonGrokfast
+from agent_forge.phases.phase1_cognate.assess import Report, assess, average, barriers, diversity
+from agent_forge.phases.phase1_cognate.config import (
+    DOMAINS,
+    SPECIALISTS,
+    CognateSettings,
+    Specialist,
+)
+from agent_forge.phases.phase1_cognate.corpus import Corpus, build
+from agent_forge.train.config import TrainSettings
+from agent_forge.train.loop import Evaluations, fit
+from agent_forge.train.trainer import Trainer
+
+FROZEN = ("embedding.", "projection.", "norm.")
+EPOCHS = 10
+SAMPLE_PROMPTS = ("copy k m a t", "sort 52814", "max 4718:2905")
+
+
+class CognatePhase(PhaseController):
+    """Trunk, branches, control, verdict."""
+
+    name = "cognate"
+    config: CognateSettings
+
+    def plan(self, models: Sequence[ModelRef]) -> Plan:
+        c, weights = self.config, self.shared.model.parameters()
+        branches = 3 * c.branch_steps * (2 if c.control else 1)
+        tokens = c.rows * c.row_tokens
+        notes = (
+            f"trunk {c.trunk_steps} steps, three branches of {c.branch_steps}"
+            + (f", a control of {3 * c.branch_steps}" if c.control else ""),
+            f"{tokens:,} tokens a step; {c.evaluation_items:,} unseen items of each domain",
+        )
+        return Plan(
+            c.trunk_steps + branches,
+            weights,
+            disk_bytes=3 * 5 * weights * 4 * 4 + 3 * weights * 4 + 10**7,
+            memory_bytes=6 * 4 * weights + 3000 * tokens + 3 * 10**8,
+            notes=notes,
+        )
+
+    def run(self, ctx: PhaseContext) -> PhaseResult:
+        corpus = build(self.config, self.shared.model)
+        trunk = self._trunk(ctx, corpus)
+        three = [self._branch(ctx, corpus, trunk, i) for i in range(3)]
+        control = self._control(ctx, corpus, trunk) if self.config.control else None
+        reports = self._judge(ctx, corpus, trunk, three, control)
+        refs = [
+            self._save(ctx, corpus, model, number, reports)
+            for number, model in enumerate(three, start=1)
+        ]
+        trunk_ref = self._save_trunk(ctx, corpus, trunk, reports["trunk"])
+        return self._result(ctx, refs, trunk_ref, three, reports)
+
+    # -- training ----------------------------------------------------------------------------------
+
+    def _trunk(self, ctx: PhaseContext, corpus: Corpus) -> ForgeNetwork:
+        torch.manual_seed(ctx.seed)
+        model = ForgeNetwork(self.shared.model).to(ctx.device)
+        optimizer = MuonGrokfast(model, self.config.train.optimizer)
+        curriculum = corpus.curriculum(self.config.text_share, self.config.row_tokens)
+        total = self.config.trunk_steps
+        loader = self._loader(corpus, curriculum.at(0, total).mix, ctx.seed)
+
+        def batch(step: int) -> tuple[Tensor, Tensor]:
+            stage = curriculum.at(step - 1, total)
+            loader.use(stage.mix, stage.length)
+            return loader.next_batch()
+
+        self._fit(ctx, corpus, model, optimizer, self.config.train, batch, loader, "trunk", total)
+        return model
+
+    def _branch(
+        self, ctx: PhaseContext, corpus: Corpus, trunk: ForgeNetwork, index: int
+    ) -> ForgeNetwork:
+        special = SPECIALISTS[index]
+        mix = corpus.mix(special.domain, self.config.own_share, self.config.text_share)
+        model = self._grown(trunk, special)
+        seed = ctx.seed * 1_000_003 + special.seed
+        self._go_on(ctx, corpus, model, mix, seed, f"model_{index + 1}", self.config.branch_steps)
+        return model
+
+    def _control(self, ctx: PhaseContext, corpus: Corpus, trunk: ForgeNetwork) -> ForgeNetwork:
+        """The trunk, trained on all domains for as long as the three branches together."""
+        model = self._grown(trunk, None)
+        mix = corpus.curriculum(self.config.text_share, self.config.row_tokens).stages[-1].mix
+        steps = 3 * self.config.branch_steps
+        self._go_on(ctx, corpus, model, dict(mix), ctx.seed + 1, "control", steps)
+        return model
+
+    def _grown(self, trunk: ForgeNetwork, special: Specialist | None) -> ForgeNetwork:
+        """A copy of the trunk with the settings of a specialist."""
+        settings: ModelSettings = self.shared.model
+        model = ForgeNetwork(settings.model_copy(update=special.shape() if special else {}))
+        model.load_state_dict(trunk.state_dict())
+        model.to(next(trunk.parameters()).device)
+        if self.config.freeze_embeddings:
+            for name, parameter in model.named_parameters():
+                parameter.requires_grad_(not name.startswith(FROZEN))
+        return model
+
+    def _go_on(
+        self,
+        ctx: PhaseContext,
+        corpus: Corpus,
+        model: ForgeNetwork,
+        mix: dict[str, float],
+        seed: int,
+        stage: str,
+        steps: int,
+    ) -> None:
+        """Train a branch: AdamW for everything, at a low rate."""
+        config = MuGrokConfig(muon=False, fallback_lr=self.config.branch_rate, grokfast_lambda=0.0)
+        settings = TrainSettings(
+            optimizer=config,
+            warmup_steps=min(10, steps),
+            accumulate=self.config.train.accumulate,
+            precision=self.config.train.precision,
+            gradient_checkpointing=self.config.train.gradient_checkpointing,
+        )
+        loader = self._loader(corpus, mix, seed)
+        optimizer = MuonGrokfast(model, config)
+
+        def batch(step: int) -> tuple[Tensor, Tensor]:
+            return loader.next_batch()
+
+        self._fit(ctx, corpus, model, optimizer, settings, batch, loader, stage, steps)
+
+    def _fit(
+        self,
+        ctx: PhaseContext,
+        corpus: Corpus,
+        model: ForgeNetwork,
+        optimizer: MuonGrokfast,
+        settings: TrainSettings,
+        batch: Callable[[int], tuple[Tensor, Tensor]],
+        loader: Loader,
+        stage: str,
+        steps: int,
+    ) -> None:
+        trainer = Trainer(
+            model,
+            optimizer,
+            language_loss,
+            settings,
+            total=steps,
+            generator=ctx.generator(f"loss_{stage}"),
+            device=ctx.device,
+            decisions=ctx.decisions,
+        )
+        looks = Evaluations(
+            lambda: _held_out(model, corpus),
+            every_steps=max(1, steps // EPOCHS),
+            patience=settings.patience,
+            min_gain=settings.min_gain,
+        )
+        fit(ctx, trainer, batch, stage=stage, parts={"loader": loader}, evaluations=looks)
+
+    def _loader(self, corpus: Corpus, mix: Any, seed: int) -> Loader:
+        return Loader(
+            corpus.sources,
+            mix,
+            batch=self.config.rows,
+            length=self.config.row_tokens,
+            seed=seed,
+            vocab_size=self.shared.model.vocab_size,
+        )
+
+    # -- the verdict -------------------------------------------------------------------------------
+
+    def _judge(
+        self,
+        ctx: PhaseContext,
+        corpus: Corpus,
+        trunk: ForgeNetwork,
+        three: list[ForgeNetwork],
+        control: ForgeNetwork | None,
+    ) -> dict[str, Report]:
+        """Measure all models on unseen items; refuse three that are too much alike."""
+        models = {f"model_{n}": model for n, model in enumerate(three, start=1)}
+        models |= {"trunk": trunk, "average": average([_with(trunk, m) for m in three])}
+        if control is not None:
+            models["control"] = control
+        reports = {}
+        for name, model in models.items():
+            reports[name] = assess(model, corpus.verdict, corpus.selection)
+            ctx.log(None, _measured(name, reports[name]))
+        different = diversity([reports[f"model_{n}"] for n in (1, 2, 3)], trunk.settings.t_max)
+        apart = barriers([_with(trunk, m) for m in three], corpus.selection)
+        ctx.log(None, {f"phase/barrier_{pair}": value for pair, value in apart.items()})
+        ctx.log(None, {"phase/diversity": different, **_baselines(corpus)})
+        if different < self.config.min_diversity:
+            raise PhaseFailed(
+                f"the three models are too much alike: diversity {different:.3f},"
+                f" {self.config.min_diversity} is required",
+                hint="more branch_steps or a higher branch_rate make them differ more",
+            )
+        return reports
+
+    # -- what is handed over -----------------------------------------------------------------------
+
+    def _save(
+        self,
+        ctx: PhaseContext,
+        corpus: Corpus,
+        model: ForgeNetwork,
+        number: int,
+        reports: dict[str, Report],
+    ) -> ModelRef:
+        special, own = SPECIALISTS[number - 1], reports[f"model_{number}"]
+        model.requires_grad_(True)
+        loss = sum(own.nats.values()) / len(own.nats)
+        metadata = {
+            "specialization": special.name,
+            "domain": special.domain,
+            "final_loss": loss,
+            "seed": special.seed,
+            "trunk": "trunk",
+            "missing_datasets": corpus.missing,
+            "samples": samples(model, corpus),
+        }
+        ctx.log(None, {f"model_{number}/latency_ms": _latency(model)})
+        ctx.log(None, {f"model_{number}/final_loss": loss})
+        table = {name: _flat(report) for name, report in reports.items()}
+        return ctx.save_model(
+            f"tinytitan-{special.name}",
+            model,
+            metadata,
+            config=config_dict(model.settings),
+            metrics={f"{name}/{key}": v for name, row in table.items() for key, v in row.items()},
+            tokenizer_files=corpus.tokenizer.files(),
+        )
+
+    def _save_trunk(
+        self, ctx: PhaseContext, corpus: Corpus, trunk: ForgeNetwork, report: Report
+    ) -> ModelRef:
+        """The base of every merge of the three."""
+        return ctx.save_model(
+            "trunk",
+            trunk,
+            {"specialization": "none", "samples": samples(trunk, corpus)},
+            config=config_dict(trunk.settings),
+            metrics=_flat(report),
+            tokenizer_files=corpus.tokenizer.files(),
+        )
+
+    def _result(
+        self,
+        ctx: PhaseContext,
+        refs: list[ModelRef],
+        trunk: ModelRef,
+        three: list[ForgeNetwork],
+        reports: dict[str, Report],
+    ) -> PhaseResult:
+        weights = self.shared.model.parameters()
+        losses = [float(ref.metadata["final_loss"]) for ref in refs]
+        sizes = [float(ref.metadata["size_mb"]) for ref in refs]
+        totals = {
+            "phase/num_models_created": len(refs),
+            "phase/total_parameters": weights * len(refs),
+            "phase/avg_final_loss": sum(losses) / len(losses),
+        }
+        ctx.log(None, totals)
+        for number, size in enumerate(sizes, start=1):
+            ctx.log(None, {f"model_{number}/size_mb": size, f"model_{number}/parameters": weights})
+        metrics: dict[str, Any] = {
+            "num_models": len(refs),
+            "total_parameters": weights * len(refs),
+            "parameters_per_model": weights,
+            "total_size_mb": sum(sizes),
+            "avg_size_mb": sum(sizes) / len(sizes),
+            "specializations": [s.name for s in SPECIALISTS],
+            "training_epochs": EPOCHS,
+            **{f"final_loss_model_{n}": loss for n, loss in enumerate(losses, start=1)},
+            "grokfast_enabled": self.config.train.optimizer.grokfast_lambda > 0,
+            "act_enabled": True,
+            "titans_memory": True,
+        }
+        artifacts = {
+            "models": refs,
+            "all_models": three,
+            "model_names": [f"TinyTitan-{s.name}" for s in SPECIALISTS],
+            "model_ids": [ref.metadata["model_id"] for ref in refs],
+            "seeds": [s.seed for s in SPECIALISTS],
+            "trunk": trunk.metadata["model_id"],
+            "reports": {name: _flat(report) for name, report in reports.items()},
+        }
+        return PhaseResult(True, three[0], self.name, metrics, artifacts, ctx.seconds)
+
+
+def _with(trunk: ForgeNetwork, model: ForgeNetwork) -> ForgeNetwork:
+    """The weights of a specialist in a network with the trunk's settings, as a merge has them."""
+    plain = ForgeNetwork(trunk.settings)
+    plain.load_state_dict(model.state_dict())
+    return plain.to(next(model.parameters()).device)
+
+
+def _held_out(model: ForgeNetwork, corpus: Corpus) -> float:
+    items = [item for domain in DOMAINS for item in corpus.selection[domain][:100]]
+    value = measure(model, items, threshold=1.0).nats_per_token
+    model.train()
+    return value
+
+
+def _flat(report: Report) -> dict[str, float]:
+    """A report as one level of names."""
+    flat: dict[str, float] = {}
+    for name, value in asdict(report).items():
+        if isinstance(value, dict):
+            flat |= {f"{name}_{key}": v for key, v in value.items()}
+        else:
+            flat[name] = value
+    return flat
+
+
+def _measured(name: str, report: Report) -> dict[str, float]:
+    values = {f"{name}/accuracy/{d}": v for d, v in report.accuracy.items()}
+    values |= {f"{name}/nats/{d}": v for d, v in report.nats.items()}
+    return values | {
+        f"{name}/accuracy/adaptive_quick": report.quick_accuracy,
+        f"{name}/act/quick_steps": report.quick_steps,
+        f"{name}/act/mean_steps": report.mean_steps,
+        f"{name}/gate/memory_use": report.memory_use,
+    }
+
+
+def _baselines(corpus: Corpus) -> dict[str, float]:
+    """What guessing would reach on the same items."""
+    values = {}
+    for domain in DOMAINS:
+        seen, unseen = corpus.seen[domain], corpus.unseen[domain]
+        values[f"baseline/majority/{domain}"] = baselines.majority(seen, unseen)
+        values[f"baseline/ngram/{domain}"] = baselines.ngram(seen, unseen)
+    return values
+
+
+def samples(model: ForgeNetwork, corpus: Corpus) -> list[dict[str, str]]:
+    """What the model says to a few prompts, greedily, and how it goes on with a story."""
+    chats = [
+        corpus.tokenizer.encode_chat([{"role": "user", "content": p}], reply=True)
+        for p in SAMPLE_PROMPTS
+    ]
+    opening = next(p.examples[0].completion for p in corpus.parts if p.domain == "text")
+    start = " ".join(opening.split()[:8])
+    prompts = [*chats, corpus.tokenizer.encode(start)]
+    ends = frozenset((0, 5))
+    made = generate(model, prompts, Sampling(max_new_tokens=60, stop_tokens=ends))
+    texts = [corpus.tokenizer.decode(result.tokens) for result in made]
+    shown = (*SAMPLE_PROMPTS, start)
+    return [{"prompt": p, "text": text} for p, text in zip(shown, texts, strict=True)]
+
+
+def _latency(model: ForgeNetwork) -> float:
+    """Milliseconds for the next token of 512, without a cache; the best of three."""
+    device = next(model.parameters()).device
+    tokens = torch.zeros(1, 512, dtype=torch.long, device=device)
+    took = []
+    for _ in range(3):
+        began = time.perf_counter()
+        model.predict(tokens)
+        took.append(time.perf_counter() - began)
+    return min(took) * 1000

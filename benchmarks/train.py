@@ -32,6 +32,7 @@ from agent_forge.config.settings import ModelSettings
 from agent_forge.data import tasks
 from agent_forge.data.loader import Loader, Source
 from agent_forge.data.tokenizer import Tokenizer
+from agent_forge.errors import Diverged
 from agent_forge.infer.generate import Sampling, generate
 from agent_forge.model.attention import Block, RMSNorm
 from agent_forge.model.loss import IGNORE, Loss, language_loss, token_losses
@@ -229,7 +230,10 @@ def run(
     while step < trainer.total:
         step += 1
         began = time.process_time()
-        trainer.step(step, batches.next_batch())
+        try:
+            trainer.step(step, batches.next_batch())
+        except Diverged as error:
+            return {"diverged": str(error), "loss": 99.0, "cpu_s": round(spent, 2), "curve": []}
         spent += time.process_time() - began
         if step == 10 and seconds:
             trainer.total = max(20, int(seconds / spent * 10))
@@ -451,6 +455,8 @@ def optimizer_table(rows: list[dict[str, Any]]) -> list[str]:
         rival = {r["seed"]: r for r in mine if r["optimizer"] == "adamw" and r["rate"] == best}
         ours = {r["seed"]: r for r in mine if r["optimizer"] == "muongrokfast"}
         seeds = sorted(rival.keys() & ours.keys())
+        if not seeds:
+            continue
         reached = [(rival[s]["cpu_s"], sooner(ours[s], rival[s]["loss"])) for s in seeds]
         ratios = [a / b for a, b in reached if b]
         everything += ratios

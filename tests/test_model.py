@@ -353,3 +353,16 @@ def test_the_weights_of_the_loss_act() -> None:
     assert total(gate_entropy_weight=1.0) < total()  # entropy is rewarded
     assert total(halt_loss_weight=1.0) > total()
     assert total(supervised_share=1.0) != total()
+
+
+@pytest.mark.parametrize("bias", [0.0, 30.0, 200.0, -200.0])
+def test_a_gate_that_is_quite_sure_learns_without_nan(bias: float) -> None:
+    gate = Gate(8, 4)
+    nn.init.constant_(gate.outer.bias, bias)
+    y = torch.randn(3, 8, requires_grad=True)
+    _, entropy = gate(y, torch.randn(3, 8))
+    entropy.backward()
+    g = torch.sigmoid(torch.tensor(bias, dtype=torch.float64))
+    expected = -(torch.xlogy(g, g) + torch.xlogy(1 - g, 1 - g))
+    assert entropy.item() == pytest.approx(float(expected), abs=1e-5)
+    assert gate.outer.bias.grad is not None and torch.isfinite(gate.outer.bias.grad).all()

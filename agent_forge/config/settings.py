@@ -118,14 +118,14 @@ class ModelSettings(Settings):
     """The shape of the network. Its count of weights follows from these numbers alone."""
 
     vocab_size: int = Field(2048, ge=300, description="tokens")
-    embed_rank: int = Field(64, ge=1, description="inner width of the factorised embedding")
+    embed_rank: int = Field(128, ge=1, description="inner width of the factorised embedding")
     d_model: int = Field(128, ge=8, description="width of the residual stream")
     n_layers: int = Field(4, ge=1, description="transformer blocks")
     n_heads: int = Field(4, ge=1, description="attention heads; they divide d_model")
     ffn_hidden: int = Field(344, ge=1, description="inner width of the SwiGLU")
     d_mem: int = Field(64, ge=1, description="width of the long-range memory")
     gate_hidden: int = Field(64, ge=1, description="inner width of the memory gate")
-    trm_hidden: int = Field(128, ge=1, description="inner width of the recursion")
+    trm_hidden: int = Field(64, ge=1, description="inner width of the recursion")
     sw_window: int = Field(1024, ge=1, description="tokens that attention sees, with the own one")
     memory_capacity: int = Field(
         4096, ge=16, description="half-life of the slowest memory channel, in tokens"

@@ -84,19 +84,21 @@ def language_loss(model: ForgeNetwork, batch: Sequence[Tensor], generator: torch
     total = x.new_zeros(())
     losses: list[Tensor] = []
     halts: list[tuple[Tensor, Tensor]] = []
-    answers = y
-    for step in range(settings.t_max):
-        y, z = model.recursion(x, y, z)
-        last = step == settings.t_max - 1
-        rows = torch.arange(len(targets)) if last else chosen[step].nonzero().squeeze(-1)
-        answers = y if last else y[rows]
-        loss = token_losses(model, answers, targets if last else targets[rows])
+    for step in range(settings.t_max - 1):
+        rows = chosen[step].nonzero().squeeze(-1)
+        sampled_y, sampled_z = model.recursion(x[rows], y[rows], z[rows])
+        loss = token_losses(model, sampled_y, targets[rows])
         # A sampled step weighs no more than its sample: the last step leads the backbone.
-        weight = 1.0 if last else 0.5 + 0.5 * step / settings.t_max
-        total = total + weight * loss.sum() / max(1, len(targets))
+        total = total + (0.5 + 0.5 * step / settings.t_max) * loss.sum() / max(1, len(targets))
         losses.append(loss.detach())
-        halts.append((z.detach() if last else z.detach()[rows], rows))
-        y, z = x + (y - x).detach(), z.detach()  # each step teaches the backbone through x
+        halts.append((sampled_z.detach(), rows))
+        with torch.no_grad():  # what is not sampled teaches nothing here
+            new_y, z = model.recursion(x, y, z)
+        y = x + (new_y - x).detach()  # each step teaches the backbone through x
+    answers, _ = model.recursion(x, y, z)
+    loss = token_losses(model, answers, targets)
+    total = total + loss.sum() / max(1, len(targets))
+    losses.append(loss.detach())
     halting, rate = _halting_loss(model, losses, halts, expected)
     total = total + settings.halt_loss_weight * halting
     total = total - settings.gate_entropy_weight * features.gate_entropy
@@ -136,7 +138,7 @@ def _halting_loss(
     final = losses[-1]
     total = final.new_zeros(())
     targets = []
-    for step, (z, rows) in enumerate(halts[:-1]):
+    for step, (z, rows) in enumerate(halts):
         target = (losses[step] <= final[rows] + model.settings.halt_margin).float()
         if len(target):
             targets.append(target.mean())

@@ -126,6 +126,7 @@ class Gate(nn.Module):
     def forward(self, y: Tensor, m: Tensor) -> tuple[Tensor, Tensor]:
         """The blend, and the mean entropy of the gate in nats (at most ln 2)."""
         y = self.norm(y)
-        g = torch.sigmoid(self.outer(F.silu(self.inner(torch.cat([y, m], dim=-1)))))
-        entropy = -(torch.xlogy(g, g) + torch.xlogy(1 - g, 1 - g)).mean()
+        logit = self.outer(F.silu(self.inner(torch.cat([y, m], dim=-1))))
+        g = torch.sigmoid(logit)
+        entropy = (F.softplus(logit) - logit * g).mean()  # of g; its gradient stays finite at 0, 1
         return g * y + (1 - g) * m, entropy

@@ -1,0 +1,345 @@
+"""The standard merge methods, each a small pure function.
+
+A method looks at its inputs as a whole (weights, angles, thresholds) and returns a kernel: the
+formula for a run of elements, in fp32 whatever the storage type. The engine calls the kernel run
+by run, so that memory stays small and the arithmetic stays in the cache. Parameters mean what they
+mean in mergekit; docs/merging.md has the formulas.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from agent_forge.errors import ConfigError
+from agent_forge.merge.inputs import Inputs, dare_mask, kept_share
+
+Params = Mapping[str, Any]
+Parts = list[Tensor]
+Kernel = Callable[[Parts, Tensor | None, int], Tensor]  # parts, base, position -> result
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A kernel that needs whole vectors: along the last axis (-1) or the first (0)."""
+
+    kernel: Kernel
+    axis: int = -1
+
+
+@dataclass(frozen=True)
+class Method:
+    """A method with its parameters (name -> default) and what it asks of its inputs."""
+
+    build: Callable[[Inputs, Params], Kernel | Rows]
+    shared: Mapping[str, Any] = field(default_factory=dict)
+    per_input: Mapping[str, Any] = field(default_factory=dict)  # of every input but the base
+    base: Literal["ignored", "first", "optional", "required", "beside"] = "ignored"
+    least: int = 1  # inputs; a base that is only a base does not count
+    most: int | None = None
+
+
+# -- combinations with one coefficient for each input ---------------------------------------------
+
+
+def combination(coefficients: Sequence[float]) -> Kernel:
+    """sum c_i x_i, or base + sum c_i (x_i - base)."""
+
+    def kernel(parts: Parts, base: Tensor | None, start: int) -> Tensor:
+        if base is not None:
+            parts = [part.sub_(base) for part in parts]
+        total = parts[0].mul_(coefficients[0])
+        for part, c in zip(parts[1:], coefficients[1:], strict=True):
+            total.add_(part.mul_(c))
+        return total if base is None else total.add_(base)
+
+    return kernel
+
+
+def linear(x: Inputs, p: Params) -> Kernel:
+    """The weighted average; without `normalize` the weighted sum."""
+    weights = p["weight"]
+    total = sum(weights) if p["normalize"] else 1.0
+    if total == 0:
+        raise ConfigError("linear: the weights sum to zero", hint="set normalize: false")
+    return combination([w / total for w in weights])
+
+
+def angle(gram: np.ndarray, a: np.ndarray, b: np.ndarray) -> float:
+    """The angle between two combinations of the inputs; exact for nearly parallel ones too."""
+    aa, bb, ab = (float(u @ gram @ v) for u, v in ((a, a), (b, b), (a, b)))
+    return math.atan2(math.sqrt(max(aa * bb - ab * ab, 0.0)), ab)
+
+
+def slerp_pair(theta: float, t: float) -> tuple[float, float]:
+    """The two coefficients of spherical interpolation; linear where the sine vanishes."""
+    if abs(math.sin(theta)) < 1e-9:
+        return 1 - t, t
+    return math.sin((1 - t) * theta) / math.sin(theta), math.sin(t * theta) / math.sin(theta)
+
+
+def slerp(x: Inputs, p: Params) -> Kernel:
+    """Spherical interpolation of whole tensors, linear for an angle below about 1.8 degrees.
+
+    Further models follow pair by pair, each with the weight of one among those so far.
+    """
+    gram, unit = x.gram(), np.eye(len(x.tensors))
+    result = unit[0]
+    for i in range(1, len(unit)):
+        t = p["t"] if len(unit) == 2 else 1 / (i + 1)
+        theta = angle(gram, result, unit[i])
+        near = abs(math.cos(theta)) > 0.9995
+        a, b = (1 - t, t) if near else slerp_pair(theta, t)
+        result = a * result + b * unit[i]
+    return combination([float(c) for c in result])
+
+
+def nuslerp(x: Inputs, p: Params) -> Kernel | Rows:
+    """Spherical interpolation of two models or task vectors, by tensor or by row."""
+    w0, w1 = p["weight"]
+    t = 0.5 if abs(w0 + w1) < 1e-6 else w1 / (w0 + w1)
+    if p["nuslerp_flatten"]:
+        unit = np.eye(2)
+        return combination(slerp_pair(angle(x.gram(), unit[0], unit[1]), t))
+
+    def kernel(parts: Parts, base: Tensor | None, start: int) -> Tensor:
+        a, b = parts if base is None else [part.sub_(base) for part in parts]
+        unit_a, unit_b = (v / v.norm(dim=-1, keepdim=True).clamp(min=1e-7) for v in (a, b))
+        cosine = (unit_a * unit_b).sum(-1, keepdim=True).clamp(-1, 1)
+        straight = 1 - cosine.square() <= 1e-16
+        theta = torch.acos(torch.where(straight, 0, cosine))
+        curved = (torch.sin((1 - t) * theta) * a + torch.sin(t * theta) * b) / torch.sin(theta)
+        result = torch.where(straight, (1 - t) * a + t * b, curved)
+        return result if base is None else result.add_(base)
+
+    return Rows(kernel, axis=0 if p["nuslerp_row_wise"] else -1)
+
+
+def multislerp(x: Inputs, p: Params) -> Kernel:
+    """The barycentre on the sphere: average in the tangent space of the mean direction.
+
+    Everything lies in the span of the inputs, so their inner products give the coefficients.
+    """
+    n = len(x.tensors)
+    if n == 1:
+        return lambda parts, base, start: parts[0]
+    gram, eps = x.gram(), p["eps"]
+    weights = np.array(p["weight"], dtype=np.float64)
+    weights = weights / weights.sum() if p["normalize_weights"] else weights
+    norms = np.sqrt(np.diag(gram))
+    unit = np.diag(1 / (norms + eps))  # rows: the unit vectors as combinations of the inputs
+    mean = weights @ unit
+    length = math.sqrt(max(float(mean @ gram @ mean), 0.0))
+    if length < eps:
+        if n == 2:
+            return combination([float(w) for w in weights])
+        raise ConfigError(
+            f"multislerp: the weighted directions of {x.name} cancel out", hint="change a weight"
+        )
+    mean = mean / length
+    tangent = weights @ (unit - np.outer(unit @ gram @ mean, mean))
+    turn = math.sqrt(max(float(tangent @ gram @ tangent), 0.0)) + eps
+    result = mean * math.cos(turn) + tangent * (math.sin(turn) / turn)
+    return combination([float(c) for c in result * (norms @ weights)])
+
+
+def stock_ratio(cosine: Tensor, count: int) -> Tensor:
+    """How far to go from the base to the mean; nowhere where the estimate is singular."""
+    below = 1 + (count - 1) * cosine
+    singular = below.abs() < 1e-6
+    return torch.where(singular, 0.0, count * cosine / torch.where(singular, 1.0, below))
+
+
+def model_stock(x: Inputs, p: Params) -> Kernel | Rows:
+    """Between base and mean, by the angle between the task vectors."""
+    n = len(x.tensors)
+    pairs = [(i, j) for i in range(n) for j in range(i + 1, n)]
+    if not p["filter_wise"]:
+        gram = x.gram()
+        norms = np.sqrt(np.diag(gram))
+        cosines = [gram[i, j] / max(norms[i] * norms[j], 1e-6) for i, j in pairs]
+        cosine = float(np.mean(np.clip(cosines, -1, 1)))
+        t = float(stock_ratio(torch.tensor(cosine, dtype=torch.float64), n))
+        return combination([t / n] * n)
+
+    def kernel(parts: Parts, base: Tensor | None, start: int) -> Tensor:
+        assert base is not None
+        deltas = [part.sub_(base) for part in parts]
+        norms = [d.norm(dim=-1, keepdim=True) for d in deltas]
+        dots = [(deltas[i] * deltas[j]).sum(-1, keepdim=True) for i, j in pairs]
+        floors = [(norms[i] * norms[j]).clamp(min=1e-6) for i, j in pairs]
+        cosines = [(d / f).clamp(-1, 1) for d, f in zip(dots, floors, strict=True)]
+        t = stock_ratio(torch.stack(cosines).mean(0), n)
+        return t * (sum(deltas[1:], deltas[0]) / n) + base
+
+    return Rows(kernel)
+
+
+def passthrough(x: Inputs, p: Params) -> Kernel:
+    """One model as it is, or scaled."""
+    scale = p["scale"][0]
+    if scale is None:
+        return lambda parts, base, start: parts[0]
+    return lambda parts, base, start: parts[0].mul_(float(scale))
+
+
+# -- task vectors ---------------------------------------------------------------------------------
+
+
+Trim = Callable[[Tensor, int], Tensor]  # a run of a task vector, position -> the same, sparse
+
+
+def trim_below(threshold: float) -> Trim:
+    """Zero where the magnitude is below the threshold; what equals it stays."""
+    if threshold <= 0:
+        return lambda delta, start: delta
+    under = float(np.nextafter(np.float32(threshold), np.float32(0)))
+    return lambda delta, start: F.hardshrink(delta, under)
+
+
+def keep_largest(x: Inputs, i: int, p: Params) -> Trim:
+    """The share `density` of largest magnitude (TIES)."""
+    density, n = p["density"][i], x.numel
+    if density >= 1:
+        return trim_below(0)
+    if density <= 0 or not n:
+        return lambda delta, start: torch.zeros_like(delta)
+    kept = max(1, int(density * n))
+    (threshold,) = x.magnitudes(i, (n - kept,))
+    return trim_below(threshold)
+
+
+def keep_middle(x: Inputs, i: int, p: Params) -> Trim:
+    """The share `density` of largest magnitude after the top `gamma` (breadcrumbs)."""
+    density, n = p["density"][i], x.numel
+    if density >= 1:
+        return trim_below(0)
+    kept = int(density * n)
+    if kept <= 0:
+        return lambda delta, start: torch.zeros_like(delta)
+    lowest = max(0, n - kept - int(p["gamma"][i] * n))
+    low, high = x.magnitudes(i, (lowest, lowest + kept - 1))
+    from_low = trim_below(low)
+
+    def trim(delta: Tensor, start: int) -> Tensor:
+        return from_low(delta, start).masked_fill_(delta.abs() > high, 0)
+
+    return trim
+
+
+def keep_random(x: Inputs, i: int, p: Params) -> Trim:
+    """A random share `density` (DARE), divided by that share with `rescale`."""
+    density = p["density"][i]
+    if density >= 1:
+        return trim_below(0)
+    factor = 1 / kept_share(density) if p["rescale"] and density > 0 else 1.0
+    source = f"{x.name}#{i}"
+
+    def trim(delta: Tensor, start: int) -> Tensor:
+        dropped = dare_mask(x.seed, source, start, delta.numel(), density).logical_not_()
+        return delta.masked_fill_(dropped, 0).mul_(factor)
+
+    return trim
+
+
+def rescaled(x: Inputs, i: int, trim: Trim) -> Trim:
+    """The same trimming with the L1 norm of the task vector restored."""
+    before = after = 0.0
+    for start, delta in x.deltas(i):
+        before += float(delta.abs().sum(dtype=torch.float64))
+        after += float(trim(delta, start).abs_().sum(dtype=torch.float64))
+    if before < 1e-7 or after < 1e-7:
+        return trim
+    return lambda delta, start: trim(delta, start).mul_(before / after)
+
+
+def elect(deltas: Sequence[Tensor], weights: Sequence[float]) -> tuple[Tensor, Tensor]:
+    """The sum of what agrees with the elected sign, and the weight that agreed (TIES)."""
+    total = deltas[0].clone()
+    for delta in deltas[1:]:
+        total.add_(delta)
+    sign = (total >= 0).float().mul_(2).sub_(1)
+    mixed, agreed = torch.zeros_like(sign), torch.zeros_like(sign)
+    for delta, weight in zip(deltas, weights, strict=True):
+        in_favour = torch.mul(delta, sign, out=total).clamp_(min=0)
+        mixed.add_(in_favour)
+        agreed.add_(in_favour.sign_(), alpha=weight)
+    return mixed.mul_(sign), agreed
+
+
+def task_vectors(
+    x: Inputs, p: Params, keep: Callable[[Inputs, int, Params], Trim] | None, consensus: bool
+) -> Kernel:
+    """base + lambda * the combined task vectors: made sparse, weighted, with or without election."""
+    weights, scale = p["weight"], p["lambda"]
+    trims = [keep(x, i, p) if keep else trim_below(0) for i in range(len(x.tensors))]
+    if p["rescale"] and keep in (keep_largest, keep_middle):
+        trims = [rescaled(x, i, trim) for i, trim in enumerate(trims)]
+    total = sum(weights) if abs(sum(weights)) >= 1e-8 else 1.0
+
+    def kernel(parts: Parts, base: Tensor | None, start: int) -> Tensor:
+        assert base is not None
+        deltas = [
+            trim(part.sub_(base), start).mul_(w)
+            for part, trim, w in zip(parts, trims, weights, strict=True)
+        ]
+        if consensus:
+            mixed, agreed = elect(deltas, weights)
+            mixed = mixed.div_(agreed.masked_fill_(agreed == 0, 1)) if p["normalize"] else mixed
+        else:
+            mixed = deltas[0]
+            for delta in deltas[1:]:
+                mixed.add_(delta)
+            mixed = mixed.div_(total) if p["normalize"] else mixed
+        return (mixed if scale == 1 else mixed.mul_(scale)).add_(base)
+
+    return kernel
+
+
+def _task_method(
+    keep: Callable[[Inputs, int, Params], Trim] | None,
+    *,
+    consensus: bool,
+    normalize: bool = False,
+    rescale: bool = False,
+) -> Method:
+    return Method(
+        lambda x, p: task_vectors(x, p, keep, consensus),
+        shared={"normalize": normalize, "rescale": rescale, "lambda": 1.0, "int8_mask": False},
+        per_input={"weight": 1.0, "density": 1.0}
+        | ({"gamma": 0.01} if keep is keep_middle else {}),
+        base="required",
+        least=0,
+    )
+
+
+STANDARD: dict[str, Method] = {
+    "linear": Method(linear, {"normalize": True}, {"weight": 1.0}),
+    "slerp": Method(slerp, {"t": 0.5}, base="first", least=2),
+    "nuslerp": Method(
+        nuslerp,
+        {"nuslerp_flatten": True, "nuslerp_row_wise": False},
+        {"weight": 1.0},
+        base="optional",
+        least=2,
+        most=2,
+    ),
+    "multislerp": Method(
+        multislerp, {"normalize_weights": True, "eps": 1e-8}, {"weight": 1.0}, base="optional"
+    ),
+    "model_stock": Method(model_stock, {"filter_wise": False}, base="required", least=2),
+    "passthrough": Method(passthrough, per_input={"scale": None}, most=1),
+    "task_arithmetic": _task_method(None, consensus=False),
+    "ties": _task_method(keep_largest, consensus=True, normalize=True),
+    "dare_linear": _task_method(keep_random, consensus=False, rescale=True),
+    "dare_ties": _task_method(keep_random, consensus=True, rescale=True),
+    "breadcrumbs": _task_method(keep_middle, consensus=False),
+    "breadcrumbs_ties": _task_method(keep_middle, consensus=True),
+}

@@ -16,7 +16,8 @@ One pass over the parents makes any number of combos; they share what they have 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -73,13 +74,13 @@ def interpolation(anchored: np.ndarray, weights: Sequence[float], curved: bool) 
     """
     n = len(weights)
     parents = np.hstack([np.ones((n, 1)), np.eye(n)])  # P_i = B + d_i
-    result, so_far = parents[0], weights[0]
+    result: np.ndarray = parents[0].copy()
+    so_far = weights[0]
     for parent, weight in zip(parents[1:], weights[1:], strict=True):
         so_far += weight
         t = weight / so_far if so_far else 0.0
         a, b = arc(anchored, result, parent, t) if curved else (1 - t, t)
         result = a * result + b * parent
-    result = result.copy()
     result[0] = result[0] - 1 if curved else 0.0
     return result
 
@@ -209,12 +210,12 @@ def second_stage(
     def kernel(parts: Parts, base: Tensor, start: int) -> dict[Pair, Tensor]:
         deltas = [part - base for part in parts]
         d = {i: difference(base, deltas, value) for i, value in c.items()}
-        results = {}
+        results: dict[Pair, Tensor] = {}
         if with_dare:
             kept = dare_mask(x.seed, x.name, start, base.numel(), share).float()
         if with_ties:
-            for i, trim in enumerate(trims):
-                deltas[i] = trim(deltas[i], start)
+            for n, trim in enumerate(trims):
+                deltas[n] = trim(deltas[n], start)
             up, down, total = disjoint_means(deltas)
         for i, task in pairs:
             if task == "dare":
@@ -235,17 +236,17 @@ def _literal_stage(
     def merged(parts: Parts, base: Tensor, i: str) -> Tensor:
         return difference(base, [part - base for part in parts], c[i]).add_(base)
 
-    def spread(i: str) -> Any:
+    def spread(i: str) -> Iterator[Tensor]:
         for _, parts, base in x.runs():
             assert base is not None
             m = merged(parts, base, i)
             yield mean([(m - part).abs() for part in parts])
 
     rank = min(x.numel - 1, math.ceil((1 - p["keep"]) * (x.numel - 1)))
-    thresholds = {i: select(lambda i=i: spread(i), (rank,))[0] for i, t in pairs if t == "ties"}  # type: ignore[misc]
+    thresholds = {i: select(partial(spread, i), (rank,))[0] for i, t in pairs if t == "ties"}
 
     def kernel(parts: Parts, base: Tensor, start: int) -> dict[Pair, Tensor]:
-        results = {}
+        results: dict[Pair, Tensor] = {}
         for i, task in pairs:
             m = merged(parts, base, i)
             if task == "dare":
@@ -299,7 +300,7 @@ def fuse(
 
 
 def agreement(gram: np.ndarray) -> int:
-    """The candidate whose task vector agrees best with those of the others: the highest mean cosine.
+    """The candidate whose task vector agrees best with the others: the highest mean cosine.
 
     The data-free layer score of FrankenMerge; the merged result (0) wins a tie.
     """

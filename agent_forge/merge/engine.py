@@ -20,11 +20,11 @@ import torch
 from torch import Tensor, nn
 
 from agent_forge.errors import ConfigError, NotFinite
-from agent_forge.merge.combos import ALL, Pair, agreement, combo_stages, fuse, second_stage
+from agent_forge.merge.combos import ALL, COMBO, Pair, agreement, combo_stages, fuse, second_stage
 from agent_forge.merge.inputs import RUN, Inputs, mean
 from agent_forge.merge.methods import Kernel, Rows
 from agent_forge.merge.plan import Job, Parents, Plan, make_plan
-from agent_forge.merge.recipe import COMBO, Recipe
+from agent_forge.merge.recipe import Recipe
 from agent_forge.merge.weights import Weights
 from agent_forge.store.tensors import Spec
 
@@ -200,7 +200,7 @@ class Merged(Weights):
     def _fill(
         self, inputs: Inputs, fill: Fill, targets: Sequence[Tensor], spec: Spec
     ) -> list[tuple[float, float]]:
-        """Compute every run, round it, and return the least and the largest value of each result."""
+        """Compute and round every run; return the least and the largest value of each result."""
         flats = [target.detach().view(-1) for target in targets]
 
         def work(start: int) -> list[tuple[float, float]]:

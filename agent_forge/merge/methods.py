@@ -49,15 +49,16 @@ class Method:
 # -- combinations with one coefficient for each input ---------------------------------------------
 
 
-def combination(coefficients: Sequence[float]) -> Kernel:
-    """sum c_i x_i, or base + sum c_i (x_i - base)."""
+def combination(coefficients: Sequence[float], divisor: float = 1.0) -> Kernel:
+    """sum c_i x_i / divisor, or base + sum c_i (x_i - base) / divisor."""
 
     def kernel(parts: Parts, base: Tensor | None, start: int) -> Tensor:
         if base is not None:
             parts = [part.sub_(base) for part in parts]
         total = parts[0].mul_(coefficients[0])
         for part, c in zip(parts[1:], coefficients[1:], strict=True):
-            total.add_(part.mul_(c))
+            total.add_(part, alpha=c)
+        total = total if divisor == 1 else total.div_(divisor)
         return total if base is None else total.add_(base)
 
     return kernel
@@ -65,11 +66,10 @@ def combination(coefficients: Sequence[float]) -> Kernel:
 
 def linear(x: Inputs, p: Params) -> Kernel:
     """The weighted average; without `normalize` the weighted sum."""
-    weights = p["weight"]
-    total = sum(weights) if p["normalize"] else 1.0
+    total = sum(p["weight"]) if p["normalize"] else 1.0
     if total == 0:
         raise ConfigError("linear: the weights sum to zero", hint="set normalize: false")
-    return combination([w / total for w in weights])
+    return combination(p["weight"], total)
 
 
 def angle(gram: np.ndarray, a: np.ndarray, b: np.ndarray) -> float:
@@ -204,16 +204,59 @@ def trim_below(threshold: float) -> Trim:
     return lambda delta, start: F.hardshrink(delta, under)
 
 
+def keep_ranks(x: Inputs, i: int, lowest: int, kept: int, rescale: bool) -> Trim:
+    """The `kept` magnitudes from rank `lowest` on, and all that equal the least or the largest.
+
+    `rescale` restores the L1 norm that the task vector had.
+    """
+    if kept <= 0:
+        return lambda delta, start: torch.zeros_like(delta)
+    last = lowest + kept - 1
+    low, high = (
+        x.magnitudes(i, (lowest, last))
+        if last < x.numel - 1
+        else (
+            x.magnitudes(i, (lowest,))[0],
+            math.inf,
+        )
+    )
+    factor = l1_factor(x, i, (lowest, kept), (low, high)) if rescale else 1.0
+    above = trim_below(low)
+
+    def trim(delta: Tensor, start: int) -> Tensor:
+        result = above(delta, start)
+        if high < math.inf:
+            result = result.masked_fill_(delta.abs() > high, 0)
+        return result if factor == 1 else result.mul_(factor)
+
+    return trim
+
+
+def l1_factor(x: Inputs, i: int, ranks: tuple[int, int], bounds: tuple[float, float]) -> float:
+    """L1 norm of a task vector over that of exactly the `kept` elements from rank `lowest` on."""
+    (lowest, kept), (low, high) = ranks, bounds
+    before = between = 0.0
+    under = inside = 0
+    for _, delta in x.deltas(i):
+        size = delta.abs_()
+        before += float(size.sum(dtype=torch.float64))
+        middle = (size > low) & (size < high)
+        under += int((size <= low).sum())
+        inside += int(middle.sum())
+        between += float(size[middle].sum(dtype=torch.float64))
+    at_low = min(kept, under - lowest)
+    after = between + at_low * low
+    after += (kept - at_low - inside) * high if math.isfinite(high) else 0.0
+    return before / after if before >= 1e-7 and after >= 1e-7 else 1.0
+
+
 def keep_largest(x: Inputs, i: int, p: Params) -> Trim:
     """The share `density` of largest magnitude (TIES)."""
     density, n = p["density"][i], x.numel
     if density >= 1:
         return trim_below(0)
-    if density <= 0 or not n:
-        return lambda delta, start: torch.zeros_like(delta)
-    kept = max(1, int(density * n))
-    (threshold,) = x.magnitudes(i, (n - kept,))
-    return trim_below(threshold)
+    kept = max(1, int(density * n)) if density > 0 and n else 0
+    return keep_ranks(x, i, n - kept, kept, p["rescale"])
 
 
 def keep_middle(x: Inputs, i: int, p: Params) -> Trim:
@@ -222,16 +265,7 @@ def keep_middle(x: Inputs, i: int, p: Params) -> Trim:
     if density >= 1:
         return trim_below(0)
     kept = int(density * n)
-    if kept <= 0:
-        return lambda delta, start: torch.zeros_like(delta)
-    lowest = max(0, n - kept - int(p["gamma"][i] * n))
-    low, high = x.magnitudes(i, (lowest, lowest + kept - 1))
-    from_low = trim_below(low)
-
-    def trim(delta: Tensor, start: int) -> Tensor:
-        return from_low(delta, start).masked_fill_(delta.abs() > high, 0)
-
-    return trim
+    return keep_ranks(x, i, max(0, n - kept - int(p["gamma"][i] * n)), kept, p["rescale"])
 
 
 def keep_random(x: Inputs, i: int, p: Params) -> Trim:
@@ -247,17 +281,6 @@ def keep_random(x: Inputs, i: int, p: Params) -> Trim:
         return delta.masked_fill_(dropped, 0).mul_(factor)
 
     return trim
-
-
-def rescaled(x: Inputs, i: int, trim: Trim) -> Trim:
-    """The same trimming with the L1 norm of the task vector restored."""
-    before = after = 0.0
-    for start, delta in x.deltas(i):
-        before += float(delta.abs().sum(dtype=torch.float64))
-        after += float(trim(delta, start).abs_().sum(dtype=torch.float64))
-    if before < 1e-7 or after < 1e-7:
-        return trim
-    return lambda delta, start: trim(delta, start).mul_(before / after)
 
 
 def elect(deltas: Sequence[Tensor], weights: Sequence[float]) -> tuple[Tensor, Tensor]:
@@ -277,11 +300,9 @@ def elect(deltas: Sequence[Tensor], weights: Sequence[float]) -> tuple[Tensor, T
 def task_vectors(
     x: Inputs, p: Params, keep: Callable[[Inputs, int, Params], Trim] | None, consensus: bool
 ) -> Kernel:
-    """base + lambda * the combined task vectors: made sparse, weighted, with or without election."""
+    """base + lambda * the task vectors: made sparse, weighted, and summed or put to the vote."""
     weights, scale = p["weight"], p["lambda"]
     trims = [keep(x, i, p) if keep else trim_below(0) for i in range(len(x.tensors))]
-    if p["rescale"] and keep in (keep_largest, keep_middle):
-        trims = [rescaled(x, i, trim) for i, trim in enumerate(trims)]
     total = sum(weights) if abs(sum(weights)) >= 1e-8 else 1.0
 
     def kernel(parts: Parts, base: Tensor | None, start: int) -> Tensor:

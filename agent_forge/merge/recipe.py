@@ -199,7 +199,8 @@ def _typed(value: Any, default: Any, where: str) -> Any:
 
 
 def _check_count(recipe: Recipe, method: Method) -> None:
-    for part in recipe.slices or [None]:
+    parts: list[Slice | None] = [*recipe.slices] or [None]
+    for part in parts:
         names = [s.model for s in (part.sources if part else recipe.models)]
         base = (part.base_model if part else None) or recipe.base_model
         if len(set(names)) != len(names):

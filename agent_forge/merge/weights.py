@@ -194,8 +194,8 @@ def _opened(label: str, folder: Path, where: dict[str, Path]) -> Weights:
         for name in wanted:
             if name not in content:
                 raise DamagedFile(path, f"tensor {name!r} is missing, but the index names it")
-            mapped = isinstance(content, MappedTensors)
-            specs[name] = content.specs[name] if mapped else spec_of(content[name])
+            known = content.specs if isinstance(content, MappedTensors) else None
+            specs[name] = known[name] if known else spec_of(content[name])
             place[name] = path
     config_file = folder / "config.json"
     config = files.read_json(config_file) if config_file.is_file() else {}

@@ -118,8 +118,9 @@ class MappedTensors(Mapping[str, torch.Tensor]):
     def __init__(self, path: Path) -> None:
         self.path = path
         with _as_damage(path):
-            self._reader: Any = safe_open(path, framework="pt")
-            slices = {name: self._reader.get_slice(name) for name in self._reader.keys()}  # noqa: SIM118
+            reader: Any = safe_open(path, framework="pt")
+            self._reader = reader
+            slices = {name: reader.get_slice(name) for name in reader.keys()}  # noqa: SIM118
             self.specs = {
                 name: Spec(DTYPE_OF[part.get_dtype()], tuple(part.get_shape()))
                 for name, part in slices.items()

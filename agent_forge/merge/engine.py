@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from agent_forge.errors import ConfigError, NotFinite
 from agent_forge.merge.combos import ALL, COMBO, Pair, agreement, combo_stages, fuse, second_stage
-from agent_forge.merge.inputs import RUN, Inputs, mean
+from agent_forge.merge.inputs import RUN, Cache, Inputs, mean
 from agent_forge.merge.methods import Kernel, Rows
 from agent_forge.merge.plan import Job, Parents, Plan, make_plan
 from agent_forge.merge.recipe import Recipe
@@ -43,17 +43,17 @@ class Note(NamedTuple):
 class Merged(Weights):
     """The result of a merge; each tensor is computed when it is asked for."""
 
-    def __init__(
-        self, plan: Plan, cache: dict[tuple[object, ...], object] | None = None, threads: int = 1
-    ) -> None:
+    def __init__(self, plan: Plan, cache: Cache | None = None, threads: int = 1) -> None:
         super().__init__(plan.specs, self.compute, label="merge", config=output_config(plan))
         self.plan = plan
         self.recipe = plan.recipe
         self.notes: list[Note] = []
         self.importance: Sequence[Mapping[str, Tensor]] | None = None
-        self._cache = {} if cache is None else cache
-        self._choices: dict[str, dict[Pair, int]] = {}
+        self._cache: Cache = {} if cache is None else cache
         self._anchored: np.ndarray | None = None
+        choice = plan.recipe.vocabulary()
+        self._read = (plan.recipe.dtype, choice and choice.model_dump_json())  # how inputs look
+        self._whole = plan.recipe.model_copy(update={"combo": None, "layers": {}}).canonical_hash()
         self._pool = ThreadPoolExecutor(threads) if threads > 1 else None
 
     def compute(self, name: str, out: Tensor | None = None) -> Tensor:
@@ -125,7 +125,7 @@ class Merged(Weights):
             return {}
         if self.recipe.layers:
             return {pair: self.recipe.layers.get(job.layer, 0) for pair in pairs}
-        known = self._choices.setdefault(job.layer, {})
+        known: dict[Pair, int] = self._cache.setdefault(("layer", job.layer, self._whole), {})
         missing = [pair for pair in dict.fromkeys(pairs) if pair not in known]
         if missing:
             known.update(self._score_layer(job.layer, missing))
@@ -187,7 +187,7 @@ class Merged(Weights):
             seed=self.recipe.seed,
             read_as=getattr(torch, dtype) if dtype else None,
             cache=self._cache,
-            key=(job.inputs, job.base, dtype),
+            key=(job.inputs, job.base, *self._read),
         )
 
     def _agreed(self, job: Job) -> Tensor:

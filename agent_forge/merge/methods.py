@@ -226,7 +226,7 @@ def keep_ranks(x: Inputs, i: int, lowest: int, kept: int, rescale: bool) -> Trim
     def trim(delta: Tensor, start: int) -> Tensor:
         result = above(delta, start)
         if high < math.inf:
-            result = result.masked_fill_(delta.abs() > high, 0)
+            result = result - F.hardshrink(delta, high)
         return result if factor == 1 else result.mul_(factor)
 
     return trim
@@ -277,24 +277,37 @@ def keep_random(x: Inputs, i: int, p: Params) -> Trim:
     source = f"{x.name}#{i}"
 
     def trim(delta: Tensor, start: int) -> Tensor:
-        dropped = dare_mask(x.seed, source, start, delta.numel(), density).logical_not_()
-        return delta.masked_fill_(dropped, 0).mul_(factor)
+        kept = dare_mask(x.seed, source, start, delta.numel(), density)
+        return delta.mul_(kept if factor == 1 else kept.mul_(factor))
 
     return trim
 
 
 def elect(deltas: Sequence[Tensor], weights: Sequence[float]) -> tuple[Tensor, Tensor]:
-    """The sum of what agrees with the elected sign, and the weight that agreed (TIES)."""
-    total = deltas[0].clone()
-    for delta in deltas[1:]:
+    """Twice the sum of what agrees with the elected sign, and twice the weight that agreed (TIES).
+
+    With s the sign of the total: twice the agreeing part of d is d + s |d|. Sums of these need no
+    comparisons, which cost thirty times an addition here.
+    """
+    total, size = deltas[0].clone(), deltas[0].abs()
+    sign = deltas[0].sign()
+    balance, voters = sign.mul(weights[0]), sign.abs().mul_(weights[0])
+    for delta, weight in zip(deltas[1:], weights[1:], strict=True):
         total.add_(delta)
-    sign = (total >= 0).float().mul_(2).sub_(1)
-    mixed, agreed = torch.zeros_like(sign), torch.zeros_like(sign)
-    for delta, weight in zip(deltas, weights, strict=True):
-        in_favour = torch.mul(delta, sign, out=total).clamp_(min=0)
-        mixed.add_(in_favour)
-        agreed.add_(in_favour.sign_(), alpha=weight)
-    return mixed.mul_(sign), agreed
+        size.add_(torch.abs(delta, out=sign))
+        balance.add_(torch.sign(delta, out=sign), alpha=weight)
+        voters.add_(sign.abs_(), alpha=weight)
+    elected = torch.copysign(torch.ones((), dtype=total.dtype), total, out=sign)
+    return total.addcmul_(size, elected), voters.addcmul_(balance, elected)
+
+
+def without_zeros(agreed: Tensor, weights: Sequence[float]) -> Tensor:
+    """The weight that agreed with 1 where none did."""
+    if (
+        min(weights) > 0
+    ):  # then it is 0 or at least this, and 0 only where nothing is left to divide
+        return agreed.clamp_(min=min(weights))
+    return agreed.add_(agreed.sign().abs_().neg_().add_(1))
 
 
 def task_vectors(
@@ -308,12 +321,12 @@ def task_vectors(
     def kernel(parts: Parts, base: Tensor | None, start: int) -> Tensor:
         assert base is not None
         deltas = [
-            trim(part.sub_(base), start).mul_(w)
+            trim(part.sub_(base), start) if w == 1 else trim(part.sub_(base), start).mul_(w)
             for part, trim, w in zip(parts, trims, weights, strict=True)
         ]
         if consensus:
-            mixed, agreed = elect(deltas, weights)
-            mixed = mixed.div_(agreed.masked_fill_(agreed == 0, 1)) if p["normalize"] else mixed
+            twice, agreed = elect(deltas, weights)
+            mixed = twice.div_(without_zeros(agreed, weights)) if p["normalize"] else twice.div_(2)
         else:
             mixed = deltas[0]
             for delta in deltas[1:]:

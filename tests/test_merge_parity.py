@@ -30,7 +30,7 @@ NAMES = sorted(p.stem for p in (FOLDER / "expected").iterdir())
 PARENTS = ("base", "a", "b", "c")
 NARROW_STEPS = ("task_arithmetic_narrow", "ties_narrow")  # mergekit rounds between the steps
 FP32_NOISE = 2.0**-21  # of the largest input, where a result cancels to almost nothing
-AT_MOST_AT_A_THRESHOLD = 0.03  # of all elements; the parents are bf16, so equal sizes are common
+AT_MOST_AT_A_THRESHOLD = 0.04  # of all elements; the parents are bf16, so equal sizes are common
 Tensors = Mapping[str, torch.Tensor]
 
 

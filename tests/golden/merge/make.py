@@ -149,7 +149,10 @@ def arithmetic() -> dict[str, dict[str, Any]]:
             "ties",
             sparse(*sloped),
             base_model=BASE,
-            parameters={"normalize": False, "lambda": 1.3, "rescale": True, "int8_mask": True},
+            parameters={"normalize": False, "lambda": 1.3, "int8_mask": True},
+        ),
+        "ties_rescaled": recipe(
+            "ties", sparse(*settings), base_model=BASE, parameters={"rescale": True}
         ),
         "breadcrumbs": recipe("breadcrumbs", sparse(*outliers), base_model=BASE),
         "breadcrumbs_ties": recipe(

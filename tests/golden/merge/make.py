@@ -12,7 +12,6 @@ import argparse
 import hashlib
 import json
 import os
-import shutil
 import subprocess
 import tempfile
 from pathlib import Path
@@ -20,7 +19,7 @@ from typing import Any
 
 import torch
 import yaml
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 HERE = Path(__file__).resolve().parent
 HIDDEN, INNER, VOCAB, LAYERS = 16, 24, 32, 3
@@ -38,7 +37,9 @@ CONFIG = {
     "tie_word_embeddings": False,
     "dtype": "bfloat16",
 }
-BASE, A, B, C = (f"parents/{name}" for name in ("base", "a", "b", "c"))
+NAMES = ("base", "a", "b", "c", "wide")
+BASE, A, B, C, WIDE_VOCABULARY = (f"parents/{name}" for name in NAMES)
+ADDED = ("<tool>", "<end>")
 WIDE = {"dtype": "float32", "out_dtype": "bfloat16"}  # mergekit computes in fp32
 NARROW = {"dtype": "bfloat16"}  # mergekit rounds each step of most methods to bf16
 
@@ -202,11 +203,26 @@ def stacks() -> dict[str, dict[str, Any]]:
     }
 
 
+def vocabularies() -> dict[str, dict[str, Any]]:
+    """Parent `wide` has two tokens more than the others, and two of theirs in exchanged places."""
+    models = [entry(A, weight=0.7), entry(WIDE_VOCABULARY, weight=0.4)]
+    sources = {
+        "vocabulary_base": {"tokenizer_source": "base"},
+        "vocabulary_union": {"tokenizer_source": "union"},
+        "vocabulary_model": {"tokenizer": {"source": WIDE_VOCABULARY}},
+        "vocabulary_padded": {"tokenizer": {"source": "union", "pad_to_multiple_of": 16}},
+    }
+    return {
+        name: recipe("task_arithmetic", models, base_model=BASE, **source)
+        for name, source in sources.items()
+    }
+
+
 def recipes() -> dict[str, dict[str, Any]]:
-    return {**interpolations(), **arithmetic(), **stacks()}
+    return {**interpolations(), **arithmetic(), **stacks(), **vocabularies()}
 
 
-def shapes() -> dict[str, tuple[int, ...]]:
+def shapes(vocab: int) -> dict[str, tuple[int, ...]]:
     """The tensors of a Llama of this size."""
     layer = {
         "input_layernorm": (HIDDEN,),
@@ -217,25 +233,51 @@ def shapes() -> dict[str, tuple[int, ...]]:
         "mlp.down_proj": (HIDDEN, INNER),
     }
     return {
-        "model.embed_tokens.weight": (VOCAB, HIDDEN),
+        "model.embed_tokens.weight": (vocab, HIDDEN),
         **{f"model.layers.{n}.{k}.weight": v for n in range(LAYERS) for k, v in layer.items()},
         "model.norm.weight": (HIDDEN,),
-        "lm_head.weight": (VOCAB, HIDDEN),
+        "lm_head.weight": (vocab, HIDDEN),
+    }
+
+
+def tokenizer(wide: bool) -> dict[str, Any]:
+    """Letters without merges; the wide one knows more, and two of them in other places."""
+    letters = [chr(ord("A") + i) for i in range(VOCAB)]
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    added = []
+    if wide:
+        letters[3], letters[4] = letters[4], letters[3]
+        added = [
+            {"id": VOCAB + i, "content": token, "special": True, **flags}
+            for i, token in enumerate(ADDED)
+        ]
+    vocabulary = {letter: i for i, letter in enumerate(letters)}
+    return {
+        "version": "1.0",
+        "added_tokens": added,
+        "model": {"type": "BPE", "vocab": vocabulary, "merges": []},
     }
 
 
 def make_parents(folder: Path) -> None:
-    """A random base, and three models a fifth of its size away from it."""
+    """A random base, and models a fifth of its size away from it."""
     base: dict[str, torch.Tensor] = {}
-    for seed, name in enumerate(("base", "a", "b", "c")):
+    for seed, name in enumerate(NAMES):
         noise = torch.Generator().manual_seed(seed)
+        vocab = VOCAB + len(ADDED) * (name == "wide")
         tensors = {}
-        for key, shape in shapes().items():
-            step = torch.randn(shape, generator=noise)
-            tensors[key] = 0.01 * step + base[key] if base else 0.05 * step + ("norm" in key)
+        for key, shape in shapes(vocab).items():
+            tensor = torch.randn(shape, generator=noise).mul_(0.01 if base else 0.05)
+            tensor[:VOCAB] += base[key] if base else float("norm" in key)
+            tensors[key] = tensor
         base = base or tensors
         (folder / name).mkdir(parents=True)
-        (folder / name / "config.json").write_text(json.dumps(CONFIG, indent=1) + "\n")
+        config = {**CONFIG, "vocab_size": vocab}
+        (folder / name / "config.json").write_text(json.dumps(config, indent=1) + "\n")
+        content = json.dumps(tokenizer(name == "wide"), ensure_ascii=False)
+        (folder / name / "tokenizer.json").write_text(content + "\n")
+        kind = {"tokenizer_class": "PreTrainedTokenizerFast"}
+        (folder / name / "tokenizer_config.json").write_text(json.dumps(kind) + "\n")
         narrow = {key: value.to(torch.bfloat16) for key, value in tensors.items()}
         save_file(narrow, folder / name / "model.safetensors", metadata={"format": "pt"})
 
@@ -262,10 +304,11 @@ def run(venv: Path, folder: Path, name: str) -> None:
             cwd=folder,
             env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
         )
-        (folder / "expected").mkdir(exist_ok=True)
-        shutil.copy(
-            Path(scratch) / "model.safetensors", folder / "expected" / f"{name}.safetensors"
-        )
+        tensors = load_file(Path(scratch) / "model.safetensors")
+    if name in vocabularies():  # the rest is task arithmetic as in other recipes
+        tensors = {key: tensors[key] for key in ("model.embed_tokens.weight", "lm_head.weight")}
+    (folder / "expected").mkdir(exist_ok=True)
+    save_file(tensors, folder / "expected" / f"{name}.safetensors", metadata={"format": "pt"})
 
 
 def main() -> None:

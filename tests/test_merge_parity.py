@@ -22,7 +22,8 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from agent_forge.merge import load_recipe, merge
+from agent_forge.merge.engine import merge
+from agent_forge.merge.recipe import read_recipe
 
 FOLDER = Path(__file__).parent / "golden" / "merge"
 MANIFEST = json.loads((FOLDER / "manifest.json").read_text())
@@ -36,8 +37,7 @@ Tensors = Mapping[str, torch.Tensor]
 
 
 def merged(name: str, folder: Path = FOLDER) -> dict[str, torch.Tensor]:
-    recipe = load_recipe(folder / "recipes" / f"{name}.yml")
-    return dict(merge(recipe).items())
+    return dict(merge(read_recipe(folder / "recipes" / f"{name}.yml")))
 
 
 def expected(name: str, folder: Path = FOLDER) -> dict[str, torch.Tensor]:

@@ -183,7 +183,7 @@ def command(side: str, method: str, folder: Path, venv: Path, threads: int) -> l
     if side == "mergekit":
         run = [str(venv / "bin" / "mergekit-yaml"), str(path), str(out), "--quiet"]
         return [*run, "--no-copy-tokenizer", "--random-seed", "0", "--num-threads", str(threads)]
-    return [sys.executable, "-c", FORGE, "merge", str(path), str(out)]
+    return [sys.executable, "-c", FORGE, "merge", str(path), str(out), "--threads", str(threads)]
 
 
 def inside(task: str, folder: Path) -> list[str]:
@@ -226,10 +226,12 @@ def combos(folder: Path) -> dict[str, Any]:
     for each in recipes:
         for name, tensor in merge(each, Parents()).items():
             assert tensor.dtype == torch.bfloat16, name
+            del tensor  # not two of them at a time
     single = time.process_time() - began
     began = time.process_time()
     for name, versions in merge_combos(recipes[0], Parents()):
         assert len(versions) == 8, name
+        del versions
     return {"single_s": round(single, 2), "shared_s": round(time.process_time() - began, 2)}
 
 

@@ -28,3 +28,15 @@ def record(benchmark: str, cell: dict[str, Any], values: dict[str, Any]) -> None
     }
     files.append(RESULTS / f"{benchmark}.jsonl", json.dumps(line).encode() + b"\n")
     print(json.dumps({**cell, **values}))
+
+
+def recorded(benchmark: str) -> list[dict[str, Any]]:
+    """The cells that this commit already has from this machine: they need no second run."""
+    path = RESULTS / f"{benchmark}.jsonl"
+    machine = snapshot()
+    lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return [
+        line
+        for line in lines
+        if (line["commit"], line["cpu"]) == (machine["git_commit"], machine["cpu"])
+    ]

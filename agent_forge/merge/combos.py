@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from agent_forge.errors import ConfigError
-from agent_forge.merge.inputs import Inputs, dare_mask, kept_share, mean, select
+from agent_forge.merge.inputs import Inputs, kept_share, mean, select
 from agent_forge.merge.methods import STANDARD, Method, Params, Parts, angle, trim_below
 
 COMBO = "combo"
@@ -220,7 +220,7 @@ def second_stage(
         d = {i: difference(base, deltas, value) for i, value in c.items()}
         results: dict[Pair, Tensor] = {}
         if with_dare:
-            kept = dare_mask(x.seed, x.name, start, base.numel(), share)
+            kept = x.mask(x.name, start, share)
         if with_ties:
             for n, trim in enumerate(trims):
                 deltas[n] = trim(deltas[n], start)
@@ -258,7 +258,7 @@ def _literal_stage(
         for i, task in pairs:
             m = merged(parts, base, i)
             if task == "dare":
-                kept = dare_mask(x.seed, x.name, start, base.numel(), share)
+                kept = x.mask(x.name, start, share)
                 results[i, task] = stage_dare(parts[0], m.sub_(parts[0]), kept, share)
             else:
                 results[i, task] = literal_ties(m, parts, thresholds[i])

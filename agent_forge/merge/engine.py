@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from agent_forge.errors import ConfigError, NotFinite
 from agent_forge.merge.combos import ALL, COMBO, Pair, agreement, combo_stages, fuse, second_stage
-from agent_forge.merge.inputs import RUN, Cache, Inputs, mean
+from agent_forge.merge.inputs import KEPT_DRAWS, RUN, Cache, Inputs, mean
 from agent_forge.merge.methods import Kernel, Rows
 from agent_forge.merge.plan import Job, Parents, Plan, make_plan
 from agent_forge.merge.recipe import Recipe
@@ -30,6 +30,7 @@ from agent_forge.store.tensors import Spec
 
 Gradient = Callable[[Weights], Mapping[str, Tensor]]
 Fill = Callable[[int], list[Tensor]]  # position -> the results of one run
+TOGETHER_BYTES = 256_000_000  # versions of one tensor that are held at the same time
 SAMPLE = 1  # runs of a tensor that the data-free layer score looks at
 
 
@@ -317,9 +318,11 @@ def merge_into(
 ) -> list[Note]:
     """Overwrite a network's weights, or tensors that exist already, with those of a recipe.
 
-    Thresholds and inner products stay in `parents.cache`, so the next recipe is cheaper.
+    Thresholds, inner products and random numbers stay in `parents.cache`, so the next recipe is
+    cheaper.
     """
     tensors = dict(target.state_dict()) if isinstance(target, nn.Module) else target
+    parents.cache.setdefault(KEPT_DRAWS, {})
     merged = merge(recipe, parents, threads=threads)
     for name in merged:
         if name not in tensors:
@@ -331,10 +334,22 @@ def merge_into(
 def merge_combos(
     recipe: Recipe, parents: Parents, which: Sequence[int] = ALL, threads: int = 1
 ) -> Iterator[tuple[str, dict[int, Tensor]]]:
-    """Several combos of the same parents in one pass: each tensor's name with all its versions."""
+    """Several combos of the same parents in one pass: each tensor's name with its versions.
+
+    Versions of a large tensor come in several portions, so that memory stays small.
+    """
     merged = merge(recipe, parents, threads=threads)
-    for name in merged:
-        yield name, merged.combos(name, which)
+    for name, spec in merged.specs.items():
+        for portion in portions(which, spec.nbytes):
+            yield name, merged.combos(name, portion)
+
+
+def portions(
+    which: Sequence[int], nbytes: int, together_bytes: int = TOGETHER_BYTES
+) -> list[list[int]]:
+    """As many combos at a time as may be held together; one at least."""
+    count = max(1, min(len(which), together_bytes // max(1, nbytes)))
+    return [list(which[start : start + count]) for start in range(0, len(which), count)]
 
 
 def choose_layers(

@@ -18,6 +18,8 @@ from torch import Tensor
 RUN = 1 << 17  # elements at a time: three parents and scratch fit into a second-level cache
 DRAWS_A_STEP = 16  # 16-bit numbers in one step of the Philox counter
 LOW = 0xFFFF
+KEPT_DRAWS = ("draws",)  # where a cache keeps random numbers, if it does
+KEPT_BYTES = 256_000_000
 
 Cache = dict[tuple[Any, ...], Any]
 
@@ -111,6 +113,19 @@ class Inputs:
         change[1:, 0] = 1.0  # x_i = x_0 + (x_i - x_0)
         return np.asarray(change @ anchored @ change.T)
 
+    def mask(self, name: str, start: int, density: float) -> Tensor:
+        """The random mask of a run (see dare_mask); a search keeps the numbers behind it."""
+        count = min(RUN, self.numel - start)
+        kept: dict[Any, np.ndarray] | None = self._cache.get(KEPT_DRAWS)
+        if kept is None:
+            return dare_mask(self.seed, name, start, count, density)
+        key = (self.seed, name, start)
+        if key not in kept:
+            if sum(numbers.nbytes for numbers in kept.values()) > KEPT_BYTES:
+                kept.clear()
+            kept[key] = draws(self.seed, name, start, count)
+        return _below(kept[key], density)
+
     def magnitudes(self, i: int, ranks: tuple[int, ...]) -> list[float]:
         """The magnitudes of task vector i at these ranks, counted from the smallest."""
         key = ("magnitudes", *self._key, i, ranks)
@@ -166,16 +181,25 @@ def kept_share(density: float) -> float:
     return max(1, round(density * 65536)) / 65536
 
 
-def dare_mask(seed: int, name: str, start: int, count: int, density: float) -> Tensor:
-    """1 for the elements from `start` on that are kept, else 0: the same whoever asks, and when.
+def draws(seed: int, name: str, start: int, count: int) -> np.ndarray:
+    """The 16-bit random numbers of the elements from `start` on.
 
-    The generator is counter-based and keyed by seed and name; element k always gets number k.
+    The generator is counter-based and keyed by seed and name, so element k always gets number k:
+    whoever asks, in whatever order.
     """
-    if density <= 0:
-        return torch.zeros(count)
     step, skip = divmod(start, DRAWS_A_STEP)
     generator = np.random.Philox(key=_mask_key(seed, name), counter=step)
     words = generator.random_raw(-(-(skip + count) // DRAWS_A_STEP) * 4)
-    draws = words.astype("<u8", copy=False).view("<u2")[skip : skip + count]
-    kept = draws < round(kept_share(density) * 65536)
+    return words.astype("<u8", copy=False).view("<u2")[skip : skip + count]
+
+
+def dare_mask(seed: int, name: str, start: int, count: int, density: float) -> Tensor:
+    """1 for the elements from `start` on that are kept, else 0."""
+    if density <= 0:
+        return torch.zeros(count)
+    return _below(draws(seed, name, start, count), density)
+
+
+def _below(numbers: np.ndarray, density: float) -> Tensor:
+    kept = numbers < round(kept_share(density) * 65536)
     return torch.from_numpy(kept.view(np.uint8)).float()  # whole numbers convert faster than bools

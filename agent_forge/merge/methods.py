@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from agent_forge.errors import ConfigError
-from agent_forge.merge.inputs import Inputs, dare_mask, kept_share
+from agent_forge.merge.inputs import Inputs, kept_share
 
 Params = Mapping[str, Any]
 Parts = list[Tensor]
@@ -194,42 +194,41 @@ def passthrough(x: Inputs, p: Params) -> Kernel:
 
 
 Trim = Callable[[Tensor, int], Tensor]  # a run of a task vector, position -> the same, sparse
+Sparse = tuple[Trim, float]  # and what all of it is to be multiplied with
+Keep = Callable[[Inputs, int, Params], Sparse]
+
+
+def unchanged(delta: Tensor, start: int) -> Tensor:
+    return delta
+
+
+def nothing(delta: Tensor, start: int) -> Tensor:
+    return delta.zero_()
 
 
 def trim_below(threshold: float) -> Trim:
     """Zero where the magnitude is below the threshold; what equals it stays."""
     if threshold <= 0:
-        return lambda delta, start: delta
+        return unchanged
     under = float(np.nextafter(np.float32(threshold), np.float32(0)))
     return lambda delta, start: F.hardshrink(delta, under)
 
 
-def keep_ranks(x: Inputs, i: int, lowest: int, kept: int, rescale: bool) -> Trim:
+def keep_ranks(x: Inputs, i: int, lowest: int, kept: int, rescale: bool) -> Sparse:
     """The `kept` magnitudes from rank `lowest` on, and all that equal the least or the largest.
 
     `rescale` restores the L1 norm that the task vector had.
     """
     if kept <= 0:
-        return lambda delta, start: torch.zeros_like(delta)
+        return nothing, 1.0
     last = lowest + kept - 1
-    low, high = (
-        x.magnitudes(i, (lowest, last))
-        if last < x.numel - 1
-        else (
-            x.magnitudes(i, (lowest,))[0],
-            math.inf,
-        )
-    )
+    ranks = (lowest, last) if last < x.numel - 1 else (lowest,)
+    low, high = [*x.magnitudes(i, ranks), math.inf][:2]
     factor = l1_factor(x, i, (lowest, kept), (low, high)) if rescale else 1.0
     above = trim_below(low)
-
-    def trim(delta: Tensor, start: int) -> Tensor:
-        result = above(delta, start)
-        if high < math.inf:
-            result = result - F.hardshrink(delta, high)
-        return result if factor == 1 else result.mul_(factor)
-
-    return trim
+    if high == math.inf:
+        return above, factor
+    return lambda delta, start: above(delta, start) - F.hardshrink(delta, high), factor
 
 
 def l1_factor(x: Inputs, i: int, ranks: tuple[int, int], bounds: tuple[float, float]) -> float:
@@ -250,95 +249,90 @@ def l1_factor(x: Inputs, i: int, ranks: tuple[int, int], bounds: tuple[float, fl
     return before / after if before >= 1e-7 and after >= 1e-7 else 1.0
 
 
-def keep_largest(x: Inputs, i: int, p: Params) -> Trim:
+def keep_largest(x: Inputs, i: int, p: Params) -> Sparse:
     """The share `density` of largest magnitude (TIES)."""
     density, n = p["density"][i], x.numel
     if density >= 1:
-        return trim_below(0)
+        return unchanged, 1.0
     kept = max(1, int(density * n)) if density > 0 and n else 0
     return keep_ranks(x, i, n - kept, kept, p["rescale"])
 
 
-def keep_middle(x: Inputs, i: int, p: Params) -> Trim:
+def keep_middle(x: Inputs, i: int, p: Params) -> Sparse:
     """The share `density` of largest magnitude after the top `gamma` (breadcrumbs)."""
     density, n = p["density"][i], x.numel
     if density >= 1:
-        return trim_below(0)
+        return unchanged, 1.0
     kept = int(density * n)
     return keep_ranks(x, i, max(0, n - kept - int(p["gamma"][i] * n)), kept, p["rescale"])
 
 
-def keep_random(x: Inputs, i: int, p: Params) -> Trim:
+def keep_random(x: Inputs, i: int, p: Params) -> Sparse:
     """A random share `density` (DARE), divided by that share with `rescale`."""
     density = p["density"][i]
     if density >= 1:
-        return trim_below(0)
-    factor = 1 / kept_share(density) if p["rescale"] and density > 0 else 1.0
-    source = f"{x.name}#{i}"
-
-    def trim(delta: Tensor, start: int) -> Tensor:
-        kept = dare_mask(x.seed, source, start, delta.numel(), density)
-        return delta.mul_(kept if factor == 1 else kept.mul_(factor))
-
-    return trim
+        return unchanged, 1.0
+    if density <= 0:
+        return nothing, 1.0
+    factor = 1 / kept_share(density) if p["rescale"] else 1.0
+    return lambda delta, start: delta.mul_(x.mask(f"{x.name}#{i}", start, density)), factor
 
 
-def elect(deltas: Sequence[Tensor], weights: Sequence[float]) -> tuple[Tensor, Tensor]:
-    """Twice the sum of what agrees with the elected sign, and twice the weight that agreed (TIES).
+def elect(deltas: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Twice the sum of what agrees with the elected sign (TIES), and that sign.
 
-    With s the sign of the total: twice the agreeing part of d is d + s |d|. Sums of these need no
+    With s the sign of the total, twice the agreeing part of d is d + s |d|. Sums of these need no
     comparisons, which cost thirty times an addition here.
     """
     total, size = deltas[0].clone(), deltas[0].abs()
+    part = torch.empty_like(total)
+    for delta in deltas[1:]:
+        total.add_(delta)
+        size.add_(torch.abs(delta, out=part))
+    elected = torch.copysign(torch.ones((), dtype=total.dtype), total, out=part)
+    return total.addcmul_(size, elected), elected
+
+
+def votes(deltas: Sequence[Tensor], weights: Sequence[float], elected: Tensor) -> Tensor:
+    """Twice the weight that agreed with the elected sign; 1 where there was none."""
     sign = deltas[0].sign()
     balance, voters = sign.mul(weights[0]), sign.abs().mul_(weights[0])
     for delta, weight in zip(deltas[1:], weights[1:], strict=True):
-        total.add_(delta)
-        size.add_(torch.abs(delta, out=sign))
         balance.add_(torch.sign(delta, out=sign), alpha=weight)
         voters.add_(sign.abs_(), alpha=weight)
-    elected = torch.copysign(torch.ones((), dtype=total.dtype), total, out=sign)
-    return total.addcmul_(size, elected), voters.addcmul_(balance, elected)
-
-
-def without_zeros(agreed: Tensor, weights: Sequence[float]) -> Tensor:
-    """The weight that agreed with 1 where none did."""
-    if (
-        min(weights) > 0
-    ):  # then it is 0 or at least this, and 0 only where nothing is left to divide
+    agreed = voters.addcmul_(balance, elected)
+    if min(weights) > 0:  # it is 0 or at least this, and 0 only where nothing is left to divide
         return agreed.clamp_(min=min(weights))
     return agreed.add_(agreed.sign().abs_().neg_().add_(1))
 
 
-def task_vectors(
-    x: Inputs, p: Params, keep: Callable[[Inputs, int, Params], Trim] | None, consensus: bool
-) -> Kernel:
+def task_vectors(x: Inputs, p: Params, keep: Keep | None, consensus: bool) -> Kernel:
     """base + lambda * the task vectors: made sparse, weighted, and summed or put to the vote."""
-    weights, scale = p["weight"], p["lambda"]
-    trims = [keep(x, i, p) if keep else trim_below(0) for i in range(len(x.tensors))]
+    weights, scale, normalize = p["weight"], p["lambda"], p["normalize"]
     total = sum(weights) if abs(sum(weights)) >= 1e-8 else 1.0
+    sparse = [keep(x, i, p) if keep else (unchanged, 1.0) for i in range(len(x.tensors))]
+    trims = [trim for trim, _ in sparse]
+    factors = [w * factor for w, (_, factor) in zip(weights, sparse, strict=True)]
 
     def kernel(parts: Parts, base: Tensor | None, start: int) -> Tensor:
         assert base is not None
-        deltas = [
-            trim(part.sub_(base), start) if w == 1 else trim(part.sub_(base), start).mul_(w)
-            for part, trim, w in zip(parts, trims, weights, strict=True)
-        ]
-        if consensus:
-            twice, agreed = elect(deltas, weights)
-            mixed = twice.div_(without_zeros(agreed, weights)) if p["normalize"] else twice.div_(2)
-        else:
-            mixed = deltas[0]
-            for delta in deltas[1:]:
-                mixed.add_(delta)
-            mixed = mixed.div_(total) if p["normalize"] else mixed
-        return (mixed if scale == 1 else mixed.mul_(scale)).add_(base)
+        deltas = [t(part.sub_(base), start) for t, part in zip(trims, parts, strict=True)]
+        if not consensus:
+            mixed = deltas[0].mul_(factors[0])
+            for delta, factor in zip(deltas[1:], factors[1:], strict=True):
+                mixed.add_(delta, alpha=factor)
+            return mixed.mul_(scale / total if normalize else scale).add_(base)
+        deltas = [d if f == 1 else d.mul_(f) for d, f in zip(deltas, factors, strict=True)]
+        twice, elected = elect(deltas)
+        if normalize:
+            twice.div_(votes(deltas, weights, elected))
+        return torch.add(base, twice, alpha=scale if normalize else scale / 2)
 
     return kernel
 
 
 def _task_method(
-    keep: Callable[[Inputs, int, Params], Trim] | None,
+    keep: Keep | None,
     *,
     consensus: bool,
     normalize: bool = False,

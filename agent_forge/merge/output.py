@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,7 +16,7 @@ import psutil
 
 from agent_forge.errors import AlreadyExists, DamagedFile, NotEnough
 from agent_forge.merge.combos import ALL, combo_name
-from agent_forge.merge.engine import Merged, Note, merge
+from agent_forge.merge.engine import TOGETHER_BYTES, Merged, Note, merge, portions
 from agent_forge.merge.inputs import RUN
 from agent_forge.merge.plan import Parents
 from agent_forge.merge.recipe import Recipe, to_yaml
@@ -26,7 +26,6 @@ from agent_forge.store import files
 from agent_forge.store.tensors import Spec
 
 SHARD_BYTES = 5_000_000_000
-TOGETHER_BYTES = 256_000_000  # versions of one tensor that are held at the same time
 SCRATCH_BYTES = 24 * 4 * RUN  # of the arithmetic, for each thread
 OVERHEAD_BYTES = 1 << 20
 Progress = Callable[[str, int, int], None]  # tensor, bytes done, bytes in all
@@ -114,7 +113,7 @@ def write_combos(
         writers = [writing_shards(stages[n], merged.specs, SHARD_BYTES) for n in which]
         for puts in zip(*writers, strict=True):
             name = puts[0][0]
-            for group in _groups(which, merged.specs[name].nbytes, max_ram):
+            for group in portions(which, merged.specs[name].nbytes, _room(max_ram)):
                 versions = merged.combos(name, group)
                 peak = max(peak, anonymous_bytes())
                 for n in group:
@@ -139,12 +138,8 @@ def write_combos(
     }
 
 
-def _groups(which: Sequence[int], size: int, max_ram: int | None) -> Iterator[list[int]]:
-    """As many combos at a time as may be held together; one at least."""
-    room = TOGETHER_BYTES if max_ram is None else min(TOGETHER_BYTES, max_ram - anonymous_bytes())
-    count = max(1, min(len(which), room // max(1, size)))
-    for start in range(0, len(which), count):
-        yield list(which[start : start + count])
+def _room(max_ram: int | None) -> int:
+    return TOGETHER_BYTES if max_ram is None else min(TOGETHER_BYTES, max_ram - anonymous_bytes())
 
 
 def refuse_existing(folder: Path, force: bool) -> None:

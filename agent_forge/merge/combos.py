@@ -206,6 +206,7 @@ def second_stage(
     ):  # the differences sum to zero: take out what cancels, so that nothing stays nothing
         for value in c.values():
             value[1:] -= value[1:].mean()
+            value[np.abs(value) < 1e-12] = 0.0
     if p["literal"]:
         return _literal_stage(x, p, pairs, c)
     with_dare, with_ties = (any(t == task for _, t in pairs) for task in STAGES[1])

@@ -294,7 +294,7 @@ def elect(deltas: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
 
 
 def votes(deltas: Sequence[Tensor], weights: Sequence[float], elected: Tensor) -> Tensor:
-    """Twice the weight that agreed with the elected sign; 1 where there was none."""
+    """Twice the weight that agreed with the elected sign; twice 1 where there was none."""
     sign = deltas[0].sign()
     balance, voters = sign.mul(weights[0]), sign.abs().mul_(weights[0])
     for delta, weight in zip(deltas[1:], weights[1:], strict=True):
@@ -303,7 +303,7 @@ def votes(deltas: Sequence[Tensor], weights: Sequence[float], elected: Tensor) -
     agreed = voters.addcmul_(balance, elected)
     if min(weights) > 0:  # it is 0 or at least this, and 0 only where nothing is left to divide
         return agreed.clamp_(min=min(weights))
-    return agreed.add_(agreed.sign().abs_().neg_().add_(1))
+    return agreed.add_(agreed.sign().abs_().mul_(-2).add_(2))
 
 
 def task_vectors(x: Inputs, p: Params, keep: Keep | None, consensus: bool) -> Kernel:

@@ -185,7 +185,12 @@ def test_two_models_get_different_masks() -> None:
     assert set(result.tolist()) == {0.0, 1.0, 2.0}
 
 
-@given(st.lists(st.floats(-(2.0**99), 2.0**99, width=32, allow_subnormal=False), min_size=1, max_size=60), st.data())
+@given(
+    st.lists(
+        st.floats(-(2.0**99), 2.0**99, width=32, allow_subnormal=False), min_size=1, max_size=60
+    ),
+    st.data(),
+)
 @settings(max_examples=60, deadline=None)
 def test_selection_finds_the_exact_value(values: list[float], data: Any) -> None:
     x = torch.tensor(values)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from agent_forge.errors import AlreadyExists, DamagedFile, NotEnough
+from agent_forge.errors import AlreadyExists, ConfigError, DamagedFile, NotEnough
 from agent_forge.merge.combos import ALL, combo_name
 from agent_forge.merge.engine import TOGETHER_BYTES, Merged, Note, merge, portions
 from agent_forge.merge.inputs import RUN
@@ -70,7 +70,7 @@ def write(
     progress: Progress | None = None,
 ) -> Written:
     """Write weights as a model folder, tensor by tensor."""
-    refuse_existing(folder, force)
+    refuse_existing(folder, weights, force)
     began, peak = time.monotonic(), anonymous_bytes()
     require_room([folder], weights, max_ram)
     recipe = _final_recipe(weights)
@@ -104,7 +104,7 @@ def write_combos(
     merged = merge(recipe, parents, threads=threads)
     folders = {n: folder / combo_name(n) for n in which}
     for path in folders.values():
-        refuse_existing(path, force)
+        refuse_existing(path, merged, force)
     require_room(list(folders.values()), merged, max_ram)
     hashes = lineage(merged)
     done = 0
@@ -142,7 +142,11 @@ def _room(max_ram: int | None) -> int:
     return TOGETHER_BYTES if max_ram is None else min(TOGETHER_BYTES, max_ram - anonymous_bytes())
 
 
-def refuse_existing(folder: Path, force: bool) -> None:
+def refuse_existing(folder: Path, weights: Weights, force: bool) -> None:
+    """Refuse to replace what is there unless told to, and a parent in any case."""
+    models = weights.plan.models.values() if isinstance(weights, Merged) else ()
+    if any(m.folder is not None and m.folder.resolve() == folder.resolve() for m in models):
+        raise ConfigError(f"{folder} is a parent of this merge", hint="name another folder")
     if (folder.exists() or folder.is_symlink()) and not force:
         raise AlreadyExists(f"{folder} exists", hint="name another folder, or replace it: --force")
 

@@ -10,10 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-import yaml
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
-from agent_forge.config.load import check, did_you_mean, parse_yaml, read_one
+from agent_forge.config.load import check, did_you_mean, dump_yaml, parse_yaml, read_one
 from agent_forge.config.settings import Settings
 from agent_forge.errors import ConfigError
 from agent_forge.merge.combos import COMBO, METHODS, parse_combo
@@ -280,7 +279,7 @@ def to_yaml(recipe: Recipe) -> str:
     """The recipe with nothing that is a default."""
     data = recipe.model_dump(mode="json", exclude_defaults=True)
     data = {"merge_method": recipe.merge_method, **data}
-    return yaml.safe_dump(data, sort_keys=False, width=1000)
+    return dump_yaml(data)
 
 
 def to_mergekit(recipe: Recipe) -> str:
@@ -299,4 +298,4 @@ def to_mergekit(recipe: Recipe) -> str:
         data["base_model"] = (recipe.models or recipe.slices[0].sources)[0].model
     if not data["parameters"]:
         del data["parameters"]
-    return yaml.safe_dump(data, sort_keys=False, width=1000)
+    return dump_yaml(data)

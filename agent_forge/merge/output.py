@@ -7,13 +7,15 @@ be made again), the card and a manifest of sha256 sums.
 from __future__ import annotations
 
 import contextlib
+import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 
+from agent_forge import platform
 from agent_forge.errors import AlreadyExists, ConfigError, DamagedFile, NotEnough
 from agent_forge.merge.combos import ALL, combo_name
 from agent_forge.merge.engine import TOGETHER_BYTES, Merged, Note, merge, portions
@@ -74,8 +76,9 @@ def write(
     began, peak = time.monotonic(), anonymous_bytes()
     require_room([folder], weights, max_ram)
     recipe = _final_recipe(weights)
+    clear_leftovers(folder)
     done = 0
-    with files.staging(folder) as stage:
+    with files.staging(folder) as stage, claimed(stage.path):
         for name, put in writing_shards(stage, weights.specs, shard_bytes):
             put(weights[name])
             peak = max(peak, anonymous_bytes())
@@ -107,9 +110,13 @@ def write_combos(
         refuse_existing(path, merged, force)
     require_room(list(folders.values()), merged, max_ram)
     hashes = lineage(merged)
+    for path in folders.values():
+        clear_leftovers(path)
     done = 0
     with contextlib.ExitStack() as stack:
         stages = {n: stack.enter_context(files.staging(folders[n])) for n in which}
+        for stage in stages.values():
+            stack.enter_context(claimed(stage.path))
         writers = [writing_shards(stages[n], merged.specs, SHARD_BYTES) for n in which]
         for puts in zip(*writers, strict=True):
             name = puts[0][0]
@@ -149,6 +156,35 @@ def refuse_existing(folder: Path, weights: Weights, force: bool) -> None:
         raise ConfigError(f"{folder} is a parent of this merge", hint="name another folder")
     if (folder.exists() or folder.is_symlink()) and not force:
         raise AlreadyExists(f"{folder} exists", hint="name another folder, or replace it: --force")
+
+
+@contextlib.contextmanager
+def claimed(folder: Path) -> Iterator[None]:
+    """Hold the lock of an unfinished folder, which says that its writer lives."""
+    fd = _open_folder(folder)
+    try:
+        if fd is not None:
+            platform.try_lock(fd)
+        yield
+    finally:
+        if fd is not None:
+            os.close(fd)
+
+
+def clear_leftovers(folder: Path) -> None:
+    """Remove what a merge into this folder left behind when it was killed."""
+    for path in folder.parent.glob(f"{files.TEMP}*-{folder.name}"):
+        fd = _open_folder(path)
+        if fd is not None:
+            if platform.try_lock(fd):
+                files.remove_tree(path, folder.parent)
+            os.close(fd)
+
+
+def _open_folder(folder: Path) -> int | None:
+    with contextlib.suppress(OSError):  # Windows has no such descriptors; leftovers stay there
+        return os.open(folder, os.O_RDONLY | platform.NO_FOLLOW)
+    return None
 
 
 def need_bytes(specs: Mapping[str, Spec], threads: int = 1) -> int:

@@ -201,9 +201,11 @@ def _opened(label: str, folder: Path, where: dict[str, Path]) -> Weights:
     config = files.read_json(config_file) if config_file.is_file() else {}
     if not isinstance(config, dict):
         raise DamagedFile(config_file, "not a record")
+    bare = config.get("model_type") == "gpt2" and any(name.startswith("h.") for name in specs)
+    prefix = "transformer." if bare else ""  # the first GPT-2 files name tensors without it
     return Weights(
-        specs,
-        lambda name: shards[place[name]][name],
+        {prefix + name: spec for name, spec in specs.items()},
+        lambda name: shards[place[name.removeprefix(prefix)]][name.removeprefix(prefix)],
         label=label,
         config=config,
         folder=folder,

@@ -130,6 +130,9 @@ class MappedTensors(Mapping[str, torch.Tensor]):
         with _as_damage(self.path):
             return self._reader.get_tensor(name)  # type: ignore[no-any-return]
 
+    def __contains__(self, name: object) -> bool:
+        return name in self.specs
+
     def __iter__(self) -> Iterator[str]:
         return iter(self.specs)
 

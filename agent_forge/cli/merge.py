@@ -25,7 +25,8 @@ EVERY_S = 10.0
 
 def merge(
     paths: list[Path] = typer.Argument(
-        help="RECIPE.yml OUT; or OUT alone with --models.", metavar="[RECIPE] OUT"
+        help="Two paths: a recipe and the folder to write; the folder alone with --models.",
+        metavar="[RECIPE] OUT",
     ),
     models: str | None = typer.Option(
         None, "--models", metavar="A,B,C", help="Models to merge: folders, or BASE+ADAPTER."

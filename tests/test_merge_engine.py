@@ -190,11 +190,29 @@ def test_layers_by_gradient_and_by_trial() -> None:
 
 def test_importance_replaces_distance_in_dfs() -> None:
     shape = {n: t.shape for n, t in tuned(0).items()}
-    only_b = [{n: torch.full(s, v) for n, s in shape.items()} for v in (0.0, 1e6, 0.0)]
+    only_b = [{n: torch.full(s, v) for n, s in shape.items()} for v in (0.0, 3.0, 0.0)]
     merged = merge(combo(1), in_memory(), importance=only_b)
-    name = "model.layers.0.mlp.up_proj.weight"
-    near_b = (merged[name] - tuned(2)[name]).norm()
-    assert near_b < (merge(combo(1), in_memory())[name] - tuned(2)[name]).norm()
+    before = merge(combo(0, layers={"0": 0}), in_memory())  # what DFS starts from
+    for name in merged:
+        wanted = 0.75 * tuned(2)[name] + 0.25 * before[name]  # it has the mean importance, 1
+        torch.testing.assert_close(merged[name], wanted)
+
+
+def test_layers_without_data_go_to_the_most_central() -> None:
+    """Parents that agree, in layer 1 only: there sparse DARE is further from them than they are."""
+    parents = in_memory()
+    shared = tuned(9, scale=0.5)
+    states = [tuned(i) for i in (1, 2, 3)]
+    for state in states:
+        for name in state:
+            if ".layers.1." in name:
+                state[name] = shared[name] + 0.1 * (state[name] - tuned(0)[name])
+    parents.update(Parents(dict(zip("abc", states, strict=True))))
+    chosen = choose_layers(combo(0), parents).layers
+    assert chosen["0"] == 0 and chosen["1"] > 0
+    merged = merge(combo(0), parents)
+    name = "model.layers.1.mlp.up_proj.weight"
+    assert torch.equal(merged[name], states[chosen["1"] - 1][name])
 
 
 # -- on disk --------------------------------------------------------------------------------------

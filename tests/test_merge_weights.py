@@ -212,6 +212,17 @@ def test_union(vocabularies: Path, tmp_path: Path) -> None:
     assert tokens is not None and (tokens["<x>"], tokens["<y>"], tokens["w0"]) == (46, 47, 0)
 
 
+def test_the_row_of_a_token_that_a_model_lacks(vocabularies: Path) -> None:
+    tokens = {f"w{i}": i for i in range(46) if i != 5}
+    with_tokens(vocabularies / "b", tokens)
+    embed = "model.embed_tokens.weight"
+    base, a, _, c = (tuned(i)[embed][5] for i in range(4))
+    merged = merge(recipe(vocabularies, "task_arithmetic", tokenizer="base"))
+    torch.testing.assert_close(merged[embed][5], a + c - base)  # b gets the base's: no change
+    merged = merge(recipe(vocabularies, "linear", tokenizer="union"))
+    torch.testing.assert_close(merged[embed][5], (a + c) / 2)  # no base: the mean of the others
+
+
 def test_base_or_a_model(vocabularies: Path) -> None:
     merged = merge(recipe(vocabularies, "task_arithmetic", tokenizer_source="base"))
     assert merged.specs["lm_head.weight"].shape == (46, 16)

@@ -89,7 +89,7 @@ def make_plan(recipe: Recipe, parents: Parents) -> Plan:
     models: Mapping[str, Weights] = parents
     vocabulary = None
     if choice := recipe.vocabulary():
-        models, vocabulary = align(recipe.references(), parents, choice.source, choice)
+        models, vocabulary = align(recipe.references(), parents, choice, recipe.base_model)
     parts = recipe.slices or [_whole(recipe, models)]
     jobs: dict[str, Job] = {}
     done = 0

@@ -30,6 +30,9 @@ TOKENIZER_FILES = (
 
 class Choice(Protocol):
     @property
+    def source(self) -> str: ...
+
+    @property
     def pad_to_multiple_of(self) -> int | None: ...
 
 
@@ -73,10 +76,13 @@ def rows_of(weights: Weights) -> int | None:
 
 
 def align(
-    references: Sequence[str], models: Mapping[str, Weights], source: str, choice: Choice
+    references: Sequence[str], models: Mapping[str, Weights], choice: Choice, preferred: str | None
 ) -> tuple[dict[str, Weights], Vocabulary]:
-    """The models with their vocabularies made equal, and the vocabulary that they have then."""
-    base = references[0]
+    """The models with their vocabularies made equal, and the vocabulary that they have then.
+
+    The first reference counts as the base; a `preferred` one gives its rows to models without.
+    """
+    base, source = references[0], choice.source
     base_tokens = _usable(models[base])
     if base_tokens is None:
         raise ConfigError(
@@ -102,7 +108,7 @@ def align(
     multiple = choice.pad_to_multiple_of or 1
     vocabulary = Vocabulary(result, models[owner].folder, added, -(-n // multiple) * multiple)
     tables = {ref: _table(vocabulary, n, tokens[ref]) for ref in references}
-    aligned = {ref: _aligned(ref, references, models, tables, n, vocabulary) for ref in references}
+    aligned = {ref: _aligned(ref, preferred, models, tables, n, vocabulary) for ref in references}
     return {**models, **aligned}, vocabulary
 
 
@@ -124,7 +130,7 @@ def _table(vocabulary: Vocabulary, n: int, tokens: Mapping[str, int]) -> Tensor:
 
 def _aligned(
     ref: str,
-    references: Sequence[str],
+    preferred: str | None,
     models: Mapping[str, Weights],
     tables: Mapping[str, Tensor],
     n: int,
@@ -139,11 +145,11 @@ def _aligned(
     def get(name: str) -> Tensor:
         if not (TOKEN_EMBEDDING.search(name) or HEAD.search(name)):
             return weights[name]
-        with_it = [r for r in references if name in models[r].specs]
+        with_it = [r for r in tables if name in models[r].specs]
         tensors = {r: models[r][name] for r in with_it}
         missing = tables[ref] < 0
         rows = tensors[ref][tables[ref].clamp(min=0)]
-        rows[missing] = _substitutes(tensors, tables, missing, references[0]).to(rows.dtype)
+        rows[missing] = _substitutes(tensors, tables, missing, preferred).to(rows.dtype)
         if vocabulary.size == n:
             return rows
         padding = rows.float().mean(0, keepdim=True).to(rows.dtype)
@@ -160,7 +166,7 @@ def _aligned(
 
 
 def _substitutes(
-    tensors: Mapping[str, Tensor], tables: Mapping[str, Tensor], missing: Tensor, base: str
+    tensors: Mapping[str, Tensor], tables: Mapping[str, Tensor], missing: Tensor, base: str | None
 ) -> Tensor:
     """Rows for tokens that a model lacks: the base's, else the mean of those that have them."""
     width = next(iter(tensors.values())).shape[1:]
@@ -172,7 +178,7 @@ def _substitutes(
         total[has] += tensor[old[has]].float()
         count[has] += 1
     total /= count.clamp(min=1).reshape(-1, *[1] * len(width))
-    if base in tensors:
+    if base is not None and base in tensors:
         old = tables[base][missing]
         total[old >= 0] = tensors[base][old[old >= 0]].float()
     return total

@@ -208,9 +208,9 @@ class Merged(Weights):
             bounds = []
             with torch.no_grad():
                 for flat, result in zip(flats, fill(start), strict=True):
-                    rounded = result.to(spec.dtype)
-                    flat[start : start + RUN] = rounded
-                    low, high = torch.aminmax(rounded)
+                    place = flat[start : start + RUN]
+                    place.copy_(result if flat.dtype == spec.dtype else result.to(spec.dtype))
+                    low, high = torch.aminmax(place)
                     bounds.append((float(low), float(high)))
             return bounds
 

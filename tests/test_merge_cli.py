@@ -136,3 +136,17 @@ def test_warnings_are_told(forge: Forge) -> None:
     config.write_text(json.dumps({**json.loads(config.read_text()), "rope_theta": 3.0}))
     result = forge(f"merge {MODELS} out")
     assert result.code == 0 and "warning:" in result.err and "rope_theta" in result.err
+
+
+def test_the_commands_of_the_docs_run(forge: Forge, tmp_path: Path) -> None:
+    make_models(tmp_path / "here")
+    for path in list(Path("here").iterdir()):
+        path.rename(path.name)
+    models = [{"model": "a"}, {"model": "b"}]
+    Path("config.yml").write_text(yaml.safe_dump({"merge_method": "linear", "models": models}))
+    text = (Path(__file__).parent.parent / "docs" / "merging.md").read_text()
+    lines = [line[8:].split("#")[0] for line in text.splitlines() if line.startswith("$ forge ")]
+    assert len(lines) > 5
+    for line in lines:
+        result = forge(f"{line} --force")
+        assert result.code == 0, f"{line}: {result.err}"

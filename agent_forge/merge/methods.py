@@ -288,11 +288,12 @@ def elect(deltas: Sequence[Tensor], weights: Sequence[float] | None) -> tuple[Te
     for delta in deltas[1:]:
         total.add_(delta)
     sign = torch.copysign(torch.ones((), dtype=total.dtype), total)
-    mixed, agreed = torch.zeros_like(total), torch.zeros_like(total)
-    for i, delta in enumerate(deltas):
+    mixed = torch.mul(deltas[0], sign).clamp_(min=0)
+    agreed = mixed.sign().mul_(weights[0]) if weights else mixed
+    for i, delta in enumerate(deltas[1:], 1):
         part = torch.mul(delta, sign, out=total).clamp_(min=0)
         mixed.add_(part)
-        if weights is not None:
+        if weights:
             agreed.add_(part.sign_(), alpha=weights[i])
     return mixed.mul_(sign), agreed
 

@@ -60,6 +60,10 @@ def plan(text: str) -> dict[str, Any]:
         ({"merge_method": "nuslerp", "base_model": "b"}, "takes exactly 2"),
         ({"merge_method": "combo"}, "go together"),
         ({"combo": 6}, "go together"),
+        ({"merge_method": "combo", "combo": 1, "layers": {"0": 1}}, "FrankenMerge alone"),
+        ({"merge_method": "combo", "combo": 0, "layers": {"0": 3}}, "1 to 2 are the models"),
+        ({"merge_method": "combo", "combo": 0, "parameters": {"drop_rate": 1}}, "not between"),
+        ({"merge_method": "combo", "combo": 0, "parameters": {"keep": 0}}, "not between"),
         ({"tokenizer": "base", "tokenizer_source": "base"}, "say the same"),
         ({"tokenizer": {"source": "base", "tokens": {}}}, "tokenizer.tokens"),
         (

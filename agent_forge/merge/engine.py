@@ -150,16 +150,15 @@ class Merged(Weights):
                     total[pair] = total[pair] + (rows @ rows.T).double().numpy()
         return {pair: agreement(gram) for pair, gram in total.items()}
 
-    def chosen_layers(self) -> dict[str, int]:
-        """Layer -> candidate of the recipe's combo, as it was or would be chosen."""
-        assert self.recipe.combo is not None
-        i, t, s = combo_stages(self.recipe.combo)
+    def chosen_layers(self, combo: int) -> dict[str, int]:
+        """Layer -> candidate of a combo, as it was or would be chosen."""
+        i, t, s = combo_stages(combo)
         if s != "frankenmerge":
             return {}
         found: dict[str, int] = {}
         for job in self.plan.jobs.values():
             if job.layer is not None and job.layer not in found:
-                found[job.layer] = self.layer_choices(job, [self.recipe.combo]).get((i, t), 0)
+                found[job.layer] = self.layer_choices(job, [combo]).get((i, t), 0)
         return found
 
     def _whole_model(self, job: Job) -> np.ndarray | None:
@@ -365,8 +364,10 @@ def choose_layers(
     the lowest first-order estimate <gradient, w_candidate - w_merged> is taken. `loss` tries every
     exchange in earnest. Without either the data-free score decides.
     """
+    assert recipe.combo is not None
     if gradient is None and loss is None:
-        return recipe.model_copy(update={"layers": merge(recipe, parents).chosen_layers()})
+        chosen = merge(recipe, parents).chosen_layers(recipe.combo)
+        return recipe.model_copy(update={"layers": chosen})
     plan = make_plan(recipe, parents)
     numbers = list(dict.fromkeys(job.layer for job in plan.jobs.values() if job.layer is not None))
     stay = recipe.model_copy(update={"layers": dict.fromkeys(numbers, 0)})

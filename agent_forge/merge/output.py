@@ -129,7 +129,8 @@ def write_combos(
             if progress:
                 progress(name, done * len(which), merged.nbytes * len(which))
         for n in which:
-            single = recipe.model_copy(update={"combo": n, "parents": hashes})
+            own = {"combo": n, "parents": hashes, "layers": merged.chosen_layers(n)}
+            single = recipe.model_copy(update=own)
             _write_rest(stages[n], merged, single, merged.notes)
     seconds = time.monotonic() - began
     return {
@@ -213,8 +214,8 @@ def _final_recipe(weights: Weights) -> Recipe | None:
     if not isinstance(weights, Merged):
         return None
     update: dict[str, object] = {"parents": lineage(weights)}
-    if weights.recipe.combo is not None and not weights.recipe.layers:
-        update["layers"] = weights.chosen_layers()
+    if weights.recipe.combo is not None:
+        update["layers"] = weights.chosen_layers(weights.recipe.combo)
     return weights.recipe.model_copy(update=update)
 
 

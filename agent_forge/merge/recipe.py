@@ -6,6 +6,7 @@ effect here is an error that names it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,11 +16,12 @@ from pydantic import AfterValidator, BeforeValidator, Field, field_validator, mo
 from agent_forge.config.load import check, did_you_mean, dump_yaml, parse_yaml, read_one
 from agent_forge.config.settings import Settings
 from agent_forge.errors import ConfigError
-from agent_forge.merge.combos import COMBO, METHODS, parse_combo
+from agent_forge.merge.combos import COMBO, METHODS, combo_stages, parse_combo
 from agent_forge.merge.methods import Method
 
 TYPES = ("bfloat16", "float16", "float32", "float64")
 EVERYWHERE = {"int8_mask"}  # a memory option of mergekit; masks are never stored here
+RANGES = {"drop_rate": (0.0, 0.9999), "keep": (0.0001, 1.0)}
 OURS = ("combo", "seed", "layers", "parents")
 
 
@@ -121,6 +123,10 @@ class Recipe(Settings):
             if len(lengths) > 1 or min(lengths) < 1:
                 raise ValueError("the sources of a slice need equally many layers, at least one")
         _check_count(self, method)
+        if self.layers and (self.combo is None or combo_stages(self.combo)[2] != "frankenmerge"):
+            raise ValueError("layers are chosen by FrankenMerge alone")
+        if any(not 0 <= choice <= len(self.models) for choice in self.layers.values()):
+            raise ValueError(f"layers: 0 is the merged one, 1 to {len(self.models)} are the models")
         return self
 
     def method(self) -> Method:
@@ -164,7 +170,10 @@ def _check_parameter(
     if name in method.shared and not shared:
         raise ValueError(f"{name!r} is of the whole merge, so it cannot stand in {where}")
     for value in _values(setting, f"{where}.{name}"):
-        _typed(value, known[name], f"{where}.{name}")
+        number = _typed(value, known[name], f"{where}.{name}")
+        low, high = RANGES.get(name, (-math.inf, math.inf))
+        if number is not None and not low <= number <= high:
+            raise ValueError(f"{where}.{name}: {number} is not between {low} and {high}")
 
 
 def _values(setting: Any, where: str) -> Iterator[Any]:

@@ -125,6 +125,34 @@ MUTANTS = (
         "            if False:\n",
         "tests/faults/test_runs.py",
     ),
+    Mutant(
+        "DARE masks depend on the run that asks",
+        "merge/inputs.py",
+        "np.random.Philox(key=_mask_key(seed, name), counter=step)",
+        "np.random.Philox(key=_mask_key(seed, name), counter=0)",
+        "tests/test_merge_methods.py",
+    ),
+    Mutant(
+        "TIES does not elect a sign",
+        "merge/methods.py",
+        "sign = torch.copysign(torch.ones((), dtype=total.dtype), total)",
+        "sign = torch.ones_like(total)",
+        "tests/test_merge_parity.py",
+    ),
+    Mutant(
+        "a parent that has changed is merged all the same",
+        "merge/output.py",
+        "if ref in found and found[ref] != expected:",
+        "if False:",
+        "tests/test_merge_engine.py",
+    ),
+    Mutant(
+        "a merge with NaN is written",
+        "merge/engine.py",
+        "if not bool(flat.isfinite().all()):",
+        "if False:",
+        "tests/faults/test_merge.py",
+    ),
 )
 
 

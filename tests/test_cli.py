@@ -37,6 +37,10 @@ SURFACE = {
     "logs": ["--events", "--follow", "--json", "--storage", "-f", "session"],
     "phases": ["--json"],
     "export": ["--dry-run", "--force", "--json", "--storage", "name", "target"],
+    "merge": [
+        *("--base", "--combo", "--dry-run", "--force", "--json", "--max-ram", "--method"),
+        *("--models", "--seed", "--set", "--threads", "paths"),
+    ],
     "init": ["--dry-run", "--force", "--preset", "--set", "folder"],
     "validate": ["--json", "--preset", "--set", "path"],
     "ls": ["--json", "--storage"],

@@ -251,8 +251,10 @@ def test_an_exported_run_can_be_put_back(forge: Forge, done: Path, tmp_path: Pat
 def test_every_option_is_tried_somewhere() -> None:
     """No option stands in the frozen surface alone."""
     first = (Path(__file__).parent / "test_cli.py").read_text()
-    text = first[first.index("# A command with --json") :] + Path(__file__).read_text()
-    text += (Path(__file__).parent / "test_cli_data.py").read_text()
+    here = Path(__file__).parent
+    others = (here / name for name in ("test_cli_runs.py", "test_cli_data.py", "test_merge_cli.py"))
+    text = first[first.index("# A command with --json") :]
+    text += "".join(path.read_text() for path in others)
     options = {o for found in SURFACE.values() for o in found if o.startswith("-")}
     missing = [o for o in options if not re.search(rf"[ \"]{o}[ =\"{{]", text)]
     assert missing == []

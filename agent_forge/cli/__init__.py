@@ -12,7 +12,7 @@ import traceback
 
 import typer
 
-from agent_forge.cli import config, data, doctor, run, runs, watch
+from agent_forge.cli import config, data, doctor, merge, run, runs, watch
 from agent_forge.cli.output import emit_json
 from agent_forge.errors import ForgeError
 
@@ -35,6 +35,7 @@ for command in (
     watch.logs,
     run.phases,
     watch.export,
+    merge.merge,
     config.init,
     config.validate,
     runs.ls,

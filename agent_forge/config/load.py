@@ -147,6 +147,13 @@ def did_you_mean(name: str, known: Sequence[str]) -> str:
     return f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(known)}"
 
 
+def dump_yaml(data: Mapping[str, Any]) -> str:
+    """Data as YAML that parse_yaml reads back as it is."""
+    return yaml.dump(
+        dict(data), None, _Dumper, default_flow_style=False, sort_keys=False, width=1000
+    )
+
+
 def to_yaml(config: Settings) -> str:
     """The config as YAML, with each field's meaning beside it."""
     return "\n".join(_yaml_lines(config, "")) + "\n"
@@ -200,7 +207,7 @@ class _Dumper(yaml.SafeDumper):
 # YAML 1.1 reads 1e-3 as a text; everyone who writes it means a number.
 for _yaml in (_StrictLoader, _Dumper):
     _yaml.add_implicit_resolver(
-        "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+"), None
+        "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), None
     )
 
 

@@ -7,12 +7,14 @@ written, and equal tensors always give equal files. Reading is left to the safet
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 import pickle
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -37,6 +39,7 @@ DTYPE_CODES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
+DTYPE_OF = {code: dtype for dtype, code in DTYPE_CODES.items()}
 PICKLE_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
 
 
@@ -45,21 +48,49 @@ def tensor_bytes(tensors: Mapping[str, torch.Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
 
 
+class Spec(NamedTuple):
+    """What a file says about a tensor before it is read."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    @property
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return self.numel * self.dtype.itemsize
+
+
+def spec_of(tensor: torch.Tensor) -> Spec:
+    return Spec(tensor.dtype, tuple(tensor.shape))
+
+
 def write_tensors(
     writer: Writer, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None = None
 ) -> None:
     """Write tensors in the safetensors format; widest types first, so that all stay aligned."""
-    names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
+    specs = {name: spec_of(tensors[name]) for name in sorted(tensors)}
+    for name in write_header(writer, specs, metadata):
+        write_data(writer, tensors[name])
+
+
+def write_header(
+    writer: Writer, specs: Mapping[str, Spec], metadata: Mapping[str, str] | None = None
+) -> list[str]:
+    """Begin a safetensors file; the data has to follow in the order that is returned."""
+    names = sorted(specs, key=lambda name: -specs[name].dtype.itemsize)
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     offset = 0
     for name in names:
-        tensor = tensors[name]
-        if tensor.dtype not in DTYPE_CODES:
-            raise TypeError(f"tensor {name!r} has type {tensor.dtype}, which cannot be kept")
-        end = offset + tensor.numel() * tensor.element_size()
+        spec = specs[name]
+        if spec.dtype not in DTYPE_CODES:
+            raise TypeError(f"tensor {name!r} has type {spec.dtype}, which cannot be kept")
+        end = offset + spec.nbytes
         header[name] = {
-            "dtype": DTYPE_CODES[tensor.dtype],
-            "shape": list(tensor.shape),
+            "dtype": DTYPE_CODES[spec.dtype],
+            "shape": list(spec.shape),
             "data_offsets": [offset, end],
         }
         offset = end
@@ -67,10 +98,56 @@ def write_tensors(
     text += b" " * (-len(text) % 8)
     writer.write(len(text).to_bytes(8, "little"))
     writer.write(text)
-    for name in names:
-        flat = tensors[name].detach().cpu().contiguous().reshape(-1)
-        if flat.numel():
-            writer.write(flat.view(torch.uint8).numpy().data)
+    return names
+
+
+def write_data(writer: Writer, tensor: torch.Tensor) -> None:
+    """Write the bytes of one tensor."""
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    if flat.numel():
+        writer.write(flat.view(torch.uint8).numpy().data)
+
+
+class MappedTensors(Mapping[str, torch.Tensor]):
+    """A safetensors file that stays on the disk: `specs` from its header, tensors as views of it.
+
+    Views lie where the file puts them, so they are for arithmetic element by element (see
+    read_tensors).
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with _as_damage(path):
+            reader: Any = safe_open(path, framework="pt")
+            self._reader = reader
+            slices = {name: reader.get_slice(name) for name in reader.keys()}  # noqa: SIM118
+            self.specs = {
+                name: Spec(DTYPE_OF[part.get_dtype()], tuple(part.get_shape()))
+                for name, part in slices.items()
+            }
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        with _as_damage(self.path):
+            return self._reader.get_tensor(name)  # type: ignore[no-any-return]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.specs
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.specs)
+
+    def __len__(self) -> int:
+        return len(self.specs)
+
+
+@contextlib.contextmanager
+def _as_damage(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except (SafetensorError, OSError, ValueError, KeyError) as error:
+        raise DamagedFile(path, f"not readable as safetensors ({error})") from error
 
 
 def read_tensors(path: Path) -> dict[str, torch.Tensor]:
@@ -79,24 +156,23 @@ def read_tensors(path: Path) -> dict[str, torch.Tensor]:
     A mapped tensor may lie at another alignment and then give other bits in a matrix product, so
     every tensor is copied.
     """
-    try:
-        with safe_open(path, framework="pt") as reader:
-            return {name: reader.get_tensor(name).clone() for name in reader.keys()}  # noqa: SIM118
-    except FileNotFoundError:
-        raise
-    except (SafetensorError, OSError, ValueError) as error:
-        raise DamagedFile(path, f"not readable as safetensors ({error})") from error
+    with _as_damage(path), safe_open(path, framework="pt") as reader:
+        return {name: reader.get_tensor(name).clone() for name in reader.keys()}  # noqa: SIM118
 
 
-def read_weights(path: Path) -> dict[str, torch.Tensor]:
-    """Read a state dict that someone else wrote: safetensors, or a pickle that holds only data."""
+def read_weights(path: Path, *, mapped: bool = False) -> dict[str, torch.Tensor]:
+    """Read a state dict that someone else wrote: safetensors, or a pickle that holds only data.
+
+    `mapped` leaves the tensors of a pickle on the disk where torch can do so.
+    """
     if not path.is_file():
         raise NotFound(f"{path} does not exist, or is not a file")
     if path.suffix not in PICKLE_SUFFIXES:
         return read_tensors(path)
     _refuse_zip_bomb(path)
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        mappable = mapped and zipfile.is_zipfile(path)
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=mappable)
     except pickle.UnpicklingError as error:
         raise HostileInput(
             f"{path} holds more than tensors and was not loaded",
@@ -104,10 +180,10 @@ def read_weights(path: Path) -> dict[str, torch.Tensor]:
         ) from error
     except Exception as error:
         raise DamagedFile(path, f"not readable as a torch file ({error!r})") from error
-    return _state_dict_of(content, path)
+    return _state_dict_of(content, path, copy=not mapped)
 
 
-def _state_dict_of(content: Any, path: Path) -> dict[str, torch.Tensor]:
+def _state_dict_of(content: Any, path: Path, *, copy: bool) -> dict[str, torch.Tensor]:
     for key in ("model_state_dict", "state_dict", "model"):
         if isinstance(content, dict) and isinstance(content.get(key), dict):
             content = content[key]
@@ -119,6 +195,8 @@ def _state_dict_of(content: Any, path: Path) -> dict[str, torch.Tensor]:
     for name, tensor in content.items():
         if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
             raise HostileInput(f"{path}: tensor {name!r} claims more than the file holds")
+    if not copy:
+        return {name: tensor.detach() for name, tensor in content.items()}
     kept, aliases = split_tied(content)
     return join_tied({name: tensor.detach().clone() for name, tensor in kept.items()}, aliases)
 

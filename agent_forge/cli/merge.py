@@ -1,0 +1,215 @@
+"""`forge merge`: one merge today, from mergekit's YAML, a recipe of ours, or a few options."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from agent_forge.cli.config import JSON, SETS
+from agent_forge.cli.output import emit_json, emit_table, plain, size
+
+if TYPE_CHECKING:
+    from agent_forge.merge.output import Written
+    from agent_forge.merge.preflight import Preflight
+    from agent_forge.merge.recipe import Recipe
+
+EVERY_S = 10.0
+
+
+def merge(
+    paths: list[Path] = typer.Argument(
+        help="Two paths: a recipe and the folder to write; the folder alone with --models.",
+        metavar="[RECIPE] OUT",
+    ),
+    models: str | None = typer.Option(
+        None, "--models", metavar="A,B,C", help="Models to merge: folders, or BASE+ADAPTER."
+    ),
+    method: str | None = typer.Option(None, "--method", help="linear, slerp, ties, dare_ties, ..."),
+    combo: str | None = typer.Option(
+        None, "--combo", help="0 to 7, 110, slerp-ties-frankenmerge; all writes eight folders."
+    ),
+    base: str | None = typer.Option(None, "--base", help="Where task vectors start."),
+    sets: list[str] = SETS,
+    seed: int | None = typer.Option(None, "--seed", min=0, help="Seed of random masks."),
+    max_ram: float | None = typer.Option(
+        None, "--max-ram", metavar="MB", min=1, help="Refuse to use more memory than this."
+    ),
+    threads: int = typer.Option(0, "--threads", min=0, help="CPU threads; 0 = all cores."),
+    force: bool = typer.Option(False, "--force", help="Replace OUT if it exists."),
+    dry_run: bool = typer.Option(False, "--dry-run", help="Only check, and say what it takes."),
+    as_json: bool = JSON,
+) -> None:
+    """Merge models into one, or check whether they can be merged (--dry-run)."""
+    out, given = _given(paths, models, method, combo, base, seed)
+    every = given.get("combo") == "all"
+    recipe = _recipe({**given, "combo": 0} if every else given, sets, paths)
+    from agent_forge.merge.preflight import preflight
+
+    report = preflight(recipe, out)
+    if dry_run:
+        _show(report, recipe, as_json)
+        raise typer.Exit(2 if report.verdict == "no" else 0)
+    report.require()
+    for problem in report.problems:
+        typer.echo(f"{problem.level}: {plain(problem.what)}; {plain(problem.remedy)}", err=True)
+    limit = None if max_ram is None else int(max_ram * 1e6)
+    try:
+        written = _write(recipe, out, every, force, limit, threads or os.cpu_count() or 1)
+    except KeyboardInterrupt:
+        typer.echo(f"interrupted: nothing was written to {out}", err=True)
+        raise typer.Exit(130) from None
+    _report(written, as_json)
+
+
+def _given(
+    paths: list[Path],
+    models: str | None,
+    method: str | None,
+    combo: str | None,
+    base: str | None,
+    seed: int | None,
+) -> tuple[Path, dict[str, Any]]:
+    """The output folder, and what the options say about the recipe."""
+    from agent_forge.errors import ConfigError
+
+    wanted = 1 if models else 2
+    if len(paths) != wanted:
+        raise ConfigError(
+            "one folder to write is needed"
+            if models
+            else "a recipe and one folder to write are needed",
+            hint="forge merge RECIPE.yml OUT, or forge merge --models a,b --method linear OUT",
+        )
+    named = [{"model": ref.strip()} for ref in (models or "").split(",") if ref.strip()]
+    options = {"models": named or None, "merge_method": method, "combo": combo, "base_model": base}
+    return paths[-1], {k: v for k, v in {**options, "seed": seed}.items() if v is not None}
+
+
+def _recipe(given: dict[str, Any], sets: list[str], paths: list[Path]) -> Recipe:
+    """The file, then the options, then --set: the later ones stand."""
+    from agent_forge.config.load import check, parse_set, read_file
+    from agent_forge.config.load import merge as joined
+    from agent_forge.merge.recipe import Recipe
+
+    data = read_file(paths[0]) if len(paths) == 2 else {}
+    data = joined(data, given)
+    for item in sets:
+        data = joined(data, parse_set(item))
+    if "models" in given and not {"merge_method", "combo"} & set(data):
+        data["merge_method"] = "linear"
+    return check(Recipe, data, str(paths[0]) if len(paths) == 2 else "the options")
+
+
+def _write(
+    recipe: Recipe, out: Path, every: bool, force: bool, limit: int | None, threads: int
+) -> list[Written]:
+    import torch
+
+    from agent_forge.merge.engine import merge as merge_weights
+    from agent_forge.merge.output import write, write_combos
+
+    torch.set_num_threads(1)  # the engine spreads runs over threads itself
+    with _progress() as progress:
+        if every:
+            found = write_combos(
+                recipe, out, force=force, max_ram=limit, threads=threads, progress=progress
+            )
+            return list(found.values())
+        weights = merge_weights(recipe, threads=threads)
+        return [write(weights, out, force=force, max_ram=limit, progress=progress)]
+
+
+@contextlib.contextmanager
+def _progress() -> Iterator[Callable[[str, int, int], None]]:
+    """A bar with bytes a second and time left on a terminal, else a line every ten seconds."""
+    from agent_forge.track.progress import clock, eta_s
+
+    if sys.stderr.isatty():
+        from rich.console import Console
+        from rich.progress import (
+            BarColumn,
+            DownloadColumn,
+            Progress,
+            TimeRemainingColumn,
+            TransferSpeedColumn,
+        )
+
+        columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+        with Progress("merging", *columns, console=Console(stderr=True)) as bar:
+            task = bar.add_task("")
+            yield lambda name, done, total: bar.update(task, completed=done, total=total)
+        return
+    began = shown = time.monotonic()
+
+    def line(name: str, done: int, total: int) -> None:
+        nonlocal shown
+        now = time.monotonic()
+        if now - shown >= EVERY_S or done == total:
+            shown, elapsed = now, max(now - began, 1e-9)
+            left = clock(eta_s(0, done, total, elapsed))
+            speed = f"{size(done / elapsed)}/s"
+            typer.echo(f"merged {size(done)} of {size(total)}, {speed}, ETA {left}", err=True)
+
+    yield line
+
+
+def _show(report: Preflight, recipe: Recipe, as_json: bool) -> None:
+    """The verdict of a dry run."""
+    from agent_forge.errors import ConfigError
+    from agent_forge.merge.recipe import to_mergekit
+
+    problems = [{"level": p.level, "what": p.what, "remedy": p.remedy} for p in report.problems]
+    if as_json:
+        exported = None
+        with contextlib.suppress(ConfigError):
+            exported = to_mergekit(recipe)
+        emit_json(
+            verdict=report.verdict,
+            problems=problems,
+            facts=report.facts,
+            recipe=recipe.model_dump(mode="json"),
+            recipe_hash=recipe.canonical_hash(),
+            mergekit=exported,
+        )
+        return
+    if problems:
+        emit_table(("", "what", "remedy"), [tuple(p.values()) for p in problems])
+    facts = dict(report.facts)
+    for key in ("output_bytes", "free_bytes", "memory_bytes"):
+        if key in facts:
+            facts[key.removesuffix("_bytes")] = size(facts.pop(key))
+    emit_table(("forecast", ""), list(facts.items()))
+    typer.echo(f"can be merged: {report.verdict}", err=True)
+
+
+def _report(written: list[Written], as_json: bool) -> None:
+    if as_json:
+        rows = [
+            {
+                "folder": str(w.folder),
+                "bytes": w.bytes,
+                "seconds": round(w.seconds, 3),
+                "peak_memory_bytes": w.peak_bytes,
+                "sha256": w.sha256,
+                "replaced_by_mean": [note._asdict() for note in w.notes],
+            }
+            for w in written
+        ]
+        emit_json(merged=rows)
+        return
+    for w in written:
+        print(w.folder)
+    first = written[0]
+    replaced = f", {len(first.notes)} tensors replaced by the mean (see the card)"
+    typer.echo(
+        f"{len(written)} x {size(first.bytes)} in {first.seconds:.1f} s,"
+        f" peak memory {size(first.peak_bytes)}{replaced if first.notes else ''}",
+        err=True,
+    )

@@ -1,0 +1,1 @@
+"""Merging weights: methods, the eight combos, recipes, preflight, and the engine that streams."""

@@ -1,0 +1,392 @@
+"""The engine: `merge(recipe)` gives weights that are computed tensor by tensor when asked for.
+
+    weights = merge(parse_recipe(text))       # nothing is computed yet
+    weights["model.norm.weight"]              # one tensor
+    write(weights, Path("out"))               # the whole model, streamed
+    merge_into(network, recipe, parents)      # into memory that is there already
+
+Arithmetic is in fp32 and rounds once, to the type of the result. A result with NaN, infinity or no
+variance is replaced by the plain mean and noted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from agent_forge.errors import ConfigError, NotFinite
+from agent_forge.merge.combos import ALL, COMBO, Pair, agreement, combo_stages, fuse, second_stage
+from agent_forge.merge.inputs import KEPT_DRAWS, RUN, Cache, Inputs, mean
+from agent_forge.merge.methods import Kernel, Rows
+from agent_forge.merge.plan import Job, Parents, Plan, make_plan
+from agent_forge.merge.recipe import Recipe
+from agent_forge.merge.weights import Weights
+from agent_forge.store.tensors import Spec
+
+Gradient = Callable[[Weights], Mapping[str, Tensor]]
+Fill = Callable[[int], list[Tensor]]  # position -> the results of one run
+TOGETHER_BYTES = 256_000_000  # versions of one tensor that are held at the same time
+SAMPLE = 1  # runs of a tensor that the data-free layer score looks at
+
+
+class Note(NamedTuple):
+    """A tensor that was not usable as computed."""
+
+    name: str
+    problem: str
+
+
+class Merged(Weights):
+    """The result of a merge; each tensor is computed when it is asked for."""
+
+    def __init__(self, plan: Plan, cache: Cache | None = None, threads: int = 1) -> None:
+        super().__init__(plan.specs, self.compute, label="merge", config=output_config(plan))
+        self.plan = plan
+        self.recipe = plan.recipe
+        self.notes: list[Note] = []
+        self.importance: Sequence[Mapping[str, Tensor]] | None = None
+        self._cache: Cache = {} if cache is None else cache
+        self._anchored: np.ndarray | None = None
+        choice = plan.recipe.vocabulary()
+        self._read = (plan.recipe.dtype, choice and choice.model_dump_json())  # how inputs look
+        self._whole = plan.recipe.model_copy(update={"combo": None, "layers": {}}).canonical_hash()
+        self._pool = ThreadPoolExecutor(threads) if threads > 1 else None
+
+    def compute(self, name: str, out: Tensor | None = None) -> Tensor:
+        """One tensor; `out` is overwritten if it is given."""
+        job = self.plan.jobs[name]
+        target = torch.empty(job.spec.shape, dtype=job.spec.dtype) if out is None else out
+        if job.spec.shape != tuple(target.shape):
+            raise ConfigError(f"{name}: {list(target.shape)} cannot hold {list(job.spec.shape)}")
+        if self.recipe.merge_method == COMBO and job.floating:
+            assert self.recipe.combo is not None
+            return self.combos(name, [self.recipe.combo], {self.recipe.combo: target})[
+                self.recipe.combo
+            ]
+        if not job.floating:
+            return target.copy_(self._agreed(job))
+        inputs = self._inputs(job)
+        if not inputs.tensors:  # nothing but a base
+            return target.copy_(self._tensor(job.base))
+        kernel = self.recipe.method().build(inputs, job.params)
+        if isinstance(kernel, Rows):
+            _by_rows(inputs, kernel, target)
+            low, high = (float(v) for v in torch.aminmax(target))
+        else:
+            ((low, high),) = self._fill(inputs, _runs(inputs, kernel), [target], job.spec)
+        self._check(job, inputs, target, low, high)
+        return target
+
+    def combos(
+        self, name: str, which: Sequence[int] = ALL, out: Mapping[int, Tensor] | None = None
+    ) -> dict[int, Tensor]:
+        """One tensor of several combos, in one pass over the parents."""
+        job = self.plan.jobs[name]
+        spec = job.spec
+        results = (
+            dict(out) if out else {n: torch.empty(spec.shape, dtype=spec.dtype) for n in which}
+        )
+        if not job.floating:
+            return {n: result.copy_(self._agreed(job)) for n, result in results.items()}
+        inputs = self._inputs(job)
+        importance = None
+        if self.importance is not None:
+            importance = [parent[name].reshape(-1) for parent in self.importance]
+        kernel = fuse(
+            inputs,
+            job.params,
+            which,
+            self.layer_choices(job, which),
+            anchored=self._whole_model(job),
+            importance=importance,
+        )
+
+        def fill(start: int) -> list[Tensor]:
+            parts, base = inputs.run(start)
+            assert base is not None
+            found = kernel(parts, base, start)
+            return [found[n] for n in which]
+
+        bounds = self._fill(inputs, fill, [results[n] for n in which], spec)
+        for n, (low, high) in zip(which, bounds, strict=True):
+            self._check(job, inputs, results[n], low, high)
+        return results
+
+    # -- layers -----------------------------------------------------------------------------------
+
+    def layer_choices(self, job: Job, which: Sequence[int]) -> dict[Pair, int]:
+        """What FrankenMerge takes for the layer of a tensor, after each stage 2 that it follows."""
+        pairs = [(i, t) for i, t, s in map(combo_stages, which) if s == "frankenmerge"]
+        if job.layer is None or not pairs:
+            return {}
+        if self.recipe.layers:
+            return {pair: self.recipe.layers.get(job.layer, 0) for pair in pairs}
+        known: dict[Pair, int] = self._cache.setdefault(("layer", job.layer, self._whole), {})
+        missing = [pair for pair in dict.fromkeys(pairs) if pair not in known]
+        if missing:
+            known.update(self._score_layer(job.layer, missing))
+        return known
+
+    def _score_layer(self, layer: str, pairs: Sequence[Pair]) -> dict[Pair, int]:
+        """Which candidate agrees best with the others, on a sample of the layer's weights."""
+        total = dict.fromkeys(pairs, np.zeros(()))
+        for job in self.plan.jobs.values():
+            if job.layer != layer or not job.floating:
+                continue
+            inputs = self._inputs(job)
+            stage2 = second_stage(inputs, job.params, pairs, self._whole_model(job))
+            for start in range(0, min(inputs.numel, SAMPLE * RUN), RUN):
+                parts, base = inputs.run(start)
+                assert base is not None
+                merged = stage2(parts, base, start)
+                deltas = [part.sub_(base) for part in parts]
+                for pair in pairs:
+                    rows = torch.stack([merged[pair].sub_(base), *deltas])
+                    total[pair] = total[pair] + (rows @ rows.T).double().numpy()
+        return {pair: agreement(gram) for pair, gram in total.items()}
+
+    def chosen_layers(self, combo: int) -> dict[str, int]:
+        """Layer -> candidate of a combo, as it was or would be chosen."""
+        i, t, s = combo_stages(combo)
+        if s != "frankenmerge":
+            return {}
+        found: dict[str, int] = {}
+        for job in self.plan.jobs.values():
+            if job.layer is not None and job.layer not in found:
+                found[job.layer] = self.layer_choices(job, [combo]).get((i, t), 0)
+        return found
+
+    def _whole_model(self, job: Job) -> np.ndarray | None:
+        """Inner products over all tensors, where SLERP is asked to turn the model as a whole."""
+        if not job.params["whole_model"]:
+            return None
+        if self._anchored is None:
+            jobs = [job for job in self.plan.jobs.values() if job.floating]
+            self._anchored = np.sum([self._inputs(job).anchored() for job in jobs], axis=0)
+        return self._anchored
+
+    # -- tensors ----------------------------------------------------------------------------------
+
+    def _tensor(self, place: tuple[str, str] | None) -> Tensor:
+        assert place is not None
+        ref, name = place
+        return self.plan.models[ref][name]
+
+    def _inputs(self, job: Job) -> Inputs:
+        dtype = self.recipe.dtype
+        return Inputs(
+            [self._tensor(place) for place in job.inputs],
+            None if job.base is None else self._tensor(job.base),
+            centred=job.base is None and self.recipe.merge_method == COMBO,
+            name=job.name,
+            seed=self.recipe.seed,
+            read_as=getattr(torch, dtype) if dtype else None,
+            cache=self._cache,
+            key=(job.inputs, job.base, *self._read),
+        )
+
+    def _agreed(self, job: Job) -> Tensor:
+        """A tensor of whole numbers, which all models have to share."""
+        first, *others = [self._tensor(place) for place in (*job.inputs, job.base) if place]
+        if any(not torch.equal(first, other) for other in others):
+            raise ConfigError(f"{job.name} holds whole numbers that differ between the models")
+        return first
+
+    def _fill(
+        self, inputs: Inputs, fill: Fill, targets: Sequence[Tensor], spec: Spec
+    ) -> list[tuple[float, float]]:
+        """Compute and round every run; return the least and the largest value of each result."""
+        flats = [target.detach().view(-1) for target in targets]
+
+        def work(start: int) -> list[tuple[float, float]]:
+            bounds = []
+            with torch.no_grad():
+                for flat, result in zip(flats, fill(start), strict=True):
+                    place = flat[start : start + RUN]
+                    place.copy_(result if flat.dtype == spec.dtype else result.to(spec.dtype))
+                    low, high = torch.aminmax(place)
+                    bounds.append((float(low), float(high)))
+            return bounds
+
+        starts = range(0, inputs.numel, RUN)
+        found = list(self._pool.map(work, starts) if self._pool else map(work, starts))
+        if not found:
+            return [(0.0, 0.0)] * len(flats)
+        table = np.array(found)
+        return [
+            (float(table[:, i, 0].min()), float(table[:, i, 1].max())) for i in range(len(flats))
+        ]
+
+    def _check(self, job: Job, inputs: Inputs, target: Tensor, low: float, high: float) -> None:
+        """A result that cannot be used is replaced by the mean of the inputs, and noted."""
+        finite = np.isfinite(low) and np.isfinite(high)
+        if finite and (low < high or inputs.numel < 2):
+            return
+        flat = target.detach().view(-1)
+        with torch.no_grad():
+            average = torch.cat([mean(parts) for _, parts, _ in inputs.runs()])
+            if finite and bool((average == average[:1]).all()):  # constant in the parents too
+                return
+            flat.copy_(average.to(job.spec.dtype))
+        if not bool(flat.isfinite().all()):
+            places = ", ".join(ref for ref, _ in job.inputs)
+            raise NotFinite(
+                f"{job.name} holds NaN or infinity in one of {places}",
+                hint="that file is damaged; fetch it again",
+            )
+        self.notes.append(Note(job.name, "no variance" if finite else "NaN or infinity"))
+
+
+def _runs(inputs: Inputs, kernel: Kernel) -> Fill:
+    def fill(start: int) -> list[Tensor]:
+        parts, base = inputs.run(start)
+        return [kernel(parts, base, start)]
+
+    return fill
+
+
+def _by_rows(inputs: Inputs, rows: Rows, target: Tensor) -> None:
+    """Runs of whole vectors; vectors along the first axis are turned to the last."""
+    shape = inputs.shape if len(inputs.shape) > 1 else (1, *inputs.shape)
+
+    def view(flat: Tensor) -> Tensor:
+        shaped = flat.view(shape).transpose(0, -1) if rows.axis == 0 else flat.view(shape)
+        return shaped.flatten(0, -2) if shaped.dim() > 2 else shaped
+
+    tensors = [view(t) for t in inputs.tensors]
+    base = None if inputs.base is None else view(inputs.base)
+    out = torch.empty(tensors[0].shape, dtype=target.dtype)
+    step = max(1, RUN // max(1, out.shape[-1]))
+    for start in range(0, out.shape[0], step):
+        stop = start + step
+        parts = [inputs.read(t, start, stop) for t in tensors]
+        below = None if base is None else inputs.read(base, start, stop)
+        out[start:stop] = rows.kernel(parts, below, start).to(target.dtype)
+    if rows.axis == 0:
+        turned = (shape[-1], *shape[1:-1], shape[0])
+        out = out.view(turned).transpose(0, -1)
+    target.copy_(out.reshape(target.shape))
+
+
+def output_config(plan: Plan) -> dict[str, object]:
+    """config.json of the result: that of the base, or of the first model, with what has changed."""
+    refs = plan.recipe.references()
+    config = dict(plan.models[refs[0]].config)
+    for key in ("num_hidden_layers", "n_layer", "n_layers", "num_layers"):
+        if key in config and plan.recipe.slices:
+            config[key] = plan.layers
+    wanted = plan.recipe.out_dtype or plan.recipe.dtype
+    if wanted and config:
+        config["torch_dtype" if "torch_dtype" in config else "dtype"] = wanted
+    if plan.vocabulary is not None:
+        config["vocab_size"] = plan.vocabulary.size
+    heads = [name for name in plan.jobs if name.endswith("lm_head.weight")]
+    if heads and config.get("tie_word_embeddings"):
+        config["tie_word_embeddings"] = False
+    return config
+
+
+# -- what the world calls -------------------------------------------------------------------------
+
+
+def merge(
+    recipe: Recipe,
+    parents: Parents | None = None,
+    *,
+    importance: Sequence[Mapping[str, Tensor]] | None = None,
+    threads: int = 1,
+) -> Merged:
+    """The weights that a recipe gives. Parents that are not handed in are opened from disk.
+
+    `importance` (one mapping a parent, such as Fisher information) replaces the distance to the
+    consensus as the weight of DFS.
+    """
+    opened = Parents() if parents is None else parents
+    merged = Merged(make_plan(recipe, opened), opened.cache, threads)
+    merged.importance = importance
+    return merged
+
+
+def merge_into(
+    target: nn.Module | Mapping[str, Tensor], recipe: Recipe, parents: Parents, threads: int = 1
+) -> list[Note]:
+    """Overwrite a network's weights, or tensors that exist already, with those of a recipe.
+
+    Thresholds, inner products and random numbers stay in `parents.cache`, so the next recipe is
+    cheaper.
+    """
+    tensors = dict(target.state_dict()) if isinstance(target, nn.Module) else target
+    parents.cache.setdefault(KEPT_DRAWS, {})
+    merged = merge(recipe, parents, threads=threads)
+    for name in merged:
+        if name not in tensors:
+            raise ConfigError(f"the network to fill has no {name}")
+        merged.compute(name, tensors[name])
+    return merged.notes
+
+
+def merge_combos(
+    recipe: Recipe, parents: Parents, which: Sequence[int] = ALL, threads: int = 1
+) -> Iterator[tuple[str, dict[int, Tensor]]]:
+    """Several combos of the same parents in one pass: each tensor's name with its versions.
+
+    Versions of a large tensor come in several portions, so that memory stays small.
+    """
+    merged = merge(recipe, parents, threads=threads)
+    for name, spec in merged.specs.items():
+        for portion in portions(which, spec.nbytes):
+            yield name, merged.combos(name, portion)
+
+
+def portions(
+    which: Sequence[int], nbytes: int, together_bytes: int = TOGETHER_BYTES
+) -> list[list[int]]:
+    """As many combos at a time as may be held together; one at least."""
+    count = max(1, min(len(which), together_bytes // max(1, nbytes)))
+    return [list(which[start : start + count]) for start in range(0, len(which), count)]
+
+
+def choose_layers(
+    recipe: Recipe,
+    parents: Parents,
+    *,
+    gradient: Gradient | None = None,
+    loss: Callable[[Weights], float] | None = None,
+) -> Recipe:
+    """The recipe with FrankenMerge's choice of layers written into it.
+
+    `gradient` gives the gradient of a calibration loss at the merged weights: the candidate with
+    the lowest first-order estimate <gradient, w_candidate - w_merged> is taken. `loss` tries every
+    exchange in earnest. Without either the data-free score decides.
+    """
+    assert recipe.combo is not None
+    if gradient is None and loss is None:
+        chosen = merge(recipe, parents).chosen_layers(recipe.combo)
+        return recipe.model_copy(update={"layers": chosen})
+    plan = make_plan(recipe, parents)
+    numbers = list(dict.fromkeys(job.layer for job in plan.jobs.values() if job.layer is not None))
+    stay = recipe.model_copy(update={"layers": dict.fromkeys(numbers, 0)})
+    merged = merge(stay, parents)
+    count = 1 + len(next(iter(plan.jobs.values())).inputs)
+    if gradient is not None:
+        scores = {n: np.zeros(count) for n in numbers}
+        slope = gradient(merged)
+        for name, job in plan.jobs.items():
+            if job.layer is None or name not in slope:
+                continue
+            g, here = slope[name].float().flatten(), merged[name].float().flatten()
+            for i, (ref, there) in enumerate(job.inputs, 1):
+                step = plan.models[ref][there].float().flatten() - here
+                scores[job.layer][i] += float(g @ step)
+        return stay.model_copy(update={"layers": {n: int(np.argmin(s)) for n, s in scores.items()}})
+    assert loss is not None
+    chosen = dict(stay.layers)
+    for n in numbers:
+        tries = [recipe.model_copy(update={"layers": {**chosen, n: c}}) for c in range(count)]
+        chosen[n] = int(np.argmin([loss(merge(one, parents)) for one in tries]))
+    return recipe.model_copy(update={"layers": chosen})

@@ -1,0 +1,205 @@
+"""What one output tensor is made of, read run by run in fp32, and what is measured on the way.
+
+Inner products and trim thresholds need a whole tensor; they are computed in runs too and kept in a
+cache for as long as the parents live, because a search asks for the same ones again and again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+RUN = 1 << 17  # elements at a time: three parents and scratch fit into a second-level cache
+DRAWS_A_STEP = 16  # 16-bit numbers in one step of the Philox counter
+LOW = 0xFFFF
+KEPT_DRAWS = ("draws",)  # where a cache keeps random numbers, if it does
+KEPT_BYTES = 256_000_000
+
+Cache = dict[tuple[Any, ...], Any]
+
+
+class Inputs:
+    """The inputs of one output tensor as flat tensors in their storage type, and perhaps a base.
+
+    `centred` makes the mean of the inputs the base. `read_as` rounds every input to a type first,
+    as a recipe's `dtype` asks. `key` names the inputs in the cache.
+    """
+
+    def __init__(
+        self,
+        tensors: Sequence[Tensor],
+        base: Tensor | None = None,
+        *,
+        centred: bool = False,
+        name: str = "",
+        seed: int = 0,
+        read_as: torch.dtype | None = None,
+        cache: Cache | None = None,
+        key: tuple[Any, ...] = (),
+    ) -> None:
+        self.shape = (base if base is not None else tensors[0]).shape
+        self.tensors = [tensor.detach().contiguous().reshape(-1) for tensor in tensors]
+        self.base = None if base is None else base.detach().contiguous().reshape(-1)
+        self.centred = centred
+        self.name = name
+        self.seed = seed
+        self.numel = self.shape.numel()
+        self._read_as = read_as
+        self._cache: Cache = {} if cache is None else cache
+        self._key = key
+
+    def read(self, tensor: Tensor, start: int, stop: int) -> Tensor:
+        """A run of a tensor as a new fp32 tensor."""
+        part = tensor[start:stop]
+        if self._read_as is not None and part.dtype != self._read_as:
+            part = part.to(self._read_as)
+        return part.to(torch.float32, copy=True)
+
+    def run(self, start: int) -> tuple[list[Tensor], Tensor | None]:
+        """The inputs and the base from `start` on."""
+        stop = min(start + RUN, self.numel)
+        parts = [self.read(tensor, start, stop) for tensor in self.tensors]
+        if self.base is not None:
+            return parts, self.read(self.base, start, stop)
+        return parts, mean(parts) if self.centred else None
+
+    def runs(self) -> Iterator[tuple[int, list[Tensor], Tensor | None]]:
+        """Position, inputs and base of each run."""
+        for start in range(0, self.numel, RUN):
+            yield start, *self.run(start)
+
+    def deltas(self, i: int) -> Iterator[tuple[int, Tensor]]:
+        """The difference of input i from the base, run by run."""
+        for start in range(0, self.numel, RUN):
+            if self.base is None:
+                parts, base = self.run(start)
+                assert base is not None
+                yield start, parts[i].sub_(base)
+            else:
+                stop = min(start + RUN, self.numel)
+                delta = self.read(self.tensors[i], start, stop)
+                yield start, delta.sub_(self.read(self.base, start, stop))
+
+    def anchored(self) -> np.ndarray:
+        """Inner products, in fp64, of the base and the differences from it.
+
+        Without a base the first input is in its place: small angles stay exact either way.
+        """
+        key = ("anchored", *self._key)
+        if not self._key or key not in self._cache:
+            self._cache[key] = self._anchored()
+        return self._cache[key]  # type: ignore[no-any-return]
+
+    def _anchored(self) -> np.ndarray:
+        total: np.ndarray = np.zeros(())
+        for _, parts, base in self.runs():
+            anchor, *others = parts if base is None else [base, *parts]
+            rows = torch.stack([anchor, *(part.sub_(anchor) for part in others)])
+            total = total + (rows @ rows.T).double().numpy()
+        return total
+
+    def gram(self) -> np.ndarray:
+        """Inner products of the inputs, or of their differences from the base if there is one."""
+        anchored = self.anchored()
+        if self.base is not None or self.centred:
+            return anchored[1:, 1:]
+        change = np.eye(len(anchored))
+        change[1:, 0] = 1.0  # x_i = x_0 + (x_i - x_0)
+        return np.asarray(change @ anchored @ change.T)
+
+    def mask(self, name: str, start: int, density: float) -> Tensor:
+        """The random mask of a run (see dare_mask); a search keeps the numbers behind it."""
+        count = min(RUN, self.numel - start)
+        kept: dict[Any, np.ndarray] | None = self._cache.get(KEPT_DRAWS)
+        if kept is None:
+            return dare_mask(self.seed, name, start, count, density)
+        key = (self.seed, name, start)
+        if key not in kept:
+            if sum(numbers.nbytes for numbers in kept.values()) > KEPT_BYTES:
+                kept.clear()
+            kept[key] = draws(self.seed, name, start, count)
+        return _below(kept[key], density)
+
+    def magnitudes(self, i: int, ranks: tuple[int, ...]) -> list[float]:
+        """The magnitudes of task vector i at these ranks, counted from the smallest."""
+        key = ("magnitudes", *self._key, i, ranks)
+        if not self._key or key not in self._cache:
+            self._cache[key] = select(lambda: (d for _, d in self.deltas(i)), ranks)
+        return list(self._cache[key])
+
+
+def mean(parts: Sequence[Tensor]) -> Tensor:
+    total = parts[0].clone()
+    for part in parts[1:]:
+        total.add_(part)
+    return total.div_(len(parts))
+
+
+def select(runs: Callable[[], Iterable[Tensor]], ranks: Sequence[int]) -> list[float]:
+    """The values at these ranks among all magnitudes, exactly, by counting instead of sorting.
+
+    The bits of a positive float grow with it: one pass counts the upper half of the bits, a second
+    one the lower half of those that share the upper half wanted. `runs()` starts a pass.
+    """
+    upper = np.zeros(1 << 15, dtype=np.int64)
+    for delta in runs():
+        upper += np.bincount(_bits(delta) >> 16, minlength=1 << 15)
+    below = np.concatenate(([0], np.cumsum(upper)))
+    bins = [int(np.searchsorted(below, rank, side="right")) - 1 for rank in ranks]
+    lower = {b: np.zeros(1 << 16, dtype=np.int64) for b in bins}
+    for delta in runs():
+        bits = _bits(delta)
+        for b, counts in lower.items():
+            counts += np.bincount(bits[bits >> 16 == b] & LOW, minlength=1 << 16)
+    values = []
+    for rank, b in zip(ranks, bins, strict=True):
+        low = int(np.searchsorted(np.cumsum(lower[b]), rank - below[b], side="right"))
+        values.append(float(np.array(b << 16 | low, dtype=np.int32).view(np.float32)))
+    return values
+
+
+def _bits(delta: Tensor) -> np.ndarray:
+    return np.asarray(delta.abs().view(torch.int32).numpy())
+
+
+# -- masks ----------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=4096)
+def _mask_key(seed: int, name: str) -> int:
+    return int.from_bytes(hashlib.sha256(f"{seed} {name}".encode()).digest()[:16], "little")
+
+
+def kept_share(density: float) -> float:
+    """The share that a mask of this density keeps, which is a multiple of 2^-16."""
+    return max(1, round(density * 65536)) / 65536
+
+
+def draws(seed: int, name: str, start: int, count: int) -> np.ndarray:
+    """The 16-bit random numbers of the elements from `start` on.
+
+    The generator is counter-based and keyed by seed and name, so element k always gets number k:
+    whoever asks, in whatever order.
+    """
+    step, skip = divmod(start, DRAWS_A_STEP)
+    generator = np.random.Philox(key=_mask_key(seed, name), counter=step)
+    words = generator.random_raw(-(-(skip + count) // DRAWS_A_STEP) * 4)
+    return words.astype("<u8", copy=False).view("<u2")[skip : skip + count]
+
+
+def dare_mask(seed: int, name: str, start: int, count: int, density: float) -> Tensor:
+    """1 for the elements from `start` on that are kept, else 0."""
+    if density <= 0:
+        return torch.zeros(count)
+    return _below(draws(seed, name, start, count), density)
+
+
+def _below(numbers: np.ndarray, density: float) -> Tensor:
+    kept = numbers < round(kept_share(density) * 65536)
+    return torch.from_numpy(kept.view(np.uint8)).float()  # whole numbers convert faster than bools

@@ -1,0 +1,238 @@
+"""From a recipe and its parents to one job a tensor: which inputs, which base, which parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import reduce
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from agent_forge.errors import ConfigError, DamagedFile
+from agent_forge.merge.inputs import Cache
+from agent_forge.merge.recipe import ADDS_BASE, Parameters, Recipe, Slice, Source, first_value
+from agent_forge.merge.vocabulary import Vocabulary, align
+from agent_forge.merge.weights import (
+    BEFORE_LAYERS,
+    HEAD,
+    TOKEN_EMBEDDING,
+    Weights,
+    at_layer,
+    from_memory,
+    is_tied,
+    layer_count,
+    layer_of,
+    open_weights,
+)
+from agent_forge.store.tensors import Spec
+
+Place = tuple[str, str]  # a model and the name of a tensor in it
+
+
+class Parents(dict[str, Weights]):
+    """The models of one or many recipes, opened once, with what was measured on them."""
+
+    def __init__(
+        self, models: Mapping[str, nn.Module | Mapping[str, Tensor]] | None = None
+    ) -> None:
+        super().__init__({ref: from_memory(m, ref) for ref, m in (models or {}).items()})
+        self.cache: Cache = {}
+
+    def open(self, recipe: Recipe) -> Parents:
+        """The same with every model that the recipe names."""
+        for ref in recipe.references():
+            if ref not in self:
+                self[ref] = open_weights(ref)
+        return self
+
+
+@dataclass(frozen=True)
+class Job:
+    """One output tensor."""
+
+    name: str
+    spec: Spec
+    inputs: tuple[Place, ...]
+    base: Place | None
+    params: dict[str, Any] = field(hash=False)  # shared values, and a list for each per-input one
+
+    @property
+    def floating(self) -> bool:
+        return self.spec.dtype.is_floating_point
+
+    @property
+    def layer(self) -> str | None:
+        layer = layer_of(self.name)
+        return None if layer is None else str(layer)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All jobs of a recipe, in the order of the output file."""
+
+    recipe: Recipe
+    models: Mapping[str, Weights]  # with their vocabularies aligned
+    jobs: dict[str, Job]
+    vocabulary: Vocabulary | None
+    layers: int
+
+    @property
+    def specs(self) -> dict[str, Spec]:
+        return {name: job.spec for name, job in self.jobs.items()}
+
+
+def make_plan(recipe: Recipe, parents: Parents) -> Plan:
+    """Check that the parents fit together, and say what is computed from what."""
+    parents.open(recipe)
+    models: Mapping[str, Weights] = parents
+    vocabulary = None
+    if choice := recipe.vocabulary():
+        models, vocabulary = align(recipe.references(), parents, choice, recipe.base_model)
+    parts = recipe.slices or [_whole(recipe, models)]
+    jobs: dict[str, Job] = {}
+    done = 0
+    for n, part in enumerate(parts):
+        length = part.sources[0].layer_range[1] - part.sources[0].layer_range[0]
+        outer = _Planner(recipe, models, part)
+        if n == 0:
+            jobs.update(outer.outside_layers(before=True))
+        for i in range(length):
+            position = i / (length - 1) if length > 1 else 1.0
+            jobs.update(outer.layer(i, done, position))
+            done += 1
+        if n == len(parts) - 1:
+            jobs.update(outer.outside_layers(before=False))
+    if not jobs:
+        raise ConfigError("there is nothing to merge: the models hold no tensors")
+    return Plan(recipe, models, jobs, vocabulary, done)
+
+
+def _whole(recipe: Recipe, models: Mapping[str, Weights]) -> Slice:
+    """The models as one slice over all of their layers."""
+    counts = {ref: layer_count(models[ref]) for ref in recipe.references()}
+    if len(set(counts.values())) > 1:
+        found = ", ".join(f"{ref}: {n}" for ref, n in counts.items())
+        raise ConfigError(
+            f"the models have different numbers of layers ({found})",
+            hint="use slices to say which layers go together",
+        )
+    n = next(iter(counts.values()))
+    return Slice.model_construct(
+        sources=[
+            Source.model_construct(model=m.model, parameters=m.parameters, layer_range=[0, n])
+            for m in recipe.models
+        ],
+        base_model=None,
+        parameters={},
+    )
+
+
+class _Planner:
+    """The jobs of one slice."""
+
+    def __init__(self, recipe: Recipe, models: Mapping[str, Weights], part: Slice) -> None:
+        self.recipe, self.models, self.part = recipe, models, part
+        self.method = recipe.method()
+        base = part.base_model or recipe.base_model
+        first = {s.model: s.layer_range[0] for s in part.sources}
+        inputs = [s.model for s in part.sources]
+        if base and base not in first and not recipe.slices:
+            first[base] = 0
+            inputs += [base] if self.method.base in ADDS_BASE else []
+        if self.method.base in ("required", "optional") and base in inputs:
+            inputs.remove(base)
+        if self.method.base == "first" and base in inputs:
+            inputs.insert(0, inputs.pop(inputs.index(base)))
+        self.inputs = inputs
+        self.base = base if self.method.base not in ADDS_BASE and base in first else None
+        self.first = {ref: first[ref] for ref in [*inputs, *([self.base] if self.base else [])]}
+        self.own = {s.model: s.parameters for s in part.sources}
+        for ref, start in self.first.items():
+            length = part.sources[0].layer_range[1] - part.sources[0].layer_range[0]
+            if start < 0 or start + length > layer_count(models[ref]):
+                raise ConfigError(
+                    f"{ref} has {layer_count(models[ref])} layers, not {start + length}"
+                )
+
+    def layer(self, i: int, out: int, position: float) -> Iterator[tuple[str, Job]]:
+        """Layer `out` of the result, from layer i of the slice."""
+        here = {ref: start + i for ref, start in self.first.items()}
+        names = {ref: _names_at(self.models[ref], n) for ref, n in here.items()}
+        for name in dict.fromkeys(name for found in names.values() for name in found):
+            places = {ref: (ref, at_layer(name, n)) for ref, n in here.items()}
+            yield at_layer(name, out), self._job(at_layer(name, out), places, position)
+
+    def outside_layers(self, *, before: bool) -> Iterator[tuple[str, Job]]:
+        names = {ref: _names_at(self.models[ref], None) for ref in self.first}
+        tied = all(is_tied(self.models[ref]) for ref in self.first)
+        for name in dict.fromkeys(name for found in names.values() for name in found):
+            if bool(BEFORE_LAYERS.search(name)) != before or (tied and HEAD.search(name)):
+                continue
+            places = {ref: (ref, name) for ref in self.first}
+            yield name, self._job(name, places, 0.0)
+
+    def _job(self, name: str, places: dict[str, Place], position: float) -> Job:
+        found = {ref: (ref, _find(self.models[ref], place[1])) for ref, place in places.items()}
+        specs = {ref: self.models[ref].specs[at] for ref, (_, at) in found.items()}
+        if len({spec.shape for spec in specs.values()}) > 1:
+            shapes = ", ".join(f"{ref}: {list(spec.shape)}" for ref, spec in specs.items())
+            vocabulary = TOKEN_EMBEDDING.search(name) or HEAD.search(name)
+            raise ConfigError(
+                f"{name} has different shapes ({shapes})",
+                hint="tokenizer: union (or base) in the recipe makes the vocabularies equal"
+                if vocabulary
+                else "only models of the same architecture and size can be merged",
+            )
+        return Job(
+            name,
+            Spec(self._type(specs), next(iter(specs.values())).shape),
+            tuple(found[ref] for ref in self.inputs),
+            found[self.base] if self.base else None,
+            self._params(name, places, position),
+        )
+
+    def _type(self, specs: Mapping[str, Spec]) -> torch.dtype:
+        types = [spec.dtype for spec in specs.values()]
+        wanted = self.recipe.out_dtype or self.recipe.dtype
+        if wanted and all(dtype.is_floating_point for dtype in types):
+            return getattr(torch, wanted)  # type: ignore[no-any-return]
+        return reduce(torch.promote_types, types)
+
+    def _params(self, name: str, places: dict[str, Place], position: float) -> dict[str, Any]:
+        common: list[Parameters] = [self.part.parameters, self.recipe.parameters]
+        params = {
+            key: first_value(common, key, name, position, default)
+            for key, default in self.method.shared.items()
+        }
+        for key, default in self.method.per_input.items():
+            params[key] = [
+                first_value(
+                    [self.own.get(ref, {}), *common], key, places[ref][1], position, default
+                )
+                for ref in self.inputs
+            ]
+        return params
+
+
+def _names_at(weights: Weights, layer: int | None) -> list[str]:
+    """The tensors of a layer, named as in layer 0; or those outside the layers."""
+    index = weights.by_layer()
+    names = index.get(layer, [])
+    return names if layer is None else [at_layer(name, 0) for name in names]
+
+
+def _find(weights: Weights, name: str) -> str:
+    """The name in a model; a tied head is its embedding."""
+    if name in weights.specs:
+        return name
+    if HEAD.search(name) and weights.config.get("tie_word_embeddings") is not False:
+        for other in weights:
+            if TOKEN_EMBEDDING.search(other):
+                return other
+    raise DamagedFile(
+        weights.label,
+        f"tensor {name!r} is missing, but another model of the merge has it",
+        hint="only models of the same architecture can be merged",
+    )

@@ -1,0 +1,208 @@
+"""Preflight: whether models can be merged, told from headers and configs before any work.
+
+Every problem comes with its remedy. Nothing but small samples of the weights is read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from agent_forge.errors import ConfigError, ForgeError
+from agent_forge.merge.combos import COMBO, combo_stages
+from agent_forge.merge.output import anonymous_bytes, need_bytes
+from agent_forge.merge.plan import Parents, Plan, make_plan
+from agent_forge.merge.recipe import Recipe
+from agent_forge.merge.vocabulary import read_tokens, rows_of
+from agent_forge.merge.weights import Weights, is_tied
+from agent_forge.store import files
+
+SAMPLED_TENSORS = 8
+SAMPLED_ELEMENTS = 1 << 14
+FAR = 0.5  # relative distance above which two models hardly come from one base
+WITHOUT_EFFECT = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache")
+# CPU nanoseconds an element and input, as measured by benchmarks/merge.py on one core.
+COST_NS = {"task_arithmetic": 1.2, "ties": 6.0, "dare_linear": 4.0, "dare_ties": 6.0}
+COST_NS |= {"breadcrumbs": 6.0, "breadcrumbs_ties": 8.0, COMBO: 10.0}
+COST_DEFAULT_NS, HASH_AND_WRITE_NS = 1.5, 2.0
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something that stands in the way (error) or that one should know (warning, note)."""
+
+    level: Literal["error", "warning", "note"]
+    what: str
+    remedy: str = ""
+    cause: ForgeError | None = None
+
+
+@dataclass
+class Preflight:
+    """The verdict and what it rests on."""
+
+    problems: list[Problem] = field(default_factory=list)
+    facts: dict[str, Any] = field(default_factory=dict)
+    plan: Plan | None = None
+
+    @property
+    def verdict(self) -> str:
+        levels = {problem.level for problem in self.problems}
+        return "no" if "error" in levels else "with care" if "warning" in levels else "yes"
+
+    def require(self) -> Plan:
+        """The plan, or the first error."""
+        for problem in self.problems:
+            if problem.level == "error":
+                raise problem.cause or ConfigError(problem.what, hint=problem.remedy)
+        assert self.plan is not None
+        return self.plan
+
+    def add(self, level: Literal["error", "warning", "note"], what: str, remedy: str = "") -> None:
+        self.problems.append(Problem(level, what, remedy))
+
+
+def preflight(recipe: Recipe, out: Path, parents: Parents | None = None) -> Preflight:
+    """Look at everything that could go wrong, and say what the merge will take."""
+    report = Preflight()
+    opened = Parents() if parents is None else parents
+    models: dict[str, Weights] = {}
+    for ref in recipe.references():
+        try:
+            opened.open(recipe.model_copy(update=_only(ref)))
+            models[ref] = opened[ref]
+        except ForgeError as error:
+            report.problems.append(Problem("error", str(error), error.hint, error))
+    if len(models) == len(recipe.references()):
+        _compare_configs(report, models)
+        _compare_vocabularies(report, recipe, models)
+        _compare_types(report, models)
+        try:
+            report.plan = make_plan(recipe, opened)
+        except ForgeError as error:
+            report.problems.append(Problem("error", str(error), error.hint, error))
+        else:
+            _same_base(report, recipe, models)
+            _forecast(report, report.plan, out)
+    return report
+
+
+def _only(ref: str) -> dict[str, Any]:
+    return {"models": [], "slices": [], "base_model": ref}
+
+
+def _compare_configs(report: Preflight, models: dict[str, Weights]) -> None:
+    """Architecture, tied weights, positions, and whatever else shapes the network."""
+    (first_ref, first), *others = models.items()
+    report.facts["architecture"] = (first.config.get("architectures") or ["unknown"])[0]
+    for ref, weights in others:
+        pair = f"{first_ref} and {ref}"
+        if weights.config.get("model_type") != first.config.get("model_type"):
+            kinds = f"{first.config.get('model_type')} and {weights.config.get('model_type')}"
+            report.add(
+                "error", f"{pair} are different architectures ({kinds})", "merge like with like"
+            )
+            continue
+        if is_tied(weights) != is_tied(first):
+            report.add(
+                "warning",
+                f"{pair}: only one has its head tied to its embedding",
+                "the result gets a head of its own",
+            )
+        for key in sorted(set(first.config) | set(weights.config)):
+            one, two = first.config.get(key), weights.config.get(key)
+            if one == two or key in WITHOUT_EFFECT or key in HANDLED:
+                continue
+            level: Literal["warning", "note"] = "warning" if "rope" in key else "note"
+            remedy = f"the result takes that of {first_ref}"
+            report.add(level, f"{pair} differ in {key}: {one!r} and {two!r}", remedy)
+
+
+HANDLED = ("architectures", "model_type", "tie_word_embeddings", "vocab_size")
+
+
+def _compare_vocabularies(report: Preflight, recipe: Recipe, models: dict[str, Weights]) -> None:
+    (first_ref, first), *others = models.items()
+    tokens = read_tokens(first.folder)
+    report.facts["vocabulary"] = rows_of(first)
+    for ref, weights in others:
+        theirs = read_tokens(weights.folder)
+        if tokens is None or theirs is None or theirs == tokens:
+            continue
+        added = sorted(set(theirs) - set(tokens), key=theirs.__getitem__)
+        lost = len(set(tokens) - set(theirs))
+        moved = sum(theirs[t] != i for t, i in tokens.items() if t in theirs)
+        shown = ", ".join(map(repr, added[:8])) + (", ..." if len(added) > 8 else "")
+        what = f"{ref} has {len(added)} tokens that {first_ref} lacks ({shown})" if added else ""
+        what = what or f"{ref} and {first_ref} have different vocabularies"
+        what += f", lacks {lost}, and numbers {moved} differently"
+        if recipe.vocabulary():
+            report.add("note", what, "the recipe makes the vocabularies equal")
+        else:
+            report.add("warning", what, "tokenizer: union (or base) in the recipe aligns them")
+
+
+def _compare_types(report: Preflight, models: dict[str, Weights]) -> None:
+    kinds = {
+        ref: sorted({str(s.dtype).removeprefix("torch.") for s in w.specs.values()})
+        for ref, w in models.items()
+    }
+    report.facts["types"] = kinds
+    if len({tuple(kind) for kind in kinds.values()}) > 1:
+        report.add("note", f"the models have different types: {kinds}", "set out_dtype")
+
+
+def _same_base(report: Preflight, recipe: Recipe, models: dict[str, Weights]) -> None:
+    """The distance between the models on samples of some matrices, relative to their size."""
+    (first_ref, first), *others = models.items()
+    if recipe.slices:
+        return
+    matrices = [name for name, spec in first.specs.items() if len(spec.shape) == 2]
+    picked = matrices[:: max(1, len(matrices) // SAMPLED_TENSORS)]
+    distances: dict[str, float] = {}
+    for ref, weights in others:
+        apart = size = 0.0
+        for name in picked:
+            if name in weights.specs and weights.specs[name].shape == first.specs[name].shape:
+                a, b = (w[name].reshape(-1)[:SAMPLED_ELEMENTS].double() for w in (first, weights))
+                apart += float(torch.sum((a - b) ** 2))
+                size += float(torch.sum(a**2))
+        distances[ref] = (apart / size) ** 0.5 if size else 0.0
+        if distances[ref] > FAR:
+            report.add(
+                "warning",
+                f"{ref} is far from {first_ref} (relative distance {distances[ref]:.2f}):"
+                " they hardly come from one base",
+                "merge fine-tunes of the same base; others average to noise",
+            )
+        elif distances[ref] == 0:
+            report.add("note", f"{ref} equals {first_ref} on all samples", "is it listed twice?")
+    report.facts["distance"] = {ref: round(value, 4) for ref, value in distances.items()}
+
+
+def _forecast(report: Preflight, plan: Plan, out: Path) -> None:
+    recipe = plan.recipe
+    specs = plan.specs.values()
+    nbytes, count = sum(s.nbytes for s in specs), sum(s.numel for s in specs)
+    inputs = max(len(job.inputs) + (job.base is not None) for job in plan.jobs.values())
+    cost = COST_NS.get(recipe.merge_method, COST_DEFAULT_NS)
+    if recipe.combo is not None and combo_stages(recipe.combo)[2] == "dfs":
+        cost *= 1.5
+    free = files.free_bytes(out)
+    report.facts |= {
+        "parameters": count,
+        "tensors": len(plan.jobs),
+        "output_bytes": nbytes,
+        "free_bytes": free,
+        "seconds": round(count * inputs * (cost + HASH_AND_WRITE_NS) * 1e-9 + 0.5, 1),
+        "memory_bytes": anonymous_bytes() + need_bytes(plan.specs),
+    }
+    if nbytes > free:
+        report.add(
+            "error",
+            f"the result has {nbytes:,} bytes, the disk of {out} has {free:,} left",
+            "free some space, or write to another disk",
+        )

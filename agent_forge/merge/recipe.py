@@ -1,0 +1,310 @@
+"""Recipes: mergekit's YAML as it is, and what we add to it (combos, seed, lineage).
+
+A recipe and its parents determine every byte of the result. Whatever a recipe says that has no
+effect here is an error that names it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
+
+from agent_forge.config.load import check, did_you_mean, dump_yaml, parse_yaml, read_one
+from agent_forge.config.settings import Settings
+from agent_forge.errors import ConfigError
+from agent_forge.merge.combos import COMBO, METHODS, combo_stages, parse_combo
+from agent_forge.merge.methods import Method
+
+TYPES = ("bfloat16", "float16", "float32", "float64")
+EVERYWHERE = {"int8_mask"}  # a memory option of mergekit; masks are never stored here
+RANGES = {"drop_rate": (0.0, 0.9999), "keep": (0.0001, 1.0)}
+OURS = ("combo", "seed", "layers", "parents")
+
+
+def _reference(value: Any) -> Any:
+    """`path`, `base+adapter`, or mergekit's mapping of the same."""
+    if isinstance(value, Mapping) and set(value) <= {"model", "lora"}:
+        parts = [value.get("model"), *([value["lora"]] if value.get("lora") else [])]
+        paths = [p["path"] if isinstance(p, Mapping) and set(p) == {"path"} else p for p in parts]
+        return "+".join(str(path) for path in paths)
+    return value
+
+
+def _type_name(value: str) -> str:
+    name = value.removeprefix("torch.")
+    if name not in TYPES:
+        raise ValueError(f"unknown type{did_you_mean(name, TYPES)}")
+    return name
+
+
+Reference = Annotated[str, BeforeValidator(_reference), Field(min_length=1)]
+TypeName = Annotated[str, AfterValidator(_type_name)]
+Parameters = dict[str, Any]
+
+
+class ModelInput(Settings):
+    """One model of a merge, with parameters of its own."""
+
+    model: Reference = Field(description="folder or file; base+adapter for a LoRA")
+    parameters: Parameters = Field({}, description="of this model alone")
+
+
+class Source(ModelInput):
+    """Some layers of a model."""
+
+    layer_range: list[int] = Field(min_length=2, max_length=2, description="first, last + 1")
+
+
+class Slice(Settings):
+    """A run of output layers, merged from equally long runs of input layers."""
+
+    sources: list[Source] = Field(min_length=1, description="where the layers come from")
+    base_model: Reference | None = Field(None, description="the base within this slice")
+    parameters: Parameters = Field({}, description="of this slice")
+
+
+class TokenizerChoice(Settings):
+    """Whose vocabulary the result has."""
+
+    source: Reference = Field("union", description="base, union or a model")
+    pad_to_multiple_of: int | None = Field(None, ge=1, description="rows are added up to this")
+
+
+class Recipe(Settings):
+    """Everything that determines the result of a merge, beside the parents' bytes."""
+
+    merge_method: str = Field(COMBO, description="how tensors are merged")
+    models: list[ModelInput] = Field([], description="what is merged")
+    slices: list[Slice] = Field([], description="or: which layers are stacked")
+    base_model: Reference | None = Field(None, description="where task vectors start")
+    parameters: Parameters = Field({}, description="of the method")
+    dtype: TypeName | None = Field(None, description="inputs are rounded to this type first")
+    out_dtype: TypeName | None = Field(None, description="type of the result")
+    tokenizer_source: Reference | None = Field(None, description="base, union or a model")
+    tokenizer: TokenizerChoice | None = Field(None, description="the same with more to say")
+    combo: int | None = Field(None, description="one of the eight combinations")
+    seed: int = Field(0, ge=0, lt=2**63, description="of every random mask")
+    layers: dict[str, int] = Field(
+        {}, description="FrankenMerge: layer -> 0 for the merged one, n for parent n"
+    )
+    parents: dict[str, str] = Field({}, description="sha256 that each parent has to have")
+
+    @field_validator("combo", mode="before")
+    @classmethod
+    def _combo(cls, value: Any) -> int | None:
+        return None if value is None else parse_combo(value)
+
+    @field_validator("tokenizer", mode="before")
+    @classmethod
+    def _tokenizer(cls, value: Any) -> Any:
+        return {"source": value} if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Recipe:
+        if self.merge_method not in METHODS:
+            known = did_you_mean(self.merge_method, list(METHODS))
+            raise ValueError(f"unknown merge_method {self.merge_method!r}{known}")
+        if (self.merge_method == COMBO) != (self.combo is not None):
+            raise ValueError("merge_method: combo and combo: NUMBER go together")
+        if bool(self.models) == bool(self.slices):
+            raise ValueError("exactly one of models and slices is needed")
+        if self.tokenizer and self.tokenizer_source:
+            raise ValueError("tokenizer and tokenizer_source say the same; name one of them")
+        method = METHODS[self.merge_method]
+        for where, settings, shared in _groups(self):
+            for name, setting in settings.items():
+                _check_parameter(method, self.merge_method, where, name, setting, shared)
+        for part in self.slices:
+            lengths = {source.layer_range[1] - source.layer_range[0] for source in part.sources}
+            if len(lengths) > 1 or min(lengths) < 1:
+                raise ValueError("the sources of a slice need equally many layers, at least one")
+        _check_count(self, method)
+        if self.layers and (self.combo is None or combo_stages(self.combo)[2] != "frankenmerge"):
+            raise ValueError("layers are chosen by FrankenMerge alone")
+        if any(not 0 <= choice <= len(self.models) for choice in self.layers.values()):
+            raise ValueError(f"layers: 0 is the merged one, 1 to {len(self.models)} are the models")
+        return self
+
+    def method(self) -> Method:
+        return METHODS[self.merge_method]
+
+    def vocabulary(self) -> TokenizerChoice | None:
+        """Whose vocabulary the result has; None leaves the rows as they are."""
+        source = self.tokenizer_source
+        return TokenizerChoice(source=source) if source else self.tokenizer
+
+    def references(self) -> list[str]:
+        """Every model that is named, in order, the base first."""
+        listed = [m.model for m in self.models]
+        listed += [s.model for part in self.slices for s in part.sources]
+        bases = [self.base_model, *(part.base_model for part in self.slices)]
+        return list(dict.fromkeys([*(b for b in bases if b), *listed]))
+
+
+def _groups(recipe: Recipe) -> Iterator[tuple[str, Parameters, bool]]:
+    """Where parameters stand, and whether those of the whole merge may stand there too."""
+    yield "parameters", recipe.parameters, True
+    for i, model in enumerate(recipe.models):
+        yield f"models.{i}.parameters", model.parameters, False
+    for i, part in enumerate(recipe.slices):
+        yield f"slices.{i}.parameters", part.parameters, True
+        for j, source in enumerate(part.sources):
+            yield f"slices.{i}.sources.{j}.parameters", source.parameters, False
+
+
+def _check_parameter(
+    method: Method, method_name: str, where: str, name: str, setting: Any, shared: bool
+) -> None:
+    known = {**method.shared, **method.per_input}
+    if name in EVERYWHERE:
+        return
+    if name not in known:
+        names = list(known)
+        raise ValueError(
+            f"{method_name} has no parameter {name!r} ({where}){did_you_mean(name, names)}"
+        )
+    if name in method.shared and not shared:
+        raise ValueError(f"{name!r} is of the whole merge, so it cannot stand in {where}")
+    for value in _values(setting, f"{where}.{name}"):
+        number = _typed(value, known[name], f"{where}.{name}")
+        low, high = RANGES.get(name, (-math.inf, math.inf))
+        if number is not None and not low <= number <= high:
+            raise ValueError(f"{where}.{name}: {number} is not between {low} and {high}")
+
+
+def _values(setting: Any, where: str) -> Iterator[Any]:
+    """All plain values of a setting: a value, a gradient, or either of them under filters."""
+    if isinstance(setting, Mapping):
+        unknown = set(setting) - {"value", "filter"}
+        if unknown or "value" not in setting:
+            raise ValueError(f"{where}: a conditional value has `value` and perhaps `filter`")
+        yield from _values(setting["value"], where)
+    elif isinstance(setting, list):
+        for item in setting:
+            yield from _values(item, where)
+    else:
+        yield setting
+
+
+def _typed(value: Any, default: Any, where: str) -> Any:
+    """A value in the type of the parameter's default; a parameter without one is a number."""
+    if isinstance(default, bool):
+        if isinstance(value, bool) or value in (0, 1):
+            return bool(value)
+    elif value is None and default is None:
+        return None
+    elif not isinstance(value, bool):
+        try:
+            return float(value)
+        except (TypeError, ValueError):
+            pass
+    kind = "true or false" if isinstance(default, bool) else "a number"
+    raise ValueError(f"{where}: {value!r} is not {kind}")
+
+
+def _check_count(recipe: Recipe, method: Method) -> None:
+    parts: list[Slice | None] = [*recipe.slices] or [None]
+    for part in parts:
+        names = [s.model for s in (part.sources if part else recipe.models)]
+        base = (part.base_model if part else None) or recipe.base_model
+        if len(set(names)) != len(names):
+            raise ValueError("a model is listed twice")
+        if part and base and method.base in ("required", "first") and base not in names:
+            raise ValueError(f"the base {base!r} is not among the sources of a slice")
+        if method.base == "required" and not base:
+            raise ValueError(f"{recipe.merge_method} needs a base_model")
+        others = [n for n in names if n != base or method.base not in ("required", "optional")]
+        extra = bool(part is None and base and base not in names and method.base in ADDS_BASE)
+        n = len(others) + extra
+        if n < method.least or (method.most is not None and n > method.most):
+            least, most = method.least, method.most
+            wanted = f"exactly {least}" if least == most else f"{least} to {most or 'any number'}"
+            raise ValueError(f"{recipe.merge_method} takes {wanted} models beside a base, not {n}")
+
+
+ADDS_BASE = ("ignored", "first")  # a base that is not listed is one more input for these
+
+
+# -- values ---------------------------------------------------------------------------------------
+
+
+def resolve(setting: Any, name: str, position: float, default: Any) -> Any:
+    """The value of a setting for a tensor; `position` runs from 0 to 1 over the layers of a slice.
+
+    None if no filter matches.
+    """
+    options = [setting] if isinstance(setting, Mapping) else setting
+    if not isinstance(options, list):
+        return _typed(options, default, name)
+    if options and isinstance(options[0], Mapping):
+        for option in options:
+            wanted = option.get("filter")
+            if wanted in (None, "*") or str(wanted) in name:
+                return resolve(option["value"], name, position, default)
+        return None
+    if not options:
+        return None
+    values = [_typed(value, default, name) for value in options]
+    place = position * (len(values) - 1)
+    low = int(place)
+    if isinstance(default, bool):
+        return values[low]
+    high = min(low + 1, len(values) - 1)
+    return (1 - (place - low)) * values[low] + (place - low) * values[high]
+
+
+def first_value(
+    scopes: Sequence[Parameters], parameter: str, name: str, position: float, default: Any
+) -> Any:
+    """The value of the first scope that has one for this tensor, else the default."""
+    for scope in scopes:
+        if parameter in scope:
+            value = resolve(scope[parameter], name, position, default)
+            if value is not None:
+                return value
+    return default
+
+
+# -- reading and writing --------------------------------------------------------------------------
+
+
+def read_recipe(path: Path) -> Recipe:
+    """A recipe file: mergekit's YAML or ours. Models are named relative to the current folder."""
+    try:
+        return check(Recipe, read_one(path), str(path))
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+
+
+def parse_recipe(text: str) -> Recipe:
+    return check(Recipe, parse_yaml(text, "recipe"), "recipe")
+
+
+def to_yaml(recipe: Recipe) -> str:
+    """The recipe with nothing that is a default."""
+    data = recipe.model_dump(mode="json", exclude_defaults=True)
+    data = {"merge_method": recipe.merge_method, **data}
+    return dump_yaml(data)
+
+
+def to_mergekit(recipe: Recipe) -> str:
+    """The recipe as mergekit's YAML, with every weight spelled out; an error where it has none."""
+    if recipe.combo is not None:
+        raise ConfigError("a combo cannot be said in mergekit's YAML")
+    if recipe.merge_method == "slerp" and len(recipe.models) > 2:
+        raise ConfigError("mergekit's slerp takes two models")
+    data = recipe.model_dump(mode="json", exclude_defaults=True, exclude=set(OURS))
+    data = {"merge_method": recipe.merge_method, **data}
+    method = recipe.method()
+    needed = {"t": method.shared.get("t"), "weight": method.per_input.get("weight")}
+    spelled = {k: v for k, v in needed.items() if v is not None}
+    data["parameters"] = {**spelled, **recipe.parameters}
+    if recipe.merge_method == "slerp" and not recipe.base_model:
+        data["base_model"] = (recipe.models or recipe.slices[0].sources)[0].model
+    if not data["parameters"]:
+        del data["parameters"]
+    return dump_yaml(data)

@@ -1,0 +1,217 @@
+"""Vocabularies that differ: whose tokens the result has, and which row each of them gets.
+
+The vocabulary is read from tokenizer.json (or vocab.json and added_tokens.json). Rows of every
+model's embedding and head are put in the order of the new vocabulary. A token that a model lacks
+gets the row of the only model that has it, else the base's, else the mean of those that have it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from agent_forge.errors import ConfigError, DamagedFile
+from agent_forge.merge.weights import HEAD, TOKEN_EMBEDDING, Weights
+from agent_forge.store import files
+from agent_forge.store.tensors import Spec
+
+TOKENIZER = "tokenizer.json"
+TOKENIZER_FILES = (
+    *(TOKENIZER, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+    *("tokenizer.model", "vocab.json", "merges.txt", "vocab.txt"),
+    *("chat_template.jinja", "chat_template.json", "generation_config.json"),
+)
+
+
+class Choice(Protocol):
+    @property
+    def source(self) -> str: ...
+
+    @property
+    def pad_to_multiple_of(self) -> int | None: ...
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """The tokens of the result, the folder its tokenizer comes from, and what is added to it."""
+
+    tokens: dict[str, int]
+    folder: Path | None
+    added: dict[str, int] = field(default_factory=dict)
+    size: int = 0  # rows of the embedding
+
+
+def read_tokens(folder: Path | None) -> dict[str, int] | None:
+    """Every token of a model's tokenizer with its id; None if it has no tokenizer."""
+    if folder is None:
+        return None
+    if (folder / TOKENIZER).is_file():
+        content = files.read_json(folder / TOKENIZER)
+        try:
+            words = content["model"]["vocab"]
+            if isinstance(words, list):  # unigram: [token, score] in the order of ids
+                words = {token: i for i, (token, _) in enumerate(words)}
+            added = {entry["content"]: entry["id"] for entry in content.get("added_tokens") or []}
+            return {str(token): int(i) for token, i in {**words, **added}.items()}
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise DamagedFile(folder / TOKENIZER, f"not a tokenizer ({error!r})") from error
+    if (folder / "vocab.json").is_file():
+        extra = folder / "added_tokens.json"
+        tokens = files.read_json(folder / "vocab.json")
+        return {**tokens, **(files.read_json(extra) if extra.is_file() else {})}
+    return None
+
+
+def rows_of(weights: Weights) -> int | None:
+    """Rows of a model's token embedding."""
+    for name, spec in weights.specs.items():
+        if TOKEN_EMBEDDING.search(name):
+            return spec.shape[0]
+    return None
+
+
+def align(
+    references: Sequence[str], models: Mapping[str, Weights], choice: Choice, preferred: str | None
+) -> tuple[dict[str, Weights], Vocabulary]:
+    """The models with their vocabularies made equal, and the vocabulary that they have then.
+
+    The first reference counts as the base; a `preferred` one gives its rows to models without.
+    """
+    base, source = references[0], choice.source
+    base_tokens = _usable(models[base])
+    if base_tokens is None:
+        raise ConfigError(
+            f"{base} has no {TOKENIZER}, so its vocabulary is not known",
+            hint="leave tokenizer out of the recipe if all vocabularies are equal",
+        )
+    tokens = {ref: _usable(models[ref]) or base_tokens for ref in references}
+    owner = base if source in ("base", "union") else source
+    if owner not in tokens:
+        raise ConfigError(
+            f"tokenizer {source!r} is neither base nor union nor a model of the merge"
+        )
+    result = dict(tokens[owner])
+    added: dict[str, int] = {}
+    if source == "union":
+        following = max(result.values(), default=-1) + 1
+        for ref in references:
+            for token in sorted(tokens[ref], key=tokens[ref].__getitem__):
+                if token not in result:
+                    result[token] = added[token] = following
+                    following += 1
+    n = max(result.values()) + 1
+    multiple = choice.pad_to_multiple_of or 1
+    vocabulary = Vocabulary(result, models[owner].folder, added, -(-n // multiple) * multiple)
+    tables = {ref: _table(vocabulary, n, tokens[ref]) for ref in references}
+    aligned = {ref: _aligned(ref, preferred, models, tables, n, vocabulary) for ref in references}
+    return {**models, **aligned}, vocabulary
+
+
+def _usable(weights: Weights) -> dict[str, int] | None:
+    """The tokens that have a row in the embedding."""
+    tokens, rows = read_tokens(weights.folder), rows_of(weights)
+    if tokens is None or rows is None:
+        return None
+    return {token: i for token, i in tokens.items() if i < rows}
+
+
+def _table(vocabulary: Vocabulary, n: int, tokens: Mapping[str, int]) -> Tensor:
+    """New id -> the id in a model, -1 where it has no such token."""
+    table = torch.full((n,), -1, dtype=torch.long)
+    for token, i in vocabulary.tokens.items():
+        table[i] = tokens.get(token, -1)
+    return table
+
+
+def _aligned(
+    ref: str,
+    preferred: str | None,
+    models: Mapping[str, Weights],
+    tables: Mapping[str, Tensor],
+    n: int,
+    vocabulary: Vocabulary,
+) -> Weights:
+    weights = models[ref]
+    specs = dict(weights.specs)
+    for name in specs:
+        if TOKEN_EMBEDDING.search(name) or HEAD.search(name):
+            specs[name] = Spec(specs[name].dtype, (vocabulary.size, *specs[name].shape[1:]))
+
+    def get(name: str) -> Tensor:
+        if not (TOKEN_EMBEDDING.search(name) or HEAD.search(name)):
+            return weights[name]
+        with_it = [r for r in tables if name in models[r].specs]
+        tensors = {r: models[r][name] for r in with_it}
+        missing = tables[ref] < 0
+        rows = tensors[ref][tables[ref].clamp(min=0)]
+        rows[missing] = _substitutes(tensors, tables, missing, preferred).to(rows.dtype)
+        if vocabulary.size == n:
+            return rows
+        padding = rows.float().mean(0, keepdim=True).to(rows.dtype)
+        return torch.cat([rows, padding.expand(vocabulary.size - n, *rows.shape[1:])])
+
+    return Weights(
+        specs,
+        get,
+        label=weights.label,
+        config={**weights.config, "vocab_size": vocabulary.size},
+        folder=weights.folder,
+        sources=weights.sources,
+    )
+
+
+def _substitutes(
+    tensors: Mapping[str, Tensor], tables: Mapping[str, Tensor], missing: Tensor, base: str | None
+) -> Tensor:
+    """Rows for tokens that a model lacks: the base's, else the mean of those that have them."""
+    width = next(iter(tensors.values())).shape[1:]
+    total = torch.zeros(int(missing.sum()), *width)
+    count = torch.zeros(len(total))
+    for ref, tensor in tensors.items():
+        old = tables[ref][missing]
+        has = old >= 0
+        total[has] += tensor[old[has]].float()
+        count[has] += 1
+    total /= count.clamp(min=1).reshape(-1, *[1] * len(width))
+    if base is not None and base in tensors:
+        old = tables[base][missing]
+        total[old >= 0] = tensors[base][old[old >= 0]].float()
+    return total
+
+
+# -- output ---------------------------------------------------------------------------------------
+
+
+def write_tokenizer(stage: files.Stage, folder: Path | None, added: Mapping[str, int]) -> None:
+    """Copy a tokenizer; tokens that came from other models are added to it."""
+    if folder is None:
+        return
+    for name in TOKENIZER_FILES:
+        if (folder / name).is_file() and not (added and name in (TOKENIZER, CONFIG)):
+            stage.copy(folder / name)
+    if not added:
+        return
+    content = files.read_json(folder / TOKENIZER)
+    content["added_tokens"] = [*(content.get("added_tokens") or []), *map(_entry, added.items())]
+    stage.write_bytes(TOKENIZER, files.to_json(content, sort_keys=False))
+    if (folder / CONFIG).is_file():
+        config = files.read_json(folder / CONFIG)
+        if isinstance(config.get("added_tokens_decoder"), dict):
+            for token, i in added.items():
+                entry = _entry((token, i))
+                config["added_tokens_decoder"][str(entry.pop("id"))] = entry
+        stage.write_bytes(CONFIG, files.to_json(config, sort_keys=False))
+
+
+CONFIG = "tokenizer_config.json"
+
+
+def _entry(item: tuple[str, int]) -> dict[str, Any]:
+    token, i = item
+    flags = {"single_word": False, "lstrip": False, "rstrip": False}
+    return {"id": i, "content": token, **flags, "normalized": False, "special": False}

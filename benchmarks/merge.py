@@ -1,0 +1,367 @@
+"""What a merge costs, beside mergekit: CPU seconds and memory, command against command.
+
+    python benchmarks/merge.py                       # everything, in a temporary folder
+    python benchmarks/merge.py --sizes 27M --work W --mergekit VENV
+
+Claims, before native kernels: no method slower than `mergekit-yaml`, TIES in a third of its time,
+the eight combos in half the time of eight single ones, at most 600 MB of anonymous memory for
+518M parameters, and a 27M merge in a warm process within 0.15 s.
+
+Both sides merge the same bf16 Llama-shaped models (a random base and three fine-tunes of it) by the
+same YAML, in turns. A cell that this commit already has from this machine is not measured again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from results import done, record
+from safetensors.torch import save_file
+
+import agent_forge
+
+SIZES = {
+    "27M": {"hidden": 384, "inner": 1024, "layers": 8, "vocab": 16384, "heads": 6},
+    "518M": {"hidden": 1280, "inner": 3456, "layers": 22, "vocab": 32000, "heads": 20},
+}
+ROUNDS = {"27M": 3, "518M": 1}
+METHODS = ("linear", "slerp", "task_arithmetic", "ties", "dare_linear", "dare_ties")
+MODELS = ("base", "a", "b", "c")
+MERGEKIT = "mergekit==0.1.5"
+FORGE = "from agent_forge.cli import main; main()"  # `forge` of the package that is measured
+PACKAGE = Path(agent_forge.__file__).parent.parent
+LIMIT_S = 600.0
+SAMPLE_S = 0.02
+MB = 1e6
+Cell = dict[str, Any]
+
+
+def shapes(size: str) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """The tensors of a Llama of this size."""
+    wide, inner, layers, vocab = (SIZES[size][k] for k in ("hidden", "inner", "layers", "vocab"))
+    yield "model.embed_tokens.weight", (vocab, wide)
+    for layer in range(layers):
+        start = f"model.layers.{layer}"
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            yield f"{start}.{name}.weight", (wide,)
+        for name in "qkvo":
+            yield f"{start}.self_attn.{name}_proj.weight", (wide, wide)
+        for name, shape in (
+            ("gate", (inner, wide)),
+            ("up", (inner, wide)),
+            ("down", (wide, inner)),
+        ):
+            yield f"{start}.mlp.{name}_proj.weight", shape
+    yield "model.norm.weight", (wide,)
+    yield "lm_head.weight", (vocab, wide)
+
+
+def make_model(folder: Path, size: str, number: int) -> None:
+    """Model 0 is the base; another one lies a twentieth of its size away from it."""
+    first, own = (torch.Generator().manual_seed(seed) for seed in (0, number))
+    tensors = {}
+    for name, shape in shapes(size):
+        weight = torch.randn(shape, generator=first).mul_(0.02)
+        if number:
+            weight += torch.randn(shape, generator=own).mul_(0.001)
+        tensors[name] = weight.to(torch.bfloat16)
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    given = SIZES[size]
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": given["hidden"],
+        "intermediate_size": given["inner"],
+        "num_hidden_layers": given["layers"],
+        "num_attention_heads": given["heads"],
+        "vocab_size": given["vocab"],
+        "tie_word_embeddings": False,
+        "dtype": "bfloat16",
+    }
+    (folder / "config.json").write_text(json.dumps(config))  # last: the model is complete
+
+
+def make_models(folder: Path, size: str) -> None:
+    for number, name in enumerate(MODELS):
+        if not (folder / name / "config.json").exists():
+            make_model(folder / name, size, number)
+
+
+def recipe(method: str, folder: Path) -> dict[str, Any]:
+    """As users write them: bf16, density a half."""
+    base, *tuned = (str(folder / name) for name in MODELS)
+    head = {"merge_method": method, "dtype": "bfloat16"}
+    if method == "slerp":
+        pair = [{"model": model} for model in tuned[:2]]
+        return {**head, "base_model": tuned[0], "models": pair, "parameters": {"t": 0.4}}
+    weights: list[dict[str, Any]] = [{"weight": weight} for weight in (0.5, 0.3, 0.4)]
+    if method not in ("linear", "task_arithmetic"):
+        weights = [{**each, "density": 0.5} for each in weights]
+    models = [{"model": m, "parameters": p} for m, p in zip(tuned, weights, strict=True)]
+    return {**head, "models": models} | ({} if method == "linear" else {"base_model": base})
+
+
+def mergekit_venv(folder: Path) -> Path:
+    """A virtual environment with mergekit and the torch that we measure with."""
+    if not (folder / "bin" / "mergekit-yaml").exists():
+        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+        torch_version = importlib.metadata.version("torch").split("+")[0]
+        install = [folder / "bin" / "python", "-m", "pip", "install", "--quiet"]
+        subprocess.run([*install, MERGEKIT, f"torch=={torch_version}"], check=True)
+    return folder
+
+
+def anonymous_bytes(pid: int) -> int:
+    """The memory of a process that no file backs."""
+    try:
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("RssAnon:"):
+                return int(line.split()[1]) * 1024
+    except (FileNotFoundError, ProcessLookupError):
+        pass  # it has just ended
+    return 0
+
+
+def measure(command: list[str], threads: int, log: Path) -> dict[str, Any]:
+    """Run a command to its end: CPU and wall seconds, and its largest anonymous memory."""
+    began = time.monotonic()
+    with log.open("wb") as output:
+        child = subprocess.Popen(
+            command,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={
+                **{**os.environ, "PYTHONPATH": str(PACKAGE), "HF_HUB_OFFLINE": "1"},
+                "OMP_NUM_THREADS": str(threads),
+            },
+        )
+        peak = 0
+        while True:
+            pid, status, usage = os.wait4(child.pid, os.WNOHANG)
+            wall = time.monotonic() - began
+            if pid:
+                break
+            peak = max(peak, anonymous_bytes(child.pid))
+            if wall > LIMIT_S:
+                child.kill()
+            time.sleep(SAMPLE_S)
+    child.returncode = os.waitstatus_to_exitcode(status)
+    values = {
+        "cpu_s": round(usage.ru_utime + usage.ru_stime, 2),
+        "wall_s": round(wall, 2),
+        "anonymous_mb": round(peak / MB),
+    }
+    if wall > LIMIT_S:
+        return {**values, "stopped": True}
+    if child.returncode:
+        raise SystemExit(f"{' '.join(command)} failed:\n{log.read_text()[-2000:]}")
+    return values
+
+
+def command(side: str, method: str, folder: Path, venv: Path, threads: int) -> list[str]:
+    """The same recipe, the two command lines; each writes a whole model."""
+    path = folder / f"{method}.yml"
+    path.write_text(yaml.safe_dump(recipe(method, folder), sort_keys=False))
+    out = folder / "out"
+    shutil.rmtree(out, ignore_errors=True)
+    if side == "mergekit":
+        run = [str(venv / "bin" / "mergekit-yaml"), str(path), str(out), "--quiet"]
+        return [*run, "--no-copy-tokenizer", "--random-seed", "0", "--num-threads", str(threads)]
+    return [sys.executable, "-c", FORGE, "merge", str(path), str(out), "--threads", str(threads)]
+
+
+def inside(task: str, folder: Path) -> list[str]:
+    """A task of ours in a fresh process of its own."""
+    return [sys.executable, __file__, "--inside", task, "--work", str(folder)]
+
+
+def warm(folder: Path) -> dict[str, Any]:
+    """Merges into tensors that exist, from parents that stay open: as a search does it.
+
+    `first_s` measures the parents too (thresholds, inner products), `again_s` finds that done.
+    """
+    from agent_forge.merge.engine import Parents, merge, merge_into
+    from agent_forge.merge.recipe import parse_recipe
+
+    first, again = {}, {}
+    for method in METHODS:
+        parents, wanted = Parents(), parse_recipe(yaml.safe_dump(recipe(method, folder)))
+        tensors = {name: torch.zeros_like(t) for name, t in merge(wanted, Parents()).items()}
+        seconds = []
+        for _ in range(4):
+            began = time.process_time()
+            merge_into(tensors, wanted, parents)
+            seconds.append(time.process_time() - began)
+        first[method] = round(seconds[0], 3)
+        again[method] = round(statistics.median(seconds[1:]), 3)
+    return {"first_s": first, "again_s": again}
+
+
+def combos(folder: Path) -> dict[str, Any]:
+    """CPU seconds of the eight combos, one by one and in one pass; no result is kept."""
+    from agent_forge.merge.engine import Parents, merge, merge_combos
+    from agent_forge.merge.recipe import parse_recipe
+
+    base, *tuned = (str(folder / name) for name in MODELS)
+    models = [{"model": model} for model in tuned]
+    body = {"merge_method": "combo", "models": models, "base_model": base, "dtype": "bfloat16"}
+    recipes = [parse_recipe(yaml.safe_dump({**body, "combo": number})) for number in range(8)]
+    began = time.process_time()
+    for each in recipes:
+        for name, tensor in merge(each, Parents()).items():
+            assert tensor.dtype == torch.bfloat16, name
+            del tensor  # not two of them at a time
+    single = time.process_time() - began
+    began = time.process_time()
+    made = 0
+    for _, versions in merge_combos(recipes[0], Parents()):
+        made += len(versions)
+        del versions
+    shared = time.process_time() - began
+    assert made == 8 * sum(1 for _ in shapes(folder.name))
+    return {"single_s": round(single, 2), "shared_s": round(shared, 2)}
+
+
+INSIDE = {"warm": warm, "combos": combos}
+
+
+def cells(sizes: list[str], sides: list[str]) -> Iterator[Cell]:
+    """What is measured, the two sides in turns."""
+    for size in sizes:
+        for turn in range(ROUNDS[size]):
+            for threads in (1, 2):
+                for method in METHODS:
+                    for side in sides:
+                        cell = {"size": size, "method": method, "threads": threads}
+                        yield {**cell, "side": side, "round": turn}
+        if "forge" in sides:
+            for task in INSIDE:
+                if task == "combos" or size == "27M":
+                    yield {"size": size, "method": task, "threads": 1, "side": "forge", "round": 0}
+
+
+def run(cell: Cell, work: Path, venv: Path) -> dict[str, Any]:
+    """Measure one cell."""
+    folder = work / cell["size"]
+    log = folder / "log"
+    if cell["method"] in INSIDE:
+        values = measure(inside(cell["method"], folder), cell["threads"], log)
+        return {**values, **json.loads(log.read_text().splitlines()[-1])}
+    line = command(cell["side"], cell["method"], folder, venv, cell["threads"])
+    return measure(line, cell["threads"], log)
+
+
+def middle(lines: list[Cell], field: str, **cell: Any) -> float | None:
+    """The median of a field over the rounds of a cell; None if it was not measured."""
+    values = [
+        line[field] for line in lines if all(line[k] == v for k, v in cell.items()) if field in line
+    ]
+    return statistics.median(values) if values else None
+
+
+def shown(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def table(lines: list[Cell], size: str) -> Iterator[tuple[str, int, float, float]]:
+    """Print a size; yield what both sides measured."""
+    print(f"\n{size}: {'method':16} threads  mergekit CPU s   ours CPU s   ratio   anonymous MB")
+    for threads in (1, 2):
+        for method in METHODS:
+            cell = {"size": size, "method": method, "threads": threads}
+            theirs, ours = (middle(lines, "cpu_s", **cell, side=s) for s in ("mergekit", "forge"))
+            memory = [middle(lines, "anonymous_mb", **cell, side=s) for s in ("mergekit", "forge")]
+            ratio = ours / theirs if ours is not None and theirs else None
+            print(
+                f"{'':{len(size) + 1}} {method:16} {threads:7}  {shown(theirs):>14}"
+                f"  {shown(ours):>11}  {shown(ratio):>6}   {shown(memory[0])} / {shown(memory[1])}"
+            )
+            if ours is not None and theirs is not None:
+                yield method, threads, theirs, ours
+
+
+def bar(text: str, value: float | None, most: float) -> None:
+    verdict = "not measured" if value is None else "holds" if value <= most else "MISSED"
+    print(f"{verdict:12}  {text}: {shown(value)} (at most {most:g})")
+
+
+def report(lines: list[Cell], sizes: list[str]) -> None:
+    """The table and the bars, from the cells of this commit."""
+    pairs = [(size, *row) for size in sizes for row in table(lines, size)]
+    print()
+    ratios = {(size, method, threads): o / t for size, method, threads, t, o in pairs}
+    bar("slowest method, CPU of mergekit-yaml = 1", max(ratios.values(), default=None), 1)
+    ties = [ratio for (_, method, _), ratio in ratios.items() if method == "ties"]
+    bar("TIES, CPU of mergekit-yaml = 1", max(ties, default=None), 1 / 3)
+    for size in sizes:
+        own = {"size": size, "side": "forge"}
+        single, shared = (
+            middle(lines, field, **own, method="combos") for field in ("single_s", "shared_s")
+        )
+        share = shared / single if shared is not None and single else None
+        bar(f"{size}: eight combos in one pass, one by one = 1", share, 0.5)
+    peaks = [
+        line["anonymous_mb"] for line in lines if (line["size"], line["side"]) == ("518M", "forge")
+    ]
+    bar("518M: peak anonymous memory, MB", max(peaks, default=None), 600)
+    warmest = [line["again_s"] for line in lines if line["method"] == "warm"]
+    for method in METHODS:
+        seconds = warmest[-1][method] if warmest else None
+        bar(f"27M {method} in a warm process, CPU s", seconds, 0.15)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
+    parser.add_argument("--work", type=Path, help="keep models and the environment here")
+    parser.add_argument("--mergekit", type=Path, help="a virtual environment that has mergekit")
+    parser.add_argument("--sizes", nargs="*", default=list(SIZES), choices=list(SIZES))
+    parser.add_argument("--sides", nargs="*", default=["mergekit", "forge"])
+    parser.add_argument("--inside", choices=list(INSIDE), help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+@contextmanager
+def work_folder(given: Path | None) -> Iterator[Path]:
+    if given:
+        yield given.absolute()
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
+def main() -> None:
+    chosen = parse()
+    if chosen.inside:
+        print(json.dumps(INSIDE[chosen.inside](chosen.work)))
+        return
+    fields = ("size", "method", "threads", "side", "round")
+    measured = [tuple(line[k] for k in fields) for line in done("merge")]
+    todo = [c for c in cells(chosen.sizes, chosen.sides) if tuple(c.values()) not in measured]
+    with work_folder(chosen.work) as work:
+        venv = chosen.mergekit.absolute() if chosen.mergekit else work / "mergekit"
+        if any(cell["side"] == "mergekit" for cell in todo):
+            mergekit_venv(venv)
+        for cell in todo:
+            make_models(work / cell["size"], cell["size"])
+            record("merge", cell, run(cell, work, venv))
+    report(done("merge"), chosen.sizes)
+
+
+if __name__ == "__main__":
+    main()

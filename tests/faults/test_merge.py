@@ -1,0 +1,226 @@
+"""A merge that goes wrong: a named error, parents untouched, no partial output."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from agent_forge.errors import (
+    CannotWrite,
+    ConfigError,
+    DamagedFile,
+    DiskFull,
+    ForgeError,
+    HostileInput,
+    NotFinite,
+)
+from agent_forge.merge.engine import merge
+from agent_forge.merge.output import clear_leftovers, write, write_combos
+from agent_forge.merge.recipe import Recipe
+from agent_forge.store import files
+from tests.command_line import Forge
+from tests.faults.test_hostile import Canary
+from tests.faults.test_io import FailingDisk
+from tests.merge_models import make_models, recipe
+from tests.toy_runs import exit_code, forked
+
+FILE = "model.safetensors"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return make_models(tmp_path / "models")
+
+
+def hashes(root: Path) -> dict[Path, str]:
+    return {path: files.sha256_of(path) for path in sorted(root.rglob("*")) if path.is_file()}
+
+
+@pytest.fixture(autouse=True)
+def untouched(root: Path, tmp_path: Path) -> Iterator[None]:
+    """Whatever happens, nothing is left of the output. Tests damage parents before they merge."""
+    yield
+    assert [p.name for p in tmp_path.iterdir() if p != root] in ([], ["good"])
+
+
+def refused(one: Recipe, tmp_path: Path, error: type[ForgeError], told: str) -> None:
+    before = hashes(tmp_path / "models")
+    with pytest.raises(error, match=told):
+        write(merge(one), tmp_path / "out")
+    assert hashes(tmp_path / "models") == before
+
+
+@pytest.mark.parametrize("keep", [0, 4, 100, -1])
+def test_a_truncated_file(root: Path, tmp_path: Path, keep: int) -> None:
+    path = root / "b" / FILE
+    os.truncate(path, keep if keep >= 0 else path.stat().st_size + keep)
+    refused(recipe(root), tmp_path, DamagedFile, f"b/{FILE} is damaged")
+
+
+@pytest.mark.parametrize("place", [3, 40])
+def test_a_flipped_bit_in_the_header(root: Path, tmp_path: Path, place: int) -> None:
+    path = root / "b" / FILE
+    data = bytearray(path.read_bytes())
+    data[place] ^= 0x80
+    path.write_bytes(data)
+    refused(recipe(root), tmp_path, DamagedFile, f"b/{FILE}")
+
+
+def test_a_flipped_bit_in_the_weights_of_a_model_of_ours(root: Path, tmp_path: Path) -> None:
+    """A model with a manifest is verified; so is one whose hash a recipe knows."""
+    write(merge(recipe(root)), root / "ours")
+    path = root / "ours" / FILE
+    data = bytearray(path.read_bytes())
+    data[-20] ^= 1
+    path.write_bytes(data)
+    models = [{"model": str(root / "a")}, {"model": str(root / "ours")}]
+    one = Recipe.model_validate({"merge_method": "linear", "models": models})
+    refused(one, tmp_path, DamagedFile, "sha256")
+
+
+def test_a_flipped_bit_that_makes_a_nan(root: Path, tmp_path: Path) -> None:
+    state = load_file(root / "b" / FILE)
+    state["model.norm.weight"][3] = float("inf")
+    save_file(state, root / "b" / FILE)
+    refused(recipe(root), tmp_path, NotFinite, r"model\.norm\.weight")
+
+
+@pytest.mark.parametrize("name", ["model.layers.1.mlp.up_proj.weight", "lm_head.weight"])
+def test_a_missing_tensor(root: Path, tmp_path: Path, name: str) -> None:
+    state = load_file(root / "b" / FILE)
+    del state[name]
+    save_file(state, root / "b" / FILE)
+    refused(recipe(root), tmp_path, DamagedFile, f"{name}' is missing")
+
+
+def test_different_shapes(root: Path, tmp_path: Path) -> None:
+    state = load_file(root / "b" / FILE)
+    state["model.norm.weight"] = torch.ones(17)
+    save_file(state, root / "b" / FILE)
+    refused(recipe(root), tmp_path, ConfigError, "different shapes")
+
+
+def test_a_pickle_with_code(root: Path, tmp_path: Path) -> None:
+    (root / "evil").mkdir()
+    canary = tmp_path / "canary"
+    torch.save({"w": torch.ones(2), "x": Canary(canary)}, root / "evil" / "pytorch_model.bin")
+    models = [{"model": str(root / "a")}, {"model": str(root / "evil")}]
+    one = Recipe.model_validate({"merge_method": "linear", "models": models})
+    refused(one, tmp_path, HostileInput, "more than tensors")
+    assert not canary.exists()
+
+
+@pytest.mark.parametrize("eight", [False, True], ids=["one", "eight"])
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO], ids=["full", "error"])
+def test_the_nth_failure_of_the_disk(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int, eight: bool
+) -> None:
+    before = hashes(root)
+    step = 17 if eight else 1
+    for n in range(1, 2000, step):
+        disk = FailingDisk(n, error, once=True, short=False)
+        with monkeypatch.context() as patch:
+            patch.setattr(files, "disk", disk)
+            try:
+                if eight:
+                    write_combos(recipe(root, "combo", combo=0), tmp_path / "out")
+                else:
+                    write(merge(recipe(root)), tmp_path / "out")
+            except (DiskFull, CannotWrite) as caught:
+                assert isinstance(caught, DiskFull) == (error == errno.ENOSPC)
+        assert hashes(root) == before
+        for folder in (tmp_path / "out").glob("*-*") if eight else [tmp_path / "out"]:
+            if folder.exists():
+                files.verify(folder)  # whole or not there
+        _remove(tmp_path / "out")
+        if not disk.failures:
+            assert n > 30
+            return
+    raise AssertionError("the merge never passed untouched")
+
+
+def _remove(folder: Path) -> None:
+    """What is there and what a failed clean-up left, as a user would remove it."""
+    for path in [folder, *folder.parent.glob(".*")]:
+        if path.exists():
+            files.remove_tree(path, folder.parent)
+
+
+def test_not_enough_disk_is_refused_before_the_work(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "free_bytes", lambda path: 1000)
+    refused(recipe(root), tmp_path, DiskFull, "1,000 free")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
+def test_killed_while_writing(root: Path, tmp_path: Path) -> None:
+    """Thirty kills at random moments: the folder is never there half, and no trace stays."""
+    before = hashes(root)
+    chance = random.Random(0)
+    out = tmp_path / "out"
+    unfinished = 0
+    for _ in range(30):
+        reader, writer = os.pipe()
+
+        def work(ready: int = writer) -> None:
+            merged = merge(recipe(root))
+            write(merged, out, progress=lambda *_: (os.write(ready, b"x"), time.sleep(0.002))[1])
+
+        pid = forked(work)
+        os.read(reader, 1)
+        time.sleep(chance.uniform(0, 0.03))
+        os.kill(pid, signal.SIGKILL)
+        assert exit_code(pid) == -signal.SIGKILL
+        os.close(reader)
+        os.close(writer)
+        assert not out.exists()
+        unfinished += bool(list(tmp_path.glob(".tmp-*")))
+        assert hashes(root) == before
+    assert unfinished > 20  # the kills did hit writes
+    write(merge(recipe(root)), out)
+    files.verify(out)
+    assert not list(tmp_path.glob(".*"))
+    _remove(out)
+
+
+def test_the_work_of_a_living_process_is_not_a_leftover(root: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+
+    def look(*_: object) -> None:
+        clear_leftovers(out)
+
+    write(merge(recipe(root)), out, progress=look)
+    files.verify(out)
+    _remove(out)
+
+
+def test_an_interrupt_leaves_nothing(
+    root: Path, tmp_path: Path, forge: Forge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from agent_forge.merge.engine import Merged
+
+    real = Merged.compute
+    seen: list[str] = []
+
+    def compute(self: Merged, name: str, out: torch.Tensor | None = None) -> torch.Tensor:
+        seen.append(name)
+        if len(seen) == 5:
+            raise KeyboardInterrupt
+        return real(self, name, out)
+
+    monkeypatch.setattr(Merged, "compute", compute)
+    monkeypatch.setattr(Merged, "__getitem__", compute)
+    result = forge(f"merge --models {root}/a,{root}/b out")
+    assert result.code == 130 and "nothing was written" in result.err
+    assert len(seen) == 5

@@ -146,6 +146,8 @@ def _report(orchestrator: PipelineOrchestrator, outcome: dict[str, Any], as_json
             "seconds": result.duration_seconds,
             "metrics": result.metrics,
             "models": [str(ref.path) for ref in result.artifacts["models"]],
+            "summary": result.artifacts.get("summary", ""),
+            "table": result.artifacts.get("table", []),
         }
         for name, result in outcome["results"].items()
     ]
@@ -159,12 +161,15 @@ def _report(orchestrator: PipelineOrchestrator, outcome: dict[str, Any], as_json
                 (
                     r["phase"] + (" (done before)" if r["skipped"] else ""),
                     f"{r['seconds']:.1f}",
-                    ", ".join(f"{k} {_shown(v)}" for k, v in r["metrics"].items()),
+                    r["summary"] or ", ".join(f"{k} {_shown(v)}" for k, v in r["metrics"].items()),
                     "\n".join(r["models"]),
                 )
                 for r in rows
             ],
         )
+        for table in (r["table"] for r in rows if r["table"]):
+            typer.echo()
+            emit_table(tuple(table[0]), [tuple(map(_shown, row)) for row in table[1:]])
 
 
 def _shown(value: Any) -> str:

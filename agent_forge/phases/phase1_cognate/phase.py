@@ -78,12 +78,14 @@ class CognatePhase(PhaseController):
         three = [self._branch(ctx, corpus, trunk, i) for i in range(3)]
         control = self._control(ctx, corpus, trunk) if self.config.control else None
         reports = self._judge(ctx, corpus, trunk, three, control)
+        guesses = _baselines(corpus)
+        ctx.log(None, guesses)
         refs = [
             self._save(ctx, corpus, model, number, reports)
             for number, model in enumerate(three, start=1)
         ]
         trunk_ref = self._save_trunk(ctx, corpus, trunk, reports["trunk"])
-        return self._result(ctx, refs, trunk_ref, three, reports)
+        return self._result(ctx, refs, trunk_ref, three, reports, guesses)
 
     # -- training ----------------------------------------------------------------------------------
 
@@ -221,7 +223,7 @@ class CognatePhase(PhaseController):
         different = diversity([reports[f"model_{n}"] for n in (1, 2, 3)], trunk.settings.t_max)
         apart = barriers([_with(trunk, m) for m in three], corpus.selection)
         ctx.log(None, {f"phase/barrier_{pair}": value for pair, value in apart.items()})
-        ctx.log(None, {"phase/diversity": different, **_baselines(corpus)})
+        ctx.log(None, {"phase/diversity": different})
         if different < self.config.min_diversity:
             raise PhaseFailed(
                 f"the three models are too much alike: diversity {different:.3f},"
@@ -284,6 +286,7 @@ class CognatePhase(PhaseController):
         trunk: ModelRef,
         three: list[ForgeNetwork],
         reports: dict[str, Report],
+        guesses: dict[str, float],
     ) -> PhaseResult:
         weights = self.shared.model.parameters()
         losses = [float(ref.metadata["final_loss"]) for ref in refs]
@@ -317,6 +320,8 @@ class CognatePhase(PhaseController):
             "seeds": [s.seed for s in SPECIALISTS],
             "trunk": trunk.metadata["model_id"],
             "reports": {name: _flat(report) for name, report in reports.items()},
+            "summary": _summary(reports),
+            "table": _table(reports, guesses),
         }
         return PhaseResult(True, three[0], self.name, metrics, artifacts, ctx.seconds)
 
@@ -344,6 +349,35 @@ def _flat(report: Report) -> dict[str, float]:
         else:
             flat[name] = value
     return flat
+
+
+def _summary(reports: dict[str, Report]) -> str:
+    """Whether each specialist is the best in its own domain, and what the others reach."""
+    three = [reports[f"model_{n}"] for n in (1, 2, 3)]
+    best = [
+        special.name
+        for special, own in zip(SPECIALISTS, three, strict=True)
+        if all(own.judged[special.domain] > r.judged[special.domain] for r in three if r is not own)
+    ]
+    others = ", ".join(
+        f"{name} {reports[name].mean_accuracy:.3f}"
+        for name in ("trunk", "average", "control")
+        if name in reports
+    )
+    return f"best in its own domain: {', '.join(best) or 'none'}; mean accuracy: {others}"
+
+
+def _table(reports: dict[str, Report], guesses: dict[str, float]) -> list[list[Any]]:
+    """Accuracy on unseen items, domain by domain, with what guessing reaches below."""
+    head = ["model", *DOMAINS, "adaptive <= 1.3 steps", "mean", "steps", "memory use"]
+    rows: list[list[Any]] = [head]
+    for name, r in reports.items():
+        row = [name, *(r.accuracy[d] for d in DOMAINS), r.quick_accuracy, r.mean_accuracy]
+        rows.append([*row, r.mean_steps, r.memory_use])
+    for kind in ("majority", "ngram"):
+        values = [guesses[f"baseline/{kind}/{d}"] for d in DOMAINS]
+        rows.append([kind, *values, values[-1], sum(values) / 3, "-", "-"])
+    return rows
 
 
 def _measured(name: str, report: Report) -> dict[str, float]:

@@ -41,6 +41,13 @@ SURFACE = {
         *("--base", "--combo", "--dry-run", "--force", "--json", "--max-ram", "--method"),
         *("--models", "--seed", "--set", "--threads", "paths"),
     ],
+    "generate": [
+        *("--json", "--max-tokens", "--seed", "--temperature", "--top-k", "--top-p"),
+        *("model", "prompt"),
+    ],
+    "chat": [
+        *("--max-tokens", "--seed", "--system", "--temperature", "--top-k", "--top-p", "model"),
+    ],
     "init": ["--dry-run", "--force", "--preset", "--set", "folder"],
     "validate": ["--json", "--preset", "--set", "path"],
     "ls": ["--json", "--storage"],

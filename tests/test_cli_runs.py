@@ -252,7 +252,8 @@ def test_every_option_is_tried_somewhere() -> None:
     """No option stands in the frozen surface alone."""
     first = (Path(__file__).parent / "test_cli.py").read_text()
     here = Path(__file__).parent
-    others = (here / name for name in ("test_cli_runs.py", "test_cli_data.py", "test_merge_cli.py"))
+    names = ("test_cli_runs.py", "test_cli_data.py", "test_merge_cli.py", "test_talk.py")
+    others = (here / name for name in names)
     text = first[first.index("# A command with --json") :]
     text += "".join(path.read_text() for path in others)
     options = {o for found in SURFACE.values() for o in found if o.startswith("-")}

@@ -127,7 +127,7 @@ def test_qk_clip_bounds_the_logits_of_a_head(protected: bool) -> None:
     frozen = config(
         muon_lr=1e-12, fallback_lr=1e-12, qk_clip_threshold=20.0, mlarope_protected=protected
     )
-    optimizer = MuonGrokfast(model, frozen)
+    optimizer = MuonGrokfast(model.train(), frozen)
     attention: Any = model.blocks[0].attention
     keys = attention.k.weight.detach().clone()
     x = tokens(30)

@@ -155,6 +155,7 @@ def halting_steps(setting: str, root: Path, patch: pytest.MonkeyPatch) -> Any:
 def calibration(setting: str, root: Path, patch: pytest.MonkeyPatch) -> Any:
     model = network(setting)
     language_loss(model, (TOKENS, TOKENS), torch.Generator().manual_seed(0))
+    model.halting.end_step()
     return model.halting.mean_probability.tolist()
 
 

@@ -21,6 +21,7 @@ from agent_forge.optim.config import MuGrokConfig
 from agent_forge.optim.muon import MuonGrokfast
 from agent_forge.train.config import TrainSettings, rate_factor
 from agent_forge.train.distill import DistillationLoss
+from agent_forge.train.loop import Evaluations
 from agent_forge.train.lora import add_lora, fold_lora
 from agent_forge.train.parallel import World
 from agent_forge.train.trainer import Trainer, bf16_is_faster
@@ -63,10 +64,11 @@ def trainer(
 
 
 def train(steps: int = 3, **options: Any) -> dict[str, Tensor]:
-    work = trainer(network(), **options)
+    shape = {"gate_entropy_weight": 0.1}  # enough to show when a piece is weighed wrongly
+    work = trainer(network(**shape), **options)
     for step in range(1, steps + 1):
         work.step(step, batch(seed=step))
-    return {name: value.clone() for name, value in work.model.named_parameters()}
+    return {name: value.clone() for name, value in work.model.state_dict().items()}
 
 
 def close(a: dict[str, Tensor], b: dict[str, Tensor], tolerance: float = 1e-5) -> bool:
@@ -80,6 +82,15 @@ def test_the_rate_rises_stays_and_falls() -> None:
     assert rates[74] == pytest.approx(0.55) and rates[-1] == pytest.approx(0.1)
     plain = TrainSettings(warmup_steps=0, warmdown_share=0)
     assert {rate_factor(step, 100, plain) for step in range(1, 101)} == {1.0}
+
+
+def test_a_schedule_that_does_not_fit_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    trainer(network(), total=5)
+    assert "rises for 20 steps, of 5" in caplog.text
+    with pytest.raises(ValueError, match="0 steps"):
+        trainer(network(), total=0)
+    with pytest.raises(ValueError, match="every 0 steps"):
+        Evaluations(lambda: 0.0, every_steps=0)
 
 
 def test_the_optimizer_gets_the_rate_and_the_loss_falls() -> None:
@@ -98,6 +109,27 @@ def test_eight_rows_at_once_equal_four_twice_and_every_other_cut() -> None:
     assert not close(whole, train(steps=2))
 
 
+def test_qk_clip_sees_every_piece() -> None:
+    low = MuGrokConfig(qk_clip_threshold=0.05)
+    assert close(train(optimizer=low), train(optimizer=low, accumulate=8))
+    assert not close(train(optimizer=low), train())
+
+
+def test_more_pieces_than_rows_are_as_many_as_rows() -> None:
+    assert close(train(accumulate=8), train(accumulate=100))
+
+
+def test_evaluation_moves_nothing() -> None:
+    model = network()
+    trainer(model).step(1, batch())
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    model.eval()
+    with torch.no_grad():
+        language_loss(model, batch(), torch.Generator())
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert not torch.equal(before["halting.mean_target"], network().halting.mean_target)
+
+
 def test_two_runs_are_equal_to_the_byte() -> None:
     a, b = train(), train()
     assert all(torch.equal(a[name], b[name]) for name in a)
@@ -111,13 +143,13 @@ def test_gradient_checkpointing_changes_nothing() -> None:
         calls += 1
 
     plain = train()
-    work = trainer(network(), gradient_checkpointing=True)
+    work = trainer(network(gate_entropy_weight=0.1), gradient_checkpointing=True)
     assert isinstance(work.model, ForgeNetwork)
     work.model.blocks[0].register_forward_pre_hook(count)
     for step in range(1, 4):
         work.step(step, batch(seed=step))
     assert calls == 6  # forward, and again in the backward pass
-    assert close(plain, dict(work.model.named_parameters()), 1e-7)
+    assert close(plain, dict(work.model.state_dict()), 1e-7)
 
 
 def test_bf16_is_taken_only_where_asked_or_faster() -> None:
@@ -164,6 +196,8 @@ def test_a_decision_holds_from_its_step_on(tmp_path: Path) -> None:
     again = Decisions(tmp_path)
     assert [again.latest("pieces", step) for step in (4, 5, 8, 9, 50)] == [None, 2, 2, 4, 4]
     assert again.at(4) == {} and again.at(7) == {"pieces": 2}
+    again.of("branch").record("pieces", 1, 8)
+    assert again.at(7) == {"pieces": 2} and Decisions(tmp_path).of("branch").at(7) == {"pieces": 8}
 
 
 def test_not_enough_memory_for_one_row_is_said() -> None:
@@ -229,7 +263,7 @@ def test_the_rate_is_halved_until_that_makes_no_sense() -> None:
         (torch.zeros(4).long(), torch.zeros(4).long(), "rows x tokens"),
         (torch.full((2, 4), 300), torch.zeros(2, 4).long(), "token 300 is outside"),
         (torch.zeros(2, 4).long(), torch.full((2, 4), 999), "target 999 is outside"),
-        (torch.full((2, 4), -1), torch.zeros(2, 4).long(), "outside the vocabulary of 300"),
+        (torch.tensor([[-1, 5]]), torch.zeros(1, 2).long(), "token -1 is outside"),
     ],
 )
 def test_a_batch_that_does_not_fit_is_refused(tokens: Tensor, targets: Tensor, sign: str) -> None:
@@ -264,6 +298,27 @@ def test_straight_through_learns_at_the_changed_weights() -> None:
     now = model.blocks[0].mlp.up.weight.detach()  # type: ignore[union-attr]
     assert torch.equal(seen[0], latent.sign())
     assert 0 < (now - latent).abs().max() < 0.01  # the latent weights moved by one small step
+
+
+def test_straight_through_gives_the_weights_back_whatever_happens() -> None:
+    model = network()
+    count = 0
+
+    def fails(weight: Tensor) -> Tensor:
+        nonlocal count
+        count += 1
+        if count == 3:
+            raise MemoryError
+        return torch.sign(weight)
+
+    before = [p.clone() for p in model.parameters()]
+    for config in (MuGrokConfig(), MuGrokConfig(muon=False)):
+        count = 0
+        optimizer = MuonGrokfast(model, config, straight_through=fails)
+        with pytest.raises(MemoryError), optimizer.forward_weights():
+            pass
+        assert count == 3
+        assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
 
 
 def test_the_penalty_is_the_divergence_from_the_reference() -> None:
@@ -305,6 +360,18 @@ def test_lora_trains_a_small_change_and_folds_in() -> None:
     add_lora(model, 2, generator)
     with pytest.raises(ConfigError, match="LoRA already"):
         add_lora(model, 2, generator)
+    with pytest.raises(ConfigError, match="rank 0"):
+        add_lora(network(), 0, generator)
+
+
+@pytest.mark.parametrize("targets", [("q", "k"), ("up",)])
+def test_qk_clip_leaves_frozen_attention_alone(targets: tuple[str, ...]) -> None:
+    model = network()
+    add_lora(model, 2, torch.Generator().manual_seed(1), targets=targets)
+    frozen = {n: p.clone() for n, p in model.named_parameters() if not p.requires_grad}
+    work = trainer(model, optimizer=MuGrokConfig(qk_clip_threshold=1e-3))
+    assert work.step(1, batch())["qk_clip_count"] == 0
+    assert all(torch.equal(p, frozen[n]) for n, p in model.named_parameters() if n in frozen)
 
 
 def test_distillation_approaches_the_teacher() -> None:
@@ -323,6 +390,10 @@ def test_distillation_approaches_the_teacher() -> None:
     assert mixed.total.item() == pytest.approx(plain.total.item())
     with pytest.raises(ValueError, match="share"):
         DistillationLoss(teacher, share=2)
+    with pytest.raises(ConfigError, match="teacher has 300 tokens, the student 400"):
+        DistillationLoss(teacher)(network(vocab_size=400), batch(), torch.Generator())
+    empty = (batch()[0], torch.full_like(batch()[1], IGNORE))
+    assert DistillationLoss(teacher)(student, empty, torch.Generator()).divergence == 0
 
 
 def _train_as(rank: int, folder: str) -> None:
@@ -330,16 +401,26 @@ def _train_as(rank: int, folder: str) -> None:
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", f"file://{folder}/meet", rank=rank, world_size=2)
-    work = trainer(network(supervised_share=1.0), world=World(rank, 2))
-    values = [work.step(step, batch(seed=step)) for step in range(1, 4)]
+    low = MuGrokConfig(qk_clip_threshold=0.05)
+    work = trainer(network(supervised_share=1.0), world=World(rank, 2), optimizer=low)
+    values = [work.step(step, uneven(step)) for step in range(1, 4)]
     torch.save((values[-1]["loss"], dict(work.model.state_dict())), f"{folder}/{rank}.pt")
     dist.destroy_process_group()
 
 
+def uneven(step: int) -> tuple[Tensor, Tensor]:
+    """A batch of which, at the second step, the second process has nothing to learn."""
+    tokens, targets = batch(seed=step)
+    if step == 2:
+        targets[1::2] = IGNORE
+    return tokens, targets
+
+
 def test_two_processes_train_what_one_would(tmp_path: Path) -> None:
     mp.spawn(_train_as, args=(str(tmp_path),), nprocs=2)
-    alone = trainer(network(supervised_share=1.0))
-    values = [alone.step(step, batch(seed=step)) for step in range(1, 4)]
+    low = MuGrokConfig(qk_clip_threshold=0.05)
+    alone = trainer(network(supervised_share=1.0), optimizer=low)
+    values = [alone.step(step, uneven(step)) for step in range(1, 4)]
     (loss, first), (_, second) = (torch.load(tmp_path / f"{rank}.pt") for rank in (0, 1))
     assert loss == pytest.approx(values[-1]["loss"], rel=1e-4)
     assert all(torch.equal(first[name], second[name]) for name in first)

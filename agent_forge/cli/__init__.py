@@ -12,7 +12,7 @@ import traceback
 
 import typer
 
-from agent_forge.cli import config, data, doctor, merge, run, runs, watch
+from agent_forge.cli import config, data, doctor, merge, run, runs, talk, watch
 from agent_forge.cli.output import emit_json
 from agent_forge.errors import ForgeError
 
@@ -36,6 +36,8 @@ for command in (
     run.phases,
     watch.export,
     merge.merge,
+    talk.generate,
+    talk.chat,
     config.init,
     config.validate,
     runs.ls,

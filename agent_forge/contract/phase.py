@@ -246,7 +246,7 @@ class PhaseContext:
         if checkpoint is not None:
             self._put_back(loop.parts, checkpoint.state["parts"], checkpoint.generators)
         elif loop.beginning is not None:
-            self._put_back(loop.parts, *loop.beginning)
+            self._put_back(loop.parts, *copy.deepcopy(loop.beginning))
         else:
             raise NotFinite(f"{reason}; there is no checkpoint to go back to")
         step = checkpoint.step if checkpoint else 0

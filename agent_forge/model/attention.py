@@ -73,7 +73,7 @@ class Attention(nn.Module):
         if past is not None:
             k, v = past.extend(k, v, self.window)
         mask = self._mask(t, k.shape[2], x_BTD.device)
-        if self.watched:
+        if self.watched and self.training:
             self._watch(q, k, mask)
         mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
         out: Tensor = self.out(mixed.transpose(1, 2).reshape(b, t, d))
@@ -99,7 +99,12 @@ class Attention(nn.Module):
         logits = (q[:, :, rows] @ k.transpose(2, 3)) * q.shape[-1] ** -0.5
         seen = self._triangle(t, s, q.device) if mask_TS is None else mask_TS
         logits = logits.masked_fill(~seen[rows], float("-inf"))
-        self.largest_logit_H = logits.amax(dim=(0, 2, 3))
+        largest, before = logits.amax(dim=(0, 2, 3)), self.largest_logit_H
+        self.largest_logit_H = largest if before is None else torch.maximum(largest, before)
+
+    def begin_step(self) -> None:
+        """Forget the logits of what came before."""
+        self.largest_logit_H = None
 
     @staticmethod
     def _triangle(t: int, s: int, device: torch.device) -> Tensor:

@@ -7,6 +7,7 @@ and recomputes the text for every token; `agent_forge.infer` has the cached gene
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,14 +15,17 @@ from torch import Tensor
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
+    AutoTokenizer,
     GenerationMixin,
     PretrainedConfig,
     PreTrainedModel,
 )
 from transformers.modeling_outputs import CausalLMOutput
+from transformers.utils import logging
 
 from agent_forge.config.load import check
 from agent_forge.config.settings import ModelSettings
+from agent_forge.errors import DamagedFile
 from agent_forge.model.loss import IGNORE
 from agent_forge.model.network import ForgeNetwork
 
@@ -67,8 +71,16 @@ class ForgeForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
     def get_input_embeddings(self) -> torch.nn.Module:
         return self.network.embedding
 
-    def forward(self, input_ids: Tensor, labels: Tensor | None = None, **_: Any) -> CausalLMOutput:
+    def forward(
+        self,
+        input_ids: Tensor,
+        labels: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        **_: Any,
+    ) -> CausalLMOutput:
         """Logits of every position; with labels also the mean loss of predicting the next token."""
+        if attention_mask is not None and not bool(attention_mask[:, 0].all()):
+            raise ValueError("rows padded on the left are not supported: pad on the right")
         logits = self.network(input_ids)
         loss = None
         if labels is not None:
@@ -101,3 +113,18 @@ def build_network(config: dict[str, Any]) -> ForgeNetwork:
 
 AutoConfig.register(MODEL_TYPE, ForgeConfig)
 AutoModelForCausalLM.register(ForgeConfig, ForgeForCausalLM)
+
+
+def load_foreign(folder: Path) -> tuple[torch.nn.Module, Any]:
+    """A causal language model of any maker, from a local folder, with its tokenizer.
+
+    Nothing is downloaded and no code of the folder is run.
+    """
+    logging.disable_progress_bar()
+    try:
+        model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, ImportError, KeyError, RuntimeError) as error:
+        first = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
+        raise DamagedFile(folder, f"transformers cannot load it ({first})") from error
+    return model.eval(), tokenizer

@@ -101,14 +101,15 @@ def language_loss(model: ForgeNetwork, batch: Sequence[Tensor], generator: torch
     losses.append(loss.detach())
     halting, rate = _halting_loss(model, losses, halts, expected)
     total = total + settings.halt_loss_weight * halting
-    total = total - settings.gate_entropy_weight * features.gate_entropy
+    entropy = features.gate_entropy.flatten()[kept].sum() / max(1, len(targets))
+    total = total - settings.gate_entropy_weight * entropy
     return Loss(
         total,
         len(targets),
         answers,
         [float(loss.mean()) if len(loss) else 0.0 for loss in losses],
         float(halting.detach()),
-        float(features.gate_entropy.detach()),
+        float(entropy.detach()),
         rate,
     )
 
@@ -122,8 +123,9 @@ def _check(tokens: Tensor, targets: Tensor, vocab_size: int) -> None:
         )
     for name, ids in (("token", tokens), ("target", targets[targets != IGNORE])):
         if ids.numel() and not (int(ids.min()) >= 0 and int(ids.max()) < vocab_size):
+            wrong = int(ids.min()) if int(ids.min()) < 0 else int(ids.max())
             raise ConfigError(
-                f"{name} {int(ids.max())} is outside the vocabulary of {vocab_size}",
+                f"{name} {wrong} is outside the vocabulary of {vocab_size}",
                 hint="the tokenizer does not fit the network",
             )
 

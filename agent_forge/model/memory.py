@@ -77,7 +77,13 @@ class Memory(nn.Module):
     def forward(self, x_BTD: Tensor, state: MemoryState | None = None) -> Tensor:
         v = self.down(x_BTD)
         state = state or MemoryState()
-        decay = self.decays(x_BTD)
+        with torch.autocast(v.device.type, enabled=False):  # bf16 has no number between 0.996 and 1
+            read: Tensor = self._read(v.float(), state).to(v.dtype)
+        return self.norm(self.up(read))  # type: ignore[no-any-return]
+
+    def _read(self, v: Tensor, state: MemoryState) -> Tensor:
+        """What the memory holds at each token."""
+        decay = self.decays(v)
         surprise = self._difference(v, "recent", decay[:1].expand_as(decay), state)
         novelty = self._difference(v, "distant", decay[-1:].expand_as(decay), state)
         weight = FLOOR + (1 - FLOOR) * (
@@ -85,8 +91,7 @@ class Memory(nn.Module):
         ) / (self.surprise_weight + self.novelty_weight)
         written = self._sum("written", weight * v, decay, state)
         total = self._sum("total", weight.expand_as(v), decay, state)
-        read: Tensor = self.norm(self.up(written / total))
-        return read
+        return written / total
 
     def decays(self, like: Tensor) -> Tensor:
         """What is left of each channel after one token, from the quickest to the slowest."""
@@ -124,9 +129,9 @@ class Gate(nn.Module):
         nn.init.constant_(self.outer.bias, 2.0)  # begins at 0.88 of the backbone
 
     def forward(self, y: Tensor, m: Tensor) -> tuple[Tensor, Tensor]:
-        """The blend, and the mean entropy of the gate in nats (at most ln 2)."""
+        """The blend, and the entropy of the gate at each position, in nats (at most ln 2)."""
         y = self.norm(y)
         logit = self.outer(F.silu(self.inner(torch.cat([y, m], dim=-1))))
         g = torch.sigmoid(logit)
-        entropy = (F.softplus(logit) - logit * g).mean()  # of g; its gradient stays finite at 0, 1
+        entropy = (F.softplus(logit) - logit * g).mean(-1)  # its gradient stays finite at 0 and 1
         return g * y + (1 - g) * m, entropy

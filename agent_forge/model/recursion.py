@@ -70,14 +70,28 @@ class Halting(nn.Module):
         self.ema = ema
         self.register_buffer("mean_target", torch.full((steps,), 0.5))
         self.register_buffer("mean_probability", torch.full((steps,), 0.5))
+        self._seen: dict[int, list[Tensor]] = {}  # step -> sums of target, probability, count
 
     def loss(self, z: Tensor, target: Tensor, step: int) -> Tensor:
-        """Binary cross-entropy against whether halting here was right; moves the running means."""
+        """Binary cross-entropy against whether halting here was right."""
         logit = self.head(z).squeeze(-1)
-        with torch.no_grad():
-            self.mean_target[step].lerp_(target.mean(), 1 - self.ema)
-            self.mean_probability[step].lerp_(torch.sigmoid(logit.float()).mean(), 1 - self.ema)
+        if self.training:
+            sums = torch.stack([target, torch.sigmoid(logit.detach().float())]).sum(1)
+            self._seen.setdefault(step, []).append(torch.cat([sums, sums.new_tensor([len(z)])]))
         return F.binary_cross_entropy_with_logits(logit, target)
+
+    def begin_step(self) -> None:
+        """Forget what a step has seen that was not finished."""
+        self._seen.clear()
+
+    @torch.no_grad()
+    def end_step(self) -> None:
+        """Move the running means once, by all that the step has seen, in however many pieces."""
+        for step, parts in self._seen.items():
+            target, probability, count = torch.stack(parts).sum(0)
+            self.mean_target[step].lerp_(target / count, 1 - self.ema)
+            self.mean_probability[step].lerp_(probability / count, 1 - self.ema)
+        self._seen.clear()
 
     def probability(self, z: Tensor, step: int) -> Tensor:
         """The calibrated probability that it is right to halt after this step."""

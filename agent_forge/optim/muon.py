@@ -15,6 +15,7 @@ from typing import Any, Protocol, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 from torch.optim.adamw import adamw
 
 from agent_forge.errors import NotFinite
@@ -82,7 +83,7 @@ class MuonGrokfast(torch.optim.Optimizer):
         if isinstance(params, nn.Module):
             matrices, rest = split_roles(params)
             if config.qk_clip_threshold:
-                found = [m for m in params.modules() if hasattr(m, "largest_logit_H")]
+                found = [m for m in params.modules() if _is_trained_attention(m)]
                 self._attentions = cast(list[Attention], found)
                 for attention in self._attentions:
                     attention.watched = WATCHED_ROWS
@@ -90,11 +91,11 @@ class MuonGrokfast(torch.optim.Optimizer):
             given = list(params)
             matrices = [p for p in given if p.ndim == 2]
             rest = [p for p in given if p.ndim != 2]
-        if not config.muon:
-            matrices, rest = [], [*matrices, *rest]
+        self._quantised = [p for p in matrices if p.requires_grad]
+        role, rate = ("muon", config.muon_lr) if config.muon else ("adamw", config.fallback_lr)
         groups = [
-            {"params": matrices, "role": "muon", "lr": config.muon_lr},
-            {"params": rest, "role": "adamw", "lr": config.fallback_lr},
+            {"params": matrices, "role": role, "lr": rate, "decay": config.weight_decay},
+            {"params": rest, "role": "adamw", "lr": config.fallback_lr, "decay": 0.0},
         ]
         super().__init__([g for g in groups if g["params"]], {})
 
@@ -111,7 +112,7 @@ class MuonGrokfast(torch.optim.Optimizer):
             params = [p for p in group["params"] if p.grad is not None]
             if params:
                 update = self._muon if group["role"] == "muon" else self._adamw
-                update(params, group["lr"])
+                update(params, group["lr"], group["decay"])
         self.metrics["qk_clip_count"] = float(self._clip_attention())
         return loss
 
@@ -125,14 +126,12 @@ class MuonGrokfast(torch.optim.Optimizer):
         if self.straight_through is None:
             yield
             return
-        matrices = [
-            p for group in self.param_groups if group["role"] == "muon" for p in group["params"]
-        ]
+        matrices: list[Tensor] = list(self._quantised)
         latent = [p.detach().clone() for p in matrices]
-        with torch.no_grad():
-            for p in matrices:
-                p.copy_(self.straight_through(p))
         try:
+            with torch.no_grad():
+                for p in matrices:
+                    p.copy_(self.straight_through(p))
             yield
         finally:
             with torch.no_grad():
@@ -161,16 +160,17 @@ class MuonGrokfast(torch.optim.Optimizer):
         if not strength:
             return
         grads = [p.grad for p in params if p.grad is not None]
-        means = [
-            self.state[p].setdefault("ema", p.grad.clone()) for p in params if p.grad is not None
-        ]
+        for p in params:
+            if "ema" not in self.state[p] and p.grad is not None:
+                self.state[p]["ema"] = p.grad.clone()
+        means = [self.state[p]["ema"] for p in params]
         torch._foreach_lerp_(means, grads, 1 - alpha)
         raw = torch.nn.utils.get_total_norm(grads)
         slow = torch.nn.utils.get_total_norm(means)
         self.metrics["ema_to_raw"] = float(slow / raw.clamp(min=1e-12))
         torch._foreach_add_(grads, means, alpha=strength)
 
-    def _muon(self, params: list[Tensor], lr: float) -> None:
+    def _muon(self, params: list[Tensor], lr: float, decay: float) -> None:
         """Nesterov momentum, orthogonalised; scaled so that its size matches an AdamW update."""
         by_shape: dict[tuple[int, ...], list[Tensor]] = {}
         for p in params:
@@ -181,7 +181,7 @@ class MuonGrokfast(torch.optim.Optimizer):
             error = max(error, _orthogonality_error(update))
             update *= 0.2 * max(shape) ** 0.5
             squares += float(update.square().sum()) * lr**2
-            torch._foreach_mul_(group, 1 - lr * self.config.weight_decay)
+            torch._foreach_mul_(group, 1 - lr * decay)
             torch._foreach_add_(group, list(update.unbind()), alpha=-lr)
         self.metrics["update_norm"] = squares**0.5
         self.metrics["orthogonality_error"] = error
@@ -189,12 +189,15 @@ class MuonGrokfast(torch.optim.Optimizer):
     def _nesterov(self, group: list[Tensor]) -> Tensor:
         beta = self.config.momentum
         grads = [p.grad for p in group if p.grad is not None]
-        momenta = [self.state[p].setdefault("momentum", torch.zeros_like(p)) for p in group]
+        for p in group:
+            if "momentum" not in self.state[p]:
+                self.state[p]["momentum"] = torch.zeros_like(p)
+        momenta = [self.state[p]["momentum"] for p in group]
         torch._foreach_lerp_(momenta, grads, 1 - beta)
         return torch.stack(grads).lerp(torch.stack(momenta), beta)
 
-    def _adamw(self, params: list[Tensor], lr: float) -> None:
-        """torch's own fused AdamW. No decay: rows of unseen tokens would shrink to nothing."""
+    def _adamw(self, params: list[Tensor], lr: float, decay: float) -> None:
+        """torch's own fused AdamW. No decay but of matrices: unseen tokens would shrink away."""
         for p in params:
             state = self.state[p]
             if "step" not in state:
@@ -213,7 +216,7 @@ class MuonGrokfast(torch.optim.Optimizer):
             beta1=ADAM_BETAS[0],
             beta2=ADAM_BETAS[1],
             lr=lr,
-            weight_decay=0.0,
+            weight_decay=decay,
             eps=ADAM_EPS,
             maximize=False,
         )
@@ -237,6 +240,14 @@ class MuonGrokfast(torch.optim.Optimizer):
                 attention.k.weight.mul_(rows.sqrt())
             attention.largest_logit_H = None
         return clipped
+
+
+def _is_trained_attention(module: nn.Module) -> bool:
+    """Whether QK-clip may scale the queries and keys: not frozen, and not under LoRA."""
+    if not hasattr(module, "largest_logit_H"):
+        return False
+    linears = (getattr(module, "q"), getattr(module, "k"))  # noqa: B009 - not of every module
+    return not any(is_parametrized(f) or not f.weight.requires_grad for f in linears)
 
 
 def _orthogonality_error(update_NRC: Tensor) -> float:

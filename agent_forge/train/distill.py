@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from agent_forge.errors import ConfigError
 from agent_forge.model.loss import CHUNK, IGNORE, Loss, language_loss
 from agent_forge.model.network import ForgeNetwork
 from agent_forge.optim.muon import divergence
@@ -21,6 +22,7 @@ class DistillationLoss:
     ) -> None:
         if not 0 <= share <= 1 or temperature <= 0:
             raise ValueError("share is from 0 to 1, temperature above 0")
+        self.vocab_size = teacher.settings.vocab_size
         self.teacher, self.share, self.temperature = teacher.eval(), share, temperature
         teacher.requires_grad_(False)
 
@@ -28,6 +30,11 @@ class DistillationLoss:
         self, model: nn.Module, batch: Sequence[Tensor], generator: torch.Generator
     ) -> Loss:
         assert isinstance(model, ForgeNetwork)
+        if model.settings.vocab_size != self.vocab_size:
+            raise ConfigError(
+                f"the teacher has {self.vocab_size} tokens, the student {model.settings.vocab_size}"
+            )
+        self.teacher.to(batch[0].device)
         loss = language_loss(model, batch, generator)
         tokens, targets = batch
         kept = (targets != IGNORE).flatten()
@@ -37,7 +44,7 @@ class DistillationLoss:
             checkpoint(self._divergence, model, y, t, use_reentrant=False)
             for y, t in zip(torch.split(loss.answers, CHUNK), torch.split(wise, CHUNK), strict=True)
         ]
-        away = torch.cat(parts).mean()
+        away = torch.cat(parts).sum() / max(1, loss.count)
         loss.total = (1 - self.share) * loss.total + self.share * away
         loss.divergence = float(away.detach())
         return loss

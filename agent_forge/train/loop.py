@@ -25,6 +25,10 @@ class Evaluations:
     best: float | None = None
     without_gain: int = 0
 
+    def __post_init__(self) -> None:
+        if self.every_steps < 1:
+            raise ValueError(f"an evaluation every {self.every_steps} steps")
+
     def state_dict(self) -> dict[str, Any]:
         return {"best": self.best, "without_gain": self.without_gain}
 

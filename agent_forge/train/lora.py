@@ -37,6 +37,8 @@ def add_lora(
     targets: Sequence[str] = EVERY_MATRIX,
 ) -> list[str]:
     """Freeze the model and give each target a trainable low-rank change; returns their names."""
+    if rank < 1:
+        raise ConfigError(f"LoRA of rank {rank} changes nothing")
     found = [
         (name, module)
         for name, module in model.named_modules()

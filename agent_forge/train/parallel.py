@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 
 @dataclass(frozen=True)
@@ -20,11 +20,16 @@ class World:
 
     @classmethod
     def join(cls) -> World:
-        """Join the processes that torchrun started, if it did."""
+        """Join the processes that torchrun started, if it did.
+
+        The first of them is the one to save checkpoints; a run directory has one writer.
+        """
         size = int(os.environ.get("WORLD_SIZE", "1"))
         if size == 1:
             return cls()
         if not dist.is_initialized():
+            if torch.cuda.is_available():
+                torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
             dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
         return cls(dist.get_rank(), size)
 
@@ -35,6 +40,23 @@ class World:
         if len(batch[0]) % self.size:
             raise ValueError(f"{len(batch[0])} rows do not divide among {self.size} processes")
         return [tensor[self.rank :: self.size] for tensor in batch]
+
+    def gradients(self, model: nn.Module) -> list[Tensor]:
+        """The gradients that are there; among several processes zeros stand for missing ones."""
+        if self.size > 1:
+            for p in model.parameters():
+                if p.requires_grad and p.grad is None:
+                    p.grad = torch.zeros_like(p)
+        return [p.grad for p in model.parameters() if p.grad is not None]
+
+    def agree(self, model: nn.Module) -> None:
+        """Let QK-clip see the largest logits of all processes, so that all clip alike."""
+        if self.size == 1:
+            return
+        for module in model.modules():
+            largest = getattr(module, "largest_logit_H", None)
+            if largest is not None:
+                dist.all_reduce(largest, dist.ReduceOp.MAX)
 
     def sum(
         self, gradients: list[Tensor], values: dict[str, float], count: int

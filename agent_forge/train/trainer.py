@@ -1,10 +1,10 @@
 """Trainer: one optimizer step at a time, in pieces that fit into memory, with the rate's schedule.
 
-A step is all or nothing: a loss or gradient that is not finite, or a loss that has run away, raises
-`Diverged` before any weight changes. Out of memory cuts the batch into more pieces, and at last
-moves to the CPU; either is recorded under the step at which it happened before it takes effect, so
-that a resumed run does the same at the same step. Pieces are weighed by the tokens that they teach:
-the cut changes the result by rounding only.
+A step is all or nothing: a loss that is not finite or has run away raises `Diverged` before any
+weight changes, and so does a gradient that is not finite, with MuonGrokfast. Out of memory cuts the
+batch into more pieces, and at last moves to the CPU; either is recorded under the step at which it
+happened before it takes effect, so that a resumed run does the same at the same step. Pieces are
+weighed by the tokens that they teach: the cut changes the result by rounding only.
 """
 
 from __future__ import annotations
@@ -72,6 +72,10 @@ class Trainer:
         self.factor = 1.0  # of the rate; halved at each divergence
         self.recent: list[float] = []  # losses of the last steps
         self.steps_seen = 0
+        if total < 1:
+            raise ValueError(f"training of {total} steps")
+        if settings.warmup_steps > total:
+            log.warning("the rate rises for %d steps, of %d", settings.warmup_steps, total)
         for group in optimizer.param_groups:
             group.setdefault("full_lr", group["lr"])
         if settings.gradient_checkpointing:
@@ -114,10 +118,13 @@ class Trainer:
         rate = self.factor * rate_factor(step, self.total, self.settings)
         for group in self.optimizer.param_groups:
             group["lr"] = group["full_lr"] * rate
+        self.world.agree(self.model)
         try:
             self.optimizer.step()
         except NotFinite as error:
             raise Diverged(f"step {step}: {error}") from error
+        self._tell_modules("end_step")
+        self.world.average(list(self.model.buffers()))
         self.steps_seen += 1
         self.recent = [*self.recent[1 - RECENT :], values["loss"]]
         extra = {"loss_avg_100": self.mean_loss, "rate": rate}
@@ -126,7 +133,7 @@ class Trainer:
     @property
     def mean_loss(self) -> float:
         """Of the last hundred steps."""
-        return sum(self.recent) / len(self.recent)
+        return sum(self.recent) / max(1, len(self.recent))
 
     def gentler(self, factor: float) -> None:
         """Go on after a divergence at half of the rate that `factor` was."""
@@ -140,6 +147,8 @@ class Trainer:
     def _gradients(self, batch: Batch, pieces: int) -> dict[str, float]:
         """Leave the mean gradient of the batch in the parameters; returns the mean values."""
         self.optimizer.zero_grad(set_to_none=True)
+        self._tell_modules("begin_step")
+        pieces = min(pieces, len(batch[0]))
         sums: dict[str, float] = {}
         count = 0
         cut = zip(*(t.to(self.device).tensor_split(pieces) for t in batch), strict=True)
@@ -151,13 +160,18 @@ class Trainer:
                 count += loss.count
                 for name, value in loss.values().items():
                     sums[name] = sums.get(name, 0.0) + value * loss.count
-        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+        gradients = self.world.gradients(self.model)
         sums, count = self.world.sum(gradients, sums, count)
         if not count:
             raise ValueError("the batch has nothing to learn: every target is left out")
         torch._foreach_mul_(gradients, 1 / count)
-        self.world.average(list(self.model.buffers()))
         return {name: value / count for name, value in sums.items()}
+
+    def _tell_modules(self, what: str) -> None:
+        """Call `begin_step` or `end_step` of the modules that count over a step."""
+        for module in self.model.modules():
+            if hasattr(module, what):
+                getattr(module, what)()
 
     def _forward_weights(self) -> contextlib.AbstractContextManager[None]:
         """The weights as the optimizer wants them seen: through a straight-through hook or not."""

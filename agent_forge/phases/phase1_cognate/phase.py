@@ -145,7 +145,7 @@ class CognatePhase(PhaseController):
         steps: int,
     ) -> None:
         """Train a branch: AdamW for everything, at a low rate."""
-        config = MuGrokConfig(muon=False, fallback_lr=self.config.branch_rate, grokfast_lambda=0.0)
+        config = MuGrokConfig(muon=False, fallback_lr=self.config.branch_rate, weight_decay=0.0)
         settings = TrainSettings(
             optimizer=config,
             warmup_steps=min(10, steps),
@@ -181,7 +181,7 @@ class CognatePhase(PhaseController):
             total=steps,
             generator=ctx.generator(f"loss_{stage}"),
             device=ctx.device,
-            decisions=ctx.decisions,
+            decisions=ctx.decisions.of(stage),
         )
         looks = Evaluations(
             lambda: _held_out(model, corpus),

@@ -1,0 +1,90 @@
+"""`forge generate` and `forge chat`: what a model says."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from agent_forge.cli.config import JSON
+from agent_forge.cli.output import emit_json
+
+if TYPE_CHECKING:
+    from agent_forge.infer.generate import Sampling
+
+MODEL = typer.Argument(help="A model directory, ours or any Hugging Face causal LM.")
+TOKENS = typer.Option(128, "--max-tokens", min=1, help="Longest answer.")
+TEMPERATURE = typer.Option(0.0, "--temperature", min=0, help="0 takes the likeliest token.")
+TOP_K = typer.Option(0, "--top-k", min=0, help="Choose among the k likeliest; 0 = all.")
+TOP_P = typer.Option(1.0, "--top-p", help="Choose among the likeliest with this probability.")
+SEED = typer.Option(0, "--seed", min=0, help="Of the choices.")
+
+
+def generate(
+    model: Path = MODEL,
+    prompt: str = typer.Argument(help="Text to go on with; - reads it from stdin."),
+    max_tokens: int = TOKENS,
+    temperature: float = TEMPERATURE,
+    top_k: int = TOP_K,
+    top_p: float = TOP_P,
+    seed: int = SEED,
+    as_json: bool = JSON,
+) -> None:
+    """Go on with a text."""
+    sampling = _sampling(max_tokens, temperature, top_k, top_p, seed)
+    from agent_forge.infer.voice import open_voice
+
+    text = sys.stdin.read() if prompt == "-" else prompt
+    pieces = open_voice(model).complete(text, sampling)
+    if as_json:
+        emit_json(model=str(model), prompt=text, text="".join(pieces))
+        return
+    for piece in pieces:
+        typer.echo(piece, nl=False)
+        sys.stdout.flush()
+    typer.echo()
+
+
+def chat(
+    model: Path = MODEL,
+    system: str = typer.Option("", "--system", help="What the model is told first."),
+    max_tokens: int = TOKENS,
+    temperature: float = TEMPERATURE,
+    top_k: int = TOP_K,
+    top_p: float = TOP_P,
+    seed: int = SEED,
+) -> None:
+    """Talk to a model: a line is a turn; an empty line, Ctrl-D or Ctrl-C ends it."""
+    sampling = _sampling(max_tokens, temperature, top_k, top_p, seed)
+    from agent_forge.infer.voice import open_voice
+
+    voice = open_voice(model)
+    turns = [{"role": "system", "content": system}] if system else []
+    while said := _line():
+        turns.append({"role": "user", "content": said})
+        answer = ""
+        for piece in voice.reply(turns, sampling):
+            answer += piece
+            typer.echo(piece, nl=False)
+            sys.stdout.flush()
+        typer.echo()
+        turns.append({"role": "assistant", "content": answer})
+
+
+def _line() -> str:
+    """The next line of the user; nothing at the end of the input."""
+    if sys.stdin.isatty():
+        typer.echo("> ", nl=False, err=True)
+    return sys.stdin.readline().rstrip("\n")
+
+
+def _sampling(tokens: int, temperature: float, top_k: int, top_p: float, seed: int) -> Sampling:
+    from agent_forge.errors import ConfigError
+    from agent_forge.infer.generate import Sampling
+
+    try:
+        return Sampling(tokens, temperature, top_k, top_p, seed)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error

@@ -1,0 +1,113 @@
+"""A model directory that speaks: ours with its caches and halting, or any causal language model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from agent_forge.data.tokenizer import END_OF_TEXT, END_OF_TURN, SPECIAL, Tokenizer
+from agent_forge.errors import ConfigError, DamagedFile, NotFound
+from agent_forge.infer.generate import Sampling, choose, stream
+from agent_forge.model.hf import MODEL_TYPE, build_network, load_foreign
+from agent_forge.model.network import ForgeNetwork
+from agent_forge.store import files
+from agent_forge.store.models import load_directory
+
+Message = Mapping[str, Any]
+ENDS = frozenset((SPECIAL[END_OF_TEXT], SPECIAL[END_OF_TURN]))
+
+
+class Voice(Protocol):
+    """What can be talked to. Text comes piece by piece."""
+
+    def complete(self, text: str, sampling: Sampling) -> Iterator[str]: ...
+    def reply(self, messages: Sequence[Message], sampling: Sampling) -> Iterator[str]: ...
+
+
+def open_voice(folder: Path) -> Voice:
+    """The model in a folder; ours is verified against its sha256."""
+    if not folder.is_dir():
+        raise NotFound(f"{folder} is not a folder", hint="forge models lists the models of runs")
+    if not (folder / "config.json").is_file():
+        raise NotFound(f"{folder} has no config.json: it is not a model directory")
+    config = files.read_json(folder / "config.json")
+    if not isinstance(config, dict):
+        raise DamagedFile(folder / "config.json", "not the config of a model")
+    if config.get("model_type") != MODEL_TYPE:
+        return _Foreign(folder)
+    weights, _, config = load_directory(folder)
+    model = build_network(config)
+    model.load_state_dict(weights)
+    return _Own(model.eval(), Tokenizer.load(folder))
+
+
+class _Own:
+    def __init__(self, model: ForgeNetwork, tokenizer: Tokenizer) -> None:
+        self.model, self.tokenizer = model, tokenizer
+
+    def complete(self, text: str, sampling: Sampling) -> Iterator[str]:
+        if not text:
+            raise ConfigError("the prompt is empty")
+        return self._say(self.tokenizer.encode(text), sampling)
+
+    def reply(self, messages: Sequence[Message], sampling: Sampling) -> Iterator[str]:
+        return self._say(self.tokenizer.encode_chat(messages, reply=True), sampling)
+
+    def _say(self, ids: list[int], sampling: Sampling) -> Iterator[str]:
+        ending = _with_ends(sampling, ENDS)
+        return stream(self.model, ids, ending, self._decode)
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        """Text; a network may have more ids than the tokenizer has tokens."""
+        return self.tokenizer.decode(i for i in ids if i < self.tokenizer.vocab_size)
+
+
+class _Foreign:
+    def __init__(self, folder: Path) -> None:
+        self.model, self.tokenizer = load_foreign(folder)
+
+    def complete(self, text: str, sampling: Sampling) -> Iterator[str]:
+        if not text:
+            raise ConfigError("the prompt is empty")
+        return self._say(self.tokenizer(text).input_ids, sampling)
+
+    def reply(self, messages: Sequence[Message], sampling: Sampling) -> Iterator[str]:
+        if self.tokenizer.chat_template:
+            text = self.tokenizer.apply_chat_template(
+                list(messages), tokenize=False, add_generation_prompt=True
+            )
+            ids = self.tokenizer(text, add_special_tokens=False).input_ids
+        else:  # a model that was never taught to chat goes on with the text
+            ids = self.tokenizer("\n".join(m["content"] for m in messages)).input_ids
+        return self._say(ids, sampling)
+
+    def _say(self, ids: list[int], sampling: Sampling) -> Iterator[str]:
+        end = self.tokenizer.eos_token_id
+        ending = _with_ends(sampling, frozenset() if end is None else frozenset((end,)))
+        return self._tokens(ids, ending)
+
+    @torch.no_grad()
+    def _tokens(self, ids: list[int], sampling: Sampling) -> Iterator[str]:
+        generator = torch.Generator().manual_seed(sampling.seed)
+        made: list[int] = []
+        shown, past, following = 0, None, torch.tensor([ids])
+        while len(made) < sampling.max_new_tokens:
+            out = self.model(following, past_key_values=past, use_cache=True)
+            past = out.past_key_values
+            token = choose(out.logits[0, -1].float(), sampling, generator)
+            if token in sampling.stop_tokens:
+                break
+            made.append(token)
+            following = torch.tensor([[token]])
+            text = self.tokenizer.decode(made, skip_special_tokens=True)
+            if not text.endswith("\ufffd"):  # half a character is no text yet
+                yield text[shown:]
+                shown = len(text)
+
+
+def _with_ends(sampling: Sampling, ends: frozenset[int]) -> Sampling:
+    return replace(sampling, stop_tokens=sampling.stop_tokens | ends)

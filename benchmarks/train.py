@@ -14,6 +14,7 @@ import argparse
 import hashlib
 import json
 import math
+import os
 import resource
 import statistics
 import subprocess
@@ -565,7 +566,8 @@ def write_tables() -> None:
 def main() -> None:
     global DATA
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
-    parser.add_argument("--data", type=Path, help="folder of the public texts")
+    folder = Path(os.environ.get("AGENT_FORGE_DATA", "data"))
+    parser.add_argument("--data", type=Path, default=folder, help="folder of the public texts")
     parser.add_argument("--tables", action="store_true", help="measure nothing")
     parser.add_argument("--study", help="only this study")
     parser.add_argument("--speed", help=argparse.SUPPRESS)
@@ -576,8 +578,8 @@ def main() -> None:
         return
     torch.set_num_threads(1)
     if not asked.tables:
-        if asked.data is None or not (asked.data / "tiny_shakespeare").is_dir():
-            parser.error("--data needs a folder with tinystories, wikitext2 and tiny_shakespeare")
+        if not all((asked.data / corpus).is_dir() for corpus in CORPORA[:-1]):
+            parser.error(f"{asked.data} needs the folders {', '.join(CORPORA[:-1])}")
         DATA = asked.data
         for study in (rate_cells, optimizer_cells, architecture_cells, speed_cells):
             if asked.study and not study.__name__.startswith(asked.study):

@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from agent_forge.errors import ConfigError
+from agent_forge.errors import ConfigError, ForgeError
 from agent_forge.evals.likelihood import Item, measure
 from agent_forge.model import hf
 from agent_forge.model.network import ForgeNetwork
@@ -84,6 +84,13 @@ def test_what_does_not_exist_is_refused(setting: str, sign: str) -> None:
     with pytest.raises(ConfigError) as caught:
         corpus("phases.cognate.items_per_family=12", setting)
     assert sign in f"{caught.value} {caught.value.hint}"
+
+
+@pytest.mark.parametrize("setting", ["datasets=[gsm9k]", "families=[copi]", "texts=[missing.txt]"])
+def test_a_plan_refuses_them_before_any_work(setting: str) -> None:
+    settings = config(f"phases.cognate.{setting}")
+    with pytest.raises(ForgeError):
+        CognatePhase(settings.phases.cognate, settings).plan([])
 
 
 def test_mixes_add_up_and_favour_the_own_domain() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shutil
 from pathlib import Path
 
 import pytest
@@ -127,7 +128,25 @@ def test_what_cannot_speak_is_refused(ours: Path, tmp_path: Path, forge: Forge) 
         open_voice(ours)
 
 
-@pytest.mark.parametrize("text", ["[]", "{}", '{"model_type": "llama"}', "no json"])
+def test_a_merged_model_of_ours_speaks(ours: Path, tmp_path: Path) -> None:
+    said = "".join(open_voice(ours).complete("red", Sampling(6)))
+    copy = tmp_path / "merged"
+    shutil.copytree(ours, copy)
+    for name in ("metadata.json", "metrics.json", "manifest.json"):
+        (copy / name).unlink()
+    assert "".join(open_voice(copy).complete("red", Sampling(6))) == said
+
+
+def test_what_is_no_text_is_refused(ours: Path, foreign: Path, tmp_path: Path) -> None:
+    for place in (ours, foreign):
+        with pytest.raises(ConfigError, match=r"UTF-8|surrogate"):
+            "".join(open_voice(place).complete("\udcff", Sampling(2)))
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ConfigError, match="not a language model"):
+        open_voice(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["[]", '{"model_type": "llama"}', "no json"])
 def test_a_broken_foreign_model_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(DamagedFile):

@@ -6,6 +6,7 @@ No module here imports torch when it is loaded, so help and listings answer at o
 
 from __future__ import annotations
 
+import contextlib
 import io
 import sys
 import traceback
@@ -66,7 +67,8 @@ def main() -> None:
         if error.hint:
             print(f"next: {error.hint}", file=sys.stderr)
         if "--json" in sys.argv:
-            emit_json(error=str(error), hint=error.hint, exit_code=error.exit_code)
+            with contextlib.suppress(BrokenPipeError):  # nobody reads any more
+                emit_json(error=str(error), hint=error.hint, exit_code=error.exit_code)
         sys.exit(error.exit_code)
     except OSError as error:
         if debug:

@@ -162,7 +162,7 @@ def _report(orchestrator: PipelineOrchestrator, outcome: dict[str, Any], as_json
                     r["phase"] + (" (done before)" if r["skipped"] else ""),
                     f"{r['seconds']:.1f}",
                     r["summary"] or ", ".join(f"{k} {_shown(v)}" for k, v in r["metrics"].items()),
-                    "\n".join(r["models"]),
+                    ", ".join(r["models"]),
                 )
                 for r in rows
             ],

@@ -234,6 +234,11 @@ class PhaseContext:
             if step % self.check_every == 0:
                 self.check_resources()
 
+    def pause_if_asked(self) -> None:
+        """Between two long pieces of work that are no steps: stop here if that was asked for."""
+        if self.should_stop():
+            raise Interrupted("stopped between two steps")
+
     def roll_back(self, reason: str) -> int:
         """Put every part back to the last regular checkpoint; the loop goes on from there.
 

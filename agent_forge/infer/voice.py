@@ -37,12 +37,27 @@ def open_voice(folder: Path) -> Voice:
     config = files.read_json(folder / "config.json")
     if not isinstance(config, dict):
         raise DamagedFile(folder / "config.json", "not the config of a model")
-    if config.get("model_type") != MODEL_TYPE:
+    if "model_type" not in config:
+        raise ConfigError(f"{folder} is not a language model: its config names no model_type")
+    if config["model_type"] != MODEL_TYPE:
         return _Foreign(folder)
+    if not (folder / "metadata.json").exists():  # a merge, or another tool's copy
+        return _Own(load_foreign(folder)[0].network, Tokenizer.load(folder))  # type: ignore[arg-type]
     weights, _, config = load_directory(folder)
     model = build_network(config)
     model.load_state_dict(weights)
     return _Own(model.eval(), Tokenizer.load(folder))
+
+
+def _text(text: str) -> str:
+    """Refuse what is no text: nothing at all, or bytes that are not UTF-8."""
+    if not text:
+        raise ConfigError("the prompt is empty")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ConfigError("the prompt is not UTF-8 text") from None
+    return text
 
 
 class _Own:
@@ -50,9 +65,7 @@ class _Own:
         self.model, self.tokenizer = model, tokenizer
 
     def complete(self, text: str, sampling: Sampling) -> Iterator[str]:
-        if not text:
-            raise ConfigError("the prompt is empty")
-        return self._say(self.tokenizer.encode(text), sampling)
+        return self._say(self.tokenizer.encode(_text(text)), sampling)
 
     def reply(self, messages: Sequence[Message], sampling: Sampling) -> Iterator[str]:
         return self._say(self.tokenizer.encode_chat(messages, reply=True), sampling)
@@ -71,11 +84,10 @@ class _Foreign:
         self.model, self.tokenizer = load_foreign(folder)
 
     def complete(self, text: str, sampling: Sampling) -> Iterator[str]:
-        if not text:
-            raise ConfigError("the prompt is empty")
-        return self._say(self.tokenizer(text).input_ids, sampling)
+        return self._say(self.tokenizer(_text(text)).input_ids, sampling)
 
     def reply(self, messages: Sequence[Message], sampling: Sampling) -> Iterator[str]:
+        _text(messages[-1]["content"])
         if self.tokenizer.chat_template:
             text = self.tokenizer.apply_chat_template(
                 list(messages), tokenize=False, add_generation_prompt=True

@@ -89,6 +89,13 @@ class Corpus:
         return mix
 
 
+def check(settings: CognateSettings) -> None:
+    """Refuse what cannot be learned from, before any work."""
+    datasets.missing(settings.datasets, Path(settings.data_dir))
+    _families(settings, [])
+    _own_parts(settings)
+
+
 def build(settings: CognateSettings, model: ModelSettings) -> Corpus:
     """Everything that Phase 1 learns from, and is measured on."""
     folder = Path(settings.data_dir)
@@ -186,12 +193,16 @@ def _real_parts(settings: CognateSettings, folder: Path, missing: list[str]) -> 
             examples = list(datasets.read(name, folder, split="train"))
             domain = DOMAIN_OF_CATEGORY[found.category]
             parts.append(Part(name, domain, found.stage, examples))
+    return [*parts, *_own_parts(settings)]
+
+
+def _own_parts(settings: CognateSettings) -> list[Part]:
+    parts = []
     for text in settings.texts:
         examples = list(datasets.read_own(Path(text), split="train"))
+        if not examples:
+            raise ConfigError(f"{text} has no examples to train on")
         parts.append(Part(Path(text).stem, TEXT, 1, examples))
-    for part in parts:
-        if not part.examples:
-            raise ConfigError(f"{part.name} has no examples to train on")
     return parts
 
 

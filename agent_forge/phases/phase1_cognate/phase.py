@@ -39,7 +39,7 @@ from agent_forge.phases.phase1_cognate.config import (
     CognateSettings,
     Specialist,
 )
-from agent_forge.phases.phase1_cognate.corpus import Corpus, build
+from agent_forge.phases.phase1_cognate.corpus import Corpus, build, check
 from agent_forge.train.config import TrainSettings
 from agent_forge.train.loop import Evaluations, fit
 from agent_forge.train.trainer import Trainer
@@ -56,6 +56,7 @@ class CognatePhase(PhaseController):
     config: CognateSettings
 
     def plan(self, models: Sequence[ModelRef]) -> Plan:
+        check(self.config)
         c, weights = self.config, self.shared.model.parameters()
         branches = 3 * c.branch_steps * (2 if c.control else 1)
         tokens = c.rows * c.row_tokens
@@ -218,6 +219,7 @@ class CognatePhase(PhaseController):
             models["control"] = control
         reports = {}
         for name, model in models.items():
+            ctx.pause_if_asked()
             reports[name] = assess(model, corpus.verdict, corpus.selection)
             ctx.log(None, _measured(name, reports[name]))
         different = diversity([reports[f"model_{n}"] for n in (1, 2, 3)], trunk.settings.t_max)

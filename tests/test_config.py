@@ -38,10 +38,10 @@ Key = tuple[str, ...]
 PARSERS = pytest.mark.parametrize("parse", [parse_yaml, parse_json])
 # preset -> vocab_size, d_model, n_layers, millions of weights
 SIZES = {
-    "smoke": (512, 64, 2, 0.14),
-    "tiny": (2048, 128, 4, 1.09),
-    "toy": (2048, 128, 4, 1.09),
-    "small": (4096, 192, 5, 3.12),
+    "smoke": (512, 64, 2, 0.13),
+    "tiny": (2048, 128, 4, 1.17),
+    "toy": (2048, 128, 4, 1.17),
+    "small": (4096, 192, 5, 2.99),
     "25m": (32768, 512, 8, 25.25),
 }
 
@@ -240,6 +240,8 @@ def another(value: Any, annotation: Any) -> Any:
         return not value
     if isinstance(value, dict):
         return {**value, "another": 1.0}
+    if isinstance(value, list):
+        return [*value, "another"]
     return value + (1 if isinstance(value, int | float) else "x")
 
 

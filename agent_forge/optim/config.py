@@ -79,7 +79,14 @@ class MuGrokConfig(Settings):
 
 
 PHASE_SETTINGS: dict[int, dict[str, Any]] = {
-    1: {"muon_lr": 1e-2, "fallback_lr": 3e-3, "grokfast_lambda": 0.0, "qk_clip_threshold": 30.0},
+    1: {
+        "muon_lr": 1e-2,
+        "fallback_lr": 6e-3,
+        "grokfast_lambda": 0.0,
+        "ns_steps": 3,
+        "momentum": 0.9,
+        "qk_clip_threshold": 30.0,
+    },
     3: {
         "muon_lr": 5e-4,
         "fallback_lr": 1e-4,

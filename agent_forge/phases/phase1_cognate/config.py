@@ -20,6 +20,7 @@ class Specialist(Settings):
     domain: str
     seed: int
     halt_threshold: float
+    halt_margin: float
     memory_capacity: int
     surprise_weight: float
     novelty_weight: float
@@ -35,6 +36,7 @@ SPECIALISTS = (
         domain="reasoning",
         seed=42,
         halt_threshold=0.95,
+        halt_margin=0.0,
         memory_capacity=4096,
         surprise_weight=0.7,
         novelty_weight=0.3,
@@ -44,6 +46,7 @@ SPECIALISTS = (
         domain="memory",
         seed=1337,
         halt_threshold=0.90,
+        halt_margin=0.01,
         memory_capacity=8192,
         surprise_weight=0.5,
         novelty_weight=0.5,
@@ -53,6 +56,7 @@ SPECIALISTS = (
         domain="adaptive",
         seed=2023,
         halt_threshold=0.50,
+        halt_margin=0.05,
         memory_capacity=2048,
         surprise_weight=0.3,
         novelty_weight=0.7,

@@ -50,24 +50,36 @@ def test_the_loss_ignores_what_the_loader_marks() -> None:
     assert IGNORE == IGNORED_BY_THE_LOSS
 
 
-@given(DOCUMENTS, st.integers(1, 3), st.integers(2, 11), st.integers(0, 2**40))
+def documents_of(stream: list[int]) -> list[list[int]]:
+    """What stands between the ends of text; the rest of a row is filled with such ends."""
+    found: list[list[int]] = [[]]
+    for token in stream:
+        if token == END:
+            found.append([])
+        else:
+            found[-1].append(token)
+    return [document for document in found if document]
+
+
+@given(DOCUMENTS, st.integers(1, 3), st.integers(13, 30), st.integers(0, 2**40))
 def test_every_epoch_has_every_document_once_and_whole(
     documents: list[list[int]], batch: int, length: int, seed: int
 ) -> None:
     made = loader(Source("a", documents), batch=batch, length=length, seed=seed)
-    size = sum(len(document) + 1 for document in documents)
     stream: list[int] = []
-    while len(stream) < 2 * size:
-        stream += [token for row, _ in rows(1, made) for token in row]
-    for epoch in (stream[:size], stream[size : 2 * size]):
-        found, document = [], []
-        for token in epoch:
-            if token == END:
-                found.append(document)
-                document = []
-            else:
-                document.append(token)
-        assert sorted(found) == sorted(documents)
+    while len(documents_of(stream)) <= 2 * len(documents):
+        for row, _ in rows(1, made):
+            assert all(document in documents for document in documents_of(row))
+            stream += row
+    found, count = documents_of(stream), len(documents)
+    for epoch in (found[:count], found[count : 2 * count]):
+        assert sorted(epoch) == sorted(documents)
+
+
+def test_a_row_is_a_sample_of_all_sources() -> None:
+    made = loader(*(source(f"s{i}", 20, 100 + 100 * i) for i in range(3)), batch=1, length=30)
+    for row, _ in rows(20, made):
+        assert {token // 100 for token in row if token != END} == {1, 2, 3}
 
 
 @given(DOCUMENTS, st.integers(2, 11), st.randoms())
@@ -85,7 +97,7 @@ def test_targets_are_the_next_token_of_the_same_document_where_it_is_learned(
     pairs = Counter(zip(made.tokens.tolist(), made.targets.tolist(), strict=True))
     for row, goal in rows(3, loader(made, length=length)):
         assert any(target != IGNORE for target in goal), "a row that teaches nothing"
-        assert set(zip(row, goal, strict=True)) <= set(pairs)
+        assert set(zip(row, goal, strict=True)) <= {*pairs, (END, IGNORE)}
 
 
 def test_only_the_completion_is_learned() -> None:
@@ -95,8 +107,9 @@ def test_only_the_completion_is_learned() -> None:
 
 def test_a_document_longer_than_a_row_goes_on_in_the_next() -> None:
     made = loader(Source("a", [list(range(30, 50))]), batch=2, length=8)
-    (first, goal), (second, _) = rows(1, made)
-    assert first + second == list(range(30, 46)) and goal == list(range(31, 39))
+    (first, goal), (second, _), (third, _), _ = rows(2, made)
+    assert first + second + third == [*range(30, 50), END, 30, 31, 32]
+    assert goal == list(range(31, 39))
 
 
 def test_a_long_prompt_gives_no_rows_without_targets() -> None:
@@ -160,8 +173,10 @@ def test_a_shuffle_is_the_same_on_every_machine() -> None:
 def test_epochs_differ_in_their_order() -> None:
     made = loader(source("a", 40), batch=1, length=2)
     size = len(source("a", 40).tokens)
-    stream = [token for row, _ in rows(size, made) for token in row][: 2 * size]
-    assert sorted(stream[:size]) == sorted(stream[size:]) and stream[:size] != stream[size:]
+    stream = [token for row, _ in rows(size, made) for token in row if token != END]
+    size -= 40
+    one, other = stream[:size], stream[size : 2 * size]
+    assert sorted(one) == sorted(other) and one != other
 
 
 def test_a_cursor_of_other_data_is_refused() -> None:
@@ -176,12 +191,13 @@ def test_a_cursor_of_other_data_is_refused() -> None:
 
 @given(st.lists(st.floats(0.01, 100), min_size=2, max_size=4))
 @settings(deadline=None, max_examples=30)
-def test_rows_follow_the_weights(weights: list[float]) -> None:
+def test_tokens_follow_the_weights(weights: list[float]) -> None:
     sources = [source(f"s{i}", first=100 + 100 * i) for i in range(len(weights))]
     made = loader(*sources, mix={s.name: w for s, w in zip(sources, weights, strict=True)})
-    drawn = Counter((max(row) // 100) - 1 for row, _ in rows(50, made))
+    stream = [token for row, _ in rows(50, made) for token in row]
+    sizes = Counter(d[0] // 100 - 1 for d in documents_of(stream) for _ in [*d, END])
     for i, weight in enumerate(weights):
-        assert abs(drawn[i] - 200 * weight / sum(weights)) <= len(weights)
+        assert abs(sizes[i] - sizes.total() * weight / sum(weights)) <= 7 * len(weights)
 
 
 def test_a_weight_of_zero_leaves_a_source_where_it_is() -> None:

@@ -1,8 +1,10 @@
-"""Batches from token documents: packed without waste, mixed by weights, resumed to the byte.
+"""Batches from token documents: packed whole, mixed by weights, resumed to the byte.
 
-Each source is an endless stream: its documents in a new order every epoch, back to back, with an
-end-of-text after each. A row of a batch is the next piece of one source's stream; smooth weighted
-round-robin says whose turn it is. The cursor is a few numbers, so it belongs into a checkpoint.
+Each source is an endless stream: its documents in a new order every epoch, with an end-of-text
+after each. A row of a batch holds documents of all sources, the next always from the one that is
+furthest behind its share of tokens, so that every batch is a sample of the whole mix. A document
+that does not fit into the rest of a row begins the next one; one that no row can hold is cut and
+goes on at its next turn. The cursor is a few numbers, so it belongs into a checkpoint.
 """
 
 from __future__ import annotations
@@ -84,21 +86,21 @@ class _Stream:
         self.order = shuffled(len(self.source.lengths), int.from_bytes(key, "little"))
         self.ends = np.cumsum(self.source.lengths[self.order])
 
-    def take(self, n: int) -> Ints:
-        """Where the next n tokens of the stream are in the flat arrays."""
-        pieces: list[Ints] = []
-        while n:
-            stop = min(self.at + n, int(self.ends[-1]))
-            place = np.arange(self.at, stop)
-            document = np.searchsorted(self.ends, place, side="right")
-            original = self.order[document]
-            ends = self.source.starts[original] + self.source.lengths[original]
-            pieces.append(ends - (self.ends[document] - place))
-            n -= stop - self.at
-            self.at = stop
-            if stop == self.ends[-1]:
-                self.seek(self.epoch + 1, 0)
-        return np.concatenate(pieces)
+    def left(self) -> int:
+        """Tokens of the document that comes next, or of what is left of it."""
+        document = int(np.searchsorted(self.ends, self.at, side="right"))
+        return int(self.ends[document]) - self.at
+
+    def take(self, n: int) -> slice:
+        """Where the next n tokens of that document are in the flat arrays."""
+        document = int(np.searchsorted(self.ends, self.at, side="right"))
+        original = self.order[document]
+        end = int(self.source.starts[original] + self.source.lengths[original])
+        start = end - (int(self.ends[document]) - self.at)
+        self.at += n
+        if self.at == self.ends[-1]:
+            self.seek(self.epoch + 1, 0)
+        return slice(start, start + n)
 
 
 class Loader:
@@ -143,33 +145,31 @@ class Loader:
 
     def next_batch(self) -> tuple[torch.Tensor, torch.Tensor]:
         """tokens_BT and targets_BT; a target is the next token, IGNORE where it is not learned."""
-        turns = [self._turn() for _ in range(self.batch)]
-        tokens = np.empty((self.batch, self.length), dtype=np.int64)
-        targets = np.empty_like(tokens)
-        for name in dict.fromkeys(turns):
-            rows = [i for i, turn in enumerate(turns) if turn == name]
-            source = self._streams[name].source
-            places = self._rows(self._streams[name], len(rows))
-            tokens[rows], targets[rows] = source.tokens[places], source.targets[places]
+        tokens = np.full((self.batch, self.length), END, dtype=np.int64)
+        targets = np.full_like(tokens, IGNORE)
+        for row in range(self.batch):
+            while (targets[row] == IGNORE).all():  # a piece of a long prompt teaches nothing
+                self._fill(tokens[row], targets[row])
         return torch.from_numpy(tokens), torch.from_numpy(targets)
 
-    def _rows(self, stream: _Stream, n: int) -> Ints:
-        """The next n rows of a stream in which there is something to learn."""
-        kept: list[Ints] = []
-        while n:
-            rows = stream.take(n * self.length).reshape(n, self.length)
-            rows = rows[(stream.source.targets[rows] != IGNORE).any(axis=1)]
-            kept.append(rows)
-            n -= len(rows)
-        return np.concatenate(kept)
-
-    def _turn(self) -> str:
-        """Smooth weighted round-robin: the source that is furthest behind its share."""
-        for name, share in self._mix.items():
-            self._credit[name] += share
-        name = max(self._mix, key=lambda name: self._credit[name])
-        self._credit[name] -= 1
-        return name
+    def _fill(self, tokens: Ints, targets: Ints) -> None:
+        """Put documents into a row for as long as they fit."""
+        tokens[:], targets[:] = END, IGNORE
+        at = 0
+        while at < self.length:
+            name = max(self._mix, key=lambda name: self._credit[name])
+            stream, room = self._streams[name], self.length - at
+            left = stream.left()
+            if room < left <= self.length:
+                return
+            size = min(left, room)
+            place = stream.take(size)
+            tokens[at : at + size] = stream.source.tokens[place]
+            targets[at : at + size] = stream.source.targets[place]
+            at += size
+            for other, share in self._mix.items():
+                self._credit[other] += share * size
+            self._credit[name] -= size
 
     def state_dict(self) -> dict[str, Any]:
         return {

@@ -139,8 +139,10 @@ class PhaseContext:
     check_every: int
     keep_checkpoints: int
     fingerprint: str  # of all that the phase's result depends on
+    planned: int = 0  # steps of all stages together
     _generators: dict[str, torch.Generator] = field(default_factory=dict)
     _stages: set[str] = field(default_factory=set)
+    _done: int = 0  # steps of the stages before this one
     _began: float = field(default_factory=time.monotonic)
     _seconds_before: float = 0.0  # that earlier attempts took
     _logged: int = 0  # records that the phase has come by
@@ -216,23 +218,29 @@ class PhaseContext:
         loop.step = first = self._restore(manager, parts)
         name = self.phase if stage == "main" else f"{self.phase} {stage}"
         self.tracker.tell({"event": "loop", "name": name, "first": first, "total": total})
+        told = {"event": "step", "phase": self.phase, "stage": stage, "total": total}
+        before = self._done
+        self._done += total
         while loop.step < total:
             loop.step = step = loop.step + 1
             self._loop = loop
             yield step
             if loop.step != step:
                 continue  # rolled back
-            self.tracker.tell(
-                {"event": "step", "phase": self.phase, "stage": stage, "step": step, "total": total}
-            )
+            left = max(self.planned, self._done) - before - step
+            self.tracker.tell({**told, "step": step, "done": before + step, "left": left})
             if self.should_stop():
-                self._save(manager, step, parts, self._on_cadence(step))
+                self._save(manager, stage, step, parts)
                 raise Interrupted(f"stopped after step {step} of {total}")
             if self._on_cadence(step) or step == total:
-                self._save(manager, step, parts, self._on_cadence(step))
+                self._save(manager, stage, step, parts)
                 loop.beginning = None if self._on_cadence(step) else loop.beginning
             if step % self.check_every == 0:
                 self.check_resources()
+
+    def tell(self, event: str, **details: Any) -> None:
+        """Say what is being done between the steps; for the display, not for the record."""
+        self.tracker.tell({"event": event, "phase": self.phase, **details})
 
     def pause_if_asked(self) -> None:
         """Between two long pieces of work that are no steps: stop here if that was asked for."""
@@ -332,7 +340,7 @@ class PhaseContext:
         return step % self.checkpoint_every == 0
 
     def _save(
-        self, manager: CheckpointManager, step: int, parts: Mapping[str, Stateful], anchor: bool
+        self, manager: CheckpointManager, stage: str, step: int, parts: Mapping[str, Stateful]
     ) -> None:
         state = {
             "fingerprint": self.fingerprint,
@@ -346,8 +354,9 @@ class PhaseContext:
             )
         self.tracker.metrics.sync()
         note = {"logged": self._logged, "seconds": self.seconds}
-        manager.save(state, step=step, generators=self._generators, note=note, anchor=anchor)
-        self.tracker.tell({"event": "checkpoint", "phase": self.phase, "step": step})
+        manager.save(state, step=step, generators=self._generators, note=note, anchor=self._on_cadence(step))
+        within = {} if stage == "main" else {"stage": stage}
+        self.tracker.tell({"event": "checkpoint", "phase": self.phase, **within, "step": step})
 
 
 def _number(value: Any) -> float:

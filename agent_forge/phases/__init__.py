@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from agent_forge.contract.phase import PhaseController
 
-# A phase is listed here once its results are proved; phase1_cognate is written but not yet tuned.
-IMPLEMENTED = {"toy": "agent_forge.phases.toy:ToyPhase"}
+IMPLEMENTED = {
+    "toy": "agent_forge.phases.toy:ToyPhase",
+    "cognate": "agent_forge.phases.phase1_cognate.phase:CognatePhase",
+}
 SUMMARY = {
     "toy": "train a linear model: shows how a phase is written",
     "cognate": "train three specialists from one trunk",

@@ -350,7 +350,8 @@ class PipelineOrchestrator:
                 return
             last = time.monotonic()
             phase = record["phase"]
-            within = record["step"] / record["total"] if record["event"] == "step" else 1.0
+            done, left = record.get("done", 1), record.get("left", 0)
+            within = done / (done + left)
             percent = 100 * (list(names).index(phase) + within) / len(names)
             self.sessions.registry.update_session(
                 session_id, current_phase=phase, progress_percent=min(100.0, percent)

@@ -74,9 +74,10 @@ def run_phase(
     accepted, problem = controller.validate_input(inputs)
     if not accepted:
         raise HandoffRefused(f"{controller.name}: {problem}")
-    resources.require_for(controller.plan(inputs), folder, run.config)
+    plan = controller.plan(inputs)
+    resources.require_for(plan, folder, run.config)
     state = _begin(run, controller.name, folder, fingerprint, inputs)
-    return _work(run, controller, inputs, folder, state)
+    return _work(run, controller, inputs, folder, state, plan.steps)
 
 
 def _begin(
@@ -112,8 +113,10 @@ def _work(
     inputs: Sequence[ModelRef],
     folder: Path,
     state: dict[str, Any],
+    planned: int,
 ) -> PhaseResult:
     context = _context(run, controller, inputs, folder, state)
+    context.planned = planned
     run.tracker.begin_phase(controller.name)
     seed_everything(run.config.runtime.seed, controller.name)
     try:

@@ -43,8 +43,10 @@ class Progress:
             self._began, self._first = time.monotonic(), record["first"]
 
     def eta(self, record: dict[str, Any]) -> float | None:
+        """Until the phase is through its steps, at the pace of the present stage."""
         elapsed = time.monotonic() - self._began
-        return eta_s(self._first, record["step"], record["total"], elapsed)
+        end = record["step"] + record.get("left", record["total"] - record["step"])
+        return eta_s(self._first, record["step"], end, elapsed)
 
     def __enter__(self) -> Progress:
         return self
@@ -75,7 +77,8 @@ class PlainProgress(Progress):
                 return
             self._shown = time.monotonic()
             left = f"ETA {clock(self.eta(record))}"
-            text = f"{record['phase']} step {record['step']}/{record['total']}, {left}"
+            stage = "" if record.get("stage", "main") == "main" else f" {record['stage']}"
+            text = f"{record['phase']}{stage} step {record['step']}/{record['total']}, {left}"
         else:
             text = describe(record)
         print(text, file=self.stream, flush=True)

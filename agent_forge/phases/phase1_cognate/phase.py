@@ -218,8 +218,9 @@ class CognatePhase(PhaseController):
         if control is not None:
             models["control"] = control
         reports = {}
-        for name, model in models.items():
+        for number, (name, model) in enumerate(models.items(), start=1):
             ctx.pause_if_asked()
+            ctx.tell("measuring", model=name, number=f"{number} of {len(models)}")
             reports[name] = assess(model, corpus.verdict, corpus.selection)
             ctx.log(None, _measured(name, reports[name]))
         different = diversity([reports[f"model_{n}"] for n in (1, 2, 3)], trunk.settings.t_max)

@@ -121,15 +121,13 @@ class Evolution:
         before `advance`, it decides when to stop.
         """
         self._order(key)
+        if not math.isfinite(holdout or 0.0) or not (math.isfinite(score) or score == -math.inf):
+            raise NotFinite(
+                f"candidate {key[:SHORT]} cannot have the score {score}, holdout {holdout}",
+                hint="a score is a finite number; of a candidate that failed it is -inf",
+            )
         for told, value in ((self.scores, score), (self._holdouts, holdout)):
-            if value is None:
-                continue
-            if not math.isfinite(value) and (told is self._holdouts or value != -math.inf):
-                raise NotFinite(
-                    f"candidate {key[:SHORT]} cannot have the score {value}",
-                    hint="a score is a finite number; of a candidate that failed it is -inf",
-                )
-            if told.setdefault(key, float(value)) != value:
+            if value is not None and told.setdefault(key, float(value)) != value:
                 raise ValueError(f"candidate {key[:SHORT]} had the score {told[key]}, not {value}")
 
     def tell_distances(self, mean_pairwise: float, of_parents: float) -> None:
@@ -155,9 +153,8 @@ class Evolution:
             raise ValueError(f"the evolution is finished ({self._finished})")
         if missing := self.ask():
             raise ValueError(f"{len(missing)} candidates have no score yet")
-        ranked = self._ranked(self._pool())
-        elites = ranked[: self.settings.elite_count]
-        self.history.append(self._record())
+        elites = self._ranked(self._pool())[: self.settings.elite_count]
+        self.history.append({**self._record(), "elites": elites})
         self._closed.append(self._told())
         self._measured += self._population()
         self._finished = self._stop()
@@ -239,7 +236,7 @@ class Evolution:
                 evolution._tell_again(told)
                 if number < state["closed"]:
                     evolution.advance()
-        except (KeyError, TypeError, ValueError, IndexError) as error:
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
             raise ConfigError(
                 f"this state of an evolution does not fit: {error}",
                 hint="go on with the settings and the version that it was made with",

@@ -6,7 +6,7 @@ import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.random import Generator
@@ -18,6 +18,7 @@ INTERPOLATION, ARITHMETIC, SELECTION = BITS = 4, 2, 1  # of a combo, read from t
 # Of the first four each technique is in two, and each two techniques meet once.
 COMBOS = (0b000, 0b011, 0b101, 0b110, 0b001, 0b010, 0b100, 0b111)
 ODDS = 1.0  # step of a drop rate or kept share, in log-odds
+T = TypeVar("T")
 DIGITS = 6  # of every number that is drawn, so that a recipe stays readable
 
 
@@ -91,7 +92,7 @@ def mutate(
         menu += _recipe_menu(space, elite.operation, again)
     if rng.random() >= settings.recipe_mutation:
         menu = ["noise"]
-    name = menu[int(rng.integers(len(menu)))]
+    name = _one(menu, rng)
     if name == "noise":
         sigma, rate = settings.mutation_sigma * strength, settings.mutation_rate
         operation = {"kind": "noise", "sigma": sigma, "rate": rate, "seed": draw_seed(rng)}
@@ -114,11 +115,10 @@ def _recipe_menu(space: Space, operation: Mapping[str, Any], again: bool) -> lis
 
 
 def _coefficients(space: Space, rng: Generator, strength: float) -> dict[str, list[float]]:
-    coefficients = {group: [0.0] * len(space.parents) for group in space.groups}
-    for group in _some(space.groups, rng):
-        steps = rng.standard_normal(len(space.parents)) * space.settings.shift_sigma * strength
-        coefficients[group] = [_rounded(step) for step in steps]
-    return coefficients
+    """A step in one group: the smaller the part, the likelier it is an improvement."""
+    steps = rng.standard_normal(len(space.parents)) * space.settings.shift_sigma * strength
+    still = {group: [0.0] * len(space.parents) for group in space.groups}
+    return {**still, _one(space.groups, rng): [_rounded(step) for step in steps]}
 
 
 def _changed(
@@ -131,23 +131,22 @@ def _changed(
     """
     step = space.settings.shift_sigma * len(space.parents) * strength
     if name == "weights":
-        drawn = {g: _times(operation[name][g], rng, step) for g in _some(space.groups, rng)}
-        return {name: {**operation[name], **drawn}}
+        group = _one(space.groups, rng)
+        return {name: {**operation[name], group: _times(operation[name][group], rng, step)}}
     if name == "scale":
         return {name: _times([operation[name]], rng, step)[0]}
     if name in ("drop_rate", "keep"):
         return {name: _odds(operation[name], rng, ODDS * strength)}
     if name == "combo":  # a choice of layers goes with FrankenMerge alone
-        combo = operation[name] ^ BITS[int(rng.integers(len(BITS)))]
+        combo = operation[name] ^ _one(BITS, rng)
         return {name: combo, "layers": {} if combo & SELECTION else operation["layers"]}
-    layer = space.layers[int(rng.integers(len(space.layers)))]
-    choices = [n for n in range(len(space.parents) + 1) if n != operation["layers"].get(layer)]
-    return {"layers": {**operation["layers"], layer: choices[int(rng.integers(len(choices)))]}}
+    layer, layers = _one(space.layers, rng), operation["layers"]  # 0 is the merged one
+    choices = [n for n in range(len(space.parents) + 1) if n != layers.get(layer)]
+    return {"layers": {**layers, layer: _one(choices, rng)}}
 
 
-def _some(groups: Sequence[str], rng: Generator) -> Sequence[str]:
-    """All groups, or one of them: large steps find the region, small ones the place in it."""
-    return groups if rng.random() < 0.5 else [groups[int(rng.integers(len(groups)))]]
+def _one(of: Sequence[T], rng: Generator) -> T:
+    return of[int(rng.integers(len(of)))]
 
 
 # -- numbers --------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ class EvolutionSettings(Settings):
         2, ge=1, description="best ones that are mutated; if not given, a quarter of the population"
     )
     recipe_mutation: float = Field(
-        0.8, ge=0, le=1, description="share of mutants that vary the recipe; noise for the others"
+        0.9, ge=0, le=1, description="share of mutants that vary the recipe; noise for the others"
     )
     shift_sigma: float = Field(
         0.1, ge=1e-4, le=1, description="step of a merge coefficient when the recipe varies"

@@ -154,7 +154,9 @@ def test_a_key_says_what_a_candidate_is_made_of() -> None:
     turned = Candidate(dict(reversed(operation.items())), (parent(0).key,), "there")
     assert made == turned and hash(made) == hash(turned)
     others = [noise(parent(0), 4), noise(parent(1), 3), parent(0), parent(1)]
-    assert len({made.key, *(c.key for c in others)}) == 5
+    pairs = [(parent(0).key, parent(1).key), (parent(1).key, parent(0).key)]
+    others += [Candidate({"kind": "average"}, pair) for pair in pairs]
+    assert len({made.key, *(c.key for c in others)}) == 7
     operation["seed"] = 4
     assert made.operation["seed"] == 3
     with pytest.raises(AttributeError):
@@ -295,8 +297,8 @@ def test_history_says_what_was_measured() -> None:
 
 def test_operator_gains_compare_a_child_with_its_best_input() -> None:
     evolution = start(generations=2, early_stopping=False, recipe_mutation=0.0)
-    scores = {"parent": 0.5, "average": 0.1, "merge": 0.25, "noise": 0.75}
-    step(evolution, lambda c: scores[c.kind])
+    scores = {"average": 0.1, "merge": 0.25, "noise": 0.75}
+    step(evolution, lambda c: scores.get(c.kind, 0.5 if c.origin == "parent 1" else 0.375))
     step(evolution, lambda c: -math.inf if c.kind == "noise" else 0.75)
     gains = evolution.operator_gains
     assert gains["combo"] == {"tried": 8, "failed": 0, "improved": 0, "mean_gain": -0.25}
@@ -357,6 +359,14 @@ def test_a_choice_of_layers_leaves_with_frankenmerge() -> None:
     }
 
 
+def test_another_attempt_takes_what_cannot_coincide() -> None:
+    where = space(recipe_mutation=1.0)
+    elite = combo_of(where, 0, where.parents, 7, "combo")
+    again = [mutate(where, elite, generator(n), 1.0, again=True) for n in range(100)]
+    assert {name for name, _ in again} == {"shift", "weights", "scale", "drop_rate"}
+    assert len({candidate for _, candidate in again}) == 100
+
+
 def test_what_is_not_a_merge_of_the_parents_is_shifted() -> None:
     where = space(recipe_mutation=1.0)
     children = [noise(parent(0), n) for n in range(3)]
@@ -382,6 +392,10 @@ def test_steps_are_as_large_as_the_settings_say() -> None:
         if c
     ]
     assert np.std(drawn) == pytest.approx(0.2, rel=0.1)
+    _, once = mutate(where, parent(0), generator("test"), 1.0)
+    _, twice = mutate(where, parent(0), generator("test"), 2.0)
+    steps = [np.array([*c.operation["coefficients"].values()]) for c in (once, twice)]
+    assert steps[1] == pytest.approx(2 * steps[0], abs=1e-5)
     elite = combo_of(where, 0, where.parents, 7, "combo")
     scales = [m.operation["scale"] for name, m in mutants(elite, where, 600) if name == "scale"]
     assert np.std(np.log(scales)) == pytest.approx(0.6, rel=0.25)  # three parents share the sum
@@ -607,6 +621,8 @@ def test_failed_candidates_are_neither_mutated_nor_merged() -> None:
     assert all(evolution.scores[key] > -math.inf for key in used - originals)
     elites = {key for entry in evolution.history for key in entry["elites"]}
     assert all(evolution.scores[key] > -math.inf for key in elites)
+    merged = {i for c in evolution.candidates.values() if "losers" in c.origin for i in c.inputs}
+    assert merged and not merged & elites
     json.dumps(evolution.history, allow_nan=False)
     assert all(len(c.inputs) == 3 for c in evolution.candidates.values() if "losers" in c.origin)
 
@@ -745,14 +761,12 @@ def eventful(evolution: Evolution, shuffle: random.Random | None = None, part: f
     if shuffle:
         shuffle.shuffle(waiting)
     for candidate in waiting[: math.ceil(part * len(waiting))]:
-        evolution.tell(candidate.key, score(candidate))
-    if part < 1:
-        return
-    evolution.tell_distances((0.5, 0.25, 0.15)[number % 3], 1.0)
-    if evolution.champion:
-        key = evolution.champion.key
-        evolution.tell(key, evolution.scores[key], holdout=evolution.scores[key] / 2)
-    evolution.advance()
+        value = score(candidate)
+        holdout = value / 2 if value > -math.inf else None
+        evolution.tell(candidate.key, value, holdout=holdout)
+    if part == 1:
+        evolution.tell_distances((0.5, 0.25, 0.15)[number % 3], 1.0)
+        evolution.advance()
 
 
 def finish(evolution: Evolution, shuffle: random.Random | None = None) -> Evolution:

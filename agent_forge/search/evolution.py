@@ -29,16 +29,8 @@ from typing import Any, NamedTuple
 from numpy.random import Generator
 
 from agent_forge.errors import ConfigError, NotFinite
+from agent_forge.search import operators
 from agent_forge.search.candidate import SHORT, Candidate
-from agent_forge.search.operators import (
-    COMBOS,
-    Space,
-    combo_of,
-    draw_seed,
-    generator,
-    mutate,
-    variant,
-)
 from agent_forge.search.settings import MUTANTS, TRIPLE, EvolutionSettings
 
 FORMAT = 1  # of the state
@@ -87,26 +79,30 @@ class Evolution:
         self._finished: str | None = None
         self._closed: list[dict[str, Any]] = []  # what was told in each
         self._measured: list[str] = []  # their populations
-        # The open generation: who survived, what each place is for and what was tried there.
-        self._survivors: tuple[str, ...]
-        self._places: tuple[Place, ...]
-        self._slots: list[list[str]]
-        self._strength: float
-        self._distances: tuple[float, float] | None
-        self._alike: set[str]  # equal to another, and still so after the last variant
         models = [
             Candidate({"kind": "parent", "index": i}, (), f"parent {i}") for i in range(parents)
         ]
-        self._space = Space(tuple(m.key for m in models), (*groups,), (*layers,), settings)
+        self._space = operators.Space(
+            tuple(m.key for m in models), (*groups,), (*layers,), settings
+        )
         models.append(Candidate({"kind": "average"}, self._space.parents, "average"))
         for model in models:
             self._add(model, Birth(0, model.kind))
-        combos = sorted(COMBOS[: settings.population_size])
+        size = settings.population_size
+        combos = [*sorted(operators.COMBOS[:size]), *[None] * (size - len(operators.COMBOS))]
         places = [Place("combo", self._space.parents, combo) for combo in combos]
-        more = settings.population_size - len(combos)
-        self._open(
-            [m.key for m in models], [*places, *[Place("combo", self._space.parents)] * more]
-        )
+        self._open([model.key for model in models], places)
+
+    def _open(self, survivors: Sequence[str], places: Sequence[Place]) -> None:
+        """Begin a generation: who survived, what each place is for, and what is tried there."""
+        self._survivors, self._places = tuple(survivors), tuple(places)
+        low = self._diversity_below(self.settings.min_diversity)
+        self._strength = self.settings.mutation_boost if low else 1.0
+        self._distances: tuple[float, float] | None = None
+        self._alike: set[str] = set()  # equal to another, and still so after the last variant
+        self._slots: list[list[str]] = [[] for _ in places]
+        for slot in range(len(places)):
+            self._fill(slot)
 
     # -- asking and telling -----------------------------------------------------------------------
 
@@ -190,7 +186,7 @@ class Evolution:
         """How many measured candidates of closed generations each combo made."""
         merges = (self.candidates[key] for key in self._measured)
         used = Counter(m.operation["combo"] for m in merges if m.kind == "merge")
-        return {combo: used[combo] for combo in range(len(COMBOS))}
+        return {combo: used[combo] for combo in range(len(operators.COMBOS))}
 
     @property
     def operator_gains(self) -> dict[str, dict[str, Any]]:
@@ -268,16 +264,6 @@ class Evolution:
 
     # -- a generation -----------------------------------------------------------------------------
 
-    def _open(self, survivors: Sequence[str], places: Sequence[Place]) -> None:
-        self._survivors, self._places = tuple(survivors), tuple(places)
-        low = self._diversity_below(self.settings.min_diversity)
-        self._strength = self.settings.mutation_boost if low else 1.0
-        self._distances = None
-        self._alike = set()
-        self._slots = [[] for _ in places]
-        for slot in range(len(places)):
-            self._fill(slot)
-
     def _diversity_below(self, threshold: float) -> bool:
         diversity = self.history[-1]["diversity"] if self.history else None
         return diversity is not None and diversity < threshold
@@ -286,7 +272,9 @@ class Evolution:
         """A candidate that was never there before for a place, or another instead of its last."""
         place, tried = self._places[slot], self._slots[slot]
         for attempt in count():
-            rng = generator(self.seed, self.generation, slot, len(tried), attempt, place.use)
+            rng = operators.generator(
+                self.seed, self.generation, slot, len(tried), attempt, place.use
+            )
             operator, made = self._made(place, rng, again=bool(tried))
             if made.key not in self.candidates:
                 break
@@ -296,15 +284,17 @@ class Evolution:
     def _made(self, place: Place, rng: Generator, *, again: bool) -> tuple[str, Candidate]:
         if place.use == "mutant":
             elite = self.candidates[place.inputs[0]]
-            return mutate(self._space, elite, rng, self._strength, again=again)
-        combo, seed = place.combo, draw_seed(rng)
+            return operators.mutate(self._space, elite, rng, self._strength, again=again)
+        combo, seed = place.combo, operators.draw_seed(rng)
         if combo is None:
-            combo = int(rng.integers(len(COMBOS)))
+            combo = int(rng.integers(len(operators.COMBOS)))
         elif not again:
-            seed = draw_seed(generator(self.seed, "masks"))  # shared, so one pass makes them all
-        made = combo_of(self._space, combo, place.inputs, seed, place.use)
+            seed = operators.draw_seed(
+                operators.generator(self.seed, "masks")
+            )  # shared, so one pass makes them all
+        made = operators.combo_of(self._space, combo, place.inputs, seed, place.use)
         plain = place.use == "losers" or place.combo is not None
-        return place.use, made if plain and not again else variant(self._space, made, rng)
+        return place.use, made if plain and not again else operators.variant(self._space, made, rng)
 
     def _next(self, elites: Sequence[str]) -> list[Place]:
         """The places of the next generation."""
@@ -342,7 +332,7 @@ class Evolution:
         population = self._population()
         scores = [self.scores[key] for key in population]
         finite = [score for score in scores if score > -math.inf]
-        operators = Counter(self._births[key].operator for key in population)
+        used = Counter(self._births[key].operator for key in population)
         champion = self.champion
         best = champion and champion.key
         within, of_parents = self._distances or (None, 0.0)
@@ -359,7 +349,7 @@ class Evolution:
             "strength": self._strength,
             "variants": sum(len(tried) > 1 for tried in self._slots),
             "distinct": len(population) - len(self._alike),
-            "operators": dict(sorted(operators.items())),
+            "operators": dict(sorted(used.items())),
         }
 
     # -- keys -------------------------------------------------------------------------------------

@@ -9,28 +9,17 @@ from agent_forge.search.candidate import Candidate
 
 @runtime_checkable
 class Strategy(Protocol):
-    """Ask, tell, advance, until it is finished.
+    """Ask what to score, tell the scores (-inf: failed), advance, until it is finished.
 
-    The order in which scores arrive changes nothing, and a strategy made from `state()` goes on
-    exactly as this one would.
+    The order in which scores arrive changes nothing, and a strategy made from `state()`, which is
+    JSON, goes on exactly as this one would. There is no champion before the first score.
     """
 
-    def ask(self) -> list[Candidate]:
-        """What this generation still wants scored, in a fixed order."""
-
-    def tell(self, key: str, score: float, *, holdout: float | None = None) -> None:
-        """The score of a candidate, higher is better; -inf if it failed."""
-
-    def advance(self) -> None:
-        """Close the generation once nothing is left to ask."""
-
+    def ask(self) -> list[Candidate]: ...
+    def tell(self, key: str, score: float, *, holdout: float | None = None) -> None: ...
+    def advance(self) -> None: ...
     @property
-    def finished(self) -> str | None:
-        """Why there is no further generation, or None."""
-
+    def finished(self) -> str | None: ...
     @property
-    def champion(self) -> Candidate | None:
-        """The best so far; None as long as nothing has a score."""
-
-    def state(self) -> dict[str, Any]:
-        """Everything that was told, as JSON."""
+    def champion(self) -> Candidate | None: ...
+    def state(self) -> dict[str, Any]: ...

@@ -153,6 +153,27 @@ MUTANTS = (
         "if False:",
         "tests/faults/test_merge.py",
     ),
+    Mutant(
+        "equal scores go to whoever was told first",
+        "search/evolution.py",
+        "(-self.scores[k], self._births[k].generation, k)",
+        "-self.scores[k]",
+        "tests/test_search.py",
+    ),
+    Mutant(
+        "a failed candidate becomes elite",
+        "search/evolution.py",
+        "if self.scores.get(key, -math.inf) > -math.inf]",
+        "if key in self.scores]",
+        "tests/test_search.py",
+    ),
+    Mutant(
+        "a resumed evolution forgets which candidates failed",
+        "search/evolution.py",
+        "self.tell(key, -math.inf if score is None else score)",
+        "score is None or self.tell(key, score)",
+        "tests/test_search.py",
+    ),
 )
 
 

@@ -16,10 +16,10 @@ MAX_FILE_LINES = 500
 # Lowest first. A module imports from layers below its own, and from its own folder.
 LAYERS = (
     ("errors", "config"),
-    ("platform", "store", "track"),
+    ("platform", "store", "track", "search"),
     ("contract", "workers", "sandbox", "native"),
     ("model", "optim", "data"),
-    ("search", "evals", "infer", "train", "merge", "quant"),
+    ("evals", "infer", "train", "merge", "quant"),
     ("phases",),
     ("pipeline",),
     ("cli", "ui", "api"),

@@ -1,0 +1,171 @@
+"""How new candidates are made: merges of given ones, and mutations of one. Pure functions."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.random import Generator
+
+from agent_forge.search.candidate import SHORT, Candidate
+from agent_forge.search.settings import EvolutionSettings
+
+INTERPOLATION, ARITHMETIC, SELECTION = BITS = 4, 2, 1  # of a combo, read from the left
+# Of the first four each technique is in two, and each two techniques meet once.
+COMBOS = (0b000, 0b011, 0b101, 0b110, 0b001, 0b010, 0b100, 0b111)
+ODDS = 1.0  # step of a drop rate or kept share, in log-odds
+T = TypeVar("T")
+DIGITS = 6  # of every number that is drawn, so that a recipe stays readable
+
+
+def generator(*place: int | str) -> Generator:
+    """The random numbers of one decision; no other decision shares or moves them."""
+    digest = hashlib.sha256("/".join(map(str, place)).encode()).digest()
+    return Generator(np.random.Philox(key=int.from_bytes(digest[:16], "little")))
+
+
+def draw_seed(rng: Generator) -> int:
+    return int(rng.integers(2**32))
+
+
+@dataclass(frozen=True)
+class Space:
+    """What there is to vary: the parents' keys, the groups of weights, and the layers."""
+
+    parents: tuple[str, ...]
+    groups: tuple[str, ...]
+    layers: tuple[str, ...]
+    settings: EvolutionSettings
+
+
+# -- merges ---------------------------------------------------------------------------------------
+
+
+def combo_of(space: Space, combo: int, inputs: Sequence[str], seed: int, origin: str) -> Candidate:
+    """One of the eight combos, with every input alike."""
+    operation = {
+        "kind": "merge",
+        "combo": combo,
+        "weights": {group: [1.0] * len(inputs) for group in space.groups},
+        "drop_rate": space.settings.drop_rate,
+        "keep": space.settings.keep,
+        "scale": 1.0,
+        "layers": {},
+        "seed": seed,
+    }
+    return Candidate(operation, tuple(inputs), f"{origin} {combo:03b}")
+
+
+def variant(space: Space, merge: Candidate, rng: Generator) -> Candidate:
+    """The same combo of the same inputs, with other weights, drop rate and kept share."""
+    step = space.settings.shift_sigma * len(merge.inputs)
+    changed = {
+        **merge.operation,
+        "weights": {g: _times(w, rng, step) for g, w in merge.operation["weights"].items()},
+        "drop_rate": _odds(merge.operation["drop_rate"], rng, ODDS),
+        "keep": _odds(merge.operation["keep"], rng, ODDS),
+    }
+    return Candidate(changed, merge.inputs, f"variant of {merge.origin}")
+
+
+# -- mutations ------------------------------------------------------------------------------------
+
+
+def mutate(
+    space: Space, elite: Candidate, rng: Generator, strength: float, *, again: bool = False
+) -> tuple[str, Candidate]:
+    """A mutant, and the name of what was done to it.
+
+    The recipe of a merge of the parents is varied itself. Whatever is made from other candidates
+    is shifted, which needs only its own weights: those it was made from may be gone by then.
+    `again` leaves out what has few outcomes, after one that was not new.
+    """
+    settings = space.settings
+    operation: dict[str, Any]
+    inputs: tuple[str, ...] = (elite.key,)
+    menu = ["shift"]
+    if elite.kind == "merge" and set(elite.inputs) <= set(space.parents):
+        menu += _recipe_menu(space, elite.operation, again)
+    if rng.random() >= settings.recipe_mutation:
+        menu = ["noise"]
+    name = _one(menu, rng)
+    if name == "noise":
+        sigma, rate = settings.mutation_sigma * strength, settings.mutation_rate
+        operation = {"kind": "noise", "sigma": sigma, "rate": rate, "seed": draw_seed(rng)}
+    elif name == "shift":
+        operation = {"kind": "shift", "coefficients": _coefficients(space, rng, strength)}
+    else:
+        changed = _changed(name, space, elite.operation, rng, strength)
+        operation, inputs = {**elite.operation, **changed}, elite.inputs
+    return name, Candidate(operation, inputs, f"{name} mutation of {elite.key[:SHORT]}")
+
+
+def _recipe_menu(space: Space, operation: Mapping[str, Any], again: bool) -> list[str]:
+    """The mutations that this combo would notice."""
+    menu = ["weights", "scale", "keep" if operation["combo"] & ARITHMETIC else "drop_rate"]
+    if not again:
+        menu.append("combo")
+        if space.layers and not operation["combo"] & SELECTION:
+            menu.append("layers")
+    return menu
+
+
+def _coefficients(space: Space, rng: Generator, strength: float) -> dict[str, list[float]]:
+    """A step in one group: the smaller the part, the likelier it is an improvement."""
+    steps = rng.standard_normal(len(space.parents)) * space.settings.shift_sigma * strength
+    still = {group: [0.0] * len(space.parents) for group in space.groups}
+    return {**still, _one(space.groups, rng): [_rounded(step) for step in steps]}
+
+
+def _changed(
+    name: str, space: Space, operation: Mapping[str, Any], rng: Generator, strength: float
+) -> dict[str, Any]:
+    """The fields of a merge that a mutation changes.
+
+    A step of a weight or of the scale is n times as large as a shift, since n inputs share the
+    sum: so either moves a coefficient of the merge by about `shift_sigma`.
+    """
+    step = space.settings.shift_sigma * len(space.parents) * strength
+    if name == "weights":
+        group = _one(space.groups, rng)
+        return {name: {**operation[name], group: _times(operation[name][group], rng, step)}}
+    if name == "scale":
+        return {name: _times([operation[name]], rng, step)[0]}
+    if name in ("drop_rate", "keep"):
+        return {name: _odds(operation[name], rng, ODDS * strength)}
+    if name == "combo":  # a choice of layers goes with FrankenMerge alone
+        combo = operation[name] ^ _one(BITS, rng)
+        return {name: combo, "layers": {} if combo & SELECTION else operation["layers"]}
+    layer, layers = _one(space.layers, rng), operation["layers"]  # 0 is the merged one
+    choices = [n for n in range(len(space.parents) + 1) if n != layers.get(layer)]
+    return {"layers": {**layers, layer: _one(choices, rng)}}
+
+
+def _one(of: Sequence[T], rng: Generator) -> T:
+    return of[int(rng.integers(len(of)))]
+
+
+# -- numbers --------------------------------------------------------------------------------------
+
+
+def _rounded(value: float) -> float:
+    return round(float(value), DIGITS) + 0.0  # no negative zero
+
+
+def _times(values: Sequence[float], rng: Generator, step: float) -> list[float]:
+    """Each value times a random factor around 1; nothing positive becomes zero or boundless."""
+    return [
+        min(max(_rounded(v * math.exp(min(step * rng.standard_normal(), 9))), 1e-6), 1e6)
+        for v in values
+    ]
+
+
+def _odds(share: float, rng: Generator, step: float) -> float:
+    """A share moved by a random step in its log-odds, within 0.001 to 0.999."""
+    share = min(max(share, 0.001), 0.999)
+    odds = math.log(share / (1 - share)) + step * rng.standard_normal()
+    return min(max(_rounded((1 + math.tanh(odds / 2)) / 2), 0.001), 0.999)

@@ -69,7 +69,7 @@ class CognateSettings(PhaseSettings):
 
     trunk_steps: int = Field(600, ge=1, description="steps of the trunk that all three share")
     branch_steps: int = Field(150, ge=1, description="steps of each specialist")
-    rows: int = Field(16, ge=1, description="rows of a batch")
+    rows: int = Field(8, ge=1, description="rows of a batch")
     row_tokens: int = Field(128, ge=16, description="tokens of a row")
     train: TrainSettings = Field(
         TrainSettings(optimizer=MuGrokConfig.from_phase(1)), description="of the trunk"
@@ -89,7 +89,7 @@ class CognateSettings(PhaseSettings):
     families: list[str] = Field(
         [], description="families of generated tasks; none = those that small models learn"
     )
-    text_share: float = Field(0.2, ge=0, lt=1, description="share of running text in the trunk")
+    text_share: float = Field(0.1, ge=0, lt=1, description="share of running text in the trunk")
     data_dir: str = Field("data", min_length=1, description="folder of real datasets")
     datasets: list[str] = Field([], description="real datasets to learn from besides")
     texts: list[str] = Field([], description="your own files: text or JSON lines")

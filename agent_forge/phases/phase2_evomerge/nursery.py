@@ -1,0 +1,227 @@
+"""Where candidates get their weights: each from its inputs, tensor by tensor, whenever needed.
+
+A candidate is a recipe over other candidates, so its weights can always be made again. Those that
+are made from others than the parents are kept in files while they are needed, which saves time and
+decides nothing: with the folder emptied every byte comes out the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from agent_forge.errors import ConfigError, NotFinite
+from agent_forge.merge.engine import merge
+from agent_forge.merge.plan import Parents, make_plan
+from agent_forge.merge.recipe import ModelInput, Recipe
+from agent_forge.merge.weights import BEFORE_LAYERS, HEAD, LAYER, Weights, open_weights
+from agent_forge.search.candidate import Candidate
+from agent_forge.search.operators import generator
+from agent_forge.store import files
+from agent_forge.store.tensors import write_tensors
+
+BASE = "base"
+OUTSIDE, REST = "embeddings", "rest"
+KEPT_NAME = 24  # digits of a key in the name of a file
+
+
+class Groups:
+    """Which tensors share a merge coefficient: the embeddings, each layer, and the rest."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self.of: dict[str, list[str]] = {}  # group -> texts, one of which is in each of its names
+        for name in names:
+            if match := LAYER.match(name):
+                group, text = f"layer {match.group(3)}", match.group(0)
+            elif HEAD.search(name) or BEFORE_LAYERS.search(name):
+                group, text = OUTSIDE, name
+            else:
+                group, text = REST, name
+            texts = self.of.setdefault(group, [])
+            if text not in texts:
+                texts.append(text)
+
+    @property
+    def names(self) -> list[str]:
+        return list(self.of)
+
+    def conditional(self, values: Mapping[str, float]) -> list[dict[str, object]]:
+        """One number a group, as a recipe says it."""
+        return [
+            {"filter": text, "value": values[group]} for group in self.of for text in self.of[group]
+        ]
+
+
+class Nursery:
+    """The weights of every candidate. `known` has those that a recipe may refer to."""
+
+    def __init__(
+        self,
+        parents: Sequence[Weights],
+        base: Weights | None,
+        known: Mapping[str, Candidate],
+        folder: Path,
+    ) -> None:
+        self.parents, self.base, self.known, self.folder = list(parents), base, known, folder
+        self._names = [f"parent{i}" for i in range(len(self.parents))]
+        self._originals = Parents()
+        self._originals.update(zip(self._names, self.parents, strict=True))
+        if base is not None:
+            self._originals[BASE] = base
+        plan = make_plan(self._recipe("linear", self._names), self._originals)
+        self.specs = plan.specs
+        self.groups = Groups(self.specs)
+        layers = [job.layer for job in plan.jobs.values() if job.layer is not None]
+        self.layers = list(dict.fromkeys(layers))
+
+    # -- weights ----------------------------------------------------------------------------------
+
+    def tensors(self, key: str) -> Iterator[tuple[str, Tensor]]:
+        """Every tensor of a candidate, one at a time, in the type that models are stored in."""
+        path = self._file(key)
+        if path.exists():
+            yield from open_weights(path).items()
+            return
+        candidate = self.known[key]
+        if candidate.kind == "noise":
+            yield from self._noisy(candidate)
+        elif candidate.kind == "merge" and candidate.operation["scale"] != 1.0:
+            yield from self._scaled(candidate)
+        else:
+            yield from self._merged(candidate).items()
+
+    def fill(self, network: nn.Module, key: str) -> str:
+        """Overwrite the weights of a network with a candidate's; returns their sha256."""
+        targets = dict(network.state_dict())
+        digest = hashlib.sha256()
+        for name, tensor in self.tensors(key):
+            if name not in targets:
+                raise ConfigError(f"the network has no {name}")
+            if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+                raise NotFinite(f"{name} of candidate {key[:8]} holds NaN or infinity")
+            targets[name].copy_(tensor)
+            flat = tensor.detach().contiguous().reshape(-1)
+            digest.update(name.encode() + flat.view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()
+
+    def keep(self, keys: Iterable[str]) -> None:
+        """Have files of these candidates and of no others; parents are where they were."""
+        wanted = {key for key in keys if self.known[key].kind != "parent"}
+        for key in sorted(wanted):
+            self._write(key)
+        names = {self._file(key).name for key in wanted}
+        for path in sorted(self.folder.glob("*.safetensors")):
+            if path.name not in names:
+                files.remove(path)
+
+    def sample(self, key: str, every: int) -> np.ndarray:
+        """Some of the weights of a candidate, always the same ones, for distances."""
+        parts = [t.reshape(-1)[::every].float() for _, t in self.tensors(key) if t.ndim > 1]
+        return torch.cat(parts).numpy()
+
+    # -- how each kind is made --------------------------------------------------------------------
+
+    def _merged(self, candidate: Candidate) -> Mapping[str, Tensor]:
+        operation = candidate.operation
+        if candidate.kind == "parent":
+            return self.parents[operation["index"]]
+        refs, models = self._inputs(candidate)
+        if candidate.kind == "average":
+            return merge(self._recipe("linear", refs), models)
+        if candidate.kind == "shift":
+            return merge(self._shift(refs[0], operation["coefficients"]), models)
+        weights = operation["weights"]
+        inputs = [
+            ModelInput(model=ref, parameters={"weight": self._by_group(weights, i)})
+            for i, ref in enumerate(refs)
+        ]
+        recipe = Recipe(
+            combo=operation["combo"],
+            models=inputs,
+            base_model=BASE if self.base is not None else None,
+            parameters={"drop_rate": operation["drop_rate"], "keep": operation["keep"]},
+            layers=operation["layers"],
+            seed=operation["seed"],
+        )
+        return merge(recipe, models)
+
+    def _shift(self, ref: str, coefficients: Mapping[str, Sequence[float]]) -> Recipe:
+        """input + sum c (parent - base); the base is the parents' mean where there is none."""
+        n = len(self._names)
+        rows = {group: list(row) for group, row in coefficients.items()}
+        sums = {group: sum(row) for group, row in rows.items()}
+        if self.base is None:
+            rows = {group: [c - sums[group] / n for c in row] for group, row in rows.items()}
+        inputs = [ModelInput(model=ref, parameters={"weight": 1.0})]
+        for i, name in enumerate(self._names):
+            inputs.append(ModelInput(model=name, parameters={"weight": self._by_group(rows, i)}))
+        if self.base is not None:
+            back = self.groups.conditional({group: -total for group, total in sums.items()})
+            inputs.append(ModelInput(model=BASE, parameters={"weight": back}))
+        return Recipe(merge_method="linear", models=inputs, parameters={"normalize": False})
+
+    def _scaled(self, candidate: Candidate) -> Iterator[tuple[str, Tensor]]:
+        """base + scale * (merge - base)."""
+        plain = Candidate({**candidate.operation, "scale": 1.0}, candidate.inputs)
+        refs, models = self._inputs(candidate)
+        base = self.base if self.base is not None else merge(self._recipe("linear", refs), models)
+        for name, tensor in self._merged(plain).items():
+            if tensor.is_floating_point():
+                start = base[name].float()
+                moved = start.lerp(tensor.float(), candidate.operation["scale"])
+                tensor = moved.to(tensor.dtype)
+            yield name, tensor
+
+    def _noisy(self, candidate: Candidate) -> Iterator[tuple[str, Tensor]]:
+        """Gaussian noise on a share of the weights of every matrix."""
+        operation = candidate.operation
+        for name, tensor in self.tensors(candidate.inputs[0]):
+            if tensor.is_floating_point() and tensor.ndim > 1:
+                rng = generator(operation["seed"], name)
+                noise = rng.standard_normal(tensor.numel(), dtype=np.float32)
+                noise *= rng.random(tensor.numel(), dtype=np.float32) < operation["rate"]
+                noise *= np.float32(operation["sigma"])
+                moved = tensor.float() + torch.from_numpy(noise).view(tensor.shape)
+                tensor = moved.to(tensor.dtype)
+            yield name, tensor
+
+    # -- inputs -----------------------------------------------------------------------------------
+
+    def _inputs(self, candidate: Candidate) -> tuple[list[str], Parents]:
+        """What a recipe calls the inputs of a candidate, and the models behind the names."""
+        refs = []
+        models = self._originals
+        for key in candidate.inputs:
+            source = self.known[key]
+            if source.kind == "parent":
+                refs.append(self._names[source.operation["index"]])
+                continue
+            if models is self._originals:  # what is measured on passing candidates is not kept
+                models = Parents()
+                models.update(self._originals)
+            models[key] = open_weights(self._write(key))
+            refs.append(key)
+        return refs, models
+
+    def _write(self, key: str) -> Path:
+        """The file of a candidate, made if it is not there."""
+        path = self._file(key)
+        if not path.exists():
+            made = dict(self.tensors(key))
+            with files.writing(path) as writer:
+                write_tensors(writer, made)
+        return path
+
+    def _file(self, key: str) -> Path:
+        return self.folder / f"{key[:KEPT_NAME]}.safetensors"
+
+    def _by_group(self, rows: Mapping[str, Sequence[float]], i: int) -> list[dict[str, object]]:
+        return self.groups.conditional({group: row[i] for group, row in rows.items()})
+
+    def _recipe(self, method: str, refs: Sequence[str]) -> Recipe:
+        return Recipe(merge_method=method, models=[ModelInput(model=ref) for ref in refs])

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from tokenizers import Tokenizer as Core
 from tokenizers import decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -24,7 +27,19 @@ from agent_forge.evals.domains import (
     part,
     split_of,
 )
+from agent_forge.evals.likelihood import Outcome, padded
 from agent_forge.evals.subject import Subject, open_subject, windows
+from agent_forge.evals.verdict import (
+    ACCURACY,
+    BITS,
+    NATS,
+    Gain,
+    Pair,
+    Verdict,
+    judge,
+    mcnemar,
+    sign_flip,
+)
 from agent_forge.infer.generate import Sampling
 from agent_forge.infer.voice import open_voice
 from agent_forge.model.hf import config_dict
@@ -369,3 +384,192 @@ def test_a_tokenizer_that_does_not_fit_is_said(foreign: Path, forge: Forge) -> N
     put(foreign.parent / "own.jsonl", {"prompt": "more8", "completion": "more8"})
     result = forge(f"eval {foreign} --data own.jsonl")
     assert result.code == 2 and "outside the vocabulary of 260" in result.err
+
+
+# -- the verdict ----------------------------------------------------------------------------------
+
+
+def pair(
+    right_a: list[int], right_b: list[int], loss_a: list[float], loss_b: list[float], **more: object
+) -> Pair:
+    tokens = [2] * len(loss_a)
+    a = Outcome([bool(r) for r in right_a], loss_a, tokens, [])
+    b = Outcome([bool(r) for r in right_b], loss_b, tokens, [])
+    return replace(Pair("d", a, b, [4] * len(loss_a)), **more)  # type: ignore[arg-type]
+
+
+SIX = pair([0, 0, 0, 0, 0, 1], [1, 1, 1, 1, 1, 0], [3.0] * 6, [2.0] * 5 + [5.0])
+
+
+def test_gains_by_hand() -> None:
+    gains = judge([SIX]).overall.gains
+    accuracy, bits, nats = gains[ACCURACY], gains[BITS], gains[NATS]
+    assert (accuracy.reference, accuracy.candidate) == pytest.approx((1 / 6, 5 / 6))
+    assert accuracy.value == pytest.approx(4 / 6) and accuracy.n == 6
+    assert accuracy.p == pytest.approx(2 * (1 + 6) / 64)
+    assert (nats.reference, nats.candidate) == pytest.approx((18 / 12, 15 / 12))
+    assert nats.value == pytest.approx(3 / 12)
+    assert bits.value == pytest.approx(3 / 24 / math.log(2))
+
+
+def test_mcnemar_by_hand() -> None:
+    assert mcnemar(0, 0) == 1 and mcnemar(3, 3) == 1
+    assert mcnemar(10, 2) == mcnemar(2, 10) == pytest.approx(2 * (1 + 12 + 66) / 4096)
+
+
+def test_flipping_signs_finds_the_exact_p() -> None:
+    gains = np.array([1.0, 1.0, 1.0, 1.0, 1.0, -2.0, 0.0])
+    signs = np.array(list(np.ndindex(*[2] * 6))) * 2 - 1
+    exact = float((np.abs(signs @ gains[:6]) >= 3).mean())
+    found = sign_flip(gains, np.random.default_rng(0), 20_000)
+    assert found == pytest.approx(exact, abs=0.015)
+    assert sign_flip(np.zeros(5), np.random.default_rng(0), 10) == 1
+    assert sign_flip(np.ones(40), np.random.default_rng(0), 999) == 0.001
+
+
+def test_the_interval_is_that_of_the_mean() -> None:
+    rng = np.random.default_rng(5)
+    losses = rng.normal(0.1, 1, (2, 400)) + 5
+    gain = judge([pair([0] * 400, [0] * 400, *losses.tolist())]).overall.gains[NATS]
+    difference = (losses[0] - losses[1]) / 2
+    half = 1.96 * difference.std() / 20
+    mean = difference.mean()
+    assert (gain.low, gain.high) == pytest.approx((mean - half, mean + half), abs=0.006)
+
+
+def test_the_interval_covers_the_truth() -> None:
+    """In 95 of 100 worlds; both answers and losses have a known mean difference."""
+    rng = np.random.default_rng(1)
+    hits = {ACCURACY: 0, NATS: 0}
+    for world in range(300):
+        right = rng.random((2, 150)) < np.array([[0.5], [0.6]])
+        loss = rng.gamma(2, 1, (2, 150)) + np.array([[0.4], [0.0]])
+        found = judge([pair(*right.tolist(), *loss.tolist())], seed=world, draws=500).overall
+        hits[ACCURACY] += found.gains[ACCURACY].low <= 0.1 <= found.gains[ACCURACY].high
+        hits[NATS] += found.gains[NATS].low <= 0.2 <= found.gains[NATS].high
+    assert all(0.91 <= hit / 300 <= 0.985 for hit in hits.values()), hits
+
+
+def test_p_is_uniform_between_equals() -> None:
+    rng = np.random.default_rng(2)
+    found = []
+    for world in range(400):
+        loss = rng.gamma(2, 1, (2, 60)).tolist()
+        parts = [pair([0] * 60, [0] * 60, *loss), pair([0], [0], [1.0], [1.0], name="e")]
+        found.append(judge(parts, seed=world, draws=300).overall.gains[NATS].p)
+    shares = [float((np.array(found) < level).mean()) for level in (0.05, 0.25, 0.5, 0.75)]
+    assert shares == pytest.approx([0.05, 0.25, 0.5, 0.75], abs=0.07) and shares[0] < 0.085
+
+
+def test_domains_count_alike_and_text_has_no_accuracy() -> None:
+    large = pair([0] * 90, [1] * 45 + [0] * 45, [2.0] * 90, [2.0] * 90, name="large")
+    small = pair([1] * 10, [0] * 10, [2.0] * 10, [1.0] * 10, name="small")
+    text = pair([0] * 5, [0] * 5, [9.0] * 5, [6.0] * 5, name="text", exact=False)
+    found = judge([large, small, text])
+    accuracy = found.overall.gains[ACCURACY]
+    assert accuracy.value == pytest.approx((0.5 - 1) / 2) and accuracy.n == 100
+    assert found.overall.gains[NATS].value == pytest.approx((0 + 0.5 + 1.5) / 3)
+    assert ACCURACY not in found.domains[2].gains
+    assert found.domains[0].gains[ACCURACY].verdict == "better"
+    assert found.domains[1].gains[ACCURACY].verdict == "worse"
+
+
+def test_a_verdict_depends_on_the_seed_alone() -> None:
+    rng = np.random.default_rng(3)
+    parts = [
+        pair([0] * 30, [0] * 30, *rng.random((2, 30)).tolist(), name=name) for name in ("x", "y")
+    ]
+    first = judge(parts)
+    assert first == judge(parts) and first.domains[::-1] == judge(parts[::-1]).domains
+    assert judge(parts[:1]).domains == first.domains[:1]
+    assert first.domains[0].gains[NATS].p != judge(parts, seed=1).domains[0].gains[NATS].p
+
+
+def test_two_tokenizers_are_compared_by_bytes() -> None:
+    other = replace(SIX.candidate, tokens=[3] * 6)
+    assert set(judge([replace(SIX, candidate=other)]).overall.gains) == {ACCURACY, BITS}
+
+
+def test_other_items_are_refused() -> None:
+    with pytest.raises(ConfigError, match="same items"):
+        replace(SIX, sizes=[1])
+    with pytest.raises(ConfigError, match="nothing to compare"):
+        judge([])
+
+
+@pytest.mark.parametrize(
+    ("gain", "told"),
+    [
+        (
+            Gain(0.5, 0.531, 0.031, 0.012, 0.05, 0.002, 2000),
+            "better than A by 3.1 points (95 % interval 1.2..5.0, p = 0.002, n = 2000)",
+        ),
+        (
+            Gain(0.5, 0.469, -0.031, -0.05, -0.012, 1e-9, 2000),
+            "worse than A by 3.1 points (95 % interval -5.0..-1.2, p < 0.001, n = 2000)",
+        ),
+        (
+            Gain(0.5, 0.504, 0.004, -0.01, 0.02, 0.6, 90),
+            "no significant gain over A: +0.4 points (95 % interval -1.0..2.0, p = 0.600, n = 90)",
+        ),
+    ],
+)
+def test_a_verdict_in_words(gain: Gain, told: str) -> None:
+    assert Verdict("d", {ACCURACY: gain, BITS: gain}).sentence("A") == told
+    assert "bits per byte" in Verdict("d", {BITS: gain}).sentence()
+
+
+# -- forge compare --------------------------------------------------------------------------------
+
+
+def test_a_model_is_no_better_than_itself(ours: Path, forge: Forge) -> None:
+    result = forge(f"compare {ours} {ours} --tasks copy --items 20 --json")
+    assert result.code == 0 and result.err == ""
+    gains = result.document["domains"]["copy"]
+    assert set(gains) == {ACCURACY, BITS, NATS}
+    assert all((g["value"], g["p"], g["verdict"]) == (0, 1, "unclear") for g in gains.values())
+    assert "no significant gain over" in result.document["sentence"]
+
+
+def test_a_better_model_is_found(
+    ours: Path, storage: ModelStorage, forge: Forge, tmp_path: Path
+) -> None:
+    """The candidate has learned the file by heart."""
+    other = own_model(storage, "m2", 1)
+    found = open_subject(other)
+    put(tmp_path / "own.jsonl", *({"prompt": f"{i}", "completion": " red"} for i in range(40)))
+    prepared = found.prepare(from_files([tmp_path / "own.jsonl"])[0])
+    optimizer = torch.optim.AdamW(found.model.parameters(), lr=3e-3)
+    for _ in range(40):
+        tokens, asks = padded(prepared.items, torch.device("cpu"))
+        logits = found.model(tokens[:, :-1])[asks[:, 1:]]
+        loss = torch.nn.functional.cross_entropy(logits, tokens[:, 1:][asks[:, 1:]])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    save_file(found.model.state_dict(), tmp_path / "learned.safetensors")
+    place = tmp_path / "learned"
+    shutil.copytree(other, place)
+    for name in ("metadata.json", "metrics.json", "manifest.json"):
+        (place / name).unlink()
+    (tmp_path / "learned.safetensors").replace(place / "model.safetensors")
+    result = forge(f"compare {ours} {place} --data own.jsonl")
+    assert f"{place}: better than {ours} by " in result.out and "n = 40" in result.out
+    again = forge(f"compare {place} {ours} --data own.jsonl")
+    assert "worse than" in again.out and "answers can show gains from" in again.err
+
+
+def test_models_of_two_makers_are_compared(ours: Path, foreign: Path, forge: Forge) -> None:
+    line = f"compare {ours} {foreign} --tasks copy --tasks story --items 20 --json"
+    result = forge(line)
+    assert set(result.document["overall"]) == {ACCURACY, BITS}
+    assert set(result.document["domains"]["story"]) == {BITS}
+    assert forge(line).document == result.document
+    assert forge(f"{line} --seed 1").document["overall"] != result.document["overall"]
+    table = forge(line.removesuffix(" --json")).out.splitlines()
+    assert len(table) == 1 + 2 + 1 + 2 + 1 and table[-2].startswith("all domains")
+
+
+def test_what_cannot_be_compared(foreign: Path, forge: Forge) -> None:
+    assert "nowhere is not a folder" in forge(f"compare {foreign} nowhere --tasks copy").err
+    assert "nothing to measure" in forge(f"compare {foreign} {foreign}").err

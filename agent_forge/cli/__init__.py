@@ -40,6 +40,7 @@ for command in (
     talk.generate,
     talk.chat,
     judge.eval,
+    judge.compare,
     config.init,
     config.validate,
     runs.ls,

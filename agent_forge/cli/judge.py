@@ -1,10 +1,11 @@
-"""`forge eval`: what a model can do, measured on files and on generated tasks."""
+"""`forge eval` and `forge compare`: what models can do, on files and on generated tasks."""
 
 from __future__ import annotations
 
 import math
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from agent_forge.cli.talk import MODEL
 if TYPE_CHECKING:
     from agent_forge.evals.domains import Domain
     from agent_forge.evals.likelihood import Outcome
+    from agent_forge.evals.verdict import Verdict
 
 DATA = typer.Option(
     [],
@@ -71,6 +73,67 @@ def eval(
             for row in rows
         ],
     )
+
+
+def compare(
+    reference: Path = typer.Argument(metavar="A", help="The model to beat: a model directory."),
+    candidate: Path = typer.Argument(metavar="B", help="The model that may be better."),
+    data: list[Path] = DATA,
+    tasks: list[str] = TASKS,
+    items: int | None = ITEMS,
+    split: str | None = SPLIT,
+    level: str = LEVEL,
+    seed: int = typer.Option(0, "--seed", min=0, help="Of the resampling."),
+    as_json: bool = JSON,
+) -> None:
+    """Say whether B is better than A on the same items: paired tests, 95 % intervals."""
+    models = [reference, candidate]
+    domains = _domains(models, data, tasks, items, split, level)
+    from agent_forge.evals.domains import smallest_gain
+    from agent_forge.evals.verdict import Pair, judge
+
+    measured = zip(domains, *(_measured(m, domains, as_json) for m in models), strict=True)
+    found = judge([Pair(d.name, a, b, d.sizes, d.exact) for d, a, b in measured], seed=seed)
+    sentence = found.overall.sentence(str(reference))
+    answers = sum(len(d.examples) for d in domains if d.exact)
+    detectable = smallest_gain(answers) if answers else None
+    if as_json:
+        verdicts = {v.name: _gains(v) for v in found.domains}
+        emit_json(
+            **{"reference": str(reference), "candidate": str(candidate), "seed": seed},
+            **{"domains": verdicts, "overall": _gains(found.overall), "sentence": sentence},
+            smallest_gain=detectable,
+        )
+        return
+    several = [found.overall] if len(domains) > 1 else []
+    emit_table(
+        ("domain", "measure", "n", "A", "B", "gain of B", "95 % interval", "p", "verdict"),
+        [line for verdict in (*found.domains, *several) for line in _lines(verdict)],
+    )
+    print(f"{candidate}: {sentence}")
+    if detectable:
+        points = f"{100 * detectable:.1f} points"
+        typer.echo(f"{answers} answers can show gains from about {points} on", err=True)
+
+
+def _gains(verdict: Verdict) -> dict[str, Any]:
+    return {name: {**asdict(g), "verdict": g.verdict} for name, g in verdict.gains.items()}
+
+
+def _lines(verdict: Verdict) -> list[tuple[Any, ...]]:
+    """A line of the table for each measure, accuracy in points."""
+    from agent_forge.evals.verdict import UNITS
+
+    lines = []
+    for measure, (scale, unit) in UNITS.items():
+        if gain := verdict.gains.get(measure):
+            values = (gain.reference, gain.candidate, gain.value, gain.low, gain.high)
+            a, b, value, low, high = (f"{scale * x:.{1 if scale > 1 else 4}f}" for x in values)
+            name = f"{measure}, {unit}" if scale > 1 else unit
+            interval = f"{low}..{high}"
+            row = (verdict.name, name, gain.n, a, b, value, interval, f"{gain.p:.4f}")
+            lines.append((*row, gain.verdict))
+    return lines
 
 
 def _domains(

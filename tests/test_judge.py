@@ -27,7 +27,7 @@ from agent_forge.evals.domains import (
     part,
     split_of,
 )
-from agent_forge.evals.likelihood import Outcome, padded
+from agent_forge.evals.likelihood import Outcome, batches, padded
 from agent_forge.evals.subject import Subject, open_subject, windows
 from agent_forge.evals.verdict import (
     ACCURACY,
@@ -192,6 +192,15 @@ def test_the_likeliest_choice_a_byte_counts(foreign: Path) -> None:
     assert outcome.right == [choice == best for choice in choices]
     assert domain.chance == pytest.approx(1 / 3)
     assert [x / 8 / math.log(2) for x in outcome.loss] != [0, 0, 0] and len(outcome.tokens) == 3
+
+
+def test_batches_are_as_large_as_told_and_progress_reaches_the_end(foreign: Path) -> None:
+    assert [len(rows) for rows in batches([7] * 5, 14)] == [2, 2, 1]
+    found = replace(open_subject(foreign), batch_tokens=14)
+    prepared = found.prepare(Domain("d", tuple(Example("red", f" ca{i}") for i in range(5))))
+    seen: list[tuple[int, int]] = []
+    found.measure(prepared, progress=lambda done, total: seen.append((done, total)))
+    assert seen == [(14, 35), (28, 35), (35, 35)]
 
 
 @pytest.mark.parametrize("place", ["ours", "foreign"])
@@ -483,6 +492,18 @@ def test_a_verdict_depends_on_the_seed_alone() -> None:
     assert first == judge(parts) and first.domains[::-1] == judge(parts[::-1]).domains
     assert judge(parts[:1]).domains == first.domains[:1]
     assert first.domains[0].gains[NATS].p != judge(parts, seed=1).domains[0].gains[NATS].p
+
+
+def test_domains_are_resampled_apart_and_each_measure_with_its_weights() -> None:
+    rng = np.random.default_rng(4)
+    losses = rng.normal(5, 1, (2, 300)).tolist()
+    found = judge([pair([0] * 300, [0] * 300, *losses, name=name) for name in ("x", "y")])
+    widths = [v.gains[NATS].high - v.gains[NATS].low for v in (*found.domains, found.overall)]
+    assert widths[2] == pytest.approx(math.hypot(*widths[:2]) / 2, rel=0.05)
+    sizes = rng.integers(1, 90, 50)
+    loss = (0.5 * sizes).tolist(), (0.2 * sizes).tolist()  # the same gain for every byte
+    gain = judge([pair([0] * 50, [0] * 50, *loss, sizes=sizes.tolist())]).overall.gains[BITS]
+    assert (gain.low, gain.high) == pytest.approx((0.3 / math.log(2),) * 2)
 
 
 def test_two_tokenizers_are_compared_by_bytes() -> None:

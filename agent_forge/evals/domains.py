@@ -156,8 +156,8 @@ def evaluation_hash(domains: Sequence[Domain], **settings: Any) -> str:
     for domain in domains:
         digest.update(f"\0{domain.name}/{domain.exact}".encode())
         for example in domain.examples:
-            spoken = json.dumps([example.prompt, answer(example), *example.choices])
-            digest.update(f"\0{spoken}\0{len(example.messages)}".encode())
+            asked = [example.prompt, answer(example), example.choices, example.messages]
+            digest.update(b"\0" + json.dumps(asked, default=str).encode())
     return digest.hexdigest()
 
 

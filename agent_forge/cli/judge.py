@@ -76,8 +76,8 @@ def eval(
 
 
 def compare(
-    reference: Path = typer.Argument(metavar="A", help="The model to beat: a model directory."),
-    candidate: Path = typer.Argument(metavar="B", help="The model that may be better."),
+    reference: Path = typer.Argument(help="A: the model directory to beat."),
+    candidate: Path = typer.Argument(help="B: the one that may be better."),
     data: list[Path] = DATA,
     tasks: list[str] = TASKS,
     items: int | None = ITEMS,

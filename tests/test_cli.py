@@ -48,6 +48,11 @@ SURFACE = {
     "chat": [
         *("--max-tokens", "--seed", "--system", "--temperature", "--top-k", "--top-p", "model"),
     ],
+    "eval": ["--data", "--items", "--json", "--level", "--split", "--tasks", "model"],
+    "compare": [
+        *("--data", "--items", "--json", "--level", "--seed", "--split", "--tasks"),
+        *("candidate", "reference"),
+    ],
     "init": ["--dry-run", "--force", "--preset", "--set", "folder"],
     "validate": ["--json", "--preset", "--set", "path"],
     "ls": ["--json", "--storage"],

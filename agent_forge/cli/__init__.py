@@ -13,7 +13,7 @@ import traceback
 
 import typer
 
-from agent_forge.cli import config, data, doctor, merge, run, runs, talk, watch
+from agent_forge.cli import config, data, doctor, judge, merge, run, runs, talk, watch
 from agent_forge.cli.output import emit_json
 from agent_forge.errors import ForgeError
 
@@ -39,6 +39,8 @@ for command in (
     merge.merge,
     talk.generate,
     talk.chat,
+    judge.eval,
+    judge.compare,
     config.init,
     config.validate,
     runs.ls,

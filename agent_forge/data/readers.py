@@ -177,11 +177,12 @@ def text(row: Row) -> Iterator[Example]:
 
 
 def own(row: Row) -> Iterator[Example]:
-    """A user's row: prompt/completion, messages, question/answer or text."""
+    """A user's row: prompt/completion (and choices), messages, question/answer or text."""
     if row.has("messages"):
         yield _conversation(row)
     elif row.has("prompt"):
-        yield Example(row.text("prompt"), row.text("completion"))
+        completion = row.text("completion")
+        yield Example(row.text("prompt"), completion, choices=_choices(row, completion))
     elif row.has("question"):
         yield asked(row.text("question"), row.text("answer"))
     elif isinstance(row.value, str) or row.has("text"):
@@ -192,6 +193,17 @@ def own(row: Row) -> Iterator[Example]:
             "none of the fields 'prompt' and 'completion', 'messages', 'question' and 'answer',"
             f" 'text'; found {found}"
         )
+
+
+def _choices(row: Row, completion: str) -> tuple[str, ...]:
+    """What the completion was chosen from, where a row says it."""
+    listed = row.value.get("choices") or []
+    if not isinstance(listed, list):
+        raise row.damaged("field 'choices' is not a list")
+    choices = tuple(row.checked(choice, "choices") for choice in listed)
+    if choices and completion not in choices:
+        raise row.damaged("the completion is none of the choices")
+    return choices
 
 
 def _conversation(row: Row) -> Example:

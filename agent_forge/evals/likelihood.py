@@ -8,7 +8,7 @@ always the same ones, so that a score does not depend on what else is measured.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +21,7 @@ from agent_forge.model.network import ForgeNetwork
 
 TOKENS_A_BATCH = 4096
 CHUNK = 1024  # positions whose logits exist at once
+Progress = Callable[[int, int], None]  # (tokens that are done, of how many)
 
 
 @dataclass(frozen=True)
@@ -58,14 +59,23 @@ class Outcome:
 
 
 @torch.no_grad()
-def measure(model: nn.Module, items: Sequence[Item], *, threshold: float | None = None) -> Outcome:
+def measure(
+    model: nn.Module,
+    items: Sequence[Item],
+    *,
+    threshold: float | None = None,
+    batch_tokens: int = TOKENS_A_BATCH,
+    progress: Progress = lambda done, total: None,
+) -> Outcome:
     """Score every item. `threshold` is that of halting; 1 takes all recursion steps."""
     if not items:
         raise ConfigError("there is nothing to measure: no items")
     model.eval()
     device = next(model.parameters()).device
     results: dict[int, tuple[bool, float, int, float]] = {}
-    for rows in batches([len(item.ids) for item in items]):
+    lengths = [len(item.ids) for item in items]
+    done = 0
+    for rows in batches(lengths, batch_tokens):
         tokens, asked = padded([items[i] for i in rows], device)
         right, loss, steps = _score(model, tokens, asked, threshold)
         owner = asked[:, 1:].nonzero()[:, 0]
@@ -78,17 +88,19 @@ def measure(model: nn.Module, items: Sequence[Item], *, threshold: float | None 
                 count,
                 float(steps[mine].float().mean()),
             )
+        done += sum(lengths[i] for i in rows)
+        progress(done, sum(lengths))
     ordered = [results[i] for i in range(len(items))]
     columns: list[Any] = [list(column) for column in zip(*ordered, strict=True)]
     return Outcome(*columns)
 
 
-def batches(lengths: Sequence[int]) -> Iterator[list[int]]:
+def batches(lengths: Sequence[int], most: int = TOKENS_A_BATCH) -> Iterator[list[int]]:
     """Items of similar length together, longest last; which go together depends on lengths only."""
     order = sorted(range(len(lengths)), key=lambda i: (lengths[i], i))
     batch: list[int] = []
     for i in order:
-        if batch and (len(batch) + 1) * lengths[i] > TOKENS_A_BATCH:
+        if batch and (len(batch) + 1) * lengths[i] > most:
             yield batch
             batch = []
         batch.append(i)

@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from torch import nn
 
 from agent_forge.data.tokenizer import END_OF_TEXT, END_OF_TURN, SPECIAL, Tokenizer
-from agent_forge.errors import ConfigError, DamagedFile, NotFound
+from agent_forge.errors import ConfigError
 from agent_forge.infer.generate import Sampling, choose, stream
-from agent_forge.model.hf import MODEL_TYPE, build_network, load_foreign
+from agent_forge.model.folder import open_model
 from agent_forge.model.network import ForgeNetwork
-from agent_forge.store import files
-from agent_forge.store.models import load_directory
 
 Message = Mapping[str, Any]
 ENDS = frozenset((SPECIAL[END_OF_TEXT], SPECIAL[END_OF_TURN]))
@@ -29,24 +28,11 @@ class Voice(Protocol):
 
 
 def open_voice(folder: Path) -> Voice:
-    """The model in a folder; ours is verified against its sha256."""
-    if not folder.is_dir():
-        raise NotFound(f"{folder} is not a folder", hint="forge models lists the models of runs")
-    if not (folder / "config.json").is_file():
-        raise NotFound(f"{folder} has no config.json: it is not a model directory")
-    config = files.read_json(folder / "config.json")
-    if not isinstance(config, dict):
-        raise DamagedFile(folder / "config.json", "not the config of a model")
-    if "model_type" not in config:
-        raise ConfigError(f"{folder} is not a language model: its config names no model_type")
-    if config["model_type"] != MODEL_TYPE:
-        return _Foreign(folder)
-    if not (folder / "metadata.json").exists():  # a merge, or another tool's copy
-        return _Own(load_foreign(folder)[0].network, Tokenizer.load(folder))  # type: ignore[arg-type]
-    weights, _, config = load_directory(folder)
-    model = build_network(config)
-    model.load_state_dict(weights)
-    return _Own(model.eval(), Tokenizer.load(folder))
+    """The model in a folder, ready to speak."""
+    model, tokenizer = open_model(folder)
+    if isinstance(model, ForgeNetwork):
+        return _Own(model, Tokenizer.load(folder))
+    return _Foreign(model, tokenizer)
 
 
 def _text(text: str) -> str:
@@ -80,8 +66,8 @@ class _Own:
 
 
 class _Foreign:
-    def __init__(self, folder: Path) -> None:
-        self.model, self.tokenizer = load_foreign(folder)
+    def __init__(self, model: nn.Module, tokenizer: Any) -> None:
+        self.model, self.tokenizer = model, tokenizer
 
     def complete(self, text: str, sampling: Sampling) -> Iterator[str]:
         return self._say(self.tokenizer(_text(text)).input_ids, sampling)

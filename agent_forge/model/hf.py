@@ -26,10 +26,9 @@ from transformers.utils import logging
 from agent_forge.config.load import check
 from agent_forge.config.settings import ModelSettings
 from agent_forge.errors import DamagedFile
+from agent_forge.model.folder import MODEL_TYPE
 from agent_forge.model.loss import IGNORE
 from agent_forge.model.network import ForgeNetwork
-
-MODEL_TYPE = "agent_forge"
 
 
 class ForgeConfig(PretrainedConfig):  # type: ignore[misc]

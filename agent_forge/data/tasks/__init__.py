@@ -12,6 +12,7 @@ import hashlib
 from collections.abc import Callable
 from random import Random
 
+from agent_forge.data.readers import Example
 from agent_forge.data.tasks import (
     arithmetic,
     code,
@@ -27,7 +28,7 @@ from agent_forge.data.tasks import (
 from agent_forge.data.tasks.base import MAX_LEVEL, SPLITS, Family, Task
 from agent_forge.errors import ConfigError
 
-__all__ = ["DOMAINS", "FAMILIES", "SPLITS", "Family", "Task", "check", "make"]
+__all__ = ["DOMAINS", "FAMILIES", "SPLITS", "Family", "Task", "as_example", "check", "make"]
 
 Run = Callable[[str, tuple[str, ...]], bool]  # (source, tests): whether every test passes
 
@@ -70,6 +71,17 @@ def check(task: Task, text: str, run: Run | None = None) -> bool:
     if run is None:
         raise ValueError(f"an answer to {task.family!r} is code: pass run=, which executes it")
     return run(text, task.tests)
+
+
+def as_example(task: Task) -> Example:
+    """A task as a turn of a chat; a story as running text."""
+    if task.family == "story":
+        return Example("", f"{task.question} {task.answer}", task.family)
+    turns = (
+        {"role": "user", "content": task.question},
+        {"role": "assistant", "content": task.answer},
+    )
+    return Example(task.question, task.answer, task.family, messages=turns)
 
 
 def _validate(family: str, split: str, low: int, high: int) -> None:

@@ -129,19 +129,8 @@ def build(settings: CognateSettings, model: ModelSettings) -> Corpus:
 
 def items(tokenizer: Tokenizer, found: Sequence[tasks.Task]) -> list[Item]:
     """Tasks as token ids of which the answer is asked for."""
-    documents, masks = datasets.tokenise(tokenizer, (as_example(task) for task in found))
+    documents, masks = datasets.tokenise(tokenizer, (tasks.as_example(task) for task in found))
     return [Item(ids, asked) for ids, asked in zip(documents, masks, strict=True)]
-
-
-def as_example(task: tasks.Task) -> Example:
-    """A task as a turn of a chat; a story as running text."""
-    if task.family == "story":
-        return Example("", f"{task.question} {task.answer}", task.family)
-    turns = (
-        {"role": "user", "content": task.question},
-        {"role": "assistant", "content": task.answer},
-    )
-    return Example(task.question, task.answer, task.family, messages=turns)
 
 
 def _families(settings: CognateSettings, missing: list[str]) -> list[str]:
@@ -172,7 +161,8 @@ def _task_parts(settings: CognateSettings, families: Iterable[str]) -> list[Part
         for stage, (low, high) in enumerate(_bands(settings.max_level), start=1):
             count = settings.items_per_family // 3
             made = [
-                as_example(tasks.make(name, "train", i, level=(low, high))) for i in range(count)
+                tasks.as_example(tasks.make(name, "train", i, level=(low, high)))
+                for i in range(count)
             ]
             parts.append(Part(f"{name}.{stage}", domain, stage, made))
     return parts

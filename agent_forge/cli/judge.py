@@ -1,0 +1,223 @@
+"""`forge eval` and `forge compare`: what models can do, on files and on generated tasks."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from agent_forge.cli.config import JSON
+from agent_forge.cli.output import emit_json, emit_table
+from agent_forge.cli.talk import MODEL
+
+if TYPE_CHECKING:
+    from agent_forge.evals.domains import Domain
+    from agent_forge.evals.likelihood import Outcome
+    from agent_forge.evals.verdict import Verdict
+
+DATA = typer.Option(
+    [],
+    "--data",
+    metavar="FILE",
+    help="Text, or JSONL with prompt and completion (and choices) or messages; repeatable, each"
+    " file is a domain.",
+)
+TASKS = typer.Option(
+    [], "--tasks", metavar="NAME", help="Generated tasks: a family or a domain; repeatable."
+)
+ITEMS = typer.Option(
+    None, "--items", min=1, help="Of each domain; else 2000 tasks, and all of a file."
+)
+SPLIT = typer.Option(
+    None,
+    "--split",
+    help="selection, holdout or verdict; else the verdict of tasks, and all of a file.",
+)
+LEVEL = typer.Option("1-20", "--level", help="Of generated tasks, 1 to 100: one, or a range.")
+
+
+def eval(
+    model: Path = MODEL,
+    data: list[Path] = DATA,
+    tasks: list[str] = TASKS,
+    items: int | None = ITEMS,
+    split: str | None = SPLIT,
+    level: str = LEVEL,
+    as_json: bool = JSON,
+) -> None:
+    """Measure a model: accuracy, perplexity and bits per byte of each domain."""
+    domains = _domains([model], data, tasks, items, split, level)
+    outcomes = _measured(model, domains, as_json)
+    rows = [_row(d, o, _ours(model)) for d, o in zip(domains, outcomes, strict=True)]
+    if as_json:
+        emit_json(model=str(model), split=split, domains=rows)
+        return
+    emit_table(
+        (
+            *("domain", "items", "accuracy", "majority", "n-gram", "chance"),
+            *("perplexity", "bits/byte", "nats/token", "steps"),
+        ),
+        [
+            (
+                *(row["domain"], row["items"]),
+                *(_percent(row[key]) for key in ("accuracy", "majority", "ngram")),
+                _percent(row["chance"] or None),
+                *(f"{row[key]:.4g}" for key in ("perplexity", "bits_per_byte", "nats_per_token")),
+                row["steps"] and f"{row['steps']:.2f}",
+            )
+            for row in rows
+        ],
+    )
+
+
+def compare(
+    reference: Path = typer.Argument(help="A: the model directory to beat."),
+    candidate: Path = typer.Argument(help="B: the one that may be better."),
+    data: list[Path] = DATA,
+    tasks: list[str] = TASKS,
+    items: int | None = ITEMS,
+    split: str | None = SPLIT,
+    level: str = LEVEL,
+    seed: int = typer.Option(0, "--seed", min=0, help="Of the resampling."),
+    as_json: bool = JSON,
+) -> None:
+    """Say whether B is better than A on the same items: paired tests, 95 % intervals."""
+    models = [reference, candidate]
+    domains = _domains(models, data, tasks, items, split, level)
+    from agent_forge.evals.domains import smallest_gain
+    from agent_forge.evals.verdict import Pair, judge
+
+    measured = zip(domains, *(_measured(m, domains, as_json) for m in models), strict=True)
+    found = judge([Pair(d.name, a, b, d.sizes, d.exact) for d, a, b in measured], seed=seed)
+    sentence = found.overall.sentence(str(reference))
+    answers = sum(len(d.examples) for d in domains if d.exact)
+    detectable = smallest_gain(answers) if answers else None
+    if as_json:
+        verdicts = {v.name: _gains(v) for v in found.domains}
+        emit_json(
+            **{"reference": str(reference), "candidate": str(candidate), "seed": seed},
+            **{"domains": verdicts, "overall": _gains(found.overall), "sentence": sentence},
+            smallest_gain=detectable,
+        )
+        return
+    several = [found.overall] if len(domains) > 1 else []
+    emit_table(
+        ("domain", "measure", "n", "A", "B", "gain of B", "95 % interval", "p", "verdict"),
+        [line for verdict in (*found.domains, *several) for line in _lines(verdict)],
+    )
+    print(f"{candidate}: {sentence}")
+    if detectable:
+        points = f"{100 * detectable:.1f} points"
+        typer.echo(f"{answers} answers can show gains from about {points} on", err=True)
+
+
+def _gains(verdict: Verdict) -> dict[str, Any]:
+    return {name: {**asdict(g), "verdict": g.verdict} for name, g in verdict.gains.items()}
+
+
+def _lines(verdict: Verdict) -> list[tuple[Any, ...]]:
+    """A line of the table for each measure, accuracy in points."""
+    from agent_forge.evals.verdict import UNITS
+
+    lines = []
+    for measure, (scale, unit) in UNITS.items():
+        if gain := verdict.gains.get(measure):
+            values = (gain.reference, gain.candidate, gain.value, gain.low, gain.high)
+            a, b, value, low, high = (f"{scale * x:.{1 if scale > 1 else 4}f}" for x in values)
+            name = f"{measure}, {unit}" if scale > 1 else unit
+            interval = f"{low}..{high}"
+            row = (verdict.name, name, gain.n, a, b, value, interval, f"{gain.p:.4f}")
+            lines.append((*row, gain.verdict))
+    return lines
+
+
+def _domains(
+    models: Sequence[Path],
+    data: list[Path],
+    names: list[str],
+    items: int | None,
+    split: str | None,
+    level: str,
+) -> list[Domain]:
+    """What is asked for; everything that can be wrong with it is said before a model is loaded."""
+    from agent_forge.errors import ConfigError
+    from agent_forge.evals.domains import TASK_ITEMS, from_files, from_tasks, part
+
+    ours = [_ours(model) for model in models]
+    domains = [part(domain, split, items) for domain in from_files(data)]
+    if names or (not data and all(ours)):
+        domains += from_tasks(
+            names, split=split or "verdict", count=items or TASK_ITEMS, levels=_levels(level)
+        )
+    if not domains:
+        raise ConfigError("nothing to measure", hint="--data FILE, or --tasks NAME")
+    if len({domain.name for domain in domains}) < len(domains):
+        raise ConfigError("a file and a family of tasks have the same name", hint="rename the file")
+    return domains
+
+
+def _ours(model: Path) -> bool:
+    from agent_forge.model.folder import MODEL_TYPE, read_config
+
+    return bool(read_config(model)["model_type"] == MODEL_TYPE)
+
+
+def _levels(text: str) -> tuple[int, int]:
+    from agent_forge.errors import ConfigError
+
+    low, _, high = text.partition("-")
+    if not (low.isdecimal() and (high or low).isdecimal()):
+        raise ConfigError(f"level {text!r} is no number and no range", hint="such as 7, or 1-20")
+    return int(low), int(high or low)
+
+
+def _measured(model: Path, domains: Sequence[Domain], quiet: bool) -> list[Outcome]:
+    """The outcome of every domain, with progress for who waits."""
+    from agent_forge.evals.subject import open_subject
+    from agent_forge.track.progress import make_progress
+
+    subject = open_subject(model)
+    outcomes = []
+    with make_progress("none" if quiet else "auto", sys.stderr) as view:
+        for domain in domains:
+            prepared = subject.prepare(domain)
+            total = sum(len(item.ids) for item in prepared.items)
+            what = f"{model.name} on {domain.name}, tokens"
+            view({"event": "loop", "name": what, "first": 0, "total": total})
+
+            def step(done: int, total: int, what: str = what) -> None:
+                view({"event": "step", "phase": what, "step": done, "total": total})
+
+            outcomes.append(subject.measure(prepared, progress=step))
+    return outcomes
+
+
+def _row(domain: Domain, outcome: Outcome, recursive: bool) -> dict[str, Any]:
+    from agent_forge.evals.domains import beyond_chance, perplexity_score
+
+    bits = outcome.bits_per_byte(sum(domain.sizes))
+    guesses = domain.baselines()
+    return {
+        "domain": domain.name,
+        "items": len(domain.examples),
+        "accuracy": outcome.accuracy if domain.exact else None,
+        "chance": domain.chance if domain.exact else None,
+        "beyond_chance": beyond_chance(outcome.accuracy, domain.chance) if domain.exact else None,
+        "majority": guesses.get("majority"),
+        "ngram": guesses.get("ngram"),
+        "perplexity": math.exp(min(700, outcome.nats_per_token)),
+        "bits_per_byte": bits,
+        "unigram_bits_per_byte": domain.unigram_bits,
+        "perplexity_score": perplexity_score(bits, domain.unigram_bits),
+        "nats_per_token": outcome.nats_per_token,
+        "steps": outcome.mean_steps if recursive else None,
+    }
+
+
+def _percent(share: float | None) -> str | None:
+    return None if share is None else f"{share:.1%}"

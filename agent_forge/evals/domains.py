@@ -1,0 +1,261 @@
+"""What models are judged on: the examples of a file or of generated tasks, in three disjoint parts.
+
+A search looks at `selection`, stops early by `holdout`, and only the last comparison reads
+`verdict`. A hash of an example's content names its part, so a copy of it, in another file or with
+other spaces, is always on the same side. Within a domain a copy counts once: ten copies are no ten
+items. Of running text the first word is given, so that every tokenizer is asked for the same bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from agent_forge.config.load import did_you_mean
+from agent_forge.data import baselines
+from agent_forge.data.datasets import read_own
+from agent_forge.data.readers import Example
+from agent_forge.data.tasks import DOMAINS, FAMILIES, Task, as_example, make
+from agent_forge.errors import ConfigError
+
+SHARES = {"selection": 0.50, "holdout": 0.15, "verdict": 0.35}
+LEVELS = (1, 20)  # of generated tasks, as Phase 1 learns them
+TASK_ITEMS = 2000
+DRAWS_AN_ITEM = 10  # a family of few items repeats itself; copies are left out
+FIRST_WORD = re.compile(r"\s*\S+(?=\s)|\s*\S")
+POWER = (1.959964 + 0.841621) ** 2  # of the normal quantiles for 5 % two-sided and 80 %
+DISCORDANCE = 0.2
+TEXT = "story"  # the one family without answers: it is measured alone
+
+
+@dataclass(frozen=True)
+class Domain:
+    """Examples that share a score. `exact`: there are answers, which are right or wrong."""
+
+    name: str
+    examples: tuple[Example, ...]
+    exact: bool = True
+    tasks: tuple[Task, ...] = ()  # behind the examples, where they are generated
+
+    @property
+    def sizes(self) -> list[int]:
+        """The bytes that each example asks for."""
+        return [len(answer(example).encode()) for example in self.examples]
+
+    @property
+    def chance(self) -> float:
+        """The accuracy of guessing: 1 / choices; without choices nothing is guessed right."""
+        chances = [1 / len(e.choices) if e.choices else 0.0 for e in self.examples]
+        return sum(chances) / len(chances)
+
+    @cached_property
+    def unigram_bits(self) -> float:
+        """What a model that only counts bytes needs for the answers, in bits a byte."""
+        return unigram_bits(answer(example) for example in self.examples)
+
+    def baselines(self) -> dict[str, float]:
+        """What guessing by what was seen would score, by name; for generated tasks only."""
+        if not self.tasks or not self.exact:
+            return {}
+        families = list(dict.fromkeys(task.family for task in self.tasks))
+        levels = min(t.level for t in self.tasks), max(t.level for t in self.tasks)
+        numbers = range(len(self.tasks))
+        seen = [make(families[i % len(families)], "train", i, level=levels) for i in numbers]
+        return {
+            "majority": baselines.majority(seen, self.tasks),
+            "ngram": baselines.ngram(seen, self.tasks),
+        }
+
+
+def from_files(paths: Sequence[Path]) -> list[Domain]:
+    """Every file a domain, named after it."""
+    found: dict[str, Domain] = {}
+    for path in paths:
+        name = str(path) if path.stem in found else path.stem
+        if name in found:
+            raise ConfigError(f"{path} is given twice")
+        found[name] = _read(path, name)
+    return list(found.values())
+
+
+def from_tasks(
+    names: Sequence[str] = (),
+    *,
+    split: str = "verdict",
+    count: int = TASK_ITEMS,
+    levels: tuple[int, int] = LEVELS,
+) -> list[Domain]:
+    """Generated tasks: a family or all of a domain; without names what small models can learn."""
+    groups = {name: _families(name) for name in names}
+    if not names:
+        learnable = [f.name for f in FAMILIES.values() if f.learnable]
+        every = {d: tuple(f for f in of if f in learnable) for d, of in DOMAINS.items()}
+        groups = {domain: of for domain, of in every.items() if of}
+    return [_generated(name, of, split, count, levels) for name, of in groups.items()]
+
+
+def part(domain: Domain, split: str | None = None, limit: int | None = None) -> Domain:
+    """The examples of one split, and of these at most `limit`, chosen by their hash."""
+    if split not in (None, *SHARES):
+        raise ConfigError(f"unknown split {split!r}{did_you_mean(str(split), list(SHARES))}")
+    mine = [e for e in domain.examples if split in (None, split_of(e))]
+    if not mine:
+        raise ConfigError(
+            f"{domain.name}: none of its {len(domain.examples)} examples is for {split}",
+            hint=f"give more data: {split} gets {SHARES[str(split)]:.0%} of it",
+        )
+    kept = set(sorted(map(content_hash, mine))[:limit])
+    chosen = [i for i, e in enumerate(domain.examples) if content_hash(e) in kept]
+    return replace(
+        domain,
+        examples=tuple(domain.examples[i] for i in chosen),
+        tasks=tuple(domain.tasks[i] for i in chosen) if domain.tasks else (),
+    )
+
+
+def split_of(example: Example) -> str:
+    """The one part that an example, and every copy of it, is in."""
+    place = int.from_bytes(content_hash(example)[-4:], "big") / 2**32
+    for split, share in SHARES.items():
+        place -= share
+        if place < 0:
+            return split
+    return split
+
+
+def content_hash(example: Example) -> bytes:
+    """The sha256 of what an example says, whatever its spaces."""
+    said = "\0".join(" ".join(text.split()) for text in (example.prompt, answer(example)))
+    return hashlib.sha256(said.encode()).digest()
+
+
+def answer(example: Example) -> str:
+    """What is asked for, as text: the completion, and the tools that it calls."""
+    last = reply_of(example)
+    calls = example.messages[last].get("tool_calls") if last is not None else None
+    return example.completion + (json.dumps(calls, ensure_ascii=False) if calls else "")
+
+
+def reply_of(example: Example) -> int | None:
+    """Which message is asked for: the last one of the assistant; None without a conversation."""
+    said = [i for i, m in enumerate(example.messages) if m["role"] == "assistant"]
+    return said[-1] if said else None
+
+
+def evaluation_hash(domains: Sequence[Domain], **settings: Any) -> str:
+    """The sha256 of what is asked and how: with a model's hash the key of its scores."""
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode())
+    for domain in domains:
+        digest.update(f"\0{domain.name}/{domain.exact}".encode())
+        for example in domain.examples:
+            asked = [example.prompt, answer(example), example.choices, example.messages]
+            digest.update(b"\0" + json.dumps(asked, default=str).encode())
+    return digest.hexdigest()
+
+
+# -- scores that can be compared ------------------------------------------------------------------
+
+
+def unigram_bits(texts: Iterable[str]) -> float:
+    """The entropy of the bytes of all texts together, in bits a byte."""
+    counts: Counter[int] = Counter()
+    for text in texts:
+        counts.update(text.encode())
+    total = sum(counts.values())
+    return -sum(n / total * math.log2(n / total) for n in counts.values())
+
+
+def perplexity_score(bits_per_byte: float, unigram: float) -> float:
+    """1 - H/H0: 0 is no better than counting bytes, 1 knows the text."""
+    return max(0.0, 1 - bits_per_byte / unigram) if unigram else 0.0
+
+
+def beyond_chance(accuracy: float, chance: float) -> float:
+    """Accuracy on a scale where guessing is 0 and always right is 1."""
+    return max(0.0, (accuracy - chance) / (1 - chance)) if chance < 1 else 0.0
+
+
+def smallest_gain(n: int, discordance: float = DISCORDANCE) -> float:
+    """The smallest difference in accuracy that n paired items show (5 % two-sided, 80 % power).
+
+    Only items that one model gets right and the other wrong tell them apart. With a share d of
+    such items the difference has the standard error sqrt(d / n), so (1.96 + 0.84) sqrt(d / n) is
+    found four times in five. d is assumed (models of one family differ on about a fifth); it is
+    at least the difference itself, which bounds the answer by 7.85 / n where n is small.
+    """
+    return min(1.0, max(math.sqrt(POWER * discordance / n), POWER / n)) if n else 1.0
+
+
+# -- making examples ------------------------------------------------------------------------------
+
+
+def _read(path: Path, name: str) -> Domain:
+    kept: dict[bytes, Example] = {}
+    kinds = set()
+    for example in read_own(path):
+        asked = _asked(example)
+        if asked:
+            kept.setdefault(content_hash(asked), asked)
+            kinds.add(bool(example.prompt))
+    if not kept:
+        raise ConfigError(f"{path} has nothing to ask for")
+    if len(kinds) == 2:
+        raise ConfigError(
+            f"some rows of {path} have answers, others are text",
+            hint="make two files of it: each has a score of its own",
+        )
+    return Domain(name, tuple(kept.values()), kinds.pop())
+
+
+def _asked(example: Example) -> Example | None:
+    """An example with something given and something asked; of a text the first word is given."""
+    if example.prompt:
+        return example if answer(example) else None
+    first = FIRST_WORD.match(example.completion)
+    end = first.end() if first else 0
+    given, rest = example.completion[:end], example.completion[end:]
+    return replace(example, prompt=given, completion=rest, messages=()) if rest.strip() else None
+
+
+def _families(name: str) -> tuple[str, ...]:
+    """A family, or all families of a domain."""
+    if name in FAMILIES:
+        return (name,)
+    if name not in DOMAINS:
+        known = [*DOMAINS, *FAMILIES]
+        raise ConfigError(f"no tasks are called {name!r}{did_you_mean(name, known)}")
+    return tuple(family for family in DOMAINS[name] if family != TEXT)
+
+
+def _generated(
+    name: str, families: tuple[str, ...], split: str, count: int, levels: tuple[int, int]
+) -> Domain:
+    """Items that no model was trained on; holdout is cut from what a selection could draw."""
+    if split not in SHARES:
+        raise ConfigError(f"unknown split {split!r}{did_you_mean(split, list(SHARES))}")
+    source = "verdict" if split == "verdict" else "selection"
+    kept: dict[bytes, tuple[Example, Task]] = {}
+    for i in range(DRAWS_AN_ITEM * count):
+        task = make(families[i % len(families)], source, i, level=levels)
+        example = _asked(as_example(task))
+        if example and (split == "verdict" or _held(example) == (split == "holdout")):
+            kept.setdefault(content_hash(example), (example, task))
+        if len(kept) == count:
+            break
+    if not kept:
+        raise ConfigError(f"{name} has no items for {split} at levels {levels[0]} to {levels[1]}")
+    examples, behind = zip(*kept.values(), strict=True)
+    return Domain(name, examples, families != (TEXT,), behind)
+
+
+def _held(example: Example) -> bool:
+    """Whether a generated item of a selection is for holdout alone."""
+    return split_of(example) == "holdout"

@@ -1,0 +1,208 @@
+"""A model that is measured on domains, ours or any causal language model.
+
+Of a conversation the last reply is asked for, written as the model's own chat form has it, with the
+end of the turn; of a prompt its completion. Where an example has choices, the right one has to be
+the likeliest a byte; elsewhere an answer is right when it is what greedy generation would write.
+What is longer than the model can read is asked piece by piece, each with half of what fits before
+it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
+
+from agent_forge.data.readers import Example
+from agent_forge.data.tokenizer import Tokenizer
+from agent_forge.errors import ConfigError, NotFinite
+from agent_forge.evals.domains import Domain, answer, reply_of
+from agent_forge.evals.likelihood import TOKENS_A_BATCH, Item, Outcome, Progress, measure
+from agent_forge.model.folder import open_model
+from agent_forge.model.network import ForgeNetwork
+
+LOGITS_AT_ONCE = 1 << 26  # 256 MB in single precision
+
+Encode = Callable[[Example], tuple[list[int], int]]  # ids, and where those that are asked begin
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A domain as tokens. An answer may take several items, an example several answers.
+
+    The first answer of an example is the right one.
+    """
+
+    items: list[Item]
+    answer_of: NDArray[np.int64]  # each item
+    example_of: NDArray[np.int64]  # each answer
+    sizes: NDArray[np.int64]  # of the answers, in bytes
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model with what it takes to ask it."""
+
+    model: nn.Module
+    encode: Encode
+    longest: int  # tokens that it can read
+    batch_tokens: int
+    vocab_size: int
+
+    def prepare(self, domain: Domain) -> Prepared:
+        """The tokens of a domain, for as many models of this shape as there are."""
+        items: list[Item] = []
+        answer_of: list[int] = []
+        example_of: list[int] = []
+        sizes: list[int] = []
+        for number, example in enumerate(domain.examples):
+            for variant in _variants(example):
+                ids, start = self.encode(variant)
+                if max(ids) >= self.vocab_size:
+                    raise ConfigError(
+                        f"token {max(ids)} is outside the vocabulary of {self.vocab_size}",
+                        hint="the tokenizer in the folder does not fit the model",
+                    )
+                pieces = list(windows(ids, start, self.longest))
+                if not pieces:
+                    raise ConfigError(f"{domain.name}: example {number + 1} is a single token")
+                items += pieces
+                answer_of += [len(sizes)] * len(pieces)
+                example_of.append(number)
+                sizes.append(len(answer(variant).encode()))
+        return Prepared(items, np.array(answer_of), np.array(example_of), np.array(sizes))
+
+    def measure(
+        self,
+        prepared: Prepared,
+        *,
+        threshold: float | None = None,
+        progress: Progress = lambda done, total: None,
+    ) -> Outcome:
+        """What came out for each example of a domain."""
+        found = measure(
+            self.model,
+            prepared.items,
+            threshold=threshold,
+            batch_tokens=self.batch_tokens,
+            progress=progress,
+        )
+        outcome = _joined(prepared, found)
+        if not np.isfinite(outcome.loss).all():
+            raise NotFinite("the model gives a loss that is not finite: its weights are damaged")
+        return outcome
+
+
+def open_subject(folder: Path) -> Subject:
+    """The model in a folder, ready to be measured."""
+    model, foreign = open_model(folder)
+    if isinstance(model, ForgeNetwork):
+        tokenizer = Tokenizer.load(folder)
+        tokenizer.fits(model.settings)
+        size = model.settings.vocab_size
+        return Subject(model, _own(tokenizer), TOKENS_A_BATCH, TOKENS_A_BATCH, size)
+    size = int(model.get_input_embeddings().weight.shape[0])  # type: ignore[operator]
+    reads = getattr(model.config, "max_position_embeddings", None) or TOKENS_A_BATCH
+    batch = min(TOKENS_A_BATCH, max(1, LOGITS_AT_ONCE // size))
+    return Subject(model, _foreign(foreign), min(reads, TOKENS_A_BATCH), batch, size)
+
+
+def windows(ids: Sequence[int], start: int, longest: int) -> Iterator[Item]:
+    """Pieces of at most `longest` tokens that ask for every token from `start` on once."""
+    done, end = start, min(longest, len(ids))
+    while True:
+        if end > done:
+            first = max(0, end - longest)
+            yield Item(ids[first:end], [i >= done for i in range(first, end)])
+            done = end
+        if end == len(ids):
+            return
+        end = min(end + longest // 2, len(ids))
+
+
+def _variants(example: Example) -> Iterator[Example]:
+    """The example itself, then with each wrong choice as its answer."""
+    yield example
+    for choice in example.choices:
+        if choice != example.completion:
+            yield replace(example, completion=choice)
+
+
+def _joined(prepared: Prepared, found: Outcome) -> Outcome:
+    """Items to answers, answers to examples."""
+    of = prepared.answer_of
+    tokens = np.bincount(of, found.tokens)
+    loss = np.bincount(of, found.loss)
+    steps = np.bincount(of, np.multiply(found.steps, found.tokens)) / tokens
+    exact = np.bincount(of, np.logical_not(found.right)) == 0
+    first = np.flatnonzero(np.diff(prepared.example_of, prepend=-1))
+    a_byte = loss / prepared.sizes
+    likelier = np.add.reduceat(a_byte <= a_byte[first][prepared.example_of], first, dtype=int)
+    alone = np.diff(first, append=len(a_byte)) == 1
+    right = np.where(alone, exact[first], likelier == 1)
+    return Outcome(
+        right.tolist(),
+        loss[first].tolist(),
+        tokens[first].astype(int).tolist(),
+        steps[first].tolist(),
+    )
+
+
+def _own(tokenizer: Tokenizer) -> Encode:
+    """As our models learn: special tokens by their ids."""
+
+    def encode(example: Example) -> tuple[list[int], int]:
+        last = reply_of(example)
+        if last is None:
+            prompt = tokenizer.encode(example.prompt)
+            return prompt + tokenizer.encode(example.completion), len(prompt)
+        ids = tokenizer.encode_chat(example.messages[: last + 1])
+        return ids, len(tokenizer.encode_chat(example.messages[:last], reply=True))
+
+    return encode
+
+
+def _foreign(tokenizer: Any) -> Encode:
+    """As its maker's tokenizer reads the whole text: asked is all from where the prompt differs.
+
+    So a token that reaches from the prompt into the answer is asked for, and a template may write
+    a finished turn in another way than one that begins.
+    """
+
+    def encode(example: Example) -> tuple[list[int], int]:
+        given, whole, plain = _written(tokenizer, example)
+        before = tokenizer(given, add_special_tokens=plain, verbose=False).input_ids
+        ids = list(tokenizer(whole, add_special_tokens=plain, verbose=False).input_ids)
+        pairs = enumerate(zip(before, ids, strict=False))
+        start = next((i for i, (a, b) in pairs if a != b), min(len(before), len(ids) - 1))
+        return ids, max(start, 1)
+
+    return encode
+
+
+def _written(tokenizer: Any, example: Example) -> tuple[str, str, bool]:
+    """What is given, that with the answer, and whether the tokenizer adds its own start to it."""
+    last = reply_of(example)
+    if last is None:
+        return example.prompt, example.prompt + example.completion, True
+    if not tokenizer.chat_template:  # never taught to chat: it goes on with the text
+        given = f"{example.prompt}\n"
+        return given, given + answer(example), True
+    turns = [dict(message) for message in example.messages[: last + 1]]
+    try:
+        given = tokenizer.apply_chat_template(
+            turns[:-1], tokenize=False, add_generation_prompt=True
+        )
+        whole = tokenizer.apply_chat_template(turns, tokenize=False).rstrip()
+    except jinja2.TemplateError as error:
+        raise ConfigError(
+            f"the chat template of the model refuses a conversation ({error})",
+            hint="give the examples as prompt and completion",
+        ) from error
+    return given, whole, False

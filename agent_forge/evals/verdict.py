@@ -1,0 +1,230 @@
+"""Whether one model is better than another, from what both did with the same items.
+
+Three measures, each a sum over items over a sum of weights: accuracy (right answers over items),
+bits per byte and, where both read the text in the same tokens, nats per token. A gain is positive
+where the candidate is better. Its interval comes from resampling the items (paired bootstrap,
+percentiles), its p from the exact McNemar test for right and wrong, and from flipping signs at
+random for losses: an item may as well have gone the other way round if the models were alike.
+
+Over several domains the mean of their gains counts, so that a large file does not outvote a small
+one: items are resampled within their domain, and signs flipped with the weight of their domain.
+No torch: whatever has right, loss and size of items can be judged.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agent_forge.errors import ConfigError
+
+DRAWS = 10_000
+CELLS = 1 << 22  # of a block of draws: bounds the memory
+LEVEL = 0.05
+ACCURACY, BITS, NATS = "accuracy", "bits_per_byte", "nats_per_token"
+UNITS = {ACCURACY: (100, "points"), BITS: (1, "bits per byte"), NATS: (1, "nats per token")}
+
+Floats = NDArray[np.float64]
+
+
+class Scored(Protocol):
+    """What came out for each item: an Outcome."""
+
+    @property
+    def right(self) -> Sequence[bool]: ...
+    @property
+    def loss(self) -> Sequence[float]: ...  # nats of the whole item
+    @property
+    def tokens(self) -> Sequence[int]: ...
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two models on the items of a domain. `sizes` are the bytes that each item asks for."""
+
+    name: str
+    reference: Scored
+    candidate: Scored
+    sizes: Sequence[int]
+    exact: bool = True  # whether right and wrong mean anything
+
+    def __post_init__(self) -> None:
+        scored = (self.reference.loss, self.candidate.loss, self.candidate.right)
+        if {len(column) for column in scored} != {len(self.sizes)} or not self.sizes:
+            raise ConfigError(f"{self.name}: the two models were not measured on the same items")
+
+
+@dataclass(frozen=True)
+class Gain:
+    """One measure: the two values, their difference (positive is better) and how sure it is."""
+
+    reference: float
+    candidate: float
+    value: float
+    low: float  # 95 % interval
+    high: float
+    p: float  # of so large a difference, either way, between equals
+    n: int
+
+    @property
+    def verdict(self) -> str:
+        """better, worse or unclear: both the test and the interval have to say so."""
+        if self.p < LEVEL and self.low > 0:
+            return "better"
+        return "worse" if self.p < LEVEL and self.high < 0 else "unclear"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The gains by measure, of one domain or as the mean of all."""
+
+    name: str
+    gains: Mapping[str, Gain]
+
+    def sentence(self, reference: str = "the reference") -> str:
+        """The result in words: by accuracy where there are answers, else by bits per byte."""
+        measure = ACCURACY if ACCURACY in self.gains else BITS
+        gain = self.gains[measure]
+        scale, unit = UNITS[measure]
+        value, low, high = (scale * x for x in (gain.value, gain.low, gain.high))
+        digits = 1 if measure == ACCURACY else 4
+        p = f"p = {gain.p:.3f}" if gain.p >= 0.001 else "p < 0.001"
+        details = f"(95 % interval {low:.{digits}f}..{high:.{digits}f}, {p}, n = {gain.n})"
+        if gain.verdict == "unclear":
+            return f"no significant gain over {reference}: {value:+.{digits}f} {unit} {details}"
+        return f"{gain.verdict} than {reference} by {abs(value):.{digits}f} {unit} {details}"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A verdict for every domain, and one over all."""
+
+    domains: tuple[Verdict, ...]
+    overall: Verdict
+
+
+def judge(pairs: Sequence[Pair], *, seed: int = 0, draws: int = DRAWS) -> Comparison:
+    """Compare two models. The same seed gives the same numbers, whatever else is compared."""
+    if not pairs:
+        raise ConfigError("there is nothing to compare")
+    terms = [_terms(pair) for pair in pairs]
+    drawn = [
+        _bootstrap(columns, _generator(seed, "bootstrap", pair.name), draws)
+        for pair, columns in zip(pairs, terms, strict=True)
+    ]
+    verdicts = []
+    for pair, columns, draw in zip(pairs, terms, drawn, strict=True):
+        gains = {m: _gain([t], [draw[m]], m, seed, pair.name, draws) for m, t in columns.items()}
+        verdicts.append(Verdict(pair.name, gains))
+    if len(pairs) == 1:
+        return Comparison(tuple(verdicts), verdicts[0])
+    overall = {}
+    for measure in UNITS:
+        having = [i for i, columns in enumerate(terms) if measure in columns]
+        if having and (measure != NATS or len(having) == len(pairs)):
+            chosen, lines = [terms[i][measure] for i in having], [drawn[i][measure] for i in having]
+            overall[measure] = _gain(chosen, lines, measure, seed, "all domains", draws)
+    return Comparison(tuple(verdicts), Verdict("all domains", overall))
+
+
+@dataclass(frozen=True)
+class _Terms:
+    """A measure as a quotient of sums: of gains and of weights; beside it the two values."""
+
+    gain: Floats
+    weight: Floats
+    reference: float
+    candidate: float
+
+
+def _terms(pair: Pair) -> dict[str, _Terms]:
+    """The measures that a pair has."""
+    a, b = pair.reference, pair.candidate
+    loss = np.asarray(a.loss, float), np.asarray(b.loss, float)
+    found = {BITS: _quotient(*loss, math.log(2) * np.asarray(pair.sizes, float), better=-1)}
+    if pair.exact:
+        right = np.asarray(a.right, float), np.asarray(b.right, float)
+        found[ACCURACY] = _quotient(*right, np.ones(len(pair.sizes)), better=1)
+    if list(a.tokens) == list(b.tokens):
+        found[NATS] = _quotient(*loss, np.asarray(a.tokens, float), better=-1)
+    return found
+
+
+def _quotient(reference: Floats, candidate: Floats, weight: Floats, *, better: int) -> _Terms:
+    """`better`: whether more (1) or less (-1) is."""
+    values = (float(column.sum() / weight.sum()) for column in (reference, candidate))
+    return _Terms(better * (candidate - reference), weight, *values)
+
+
+def _gain(
+    terms: Sequence[_Terms], drawn: Sequence[Floats], measure: str, seed: int, name: str, draws: int
+) -> Gain:
+    """The mean over domains of one measure, with its interval and p."""
+    low, high = np.quantile(np.mean(drawn, axis=0), [LEVEL / 2, 1 - LEVEL / 2])
+    shares = [t.gain / t.weight.sum() / len(terms) for t in terms]
+    if measure == ACCURACY and len(terms) == 1:
+        gain = terms[0].gain
+        p = mcnemar(int((gain > 0).sum()), int((gain < 0).sum()))
+    else:
+        p = sign_flip(np.concatenate(shares), _generator(seed, measure, name), draws)
+    return Gain(
+        reference=float(np.mean([t.reference for t in terms])),
+        candidate=float(np.mean([t.candidate for t in terms])),
+        value=float(sum(share.sum() for share in shares)),
+        low=float(low),
+        high=float(high),
+        p=p,
+        n=sum(len(t.gain) for t in terms),
+    )
+
+
+def mcnemar(gained: int, lost: int) -> float:
+    """The exact two-sided p of so uneven a split of the items on which the models differ."""
+    from scipy.stats import binomtest  # here: it takes a second to load
+
+    return float(binomtest(gained, gained + lost).pvalue) if gained + lost else 1.0
+
+
+def sign_flip(gains: Floats, rng: np.random.Generator, draws: int = DRAWS) -> float:
+    """The two-sided p of the sum of gains, if each could as well have had the other sign."""
+    gains = gains[gains != 0]
+    total = float(gains.sum())
+    slack = 1e-9 * float(np.abs(gains).sum())  # equal sums may differ in their last bits
+    beyond = 0
+    for rows in _blocks(draws, len(gains)):
+        bits = rng.integers(0, 2, (rows, len(gains)), dtype=np.int8)
+        sums = 2 * (bits @ gains) - total
+        beyond += int((np.abs(sums) >= abs(total) - slack).sum())
+    return (beyond + 1) / (draws + 1)  # what was seen is one of the possible
+
+
+def _bootstrap(
+    terms: Mapping[str, _Terms], rng: np.random.Generator, draws: int
+) -> dict[str, Floats]:
+    """Every measure on items drawn with replacement, the same ones for all measures."""
+    n = len(terms[BITS].gain)
+    found: dict[str, list[Floats]] = {measure: [] for measure in terms}
+    for rows in _blocks(draws, n):
+        chosen = rng.integers(0, n, (rows, n), dtype=np.int32)
+        for measure, t in terms.items():
+            found[measure].append(t.gain[chosen].sum(1) / t.weight[chosen].sum(1))
+    return {measure: np.concatenate(parts) for measure, parts in found.items()}
+
+
+def _blocks(draws: int, n: int) -> Iterator[int]:
+    """How many draws to make at once."""
+    most = max(1, CELLS // max(1, n))
+    for first in range(0, draws, most):
+        yield min(most, draws - first)
+
+
+def _generator(seed: int, *names: str) -> np.random.Generator:
+    """A stream of its own for every use."""
+    key = hashlib.sha256("\0".join((str(seed), *names)).encode()).digest()
+    return np.random.default_rng(int.from_bytes(key[:16], "little"))

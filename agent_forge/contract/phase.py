@@ -354,7 +354,9 @@ class PhaseContext:
             )
         self.tracker.metrics.sync()
         note = {"logged": self._logged, "seconds": self.seconds}
-        manager.save(state, step=step, generators=self._generators, note=note, anchor=self._on_cadence(step))
+        manager.save(
+            state, step=step, generators=self._generators, note=note, anchor=self._on_cadence(step)
+        )
         within = {} if stage == "main" else {"stage": stage}
         self.tracker.tell({"event": "checkpoint", "phase": self.phase, **within, "step": step})
 

@@ -70,8 +70,9 @@ def write(
     max_ram: int | None = None,
     shard_bytes: int = SHARD_BYTES,
     progress: Progress | None = None,
+    beside: Mapping[str, bytes] | None = None,
 ) -> Written:
-    """Write weights as a model folder, tensor by tensor."""
+    """Write weights as a model folder, tensor by tensor; `beside` are further files of it."""
     refuse_existing(folder, weights, force)
     began, peak = time.monotonic(), anonymous_bytes()
     require_room([folder], weights, max_ram)
@@ -87,6 +88,8 @@ def write(
                 progress(name, done, weights.nbytes)
         notes = list(weights.notes) if isinstance(weights, Merged) else []
         _write_rest(stage, weights, recipe, notes)
+        for name, content in (beside or {}).items():
+            stage.write_bytes(name, content)
     hashes = {name: stage.records[name]["sha256"] for name in shards_of(weights.specs, shard_bytes)}
     return Written(folder, done, time.monotonic() - began, peak, hashes, notes)
 
@@ -224,6 +227,8 @@ def _write_rest(
 ) -> None:
     if weights.config:
         stage.write_bytes("config.json", files.to_json(weights.config, sort_keys=False))
+    if recipe is None and weights.folder is not None:
+        write_tokenizer(stage, weights.folder, {})
     if recipe is not None and isinstance(weights, Merged):
         vocabulary = weights.plan.vocabulary
         first = weights.plan.models[recipe.references()[0]].folder

@@ -135,6 +135,10 @@ class Trainer:
         """Of the last hundred steps."""
         return sum(self.recent) / max(1, len(self.recent))
 
+    def expect_other_losses(self) -> None:
+        """The data changes here: what the loss was until now says nothing about what it may be."""
+        self.recent, self.steps_seen = [], 0
+
     def gentler(self, factor: float) -> None:
         """Go on after a divergence at half of the rate that `factor` was."""
         if factor <= SMALLEST_FACTOR:

@@ -13,7 +13,7 @@ Networks: TRM (arXiv 2510.04871) over a backbone after Titans (arXiv 2501.00663)
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -23,7 +23,7 @@ from torch import Tensor
 from agent_forge.config.settings import ModelSettings
 from agent_forge.contract.phase import ModelRef, PhaseContext, PhaseController, PhaseResult, Plan
 from agent_forge.data import baselines
-from agent_forge.data.loader import Loader
+from agent_forge.data.loader import Curriculum, Loader, Stage
 from agent_forge.errors import PhaseFailed
 from agent_forge.evals.likelihood import measure
 from agent_forge.infer.generate import Sampling, generate
@@ -95,15 +95,10 @@ class CognatePhase(PhaseController):
         model = ForgeNetwork(self.shared.model).to(ctx.device)
         optimizer = MuonGrokfast(model, self.config.train.optimizer)
         curriculum = corpus.curriculum(self.config.text_share, self.config.row_tokens)
-        total = self.config.trunk_steps
-        loader = self._loader(corpus, curriculum.at(0, total).mix, ctx.seed)
-
-        def batch(step: int) -> tuple[Tensor, Tensor]:
-            stage = curriculum.at(step - 1, total)
-            loader.use(stage.mix, stage.length)
-            return loader.next_batch()
-
-        self._fit(ctx, corpus, model, optimizer, self.config.train, batch, loader, "trunk", total)
+        steps = self.config.trunk_steps
+        self._fit(
+            ctx, corpus, model, optimizer, self.config.train, curriculum, ctx.seed, "trunk", steps
+        )
         return model
 
     def _branch(
@@ -154,13 +149,9 @@ class CognatePhase(PhaseController):
             precision=self.config.train.precision,
             gradient_checkpointing=self.config.train.gradient_checkpointing,
         )
-        loader = self._loader(corpus, mix, seed)
         optimizer = MuonGrokfast(model, config)
-
-        def batch(step: int) -> tuple[Tensor, Tensor]:
-            return loader.next_batch()
-
-        self._fit(ctx, corpus, model, optimizer, settings, batch, loader, stage, steps)
+        always = Curriculum([Stage(1.0, mix, self.config.row_tokens)])
+        self._fit(ctx, corpus, model, optimizer, settings, always, seed, stage, steps)
 
     def _fit(
         self,
@@ -169,11 +160,20 @@ class CognatePhase(PhaseController):
         model: ForgeNetwork,
         optimizer: MuonGrokfast,
         settings: TrainSettings,
-        batch: Callable[[int], tuple[Tensor, Tensor]],
-        loader: Loader,
+        curriculum: Curriculum,
+        seed: int,
         stage: str,
         steps: int,
     ) -> None:
+        loader = self._loader(corpus, curriculum.stages[0].mix, seed)
+
+        def batch(step: int) -> tuple[Tensor, Tensor]:
+            now = curriculum.at(step - 1, steps)
+            if step > 1 and now is not curriculum.at(step - 2, steps):
+                trainer.expect_other_losses()
+            loader.use(now.mix, now.length)
+            return loader.next_batch()
+
         trainer = Trainer(
             model,
             optimizer,

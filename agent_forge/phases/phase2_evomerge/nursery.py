@@ -23,10 +23,11 @@ from agent_forge.merge.weights import BEFORE_LAYERS, HEAD, LAYER, Weights, open_
 from agent_forge.search.candidate import Candidate
 from agent_forge.search.operators import generator
 from agent_forge.store import files
-from agent_forge.store.tensors import write_tensors
+from agent_forge.store.tensors import Spec, write_tensors
 
 BASE = "base"
 OUTSIDE, REST = "embeddings", "rest"
+SAMPLED = 200_000  # weights that distances are measured on
 KEPT_NAME = 24  # digits of a key in the name of a file
 
 
@@ -98,7 +99,7 @@ class Nursery:
     def fill(self, network: nn.Module, key: str) -> str:
         """Overwrite the weights of a network with a candidate's; returns their sha256."""
         targets = dict(network.state_dict())
-        digest = hashlib.sha256()
+        found: dict[str, str] = {}
         for name, tensor in self.tensors(key):
             if name not in targets:
                 raise ConfigError(f"the network has no {name}")
@@ -106,8 +107,9 @@ class Nursery:
                 raise NotFinite(f"{name} of candidate {key[:8]} holds NaN or infinity")
             targets[name].copy_(tensor)
             flat = tensor.detach().contiguous().reshape(-1)
-            digest.update(name.encode() + flat.view(torch.uint8).numpy().tobytes())
-        return digest.hexdigest()
+            found[name] = hashlib.sha256(flat.view(torch.uint8).numpy().data).hexdigest()
+        lines = "".join(f"{name} {found[name]}\n" for name in sorted(found))
+        return hashlib.sha256(lines.encode()).hexdigest()
 
     def keep(self, keys: Iterable[str]) -> None:
         """Have files of these candidates and of no others; parents are where they were."""
@@ -119,17 +121,26 @@ class Nursery:
             if path.name not in names:
                 files.remove(path)
 
-    def sample(self, key: str, every: int) -> np.ndarray:
+    def sample(self, key: str) -> np.ndarray:
         """Some of the weights of a candidate, always the same ones, for distances."""
-        parts = [t.reshape(-1)[::every].float() for _, t in self.tensors(key) if t.ndim > 1]
-        return torch.cat(parts).numpy()
+        return _sampled(dict(self.tensors(key)), self.specs)
+
+    def sample_of(self, network: nn.Module) -> np.ndarray:
+        """The same of whatever is in a network at the moment."""
+        return _sampled(network.state_dict(), self.specs)
+
+    def weights(self, key: str) -> Weights:
+        """A candidate as weights that can be written; all of it is in memory."""
+        made = dict(self.tensors(key))
+        first = self.parents[0]
+        return Weights(self.specs, made.__getitem__, config=first.config, folder=first.folder)
 
     # -- how each kind is made --------------------------------------------------------------------
 
     def _merged(self, candidate: Candidate) -> Mapping[str, Tensor]:
         operation = candidate.operation
         if candidate.kind == "parent":
-            return self.parents[operation["index"]]
+            return self.parents[int(operation["index"])]
         refs, models = self._inputs(candidate)
         if candidate.kind == "average":
             return merge(self._recipe("linear", refs), models)
@@ -225,3 +236,10 @@ class Nursery:
 
     def _recipe(self, method: str, refs: Sequence[str]) -> Recipe:
         return Recipe(merge_method=method, models=[ModelInput(model=ref) for ref in refs])
+
+
+def _sampled(tensors: Mapping[str, Tensor], specs: Mapping[str, Spec]) -> np.ndarray:
+    matrices = sorted(name for name, spec in specs.items() if len(spec.shape) > 1)
+    every = max(1, sum(specs[name].numel for name in matrices) // SAMPLED)
+    parts = [tensors[name].detach().reshape(-1)[::every].float().cpu() for name in matrices]
+    return torch.cat(parts).numpy()

@@ -1,0 +1,69 @@
+"""Settings of Phase 2. Torch-free."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from agent_forge.config.settings import PhaseSettings
+from agent_forge.search.settings import EvolutionSettings
+
+WEIGHTS = {"perplexity": 0.4, "accuracy": 0.3, "speed": 0.2, "memory": 0.1}
+
+
+class EvoMergeSettings(EvolutionSettings, PhaseSettings):
+    """How the models are evolved, on what they are measured, and what is kept."""
+
+    fitness_weights: dict[str, float] = Field(
+        WEIGHTS, description="how much each part of the fitness counts"
+    )
+    fitness_floors: dict[str, float] = Field(
+        {}, description="least raw value of a domain, as in maths/accuracy: 0.3; below it is 0"
+    )
+    fitness: str = Field(
+        "", description="your own: module:function, or a command that prints a number"
+    )
+    fitness_direction: Literal["maximize", "minimize"] = Field(
+        "maximize", description="of your own fitness"
+    )
+    data: list[str] = Field([], description="files to measure on, each a domain of its own")
+    tasks: list[str] = Field(
+        [], description="generated tasks to measure on; none = the domains of Phase 1"
+    )
+    max_level: int = Field(20, ge=1, le=100, description="difficulty of the generated tasks")
+    fitness_subset_size: int = Field(
+        200, ge=1, description="items of each domain that the search sees"
+    )
+    verdict_items: int = Field(
+        2000, ge=1, description="unseen items of each domain that the verdict rests on"
+    )
+    use_holdout_validation: bool = Field(
+        True, description="stop by items that the search does not see, instead of by its own"
+    )
+    enable_caching: bool = Field(True, description="never measure the same weights twice")
+    checkpoint_every: int = Field(10, ge=1, description="generations between two saved best models")
+    keep_best_models: int = Field(2, ge=1, description="saved best models that are kept")
+    time_budget_minutes: float = Field(
+        0.0, ge=0, description="stop after the generation in which this time is over; 0 = never"
+    )
+
+    @field_validator("fitness_weights")
+    @classmethod
+    def _weights_are_known(cls, value: dict[str, float]) -> dict[str, float]:
+        unknown = set(value) - set(WEIGHTS)
+        if unknown:
+            raise ValueError(f"unknown parts {sorted(unknown)}; known: {', '.join(WEIGHTS)}")
+        if min(value.values(), default=0) < 0 or not sum(value.values()):
+            raise ValueError("weights are 0 or more, and one of them is above 0")
+        if not value.get("perplexity") and not value.get("accuracy"):
+            raise ValueError("speed and memory alone tell no two merges apart")
+        return value
+
+    @model_validator(mode="after")
+    def _own_fitness_stands_alone(self) -> EvoMergeSettings:
+        if self.fitness and self.fitness_floors:
+            raise ValueError("fitness_floors are of domains; your own fitness has none")
+        if self.data and self.tasks:
+            raise ValueError("data and tasks exclude each other: measure on one of them")
+        return self

@@ -1,0 +1,357 @@
+"""From models on disk to an evolution, and from an evolution to a verdict.
+
+Three disjoint sets of items are made from what is given: the search looks at `selection`, `holdout`
+decides when to stop, and only the comparison at the end reads `verdict`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from agent_forge.errors import ConfigError, NotFinite
+from agent_forge.evals.domains import Domain, from_files, from_tasks, part, smallest_gain
+from agent_forge.evals.likelihood import Outcome
+from agent_forge.evals.subject import Subject, open_subject
+from agent_forge.evals.verdict import Comparison, Pair, judge
+from agent_forge.merge.preflight import preflight
+from agent_forge.merge.recipe import ModelInput, Recipe
+from agent_forge.merge.weights import Weights, open_weights
+from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
+from agent_forge.phases.phase2_evomerge.fitness import (
+    CommandFitness,
+    DomainFitness,
+    Fitness,
+    FunctionFitness,
+    Score,
+)
+from agent_forge.phases.phase2_evomerge.run import EvolutionRun, Material
+from agent_forge.search.candidate import lineage
+from agent_forge.store import files
+
+LEAST_ITEMS = 20  # of a split of someone's own data
+LARGE_BYTES = 1_000_000_000  # the specification's limit for all parents together
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The models of an evolution by reference (a folder, or base+adapter), and what is measured."""
+
+    parents: tuple[str, ...]
+    base: str | None
+    splits: Mapping[str, Sequence[Domain]]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Rival:
+    """A model that the champion is compared with."""
+
+    score: Score
+    comparison: Comparison
+
+
+@dataclass(frozen=True)
+class Conclusion:
+    """How the champion does on items that the search never saw."""
+
+    champion: Score
+    rivals: dict[str, Rival]
+    best_parent: str
+    retention: dict[str, float] = field(default_factory=dict)
+
+    def sentences(self) -> list[str]:
+        """The result in words, the best parent first."""
+        names = [self.best_parent, *(n for n in self.rivals if n != self.best_parent)]
+        return [
+            f"{'best parent, ' if name == self.best_parent else ''}{name}: "
+            + self.rivals[name].comparison.overall.sentence("it")
+            for name in names
+        ]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "champion": asdict(self.champion),
+            "best_parent": self.best_parent,
+            "retention": self.retention,
+            "rivals": {
+                name: {"score": asdict(rival.score), "comparison": asdict(rival.comparison)}
+                for name, rival in self.rivals.items()
+            },
+            "sentences": self.sentences(),
+        }
+
+
+# -- before ---------------------------------------------------------------------------------------
+
+
+def resolve(
+    settings: EvoMergeSettings, parents: Sequence[str], base: str | None, out: Path
+) -> Inputs:
+    """Check everything that can be checked before the first weight is read."""
+    if len(parents) < 2:
+        raise ConfigError(
+            f"{len(parents)} model is nothing to merge", hint="give two or more; three are usual"
+        )
+    if len(set(parents)) < len(parents):
+        raise ConfigError("a model is given twice; merged with itself it stays what it is")
+    recipe = Recipe(
+        merge_method="linear" if base is None else "task_arithmetic",
+        models=[ModelInput(model=ref, parameters={"weight": 1.0}) for ref in parents],
+        base_model=base,
+    )
+    report = preflight(recipe, out)
+    report.require()
+    notes = [f"{p.what}" for p in report.problems if p.level == "warning"]
+    size = sum(open_weights(ref).nbytes for ref in parents)
+    if size > LARGE_BYTES:
+        notes.append(
+            f"the parents have {size / 1e9:.1f} GB together; a generation reads them often"
+        )
+    splits = _splits(settings)
+    notes += _what_can_be_seen(splits)
+    return Inputs(tuple(parents), base, splits, tuple(notes))
+
+
+def _splits(settings: EvoMergeSettings) -> dict[str, list[Domain]]:
+    few, many = settings.fitness_subset_size, settings.verdict_items
+    counts = {"selection": few, "holdout": few, "verdict": many}
+    if settings.data:
+        whole = from_files([Path(name) for name in settings.data])
+        found = {s: [part(d, s, limit) for d in whole] for s, limit in counts.items()}
+        for split, domains in found.items():
+            for domain in domains:
+                if domain.exact and len(domain.examples) < LEAST_ITEMS:
+                    raise ConfigError(
+                        f"{domain.name} has {len(domain.examples)} items for {split};"
+                        f" {LEAST_ITEMS} are the least",
+                        hint="give more data: half of it is for selection, a third for the verdict",
+                    )
+        return found
+    if settings.fitness:
+        return {}
+    levels = (1, settings.max_level)
+    return {
+        split: from_tasks(settings.tasks, split=split, count=count, levels=levels)
+        for split, count in counts.items()
+    }
+
+
+def _what_can_be_seen(splits: Mapping[str, Sequence[Domain]]) -> list[str]:
+    answers = sum(len(d.examples) for d in splits.get("verdict", ()) if d.exact)
+    if not answers:
+        return []
+    points = 100 * smallest_gain(answers)
+    return [f"{answers} answers for the verdict: gains from about {points:.1f} points on show"]
+
+
+def prepare(settings: EvoMergeSettings, inputs: Inputs, device: str, folder: Path) -> Material:
+    """Open the models and get ready to measure."""
+    parents = [open_weights(ref) for ref in inputs.parents]
+    base = open_weights(inputs.base) if inputs.base else None
+    for weights in (*parents, *([base] if base else [])):
+        _refuse_damaged(weights)
+    subject = open_subject(_home(inputs))
+    subject.model.float().to(device)
+    fitness: Fitness
+    sign = 1 if settings.fitness_direction == "maximize" else -1
+    if ":" in settings.fitness and " " not in settings.fitness:
+        fitness = FunctionFitness(settings.fitness, subject.model, sign)
+    elif settings.fitness:
+        fitness = CommandFitness(settings.fitness, _writer(subject, parents[0], folder), sign)
+    else:
+        fitness = _on(settings, subject, inputs.splits["selection"])
+    holdout = None
+    if settings.use_holdout_validation and inputs.splits and not settings.fitness:
+        holdout = _on(settings, subject, inputs.splits["holdout"])
+    hashes = tuple(w.sha256() for w in (*parents, *([base] if base else [])))
+    return Material(parents, base, subject, fitness, holdout, hashes)
+
+
+def _on(settings: EvoMergeSettings, subject: Subject, domains: Sequence[Domain]) -> DomainFitness:
+    known = [f"{d.name}/{part}" for d in domains for part in ("accuracy", "bits_per_byte")]
+    for name in settings.fitness_floors:
+        if name not in known:
+            raise ConfigError(f"fitness_floors: no {name!r}", hint=f"known: {', '.join(known)}")
+    return DomainFitness(subject, domains, settings.fitness_weights, settings.fitness_floors)
+
+
+def _refuse_damaged(weights: Weights) -> None:
+    for name in weights:
+        tensor = weights[name]
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+            raise NotFinite(
+                f"{weights.label}: {name} holds NaN or infinity",
+                hint="that file is damaged; fetch it again",
+            )
+
+
+def _home(inputs: Inputs) -> Path:
+    """A folder that has config and tokenizer: the first parent that is a whole model."""
+    for ref in (*inputs.parents, *([inputs.base] if inputs.base else [])):
+        folder = Path(ref.split("+")[0])
+        if (folder / "config.json").is_file():
+            return folder
+    raise ConfigError(
+        "none of the models has a config.json: there is nothing to put the weights into",
+        hint="give the base model of the adapters with --base",
+    )
+
+
+def _writer(subject: Subject, parent: Weights, folder: Path) -> Any:
+    """Writes what the network holds as a model directory, always to the same place."""
+    from agent_forge.merge.output import write
+    from agent_forge.merge.weights import from_memory
+
+    def write_it() -> Path:
+        target = folder / "candidate"
+        state = {name: subject.model.state_dict()[name] for name in parent.specs}
+        now = from_memory(state)
+        now.config, now.folder = parent.config, parent.folder
+        write(now, target, force=True)
+        return target
+
+    return write_it
+
+
+# -- afterwards -----------------------------------------------------------------------------------
+
+
+def conclude(run: EvolutionRun, inputs: Inputs, names: Sequence[str]) -> Conclusion | None:
+    """Champion, parents, average, base and best combo on the untouched items; None without any."""
+    champion = run.search.champion
+    if not inputs.splits or champion is None:
+        return None
+    domains = inputs.splits["verdict"]
+    fitness = DomainFitness(
+        run.material.subject, domains, run.settings.fitness_weights, run.settings.fitness_floors
+    )
+    found: dict[str, list[Outcome]] = {}
+    for name, key in {"champion": champion.key, **_rivals(run, names)}.items():
+        if key is None:
+            _fill_base(run)
+        else:
+            run.nursery.fill(run.material.subject.model, key)
+        run.listen({"event": "verdict", "model": name})
+        found[name] = fitness.outcomes()
+    own = found.pop("champion")
+    scores = {name: fitness.judge(outcomes) for name, outcomes in found.items()}
+    rivals = {
+        name: Rival(scores[name], _compared(domains, outcomes, own))
+        for name, outcomes in found.items()
+    }
+    best = max(names, key=lambda name: scores[name].quality)
+    mine = fitness.judge(own)
+    return Conclusion(mine, rivals, best, _retention(mine, [scores[name] for name in names]))
+
+
+def _compared(
+    domains: Sequence[Domain], reference: Sequence[Outcome], own: Sequence[Outcome]
+) -> Comparison:
+    return judge(
+        [
+            Pair(d.name, a, b, d.sizes, d.exact)
+            for d, a, b in zip(domains, reference, own, strict=True)
+        ]
+    )
+
+
+def _rivals(run: EvolutionRun, names: Sequence[str]) -> dict[str, str | None]:
+    """What the champion has to beat, by name; the base is no candidate."""
+    candidates = run.search.candidates
+    parents = [key for key, c in candidates.items() if c.kind == "parent"]
+    combos = [c for c in candidates.values() if c.origin.startswith("combo ")]
+    known = {c.key: run.search.scores.get(c.key, float("-inf")) for c in combos}
+    rivals: dict[str, str | None] = dict(zip(names, parents, strict=True))
+    rivals["plain average"] = next(key for key, c in candidates.items() if c.kind == "average")
+    if known:
+        rivals["best combo of generation 0"] = max(known, key=lambda key: known[key])
+    if run.material.base is not None:
+        rivals["base"] = None
+    return rivals
+
+
+def _fill_base(run: EvolutionRun) -> None:
+    base = run.material.base
+    assert base is not None
+    state = run.material.subject.model.state_dict()
+    for name in run.nursery.specs:
+        state[name].copy_(base[name])
+
+
+def _retention(own: Score, parents: Sequence[Score]) -> dict[str, float]:
+    """Accuracy of the champion over that of the best parent, for every domain."""
+    found = {}
+    for name, value in own.raw.items():
+        best = max(parent.raw[name] for parent in parents)
+        if name.endswith("/accuracy") and best > 0:
+            found[name.removesuffix("/accuracy")] = value / best
+    return found
+
+
+def champion_files(
+    run: EvolutionRun, inputs: Inputs, conclusion: Conclusion | None
+) -> dict[str, bytes]:
+    """What stands beside the champion's weights: card, lineage, verdict."""
+    champion = run.search.champion
+    assert champion is not None
+    made_of = [c.to_json() for c in lineage(run.search.candidates, champion.key)]
+    record = {
+        "key": champion.key,
+        "seed": run.search.seed,
+        "parents": dict(zip(inputs.parents, run.material.hashes, strict=False)),
+        "base": inputs.base,
+        "candidates": made_of,
+    }
+    return {
+        "lineage.json": files.to_json(record),
+        "verdict.json": files.to_json(files.finite(conclusion.to_json() if conclusion else {})),
+        "README.md": card(run, inputs, conclusion).encode(),
+    }
+
+
+def card(run: EvolutionRun, inputs: Inputs, conclusion: Conclusion | None) -> str:
+    """The model card: what was merged, what came out, and whether it is better."""
+    champion = run.search.champion
+    assert champion is not None
+    last = run.search.history[-1]
+    lines = [
+        *("---", "library_name: transformers", "tags:", "- merge", "- evolution", "---"),
+        *("# Evolved merge", ""),
+        f"Champion of {last['generation']} generations after generation 0"
+        f" ({len(run.search.scores)} candidates, seed {run.search.seed}, ended: {run.reason}),"
+        f" made by: {champion.origin}.",
+        *("", "| parent | sha256 of its weights |", "|---|---|"),
+        *(
+            f"| `{Path(ref).name}` | `{digest}` |"
+            for ref, digest in zip(inputs.parents, run.material.hashes, strict=False)
+        ),
+        *("", "## Verdict", ""),
+    ]
+    if conclusion is None:
+        lines += ["There are no unseen items: the fitness was a function or command of the user."]
+    else:
+        lines += ["On items that the search never saw:", ""]
+        lines += [f"- {sentence}" for sentence in conclusion.sentences()]
+        lines += ["", *table(conclusion)]
+    lines += ["", "`forge evo replay lineage.json OUT` makes the same bytes from the same parents."]
+    return "\n".join([*lines, ""])
+
+
+def table(conclusion: Conclusion) -> list[str]:
+    """Raw figures of every model, as Markdown."""
+    columns = list(conclusion.champion.raw)
+    rows = {"champion": conclusion.champion}
+    rows |= {name: rival.score for name, rival in conclusion.rivals.items()}
+    return [
+        f"| model | fitness | {' | '.join(columns)} |",
+        f"|---|---|{'---|' * len(columns)}",
+        *(
+            f"| {name} | {score.fitness:.4f} | "
+            + " | ".join(f"{score.raw[column]:.4f}" for column in columns)
+            + " |"
+            for name, score in rows.items()
+        ),
+    ]

@@ -1,0 +1,160 @@
+"""What a candidate is worth: one number from 0 to 1 and what it consists of.
+
+    fitness = sum of weight * part; every part is in [0, 1] and means the same for every model
+
+    perplexity   1 - H / H0, bits per byte against a model that only counts bytes
+    accuracy     beyond chance, where there are answers
+    speed        0.5 at the parents' cost of a token, more for a cheaper model
+    memory       0.5 at the parents' bytes
+
+Speed and memory come from the shapes, not from a clock: timing noise must not choose the champion.
+Perplexity and accuracy are means over domains. Someone's own fitness takes the place of all that.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import shlex
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch import nn
+
+from agent_forge.errors import ConfigError, PhaseFailed
+from agent_forge.evals.domains import Domain, beyond_chance, evaluation_hash, perplexity_score
+from agent_forge.evals.likelihood import Outcome
+from agent_forge.evals.subject import Prepared, Subject
+
+PARTS = ("perplexity", "accuracy", "speed", "memory")
+CUSTOM_SECONDS = 3600.0
+
+
+@dataclass(frozen=True)
+class Score:
+    """A measured candidate. `raw` has the figures behind the parts, by domain."""
+
+    fitness: float
+    parts: dict[str, float] = field(default_factory=dict)
+    raw: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def quality(self) -> float:
+        """Perplexity and accuracy alone: the parts that a merge can change."""
+        known = [self.parts[name] for name in PARTS[:2] if name in self.parts]
+        return sum(known) / len(known) if known else self.fitness
+
+
+class Fitness(Protocol):
+    """Scores whatever weights the network of the subject has at the moment."""
+
+    name: str  # of what is measured: the same for the same items and settings
+
+    def score(self) -> Score: ...
+
+
+class DomainFitness:
+    """Likelihood and exact match on domains."""
+
+    def __init__(
+        self,
+        subject: Subject,
+        domains: Sequence[Domain],
+        weights: Mapping[str, float],
+        floors: Mapping[str, float],
+        costs: Mapping[str, float] | None = None,
+    ) -> None:
+        self.subject, self.domains = subject, list(domains)
+        self.weights = {name: weight for name, weight in weights.items() if weight}
+        self.floors = dict(floors)
+        self.costs = costs or {"speed": 0.5, "memory": 0.5}
+        self._prepared: list[Prepared] = [subject.prepare(domain) for domain in domains]
+        self.name = evaluation_hash(domains, weights=dict(weights), floors=dict(floors))
+
+    def outcomes(self) -> list[Outcome]:
+        """What came out for every example, domain by domain."""
+        return [self.subject.measure(prepared) for prepared in self._prepared]
+
+    def score(self) -> Score:
+        return self.judge(self.outcomes())
+
+    def judge(self, outcomes: Sequence[Outcome]) -> Score:
+        """The score that outcomes amount to. Below a floor there is nothing to gain elsewhere."""
+        raw: dict[str, float] = {}
+        perplexity, accuracy = [], []
+        for domain, outcome in zip(self.domains, outcomes, strict=True):
+            bits = outcome.bits_per_byte(sum(domain.sizes))
+            raw[f"{domain.name}/bits_per_byte"] = bits
+            perplexity.append(perplexity_score(bits, domain.unigram_bits))
+            if domain.exact:
+                raw[f"{domain.name}/accuracy"] = outcome.accuracy
+                accuracy.append(beyond_chance(outcome.accuracy, domain.chance))
+        parts = {**self.costs, "perplexity": sum(perplexity) / len(perplexity)}
+        if accuracy:
+            parts["accuracy"] = sum(accuracy) / len(accuracy)
+        weights = {name: weight for name, weight in self.weights.items() if name in parts}
+        total = sum(weights.values())
+        fitness = sum(weight * parts[name] for name, weight in weights.items()) / total
+        missed = [name for name, least in self.floors.items() if raw[name] < least]
+        if missed:
+            fitness = 0.0
+        return Score(fitness, parts, raw)
+
+
+class FunctionFitness:
+    """Someone's own `module:function`, which gets the model and returns a number."""
+
+    def __init__(self, place: str, model: nn.Module, sign: int) -> None:
+        module, _, attribute = place.partition(":")
+        try:
+            found = getattr(importlib.import_module(module), attribute)
+        except (ImportError, AttributeError, ValueError) as error:
+            raise ConfigError(
+                f"there is no fitness {place!r}: {error}",
+                hint="give it as module:function; the module has to be importable from here",
+            ) from error
+        if not callable(found):
+            raise ConfigError(f"{place!r} is not a function")
+        self._function: Callable[[nn.Module], Any] = found
+        self._model, self._sign, self.name = model, sign, f"function {place} {sign}"
+
+    def score(self) -> Score:
+        return _own(self._function(self._model), self._sign, self.name)
+
+
+class CommandFitness:
+    """Someone's own command, which gets a model directory and prints a number last."""
+
+    def __init__(self, command: str, write: Callable[[], Path], sign: int) -> None:
+        self._words = shlex.split(command)
+        if not self._words:
+            raise ConfigError("the fitness command is empty")
+        self._write, self._sign, self.name = write, sign, f"command {command} {sign}"
+
+    def score(self) -> Score:
+        folder = self._write()
+        words = [word.replace("{model}", str(folder)) for word in self._words]
+        if words == self._words:
+            words.append(str(folder))
+        try:
+            done = subprocess.run(words, capture_output=True, text=True, timeout=CUSTOM_SECONDS)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise PhaseFailed(f"{self.name}: {error}") from error
+        lines = done.stdout.split()
+        if done.returncode or not lines:
+            said = done.stderr.strip().splitlines()[-1:] or ["nothing was printed"]
+            raise PhaseFailed(f"{self.name} ended with {done.returncode}: {said[0]}")
+        return _own(lines[-1], self._sign, self.name)
+
+
+def _own(value: Any, sign: int, name: str) -> Score:
+    try:
+        number = float(value)
+    except (TypeError, ValueError) as error:
+        raise PhaseFailed(f"{name} gave {value!r}, which is no number") from error
+    if not math.isfinite(number):
+        raise PhaseFailed(f"{name} gave {number}")
+    return Score(sign * number, {}, {"own": number})

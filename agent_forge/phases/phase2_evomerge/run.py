@@ -1,0 +1,347 @@
+"""One evolution in a folder: it can be killed at any moment and goes on to the same bytes.
+
+The journal has a line for everything that was measured: candidates, distances, holdouts, and the
+clock's decision to stop. Whatever else there is follows from settings, seed, parents and journal,
+so going on means telling the search again what the journal says.
+
+    journal.jsonl                       what was measured, in order
+    evolution_checkpoint_gen_N.json     the state after generation N, for people and for --resume
+    gen_N_best_model/                   the champion of then; the last few are kept
+    weights/                            candidates that others are made from (can be made again)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from agent_forge.errors import ConfigError, ForgeError, Interrupted, PhaseFailed
+from agent_forge.evals.subject import Subject
+from agent_forge.merge.weights import Weights
+from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
+from agent_forge.phases.phase2_evomerge.fitness import DomainFitness, Fitness, Score
+from agent_forge.phases.phase2_evomerge.nursery import Nursery
+from agent_forge.search.candidate import SHORT, Candidate
+from agent_forge.search.evolution import Evolution
+from agent_forge.store import files
+from agent_forge.track.journal import Journal, read_lines
+
+log = logging.getLogger(__name__)
+JOURNAL, WEIGHTS, CACHE = "journal.jsonl", "weights", "fitness_cache.jsonl"
+Listener = Callable[[dict[str, Any]], None]
+
+
+@dataclass(frozen=True)
+class Material:
+    """What an evolution works with: models, a network to put them into, and what to measure."""
+
+    parents: Sequence[Weights]
+    base: Weights | None
+    subject: Subject
+    fitness: Fitness
+    holdout: DomainFitness | None
+    hashes: tuple[str, ...]  # of parents and base
+
+
+class EvolutionRun:
+    """The loop: ask, make, measure, tell, advance."""
+
+    def __init__(
+        self,
+        settings: EvoMergeSettings,
+        material: Material,
+        folder: Path,
+        *,
+        seed: int,
+        cache: Path | None = None,
+        listen: Listener = lambda record: None,
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.settings, self.material, self.folder = settings, material, folder
+        self.listen, self.should_stop = listen, should_stop
+        self.cache_hits = 0
+        self.seconds = {"merge": 0.0, "evaluation": 0.0, "all": 0.0}
+        known: dict[str, Candidate] = {}
+        self.nursery = Nursery(material.parents, material.base, known, folder / WEIGHTS)
+        self.search = Evolution(
+            settings,
+            parents=len(material.parents),
+            groups=self.nursery.groups.names,
+            layers=self.nursery.layers,
+            seed=seed,
+        )
+        self.nursery.known = self.search.candidates
+        self._fingerprint = self._named(seed)
+        self._records = self._read_journal()
+        self._journal = Journal(folder / JOURNAL)
+        if not self._records:
+            self._write("begun", fingerprint=self._fingerprint)
+        self._cache_file = cache if settings.enable_caching else None
+        self._cache = self._read_cache()
+        self._samples: dict[str, np.ndarray] = {}
+        self._began = time.monotonic()
+        self._before = max((r.get("elapsed", 0.0) for r in self._records), default=0.0)
+
+    # -- the loop ---------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Evolve until the search is finished or the time is over."""
+        began = time.monotonic()
+        stopped = self._find("stopped")
+        while self.search.finished is None:
+            self._measure_generation()
+            self._tell_distances()
+            self._tell_holdout()
+            generation = self.search.generation
+            self.search.advance()
+            self.nursery.keep(self._needed())
+            self._samples.clear()
+            self._checkpoint(generation)
+            self.seconds["all"] = time.monotonic() - began
+            self.listen(self.summary())
+            if stopped is None and self._time_is_over():
+                stopped = self._write("stopped", generation=generation, reason="time budget")
+            if stopped is not None and stopped["generation"] == generation:
+                break
+
+    @property
+    def reason(self) -> str:
+        """Why the evolution ended."""
+        stopped = self._find("stopped")
+        return self.search.finished or (stopped["reason"] if stopped else "not finished")
+
+    def summary(self) -> dict[str, Any]:
+        """The last generation, for whoever watches."""
+        entry = self.search.history[-1]
+        champion = self.search.candidates[entry["champion"]] if entry["champion"] else None
+        return {
+            **entry,
+            "event": "generation",
+            "generations": self.settings.generations,
+            "origin": champion.origin if champion else "none",
+            "cache_hits": self.cache_hits,
+            "seconds": dict(self.seconds),
+        }
+
+    def score_of(self, key: str) -> Score | None:
+        """What was measured of a candidate; None if it failed."""
+        record = self._find("candidate", key=key)
+        if record is None or record["score"] is None:
+            return None
+        return Score(**record["score"])
+
+    def _measure_generation(self) -> None:
+        """Until nothing is asked for any more: a duplicate brings a variant to be measured."""
+        seen: dict[str, str] = {}  # sha256 -> the first candidate that has these weights
+        for survivor in self.search.survivors:
+            if self.search.generation and (record := self._find("candidate", key=survivor.key)):
+                seen.setdefault(record["sha256"], survivor.key)
+        while asked := self.search.ask():
+            candidate = asked[0]
+            record = self._find("candidate", key=candidate.key) or self._measured(candidate)
+            score = record["score"]
+            value = -math.inf if score is None else score["fitness"]
+            self.search.tell(candidate.key, value)
+            twin = seen.setdefault(record["sha256"] or candidate.key, candidate.key)
+            if twin != candidate.key and candidate.kind != "parent":
+                self.search.tell_duplicates([twin, candidate.key])
+            if not self.search.generation and candidate.kind == "average":
+                self._refuse_a_fitness_that_fails()
+
+    def _measured(self, candidate: Candidate) -> dict[str, Any]:
+        """Make a candidate and measure it; one that fails costs itself and nothing else."""
+        if self.should_stop():
+            raise Interrupted("stopped between two candidates")
+        began = time.perf_counter()
+        sha, score, problem = "", None, ""
+        try:
+            sha = self.nursery.fill(self.material.subject.model, candidate.key)
+            self._samples[candidate.key] = self.nursery.sample_of(self.material.subject.model)
+            self.seconds["merge"] += time.perf_counter() - began
+            began = time.perf_counter()
+            score = self._score(sha)
+        except (ForgeError, RuntimeError, MemoryError, ArithmeticError, ValueError) as error:
+            if isinstance(error, ForgeError) and error.pauses:
+                raise
+            problem = f"{type(error).__name__}: {error}"
+            log.warning("candidate %s failed: %s", candidate.key[:SHORT], problem)
+        self.seconds["evaluation"] += time.perf_counter() - began
+        record = self._write(
+            "candidate",
+            key=candidate.key,
+            generation=self.search.generation,
+            origin=candidate.origin,
+            sha256=sha,
+            score=None if score is None else asdict(score),
+            problem=problem,
+            elapsed=round(self._elapsed(), 3),
+            operation=dict(candidate.operation),
+            inputs=list(candidate.inputs),
+        )
+        self.listen({"event": "candidate", **record})
+        return record
+
+    def _score(self, sha: str) -> Score:
+        place = f"{sha} {self.material.fitness.name}"
+        if place in self._cache:
+            self.cache_hits += 1
+            return Score(**self._cache[place])
+        score = self.material.fitness.score()
+        if not math.isfinite(score.fitness):
+            raise PhaseFailed(f"the fitness is {score.fitness}")
+        self._cache[place] = asdict(score)
+        if self._cache_file is not None:
+            line = json.dumps({"place": place, "score": asdict(score)}).encode() + b"\n"
+            files.append(self._cache_file, line)
+        return score
+
+    def _refuse_a_fitness_that_fails(self) -> None:
+        """Nothing can be found with a fitness that fails for every parent."""
+        references = self.search.survivors
+        records = [self._find("candidate", key=c.key) for c in references]
+        problems = [r["problem"] for r in records if r is not None and r["score"] is None]
+        if len(problems) == len(references):
+            raise PhaseFailed(
+                f"the fitness fails for every parent: {problems[0]}",
+                hint="try it on one of the models alone first",
+            )
+
+    # -- what is told besides ---------------------------------------------------------------------
+
+    def _tell_distances(self) -> None:
+        generation = self.search.generation
+        record = self._find("distances", generation=generation)
+        if record is None:
+            alive = [c.key for c in self.search.population if self.search.scores[c.key] > -math.inf]
+            parents = [c.key for c in self.search.candidates.values() if c.kind == "parent"]
+            matrix = self._distances(alive)
+            record = self._write(
+                "distances",
+                generation=generation,
+                mean=_mean_of(matrix),
+                parents=_mean_of(self._distances(parents)),
+                matrix=matrix.round(6).tolist() if not generation else [],
+                keys=alive if not generation else [],
+            )
+        self.search.tell_distances(record["mean"], record["parents"])
+
+    def _distances(self, keys: Sequence[str]) -> np.ndarray:
+        """Between every two candidates, on a sample of their weights."""
+        for key in keys:
+            if key not in self._samples:
+                self._samples[key] = self.nursery.sample(key)
+        matrix = np.zeros((len(keys), len(keys)))
+        for i, j in combinations(range(len(keys)), 2):
+            apart = float(np.linalg.norm(self._samples[keys[i]] - self._samples[keys[j]]))
+            matrix[i, j] = matrix[j, i] = apart
+        return matrix
+
+    def _tell_holdout(self) -> None:
+        """The champion on items that the search does not see: they decide when to stop."""
+        champion = self.search.champion
+        if self.material.holdout is None or champion is None:
+            return
+        record = self._find("holdout", key=champion.key)
+        if record is None:
+            self.nursery.fill(self.material.subject.model, champion.key)
+            score = self.material.holdout.score()
+            record = self._write("holdout", key=champion.key, fitness=score.fitness)
+        known = self.search.scores[champion.key]
+        self.search.tell(champion.key, known, holdout=record["fitness"])
+
+    def _needed(self) -> list[str]:
+        """Candidates of the open generation that others are made from, but for the parents."""
+        if self.search.finished:
+            champion = self.search.champion
+            return [champion.key] if champion else []
+        parents = {c.key for c in self.search.candidates.values() if c.kind == "parent"}
+        merged = [
+            c
+            for c in self.search.population
+            if c.kind == "merge" and not parents.issuperset(c.inputs)
+        ]
+        return [c.key for c in (*self.search.survivors, *merged)]
+
+    def _time_is_over(self) -> bool:
+        budget = self.settings.time_budget_minutes
+        return bool(budget) and self._elapsed() > 60 * budget
+
+    def _elapsed(self) -> float:
+        """Seconds that all attempts took until here."""
+        return self._before + time.monotonic() - self._began
+
+    # -- files ------------------------------------------------------------------------------------
+
+    def _checkpoint(self, generation: int) -> None:
+        """A small readable file after every generation; the older ones are of no more use."""
+        path = self.folder / f"evolution_checkpoint_gen_{generation}.json"
+        champion = self.search.champion
+        content = {
+            "fingerprint": self._fingerprint,
+            "generation": generation,
+            "champion": champion and champion.key,
+            "history": self.search.history,
+            "combo_usage": self.search.combo_usage,
+            "state": self.search.state(),
+        }
+        files.write_bytes(path, files.sealed(content))
+        for old in self.folder.glob("evolution_checkpoint_gen_*.json"):
+            number = int(old.stem.rpartition("_")[2])
+            if number < generation and number % self.settings.checkpoint_every:
+                files.remove(old)
+
+    def _named(self, seed: int) -> str:
+        """sha256 of all that the result depends on."""
+        free = {"enabled", "gate_policy", "gates", "checkpoint_every_steps", "enable_caching"}
+        free |= {"checkpoint_every", "keep_best_models", "time_budget_minutes", "generations"}
+        content = {
+            "settings": self.settings.model_dump(mode="json", exclude=free),
+            "models": self.material.hashes,
+            "fitness": self.material.fitness.name,
+            "seed": seed,
+        }
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+    def _read_journal(self) -> list[dict[str, Any]]:
+        path = self.folder / JOURNAL
+        records = [record for _, record in read_lines(path, 0)] if path.exists() else []
+        if records and records[0].get("fingerprint") != self._fingerprint:
+            raise ConfigError(
+                f"{self.folder} holds an evolution of other models, data or settings",
+                hint="go on with what it was begun with, or choose another folder",
+            )
+        return records
+
+    def _read_cache(self) -> dict[str, Any]:
+        path = self._cache_file
+        if path is None or not path.exists():
+            return {}
+        return {record["place"]: record["score"] for _, record in read_lines(path, 0)}
+
+    def _write(self, record: str, **values: Any) -> dict[str, Any]:
+        line = {"record": record, **values}
+        self._journal.write(line)
+        self._records.append(line)
+        return line
+
+    def _find(self, record: str, **wanted: Any) -> dict[str, Any] | None:
+        for line in self._records:
+            if line["record"] == record and all(line[k] == v for k, v in wanted.items()):
+                return line
+        return None
+
+
+def _mean_of(matrix: np.ndarray) -> float:
+    """The mean over pairs."""
+    n = len(matrix)
+    return float(matrix.sum() / (n * (n - 1))) if n > 1 else 0.0

@@ -13,7 +13,7 @@ import traceback
 
 import typer
 
-from agent_forge.cli import config, data, doctor, judge, merge, run, runs, talk, watch
+from agent_forge.cli import config, data, doctor, evo, judge, merge, run, runs, talk, watch
 from agent_forge.cli.output import emit_json
 from agent_forge.errors import ForgeError
 
@@ -52,6 +52,7 @@ for command in (
 ):
     app.command()(command)
 app.add_typer(data.app)
+app.add_typer(evo.app)
 
 
 def main() -> None:

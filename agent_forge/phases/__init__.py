@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 IMPLEMENTED = {
     "toy": "agent_forge.phases.toy:ToyPhase",
     "cognate": "agent_forge.phases.phase1_cognate.phase:CognatePhase",
+    "evomerge": "agent_forge.phases.phase2_evomerge.phase:EvoMergePhase",
 }
 SUMMARY = {
     "toy": "train a linear model: shows how a phase is written",

@@ -20,6 +20,7 @@ from agent_forge.config.settings import (
 )
 from agent_forge.phases.handoffs import RULES
 from agent_forge.phases.phase1_cognate.config import CognateSettings
+from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
 from agent_forge.phases.toy_config import ToySettings
 
 
@@ -28,7 +29,7 @@ class PhaseConfigs(Settings):
 
     toy: ToySettings = ToySettings()
     cognate: CognateSettings = CognateSettings()
-    evomerge: PhaseSettings = PhaseSettings()
+    evomerge: EvoMergeSettings = EvoMergeSettings()
     quietstar: PhaseSettings = PhaseSettings()
     bitnet: PhaseSettings = PhaseSettings()
     forge: PhaseSettings = PhaseSettings()

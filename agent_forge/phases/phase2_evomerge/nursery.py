@@ -168,7 +168,13 @@ class Nursery:
         sums = {group: sum(row) for group, row in rows.items()}
         if self.base is None:
             rows = {group: [c - sums[group] / n for c in row] for group, row in rows.items()}
-        inputs = [ModelInput(model=ref, parameters={"weight": 1.0})]
+        inputs = []
+        if ref in self._names:  # a parent: its own coefficient is what is left of it
+            own = self._names.index(ref)
+            for row in rows.values():
+                row[own] += 1.0
+        else:
+            inputs.append(ModelInput(model=ref, parameters={"weight": 1.0}))
         for i, name in enumerate(self._names):
             inputs.append(ModelInput(model=name, parameters={"weight": self._by_group(rows, i)}))
         if self.base is not None:

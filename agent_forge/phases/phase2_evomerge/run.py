@@ -27,6 +27,7 @@ import numpy as np
 
 from agent_forge.errors import ConfigError, ForgeError, Interrupted, PhaseFailed
 from agent_forge.evals.subject import Subject
+from agent_forge.merge.output import write
 from agent_forge.merge.weights import Weights
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
 from agent_forge.phases.phase2_evomerge.fitness import DomainFitness, Fitness, Score
@@ -132,6 +133,11 @@ class EvolutionRun:
             "cache_hits": self.cache_hits,
             "seconds": dict(self.seconds),
         }
+
+    def generation_of(self, key: str) -> int:
+        """When a candidate was measured."""
+        record = self._find("candidate", key=key)
+        return int(record["generation"]) if record else 0
 
     def score_of(self, key: str) -> Score | None:
         """What was measured of a candidate; None if it failed."""
@@ -295,10 +301,21 @@ class EvolutionRun:
             "state": self.search.state(),
         }
         files.write_bytes(path, files.sealed(content))
+        if generation % self.settings.checkpoint_every == 0 and champion is not None:
+            self._save_best(generation, champion.key)
         for old in self.folder.glob("evolution_checkpoint_gen_*.json"):
             number = int(old.stem.rpartition("_")[2])
             if number < generation and number % self.settings.checkpoint_every:
                 files.remove(old)
+
+    def _save_best(self, generation: int, key: str) -> None:
+        """The champion of now as a model directory; the last few of them are kept."""
+        folder = self.folder / f"gen_{generation}_best_model"
+        if not folder.exists():
+            write(self.nursery.weights(key), folder)
+        there = sorted(self.folder.glob("gen_*_best_model"), key=_generation_in)
+        for old in there[: -self.settings.keep_best_models]:
+            files.remove_tree(old, self.folder)
 
     def _named(self, seed: int) -> str:
         """sha256 of all that the result depends on."""
@@ -339,6 +356,10 @@ class EvolutionRun:
             if line["record"] == record and all(line[k] == v for k, v in wanted.items()):
                 return line
         return None
+
+
+def _generation_in(folder: Path) -> int:
+    return int(folder.name.split("_")[1])
 
 
 def _mean_of(matrix: np.ndarray) -> float:

@@ -1,0 +1,229 @@
+"""`forge evo`: evolve models into one, and say whether it is better."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from agent_forge.cli.config import JSON, SETS
+from agent_forge.cli.output import emit_json, emit_table
+from agent_forge.cli.runs import STORAGE
+
+if TYPE_CHECKING:
+    from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
+    from agent_forge.phases.phase2_evomerge.evolve import Evolved
+    from agent_forge.phases.phase2_evomerge.evomerge import Conclusion
+
+QUICK = (
+    "trunk_steps=400",
+    "branch_steps=80",
+    "control=false",
+    "evaluation_items=300",
+    "min_diversity=0.0",
+)
+
+app = typer.Typer(
+    name="evo",
+    help="Evolve models into one, and say whether it is better.",
+    invoke_without_command=True,
+    no_args_is_help=False,
+)
+
+
+@app.callback()
+def evo(
+    context: typer.Context,
+    base_models: str = typer.Option(
+        "", "--base-models", help="Folders, hub ids or base+adapter, parted by commas; or a run."
+    ),
+    base: str | None = typer.Option(None, "--base", help="What they were all fine-tuned from."),
+    data: list[Path] = typer.Option(
+        [], "--data", metavar="FILE", help="Text or JSONL to measure on; each file is a domain."
+    ),
+    tasks: list[str] = typer.Option([], "--tasks", help="Generated tasks to measure on instead."),
+    fitness: str = typer.Option("", "--fitness", help="module:function or a command of yours."),
+    gens: int | None = typer.Option(None, "--gens", min=0, help="Generations after the first."),
+    output_dir: Path = typer.Option(Path("evomerge"), "--output-dir", help="Where it all goes."),
+    preset: str | None = typer.Option(None, "--preset", help="fast, production or speed."),
+    config: Path | None = typer.Option(None, "--config", help="Settings as YAML or JSON."),
+    sets: list[str] = SETS,
+    resume: Path | None = typer.Option(
+        None, "--resume", help="Go on with an evolution: its folder or a checkpoint in it."
+    ),
+    time_budget: float | None = typer.Option(
+        None, "--time-budget", min=0, help="Stop after the generation in which these minutes end."
+    ),
+    device: str = typer.Option("auto", "--device", help="auto, cpu, cuda or mps."),
+    threads: int = typer.Option(0, "--threads", min=0, help="CPU threads; 0 = all cores."),
+    seed: int = typer.Option(42, "--seed", min=0, help="Of every random choice."),
+    storage: Path = STORAGE,
+    dry_run: bool = typer.Option(False, "--dry-run", help="Only check and say what would happen."),
+    as_json: bool = JSON,
+) -> None:
+    """Evolve models into one. Without arguments: the newest Phase 1, or three small ones first."""
+    if context.invoked_subcommand:
+        return
+    from agent_forge.phases.phase2_evomerge import evolve
+
+    changes: dict[str, Any] = {"data": [str(p) for p in data], "tasks": list(tasks)}
+    changes |= {"fitness": fitness, "generations": gens, "time_budget_minutes": time_budget}
+    settings = evolve.settings_of(preset, config, sets, {k: v for k, v in changes.items() if v})
+    refs = [ref.strip() for ref in base_models.split(",") if ref.strip()]
+    if resume is not None:
+        job = evolve.resumed(resume, gens, time_budget)
+    else:
+        if not refs:
+            refs = [_something_to_evolve(storage, device, threads, as_json or dry_run)]
+        job = evolve.Job.of(settings, refs, base, seed, output_dir, storage)
+    if dry_run:
+        _plan(job, as_json)
+        return
+    watch = (lambda record: None) if as_json else _Watch()
+    try:
+        outcome = evolve.evolve(job, device=_device(device, threads), listen=watch)
+    except KeyboardInterrupt:
+        typer.echo(f"stopped; next: forge evo --resume {job.folder}", err=True)
+        raise typer.Exit(130) from None
+    _report(outcome, as_json)
+
+
+def _device(device: str, threads: int) -> str:
+    from agent_forge.config.load import check
+    from agent_forge.config.settings import RuntimeSettings
+    from agent_forge.pipeline.environment import prepare
+
+    wanted = {"device": device, "threads": threads}
+    return prepare(check(RuntimeSettings, wanted, "--device and --threads"))
+
+
+@app.command()
+def replay(
+    lineage: Path = typer.Argument(help="The lineage.json beside a champion."),
+    target: Path = typer.Argument(metavar="OUT", help="Where the model is written."),
+    as_json: bool = JSON,
+) -> None:
+    """Make a champion again from its parents, byte by byte."""
+    from agent_forge.phases.phase2_evomerge.evolve import replay as make_again
+
+    written = make_again(lineage, target)
+    if as_json:
+        emit_json(folder=str(target), sha256=written)
+        return
+    print(f"{target}: {written}")
+
+
+class _Watch:
+    """A line for every generation, as a table that grows."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+        self._head = False
+
+    def __call__(self, record: dict[str, Any]) -> None:
+        if record["event"] == "note":
+            typer.echo(record["text"], err=True)
+        elif record["event"] == "candidate" and record["problem"]:
+            typer.echo(f"  candidate {record['key'][:8]} failed: {record['problem']}", err=True)
+        elif record["event"] == "verdict":
+            typer.echo(f"measuring {record['model']} on unseen items", err=True)
+        elif record["event"] == "generation":
+            if not self._head:
+                typer.echo("  gen  best    mean    diversity  hits    ETA  champion", err=True)
+                self._head = True
+            typer.echo(self._line(record), err=True)
+
+    def _line(self, record: dict[str, Any]) -> str:
+        from agent_forge.track.progress import clock
+
+        n, total = record["generation"], record["generations"]
+        pace = (time.monotonic() - self._began) / (n + 1)
+        mean = record["mean"] if record["mean"] is not None else float("nan")
+        return (
+            f"{n:>5}  {record['best'] or 0:.4f}  {mean:.4f}  {record['diversity'] or 0:>9.3f}"
+            f"  {record['cache_hits']:>4}  {clock(pace * (total - n)):>5}  {record['origin']}"
+        )
+
+
+def _something_to_evolve(storage: Path, device: str, threads: int, quiet: bool) -> str:
+    """The newest run with specialists; without any, three small ones are trained first."""
+    from agent_forge.phases.phase2_evomerge.sources import newest_session
+
+    session = newest_session(storage)
+    if session is None:
+        if not quiet:
+            typer.echo("no models given: training three small specialists first", err=True)
+        session = _train(storage, device, threads, quiet)
+    if not quiet:
+        typer.echo(f"evolving the specialists of {session}", err=True)
+    return session
+
+
+def _train(storage: Path, device: str, threads: int, quiet: bool) -> str:
+    """A short Phase 1, about a minute and a half on two cores."""
+    from agent_forge.errors import PhaseFailed
+    from agent_forge.pipeline.config import load_config
+    from agent_forge.pipeline.orchestrator import PipelineOrchestrator
+    from agent_forge.track.progress import make_progress
+
+    sets = [f"phases.cognate.{change}" for change in QUICK]
+    sets += [f"runtime.device={device}", f"runtime.threads={threads}", f"storage.root={storage}"]
+    settings = load_config(preset="tiny", sets=tuple(sets))
+    with make_progress("none" if quiet else "auto") as display:
+        outcome = PipelineOrchestrator(config=settings).run(only="cognate", listeners=[display])
+    if not outcome["success"]:
+        raise PhaseFailed(str(outcome["error"]), hint=str(outcome["hint"]))
+    return str(outcome["session_id"])
+
+
+def _plan(job: Any, as_json: bool) -> None:
+    settings: EvoMergeSettings = job.settings
+    record = {
+        "parents": list(job.inputs.parents),
+        "base": job.inputs.base,
+        "seed": job.seed,
+        "output_dir": str(job.folder),
+        "generations": settings.generations,
+        "candidates": settings.population_size * (settings.generations + 1) + len(job.parents) + 1,
+        "items": {
+            split: {domain.name: len(domain.examples) for domain in domains}
+            for split, domains in job.inputs.splits.items()
+        },
+        "notes": list(job.inputs.notes),
+    }
+    if as_json:
+        emit_json(**record)
+        return
+    for key, value in record.items():
+        print(f"{key}: {json.dumps(value) if isinstance(value, dict) else value}")
+
+
+def _report(outcome: Evolved, as_json: bool) -> None:
+    conclusion: Conclusion | None = outcome.conclusion
+    verdict = conclusion.to_json() if conclusion else None
+    if as_json:
+        emit_json(
+            **{"folder": str(outcome.folder), "champion": str(outcome.model_path)},
+            **{"generations": outcome.generations, "reason": outcome.reason},
+            **{"fitness": outcome.fitness, "curve": outcome.curve, "verdict": verdict},
+        )
+        return
+    print(f"champion: {outcome.model_path} ({outcome.origin}); ended: {outcome.reason}")
+    print(f"fitness over generations: {outcome.plot()}")
+    if conclusion is None:
+        print("no verdict: there are no unseen items beside your own fitness")
+        return
+    columns = list(conclusion.champion.raw)
+    rows = [("champion", conclusion.champion)]
+    rows += [(name, rival.score) for name, rival in conclusion.rivals.items()]
+    emit_table(
+        ("on unseen items", "fitness", *columns),
+        [(n, f"{s.fitness:.4f}", *(f"{s.raw[c]:.4f}" for c in columns)) for n, s in rows],
+    )
+    for sentence in conclusion.sentences():
+        print(sentence)
+    sys.stdout.flush()

@@ -1,0 +1,1 @@
+"""Phase 2, EvoMerge: evolve three models into one."""

@@ -1,0 +1,194 @@
+"""Phase 2, EvoMerge: evolve the three specialists into one model, and prove that it is better.
+
+In: the three models of Phase 1 and their trunk, the base of every merge. Out: the champion, with
+its lineage and the verdict on items that the search never saw.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from agent_forge.contract.phase import ModelRef, PhaseContext, PhaseController, PhaseResult, Plan
+from agent_forge.errors import PhaseFailed
+from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
+from agent_forge.phases.phase2_evomerge.evomerge import (
+    Conclusion,
+    Inputs,
+    champion_files,
+    conclude,
+    prepare,
+    resolve,
+)
+from agent_forge.phases.phase2_evomerge.fitness import Score
+from agent_forge.phases.phase2_evomerge.run import CACHE, EvolutionRun
+from agent_forge.store.files import read_json
+
+FOLDER = "evolution"
+BASE = "trunk"
+
+
+class EvoMergePhase(PhaseController):
+    """Evolve, conclude, hand over."""
+
+    name = "evomerge"
+    config: EvoMergeSettings
+
+    def plan(self, models: Sequence[ModelRef]) -> Plan:
+        c, weights = self.config, self.shared.model.parameters()
+        if models:
+            self._resolve(models)
+        candidates = c.population_size * (c.generations + 1) + len(models) + 1
+        notes = (
+            f"{c.generations} generations of {c.population_size} candidates at most",
+            f"{c.fitness_subset_size:,} items of each domain a candidate,"
+            f" {c.verdict_items:,} unseen ones for the verdict",
+        )
+        return Plan(
+            candidates,
+            weights,
+            disk_bytes=12 * 4 * weights + 10**7,
+            memory_bytes=6 * 4 * weights + 3 * 10**8,
+            notes=notes,
+        )
+
+    def run(self, ctx: PhaseContext) -> PhaseResult:
+        inputs = self._resolve(ctx.inputs)
+        material = prepare(self.config, inputs, ctx.device, ctx.folder / FOLDER)
+        run = EvolutionRun(
+            self.config,
+            material,
+            ctx.folder / FOLDER,
+            seed=ctx.seed,
+            cache=ctx.folder / FOLDER / CACHE,
+            listen=lambda record: self._told(ctx, record),
+            should_stop=ctx.should_stop,
+        )
+        run.run()
+        names = [ref.name for ref in ctx.inputs]
+        conclusion = conclude(run, inputs, names)
+        if run.search.champion is None or conclusion is None:
+            raise PhaseFailed("no candidate could be measured", hint="forge logs has the reasons")
+        return self._result(ctx, run, inputs, conclusion)
+
+    def _resolve(self, models: Sequence[ModelRef]) -> Inputs:
+        folders = [ref.path for ref in models]
+        trunk = folders[0].parent / BASE
+        base = str(trunk) if (trunk / "config.json").exists() else None
+        return resolve(self.config, [str(f) for f in folders], base, folders[0].parent / FOLDER)
+
+    def _told(self, ctx: PhaseContext, record: dict[str, Any]) -> None:
+        """Metrics and progress of a generation."""
+        if record["event"] != "generation":
+            return
+        n, total = record["generation"], record["generations"]
+        ctx.tell("step", stage="generation", step=n, total=total, done=n, left=total - n)
+        values = {
+            "best_fitness": record["best"],
+            "avg_fitness": record["mean"],
+            "diversity_score": record["diversity"],
+            "fitness_std": record["fitness_std"],
+            "failed": record["failed"],
+            "mutation_count": record["mutations"],
+        }
+        known = {f"generation/{k}": v for k, v in values.items() if v is not None}
+        ctx.log(n, known)
+
+    def _result(
+        self, ctx: PhaseContext, run: EvolutionRun, inputs: Inputs, conclusion: Conclusion
+    ) -> PhaseResult:
+        search, best = run.search, conclusion.best_parent
+        champion = search.champion
+        assert champion is not None
+        start = max(v for k, v in search.scores.items() if search.candidates[k].kind == "parent")
+        metrics = {**_improvement(start, search.scores[champion.key]), **_parts(conclusion)}
+        for name, rival in conclusion.rivals.items():
+            over = rival.comparison.overall.gains
+            for measure, gain in over.items():
+                metrics[f"gain/{_key(name)}/{measure}"] = gain.value
+        ctx.log(None, {f"phase/{k}": v for k, v in metrics.items() if "/" not in k})
+        for combo, count in search.combo_usage.items():
+            ctx.log(None, {f"combo/{combo}/usage": count})
+        saved = self._save(ctx, run, inputs, conclusion, metrics)
+        artifacts = {
+            "models": [saved],
+            "model_id": saved.metadata["model_id"],
+            "evolution_log": str(ctx.folder / FOLDER),
+            "fitness_curve": [entry["best"] for entry in search.history],
+            "best_generation": run.generation_of(champion.key),
+            "combo_usage": search.combo_usage,
+            "operator_gains": search.operator_gains,
+            "convergence_reason": run.reason,
+            "verdict": conclusion.to_json(),
+            "summary": f"against the best parent ({best}): "
+            + conclusion.rivals[best].comparison.overall.sentence("it"),
+            "table": _table(conclusion),
+        }
+        return PhaseResult(
+            True, run.material.subject.model, self.name, metrics, artifacts, ctx.seconds
+        )
+
+    def _save(
+        self,
+        ctx: PhaseContext,
+        run: EvolutionRun,
+        inputs: Inputs,
+        conclusion: Conclusion,
+        metrics: dict[str, float],
+    ) -> ModelRef:
+        search = run.search
+        champion = search.champion
+        assert champion is not None
+        weights = run.nursery.weights(champion.key)
+        folder = Path(inputs.parents[0])
+        tokenizer = [p for p in sorted(folder.iterdir()) if "token" in p.name or "chat" in p.name]
+        run.nursery.fill(run.material.subject.model, champion.key)
+        beside = champion_files(run, inputs, conclusion)
+        return ctx.save_model(
+            "champion",
+            dict(weights),
+            {
+                "fitness": search.scores[champion.key],
+                "merge_technique": champion.origin,
+                "champion": champion.key,
+                "lineage": beside["lineage.json"].decode(),
+                "verdict": conclusion.sentences(),
+                "accuracy": conclusion.champion.parts.get("accuracy", 0.0),
+            },
+            config=read_json(folder / "config.json"),
+            metrics={k: v for k, v in metrics.items() if "/" not in k},
+            tokenizer_files=tokenizer,
+        )
+
+
+def _improvement(start: float, end: float) -> dict[str, float]:
+    """The specification's figures: fitness of the best parent and of the champion."""
+    return {
+        "initial_fitness": start,
+        "final_fitness": end,
+        "best_fitness": end,
+        "fitness_improvement": end - start,
+        "fitness_improvement_percent": 100 * (end - start) / start if start else 0.0,
+        "compression_ratio": 3.0,
+    }
+
+
+def _parts(conclusion: Conclusion) -> dict[str, float]:
+    own: Score = conclusion.champion
+    return {f"final_{name}": value for name, value in own.parts.items()}
+
+
+def _key(name: str) -> str:
+    return name.replace(" ", "_")
+
+
+def _table(conclusion: Conclusion) -> list[list[Any]]:
+    """Raw figures on unseen items, and the gain of the champion over each model."""
+    columns = list(conclusion.champion.raw)
+    rows: list[list[Any]] = [["model", *columns, "champion's gain"]]
+    rows.append(["champion", *(conclusion.champion.raw[c] for c in columns), ""])
+    for name, rival in conclusion.rivals.items():
+        gain = rival.comparison.overall.sentence("it")
+        rows.append([name, *(rival.score.raw[c] for c in columns), gain])
+    return rows

@@ -16,6 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 try:
     import fcntl
 except ImportError:  # Windows
@@ -34,6 +36,14 @@ NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)  # POSIX: refuse to open through a link
 PROBE = os.O_RDONLY if fcntl is not None else os.O_RDWR  # enough to look at a lock
 HELD_BY_ANOTHER = {errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES, errno.EDEADLK}
 LOCKED_BYTE = 1 << 30  # Windows locks byte ranges: one far behind any text the file may hold
+
+
+def peak_memory_bytes() -> int:
+    """The most memory that this process has had."""
+    if resource is None:
+        return int(psutil.Process().memory_info().peak_wset)
+    unit = 1 if sys.platform == "darwin" else 1024
+    return int(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) * unit
 
 
 def try_lock(fd: int) -> bool:

@@ -147,7 +147,7 @@ def _report(orchestrator: PipelineOrchestrator, outcome: dict[str, Any], as_json
             "metrics": result.metrics,
             "models": [str(ref.path) for ref in result.artifacts["models"]],
             "summary": result.artifacts.get("summary", ""),
-            "table": result.artifacts.get("table", []),
+            "tables": result.artifacts.get("tables", []),
         }
         for name, result in outcome["results"].items()
     ]
@@ -167,7 +167,7 @@ def _report(orchestrator: PipelineOrchestrator, outcome: dict[str, Any], as_json
                 for r in rows
             ],
         )
-        for table in (r["table"] for r in rows if r["table"]):
+        for table in (table for r in rows for table in r["tables"]):
             typer.echo()
             emit_table(tuple(table[0]), [tuple(map(_shown, row)) for row in table[1:]])
 

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from agent_forge import platform
 from agent_forge.config.settings import ModelSettings
 from agent_forge.contract.phase import ModelRef, PhaseContext, PhaseController, PhaseResult, Plan
 from agent_forge.data import baselines
@@ -81,6 +82,7 @@ class CognatePhase(PhaseController):
         reports = self._judge(ctx, corpus, trunk, three, control)
         guesses = _baselines(corpus)
         ctx.log(None, guesses)
+        self._latencies: list[float] = []
         refs = [
             self._save(ctx, corpus, model, number, reports)
             for number, model in enumerate(three, start=1)
@@ -227,6 +229,7 @@ class CognatePhase(PhaseController):
         apart = barriers([_with(trunk, m) for m in three], corpus.selection)
         ctx.log(None, {f"phase/barrier_{pair}": value for pair, value in apart.items()})
         ctx.log(None, {"phase/diversity": different})
+        self._apart, self._different = apart, different
         if different < self.config.min_diversity:
             raise PhaseFailed(
                 f"the three models are too much alike: diversity {different:.3f},"
@@ -234,6 +237,17 @@ class CognatePhase(PhaseController):
                 hint="more branch_steps or a higher branch_rate make them differ more",
             )
         return reports
+
+    def _targets(self, ctx: PhaseContext, losses: Sequence[float]) -> list[list[Any]]:
+        """What the specification aims at, beside what was measured here."""
+        return [
+            ["target of the specification", "", "measured"],
+            ["parameters of a model", "25M +- 10 %", f"{self.shared.model.parameters():,}"],
+            ["time", "< 30 min on a GPU", f"{ctx.seconds / 60:.1f} min"],
+            ["memory", "< 8 GB", f"{platform.peak_memory_bytes() / 1e9:.2f} GB"],
+            ["final loss, largest", "< 3.0", max(losses)],
+            ["latency, 512 tokens", "< 100 ms", f"{max(self._latencies):.1f} ms"],
+        ]
 
     # -- what is handed over -----------------------------------------------------------------------
 
@@ -257,7 +271,9 @@ class CognatePhase(PhaseController):
             "missing_datasets": corpus.missing,
             "samples": samples(model, corpus),
         }
-        ctx.log(None, {f"model_{number}/latency_ms": _latency(model)})
+        latency = _latency(model)
+        self._latencies.append(latency)
+        ctx.log(None, {f"model_{number}/latency_ms": latency})
         ctx.log(None, {f"model_{number}/final_loss": loss})
         table = {name: _flat(report) for name, report in reports.items()}
         return ctx.save_model(
@@ -324,9 +340,20 @@ class CognatePhase(PhaseController):
             "trunk": trunk.metadata["model_id"],
             "reports": {name: _flat(report) for name, report in reports.items()},
             "summary": _summary(reports),
-            "table": _table(reports, guesses),
+            "tables": [
+                _table(reports, guesses),
+                _pairs(self._apart, self._different, self.config.min_diversity),
+                self._targets(ctx, losses),
+            ],
         }
         return PhaseResult(True, three[0], self.name, metrics, artifacts, ctx.seconds)
+
+
+def _pairs(apart: dict[str, float], different: float, least: float) -> list[list[Any]]:
+    """How far apart the three are: the loss between each two, and their diversity."""
+    rows: list[list[Any]] = [["between", "loss barrier (nats/token)"]]
+    rows += [[f"model {pair.replace('_', ' and ')}", value] for pair, value in apart.items()]
+    return [*rows, [f"diversity (at least {least})", different]]
 
 
 def _with(trunk: ForgeNetwork, model: ForgeNetwork) -> ForgeNetwork:

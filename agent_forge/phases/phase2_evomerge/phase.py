@@ -123,7 +123,7 @@ class EvoMergePhase(PhaseController):
             "verdict": conclusion.to_json(),
             "summary": f"against the best parent ({best}): "
             + conclusion.rivals[best].comparison.overall.sentence("it"),
-            "table": _table(conclusion),
+            "tables": [_table(conclusion)],
         }
         return PhaseResult(
             True, run.material.subject.model, self.name, metrics, artifacts, ctx.seconds

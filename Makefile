@@ -26,7 +26,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 demo: $(STAMP)
-	@$(BIN)/forge run --preset toy
+	@$(BIN)/forge run --preset tiny --session demo_$$(date +%Y%m%d_%H%M%S)
 	@$(BIN)/forge status
 
 test: $(STAMP)

@@ -8,7 +8,7 @@ the eight combos in half the time of eight single ones, at most 600 MB of anonym
 518M parameters, and a 27M merge in a warm process within 0.15 s.
 
 Both sides merge the same bf16 Llama-shaped models (a random base and three fine-tunes of it) by the
-same YAML, in turns. A cell that this commit already has from this machine is not measured again.
+same YAML, in turns. A cell that was measured is not measured again.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from typing import Any
 
 import torch
 import yaml
-from results import done, record
+from results import done, record, write_section
 from safetensors.torch import save_file
 
 import agent_forge
@@ -194,12 +194,13 @@ def inside(task: str, folder: Path) -> list[str]:
 def warm(folder: Path) -> dict[str, Any]:
     """Merges into tensors that exist, from parents that stay open: as a search does it.
 
-    `first_s` measures the parents too (thresholds, inner products), `again_s` finds that done.
+    `first_s` measures the parents too (thresholds, inner products), `again_s` finds that done:
+    both are CPU seconds of one thread. `wall_s` is the clock with two threads.
     """
     from agent_forge.merge.engine import Parents, merge, merge_into
     from agent_forge.merge.recipe import parse_recipe
 
-    first, again = {}, {}
+    first, again, wall = {}, {}, {}
     for method in METHODS:
         parents, wanted = Parents(), parse_recipe(yaml.safe_dump(recipe(method, folder)))
         tensors = {name: torch.zeros_like(t) for name, t in merge(wanted, Parents()).items()}
@@ -210,7 +211,13 @@ def warm(folder: Path) -> dict[str, Any]:
             seconds.append(time.process_time() - began)
         first[method] = round(seconds[0], 3)
         again[method] = round(statistics.median(seconds[1:]), 3)
-    return {"first_s": first, "again_s": again}
+        clock = []
+        for _ in range(5):
+            began = time.perf_counter()
+            merge_into(tensors, wanted, parents, threads=2)
+            clock.append(time.perf_counter() - began)
+        wall[method] = round(statistics.median(clock), 3)
+    return {"first_s": first, "again_s": again, "wall_s": wall}
 
 
 def combos(folder: Path) -> dict[str, Any]:
@@ -279,51 +286,55 @@ def shown(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
 
 
-def table(lines: list[Cell], size: str) -> Iterator[tuple[str, int, float, float]]:
-    """Print a size; yield what both sides measured."""
-    print(f"\n{size}: {'method':16} threads  mergekit CPU s   ours CPU s   ratio   anonymous MB")
+def pairs(lines: list[Cell], size: str) -> Iterator[tuple[str, int, float, float, str]]:
+    """Method, threads, CPU seconds of both sides, and their memory, where both were measured."""
     for threads in (1, 2):
         for method in METHODS:
             cell = {"size": size, "method": method, "threads": threads}
             theirs, ours = (middle(lines, "cpu_s", **cell, side=s) for s in ("mergekit", "forge"))
             memory = [middle(lines, "anonymous_mb", **cell, side=s) for s in ("mergekit", "forge")]
-            ratio = ours / theirs if ours is not None and theirs else None
-            print(
-                f"{'':{len(size) + 1}} {method:16} {threads:7}  {shown(theirs):>14}"
-                f"  {shown(ours):>11}  {shown(ratio):>6}   {shown(memory[0])} / {shown(memory[1])}"
-            )
             if ours is not None and theirs is not None:
-                yield method, threads, theirs, ours
+                yield method, threads, theirs, ours, " / ".join(map(shown, memory))
 
 
-def bar(text: str, value: float | None, most: float) -> None:
-    verdict = "not measured" if value is None else "holds" if value <= most else "MISSED"
-    print(f"{verdict:12}  {text}: {shown(value)} (at most {most:g})")
+def bar(text: str, value: float | None, most: float) -> str:
+    verdict = "not measured" if value is None else "holds" if value <= most else "**missed**"
+    return f"| {text} | {shown(value)} | {most:.3g} | {verdict} |"
 
 
-def report(lines: list[Cell], sizes: list[str]) -> None:
-    """The table and the bars, from the cells of this commit."""
-    pairs = [(size, *row) for size in sizes for row in table(lines, size)]
-    print()
-    ratios = {(size, method, threads): o / t for size, method, threads, t, o in pairs}
-    bar("slowest method, CPU of mergekit-yaml = 1", max(ratios.values(), default=None), 1)
+def report(lines: list[Cell], sizes: list[str]) -> list[str]:
+    """The table and the bars, from the cells that were measured."""
+    found = [(size, *row) for size in sizes for row in pairs(lines, size)]
+    text = [
+        "| size | method | threads | mergekit, CPU s | ours, CPU s | ratio | anonymous MB, both |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for size, method, threads, theirs, ours, memory in found:
+        shares = f"{shown(theirs)} | {shown(ours)} | {ours / theirs:.2f}"
+        text.append(f"| {size} | {method} | {threads} | {shares} | {memory} |")
+    text += ["", "| bar | measured | at most | |", "|---|---|---|---|"]
+    ratios = {(size, method, threads): o / t for size, method, threads, t, o, _ in found}
+    slowest = max(ratios.values(), default=None)
+    text.append(bar("slowest method, CPU of `mergekit-yaml` = 1", slowest, 1))
     ties = [ratio for (_, method, _), ratio in ratios.items() if method == "ties"]
-    bar("TIES, CPU of mergekit-yaml = 1", max(ties, default=None), 1 / 3)
+    text.append(bar("TIES, CPU of `mergekit-yaml` = 1", max(ties, default=None), 1 / 3))
     for size in sizes:
         own = {"size": size, "side": "forge"}
         single, shared = (
             middle(lines, field, **own, method="combos") for field in ("single_s", "shared_s")
         )
         share = shared / single if shared is not None and single else None
-        bar(f"{size}: eight combos in one pass, one by one = 1", share, 0.5)
+        text.append(bar(f"{size}: eight combos in one pass, one by one = 1", share, 0.5))
     peaks = [
         line["anonymous_mb"] for line in lines if (line["size"], line["side"]) == ("518M", "forge")
     ]
-    bar("518M: peak anonymous memory, MB", max(peaks, default=None), 600)
-    warmest = [line["again_s"] for line in lines if line["method"] == "warm"]
+    text.append(bar("518M: peak anonymous memory, MB", max(peaks, default=None), 600))
+    warmest = [line for line in lines if line["method"] == "warm"]
     for method in METHODS:
-        seconds = warmest[-1][method] if warmest else None
-        bar(f"27M {method} in a warm process, CPU s", seconds, 0.15)
+        for field, what in (("again_s", "CPU s of one thread"), ("wall_s", "s with two threads")):
+            seconds = warmest[-1][field][method] if warmest else None
+            text.append(bar(f"27M {method} in a warm process, {what}", seconds, 0.15))
+    return text
 
 
 def parse() -> argparse.Namespace:
@@ -360,7 +371,9 @@ def main() -> None:
         for cell in todo:
             make_models(work / cell["size"], cell["size"])
             record("merge", cell, run(cell, work, venv))
-    report(done("merge"), chosen.sizes)
+    lines = report(done("merge"), chosen.sizes)
+    print("\n".join(lines))
+    write_section("merging.md", "measured", lines)
 
 
 if __name__ == "__main__":

@@ -87,7 +87,9 @@ class CognatePhase(PhaseController):
             self._save(ctx, corpus, model, number, reports)
             for number, model in enumerate(three, start=1)
         ]
-        trunk_ref = self._save_trunk(ctx, corpus, trunk, reports["trunk"])
+        trunk_ref = self._save_beside(ctx, corpus, "trunk", trunk, reports)
+        if control is not None:
+            self._save_beside(ctx, corpus, "control", control, reports)
         return self._result(ctx, refs, trunk_ref, three, reports, guesses)
 
     # -- training ----------------------------------------------------------------------------------
@@ -285,16 +287,22 @@ class CognatePhase(PhaseController):
             tokenizer_files=corpus.tokenizer.files(),
         )
 
-    def _save_trunk(
-        self, ctx: PhaseContext, corpus: Corpus, trunk: ForgeNetwork, report: Report
+    def _save_beside(
+        self,
+        ctx: PhaseContext,
+        corpus: Corpus,
+        name: str,
+        model: ForgeNetwork,
+        reports: dict[str, Report],
     ) -> ModelRef:
-        """The base of every merge of the three."""
+        """The base of every merge of the three, and what such a merge is compared with."""
+        model.requires_grad_(True)
         return ctx.save_model(
-            "trunk",
-            trunk,
-            {"specialization": "none", "samples": samples(trunk, corpus)},
-            config=config_dict(trunk.settings),
-            metrics=_flat(report),
+            name,
+            model,
+            {"specialization": "none", "samples": samples(model, corpus)},
+            config=config_dict(model.settings),
+            metrics=_flat(reports[name]),
             tokenizer_files=corpus.tokenizer.files(),
         )
 

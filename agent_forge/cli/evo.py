@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -12,13 +13,13 @@ import typer
 
 from agent_forge.cli.config import JSON, SETS
 from agent_forge.cli.output import emit_json, emit_table
-from agent_forge.cli.runs import STORAGE
 
 if TYPE_CHECKING:
     from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
     from agent_forge.phases.phase2_evomerge.evolve import Evolved
     from agent_forge.phases.phase2_evomerge.evomerge import Conclusion
 
+DISK_MODELS = 14  # candidates in files, saved best models and the champion, at most
 QUICK = (
     "trunk_steps=400",
     "branch_steps=80",
@@ -45,12 +46,13 @@ def evo(
     data: list[Path] = typer.Option(
         [], "--data", metavar="FILE", help="Text or JSONL to measure on; each file is a domain."
     ),
-    tasks: list[str] = typer.Option([], "--tasks", help="Generated tasks to measure on instead."),
-    fitness: str = typer.Option("", "--fitness", help="module:function or a command of yours."),
     gens: int | None = typer.Option(None, "--gens", min=0, help="Generations after the first."),
-    output_dir: Path = typer.Option(Path("evomerge"), "--output-dir", help="Where it all goes."),
-    preset: str | None = typer.Option(None, "--preset", help="fast, production or speed."),
-    config: Path | None = typer.Option(None, "--config", help="Settings as YAML or JSON."),
+    output_dir: Path | None = typer.Option(
+        None, "--output-dir", help="Where it all goes; if not given, evomerge."
+    ),
+    config: str | None = typer.Option(
+        None, "--config", help="A YAML or JSON file, or one of fast, production, speed."
+    ),
     sets: list[str] = SETS,
     resume: Path | None = typer.Option(
         None, "--resume", help="Go on with an evolution: its folder or a checkpoint in it."
@@ -59,46 +61,52 @@ def evo(
         None, "--time-budget", min=0, help="Stop after the generation in which these minutes end."
     ),
     device: str = typer.Option("auto", "--device", help="auto, cpu, cuda or mps."),
-    threads: int = typer.Option(0, "--threads", min=0, help="CPU threads; 0 = all cores."),
-    seed: int = typer.Option(42, "--seed", min=0, help="Of every random choice."),
-    storage: Path = STORAGE,
+    seed: int | None = typer.Option(None, "--seed", min=0, help="Of every choice; 42 if none."),
     dry_run: bool = typer.Option(False, "--dry-run", help="Only check and say what would happen."),
     as_json: bool = JSON,
 ) -> None:
     """Evolve models into one. Without arguments: the newest Phase 1, or three small ones first."""
     if context.invoked_subcommand:
         return
+    from agent_forge.errors import ConfigError
     from agent_forge.phases.phase2_evomerge import evolve
 
-    changes: dict[str, Any] = {"data": [str(p) for p in data], "tasks": list(tasks)}
-    changes |= {"fitness": fitness, "generations": gens, "time_budget_minutes": time_budget}
-    settings = evolve.settings_of(preset, config, sets, {k: v for k, v in changes.items() if v})
-    refs = [ref.strip() for ref in base_models.split(",") if ref.strip()]
     if resume is not None:
+        if base_models or base or data or config or sets or output_dir or seed is not None:
+            raise ConfigError(
+                "--resume goes on with the models, data and settings that it was begun with",
+                hint="beside it only --gens, --time-budget and --device can be given",
+            )
         job = evolve.resumed(resume, gens, time_budget)
     else:
-        if not refs:
-            refs = [_something_to_evolve(storage, device, threads, as_json or dry_run)]
-        job = evolve.Job.of(settings, refs, base, seed, output_dir, storage)
+        changes: dict[str, Any] = {"generations": gens, "time_budget_minutes": time_budget}
+        changes["data"] = [str(path) for path in data] or None
+        given = {key: value for key, value in changes.items() if value is not None}
+        settings = evolve.settings_of(config, sets, given)
+        storage = Path(os.environ.get("FORGE_STORAGE", "storage"))
+        refs = [ref.strip() for ref in base_models.split(",") if ref.strip()]
+        refs = refs or [_something_to_evolve(storage, device, as_json, dry_run)]
+        seed = 42 if seed is None else seed
+        job = evolve.Job.of(settings, refs, base, seed, output_dir or Path("evomerge"), storage)
     if dry_run:
         _plan(job, as_json)
         return
     watch = (lambda record: None) if as_json else _Watch()
     try:
-        outcome = evolve.evolve(job, device=_device(device, threads), listen=watch)
+        outcome = evolve.evolve(job, device=_device(device), listen=watch)
     except KeyboardInterrupt:
         typer.echo(f"stopped; next: forge evo --resume {job.folder}", err=True)
         raise typer.Exit(130) from None
     _report(outcome, as_json)
 
 
-def _device(device: str, threads: int) -> str:
+def _device(device: str) -> str:
     from agent_forge.config.load import check
     from agent_forge.config.settings import RuntimeSettings
-    from agent_forge.pipeline.environment import prepare
+    from agent_forge.pipeline.environment import prepare, thread_count
 
-    wanted = {"device": device, "threads": threads}
-    return prepare(check(RuntimeSettings, wanted, "--device and --threads"))
+    wanted = {"device": device, "threads": thread_count()}  # as OMP_NUM_THREADS has it
+    return prepare(check(RuntimeSettings, wanted, "--device"))
 
 
 @app.command()
@@ -149,21 +157,27 @@ class _Watch:
         )
 
 
-def _something_to_evolve(storage: Path, device: str, threads: int, quiet: bool) -> str:
+def _something_to_evolve(storage: Path, device: str, quiet: bool, dry_run: bool) -> str:
     """The newest run with specialists; without any, three small ones are trained first."""
+    from agent_forge.errors import NotFound
     from agent_forge.phases.phase2_evomerge.sources import newest_session
 
     session = newest_session(storage)
+    if session is None and dry_run:
+        raise NotFound(
+            f"there are no models yet: {storage} has no run that finished Phase 1",
+            hint="without --dry-run three small ones are trained first; or give --base-models",
+        )
     if session is None:
         if not quiet:
             typer.echo("no models given: training three small specialists first", err=True)
-        session = _train(storage, device, threads, quiet)
+        session = _train(storage, device, quiet)
     if not quiet:
         typer.echo(f"evolving the specialists of {session}", err=True)
     return session
 
 
-def _train(storage: Path, device: str, threads: int, quiet: bool) -> str:
+def _train(storage: Path, device: str, quiet: bool) -> str:
     """A short Phase 1, about a minute and a half on two cores."""
     from agent_forge.errors import PhaseFailed
     from agent_forge.pipeline.config import load_config
@@ -171,7 +185,7 @@ def _train(storage: Path, device: str, threads: int, quiet: bool) -> str:
     from agent_forge.track.progress import make_progress
 
     sets = [f"phases.cognate.{change}" for change in QUICK]
-    sets += [f"runtime.device={device}", f"runtime.threads={threads}", f"storage.root={storage}"]
+    sets += [f"runtime.device={device}", f"storage.root={storage}"]
     settings = load_config(preset="tiny", sets=tuple(sets))
     with make_progress("none" if quiet else "auto") as display:
         outcome = PipelineOrchestrator(config=settings).run(only="cognate", listeners=[display])
@@ -193,6 +207,7 @@ def _plan(job: Any, as_json: bool) -> None:
             split: {domain.name: len(domain.examples) for domain in domains}
             for split, domains in job.inputs.splits.items()
         },
+        "disk_bytes": (job.inputs.nbytes // len(job.parents)) * DISK_MODELS,
         "notes": list(job.inputs.notes),
     }
     if as_json:

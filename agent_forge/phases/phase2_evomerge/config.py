@@ -19,7 +19,9 @@ class EvoMergeSettings(EvolutionSettings, PhaseSettings):
         WEIGHTS, description="how much each part of the fitness counts"
     )
     fitness_floors: dict[str, float] = Field(
-        {}, description="least raw value of a domain, as in maths/accuracy: 0.3; below it is 0"
+        {},
+        description="worst value allowed, as in maths/accuracy: 0.3 or code/bits_per_byte: 2;"
+        " beyond it the fitness is 0",
     )
     fitness: str = Field(
         "", description="your own: module:function, or a command that prints a number"

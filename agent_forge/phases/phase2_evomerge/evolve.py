@@ -14,6 +14,7 @@ from agent_forge.merge.output import write
 from agent_forge.merge.weights import open_weights
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
 from agent_forge.phases.phase2_evomerge.evomerge import (
+    OTHERS,
     Conclusion,
     Inputs,
     champion_files,
@@ -90,30 +91,35 @@ class Evolved:
 
 
 def settings_of(
-    preset: str | None, path: Path | None, sets: Sequence[str], changes: Mapping[str, Any]
+    config: str | None, sets: Sequence[str], changes: Mapping[str, Any]
 ) -> EvoMergeSettings:
-    """Defaults < preset < file < --set < options."""
-    if preset is not None and preset not in PRESETS:
-        raise ConfigError(f"unknown preset {preset!r}{did_you_mean(preset, list(PRESETS))}")
-    merged: dict[str, Any] = dict(PRESETS.get(preset or "", {}))
-    if path is not None:
-        merged |= read_one(path)
+    """Defaults < preset or file < --set < options."""
+    merged: dict[str, Any] = {}
+    if config in PRESETS:
+        merged = dict(PRESETS[config])
+    elif config is not None:
+        if not Path(config).exists():
+            known = did_you_mean(config, list(PRESETS))
+            raise ConfigError(f"{config!r} is neither a file nor a preset{known}")
+        merged = read_one(Path(config))
     for text in sets:
         merged = join(merged, parse_set(text))
-    return check(EvoMergeSettings, {**merged, **changes}, str(path or "options"))
+    return check(EvoMergeSettings, {**merged, **changes}, config or "options")
 
 
 def resumed(place: Path, gens: int | None, minutes: float | None) -> Job:
-    """The evolution in a folder, with the settings that it was begun with."""
-    if place.suffix == ".pt":
+    """The evolution in a folder, with the settings that it was last run with."""
+    if place.suffix == ".pt" or not place.exists():
         raise NotFound(
-            f"{place} is no checkpoint of this version",
+            f"{place} is no checkpoint of this version" if place.suffix == ".pt" else f"no {place}",
             hint="they are called evolution_checkpoint_gen_N.json; the folder itself will do too",
         )
     folder = place if place.is_dir() else place.parent
     if not (folder / BEGUN).is_file():
         raise NotFound(f"{folder} holds no evolution", hint=f"it would have a file {BEGUN}")
     record = files.read_sealed(folder / BEGUN)
+    if place.is_file() and files.read_sealed(place).get("fingerprint") != record["fingerprint"]:
+        raise ConfigError(f"{place} is of another evolution than the one in its folder")
     settings = check(EvoMergeSettings, record["settings"], str(folder / BEGUN))
     update: dict[str, Any] = {"generations": gens, "time_budget_minutes": minutes}
     settings = settings.model_copy(update={k: v for k, v in update.items() if v is not None})
@@ -131,7 +137,6 @@ def evolve(
     """Run it, or go on with it, to the champion and the verdict."""
     job.folder.mkdir(parents=True, exist_ok=True)
     with lock.held(job.folder):
-        _begin(job)
         for note in job.inputs.notes:
             listen({"event": "note", "text": note})
         material = prepare(job.settings, job.inputs, device, job.folder)
@@ -144,6 +149,7 @@ def evolve(
             listen=listen,
             should_stop=should_stop,
         )
+        _begin(job, run.fingerprint)
         run.run()
         champion = run.search.champion
         if champion is None:
@@ -172,32 +178,33 @@ def evolve(
 def replay(lineage: Path, target: Path) -> str:
     """Make a champion again from its lineage; returns the sha256 of its weights."""
     record = files.read_json(lineage)
-    parents = [open_weights(ref) for ref in record["parents"]]
-    for weights, digest in zip(parents, record["parents"].values(), strict=True):
+    hashes = {**record["parents"], **record["base"]}
+    models = [open_weights(ref) for ref in hashes]
+    for weights, digest in zip(models, hashes.values(), strict=True):
         if weights.sha256() != digest:
-            raise ConfigError(f"{weights.label} is not the parent that the lineage names")
-    base = open_weights(record["base"]) if record["base"] else None
+            raise ConfigError(f"{weights.label} is not the model that the lineage names")
+    base = models.pop() if record["base"] else None
     known = {data["key"]: Candidate.from_json(data) for data in record["candidates"]}
-    nursery = Nursery(parents, base, known, target.parent / f".{target.name}.weights")
+    nursery = Nursery(models, base, known, target.parent / f".{target.name}.weights")
     written = write(nursery.weights(record["key"]), target)
     nursery.keep([])
     return next(iter(written.sha256.values()))
 
 
-def _begin(job: Job) -> None:
-    """Note what the folder is begun with; another evolution in it is refused by its journal."""
-    path = job.folder / BEGUN
-    if not path.exists():
-        record = {
-            "settings": job.settings.model_dump(mode="json"),
-            "parents": list(job.parents),
-            "base": job.inputs.base,
-            "seed": job.seed,
-        }
-        files.write_bytes(path, files.sealed(record))
+def _begin(job: Job, fingerprint: str) -> None:
+    """Note what the folder is run with, for whoever goes on; the journal refused any other."""
+    settings = job.settings.model_dump(mode="json")
+    record = {
+        "settings": {**settings, "data": [str(Path(name).resolve()) for name in settings["data"]]},
+        "parents": list(job.parents),
+        "base": job.inputs.base,
+        "seed": job.seed,
+        "fingerprint": fingerprint,
+    }
+    files.write_bytes(job.folder / BEGUN, files.sealed(record))
 
 
 def _names(parents: Sequence[str]) -> list[str]:
-    """Short names of the parents; paths where the last parts coincide."""
+    """Short names of the parents; paths where these would not tell all models apart."""
     short = [Path(ref).name for ref in parents]
-    return short if len(set(short)) == len(short) else list(parents)
+    return short if len({*short, *OTHERS}) == len(short) + len(OTHERS) else list(parents)

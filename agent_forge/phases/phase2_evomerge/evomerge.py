@@ -32,6 +32,7 @@ from agent_forge.search.candidate import lineage
 from agent_forge.store import files
 
 LEAST_ITEMS = 20  # of a split of someone's own data
+OTHERS = ("champion", "plain average", "best combo of generation 0", "base")
 LARGE_BYTES = 1_000_000_000  # the specification's limit for all parents together
 
 
@@ -42,6 +43,7 @@ class Inputs:
     parents: tuple[str, ...]
     base: str | None
     splits: Mapping[str, Sequence[Domain]]
+    nbytes: int  # of all parents
     notes: tuple[str, ...] = ()
 
 
@@ -108,25 +110,30 @@ def resolve(
     size = sum(open_weights(ref).nbytes for ref in parents)
     if size > LARGE_BYTES:
         notes.append(
-            f"the parents have {size / 1e9:.1f} GB together; a generation reads them often"
+            f"the parents have {size / 1e9:.1f} GB together: every candidate reads them all,"
+            f" and those in files take up to {3 * size / 1e9:.0f} GB of disk"
         )
     splits = _splits(settings)
     notes += _what_can_be_seen(splits)
-    return Inputs(tuple(parents), base, splits, tuple(notes))
+    return Inputs(tuple(parents), base, splits, size, tuple(notes))
 
 
 def _splits(settings: EvoMergeSettings) -> dict[str, list[Domain]]:
     few, many = settings.fitness_subset_size, settings.verdict_items
-    counts = {"selection": few, "holdout": few, "verdict": many}
+    counts = {"verdict": many}
+    if not settings.fitness:
+        counts |= {"selection": few}
+        if settings.use_holdout_validation:
+            counts |= {"holdout": few}
     if settings.data:
         whole = from_files([Path(name) for name in settings.data])
         found = {s: [part(d, s, limit) for d in whole] for s, limit in counts.items()}
         for split, domains in found.items():
             for domain in domains:
-                if domain.exact and len(domain.examples) < LEAST_ITEMS:
+                there, least = len(domain.examples), min(LEAST_ITEMS, counts[split])
+                if domain.exact and there < least:
                     raise ConfigError(
-                        f"{domain.name} has {len(domain.examples)} items for {split};"
-                        f" {LEAST_ITEMS} are the least",
+                        f"{domain.name} has {there} items for {split}; {least} are the least",
                         hint="give more data: half of it is for selection, a third for the verdict",
                     )
         return found
@@ -164,14 +171,19 @@ def prepare(settings: EvoMergeSettings, inputs: Inputs, device: str, folder: Pat
     else:
         fitness = _on(settings, subject, inputs.splits["selection"])
     holdout = None
-    if settings.use_holdout_validation and inputs.splits and not settings.fitness:
+    if "holdout" in inputs.splits and not settings.fitness:
         holdout = _on(settings, subject, inputs.splits["holdout"])
     hashes = tuple(w.sha256() for w in (*parents, *([base] if base else [])))
+    for i, digest in enumerate(hashes[: len(parents)]):
+        if digest in hashes[:i]:
+            twin = parents[hashes.index(digest)].label
+            raise ConfigError(f"{parents[i].label} has the same weights as {twin}")
     return Material(parents, base, subject, fitness, holdout, hashes)
 
 
 def _on(settings: EvoMergeSettings, subject: Subject, domains: Sequence[Domain]) -> DomainFitness:
-    known = [f"{d.name}/{part}" for d in domains for part in ("accuracy", "bits_per_byte")]
+    known = [f"{d.name}/bits_per_byte" for d in domains]
+    known += [f"{d.name}/accuracy" for d in domains if d.exact]
     for name in settings.fitness_floors:
         if name not in known:
             raise ConfigError(f"fitness_floors: no {name!r}", hint=f"known: {', '.join(known)}")
@@ -229,14 +241,14 @@ def conclude(run: EvolutionRun, inputs: Inputs, names: Sequence[str]) -> Conclus
         run.material.subject, domains, run.settings.fitness_weights, run.settings.fitness_floors
     )
     found: dict[str, list[Outcome]] = {}
-    for name, key in {"champion": champion.key, **_rivals(run, names)}.items():
+    for name, key in {OTHERS[0]: champion.key, **_rivals(run, names)}.items():
         if key is None:
             _fill_base(run)
         else:
             run.nursery.fill(run.material.subject.model, key)
         run.listen({"event": "verdict", "model": name})
         found[name] = fitness.outcomes()
-    own = found.pop("champion")
+    own = found.pop(OTHERS[0])
     scores = {name: fitness.judge(outcomes) for name, outcomes in found.items()}
     rivals = {
         name: Rival(scores[name], _compared(domains, outcomes, own))
@@ -265,11 +277,12 @@ def _rivals(run: EvolutionRun, names: Sequence[str]) -> dict[str, str | None]:
     combos = [c for c in candidates.values() if c.origin.startswith("combo ")]
     known = {c.key: run.search.scores.get(c.key, float("-inf")) for c in combos}
     rivals: dict[str, str | None] = dict(zip(names, parents, strict=True))
-    rivals["plain average"] = next(key for key, c in candidates.items() if c.kind == "average")
+    _, average, combo, base = OTHERS
+    rivals[average] = next(key for key, c in candidates.items() if c.kind == "average")
     if known:
-        rivals["best combo of generation 0"] = max(known, key=lambda key: known[key])
+        rivals[combo] = max(known, key=lambda key: known[key])
     if run.material.base is not None:
-        rivals["base"] = None
+        rivals[base] = None
     return rivals
 
 
@@ -298,11 +311,12 @@ def champion_files(
     champion = run.search.champion
     assert champion is not None
     made_of = [c.to_json() for c in lineage(run.search.candidates, champion.key)]
+    parents, hashes = inputs.parents, run.material.hashes
     record = {
         "key": champion.key,
         "seed": run.search.seed,
-        "parents": dict(zip(inputs.parents, run.material.hashes, strict=False)),
-        "base": inputs.base,
+        "parents": dict(zip(parents, hashes, strict=False)),
+        "base": {inputs.base: hashes[-1]} if inputs.base else {},
         "candidates": made_of,
     }
     return {

@@ -17,6 +17,7 @@ import importlib
 import math
 import shlex
 import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -68,7 +69,8 @@ class DomainFitness:
         costs: Mapping[str, float] | None = None,
     ) -> None:
         self.subject, self.domains = subject, list(domains)
-        self.weights = {name: weight for name, weight in weights.items() if weight}
+        # In one order, wherever they come from: another one would give other last bits.
+        self.weights = {name: weights[name] for name in PARTS if weights.get(name)}
         self.floors = dict(floors)
         self.costs = costs or {"speed": 0.5, "memory": 0.5}
         self._prepared: list[Prepared] = [subject.prepare(domain) for domain in domains]
@@ -98,10 +100,14 @@ class DomainFitness:
         weights = {name: weight for name, weight in self.weights.items() if name in parts}
         total = sum(weights.values())
         fitness = sum(weight * parts[name] for name, weight in weights.items()) / total
-        missed = [name for name, least in self.floors.items() if raw[name] < least]
-        if missed:
+        if any(_misses(name, raw[name], floor) for name, floor in self.floors.items()):
             fitness = 0.0
         return Score(fitness, parts, raw)
+
+
+def _misses(name: str, value: float, floor: float) -> bool:
+    """Whether a figure is worse than its floor: of bits fewer are better."""
+    return value > floor if name.endswith("/bits_per_byte") else value < floor
 
 
 class FunctionFitness:
@@ -109,6 +115,8 @@ class FunctionFitness:
 
     def __init__(self, place: str, model: nn.Module, sign: int) -> None:
         module, _, attribute = place.partition(":")
+        if (here := str(Path.cwd())) not in sys.path:
+            sys.path.insert(0, here)  # as `python -m` has it; the command `forge` has not
         try:
             found = getattr(importlib.import_module(module), attribute)
         except (ImportError, AttributeError, ValueError) as error:
@@ -122,7 +130,11 @@ class FunctionFitness:
         self._model, self._sign, self.name = model, sign, f"function {place} {sign}"
 
     def score(self) -> Score:
-        return _own(self._function(self._model), self._sign, self.name)
+        try:
+            value = self._function(self._model)
+        except Exception as error:  # someone's own code may raise anything
+            raise PhaseFailed(f"{self.name}: {type(error).__name__}: {error}") from error
+        return _own(value, self._sign, self.name)
 
 
 class CommandFitness:
@@ -143,11 +155,11 @@ class CommandFitness:
             done = subprocess.run(words, capture_output=True, text=True, timeout=CUSTOM_SECONDS)
         except (OSError, subprocess.TimeoutExpired) as error:
             raise PhaseFailed(f"{self.name}: {error}") from error
-        lines = done.stdout.split()
-        if done.returncode or not lines:
+        words = done.stdout.split()
+        if done.returncode or not words:
             said = done.stderr.strip().splitlines()[-1:] or ["nothing was printed"]
             raise PhaseFailed(f"{self.name} ended with {done.returncode}: {said[0]}")
-        return _own(lines[-1], self._sign, self.name)
+        return _own(words[-1], self._sign, self.name)
 
 
 def _own(value: Any, sign: int, name: str) -> Score:

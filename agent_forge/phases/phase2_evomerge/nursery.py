@@ -79,6 +79,7 @@ class Nursery:
         self.groups = Groups(self.specs)
         layers = [job.layer for job in plan.jobs.values() if job.layer is not None]
         self.layers = list(dict.fromkeys(layers))
+        self._kept = {path.name for path in folder.glob("*.safetensors")}
 
     # -- weights ----------------------------------------------------------------------------------
 
@@ -108,26 +109,30 @@ class Nursery:
             targets[name].copy_(tensor)
             flat = tensor.detach().contiguous().reshape(-1)
             found[name] = hashlib.sha256(flat.view(torch.uint8).numpy().data).hexdigest()
+        self._remove_others(self._kept)
         lines = "".join(f"{name} {found[name]}\n" for name in sorted(found))
         return hashlib.sha256(lines.encode()).hexdigest()
 
     def keep(self, keys: Iterable[str]) -> None:
-        """Have files of these candidates and of no others; parents are where they were."""
-        wanted = {key for key in keys if self.known[key].kind != "parent"}
-        for key in sorted(wanted):
-            self._write(key)
+        """Have files of these candidates and of no others; parents are where they were.
+
+        What they are made from has files only meanwhile, so that few models are there at once.
+        """
+        wanted = [key for key in keys if self.known[key].kind != "parent"]
         names = {self._file(key).name for key in wanted}
-        for path in sorted(self.folder.glob("*.safetensors")):
-            if path.name not in names:
-                files.remove(path)
+        for key in wanted:
+            self._write(key)
+            self._remove_others(self._kept | names)
+        self._kept = names
+        self._remove_others(names)
 
     def sample(self, key: str) -> np.ndarray:
         """Some of the weights of a candidate, always the same ones, for distances."""
-        return _sampled(dict(self.tensors(key)), self.specs)
+        return _sampled(self.tensors(key), self.specs)
 
     def sample_of(self, network: nn.Module) -> np.ndarray:
         """The same of whatever is in a network at the moment."""
-        return _sampled(network.state_dict(), self.specs)
+        return _sampled(network.state_dict().items(), self.specs)
 
     def weights(self, key: str) -> Weights:
         """A candidate as weights that can be written; all of it is in memory."""
@@ -234,6 +239,11 @@ class Nursery:
                 write_tensors(writer, made)
         return path
 
+    def _remove_others(self, names: set[str]) -> None:
+        for path in sorted(self.folder.glob("*.safetensors")):
+            if path.name not in names:
+                files.remove(path)
+
     def _file(self, key: str) -> Path:
         return self.folder / f"{key[:KEPT_NAME]}.safetensors"
 
@@ -244,8 +254,12 @@ class Nursery:
         return Recipe(merge_method=method, models=[ModelInput(model=ref) for ref in refs])
 
 
-def _sampled(tensors: Mapping[str, Tensor], specs: Mapping[str, Spec]) -> np.ndarray:
-    matrices = sorted(name for name, spec in specs.items() if len(spec.shape) > 1)
+def _sampled(tensors: Iterable[tuple[str, Tensor]], specs: Mapping[str, Spec]) -> np.ndarray:
+    matrices = {name for name, spec in specs.items() if len(spec.shape) > 1}
     every = max(1, sum(specs[name].numel for name in matrices) // SAMPLED)
-    parts = [tensors[name].detach().reshape(-1)[::every].float().cpu() for name in matrices]
-    return torch.cat(parts).numpy()
+    parts = {
+        name: tensor.detach().reshape(-1)[::every].to("cpu", torch.float32, copy=True)
+        for name, tensor in tensors
+        if name in matrices
+    }
+    return torch.cat([parts[name] for name in sorted(parts)]).numpy()

@@ -76,7 +76,8 @@ class EvoMergePhase(PhaseController):
         folders = [ref.path for ref in models]
         trunk = folders[0].parent / BASE
         base = str(trunk) if (trunk / "config.json").exists() else None
-        return resolve(self.config, [str(f) for f in folders], base, folders[0].parent / FOLDER)
+        measured = self.config.model_copy(update={"fitness": ""})  # the verdict is on items always
+        return resolve(measured, [str(f) for f in folders], base, folders[0].parent / FOLDER)
 
     def _told(self, ctx: PhaseContext, record: dict[str, Any]) -> None:
         """Metrics and progress of a generation."""
@@ -103,6 +104,7 @@ class EvoMergePhase(PhaseController):
         assert champion is not None
         start = max(v for k, v in search.scores.items() if search.candidates[k].kind == "parent")
         metrics = {**_improvement(start, search.scores[champion.key]), **_parts(conclusion)}
+        metrics["compression_ratio"] = float(len(inputs.parents))
         for name, rival in conclusion.rivals.items():
             over = rival.comparison.overall.gains
             for measure, gain in over.items():
@@ -169,8 +171,7 @@ def _improvement(start: float, end: float) -> dict[str, float]:
         "final_fitness": end,
         "best_fitness": end,
         "fitness_improvement": end - start,
-        "fitness_improvement_percent": 100 * (end - start) / start if start else 0.0,
-        "compression_ratio": 3.0,
+        "fitness_improvement_percent": 100 * (end - start) / abs(start) if start else 0.0,
     }
 
 

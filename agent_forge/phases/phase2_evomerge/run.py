@@ -82,11 +82,11 @@ class EvolutionRun:
             seed=seed,
         )
         self.nursery.known = self.search.candidates
-        self._fingerprint = self._named(seed)
+        self.fingerprint = self._named(seed)
         self._records = self._read_journal()
         self._journal = Journal(folder / JOURNAL)
         if not self._records:
-            self._write("begun", fingerprint=self._fingerprint)
+            self._write("begun", fingerprint=self.fingerprint)
         self._cache_file = cache if settings.enable_caching else None
         self._cache = self._read_cache()
         self._samples: dict[str, np.ndarray] = {}
@@ -98,28 +98,26 @@ class EvolutionRun:
     def run(self) -> None:
         """Evolve until the search is finished or the time is over."""
         began = time.monotonic()
-        stopped = self._find("stopped")
+        reached = max((r.get("generation", 0) for r in self._records), default=0)
         while self.search.finished is None:
             self._measure_generation()
             self._tell_distances()
             self._tell_holdout()
             generation = self.search.generation
             self.search.advance()
-            self.nursery.keep(self._needed())
+            if generation >= reached - 1:  # of those before it only the journal is needed
+                self.nursery.keep(self._needed())
+                self._checkpoint(generation)
             self._samples.clear()
-            self._checkpoint(generation)
             self.seconds["all"] = time.monotonic() - began
             self.listen(self.summary())
-            if stopped is None and self._time_is_over():
-                stopped = self._write("stopped", generation=generation, reason="time budget")
-            if stopped is not None and stopped["generation"] == generation:
+            if generation >= reached and self._time_is_over(generation):
                 break
 
     @property
     def reason(self) -> str:
         """Why the evolution ended."""
-        stopped = self._find("stopped")
-        return self.search.finished or (stopped["reason"] if stopped else "not finished")
+        return self.search.finished or "time budget"
 
     def summary(self) -> dict[str, Any]:
         """The last generation, for whoever watches."""
@@ -161,8 +159,6 @@ class EvolutionRun:
             twin = seen.setdefault(record["sha256"] or candidate.key, candidate.key)
             if twin != candidate.key and candidate.kind != "parent":
                 self.search.tell_duplicates([twin, candidate.key])
-            if not self.search.generation and candidate.kind == "average":
-                self._refuse_a_fitness_that_fails()
 
     def _measured(self, candidate: Candidate) -> dict[str, Any]:
         """Make a candidate and measure it; one that fails costs itself and nothing else."""
@@ -180,6 +176,11 @@ class EvolutionRun:
             if isinstance(error, ForgeError) and error.pauses:
                 raise
             problem = f"{type(error).__name__}: {error}"
+            if candidate.kind == "parent":
+                raise PhaseFailed(
+                    f"{candidate.origin} cannot be measured: {problem}",
+                    hint="try the fitness on that model alone first",
+                ) from error
             log.warning("candidate %s failed: %s", candidate.key[:SHORT], problem)
         self.seconds["evaluation"] += time.perf_counter() - began
         record = self._write(
@@ -211,17 +212,6 @@ class EvolutionRun:
             files.append(self._cache_file, line)
         return score
 
-    def _refuse_a_fitness_that_fails(self) -> None:
-        """Nothing can be found with a fitness that fails for every parent."""
-        references = self.search.survivors
-        records = [self._find("candidate", key=c.key) for c in references]
-        problems = [r["problem"] for r in records if r is not None and r["score"] is None]
-        if len(problems) == len(references):
-            raise PhaseFailed(
-                f"the fitness fails for every parent: {problems[0]}",
-                hint="try it on one of the models alone first",
-            )
-
     # -- what is told besides ---------------------------------------------------------------------
 
     def _tell_distances(self) -> None:
@@ -231,11 +221,12 @@ class EvolutionRun:
             alive = [c.key for c in self.search.population if self.search.scores[c.key] > -math.inf]
             parents = [c.key for c in self.search.candidates.values() if c.kind == "parent"]
             matrix = self._distances(alive)
+            first = self._find("distances", generation=0)
             record = self._write(
                 "distances",
                 generation=generation,
                 mean=_mean_of(matrix),
-                parents=_mean_of(self._distances(parents)),
+                parents=first["parents"] if first else _mean_of(self._distances(parents)),
                 matrix=matrix.round(6).tolist() if not generation else [],
                 keys=alive if not generation else [],
             )
@@ -266,7 +257,7 @@ class EvolutionRun:
         self.search.tell(champion.key, known, holdout=record["fitness"])
 
     def _needed(self) -> list[str]:
-        """Candidates of the open generation that others are made from, but for the parents."""
+        """What the open generation is made from and could not be made from that: merges first."""
         if self.search.finished:
             champion = self.search.champion
             return [champion.key] if champion else []
@@ -276,11 +267,18 @@ class EvolutionRun:
             for c in self.search.population
             if c.kind == "merge" and not parents.issuperset(c.inputs)
         ]
-        return [c.key for c in (*self.search.survivors, *merged)]
+        return [c.key for c in (*merged, *self.search.survivors)]
 
-    def _time_is_over(self) -> bool:
+    def _time_is_over(self, generation: int) -> bool:
+        """Whether the clock ends it here: once written down, that stays so for this budget."""
         budget = self.settings.time_budget_minutes
-        return bool(budget) and self._elapsed() > 60 * budget
+        decided = {"generation": generation, "budget": budget}
+        if self._find("stopped", **decided):
+            return True
+        if not budget or self.search.finished or self._elapsed() <= 60 * budget:
+            return False
+        self._write("stopped", **decided)
+        return True
 
     def _elapsed(self) -> float:
         """Seconds that all attempts took until here."""
@@ -293,7 +291,7 @@ class EvolutionRun:
         path = self.folder / f"evolution_checkpoint_gen_{generation}.json"
         champion = self.search.champion
         content = {
-            "fingerprint": self._fingerprint,
+            "fingerprint": self.fingerprint,
             "generation": generation,
             "champion": champion and champion.key,
             "history": self.search.history,
@@ -321,10 +319,12 @@ class EvolutionRun:
         """sha256 of all that the result depends on."""
         free = {"enabled", "gate_policy", "gates", "checkpoint_every_steps", "enable_caching"}
         free |= {"checkpoint_every", "keep_best_models", "time_budget_minutes", "generations"}
+        free |= {"data", "verdict_items"}
+        holdout = self.material.holdout
         content = {
             "settings": self.settings.model_dump(mode="json", exclude=free),
             "models": self.material.hashes,
-            "fitness": self.material.fitness.name,
+            "fitness": [self.material.fitness.name, holdout.name if holdout else ""],
             "seed": seed,
         }
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
@@ -332,7 +332,7 @@ class EvolutionRun:
     def _read_journal(self) -> list[dict[str, Any]]:
         path = self.folder / JOURNAL
         records = [record for _, record in read_lines(path, 0)] if path.exists() else []
-        if records and records[0].get("fingerprint") != self._fingerprint:
+        if records and records[0].get("fingerprint") != self.fingerprint:
             raise ConfigError(
                 f"{self.folder} holds an evolution of other models, data or settings",
                 hint="go on with what it was begun with, or choose another folder",

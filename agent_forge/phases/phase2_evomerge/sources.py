@@ -51,7 +51,7 @@ def newest_session(storage: Path) -> str | None:
 
 def _folder(ref: str) -> str:
     if Path(ref).exists():
-        return ref
+        return str(Path(ref).resolve())
     name = KNOWN.get(ref.lower(), ref)
     if not HUB_ID.fullmatch(name):
         raise NotFound(

@@ -1,0 +1,104 @@
+"""Small trained models for the evolution tests: a base, three specialists of it, and their data."""
+
+from __future__ import annotations
+
+import functools
+import json
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
+from agent_forge.phases.phase2_evomerge.evolve import Job
+from tests.test_judge import byte_tokenizer
+
+PARENTS = ("add", "next", "twice")
+FEW = {
+    "generations": 2,
+    "fitness_subset_size": 24,
+    "verdict_items": 30,
+    "checkpoint_every": 1,
+    "convergence_threshold": 1e-9,
+}
+
+
+def rows(name: str) -> list[tuple[str, str]]:
+    """Prompts and answers that a model of a thousand weights learns in a second."""
+    pairs = [(a, b) for a in range(26) for b in range(10)]
+    if name == "add":
+        return [(f"{a}+{b}=", str((a + b) % 10)) for a, b in pairs]
+    if name == "next":
+        return [(f"{b} after {chr(97 + a)}: ", chr(97 + (a + 1) % 26)) for a, b in pairs]
+    return [(f"twice {chr(97 + a)}{b} ", f"{chr(97 + a)}{chr(97 + a)}") for a, b in pairs]
+
+
+@functools.cache
+def family() -> Path:
+    """A folder with base, add, next, twice (Llamas) and add.jsonl, next.jsonl, twice.jsonl."""
+    root = Path(_folder().name)
+    for name in PARENTS:
+        lines = [json.dumps({"prompt": p, "completion": c}) for p, c in rows(name)]
+        (root / f"{name}.jsonl").write_text("\n".join(lines))
+    torch.manual_seed(0)
+    shape = LlamaConfig(
+        vocab_size=260,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        max_position_embeddings=64,
+    )
+    model = LlamaForCausalLM(shape)
+    _learn(model, [pair for name in PARENTS for pair in rows(name)], 150, 1e-2)
+    _save(model, root / "base")
+    state = {k: v.clone() for k, v in model.state_dict().items()}
+    for name in PARENTS:
+        model.load_state_dict(state)
+        _learn(model, rows(name), 25, 4e-3)
+        _save(model, root / name)
+    return root
+
+
+@functools.cache
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="evo-models-")
+
+
+def _save(model: LlamaForCausalLM, folder: Path) -> None:
+    model.save_pretrained(folder)
+    byte_tokenizer().save_pretrained(folder)
+
+
+def _learn(model: nn.Module, pairs: Sequence[tuple[str, str]], steps: int, rate: float) -> None:
+    tokenizer = byte_tokenizer()
+    ids = [tokenizer(p + c).input_ids for p, c in pairs]
+    longest = max(map(len, ids))
+    padded = torch.tensor([row + [-100] * (longest - len(row)) for row in ids])
+    optimizer = torch.optim.Adam(model.parameters(), rate)
+    own = torch.Generator().manual_seed(1)
+    for _ in range(steps):
+        batch = padded[torch.randint(len(padded), (32,), generator=own)]
+        logits = model(batch[:, :-1].clamp(min=0)).logits
+        loss = cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def files_of(root: Path) -> list[str]:
+    return [str(root / f"{name}.jsonl") for name in PARENTS]
+
+
+def job(folder: Path, *, base: bool = True, seed: int = 1, **settings: Any) -> Job:
+    """A quick evolution of the three, into a folder."""
+    root = family()
+    data = {} if {"data", "tasks", "fitness"} & set(settings) else {"data": files_of(root)}
+    wanted = EvoMergeSettings.model_validate({**FEW, **data, **settings})
+    parents = [str(root / name) for name in PARENTS]
+    return Job.of(wanted, parents, str(root / "base") if base else None, seed, folder)

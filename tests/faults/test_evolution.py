@@ -1,0 +1,97 @@
+"""P1 on an evolution: killed at any moment, it goes on to the same champion and verdict."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_forge.errors import CannotWrite, DiskFull, ForgeError
+from agent_forge.phases.phase2_evomerge.evolve import evolve
+from agent_forge.store import files
+from tests.evo_models import family, job
+from tests.faults.test_io import FailingDisk
+from tests.test_evomerge import outcome
+from tests.toy_runs import die_at, exit_code, forked
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
+SMALL: dict[str, Any] = {"fitness_subset_size": 8, "verdict_items": 8, "recipe_mutation": 0.6}
+
+
+def complete(folder: Path) -> None:
+    assert exit_code(forked(lambda: evolve(job(folder, **SMALL)))) == 0
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], float]:
+    family()
+    folder = tmp_path_factory.mktemp("reference") / "x"
+    began = time.monotonic()
+    complete(folder)
+    return outcome(folder), time.monotonic() - began
+
+
+def killed(folder: Path, after_s: float) -> bool:
+    """Whether an evolution that is killed then was still at it."""
+    pid = forked(lambda: evolve(job(folder, **SMALL)))
+    time.sleep(after_s)
+    os.kill(pid, signal.SIGKILL)
+    return exit_code(pid) == -signal.SIGKILL
+
+
+def campaign(root: Path, reference: tuple[dict[str, Any], float], kills: int, seed: int) -> None:
+    expected, seconds = reference
+    chance = random.Random(seed)
+    hits = 0
+    for n in range(kills):
+        folder = root / str(n)
+        hits += killed(folder, chance.uniform(0.05, 0.95) * seconds)
+        complete(folder)
+        assert outcome(folder) == expected, n
+        files.remove_tree(folder, root)
+    assert hits > kills / 2
+
+
+def test_killed_at_random(tmp_path: Path, reference: tuple[dict[str, Any], float]) -> None:
+    campaign(tmp_path, reference, 5, seed=1)
+
+
+@pytest.mark.soak
+def test_killed_at_random_a_hundred_times(
+    tmp_path: Path, reference: tuple[dict[str, Any], float]
+) -> None:
+    campaign(tmp_path, reference, 100, seed=2)
+
+
+def test_killed_again_and_again(tmp_path: Path, reference: tuple[dict[str, Any], float]) -> None:
+    for kind, count in (("candidate", 2), ("candidate", 5), ("generation", 1), ("verdict", 2)):
+        listen = die_at(kind, count)
+        assert exit_code(forked(lambda: evolve(job(tmp_path / "x", **SMALL), listen=listen))) != 0
+    complete(tmp_path / "x")
+    assert outcome(tmp_path / "x") == reference[0]
+
+
+def test_a_disk_that_fails_for_a_moment(
+    tmp_path: Path, reference: tuple[dict[str, Any], float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every 60th operation of the disk fails once: an error that pauses, then the same bytes."""
+    failures = 0
+    for n in range(5, 100_000, 60):
+        disk = FailingDisk(n, 28, once=True, short=False)
+        with monkeypatch.context() as patch:
+            patch.setattr(files, "disk", disk)
+            try:
+                evolve(job(tmp_path / "x", **SMALL))
+            except ForgeError as error:
+                assert isinstance(error, DiskFull | CannotWrite) and error.pauses
+        failures += bool(disk.failures)
+        if not disk.failures:
+            break
+    assert failures > 3
+    assert {**outcome(tmp_path / "x"), "strays": []} == reference[0]

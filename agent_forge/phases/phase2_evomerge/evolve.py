@@ -81,6 +81,7 @@ class Evolved:
     reason: str
     curve: list[float]
     conclusion: Conclusion | None
+    seconds: dict[str, float]  # spent on merging, on measuring, and in all
 
     def plot(self) -> str:
         """The best fitness of each generation as a line of characters."""
@@ -172,6 +173,7 @@ def evolve(
             run.reason,
             [entry["best"] for entry in run.search.history],
             conclusion,
+            dict(run.seconds),
         )
 
 

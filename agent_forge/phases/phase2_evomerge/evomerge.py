@@ -32,7 +32,8 @@ from agent_forge.search.candidate import lineage
 from agent_forge.store import files
 
 LEAST_ITEMS = 20  # of a split of someone's own data
-OTHERS = ("champion", "plain average", "best combo of generation 0", "base")
+OTHERS = ("champion", "plain average", "best combo of generation 0", "base", "joint training")
+CONTROL = "control"  # beside the trunk of Phase 1: trained on everything for as long
 LARGE_BYTES = 1_000_000_000  # the specification's limit for all parents together
 
 
@@ -241,11 +242,14 @@ def conclude(run: EvolutionRun, inputs: Inputs, names: Sequence[str]) -> Conclus
         run.material.subject, domains, run.settings.fitness_weights, run.settings.fitness_floors
     )
     found: dict[str, list[Outcome]] = {}
-    for name, key in {OTHERS[0]: champion.key, **_rivals(run, names)}.items():
-        if key is None:
-            _fill_base(run)
+    model = run.material.subject.model
+    for name, rival in {OTHERS[0]: champion.key, **_rivals(run, names)}.items():
+        if isinstance(rival, Weights):
+            state = model.state_dict()
+            for tensor in run.nursery.specs:
+                state[tensor].copy_(rival[tensor])
         else:
-            run.nursery.fill(run.material.subject.model, key)
+            run.nursery.fill(model, rival)
         run.listen({"event": "verdict", "model": name})
         found[name] = fitness.outcomes()
     own = found.pop(OTHERS[0])
@@ -270,28 +274,23 @@ def _compared(
     )
 
 
-def _rivals(run: EvolutionRun, names: Sequence[str]) -> dict[str, str | None]:
-    """What the champion has to beat, by name; the base is no candidate."""
+def _rivals(run: EvolutionRun, names: Sequence[str]) -> dict[str, str | Weights]:
+    """What the champion has to beat, by name: candidates, the base, and Phase 1's control."""
     candidates = run.search.candidates
     parents = [key for key, c in candidates.items() if c.kind == "parent"]
     combos = [c for c in candidates.values() if c.origin.startswith("combo ")]
     known = {c.key: run.search.scores.get(c.key, float("-inf")) for c in combos}
-    rivals: dict[str, str | None] = dict(zip(names, parents, strict=True))
-    _, average, combo, base = OTHERS
+    rivals: dict[str, str | Weights] = dict(zip(names, parents, strict=True))
+    _, average, combo, below, joint = OTHERS
     rivals[average] = next(key for key, c in candidates.items() if c.kind == "average")
     if known:
         rivals[combo] = max(known, key=lambda key: known[key])
-    if run.material.base is not None:
-        rivals[base] = None
-    return rivals
-
-
-def _fill_base(run: EvolutionRun) -> None:
     base = run.material.base
-    assert base is not None
-    state = run.material.subject.model.state_dict()
-    for name in run.nursery.specs:
-        state[name].copy_(base[name])
+    if base is not None:
+        rivals[below] = base
+        if base.folder is not None and (base.folder.parent / CONTROL / "config.json").exists():
+            rivals[joint] = open_weights(base.folder.parent / CONTROL)
+    return rivals
 
 
 def _retention(own: Score, parents: Sequence[Score]) -> dict[str, float]:

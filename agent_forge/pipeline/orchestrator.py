@@ -132,6 +132,9 @@ class PipelineOrchestrator:
         names = self.phase_names(only, start)
         self._listeners = (*self._listeners, *listeners)
         device = prepare(self.config.runtime)
+        if not self._resume:  # what cannot be done is refused before there is a session
+            for name in names:
+                self.controller(name).plan(())
         folder = self._session_folder()
         self.session_id = folder.name
         with contextlib.ExitStack() as stack:

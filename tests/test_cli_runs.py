@@ -91,8 +91,8 @@ def test_a_dry_run_says_all_and_does_nothing(forge: Forge, tmp_path: Path) -> No
 
 
 def test_what_does_not_exist_yet_is_said(forge: Forge) -> None:
-    result = forge("run")
-    assert result.code == 2 and "does not have" in result.err and "--preset toy" in result.err
+    result = forge("run --only edge")
+    assert result.code == 2 and "does not have edge" in result.err and "--preset toy" in result.err
     result = forge("resume nothing")
     assert result.code == 2 and "no session 'nothing'" in result.err
 
@@ -129,7 +129,7 @@ def test_phases_are_listed(forge: Forge) -> None:
     assert re.search(r"1 +cognate", forge("phases").out)
     rows = forge("phases --json").document["phases"]
     assert [row["number"] for row in rows] == list(range(9))
-    assert [row["phase"] for row in rows if row["available"]] == ["toy"]
+    assert [row["phase"] for row in rows if row["available"]] == ["toy", "cognate", "evomerge"]
 
 
 def test_a_paused_run_ends_with_130_and_the_next_command(tmp_path: Path) -> None:
@@ -253,6 +253,7 @@ def test_every_option_is_tried_somewhere() -> None:
     first = (Path(__file__).parent / "test_cli.py").read_text()
     here = Path(__file__).parent
     names = ("test_cli_runs.py", "test_cli_data.py", "test_merge_cli.py", "test_talk.py")
+    names += ("test_judge.py", "test_evomerge.py")
     others = (here / name for name in names)
     text = first[first.index("# A command with --json") :]
     text += "".join(path.read_text() for path in others)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +19,7 @@ from safetensors.torch import load_file, save_file
 from agent_forge.errors import ConfigError, ForgeError, NotFound, PhaseFailed
 from agent_forge.evals.domains import from_files, part
 from agent_forge.evals.subject import open_subject
+from agent_forge.phases.phase1_cognate.phase import CognatePhase
 from agent_forge.phases.phase2_evomerge import evolve as evolving
 from agent_forge.phases.phase2_evomerge.config import WEIGHTS, EvoMergeSettings
 from agent_forge.phases.phase2_evomerge.evolve import (
@@ -33,13 +36,20 @@ from agent_forge.phases.phase2_evomerge.fitness import (
     FunctionFitness,
 )
 from agent_forge.phases.phase2_evomerge.nursery import Nursery
+from agent_forge.phases.phase2_evomerge.phase import EvoMergePhase
 from agent_forge.phases.phase2_evomerge.run import CACHE, JOURNAL
 from agent_forge.phases.phase2_evomerge.sources import locate
+from agent_forge.pipeline.orchestrator import PipelineOrchestrator
 from agent_forge.store import files
 from agent_forge.track.journal import read_lines
+from tests.cognate_settings import FEW as FEW_FAMILIES
+from tests.cognate_settings import QUICK, config
 from tests.command_line import Forge
 from tests.evo_models import FEW, PARENTS, family, files_of, job
 from tests.merge_models import make_models
+from tests.test_cognate import NAMES
+from tests.toy_runs import exit_code, forked, metrics
+from tests.toy_runs import folder as folder_of
 
 WEIGHTS_FILE = "model.safetensors"
 Made = Callable[..., Evolved]
@@ -470,7 +480,7 @@ def test_it_stops_early_by_the_holdout(tmp_path: Path) -> None:
     assert (done.reason, done.generations) == ("converged", 2)
     history = files.read_json(done.folder / "evolution_log.json")["history"]
     assert all(entry["holdout"] is not None for entry in history)
-    assert [r["fitness"] for r in journal(done.folder, "holdout")][0] == history[0]["holdout"]
+    assert journal(done.folder, "holdout")[0]["fitness"] == history[0]["holdout"]
 
 
 def test_replay_makes_the_champion_again(reference: Evolved, tmp_path: Path) -> None:
@@ -604,6 +614,16 @@ def test_forge_evo(forge: Forge, tmp_path: Path, reference: Evolved) -> None:
     assert again.document["sha256"] == files.sha256_of(reference.model_path / WEIGHTS_FILE)
 
 
+def test_the_clock_and_the_device(forge: Forge, tmp_path: Path) -> None:
+    line = quick(family()).replace("verdict_items=30", "verdict_items=1")
+    result = forge(f"evo {line} --json --time-budget 0.0001 --device cpu")
+    assert (result.document["reason"], result.document["generations"]) == ("time budget", 0)
+    _bad("--resume evomerge --device cuda", forge, 2, "'cuda' is not there")
+    assert (
+        forge("evo --resume evomerge --gens 1 --time-budget 90 --json").document["generations"] == 1
+    )
+
+
 def test_gens_zero_is_zero(forge: Forge, tmp_path: Path) -> None:
     line = quick(family()).replace("--gens 2", "--gens 0 --set verdict_items=1")
     result = forge(f"evo {line} --json --output-dir here")
@@ -616,3 +636,84 @@ def test_where_models_come_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert locate([folder, f"{folder}+{folder}"], tmp_path)[0] == [folder, f"{folder}+{folder}"]
     with pytest.raises(NotFound, match="deepseek"):
         locate(["deepsek"], tmp_path)
+
+
+# -- in the pipeline ------------------------------------------------------------------------------
+
+EVO = (
+    *("generations=1", "fitness_subset_size=6", "verdict_items=6", "tasks=[copy]", "max_level=3"),
+    *("gate_policy=warn", "convergence_threshold=1e-9"),
+)
+
+
+def run_both(root: Path, *sets: str, listener: Any = None) -> dict[str, Any]:
+    ours = [f"phases.evomerge.{item}" for item in EVO]
+    both: Any = {"cognate": CognatePhase, "evomerge": EvoMergePhase}
+    return PipelineOrchestrator(
+        config=config(f"storage.root={root}", *QUICK, FEW_FAMILIES, *ours, *sets),
+        session_id="r",
+        resume=(folder_of(root) / "session.json").exists(),
+        controllers=both,
+        listeners=[listener] if listener else [],
+    ).run()
+
+
+@pytest.fixture(scope="module")
+def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("pipeline")
+    result = run_both(root)
+    assert result["success"], result
+    return root
+
+
+def test_phase_two_hands_over_what_the_specification_says(pipeline: Path) -> None:
+    place = folder_of(pipeline) / "phase2_evomerge" / "champion"
+    files.verify(place)
+    metadata = files.read_json(place / "metadata.json")
+    assert {"fitness", "merge_technique", "lineage", "verdict"} <= set(metadata)
+    logged = {name for _, _, m in metrics(pipeline) for name in m}
+    assert {"generation/best_fitness", "generation/fitness_std", "combo/7/usage"} <= logged
+    assert {"phase/initial_fitness", "phase/final_fitness", "phase/final_accuracy"} <= logged
+    replay(place / "metadata.json", pipeline / "again")
+    first, again = (load_file(p / WEIGHTS_FILE) for p in (place, pipeline / "again"))
+    assert all(torch.equal(first[name], again[name]) for name in {*first, *again})
+    subject = open_subject(place)
+    assert subject.model.settings.n_layers == 2  # type: ignore[union-attr]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
+@pytest.mark.parametrize("count", [1, 2])
+def test_phase_two_killed_ends_in_the_same_bytes(
+    pipeline: Path, tmp_path: Path, count: int
+) -> None:
+    shutil.copytree(pipeline, tmp_path / "x")
+    again = tmp_path / "x"
+    shutil.rmtree(folder_of(again) / "phase2_evomerge")
+
+    def at_generation(record: dict[str, Any]) -> None:
+        if record.get("stage") == "generation" and record["step"] == count - 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    assert exit_code(forked(lambda: run_both(again, listener=at_generation))) == -signal.SIGKILL
+    assert run_both(again)["success"]
+    place = Path("phase2_evomerge", "champion", WEIGHTS_FILE)
+    assert files.sha256_of(folder_of(again) / place) == files.sha256_of(folder_of(pipeline) / place)
+
+
+def test_the_specialists_of_a_run_are_parents(
+    pipeline: Path, forge: Forge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORGE_STORAGE", str(pipeline))
+    sets = " ".join(f"--set {item}" for item in EVO if "gate" not in item)
+    for line in (f"evo --base-models r {sets} --json", f"evo {sets} --json --dry-run"):
+        result = forge(line)
+        assert result.code == 0, result.err
+    assert [Path(p).name for p in result.document["parents"]] == NAMES
+    assert Path(result.document["base"]).name == "trunk"
+
+
+def test_the_phase_takes_a_fitness_of_ones_own(own: Path) -> None:
+    result = run_both(own / "x", "phases.evomerge.fitness=own_fitness:size")
+    assert result["success"], result
+    lines = [r for _, r in read_lines(folder_of(own / "x") / "phase2_evomerge/evolution" / JOURNAL)]
+    assert all("own" in r["score"]["raw"] for r in lines if r["record"] == "candidate")

@@ -28,7 +28,7 @@ from agent_forge.pipeline.orchestrator import PipelineOrchestrator
 from agent_forge.store import files
 from agent_forge.store.sessions import SessionCleanupManager, SessionStore, plan_cleanup
 from agent_forge.track.journal import read_lines
-from tests import cognate_settings
+from tests import cognate_settings, evomerge_settings
 from tests.test_config import LEAVES
 from tests.test_contract import GOOD, models
 from tests.test_track import FakeWandb
@@ -281,14 +281,16 @@ CHECKS: dict[str, tuple[Check, str, str]] = {
     "phases.toy.learning_rate": (weights, "1e-3", "1e-2"),
     "phases.toy.checkpoint_every_steps": (checkpoints, "5", "11"),
     **cognate_settings.CHECKS,
+    **evomerge_settings.CHECKS,
     **{f"phases.{name}.enabled": (chosen, "true", "false") for name in ORDER},
     **{f"phases.{name}.gate_policy": (verdict, "fail", "warn") for name in GATED},
     **{f"phases.{name}.gates": (verdict, "{}", loose(gate)) for name, gate in GATED.items()},
 }
 # The phases do not exist yet.
-LATER = {f"phases.{name}.checkpoint_every_steps" for name in ORDER[2:]}
+LATER = {f"phases.{name}.checkpoint_every_steps" for name in ORDER[3:]}
 # Refused where they could change nothing: see below.
 REFUSED = {f"phases.{name}.{key}" for name in set(ORDER) - set(GATED) for key in GATE_KEYS}
+REFUSED.add("phases.evomerge.checkpoint_every_steps")
 
 
 def test_every_setting_has_a_check() -> None:
@@ -313,6 +315,11 @@ def test_gates_that_could_change_nothing_are_refused(name: str) -> None:
     for setting in ("gates={min_fitness: 1}", "gate_policy=warn"):
         with pytest.raises(ConfigError, match=f"phases.{name}"):
             load_config(sets=(f"phases.{name}.{setting}",))
+
+
+def test_an_evolution_counts_generations_not_steps() -> None:
+    with pytest.raises(ConfigError, match="set checkpoint_every instead"):
+        load_config(sets=("phases.evomerge.checkpoint_every_steps=7",))
 
 
 def test_an_unknown_gate_is_refused() -> None:

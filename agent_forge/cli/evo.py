@@ -112,7 +112,7 @@ def _device(device: str) -> str:
 @app.command()
 def replay(
     lineage: Path = typer.Argument(help="The lineage.json beside a champion."),
-    target: Path = typer.Argument(metavar="OUT", help="Where the model is written."),
+    target: Path = typer.Argument(help="Where the model is written."),
     as_json: bool = JSON,
 ) -> None:
     """Make a champion again from its parents, byte by byte."""

@@ -7,6 +7,7 @@ import random
 import signal
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -71,8 +72,8 @@ def test_killed_at_random_a_hundred_times(
 
 def test_killed_again_and_again(tmp_path: Path, reference: tuple[dict[str, Any], float]) -> None:
     for kind, count in (("candidate", 2), ("candidate", 5), ("generation", 1), ("verdict", 2)):
-        listen = die_at(kind, count)
-        assert exit_code(forked(lambda: evolve(job(tmp_path / "x", **SMALL), listen=listen))) != 0
+        dying = partial(evolve, job(tmp_path / "x", **SMALL), listen=die_at(kind, count))
+        assert exit_code(forked(dying)) == -signal.SIGKILL
     complete(tmp_path / "x")
     assert outcome(tmp_path / "x") == reference[0]
 

@@ -63,9 +63,14 @@ class EvoMergeSettings(EvolutionSettings, PhaseSettings):
         return value
 
     @model_validator(mode="after")
-    def _own_fitness_stands_alone(self) -> EvoMergeSettings:
+    def _settings_agree(self) -> EvoMergeSettings:
         if self.fitness and self.fitness_floors:
             raise ValueError("fitness_floors are of domains; your own fitness has none")
         if self.data and self.tasks:
             raise ValueError("data and tasks exclude each other: measure on one of them")
+        if (
+            self.checkpoint_every_steps
+            != PhaseSettings.model_fields["checkpoint_every_steps"].default
+        ):
+            raise ValueError("an evolution counts generations: set checkpoint_every instead")
         return self

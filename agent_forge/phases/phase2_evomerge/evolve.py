@@ -180,6 +180,7 @@ def evolve(
 def replay(lineage: Path, target: Path) -> str:
     """Make a champion again from its lineage; returns the sha256 of its weights."""
     record = files.read_json(lineage)
+    record = record.get("lineage", record)  # or the metadata of a pipeline's champion
     hashes = {**record["parents"], **record["base"]}
     models = [open_weights(ref) for ref in hashes]
     for weights, digest in zip(models, hashes.values(), strict=True):

@@ -303,23 +303,26 @@ def _retention(own: Score, parents: Sequence[Score]) -> dict[str, float]:
     return found
 
 
-def champion_files(
-    run: EvolutionRun, inputs: Inputs, conclusion: Conclusion | None
-) -> dict[str, bytes]:
-    """What stands beside the champion's weights: card, lineage, verdict."""
+def ancestry(run: EvolutionRun, inputs: Inputs) -> dict[str, Any]:
+    """All that it takes to make the champion again."""
     champion = run.search.champion
     assert champion is not None
-    made_of = [c.to_json() for c in lineage(run.search.candidates, champion.key)]
     parents, hashes = inputs.parents, run.material.hashes
-    record = {
+    return {
         "key": champion.key,
         "seed": run.search.seed,
         "parents": dict(zip(parents, hashes, strict=False)),
         "base": {inputs.base: hashes[-1]} if inputs.base else {},
-        "candidates": made_of,
+        "candidates": [c.to_json() for c in lineage(run.search.candidates, champion.key)],
     }
+
+
+def champion_files(
+    run: EvolutionRun, inputs: Inputs, conclusion: Conclusion | None
+) -> dict[str, bytes]:
+    """What stands beside the champion's weights: card, lineage, verdict."""
     return {
-        "lineage.json": files.to_json(record),
+        "lineage.json": files.to_json(ancestry(run, inputs)),
         "verdict.json": files.to_json(files.finite(conclusion.to_json() if conclusion else {})),
         "README.md": card(run, inputs, conclusion).encode(),
     }

@@ -16,7 +16,7 @@ from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
 from agent_forge.phases.phase2_evomerge.evomerge import (
     Conclusion,
     Inputs,
-    champion_files,
+    ancestry,
     conclude,
     prepare,
     resolve,
@@ -86,15 +86,15 @@ class EvoMergePhase(PhaseController):
         n, total = record["generation"], record["generations"]
         ctx.tell("step", stage="generation", step=n, total=total, done=n, left=total - n)
         values = {
-            "best_fitness": record["best"],
-            "avg_fitness": record["mean"],
-            "diversity_score": record["diversity"],
-            "fitness_std": record["fitness_std"],
-            "failed": record["failed"],
-            "mutation_count": record["mutations"],
+            "generation/best_fitness": record["best"],
+            "generation/avg_fitness": record["mean"],
+            "generation/diversity_score": record["diversity"],
+            "generation/fitness_std": record["fitness_std"],
+            "generation/failed": record["failed"],
+            "generation/mutation_count": record["mutations"],
         }
-        known = {f"generation/{k}": v for k, v in values.items() if v is not None}
-        ctx.log(n, known)
+        ctx.log(n, {name: value for name, value in values.items() if value is not None})
+        ctx.check_resources()
 
     def _result(
         self, ctx: PhaseContext, run: EvolutionRun, inputs: Inputs, conclusion: Conclusion
@@ -146,7 +146,6 @@ class EvoMergePhase(PhaseController):
         folder = Path(inputs.parents[0])
         tokenizer = [p for p in sorted(folder.iterdir()) if "token" in p.name or "chat" in p.name]
         run.nursery.fill(run.material.subject.model, champion.key)
-        beside = champion_files(run, inputs, conclusion)
         return ctx.save_model(
             "champion",
             dict(weights),
@@ -154,7 +153,7 @@ class EvoMergePhase(PhaseController):
                 "fitness": search.scores[champion.key],
                 "merge_technique": champion.origin,
                 "champion": champion.key,
-                "lineage": beside["lineage.json"].decode(),
+                "lineage": ancestry(run, inputs),
                 "verdict": conclusion.sentences(),
                 "accuracy": conclusion.champion.parts.get("accuracy", 0.0),
             },

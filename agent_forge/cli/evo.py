@@ -13,6 +13,7 @@ import typer
 
 from agent_forge.cli.config import JSON, SETS
 from agent_forge.cli.output import emit_json, emit_table
+from agent_forge.errors import ConfigError
 
 if TYPE_CHECKING:
     from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
@@ -68,7 +69,6 @@ def evo(
     """Evolve models into one. Without arguments: the newest Phase 1, or three small ones first."""
     if context.invoked_subcommand:
         return
-    from agent_forge.errors import ConfigError
     from agent_forge.phases.phase2_evomerge import evolve
 
     if resume is not None:
@@ -86,8 +86,8 @@ def evo(
         storage = Path(os.environ.get("FORGE_STORAGE", "storage"))
         refs = [ref.strip() for ref in base_models.split(",") if ref.strip()]
         refs = refs or [_something_to_evolve(storage, device, as_json, dry_run)]
-        seed = 42 if seed is None else seed
-        job = evolve.Job.of(settings, refs, base, seed, output_dir or Path("evomerge"), storage)
+        where = output_dir or Path("evomerge")
+        job = evolve.Job.of(settings, refs, base, 42 if seed is None else seed, where, storage)
     if dry_run:
         _plan(job, as_json)
         return

@@ -179,16 +179,18 @@ def replay(lineage: Path, target: Path) -> str:
     """Make a champion again from its lineage; returns the sha256 of its weights."""
     record = files.read_json(lineage)
     record = record.get("lineage", record)  # or the metadata of a pipeline's champion
-    hashes = {**record["parents"], **record["base"]}
-    models = [open_weights(ref) for ref in hashes]
-    for weights, digest in zip(models, hashes.values(), strict=True):
-        if weights.sha256() != digest:
+    models = [open_weights(source["model"]) for source in record["models"]]
+    for weights, source in zip(models, record["models"], strict=True):
+        if weights.sha256() != source["sha256"]:
             raise ConfigError(f"{weights.label} is not the model that the lineage names")
-    base = models.pop() if record["base"] else None
+    base = models.pop() if record["has_base"] else None
     known = {data["key"]: Candidate.from_json(data) for data in record["candidates"]}
-    nursery = Nursery(models, base, known, target.parent / f".{target.name}.weights")
-    written = write(nursery.weights(record["key"]), target)
-    nursery.keep([])
+    scratch = target.parent / f".{target.name}.weights"
+    try:
+        written = write(Nursery(models, base, known, scratch).weights(record["key"]), target)
+    finally:
+        if scratch.exists():
+            files.remove_tree(scratch, target.parent)
     return next(iter(written.sha256.values()))
 
 

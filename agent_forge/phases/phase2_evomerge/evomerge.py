@@ -308,12 +308,15 @@ def ancestry(run: EvolutionRun, inputs: Inputs) -> dict[str, Any]:
     """All that it takes to make the champion again."""
     champion = run.search.champion
     assert champion is not None
-    parents, hashes = inputs.parents, run.material.hashes
+    models = [*inputs.parents, *([inputs.base] if inputs.base else [])]
     return {
         "key": champion.key,
         "seed": run.search.seed,
-        "parents": dict(zip(parents, hashes, strict=False)),
-        "base": {inputs.base: hashes[-1]} if inputs.base else {},
+        "models": [  # the parents in their order, then the base
+            {"model": ref, "sha256": digest}
+            for ref, digest in zip(models, run.material.hashes, strict=True)
+        ],
+        "has_base": inputs.base is not None,
         "candidates": [c.to_json() for c in lineage(run.search.candidates, champion.key)],
     }
 

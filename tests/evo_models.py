@@ -18,7 +18,7 @@ from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
 from agent_forge.phases.phase2_evomerge.evolve import Job
 from tests.test_judge import byte_tokenizer
 
-PARENTS = ("add", "next", "twice")
+PARENTS = ("twice", "add", "next")  # in no order that a file would sort them into
 FEW = {
     "generations": 2,
     "fitness_subset_size": 24,
@@ -40,7 +40,7 @@ def rows(name: str) -> list[tuple[str, str]]:
 
 @functools.cache
 def family() -> Path:
-    """A folder with base, add, next, twice (Llamas) and add.jsonl, next.jsonl, twice.jsonl."""
+    """A folder with the Llamas base, twice, add, next and twice.jsonl, add.jsonl, next.jsonl."""
     root = Path(_folder().name)
     for name in PARENTS:
         lines = [json.dumps({"prompt": p, "completion": c}) for p, c in rows(name)]

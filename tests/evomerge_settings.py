@@ -29,7 +29,7 @@ QUICK = {
 
 def settings(setting: str, *more: str) -> EvoMergeSettings:
     quick = [f"{PHASE}.{name}={value}" for name, value in QUICK.items()]
-    if "data" in setting:
+    if any(f"{PHASE}.data=" in item for item in (setting, *more)):
         quick = [item for item in quick if "tasks" not in item]
     return load_config(preset="smoke", sets=(*quick, *more, setting)).phases.evomerge
 
@@ -65,7 +65,8 @@ def evolved(setting: str, root: Path, patch: pytest.MonkeyPatch) -> Any:
     (root / "own_score.py").write_text("def size(model): return float(len(str(model)))\n")
     patch.delitem(sys.modules, "own_score", raising=False)
     patch.setattr(sys, "path", list(sys.path))
-    more = (OWN,) if "direction" in setting else ()
+    files = [str(family() / f"{name}.jsonl") for name in PARENTS]
+    more = (OWN,) if "direction" in setting else (f"{PHASE}.data={files}",)
     wanted = settings(setting, *more)
     job = Job.of(wanted, [str(family() / name) for name in PARENTS], None, 1, root / "x")
     material = prepare(job.settings, job.inputs, "cpu", job.folder)
@@ -84,6 +85,7 @@ CHECKS = {
     f"{PHASE}.shift_sigma": (searched, "0.1", "0.2"),
     f"{PHASE}.mutation_sigma": (searched, "0.01", "0.02"),
     f"{PHASE}.mutation_rate": (searched, "0.01", "0.02"),
+    f"{PHASE}.parent_weights": (searched, "[]", "[1, 2, 3]"),
     f"{PHASE}.drop_rate": (searched, "0.5", "0.9"),
     f"{PHASE}.keep": (searched, "0.2", "0.3"),
     f"{PHASE}.early_stopping": (searched, "true", "false"),
@@ -93,7 +95,9 @@ CHECKS = {
     f"{PHASE}.mutation_boost": (searched, "1", "3"),
     f"{PHASE}.diversity_reseed_threshold": (searched, "0.2", "0.3"),
     f"{PHASE}.fitness_weights": (evolved, "{accuracy: 1}", "{perplexity: 1, speed: 1}"),
-    f"{PHASE}.fitness_floors": (evolved, "{}", "{copy/accuracy: 1}"),
+    f"{PHASE}.fitness_floors": (evolved, "{}", "{add/accuracy: 1}"),
+    f"{PHASE}.domain_weights": (evolved, "{add: 1}", "{add: 5}"),
+    f"{PHASE}.mixed_precision": (evolved, "false", "true"),
     f"{PHASE}.fitness": (evolved, "''", "own_score:size"),
     f"{PHASE}.fitness_direction": (evolved, "maximize", "minimize"),
     f"{PHASE}.data": (measured_on, "[add.jsonl]", "[next.jsonl]"),

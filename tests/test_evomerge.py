@@ -214,7 +214,7 @@ def domain_fitness() -> Callable[..., DomainFitness]:
     root = family()
     text = root / "text.txt"
     text.write_text("\n\n".join(f"{p}{c} and so on" for p, c in evo_rows()))
-    paths = [Path(files_of(root)[0]), Path(files_of(root)[2]), text]
+    paths = [root / "add.jsonl", root / "twice.jsonl", text]
     domains = [part(d, "selection", 20) for d in from_files(paths)]
     subject = open_subject(root / "add")
 
@@ -489,7 +489,7 @@ def test_replay_makes_the_champion_again(reference: Evolved, tmp_path: Path) -> 
     assert replay(lineage, tmp_path / "again") == wanted
     assert files.sha256_of(tmp_path / "again" / WEIGHTS_FILE) == wanted
     record = json.loads(lineage.read_text())
-    record["parents"] = dict.fromkeys(record["parents"], "0" * 64)
+    record["models"][1]["sha256"] = "0" * 64
     (tmp_path / "other.json").write_text(json.dumps(record))
     with pytest.raises(ConfigError, match="not the model that the lineage names"):
         replay(tmp_path / "other.json", tmp_path / "y")

@@ -22,7 +22,7 @@ LAYERS = (
     ("evals", "infer", "train", "merge", "quant"),
     ("phases",),
     ("pipeline",),
-    ("cli", "ui", "api"),
+    ("cli", "ui", "api", "evomerge_pipeline"),
 )
 # Within one layer, who may import whom.
 WITHIN = {("config", "errors"), ("store", "platform"), ("track", "platform"), ("track", "store")}

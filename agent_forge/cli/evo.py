@@ -196,18 +196,19 @@ def _train(storage: Path, device: str, quiet: bool) -> str:
 
 def _plan(job: Any, as_json: bool) -> None:
     settings: EvoMergeSettings = job.settings
+    parents = list(job.inputs.parents)
     record = {
-        "parents": list(job.inputs.parents),
+        "parents": parents,
         "base": job.inputs.base,
         "seed": job.seed,
         "output_dir": str(job.folder),
         "generations": settings.generations,
-        "candidates": settings.population_size * (settings.generations + 1) + len(job.parents) + 1,
+        "candidates": settings.population_size * (settings.generations + 1) + len(parents) + 1,
         "items": {
             split: {domain.name: len(domain.examples) for domain in domains}
             for split, domains in job.inputs.splits.items()
         },
-        "disk_bytes": (job.inputs.nbytes // len(job.parents)) * DISK_MODELS,
+        "disk_bytes": (job.inputs.nbytes // len(parents)) * DISK_MODELS,
         "notes": list(job.inputs.notes),
     }
     if as_json:

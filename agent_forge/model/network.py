@@ -7,6 +7,7 @@ vocabulary stays a small share of the weights.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -40,6 +41,8 @@ class Features:
 
 class ForgeNetwork(nn.Module):
     """A causal language model. `forward` gives the logits of the last recursion step."""
+
+    folder: Path | None = None  # where it was loaded from, with its tokenizer
 
     def __init__(self, settings: ModelSettings) -> None:
         super().__init__()

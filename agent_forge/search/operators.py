@@ -46,11 +46,13 @@ class Space:
 
 
 def combo_of(space: Space, combo: int, inputs: Sequence[str], seed: int, origin: str) -> Candidate:
-    """One of the eight combos, with every input alike."""
+    """One of the eight combos, with every input alike, but for what is said of the parents."""
+    known = space.settings.parent_weights
+    row = known if known and tuple(inputs) == space.parents else [1.0] * len(inputs)
     operation = {
         "kind": "merge",
         "combo": combo,
-        "weights": {group: [1.0] * len(inputs) for group in space.groups},
+        "weights": dict.fromkeys(space.groups, row),
         "drop_rate": space.settings.drop_rate,
         "keep": space.settings.keep,
         "scale": 1.0,

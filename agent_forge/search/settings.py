@@ -41,6 +41,9 @@ class EvolutionSettings(Settings):
     )
     mutation_sigma: float = Field(0.01, gt=0, le=10, description="spread of the noise on weights")
     mutation_rate: float = Field(0.01, gt=0, le=1, description="share of the weights it changes")
+    parent_weights: list[float] = Field(
+        [], description="of the parents in the first combos; none = all alike"
+    )
     drop_rate: float = Field(0.9, ge=0, le=0.9999, description="share that DARE drops at first")
     keep: float = Field(0.2, ge=0.0001, le=1, description="share that TIES keeps at first")
     early_stopping: bool = Field(True, description="stop when the champion no longer improves")
@@ -86,6 +89,8 @@ class EvolutionSettings(Settings):
                 f" {MUTANTS} mutants an elite and a child of every {TRIPLE} losers do not add up; "
                 + (f"set elite_count to {wanted}" if served else f"allowed sizes are {SIZES}")
             )
+        if min(self.parent_weights, default=1) <= 0:
+            raise ValueError("parent_weights are above 0")
         if self.diversity_reseed_threshold > self.min_diversity:
             raise ValueError(
                 f"diversity_reseed_threshold {self.diversity_reseed_threshold} is above"

@@ -27,5 +27,6 @@ def load_phase1_models(session_id: str, storage: Path | str = "storage") -> list
         weights, _, config = load_directory(folder / name)
         model = build_network(config)
         model.load_state_dict(weights)
+        model.folder = folder / name
         models.append(model.eval())
     return models

@@ -23,6 +23,12 @@ class EvoMergeSettings(EvolutionSettings, PhaseSettings):
         description="worst value allowed, as in maths/accuracy: 0.3 or code/bits_per_byte: 2;"
         " beyond it the fitness is 0",
     )
+    domain_weights: dict[str, float] = Field(
+        {}, description="how much each domain counts in the fitness; 1 for those not named"
+    )
+    mixed_precision: bool = Field(
+        False, description="measure in bfloat16 in the search; the verdict never is"
+    )
     fitness: str = Field(
         "", description="your own: module:function, or a command that prints a number"
     )
@@ -64,8 +70,11 @@ class EvoMergeSettings(EvolutionSettings, PhaseSettings):
 
     @model_validator(mode="after")
     def _settings_agree(self) -> EvoMergeSettings:
-        if self.fitness and self.fitness_floors:
-            raise ValueError("fitness_floors are of domains; your own fitness has none")
+        for name in ("fitness_floors", "domain_weights", "mixed_precision"):
+            if self.fitness and getattr(self, name):
+                raise ValueError(f"{name} has no meaning for a fitness of your own")
+        if min(self.domain_weights.values(), default=0) < 0:
+            raise ValueError("domain_weights are 0 or more")
         if self.data and self.tasks:
             raise ValueError("data and tasks exclude each other: measure on one of them")
         if (

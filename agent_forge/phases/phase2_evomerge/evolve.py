@@ -19,6 +19,7 @@ from agent_forge.phases.phase2_evomerge.evomerge import (
     Inputs,
     champion_files,
     conclude,
+    figures,
     prepare,
     resolve,
 )
@@ -48,10 +49,10 @@ class Job:
     """An evolution that can be started: everything in it was checked."""
 
     settings: EvoMergeSettings
-    parents: tuple[str, ...]
     inputs: Inputs
     seed: int
     folder: Path
+    names: tuple[str, ...]  # of the parents, for people
 
     @classmethod
     def of(
@@ -62,11 +63,14 @@ class Job:
         seed: int,
         folder: Path,
         storage: Path = Path("storage"),
+        names: Sequence[str] = (),
     ) -> Job:
         parents, known = locate(refs, storage)
         below = locate([base], storage)[0][0] if base else known
+        if len({*names, *OTHERS}) < len(names) + len(OTHERS):
+            raise ConfigError(f"the names {', '.join(names)} do not tell all models apart")
         inputs = resolve(settings, parents, below, folder)
-        return cls(settings, tuple(parents), inputs, seed, folder)
+        return cls(settings, inputs, seed, folder, tuple(names or _names(parents)))
 
 
 @dataclass(frozen=True)
@@ -76,12 +80,19 @@ class Evolved:
     folder: Path
     model_path: Path
     origin: str
-    fitness: float
-    generations: int
     reason: str
     curve: list[float]
+    figures: dict[str, Any]
     conclusion: Conclusion | None
     seconds: dict[str, float]  # spent on merging, on measuring, and in all
+
+    @property
+    def fitness(self) -> float:
+        return self.curve[-1]
+
+    @property
+    def generations(self) -> int:
+        return len(self.curve) - 1
 
     def plot(self) -> str:
         """The best fitness of each generation as a line of characters."""
@@ -108,8 +119,8 @@ def settings_of(
     return check(EvoMergeSettings, {**merged, **changes}, config or "options")
 
 
-def resumed(place: Path, gens: int | None, minutes: float | None) -> Job:
-    """The evolution in a folder, with the settings that it was last run with."""
+def opened(place: Path) -> tuple[Path, dict[str, Any]]:
+    """The folder of an evolution, given that or a checkpoint in it, and how it was last run."""
     if place.suffix == ".pt" or not place.exists():
         raise NotFound(
             f"{place} is no checkpoint of this version" if place.suffix == ".pt" else f"no {place}",
@@ -121,11 +132,17 @@ def resumed(place: Path, gens: int | None, minutes: float | None) -> Job:
     record = files.read_sealed(folder / BEGUN)
     if place.is_file() and files.read_sealed(place).get("fingerprint") != record["fingerprint"]:
         raise ConfigError(f"{place} is of another evolution than the one in its folder")
+    return folder, record
+
+
+def resumed(place: Path, gens: int | None, minutes: float | None) -> Job:
+    """The evolution in a folder, with the settings that it was last run with."""
+    folder, record = opened(place)
     settings = check(EvoMergeSettings, record["settings"], str(folder / BEGUN))
     update: dict[str, Any] = {"generations": gens, "time_budget_minutes": minutes}
     settings = settings.model_copy(update={k: v for k, v in update.items() if v is not None})
     inputs = resolve(settings, record["parents"], record["base"], folder)
-    return Job(settings, tuple(record["parents"]), inputs, record["seed"], folder)
+    return Job(settings, inputs, record["seed"], folder, tuple(record["names"]))
 
 
 def evolve(
@@ -155,8 +172,7 @@ def evolve(
         champion = run.search.champion
         if champion is None:
             raise PhaseFailed("no candidate could be measured")
-        names = _names(job.parents)
-        conclusion = conclude(run, job.inputs, names)
+        conclusion = conclude(run, job.inputs, job.names)
         target = job.folder / CHAMPION
         beside = champion_files(run, job.inputs, conclusion)
         write(run.nursery.weights(champion.key), target, force=True, beside=beside)
@@ -168,10 +184,9 @@ def evolve(
             job.folder,
             target,
             champion.origin,
-            run.search.scores[champion.key],
-            run.search.history[-1]["generation"],
             run.reason,
             [entry["best"] for entry in run.search.history],
+            figures(run),
             conclusion,
             dict(run.seconds),
         )
@@ -181,16 +196,18 @@ def replay(lineage: Path, target: Path) -> str:
     """Make a champion again from its lineage; returns the sha256 of its weights."""
     record = files.read_json(lineage)
     record = record.get("lineage", record)  # or the metadata of a pipeline's champion
-    hashes = {**record["parents"], **record["base"]}
-    models = [open_weights(ref) for ref in hashes]
-    for weights, digest in zip(models, hashes.values(), strict=True):
-        if weights.sha256() != digest:
+    models = [open_weights(source["model"]) for source in record["models"]]
+    for weights, source in zip(models, record["models"], strict=True):
+        if weights.sha256() != source["sha256"]:
             raise ConfigError(f"{weights.label} is not the model that the lineage names")
-    base = models.pop() if record["base"] else None
+    base = models.pop() if record["has_base"] else None
     known = {data["key"]: Candidate.from_json(data) for data in record["candidates"]}
-    nursery = Nursery(models, base, known, target.parent / f".{target.name}.weights")
-    written = write(nursery.weights(record["key"]), target)
-    nursery.keep([])
+    scratch = target.parent / f".{target.name}.weights"
+    try:
+        written = write(Nursery(models, base, known, scratch).weights(record["key"]), target)
+    finally:
+        if scratch.exists():
+            files.remove_tree(scratch, target.parent)
     return next(iter(written.sha256.values()))
 
 
@@ -199,7 +216,8 @@ def _begin(job: Job, fingerprint: str) -> None:
     settings = job.settings.model_dump(mode="json")
     record = {
         "settings": {**settings, "data": [str(Path(name).resolve()) for name in settings["data"]]},
-        "parents": list(job.parents),
+        "parents": list(job.inputs.parents),
+        "names": list(job.names),
         "base": job.inputs.base,
         "seed": job.seed,
         "fingerprint": fingerprint,

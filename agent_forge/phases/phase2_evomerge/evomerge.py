@@ -34,6 +34,7 @@ from agent_forge.store import files
 LEAST_ITEMS = 20  # of a split of someone's own data
 OTHERS = ("champion", "plain average", "best combo of generation 0", "base", "joint training")
 CONTROL = "control"  # beside the trunk of Phase 1: trained on everything for as long
+REASONS = {"converged": "threshold_met", "generations": "max_generations"}  # as the guide has it
 LARGE_BYTES = 1_000_000_000  # the specification's limit for all parents together
 
 
@@ -188,7 +189,12 @@ def _on(settings: EvoMergeSettings, subject: Subject, domains: Sequence[Domain])
     for name in settings.fitness_floors:
         if name not in known:
             raise ConfigError(f"fitness_floors: no {name!r}", hint=f"known: {', '.join(known)}")
-    return DomainFitness(subject, domains, settings.fitness_weights, settings.fitness_floors)
+    names = [d.name for d in domains]
+    for name in settings.domain_weights:
+        if name not in names:
+            raise ConfigError(f"domain_weights: no {name!r}", hint=f"known: {', '.join(names)}")
+    how = settings.fitness_weights, settings.fitness_floors, settings.domain_weights
+    return DomainFitness(subject, domains, *how, settings.mixed_precision)
 
 
 def _refuse_damaged(weights: Weights) -> None:
@@ -238,9 +244,9 @@ def conclude(run: EvolutionRun, inputs: Inputs, names: Sequence[str]) -> Conclus
     if not inputs.splits or champion is None:
         return None
     domains = inputs.splits["verdict"]
-    fitness = DomainFitness(
-        run.material.subject, domains, run.settings.fitness_weights, run.settings.fitness_floors
-    )
+    s = run.settings
+    how = s.fitness_weights, s.fitness_floors, s.domain_weights
+    fitness = DomainFitness(run.material.subject, domains, *how)
     found: dict[str, list[Outcome]] = {}
     model = run.material.subject.model
     for name, rival in {OTHERS[0]: champion.key, **_rivals(run, names)}.items():
@@ -303,16 +309,42 @@ def _retention(own: Score, parents: Sequence[Score]) -> dict[str, float]:
     return found
 
 
+def figures(run: EvolutionRun) -> dict[str, Any]:
+    """The specification's figures of an evolution, on what the search saw."""
+    search, first = run.search, run.search.history[0]
+    champion = search.champion
+    assert champion is not None
+    end = search.scores[champion.key]
+    start = max(v for k, v in search.scores.items() if search.candidates[k].kind == "parent")
+    score = run.score_of(champion.key)
+    made = reversed(lineage(search.candidates, champion.key))
+    return {
+        **{"best_fitness": end, "initial_fitness": start, "improvement": end - start},
+        "improvement_pct": (end - start) / abs(start) if start else 0.0,
+        "improvement_over_generation_0": end - first["best"],
+        "generations_run": search.history[-1]["generation"],
+        "convergence_reason": REASONS.get(run.reason, run.reason),
+        "final_diversity": search.history[-1]["diversity"],
+        "best_combo": next((c.operation["combo"] for c in made if c.kind == "merge"), None),
+        "combo_usage": search.combo_usage,
+        "fitness_components": score.parts if score else {},
+        "best_generation": run.generation_of(champion.key),
+    }
+
+
 def ancestry(run: EvolutionRun, inputs: Inputs) -> dict[str, Any]:
     """All that it takes to make the champion again."""
     champion = run.search.champion
     assert champion is not None
-    parents, hashes = inputs.parents, run.material.hashes
+    models = [*inputs.parents, *([inputs.base] if inputs.base else [])]
     return {
         "key": champion.key,
         "seed": run.search.seed,
-        "parents": dict(zip(parents, hashes, strict=False)),
-        "base": {inputs.base: hashes[-1]} if inputs.base else {},
+        "models": [  # the parents in their order, then the base
+            {"model": ref, "sha256": digest}
+            for ref, digest in zip(models, run.material.hashes, strict=True)
+        ],
+        "has_base": inputs.base is not None,
         "candidates": [c.to_json() for c in lineage(run.search.candidates, champion.key)],
     }
 

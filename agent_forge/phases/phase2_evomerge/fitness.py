@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
 from torch import nn
 
 from agent_forge.errors import ConfigError, PhaseFailed
@@ -66,19 +67,24 @@ class DomainFitness:
         domains: Sequence[Domain],
         weights: Mapping[str, float],
         floors: Mapping[str, float],
-        costs: Mapping[str, float] | None = None,
+        shares: Mapping[str, float] | None = None,
+        mixed: bool = False,
     ) -> None:
         self.subject, self.domains = subject, list(domains)
         # In one order, wherever they come from: another one would give other last bits.
         self.weights = {name: weights[name] for name in PARTS if weights.get(name)}
         self.floors = dict(floors)
-        self.costs = costs or {"speed": 0.5, "memory": 0.5}
+        self.shares = [(shares or {}).get(domain.name, 1.0) for domain in domains]
+        self.mixed = mixed
         self._prepared: list[Prepared] = [subject.prepare(domain) for domain in domains]
-        self.name = evaluation_hash(domains, weights=dict(weights), floors=dict(floors))
+        how = {"weights": self.weights, "floors": self.floors}
+        self.name = evaluation_hash(domains, **how, shares=self.shares, mixed=mixed)
 
     def outcomes(self) -> list[Outcome]:
         """What came out for every example, domain by domain."""
-        return [self.subject.measure(prepared) for prepared in self._prepared]
+        device = next(self.subject.model.parameters()).device.type
+        with torch.autocast(device, torch.bfloat16, enabled=self.mixed):
+            return [self.subject.measure(prepared) for prepared in self._prepared]
 
     def score(self) -> Score:
         return self.judge(self.outcomes())
@@ -87,22 +93,27 @@ class DomainFitness:
         """The score that outcomes amount to. Below a floor there is nothing to gain elsewhere."""
         raw: dict[str, float] = {}
         perplexity, accuracy = [], []
-        for domain, outcome in zip(self.domains, outcomes, strict=True):
+        for domain, share, outcome in zip(self.domains, self.shares, outcomes, strict=True):
             bits = outcome.bits_per_byte(sum(domain.sizes))
             raw[f"{domain.name}/bits_per_byte"] = bits
-            perplexity.append(perplexity_score(bits, domain.unigram_bits))
+            perplexity.append((share, perplexity_score(bits, domain.unigram_bits)))
             if domain.exact:
                 raw[f"{domain.name}/accuracy"] = outcome.accuracy
-                accuracy.append(beyond_chance(outcome.accuracy, domain.chance))
-        parts = {**self.costs, "perplexity": sum(perplexity) / len(perplexity)}
+                accuracy.append((share, beyond_chance(outcome.accuracy, domain.chance)))
+        parts = {"speed": 0.5, "memory": 0.5, "perplexity": _mean(perplexity)}
         if accuracy:
-            parts["accuracy"] = sum(accuracy) / len(accuracy)
+            parts["accuracy"] = _mean(accuracy)
         weights = {name: weight for name, weight in self.weights.items() if name in parts}
         total = sum(weights.values())
         fitness = sum(weight * parts[name] for name, weight in weights.items()) / total
         if any(_misses(name, raw[name], floor) for name, floor in self.floors.items()):
             fitness = 0.0
         return Score(fitness, parts, raw)
+
+
+def _mean(shares: Sequence[tuple[float, float]]) -> float:
+    total = sum(share for share, _ in shares)
+    return sum(share * value for share, value in shares) / total if total else 0.0
 
 
 def _misses(name: str, value: float, floor: float) -> bool:

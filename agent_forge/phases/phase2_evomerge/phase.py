@@ -18,10 +18,10 @@ from agent_forge.phases.phase2_evomerge.evomerge import (
     Inputs,
     ancestry,
     conclude,
+    figures,
     prepare,
     resolve,
 )
-from agent_forge.phases.phase2_evomerge.fitness import Score
 from agent_forge.phases.phase2_evomerge.run import CACHE, EvolutionRun
 from agent_forge.store.files import read_json
 
@@ -102,9 +102,15 @@ class EvoMergePhase(PhaseController):
         search, best = run.search, conclusion.best_parent
         champion = search.champion
         assert champion is not None
-        start = max(v for k, v in search.scores.items() if search.candidates[k].kind == "parent")
-        metrics = {**_improvement(start, search.scores[champion.key]), **_parts(conclusion)}
-        metrics["compression_ratio"] = float(len(inputs.parents))
+        known = figures(run)
+        start, end = known["initial_fitness"], known["best_fitness"]
+        metrics = {
+            **{"initial_fitness": start, "final_fitness": end, "best_fitness": end},
+            "fitness_improvement": end - start,
+            "fitness_improvement_percent": 100 * known["improvement_pct"],
+            "compression_ratio": float(len(inputs.parents)),
+            **{f"final_{name}": value for name, value in conclusion.champion.parts.items()},
+        }
         for name, rival in conclusion.rivals.items():
             over = rival.comparison.overall.gains
             for measure, gain in over.items():
@@ -118,17 +124,20 @@ class EvoMergePhase(PhaseController):
             "model_id": saved.metadata["model_id"],
             "evolution_log": str(ctx.folder / FOLDER),
             "fitness_curve": [entry["best"] for entry in search.history],
-            "best_generation": run.generation_of(champion.key),
-            "combo_usage": search.combo_usage,
+            "best_generation": known["best_generation"],
             "operator_gains": search.operator_gains,
-            "convergence_reason": run.reason,
             "verdict": conclusion.to_json(),
             "summary": f"against the best parent ({best}): "
             + conclusion.rivals[best].comparison.overall.sentence("it"),
             "tables": [_table(conclusion)],
         }
         return PhaseResult(
-            True, run.material.subject.model, self.name, metrics, artifacts, ctx.seconds
+            True,
+            run.material.subject.model,
+            self.name,
+            {**known, **metrics},
+            artifacts,
+            ctx.seconds,
         )
 
     def _save(
@@ -161,22 +170,6 @@ class EvoMergePhase(PhaseController):
             metrics={k: v for k, v in metrics.items() if "/" not in k},
             tokenizer_files=tokenizer,
         )
-
-
-def _improvement(start: float, end: float) -> dict[str, float]:
-    """The specification's figures: fitness of the best parent and of the champion."""
-    return {
-        "initial_fitness": start,
-        "final_fitness": end,
-        "best_fitness": end,
-        "fitness_improvement": end - start,
-        "fitness_improvement_percent": 100 * (end - start) / abs(start) if start else 0.0,
-    }
-
-
-def _parts(conclusion: Conclusion) -> dict[str, float]:
-    own: Score = conclusion.champion
-    return {f"final_{name}": value for name, value in own.parts.items()}
 
 
 def _key(name: str) -> str:

@@ -79,7 +79,8 @@ def write(
     recipe = _final_recipe(weights)
     clear_leftovers(folder)
     done = 0
-    with files.staging(folder, replace=force) as stage, claimed(stage.path):
+    with contextlib.ExitStack() as claims, files.staging(folder, replace=force) as stage:
+        claims.enter_context(claimed(stage.path))  # until it is published
         for name, put in writing_shards(stage, weights.specs, shard_bytes):
             put(weights[name])
             peak = max(peak, anonymous_bytes())
@@ -117,10 +118,10 @@ def write_combos(
     for path in folders.values():
         clear_leftovers(path)
     done = 0
-    with contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as claims, contextlib.ExitStack() as stack:
         stages = {n: stack.enter_context(files.staging(folders[n], replace=force)) for n in which}
         for stage in stages.values():
-            stack.enter_context(claimed(stage.path))
+            claims.enter_context(claimed(stage.path))
         writers = [writing_shards(stages[n], merged.specs, SHARD_BYTES) for n in which]
         for puts in zip(*writers, strict=True):
             name = puts[0][0]

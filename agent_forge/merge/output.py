@@ -118,6 +118,10 @@ def write_combos(
     for path in folders.values():
         clear_leftovers(path)
     done = 0
+
+    def notes_of(combo: int) -> list[Note]:
+        return [note for note in merged.notes if note.combo == combo]
+
     with contextlib.ExitStack() as claims, contextlib.ExitStack() as stack:
         stages = {n: stack.enter_context(files.staging(folders[n], replace=force)) for n in which}
         for stage in stages.values():
@@ -136,7 +140,7 @@ def write_combos(
         for n in which:
             own = {"combo": n, "parents": hashes, "layers": merged.chosen_layers(n)}
             single = recipe.model_copy(update=own)
-            _write_rest(stages[n], merged, single, merged.notes)
+            _write_rest(stages[n], merged, single, notes_of(n))
         for path in folders.values():
             refuse_existing(path, merged, force)  # another merge may have been faster
     seconds = time.monotonic() - began
@@ -147,7 +151,7 @@ def write_combos(
             seconds,
             peak,
             {f: stages[n].records[f]["sha256"] for f in shards_of(merged.specs, SHARD_BYTES)},
-            merged.notes,
+            notes_of(n),
         )
         for n in which
     }

@@ -23,7 +23,6 @@ from agent_forge.errors import (
     DiskFull,
     ForgeError,
     HostileInput,
-    NotFinite,
 )
 from agent_forge.merge.engine import merge
 from agent_forge.merge.output import clear_leftovers, refuse_existing, write, write_combos
@@ -93,7 +92,7 @@ def test_a_flipped_bit_that_makes_a_nan(root: Path, tmp_path: Path) -> None:
     state = load_file(root / "b" / FILE)
     state["model.norm.weight"][3] = float("inf")
     save_file(state, root / "b" / FILE)
-    refused(recipe(root), tmp_path, NotFinite, r"model\.norm\.weight")
+    refused(recipe(root), tmp_path, DamagedFile, rf"b/{FILE} is damaged: model\.norm\.weight")
 
 
 @pytest.mark.parametrize("name", ["model.layers.1.mlp.up_proj.weight", "lm_head.weight"])
@@ -283,7 +282,7 @@ def test_the_second_of_two_writers_refuses(
     real = files.settle
     if late:  # after the last look at the folder
         monkeypatch.setattr(files, "settle", lambda path: (other(), real(path))[1])
-    with pytest.raises(CannotWrite if late else AlreadyExists, match="not empty|exists"):
+    with pytest.raises(CannotWrite if late else AlreadyExists, match=r"not empty|exists|denied"):
         write(merge(recipe(root)), out, progress=None if late else other)
     assert "slerp" in (out / "README.md").read_text()
     files.verify(out)

@@ -112,7 +112,8 @@ def test_a_dry_run_that_says_no(forge: Forge) -> None:
         (f"merge {MODELS} --combo 8 out", 2, "unknown combo"),
         (f"merge {MODELS} --set parameters.wight=1 out", 2, "did you mean 'weight'"),
         (f"merge {MODELS},m/none out", 2, "m/none does not exist"),
-        (f"merge {MODELS} m", 2, "exists"),
+        (f"merge {MODELS} m", 2, "m holds a parent"),
+        (f"merge {MODELS} . --force", 2, ". holds a parent"),
         (f"merge {MODELS} --max-ram 5 out", 5, "MB of memory"),
     ],
 )

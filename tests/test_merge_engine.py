@@ -111,37 +111,78 @@ def test_merge_into_a_network(tmp_path: Path) -> None:
         merge_into({name: torch.empty(3) for name in merged}, combo(6), parents)
 
 
-def test_a_result_that_cannot_be_used_becomes_the_mean() -> None:
-    huge = {"w": torch.full((50,), 3e38) * torch.linspace(0.5, 1, 50)}
-    small = {"w": -huge["w"]}
-    models = [{"model": "a"}, {"model": "b"}]
-    data = {"merge_method": "task_arithmetic", "base_model": "c", "models": models}
-    parents = Parents({"a": huge, "b": small, "c": {"w": -huge["w"]}})
-    merged = merge(Recipe.model_validate({**data, "parameters": {"weight": 3}}), parents)
-    assert torch.equal(merged["w"], torch.zeros(50))
-    assert merged.notes == [("w", "NaN or infinity")]
+HUGE = torch.linspace(1.7e38, 3.4e38, 50)
 
 
-def test_a_constant_result_becomes_the_mean_unless_the_parents_are_constant() -> None:
-    models = {"a": {"w": torch.arange(4.0), "n": torch.ones(4)}}
-    models["b"] = {"w": -torch.arange(4.0), "n": torch.ones(4)}
+def test_a_combo_that_cannot_be_used_becomes_the_mean(tmp_path: Path) -> None:
+    """DARE overflows here, and what was made with TIES is not said to have done the same."""
+    same = torch.arange(50.0)
+    states = [{"w": HUGE, "v": same}, {"w": -HUGE, "v": same}, {"w": 0 * HUGE, "v": 0 * same}]
+    names = [str(save(tmp_path / str(i), s, {})) for i, s in enumerate(states)]
+    models = [{"model": n, "parameters": {"weight": i}} for i, n in enumerate(names[:2], 1)]
+    fields = {"base_model": names[2], "models": models, "combo": 0}
+    written = write_combos(Recipe.model_validate(fields), tmp_path / "out", which=(0, 2))
+    for n, one in written.items():  # layers by DARE or by TIES
+        overflows = combo_name(n).split("-")[1] == "dare"
+        assert one.notes == ([("w", "NaN or infinity", n)] if overflows else []), combo_name(n)
+        assert ("NaN" in (one.folder / "README.md").read_text()) == overflows
+        assert bool(open_weights(one.folder)["w"].isfinite().all())
+
+
+def test_a_constant_combo_becomes_the_mean_unless_the_parents_are_constant() -> None:
+    same = {"w": torch.arange(4.0), "n": torch.ones(4)}
     base = {"w": torch.zeros(4), "n": torch.ones(4)}
-    data = {"merge_method": "ties", "base_model": "z", "models": [{"model": "a"}, {"model": "b"}]}
-    fields = {**data, "parameters": {"density": 0}}
-    merged = merge(Recipe.model_validate(fields), Parents({**models, "z": base}))
-    assert torch.equal(merged["n"], torch.ones(4)) and merged.notes == []
-    models["b"]["w"] = torch.arange(4.0)
-    merged = merge(Recipe.model_validate(fields), Parents({**models, "z": base}))
-    assert torch.equal(merged["w"], torch.arange(4.0)) and merged.notes == [("w", "no variance")]
+    models = [{"model": "a"}, {"model": "b"}]
+    one = Recipe.model_validate(
+        {"base_model": "z", "models": models, "combo": 0, "parameters": {"drop_rate": 0.9999}}
+    )
+    merged = merge(one, Parents({"a": same, "b": same, "z": base}))
+    for _ in range(2):
+        assert torch.equal(merged["n"], torch.ones(4))
+        assert torch.equal(merged["w"], torch.arange(4.0))
+    assert merged.notes == [("w", "no variance", 0)]
 
 
-def test_a_parent_with_nan_is_named() -> None:
+def test_a_constant_result_of_a_method_is_what_was_asked_for() -> None:
+    scale = [{"filter": "mlp", "value": 0.0}, {"value": 1.0}]
+    data = {"merge_method": "passthrough", "models": [{"model": "a"}]}
+    merged = merge(Recipe.model_validate({**data, "parameters": {"scale": scale}}), in_memory())
+    for name in merged:
+        assert torch.equal(merged[name], tuned(1)[name] * (".mlp." not in name)), name
+    assert merged.notes == []
+
+
+@pytest.mark.parametrize("method", ["linear", "task_arithmetic", "nuslerp"])
+def test_a_method_that_gives_infinity_is_an_error(method: str) -> None:
+    models = [{"model": "a"}, {"model": "b"}]
+    data = {"merge_method": method, "base_model": "c", "models": models}
+    parents = Parents({"a": {"w": HUGE}, "b": {"w": -HUGE}, "c": {"w": -HUGE}})
+    data["parameters"] = {"weight": 3} | ({"normalize": False} if method == "linear" else {})
+    with pytest.raises(NotFinite, match=f"{method} gives NaN or infinity for w"):
+        merge(Recipe.model_validate(data), parents)["w"]
+
+
+@pytest.mark.parametrize("weights", [(1, -1), (0, 0)])
+@pytest.mark.parametrize("method", ["linear", "multislerp"])
+def test_weights_that_sum_to_zero(method: str, weights: tuple[int, int]) -> None:
+    models = [{"model": n, "parameters": {"weight": w}} for n, w in zip("ab", weights, strict=True)]
+    one = Recipe.model_validate({"merge_method": method, "models": models})
+    with pytest.raises(ConfigError, match=f"{method}: the weights sum to zero"):
+        merge(one, in_memory())["lm_head.weight"]
+
+
+@pytest.mark.parametrize("method", [2, "linear", "ties"])
+@pytest.mark.parametrize("broken", ["b", "base"])
+def test_a_parent_with_nan_is_named(method: int | str, broken: str) -> None:
     parents = in_memory()
     state = tuned(1)
     state["model.norm.weight"][0] = float("nan")
-    parents["a"] = Parents({"a": state})["a"]
-    with pytest.raises(NotFinite, match=r"model\.norm\.weight.* a, b, c"):
-        merge(combo(2), parents)["model.norm.weight"]
+    parents[broken] = Parents({broken: state})[broken]
+    chosen = {"combo": method} if isinstance(method, int) else {"merge_method": method}
+    models = [{"model": name} for name in NAMES[1:]]
+    one = Recipe.model_validate({"models": models, "base_model": "base", **chosen})
+    with pytest.raises(DamagedFile, match=rf"^{broken} is damaged: model\.norm\.weight holds NaN"):
+        merge(one, parents)["model.norm.weight"]
 
 
 def test_whole_numbers_have_to_agree() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,10 @@ def plan(text: str) -> dict[str, Any]:
         ({"merge_method": "della"}, "unknown merge_method 'della'"),
         ({"parameters": {"wieght": 1}}, "no parameter 'wieght'.*did you mean 'weight'"),
         ({"parameters": {"density": 0.5}}, "linear has no parameter 'density'"),
-        ({"parameters": {"weight": "heavy"}}, "'heavy' is not a number"),
+        ({"parameters": {"weight": "heavy"}}, "'heavy' is not a finite number"),
+        ({"parameters": {"weight": math.inf}}, "parameters.weight: inf is not a finite number"),
+        ({"parameters": {"weight": [1, math.nan]}}, "nan is not a finite number"),
+        ({"parameters": {"weight": 1e39}}, "is not a finite number"),
         ({"parameters": {"normalize": 3}}, "3 is not true or false"),
         ({"parameters": {"weight": {"vale": 1}}}, "conditional value"),
         ({"chat_template": "auto"}, "unknown key 'chat_template'"),

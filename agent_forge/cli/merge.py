@@ -206,10 +206,10 @@ def _report(written: list[Written], as_json: bool) -> None:
         return
     for w in written:
         print(w.folder)
-    first = written[0]
-    replaced = f", {len(first.notes)} tensors replaced by the mean (see the card)"
+    first, count = written[0], sum(len(w.notes) for w in written)
+    replaced = f", {count} tensors replaced by the mean (see the card)"
     typer.echo(
         f"{len(written)} x {size(first.bytes)} in {first.seconds:.1f} s,"
-        f" peak memory {size(first.peak_bytes)}{replaced if first.notes else ''}",
+        f" peak memory {size(first.peak_bytes)}{replaced if count else ''}",
         err=True,
     )

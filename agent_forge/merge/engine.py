@@ -5,8 +5,8 @@
     write(weights, Path("out"))               # the whole model, streamed
     merge_into(network, recipe, parents)      # into memory that is there already
 
-Arithmetic is in fp32 and rounds once, to the type of the result. A result with NaN, infinity or no
-variance is replaced by the plain mean and noted.
+Arithmetic is in fp32 and rounds once, to the type of the result. A combo with NaN, infinity or no
+variance is replaced by the plain mean and noted; NaN or infinity from another method is an error.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from agent_forge.errors import ConfigError, NotFinite
+from agent_forge.errors import ConfigError, DamagedFile, NotFinite
 from agent_forge.merge.combos import ALL, COMBO, Pair, agreement, combo_stages, fuse, second_stage
 from agent_forge.merge.inputs import KEPT_DRAWS, RUN, Cache, Inputs, mean
 from agent_forge.merge.methods import Kernel, Rows
@@ -35,10 +35,11 @@ SAMPLE = 1  # runs of a tensor that the data-free layer score looks at
 
 
 class Note(NamedTuple):
-    """A tensor that was not usable as computed."""
+    """A tensor of a combo that was not usable as computed."""
 
     name: str
     problem: str
+    combo: int
 
 
 class Merged(Weights):
@@ -76,10 +77,11 @@ class Merged(Weights):
         kernel = self.recipe.method().build(inputs, job.params)
         if isinstance(kernel, Rows):
             _by_rows(inputs, kernel, target)
-            low, high = (float(v) for v in torch.aminmax(target))
+            low, high = torch.aminmax(target)
+            bounds = float(low), float(high)
         else:
-            ((low, high),) = self._fill(inputs, _runs(inputs, kernel), [target], job.spec)
-        self._check(job, inputs, target, low, high)
+            (bounds,) = self._fill(inputs, _runs(inputs, kernel), [target], job.spec)
+        self._check(job, inputs, target, bounds)
         return target
 
     def combos(
@@ -113,8 +115,8 @@ class Merged(Weights):
             return [found[n] for n in which]
 
         bounds = self._fill(inputs, fill, [results[n] for n in which], spec)
-        for n, (low, high) in zip(which, bounds, strict=True):
-            self._check(job, inputs, results[n], low, high)
+        for n, found in zip(which, bounds, strict=True):
+            self._check(job, inputs, results[n], found, n)
         return results
 
     # -- layers -----------------------------------------------------------------------------------
@@ -222,24 +224,50 @@ class Merged(Weights):
             (float(table[:, i, 0].min()), float(table[:, i, 1].max())) for i in range(len(flats))
         ]
 
-    def _check(self, job: Job, inputs: Inputs, target: Tensor, low: float, high: float) -> None:
-        """A result that cannot be used is replaced by the mean of the inputs, and noted."""
+    def _check(
+        self,
+        job: Job,
+        inputs: Inputs,
+        target: Tensor,
+        bounds: tuple[float, float],
+        combo: int | None = None,
+    ) -> None:
+        """A combo that cannot be used becomes the mean of its parents, and is noted.
+
+        What any other method gives is what was asked for, as long as it is finite.
+        """
+        low, high = bounds
         finite = np.isfinite(low) and np.isfinite(high)
-        if finite and (low < high or inputs.numel < 2):
+        if finite and (combo is None or low < high or inputs.numel < 2):
             return
+        if not finite:
+            self._refuse_damaged(job)
         flat = target.detach().view(-1)
-        with torch.no_grad():
-            average = torch.cat([mean(parts) for _, parts, _ in inputs.runs()])
-            if finite and bool((average == average[:1]).all()):  # constant in the parents too
-                return
-            flat.copy_(average.to(job.spec.dtype))
+        if combo is not None:
+            with torch.no_grad():
+                average = torch.cat([mean(parts) for _, parts, _ in inputs.runs()])
+                if finite and bool((average == average[:1]).all()):  # constant in the parents too
+                    return
+                flat.copy_(average.to(job.spec.dtype))
         if not bool(flat.isfinite().all()):
-            places = ", ".join(ref for ref, _ in job.inputs)
             raise NotFinite(
-                f"{job.name} holds NaN or infinity in one of {places}",
-                hint="that file is damaged; fetch it again",
+                f"{self.recipe.merge_method} gives NaN or infinity for {job.name}",
+                hint="the parents are finite: look at the parameters and at out_dtype",
             )
-        self.notes.append(Note(job.name, "no variance" if finite else "NaN or infinity"))
+        note = Note(job.name, "no variance" if finite else "NaN or infinity", combo)
+        if note not in self.notes:
+            self.notes.append(note)
+
+    def _refuse_damaged(self, job: Job) -> None:
+        """Name the parent that holds NaN or infinity in a tensor, if there is one."""
+        for ref, name in filter(None, (*job.inputs, job.base)):
+            model = self.plan.models[ref]
+            if not bool(model[name].float().isfinite().all()):
+                raise DamagedFile(
+                    model.sources[0] if len(model.sources) == 1 else ref,
+                    f"{name} holds NaN or infinity",
+                    hint="fetch it again",
+                )
 
 
 def _runs(inputs: Inputs, kernel: Kernel) -> Fill:

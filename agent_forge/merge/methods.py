@@ -132,7 +132,12 @@ def multislerp(x: Inputs, p: Params) -> Kernel:
         return lambda parts, base, start: parts[0]
     gram, eps = x.gram(), p["eps"]
     weights = np.array(p["weight"], dtype=np.float64)
-    weights = weights / weights.sum() if p["normalize_weights"] else weights
+    if p["normalize_weights"]:
+        if weights.sum() == 0:
+            raise ConfigError(
+                "multislerp: the weights sum to zero", hint="set normalize_weights: false"
+            )
+        weights = weights / weights.sum()
     norms = np.sqrt(np.diag(gram))
     unit = np.diag(1 / (norms + eps))  # rows: the unit vectors as combinations of the inputs
     mean = weights @ unit

@@ -23,7 +23,7 @@ from agent_forge.merge.inputs import RUN
 from agent_forge.merge.plan import Parents
 from agent_forge.merge.recipe import Recipe, to_yaml
 from agent_forge.merge.vocabulary import write_tokenizer
-from agent_forge.merge.weights import Weights, shards_of, writing_shards
+from agent_forge.merge.weights import INDEX, SINGLE, Weights, shards_of, writing_shards
 from agent_forge.store import files
 from agent_forge.store.tensors import Spec
 
@@ -79,7 +79,8 @@ def write(
     recipe = _final_recipe(weights)
     clear_leftovers(folder)
     done = 0
-    with files.staging(folder) as stage, claimed(stage.path):
+    with contextlib.ExitStack() as claims, files.staging(folder, replace=force) as stage:
+        claims.enter_context(claimed(stage.path))  # until it is published
         for name, put in writing_shards(stage, weights.specs, shard_bytes):
             put(weights[name])
             peak = max(peak, anonymous_bytes())
@@ -90,6 +91,7 @@ def write(
         _write_rest(stage, weights, recipe, notes)
         for name, content in (beside or {}).items():
             stage.write_bytes(name, content)
+        refuse_existing(folder, weights, force)  # another merge may have been faster
     hashes = {name: stage.records[name]["sha256"] for name in shards_of(weights.specs, shard_bytes)}
     return Written(folder, done, time.monotonic() - began, peak, hashes, notes)
 
@@ -116,10 +118,14 @@ def write_combos(
     for path in folders.values():
         clear_leftovers(path)
     done = 0
-    with contextlib.ExitStack() as stack:
-        stages = {n: stack.enter_context(files.staging(folders[n])) for n in which}
+
+    def notes_of(combo: int) -> list[Note]:
+        return [note for note in merged.notes if note.combo == combo]
+
+    with contextlib.ExitStack() as claims, contextlib.ExitStack() as stack:
+        stages = {n: stack.enter_context(files.staging(folders[n], replace=force)) for n in which}
         for stage in stages.values():
-            stack.enter_context(claimed(stage.path))
+            claims.enter_context(claimed(stage.path))
         writers = [writing_shards(stages[n], merged.specs, SHARD_BYTES) for n in which]
         for puts in zip(*writers, strict=True):
             name = puts[0][0]
@@ -134,7 +140,9 @@ def write_combos(
         for n in which:
             own = {"combo": n, "parents": hashes, "layers": merged.chosen_layers(n)}
             single = recipe.model_copy(update=own)
-            _write_rest(stages[n], merged, single, merged.notes)
+            _write_rest(stages[n], merged, single, notes_of(n))
+        for path in folders.values():
+            refuse_existing(path, merged, force)  # another merge may have been faster
     seconds = time.monotonic() - began
     return {
         n: Written(
@@ -143,7 +151,7 @@ def write_combos(
             seconds,
             peak,
             {f: stages[n].records[f]["sha256"] for f in shards_of(merged.specs, SHARD_BYTES)},
-            merged.notes,
+            notes_of(n),
         )
         for n in which
     }
@@ -154,12 +162,37 @@ def _room(max_ram: int | None) -> int:
 
 
 def refuse_existing(folder: Path, weights: Weights, force: bool) -> None:
-    """Refuse to replace what is there unless told to, and a parent in any case."""
-    models = weights.plan.models.values() if isinstance(weights, Merged) else ()
-    if any(m.folder is not None and m.folder.resolve() == folder.resolve() for m in models):
-        raise ConfigError(f"{folder} is a parent of this merge", hint="name another folder")
-    if (folder.exists() or folder.is_symlink()) and not force:
+    """Refuse to replace what is there unless told to; only an earlier model may be replaced.
+
+    A folder that a parent or the current folder lies in is refused in any case.
+    """
+    models = list(weights.plan.models.values()) if isinstance(weights, Merged) else [weights]
+    kept = {m.folder for m in models if m.folder} | {p.parent for m in models for p in m.sources}
+    kept |= {p.resolve().parent for m in models for p in m.sources}  # a file may be a link
+    here, other = folder.resolve(), "name another folder"
+    for what, places in (("a parent of this merge", kept), ("the current folder", {Path.cwd()})):
+        for place in (p.resolve() for p in places):
+            if here == place or here in place.parents:
+                relation = "is" if here == place else "holds"
+                raise ConfigError(f"{folder} {relation} {what}", hint=other)
+    if folder.name in ("", ".."):
+        raise ConfigError(f"{folder} is not the name of a folder to write", hint=other)
+    if not folder.exists() and not folder.is_symlink():
+        return
+    if not force:
         raise AlreadyExists(f"{folder} exists", hint="name another folder, or replace it: --force")
+    if not _replaceable(folder):
+        raise AlreadyExists(
+            f"{folder} is neither a model nor an empty folder, so it is not replaced", hint=other
+        )
+
+
+def _replaceable(folder: Path) -> bool:
+    """Whether this is an empty folder, or a model: weights beside a config or a manifest."""
+    if folder.is_symlink() or not folder.is_dir():
+        return False
+    names = {path.name for path in folder.iterdir()}
+    return not names or bool(names & {*SINGLE, *INDEX} and names & {"config.json", files.MANIFEST})
 
 
 @contextlib.contextmanager

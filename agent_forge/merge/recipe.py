@@ -6,6 +6,7 @@ effect here is an error that names it.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -22,6 +23,7 @@ from agent_forge.merge.methods import Method
 TYPES = ("bfloat16", "float16", "float32", "float64")
 EVERYWHERE = {"int8_mask"}  # a memory option of mergekit; masks are never stored here
 RANGES = {"drop_rate": (0.0, 0.9999), "keep": (0.0001, 1.0)}
+LARGEST = 3.4e38  # what fp32 can hold
 OURS = ("combo", "seed", "layers", "parents")
 
 
@@ -198,11 +200,10 @@ def _typed(value: Any, default: Any, where: str) -> Any:
     elif value is None and default is None:
         return None
     elif not isinstance(value, bool):
-        try:
-            return float(value)
-        except (TypeError, ValueError):
-            pass
-    kind = "true or false" if isinstance(default, bool) else "a number"
+        with contextlib.suppress(TypeError, ValueError, OverflowError):
+            if abs(number := float(value)) <= LARGEST:
+                return number
+    kind = "true or false" if isinstance(default, bool) else "a finite number"
     raise ValueError(f"{where}: {value!r} is not {kind}")
 
 

@@ -208,9 +208,10 @@ class Stage:
 
 
 @contextlib.contextmanager
-def staging(path: Path, *, manifest: bool = True) -> Iterator[Stage]:
+def staging(path: Path, *, manifest: bool = True, replace: bool = True) -> Iterator[Stage]:
     """Build a directory: it appears at `path`, whole and with its manifest, or not at all."""
     stage = Stage(_beside(path, TEMP))
+    missing = [parent for parent in path.parents if not parent.exists()]
     with disk_errors(path, lambda: sum(r["bytes"] for r in stage.records.values())):
         try:
             disk.make_directory(path.parent)
@@ -220,16 +221,19 @@ def staging(path: Path, *, manifest: bool = True) -> Iterator[Stage]:
                 with _new_file(stage.path / MANIFEST) as writer:
                     writer.write(sealed({"files": stage.records}))
             disk.sync_directory(stage.path)
-            _publish(stage.path, path)
+            _publish(stage.path, path, replace)
         except BaseException:
             _discard(stage.path)
+            with contextlib.suppress(OSError):  # one that holds something stays
+                for parent in missing:
+                    parent.rmdir()
             raise
 
 
-def _publish(built: Path, path: Path) -> None:
+def _publish(built: Path, path: Path, replace: bool) -> None:
     settle(path)
-    if not path.exists():
-        disk.replace(built, path)
+    if not replace or not path.exists():
+        disk.replace(built, path)  # the system refuses it if another writer was faster
         disk.sync_directory(path.parent)
         return
     disk.replace(built, _ready(path))

@@ -16,16 +16,16 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from agent_forge.errors import (
+    AlreadyExists,
     CannotWrite,
     ConfigError,
     DamagedFile,
     DiskFull,
     ForgeError,
     HostileInput,
-    NotFinite,
 )
 from agent_forge.merge.engine import merge
-from agent_forge.merge.output import clear_leftovers, write, write_combos
+from agent_forge.merge.output import clear_leftovers, refuse_existing, write, write_combos
 from agent_forge.merge.recipe import Recipe
 from agent_forge.store import files
 from tests.command_line import Forge
@@ -92,7 +92,7 @@ def test_a_flipped_bit_that_makes_a_nan(root: Path, tmp_path: Path) -> None:
     state = load_file(root / "b" / FILE)
     state["model.norm.weight"][3] = float("inf")
     save_file(state, root / "b" / FILE)
-    refused(recipe(root), tmp_path, NotFinite, r"model\.norm\.weight")
+    refused(recipe(root), tmp_path, DamagedFile, rf"b/{FILE} is damaged: model\.norm\.weight")
 
 
 @pytest.mark.parametrize("name", ["model.layers.1.mlp.up_proj.weight", "lm_head.weight"])
@@ -224,3 +224,65 @@ def test_an_interrupt_leaves_nothing(
     result = forge(f"merge --models {root}/a,{root}/b out")
     assert result.code == 130 and "nothing was written" in result.err
     assert len(seen) == 5
+
+
+@pytest.mark.parametrize("eight", [False, True], ids=["one", "eight"])
+def test_an_interrupt_removes_the_folders_it_made(root: Path, tmp_path: Path, eight: bool) -> None:
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        if eight:
+            write_combos(recipe(root, "combo", combo=0), tmp_path / "x" / "out", progress=stop)
+        else:
+            write(merge(recipe(root)), tmp_path / "x" / "out", progress=stop)
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_what_holds_a_parent_is_never_replaced(root: Path, tmp_path: Path, force: bool) -> None:
+    """Only asked, not done: nothing is lost even if it were answered wrongly."""
+    linked = root / "linked"
+    linked.mkdir()
+    (linked / FILE).symlink_to(root / "b" / FILE)
+    models = [{"model": str(root / "a")}, {"model": str(linked)}]
+    merged = merge(Recipe.model_validate({"merge_method": "linear", "models": models}))
+    for place in (root / "a", root / "b", root, tmp_path, Path("/"), Path(), Path("..")):
+        with pytest.raises(ConfigError, match=r"(is|holds) (a parent of|the current)"):
+            refuse_existing(place, merged, force)
+    with pytest.raises(ConfigError, match="not the name of a folder"):
+        refuse_existing(root / "c" / "none" / "..", merged, force)
+
+
+def test_force_replaces_nothing_but_models(root: Path, tmp_path: Path) -> None:
+    file, notes, link = (root / name for name in ("file", "notes", "link"))
+    file.write_text("mine")
+    notes.mkdir()
+    (notes / "notes.txt").write_text("mine")
+    link.symlink_to(root / "c")
+    merged = merge(recipe(root, models=[{"model": str(root / n)} for n in "ab"]))
+    before = hashes(root)
+    for place in (file, notes, link):
+        with pytest.raises(AlreadyExists, match=f"{place.name} is neither a model nor an empty"):
+            write(merged, place, force=True)
+    assert hashes(root) == before and link.is_symlink()
+    write(merged, root / "c", force=True)  # a model that is no parent
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["while merging", "while publishing"])
+def test_the_second_of_two_writers_refuses(
+    root: Path, tmp_path: Path, late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, began = tmp_path / "good", []
+
+    def other(*_: object) -> None:
+        if not began:
+            began.append(1)
+            write(merge(recipe(root, "slerp")), out)
+
+    real = files.settle
+    if late:  # after the last look at the folder
+        monkeypatch.setattr(files, "settle", lambda path: (other(), real(path))[1])
+    with pytest.raises(CannotWrite if late else AlreadyExists, match=r"not empty|exists|denied"):
+        write(merge(recipe(root)), out, progress=None if late else other)
+    assert "slerp" in (out / "README.md").read_text()
+    files.verify(out)

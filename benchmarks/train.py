@@ -3,7 +3,7 @@
     python benchmarks/train.py --data FOLDER     measure what is missing, write docs/training.md
     python benchmarks/train.py --tables          write it from what is there
 
-FOLDER holds tinystories/, wikitext2/, tiny_shakespeare/, gsm8k/ and boolq/ as published. Cells are
+FOLDER holds tinystories/, wikitext2/ and tiny_shakespeare/ as their authors publish them. Cells are
 compared by CPU seconds of one thread; evaluation is not counted. A cell that was measured is not
 measured again. Preset `tiny` unless a cell says otherwise; rows of 128 tokens, 16 of them a step.
 """
@@ -20,7 +20,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -49,9 +49,7 @@ NAME = "train"
 ROWS, LENGTH, STEPS, EVERY = 16, 128, 120, 10
 HELD_OUT = 2  # batches of 32 rows
 SEEDS = (0, 1, 2)
-CHOOSING = ("gsm8k", "boolq")  # texts that the settings were chosen on; they judge nothing
 CORPORA = ("tiny_shakespeare", "tinystories", "wikitext2", "tasks")
-TEXTS = (*CORPORA[:-1], *CHOOSING)
 ADAMW_RATES = (5e-4, 1e-3, 3e-3)
 ABLATION_SECONDS = 35.0
 EASY = tuple(name for name, family in tasks.FAMILIES.items() if family.learnable)
@@ -66,26 +64,10 @@ def documents(corpus: str) -> tuple[list[str], list[str]]:
     if corpus == "tinystories":
         stories = json.loads((DATA / corpus / "tinystories_1000.json").read_text(encoding="utf-8"))
         return stories[:900], stories[900:]
-    if corpus == "boolq":
-        return nine_tenths(line["query"] for line in lines_of(corpus, "boolq_validation.jsonl"))
-    if corpus == "gsm8k":
-        rows = lines_of(corpus, "train.jsonl")
-        return nine_tenths(f"{row['question']}\n{row['answer']}" for row in rows)
     file = {"tiny_shakespeare": "input.txt", "wikitext2": "valid.txt"}[corpus]
     text = (DATA / corpus / file).read_text(encoding="utf-8")
     cut = int(0.9 * len(text))
     return [text[:cut]], [text[cut:]]
-
-
-def lines_of(corpus: str, file: str) -> list[dict[str, str]]:
-    text = (DATA / corpus / file).read_text(encoding="utf-8")
-    return [json.loads(line) for line in text.splitlines()]
-
-
-def nine_tenths(texts: Iterable[str]) -> tuple[list[str], list[str]]:
-    unique = list(dict.fromkeys(texts))
-    cut = len(unique) * 9 // 10
-    return unique[:cut], unique[cut:]
 
 
 def items(split: str, count: int) -> list[tasks.Task]:
@@ -330,29 +312,6 @@ def best_rate(corpus: str) -> float:
     return min(losses, key=lambda rate: losses[rate])
 
 
-SETTINGS: dict[str, dict[str, Any]] = {
-    "as chosen": {},
-    "momentum 0.95": {"momentum": 0.95},
-    "AdamW part at 0.003": {"fallback_lr": 3e-3},
-    "AdamW part at 0.012": {"fallback_lr": 1.2e-2},
-    "matrices at 0.005": {"muon_lr": 5e-3},
-    "matrices at 0.02": {"muon_lr": 2e-2},
-    "Newton-Schulz k=5": {"ns_steps": 5},
-}
-
-
-def settings_cells() -> Iterator[Any]:
-    """Around the settings of ours: one seed, two texts that judge nothing else."""
-    for corpus in CHOOSING:
-        for name, changes in SETTINGS.items():
-
-            def work(corpus: str = corpus, changes: Any = changes) -> dict[str, Any]:
-                model = seeded(0, lambda: ForgeNetwork(preset("tiny")))
-                return run(model, muon(model, **changes), language_loss, corpus, 0, steps=STEPS)
-
-            yield {"study": "settings", "corpus": corpus, "variant": name, "seed": 0}, work
-
-
 VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "ours": ({}, {}),
     "plain GPT": ({}, {}),
@@ -577,20 +536,10 @@ def speed_table(rows: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
-def settings_table(rows: list[dict[str, Any]]) -> list[str]:
-    lines = [f"| settings | {' | '.join(CHOOSING)} |", "|---|" + "---|" * len(CHOOSING)]
-    for name in SETTINGS:
-        found = {r["corpus"]: r["loss"] for r in rows if r.get("variant") == name}
-        if all(corpus in found for corpus in CHOOSING):
-            lines.append(f"| {name} | {' | '.join(f'{found[c]:.3f}' for c in CHOOSING)} |")
-    return lines
-
-
 def write_tables() -> None:
     rows = measured()
     sections = {
         "optimizer": optimizer_table(rows),
-        "settings": settings_table([r for r in rows if r["study"] == "settings"]),
         "architecture": architecture_table(rows),
         "speed": speed_table(rows),
     }
@@ -614,10 +563,10 @@ def main() -> None:
         return
     torch.set_num_threads(1)
     if not asked.tables:
-        if not all((asked.data / corpus).is_dir() for corpus in TEXTS):
-            parser.error(f"{asked.data} needs the folders {', '.join(TEXTS)}")
+        if not all((asked.data / corpus).is_dir() for corpus in CORPORA[:-1]):
+            parser.error(f"{asked.data} needs the folders {', '.join(CORPORA[:-1])}")
         DATA = asked.data
-        studies = (optimizer_cells, settings_cells, architecture_cells, speed_cells)
+        studies = (optimizer_cells, architecture_cells, speed_cells)
         for study in studies:
             if asked.study and not study.__name__.startswith(asked.study):
                 continue

@@ -123,6 +123,7 @@ def test_what_mergekit_users_write_is_accepted() -> None:
         """
         models:
           - model: {model: {path: a}, lora: {path: x}}
+            parameters:
           - model: b
             parameters: {density: [1, 0.7, 0.1], weight: 1e-1}
         base_model: base

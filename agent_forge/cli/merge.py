@@ -42,7 +42,7 @@ def merge(
         None, "--max-ram", metavar="MB", min=1, help="Refuse to use more memory than this."
     ),
     threads: int = typer.Option(0, "--threads", min=0, help="CPU threads; 0 = all cores."),
-    force: bool = typer.Option(False, "--force", help="Replace OUT if it exists."),
+    force: bool = typer.Option(False, "--force", help="Replace an earlier model in OUT."),
     dry_run: bool = typer.Option(False, "--dry-run", help="Only check, and say what it takes."),
     as_json: bool = JSON,
 ) -> None:

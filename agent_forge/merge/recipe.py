@@ -46,7 +46,7 @@ def _type_name(value: str) -> str:
 
 Reference = Annotated[str, BeforeValidator(_reference), Field(min_length=1)]
 TypeName = Annotated[str, AfterValidator(_type_name)]
-Parameters = dict[str, Any]
+Parameters = Annotated[dict[str, Any], BeforeValidator(lambda v: {} if v is None else v)]
 
 
 class ModelInput(Settings):

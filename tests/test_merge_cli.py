@@ -115,6 +115,10 @@ def test_a_dry_run_that_says_no(forge: Forge) -> None:
         (f"merge {MODELS} m", 2, "m holds a parent"),
         (f"merge {MODELS} . --force", 2, ". holds a parent"),
         (f"merge {MODELS} --max-ram 5 out", 5, "MB of memory"),
+        (f"merge {MODELS} --base m/base out", 2, "linear has no base"),
+        (f"merge {MODELS} --base m/base --method linear out", 2, "linear has no base"),
+        ("merge m/a out", 2, "m/a is a folder, not a recipe"),
+        (f"merge {MODELS} --set parameters.weight=.inf out", 2, "inf is not a finite number"),
     ],
 )
 def test_mistakes(line: str, code: int, told: str, forge: Forge) -> None:

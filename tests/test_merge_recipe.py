@@ -23,6 +23,8 @@ from agent_forge.merge.recipe import (
 )
 
 TWO: dict[str, Any] = {"merge_method": "linear", "models": [{"model": "a"}, {"model": "b"}]}
+STACK: dict[str, Any] = {"merge_method": "passthrough", "models": [{"model": "a"}]}
+CRUMBS: dict[str, Any] = {"merge_method": "breadcrumbs", "base_model": "base"}
 LAYERS = 3
 
 
@@ -54,6 +56,15 @@ def plan(text: str) -> dict[str, Any]:
         ({"parameters": {"weight": 1e39}}, "is not a finite number"),
         ({"parameters": {"normalize": 3}}, "3 is not true or false"),
         ({"parameters": {"weight": {"vale": 1}}}, "conditional value"),
+        ({"parameters": {"weight": []}}, r"parameters\.weight: the list is empty"),
+        ({"parameters": {"weight": {"value": []}}}, "the list is empty"),
+        ({"parameters": {"weight": [1, {"value": 2}]}}, "numbers, or conditional values, not both"),
+        ({"parameters": {"weight": [[1], [2]]}}, "numbers, or conditional values, not both"),
+        ({**STACK, "parameters": {"scale": [None, 1]}}, "numbers, or conditional values"),
+        ({"merge_method": "slerp", "parameters": {"t": 1.5}}, "1.5 is not between 0.0 and 1.0"),
+        ({**CRUMBS, "parameters": {"density": 1.1}}, "1.1 is not between"),
+        ({**CRUMBS, "parameters": {"density": [0.1, -0.1]}}, "-0.1 is not between"),
+        ({**CRUMBS, "parameters": {"gamma": -1}}, "-1.0 is not between"),
         ({"chat_template": "auto"}, "unknown key 'chat_template'"),
         ({"modules": {}}, "unknown key 'modules'"),
         ({"dtype": "bfloat15"}, "did you mean 'bfloat16'"),
@@ -76,13 +87,30 @@ def plan(text: str) -> dict[str, Any]:
         ),
         (
             {"models": [{"model": "a", "weight": 1}, {"model": "b"}]},
-            "unknown key 'models.0.weight'",
+            "unknown key 'models.0.weight'; known: model, parameters",
         ),
+        ({"models": [{"model": {"model": {"path": "a", "revision": "x"}}}]}, "a valid string"),
     ],
 )
 def test_what_a_recipe_cannot_say(change: dict[str, Any], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         parse_recipe(yaml.safe_dump({**TWO, **change}))
+
+
+def test_a_recipe_without_a_method() -> None:
+    with pytest.raises(ConfigError, match="merge_method is missing; known: linear, slerp"):
+        parse_recipe(yaml.safe_dump({"models": TWO["models"]}))
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_a_filter_that_matches_nothing(own: bool) -> None:
+    setting = [{"filter": "atn", "value": 1}, {"filter": "lm_head", "value": 2}, {"value": 3}]
+    given = {"parameters": {"weight": setting}}
+    models = [{"model": "a", **(given if own else {})}, {"model": "b"}]
+    with pytest.raises(ConfigError, match=r"parameters\.weight: the filter 'atn' matches no"):
+        plan(yaml.safe_dump({**TWO, "models": models, **({} if own else given)}))
+    setting[0]["filter"] = "attn"
+    assert plan(yaml.safe_dump({**TWO, **given}))
 
 
 def test_an_unreadable_file(tmp_path: Path) -> None:
@@ -95,6 +123,7 @@ def test_what_mergekit_users_write_is_accepted() -> None:
         """
         models:
           - model: {model: {path: a}, lora: {path: x}}
+            parameters:
           - model: b
             parameters: {density: [1, 0.7, 0.1], weight: 1e-1}
         base_model: base
@@ -175,6 +204,7 @@ def test_slices_stack_layers() -> None:
     ("slices", "told"),
     [
         ("[{sources: [{model: a, layer_range: [0, 4]}]}]", "has 3 layers, not 4"),
+        ("[{sources: [{model: a, layer_range: [-1, 2]}]}]", r"layer_range\.0.* \(got -1\)"),
         ("[{sources: [{model: a, layer_range: [2, 2]}]}]", "at least one"),
         (
             "[{sources: [{model: a, layer_range: [0, 1]}, {model: b, layer_range: [0, 2]}]}]",

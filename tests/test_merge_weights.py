@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from agent_forge.errors import ConfigError, DamagedFile, HostileInput, NotFound
 from agent_forge.merge.engine import Parents, merge
@@ -171,6 +171,30 @@ def test_adapters_that_cannot_be_applied(
         open_weights(lora)
 
 
+@pytest.mark.parametrize("settings", [{"r": None}, {"r": 0}, {"lora_alpha": None}])
+def test_an_adapter_without_a_rank_or_a_scale(settings: dict[str, Any], tmp_path: Path) -> None:
+    root = make_models(tmp_path / "m")
+    lora = adapter(tmp_path / "lora", **settings)
+    with pytest.raises(DamagedFile, match=r"adapter_config\.json is damaged: r and lora_alpha"):
+        open_weights(f"{root / 'base'}+{lora}")
+    (lora / "adapter_config.json").write_text("[]")
+    for place in (lora, f"{root / 'base'}+{lora}"):
+        with pytest.raises(DamagedFile, match="not a record"):
+            open_weights(place)
+
+
+@pytest.mark.parametrize("part", ["lora_A", "lora_B", "norm", "turned"])
+def test_an_adapter_whose_shapes_do_not_fit(part: str, tmp_path: Path) -> None:
+    root = make_models(tmp_path / "m")
+    lora = adapter(tmp_path / "lora", fan_in_fan_out=part == "turned")
+    path = lora / "adapter_model.safetensors"
+    state = {n: t[:-1].clone() if part in n else t for n, t in load_file(path).items()}
+    save_file(state, path)
+    name = "norm" if part == "norm" else "up_proj"
+    with pytest.raises(ConfigError, match=rf"do not fit .*{name}\.weight of "):
+        open_weights(f"{root / 'base'}+{lora}")
+
+
 def test_an_adapter_for_another_model(tmp_path: Path) -> None:
     base = save(tmp_path / "g", tuned(0, "gpt2"), family("gpt2")[1])
     with pytest.raises(ConfigError, match="no counterpart"):
@@ -257,6 +281,17 @@ def test_different_vocabularies_need_a_word(vocabularies: Path) -> None:
 
 
 # -- preflight ------------------------------------------------------------------------------------
+
+
+def test_a_model_without_a_config_is_named(tmp_path: Path) -> None:
+    root = make_models(tmp_path / "m")
+    (root / "a" / "config.json").unlink()
+    report = preflight(linear(root / "a", root / "b"), tmp_path / "out")
+    assert report.verdict == "no"
+    assert [p.what for p in report.problems] == [f"{root}/a has no config.json"]
+    (root / "b" / "config.json").unlink()
+    report = preflight(linear(root / "a", root / "b"), tmp_path / "out")
+    assert report.verdict == "with care" and len(report.problems) == 2
 
 
 def test_models_that_fit(tmp_path: Path) -> None:

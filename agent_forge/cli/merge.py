@@ -42,7 +42,7 @@ def merge(
         None, "--max-ram", metavar="MB", min=1, help="Refuse to use more memory than this."
     ),
     threads: int = typer.Option(0, "--threads", min=0, help="CPU threads; 0 = all cores."),
-    force: bool = typer.Option(False, "--force", help="Replace OUT if it exists."),
+    force: bool = typer.Option(False, "--force", help="Replace an earlier model in OUT."),
     dry_run: bool = typer.Option(False, "--dry-run", help="Only check, and say what it takes."),
     as_json: bool = JSON,
 ) -> None:
@@ -96,15 +96,27 @@ def _recipe(given: dict[str, Any], sets: list[str], paths: list[Path]) -> Recipe
     """The file, then the options, then --set: the later ones stand."""
     from agent_forge.config.load import check, parse_set, read_file
     from agent_forge.config.load import merge as joined
+    from agent_forge.errors import ConfigError
     from agent_forge.merge.recipe import Recipe
 
+    if len(paths) == 2 and paths[0].is_dir():
+        raise ConfigError(
+            f"{paths[0]} is a folder, not a recipe",
+            hint=f"name the file ({paths[0] / 'recipe.yml'}), or the models with --models",
+        )
     data = read_file(paths[0]) if len(paths) == 2 else {}
     data = joined(data, given)
     for item in sets:
         data = joined(data, parse_set(item))
     if "models" in given and not {"merge_method", "combo"} & set(data):
         data["merge_method"] = "linear"
-    return check(Recipe, data, str(paths[0]) if len(paths) == 2 else "the options")
+    recipe = check(Recipe, data, str(paths[0]) if len(paths) == 2 else "the options")
+    if "base_model" in given and recipe.method().base == "ignored":
+        raise ConfigError(
+            f"{recipe.merge_method} has no base, so --base has no meaning",
+            hint="leave it out, or list it among the models to merge it too",
+        )
+    return recipe
 
 
 def _write(

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -143,6 +143,8 @@ def merge(low: Mapping[str, Any], high: Mapping[str, Any]) -> Data:
 
 def did_you_mean(name: str, known: Sequence[str]) -> str:
     """The end of an error about an unknown name: the nearest known one, or all of them."""
+    if not known:
+        return ""
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     return f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(known)}"
 
@@ -248,8 +250,12 @@ def _problem(cls: type[BaseModel], details: Any) -> str:
 
 def _fields_at(cls: type[BaseModel], path: Sequence[str]) -> list[str]:
     for part in path:
-        inner = cls.model_fields[part].annotation
-        if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
+        if part.isdigit():  # a place in a list
+            continue
+        field = cls.model_fields.get(part)
+        options = (field.annotation, *get_args(field.annotation)) if field else ()
+        classes = [c for c in options if isinstance(c, type) and issubclass(c, BaseModel)]
+        if not classes:
             return []
-        cls = inner
+        cls = classes[0]
     return list(cls.model_fields)

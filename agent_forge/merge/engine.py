@@ -39,7 +39,7 @@ class Note(NamedTuple):
 
     name: str
     problem: str
-    combo: int
+    combo: int | None = None
 
 
 class Merged(Weights):

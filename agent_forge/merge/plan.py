@@ -10,9 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from agent_forge.errors import ConfigError, DamagedFile
+from agent_forge.errors import ConfigError
 from agent_forge.merge.inputs import Cache
-from agent_forge.merge.recipe import ADDS_BASE, Parameters, Recipe, Slice, Source, first_value
+from agent_forge.merge.recipe import (
+    ADDS_BASE,
+    Parameters,
+    Recipe,
+    Slice,
+    Source,
+    filters,
+    first_value,
+)
 from agent_forge.merge.vocabulary import Vocabulary, align
 from agent_forge.merge.weights import (
     BEFORE_LAYERS,
@@ -106,7 +114,19 @@ def make_plan(recipe: Recipe, parents: Parents) -> Plan:
             jobs.update(outer.outside_layers(before=False))
     if not jobs:
         raise ConfigError("there is nothing to merge: the models hold no tensors")
+    _check_filters(recipe, jobs)
     return Plan(recipe, models, jobs, vocabulary, done)
+
+
+def _check_filters(recipe: Recipe, jobs: Mapping[str, Job]) -> None:
+    """A filter that matches nothing is a slip; a tied head counts, though it has no tensor."""
+    names = {name for job in jobs.values() for _, name in job.inputs} | {*jobs, "lm_head.weight"}
+    for where, wanted in filters(recipe):
+        if not any(wanted in name for name in names):
+            raise ConfigError(
+                f"{where}: the filter {wanted!r} matches no tensor",
+                hint=f"a filter is a part of a name, such as {next(iter(jobs))}",
+            )
 
 
 def _whole(recipe: Recipe, models: Mapping[str, Weights]) -> Slice:
@@ -151,7 +171,7 @@ class _Planner:
         self.own = {s.model: s.parameters for s in part.sources}
         for ref, start in self.first.items():
             length = part.sources[0].layer_range[1] - part.sources[0].layer_range[0]
-            if start < 0 or start + length > layer_count(models[ref]):
+            if start + length > layer_count(models[ref]):
                 raise ConfigError(
                     f"{ref} has {layer_count(models[ref])} layers, not {start + length}"
                 )
@@ -175,6 +195,12 @@ class _Planner:
 
     def _job(self, name: str, places: dict[str, Place], position: float) -> Job:
         found = {ref: (ref, _find(self.models[ref], place[1])) for ref, place in places.items()}
+        if lacking := [ref for ref, (_, at) in found.items() if not at]:
+            having = ", ".join(ref for ref in found if ref not in lacking)
+            raise ConfigError(
+                f"tensor {name!r} is in {having} but missing in {', '.join(lacking)}",
+                hint="only models of the same architecture can be merged",
+            )
         specs = {ref: self.models[ref].specs[at] for ref, (_, at) in found.items()}
         if len({spec.shape for spec in specs.values()}) > 1:
             shapes = ", ".join(f"{ref}: {list(spec.shape)}" for ref, spec in specs.items())
@@ -224,15 +250,11 @@ def _names_at(weights: Weights, layer: int | None) -> list[str]:
 
 
 def _find(weights: Weights, name: str) -> str:
-    """The name in a model; a tied head is its embedding."""
+    """The name in a model, if it is there; a tied head is its embedding."""
     if name in weights.specs:
         return name
     if HEAD.search(name) and weights.config.get("tie_word_embeddings") is not False:
         for other in weights:
             if TOKEN_EMBEDDING.search(other):
                 return other
-    raise DamagedFile(
-        weights.label,
-        f"tensor {name!r} is missing, but another model of the merge has it",
-        hint="only models of the same architecture can be merged",
-    )
+    return ""

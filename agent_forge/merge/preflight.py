@@ -96,7 +96,13 @@ def _only(ref: str) -> dict[str, Any]:
 
 def _compare_configs(report: Preflight, models: dict[str, Weights]) -> None:
     """Architecture, tied weights, positions, and whatever else shapes the network."""
-    (first_ref, first), *others = models.items()
+    known = {ref: weights for ref, weights in models.items() if weights.config}
+    for ref in (ref for ref in models if ref not in known):
+        level: Literal["error", "warning"] = "error" if known else "warning"
+        report.add(
+            level, f"{ref} has no config.json", "put the one of its model beside its weights"
+        )
+    (first_ref, first), *others = (known or models).items()
     report.facts["architecture"] = (first.config.get("architectures") or ["unknown"])[0]
     for ref, weights in others:
         pair = f"{first_ref} and {ref}"
@@ -116,9 +122,12 @@ def _compare_configs(report: Preflight, models: dict[str, Weights]) -> None:
             one, two = first.config.get(key), weights.config.get(key)
             if one == two or key in WITHOUT_EFFECT or key in HANDLED:
                 continue
-            level: Literal["warning", "note"] = "warning" if "rope" in key else "note"
             remedy = f"the result takes that of {first_ref}"
-            report.add(level, f"{pair} differ in {key}: {one!r} and {two!r}", remedy)
+            report.add(
+                "warning" if "rope" in key else "note",
+                f"{pair} differ in {key}: {one!r} and {two!r}",
+                remedy,
+            )
 
 
 HANDLED = ("architectures", "model_type", "tie_word_embeddings", "vocab_size")

@@ -23,6 +23,7 @@ from agent_forge.merge.methods import Method
 TYPES = ("bfloat16", "float16", "float32", "float64")
 EVERYWHERE = {"int8_mask"}  # a memory option of mergekit; masks are never stored here
 RANGES = {"drop_rate": (0.0, 0.9999), "keep": (0.0001, 1.0)}
+RANGES |= dict.fromkeys(("density", "gamma", "t"), (0.0, 1.0))
 LARGEST = 3.4e38  # what fp32 can hold
 OURS = ("combo", "seed", "layers", "parents")
 
@@ -32,7 +33,7 @@ def _reference(value: Any) -> Any:
     if isinstance(value, Mapping) and set(value) <= {"model", "lora"}:
         parts = [value.get("model"), *([value["lora"]] if value.get("lora") else [])]
         paths = [p["path"] if isinstance(p, Mapping) and set(p) == {"path"} else p for p in parts]
-        return "+".join(str(path) for path in paths)
+        return "+".join(paths) if all(isinstance(path, str) for path in paths) else value
     return value
 
 
@@ -45,7 +46,7 @@ def _type_name(value: str) -> str:
 
 Reference = Annotated[str, BeforeValidator(_reference), Field(min_length=1)]
 TypeName = Annotated[str, AfterValidator(_type_name)]
-Parameters = dict[str, Any]
+Parameters = Annotated[dict[str, Any], BeforeValidator(lambda v: {} if v is None else v)]
 
 
 class ModelInput(Settings):
@@ -58,7 +59,9 @@ class ModelInput(Settings):
 class Source(ModelInput):
     """Some layers of a model."""
 
-    layer_range: list[int] = Field(min_length=2, max_length=2, description="first, last + 1")
+    layer_range: list[Annotated[int, Field(ge=0)]] = Field(
+        min_length=2, max_length=2, description="first, last + 1"
+    )
 
 
 class Slice(Settings):
@@ -110,6 +113,8 @@ class Recipe(Settings):
         if self.merge_method not in METHODS:
             known = did_you_mean(self.merge_method, list(METHODS))
             raise ValueError(f"unknown merge_method {self.merge_method!r}{known}")
+        if self.combo is None and "merge_method" not in self.model_fields_set:
+            raise ValueError(f"merge_method is missing; known: {', '.join(METHODS)}")
         if (self.merge_method == COMBO) != (self.combo is not None):
             raise ValueError("merge_method: combo and combo: NUMBER go together")
         if bool(self.models) == bool(self.slices):
@@ -186,6 +191,13 @@ def _values(setting: Any, where: str) -> Iterator[Any]:
             raise ValueError(f"{where}: a conditional value has `value` and perhaps `filter`")
         yield from _values(setting["value"], where)
     elif isinstance(setting, list):
+        if not setting:
+            raise ValueError(f"{where}: the list is empty")
+        plain = [not isinstance(item, Mapping) for item in setting]
+        if any(plain) and (
+            not all(plain) or any(i is None or isinstance(i, list) for i in setting)
+        ):
+            raise ValueError(f"{where}: a list holds numbers, or conditional values, not both")
         for item in setting:
             yield from _values(item, where)
     else:
@@ -268,6 +280,16 @@ def first_value(
             if value is not None:
                 return value
     return default
+
+
+def filters(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    """Where a filter stands, and what it looks for."""
+    for where, settings, _ in _groups(recipe):
+        for name, setting in settings.items():
+            for option in setting if isinstance(setting, list) else [setting]:
+                wanted = option.get("filter") if isinstance(option, Mapping) else None
+                if wanted not in (None, "*"):
+                    yield f"{where}.{name}", str(wanted)
 
 
 # -- reading and writing --------------------------------------------------------------------------

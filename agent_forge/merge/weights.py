@@ -223,7 +223,7 @@ def _open_file(path: Path) -> Mapping[str, Tensor]:
 
 
 def _base_of_adapter(folder: Path) -> Weights:
-    base = str(files.read_json(folder / ADAPTER).get("base_model_name_or_path") or "")
+    base = str(_adapter_settings(folder).get("base_model_name_or_path") or "")
     if not base or not Path(base).exists():
         raise NotFound(
             f"{folder} is an adapter for {base or 'an unnamed base'}, which is not on this machine",
@@ -232,11 +232,18 @@ def _base_of_adapter(folder: Path) -> Weights:
     return open_weights(base)
 
 
+def _adapter_settings(folder: Path) -> dict[str, Any]:
+    settings = files.read_json(folder / ADAPTER)
+    if not isinstance(settings, dict):
+        raise DamagedFile(folder / ADAPTER, "not a record")
+    return settings
+
+
 def adapt(base: Weights, folder: Path) -> Weights:
     """A base with a LoRA adapter on it: W + scale * B A, computed when a tensor is asked for."""
     if not (folder / ADAPTER).is_file():
         raise NotFound(f"{folder} has no {ADAPTER}", hint="name a LoRA adapter's folder")
-    settings = files.read_json(folder / ADAPTER)
+    settings = _adapter_settings(folder)
     path = next((folder / name for name in ADAPTER_FILES if (folder / name).is_file()), None)
     if path is None:
         raise DamagedFile(folder, f"it has none of {', '.join(ADAPTER_FILES)}")
@@ -245,10 +252,21 @@ def adapt(base: Weights, folder: Path) -> Weights:
             raise ConfigError(f"{folder}: {key!r} of an adapter is not supported")
     if str(settings.get("peft_type", "LORA")).upper() != "LORA":
         raise ConfigError(f"{folder}: only LoRA adapters are supported")
-    pairs, replaced = _split_adapter(base, _open_file(path), path)
-    rank = float(settings["r"])
-    scale = float(settings["lora_alpha"]) / (rank**0.5 if settings.get("use_rslora") else rank)
+    rank, alpha = settings.get("r"), settings.get("lora_alpha")
+    if not (isinstance(rank, int | float) and rank > 0 and isinstance(alpha, int | float)):
+        raise DamagedFile(folder / ADAPTER, "r and lora_alpha have to be numbers, and r above 0")
+    scale = alpha / (rank**0.5 if settings.get("use_rslora") else rank)
     turned = bool(settings.get("fan_in_fan_out"))
+    pairs, replaced = _split_adapter(base, _open_file(path), path)
+    for name in (*pairs, *replaced):
+        a, b = (pairs[name][half].shape for half in "AB") if name in pairs else ((), ())
+        update = (b[0], a[1]) if len(a) == len(b) == 2 and a[0] == b[1] else ()
+        shape = tuple(replaced[name].shape) if name in replaced else update[:: -1 if turned else 1]
+        if shape != base.specs[name].shape:
+            raise ConfigError(
+                f"{path}: its shapes do not fit {name} of {base.label}",
+                hint="put the adapter on the base that it was trained on",
+            )
 
     def get(name: str) -> Tensor:
         if name in replaced:

@@ -100,7 +100,14 @@ def test_a_missing_tensor(root: Path, tmp_path: Path, name: str) -> None:
     state = load_file(root / "b" / FILE)
     del state[name]
     save_file(state, root / "b" / FILE)
-    refused(recipe(root), tmp_path, DamagedFile, f"{name}' is missing")
+    refused(recipe(root), tmp_path, ConfigError, rf"{name}' is in \S*a, \S*c but missing in \S*b$")
+
+
+def test_a_tensor_too_many(root: Path, tmp_path: Path) -> None:
+    state = load_file(root / "b" / FILE)
+    save_file({**state, "model.extra.weight": torch.ones(2)}, root / "b" / FILE)
+    told = r"model\.extra\.weight' is in \S*b but missing in \S*a, \S*c$"
+    refused(recipe(root), tmp_path, ConfigError, told)
 
 
 def test_different_shapes(root: Path, tmp_path: Path) -> None:

@@ -16,8 +16,7 @@ from agent_forge.cli.output import emit_json, emit_table
 from agent_forge.errors import ConfigError
 
 if TYPE_CHECKING:
-    from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
-    from agent_forge.phases.phase2_evomerge.evolve import Evolved
+    from agent_forge.phases.phase2_evomerge.evolve import Evolved, Job
     from agent_forge.phases.phase2_evomerge.evomerge import Conclusion
 
 DISK_MODELS = 14  # candidates in files, saved best models and the champion, at most
@@ -86,18 +85,23 @@ def evo(
         storage = Path(os.environ.get("FORGE_STORAGE", "storage"))
         refs = [ref.strip() for ref in base_models.split(",") if ref.strip()]
         refs = refs or [_something_to_evolve(storage, device, as_json, dry_run)]
-        where = output_dir or Path("evomerge")
-        job = evolve.Job.of(settings, refs, base, 42 if seed is None else seed, where, storage)
+        folder = output_dir or Path("evomerge")
+        job = evolve.Job.of(settings, refs, base, 42 if seed is None else seed, folder, storage)
     if dry_run:
         _plan(job, as_json)
         return
+    _run(job, _device(device), as_json)
+
+
+def _run(job: Job, device: str, as_json: bool) -> None:
+    from agent_forge.phases.phase2_evomerge.evolve import evolve
+
     watch = (lambda record: None) if as_json else _Watch()
     try:
-        outcome = evolve.evolve(job, device=_device(device), listen=watch)
+        _report(evolve(job, device=device, listen=watch), as_json)
     except KeyboardInterrupt:
         typer.echo(f"stopped; next: forge evo --resume {job.folder}", err=True)
         raise typer.Exit(130) from None
-    _report(outcome, as_json)
 
 
 def _device(device: str) -> str:
@@ -194,8 +198,8 @@ def _train(storage: Path, device: str, quiet: bool) -> str:
     return str(outcome["session_id"])
 
 
-def _plan(job: Any, as_json: bool) -> None:
-    settings: EvoMergeSettings = job.settings
+def _plan(job: Job, as_json: bool) -> None:
+    settings = job.settings
     parents = list(job.inputs.parents)
     record = {
         "parents": parents,

@@ -84,7 +84,9 @@ class CognateSettings(PhaseSettings):
     control: bool = Field(
         True, description="train one model on everything for as long as the three together"
     )
-    items_per_family: int = Field(6000, ge=10, description="generated tasks of each family")
+    items_per_family: int = Field(
+        6000, ge=10, le=1_000_000, description="generated tasks of each family"
+    )
     max_level: int = Field(20, ge=1, le=100, description="difficulty of the generated tasks")
     families: list[str] = Field(
         [], description="families of generated tasks; none = those that small models learn"
@@ -94,7 +96,7 @@ class CognateSettings(PhaseSettings):
     datasets: list[str] = Field([], description="real datasets to learn from besides")
     texts: list[str] = Field([], description="your own files: text or JSON lines")
     evaluation_items: int = Field(
-        2000, ge=1, description="unseen items of each domain that the result is measured on"
+        2000, ge=1, le=1_000_000, description="unseen items of each domain it is measured on"
     )
     min_diversity: float = Field(
         0.3, ge=0, le=1, description="how different the three must be (docs/phases.md)"

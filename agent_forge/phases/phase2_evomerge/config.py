@@ -41,10 +41,10 @@ class EvoMergeSettings(EvolutionSettings, PhaseSettings):
     )
     max_level: int = Field(20, ge=1, le=100, description="difficulty of the generated tasks")
     fitness_subset_size: int = Field(
-        200, ge=1, description="items of each domain that the search sees"
+        200, ge=1, le=1_000_000, description="items of each domain that the search sees"
     )
     verdict_items: int = Field(
-        2000, ge=1, description="unseen items of each domain that the verdict rests on"
+        2000, ge=1, le=1_000_000, description="unseen items of each domain that it rests on"
     )
     use_holdout_validation: bool = Field(
         True, description="stop by items that the search does not see, instead of by its own"

@@ -326,7 +326,7 @@ VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 def architecture_cells() -> Iterator[Any]:
     """Equal CPU time for all; the SwiGLU makes up for weights that a variant has more or less."""
-    for seed in SEEDS:
+    for seed in SEEDS[:2]:
         for variant in VARIANTS:
             yield architecture_cell(variant, seed)
 

@@ -350,12 +350,14 @@ def merge_into(
     """
     tensors = dict(target.state_dict()) if isinstance(target, nn.Module) else target
     parents.cache.setdefault(KEPT_DRAWS, {})
-    merged = merge(recipe, parents, threads=threads)
+    merged = merge(recipe, parents)
     for name in merged:
         if name not in tensors:
             raise ConfigError(f"the network to fill has no {name}")
-        merged.compute(name, tensors[name])
-    return merged.notes
+    with ThreadPoolExecutor(threads) as pool:  # whole tensors: runs are too small to share out
+        for _ in pool.map(lambda name: merged.compute(name, tensors[name]), merged):
+            pass
+    return sorted(merged.notes, key=lambda note: list(merged).index(note.name))
 
 
 def merge_combos(

@@ -99,7 +99,7 @@ class CognateSettings(PhaseSettings):
         2000, ge=1, le=1_000_000, description="unseen items of each domain it is measured on"
     )
     min_diversity: float = Field(
-        0.3, ge=0, le=1, description="how different the three must be (docs/phases.md)"
+        0.3, ge=0, le=1, description="how different the three must be (docs/cognate.md)"
     )
 
     @model_validator(mode="after")

@@ -4,10 +4,11 @@
 
     perplexity   1 - H / H0, bits per byte against a model that only counts bytes
     accuracy     beyond chance, where there are answers
-    speed        0.5 at the parents' cost of a token, more for a cheaper model
+    speed        0.5 at the parents' cost of a token
     memory       0.5 at the parents' bytes
 
-Speed and memory come from the shapes, not from a clock: timing noise must not choose the champion.
+Every candidate has the shape of its parents, so speed and memory are 0.5 for all and are not
+measured: a clock's noise must not choose the champion. They only damp what the others say.
 Perplexity and accuracy are means over domains. Someone's own fitness takes the place of all that.
 """
 
@@ -31,6 +32,7 @@ from agent_forge.evals.domains import Domain, beyond_chance, evaluation_hash, pe
 from agent_forge.evals.likelihood import Outcome
 from agent_forge.evals.subject import Prepared, Subject
 
+OF_ONE_SHAPE = {"speed": 0.5, "memory": 0.5}
 PARTS = ("perplexity", "accuracy", "speed", "memory")
 CUSTOM_SECONDS = 3600.0
 
@@ -100,7 +102,7 @@ class DomainFitness:
             if domain.exact:
                 raw[f"{domain.name}/accuracy"] = outcome.accuracy
                 accuracy.append((share, beyond_chance(outcome.accuracy, domain.chance)))
-        parts = {"speed": 0.5, "memory": 0.5, "perplexity": _mean(perplexity)}
+        parts = {**OF_ONE_SHAPE, "perplexity": _mean(perplexity)}
         if accuracy:
             parts["accuracy"] = _mean(accuracy)
         weights = {name: weight for name, weight in self.weights.items() if name in parts}

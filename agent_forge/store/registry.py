@@ -429,8 +429,8 @@ class ModelRegistry:
 
     def _refuse_foreign(self) -> None:
         """Someone else's database, or a newer one of ours, is left as it is."""
-        owner, version = self._version()
         tables = self._read("SELECT count(*) FROM sqlite_master")[0][0]
+        owner, version = self._version()  # after the count: another process may be making it
         if tables and owner != APPLICATION_ID:
             raise DamagedFile(self.db_path, "a SQLite database, but not a model registry")
         if version > len(MIGRATIONS):

@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -119,6 +120,25 @@ def test_ten_processes_may_make_the_database_at_once(root: Path) -> None:
     pids = [forked(lambda n=n: make(n)) for n in range(10)]  # type: ignore[misc]
     assert exit_codes(pids) == [0] * 10
     assert len(ModelRegistry(path).get_all_sessions()) == 10
+
+
+@pytest.mark.parametrize("look", range(5))
+def test_another_process_may_make_the_database_between_two_looks(
+    root: Path, look: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = root / "registry" / "model_registry.db"
+    read, looks = ModelRegistry._read, 0
+
+    def late(self: ModelRegistry, *args: Any) -> Any:
+        nonlocal looks
+        looks += 1
+        if looks == look + 1:
+            assert exit_codes([forked(lambda: ModelRegistry(path))]) == [0]
+        return read(self, *args)
+
+    monkeypatch.setattr(ModelRegistry, "_read", late)
+    ModelRegistry(path).create_session("s", {})
+    assert looks > look
 
 
 def write_for(path: Path, worker: int, seconds: float) -> None:

@@ -5,31 +5,36 @@
     python benchmarks/evomerge.py --tables                     write the tables from what is there
 
 Studies: `tiny` and `small` train Phase 1 (three seeds, one for `small`) and evolve its specialists;
-`operators` evolves the first seed's again, each time without one operator, at equal evaluations.
-A cell that was measured is not measured again; W keeps models between calls.
+`stories` makes three fine-tunes of a small Llama on real text (needs AGENT_FORGE_DATA) and evolves
+them; `operators` evolves the specialists of `tiny` again, each time with one operator changed, at
+equal evaluations. A cell that was measured is not measured again; W keeps models between calls.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
+import subprocess
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from finetunes import DOMAINS
 from results import done, record, write_section
 
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
 from agent_forge.phases.phase2_evomerge.evolve import Job, evolve
+from agent_forge.phases.phase2_evomerge.sources import of_session
 from agent_forge.pipeline.config import load_config
-from agent_forge.pipeline.orchestrator import PipelineOrchestrator
 from agent_forge.platform import peak_memory_bytes
 
 NAME = "evomerge"
-SEEDS = {"tiny": (1, 2, 3), "small": (1,)}
-GENERATIONS = {"tiny": 20, "small": 30}
+SEEDS = {"tiny": (1, 2, 3), "small": (1,), "stories": (1, 2, 3)}
+GENERATIONS = {"tiny": 20, "small": 30, "stories": 20}
 RIVALS = {
     "best parent": "best parent",
     "base": "trunk",
@@ -37,7 +42,8 @@ RIVALS = {
     "best combo of generation 0": "generation 0",
     "joint training": "joint training",
 }
-WITHOUT: dict[str, dict[str, Any]] = {
+SHOWN = ("quality", "champion")
+CHANGED: dict[str, dict[str, Any]] = {
     "as it is": {},
     "noise alone": {"recipe_mutation": 0.0},
     "recipe alone": {"recipe_mutation": 1.0},
@@ -49,48 +55,63 @@ WITHOUT: dict[str, dict[str, Any]] = {
 def specialists(preset: str, seed: int, work: Path) -> str:
     """The session of Phase 1 with this preset and seed; trained if it is not there."""
     session = f"{preset}_{seed}"
-    config = load_config(
-        preset=preset, sets=(f"runtime.seed={seed}", f"storage.root={work}", "runtime.threads=1")
-    )
-    there = (work / "sessions" / session).exists()
-    outcome = PipelineOrchestrator(config=config, session_id=session, resume=there).run(
-        only="cognate"
-    )
-    if not outcome["success"]:
-        raise SystemExit(f"{session}: {outcome['error']}")
+    if of_session(session, work) is None:
+        words = ["run", "--preset", preset, "--only", "cognate", "--session", session]
+        words += ["--set", f"runtime.seed={seed}"]
+        if (work / "sessions" / session).exists():
+            words = ["resume", session]
+        forge = Path(sys.executable).with_name("forge")
+        # In a process of its own, so that its memory is not counted here.
+        subprocess.run([forge, *words, "--storage", str(work)], check=True)
     return session
 
 
-def evolved(preset: str, seed: int, work: Path, name: str, **changes: Any) -> dict[str, Any]:
-    """One evolution of Phase 1's specialists, and what came out on unseen items."""
+def job_of(study: str, seed: int, work: Path, name: str, **changes: Any) -> Job:
+    """The evolution of a study's three models; they are trained if they are not there."""
+    settings: dict[str, Any] = {"generations": GENERATIONS[study], "early_stopping": False}
+    base = None
+    if study == "stories":
+        place = work / f"stories_{seed}"
+        tune = [sys.executable, str(Path(__file__).with_name("finetunes.py")), str(place)]
+        subprocess.run([*tune, "--seed", str(seed)], check=True)
+        made = [place / domain for domain in DOMAINS]
+        refs, base = [str(folder) for folder in made], str(place / "base")
+        settings["data"] = [f"{folder}.jsonl" for folder in made]
+    else:
+        refs = [specialists(study, seed, work)]
+        settings["max_level"] = load_config(preset=study).phases.evomerge.max_level
+    folder = work / f"evo_{study}_{seed}_{name}"
+    return Job.of(EvoMergeSettings(**{**settings, **changes}), refs, base, seed, folder, work)
+
+
+def evolved(study: str, seed: int, work: Path, name: str, **changes: Any) -> dict[str, Any]:
+    """One evolution, and what came out on unseen items."""
     torch.set_num_threads(1)
-    session = specialists(preset, seed, work)
-    level = load_config(preset=preset).phases.evomerge.max_level
-    settings = EvoMergeSettings(
-        generations=GENERATIONS[preset], max_level=level, early_stopping=False, **changes
-    )
-    job = Job.of(settings, [session], None, seed, work / f"evo_{preset}_{seed}_{name}", work)
+    job = job_of(study, seed, work, name, **changes)
     began = time.process_time()
     outcome = evolve(job)
     assert outcome.conclusion is not None
     found = outcome.conclusion
+    measure = "accuracy" if "accuracy" in found.champion.parts else "bits_per_byte"
     values: dict[str, Any] = {
+        "measure": measure,
         "cpu_s": round(time.process_time() - began, 1),
         "seconds": {k: round(v, 1) for k, v in outcome.seconds.items()},
         "peak_mb": round(peak_memory_bytes() / 1e6),
+        "model_mb": round(job.inputs.nbytes / len(job.inputs.parents) / 1e6, 1),
         "origin": outcome.origin,
         "quality": round(found.champion.quality, 5),
-        "accuracy": round(found.champion.parts["accuracy"], 5),
+        "champion": round(level(found.champion.raw, measure), 5),
         "curve": [round(value, 5) for value in outcome.curve],
     }
     for rival, short in RIVALS.items():
         other = found.rivals.get(found.best_parent if rival == "best parent" else rival)
         if other is None:
             continue
-        gain = other.comparison.overall.gains["accuracy"]
+        gain = other.comparison.overall.gains[measure]
         values[short] = {
             "quality": round(other.score.quality, 5),
-            "accuracy": round(other.score.parts["accuracy"], 5),
+            "level": round(level(other.score.raw, measure), 5),
             "gain": [round(x, 5) for x in (gain.value, gain.low, gain.high)],
             "p": gain.p,
             "n": gain.n,
@@ -98,24 +119,28 @@ def evolved(preset: str, seed: int, work: Path, name: str, **changes: Any) -> di
     return values
 
 
-def cells(work: Path, study: str | None) -> Iterator[tuple[dict[str, Any], Any]]:
-    for preset, seeds in SEEDS.items():
+def level(raw: Mapping[str, float], measure: str) -> float:
+    """The mean of a measure over domains."""
+    return statistics.mean(v for name, v in raw.items() if name.endswith(f"/{measure}"))
+
+
+def cells(
+    work: Path, study: str | None
+) -> Iterator[tuple[dict[str, Any], Callable[[], dict[str, Any]]]]:
+    for name, seeds in SEEDS.items():
         for seed in seeds:
-            if study in (None, preset):
-                cell = {"study": preset, "seed": seed}
-                yield cell, lambda p=preset, s=seed: evolved(p, s, work, "main")
+            if study in (None, name):
+                yield {"study": name, "seed": seed}, partial(evolved, name, seed, work, "main")
     if study in (None, "operators"):
-        for name, changes in WITHOUT.items():
-            cell = {"study": "operators", "variant": name, "seed": 1}
-            yield cell, lambda n=name, c=changes: evolved("tiny", 1, work, n.replace(" ", "_"), **c)
-
-
-def percent(gain: float, of: float) -> str:
-    return f"{100 * gain / of:+.1f} %" if of else "-"
+        for name, changes in CHANGED.items():
+            for seed in SEEDS["tiny"]:
+                cell = {"study": "operators", "variant": name, "seed": seed}
+                folder = name.replace(" ", "_")
+                yield cell, partial(evolved, "tiny", seed, work, folder, **changes)
 
 
 def gains_table(rows: list[dict[str, Any]]) -> list[str]:
-    """Relative gain in accuracy over each rival, with the interval of the difference in points."""
+    """Relative gain over each rival, with the difference and its interval."""
     lines = [
         "| study | seed | champion | " + " | ".join(f"over {r}" for r in RIVALS.values()) + " |",
         "|---|---|---|" + "---|" * len(RIVALS),
@@ -123,36 +148,42 @@ def gains_table(rows: list[dict[str, Any]]) -> list[str]:
     for r in rows:
         if r["study"] == "operators":
             continue
+        points = r["measure"] == "accuracy"
+        factor, unit = (100, "points") if points else (1, "bits")
         columns = []
         for short in RIVALS.values():
             if short not in r:
                 columns.append("-")
                 continue
             other = r[short]
-            value, low, high = (100 * x for x in other["gain"])
+            value, low, high = (factor * x for x in other["gain"])
             p = "p < 0.001" if other["p"] < 0.001 else f"p = {other['p']:.3f}"
-            relative = percent(other["gain"][0], other["accuracy"])
-            columns.append(f"{relative} ({value:+.1f} points, {low:.1f}..{high:.1f}, {p})")
-        lines.append(
-            f"| {r['study']} | {r['seed']} | {r['accuracy']:.3f} | " + " | ".join(columns) + " |"
-        )
+            relative = 100 * other["gain"][0] / other["level"]
+            digits = 1 if points else 3
+            span = f"{value:+.{digits}f} {unit}, {low:.{digits}f}..{high:.{digits}f}, {p}"
+            columns.append(f"{relative:+.1f} % ({span})")
+        shown = f"{r['champion']:.3f}" + ("" if points else " bits a byte")
+        lines.append(f"| {r['study']} | {r['seed']} | {shown} | " + " | ".join(columns) + " |")
     return lines
 
 
 def operators_table(rows: list[dict[str, Any]]) -> list[str]:
-    lines = ["| variant | fitness as searched | quality on unseen items | accuracy |"]
-    lines.append("|---|---|---|---|")
-    for r in rows:
-        if r["study"] == "operators":
-            shown = f"{r['curve'][-1]:.4f} | {r['quality']:.4f} | {r['accuracy']:.4f}"
-            lines.append(f"| {r['variant']} | {shown} |")
+    """Each variant beside the evolution as it is, over the same seeds."""
+    mine = [r for r in rows if r["study"] == "operators"]
+    lines = ["| variant | seeds | fitness as searched | quality on unseen items | accuracy |"]
+    lines.append("|---|---|---|---|---|")
+    for name in dict.fromkeys(r["variant"] for r in mine):
+        cells = [r for r in mine if r["variant"] == name]
+        columns = ([r["curve"][-1] for r in cells], *([r[k] for r in cells] for k in SHOWN))
+        shown = " | ".join(f"{statistics.mean(values):.4f}" for values in columns)
+        lines.append(f"| {name} | {len(cells)} | {shown} |")
     return lines
 
 
 def cost_table(rows: list[dict[str, Any]]) -> list[str]:
     lines = [
-        "| study | CPU s | merging | measuring | the rest | peak MB |",
-        "|---|---|---|---|---|---|",
+        "| study | CPU s | merging | measuring | the rest | one model, MB | peak, MB |",
+        "|---|---|---|---|---|---|---|",
     ]
     for study in SEEDS:
         mine = [r for r in rows if r["study"] == study]
@@ -164,7 +195,9 @@ def cost_table(rows: list[dict[str, Any]]) -> list[str]:
             rest = whole - merge - measuring
             shares = " | ".join(f"{part / whole:.1%}" for part in (merge, measuring, rest))
             cpu = statistics.mean(r["cpu_s"] for r in mine)
-            lines.append(f"| {study} | {cpu:.0f} | {shares} | {max(r['peak_mb'] for r in mine)} |")
+            peak = max(r["peak_mb"] for r in mine)
+            model = mine[0]["model_mb"]
+            lines.append(f"| {study} | {cpu:.0f} | {shares} | {model} | {peak} |")
     return lines
 
 

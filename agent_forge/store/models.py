@@ -60,8 +60,13 @@ class ModelStorage:
         metrics: Mapping[str, Any] | None = None,
         tokenizer_files: Sequence[Path] | Mapping[str, bytes] = (),
         tags: Sequence[str] = (),
+        beside: Mapping[str, bytes] | None = None,
+        story: str = "",
     ) -> str:
-        """Save a model with all that belongs to it, register it, and return its id."""
+        """Save a model with all that belongs to it, register it, and return its id.
+
+        `beside` are further files of it, `story` is what the card tells besides the figures.
+        """
         path = model_directory(self.base_path, session_id, phase_name, model_name)
         join_tags(tags)
         self.registry.get_session_status(session_id)
@@ -89,7 +94,9 @@ class ModelStorage:
             stage.write_json("config.json", config or {})
             stage.write_json("metadata.json", record.model_dump())
             stage.write_json("metrics.json", measured)
-            stage.write_bytes("README.md", render_card(record, measured).encode())
+            stage.write_bytes("README.md", render_card(record, measured, story).encode())
+            for name, content in (beside or {}).items():
+                stage.write_bytes(name, content)
             if isinstance(tokenizer_files, Mapping):
                 for name, content in tokenizer_files.items():
                     stage.write_bytes(name, content)

@@ -128,6 +128,20 @@ def test_from_python_nothing_is_written_either(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["thesis.txt"]
 
 
+def test_nothing_is_trained_for_what_is_refused(forge: Forge, tmp_path: Path) -> None:
+    (tmp_path / "evomerge").mkdir()
+    (tmp_path / "evomerge" / "thesis.txt").write_text("years of work")
+    for line, told in (
+        ("evo", "is no evolution and holds thesis.txt"),
+        ("evo --output-dir x --set 'domain_weights={x: 1}'", "domain_weights: no 'x'"),
+        ("evo --output-dir x --set parent_weights=[1]", "1 parent_weights, 3 parents"),
+        ("evo --output-dir x --data no.txt", "no.txt"),
+    ):
+        result = forge(line)
+        assert result.code and told in result.err, result.err
+    assert [p.name for p in tmp_path.iterdir()] == ["evomerge"]
+
+
 # -- settings -------------------------------------------------------------------------------------
 
 

@@ -170,7 +170,7 @@ class EvoMerge:
         began, around = time.monotonic(), self.config.around
         device = self.config.target_device
         folder = self._checkpoint or Path(around.output_dir)
-        refuse_place(folder, [])
+        refuse_place(folder, [])  # before networks are written there
         refs = [self._on_disk(model, folder / f"{GIVEN}{i + 1}") for i, model in enumerate(models)]
         job = Job.of(
             self.config.evolution, refs, around.base, around.seed, folder, names=tuple(names)

@@ -22,7 +22,9 @@ from agent_forge.phases.phase2_evomerge.evomerge import (
     figures,
     listening,
     prepare,
+    refuse_unknown,
     resolve,
+    splits_of,
 )
 from agent_forge.phases.phase2_evomerge.nursery import Nursery
 from agent_forge.phases.phase2_evomerge.run import CACHE, JOURNAL, EvolutionRun
@@ -127,6 +129,13 @@ def settings_of(
             raise ConfigError(f"{name} is {given[name]} by --set and {value} by its own option")
     merged = join(merged, given)
     return check(EvoMergeSettings, {**merged, **changes}, config or "options")
+
+
+def check_early(settings: EvoMergeSettings, folder: Path, parents: int) -> None:
+    """What can be checked before the models are there: they may still have to be trained."""
+    refuse_place(folder, [])
+    _refuse_fewer(folder, settings.generations)
+    refuse_unknown(settings, splits_of(settings), parents)
 
 
 def opened(place: Path) -> tuple[Path, dict[str, Any]]:

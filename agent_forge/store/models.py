@@ -95,14 +95,8 @@ class ModelStorage:
             stage.write_json("metadata.json", record.model_dump())
             stage.write_json("metrics.json", measured)
             stage.write_bytes("README.md", render_card(record, measured, story).encode())
-            for name, content in (beside or {}).items():
-                stage.write_bytes(name, content)
-            if isinstance(tokenizer_files, Mapping):
-                for name, content in tokenizer_files.items():
-                    stage.write_bytes(name, content)
-            else:
-                for source in tokenizer_files:
-                    stage.copy(source)
+            _put(stage, beside or {})
+            _put(stage, tokenizer_files)
         return self.registry.register_model(
             session_id,
             phase_name,
@@ -174,6 +168,16 @@ def load_directory(path: Path) -> Loaded:
         return join_tied(weights, metadata.tied_weights), metadata.model_dump(), config
 
     return files.reading(path, read)
+
+
+def _put(stage: files.Stage, sources: Sequence[Path] | Mapping[str, bytes]) -> None:
+    """Further files of a model: copies, or contents by name."""
+    if isinstance(sources, Mapping):
+        for name, content in sources.items():
+            stage.write_bytes(name, content)
+    else:
+        for source in sources:
+            stage.copy(source)
 
 
 def _state_dict(model: nn.Module | Weights) -> dict[str, torch.Tensor]:

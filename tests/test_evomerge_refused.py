@@ -324,6 +324,8 @@ def test_replay_of_what_is_no_lineage(done: Evolved, tmp_path: Path) -> None:
     wrong: list[Any] = [[], {}, {"a": 1}, 3, {"lineage": None}, {**whole, "key": "0" * 64}]
     wrong += [{k: v for k, v in whole.items() if k != name} for name in whole if name != "seed"]
     wrong.append({**whole, "candidates": [{**whole["candidates"][0], "key": "0" * 64}]})
+    wrong += [{**whole, "models": whole["models"][-1:]}]  # fewer than it was made from
+    wrong += [{**whole, "candidates": whole["candidates"][-1:]}]
     for number, record in enumerate(wrong):
         path = tmp_path / f"{number}.json"
         path.write_text(json.dumps(record))

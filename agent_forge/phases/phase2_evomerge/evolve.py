@@ -30,6 +30,7 @@ from agent_forge.phases.phase2_evomerge.nursery import Nursery
 from agent_forge.phases.phase2_evomerge.run import CACHE, JOURNAL, EvolutionRun
 from agent_forge.phases.phase2_evomerge.sources import locate
 from agent_forge.search.candidate import Candidate
+from agent_forge.search.candidate import lineage as ancestors
 from agent_forge.store import files, lock
 from agent_forge.track.journal import read_lines
 
@@ -239,10 +240,12 @@ def _lineage(path: Path) -> tuple[dict[str, Any], dict[str, Candidate]]:
     try:
         record = record.get("lineage", record)  # or the metadata of a pipeline's champion
         known = {data["key"]: Candidate.from_json(data) for data in record["candidates"]}
-        for source in record["models"]:
-            _ = source["model"], source["sha256"]
-        _ = known[record["key"]], record["has_base"]
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        models = [(source["model"], source["sha256"]) for source in record["models"]]
+        parents = models[:-1] if record["has_base"] else models
+        for made in ancestors(known, record["key"]):  # all of them are there
+            if made.kind == "parent":
+                _ = parents[made.operation["index"]]
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise DamagedFile(
             path,
             f"not the lineage of a champion ({type(error).__name__}: {error})",

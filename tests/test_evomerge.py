@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from agent_forge.errors import ConfigError, ForgeError, NotFound, PhaseFailed
-from agent_forge.evals.domains import from_files, part
+from agent_forge.evals.domains import from_files, from_tasks, part
 from agent_forge.evals.subject import open_subject
 from agent_forge.phases.phase1_cognate.phase import CognatePhase
 from agent_forge.phases.phase2_evomerge import evolve as evolving
@@ -515,7 +515,7 @@ def three(root: Path) -> str:
         ("--base-models {r}/add --data {r}/add.jsonl", 2, "1 model is nothing to merge"),
         ("--base-models {r}/add,{r}/next,{r}/add --data {r}/add.jsonl", 2, "given twice"),
         ("--base-models {r}/add,{t}/copy --data {r}/add.jsonl", 2, "same weights as"),
-        ("--base-models {r}/add,{t}/nan --data {r}/add.jsonl", 1, "holds NaN or infinity"),
+        ("--base-models {r}/add,{t}/nan --data {r}/add.jsonl", 4, "holds NaN or infinity"),
         ("--base-models {r}/add,{t}/other/a --data {r}/add.jsonl", 2, "different architectures"),
         ("--base-models {three} --data {t}/empty.jsonl", 4, "it is empty"),
         ("--base-models {three} --data {t}/few.jsonl", 2, "give more data"),
@@ -679,6 +679,29 @@ def test_phase_two_hands_over_what_the_specification_says(pipeline: Path) -> Non
     assert all(torch.equal(first[name], again[name]) for name in {*first, *again})
     subject = open_subject(place)
     assert subject.model.settings.n_layers == 2  # type: ignore[union-attr]
+
+
+def test_the_champion_of_a_run_tells_what_that_of_forge_evo_tells(pipeline: Path) -> None:
+    place = folder_of(pipeline) / "phase2_evomerge" / "champion"
+    metadata = files.read_json(place / "metadata.json")
+    assert files.read_json(place / "lineage.json") == metadata["lineage"]
+    again = replay(place / "lineage.json", pipeline / "from_lineage")
+    assert files.sha256_of(pipeline / "from_lineage" / WEIGHTS_FILE) == again
+    verdict = files.read_json(place / "verdict.json")
+    assert verdict["sentences"] == metadata["verdict"]
+    card = (place / "README.md").read_text()
+    assert all(f"\n- {sentence}\n" in card for sentence in metadata["verdict"])
+    assert "| model | fitness | copy/bits_per_byte | copy/accuracy |" in card
+    assert f"| sha256 | `{metadata['sha256']}` |" in card and "forge evo replay" in card
+    assert "| lineage |" not in card and "{'" not in card and "['" not in card
+    measured = files.read_json(place / "metrics.json")
+    score = verdict["champion"]["parts"]["perplexity"]
+    assert measured["final_perplexity_score"] == score
+    tasks = from_tasks(["copy"], count=6, levels=(1, 3))
+    subject = open_subject(place)
+    nats = subject.measure(subject.prepare(tasks[0])).nats_per_token
+    assert measured["final_perplexity"] == pytest.approx(math.exp(nats), rel=1e-4)
+    assert metadata["perplexity"] == verdict["perplexity"] == measured["final_perplexity"] > 1
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs fork")

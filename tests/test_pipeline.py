@@ -276,6 +276,22 @@ def test_one_phase_alone_takes_what_the_session_has(tmp_path: Path) -> None:
     assert result["success"] and list(result["results"]) == ["evomerge"]
 
 
+def test_a_resumed_run_keeps_to_what_was_asked(tmp_path: Path) -> None:
+    assert list(orchestrator(tmp_path).run(only="cognate")["results"]) == ["cognate"]
+    again = orchestrator(tmp_path, resume=True).run()
+    assert again["success"] and list(again["results"]) == ["cognate"]
+    more = orchestrator(tmp_path, resume=True).run(start="evomerge")  # unless it is asked for
+    assert list(more["results"]) == ["evomerge"]
+    begun = orchestrator(tmp_path / "x").run(start="evomerge")
+    assert begun["exit_code"] == 3
+    again = orchestrator(tmp_path / "x", resume=True).run()
+    assert again["exit_code"] == 3 and not again["results"]  # nobody asked for Phase 1
+    whole = orchestrator(tmp_path / "y").run()
+    assert list(orchestrator(tmp_path / "y", resume=True).run()["results"]) == list(
+        whole["results"]
+    )
+
+
 def test_the_async_facade_runs_off_the_loop(tmp_path: Path) -> None:
     async def work() -> tuple[dict[str, Any], PhaseResult, PhaseResult]:
         runner = orchestrator(tmp_path)

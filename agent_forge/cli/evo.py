@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from agent_forge.phases.phase2_evomerge.evolve import Evolved, Job
     from agent_forge.phases.phase2_evomerge.evomerge import Conclusion
 
+SPECIALISTS = 3  # of Phase 1
 DISK_MODELS = 14  # candidates in files, saved best models and the champion, at most
 QUICK = (
     "trunk_steps=400",
@@ -84,8 +85,10 @@ def evo(
         settings = evolve.settings_of(config, sets, given)
         storage = Path(os.environ.get("FORGE_STORAGE", "storage"))
         refs = [ref.strip() for ref in base_models.split(",") if ref.strip()]
-        refs = refs or [_something_to_evolve(storage, device, as_json, dry_run)]
         folder = output_dir or Path("evomerge")
+        if not refs:
+            evolve.check_early(settings, folder, SPECIALISTS)
+            refs = [_something_to_evolve(storage, device, as_json, dry_run)]
         job = evolve.Job.of(settings, refs, base, 42 if seed is None else seed, folder, storage)
     if dry_run:
         _plan(job, as_json)

@@ -276,6 +276,8 @@ class PhaseContext:
         config: Mapping[str, Any] | None = None,
         metrics: Mapping[str, Any] | None = None,
         tokenizer_files: Sequence[Path] | Mapping[str, bytes] = (),
+        beside: Mapping[str, bytes] | None = None,
+        story: str = "",
     ) -> ModelRef:
         """Save a model of this phase with its card, register it, and tell the sinks."""
         model_id = self.storage.save_model(
@@ -287,6 +289,8 @@ class PhaseContext:
             config=config,
             metrics=metrics,
             tokenizer_files=tokenizer_files,
+            beside=beside,
+            story=story,
         )
         reference = self.model(name)
         self.tracker.artifact(model_id, reference.path)

@@ -172,7 +172,9 @@ def boolq(row: Row) -> Iterator[Example]:
 def text(row: Row) -> Iterator[Example]:
     """Plain text: a field `text`, or a row that is a text; blank ones are skipped."""
     content = row.value if isinstance(row.value, str) else row.get("text", "content", "story")
-    if not isinstance(content, str) or content.strip():
+    if not isinstance(content, str):  # a number is no text, though it may be an answer
+        raise row.damaged(f"field 'text' is {type(content).__name__}, text is expected")
+    if content.strip():
         yield Example("", row.checked(content, "text"))
 
 

@@ -78,10 +78,12 @@ class Domain:
 def from_files(paths: Sequence[Path]) -> list[Domain]:
     """Every file a domain, named after it."""
     found: dict[str, Domain] = {}
+    places: dict[Path, Path] = {}
     for path in paths:
+        if first := places.get(path.resolve()):
+            raise ConfigError(f"{path} is given twice: it is the same file as {first}")
+        places[path.resolve()] = path
         name = str(path) if path.stem in found else path.stem
-        if name in found:
-            raise ConfigError(f"{path} is given twice")
         found[name] = _read(path, name)
     return list(found.values())
 

@@ -88,8 +88,16 @@ class Verdict:
     gains: Mapping[str, Gain]
 
     def sentence(self, reference: str = "the reference") -> str:
-        """The result in words: by accuracy where there are answers, else by bits per byte."""
-        measure = ACCURACY if ACCURACY in self.gains else BITS
+        """The result in words: by accuracy where there are answers, by bits per byte elsewhere.
+
+        Of answers and texts together it tells both, each with the items it rests on.
+        """
+        answers = self.gains[ACCURACY].n if ACCURACY in self.gains else 0
+        told = [ACCURACY] if answers else []
+        told += [BITS] if not answers or answers < self.gains[BITS].n else []
+        return "; ".join(self._told(measure, reference) for measure in told)
+
+    def _told(self, measure: str, reference: str) -> str:
         gain = self.gains[measure]
         scale, unit = UNITS[measure]
         value, low, high = (scale * x for x in (gain.value, gain.low, gain.high))

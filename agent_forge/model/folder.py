@@ -46,11 +46,17 @@ def open_model(folder: Path) -> tuple[nn.Module, Any]:
     from agent_forge.model.hf import build_network, load_foreign
     from agent_forge.store.models import load_directory
 
+    model: nn.Module
+    tokenizer = None
     if config["model_type"] != MODEL_TYPE:
-        return load_foreign(folder)
-    if not (folder / "metadata.json").exists():  # a merge, or another tool's copy
-        return load_foreign(folder)[0].network, None  # type: ignore[return-value]
-    weights, _, config = load_directory(folder)
-    model = build_network(config)
-    model.load_state_dict(weights)
-    return model.eval(), None
+        model, tokenizer = load_foreign(folder)
+    elif not (folder / "metadata.json").exists():  # a merge, or another tool's copy
+        model = load_foreign(folder)[0].network  # type: ignore[assignment]
+    else:
+        weights, _, config = load_directory(folder)
+        model = build_network(config)
+        model.load_state_dict(weights)
+    for name, weight in model.named_parameters():
+        if not bool(weight.isfinite().all()):
+            raise DamagedFile(folder, f"{name} holds NaN or infinity", hint="fetch it again")
+    return model.eval(), tokenizer

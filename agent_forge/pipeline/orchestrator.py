@@ -128,14 +128,20 @@ class PipelineOrchestrator:
         input_models: Sequence[ModelRef] | None = None,
         listeners: Sequence[Listener] = (),
     ) -> dict[str, Any]:
-        """Run the phases; the result tells success, what was done, and how a failure came about."""
+        """Run the phases; the result tells success, what was done, and how a failure came about.
+
+        A session that is resumed keeps to the phases that were asked for when it began.
+        """
+        if self._resume and not (only or start):
+            asked = read_session(self.sessions.find(self.session_id or "")).get("asked", {})
+            only, start = asked.get("only"), asked.get("start")
         names = self.phase_names(only, start)
         self._listeners = (*self._listeners, *listeners)
         device = prepare(self.config.runtime)
         if not self._resume:  # what cannot be done is refused before there is a session
             for name in names:
                 self.controller(name).plan(())
-        folder = self._session_folder()
+        folder = self._session_folder({"only": only, "start": start})
         self.session_id = folder.name
         with contextlib.ExitStack() as stack:
             stack.enter_context(self.sessions.open(folder.name))
@@ -175,7 +181,7 @@ class PipelineOrchestrator:
             return result
         return PhaseResult(False, None, phase_name, {}, {}, 0.0, outcome["error"])
 
-    def _session_folder(self) -> Path:
+    def _session_folder(self, asked: Mapping[str, str | None]) -> Path:
         if self._resume:
             return self.sessions.find(self.session_id or "")
         manager = SessionCleanupManager(self.sessions, self.config.cleanup_policy)
@@ -187,6 +193,7 @@ class PipelineOrchestrator:
             details={
                 "config_hash": self.config.canonical_hash(),
                 "environment": snapshot(),
+                "asked": dict(asked),
             },
         )
 

@@ -214,7 +214,8 @@ def fingerprint_of(run: Run, controller: PhaseController, inputs: Sequence[Model
 def _input_digest(ref: ModelRef) -> dict[str, str]:
     """The sha256 of what a phase may read of a model: weights, config, tokenizer."""
     records = files.reading(ref.path, lambda place: files.verify(place, content=False))
-    told = ("metadata.json", "metrics.json", "README.md")  # about the model, with times in them
+    # About the model, with times and places in them.
+    told = ("metadata.json", "metrics.json", "README.md", "lineage.json", "verdict.json")
     return {name: record["sha256"] for name, record in records.items() if name not in told}
 
 

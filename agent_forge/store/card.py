@@ -8,10 +8,12 @@ from typing import Any
 from agent_forge.store.metadata import ModelMetadata
 
 
-def render_card(metadata: ModelMetadata, metrics: Mapping[str, Any]) -> str:
-    """A card of the metadata and of the metrics that the run measured."""
+def render_card(metadata: ModelMetadata, metrics: Mapping[str, Any], story: str = "") -> str:
+    """A card of the metadata and of the metrics that the run measured; `story` is Markdown."""
     extra = dict(metadata.model_extra or {})
     samples = extra.pop("samples", [])
+    if story:  # it tells what these hold, and for people
+        extra = {name: v for name, v in extra.items() if not isinstance(v, dict | list)}
     lines = [
         "---",
         "library_name: agent-forge",
@@ -28,6 +30,7 @@ def render_card(metadata: ModelMetadata, metrics: Mapping[str, Any]) -> str:
         f"| sha256 | `{metadata.sha256}` |",
         *(f"| {_cell(name)} | {_cell(value)} |" for name, value in sorted(extra.items())),
         "",
+        *([story, ""] if story else []),
         *_samples(samples),
         "## Measured",
         "",

@@ -60,8 +60,13 @@ class ModelStorage:
         metrics: Mapping[str, Any] | None = None,
         tokenizer_files: Sequence[Path] | Mapping[str, bytes] = (),
         tags: Sequence[str] = (),
+        beside: Mapping[str, bytes] | None = None,
+        story: str = "",
     ) -> str:
-        """Save a model with all that belongs to it, register it, and return its id."""
+        """Save a model with all that belongs to it, register it, and return its id.
+
+        `beside` are further files of it, `story` is what the card tells besides the figures.
+        """
         path = model_directory(self.base_path, session_id, phase_name, model_name)
         join_tags(tags)
         self.registry.get_session_status(session_id)
@@ -89,13 +94,9 @@ class ModelStorage:
             stage.write_json("config.json", config or {})
             stage.write_json("metadata.json", record.model_dump())
             stage.write_json("metrics.json", measured)
-            stage.write_bytes("README.md", render_card(record, measured).encode())
-            if isinstance(tokenizer_files, Mapping):
-                for name, content in tokenizer_files.items():
-                    stage.write_bytes(name, content)
-            else:
-                for source in tokenizer_files:
-                    stage.copy(source)
+            stage.write_bytes("README.md", render_card(record, measured, story).encode())
+            _put(stage, beside or {})
+            _put(stage, tokenizer_files)
         return self.registry.register_model(
             session_id,
             phase_name,
@@ -167,6 +168,16 @@ def load_directory(path: Path) -> Loaded:
         return join_tied(weights, metadata.tied_weights), metadata.model_dump(), config
 
     return files.reading(path, read)
+
+
+def _put(stage: files.Stage, sources: Sequence[Path] | Mapping[str, bytes]) -> None:
+    """Further files of a model: copies, or contents by name."""
+    if isinstance(sources, Mapping):
+        for name, content in sources.items():
+            stage.write_bytes(name, content)
+    else:
+        for source in sources:
+            stage.copy(source)
 
 
 def _state_dict(model: nn.Module | Weights) -> dict[str, torch.Tensor]:

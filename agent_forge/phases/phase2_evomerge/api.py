@@ -29,7 +29,14 @@ from agent_forge.model.folder import open_model
 from agent_forge.model.hf import config_dict
 from agent_forge.model.network import ForgeNetwork
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
-from agent_forge.phases.phase2_evomerge.evolve import Evolved, Job, evolve, opened
+from agent_forge.phases.phase2_evomerge.evolve import (
+    GIVEN,
+    Evolved,
+    Job,
+    evolve,
+    opened,
+    refuse_place,
+)
 from agent_forge.track.wandb_sink import WandbSink
 
 Model = nn.Module | str | Path
@@ -163,7 +170,8 @@ class EvoMerge:
         began, around = time.monotonic(), self.config.around
         device = self.config.target_device
         folder = self._checkpoint or Path(around.output_dir)
-        refs = [self._on_disk(model, folder / f"parent_{i + 1}") for i, model in enumerate(models)]
+        refuse_place(folder, [])  # before networks are written there
+        refs = [self._on_disk(model, folder / f"{GIVEN}{i + 1}") for i, model in enumerate(models)]
         job = Job.of(
             self.config.evolution, refs, around.base, around.seed, folder, names=tuple(names)
         )

@@ -9,7 +9,7 @@ from typing import Any
 
 from agent_forge.config.load import check, did_you_mean, parse_set, read_one
 from agent_forge.config.load import merge as join
-from agent_forge.errors import ConfigError, NotFound, PhaseFailed
+from agent_forge.errors import AlreadyExists, ConfigError, DamagedFile, NotFound, PhaseFailed
 from agent_forge.merge.output import write
 from agent_forge.merge.weights import open_weights
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
@@ -20,17 +20,23 @@ from agent_forge.phases.phase2_evomerge.evomerge import (
     champion_files,
     conclude,
     figures,
+    listening,
     prepare,
+    refuse_unknown,
     resolve,
+    splits_of,
 )
 from agent_forge.phases.phase2_evomerge.nursery import Nursery
-from agent_forge.phases.phase2_evomerge.run import CACHE, EvolutionRun
+from agent_forge.phases.phase2_evomerge.run import CACHE, JOURNAL, EvolutionRun
 from agent_forge.phases.phase2_evomerge.sources import locate
 from agent_forge.search.candidate import Candidate
+from agent_forge.search.candidate import lineage as ancestors
 from agent_forge.store import files, lock
+from agent_forge.track.journal import read_lines
 
 BEGUN = "evolution.json"  # what a folder was begun with
 CHAMPION = "champion"
+GIVEN = "parent_"  # begins the folders of networks that were given in memory
 BARS = " .:-=+*#%@"
 PRESETS: dict[str, dict[str, Any]] = {
     "fast": {"generations": 20, "population_size": 4, "fitness_subset_size": 100},
@@ -69,6 +75,8 @@ class Job:
         below = locate([base], storage)[0][0] if base else known
         if len({*names, *OTHERS}) < len(names) + len(OTHERS):
             raise ConfigError(f"the names {', '.join(names)} do not tell all models apart")
+        refuse_place(folder, [*parents, *([below] if below else [])])
+        _refuse_fewer(folder, settings.generations)
         inputs = resolve(settings, parents, below, folder)
         return cls(settings, inputs, seed, folder, tuple(names or _names(parents)))
 
@@ -105,7 +113,7 @@ class Evolved:
 def settings_of(
     config: str | None, sets: Sequence[str], changes: Mapping[str, Any]
 ) -> EvoMergeSettings:
-    """Defaults < preset or file < --set < options."""
+    """Defaults < preset or file < --set, options; the last two may not contradict each other."""
     merged: dict[str, Any] = {}
     if config in PRESETS:
         merged = dict(PRESETS[config])
@@ -114,9 +122,21 @@ def settings_of(
             known = did_you_mean(config, list(PRESETS))
             raise ConfigError(f"{config!r} is neither a file nor a preset{known}")
         merged = read_one(Path(config))
+    given: dict[str, Any] = {}
     for text in sets:
-        merged = join(merged, parse_set(text))
+        given = join(given, parse_set(text))
+    for name, value in changes.items():
+        if given.get(name, value) != value:
+            raise ConfigError(f"{name} is {given[name]} by --set and {value} by its own option")
+    merged = join(merged, given)
     return check(EvoMergeSettings, {**merged, **changes}, config or "options")
+
+
+def check_early(settings: EvoMergeSettings, folder: Path, parents: int) -> None:
+    """What can be checked before the models are there: they may still have to be trained."""
+    refuse_place(folder, [])
+    _refuse_fewer(folder, settings.generations)
+    refuse_unknown(settings, splits_of(settings), parents)
 
 
 def opened(place: Path) -> tuple[Path, dict[str, Any]]:
@@ -141,6 +161,7 @@ def resumed(place: Path, gens: int | None, minutes: float | None) -> Job:
     settings = check(EvoMergeSettings, record["settings"], str(folder / BEGUN))
     update: dict[str, Any] = {"generations": gens, "time_budget_minutes": minutes}
     settings = settings.model_copy(update={k: v for k, v in update.items() if v is not None})
+    _refuse_fewer(folder, settings.generations)
     inputs = resolve(settings, record["parents"], record["base"], folder)
     return Job(settings, inputs, record["seed"], folder, tuple(record["names"]))
 
@@ -164,7 +185,7 @@ def evolve(
             job.folder,
             seed=job.seed,
             cache=job.folder / CACHE,
-            listen=listen,
+            listen=listening(job.settings, listen),
             should_stop=should_stop,
         )
         _begin(job, run.fingerprint)
@@ -194,14 +215,14 @@ def evolve(
 
 def replay(lineage: Path, target: Path) -> str:
     """Make a champion again from its lineage; returns the sha256 of its weights."""
-    record = files.read_json(lineage)
-    record = record.get("lineage", record)  # or the metadata of a pipeline's champion
+    if target.exists():
+        raise AlreadyExists(f"{target} exists", hint="name a folder that does not")
+    record, known = _lineage(lineage)
     models = [open_weights(source["model"]) for source in record["models"]]
     for weights, source in zip(models, record["models"], strict=True):
         if weights.sha256() != source["sha256"]:
             raise ConfigError(f"{weights.label} is not the model that the lineage names")
     base = models.pop() if record["has_base"] else None
-    known = {data["key"]: Candidate.from_json(data) for data in record["candidates"]}
     scratch = target.parent / f".{target.name}.weights"
     try:
         written = write(Nursery(models, base, known, scratch).weights(record["key"]), target)
@@ -209,6 +230,62 @@ def replay(lineage: Path, target: Path) -> str:
         if scratch.exists():
             files.remove_tree(scratch, target.parent)
     return next(iter(written.sha256.values()))
+
+
+def _lineage(path: Path) -> tuple[dict[str, Any], dict[str, Candidate]]:
+    """The record of a champion's making and the candidates in it; what is none is named."""
+    if not path.is_file():
+        raise NotFound(f"there is no file {path}", hint="a champion has its lineage.json beside it")
+    record = files.read_json(path)
+    try:
+        record = record.get("lineage", record)  # or the metadata of a pipeline's champion
+        known = {data["key"]: Candidate.from_json(data) for data in record["candidates"]}
+        models = [(source["model"], source["sha256"]) for source in record["models"]]
+        parents = models[:-1] if record["has_base"] else models
+        for made in ancestors(known, record["key"]):  # all of them are there
+            if made.kind == "parent":
+                _ = parents[made.operation["index"]]
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise DamagedFile(
+            path,
+            f"not the lineage of a champion ({type(error).__name__}: {error})",
+            hint="give the lineage.json beside a champion",
+        ) from error
+    return record, known
+
+
+def refuse_place(folder: Path, models: Sequence[str]) -> None:
+    """Refuse a folder in which an evolution could replace or mix with what is not its own."""
+    here, other = folder.resolve(), "name another folder with --output-dir"
+    there = next(place for place in (here, *here.parents) if place.exists())
+    if not there.is_dir():
+        raise ConfigError(f"{folder} cannot be a folder: {there} is a file", hint=other)
+    for ref in models:
+        parts = [ref] if Path(ref).exists() else ref.split("+")
+        for place in (Path(part).expanduser().resolve() for part in parts):
+            inside = here in place.parents
+            own = inside and place.relative_to(here).parts[0].startswith(GIVEN)
+            if here == place or place in here.parents or (inside and not own):
+                relation = "holds" if inside else "is" if here == place else "lies in"
+                raise ConfigError(f"{folder} {relation} the model {place}", hint=other)
+    names = {path.name for path in here.iterdir()} if here.exists() else set()
+    if names & {BEGUN, JOURNAL}:
+        return
+    strange = sorted(n for n in names - {lock.LOCK_FILE, CACHE} if not n.startswith((GIVEN, ".")))
+    if strange:
+        raise ConfigError(f"{folder} is no evolution and holds {strange[0]}", hint=other)
+
+
+def _refuse_fewer(folder: Path, generations: int) -> None:
+    """Refuse to end before what a folder already holds: its champion would be replaced."""
+    path = folder / JOURNAL
+    records = [record for _, record in read_lines(path, 0)] if path.exists() else []
+    done = max((r["generation"] for r in records if r["record"] == "distances"), default=0)
+    if generations < done:
+        raise ConfigError(
+            f"{folder} holds {done} generations, {generations} are asked for",
+            hint=f"give --gens {done} or more, or another folder for a shorter evolution",
+        )
 
 
 def _begin(job: Job, fingerprint: str) -> None:

@@ -6,13 +6,22 @@ decides when to stop, and only the comparison at the end reads `verdict`.
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from agent_forge.errors import ConfigError, NotFinite
-from agent_forge.evals.domains import Domain, from_files, from_tasks, part, smallest_gain
+from agent_forge.errors import ConfigError, DamagedFile
+from agent_forge.evals.domains import (
+    Domain,
+    from_files,
+    from_tasks,
+    part,
+    smallest_gain,
+    split_of,
+)
 from agent_forge.evals.likelihood import Outcome
 from agent_forge.evals.subject import Subject, open_subject
 from agent_forge.evals.verdict import Comparison, Pair, judge
@@ -27,10 +36,11 @@ from agent_forge.phases.phase2_evomerge.fitness import (
     FunctionFitness,
     Score,
 )
-from agent_forge.phases.phase2_evomerge.run import EvolutionRun, Material
+from agent_forge.phases.phase2_evomerge.run import EvolutionRun, Listener, Material
 from agent_forge.search.candidate import lineage
 from agent_forge.store import files
 
+log = logging.getLogger(__name__)
 LEAST_ITEMS = 20  # of a split of someone's own data
 OTHERS = ("champion", "plain average", "best combo of generation 0", "base", "joint training")
 CONTROL = "control"  # beside the trunk of Phase 1: trained on everything for as long
@@ -64,6 +74,7 @@ class Conclusion:
     champion: Score
     rivals: dict[str, Rival]
     best_parent: str
+    perplexity: float  # of the champion, a token
     retention: dict[str, float] = field(default_factory=dict)
 
     def sentences(self) -> list[str]:
@@ -79,6 +90,7 @@ class Conclusion:
         return {
             "champion": asdict(self.champion),
             "best_parent": self.best_parent,
+            "perplexity": self.perplexity,
             "retention": self.retention,
             "rivals": {
                 name: {"score": asdict(rival.score), "comparison": asdict(rival.comparison)}
@@ -115,12 +127,14 @@ def resolve(
             f"the parents have {size / 1e9:.1f} GB together: every candidate reads them all,"
             f" and those in files take up to {3 * size / 1e9:.0f} GB of disk"
         )
-    splits = _splits(settings)
+    splits = splits_of(settings)
+    refuse_unknown(settings, splits, len(parents))
     notes += _what_can_be_seen(splits)
     return Inputs(tuple(parents), base, splits, size, tuple(notes))
 
 
-def _splits(settings: EvoMergeSettings) -> dict[str, list[Domain]]:
+def splits_of(settings: EvoMergeSettings) -> dict[str, list[Domain]]:
+    """The items of each split, by domain."""
     few, many = settings.fitness_subset_size, settings.verdict_items
     counts = {"verdict": many}
     if not settings.fitness:
@@ -129,16 +143,7 @@ def _splits(settings: EvoMergeSettings) -> dict[str, list[Domain]]:
             counts |= {"holdout": few}
     if settings.data:
         whole = from_files([Path(name) for name in settings.data])
-        found = {s: [part(d, s, limit) for d in whole] for s, limit in counts.items()}
-        for split, domains in found.items():
-            for domain in domains:
-                there, least = len(domain.examples), min(LEAST_ITEMS, counts[split])
-                if domain.exact and there < least:
-                    raise ConfigError(
-                        f"{domain.name} has {there} items for {split}; {least} are the least",
-                        hint="give more data: half of it is for selection, a third for the verdict",
-                    )
-        return found
+        return {s: [_enough(d, s, limit) for d in whole] for s, limit in counts.items()}
     if settings.fitness:
         return {}
     levels = (1, settings.max_level)
@@ -146,6 +151,51 @@ def _splits(settings: EvoMergeSettings) -> dict[str, list[Domain]]:
         split: from_tasks(settings.tasks, split=split, count=count, levels=levels)
         for split, count in counts.items()
     }
+
+
+def _enough(domain: Domain, split: str, limit: int) -> Domain:
+    """The part of someone's own data that a split gets; too little of it is refused."""
+    there = sum(split_of(example) == split for example in domain.examples)
+    least = min(LEAST_ITEMS, limit) if domain.exact else 1
+    if there < least:
+        hint = "give more data: half of it is for selection, a third for the verdict"
+        if split == "holdout":
+            hint += "; or do without a holdout: --set use_holdout_validation=false"
+        raise ConfigError(
+            f"{domain.name} has {there} items for {split}; {least} are the least", hint=hint
+        )
+    return part(domain, split, limit)
+
+
+def refuse_unknown(
+    settings: EvoMergeSettings, splits: Mapping[str, Sequence[Domain]], parents: int
+) -> None:
+    """Refuse settings that name a domain which there is not, or another number of parents."""
+    if len(settings.parent_weights) not in (0, parents):
+        raise ConfigError(f"{len(settings.parent_weights)} parent_weights, {parents} parents")
+    domains = splits.get("selection", ())
+    names = [d.name for d in domains]
+    known = [f"{name}/bits_per_byte" for name in names]
+    known += [f"{d.name}/accuracy" for d in domains if d.exact]
+    for field_name, allowed in (("fitness_floors", known), ("domain_weights", names)):
+        for name in getattr(settings, field_name):
+            if name not in allowed:
+                raise ConfigError(f"{field_name}: no {name!r}", hint=f"known: {', '.join(allowed)}")
+
+
+def listening(settings: EvoMergeSettings, listen: Listener) -> Listener:
+    """The listener, with a warning if generation 0 gives the search nothing to go by."""
+
+    def told(record: dict[str, Any]) -> None:
+        listen(record)
+        first = record["event"] == "generation" and record["generation"] == 0
+        if first and settings.fitness_floors and record["best"] == 0:
+            log.warning(
+                "no model of generation 0 meets fitness_floors (%s): all have the fitness 0",
+                ", ".join(f"{name} {floor:g}" for name, floor in settings.fitness_floors.items()),
+            )
+
+    return told
 
 
 def _what_can_be_seen(splits: Mapping[str, Sequence[Domain]]) -> list[str]:
@@ -184,15 +234,6 @@ def prepare(settings: EvoMergeSettings, inputs: Inputs, device: str, folder: Pat
 
 
 def _on(settings: EvoMergeSettings, subject: Subject, domains: Sequence[Domain]) -> DomainFitness:
-    known = [f"{d.name}/bits_per_byte" for d in domains]
-    known += [f"{d.name}/accuracy" for d in domains if d.exact]
-    for name in settings.fitness_floors:
-        if name not in known:
-            raise ConfigError(f"fitness_floors: no {name!r}", hint=f"known: {', '.join(known)}")
-    names = [d.name for d in domains]
-    for name in settings.domain_weights:
-        if name not in names:
-            raise ConfigError(f"domain_weights: no {name!r}", hint=f"known: {', '.join(names)}")
     how = settings.fitness_weights, settings.fitness_floors, settings.domain_weights
     return DomainFitness(subject, domains, *how, settings.mixed_precision)
 
@@ -201,10 +242,7 @@ def _refuse_damaged(weights: Weights) -> None:
     for name in weights:
         tensor = weights[name]
         if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
-            raise NotFinite(
-                f"{weights.label}: {name} holds NaN or infinity",
-                hint="that file is damaged; fetch it again",
-            )
+            raise DamagedFile(weights.label, f"{name} holds NaN or infinity", hint="fetch it again")
 
 
 def _home(inputs: Inputs) -> Path:
@@ -266,7 +304,9 @@ def conclude(run: EvolutionRun, inputs: Inputs, names: Sequence[str]) -> Conclus
     }
     best = max(names, key=lambda name: scores[name].quality)
     mine = fitness.judge(own)
-    return Conclusion(mine, rivals, best, _retention(mine, [scores[name] for name in names]))
+    nats = sum(sum(o.loss) for o in own) / sum(sum(o.tokens) for o in own)
+    kept = _retention(mine, [scores[name] for name in names])
+    return Conclusion(mine, rivals, best, math.exp(min(700, nats)), kept)
 
 
 def _compared(
@@ -361,13 +401,17 @@ def champion_files(
 
 
 def card(run: EvolutionRun, inputs: Inputs, conclusion: Conclusion | None) -> str:
-    """The model card: what was merged, what came out, and whether it is better."""
+    """The model card."""
+    head = ("---", "library_name: transformers", "tags:", "- merge", "- evolution", "---")
+    return "\n".join([*head, "# Evolved merge", "", *story(run, inputs, conclusion), ""])
+
+
+def story(run: EvolutionRun, inputs: Inputs, conclusion: Conclusion | None) -> list[str]:
+    """What was merged, what came out, and whether it is better, as lines of Markdown."""
     champion = run.search.champion
     assert champion is not None
     last = run.search.history[-1]
     lines = [
-        *("---", "library_name: transformers", "tags:", "- merge", "- evolution", "---"),
-        *("# Evolved merge", ""),
         f"Champion of {last['generation']} generations after generation 0"
         f" ({len(run.search.scores)} candidates, seed {run.search.seed}, ended: {run.reason}),"
         f" made by: {champion.origin}.",
@@ -384,8 +428,8 @@ def card(run: EvolutionRun, inputs: Inputs, conclusion: Conclusion | None) -> st
         lines += ["On items that the search never saw:", ""]
         lines += [f"- {sentence}" for sentence in conclusion.sentences()]
         lines += ["", *table(conclusion)]
-    lines += ["", "`forge evo replay lineage.json OUT` makes the same bytes from the same parents."]
-    return "\n".join([*lines, ""])
+    again = "`forge evo replay lineage.json OUT` makes the same weights from the same parents."
+    return [*lines, "", again]
 
 
 def table(conclusion: Conclusion) -> list[str]:

@@ -132,9 +132,9 @@ class FunctionFitness:
             sys.path.insert(0, here)  # as `python -m` has it; the command `forge` has not
         try:
             found = getattr(importlib.import_module(module), attribute)
-        except (ImportError, AttributeError, ValueError) as error:
+        except (Exception, SystemExit) as error:  # someone's own module may do anything
             raise ConfigError(
-                f"there is no fitness {place!r}: {error}",
+                f"there is no fitness {place!r}: {type(error).__name__}: {error}",
                 hint="give it as module:function; the module has to be importable from here",
             ) from error
         if not callable(found):
@@ -145,7 +145,7 @@ class FunctionFitness:
     def score(self) -> Score:
         try:
             value = self._function(self._model)
-        except Exception as error:  # someone's own code may raise anything
+        except (Exception, SystemExit) as error:  # someone's own code may raise anything
             raise PhaseFailed(f"{self.name}: {type(error).__name__}: {error}") from error
         return _own(value, self._sign, self.name)
 

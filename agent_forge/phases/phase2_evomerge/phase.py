@@ -17,16 +17,23 @@ from agent_forge.phases.phase2_evomerge.evomerge import (
     Conclusion,
     Inputs,
     ancestry,
+    champion_files,
     conclude,
     figures,
+    listening,
     prepare,
+    refuse_unknown,
     resolve,
+    splits_of,
+    story,
 )
 from agent_forge.phases.phase2_evomerge.run import CACHE, EvolutionRun
 from agent_forge.store.files import read_json
 
 FOLDER = "evolution"
 BASE = "trunk"
+PARENTS = 3  # as the handoff from Phase 1 has it
+_NAMES = {"perplexity": "perplexity_score"}  # of the parts: that one is no perplexity
 
 
 class EvoMergePhase(PhaseController):
@@ -39,6 +46,8 @@ class EvoMergePhase(PhaseController):
         c, weights = self.config, self.shared.model.parameters()
         if models:
             self._resolve(models)
+        else:  # Phase 1 need not end before a wrong name is found
+            refuse_unknown(c, splits_of(self._measured()), PARENTS)
         candidates = c.population_size * (c.generations + 1) + len(models) + 1
         notes = (
             f"{c.generations} generations of {c.population_size} candidates at most",
@@ -62,7 +71,7 @@ class EvoMergePhase(PhaseController):
             ctx.folder / FOLDER,
             seed=ctx.seed,
             cache=ctx.folder / FOLDER / CACHE,
-            listen=lambda record: self._told(ctx, record),
+            listen=listening(self.config, lambda record: self._told(ctx, record)),
             should_stop=ctx.should_stop,
         )
         run.run()
@@ -76,8 +85,12 @@ class EvoMergePhase(PhaseController):
         folders = [ref.path for ref in models]
         trunk = folders[0].parent / BASE
         base = str(trunk) if (trunk / "config.json").exists() else None
-        measured = self.config.model_copy(update={"fitness": ""})  # the verdict is on items always
-        return resolve(measured, [str(f) for f in folders], base, folders[0].parent / FOLDER)
+        place = folders[0].parent / FOLDER
+        return resolve(self._measured(), [str(f) for f in folders], base, place)
+
+    def _measured(self) -> EvoMergeSettings:
+        """The settings for items: the verdict is on them, also with a fitness of one's own."""
+        return self.config.model_copy(update={"fitness": ""})
 
     def _told(self, ctx: PhaseContext, record: dict[str, Any]) -> None:
         """Metrics and progress of a generation."""
@@ -109,7 +122,8 @@ class EvoMergePhase(PhaseController):
             "fitness_improvement": end - start,
             "fitness_improvement_percent": 100 * known["improvement_pct"],
             "compression_ratio": float(len(inputs.parents)),
-            **{f"final_{name}": value for name, value in conclusion.champion.parts.items()},
+            **{f"final_{_NAMES.get(k, k)}": v for k, v in conclusion.champion.parts.items()},
+            "final_perplexity": conclusion.perplexity,
         }
         for name, rival in conclusion.rivals.items():
             over = rival.comparison.overall.gains
@@ -154,6 +168,8 @@ class EvoMergePhase(PhaseController):
         weights = run.nursery.weights(champion.key)
         folder = Path(inputs.parents[0])
         tokenizer = [p for p in sorted(folder.iterdir()) if "token" in p.name or "chat" in p.name]
+        beside = champion_files(run, inputs, conclusion)
+        del beside["README.md"]  # the store writes the card of a run's model
         run.nursery.fill(run.material.subject.model, champion.key)
         return ctx.save_model(
             "champion",
@@ -165,10 +181,13 @@ class EvoMergePhase(PhaseController):
                 "lineage": ancestry(run, inputs),
                 "verdict": conclusion.sentences(),
                 "accuracy": conclusion.champion.parts.get("accuracy", 0.0),
+                "perplexity": conclusion.perplexity,
             },
             config=read_json(folder / "config.json"),
             metrics={k: v for k, v in metrics.items() if "/" not in k},
             tokenizer_files=tokenizer,
+            beside=beside,
+            story="\n".join(story(run, inputs, conclusion)),
         )
 
 

@@ -190,7 +190,7 @@ def test_logs_and_events(forge: Forge, done: Path) -> None:
 
 def test_following_ends_with_the_run(forge: Forge, root: Path) -> None:
     pid = forked(lambda: toy_run(root, "phases.toy.steps=400"))
-    while not (folder(root) / "session.json").exists():
+    while not (folder(root) / "events.jsonl").exists():
         time.sleep(0.01)
     out = forge("logs r --events --follow").out
     assert exit_code(pid) == 0 and "run started" in out and "run completed" in out

@@ -1,0 +1,111 @@
+"""The worker's side: build the work function once, then answer one task after the other.
+
+Run as a program this is a worker process; the other executors call `build` and `answer` as they
+are, so a task is treated the same wherever it runs. Only the standard library is imported here:
+everything heavy comes after the environment and the import path are those that the caller gave.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import queue
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from typing import IO, Any
+
+Work = Callable[[Any], Any]
+Lines = queue.SimpleQueue[Any]
+
+
+def build(make: str, arguments: dict[str, Any], threads: int) -> tuple[Work | None, str]:
+    """Call `module:function`: it returns the work function. Or what went wrong."""
+    return _attempt(lambda: find(make)(**arguments), threads)
+
+
+def answer(work: Work, task: str, threads: int) -> tuple[str | None, str]:
+    """The result of one task, both as JSON; or what went wrong, which may be the JSON."""
+    return _attempt(lambda: json.dumps(work(json.loads(task))), threads)
+
+
+def find(name: str) -> Callable[..., Any]:
+    """The function that `module:function` names."""
+    module, _, function = name.partition(":")
+    found: Callable[..., Any] = getattr(importlib.import_module(module), function)
+    return found
+
+
+def _attempt(call: Callable[[], Any], threads: int) -> tuple[Any, str]:
+    """What the call gives, or what it raised; torch has exactly `threads` threads meanwhile."""
+    before = _torch_threads(threads)
+    try:
+        return call(), ""
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - it belongs to the task
+        return None, f"{type(error).__name__}: {error}"
+    finally:
+        if before is not None:
+            _torch_threads(before)
+
+
+def _torch_threads(count: int) -> int | None:
+    """Set torch's threads and tell how many it had; None where torch is not loaded."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return None
+    before: int = torch.get_num_threads()
+    if before != count:
+        torch.set_num_threads(count)
+    return before
+
+
+def say(outward: IO[bytes], *words: Any) -> None:
+    outward.write(json.dumps(words).encode() + b"\n")
+    outward.flush()
+
+
+def _take_streams() -> tuple[IO[bytes], IO[bytes]]:
+    """Keep stdin and stdout for the caller alone: what the work prints goes to stderr."""
+    inward, outward = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.dup2(2, 1)
+    os.close(nothing)
+    return inward, outward
+
+
+def _listen(inward: IO[bytes]) -> Lines:
+    """The caller's lines, read by a thread: when the caller ends, so does this process, at once."""
+    lines: Lines = queue.SimpleQueue()
+
+    def read() -> None:
+        for line in inward:
+            lines.put(json.loads(line))
+        os._exit(0)
+
+    threading.Thread(target=read, daemon=True).start()
+    return lines
+
+
+def serve(plan: dict[str, Any], lines: Lines, outward: IO[bytes]) -> None:
+    """Answer tasks until the caller ends this process."""
+    threads = plan["threads"]
+    work, problem = build(plan["make"], plan["arguments"], threads)
+    say(outward, "ready", problem)
+    while work is not None:
+        say(outward, "done", *answer(work, lines.get(), threads))
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller decides when to stop
+    inward, outward = _take_streams()
+    lines = _listen(inward)
+    plan = lines.get()
+    sys.path[:] = plan["path"]
+    (find(plan["driver"]) if plan["driver"] else serve)(plan, lines, outward)
+
+
+if __name__ == "__main__":
+    main()

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -132,7 +133,7 @@ def test_a_task_has_the_threads_that_it_was_given(kind: str) -> None:
     for threads in (1, 2):
         with open_pool(kind, 1, "tests.toy_work:make_with_torch", threads=threads) as pool:
             got = run(pool, ("threads", None), ("environment", "OMP_NUM_THREADS"))
-        assert got[0][0] == threads
+        assert got[0] == threads
         assert kind == "inline" or got[1] == str(threads)
     assert torch.get_num_threads() == 1
 
@@ -150,7 +151,7 @@ def test_more_can_be_submitted_while_results_come(kind: str) -> None:
                     pool.submit(8, {"echo": 8})
             if number == 7:
                 break
-        assert list(pool.results())[0] == (8, 8)
+        assert next(pool.results()) == (8, 8)
     assert seen == [3, 7]
 
 
@@ -192,9 +193,8 @@ def test_a_worker_that_dies_costs_its_task(kind: str) -> None:
         outcomes = run(pool, *tasks)
     assert [o.kind if isinstance(o, Failure) else o for o in outcomes] == ["died", 1, 2] * 4
     if kind == "processes":
-        assert [o.message for o in outcomes[::3]] == ["SIGKILL", "exit code 3", "SIGSEGV"] + [
-            "exit code 0"
-        ]
+        messages = ["SIGKILL", "exit code 3", "SIGSEGV", "exit code 0"]
+        assert [outcome.message for outcome in outcomes[::3]] == messages
 
 
 @APART
@@ -329,7 +329,7 @@ def caller(kind: str, tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes],
     process = subprocess.Popen(
         [sys.executable, str(script), kind, str(tmp_path / "pid")],
         stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": short_folder(tmp_path)},
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
         start_new_session=True,
     )
     try:
@@ -341,10 +341,6 @@ def caller(kind: str, tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes],
         process.wait()
         assert process.stdout
         process.stdout.close()
-
-
-def short_folder(tmp_path: Path) -> str:
-    return os.environ.get("TMPDIR", "/tmp")
 
 
 @APART
@@ -367,6 +363,72 @@ def test_an_interrupt_reaches_the_caller_alone(kind: str, tmp_path: Path) -> Non
         said, _ = process.communicate(timeout=15)
         assert said == b"interrupted\n" and process.returncode == 0
         gone_soon(pids, 5.0)
+
+
+# -- a cluster ------------------------------------------------------------------------------------
+
+
+def parts_of_ray(*names: str) -> set[int]:
+    """The processes of the cluster below this process."""
+    below = psutil.Process().children(recursive=True)
+    return {child.pid for child in below if child.name() in names}
+
+
+@pytest.mark.parametrize("kind", [RAY])
+@pytest.mark.parametrize("parts", [("raylet",), ("gcs_server",), ("raylet", "gcs_server")])
+def test_a_cluster_that_goes_away_pauses_the_run(
+    kind: str, parts: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster, "SILENCE_S", 20.0)
+    with open_pool(kind, 2, MAKE) as pool:
+        assert run(pool, ("echo", 1), ("echo", 2)) == [1, 2]
+        pool.submit(2, {"announce": str(tmp_path / "pid")})
+        pool.submit(3, {"slow": 0.5})
+
+        def kill() -> None:
+            pid_in(tmp_path / "pid")
+            for pid in parts_of_ray(*parts):
+                os.kill(pid, signal.SIGKILL)
+
+        killer = threading.Thread(target=kill)
+        killer.start()
+        began = time.monotonic()
+        with pytest.raises(WorkersLost, match="the Ray cluster is gone") as caught:
+            next(pool.results())
+        killer.join()
+        assert time.monotonic() - began < 60
+    assert caught.value.pauses and "resume" in caught.value.hint
+
+
+@pytest.mark.parametrize("kind", [RAY])
+def test_a_cluster_that_is_there_is_used_and_left(kind: str, tmp_path: Path) -> None:
+    ray, address = str(Path(sys.executable).with_name("ray")), "127.0.0.1:26379"
+    with tempfile.TemporaryDirectory(prefix="r-") as folder:
+        start = ["start", "--head", "--port=26379", "--num-cpus=2", f"--temp-dir={folder}"]
+        settings = ["--include-dashboard=false", "--object-store-memory=100000000", "--block"]
+        head = subprocess.Popen(
+            [ray, *start, *settings],
+            env={**os.environ, "PYTHONPATH": str(ROOT), "RAY_USAGE_STATS_ENABLED": "0"},
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        try:
+            until(lambda: parts_of_ray("raylet"))
+            time.sleep(3)
+            for _ in range(2):  # it is still there after the first pool has closed
+                with open_pool(kind, 2, MAKE, address=address) as pool:
+                    assert run(pool, *varied()[:4])[0] == [0, 0.3]
+            with open_pool(kind, 3, MAKE, address=address) as pool:
+                pool.submit(0, {"echo": 1})
+                with pytest.raises(ForgeError, match="the cluster has 2 CPU of 3"):
+                    next(pool.results())
+        finally:
+            os.killpg(head.pid, signal.SIGTERM)
+            head.wait(20)
+        with open_pool(kind, 1, MAKE, address=address) as pool:
+            pool.submit(0, {"echo": 1})
+            with pytest.raises(WorkersLost):
+                next(pool.results())
 
 
 # -- what is refused before any work --------------------------------------------------------------

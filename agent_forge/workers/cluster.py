@@ -1,4 +1,4 @@
-"""Workers on a Ray cluster: one that exists, or one of this machine for as long as the pool is open.
+"""Workers on a Ray cluster: one that exists, or one of this machine while the pool is open.
 
 Ray lives in a process of its own, the driver, and this one never imports it: when a cluster goes
 away, Ray waits for a minute or ends its process, as it likes, and here it is an error either way.
@@ -6,6 +6,7 @@ away, Ray waits for a minute or ends its process, as it likes, and here it is an
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import queue
@@ -13,11 +14,13 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Callable
+from pathlib import Path
 from typing import IO, Any
 
 from agent_forge.errors import WorkersLost
 from agent_forge.workers import worker
-from agent_forge.workers.pool import Failure, Plan, Pool
+from agent_forge.workers.pool import Failure, Plan, Pool, refused
 from agent_forge.workers.processes import Link, thread_environment
 
 ALIVE_EVERY_S = 1.0
@@ -34,15 +37,13 @@ class Cluster(Pool):
         super().__init__(plan)
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._link = Link(plan, self._inbox, driver=f"{__name__}:drive")
-        self._lost = False
+        self._gone = False
 
     def close(self) -> None:
-        if not self._lost:
+        if not self._gone:
             self._link.say(None)
-            try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 self._link.process.wait(CLOSE_S)
-            except subprocess.TimeoutExpired:
-                self._lost = True
         self._link.end()
 
     def _give(self) -> None:
@@ -54,23 +55,22 @@ class Cluster(Pool):
             _, words = self._inbox.get(timeout=SILENCE_S)
         except queue.Empty:
             words = ["gone", f"it has not answered for {SILENCE_S:g} s"]
-        said, *rest = words or ("gone", "Ray ended its process")
-        if said == "done":
-            self._done(*rest)
-        elif said == "lost":
-            number, kind, how = rest
-            if number is not None:
-                self._outcomes[number] = Failure(kind, how)
-            if kind == "died":
-                self._died(how)
-        elif said == "refused":
-            self._refuse(*rest)
-        elif said == "gone":
-            self._lost = True
-            raise WorkersLost(
-                f"the Ray cluster is gone: {rest[0]}",
-                hint="the run is paused: resume it when the cluster is back, or without Ray",
-            )
+        match words or ["gone", "Ray ended its process"]:
+            case ["done", number, result, problem]:
+                self._done(number, result, problem)
+            case ["lost", number, kind, how]:
+                if number is not None:
+                    self._outcomes[number] = Failure(kind, how)
+                if kind == "died":
+                    self._died(how)
+            case ["refused", problem]:
+                raise refused(problem)
+            case ["gone", why]:
+                self._gone = True
+                raise WorkersLost(
+                    f"the Ray cluster is gone: {why}",
+                    hint="the run is paused: resume it when the cluster is back, or without Ray",
+                )
 
 
 class Actor:
@@ -91,43 +91,35 @@ def nothing() -> None:
 
 
 def drive(plan: dict[str, Any], lines: worker.Lines, outward: IO[bytes]) -> None:
-    """The driver: connect, keep `count` actors busy, say every second that the cluster answers."""
+    """The driver: connect, keep the actors busy, say every second that the cluster answers."""
     guard = threading.Lock()
 
     def say(*words: Any) -> None:
         with guard:
             worker.say(outward, *words)
 
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    os.environ["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
     with tempfile.TemporaryDirectory(prefix="forge-ray-", ignore_cleanup_errors=True) as folder:
         try:
-            _connect(plan, folder)
+            has = _connect(plan, folder)
         except (OSError, RuntimeError, ValueError) as error:
-            say("gone", f"{type(error).__name__}: {error}")
-            return
-        import ray
-
+            return say("gone", f"{type(error).__name__}: {error}")
+        wants = {"CPU": plan["count"] * plan["threads"], "GPU": _gpus(plan) * plan["count"]}
+        for name, number in wants.items():
+            if has.get(name, 0) < number:
+                return say("refused", f"the cluster has {has.get(name, 0):g} {name} of {number}")
         tasks: worker.Lines = queue.SimpleQueue()
         for _ in range(plan["count"]):
             threading.Thread(target=_keep, args=(plan, tasks, say), daemon=True).start()
-        while True:
-            try:
-                line = lines.get(timeout=ALIVE_EVERY_S)
-            except queue.Empty:
-                ray.cluster_resources()  # does not return while the cluster is gone
-                say("alive")
-                continue
-            if line is None:
-                break
-            tasks.put(line)
-        ray.shutdown()
+        _forward(lines, tasks, say)
     os._exit(0)  # the threads still wait for answers
 
 
-def _connect(plan: dict[str, Any], folder: str) -> None:
+def _connect(plan: dict[str, Any], folder: str) -> dict[str, float]:
+    """Join the cluster, or start one here; tell what it has."""
     import ray
 
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    os.environ["PYTHONPATH"] = os.pathsep.join(path or str(Path.cwd()) for path in sys.path)
     own: dict[str, Any] = {
         "num_cpus": plan["count"] * plan["threads"],
         "include_dashboard": False,
@@ -140,46 +132,57 @@ def _connect(plan: dict[str, Any], folder: str) -> None:
         logging_level=logging.ERROR,
         **({} if plan["address"] else own),
     )
+    has: dict[str, float] = ray.cluster_resources()
+    return has
 
 
-def _keep(plan: dict[str, Any], tasks: worker.Lines, say: Any) -> None:
+def _gpus(plan: dict[str, Any]) -> int:
+    """Of each actor. Written by the book: it never ran on a cluster with GPUs."""
+    return 1 if plan["devices"] else 0
+
+
+def _forward(lines: worker.Lines, tasks: worker.Lines, say: Callable[..., None]) -> None:
+    """Pass tasks on until the caller says that it is over."""
+    import ray
+
+    while True:
+        try:
+            line = lines.get(timeout=ALIVE_EVERY_S)
+        except queue.Empty:
+            ray.cluster_resources()  # does not return while the cluster is gone
+            say("alive")
+            continue
+        if line is None:
+            return ray.shutdown()
+        tasks.put(line)
+
+
+def _keep(plan: dict[str, Any], tasks: worker.Lines, say: Callable[..., None]) -> None:
     """Keep one actor at work; when it is lost, with the task that it has, start another."""
     import ray
     from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
+    threads, seconds = plan["threads"], plan["seconds"]
+    environment = {"env_vars": thread_environment(threads)}
+    new = ray.remote(Actor).options(num_cpus=threads, num_gpus=_gpus(plan), runtime_env=environment)
     while True:
-        number, lost = None, "died"
-        actor = (
-            ray.remote(Actor)
-            .options(
-                num_cpus=plan["threads"],
-                num_gpus=1 if plan["devices"] else 0,  # never run on a cluster with GPUs
-                runtime_env={"env_vars": thread_environment(plan["threads"])},
-            )
-            .remote()
-        )
+        number, actor = None, new.remote()
         try:
-            problem = ray.get(
-                actor.prepare.remote(plan["make"], plan["arguments"], plan["threads"])
-            )
-            if problem:
-                say("refused", problem)
-                return
-            while True:
+            problem = ray.get(actor.prepare.remote(plan["make"], plan["arguments"], threads))
+            while not problem:
                 number, task = tasks.get()
-                say("done", number, *ray.get(actor.run.remote(task), timeout=plan["seconds"]))
+                say("done", number, *ray.get(actor.run.remote(task), timeout=seconds))
                 number = None
+            return say("refused", problem)
         except RayTaskError as error:  # agent_forge itself is not there
-            say("refused", str(error))
-            return
+            return say("refused", str(error))
         except GetTimeoutError:
             ray.kill(actor)
-            say("lost", number, "timeout", f"more than {plan['seconds']:g} s")
+            say("lost", number, "timeout", f"more than {seconds:g} s")
         except RayError as error:
             how = " ".join(str(error).split())
             try:  # is it the actor, or everything?
                 ray.get(ray.remote(nothing).options(num_cpus=0).remote(), timeout=PROBE_S)
             except RayError:
-                say("gone", how)
-                return
+                return say("gone", how)
             say("lost", number, "died", how)

@@ -40,6 +40,11 @@ class Plan:
     address: str | None
 
 
+def refused(problem: str) -> ForgeError:
+    """The error for a work function that cannot be built: the next worker would fail as well."""
+    return ForgeError(f"a worker cannot be set up: {problem}")
+
+
 class Pool:
     """Takes tasks and hands out their outcomes; to be closed, so use it in a `with`."""
 
@@ -93,9 +98,6 @@ class Pool:
             Failure("raised", problem) if result is None else json.loads(result)
         )
 
-    def _refuse(self, problem: str) -> None:
-        raise ForgeError(f"a worker cannot be set up: {problem}")
-
     def _died(self, how: str) -> None:
         """Count a death; too many with nothing done in between are not the tasks' fault."""
         self._deaths += 1
@@ -119,8 +121,7 @@ class Inline(Pool):
         if self._work is None:
             self._work, problem = worker.build(plan.make, plan.arguments, plan.threads)
             if self._work is None:
-                self._refuse(problem)
-                return
+                raise refused(problem)
         number, task = self._waiting.popleft()
         began = time.monotonic()
         self._done(number, *worker.answer(self._work, task, plan.threads))

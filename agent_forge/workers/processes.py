@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_forge import platform
-from agent_forge.workers.pool import Failure, Plan, Pool
+from agent_forge.workers.pool import Failure, Plan, Pool, refused
 
 PROGRAM = Path(__file__).with_name("worker.py")
 LOOK_EVERY_S = 0.5
@@ -103,7 +103,8 @@ class Processes(Pool):
 
     def _give(self) -> None:
         for link in self._links:
-            if self._waiting and link.ready and link.number is None:
+            idle = link.ready and link.number is None
+            if self._waiting and idle and not platform.has_ended(link.process.pid):
                 link.number, task = self._waiting.popleft()
                 if self.plan.seconds is not None:
                     link.deadline = time.monotonic() + self.plan.seconds
@@ -125,7 +126,7 @@ class Processes(Pool):
             self._lose(link, "died")
         elif words[0] == "ready":
             if words[1]:
-                self._refuse(words[1])
+                raise refused(words[1])
             link.ready = True
         else:
             assert link.number is not None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable
@@ -72,6 +71,11 @@ def _sum(base: int, size: int) -> str:
     return float((values.T @ values).sum()).hex()
 
 
+def _environment(_: int, name: str) -> str | None:
+    time.sleep(0.3)  # so that no worker does it all
+    return os.environ.get(name)
+
+
 def _spoil(_: int, task: list[int]) -> list[int]:
     task.append(0)
     return task
@@ -87,8 +91,7 @@ DEEDS: dict[str, Callable[[int, Any], Any]] = {
     "pid": lambda *_: os.getpid(),
     "echo": lambda _, value: value,
     "odd": lambda *_: {1, 2},
-    "environment": lambda _, name: os.environ.get(name),
-    "ignores": lambda *_: signal.getsignal(signal.SIGINT) is signal.SIG_IGN,
+    "environment": _environment,
     "announce": _announce,
     "print": _print,
     "fork": _leave_a_fork,

@@ -420,7 +420,7 @@ def test_a_cluster_that_is_there_is_used_and_left(kind: str, tmp_path: Path) -> 
                     assert run(pool, *varied()[:4])[0] == [0, 0.3]
             with open_pool(kind, 3, MAKE, address=address) as pool:
                 pool.submit(0, {"echo": 1})
-                with pytest.raises(ForgeError, match="the cluster has 2 CPU of 3"):
+                with pytest.raises(ForgeError, match="of 3 CPU it has 2"):
                     next(pool.results())
         finally:
             os.killpg(head.pid, signal.SIGTERM)

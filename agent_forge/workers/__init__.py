@@ -13,7 +13,7 @@ from typing import Any
 
 from agent_forge.errors import ConfigError
 from agent_forge.workers.cluster import Cluster
-from agent_forge.workers.pool import Failure, Inline, Plan, Pool
+from agent_forge.workers.pool import Failure, Inline, Pool
 from agent_forge.workers.processes import Processes
 
 __all__ = ["EXECUTORS", "Failure", "Pool", "open_pool"]
@@ -52,5 +52,6 @@ def open_pool(
         raise ConfigError(
             "Ray is not installed", hint="pip install -c constraints.txt -e '.[cluster]'"
         )
-    plain = json.loads(json.dumps(arguments or {}))
-    return EXECUTORS[kind](Plan(count, make, plain, threads, seconds, devices, address))
+    plan = {"count": count, "make": make, "arguments": json.loads(json.dumps(arguments or {}))}
+    plan |= {"threads": threads, "seconds": seconds, "devices": devices, "address": address}
+    return EXECUTORS[kind](plan)

@@ -20,8 +20,8 @@ from typing import IO, Any
 
 from agent_forge.errors import WorkersLost
 from agent_forge.workers import worker
-from agent_forge.workers.pool import Failure, Plan, Pool, refused
-from agent_forge.workers.processes import Link, thread_environment
+from agent_forge.workers.pool import Pool, refused
+from agent_forge.workers.processes import Link, thread_variables
 
 ALIVE_EVERY_S = 1.0
 SILENCE_S = 60.0  # of a driver that should say every second that the cluster answers
@@ -33,11 +33,12 @@ OBJECT_BYTES = 1 << 27  # what passes through Ray are short texts
 class Cluster(Pool):
     """`count` actors, asked through the driver."""
 
-    def __init__(self, plan: Plan) -> None:
+    _gone = False
+
+    def __init__(self, plan: dict[str, Any]) -> None:
         super().__init__(plan)
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._link = Link(plan, self._inbox, driver=f"{__name__}:drive")
-        self._gone = False
 
     def close(self) -> None:
         if not self._gone:
@@ -55,39 +56,19 @@ class Cluster(Pool):
             _, words = self._inbox.get(timeout=SILENCE_S)
         except queue.Empty:
             words = ["gone", f"it has not answered for {SILENCE_S:g} s"]
-        match words or ["gone", "Ray ended its process"]:
-            case ["done", number, result, problem]:
-                self._done(number, result, problem)
-            case ["lost", number, kind, how]:
-                if number is not None:
-                    self._outcomes[number] = Failure(kind, how)
-                if kind == "died":
-                    self._died(how)
-            case ["refused", problem]:
-                raise refused(problem)
-            case ["gone", why]:
-                self._gone = True
-                raise WorkersLost(
-                    f"the Ray cluster is gone: {why}",
-                    hint="the run is paused: resume it when the cluster is back, or without Ray",
-                )
-
-
-class Actor:
-    """A worker of the cluster; it is told what to build, so that a failure of that has a name."""
-
-    def prepare(self, make: str, arguments: dict[str, Any], threads: int) -> str:
-        self.threads = threads
-        self.work, problem = worker.build(make, arguments, threads)
-        return problem
-
-    def run(self, task: str) -> tuple[str | None, str]:
-        assert self.work is not None
-        return worker.answer(self.work, task, self.threads)
-
-
-def nothing() -> None:
-    """A task for a cluster that may be gone."""
+        said, *rest = words or ["gone", "Ray ended its process"]
+        if said == "done":
+            self._done(*rest)
+        elif said == "lost":
+            self._lost(*rest)
+        elif said == "refused":
+            raise refused(*rest)
+        elif said == "gone":
+            self._gone = True
+            raise WorkersLost(
+                f"the Ray cluster is gone: {rest[0]}",
+                hint="the run is paused: resume it when the cluster is back, or without Ray",
+            )
 
 
 def drive(plan: dict[str, Any], lines: worker.Lines, outward: IO[bytes]) -> None:
@@ -103,10 +84,9 @@ def drive(plan: dict[str, Any], lines: worker.Lines, outward: IO[bytes]) -> None
             has = _connect(plan, folder)
         except (OSError, RuntimeError, ValueError) as error:
             return say("gone", f"{type(error).__name__}: {error}")
-        wants = {"CPU": plan["count"] * plan["threads"], "GPU": _gpus(plan) * plan["count"]}
-        for name, number in wants.items():
-            if has.get(name, 0) < number:
-                return say("refused", f"the cluster has {has.get(name, 0):g} {name} of {number}")
+        for name, each in (("CPU", plan["threads"]), ("GPU", min(plan["devices"], 1))):
+            if has.get(name, 0) < plan["count"] * each:
+                return say("refused", f"of {plan['count'] * each} {name} it has {has.get(name, 0)}")
         tasks: worker.Lines = queue.SimpleQueue()
         for _ in range(plan["count"]):
             threading.Thread(target=_keep, args=(plan, tasks, say), daemon=True).start()
@@ -120,12 +100,8 @@ def _connect(plan: dict[str, Any], folder: str) -> dict[str, float]:
 
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     os.environ["PYTHONPATH"] = os.pathsep.join(path or str(Path.cwd()) for path in sys.path)
-    own: dict[str, Any] = {
-        "num_cpus": plan["count"] * plan["threads"],
-        "include_dashboard": False,
-        "object_store_memory": OBJECT_BYTES,
-        "_temp_dir": folder,
-    }
+    own = {"num_cpus": plan["count"] * plan["threads"], "include_dashboard": False}
+    own |= {"object_store_memory": OBJECT_BYTES, "_temp_dir": folder}
     ray.init(
         plan["address"] or "local",
         log_to_driver=False,
@@ -134,11 +110,6 @@ def _connect(plan: dict[str, Any], folder: str) -> dict[str, float]:
     )
     has: dict[str, float] = ray.cluster_resources()
     return has
-
-
-def _gpus(plan: dict[str, Any]) -> int:
-    """Of each actor. Written by the book: it never ran on a cluster with GPUs."""
-    return 1 if plan["devices"] else 0
 
 
 def _forward(lines: worker.Lines, tasks: worker.Lines, say: Callable[..., None]) -> None:
@@ -157,14 +128,30 @@ def _forward(lines: worker.Lines, tasks: worker.Lines, say: Callable[..., None])
         tasks.put(line)
 
 
+class Actor:
+    """A worker of the cluster; it is told what to build, so that a failure of that has a name."""
+
+    def prepare(self, make: str, arguments: dict[str, Any], threads: int) -> str:
+        self.threads = threads
+        self.work, problem = worker.build(make, arguments, threads)
+        return problem
+
+    def run(self, task: str) -> tuple[str | None, str]:
+        assert self.work
+        return worker.answer(self.work, task, self.threads)
+
+
 def _keep(plan: dict[str, Any], tasks: worker.Lines, say: Callable[..., None]) -> None:
     """Keep one actor at work; when it is lost, with the task that it has, start another."""
     import ray
     from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
     threads, seconds = plan["threads"], plan["seconds"]
-    environment = {"env_vars": thread_environment(threads)}
-    new = ray.remote(Actor).options(num_cpus=threads, num_gpus=_gpus(plan), runtime_env=environment)
+    new = ray.remote(Actor).options(
+        num_cpus=threads,
+        num_gpus=min(plan["devices"], 1),  # never run on a cluster with GPUs
+        runtime_env={"env_vars": thread_variables(threads)},
+    )
     while True:
         number, actor = None, new.remote()
         try:
@@ -182,7 +169,7 @@ def _keep(plan: dict[str, Any], tasks: worker.Lines, say: Callable[..., None]) -
         except RayError as error:
             how = " ".join(str(error).split())
             try:  # is it the actor, or everything?
-                ray.get(ray.remote(nothing).options(num_cpus=0).remote(), timeout=PROBE_S)
+                ray.get(ray.remote(lambda: 0).options(num_cpus=0).remote(), timeout=PROBE_S)
             except RayError:
                 return say("gone", how)
             say("lost", number, "died", how)

@@ -21,35 +21,17 @@ DEATHS_PER_WORKER = 5  # in a row, with no task done in between: then it is not 
 
 @dataclass(frozen=True)
 class Failure:
-    """What a task has instead of a result: it raised, died with its worker, or had no time left."""
+    """What a task has instead of a result."""
 
-    kind: str  # raised, died, timeout
+    kind: str  # raised, died (with its worker), timeout
     message: str
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What a pool is opened with; `open_pool` says what each part means."""
-
-    count: int
-    make: str
-    arguments: dict[str, Any]
-    threads: int
-    seconds: float | None
-    devices: int
-    address: str | None
-
-
-def refused(problem: str) -> ForgeError:
-    """The error for a work function that cannot be built: the next worker would fail as well."""
-    return ForgeError(f"a worker cannot be set up: {problem}")
 
 
 class Pool:
     """Takes tasks and hands out their outcomes; to be closed, so use it in a `with`."""
 
-    def __init__(self, plan: Plan) -> None:
-        self.plan = plan
+    def __init__(self, plan: dict[str, Any]) -> None:
+        self.plan = plan  # what `open_pool` was given
         self._last = -1
         self._order: deque[int] = deque()  # submitted and not handed out yet
         self._waiting: deque[tuple[int, str]] = deque()  # submitted and not begun
@@ -72,10 +54,7 @@ class Pool:
         self._give()
 
     def results(self) -> Iterator[tuple[int, Any]]:
-        """Each number with its result or Failure, in order; ends when all submitted are out.
-
-        More can be submitted while this goes on.
-        """
+        """Each number with its result or Failure, until all are out; more can be submitted."""
         while self._order:
             while self._order[0] not in self._outcomes:
                 self._step()
@@ -83,7 +62,7 @@ class Pool:
             yield number, self._outcomes.pop(number)
 
     def close(self) -> None:
-        """End every worker, at once; what was not handed out is lost."""
+        """End every worker at once; what was not handed out is lost."""
 
     def _give(self) -> None:
         """Hand waiting tasks to idle workers, without waiting for any."""
@@ -94,22 +73,28 @@ class Pool:
 
     def _done(self, number: int, result: str | None, problem: str) -> None:
         self._deaths = 0
-        self._outcomes[number] = (
-            Failure("raised", problem) if result is None else json.loads(result)
-        )
+        failed = Failure("raised", problem)
+        self._outcomes[number] = failed if result is None else json.loads(result)
 
-    def _died(self, how: str) -> None:
-        """Count a death; too many with nothing done in between are not the tasks' fault."""
-        self._deaths += 1
-        if self._deaths >= DEATHS_PER_WORKER * self.plan.count:
+    def _lost(self, number: int | None, kind: str, how: str) -> None:
+        """A worker is gone, with the task that it had; too many are not the tasks' fault."""
+        if number is not None:
+            self._outcomes[number] = Failure(kind, how)
+        self._deaths += kind == "died"
+        if self._deaths >= DEATHS_PER_WORKER * self.plan["count"]:
             raise WorkersLost(
                 f"{self._deaths} workers died with no task done in between; the last: {how}",
                 hint="if memory is short use fewer workers, then resume: what is done is kept",
             )
 
 
+def refused(problem: str) -> ForgeError:
+    """The error for a work function that cannot be built: the next worker would fail as well."""
+    return ForgeError(f"a worker cannot be set up: {problem}")
+
+
 class Inline(Pool):
-    """Tasks run in this process, one by one, when their result is asked for.
+    """Tasks run in this process, one by one, when their results are asked for.
 
     Nothing can be stopped here: a task that took too long counts as such once it has ended.
     """
@@ -117,13 +102,14 @@ class Inline(Pool):
     _work: worker.Work | None = None
 
     def _step(self) -> None:
-        plan = self.plan
-        if self._work is None:
-            self._work, problem = worker.build(plan.make, plan.arguments, plan.threads)
-            if self._work is None:
+        threads, seconds = self.plan["threads"], self.plan["seconds"]
+        if not self._work:
+            make, arguments = self.plan["make"], self.plan["arguments"]
+            self._work, problem = worker.build(make, arguments, threads)
+            if not self._work:
                 raise refused(problem)
         number, task = self._waiting.popleft()
         began = time.monotonic()
-        self._done(number, *worker.answer(self._work, task, plan.threads))
-        if plan.seconds is not None and time.monotonic() - began > plan.seconds:
-            self._outcomes[number] = Failure("timeout", f"more than {plan.seconds:g} s")
+        self._done(number, *worker.answer(self._work, task, threads))
+        if seconds and time.monotonic() - began > seconds:
+            self._lost(number, "timeout", f"more than {seconds:g} s")

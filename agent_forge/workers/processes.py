@@ -16,45 +16,50 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from agent_forge import platform
-from agent_forge.workers.pool import Failure, Plan, Pool, refused
+from agent_forge.workers.pool import Pool, refused
 
 PROGRAM = Path(__file__).with_name("worker.py")
 LOOK_EVERY_S = 0.5
-THREAD_VARIABLES = (
+THREADS = (
     *("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"),
     *("NUMEXPR_NUM_THREADS", "VECLIB_MAXIMUM_THREADS"),
 )
 
 
-def thread_environment(threads: int) -> dict[str, str]:
-    """Fixes the threads of all that is imported later: their number can change the last bit."""
-    return dict.fromkeys(THREAD_VARIABLES, str(threads))
+def thread_variables(threads: int) -> dict[str, str]:
+    """Fix the threads of all that is imported later: their number can change the last bit."""
+    return dict.fromkeys(THREADS, str(threads))
 
 
 class Link:
     """A process that runs `worker.py`, the lines to it, and the thread that reads its lines."""
 
+    number: int | None = None  # of the task that it has
+    ready = False
+    deadline = float("inf")
+
     def __init__(
-        self, plan: Plan, inbox: queue.SimpleQueue[Any], index: int = 0, driver: str = ""
+        self, plan: dict[str, Any], inbox: queue.SimpleQueue[Any], index: int = 0, driver: str = ""
     ) -> None:
         self.index = index
-        self.ready = False
-        self.number: int | None = None  # of the task that it has
-        self.deadline = float("inf")
+        variables = thread_variables(plan["threads"])
+        if plan["devices"] and not driver:  # a GPU each; never run on a machine with one
+            every = os.environ.get("CUDA_VISIBLE_DEVICES")
+            names = every.split(",") if every else [str(n) for n in range(plan["devices"])]
+            variables["CUDA_VISIBLE_DEVICES"] = names[index]
         self.process = subprocess.Popen(
             [sys.executable, str(PROGRAM)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={**os.environ, **thread_environment(plan.threads), **_device(plan, index)},
+            env={**os.environ, **variables},
             **platform.new_group(),
         )
         threading.Thread(target=self._read, args=(inbox,), daemon=True).start()
-        self.say({"path": sys.path, "driver": driver, **asdict(plan)})
+        self.say({**plan, "path": sys.path, "driver": driver})
 
     def _read(self, inbox: queue.SimpleQueue[Any]) -> None:
         assert self.process.stdout
@@ -81,21 +86,13 @@ class Link:
         return f"exit code {code}" if code >= 0 else signal.Signals(-code).name
 
 
-def _device(plan: Plan, index: int) -> dict[str, str]:
-    """The one GPU that a worker sees. Written by the book: it never ran on a machine with one."""
-    if not plan.devices:
-        return {}
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(plan.devices)))
-    return {"CUDA_VISIBLE_DEVICES": visible.split(",")[index]}
-
-
 class Processes(Pool):
     """`count` processes on this machine."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: dict[str, Any]) -> None:
         super().__init__(plan)
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._links = [Link(plan, self._inbox, index) for index in range(plan.count)]
+        self._links = [Link(plan, self._inbox, index) for index in range(plan["count"])]
 
     def close(self) -> None:
         for link in self._links:
@@ -106,8 +103,7 @@ class Processes(Pool):
             idle = link.ready and link.number is None
             if self._waiting and idle and not platform.has_ended(link.process.pid):
                 link.number, task = self._waiting.popleft()
-                if self.plan.seconds is not None:
-                    link.deadline = time.monotonic() + self.plan.seconds
+                link.deadline = time.monotonic() + (self.plan["seconds"] or float("inf"))
                 link.say(task)
 
     def _step(self) -> None:
@@ -123,7 +119,7 @@ class Processes(Pool):
 
     def _hear(self, link: Link, words: list[Any] | None) -> None:
         if words is None:
-            self._lose(link, "died")
+            self._replace(link, "died")
         elif words[0] == "ready":
             if words[1]:
                 raise refused(words[1])
@@ -137,16 +133,12 @@ class Processes(Pool):
         """See to those whose time is up, and to any whose end left its pipe open."""
         for link in list(self._links):
             if link.deadline < time.monotonic():
-                self._lose(link, "timeout")
+                self._replace(link, "timeout")
             elif platform.has_ended(link.process.pid) and self._inbox.empty():
-                self._lose(link, "died")
+                self._replace(link, "died")
 
-    def _lose(self, link: Link, kind: str) -> None:
-        """Give a worker up, with its task, and start another in its place."""
+    def _replace(self, link: Link, kind: str) -> None:
         how = link.end()
-        if link.number is not None:
-            late = f"more than {self.plan.seconds:g} s" if kind == "timeout" else how
-            self._outcomes[link.number] = Failure(kind, late)
-        self._links[self._links.index(link)] = Link(self.plan, self._inbox, link.index)
-        if kind == "died":
-            self._died(how)
+        self._links[link.index] = Link(self.plan, self._inbox, link.index)
+        late = f"more than {self.plan['seconds'] or 0:g} s"
+        self._lost(link.number, kind, late if kind == "timeout" else how)

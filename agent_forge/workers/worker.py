@@ -32,7 +32,6 @@ def answer(work: Work, task: str, threads: int) -> tuple[str | None, str]:
 
 
 def find(name: str) -> Callable[..., Any]:
-    """The function that `module:function` names."""
     module, _, function = name.partition(":")
     found: Callable[..., Any] = getattr(importlib.import_module(module), function)
     return found
@@ -40,25 +39,17 @@ def find(name: str) -> Callable[..., Any]:
 
 def _attempt(call: Callable[[], Any], threads: int) -> tuple[Any, str]:
     """What the call gives, or what it raised; torch has exactly `threads` threads meanwhile."""
-    before = _torch_threads(threads)
+    torch = sys.modules.get("torch")
+    before = torch.get_num_threads() if torch else 0
     try:
+        if torch:
+            torch.set_num_threads(threads)
         return call(), ""
     except (Exception, SystemExit) as error:  # noqa: BLE001 - it belongs to the task
         return None, f"{type(error).__name__}: {error}"
     finally:
-        if before is not None:
-            _torch_threads(before)
-
-
-def _torch_threads(count: int) -> int | None:
-    """Set torch's threads and tell how many it had; None where torch is not loaded."""
-    torch = sys.modules.get("torch")
-    if torch is None:
-        return None
-    before: int = torch.get_num_threads()
-    if before != count:
-        torch.set_num_threads(count)
-    return before
+        if torch:
+            torch.set_num_threads(before)
 
 
 def say(outward: IO[bytes], *words: Any) -> None:
@@ -66,42 +57,29 @@ def say(outward: IO[bytes], *words: Any) -> None:
     outward.flush()
 
 
-def _take_streams() -> tuple[IO[bytes], IO[bytes]]:
-    """Keep stdin and stdout for the caller alone: what the work prints goes to stderr."""
-    inward, outward = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.dup2(2, 1)
-    os.close(nothing)
-    return inward, outward
-
-
-def _listen(inward: IO[bytes]) -> Lines:
-    """The caller's lines, read by a thread: when the caller ends, so does this process, at once."""
-    lines: Lines = queue.SimpleQueue()
-
-    def read() -> None:
-        for line in inward:
-            lines.put(json.loads(line))
-        os._exit(0)
-
-    threading.Thread(target=read, daemon=True).start()
-    return lines
-
-
 def serve(plan: dict[str, Any], lines: Lines, outward: IO[bytes]) -> None:
     """Answer tasks until the caller ends this process."""
-    threads = plan["threads"]
-    work, problem = build(plan["make"], plan["arguments"], threads)
+    work, problem = build(plan["make"], plan["arguments"], plan["threads"])
     say(outward, "ready", problem)
-    while work is not None:
-        say(outward, "done", *answer(work, lines.get(), threads))
+    while work:
+        say(outward, "done", *answer(work, lines.get(), plan["threads"]))
+
+
+def _read(inward: IO[bytes], lines: Lines) -> None:
+    """Pass on what the caller says; when it ends, so does this process, in the midst of a task."""
+    for line in inward:
+        lines.put(json.loads(line))
+    os._exit(0)
 
 
 def main() -> None:
+    """Take the pipes for the caller alone: what the work prints goes to stderr."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller decides when to stop
-    inward, outward = _take_streams()
-    lines = _listen(inward)
+    inward, outward = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(2, 1)
+    lines: Lines = queue.SimpleQueue()
+    threading.Thread(target=_read, args=(inward, lines), daemon=True).start()
     plan = lines.get()
     sys.path[:] = plan["path"]
     (find(plan["driver"]) if plan["driver"] else serve)(plan, lines, outward)

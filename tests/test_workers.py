@@ -169,8 +169,9 @@ def test_numbers_grow_and_tasks_are_plain(kind: str) -> None:
 
 @APART
 def test_what_the_work_prints_and_reads_is_its_own(kind: str) -> None:
+    text = '["done", "7", ""]\n'  # just what a worker says
     with open_pool(kind, 1, MAKE) as pool:
-        assert run(pool, ("print", '["done", "1", ""]\n'), ("echo", 1))[1] == 1
+        assert run(pool, ("print", text), ("echo", 1)) == [[text, ""], 1]
 
 
 @APART
@@ -241,6 +242,18 @@ def test_a_task_without_time_left_costs_itself(kind: str) -> None:
     assert time.monotonic() - began < 60
 
 
+def test_the_end_of_one_that_was_given_up_is_not_taken_for_another() -> None:
+    with open_pool("processes", 1, MAKE, seconds=0.5) as pool:
+        late, *pids = run(pool, ("slow", 1000), *[("pid", 0), ("slow", 0.2)] * 3)
+    assert late.kind == "timeout" and len(set(pids[::2])) == 1
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
+def test_half_an_answer_is_none() -> None:
+    with open_pool("processes", 1, MAKE) as pool:
+        assert run(pool, ("half", None), ("echo", 1)) == [Failure("died", "exit code 4"), 1]
+
+
 def test_a_fork_that_keeps_the_pipe_open_hides_no_death(tmp_path: Path) -> None:
     with open_pool("processes", 1, MAKE) as pool:
         outcomes = run(pool, ("fork", str(tmp_path / "pid")), ("echo", 1))
@@ -279,6 +292,12 @@ def test_tasks_that_all_kill_their_workers_pause_the_run() -> None:
         assert [next(results)[1].kind for _ in range(4)] == ["died"] * 4
         with pytest.raises(WorkersLost):
             next(results)
+
+
+def test_deaths_with_something_done_in_between_go_on() -> None:
+    with open_pool("processes", 1, MAKE) as pool:
+        outcomes = run(pool, *[("exit", 1), ("echo", 1)] * 8)
+    assert outcomes == [Failure("died", "exit code 1"), 1] * 8
 
 
 # -- the end of it --------------------------------------------------------------------------------

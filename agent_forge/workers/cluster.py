@@ -124,7 +124,8 @@ def _forward(lines: worker.Lines, tasks: worker.Lines, say: Callable[..., None])
             say("alive")
             continue
         if line is None:
-            return ray.shutdown()
+            ray.shutdown()
+            return
         tasks.put(line)
 
 

@@ -66,9 +66,11 @@ def serve(plan: dict[str, Any], lines: Lines, outward: IO[bytes]) -> None:
 
 
 def _read(inward: IO[bytes], lines: Lines) -> None:
-    """Pass on what the caller says; when it ends, so does this process, in the midst of a task."""
+    """Pass on what the caller says; when it ends, so does this process with all it has started."""
     for line in inward:
         lines.put(json.loads(line))
+    if hasattr(os, "killpg"):
+        os.killpg(0, signal.SIGKILL)
     os._exit(0)
 
 

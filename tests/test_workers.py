@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -420,7 +421,12 @@ def test_a_cluster_that_goes_away_pauses_the_run(
 
 
 @pytest.mark.parametrize("kind", [RAY])
-def test_a_cluster_that_is_there_is_used_and_left(kind: str, tmp_path: Path) -> None:
+def test_a_cluster_that_is_there_is_used_and_left(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster, "SILENCE_S", 30.0)
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))  # of this cluster alone
     ray, address = str(Path(sys.executable).with_name("ray")), "127.0.0.1:26379"
     with tempfile.TemporaryDirectory(prefix="r-") as folder:
         start = ["start", "--head", "--port=26379", "--num-cpus=2", f"--temp-dir={folder}"]
@@ -442,8 +448,8 @@ def test_a_cluster_that_is_there_is_used_and_left(kind: str, tmp_path: Path) -> 
                 with pytest.raises(ForgeError, match="of 3 CPU it has 2"):
                     next(pool.results())
         finally:
-            os.killpg(head.pid, signal.SIGTERM)
-            head.wait(20)
+            os.killpg(head.pid, signal.SIGKILL)
+            head.wait()
         with open_pool(kind, 1, MAKE, address=address) as pool:
             pool.submit(0, {"echo": 1})
             with pytest.raises(WorkersLost):

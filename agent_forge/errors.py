@@ -102,6 +102,12 @@ class NotEnough(ForgeError):
     exit_code = 5
 
 
+class WorkersLost(ForgeError):
+    """The workers are gone, or die whatever they are given: the run pauses and can go on."""
+
+    exit_code = 5
+
+
 class HandoffRefused(ForgeError):
     """A model does not fulfil what the next phase requires."""
 

@@ -26,8 +26,8 @@ LAYERS = (
 )
 # Within one layer, who may import whom.
 WITHIN = {("config", "errors"), ("store", "platform"), ("track", "platform"), ("track", "store")}
-LAZY = {"torch", "transformers", "numpy", "scipy", "pandas"}  # never loaded by the command line
-TORCH_FREE = ("errors", "config", "platform", "sandbox", "cli", "pipeline")
+LAZY = {"torch", "transformers", "numpy", "scipy", "pandas", "ray"}  # not for the command line
+TORCH_FREE = ("errors", "config", "platform", "sandbox", "workers", "cli", "pipeline")
 # The file system is changed in one place; these are the ways around it.
 WRITING_CALLS = {
     *(

@@ -1,0 +1,57 @@
+"""Tasks for workers: in this process, in processes of this machine, on a Ray cluster. No torch.
+
+Which of them it is, how many and who is done first changes nothing: each task runs alone in its
+worker with a fixed number of threads, and the results come in the order of submission.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import json
+from typing import Any
+
+from agent_forge.errors import ConfigError
+from agent_forge.workers.cluster import Cluster
+from agent_forge.workers.pool import Failure, Inline, Pool
+from agent_forge.workers.processes import Processes
+
+__all__ = ["EXECUTORS", "Failure", "Pool", "open_pool"]
+
+EXECUTORS: dict[str, type[Pool]] = {"inline": Inline, "processes": Processes, "ray": Cluster}
+
+
+def open_pool(
+    kind: str,
+    count: int,
+    make: str,
+    arguments: dict[str, Any] | None = None,
+    *,
+    threads: int = 1,
+    seconds: float | None = None,
+    devices: int = 0,
+    address: str | None = None,
+) -> Pool:
+    """Workers that each call `make` ("module:function") once, for the function that does a task.
+
+    `threads` is what torch and the like may use for one task, `seconds` how long a task may take.
+    With `devices` GPUs each worker has one for itself. `address` is that of a Ray cluster where
+    agent_forge is installed; without it Ray is started here. Inline takes one task at a time.
+    """
+    if kind not in EXECUTORS:
+        near = difflib.get_close_matches(kind, EXECUTORS, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"one of: {', '.join(EXECUTORS)}"
+        raise ConfigError(f"there is no executor {kind!r}", hint=hint)
+    if count < 1 or threads < 1 or (seconds is not None and seconds <= 0):
+        raise ConfigError("workers, their threads and their seconds are numbers above zero")
+    if devices and count > devices and kind == "processes":
+        raise ConfigError(f"{count} workers want a GPU each and there are {devices}")
+    if address and kind != "ray":
+        raise ConfigError("only the executor ray takes the address of a cluster")
+    if kind == "ray" and importlib.util.find_spec("ray") is None:
+        raise ConfigError(
+            "Ray is not installed", hint="pip install -c constraints.txt -e '.[cluster]'"
+        )
+    plan = {"count": count, "make": make, "arguments": json.loads(json.dumps(arguments or {}))}
+    plan |= {"threads": threads, "seconds": seconds, "devices": devices, "address": address}
+    return EXECUTORS[kind](plan)

@@ -1,0 +1,115 @@
+"""What every executor promises: outcomes in the order of submission, whoever ran the tasks.
+
+Tasks and results are plain data as JSON carries it (a tuple comes back as a list), so a result
+is the same from this process, from another one, and from a journal that is read again.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from agent_forge.errors import ForgeError, WorkersLost
+from agent_forge.workers import worker
+
+DEATHS_PER_WORKER = 5  # in a row, with no task done in between: then it is not the tasks
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What a task has instead of a result."""
+
+    kind: str  # raised, died (with its worker), timeout
+    message: str
+
+
+class Pool:
+    """Takes tasks and hands out their outcomes; to be closed, so use it in a `with`."""
+
+    def __init__(self, plan: dict[str, Any]) -> None:
+        self.plan = plan  # what `open_pool` was given
+        self._last = -1
+        self._order: deque[int] = deque()  # submitted and not handed out yet
+        self._waiting: deque[tuple[int, str]] = deque()  # submitted and not begun
+        self._outcomes: dict[int, Any] = {}
+        self._deaths = 0  # since a task was done
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def submit(self, number: int, task: Any) -> None:
+        """Add a task; numbers grow, and their order is the order of the results."""
+        if number <= self._last:
+            raise ValueError(f"task {number} comes after task {self._last}")
+        self._waiting.append((number, json.dumps(task)))
+        self._order.append(number)
+        self._last = number
+        self._give()
+
+    def results(self) -> Iterator[tuple[int, Any]]:
+        """Each number with its result or Failure, until all are out; more can be submitted."""
+        while self._order:
+            while self._order[0] not in self._outcomes:
+                self._step()
+            number = self._order.popleft()
+            yield number, self._outcomes.pop(number)
+
+    def close(self) -> None:
+        """End every worker at once; what was not handed out is lost."""
+
+    def _give(self) -> None:
+        """Hand waiting tasks to idle workers, without waiting for any."""
+
+    def _step(self) -> None:
+        """Wait for something to happen, and see to it."""
+        raise NotImplementedError
+
+    def _done(self, number: int, result: str | None, problem: str) -> None:
+        self._deaths = 0
+        failed = Failure("raised", problem)
+        self._outcomes[number] = failed if result is None else json.loads(result)
+
+    def _lost(self, number: int | None, kind: str, how: str) -> None:
+        """A worker is gone, with the task that it had; too many are not the tasks' fault."""
+        if number is not None:
+            self._outcomes[number] = Failure(kind, how)
+        self._deaths += kind == "died"
+        if self._deaths >= DEATHS_PER_WORKER * self.plan["count"]:
+            raise WorkersLost(
+                f"{self._deaths} workers died with no task done in between; the last: {how}",
+                hint="if memory is short use fewer workers, then resume: what is done is kept",
+            )
+
+
+def refused(problem: str) -> ForgeError:
+    """The error for a work function that cannot be built: the next worker would fail as well."""
+    return ForgeError(f"a worker cannot be set up: {problem}")
+
+
+class Inline(Pool):
+    """Tasks run in this process, one by one, when their results are asked for.
+
+    Nothing can be stopped here: a task that took too long counts as such once it has ended.
+    """
+
+    _work: worker.Work | None = None
+
+    def _step(self) -> None:
+        threads, seconds = self.plan["threads"], self.plan["seconds"]
+        if not self._work:
+            make, arguments = self.plan["make"], self.plan["arguments"]
+            self._work, problem = worker.build(make, arguments, threads)
+            if not self._work:
+                raise refused(problem)
+        number, task = self._waiting.popleft()
+        began = time.monotonic()
+        self._done(number, *worker.answer(self._work, task, threads))
+        if seconds and time.monotonic() - began > seconds:
+            self._lost(number, "timeout", f"more than {seconds:g} s")

@@ -21,14 +21,13 @@ from agent_forge.search import operators
 from agent_forge.search.base import Search, Wish
 from agent_forge.search.candidate import SHORT, Candidate
 from agent_forge.search.continuous import Box, Cma, Vector, place_of
-from agent_forge.search.gradient import Descent
+from agent_forge.search.gradient import TRIES, Descent
 
 COMBOS = 4  # that are tried first
 SAMPLES = 6  # points of one round of CMA-ES
 FORGET = 0.7  # of what a way gained, at every further use
 DOUBT = 0.5  # benefit of the less tried
 BACKWARD = 3  # a gradient costs as much as so many scores on the same items
-STALLED = 2  # gradients without a better point until the other ways get their turn
 
 
 @dataclass
@@ -131,10 +130,12 @@ class Auto(Search):
         self._now, self._cost = None, 0.0
 
     def _chosen(self) -> Way:
-        gradient = self._ways[0]
-        if self._descent is None or not (self._descent.stalled >= STALLED or self._others_tried()):
+        gradient, s = self._ways[0], self.settings
+        # An improvement that would not count as one, were it made for as long as patience lasts.
+        least = s.convergence_threshold / s.convergence_patience / s.population_size
+        if gradient.uses < TRIES or (gradient.worth > least and not self._others_tried()):
             return gradient
-        top = max(way.worth for way in self._ways)
+        top = max(least, *(way.worth for way in self._ways))
         total = sum(way.uses for way in self._ways)
 
         def hope(way: Way) -> float:

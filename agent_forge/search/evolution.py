@@ -78,7 +78,8 @@ class Evolution(Search):
                 self._fill(slot)
         self._alike = set(told["alike"])
         for key, score in told["scores"].items():
-            self.tell(key, -math.inf if score is None else score)
+            objectives = told.get("objectives", {}).get(key)
+            self.tell(key, -math.inf if score is None else score, objectives=objectives)
         for key, holdout in told["holdouts"].items():
             self.tell(key, self.scores[key], holdout=holdout)
         if told["distances"]:

@@ -19,7 +19,7 @@ from agent_forge.search.base import Search, Wish
 from agent_forge.search.candidate import SHORT, Candidate
 from agent_forge.search.settings import PAIRS, EvolutionSettings
 
-RADIUS = 0.2  # distance from which on two recipes share nothing
+RADIUS = 0.1  # distance from which on two recipes share nothing
 
 
 def combos_of(settings: EvolutionSettings) -> list[int]:
@@ -50,7 +50,7 @@ class Genetic(Search):
         self._combos = combos_of(self.settings)
         masks = operators.draw_seed(operators.generator(self.seed, "masks"))
         for place in range(self.settings.population_size):
-            plain = place < len(self._combos)
+            plain = place < min(len(self._combos), self.settings.population_size // 2)
             combo = self._combos[place % len(self._combos)]
             made = operators.combo_of(self._space, combo, self._space.parents, masks, "combo")
             if not plain:
@@ -87,7 +87,8 @@ class Genetic(Search):
             origin = f"crossover of {first[:SHORT]} and {second[:SHORT]}"
             name = "crossover"
         else:
-            made, against, name = dict(self.candidates[first].operation), (first,), "mutation"
+            varied = operators.variant(self._space, self.candidates[first], rng)
+            made, against, name = dict(varied.operation), (first,), "mutation"
             origin = f"mutation of {first[:SHORT]}"
         made |= operators.recipe_change(self._space, made, rng, self._allowed, again=again)
         return Wish(name, Candidate(made, self._space.parents, origin), against)

@@ -1,9 +1,9 @@
 """Search along gradients: one backward pass says where every coefficient should go.
 
 A step is taken from the best point so far, in Adam's direction. If the score improves, the point
-moves there and the next step is longer; if not, it is half as long. So scores on all items decide,
-and a gradient on some of them only proposes. A step that became too short asks for another
-gradient, on other items.
+moves there and the next step is longer; if not, it is shorter. So scores on all items decide, and a
+gradient on some of them only proposes. After a few steps that did not help another gradient is
+taken, on other items.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from agent_forge.search.base import Rows, Search, Wish
 from agent_forge.search.candidate import Candidate
 from agent_forge.search.continuous import Box, Vector
 
-LONGER, SHORTER = 1.5, 0.4
-SHORTEST = 0.15  # of the first step: below it another gradient is worth more
+LONGER, SHORTER = 1.6, 0.4
+TRIES = 2  # steps along one gradient
+SHORTEST, LONGEST = 0.01, 4.0  # of the first step; below that it begins anew
 MOMENTUM, SQUARES = 0.6, 0.9
 
 
@@ -30,7 +31,7 @@ class Descent:
         self.box, self.point, self.key, self.first, self.step = box, point, key, step, step
         self.trial: Vector | None = None
         self.stalled = 0  # gradients in a row of which no step was better
-        self._seed, self._taken = seed, 0
+        self._seed, self._taken, self._tries = seed, 0, 0
         self._mean = np.zeros(len(point))
         self._square = np.zeros(len(point))
         self._way: Vector | None = None
@@ -41,7 +42,7 @@ class Descent:
 
     def learn(self, rows: Rows) -> None:
         """The gradient at the point; without one ({}) the way is drawn."""
-        self._taken += 1
+        self._taken, self._tries = self._taken + 1, 0
         if rows:
             slope = self.box.vector(rows)
         else:
@@ -64,11 +65,12 @@ class Descent:
         assert self.trial is not None
         if better:
             self.point, self.key, self._way = self.trial, key, None
-            self.step, self.stalled = min(self.step * LONGER, 4 * self.first), 0
+            self.step, self.stalled = min(self.step * LONGER, LONGEST * self.first), 0
         else:
-            self.step *= SHORTER
-            if self.step < SHORTEST * self.first:
-                self.step, self._way = self.first / 2, None
+            self.step = self.step * SHORTER if self.step > SHORTEST * self.first else self.first
+            self._tries += 1
+            if self._tries == TRIES:
+                self._way = None
                 self.stalled += 1
         self.trial = None
 

@@ -60,7 +60,7 @@ def test_the_gradient_is_what_differences_show(tmp_path: Path, base: bool) -> No
         run.nursery.fill(run.material.subject.model.float(), made.key)
 
     put(rows)
-    found, tokens = gradient(fitness, run.nursery, 1.0, 0)
+    found, tokens = gradient(fitness, run.nursery, 1, 0)
     assert tokens == BACKWARD * fitness.tokens
     assert all(p.grad is None for p in run.material.subject.model.parameters())
     for group in groups:
@@ -80,11 +80,11 @@ def test_parts_of_the_items_add_up_to_all(tmp_path: Path) -> None:
     fitness = run.material.fitness
     assert isinstance(fitness, DomainFitness)
     run.nursery.fill(run.material.subject.model, run.search.survivors[-1].key)
-    parts = [gradient(fitness, run.nursery, 0.25, turn) for turn in range(4)]
+    parts = [gradient(fitness, run.nursery, 4, turn) for turn in range(4)]
     assert sum(tokens for _, tokens in parts) == BACKWARD * fitness.tokens
     assert all(rows != parts[0][0] for rows, _ in parts[1:])
-    again = gradient(fitness, run.nursery, 0.25, 4)
-    assert again == gradient(fitness, run.nursery, 0.25, 0)
+    again = gradient(fitness, run.nursery, 4, 4)
+    assert again == gradient(fitness, run.nursery, 4, 0)
 
 
 def test_our_own_network_is_differentiated_where_it_is_measured() -> None:

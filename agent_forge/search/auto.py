@@ -165,10 +165,10 @@ class Auto(Search):
         descent = self._descent
         if descent is None or self.scores[best.key] > self.scores[descent.key]:
             step = descent.step if descent else self.settings.gradient_step
-            stalled = descent.stalled if descent else 0
             box, point = self._place(best.key)
-            descent = Descent(box, point, best.key, step, self.seed, self._rounds)
-            self._descent, descent.stalled = descent, stalled
+            turns = self.settings.gradient_turns
+            descent = Descent(box, point, best.key, step, turns, self.seed, self._rounds)
+            self._descent = descent
         if descent.needs_gradient:
             if self._used == len(self.gradients):
                 self.gradient_of = descent.key

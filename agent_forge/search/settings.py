@@ -120,6 +120,11 @@ class EvolutionSettings(Settings):
         return data
 
     @property
+    def gradient_turns(self) -> int:
+        """Gradients until all items have been looked at."""
+        return max(1, round(1 / self.gradient_share))
+
+    @property
     def unused(self) -> set[str]:
         """Fields that this strategy does not have."""
         found = {name for name, acts in ACTS_IN.items() if self.strategy not in acts}

@@ -26,8 +26,8 @@ BACKWARD = 3  # passes over the tokens: one forward, and a backward that costs t
 Rows = dict[str, list[float]]
 
 
-def gradient(fitness: DomainFitness, nursery: Nursery, share: float, turn: int) -> tuple[Rows, int]:
-    """At the weights that the network has now, on a share of the items; and the tokens it took."""
+def gradient(fitness: DomainFitness, nursery: Nursery, turns: int, turn: int) -> tuple[Rows, int]:
+    """At the weights that the network has now, on the items of one of the turns; and its tokens."""
     model = fitness.subject.model
     model.eval()
     wanted = {name: p for name, p in model.named_parameters() if name in nursery.specs}
@@ -39,7 +39,7 @@ def gradient(fitness: DomainFitness, nursery: Nursery, share: float, turn: int) 
             parameter.requires_grad_(True)
         weights = _weights(fitness)
         for i, prepared in enumerate(fitness.prepared):
-            items = _part(prepared, share, turn)
+            items = _part(prepared, turns, turn)
             tokens += BACKWARD * sum(len(prepared.items[n].ids) for n in items)
             _backward(fitness, i, items, *weights[i])
         return _by_coefficient(nursery, wanted), tokens
@@ -63,11 +63,10 @@ def _weights(fitness: DomainFitness) -> list[tuple[float, float]]:
     ]
 
 
-def _part(prepared: Prepared, share: float, turn: int) -> list[int]:
+def _part(prepared: Prepared, turns: int, turn: int) -> list[int]:
     """Items of some of the examples, others at every turn; of an example its right answer alone."""
     count = int(prepared.example_of[-1]) + 1
-    every = max(1, round(1 / share))
-    examples = {n for n in range(count) if n % every == turn % every} or {0}
+    examples = {n for n in range(count) if n % turns == turn % turns} or {0}
     first: dict[int, int] = {}
     for answer, example in enumerate(prepared.example_of.tolist()):
         first.setdefault(example, answer)

@@ -182,8 +182,8 @@ class EvolutionRun:
                 if isinstance(fitness, DomainFitness):
                     if self._filled != candidate.key:
                         self._fill(candidate.key)
-                    share = self.settings.gradient_share
-                    rows, tokens = gradient(fitness, self.nursery, share, turn)
+                    turns = self.settings.gradient_turns
+                    rows, tokens = gradient(fitness, self.nursery, turns, turn)
             except (NotFinite, RuntimeError, MemoryError) as error:
                 log.warning("candidate %s has no gradient: %s", candidate.key[:SHORT], error)
             cpu = round(time.process_time() - began, 4)

@@ -184,6 +184,24 @@ def test_failures_cost_themselves(name: str) -> None:
     assert sum(entry["failed"] for entry in search.history) == failed
 
 
+def test_gradients_go_on_from_a_point_that_is_not_among_the_best() -> None:
+    search = start("grad")
+    better = {c.key: 2.0 for c in search.survivors[:3]}
+    while search.finished is None:
+        while asked := search.ask():
+            key = asked[0].key
+            if key not in search.scores:
+                search.tell(key, better.get(key, Bowl(search).score(asked[0])))
+            tell(search, asked[0])
+        search.advance()
+        state = json.dumps(search.state())
+        assert json.dumps(resume(search.settings, json.loads(state)).state()) == state
+    assert len(search.gradients) > 5 and search.gradients[-1][0] not in {
+        c.key for c in search.survivors
+    }
+    assert search.champion and search.champion.kind == "parent"
+
+
 def test_what_is_no_gradient_is_refused() -> None:
     search = start("grad")
     while not search.gradient_of:

@@ -52,7 +52,7 @@ class Way:
 class Auto(Search):
     """Spends where improvement per cost was largest."""
 
-    names = ("gradient", "sample", "mutation")
+    mutating = ("gradient", "sample", "mutation")
 
     def _begin(self) -> None:
         self._ways = [Way(name) for name in ("gradient", "sample", "mutation", "combo")]

@@ -43,7 +43,7 @@ class Wish(NamedTuple):
 class Search:
     """The part of a strategy that is the same for all."""
 
-    names: ClassVar[tuple[str, ...]] = ()  # operators whose candidates count as mutations
+    mutating: ClassVar[tuple[str, ...]] = ()  # operators whose candidates count as mutations
 
     def __init__(
         self,
@@ -135,7 +135,8 @@ class Search:
         is that of the score by the coefficient of each parent in each group ({}: there is none);
         it is listened to if it is this candidate's that is wanted.
         """
-        self._order(key)
+        if key != self.gradient_of:  # that may be of an earlier generation
+            self._order(key)
         numbers = [holdout or 0.0, *(objectives or {}).values()]
         numbers += [value for row in (gradient or {}).values() for value in row]
         if not all(map(math.isfinite, numbers)) or not (math.isfinite(score) or score == -math.inf):
@@ -364,7 +365,7 @@ class Search:
         }
 
     def _mutations(self) -> int:
-        return sum(self._births[key].operator in self.names for key in self._population())
+        return sum(self._births[key].operator in self.mutating for key in self._population())
 
     # -- keys -------------------------------------------------------------------------------------
 

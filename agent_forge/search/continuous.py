@@ -171,7 +171,7 @@ class _Boxed(Search):
 class CmaEs(_Boxed):
     """Points around a mean, which is measured too, and the mean moves to the better ones."""
 
-    names = ("sample",)
+    mutating = ("sample",)
 
     def _begin(self) -> None:
         super()._begin()
@@ -194,7 +194,7 @@ class CmaEs(_Boxed):
 class Nsga2(_Boxed):
     """One objective a domain; the champion is the best by fitness."""
 
-    names = ("sample",)
+    mutating = ("sample",)
 
     def _begin(self) -> None:
         super()._begin()

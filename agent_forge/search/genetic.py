@@ -44,7 +44,7 @@ def distance(one: Mapping[str, Any], other: Mapping[str, Any]) -> float:
 class Genetic(Search):
     """Children of the winners of tournaments; the best stay until they are beaten."""
 
-    names = ("mutation", "crossover")
+    mutating = ("mutation", "crossover")
 
     def _begin(self) -> None:
         self._combos = combos_of(self.settings)

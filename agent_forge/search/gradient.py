@@ -93,7 +93,7 @@ def _unit(way: Vector) -> Vector:
 class Gradient(Search):
     """Coefficients of every group, from the parents' average on."""
 
-    names = ("gradient",)
+    mutating = ("gradient",)
 
     def _begin(self) -> None:
         box = Box(self._space)

@@ -40,6 +40,7 @@ class EvoMergePhase(PhaseController):
         if models:
             self._resolve(models)
         candidates = c.population_size * (c.generations + 1) + len(models) + 1
+        candidates = min(candidates, c.max_evaluations or candidates)
         notes = (
             f"{c.generations} generations of {c.population_size} candidates at most",
             f"{c.fitness_subset_size:,} items of each domain a candidate,"

@@ -159,12 +159,15 @@ class EvolutionRun:
             score = record["score"]
             value = -math.inf if score is None else score["fitness"]
             wanted = candidate.key == self.search.gradient_of
+            known = candidate.key in self.search.scores
             self.search.tell(
                 candidate.key,
                 value,
                 objectives=_objectives(score),
                 gradient=self._gradient(candidate) if wanted else None,
             )
+            if known:  # only its gradient was asked for
+                continue
             twin = seen.setdefault(record["sha256"] or candidate.key, candidate.key)
             if twin != candidate.key and candidate.kind != "parent":
                 self.search.tell_duplicates([twin, candidate.key])

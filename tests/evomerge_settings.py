@@ -15,7 +15,8 @@ from agent_forge.phases.phase2_evomerge.evolve import Job
 from agent_forge.phases.phase2_evomerge.evomerge import prepare
 from agent_forge.phases.phase2_evomerge.run import CACHE, EvolutionRun
 from agent_forge.pipeline.config import load_config
-from agent_forge.search.evolution import Evolution
+from agent_forge.search.settings import ACTS_IN
+from agent_forge.search.strategy import begin
 from agent_forge.track.journal import read_lines
 from tests.evo_models import PARENTS, family
 
@@ -41,11 +42,18 @@ def searched(setting: str, root: Path, patch: pytest.MonkeyPatch) -> Any:
         more.append(f"{PHASE}.population_size=16")
     if "reseed" in setting:
         more.append(f"{PHASE}.min_diversity=0.5")
-    search = Evolution(settings(setting, *more), parents=3, groups=("a", "b"), seed=1)
+    field = setting.removeprefix(f"{PHASE}.").split("=")[0]
+    if (acts := ACTS_IN.get(field, ("spec",))) and "spec" not in acts:
+        more.append(f"{PHASE}.strategy={acts[0]}")
+    if field == "density":
+        more.append(f"{PHASE}.blend_method=ties")
+    search = begin(settings(setting, *more), parents=3, groups=("a", "b"), seed=1)
     while search.finished is None:
-        for candidate in search.ask():
+        while asked := search.ask():
+            candidate = asked[0]
             digest = hashlib.sha256(candidate.key.encode()).digest()
-            search.tell(candidate.key, digest[0] / 256)
+            slope = {group: [byte / 256 for byte in digest[1:4]] for group in ("a", "b")}
+            search.tell(candidate.key, digest[0] / 256, gradient=slope)
         search.tell_distances(0.25, 1.0)
         search.advance()
     return list(search.candidates), search.history
@@ -66,7 +74,8 @@ def evolved(setting: str, root: Path, patch: pytest.MonkeyPatch) -> Any:
     patch.delitem(sys.modules, "own_score", raising=False)
     patch.setattr(sys, "path", list(sys.path))
     files = [str(family() / f"{name}.jsonl") for name in PARENTS]
-    more = (OWN,) if "direction" in setting else (f"{PHASE}.data={files}",)
+    more = [OWN] if "direction" in setting else [f"{PHASE}.data={files}"]
+    more += [f"{PHASE}.strategy=grad"] if "gradient" in setting else []
     wanted = settings(setting, *more)
     job = Job.of(wanted, [str(family() / name) for name in PARENTS], None, 1, root / "x")
     material = prepare(job.settings, job.inputs, "cpu", job.folder)
@@ -78,6 +87,19 @@ def evolved(setting: str, root: Path, patch: pytest.MonkeyPatch) -> Any:
 
 
 CHECKS = {
+    f"{PHASE}.strategy": (searched, "spec", "auto"),
+    f"{PHASE}.max_evaluations": (searched, "0", "30"),
+    f"{PHASE}.tournament_size": (searched, "3", "2"),
+    f"{PHASE}.crossover_rate": (searched, "0.7", "0.2"),
+    f"{PHASE}.selection_pressure": (searched, "0.7", "0.9"),
+    f"{PHASE}.diversity_weight": (searched, "0.3", "1.0"),
+    f"{PHASE}.techniques": (searched, "[linear, dare, dfs]", "[linear, ties, dfs]"),
+    f"{PHASE}.blend_method": (searched, "linear", "dare_ties"),
+    f"{PHASE}.density": (searched, "0.5", "0.3"),
+    f"{PHASE}.per_layer": (searched, "true", "false"),
+    f"{PHASE}.start_sigma": (searched, "0.15", "0.3"),
+    f"{PHASE}.gradient_step": (searched, "0.1", "0.2"),
+    f"{PHASE}.gradient_share": (evolved, "0.5", "1.0"),
     f"{PHASE}.generations": (searched, "2", "3"),
     f"{PHASE}.population_size": (searched, "8", "7"),
     f"{PHASE}.elite_count": (searched, "4", "5"),

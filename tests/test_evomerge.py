@@ -68,7 +68,8 @@ def outcome(folder: Path) -> dict[str, Any]:
     log = json.loads((folder / "evolution_log.json").read_text())
     found["history"] = log["history"]
     found["journal"] = [
-        {k: v for k, v in r.items() if k != "elapsed"} for _, r in read_lines(folder / JOURNAL)
+        {k: v for k, v in r.items() if k not in ("elapsed", "cpu")}
+        for _, r in read_lines(folder / JOURNAL)
     ]
     found["strays"] = [p.name for p in folder.rglob(".*")]
     return found

@@ -181,11 +181,11 @@ def test_every_field_of_the_documents() -> None:
         ({"mutation_strength": 0.1, "mutation_sigma": 0.2}, "are one thing"),
         ({"checkpoint_dir": "a", "output_dir": "b"}, "are one thing"),
         *(
-            ({name: 1}, f"{name} acts in the strategy 'ga' alone")
-            for name in ("tournament_size", "crossover_rate", "selection_pressure")
+            ({name: value}, f"{name} has no meaning for the strategy 'spec': it acts in ga")
+            for name, value in (("tournament_size", 2), ("crossover_rate", 0.2))
         ),
-        ({"diversity_weight": 0.3}, "'ga' alone"),
-        ({"techniques": ["linear"]}, "'ga' alone"),
+        ({"diversity_weight": 0.5}, "acts in ga"),
+        ({"techniques": ["linear"]}, "acts in ga"),
         ({"population_size": 5}, "allowed sizes are"),
         ({"elite_count": 3}, "set elite_count to 2"),
         ({"generation": 3}, "did you mean 'generations'"),
@@ -262,7 +262,7 @@ def test_evaluation_weights_without_data_are_of_generated_tasks() -> None:
         ),
         ({"merge_operators": {"dare_threshold": 0.1, "dare_amplification": 2.0}}, "rescales by"),
         ({"merge_operators": {"dare_threshold": 1.5}}, "drop_rate"),
-        ({"selection_pressure": 0.7}, "'ga' alone"),
+        ({"selection_pressure": 0.9}, "acts in ga"),
         ({"base_models": [{"name": "a", "place": "b"}]}, "base_models: .*place"),
     ],
 )

@@ -127,6 +127,57 @@ def test_a_shift(root: Path, make: Callable[..., Nursery], base: bool, on: str) 
         assert_close(tensor, wanted, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("base", [True, False], ids=["base", "no base"])
+@pytest.mark.parametrize("method", ["linear", "ties", "dare_linear", "dare_ties"])
+def test_a_blend(root: Path, make: Callable[..., Nursery], base: bool, method: str) -> None:
+    rows = {group: [0.5 + 0.1 * n, -0.2, 0.3] for n, group in enumerate(GROUPS)}
+    density = {} if method == "linear" else dict(zip(GROUPS, (0.3, 0.5, 0.7, 1.0), strict=True))
+    operation = {"kind": "blend", "method": method, "coefficients": rows, "density": density}
+    one = Candidate({**operation, "scale": 0.8, "seed": 11}, keys(*PARENTS))
+    other = Candidate({**operation, "scale": 0.8, "seed": 12}, keys(*PARENTS))
+    states = [state(root, name) for name in "abc"]
+    below = state(root, "base")
+    nursery = make(one, other, base=base)
+    differs = dict(nursery.tensors(other.key))
+    for name, tensor in nursery.tensors(one.key):
+        start = below[name] if base else sum(s[name] for s in states) / 3
+        share = density.get(group_of(name), 1.0)
+        deltas = [s[name] - start for s in states]
+        if method == "ties":
+            deltas = [_largest(d, share) for d in deltas]
+        if method.startswith("dare") and share < 1:
+            assert not torch.equal(tensor, differs[name]) or tensor.numel() < 20
+            continue  # which mask it is tells the next test
+        moves = [c * d for c, d in zip(rows[group_of(name)], deltas, strict=True)]
+        total = sum(moves)
+        if method.endswith("ties"):
+            sign = torch.where(total >= 0, 1.0, -1.0)
+            total = sum(torch.where(m * sign > 0, m, 0.0) for m in moves)
+        assert_close(tensor, start + 0.8 * total, rtol=1e-5, atol=1e-6)
+
+
+def _largest(delta: Tensor, share: float) -> Tensor:
+    kept = max(1, int(share * delta.numel()))
+    least = delta.abs().flatten().sort().values[-kept]
+    return torch.where(delta.abs() >= least, delta, 0.0)
+
+
+def test_a_blend_by_dare_keeps_and_rescales(root: Path, make: Callable[..., Nursery]) -> None:
+    rows = {group: [1.0, 0.0, 0.0] for group in GROUPS}
+    operation = {"kind": "blend", "method": "dare_linear", "coefficients": rows, "scale": 1.0}
+    one = Candidate(
+        {**operation, "density": dict.fromkeys(GROUPS, 0.25), "seed": 1}, keys(*PARENTS)
+    )
+    a, below = state(root, "a"), state(root, "base")
+    made, kept, numel = dict(make(one).tensors(one.key)), 0, 0
+    for name, tensor in made.items():
+        moved, delta = tensor - below[name], a[name] - below[name]
+        there = moved.abs() > 1e-7
+        kept, numel = kept + int(there.sum()), numel + tensor.numel()
+        assert_close(moved[there], 4 * delta[there], rtol=1e-3, atol=1e-5)
+    assert 0.22 < kept / numel < 0.28
+
+
 def test_noise_is_sparse_and_seeded(root: Path, make: Callable[..., Nursery]) -> None:
     one, same, other = (noise(PARENTS[0].key, seed) for seed in (5, 5, 6))
     assert one == same

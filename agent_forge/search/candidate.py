@@ -8,6 +8,10 @@ A candidate is named by what it is made of, so the same one made twice has the s
                                          base + scale * (combo of the inputs - base); `weights` has
                                          one number an input for every group, `layers` is what
                                          FrankenMerge takes for a layer ({} leaves it to decide)
+    blend    {method, coefficients, density, scale, seed}
+                                         base + scale * the sum of c * (parent - base), each made
+                                         sparse and put to the vote as the method says; `density`
+                                         is the share that is kept, one number a group
     shift    {coefficients}              input + sum over parents of c * (parent - base), with one
                                          number a parent for every group
     noise    {sigma, rate, seed}         input + Gaussian noise on a share of the weights
@@ -26,6 +30,7 @@ KINDS: dict[str, tuple[set[str], int, int | None]] = {
     "parent": ({"index"}, 0, 0),
     "average": (set(), 1, None),
     "merge": ({"combo", "weights", "drop_rate", "keep", "scale", "layers", "seed"}, 2, None),
+    "blend": ({"method", "coefficients", "density", "scale", "seed"}, 2, None),
     "shift": ({"coefficients"}, 1, 1),
     "noise": ({"sigma", "rate", "seed"}, 1, 1),
 }

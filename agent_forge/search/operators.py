@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -74,6 +74,34 @@ def variant(space: Space, merge: Candidate, rng: Generator) -> Candidate:
     return Candidate(changed, merge.inputs, f"variant of {merge.origin}")
 
 
+def blend(
+    space: Space,
+    method: str,
+    coefficients: Mapping[str, Sequence[float]],
+    *,
+    density: Mapping[str, float] | None = None,
+    scale: float = 1.0,
+    seed: int = 0,
+    origin: str = "blend",
+) -> Candidate:
+    """base + scale * the sum of the parents' task vectors, each with its own coefficients."""
+    operation = {
+        "kind": "blend",
+        "method": method,
+        "coefficients": {g: [rounded(c) for c in row] for g, row in coefficients.items()},
+        "density": {g: rounded(d) for g, d in (density or {}).items()},
+        "scale": rounded(scale),
+        "seed": seed if method.startswith("dare") else 0,
+    }
+    return Candidate(operation, space.parents, origin)
+
+
+def shifted(of: str, coefficients: Mapping[str, Sequence[float]], origin: str) -> Candidate:
+    """A candidate moved along the parents' task vectors."""
+    rows = {g: [rounded(c) for c in row] for g, row in coefficients.items()}
+    return Candidate({"kind": "shift", "coefficients": rows}, (of,), origin)
+
+
 # -- mutations ------------------------------------------------------------------------------------
 
 
@@ -94,7 +122,7 @@ def mutate(
         menu += _recipe_menu(space, elite.operation, again)
     if rng.random() >= settings.recipe_mutation:
         menu = ["noise"]
-    name = _one(menu, rng)
+    name = one(menu, rng)
     if name == "noise":
         sigma, rate = settings.mutation_sigma * strength, settings.mutation_rate
         operation = {"kind": "noise", "sigma": sigma, "rate": rate, "seed": draw_seed(rng)}
@@ -104,6 +132,25 @@ def mutate(
         changed = _changed(name, space, elite.operation, rng, strength)
         operation, inputs = {**elite.operation, **changed}, elite.inputs
     return name, Candidate(operation, inputs, f"{name} mutation of {elite.key[:SHORT]}")
+
+
+def recipe_change(
+    space: Space,
+    operation: Mapping[str, Any],
+    rng: Generator,
+    allowed: Callable[[int], bool],
+    *,
+    again: bool = False,
+) -> dict[str, Any]:
+    """A mutation of a recipe of the parents: the fields that it changes."""
+    menu = _recipe_menu(space, operation, again)
+    if "combo" in menu and not any(allowed(operation["combo"] ^ bit) for bit in BITS):
+        menu.remove("combo")
+    name = one(menu, rng)
+    while True:
+        changed = _changed(name, space, operation, rng, 1.0)
+        if name != "combo" or allowed(changed["combo"]):
+            return changed
 
 
 def _recipe_menu(space: Space, operation: Mapping[str, Any], again: bool) -> list[str]:
@@ -120,7 +167,7 @@ def _coefficients(space: Space, rng: Generator, strength: float) -> dict[str, li
     """A step in one group: the smaller the part, the likelier it is an improvement."""
     steps = rng.standard_normal(len(space.parents)) * space.settings.shift_sigma * strength
     still = {group: [0.0] * len(space.parents) for group in space.groups}
-    return {**still, _one(space.groups, rng): [_rounded(step) for step in steps]}
+    return {**still, one(space.groups, rng): [rounded(step) for step in steps]}
 
 
 def _changed(
@@ -133,35 +180,36 @@ def _changed(
     """
     step = space.settings.shift_sigma * len(space.parents) * strength
     if name == "weights":
-        group = _one(space.groups, rng)
+        group = one(space.groups, rng)
         return {name: {**operation[name], group: _times(operation[name][group], rng, step)}}
     if name == "scale":
         return {name: _times([operation[name]], rng, step)[0]}
     if name in ("drop_rate", "keep"):
         return {name: _odds(operation[name], rng, ODDS * strength)}
     if name == "combo":  # a choice of layers goes with FrankenMerge alone
-        combo = operation[name] ^ _one(BITS, rng)
+        combo = operation[name] ^ one(BITS, rng)
         return {name: combo, "layers": {} if combo & SELECTION else operation["layers"]}
-    layer, layers = _one(space.layers, rng), operation["layers"]  # 0 is the merged one
+    layer, layers = one(space.layers, rng), operation["layers"]  # 0 is the merged one
     choices = [n for n in range(len(space.parents) + 1) if n != layers.get(layer)]
-    return {"layers": {**layers, layer: _one(choices, rng)}}
+    return {"layers": {**layers, layer: one(choices, rng)}}
 
 
-def _one(of: Sequence[T], rng: Generator) -> T:
+def one(of: Sequence[T], rng: Generator) -> T:
     return of[int(rng.integers(len(of)))]
 
 
 # -- numbers --------------------------------------------------------------------------------------
 
 
-def _rounded(value: float) -> float:
+def rounded(value: float) -> float:
+    """As every number of a recipe is."""
     return round(float(value), DIGITS) + 0.0  # no negative zero
 
 
 def _times(values: Sequence[float], rng: Generator, step: float) -> list[float]:
     """Each value times a random factor around 1; nothing positive becomes zero or boundless."""
     return [
-        min(max(_rounded(v * math.exp(min(step * rng.standard_normal(), 9))), 1e-6), 1e6)
+        min(max(rounded(v * math.exp(min(step * rng.standard_normal(), 9))), 1e-6), 1e6)
         for v in values
     ]
 
@@ -170,4 +218,4 @@ def _odds(share: float, rng: Generator, step: float) -> float:
     """A share moved by a random step in its log-odds, within 0.001 to 0.999."""
     share = min(max(share, 0.001), 0.999)
     odds = math.log(share / (1 - share)) + step * rng.standard_normal()
-    return min(max(_rounded((1 + math.tanh(odds / 2)) / 2), 0.001), 0.999)
+    return min(max(rounded((1 + math.tanh(odds / 2)) / 2), 0.001), 0.999)

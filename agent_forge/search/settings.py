@@ -9,7 +9,7 @@ three, 13 to 16 with four, and every larger size.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -18,6 +18,21 @@ from agent_forge.config.settings import Settings
 MUTANTS = 3  # of each elite
 TRIPLE = 3  # losers that make one child
 SIZES = "4, 7, 8 and every size from 10 on"
+LEAST = 4  # candidates at a time of any strategy
+PAIRS = (("linear", "slerp"), ("dare", "ties"), ("frankenmerge", "dfs"))  # of techniques, by bit
+# Fields that act in some strategies alone; all others act in every one.
+ACTS_IN: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("elite_count",), ("spec", "ga")),
+    **dict.fromkeys(("shift_sigma", "parent_weights", "drop_rate", "keep"), ("spec", "ga", "auto")),
+    **dict.fromkeys(("recipe_mutation", "mutation_sigma", "mutation_rate"), ("spec", "auto")),
+    **dict.fromkeys(("min_diversity", "mutation_boost", "diversity_reseed_threshold"), ("spec",)),
+    **dict.fromkeys(("tournament_size", "crossover_rate", "selection_pressure"), ("ga",)),
+    **dict.fromkeys(("diversity_weight", "techniques"), ("ga",)),
+    **dict.fromkeys(("blend_method", "density", "per_layer"), ("cma-es", "nsga2")),
+    "start_sigma": ("cma-es", "nsga2", "auto"),
+    **dict.fromkeys(("gradient_step", "gradient_share"), ("grad", "auto")),
+}
+OFF = {"min_diversity": 0.0, "diversity_reseed_threshold": 0.0}  # as if the field did not exist
 
 
 def elites_for(population_size: int) -> int:
@@ -26,9 +41,15 @@ def elites_for(population_size: int) -> int:
 
 
 class EvolutionSettings(Settings):
-    """Elites are mutated, losers are merged. Strengths are relative to the generation before."""
+    """How candidates are searched. A field that the strategy does not have is refused."""
 
+    strategy: Literal["spec", "ga", "cma-es", "nsga2", "grad", "auto"] = Field(
+        "spec", description="how candidates are searched; spec: elites mutate, losers merge"
+    )
     generations: int = Field(50, ge=0, le=100_000, description="after generation 0, the combos")
+    max_evaluations: int = Field(
+        0, ge=0, description="stop after so many scored candidates, parents included; 0 = never"
+    )
     population_size: int = Field(8, ge=1, le=1024, description=f"candidates at a time: {SIZES}")
     elite_count: int = Field(
         2, ge=1, description="best ones that are mutated; if not given, a quarter of the population"
@@ -61,6 +82,29 @@ class EvolutionSettings(Settings):
         0.2, ge=0, description="below it the last two children are new combos of the parents"
     )
 
+    tournament_size: int = Field(3, ge=1, le=64, description="ga: candidates that a parent beats")
+    crossover_rate: float = Field(0.7, ge=0, le=1, description="ga: share of children of two")
+    selection_pressure: float = Field(
+        0.7, gt=0, le=1, description="ga: chance of the best of a tournament, then of the next"
+    )
+    diversity_weight: float = Field(
+        0.3, ge=0, le=1, description="ga: how much fitness a candidate shares with similar ones"
+    )
+    techniques: list[Literal["linear", "slerp", "dare", "ties", "frankenmerge", "dfs"]] = Field(
+        ["linear", "slerp", "dare", "ties", "frankenmerge", "dfs"],
+        description="ga: what combos are made of",
+    )
+    blend_method: Literal["linear", "ties", "dare_linear", "dare_ties"] = Field(
+        "linear", description="what is done to the task vectors whose coefficients are searched"
+    )
+    density: float = Field(0.5, ge=0.05, le=1, description="share that ties and dare keep at first")
+    per_layer: bool = Field(True, description="coefficients for every layer, not one for all")
+    start_sigma: float = Field(0.15, gt=0, le=1, description="first spread of the coefficients")
+    gradient_step: float = Field(0.1, gt=0, le=1, description="first step along a gradient")
+    gradient_share: float = Field(
+        0.5, gt=0, le=1, description="share of the items that a gradient is taken on, in turn"
+    )
+
     @property
     def triples(self) -> int:
         """How many children the losers have."""
@@ -75,8 +119,53 @@ class EvolutionSettings(Settings):
                 return {**data, "elite_count": max(1, elites_for(size))}
         return data
 
+    @property
+    def gradient_turns(self) -> int:
+        """Gradients until all items have been looked at."""
+        return max(1, round(1 / self.gradient_share))
+
+    @property
+    def unused(self) -> set[str]:
+        """Fields that this strategy does not have."""
+        found = {name for name, acts in ACTS_IN.items() if self.strategy not in acts}
+        return found | ({"density"} if self.blend_method == "linear" else set())
+
+    @model_validator(mode="after")
+    def _is_used(self) -> EvolutionSettings:
+        for name in sorted(self.unused):
+            default = type(self).model_fields[name].default
+            if name == "elite_count":
+                default = elites_for(self.population_size)
+            if getattr(self, name) not in (default, OFF.get(name, default)):
+                where = " and ".join(ACTS_IN[name])
+                if name == "density" and self.strategy in ACTS_IN[name]:
+                    where += ", and there with a blend_method that is not linear"
+                raise ValueError(
+                    f"{name} has no meaning for the strategy {self.strategy!r}: it acts in {where}"
+                )
+        for pair in PAIRS:
+            if not {*pair} & {*self.techniques}:
+                raise ValueError(f"techniques needs {pair[0]} or {pair[1]}")
+        return self
+
     @model_validator(mode="after")
     def _can_be_served(self) -> EvolutionSettings:
+        if self.strategy != "spec":
+            least = max(LEAST, self.elite_count + 1)
+            if self.population_size < least:
+                raise ValueError(f"population_size {self.population_size} is below {least}")
+        else:
+            self._fits_the_scheme()
+        if min(self.parent_weights, default=1) <= 0:
+            raise ValueError("parent_weights are above 0")
+        if self.diversity_reseed_threshold > self.min_diversity and self.strategy == "spec":
+            raise ValueError(
+                f"diversity_reseed_threshold {self.diversity_reseed_threshold} is above"
+                f" min_diversity {self.min_diversity}"
+            )
+        return self
+
+    def _fits_the_scheme(self) -> None:
         size, elites, wanted = (
             self.population_size,
             self.elite_count,
@@ -89,11 +178,3 @@ class EvolutionSettings(Settings):
                 f" {MUTANTS} mutants an elite and a child of every {TRIPLE} losers do not add up; "
                 + (f"set elite_count to {wanted}" if served else f"allowed sizes are {SIZES}")
             )
-        if min(self.parent_weights, default=1) <= 0:
-            raise ValueError("parent_weights are above 0")
-        if self.diversity_reseed_threshold > self.min_diversity:
-            raise ValueError(
-                f"diversity_reseed_threshold {self.diversity_reseed_threshold} is above"
-                f" min_diversity {self.min_diversity}"
-            )
-        return self

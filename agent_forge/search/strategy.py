@@ -1,10 +1,35 @@
-"""What every strategy of search can do, so that whoever scores need not know which one it is."""
+"""What every strategy of search can do, so that whoever scores need not know which one it is.
+
+spec     the specification's elites and losers: recipes, generation by generation
+ga       tournaments, crossover of recipes, shared fitness
+cma-es   coefficients, densities and scale of one family, by a model of what is near the best
+nsga2    the same numbers, for every domain at once: a front of compromises
+grad     coefficients along the gradient of the loss
+auto     all of it, where it pays most
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
+from agent_forge.search.auto import Auto
+from agent_forge.search.base import Search
 from agent_forge.search.candidate import Candidate
+from agent_forge.search.continuous import CmaEs, Nsga2
+from agent_forge.search.evolution import Evolution
+from agent_forge.search.genetic import Genetic
+from agent_forge.search.gradient import Gradient
+from agent_forge.search.settings import EvolutionSettings
+
+STRATEGIES: dict[str, type[Search]] = {
+    "spec": Evolution,
+    "ga": Genetic,
+    "cma-es": CmaEs,
+    "nsga2": Nsga2,
+    "grad": Gradient,
+    "auto": Auto,
+}
 
 
 @runtime_checkable
@@ -12,14 +37,49 @@ class Strategy(Protocol):
     """Ask what to score, tell the scores (-inf: failed), advance, until it is finished.
 
     The order in which scores arrive changes nothing, and a strategy made from `state()`, which is
-    JSON, goes on exactly as this one would. There is no champion before the first score.
+    JSON, goes on exactly as this one would. There is no champion before the first score. When
+    `gradient_of` is a candidate that is asked for, its gradient is wanted with the score.
     """
 
+    candidates: dict[str, Candidate]
+    history: list[dict[str, Any]]
+    gradient_of: str | None
+
     def ask(self) -> list[Candidate]: ...
-    def tell(self, key: str, score: float, *, holdout: float | None = None) -> None: ...
+    def tell(
+        self,
+        key: str,
+        score: float,
+        *,
+        holdout: float | None = None,
+        objectives: Mapping[str, float] | None = None,
+        gradient: Mapping[str, Sequence[float]] | None = None,
+    ) -> None: ...
     def advance(self) -> None: ...
     @property
     def finished(self) -> str | None: ...
     @property
     def champion(self) -> Candidate | None: ...
+    @property
+    def population(self) -> list[Candidate]: ...
+    @property
+    def survivors(self) -> list[Candidate]: ...
     def state(self) -> dict[str, Any]: ...
+
+
+def begin(
+    settings: EvolutionSettings,
+    *,
+    parents: int,
+    groups: Sequence[str],
+    seed: int,
+    layers: Sequence[str] = (),
+) -> Search:
+    """The strategy that the settings name, at its beginning."""
+    made = STRATEGIES[settings.strategy]
+    return made(settings, parents=parents, groups=groups, seed=seed, layers=layers)
+
+
+def resume(settings: EvolutionSettings, state: Mapping[str, Any]) -> Search:
+    """The same with all that it was told before."""
+    return STRATEGIES[settings.strategy].from_state(settings, state)

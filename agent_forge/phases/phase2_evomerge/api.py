@@ -50,9 +50,6 @@ ALIASES = {
     "plateau_threshold": "convergence_threshold",
     "checkpoint_dir": "output_dir",
 }
-LATER = (
-    *("tournament_size", "crossover_rate", "selection_pressure", "diversity_weight", "techniques"),
-)
 WANDB_PATIENCE_S = 30.0
 
 
@@ -128,11 +125,6 @@ def named(fields: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for given, value in fields.items():
         name = ALIASES.get(given, given)
-        if name in LATER:
-            raise ConfigError(
-                f"{name} acts in the strategy 'ga' alone, which this version does not have",
-                hint="leave it out: the best are mutated and the worst are merged",
-            )
         if name not in EVOLUTION | AROUND:
             known = [*EVOLUTION, *AROUND, *ALIASES]
             raise ConfigError(f"there is no setting {name!r}{did_you_mean(name, known)}")

@@ -73,6 +73,9 @@ class EvoMergeSettings(EvolutionSettings, PhaseSettings):
         for name in ("fitness_floors", "domain_weights", "mixed_precision"):
             if self.fitness and getattr(self, name):
                 raise ValueError(f"{name} has no meaning for a fitness of your own")
+        if self.fitness and self.strategy in ("grad", "nsga2"):
+            needs = "a loss to differentiate" if self.strategy == "grad" else "several domains"
+            raise ValueError(f"{self.strategy} needs {needs}, which your own fitness has not")
         if min(self.domain_weights.values(), default=0) < 0:
             raise ValueError("domain_weights are 0 or more")
         if self.data and self.tasks:

@@ -56,6 +56,7 @@ class Fitness(Protocol):
     """Scores whatever weights the network of the subject has at the moment."""
 
     name: str  # of what is measured: the same for the same items and settings
+    tokens: int  # that a score takes; 0 where nobody knows
 
     def score(self) -> Score: ...
 
@@ -78,7 +79,8 @@ class DomainFitness:
         self.floors = dict(floors)
         self.shares = [(shares or {}).get(domain.name, 1.0) for domain in domains]
         self.mixed = mixed
-        self._prepared: list[Prepared] = [subject.prepare(domain) for domain in domains]
+        self.prepared: list[Prepared] = [subject.prepare(domain) for domain in domains]
+        self.tokens = sum(len(item.ids) for found in self.prepared for item in found.items)
         how = {"weights": self.weights, "floors": self.floors}
         self.name = evaluation_hash(domains, **how, shares=self.shares, mixed=mixed)
 
@@ -86,7 +88,7 @@ class DomainFitness:
         """What came out for every example, domain by domain."""
         device = next(self.subject.model.parameters()).device.type
         with torch.autocast(device, torch.bfloat16, enabled=self.mixed):
-            return [self.subject.measure(prepared) for prepared in self._prepared]
+            return [self.subject.measure(prepared) for prepared in self.prepared]
 
     def score(self) -> Score:
         return self.judge(self.outcomes())
@@ -126,6 +128,8 @@ def _misses(name: str, value: float, floor: float) -> bool:
 class FunctionFitness:
     """Someone's own `module:function`, which gets the model and returns a number."""
 
+    tokens = 0
+
     def __init__(self, place: str, model: nn.Module, sign: int) -> None:
         module, _, attribute = place.partition(":")
         if (here := str(Path.cwd())) not in sys.path:
@@ -152,6 +156,8 @@ class FunctionFitness:
 
 class CommandFitness:
     """Someone's own command, which gets a model directory and prints a number last."""
+
+    tokens = 0
 
     def __init__(self, command: str, write: Callable[[], Path], sign: int) -> None:
         self._words = shlex.split(command)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,7 +26,8 @@ from agent_forge.search.operators import generator
 from agent_forge.store import files
 from agent_forge.store.tensors import Spec, write_tensors
 
-BASE = "base"
+BASE, MEAN = "base", "mean"  # where task vectors start; the mean where no base is given
+METHODS = {"linear": "task_arithmetic"}  # of a blend, where a recipe calls it otherwise
 OUTSIDE, REST = "embeddings", "rest"
 SAMPLED = 200_000  # weights that distances are measured on
 KEPT_NAME = 24  # digits of a key in the name of a file
@@ -51,6 +53,10 @@ class Groups:
     def names(self) -> list[str]:
         return list(self.of)
 
+    def group_of(self, name: str) -> str:
+        """The group of a tensor, as a recipe finds it."""
+        return next(g for g, texts in self.of.items() if any(text in name for text in texts))
+
     def conditional(self, values: Mapping[str, float]) -> list[dict[str, object]]:
         """One number a group, as a recipe says it."""
         return [
@@ -74,8 +80,11 @@ class Nursery:
         self._originals.update(zip(self._names, self.parents, strict=True))
         if base is not None:
             self._originals[BASE] = base
+        self.origin = MEAN if base is None else BASE
         plan = make_plan(self._recipe("linear", self._names), self._originals)
         self.specs = plan.specs
+        if base is None:
+            self._originals[MEAN] = merge(self._recipe("linear", self._names), self._originals)
         self.groups = Groups(self.specs)
         layers = [job.layer for job in plan.jobs.values() if job.layer is not None]
         self.layers = list(dict.fromkeys(layers))
@@ -134,6 +143,11 @@ class Nursery:
         """The same of whatever is in a network at the moment."""
         return _sampled(network.state_dict().items(), self.specs)
 
+    def task_vectors(self, name: str) -> list[Tensor]:
+        """One tensor of every parent, less that of the base."""
+        start = self._originals[self.origin][name].float()
+        return [parent[name].float() - start for parent in self.parents]
+
     def weights(self, key: str) -> Weights:
         """A candidate as weights that can be written; all of it is in memory."""
         made = dict(self.tensors(key))
@@ -151,6 +165,8 @@ class Nursery:
             return merge(self._recipe("linear", refs), models)
         if candidate.kind == "shift":
             return merge(self._shift(refs[0], operation["coefficients"]), models)
+        if candidate.kind == "blend":
+            return merge(self._blend(refs, operation), models)
         weights = operation["weights"]
         inputs = [
             ModelInput(model=ref, parameters={"weight": self._by_group(weights, i)})
@@ -165,6 +181,25 @@ class Nursery:
             seed=operation["seed"],
         )
         return merge(recipe, models)
+
+    def _blend(self, refs: Sequence[str], operation: Mapping[str, Any]) -> Recipe:
+        """base + scale * sum c (parent - base), by a method of the merge engine."""
+        density = operation["density"]
+        rows = operation["coefficients"]
+        return Recipe(
+            merge_method=METHODS.get(operation["method"], operation["method"]),
+            models=[
+                ModelInput(model=ref, parameters={"weight": self._by_group(rows, i)})
+                for i, ref in enumerate(refs)
+            ],
+            base_model=self.origin,
+            parameters={
+                "normalize": False,
+                "lambda": operation["scale"],
+                **({"density": self.groups.conditional(density)} if density else {}),
+            },
+            seed=operation["seed"],
+        )
 
     def _shift(self, ref: str, coefficients: Mapping[str, Sequence[float]]) -> Recipe:
         """input + sum c (parent - base); the base is the parents' mean where there is none."""

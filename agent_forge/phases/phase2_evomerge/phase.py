@@ -49,6 +49,7 @@ class EvoMergePhase(PhaseController):
         else:  # Phase 1 need not end before a wrong name is found
             refuse_unknown(c, splits_of(self._measured()), PARENTS)
         candidates = c.population_size * (c.generations + 1) + len(models) + 1
+        candidates = min(candidates, c.max_evaluations or candidates)
         notes = (
             f"{c.generations} generations of {c.population_size} candidates at most",
             f"{c.fitness_subset_size:,} items of each domain a candidate,"

@@ -25,15 +25,16 @@ from typing import Any
 
 import numpy as np
 
-from agent_forge.errors import ConfigError, ForgeError, Interrupted, PhaseFailed
+from agent_forge.errors import ConfigError, ForgeError, Interrupted, NotFinite, PhaseFailed
 from agent_forge.evals.subject import Subject
 from agent_forge.merge.output import write
 from agent_forge.merge.weights import Weights
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
 from agent_forge.phases.phase2_evomerge.fitness import DomainFitness, Fitness, Score
+from agent_forge.phases.phase2_evomerge.gradient import gradient
 from agent_forge.phases.phase2_evomerge.nursery import Nursery
+from agent_forge.search import strategy
 from agent_forge.search.candidate import SHORT, Candidate
-from agent_forge.search.evolution import Evolution
 from agent_forge.store import files
 from agent_forge.track.journal import Journal, read_lines
 
@@ -74,7 +75,7 @@ class EvolutionRun:
         self.seconds = {"merge": 0.0, "evaluation": 0.0, "all": 0.0}
         known: dict[str, Candidate] = {}
         self.nursery = Nursery(material.parents, material.base, known, folder / WEIGHTS)
-        self.search = Evolution(
+        self.search = strategy.begin(
             settings,
             parents=len(material.parents),
             groups=self.nursery.groups.names,
@@ -90,6 +91,7 @@ class EvolutionRun:
         self._cache_file = cache if settings.enable_caching else None
         self._cache = self._read_cache()
         self._samples: dict[str, np.ndarray] = {}
+        self._filled = ""  # the candidate whose weights the network has
         self._began = time.monotonic()
         self._before = max((r.get("elapsed", 0.0) for r in self._records), default=0.0)
 
@@ -105,6 +107,7 @@ class EvolutionRun:
             self._tell_holdout()
             generation = self.search.generation
             self.search.advance()
+            self.search.history[-1]["tokens"] = self.tokens(generation)
             if generation >= reached - 1:  # of those before it only the journal is needed
                 self.nursery.keep(self._needed())
                 self._checkpoint(generation)
@@ -155,19 +158,63 @@ class EvolutionRun:
             record = self._find("candidate", key=candidate.key) or self._measured(candidate)
             score = record["score"]
             value = -math.inf if score is None else score["fitness"]
-            self.search.tell(candidate.key, value)
+            wanted = candidate.key == self.search.gradient_of
+            known = candidate.key in self.search.scores
+            self.search.tell(
+                candidate.key,
+                value,
+                objectives=_objectives(score),
+                gradient=self._gradient(candidate) if wanted else None,
+            )
+            if known:  # only its gradient was asked for
+                continue
             twin = seen.setdefault(record["sha256"] or candidate.key, candidate.key)
             if twin != candidate.key and candidate.kind != "parent":
                 self.search.tell_duplicates([twin, candidate.key])
+
+    def _gradient(self, candidate: Candidate) -> dict[str, list[float]]:
+        """By every coefficient, on the items whose turn it is; {} if there is none."""
+        turn, fitness = len(self.search.gradients), self.material.fitness
+        record = self._find("gradient", turn=turn, key=candidate.key)
+        if record is None:
+            if self.should_stop():
+                raise Interrupted("stopped before a gradient")
+            rows: dict[str, list[float]] = {}
+            tokens, began = 0, time.process_time()
+            try:
+                if isinstance(fitness, DomainFitness):
+                    if self._filled != candidate.key:
+                        self._fill(candidate.key)
+                    turns = self.settings.gradient_turns
+                    rows, tokens = gradient(fitness, self.nursery, turns, turn)
+            except (NotFinite, RuntimeError, MemoryError) as error:
+                log.warning("candidate %s has no gradient: %s", candidate.key[:SHORT], error)
+            cpu = round(time.process_time() - began, 4)
+            self.seconds["evaluation"] += cpu
+            where = {"key": candidate.key, "generation": self.search.generation}
+            record = self._write("gradient", turn=turn, **where, rows=rows, tokens=tokens, cpu=cpu)
+        return dict(record["rows"])
+
+    def _fill(self, key: str) -> str:
+        """The weights of a candidate into the network; returns their sha256."""
+        self._filled = ""
+        sha = self.nursery.fill(self.material.subject.model, key)
+        self._filled = key
+        return sha
+
+    def tokens(self, generation: int) -> int:
+        """Tokens that were evaluated until the end of a generation."""
+        known = (r for r in self._records if r.get("generation", generation + 1) <= generation)
+        return sum(r.get("tokens", 0) for r in known)
 
     def _measured(self, candidate: Candidate) -> dict[str, Any]:
         """Make a candidate and measure it; one that fails costs itself and nothing else."""
         if self.should_stop():
             raise Interrupted("stopped between two candidates")
-        began = time.perf_counter()
+        began, cpu = time.perf_counter(), time.process_time()
         sha, score, problem = "", None, ""
         try:
-            sha = self.nursery.fill(self.material.subject.model, candidate.key)
+            sha = self._fill(candidate.key)
             self._samples[candidate.key] = self.nursery.sample_of(self.material.subject.model)
             self.seconds["merge"] += time.perf_counter() - began
             began = time.perf_counter()
@@ -191,6 +238,8 @@ class EvolutionRun:
             sha256=sha,
             score=None if score is None else asdict(score),
             problem=problem,
+            tokens=self.material.fitness.tokens,
+            cpu=round(time.process_time() - cpu, 4),
             elapsed=round(self._elapsed(), 3),
             operation=dict(candidate.operation),
             inputs=list(candidate.inputs),
@@ -216,15 +265,17 @@ class EvolutionRun:
 
     def _tell_distances(self) -> None:
         generation = self.search.generation
-        record = self._find("distances", generation=generation)
+        scores = self.search.scores
+        alive = [c.key for c in self.search.population if scores.get(c.key, -math.inf) > -math.inf]
+        record = self._find("distances", generation=generation, among=len(alive))
         if record is None:
-            alive = [c.key for c in self.search.population if self.search.scores[c.key] > -math.inf]
             parents = [c.key for c in self.search.candidates.values() if c.kind == "parent"]
             matrix = self._distances(alive)
             first = self._find("distances", generation=0)
             record = self._write(
                 "distances",
                 generation=generation,
+                among=len(alive),
                 mean=_mean_of(matrix),
                 parents=first["parents"] if first else _mean_of(self._distances(parents)),
                 matrix=matrix.round(6).tolist() if not generation else [],
@@ -250,7 +301,7 @@ class EvolutionRun:
             return
         record = self._find("holdout", key=champion.key)
         if record is None:
-            self.nursery.fill(self.material.subject.model, champion.key)
+            self._fill(champion.key)
             score = self.material.holdout.score()
             record = self._write("holdout", key=champion.key, fitness=score.fitness)
         known = self.search.scores[champion.key]
@@ -319,7 +370,8 @@ class EvolutionRun:
         """sha256 of all that the result depends on."""
         free = {"enabled", "gate_policy", "gates", "checkpoint_every_steps", "enable_caching"}
         free |= {"checkpoint_every", "keep_best_models", "time_budget_minutes", "generations"}
-        free |= {"data", "verdict_items"}
+        free |= {"data", "verdict_items", "max_evaluations", *self.settings.unused}
+        free |= {"strategy"} if self.settings.strategy == "spec" else set()
         holdout = self.material.holdout
         content = {
             "settings": self.settings.model_dump(mode="json", exclude=free),
@@ -353,9 +405,16 @@ class EvolutionRun:
 
     def _find(self, record: str, **wanted: Any) -> dict[str, Any] | None:
         for line in self._records:
-            if line["record"] == record and all(line[k] == v for k, v in wanted.items()):
+            if line["record"] == record and all(line.get(k) == v for k, v in wanted.items()):
                 return line
         return None
+
+
+def _objectives(score: dict[str, Any] | None) -> dict[str, float]:
+    """One number a domain, the fewer bits a byte the better."""
+    suffix = "/bits_per_byte"
+    known = {} if score is None else score["raw"]
+    return {k.removesuffix(suffix): -v for k, v in known.items() if k.endswith(suffix)}
 
 
 def _generation_in(folder: Path) -> int:

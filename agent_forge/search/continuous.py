@@ -1,0 +1,256 @@
+"""Search over numbers: coefficients of the parents' task vectors, densities and a scale.
+
+`Box` translates between vectors and candidates. CMA-ES (pycma) asks for points around a mean that
+moves to the better ones; NSGA-II (pymoo) keeps a front where no domain gains without another's
+loss. Both get random numbers of their own and read no others.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agent_forge.errors import ConfigError
+from agent_forge.search import operators
+from agent_forge.search.base import Rows, Search, Wish
+from agent_forge.search.candidate import Candidate
+
+Vector = NDArray[np.float64]
+COEFFICIENT, MOVED = (-0.2, 1.2), (-1.0, 1.0)  # bounds; of a candidate that is moved
+DENSITY, SCALE = (0.05, 1.0), (0.25, 4.0)
+FAILED = 1e9  # what a failed candidate costs
+
+
+@dataclass(frozen=True)
+class Box:
+    """The numbers of a candidate as a vector: coefficients by group and parent, densities, scale.
+
+    With an `anchor` the coefficients are added to that candidate, whatever it is made of.
+    """
+
+    space: operators.Space
+    method: str = "linear"
+    per_layer: bool = True
+    scaled: bool = False
+    anchor: str | None = None
+    seed: int = 0  # of the masks of dare
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return len(self.space.groups) if self.per_layer else 1, len(self.space.parents)
+
+    @property
+    def bounds(self) -> tuple[Vector, Vector]:
+        parts = [MOVED if self.anchor else COEFFICIENT] * math.prod(self.shape)
+        parts += [DENSITY] * self._densities + [SCALE] * self.scaled
+        low, high = np.array(parts, dtype=np.float64).T
+        return low, high
+
+    @property
+    def _densities(self) -> int:
+        return 0 if self.method == "linear" else self.shape[0]
+
+    def start(self, density: float = 1.0) -> Vector:
+        """The parents' plain average; nothing added to an anchor."""
+        share = 0.0 if self.anchor else 1 / self.shape[1]
+        parts = [share] * math.prod(self.shape) + [density] * self._densities + [1.0] * self.scaled
+        return np.array(parts, dtype=np.float64)
+
+    def candidate(self, x: Vector, origin: str) -> Candidate:
+        """What a vector stands for; beyond the bounds it is what is nearest."""
+        x = np.clip(x, *self.bounds)
+        rows, parents = self.shape
+        grid = x[: rows * parents].reshape(rows, parents).tolist()
+        groups = self.space.groups
+        coefficients = dict(zip(groups, grid * (1 if self.per_layer else len(groups)), strict=True))
+        if self.anchor:
+            return operators.shifted(self.anchor, coefficients, origin)
+        kept = x[rows * parents :][: self._densities].tolist()
+        density = dict(zip(groups, kept * (1 if self.per_layer else len(groups)), strict=False))
+        scale = float(x[-1]) if self.scaled else 1.0
+        return operators.blend(
+            self.space,
+            self.method,
+            coefficients,
+            density=density,
+            scale=scale,
+            seed=self.seed,
+            origin=origin,
+        )
+
+    def vector(self, rows: Rows) -> Vector:
+        """A number for every coefficient, as a gradient has them."""
+        grid = np.array([rows[group] for group in self.space.groups], dtype=np.float64)
+        return (grid if self.per_layer else grid.sum(0, keepdims=True)).reshape(-1)
+
+
+def place_of(
+    space: operators.Space, known: Mapping[str, Candidate], key: str
+) -> tuple[str | None, Vector]:
+    """Coefficients of a candidate, and what they are added to; None: to the base alone."""
+    candidate, n, groups = known[key], len(space.parents), len(space.groups)
+    operation = candidate.operation
+    if candidate.kind == "average":
+        return None, np.full(groups * n, 1 / n)
+    if candidate.kind == "parent":
+        return None, np.tile(np.eye(n)[operation["index"]], groups)
+    if candidate.kind == "blend" and operation["method"] == "linear":
+        return None, operation["scale"] * Box(space).vector(operation["coefficients"])
+    if candidate.kind == "shift":
+        anchor, before = place_of(space, known, candidate.inputs[0])
+        return anchor, before + Box(space).vector(operation["coefficients"])
+    return key, np.zeros(groups * n)
+
+
+class Cma:
+    """pycma on a box, with random numbers of its own."""
+
+    def __init__(self, box: Box, start: Vector, sigma: float, size: int, *seed: int | str) -> None:
+        with warnings.catch_warnings():  # it misses matplotlib, which only its plots need
+            warnings.simplefilter("ignore")
+            import cma
+        self.box, self._seed, self._rng = box, seed, operators.generator(*seed, "cma")
+        low, high = box.bounds
+        options = {
+            "bounds": [low.tolist(), high.tolist()],
+            "popsize": size,
+            "randn": lambda *shape: self._rng.standard_normal(shape),
+            "seed": math.nan,
+            "verbose": -9,
+        }
+        inside = np.clip(start, low + 1e-6, high - 1e-6)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            self._search = cma.CMAEvolutionStrategy(inside, sigma, options)
+        self._size = size
+
+    @property
+    def mean(self) -> Vector:
+        """Where it looks, within the bounds."""
+        return np.asarray(self._search.result.xfavorite, dtype=np.float64)
+
+    @property
+    def sigma(self) -> float:
+        return float(self._search.sigma)
+
+    def ask(self) -> list[Vector]:
+        return [np.asarray(x, dtype=np.float64) for x in self._search.ask()]
+
+    def tell(self, points: Sequence[Vector], scores: Sequence[float]) -> None:
+        """Only the order of the scores counts."""
+        costs = [FAILED if score == -math.inf else -score for score in scores]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            self._search.tell(points, costs)
+
+
+class _Boxed(Search):
+    """What both have in common: vectors are asked for, scores of their candidates come back."""
+
+    def _begin(self) -> None:
+        s = self.settings
+        masks = operators.draw_seed(operators.generator(self.seed, "masks"))
+        self._box = Box(self._space, s.blend_method, s.per_layer, scaled=True, seed=masks)
+        self._start = self._box.start(s.density)
+        self._asked: list[tuple[Vector, str]] = []
+
+    def _want(self, points: Sequence[Vector]) -> None:
+        self._asked = []
+        for point in points:
+            made = self._box.candidate(point, f"{self.settings.strategy} {self.generation}")
+            self._asked.append((point, made.key))
+            self._put(Wish("sample", made))
+
+
+class CmaEs(_Boxed):
+    """Points around a mean, which is measured too, and the mean moves to the better ones."""
+
+    mutating = ("sample",)
+
+    def _begin(self) -> None:
+        super()._begin()
+        size = self.settings.population_size - 1
+        self._cma = Cma(self._box, self._start, self.settings.start_sigma, size, self.seed)
+        if self.settings.blend_method != "linear":  # elsewhere it is the average
+            self._put(Wish("mean", self._box.candidate(self._start, "cma-es mean")))
+        self._want(self._cma.ask())
+
+    def _next(self, best: Sequence[str], last: Sequence[str]) -> None:
+        points, keys = zip(*self._asked, strict=True)
+        self._cma.tell(points, [self.scores[key] for key in keys])
+        self._put(Wish("mean", self._box.candidate(self._cma.mean, "cma-es mean")))
+        self._want(self._cma.ask())
+
+    def _extra(self) -> dict[str, Any]:
+        return {"sigma": self._cma.sigma}
+
+
+class Nsga2(_Boxed):
+    """One objective a domain; the champion is the best by fitness."""
+
+    mutating = ("sample",)
+
+    def _begin(self) -> None:
+        super()._begin()
+        _pymoo()
+        self._search: Any = None
+        s = self.settings
+        rng = operators.generator(self.seed, "nsga2")
+        spread = rng.standard_normal((s.population_size, len(self._start))) * s.start_sigma
+        spread[0] = 0.0
+        self._sampling = np.clip(self._start + spread, *self._box.bounds)
+        self._want(list(self._sampling))
+
+    def _next(self, best: Sequence[str], last: Sequence[str]) -> None:
+        NSGA2, Problem, Evaluator, StaticProblem, NoTermination = _pymoo()
+        costs = self._costs([key for _, key in self._asked])
+        if self._search is None:
+            low, high = self._box.bounds
+            self._problem = Problem(n_var=len(low), n_obj=costs.shape[1], xl=low, xu=high)
+            self._search = NSGA2(pop_size=len(self._sampling), sampling=self._sampling)
+            seed = operators.draw_seed(operators.generator(self.seed, "nsga2", "all"))
+            self._search.setup(self._problem, termination=NoTermination(), seed=seed, verbose=False)
+            self._told_of = self._search.ask()
+        Evaluator().eval(StaticProblem(self._problem, F=costs), self._told_of)
+        self._search.tell(infills=self._told_of)
+        self._told_of = self._search.ask()
+        self._want([np.asarray(x, dtype=np.float64) for x in self._told_of.get("X")])
+
+    def _costs(self, keys: Sequence[str]) -> Vector:
+        names = sorted({name for told in self.objectives.values() for name in told}) or ["fitness"]
+        rows = []
+        for key in keys:
+            known: Mapping[str, float] = self.objectives.get(key, {"fitness": self.scores[key]})
+            failed = self.scores[key] == -math.inf
+            rows.append([FAILED if failed else -known[name] for name in names])
+        return np.array(rows)
+
+    def _extra(self) -> dict[str, Any]:
+        """The front so far: whom nobody beats in every domain."""
+        told = {k: v for k, v in self.objectives.items() if self.scores[k] > -math.inf}
+        front = [k for k, v in told.items() if not any(_beats(w, v) for w in told.values())]
+        return {"front": {key: told[key] for key in sorted(front)}}
+
+
+def _beats(one: Mapping[str, float], other: Mapping[str, float]) -> bool:
+    return all(one[n] >= other[n] for n in other) and any(one[n] > other[n] for n in other)
+
+
+def _pymoo() -> tuple[Any, ...]:
+    try:
+        from pymoo.algorithms.moo.nsga2 import NSGA2
+        from pymoo.core.evaluator import Evaluator
+        from pymoo.core.problem import Problem
+        from pymoo.core.termination import NoTermination
+        from pymoo.problems.static import StaticProblem
+    except ImportError as error:
+        raise ConfigError(
+            "the strategy nsga2 needs the library pymoo", hint="pip install 'agent-forge[multi]'"
+        ) from error
+    return NSGA2, Problem, Evaluator, StaticProblem, NoTermination

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from agent_forge.evals.domains import evaluation_hash
+from agent_forge.phases.phase2_evomerge import staff
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
 from agent_forge.phases.phase2_evomerge.evolve import Job
 from agent_forge.phases.phase2_evomerge.evomerge import prepare
@@ -76,17 +77,38 @@ def evolved(setting: str, root: Path, patch: pytest.MonkeyPatch) -> Any:
     files = [str(family() / f"{name}.jsonl") for name in PARENTS]
     more = [OWN] if "direction" in setting else [f"{PHASE}.data={files}"]
     more += [f"{PHASE}.strategy=grad"] if "gradient" in setting else []
+    more += [f"{PHASE}.fitness_subset_size=100"] if "racing" in setting else []
     wanted = settings(setting, *more)
     job = Job.of(wanted, [str(family() / name) for name in PARENTS], None, 1, root / "x")
     material = prepare(job.settings, job.inputs, "cpu", job.folder)
     run = EvolutionRun(wanted, material, job.folder, seed=1, cache=job.folder / CACHE)
     run.run()
     lines = [record for _, record in read_lines(job.folder / "journal.jsonl")]
-    measured = [{k: r.get(k) for k in ("record", "score", "fitness")} for r in lines]
+    measured = [{k: r.get(k) for k in ("record", "score", "fitness", "tokens")} for r in lines]
     return measured, sorted(p.name for p in job.folder.iterdir()), run.reason
 
 
+def staffed(setting: str, root: Path, patch: pytest.MonkeyPatch) -> Any:
+    """The workers that an evolution starts."""
+    asked: list[Any] = []
+    patch.setattr(staff, "open_pool", lambda *a, **k: asked.append((a[:2], k)))
+    folders = [str(family() / name) for name in PARENTS]
+    on_ray = "cluster" in setting or "executor=ray" in setting
+    more = [f"{PHASE}.executor=ray"] if on_ray else []
+    more += [] if "workers=" in setting else [f"{PHASE}.workers=2"]
+    job = Job.of(settings(setting, *more), folders, None, 1, root / "x")
+    crew = staff.crew_of(job.settings, job.inputs, "cpu", job.folder)
+    if crew is not None:
+        crew._start()
+    return asked
+
+
 CHECKS = {
+    f"{PHASE}.racing": (evolved, "false", "true"),
+    f"{PHASE}.workers": (staffed, "2", "3"),
+    f"{PHASE}.worker_threads": (staffed, "1", "2"),
+    f"{PHASE}.executor": (staffed, "local", "ray"),
+    f"{PHASE}.cluster": (staffed, "''", "'ray://there:10001'"),
     f"{PHASE}.strategy": (searched, "spec", "auto"),
     f"{PHASE}.max_evaluations": (searched, "0", "30"),
     f"{PHASE}.tournament_size": (searched, "3", "2"),

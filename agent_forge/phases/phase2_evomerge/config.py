@@ -49,6 +49,17 @@ class EvoMergeSettings(EvolutionSettings, PhaseSettings):
     use_holdout_validation: bool = Field(
         True, description="stop by items that the search does not see, instead of by its own"
     )
+    racing: bool = Field(
+        False, description="stop measuring a candidate that cannot beat the champion any more"
+    )
+    workers: int = Field(
+        0, ge=0, le=1024, description="candidates measured at once; 0 = one a core if that pays"
+    )
+    worker_threads: int = Field(1, ge=1, le=1024, description="CPU threads for each of them")
+    executor: Literal["local", "ray"] = Field(
+        "local", description="where they are measured: on this machine, or by Ray"
+    )
+    cluster: str = Field("", description="address of a Ray cluster; none = one is started here")
     enable_caching: bool = Field(True, description="never measure the same weights twice")
     checkpoint_every: int = Field(10, ge=1, description="generations between two saved best models")
     keep_best_models: int = Field(2, ge=1, description="saved best models that are kept")
@@ -70,12 +81,16 @@ class EvoMergeSettings(EvolutionSettings, PhaseSettings):
 
     @model_validator(mode="after")
     def _settings_agree(self) -> EvoMergeSettings:
-        for name in ("fitness_floors", "domain_weights", "mixed_precision"):
+        for name in ("fitness_floors", "domain_weights", "mixed_precision", "racing"):
             if self.fitness and getattr(self, name):
                 raise ValueError(f"{name} has no meaning for a fitness of your own")
         if self.fitness and self.strategy in ("grad", "nsga2"):
             needs = "a loss to differentiate" if self.strategy == "grad" else "several domains"
             raise ValueError(f"{self.strategy} needs {needs}, which your own fitness has not")
+        if self.racing and self.strategy == "nsga2":
+            raise ValueError("racing knows one fitness: nsga2 has one for every domain")
+        if self.cluster and self.executor != "ray":
+            raise ValueError("cluster is an address for the executor ray")
         if min(self.domain_weights.values(), default=0) < 0:
             raise ValueError("domain_weights are 0 or more")
         if self.data and self.tasks:

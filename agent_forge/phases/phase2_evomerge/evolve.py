@@ -29,6 +29,7 @@ from agent_forge.phases.phase2_evomerge.evomerge import (
 from agent_forge.phases.phase2_evomerge.nursery import Nursery
 from agent_forge.phases.phase2_evomerge.run import CACHE, JOURNAL, EvolutionRun
 from agent_forge.phases.phase2_evomerge.sources import locate
+from agent_forge.phases.phase2_evomerge.staff import crew_of
 from agent_forge.search.candidate import Candidate
 from agent_forge.search.candidate import lineage as ancestors
 from agent_forge.store import files, lock
@@ -185,6 +186,7 @@ def evolve(
             job.folder,
             seed=job.seed,
             cache=job.folder / CACHE,
+            crew=crew_of(job.settings, job.inputs, device, job.folder),
             listen=listening(job.settings, listen),
             should_stop=should_stop,
         )

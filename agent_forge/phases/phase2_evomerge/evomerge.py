@@ -28,6 +28,7 @@ from agent_forge.evals.verdict import Comparison, Pair, judge
 from agent_forge.merge.preflight import preflight
 from agent_forge.merge.recipe import ModelInput, Recipe
 from agent_forge.merge.weights import Weights, open_weights
+from agent_forge.phases.phase2_evomerge.bench import Material
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
 from agent_forge.phases.phase2_evomerge.fitness import (
     CommandFitness,
@@ -36,7 +37,7 @@ from agent_forge.phases.phase2_evomerge.fitness import (
     FunctionFitness,
     Score,
 )
-from agent_forge.phases.phase2_evomerge.run import EvolutionRun, Listener, Material
+from agent_forge.phases.phase2_evomerge.run import EvolutionRun, Listener
 from agent_forge.search.candidate import lineage
 from agent_forge.store import files
 
@@ -235,7 +236,7 @@ def prepare(settings: EvoMergeSettings, inputs: Inputs, device: str, folder: Pat
 
 def _on(settings: EvoMergeSettings, subject: Subject, domains: Sequence[Domain]) -> DomainFitness:
     how = settings.fitness_weights, settings.fitness_floors, settings.domain_weights
-    return DomainFitness(subject, domains, *how, settings.mixed_precision)
+    return DomainFitness(subject, domains, *how, settings.mixed_precision, settings.racing)
 
 
 def _refuse_damaged(weights: Weights) -> None:

@@ -20,7 +20,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -31,6 +31,16 @@ from agent_forge.errors import ConfigError, PhaseFailed
 from agent_forge.evals.domains import Domain, beyond_chance, evaluation_hash, perplexity_score
 from agent_forge.evals.likelihood import Outcome
 from agent_forge.evals.subject import Prepared, Subject
+from agent_forge.phases.phase2_evomerge.racing import (
+    SHARES,
+    Met,
+    Standing,
+    ahead,
+    estimate,
+    joined,
+    lost,
+    rungs,
+)
 
 OF_ONE_SHAPE = {"speed": 0.5, "memory": 0.5}
 PARTS = ("perplexity", "accuracy", "speed", "memory")
@@ -72,6 +82,7 @@ class DomainFitness:
         floors: Mapping[str, float],
         shares: Mapping[str, float] | None = None,
         mixed: bool = False,
+        racing: bool = False,
     ) -> None:
         self.subject, self.domains = subject, list(domains)
         # In one order, wherever they come from: another one would give other last bits.
@@ -81,17 +92,60 @@ class DomainFitness:
         self.mixed = mixed
         self.prepared: list[Prepared] = [subject.prepare(domain) for domain in domains]
         self.tokens = sum(len(item.ids) for found in self.prepared for item in found.items)
-        how = {"weights": self.weights, "floors": self.floors}
+        self.racing = racing
+        self._rungs = [rungs(domain) for domain in domains] if racing else []
+        self._raced = [
+            [_some(subject, domains[d], examples) for examples in shares]
+            for d, shares in enumerate(self._rungs)
+        ]
+        how: dict[str, Any] = {"weights": self.weights, "floors": self.floors}
+        how |= {"racing": SHARES} if racing else {}  # other batches, so other last bits
         self.name = evaluation_hash(domains, **how, shares=self.shares, mixed=mixed)
 
     def outcomes(self) -> list[Outcome]:
         """What came out for every example, domain by domain."""
+        return [self._measured(prepared) for prepared in self.prepared]
+
+    def _measured(self, prepared: Prepared) -> Outcome:
         device = next(self.subject.model.parameters()).device.type
         with torch.autocast(device, torch.bfloat16, enabled=self.mixed):
-            return [self.subject.measure(prepared) for prepared in self.prepared]
+            return self.subject.measure(prepared)
 
     def score(self) -> Score:
         return self.judge(self.outcomes())
+
+    def race(self, against: Standing | None) -> tuple[float, list[Outcome] | None, int]:
+        """Fitness, outcomes and tokens; of one that fell behind an estimate, and no outcomes."""
+        met: list[list[Met]] = [[] for _ in self.domains]
+        totals, tokens, rates = [len(d.examples) for d in self.domains], 0, self.rates()
+        for rung in range(len(SHARES)):
+            for d, prepared in enumerate(raced[rung] for raced in self._raced):
+                if prepared is not None:
+                    met[d].append((self._rungs[d][rung], self._measured(prepared)))
+                    tokens += sum(len(item.ids) for item in prepared.items)
+            if against is not None and rung + 1 < len(SHARES):
+                gains = [ahead(m, d, against, *rates[d]) for d, m in enumerate(met)]
+                value, error = estimate(gains, totals)
+                if lost(value, error):
+                    return against.fitness + value, None, tokens
+        outcomes = [joined(m, n) for m, n in zip(met, totals, strict=True)]
+        return self.judge(outcomes).fitness, outcomes, tokens
+
+    def rates(self) -> list[tuple[float, float]]:
+        """What a nat less and a right answer more add to the fitness, domain by domain."""
+        exact = [domain.exact for domain in self.domains]
+        known = {k: w for k, w in self.weights.items() if k != "accuracy" or any(exact)}
+        total = sum(known.values())
+        bits = known.get("perplexity", 0.0) / total / (sum(self.shares) or 1.0)
+        answers = sum(s for s, e in zip(self.shares, exact, strict=True) if e) or 1.0
+        right = known.get("accuracy", 0.0) / total / answers
+        found = []
+        for share, d in zip(self.shares, self.domains, strict=True):
+            a_nat = bits / math.log(2) / sum(d.sizes) / d.unigram_bits if d.unigram_bits else 0.0
+            guessed = d.chance if d.exact else 1.0
+            an_answer = right / (1 - guessed) / len(d.examples) if guessed < 1 else 0.0
+            found.append((share * a_nat, share * an_answer))
+        return found
 
     def judge(self, outcomes: Sequence[Outcome]) -> Score:
         """The score that outcomes amount to. Below a floor there is nothing to gain elsewhere."""
@@ -113,6 +167,11 @@ class DomainFitness:
         if any(_misses(name, raw[name], floor) for name, floor in self.floors.items()):
             fitness = 0.0
         return Score(fitness, parts, raw)
+
+
+def _some(subject: Subject, domain: Domain, examples: Sequence[int]) -> Prepared | None:
+    chosen = tuple(domain.examples[i] for i in examples)
+    return subject.prepare(replace(domain, examples=chosen, tasks=())) if chosen else None
 
 
 def _mean(shares: Sequence[tuple[float, float]]) -> float:

@@ -37,30 +37,15 @@ def gradient(fitness: DomainFitness, nursery: Nursery, turns: int, turn: int) ->
         model.requires_grad_(False)
         for parameter in wanted.values():
             parameter.requires_grad_(True)
-        weights = _weights(fitness)
-        for i, prepared in enumerate(fitness.prepared):
+        for i, (prepared, rates) in enumerate(zip(fitness.prepared, fitness.rates(), strict=True)):
             items = _part(prepared, turns, turn)
             tokens += BACKWARD * sum(len(prepared.items[n].ids) for n in items)
-            _backward(fitness, i, items, *weights[i])
+            _backward(fitness, i, items, *rates)
         return _by_coefficient(nursery, wanted), tokens
     finally:
         model.zero_grad(set_to_none=True)
         for name, p in model.named_parameters():
             p.requires_grad_(before[name])
-
-
-def _weights(fitness: DomainFitness) -> list[tuple[float, float]]:
-    """How much a domain's bits a byte and its right answers count in the fitness."""
-    exact = [domain.exact for domain in fitness.domains]
-    known = {k: w for k, w in fitness.weights.items() if k != "accuracy" or any(exact)}
-    total = sum(known.values())
-    bits = known.get("perplexity", 0.0) / total / (sum(fitness.shares) or 1.0)
-    answers = sum(s for s, e in zip(fitness.shares, exact, strict=True) if e) or 1.0
-    right = known.get("accuracy", 0.0) / total / answers
-    return [
-        (share * bits / (domain.unigram_bits or 1.0), share * right if domain.exact else 0.0)
-        for share, domain in zip(fitness.shares, fitness.domains, strict=True)
-    ]
 
 
 def _part(prepared: Prepared, turns: int, turn: int) -> list[int]:
@@ -75,18 +60,22 @@ def _part(prepared: Prepared, turns: int, turn: int) -> list[int]:
 
 
 def _backward(
-    fitness: DomainFitness, domain: int, chosen: Sequence[int], bits: float, right: float
+    fitness: DomainFitness, domain: int, chosen: Sequence[int], a_nat: float, an_answer: float
 ) -> None:
-    """Add the derivatives of a domain's part of the fitness to the network."""
+    """Add the derivatives of a domain's part of the fitness to the network.
+
+    The chosen items stand for all of them: for all bytes, and for all examples.
+    """
     model, prepared = fitness.subject.model, fitness.prepared[domain]
     device = next(model.parameters()).device
     answers = sorted({int(prepared.answer_of[n]) for n in chosen})
-    size = sum(int(prepared.sizes[answer]) for answer in answers)
+    every = fitness.domains[domain]
+    a_nat *= sum(every.sizes) / sum(int(prepared.sizes[answer]) for answer in answers)
+    an_answer *= len(every.examples) / len(answers)
     items = [prepared.items[n] for n in chosen]
     for rows in batches([len(item.ids) for item in items], fitness.subject.batch_tokens):
         losses = item_losses(model, [items[n] for n in rows], device)
-        value = -bits * losses.sum() / math.log(2) / size
-        value = value + right * torch.exp(-losses).sum() / len(answers)
+        value = an_answer * torch.exp(-losses).sum() - a_nat * losses.sum()
         value.backward()  # type: ignore[no-untyped-call]
 
 

@@ -71,10 +71,13 @@ class Nursery:
         self,
         parents: Sequence[Weights],
         base: Weights | None,
-        known: Mapping[str, Candidate],
+        known: dict[str, Candidate],
         folder: Path,
+        shared: Path | None = None,
     ) -> None:
+        """`shared` is the folder of another nursery whose files may be read."""
         self.parents, self.base, self.known, self.folder = list(parents), base, known, folder
+        self._shared = shared
         self._names = [f"parent{i}" for i in range(len(self.parents))]
         self._originals = Parents()
         self._originals.update(zip(self._names, self.parents, strict=True))
@@ -89,6 +92,9 @@ class Nursery:
         layers = [job.layer for job in plan.jobs.values() if job.layer is not None]
         self.layers = list(dict.fromkeys(layers))
         self._kept = {path.name for path in folder.glob("*.safetensors")}
+
+    def learn(self, candidate: Candidate) -> None:
+        self.known[candidate.key] = candidate
 
     # -- weights ----------------------------------------------------------------------------------
 
@@ -280,7 +286,10 @@ class Nursery:
                 files.remove(path)
 
     def _file(self, key: str) -> Path:
-        return self.folder / f"{key[:KEPT_NAME]}.safetensors"
+        name = f"{key[:KEPT_NAME]}.safetensors"
+        if self._shared is not None and (self._shared / name).exists():
+            return self._shared / name
+        return self.folder / name
 
     def _by_group(self, rows: Mapping[str, Sequence[float]], i: int) -> list[dict[str, object]]:
         return self.groups.conditional({group: row[i] for group, row in rows.items()})

@@ -28,6 +28,7 @@ from agent_forge.phases.phase2_evomerge.evomerge import (
     story,
 )
 from agent_forge.phases.phase2_evomerge.run import CACHE, EvolutionRun
+from agent_forge.phases.phase2_evomerge.staff import crew_of
 from agent_forge.store.files import read_json
 
 FOLDER = "evolution"
@@ -72,6 +73,7 @@ class EvoMergePhase(PhaseController):
             ctx.folder / FOLDER,
             seed=ctx.seed,
             cache=ctx.folder / FOLDER / CACHE,
+            crew=crew_of(self.config, inputs, ctx.device, ctx.folder / FOLDER),
             listen=listening(self.config, lambda record: self._told(ctx, record)),
             should_stop=ctx.should_stop,
         )

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,34 +23,53 @@ from agent_forge.evals.likelihood import Outcome
 SHARES = (0.125, 0.25, 0.5, 1.0)
 SURE = 3.0
 LEAST = 8  # items of a domain before anything is concluded from them
+Met = tuple[list[int], Outcome]  # which examples, and what came out for them
+
+
+@dataclass(frozen=True)
+class Standing:
+    """The champion to beat: its fitness, and what came out for each item of every domain."""
+
+    key: str
+    fitness: float
+    right: list[list[bool]]
+    loss: list[list[float]]
 
 
 def rungs(domain: Domain) -> list[list[int]]:
-    """Which examples of a domain each share adds; small domains have one share only."""
+    """Which examples of a domain each share adds; a small domain is met as a whole at the end."""
     order = sorted(range(len(domain.examples)), key=lambda i: content_hash(domain.examples[i]))
-    ends = [max(round(share * len(order)), 1) for share in SHARES]
+    ends = [round(share * len(order)) for share in SHARES]
     if ends[0] < LEAST:
-        return [[] for _ in SHARES[:-1]] + [order]
+        return [[] for _ in SHARES[1:]] + [order]
     return [order[a:b] for a, b in zip([0, *ends], ends, strict=False)]
 
 
-def estimate(
-    ahead: Sequence[NDArray[np.float64]], totals: Sequence[int]
-) -> tuple[float, float]:
+def ahead(
+    met: Sequence[Met], domain: int, of: Standing, a_nat: float, an_answer: float
+) -> NDArray[np.float64]:
+    """The fitness that a candidate gained on the champion at each item it has met."""
+    gains = [
+        a_nat * (of.loss[domain][i] - loss) + an_answer * (right - of.right[domain][i])
+        for where, outcome in met
+        for i, loss, right in zip(where, outcome.loss, outcome.right, strict=True)
+    ]
+    return np.array(gains)
+
+
+def estimate(gains: Sequence[NDArray[np.float64]], totals: Sequence[int]) -> tuple[float, float]:
     """The fitness that a candidate is ahead on all items, and the standard error of that.
 
-    `ahead` has for every domain what it gained on each item met so far; `totals` says how many
-    items the domain has.
+    `gains` has those of the items met so far, domain by domain; `totals` counts all items.
     """
     value = variance = 0.0
-    for gains, total in zip(ahead, totals, strict=True):
-        met = len(gains)
+    for mine, total in zip(gains, totals, strict=True):
+        met = len(mine)
         if not met:
             return 0.0, math.inf
-        value += total * float(gains.mean())
+        value += total * float(mine.mean())
         if met < total:
-            spread = float(gains.var(ddof=1)) if met > 1 else math.inf
-            variance += total**2 * (1 - met / total) * spread / met
+            variance += total**2 * (1 - met / total) * float(mine.var(ddof=1)) / met
     return value, math.sqrt(variance)
 
 
@@ -56,12 +77,11 @@ def lost(value: float, error: float) -> bool:
     return value + SURE * error < 0
 
 
-def join(parts: Sequence[tuple[list[int], Outcome]], count: int) -> Outcome:
-    """The outcomes of shares as one, in the order of the examples."""
-    rows: list[tuple[bool, float, int, float]] = [(False, 0.0, 0, 0.0)] * count
-    for where, outcome in parts:
+def joined(met: Sequence[Met], count: int) -> Outcome:
+    """The outcomes of all shares as one, in the order of the examples."""
+    rows: list[Any] = [None] * count
+    for where, outcome in met:
         values = zip(outcome.right, outcome.loss, outcome.tokens, outcome.steps, strict=True)
         for i, row in zip(where, values, strict=True):
             rows[i] = row
-    columns = [list(column) for column in zip(*rows, strict=True)]
-    return Outcome(*columns)  # type: ignore[arg-type]
+    return Outcome(*(list(column) for column in zip(*rows, strict=True)))

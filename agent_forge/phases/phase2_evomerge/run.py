@@ -18,21 +18,21 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
-from agent_forge.errors import ConfigError, ForgeError, Interrupted, NotFinite, PhaseFailed
-from agent_forge.evals.subject import Subject
+from agent_forge.errors import ConfigError, Interrupted, NotFinite, PhaseFailed, WorkersLost
 from agent_forge.merge.output import write
-from agent_forge.merge.weights import Weights
+from agent_forge.phases.phase2_evomerge.bench import Bench, Material
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
-from agent_forge.phases.phase2_evomerge.fitness import DomainFitness, Fitness, Score
-from agent_forge.phases.phase2_evomerge.gradient import gradient
+from agent_forge.phases.phase2_evomerge.crew import Crew
+from agent_forge.phases.phase2_evomerge.fitness import Score
 from agent_forge.phases.phase2_evomerge.nursery import Nursery
+from agent_forge.phases.phase2_evomerge.racing import Standing
 from agent_forge.search import strategy
 from agent_forge.search.candidate import SHORT, Candidate
 from agent_forge.store import files
@@ -41,18 +41,6 @@ from agent_forge.track.journal import Journal, read_lines
 log = logging.getLogger(__name__)
 JOURNAL, WEIGHTS, CACHE = "journal.jsonl", "weights", "fitness_cache.jsonl"
 Listener = Callable[[dict[str, Any]], None]
-
-
-@dataclass(frozen=True)
-class Material:
-    """What an evolution works with: models, a network to put them into, and what to measure."""
-
-    parents: Sequence[Weights]
-    base: Weights | None
-    subject: Subject
-    fitness: Fitness
-    holdout: DomainFitness | None
-    hashes: tuple[str, ...]  # of parents and base
 
 
 class EvolutionRun:
@@ -66,6 +54,7 @@ class EvolutionRun:
         *,
         seed: int,
         cache: Path | None = None,
+        crew: Crew | None = None,
         listen: Listener = lambda record: None,
         should_stop: Callable[[], bool] = lambda: False,
     ) -> None:
@@ -89,9 +78,11 @@ class EvolutionRun:
         if not self._records:
             self._write("begun", fingerprint=self.fingerprint)
         self._cache_file = cache if settings.enable_caching else None
-        self._cache = self._read_cache()
-        self._samples: dict[str, np.ndarray] = {}
-        self._filled = ""  # the candidate whose weights the network has
+        self.bench = Bench(material, self.nursery, read_cache(self._cache_file), sampling=True)
+        self._crew = crew
+        self._outcomes: dict[str, Any] = {}  # of this generation's candidates and the champion
+        self._standing: Standing | None = None
+        self._count = 0  # candidates measured in this attempt
         self._began = time.monotonic()
         self._before = max((r.get("elapsed", 0.0) for r in self._records), default=0.0)
 
@@ -99,6 +90,16 @@ class EvolutionRun:
 
     def run(self) -> None:
         """Evolve until the search is finished or the time is over."""
+        before = torch.get_num_threads()
+        torch.set_num_threads(self.settings.worker_threads)
+        try:
+            self._run()
+        finally:
+            torch.set_num_threads(before)
+            if self._crew is not None:
+                self._crew.close()
+
+    def _run(self) -> None:
         began = time.monotonic()
         reached = max((r.get("generation", 0) for r in self._records), default=0)
         while self.search.finished is None:
@@ -111,7 +112,9 @@ class EvolutionRun:
             if generation >= reached - 1:  # of those before it only the journal is needed
                 self.nursery.keep(self._needed())
                 self._checkpoint(generation)
-            self._samples.clear()
+            self.bench.samples.clear()
+            best = self.search.history[-1]["champion"]
+            self._outcomes = {k: v for k, v in self._outcomes.items() if k == best}
             self.seconds["all"] = time.monotonic() - began
             self.listen(self.summary())
             if generation >= reached and self._time_is_over(generation):
@@ -155,7 +158,7 @@ class EvolutionRun:
                 seen.setdefault(record["sha256"], survivor.key)
         while asked := self.search.ask():
             candidate = asked[0]
-            record = self._find("candidate", key=candidate.key) or self._measured(candidate)
+            record = self._find("candidate", key=candidate.key) or self._measured(asked)
             score = record["score"]
             value = -math.inf if score is None else score["fitness"]
             wanted = candidate.key == self.search.gradient_of
@@ -174,7 +177,7 @@ class EvolutionRun:
 
     def _gradient(self, candidate: Candidate) -> dict[str, list[float]]:
         """By every coefficient, on the items whose turn it is; {} if there is none."""
-        turn, fitness = len(self.search.gradients), self.material.fitness
+        turn = len(self.search.gradients)
         record = self._find("gradient", turn=turn, key=candidate.key)
         if record is None:
             if self.should_stop():
@@ -182,11 +185,8 @@ class EvolutionRun:
             rows: dict[str, list[float]] = {}
             tokens, began = 0, time.process_time()
             try:
-                if isinstance(fitness, DomainFitness):
-                    if self._filled != candidate.key:
-                        self._fill(candidate.key)
-                    turns = self.settings.gradient_turns
-                    rows, tokens = gradient(fitness, self.nursery, turns, turn)
+                turns = self.settings.gradient_turns
+                rows, tokens = self.bench.gradient(candidate.key, turns, turn)
             except (NotFinite, RuntimeError, MemoryError) as error:
                 log.warning("candidate %s has no gradient: %s", candidate.key[:SHORT], error)
             cpu = round(time.process_time() - began, 4)
@@ -195,51 +195,42 @@ class EvolutionRun:
             record = self._write("gradient", turn=turn, **where, rows=rows, tokens=tokens, cpu=cpu)
         return dict(record["rows"])
 
-    def _fill(self, key: str) -> str:
-        """The weights of a candidate into the network; returns their sha256."""
-        self._filled = ""
-        sha = self.nursery.fill(self.material.subject.model, key)
-        self._filled = key
-        return sha
-
     def tokens(self, generation: int) -> int:
         """Tokens that were evaluated until the end of a generation."""
         known = (r for r in self._records if r.get("generation", generation + 1) <= generation)
         return sum(r.get("tokens", 0) for r in known)
 
-    def _measured(self, candidate: Candidate) -> dict[str, Any]:
-        """Make a candidate and measure it; one that fails costs itself and nothing else."""
+    def _measured(self, asked: Sequence[Candidate]) -> dict[str, Any]:
+        """Have the first of these measured; one that fails costs itself and nothing else."""
         if self.should_stop():
             raise Interrupted("stopped between two candidates")
-        began, cpu = time.perf_counter(), time.process_time()
-        sha, score, problem = "", None, ""
-        try:
-            sha = self._fill(candidate.key)
-            self._samples[candidate.key] = self.nursery.sample_of(self.material.subject.model)
-            self.seconds["merge"] += time.perf_counter() - began
-            began = time.perf_counter()
-            score = self._score(sha)
-        except (ForgeError, RuntimeError, MemoryError, ArithmeticError, ValueError) as error:
-            if isinstance(error, ForgeError) and error.pauses:
-                raise
-            problem = f"{type(error).__name__}: {error}"
-            if candidate.kind == "parent":
-                raise PhaseFailed(
-                    f"{candidate.origin} cannot be measured: {problem}",
-                    hint="try the fitness on that model alone first",
-                ) from error
-            log.warning("candidate %s failed: %s", candidate.key[:SHORT], problem)
-        self.seconds["evaluation"] += time.perf_counter() - began
+        candidate = asked[0]
+        found = self._found(asked)
+        if found["problem"] and candidate.kind == "parent":
+            error = WorkersLost if "died" in found else PhaseFailed
+            raise error(
+                f"{candidate.origin} cannot be measured: {found['problem']}",
+                hint="try the fitness on that model alone first",
+            )
+        if found["problem"]:
+            log.warning("candidate %s failed: %s", candidate.key[:SHORT], found["problem"])
+        elif found["hit"]:
+            self.cache_hits += 1
+        elif self._cache_file is not None:
+            line = {"place": found["place"], "score": found["score"]}
+            files.append(self._cache_file, json.dumps(line).encode() + b"\n")
+        self._count += 1
+        for part in ("merge", "evaluation"):
+            self.seconds[part] += found[part]
+        if found["outcomes"]:
+            self._outcomes[candidate.key] = found["outcomes"]
         record = self._write(
             "candidate",
             key=candidate.key,
             generation=self.search.generation,
             origin=candidate.origin,
-            sha256=sha,
-            score=None if score is None else asdict(score),
-            problem=problem,
-            tokens=self.material.fitness.tokens,
-            cpu=round(time.process_time() - cpu, 4),
+            **{name: found[name] for name in ("sha256", "score", "problem", "tokens", "cpu")},
+            **({"dropped": True} if found["dropped"] else {}),
             elapsed=round(self._elapsed(), 3),
             operation=dict(candidate.operation),
             inputs=list(candidate.inputs),
@@ -247,19 +238,26 @@ class EvolutionRun:
         self.listen({"event": "candidate", **record})
         return record
 
-    def _score(self, sha: str) -> Score:
-        place = f"{sha} {self.material.fitness.name}"
-        if place in self._cache:
-            self.cache_hits += 1
-            return Score(**self._cache[place])
-        score = self.material.fitness.score()
-        if not math.isfinite(score.fitness):
-            raise PhaseFailed(f"the fitness is {score.fitness}")
-        self._cache[place] = asdict(score)
-        if self._cache_file is not None:
-            line = json.dumps({"place": place, "score": asdict(score)}).encode() + b"\n"
-            files.append(self._cache_file, line)
-        return score
+    def _found(self, asked: Sequence[Candidate]) -> dict[str, Any]:
+        """What came out for the first of these, on this bench or by the crew."""
+        against, settings = self._champion_then(), self.settings
+        if self._crew is not None:
+            spent = self.seconds["merge"] + self.seconds["evaluation"]
+            left = (settings.generations - self.search.generation) * settings.population_size
+            if self._crew.wanted(left * spent / self._count if self._count else 0.0):
+                new = [c for c in asked if not self._find("candidate", key=c.key)]
+                return self._crew.measure(self.search.candidates, new, against)
+        return self.bench.measure(asked[0].key, against)
+
+    def _champion_then(self) -> Standing | None:
+        """When this generation began: in a race this is who has to be beaten."""
+        champion = self.search.history[-1]["champion"] if self.search.history else None
+        if not self.settings.racing or champion is None:
+            return None
+        if self._standing is None or self._standing.key != champion:
+            score, known = self.search.scores[champion], self._outcomes.get(champion)
+            self._standing = self.bench.standing(champion, score, known)
+        return self._standing
 
     # -- what is told besides ---------------------------------------------------------------------
 
@@ -285,12 +283,13 @@ class EvolutionRun:
 
     def _distances(self, keys: Sequence[str]) -> np.ndarray:
         """Between every two candidates, on a sample of their weights."""
+        samples = self.bench.samples
         for key in keys:
-            if key not in self._samples:
-                self._samples[key] = self.nursery.sample(key)
+            if key not in samples:
+                samples[key] = self.nursery.sample(key)
         matrix = np.zeros((len(keys), len(keys)))
         for i, j in combinations(range(len(keys)), 2):
-            apart = float(np.linalg.norm(self._samples[keys[i]] - self._samples[keys[j]]))
+            apart = float(np.linalg.norm(samples[keys[i]] - samples[keys[j]]))
             matrix[i, j] = matrix[j, i] = apart
         return matrix
 
@@ -301,7 +300,7 @@ class EvolutionRun:
             return
         record = self._find("holdout", key=champion.key)
         if record is None:
-            self._fill(champion.key)
+            self.bench.fill(champion.key)
             score = self.material.holdout.score()
             record = self._write("holdout", key=champion.key, fitness=score.fitness)
         known = self.search.scores[champion.key]
@@ -371,6 +370,7 @@ class EvolutionRun:
         free = {"enabled", "gate_policy", "gates", "checkpoint_every_steps", "enable_caching"}
         free |= {"checkpoint_every", "keep_best_models", "time_budget_minutes", "generations"}
         free |= {"data", "verdict_items", "max_evaluations", *self.settings.unused}
+        free |= {"workers", "executor", "cluster"}  # they change nothing
         free |= {"strategy"} if self.settings.strategy == "spec" else set()
         holdout = self.material.holdout
         content = {
@@ -391,12 +391,6 @@ class EvolutionRun:
             )
         return records
 
-    def _read_cache(self) -> dict[str, Any]:
-        path = self._cache_file
-        if path is None or not path.exists():
-            return {}
-        return {record["place"]: record["score"] for _, record in read_lines(path, 0)}
-
     def _write(self, record: str, **values: Any) -> dict[str, Any]:
         line = {"record": record, **values}
         self._journal.write(line)
@@ -408,6 +402,13 @@ class EvolutionRun:
             if line["record"] == record and all(line.get(k) == v for k, v in wanted.items()):
                 return line
         return None
+
+
+def read_cache(path: Path | None) -> dict[str, Any]:
+    """What was measured before, by weights and evaluation."""
+    if path is None or not path.exists():
+        return {}
+    return {record["place"]: record["score"] for _, record in read_lines(path, 0)}
 
 
 def _objectives(score: dict[str, Any] | None) -> dict[str, float]:

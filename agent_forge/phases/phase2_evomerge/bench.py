@@ -1,0 +1,142 @@
+"""The bench: a candidate's weights are put into the one network there and measured.
+
+It does so for the evolution's own process, or in a worker that has a bench of its own. What goes in
+and comes out is plain data, so either way the same goes into the journal.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from agent_forge.errors import ForgeError, PhaseFailed
+from agent_forge.evals.likelihood import Outcome
+from agent_forge.evals.subject import Subject
+from agent_forge.merge.weights import Weights
+from agent_forge.phases.phase2_evomerge.fitness import DomainFitness, Fitness, Score
+from agent_forge.phases.phase2_evomerge.gradient import gradient
+from agent_forge.phases.phase2_evomerge.nursery import Nursery
+from agent_forge.phases.phase2_evomerge.racing import Standing
+from agent_forge.search.candidate import Candidate, lineage
+
+NOTHING: dict[str, Any] = {  # what is found out about a candidate, before it is
+    **{"sha256": "", "score": None, "problem": "", "hit": False, "dropped": False, "outcomes": []},
+    **{"tokens": 0, "merge": 0.0, "evaluation": 0.0, "cpu": 0.0},
+}
+FAILURES = (ForgeError, RuntimeError, MemoryError, ArithmeticError, ValueError)
+
+
+@dataclass(frozen=True)
+class Material:
+    """What an evolution works with: models, a network to put them into, and what to measure."""
+
+    parents: Sequence[Weights]
+    base: Weights | None
+    subject: Subject
+    fitness: Fitness
+    holdout: DomainFitness | None
+    hashes: tuple[str, ...]  # of parents and base
+
+
+def task_of(
+    candidates: Mapping[str, Candidate], key: str, against: Standing | None
+) -> dict[str, Any]:
+    """All that a bench needs to know of a candidate."""
+    return {
+        "key": key,
+        "candidates": [c.to_json() for c in lineage(candidates, key)],
+        "against": asdict(against) if against else None,
+    }
+
+
+class Bench:
+    """Makes and measures. `cache` has what was measured before, by weights and evaluation."""
+
+    def __init__(
+        self, material: Material, nursery: Nursery, cache: dict[str, Any], sampling: bool
+    ) -> None:
+        self.material, self.nursery, self.cache = material, nursery, cache
+        self.samples: dict[str, np.ndarray] = {}  # of the weights, where they are wanted
+        self._sampling = sampling
+        self._filled = ""  # the candidate whose weights the network has
+
+    def work(self, task: Mapping[str, Any]) -> dict[str, Any]:
+        """A task in a worker. What would pause a run is for the caller to raise."""
+        for data in task["candidates"]:
+            if data["key"] not in self.nursery.known:
+                self.nursery.learn(Candidate.from_json(data))
+        against = task["against"]
+        try:
+            return self.measure(task["key"], Standing(**against) if against else None)
+        except ForgeError as error:
+            return {"paused": f"{type(error).__name__}: {error}"}
+
+    def measure(self, key: str, against: Standing | None = None) -> dict[str, Any]:
+        """One that fails costs itself and nothing else."""
+        began, cpu = time.perf_counter(), time.process_time()
+        found = dict(NOTHING)
+        try:
+            sha = found["sha256"] = self.fill(key)
+            if self._sampling:
+                self.samples[key] = self.nursery.sample_of(self.material.subject.model)
+            found["merge"] = time.perf_counter() - began
+            place = f"{sha} {self.material.fitness.name}" + (f" {against.key}" if against else "")
+            if place in self.cache:
+                found |= {"score": self.cache[place], "hit": True}
+            else:
+                found |= self._score(against)
+                self.cache[place] = found["score"]
+            found["place"] = place
+        except FAILURES as error:
+            if isinstance(error, ForgeError) and error.pauses:
+                raise
+            found["problem"] = f"{type(error).__name__}: {error}"
+        found["evaluation"] = time.perf_counter() - began - found["merge"]
+        found["cpu"] = round(time.process_time() - cpu, 4)
+        return found
+
+    def _score(self, against: Standing | None) -> dict[str, Any]:
+        fitness = self.material.fitness
+        found: dict[str, Any] = {"tokens": fitness.tokens}
+        if isinstance(fitness, DomainFitness) and fitness.racing:
+            estimate, met, found["tokens"] = fitness.race(against)
+            score = Score(estimate) if met is None else fitness.judge(met)
+            found |= {"dropped": met is None, "outcomes": [_plain(o) for o in met or ()]}
+        else:
+            score = fitness.score()
+        if not math.isfinite(score.fitness):
+            raise PhaseFailed(f"the fitness is {score.fitness}")
+        return {**found, "score": asdict(score)}
+
+    def standing(self, key: str, fitness: float, outcomes: Any = None) -> Standing:
+        """A candidate as others race against it; measured again where its outcomes are gone."""
+        if not outcomes:
+            assert isinstance(self.material.fitness, DomainFitness)
+            self.fill(key)
+            _, met, _ = self.material.fitness.race(None)
+            outcomes = [_plain(outcome) for outcome in met or ()]
+        return Standing(key, fitness, *([part[i] for part in outcomes] for i in (0, 1)))
+
+    def gradient(self, key: str, turns: int, turn: int) -> tuple[dict[str, list[float]], int]:
+        """By every coefficient, on the items whose turn it is; {} for a fitness of one's own."""
+        if not isinstance(self.material.fitness, DomainFitness):
+            return {}, 0
+        if self._filled != key:
+            self.fill(key)
+        return gradient(self.material.fitness, self.nursery, turns, turn)
+
+    def fill(self, key: str) -> str:
+        """The weights of a candidate into the network; returns their sha256."""
+        self._filled = ""
+        sha = self.nursery.fill(self.material.subject.model, key)
+        self._filled = key
+        return sha
+
+
+def _plain(outcome: Outcome) -> tuple[list[bool], list[float]]:
+    return outcome.right, outcome.loss

@@ -1,0 +1,68 @@
+"""Tasks of lm-evaluation-harness by name; the library comes with the extra `eval`.
+
+A folder of ours is an ordinary `hf` model there, since its classes are known to transformers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from agent_forge.errors import ConfigError
+
+PREFIX = "lm-eval:"
+SCORES = ("acc", "exact_match", "pass@1")  # shares of right answers
+
+
+def measure(
+    folder: Path,
+    names: Sequence[str],
+    *,
+    limit: int | None = None,
+    shots: int | None = None,
+    include: Path | None = None,
+) -> list[dict[str, Any]]:
+    """A row for every task: its items, its accuracy if it has one, and all scores that it has.
+
+    `include` is a folder with the YAML of further tasks.
+    """
+    try:
+        from lm_eval import simple_evaluate
+        from lm_eval.models.huggingface import HFLM
+        from lm_eval.tasks import TaskManager
+    except ImportError as error:
+        raise ConfigError(
+            f"tasks of lm-eval need the library lm-eval ({error})",
+            hint="pip install 'agent-forge[eval]'",
+        ) from None
+    import agent_forge.model.hf  # noqa: F401 - makes our models known to transformers
+
+    manager = TaskManager(include_path=str(include) if include else None)
+    for name in names:
+        if name not in manager.all_tasks:
+            raise ConfigError(f"lm-eval has no task {name!r}", hint="lm-eval ls tasks lists them")
+    model = HFLM(pretrained=str(folder), device="cpu", batch_size=1)
+    found = simple_evaluate(
+        model=model,
+        tasks=list(names),
+        num_fewshot=shots,
+        limit=limit,
+        task_manager=manager,
+        bootstrap_iters=0,
+        log_samples=False,
+    )
+    counts = found["n-samples"]
+    return [_row(name, scores, counts.get(name, {})) for name, scores in found["results"].items()]
+
+
+def _row(name: str, scores: dict[str, Any], counts: dict[str, int]) -> dict[str, Any]:
+    """The library names a score with its filter, as in `acc,none`."""
+    numbers = {k: v for k, v in scores.items() if isinstance(v, int | float)}
+    first = next((numbers[k] for s in SCORES for k in numbers if k.split(",")[0] == s), None)
+    return {
+        "domain": f"{PREFIX}{name}",
+        "items": counts.get("effective"),
+        "accuracy": first,
+        "scores": numbers,
+    }

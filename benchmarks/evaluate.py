@@ -5,7 +5,7 @@
 Claims: the same answers, in a third of the CPU time, on one thread.
 
 Cells: beginnings of stories, of all lengths; the same behind a beginning that all share; and the
-pack `math` as `forge eval` asks it. Both sides have the same prompts, limit and end tokens, and take
+pack `math` as `forge eval` asks it. Both sides have the same prompts, limit and ends, and take
 turns; the figure is the median of the rounds. A cell that was measured is not measured again.
 """
 

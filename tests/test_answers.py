@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
+import socket
 import time
 from fractions import Fraction
+from pathlib import Path
 
 import psutil
 import pytest
@@ -109,7 +110,7 @@ HOSTILE = {
     "fork bomb": "import os\ndef solve(n):\n    while True:\n        os.fork()",
     "processes": "import subprocess\ndef solve(n):\n    subprocess.run(['sleep', '60'])",
     "endless": "def solve(n):\n    while True: pass",
-    "endless at once": "while True: pass\ndef solve(n): return n + 1",
+    "endless at once": "import os\nwhile True: pass\ndef solve(n): return n + 1",
     "output": "def solve(n):\n    while True: print('x' * 10**6)",
     "memory": "def solve(n):\n    return [0] * 10**11",
     "network": "import socket\ndef solve(n):\n"
@@ -128,21 +129,19 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_answer_costs_only_its_own_score(name: str, tmp_path_factory: object) -> None:
-    import socket
-
-    target = f"/tmp/forge-hostile-{os.getpid()}"
+def test_a_hostile_answer_costs_only_its_own_score(name: str, tmp_path: Path) -> None:
+    target = tmp_path / "written"
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(0.2)
         port = str(server.getsockname()[1])
-        text = HOSTILE[name].replace("PORT", port).replace("TARGET", target)
+        text = HOSTILE[name].replace("PORT", port).replace("TARGET", str(target))
         task = asked(RIGHT, "assert solve(1) == 2")
         began = time.monotonic()
         assert not answers.code(task, text)
         assert time.monotonic() - began < answers.LIMITS.wall_seconds + 4
         with pytest.raises(TimeoutError):
             server.accept()
-    assert not os.path.exists(target)  # noqa: PTH110
+    assert not target.exists()
     mine = psutil.Process().children(recursive=True)
     assert not [child for child in mine if "child.py" in " ".join(child.cmdline())]
     assert answers.code(task, RIGHT), "the next answer is graded as if nothing had been"

@@ -17,8 +17,10 @@ from agent_forge.evals import answers
 from agent_forge.evals.domains import Domain, Writing, evaluation_hash
 from agent_forge.evals.packs import PACKS, find, from_names, from_packs
 from agent_forge.evals.subject import Subject, open_subject
+from agent_forge.phases.phase2_evomerge.evolve import evolve
 from agent_forge.store.models import ModelStorage
 from tests.command_line import Forge
+from tests.evo_models import job
 from tests.test_judge import CHAT, llama, own_model
 
 CODES = ("deu", "eng", "fra")
@@ -281,6 +283,15 @@ def test_choices_of_a_conversation_are_compared(storage: ModelStorage) -> None:
     prepared = subject.prepare(domain)
     assert len({tuple(item.ids) for item in prepared.items}) == len(prepared.items) > 5
     assert 0.2 < domain.chance < 0.6
+
+
+def test_an_evolution_on_a_pack(tmp_path: Path) -> None:
+    few = {"generations": 1, "fitness_subset_size": 4, "verdict_items": 4, "max_level": 2}
+    done = evolve(job(tmp_path / "x", tasks=["pack:math", "pack:multilingual"], **few))
+    verdict = json.loads((done.folder / "champion" / "verdict.json").read_text())
+    assert {"math/accuracy", "multilingual/accuracy"} <= set(verdict["champion"]["raw"])
+    with pytest.raises(ConfigError, match="no pack is called 'maths'"):
+        job(tmp_path / "y", tasks=["pack:maths"])
 
 
 # -- the command line -----------------------------------------------------------------------------

@@ -80,7 +80,7 @@ def eval(
         from agent_forge.evals.harness import measure
 
         names = [name.removeprefix(HARNESS) for name in harness]
-        rows += measure(model, names, limit=items, shots=shots)
+        rows += measure(model, names, limit=items, shots=shots, folder=folder)
     if as_json:
         emit_json(model=str(model), split=split, domains=rows)
         return

@@ -10,22 +10,24 @@ from pathlib import Path
 from typing import Any
 
 from agent_forge.errors import ConfigError
+from agent_forge.model.folder import read_config
 
 PREFIX = "lm-eval:"
+OWN = "lm-eval"
 SCORES = ("acc", "exact_match", "pass@1")  # shares of right answers
 
 
 def measure(
-    folder: Path,
+    model: Path,
     names: Sequence[str],
     *,
     limit: int | None = None,
     shots: int | None = None,
-    include: Path | None = None,
+    folder: Path | None = None,
 ) -> list[dict[str, Any]]:
     """A row for every task: its items, its accuracy if it has one, and all scores that it has.
 
-    `include` is a folder with the YAML of further tasks.
+    Further tasks are YAML files in the subfolder `lm-eval` of the data folder.
     """
     try:
         from lm_eval import simple_evaluate
@@ -38,13 +40,14 @@ def measure(
         ) from None
     import agent_forge.model.hf  # noqa: F401 - makes our models known to transformers
 
-    manager = TaskManager(include_path=str(include) if include else None)
+    own = folder / OWN if folder else None
+    manager = TaskManager(include_path=str(own) if own and own.is_dir() else None)
     for name in names:
         if name not in manager.all_tasks:
             raise ConfigError(f"lm-eval has no task {name!r}", hint="lm-eval ls tasks lists them")
-    model = HFLM(pretrained=str(folder), device="cpu", batch_size=1)
+    read_config(model)
     found = simple_evaluate(
-        model=model,
+        model=HFLM(pretrained=str(model), device="cpu", batch_size=1),
         tasks=list(names),
         num_fewshot=shots,
         limit=limit,

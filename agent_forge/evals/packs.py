@@ -155,14 +155,17 @@ def _domain(
     worked = _worked(pack, seen, pack.shots if shots is None else shots)
     shown = {content_hash(example) for example in worked}
     domain = _chosen(domain, lambda example: content_hash(example) not in shown)
-    mine = set(map(content_hash, domain.examples))
+    taken = shown | set(map(content_hash, domain.examples))
     return replace(
         domain,
         name=name,
         examples=tuple(_after(worked, example) for example in domain.examples),
         writing=pack.writing,
         grade=pack.grade,
-        seen=() if pack.families else _others(pack, seen, mine),
+        # What guesses may rest on: nothing that is asked or shown.
+        seen=()
+        if pack.families
+        else tuple(_task(pack, example) for example in seen if content_hash(example) not in taken),
     )
 
 
@@ -173,11 +176,6 @@ def _chosen(domain: Domain, keep: Callable[[Example], bool]) -> Domain:
         examples=tuple(domain.examples[i] for i in chosen),
         tasks=tuple(domain.tasks[i] for i in chosen),
     )
-
-
-def _others(pack: Pack, seen: Sequence[Example], mine: set[bytes]) -> tuple[Task, ...]:
-    """What guesses may rest on: nothing that is measured."""
-    return tuple(_task(pack, example) for example in seen if content_hash(example) not in mine)
 
 
 def _generated(

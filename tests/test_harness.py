@@ -17,7 +17,9 @@ from agent_forge.store.models import ModelStorage
 from tests.command_line import Forge
 from tests.test_judge import own_model
 
-lm_eval = pytest.importorskip("lm_eval", reason="lm-eval is not installed: the extra `eval`")
+REASON = "lm-eval is not installed: the extra `eval`"
+lm_eval = pytest.importorskip("lm_eval", reason=REASON)
+pytest.importorskip("accelerate", reason=REASON)  # a part of it that models of transformers need
 
 COUNT = 24
 
@@ -66,7 +68,9 @@ def test_a_model_of_ours_is_an_ordinary_one_there(storage: ModelStorage, folder:
     import agent_forge.model.hf  # noqa: F401 - registers the model's classes
 
     model = own_model(storage, "m1", 0)
-    manager = lm_eval.tasks.TaskManager(include_path=str(folder / OWN))
+    from lm_eval.tasks import TaskManager
+
+    manager = TaskManager(include_path=str(folder / OWN))
     found = lm_eval.simple_evaluate(
         model="hf",
         model_args={"pretrained": str(model), "device": "cpu"},

@@ -90,6 +90,7 @@ def test_tasks_by_name(storage: ModelStorage, folder: Path, forge: Forge) -> Non
     model = own_model(storage, "m1", 0)
     names = "--pack lm-eval:local_choice --pack lm-eval:local_written --pack math"
     found = forge(f"eval {model} {names} --items 6 --data-dir {folder} --json")
+    assert found.code == 0, found.err
     rows = {row["domain"]: row for row in found.document["domains"]}
     assert list(rows) == ["math", "lm-eval:local_choice", "lm-eval:local_written"]
     assert all(row["items"] == 6 and 0 <= row["accuracy"] <= 1 for row in rows.values())

@@ -53,10 +53,13 @@ SURFACE = {
     "chat": [
         *("--max-tokens", "--seed", "--system", "--temperature", "--top-k", "--top-p", "model"),
     ],
-    "eval": ["--data", "--items", "--json", "--level", "--split", "--tasks", "model"],
+    "eval": [
+        *("--data", "--data-dir", "--items", "--json", "--level", "--pack", "--shots", "--split"),
+        *("--tasks", "model"),
+    ],
     "compare": [
-        *("--data", "--items", "--json", "--level", "--seed", "--split", "--tasks"),
-        *("candidate", "reference"),
+        *("--data", "--data-dir", "--items", "--json", "--level", "--pack", "--seed", "--shots"),
+        *("--split", "--tasks", "candidate", "reference"),
     ],
     "init": ["--dry-run", "--force", "--preset", "--set", "folder"],
     "validate": ["--json", "--preset", "--set", "path"],

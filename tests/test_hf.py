@@ -53,6 +53,23 @@ def test_generate_of_transformers_equals_ours(saved: Path) -> None:
     assert theirs[0, 3:].tolist() == ours.tokens
 
 
+def test_rows_padded_on_the_left_are_as_they_are_alone(saved: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(saved).eval()
+    rows = [[5, 6, 7, 8, 9, 3], [11, 4], [2, 2, 13]]
+    longest = max(map(len, rows))
+    batch = torch.tensor([[0] * (longest - len(row)) + row for row in rows])
+    mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows])
+    with torch.no_grad():
+        logits = model(batch, attention_mask=mask).logits
+        for i, row in enumerate(rows):
+            alone = model(torch.tensor([row])).logits[0]
+            assert torch.allclose(logits[i, longest - len(row) :], alone, atol=1e-5)
+    how = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 0}
+    together = model.generate(batch, attention_mask=mask, **how)[:, longest:].tolist()
+    for row, made in zip(rows, together, strict=True):
+        assert model.generate(torch.tensor([row]), **how)[0, len(row) :].tolist() == made
+
+
 def test_labels_give_the_loss_of_the_next_token(saved: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(saved).eval()
     x = tokens(12)

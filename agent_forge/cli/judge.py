@@ -1,4 +1,4 @@
-"""`forge eval` and `forge compare`: what models can do, on files and on generated tasks."""
+"""`forge eval` and `forge compare`: what models can do, on files, generated tasks and packs."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 
 from agent_forge.cli.config import JSON
+from agent_forge.cli.data import FOLDER
 from agent_forge.cli.output import emit_json, emit_table
 from agent_forge.cli.talk import MODEL
+from agent_forge.evals.harness import PREFIX as HARNESS
 
 if TYPE_CHECKING:
     from agent_forge.evals.domains import Domain
@@ -30,13 +32,26 @@ DATA = typer.Option(
 TASKS = typer.Option(
     [], "--tasks", metavar="NAME", help="Generated tasks: a family or a domain; repeatable."
 )
+PACK = typer.Option(
+    [],
+    "--pack",
+    metavar="NAME",
+    help="math, code, multilingual, structured, a published set of the data folder such as gsm8k,"
+    " or lm-eval:TASK; repeatable.",
+)
+SHOTS = typer.Option(
+    None, "--shots", min=0, help="Worked examples before each item of a pack; else as it says."
+)
 ITEMS = typer.Option(
-    None, "--items", min=1, help="Of each domain; else 2000 tasks, and all of a file."
+    None,
+    "--items",
+    min=1,
+    help="Of each domain; else 2000 tasks, 500 of a generated pack, all of a file or set.",
 )
 SPLIT = typer.Option(
     None,
     "--split",
-    help="selection, holdout or verdict; else the verdict of tasks, and all of a file.",
+    help="selection, holdout or verdict; else the verdict of tasks and packs, and all of a file.",
 )
 LEVEL = typer.Option("1-20", "--level", help="Of generated tasks, 1 to 100: one, or a range.")
 
@@ -45,34 +60,49 @@ def eval(
     model: Path = MODEL,
     data: list[Path] = DATA,
     tasks: list[str] = TASKS,
+    pack: list[str] = PACK,
+    shots: int | None = SHOTS,
+    folder: Path = FOLDER,
     items: int | None = ITEMS,
     split: str | None = SPLIT,
     level: str = LEVEL,
     as_json: bool = JSON,
 ) -> None:
     """Measure a model: accuracy, perplexity and bits per byte of each domain."""
-    domains = _domains([model], data, tasks, items, split, level)
-    outcomes = _measured(model, domains, as_json)
+    harness = [name for name in pack if name.startswith(HARNESS)]
+    own = [name for name in pack if name not in harness]
+    domains: list[Domain] = []
+    if data or tasks or own or not harness:
+        domains = _domains([model], data, tasks, items, split, level, _Packs(own, shots, folder))
+    outcomes = _measured(model, domains, as_json) if domains else []
     rows = [_row(d, o, _ours(model)) for d, o in zip(domains, outcomes, strict=True)]
+    if harness:
+        from agent_forge.evals.harness import measure
+
+        names = [name.removeprefix(HARNESS) for name in harness]
+        rows += measure(model, names, limit=items, shots=shots, folder=folder)
     if as_json:
         emit_json(model=str(model), split=split, domains=rows)
         return
-    emit_table(
-        (
-            *("domain", "items", "accuracy", "majority", "n-gram", "chance"),
-            *("perplexity", "bits/byte", "nats/token", "steps"),
-        ),
-        [
-            (
-                *(row["domain"], row["items"]),
-                *(_percent(row[key]) for key in ("accuracy", "majority", "ngram")),
-                _percent(row["chance"] or None),
-                *(f"{row[key]:.4g}" for key in ("perplexity", "bits_per_byte", "nats_per_token")),
-                row["steps"] and f"{row['steps']:.2f}",
-            )
-            for row in rows
-        ],
-    )
+    emit_table(*_table(rows))
+
+
+def _table(rows: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[Any]]]:
+    """Columns and cells; the rates of written answers only where there are any."""
+    numbers = {"perplexity": "perplexity", "bits/byte": "bits_per_byte"}
+    numbers |= {"nats/token": "nats_per_token", "steps": "steps"}
+    shares = {"accuracy": "accuracy", "majority": "majority", "n-gram": "ngram", "chance": "chance"}
+    if any(row.get("truncated") is not None for row in rows):
+        shares |= {"truncated": "truncated", "empty": "empty", "cut": "cut"}
+    lines = []
+    for row in rows:
+        line = [row["domain"], row["items"]]
+        line += [
+            _percent(row.get(key) if key != "chance" else row.get(key) or None)
+            for key in shares.values()
+        ]
+        lines.append([*line, *(_number(row.get(key)) for key in numbers.values())])
+    return ["domain", "items", *shares, *numbers], lines
 
 
 def compare(
@@ -80,6 +110,9 @@ def compare(
     candidate: Path = typer.Argument(help="B: the one that may be better."),
     data: list[Path] = DATA,
     tasks: list[str] = TASKS,
+    pack: list[str] = PACK,
+    shots: int | None = SHOTS,
+    folder: Path = FOLDER,
     items: int | None = ITEMS,
     split: str | None = SPLIT,
     level: str = LEVEL,
@@ -88,7 +121,8 @@ def compare(
 ) -> None:
     """Say whether B is better than A on the same items: paired tests, 95 % intervals."""
     models = [reference, candidate]
-    domains = _domains(models, data, tasks, items, split, level)
+    packs = _Packs(pack, shots, folder)
+    domains = _domains(models, data, tasks, items, split, level, packs)
     from agent_forge.evals.domains import smallest_gain
     from agent_forge.evals.verdict import Pair, judge
 
@@ -143,22 +177,44 @@ def _domains(
     items: int | None,
     split: str | None,
     level: str,
+    packs: _Packs,
 ) -> list[Domain]:
     """What is asked for; everything that can be wrong with it is said before a model is loaded."""
     from agent_forge.errors import ConfigError
     from agent_forge.evals.domains import TASK_ITEMS, from_files, from_tasks, part
+    from agent_forge.evals.packs import from_packs
 
     ours = [_ours(model) for model in models]
+    levels = _levels(level)
     domains = [part(domain, split, items) for domain in from_files(data)]
-    if names or (not data and all(ours)):
+    if names or (not data and not packs.names and all(ours)):
         domains += from_tasks(
-            names, split=split or "verdict", count=items or TASK_ITEMS, levels=_levels(level)
+            names, split=split or "verdict", count=items or TASK_ITEMS, levels=levels
         )
+    domains += from_packs(
+        packs.names,
+        split=split,
+        count=items,
+        levels=levels,
+        folder=packs.folder,
+        shots=packs.shots,
+    )
     if not domains:
-        raise ConfigError("nothing to measure", hint="--data FILE, or --tasks NAME")
+        raise ConfigError("nothing to measure", hint="--data FILE, --tasks NAME or --pack NAME")
     if len({domain.name for domain in domains}) < len(domains):
-        raise ConfigError("a file and a family of tasks have the same name", hint="rename the file")
+        raise ConfigError(
+            "two of the files, tasks and packs have the same name",
+            hint="rename the file, or measure them one after the other",
+        )
     return domains
+
+
+class _Packs(NamedTuple):
+    """The packs that are wanted, and where the published ones are."""
+
+    names: list[str]
+    shots: int | None
+    folder: Path
 
 
 def _ours(model: Path) -> bool:
@@ -186,7 +242,7 @@ def _measured(model: Path, domains: Sequence[Domain], quiet: bool) -> list[Outco
     with make_progress("none" if quiet else "auto", sys.stderr) as view:
         for domain in domains:
             prepared = subject.prepare(domain)
-            total = sum(len(item.ids) for item in prepared.items)
+            total = prepared.tokens
             what = f"{model.name} on {domain.name}, tokens"
             view({"event": "loop", "name": what, "first": 0, "total": total})
 
@@ -216,7 +272,18 @@ def _row(domain: Domain, outcome: Outcome, recursive: bool) -> dict[str, Any]:
         "perplexity_score": perplexity_score(bits, domain.unigram_bits),
         "nats_per_token": outcome.nats_per_token,
         "steps": outcome.mean_steps if recursive else None,
+        "truncated": _share(outcome.truncated),
+        "empty": _share(outcome.empty),
+        "cut": _share(outcome.cut),
     }
+
+
+def _share(flags: Sequence[bool]) -> float | None:
+    return sum(flags) / len(flags) if flags else None
+
+
+def _number(value: float | None) -> str | None:
+    return None if value is None else f"{value:.4g}"
 
 
 def _percent(share: float | None) -> str | None:

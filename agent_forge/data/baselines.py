@@ -7,18 +7,22 @@ run for them: a guess at code counts when it is the reference itself.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from agent_forge.data.tasks import Task, check
 
+Grade = Callable[[Task, str], bool]
 
-def majority(train: Sequence[Task], test: Sequence[Task]) -> float:
+
+def majority(train: Sequence[Task], test: Sequence[Task], grade: Grade = check) -> float:
     """The share of `test` that the most frequent answer of `train` gets right."""
     guess = _most_frequent(Counter(task.answer for task in train))
-    return _mean([_right(task, guess) for task in test])
+    return _mean([_right(task, guess, grade) for task in test])
 
 
-def ngram(train: Sequence[Task], test: Sequence[Task], order: int = 12) -> float:
+def ngram(
+    train: Sequence[Task], test: Sequence[Task], order: int = 12, grade: Grade = check
+) -> float:
     """The share of `test` that is right with the likeliest answer after the end of the question.
 
     That is the most frequent answer to the training questions that end in the same `order`
@@ -32,7 +36,7 @@ def ngram(train: Sequence[Task], test: Sequence[Task], order: int = 12) -> float
     hits = []
     for task in test:
         seen = (guesses[end] for end in _ends(task.question, order) if end in guesses)
-        hits.append(_right(task, next(seen, "")))
+        hits.append(_right(task, next(seen, ""), grade))
     return _mean(hits)
 
 
@@ -46,8 +50,8 @@ def _most_frequent(counts: Counter[str]) -> str:
     return min(counts, key=lambda answer: (-counts[answer], answer), default="")
 
 
-def _right(task: Task, guess: str) -> bool:
-    return guess == task.answer if task.tests else check(task, guess)
+def _right(task: Task, guess: str, grade: Grade) -> bool:
+    return guess == task.answer if task.tests else grade(task, guess)
 
 
 def _mean(hits: list[bool]) -> float:

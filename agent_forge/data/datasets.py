@@ -312,6 +312,7 @@ def _line_of(example: Example, kind: str) -> bytes:
     record = {
         **{"prompt": example.prompt, "completion": example.completion},
         **{"choices": list(example.choices), "split": kind},
+        **({"tests": list(example.tests)} if example.tests else {}),
     }
     return json.dumps(record).encode() + b"\n"
 

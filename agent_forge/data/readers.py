@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from agent_forge.data.records import Row
@@ -29,6 +29,7 @@ class Example:
     split: str = ""
     choices: tuple[str, ...] = ()
     messages: tuple[Mapping[str, Any], ...] = ()
+    tests: tuple[str, ...] = ()  # of code: what a right answer passes
 
 
 Reader = Callable[[Row], Iterator[Example]]
@@ -64,8 +65,10 @@ def mbpp(row: Row) -> Iterator[Example]:
     tests = row.get("test_list")
     if not isinstance(tests, list) or not tests:
         raise row.damaged("field 'test_list' is not a list of tests")
-    task = f"{row.text('text', 'prompt')}\n{row.checked(tests[0], 'test_list')}"
-    yield coded(task, row.text("code"))
+    kept = tuple(row.checked(test, "test_list") for test in tests)
+    before = f"{row.text('test_setup_code')}\n" if row.value.get("test_setup_code") else ""
+    task = f"{row.text('text', 'prompt')}\n{kept[0]}"
+    yield replace(coded(task, row.text("code")), tests=tuple(before + test for test in kept))
 
 
 def mbpp_kind(row: Row) -> str:
@@ -234,7 +237,8 @@ def saved(row: Row) -> Iterator[Example]:
     if not isinstance(values.get("prompt"), str) or not isinstance(choices, list):
         raise row.damaged("fields 'prompt' and 'choices' do not have the form that was written")
     options = tuple(row.checked(choice, "choices") for choice in choices)
-    yield Example(values["prompt"], row.text("completion"), choices=options)
+    tests = tuple(row.checked(test, "tests") for test in values.get("tests") or [])
+    yield Example(values["prompt"], row.text("completion"), choices=options, tests=tests)
 
 
 def saved_kind(row: Row) -> str:

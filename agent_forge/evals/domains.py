@@ -13,7 +13,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -23,7 +23,7 @@ from agent_forge.config.load import did_you_mean
 from agent_forge.data import baselines
 from agent_forge.data.datasets import read_own
 from agent_forge.data.readers import Example
-from agent_forge.data.tasks import DOMAINS, FAMILIES, Task, as_example, make
+from agent_forge.data.tasks import DOMAINS, FAMILIES, Task, as_example, check, make
 from agent_forge.errors import ConfigError
 
 SHARES = {"selection": 0.50, "holdout": 0.15, "verdict": 0.35}
@@ -37,13 +37,28 @@ TEXT = "story"  # the one family without answers: it is measured alone
 
 
 @dataclass(frozen=True)
+class Writing:
+    """How answers are written, where they are: what ends one, beside the model's own end."""
+
+    max_new_tokens: int
+    stop: tuple[str, ...] = ()  # for models that go on with the text instead of chatting
+
+
+@dataclass(frozen=True)
 class Domain:
-    """Examples that share a score. `exact`: there are answers, which are right or wrong."""
+    """Examples that share a score. `exact`: there are answers, which are right or wrong.
+
+    With `writing` the model writes its answers and `grade` says which are right; else they are
+    measured by likelihood.
+    """
 
     name: str
     examples: tuple[Example, ...]
     exact: bool = True
-    tasks: tuple[Task, ...] = ()  # behind the examples, where they are generated
+    tasks: tuple[Task, ...] = ()  # behind the examples, where they are generated or graded
+    writing: Writing | None = None
+    grade: Callable[[Task, str], bool] = check
+    seen: tuple[Task, ...] = ()  # what guesses rest on; none: generated ones, or its own
 
     @property
     def sizes(self) -> list[int]:
@@ -62,16 +77,20 @@ class Domain:
         return unigram_bits(answer(example) for example in self.examples)
 
     def baselines(self) -> dict[str, float]:
-        """What guessing by what was seen would score, by name; for generated tasks only."""
+        """What guessing by what was seen would score, by name; empty for text."""
         if not self.tasks or not self.exact:
             return {}
+        seen: Sequence[Task] = self.seen
         families = list(dict.fromkeys(task.family for task in self.tasks))
-        levels = min(t.level for t in self.tasks), max(t.level for t in self.tasks)
-        numbers = range(len(self.tasks))
-        seen = [make(families[i % len(families)], "train", i, level=levels) for i in numbers]
+        if not seen and set(families) <= set(FAMILIES):
+            levels = min(t.level for t in self.tasks), max(t.level for t in self.tasks)
+            numbers = range(len(self.tasks))
+            seen = [make(families[i % len(families)], "train", i, level=levels) for i in numbers]
+        if not seen:  # only a set to measure on: what its own most frequent answer would score
+            return {"majority": baselines.majority(self.tasks, self.tasks, self.grade)}
         return {
-            "majority": baselines.majority(seen, self.tasks),
-            "ngram": baselines.ngram(seen, self.tasks),
+            "majority": baselines.majority(seen, self.tasks, self.grade),
+            "ngram": baselines.ngram(seen, self.tasks, grade=self.grade),
         }
 
 
@@ -101,7 +120,7 @@ def from_tasks(
         learnable = [f.name for f in FAMILIES.values() if f.learnable]
         every = {d: tuple(f for f in of if f in learnable) for d, of in DOMAINS.items()}
         groups = {domain: of for domain, of in every.items() if of}
-    return [_generated(name, of, split, count, levels) for name, of in groups.items()]
+    return [generated(name, of, split, count, levels) for name, of in groups.items()]
 
 
 def part(domain: Domain, split: str | None = None, limit: int | None = None) -> Domain:
@@ -160,6 +179,9 @@ def evaluation_hash(domains: Sequence[Domain], **settings: Any) -> str:
         for example in domain.examples:
             asked = [example.prompt, answer(example), example.choices, example.messages]
             digest.update(b"\0" + json.dumps(asked, default=str).encode())
+        if domain.writing:
+            tests = [task.tests for task in domain.tasks]
+            digest.update(repr((domain.writing, domain.grade.__name__, tests)).encode())
     return digest.hexdigest()
 
 
@@ -237,7 +259,7 @@ def _families(name: str) -> tuple[str, ...]:
     return tuple(family for family in DOMAINS[name] if family != TEXT)
 
 
-def _generated(
+def generated(
     name: str, families: tuple[str, ...], split: str, count: int, levels: tuple[int, int]
 ) -> Domain:
     """Items that no model was trained on; holdout is cut from what a selection could draw."""

@@ -40,6 +40,10 @@ class Outcome:
     loss: list[float] = field(default_factory=list)  # nats, summed over the asked tokens
     tokens: list[int] = field(default_factory=list)  # asked
     steps: list[float] = field(default_factory=list)  # recursion steps, mean over those tokens
+    # Where answers were written:
+    truncated: list[bool] = field(default_factory=list)  # no end where the limit was
+    empty: list[bool] = field(default_factory=list)  # nothing but blanks
+    cut: list[bool] = field(default_factory=list)  # a prompt longer than the model can read
 
     @property
     def accuracy(self) -> float:

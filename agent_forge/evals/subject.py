@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +21,16 @@ from numpy.typing import NDArray
 from torch import nn
 
 from agent_forge.data.readers import Example
-from agent_forge.data.tokenizer import Tokenizer
+from agent_forge.data.tokenizer import END_OF_TEXT, END_OF_TURN, SPECIAL, Tokenizer
 from agent_forge.errors import ConfigError, NotFinite
 from agent_forge.evals.domains import Domain, answer, reply_of
+from agent_forge.evals.greedy import Answer, Rules, generate
 from agent_forge.evals.likelihood import TOKENS_A_BATCH, Item, Outcome, Progress, measure
 from agent_forge.model.folder import open_model
 from agent_forge.model.network import ForgeNetwork
 
 LOGITS_AT_ONCE = 1 << 26  # 256 MB in single precision
+ENDS = frozenset((SPECIAL[END_OF_TEXT], SPECIAL[END_OF_TURN]))
 
 Encode = Callable[[Example], tuple[list[int], int]]  # ids, and where those that are asked begin
 
@@ -43,6 +46,13 @@ class Prepared:
     answer_of: NDArray[np.int64]  # each item
     example_of: NDArray[np.int64]  # each answer
     sizes: NDArray[np.int64]  # of the answers, in bytes
+    domain: Domain | None = None  # whose answers are written, to these prompts
+    prompts: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def tokens(self) -> int:
+        """What there is to read."""
+        return sum(len(item.ids) for item in self.items) + sum(map(len, self.prompts))
 
 
 @dataclass(frozen=True)
@@ -54,6 +64,10 @@ class Subject:
     longest: int  # tokens that it can read
     batch_tokens: int
     vocab_size: int
+    given: Callable[[Example], list[int]]  # the ids of what an answer is written to
+    decode: Callable[[Sequence[int]], str]
+    ends: frozenset[int]
+    chats: bool  # whether it was taught to
 
     def prepare(self, domain: Domain) -> Prepared:
         """The tokens of a domain, for as many models of this shape as there are."""
@@ -76,7 +90,11 @@ class Subject:
                 answer_of += [len(sizes)] * len(pieces)
                 example_of.append(number)
                 sizes.append(len(answer(variant).encode()))
-        return Prepared(items, np.array(answer_of), np.array(example_of), np.array(sizes))
+        prepared = Prepared(items, np.array(answer_of), np.array(example_of), np.array(sizes))
+        if domain.writing is None:
+            return prepared
+        prompts = tuple(tuple(self.given(example)) for example in domain.examples)
+        return replace(prepared, domain=domain, prompts=prompts)
 
     def measure(
         self,
@@ -91,12 +109,44 @@ class Subject:
             prepared.items,
             threshold=threshold,
             batch_tokens=self.batch_tokens,
-            progress=progress,
+            progress=lambda done, total: progress(done, prepared.tokens),
         )
         outcome = _joined(prepared, found)
         if not np.isfinite(outcome.loss).all():
             raise NotFinite("the model gives a loss that is not finite: its weights are damaged")
-        return outcome
+        if prepared.domain is None:
+            return outcome
+        read = prepared.tokens - sum(map(len, prepared.prompts))
+        answers, cut = self.write(
+            prepared.domain,
+            prepared.prompts,
+            progress=lambda done, total: progress(read + done, prepared.tokens),
+        )
+        graded = zip(prepared.domain.tasks, answers, strict=True)
+        return replace(
+            outcome,
+            right=[prepared.domain.grade(task, answer.text) for task, answer in graded],
+            truncated=[answer.truncated for answer in answers],
+            empty=[not answer.text.strip() for answer in answers],
+            cut=cut,
+        )
+
+    def write(
+        self,
+        domain: Domain,
+        prompts: Sequence[tuple[int, ...]],
+        *,
+        progress: Progress = lambda done, total: None,
+    ) -> tuple[list[Answer], list[bool]]:
+        """The answers of the model, and which prompts lost their beginning to fit."""
+        assert domain.writing
+        most = min(domain.writing.max_new_tokens, self.longest // 2)
+        room = self.longest - most
+        chatting = self.chats and bool(domain.examples[0].messages)
+        rules = Rules(self.decode, self.ends, most, () if chatting else domain.writing.stop)
+        fitting = [prompt[-room:] for prompt in prompts]
+        answers = generate(self.model, fitting, rules, progress=progress)
+        return answers, [len(prompt) > room for prompt in prompts]
 
 
 def open_subject(folder: Path) -> Subject:
@@ -106,11 +156,16 @@ def open_subject(folder: Path) -> Subject:
         tokenizer = Tokenizer.load(folder)
         tokenizer.fits(model.settings)
         size = model.settings.vocab_size
-        return Subject(model, _own(tokenizer), TOKENS_A_BATCH, TOKENS_A_BATCH, size)
+        given, decode = partial(_own_given, tokenizer), partial(_own_text, tokenizer)
+        reading = (_own(tokenizer), TOKENS_A_BATCH, TOKENS_A_BATCH, size)
+        return Subject(model, *reading, given, decode, ENDS, True)
     size = int(model.get_input_embeddings().weight.shape[0])  # type: ignore[operator]
     reads = getattr(model.config, "max_position_embeddings", None) or TOKENS_A_BATCH
     batch = min(TOKENS_A_BATCH, max(1, LOGITS_AT_ONCE // size))
-    return Subject(model, _foreign(foreign), min(reads, TOKENS_A_BATCH), batch, size)
+    reading = (_foreign(foreign), min(reads, TOKENS_A_BATCH), batch, size)
+    decode = partial(foreign.decode, skip_special_tokens=True)
+    given, chats = partial(_foreign_given, foreign), bool(foreign.chat_template)
+    return Subject(model, *reading, given, decode, _ends(model, foreign), chats)
 
 
 def windows(ids: Sequence[int], start: int, longest: int) -> Iterator[Item]:
@@ -129,9 +184,13 @@ def windows(ids: Sequence[int], start: int, longest: int) -> Iterator[Item]:
 def _variants(example: Example) -> Iterator[Example]:
     """The example itself, then with each wrong choice as its answer."""
     yield example
+    last = reply_of(example)
     for choice in example.choices:
         if choice != example.completion:
-            yield replace(example, completion=choice)
+            turns = [dict(message) for message in example.messages]
+            if last is not None:
+                turns[last]["content"] = choice
+            yield replace(example, completion=choice, messages=tuple(turns))
 
 
 def _joined(prepared: Prepared, found: Outcome) -> Outcome:
@@ -152,6 +211,31 @@ def _joined(prepared: Prepared, found: Outcome) -> Outcome:
         tokens[first].astype(int).tolist(),
         steps[first].tolist(),
     )
+
+
+def _own_given(tokenizer: Tokenizer, example: Example) -> list[int]:
+    last = reply_of(example)
+    if last is None:
+        return tokenizer.encode(example.prompt)
+    return tokenizer.encode_chat(example.messages[:last], reply=True)
+
+
+def _own_text(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
+    """A network may have more ids than the tokenizer has tokens."""
+    return tokenizer.decode(i for i in ids if i < tokenizer.vocab_size)
+
+
+def _foreign_given(tokenizer: Any, example: Example) -> list[int]:
+    given, _, plain = _written(tokenizer, example)
+    ids: list[int] = tokenizer(given, add_special_tokens=plain, verbose=False).input_ids
+    return ids
+
+
+def _ends(model: Any, tokenizer: Any) -> frozenset[int]:
+    """The tokens that end an answer, as its maker's `generate` has them."""
+    said = getattr(model.generation_config, "eos_token_id", None)
+    ends = said if isinstance(said, list) else [said, tokenizer.eos_token_id]
+    return frozenset(end for end in ends if end is not None)
 
 
 def _own(tokenizer: Tokenizer) -> Encode:

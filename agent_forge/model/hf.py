@@ -79,8 +79,9 @@ class ForgeForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
     ) -> CausalLMOutput:
         """Logits of every position; with labels also the mean loss of predicting the next token."""
         if attention_mask is not None and not bool(attention_mask[:, 0].all()):
-            raise ValueError("rows padded on the left are not supported: pad on the right")
-        logits = self.network(input_ids)
+            logits = self._padded_on_the_left(input_ids, attention_mask)
+        else:
+            logits = self.network(input_ids)
         loss = None
         if labels is not None:
             loss = torch.nn.functional.cross_entropy(
@@ -88,8 +89,18 @@ class ForgeForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
             )
         return CausalLMOutput(loss=loss, logits=logits)
 
-    def prepare_inputs_for_generation(self, input_ids: Tensor, **_: Any) -> dict[str, Any]:
-        return {"input_ids": input_ids}
+    def _padded_on_the_left(self, tokens_BT: Tensor, mask_BT: Tensor) -> Tensor:
+        """As batches to generate from come: rows begin at their first token, as if alone."""
+        places = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)
+        before = mask_BT.long().argmax(1, keepdim=True)
+        moved = tokens_BT.gather(1, (places + before).clamp(max=len(places) - 1))
+        logits = self.network(moved)
+        return torch.take_along_dim(logits, (places - before).clamp(min=0)[..., None], dim=1)
+
+    def prepare_inputs_for_generation(
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, **kwargs: Any
+    ) -> dict[str, Any]:
+        return {"input_ids": input_ids, "attention_mask": attention_mask}
 
 
 def config_dict(settings: ModelSettings) -> dict[str, Any]:

@@ -37,7 +37,8 @@ class EvoMergeSettings(EvolutionSettings, PhaseSettings):
     )
     data: list[str] = Field([], description="files to measure on, each a domain of its own")
     tasks: list[str] = Field(
-        [], description="generated tasks to measure on; none = the domains of Phase 1"
+        [],
+        description="generated tasks to measure on, or pack:NAME; none = the domains of Phase 1",
     )
     max_level: int = Field(20, ge=1, le=100, description="difficulty of the generated tasks")
     fitness_subset_size: int = Field(

@@ -14,15 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from agent_forge.errors import ConfigError, DamagedFile
-from agent_forge.evals.domains import (
-    Domain,
-    from_files,
-    from_tasks,
-    part,
-    smallest_gain,
-    split_of,
-)
+from agent_forge.evals.domains import Domain, from_files, part, smallest_gain, split_of
 from agent_forge.evals.likelihood import Outcome
+from agent_forge.evals.packs import from_names
 from agent_forge.evals.subject import Subject, open_subject
 from agent_forge.evals.verdict import Comparison, Pair, judge
 from agent_forge.merge.preflight import preflight
@@ -149,7 +143,7 @@ def splits_of(settings: EvoMergeSettings) -> dict[str, list[Domain]]:
         return {}
     levels = (1, settings.max_level)
     return {
-        split: from_tasks(settings.tasks, split=split, count=count, levels=levels)
+        split: from_names(settings.tasks, split=split, count=count, levels=levels)
         for split, count in counts.items()
     }
 

@@ -1,0 +1,158 @@
+"""Whether a generated text is right: numbers compared, functions run, documents parsed.
+
+Each grader takes the task and all that the model wrote. Nothing of it is executed or compiled in
+this process: code goes to the sandbox, documents through parsers that only read.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from fractions import Fraction
+
+from agent_forge.data.tasks import FAMILIES, Task
+from agent_forge.data.tasks.checks import MAX_TEXT, json_document
+from agent_forge.sandbox import Limits, check
+
+Grade = Callable[[Task, str], bool]
+
+LIMITS = Limits(cpu_seconds=3, wall_seconds=6.0)
+LONGEST_NUMBER = 60
+MARKS = (r"####", r"answer\s+is\s*:?", r"answer\s*:", r"answer\s*=")
+MARK = re.compile("|".join(MARKS), re.IGNORECASE)
+BOXED = re.compile(r"\\boxed\s*\{")
+LATEX = re.compile(r"\\[dt]?frac\s*\{\s*(-?\d+)\s*\}\s*\{\s*(-?\d+)\s*\}")
+FIGURE = re.compile(
+    r"(?<![\w.,])(?P<sign>[-+\u2212]?)\s?\\?[$\u20ac\u00a3]?(?P<inner>-?)"
+    r"(?:(?P<units>\d+)\s+(?=\d+\s?/\s?\d))?"  # as the 1 of 1 1/2
+    r"(?P<number>(?:\d{1,3}(?:,\d{3})+(?![\d])|\d+)(?:\.\d+)?|\.\d+)"
+    r"(?:\s?/\s?(?P<below>\d+))?\s?(?P<percent>\\?%?)"
+)
+FENCE = re.compile(r"```[ \t]*\w*[ \t]*\n(.*?)(?:\n```|\Z)", re.DOTALL)
+TOP_LEVEL = re.compile(
+    r"(?:def|async def|class|import|from|if|for|while|try|except|finally|else|elif|with|@|#|[)\]}])"
+    r"|[A-Za-z_][\w.]*(?:\[.*?\])?\s*(?:[-+*/|&]?=|\()"
+)
+BEGINS = re.compile(r"^(?:def|async def|class|import|from|@)\b", re.MULTILINE)
+
+
+# -- math -----------------------------------------------------------------------------------------
+
+
+def final_number(text: str) -> tuple[Fraction, bool] | None:
+    """The answer that a text comes to, and whether it is a percentage.
+
+    What stands after the last `####`, in the last box, or after the last "answer is"; where nothing
+    is marked, the last number of all.
+    """
+    text = LATEX.sub(r"\1/\2", text[:MAX_TEXT].replace("\\!", "").replace("{,}", ","))
+    boxes = [match.end() for match in BOXED.finditer(text)]
+    marks = [match.end() for match in MARK.finditer(text)]
+    if "####" in text:
+        marked = text.rpartition("####")[2]
+    elif boxes:
+        marked = text[boxes[-1] :].partition("}")[0]
+    else:
+        marked = text[marks[-1] :].strip().partition("\n")[0] if marks else ""
+    found = _figures(marked.rpartition("=")[2])[:1] or _figures(text)[-1:]
+    return found[0] if found else None
+
+
+def math(task: Task, text: str) -> bool:
+    """The final number equals that of the answer; 50 % may be written as 50, 50% or 0.5."""
+    expected, found = final_number(task.answer), final_number(text)
+    if expected is None or found is None:
+        return False
+    values = [{v, v / 100} if percent else {v} for v, percent in (expected, found)]
+    return bool(values[0] & values[1])
+
+
+def _figures(text: str) -> list[tuple[Fraction, bool]]:
+    values = ((_value(match), bool(match["percent"])) for match in FIGURE.finditer(text))
+    return [(value, percent) for value, percent in values if value is not None]
+
+
+def _value(match: re.Match[str]) -> Fraction | None:
+    if len(match.group()) > LONGEST_NUMBER or (match["below"] and not int(match["below"])):
+        return None
+    value = Fraction(match["number"].replace(",", "")) / int(match["below"] or 1)
+    value += int(match["units"] or 0)
+    return -value if match["sign"] in ("-", "\u2212") or match["inner"] else value
+
+
+# -- code -----------------------------------------------------------------------------------------
+
+
+def source(text: str) -> str:
+    """The program in a text: its first block in fences, else from the first definition on.
+
+    It ends where a line at the margin is no code, since models go on talking.
+    """
+    fenced = FENCE.search(text)
+    if fenced:
+        return fenced[1]
+    begins = BEGINS.search(text)
+    lines = text[begins.start() if begins else 0 :].splitlines()
+    kept = []
+    for line in lines:
+        if line.strip() and not line[0].isspace() and not TOP_LEVEL.match(line):
+            break
+        kept.append(line)
+    return "\n".join(kept)
+
+
+def code(task: Task, text: str) -> bool:
+    """The function passes all tests. Whatever else it does costs nothing but its own score."""
+    return _passes(source(text), task)
+
+
+def completed(task: Task, text: str) -> bool:
+    """The same where the question is the beginning of the function and the text goes on with it."""
+    fenced = FENCE.search(text)
+    if fenced or BEGINS.match(text):
+        return _passes(f"{task.question}\n    pass\n\n{source(text)}", task)
+    return _passes(task.question + text, task)
+
+
+def _passes(program: str, task: Task) -> bool:
+    """Run it, unless there is no function in it."""
+    if "def " not in program or len(program) > MAX_TEXT:
+        return False
+    try:
+        program.encode()
+    except UnicodeEncodeError:
+        return False
+    return check(program, task.tests, limits=LIMITS).ok
+
+
+# -- structured data ------------------------------------------------------------------------------
+
+
+def document(task: Task, text: str) -> bool:
+    """JSON, CSV or YAML with the content of the answer; in fences or bare.
+
+    Around bare JSON there may be words: its first object or list counts.
+    """
+    fenced = FENCE.search(text[:MAX_TEXT])
+    family = FAMILIES.get(task.family)
+    accept = family.accept if family and family.accept else json_document
+    given = fenced[1] if fenced else text
+    return accept(task, _bare_json(given) if accept is json_document else given)
+
+
+def _bare_json(text: str) -> str:
+    """The first JSON object or list in a text, else the text."""
+    start = min((at for at in map(text.find, "[{") if at >= 0), default=-1)
+    if start < 0 or len(text) > MAX_TEXT:
+        return text
+    try:
+        _, end = json.JSONDecoder().raw_decode(text, start)
+    except (ValueError, RecursionError):
+        return text
+    return text[start:end]
+
+
+def same(task: Task, text: str) -> bool:
+    """The very answer, as one of several choices is."""
+    return text.strip() == task.answer.strip()

@@ -1,0 +1,71 @@
+"""Tasks of lm-evaluation-harness by name; the library comes with the extra `eval`.
+
+A folder of ours is an ordinary `hf` model there, since its classes are known to transformers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from agent_forge.errors import ConfigError
+from agent_forge.model.folder import read_config
+
+PREFIX = "lm-eval:"
+OWN = "lm-eval"
+SCORES = ("acc", "exact_match", "pass@1")  # shares of right answers
+
+
+def measure(
+    model: Path,
+    names: Sequence[str],
+    *,
+    limit: int | None = None,
+    shots: int | None = None,
+    folder: Path | None = None,
+) -> list[dict[str, Any]]:
+    """A row for every task: its items, its accuracy if it has one, and all scores that it has.
+
+    Further tasks are YAML files in the subfolder `lm-eval` of the data folder.
+    """
+    try:
+        from lm_eval import simple_evaluate
+        from lm_eval.models.huggingface import HFLM
+        from lm_eval.tasks import TaskManager
+    except ImportError as error:
+        raise ConfigError(
+            f"tasks of lm-eval need the library lm-eval ({error})",
+            hint="pip install 'agent-forge[eval]'",
+        ) from None
+    import agent_forge.model.hf  # noqa: F401 - makes our models known to transformers
+
+    own = folder / OWN if folder else None
+    manager = TaskManager(include_path=str(own) if own and own.is_dir() else None)
+    for name in names:
+        if name not in manager.all_tasks:
+            raise ConfigError(f"lm-eval has no task {name!r}", hint="lm-eval ls tasks lists them")
+    read_config(model)
+    found = simple_evaluate(
+        model=HFLM(pretrained=str(model), device="cpu", batch_size=1),
+        tasks=list(names),
+        num_fewshot=shots,
+        limit=limit,
+        task_manager=manager,
+        bootstrap_iters=0,
+        log_samples=False,
+    )
+    counts = found["n-samples"]
+    return [_row(name, scores, counts.get(name, {})) for name, scores in found["results"].items()]
+
+
+def _row(name: str, scores: dict[str, Any], counts: dict[str, int]) -> dict[str, Any]:
+    """The library names a score with its filter, as in `acc,none`."""
+    numbers = {k: v for k, v in scores.items() if isinstance(v, int | float)}
+    first = next((numbers[k] for s in SCORES for k in numbers if k.split(",")[0] == s), None)
+    return {
+        "domain": f"{PREFIX}{name}",
+        "items": counts.get("effective"),
+        "accuracy": first,
+        "scores": numbers,
+    }

@@ -1,0 +1,264 @@
+"""Packs: what models are measured on by name, generated ones and published ones from a folder.
+
+A pack says where its items come from, who grades them and how long an answer may be; without a
+length they are measured by likelihood, as choices. Of published sets the test set is the verdict,
+and what a search sees comes from the rest; where a set has no parts, a hash of each item decides.
+Worked examples before the question are of the training part, the same for every item.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from agent_forge.config.load import did_you_mean
+from agent_forge.data import datasets
+from agent_forge.data.readers import Example
+from agent_forge.data.tasks import Task, as_example, make
+from agent_forge.data.tasks.checks import words
+from agent_forge.errors import ConfigError, NotFound
+from agent_forge.evals import answers, published
+from agent_forge.evals.domains import (
+    LEVELS,
+    Domain,
+    Writing,
+    answer,
+    content_hash,
+    from_tasks,
+    generated,
+    part,
+)
+
+FOLDER = "AGENT_FORGE_DATA"  # the environment variable that names the folder of all datasets
+PREFIX = "pack:"  # of a pack among names of tasks
+PACK_ITEMS = 500  # of a generated pack
+SEEN = 2000  # training items that a guess rests on
+MATH = ("addition", "subtraction", "multiplication", "expression", "word_problem")
+CODE = ("code_list", "code_string", "code_number")
+LANGUAGES = ("translate", "name_languages", "choose_translation")
+STRUCTURED = ("extract_field", "to_json", "to_yaml", "to_csv")
+NEXT_QUESTION = ("\nQuestion:",)
+NO_FUNCTION = ("\nassert", "\nprint(", "\nif __name__", '\n"""', "\n```\n")
+
+
+@dataclass(frozen=True)
+class Pack:
+    """One row of the table. Where there are `families` it is generated."""
+
+    name: str
+    kind: str  # math, code, multilingual, structured or knowledge
+    grade: answers.Grade
+    writing: Writing | None = None  # None: by likelihood
+    families: tuple[str, ...] = ()
+    read: Callable[[Path, str], Iterator[Example]] | None = None  # None: a dataset of that name
+    shots: int = 0  # worked examples
+
+
+_WORKED = Writing(256, NEXT_QUESTION)
+_SHORT = Writing(64, NEXT_QUESTION)
+_PLAIN = Writing(128, ("\n\n",))
+_TABLE = (
+    Pack("math", "math", answers.math, _PLAIN, MATH),
+    Pack("code", "code", answers.code, Writing(256, ("\n\n", *NO_FUNCTION)), CODE),
+    Pack("multilingual", "multilingual", answers.same, None, LANGUAGES),
+    Pack("structured", "structured", answers.document, Writing(256, ("\n\n",)), STRUCTURED),
+    Pack("gsm8k", "math", answers.math, _WORKED, shots=4),
+    Pack("svamp", "math", answers.math, _SHORT, shots=4),
+    Pack("asdiv", "math", answers.math, _SHORT, shots=4),
+    Pack("mbpp", "code", answers.code, Writing(256, NO_FUNCTION), shots=3),
+    Pack(
+        *("humaneval", "code", answers.completed),
+        Writing(384, ("\ndef ", "\nclass ", "\n#", *NO_FUNCTION)),
+        read=published.humaneval,
+    ),
+    *(Pack(name, "knowledge", answers.same) for name in ("arc_easy", "arc_challenge", "piqa")),
+    *(Pack(name, "knowledge", answers.same) for name in ("boolq", "hellaswag", "strategyqa")),
+    Pack("hotpotqa", "knowledge", words, Writing(32, ("\n",)), shots=2),
+    Pack("drop", "knowledge", words, Writing(32, ("\n",)), shots=2),
+    Pack("xcopa", "multilingual", answers.same, read=published.xcopa),
+    Pack("flores", "multilingual", answers.same, read=published.flores),
+    Pack("flores_language", "multilingual", answers.same, read=published.flores_language),
+    Pack("tatoeba", "multilingual", answers.same, read=published.tatoeba),
+    Pack("jsontestsuite", "structured", answers.same, read=published.json_test_suite),
+    Pack(
+        *("csv_spectrum", "structured", answers.document, Writing(256, ("\n\nCSV",))),
+        read=published.csv_spectrum,
+    ),
+)
+PACKS: dict[str, Pack] = {pack.name: pack for pack in _TABLE}
+
+
+def from_packs(
+    names: Sequence[str],
+    *,
+    split: str | None = None,
+    count: int | None = None,
+    levels: tuple[int, int] = LEVELS,
+    folder: Path | None = None,
+    shots: int | None = None,
+) -> list[Domain]:
+    """Each pack as a domain. `name:part` takes one part of it, such as a language of xcopa."""
+    if len(set(names)) < len(names):
+        raise ConfigError("a pack is given twice")
+    place = folder or Path(os.environ.get(FOLDER, "data"))
+    return [_domain(name, split, count, levels, place, shots) for name in names]
+
+
+def from_names(
+    names: Sequence[str], *, split: str, count: int, levels: tuple[int, int]
+) -> list[Domain]:
+    """Generated tasks and, as `pack:NAME`, packs: what the settings of an evolution name."""
+    packs = [name.removeprefix(PREFIX) for name in names if name.startswith(PREFIX)]
+    tasks = [name for name in names if not name.startswith(PREFIX)]
+    found = from_packs(packs, split=split, count=count, levels=levels)
+    if tasks or not packs:
+        found = from_tasks(tasks, split=split, count=count, levels=levels) + found
+    if len({domain.name for domain in found}) < len(found):
+        raise ConfigError("a pack and tasks have the same name", hint="name one of them")
+    return found
+
+
+def find(name: str) -> tuple[Pack, str]:
+    """A pack by its name, and the part of it that is wanted."""
+    stem, _, wanted = name.partition(":")
+    if stem not in PACKS:
+        raise ConfigError(f"no pack is called {stem!r}{did_you_mean(stem, list(PACKS))}")
+    pack = PACKS[stem]
+    if wanted and pack.read not in published.IN_PARTS:
+        raise ConfigError(f"the pack {stem!r} has no parts, so {name!r} names none")
+    return pack, wanted
+
+
+# -- from a pack to a domain ----------------------------------------------------------------------
+
+
+def _domain(
+    name: str,
+    split: str | None,
+    count: int | None,
+    levels: tuple[int, int],
+    folder: Path,
+    shots: int | None,
+) -> Domain:
+    pack, wanted = find(name)
+    if pack.families:
+        domain, seen = _generated(pack, split, count or PACK_ITEMS, levels)
+    elif pack.read:
+        whole = _whole(pack, list(pack.read(folder, wanted)), name)
+        domain, seen = part(whole, split, count), []
+    else:
+        domain, seen = _dataset(pack, split, count, folder)
+    worked = _worked(pack, seen, pack.shots if shots is None else shots)
+    shown = {content_hash(example) for example in worked}
+    domain = _chosen(domain, lambda example: content_hash(example) not in shown)
+    taken = shown | set(map(content_hash, domain.examples))
+    return replace(
+        domain,
+        name=name,
+        examples=tuple(_after(worked, example) for example in domain.examples),
+        writing=pack.writing,
+        grade=pack.grade,
+        # What guesses may rest on: nothing that is asked or shown.
+        seen=()
+        if pack.families
+        else tuple(_task(pack, example) for example in seen if content_hash(example) not in taken),
+    )
+
+
+def _chosen(domain: Domain, keep: Callable[[Example], bool]) -> Domain:
+    chosen = [i for i, example in enumerate(domain.examples) if keep(example)]
+    return replace(
+        domain,
+        examples=tuple(domain.examples[i] for i in chosen),
+        tasks=tuple(domain.tasks[i] for i in chosen),
+    )
+
+
+def _generated(
+    pack: Pack, split: str | None, count: int, levels: tuple[int, int]
+) -> tuple[Domain, list[Example]]:
+    domain = generated(pack.name, pack.families, split or "verdict", count, levels)
+    if pack.writing is None:
+        pairs = zip(domain.examples, domain.tasks, strict=True)
+        choices = (replace(e, choices=_mixed(e.completion, t.distractors)) for e, t in pairs)
+        domain = replace(domain, examples=tuple(choices))
+    families = itertools.cycle(pack.families)
+    return domain, [as_example(make(next(families), "train", i, level=levels)) for i in range(32)]
+
+
+def _dataset(
+    pack: Pack, split: str | None, count: int | None, folder: Path
+) -> tuple[Domain, list[Example]]:
+    """A published set. Holdout is cut from what a selection could see.
+
+    Without a split it is the published test set, or all of a set that has none.
+    """
+    side: str | None = "verdict" if split in (None, "verdict") else "selection"
+    paths = datasets.local_files(datasets.find(pack.name), folder)
+    if split is None and len({datasets.kind_of_file(path) for path in paths}) == 1:
+        side = side if datasets.find(pack.name).kind_of else None
+    found = list(datasets.read(pack.name, folder, split=side))
+    if not found:
+        raise NotFound(
+            f"{folder} has no items of {pack.name!r} for {split}",
+            hint="put its training file beside the test file",
+        )
+    domain = _whole(pack, found, pack.name)
+    if side == "selection":
+        domain = _chosen(domain, lambda example: _held(example) == (split == "holdout"))
+    seen = itertools.islice(datasets.read(pack.name, folder, split="train"), SEEN)
+    return part(domain, None, count), list(seen)
+
+
+def _held(example: Example) -> bool:
+    """A fifth of what a selection could see is for holdout alone."""
+    return content_hash(example)[0] < 51
+
+
+def _whole(pack: Pack, found: Sequence[Example], name: str) -> Domain:
+    kept = {content_hash(example): example for example in reversed(found)}
+    examples = tuple(reversed(kept.values()))
+    return Domain(name, examples, True, tuple(_task(pack, example) for example in examples))
+
+
+def _task(pack: Pack, example: Example) -> Task:
+    """What a grader compares with: of a worked solution the number it comes to."""
+    right = example.completion
+    if pack.kind == "math":
+        right = right.rpartition("####")[2].strip()
+    return Task(pack.name, 1, example.split, example.prompt, right, tests=example.tests)
+
+
+def _mixed(right: str, wrong: Sequence[str]) -> tuple[str, ...]:
+    """Choices in an order that says nothing about which is right."""
+    return tuple(sorted({right, *wrong}, key=lambda c: hashlib.sha256(c.encode()).digest()))
+
+
+def _worked(pack: Pack, seen: Sequence[Example], shots: int) -> list[Example]:
+    """The worked examples: short ones, so that small models can read them."""
+    if shots > len(seen):
+        raise ConfigError(
+            f"{pack.name}: {shots} worked examples are wanted, its training part has {len(seen)}",
+            hint="--shots 0, or put its training file into the folder",
+        )
+    short = sorted(seen, key=lambda e: (len(e.prompt) + len(answer(e)), content_hash(e)))
+    middle = short[len(short) // 4 :] or short  # the very shortest are odd ones
+    return (middle if len(middle) >= shots else short)[:shots]
+
+
+def _after(worked: Sequence[Example], example: Example) -> Example:
+    """An example behind worked ones: as earlier turns where it is a turn."""
+    if not worked:
+        return example
+    before = "".join(f"{shot.prompt}{_gap(shot)}{shot.completion.rstrip()}\n\n" for shot in worked)
+    turns = tuple(turn for shot in worked for turn in shot.messages)
+    messages = (*turns, *example.messages) if example.messages else ()
+    return replace(example, prompt=before + example.prompt, messages=messages)
+
+
+def _gap(shot: Example) -> str:
+    return "\n" if shot.messages else ""

@@ -17,20 +17,25 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from finetunes import DOMAINS
 from results import done, record, write_section
 
+from agent_forge.phases.phase2_evomerge import nursery
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
 from agent_forge.phases.phase2_evomerge.evolve import Job, evolve
 from agent_forge.phases.phase2_evomerge.sources import of_session
 from agent_forge.pipeline.config import load_config
 from agent_forge.platform import peak_memory_bytes
+from agent_forge.search import operators
+from agent_forge.search.evolution import Evolution, Place
 
 NAME = "evomerge"
 SEEDS = {"tiny": (1, 2, 3), "small": (1,), "stories": (1, 2, 3)}
@@ -45,11 +50,53 @@ RIVALS = {
 SHOWN = ("quality", "champion")
 CHANGED: dict[str, dict[str, Any]] = {
     "as it is": {},
-    "noise alone": {"recipe_mutation": 0.0},
-    "recipe alone": {"recipe_mutation": 1.0},
-    "small steps": {"shift_sigma": 0.03},
-    "large steps": {"shift_sigma": 0.3},
+    "no recipe mutation: noise alone": {"recipe_mutation": 0.0},
+    "no noise: recipe mutation alone": {"recipe_mutation": 1.0},
+    "no loser merging: mutants instead": {},
+    "no combos: linear merges alone": {},
+    "no layer groups: one coefficient a parent": {},
+    "small steps (0.03)": {"shift_sigma": 0.03},
+    "large steps (0.3)": {"shift_sigma": 0.3},
 }
+
+
+@contextmanager
+def without(variant: str) -> Iterator[None]:
+    """The evolution without one of its operators, where no setting turns it off."""
+    if variant.startswith("no loser"):
+        fill = Evolution._fill_all
+
+        def mutants(self: Evolution, places: Sequence[Place]) -> None:
+            best = [place.inputs for place in places if place.use == "mutant"]
+            kept = [p if p.use != "losers" else Place("mutant", best[0]) for p in places]
+            fill(self, kept)
+
+        with patch.object(Evolution, "_fill_all", mutants):
+            yield
+    elif variant.startswith("no combos"):
+        combo_of, menu = operators.combo_of, operators._recipe_menu
+
+        def linear(space: Any, combo: int, *rest: Any) -> Any:
+            return combo_of(space, 0, *rest)
+
+        def same(*given: Any) -> list[str]:
+            return [name for name in menu(*given) if name != "combo"]
+
+        changed = patch.multiple(operators, combo_of=linear, _recipe_menu=same)
+        with changed:
+            yield
+    elif variant.startswith("no layer"):
+        with patch.object(nursery, "Groups", OneGroup):
+            yield
+    else:
+        yield
+
+
+class OneGroup(nursery.Groups):
+    """All tensors share their coefficients."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self.of = {"all": [""]}  # which is in every name
 
 
 def specialists(preset: str, seed: int, work: Path) -> str:
@@ -69,6 +116,7 @@ def specialists(preset: str, seed: int, work: Path) -> str:
 def job_of(study: str, seed: int, work: Path, name: str, **changes: Any) -> Job:
     """The evolution of a study's three models; they are trained if they are not there."""
     settings: dict[str, Any] = {"generations": GENERATIONS[study], "early_stopping": False}
+    settings["workers"] = 1  # so that CPU seconds and shares are those of one process
     base = None
     if study == "stories":
         place = work / f"stories_{seed}"
@@ -80,7 +128,8 @@ def job_of(study: str, seed: int, work: Path, name: str, **changes: Any) -> Job:
     else:
         refs = [specialists(study, seed, work)]
         settings["max_level"] = load_config(preset=study).phases.evomerge.max_level
-    folder = work / f"evo_{study}_{seed}_{name}"
+    words = "".join(c if c.isalnum() else "_" for c in name)
+    folder = work / f"evo_{study}_{seed}_{words}"
     return Job.of(EvoMergeSettings(**{**settings, **changes}), refs, base, seed, folder, work)
 
 
@@ -89,7 +138,8 @@ def evolved(study: str, seed: int, work: Path, name: str, **changes: Any) -> dic
     torch.set_num_threads(1)
     job = job_of(study, seed, work, name, **changes)
     began = time.process_time()
-    outcome = evolve(job)
+    with without(name):
+        outcome = evolve(job)
     assert outcome.conclusion is not None
     found = outcome.conclusion
     measure = "accuracy" if "accuracy" in found.champion.parts else "bits_per_byte"
@@ -135,8 +185,7 @@ def cells(
         for name, changes in CHANGED.items():
             for seed in SEEDS["tiny"]:
                 cell = {"study": "operators", "variant": name, "seed": seed}
-                folder = name.replace(" ", "_")
-                yield cell, partial(evolved, "tiny", seed, work, folder, **changes)
+                yield cell, partial(evolved, "tiny", seed, work, name, **changes)
 
 
 def gains_table(rows: list[dict[str, Any]]) -> list[str]:

@@ -1,0 +1,249 @@
+"""Which way of searching finds the better merge, for how many evaluated tokens.
+
+    python benchmarks/search.py --work W                       everything that is missing
+    python benchmarks/search.py --work W --study racing        one study
+    python benchmarks/search.py --tables                       write the tables from what is there
+
+Studies, each on Phase 1's specialists (`tiny`, three seeds; W keeps them, as in evomerge.py):
+`strategies` spends 200 evaluations with every strategy, and with CMA-ES over one family of methods
+a run, the reference; `racing` repeats two of them with racing; `workers` measures the same
+evolution with one and two processes and with Ray. Every champion on the way is measured on items
+that the search never sees.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from evomerge import specialists
+from results import done, record, write_section
+
+from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
+from agent_forge.phases.phase2_evomerge.evolve import Job, evolve
+from agent_forge.phases.phase2_evomerge.evomerge import prepare
+from agent_forge.phases.phase2_evomerge.fitness import DomainFitness
+from agent_forge.phases.phase2_evomerge.run import JOURNAL, EvolutionRun
+from agent_forge.store import files
+from agent_forge.track.journal import read_lines
+
+NAME = "search"
+SEEDS = (1, 2, 3)
+EVALUATIONS = 200
+AT = (50, 100, 200)
+REFERENCE = "cma-es, one family: "
+STRATEGIES: dict[str, dict[str, Any]] = {
+    **{name: {"strategy": name} for name in ("spec", "ga", "cma-es", "grad", "auto")},
+    **{
+        f"{REFERENCE}{method}": {"strategy": "cma-es", "blend_method": method, "per_layer": False}
+        for method in ("linear", "ties", "dare_ties")
+    },
+}
+RACED = ("spec", "auto")
+CREWS: dict[str, dict[str, Any]] = {
+    "one process": {"workers": 1},
+    "two processes": {"workers": 2},
+    "Ray, two workers": {"workers": 2, "executor": "ray"},
+}
+
+
+def job_of(work: Path, seed: int, folder: str, **settings: Any) -> Job:
+    wanted = {"early_stopping": False, "generations": 1000, "max_evaluations": EVALUATIONS}
+    wanted |= {"verdict_items": 1000, "workers": 1, **settings}
+    session = specialists("tiny", seed, work)
+    place = work / f"search_{seed}_{folder}"
+    return Job.of(EvoMergeSettings.model_validate(wanted), [session], None, seed, place, work)
+
+
+def searched(work: Path, seed: int, name: str, settings: dict[str, Any]) -> dict[str, Any]:
+    """One search, and each of its champions on unseen items."""
+    torch.set_num_threads(1)
+    job = job_of(work, seed, name.replace(" ", "_").replace(",", ""), **settings)
+    material = prepare(job.settings, job.inputs, "cpu", job.folder)
+    run = EvolutionRun(job.settings, material, job.folder, seed=seed)
+    run.run()
+    how = job.settings.fitness_weights, job.settings.fitness_floors
+    unseen = DomainFitness(material.subject, job.inputs.splits["verdict"], *how)
+    count = tokens = 0
+    cpu, best, curve = 0.0, float("-inf"), []
+    for _, line in read_lines(job.folder / JOURNAL):
+        tokens, cpu = tokens + line.get("tokens", 0), cpu + line.get("cpu", 0.0)
+        if line["record"] != "candidate":
+            continue
+        count += 1
+        fitness = line["score"]["fitness"] if line["score"] else float("-inf")
+        if fitness > best and not line.get("dropped"):
+            best = fitness
+            run.nursery.fill(material.subject.model, line["key"])
+            held = unseen.score()
+            parts = [held.quality, held.parts["accuracy"]]
+            curve.append([count, tokens, cpu, best, *parts])
+    curve.append([count, tokens, cpu, *curve[-1][3:]])
+    rounded = [[a, b, *(round(x, 5) for x in rest)] for a, b, *rest in curve]
+    return {"tokens_each": material.fitness.tokens, "curve": rounded}
+
+
+def staffed(work: Path, name: str) -> dict[str, Any]:
+    """The same evolution by other workers: how long it takes, and what comes out."""
+    job = job_of(work, 1, name.replace(" ", "_").replace(",", ""), **CREWS[name])
+    job = Job.of(
+        job.settings.model_copy(update={"max_evaluations": 100, "verdict_items": 20}),
+        list(job.inputs.parents),
+        job.inputs.base,
+        1,
+        job.folder,
+    )
+    began = time.monotonic()
+    outcome = evolve(job)
+    seconds = time.monotonic() - began
+    return {
+        "wall_s": round(seconds, 1),
+        "search_s": round(outcome.seconds["all"], 1),
+        "sha256": files.sha256_of(outcome.model_path / "model.safetensors"),
+    }
+
+
+def cells(
+    work: Path, study: str | None
+) -> Iterator[tuple[dict[str, Any], Callable[[], dict[str, Any]]]]:
+    if study in (None, "strategies"):
+        for seed in SEEDS:
+            for name, settings in STRATEGIES.items():
+                cell = {"study": "strategies", "strategy": name, "seed": seed}
+                yield cell, partial(searched, work, seed, name, settings)
+    if study in (None, "racing"):
+        for seed in SEEDS:
+            for name in RACED:
+                cell = {"study": "racing", "strategy": name, "seed": seed}
+                settings = {"strategy": name, "racing": True}
+                yield cell, partial(searched, work, seed, f"{name} raced", settings)
+    if study in (None, "workers"):
+        for name in CREWS:
+            if "Ray" not in name or importlib.util.find_spec("ray"):
+                yield {"study": "workers", "crew": name}, partial(staffed, work, name)
+
+
+# -- tables ---------------------------------------------------------------------------------------
+
+
+def at(curve: Sequence[Sequence[float]], column: int, limit: float) -> Sequence[float]:
+    """The champion when so much of a column was spent."""
+    known = [point for point in curve if point[column] <= limit]
+    return known[-1] if known else curve[0]
+
+
+def spread(values: Sequence[float]) -> str:
+    mean = statistics.mean(values)
+    if len(values) < 2:
+        return f"{mean:.4f}"
+    return f"{mean:.4f} ({min(values):.4f}..{max(values):.4f})"
+
+
+def strategies_table(rows: list[dict[str, Any]]) -> list[str]:
+    """Quality on unseen items after so many evaluations, and at the reference's CPU."""
+    mine = [r for r in rows if r["study"] == "strategies"]
+    head = [f"after {n}" for n in AT]
+    lines = [
+        "| strategy | seeds | " + " | ".join(head) + " | at equal CPU | fitness as searched |"
+        " tokens, in evaluations | CPU s |",
+        "|---|---|" + "---|" * (len(head) + 4),
+    ]
+    for name in STRATEGIES:
+        own = [r for r in mine if r["strategy"] == name]
+        if not own:
+            continue
+        columns = [spread([at(r["curve"], 0, n)[4] for r in own]) for n in AT]
+        budgets = [_reference(mine, r["seed"]) for r in own]
+        if all(budgets):
+            equal = [
+                at(r["curve"], 2, b["curve"][-1][2])[4]
+                for r, b in zip(own, budgets, strict=True)
+                if b
+            ]
+            columns.append(spread(equal))
+        else:
+            columns.append("-")
+        columns.append(spread([r["curve"][-1][3] for r in own]))
+        columns.append(f"{statistics.mean(r['curve'][-1][1] / r['tokens_each'] for r in own):.0f}")
+        columns.append(f"{statistics.mean(r['curve'][-1][2] for r in own):.0f}")
+        lines.append(f"| {name} | {len(own)} | " + " | ".join(columns) + " |")
+    return [*lines, "", *_sooner(mine)]
+
+
+def _reference(mine: list[dict[str, Any]], seed: int) -> dict[str, Any] | None:
+    """Of one seed: the family with the best quality on unseen items."""
+    families = [r for r in mine if r["seed"] == seed and r["strategy"].startswith(REFERENCE)]
+    return max(families, key=lambda r: r["curve"][-1][4], default=None)
+
+
+def _sooner(mine: list[dict[str, Any]]) -> list[str]:
+    """Tokens until a strategy is as good as the best reference in the end, seed by seed."""
+    lines = ["| strategy | tokens to the reference's final quality, of the reference's |"]
+    lines.append("|---|---|")
+    for name in STRATEGIES:
+        if name.startswith(REFERENCE):
+            continue
+        found = []
+        for r in (r for r in mine if r["strategy"] == name):
+            reference = _reference(mine, r["seed"])
+            if reference is None:
+                continue
+            goal, whole = reference["curve"][-1][4], reference["curve"][-1][1]
+            reached = next((p[1] for p in r["curve"] if p[4] >= goal), None)
+            found.append("not reached" if reached is None else f"{reached / whole:.2f}")
+        if found:
+            lines.append(f"| {name} | {', '.join(found)} |")
+    return lines
+
+
+def racing_table(rows: list[dict[str, Any]]) -> list[str]:
+    lines = ["| strategy | racing | tokens, in evaluations | quality on unseen items |"]
+    lines.append("|---|---|---|---|")
+    for name in RACED:
+        for study, word in (("strategies", "off"), ("racing", "on")):
+            own = [r for r in rows if r["study"] == study and r["strategy"] == name]
+            if own:
+                tokens = statistics.mean(r["curve"][-1][1] / r["tokens_each"] for r in own)
+                quality = spread([r["curve"][-1][4] for r in own])
+                lines.append(f"| {name} | {word} | {tokens:.0f} | {quality} |")
+    return lines
+
+
+def workers_table(rows: list[dict[str, Any]]) -> list[str]:
+    mine = {r["crew"]: r for r in rows if r["study"] == "workers"}
+    lines = ["| workers | s | times as fast | champion |", "|---|---|---|---|"]
+    first = mine.get("one process")
+    for name, r in mine.items():
+        times = f"{first['search_s'] / r['search_s']:.2f}" if first else "-"
+        same = "the same bytes" if first and r["sha256"] == first["sha256"] else "OTHER BYTES"
+        lines.append(f"| {name} | {r['search_s']:.0f} | {times} | {same} |")
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
+    parser.add_argument("--work", type=Path, default=Path("evomerge-bench"))
+    parser.add_argument("--study", choices=["strategies", "racing", "workers"])
+    parser.add_argument("--tables", action="store_true", help="measure nothing")
+    asked = parser.parse_args()
+    if not asked.tables:
+        for cell, work in cells(asked.work.absolute(), asked.study):
+            if not any(cell.items() <= r.items() for r in done(NAME)):
+                record(NAME, cell, work())
+    rows = done(NAME)
+    tables = {"strategies": strategies_table, "racing": racing_table, "workers": workers_table}
+    for name, table in tables.items():
+        lines = table(rows)
+        print("\n".join(["", *lines]))
+        write_section("evomerge.md", name, lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -29,10 +29,13 @@ def champion(folder: Path) -> list[str]:
     return [files.sha256_of(folder / "champion" / n) for n in ("model.safetensors", "lineage.json")]
 
 
-def test_as_many_workers_as_you_like_find_the_same(tmp_path: Path) -> None:
-    alone = evolve(job(tmp_path / "alone", workers=1))
-    for count in (2, 3):
-        there = evolve(job(tmp_path / f"{count}", workers=count))
+@pytest.mark.parametrize("strategy", ["spec", "ga", "auto"])
+def test_as_many_workers_as_you_like_find_the_same(tmp_path: Path, strategy: str) -> None:
+    more: dict[str, Any] = {"strategy": strategy, "racing": strategy == "ga"}
+    more |= {"fitness_subset_size": 64} if strategy == "ga" else {}
+    alone = evolve(job(tmp_path / "alone", workers=1, **more))
+    for count in (2, 3) if strategy == "spec" else (2,):
+        there = evolve(job(tmp_path / f"{count}", workers=count, **more))
         assert outcome(there.folder) == outcome(alone.folder)
         assert not list(there.folder.glob("weights/workers/*/*.safetensors"))
 

@@ -44,6 +44,7 @@ class Search:
     """The part of a strategy that is the same for all."""
 
     mutating: ClassVar[tuple[str, ...]] = ()  # operators whose candidates count as mutations
+    look_ahead: ClassVar[int] = 0  # candidates that the next generation need not wait for
 
     def __init__(
         self,
@@ -119,6 +120,13 @@ class Search:
             missing = [self.gradient_of]
         return [self.candidates[key] for key in missing]
 
+    @property
+    def due(self) -> list[Candidate]:
+        """What is asked for while this generation cannot close; in the last one that is all."""
+        asked = self.ask()
+        last = self.generation >= self.settings.generations
+        return asked if len(asked) > (0 if last else self.look_ahead) else []
+
     def tell(
         self,
         key: str,
@@ -176,17 +184,19 @@ class Search:
         """Close the generation: rank, record, stop or go on to the next one."""
         if self._finished:
             raise ValueError(f"the evolution is finished ({self._finished})")
-        if missing := self.ask():
-            raise ValueError(f"{len(missing)} candidates have no score yet")
+        if self.due:
+            raise ValueError(f"{len(self.due)} candidates have no score yet")
+        late = [candidate.key for candidate in self.ask()]
         best = self._ranked(self._pool())[: self.settings.elite_count]
         self.history.append({**self._record(), **self._extra(), "elites": best})
         self._closed.append(self._told())
         self._measured += [key for key in self._population() if key in self.scores]
         self._finished = self._stop()
         if self._finished is None:
-            last = self._population()
+            last = [key for key in self._population() if key not in late]
             self.generation += 1
             self._open(best)
+            self._slots = [[key] for key in late]
             self._next(best, last)
             self._go_on()
 
@@ -216,6 +226,10 @@ class Search:
     def survivors(self) -> list[Candidate]:
         """The best of the generations before; in generation 0 the parents and their average."""
         return [self.candidates[key] for key in self._survivors]
+
+    def born(self, key: str) -> int:
+        """The generation in which a candidate was asked for first."""
+        return self._births[key].generation
 
     @property
     def combo_usage(self) -> dict[int, int]:

@@ -42,9 +42,13 @@ def distance(one: Mapping[str, Any], other: Mapping[str, Any]) -> float:
 
 
 class Genetic(Search):
-    """Children of the winners of tournaments; the best stay until they are beaten."""
+    """Children of the winners of tournaments; the best stay until they are beaten.
+
+    A generation is bred before the last two of the one before have a score: nobody waits for them.
+    """
 
     mutating = ("mutation", "crossover")
+    look_ahead = 2
 
     def _begin(self) -> None:
         self._combos = combos_of(self.settings)
@@ -62,7 +66,7 @@ class Genetic(Search):
         merges = [key for key in dict.fromkeys([*best, *last]) if self._is_merge(key)]
         alive = self._ranked(merges)
         shared = self._shared(alive)
-        for place in range(self.settings.population_size):
+        for place in range(len(self._slots), self.settings.population_size):
             for attempt in count():
                 rng = operators.generator(self.seed, self.generation, place, attempt, "ga")
                 wish = self._child(alive, shared, rng, again=attempt > 0)

@@ -35,14 +35,18 @@ class Crew:
         self,
         candidates: Mapping[str, Candidate],
         asked: Sequence[Candidate],
-        against: Standing | None,
+        against: Callable[[str], Standing | None],
     ) -> dict[str, Any]:
-        """What came out for the first that is asked for; the others are under way."""
+        """What came out for the first that is asked for; the others are under way.
+
+        `against` says whom each of them races with.
+        """
         if self._pool is None:
             self._pool = self._start()
         for candidate in asked:
             if candidate.key not in self._given:
-                self._pool.submit(len(self._given), task_of(candidates, candidate.key, against))
+                task = task_of(candidates, candidate.key, against(candidate.key))
+                self._pool.submit(len(self._given), task)
                 self._given.append(candidate.key)
         first = asked[0]
         while first.key not in self._found:

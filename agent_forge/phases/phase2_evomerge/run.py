@@ -81,7 +81,7 @@ class EvolutionRun:
         self.bench = Bench(material, self.nursery, read_cache(self._cache_file), sampling=True)
         self._crew = crew
         self._outcomes: dict[str, Any] = {}  # of this generation's candidates and the champion
-        self._standing: Standing | None = None
+        self._standings: dict[str, Standing] = {}  # of the last champions
         self._count = 0  # candidates measured in this attempt
         self._began = time.monotonic()
         self._before = max((r.get("elapsed", 0.0) for r in self._records), default=0.0)
@@ -113,8 +113,9 @@ class EvolutionRun:
                 self.nursery.keep(self._needed())
                 self._checkpoint(generation)
             self.bench.samples.clear()
-            best = self.search.history[-1]["champion"]
-            self._outcomes = {k: v for k, v in self._outcomes.items() if k == best}
+            best = {entry["champion"] for entry in self.search.history[-2:]}
+            self._outcomes = {k: v for k, v in self._outcomes.items() if k in best}
+            self._standings = {k: v for k, v in self._standings.items() if k in best}
             self.seconds["all"] = time.monotonic() - began
             self.listen(self.summary())
             if generation >= reached and self._time_is_over(generation):
@@ -156,7 +157,7 @@ class EvolutionRun:
         for survivor in self.search.survivors:
             if self.search.generation and (record := self._find("candidate", key=survivor.key)):
                 seen.setdefault(record["sha256"], survivor.key)
-        while asked := self.search.ask():
+        while asked := self.search.due:
             candidate = asked[0]
             record = self._find("candidate", key=candidate.key) or self._measured(asked)
             score = record["score"]
@@ -240,24 +241,25 @@ class EvolutionRun:
 
     def _found(self, asked: Sequence[Candidate]) -> dict[str, Any]:
         """What came out for the first of these, on this bench or by the crew."""
-        against, settings = self._champion_then(), self.settings
+        settings = self.settings
         if self._crew is not None:
             spent = self.seconds["merge"] + self.seconds["evaluation"]
             left = (settings.generations - self.search.generation) * settings.population_size
             if self._crew.wanted(left * spent / self._count if self._count else 0.0):
                 new = [c for c in asked if not self._find("candidate", key=c.key)]
-                return self._crew.measure(self.search.candidates, new, against)
-        return self.bench.measure(asked[0].key, against)
+                return self._crew.measure(self.search.candidates, new, self._against)
+        return self.bench.measure(asked[0].key, self._against(asked[0].key))
 
-    def _champion_then(self) -> Standing | None:
-        """When this generation began: in a race this is who has to be beaten."""
-        champion = self.search.history[-1]["champion"] if self.search.history else None
+    def _against(self, key: str) -> Standing | None:
+        """Whom a candidate has to beat in a race: the champion when its generation began."""
+        born = self.search.born(key)
+        champion = self.search.history[born - 1]["champion"] if born else None
         if not self.settings.racing or champion is None:
             return None
-        if self._standing is None or self._standing.key != champion:
+        if champion not in self._standings:
             score, known = self.search.scores[champion], self._outcomes.get(champion)
-            self._standing = self.bench.standing(champion, score, known)
-        return self._standing
+            self._standings[champion] = self.bench.standing(champion, score, known)
+        return self._standings[champion]
 
     # -- what is told besides ---------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from agent_forge.errors import ConfigError, NotFound
 from agent_forge.evomerge_pipeline import BaseModelConfig, EvolutionConfig, EvoMergePipeline
 from agent_forge.model.network import ForgeNetwork
 from agent_forge.phases import phase2_evomerge
-from agent_forge.phases.phase2_evomerge import EvoMerge, EvoMergeConfig
+from agent_forge.phases.phase2_evomerge import EvoMerge, EvoMergeConfig, staff
 from agent_forge.phases.phase2_evomerge.evolve import evolve
 from agent_forge.store import files
 from tests.evo_models import FEW, PARENTS, family, files_of, job
@@ -113,19 +113,24 @@ def _raise_hint(call: Any) -> None:
         raise ConfigError(error.hint) from error
 
 
-def test_threads_device_and_wandb_do_something(
+def test_workers_device_and_wandb_do_something(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wandb = FakeWandb()
     monkeypatch.setitem(sys.modules, "wandb", wandb)
     asked: list[int] = []
-    monkeypatch.setattr(torch, "set_num_threads", asked.append)
+    started = staff.open_pool
+
+    def counted(kind: str, count: int, *rest: Any, **more: Any) -> Any:
+        asked.append(count)
+        return started(kind, count, *rest, **more)
+
+    monkeypatch.setattr(staff, "open_pool", counted)
     quick = {"generations": 0, "num_workers": 2, "wandb_project": "mine"}
     EvoMerge(EvoMergeConfig(**settings(tmp_path / "x", **quick))).run(models())
-    EvoMerge(EvoMergeConfig(**settings(tmp_path / "y", generations=0, enable_parallel=False))).run(
-        models()
-    )
-    assert asked == [2, 1, 1, 1]  # and back each time
+    alone = settings(tmp_path / "y", generations=0, num_workers=2, enable_parallel=False)
+    EvoMerge(EvoMergeConfig(**alone)).run(models())
+    assert asked == [2]
     assert [call[1]["project"] for call in wandb.calls if call[0] == "init"] == ["mine"]
     logged = [call[1] for call in wandb.calls if call[0] == "log"]
     assert logged[0]["step"] == 0 and logged[0]["best_fitness"] > 0

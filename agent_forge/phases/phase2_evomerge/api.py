@@ -49,6 +49,7 @@ ALIASES = {
     "plateau_patience": "convergence_patience",
     "plateau_threshold": "convergence_threshold",
     "checkpoint_dir": "output_dir",
+    "num_workers": "workers",
 }
 WANDB_PATIENCE_S = 30.0
 
@@ -66,8 +67,7 @@ class Surroundings(Settings):
     fitness_device: Literal["", "auto", "cpu", "cuda", "mps"] = Field(
         "", description="the same, and stronger: merging is done by the CPU in any case"
     )
-    enable_parallel: bool = Field(True, description="false measures with a single thread")
-    num_workers: int = Field(0, ge=0, description="threads to measure with; 0 = as torch has them")
+    enable_parallel: bool = Field(True, description="false: one worker, whatever their number")
     wandb_project: str = Field("", description="mirror the generations there, offline")
 
 
@@ -164,16 +164,14 @@ class EvoMerge:
         folder = self._checkpoint or Path(around.output_dir)
         refuse_place(folder, [])  # before networks are written there
         refs = [self._on_disk(model, folder / f"{GIVEN}{i + 1}") for i, model in enumerate(models)]
-        job = Job.of(
-            self.config.evolution, refs, around.base, around.seed, folder, names=tuple(names)
-        )
-        threads = torch.get_num_threads()
-        torch.set_num_threads((around.num_workers or threads) if around.enable_parallel else 1)
+        settings = self.config.evolution
+        if not around.enable_parallel:
+            settings = settings.model_copy(update={"workers": 1})
+        job = Job.of(settings, refs, around.base, around.seed, folder, names=tuple(names))
         mirror = self._mirror(folder) if around.wandb_project else None
         try:
             done = evolve(job, device=device, listen=lambda record: self._tell(record, mirror))
         finally:
-            torch.set_num_threads(threads)
             if mirror is not None:
                 mirror.end()
                 mirror.close()

@@ -28,6 +28,7 @@ NOTHING: dict[str, Any] = {  # what is found out about a candidate, before it is
     **{"sha256": "", "score": None, "problem": "", "hit": False, "dropped": False, "outcomes": []},
     **{"tokens": 0, "merge": 0.0, "evaluation": 0.0, "cpu": 0.0},
 }
+CACHED = ("score", "tokens", "dropped")  # a cached result counts as the tokens it stands for
 FAILURES = (ForgeError, RuntimeError, MemoryError, ArithmeticError, ValueError)
 
 
@@ -87,10 +88,10 @@ class Bench:
             found["merge"] = time.perf_counter() - began
             place = f"{sha} {self.material.fitness.name}" + (f" {against.key}" if against else "")
             if place in self.cache:
-                found |= {"score": self.cache[place], "hit": True}
+                found |= {**self.cache[place], "hit": True}
             else:
                 found |= self._score(against)
-                self.cache[place] = found["score"]
+                self.cache[place] = {name: found[name] for name in CACHED}
             found["place"] = place
         except FAILURES as error:
             if isinstance(error, ForgeError) and error.pauses:

@@ -27,7 +27,7 @@ import torch
 
 from agent_forge.errors import ConfigError, Interrupted, NotFinite, PhaseFailed, WorkersLost
 from agent_forge.merge.output import write
-from agent_forge.phases.phase2_evomerge.bench import Bench, Material
+from agent_forge.phases.phase2_evomerge.bench import CACHED, Bench, Material
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
 from agent_forge.phases.phase2_evomerge.crew import Crew
 from agent_forge.phases.phase2_evomerge.fitness import Score
@@ -218,7 +218,7 @@ class EvolutionRun:
         elif found["hit"]:
             self.cache_hits += 1
         elif self._cache_file is not None:
-            line = {"place": found["place"], "score": found["score"]}
+            line = {"place": found["place"], **{name: found[name] for name in CACHED}}
             files.append(self._cache_file, json.dumps(line).encode() + b"\n")
         self._count += 1
         for part in ("merge", "evaluation"):
@@ -410,7 +410,8 @@ def read_cache(path: Path | None) -> dict[str, Any]:
     """What was measured before, by weights and evaluation."""
     if path is None or not path.exists():
         return {}
-    return {record["place"]: record["score"] for _, record in read_lines(path, 0)}
+    known = (record for _, record in read_lines(path, 0))
+    return {r["place"]: {name: r[name] for name in CACHED} for r in known if set(CACHED) <= set(r)}
 
 
 def _objectives(score: dict[str, Any] | None) -> dict[str, float]:

@@ -56,7 +56,7 @@ CREWS: dict[str, dict[str, Any]] = {
 
 def job_of(work: Path, seed: int, folder: str, **settings: Any) -> Job:
     wanted = {"early_stopping": False, "generations": 1000, "max_evaluations": EVALUATIONS}
-    wanted |= {"verdict_items": 1000, "workers": 1, **settings}
+    wanted |= {"fitness_subset_size": 100, "verdict_items": 1000, "workers": 1, **settings}
     session = specialists("tiny", seed, work)
     place = work / f"search_{seed}_{folder}"
     return Job.of(EvoMergeSettings.model_validate(wanted), [session], None, seed, place, work)

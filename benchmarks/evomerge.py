@@ -12,7 +12,6 @@ equal evaluations. A cell that was measured is not measured again; W keeps model
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import subprocess
 import sys
@@ -26,7 +25,7 @@ from unittest.mock import patch
 
 import torch
 from finetunes import DOMAINS
-from results import done, record, write_section
+from results import command
 
 from agent_forge.phases.phase2_evomerge import nursery
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
@@ -252,23 +251,6 @@ def cost_table(rows: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
-    parser.add_argument("--work", type=Path, default=Path("evomerge-bench"))
-    parser.add_argument("--study", choices=[*SEEDS, "operators"])
-    parser.add_argument("--tables", action="store_true", help="measure nothing")
-    asked = parser.parse_args()
-    if not asked.tables:
-        for cell, work in cells(asked.work.absolute(), asked.study):
-            if not any(cell.items() <= r.items() for r in done(NAME)):
-                record(NAME, cell, work())
-    rows = done(NAME)
-    tables = {"gains": gains_table, "operators": operators_table, "cost": cost_table}
-    for name, table in tables.items():
-        lines = table(rows)
-        print("\n".join(["", *lines]))
-        write_section("evomerge.md", name, lines)
-
-
 if __name__ == "__main__":
-    main()
+    tables = {"gains": gains_table, "operators": operators_table, "cost": cost_table}
+    command(str(__doc__), NAME, [*SEEDS, "operators"], cells, tables, "evomerge.md")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,3 +47,28 @@ def write_section(page: str, name: str, lines: list[str]) -> None:
     if not mark or not end:
         raise ValueError(f"{page} has no place for {name!r}")
     files.write_text(path, before + mark + "\n".join(lines) + "\n" + end + after)
+
+
+def command(
+    doc: str,
+    benchmark: str,
+    studies: Sequence[str],
+    cells: Callable[[Path, str | None], Iterable[tuple[dict[str, Any], Callable[[], Any]]]],
+    tables: Mapping[str, Callable[[list[dict[str, Any]]], list[str]]],
+    page: str,
+) -> None:
+    """The command of a benchmark: measure the cells that are missing, write the tables."""
+    parser = argparse.ArgumentParser(description=doc.splitlines()[0])
+    parser.add_argument("--work", type=Path, default=Path("evomerge-bench"))
+    parser.add_argument("--study", choices=studies)
+    parser.add_argument("--tables", action="store_true", help="measure nothing")
+    asked = parser.parse_args()
+    if not asked.tables:
+        for cell, work in cells(asked.work.absolute(), asked.study):
+            if not any(cell.items() <= r.items() for r in done(benchmark)):
+                record(benchmark, cell, work())
+    rows = done(benchmark)
+    for name, table in tables.items():
+        lines = table(rows)
+        print("\n".join(["", *lines]))
+        write_section(page, name, lines)

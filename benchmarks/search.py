@@ -13,7 +13,6 @@ that the search never sees.
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import statistics
 import time
@@ -24,7 +23,7 @@ from typing import Any
 
 import torch
 from evomerge import specialists
-from results import done, record, write_section
+from results import command
 
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
 from agent_forge.phases.phase2_evomerge.evolve import Job, evolve
@@ -227,23 +226,6 @@ def workers_table(rows: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
-    parser.add_argument("--work", type=Path, default=Path("evomerge-bench"))
-    parser.add_argument("--study", choices=["strategies", "racing", "workers"])
-    parser.add_argument("--tables", action="store_true", help="measure nothing")
-    asked = parser.parse_args()
-    if not asked.tables:
-        for cell, work in cells(asked.work.absolute(), asked.study):
-            if not any(cell.items() <= r.items() for r in done(NAME)):
-                record(NAME, cell, work())
-    rows = done(NAME)
-    tables = {"strategies": strategies_table, "racing": racing_table, "workers": workers_table}
-    for name, table in tables.items():
-        lines = table(rows)
-        print("\n".join(["", *lines]))
-        write_section("evomerge.md", name, lines)
-
-
 if __name__ == "__main__":
-    main()
+    tables = {"strategies": strategies_table, "racing": racing_table, "workers": workers_table}
+    command(str(__doc__), NAME, ["strategies", "racing", "workers"], cells, tables, "evomerge.md")

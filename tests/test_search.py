@@ -20,11 +20,11 @@ import pytest
 from pydantic import ValidationError
 
 from agent_forge.errors import ConfigError, NotFinite
+from agent_forge.search.base import Search
 from agent_forge.search.candidate import Candidate, lineage
 from agent_forge.search.evolution import MOST_VARIANTS, Evolution
 from agent_forge.search.operators import Space, combo_of, generator, mutate
 from agent_forge.search.settings import ACTS_IN, EvolutionSettings
-from agent_forge.search.strategy import Strategy
 
 GROUPS = ("embeddings", "layers.0", "layers.1", "rest")
 LAYERS = ("0", "1")
@@ -854,7 +854,7 @@ def test_the_same_seed_gives_the_same_candidates_in_every_version() -> None:
 
 
 def test_it_is_a_strategy() -> None:
-    assert isinstance(start(), Strategy)
+    assert isinstance(start(), Search)
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,12 @@ class Wish(NamedTuple):
 
 
 class Search:
-    """The part of a strategy that is the same for all."""
+    """Ask what to score, tell the scores (-inf: failed), advance, until it is finished.
+
+    The order in which the scores of one `ask` arrive changes nothing, and a search made from
+    `state()`, which is JSON, goes on exactly as this one would. There is no champion before the
+    first score. When `gradient_of` is asked for, its gradient is wanted with the score.
+    """
 
     mutating: ClassVar[tuple[str, ...]] = ()  # operators whose candidates count as mutations
     look_ahead: ClassVar[int] = 0  # candidates that the next generation need not wait for

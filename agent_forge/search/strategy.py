@@ -11,11 +11,10 @@ auto     all of it, where it pays most
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from agent_forge.search.auto import Auto
 from agent_forge.search.base import Search
-from agent_forge.search.candidate import Candidate
 from agent_forge.search.continuous import CmaEs, Nsga2
 from agent_forge.search.evolution import Evolution
 from agent_forge.search.genetic import Genetic
@@ -30,41 +29,6 @@ STRATEGIES: dict[str, type[Search]] = {
     "grad": Gradient,
     "auto": Auto,
 }
-
-
-@runtime_checkable
-class Strategy(Protocol):
-    """Ask what to score, tell the scores (-inf: failed), advance, until it is finished.
-
-    The order in which scores arrive changes nothing, and a strategy made from `state()`, which is
-    JSON, goes on exactly as this one would. There is no champion before the first score. When
-    `gradient_of` is a candidate that is asked for, its gradient is wanted with the score.
-    """
-
-    candidates: dict[str, Candidate]
-    history: list[dict[str, Any]]
-    gradient_of: str | None
-
-    def ask(self) -> list[Candidate]: ...
-    def tell(
-        self,
-        key: str,
-        score: float,
-        *,
-        holdout: float | None = None,
-        objectives: Mapping[str, float] | None = None,
-        gradient: Mapping[str, Sequence[float]] | None = None,
-    ) -> None: ...
-    def advance(self) -> None: ...
-    @property
-    def finished(self) -> str | None: ...
-    @property
-    def champion(self) -> Candidate | None: ...
-    @property
-    def population(self) -> list[Candidate]: ...
-    @property
-    def survivors(self) -> list[Candidate]: ...
-    def state(self) -> dict[str, Any]: ...
 
 
 def begin(

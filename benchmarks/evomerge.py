@@ -55,8 +55,6 @@ CHANGED: dict[str, dict[str, Any]] = {
     "no loser merging: mutants instead": {},
     "no combos: linear merges alone": {},
     "no layer groups: one coefficient a parent": {},
-    "small steps (0.03)": {"shift_sigma": 0.03},
-    "large steps (0.3)": {"shift_sigma": 0.3},
 }
 
 

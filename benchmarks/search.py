@@ -42,7 +42,7 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     **{name: {"strategy": name} for name in ("spec", "ga", "cma-es", "grad", "auto")},
     **{
         f"{REFERENCE}{method}": {"strategy": "cma-es", "blend_method": method, "per_layer": False}
-        for method in ("linear", "ties", "dare_ties")
+        for method in ("linear", "ties")
     },
 }
 RACED = ("spec", "auto")

@@ -234,18 +234,14 @@ def cost_table(rows: list[dict[str, Any]]) -> list[str]:
         "|---|---|---|---|---|---|---|",
     ]
     for study in SEEDS:
-        mine = [r for r in rows if r["study"] == study]
-        if mine:
-            whole = statistics.mean(r["seconds"]["all"] for r in mine)
-            merge, measuring = (
-                statistics.mean(r["seconds"][k] for r in mine) for k in ("merge", "evaluation")
-            )
-            rest = whole - merge - measuring
-            shares = " | ".join(f"{part / whole:.1%}" for part in (merge, measuring, rest))
-            cpu = statistics.mean(r["cpu_s"] for r in mine)
-            peak = max(r["peak_mb"] for r in mine)
-            model = mine[0]["model_mb"]
-            lines.append(f"| {study} | {cpu:.0f} | {shares} | {model} | {peak} |")
+        mine = [r for r in rows if r["study"] == study][-1:]
+        for r in mine:
+            spent = r["seconds"]
+            parts = spent["merge"], spent["evaluation"]
+            shares = [part / spent["all"] for part in (*parts, spent["all"] - sum(parts))]
+            shown = " | ".join(f"{share:.1%}" for share in shares)
+            memory = f"{r['model_mb']} | {r['peak_mb']}"
+            lines.append(f"| {study} | {r['cpu_s']:.0f} | {shown} | {memory} |")
     return lines
 
 

@@ -17,7 +17,8 @@ import json
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -110,7 +111,8 @@ class EvolutionRun:
             self.search.advance()
             self.search.history[-1]["tokens"] = self.tokens(generation)
             if generation >= reached - 1:  # of those before it only the journal is needed
-                self.nursery.keep(self._needed())
+                with self._timed("merge"):
+                    self.nursery.keep(self._needed())
                 self._checkpoint(generation)
             self.bench.samples.clear()
             best = {entry["champion"] for entry in self.search.history[-2:]}
@@ -120,6 +122,14 @@ class EvolutionRun:
             self.listen(self.summary())
             if generation >= reached and self._time_is_over(generation):
                 break
+
+    @contextmanager
+    def _timed(self, part: str) -> Iterator[None]:
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[part] += time.perf_counter() - began
 
     @property
     def reason(self) -> str:
@@ -186,12 +196,12 @@ class EvolutionRun:
             rows: dict[str, list[float]] = {}
             tokens, began = 0, time.process_time()
             try:
-                turns = self.settings.gradient_turns
-                rows, tokens = self.bench.gradient(candidate.key, turns, turn)
+                with self._timed("evaluation"):
+                    turns = self.settings.gradient_turns
+                    rows, tokens = self.bench.gradient(candidate.key, turns, turn)
             except (NotFinite, RuntimeError, MemoryError) as error:
                 log.warning("candidate %s has no gradient: %s", candidate.key[:SHORT], error)
             cpu = round(time.process_time() - began, 4)
-            self.seconds["evaluation"] += cpu
             where = {"key": candidate.key, "generation": self.search.generation}
             record = self._write("gradient", turn=turn, **where, rows=rows, tokens=tokens, cpu=cpu)
         return dict(record["rows"])
@@ -286,9 +296,10 @@ class EvolutionRun:
     def _distances(self, keys: Sequence[str]) -> np.ndarray:
         """Between every two candidates, on a sample of their weights."""
         samples = self.bench.samples
-        for key in keys:
-            if key not in samples:
-                samples[key] = self.nursery.sample(key)
+        with self._timed("merge"):
+            for key in keys:
+                if key not in samples:
+                    samples[key] = self.nursery.sample(key)
         matrix = np.zeros((len(keys), len(keys)))
         for i, j in combinations(range(len(keys)), 2):
             apart = float(np.linalg.norm(samples[keys[i]] - samples[keys[j]]))
@@ -302,8 +313,9 @@ class EvolutionRun:
             return
         record = self._find("holdout", key=champion.key)
         if record is None:
-            self.bench.fill(champion.key)
-            score = self.material.holdout.score()
+            with self._timed("evaluation"):
+                self.bench.fill(champion.key)
+                score = self.material.holdout.score()
             record = self._write("holdout", key=champion.key, fitness=score.fitness)
         known = self.search.scores[champion.key]
         self.search.tell(champion.key, known, holdout=record["fitness"])

@@ -420,3 +420,15 @@ def test_small_populations_are_refused() -> None:
     with pytest.raises(ValidationError, match="below 4"):
         EvolutionSettings(strategy="cma-es", population_size=3)
     assert EvolutionSettings(strategy="grad", population_size=5).population_size == 5
+
+
+def test_the_budget_ends_a_search_that_looks_ahead() -> None:
+    """The last ones of a budget are not left for a generation that never comes."""
+    search = start("ga", generations=50, max_evaluations=30, early_stopping=False)
+    while search.finished is None:
+        while asked := search.due:
+            search.tell(asked[0].key, 0.5)
+        search.tell_distances(0.5, 1.0)
+        search.advance()
+    assert search.finished == "evaluations" and len(search.scores) == 30
+    assert search.generation < 6

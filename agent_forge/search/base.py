@@ -128,8 +128,9 @@ class Search:
     @property
     def due(self) -> list[Candidate]:
         """What is asked for while this generation cannot close; in the last one that is all."""
-        asked = self.ask()
+        asked, most = self.ask(), self.settings.max_evaluations
         last = self.generation >= self.settings.generations
+        last |= bool(most) and len(self.scores) + len(asked) >= most
         return asked if len(asked) > (0 if last else self.look_ahead) else []
 
     def tell(

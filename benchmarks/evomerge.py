@@ -38,7 +38,7 @@ from agent_forge.search.evolution import Evolution, Place
 
 NAME = "evomerge"
 SEEDS = {"tiny": (1, 2, 3), "small": (1,), "stories": (1, 2, 3)}
-GENERATIONS = {"tiny": 20, "small": 30, "stories": 20}
+GENERATIONS = {"tiny": 20, "small": 20, "stories": 12}
 RIVALS = {
     "best parent": "best parent",
     "base": "trunk",
@@ -123,6 +123,7 @@ def job_of(study: str, seed: int, work: Path, name: str, **changes: Any) -> Job:
         made = [place / domain for domain in DOMAINS]
         refs, base = [str(folder) for folder in made], str(place / "base")
         settings["data"] = [f"{folder}.jsonl" for folder in made]
+        settings["fitness_subset_size"] = 50  # passages of 400 characters
     else:
         refs = [specialists(study, seed, work)]
         settings["max_level"] = load_config(preset=study).phases.evomerge.max_level

@@ -137,13 +137,17 @@ class _Watch:
 
     def __init__(self) -> None:
         self._began = time.monotonic()
-        self._head = False
+        self._head = self._forecast = False
 
     def __call__(self, record: dict[str, Any]) -> None:
         if record["event"] == "note":
             typer.echo(record["text"], err=True)
         elif record["event"] == "candidate" and record["problem"]:
             typer.echo(f"  candidate {record['key'][:8]} failed: {record['problem']}", err=True)
+        elif record["event"] == "candidate" and not self._head and not self._forecast:
+            self._forecast = True
+            seconds = time.monotonic() - self._began
+            typer.echo(f"a candidate takes about {seconds:.1f} s", err=True)
         elif record["event"] == "verdict":
             typer.echo(f"measuring {record['model']} on unseen items", err=True)
         elif record["event"] == "generation":

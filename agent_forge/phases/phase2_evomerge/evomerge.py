@@ -78,6 +78,7 @@ class Conclusion:
         return [
             f"{'best parent, ' if name == self.best_parent else ''}{name}: "
             + self.rivals[name].comparison.overall.sentence("it")
+            + _losses(self.rivals[name].comparison)
             for name in names
         ]
 
@@ -334,6 +335,14 @@ def _rivals(run: EvolutionRun, names: Sequence[str]) -> dict[str, str | Weights]
     return rivals
 
 
+def _losses(comparison: Comparison) -> str:
+    """Where a model is worse than another, though it need not be so over all."""
+    if len(comparison.domains) < 2:
+        return ""
+    told = {domain.name: domain.sentence("it").split(" (")[0] for domain in comparison.domains}
+    return "".join(f"; on {n} {said}" for n, said in told.items() if said.startswith("worse"))
+
+
 def _retention(own: Score, parents: Sequence[Score]) -> dict[str, float]:
     """Accuracy of the champion over that of the best parent, for every domain."""
     found = {}
@@ -415,12 +424,17 @@ def story(run: EvolutionRun, inputs: Inputs, conclusion: Conclusion | None) -> l
             f"| `{Path(ref).name}` | `{digest}` |"
             for ref, digest in zip(inputs.parents, run.material.hashes, strict=False)
         ),
-        *("", "## Verdict", ""),
     ]
+    failed = sum(score == float("-inf") for score in run.search.scores.values())
+    lines += ["", f"Base: {f'`{Path(inputs.base).name}`' if inputs.base else 'none, their mean'}."]
+    lines += [f"{failed} candidates failed; the journal says why."] if failed else []
+    counts = {s: [f"{d.name} {len(d.examples)}" for d in of] for s, of in inputs.splits.items()}
+    lines += [f"Items for {split}: {', '.join(each)}." for split, each in counts.items()]
+    lines += ["", "## Verdict", ""]
     if conclusion is None:
         lines += ["There are no unseen items: the fitness was a function or command of the user."]
     else:
-        lines += ["On items that the search never saw:", ""]
+        lines += ["On items that the search never saw (of bits per byte fewer are better):", ""]
         lines += [f"- {sentence}" for sentence in conclusion.sentences()]
         lines += ["", *table(conclusion)]
     again = "`forge evo replay lineage.json OUT` makes the same weights from the same parents."

@@ -14,6 +14,7 @@ Perplexity and accuracy are means over domains. Someone's own fitness takes the 
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import math
 import shlex
@@ -207,7 +208,8 @@ class FunctionFitness:
 
     def score(self) -> Score:
         try:
-            value = self._function(self._model)
+            with contextlib.redirect_stdout(sys.stderr):  # stdout is for results
+                value = self._function(self._model)
         except (Exception, SystemExit) as error:  # someone's own code may raise anything
             raise PhaseFailed(f"{self.name}: {type(error).__name__}: {error}") from error
         return _own(value, self._sign, self.name)

@@ -21,7 +21,6 @@ from agent_forge.evals.subject import open_subject
 from agent_forge.merge.output import write
 from agent_forge.merge.weights import open_weights
 from agent_forge.model.network import ForgeNetwork
-from agent_forge.phases.phase2_evomerge.bench import Bench
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
 from agent_forge.phases.phase2_evomerge.evolve import evolve, replay, resumed
 from agent_forge.phases.phase2_evomerge.evomerge import prepare
@@ -358,9 +357,13 @@ def test_workers_and_races_change_nothing(tmp_path: Path) -> None:
 
 
 def test_auto_has_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Bench, "gradient", lambda *given: ({}, 0))  # they would come first
-    done = evolve(job(tmp_path / "x", strategy="auto", **{**ALL, "layer_paths": 1.0}))
+    ways = iter((2, 2, 1, 0, 2) * 9)  # mutation, sample, gradient: one may pay for long otherwise
+    monkeypatch.setattr(Auto, "_chosen", lambda self: self._ways[next(ways)])
+    many = {"layer_paths": 1.0, "path_gate": 100, "generations": 2}
+    done = evolve(job(tmp_path / "x", strategy="auto", **{**ALL, **many}))
     assert any(r["score"] for r in paths_in(done.folder)) and "path" in done.origin
+    kinds = [r["operation"]["kind"] for r in journal(done.folder)]
+    assert "shift" in kinds[kinds.index("path") :]  # a path is champion, and others are moved
 
 
 # -- settings -------------------------------------------------------------------------------------

@@ -54,9 +54,7 @@ class EvoMergeSettings(EvolutionSettings, PhaseSettings):
         False, description="stop measuring a candidate that cannot beat the champion any more"
     )
     path_gate: float = Field(
-        1.2,
-        gt=0,
-        description="a path with more times the champion's bits a byte on its first items is out",
+        1.2, gt=0, description="most bits a byte of a path on its first items, over the champion's"
     )
     workers: int = Field(
         0, ge=0, le=1024, description="candidates measured at once; 0 = one a core if that pays"

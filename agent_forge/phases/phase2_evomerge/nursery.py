@@ -192,12 +192,10 @@ class Nursery:
         """The weights in the layers, and the bytes of all, as multiples of the parents'."""
         if self.layers_of(key) is None:
             return 1.0, 1.0
-        counts = []
-        for specs in (self.specs_of(key), self.specs):
-            inside = sum(spec.numel for name, spec in specs.items() if layer_of(name) is not None)
-            counts.append((inside or 1, sum(spec.nbytes for spec in specs.values())))
-        own, parents = counts
-        return own[0] / parents[0], own[1] / parents[1]
+        both = self.specs_of(key), self.specs
+        inside = [sum(s.numel for n, s in x.items() if layer_of(n) is not None) for x in both]
+        nbytes = [sum(spec.nbytes for spec in specs.values()) for specs in both]
+        return inside[0] / inside[1], nbytes[0] / nbytes[1]
 
     # -- how each kind is made --------------------------------------------------------------------
 
@@ -278,11 +276,8 @@ class Nursery:
             parameters = {"weight": [*weight, {"value": float(i == 0)}]}
             return Source(model=refs[i], layer_range=[layer, layer + 1], parameters=parameters)
 
-        slices = [
-            Slice(sources=[source(i, chosen, layer) for i in range(len(refs))])
-            for chosen, layer in layers
-        ]
-        return Recipe(merge_method="linear", slices=slices)
+        rows = [[source(i, *place) for i in range(len(refs))] for place in layers]
+        return Recipe(merge_method="linear", slices=[Slice(sources=row) for row in rows])
 
     def _scaled(self, candidate: Candidate) -> Iterator[tuple[str, Tensor]]:
         """base + scale * (merge - base)."""

@@ -253,11 +253,7 @@ class EvolutionRun:
         return self.bench.measure(new[0], hurdles[new[0]])
 
     def _hurdles(self, key: str) -> Hurdles:
-        """What a candidate has to beat: the champion when its generation began.
-
-        The first items' bits a byte of a path must not be far above the champion's, or the
-        average's where there is no champion yet.
-        """
+        """What a candidate has to beat: the champion when its generation began, or the average."""
         born = self.search.born(key)
         champion = self.search.history[born - 1]["champion"] if born else None
         gate = None

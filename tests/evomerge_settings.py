@@ -48,7 +48,8 @@ def searched(setting: str, root: Path, patch: pytest.MonkeyPatch) -> Any:
         more.append(f"{PHASE}.strategy={acts[0]}")
     if field == "density":
         more.append(f"{PHASE}.blend_method=ties")
-    search = begin(settings(setting, *more), parents=3, groups=("a", "b"), seed=1)
+    layers = ("0", "1") if field == "layer_paths" else ()
+    search = begin(settings(setting, *more), parents=3, groups=("a", "b"), seed=1, layers=layers)
     while search.finished is None:
         while asked := search.ask():
             candidate = asked[0]
@@ -78,6 +79,7 @@ def evolved(setting: str, root: Path, patch: pytest.MonkeyPatch) -> Any:
     more = [OWN] if "direction" in setting else [f"{PHASE}.data={files}"]
     more += [f"{PHASE}.strategy=grad"] if "gradient" in setting else []
     more += [f"{PHASE}.fitness_subset_size=100"] if "racing" in setting else []
+    more += [f"{PHASE}.layer_paths=1"] if "path_gate" in setting else []
     wanted = settings(setting, *more)
     job = Job.of(wanted, [str(family() / name) for name in PARENTS], None, 1, root / "x")
     material = prepare(job.settings, job.inputs, "cpu", job.folder)
@@ -129,6 +131,8 @@ CHECKS = {
     f"{PHASE}.shift_sigma": (searched, "0.1", "0.2"),
     f"{PHASE}.mutation_sigma": (searched, "0.01", "0.02"),
     f"{PHASE}.mutation_rate": (searched, "0.01", "0.02"),
+    f"{PHASE}.layer_paths": (searched, "0", "0.5"),
+    f"{PHASE}.path_gate": (evolved, "1.01", "100"),
     f"{PHASE}.parent_weights": (searched, "[]", "[1, 2, 3]"),
     f"{PHASE}.drop_rate": (searched, "0.5", "0.9"),
     f"{PHASE}.keep": (searched, "0.2", "0.3"),

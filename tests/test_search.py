@@ -423,6 +423,7 @@ FIELDS: dict[str, tuple[dict[str, Any], dict[str, Any], float | None]] = {
         {"recipe_mutation": 0.5, "mutation_rate": 0.02},
         None,
     ),
+    "layer_paths": ({}, {"layer_paths": 0.5}, None),
     "parent_weights": ({}, {"parent_weights": [1.0, 2.0, 3.0]}, None),
     "drop_rate": ({}, {"drop_rate": 0.5}, None),
     "keep": ({}, {"keep": 0.5}, None),

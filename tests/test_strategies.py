@@ -54,6 +54,8 @@ class Bowl:
             return np.tile(np.eye(PARENTS)[operation["index"]], (len(GROUPS), 1))
         if candidate.kind == "average":
             return np.mean(rows, 0)
+        if candidate.kind == "path":
+            return rows[0] + 0.01 * len(operation["layers"])
         if candidate.kind in ("blend", "shift"):
             grid = np.array([operation["coefficients"][group] for group in GROUPS])
             if candidate.kind == "blend":
@@ -378,6 +380,7 @@ OTHER: dict[str, Any] = {
     "density": 0.3,
     "per_layer": False,
     "start_sigma": 0.3,
+    "layer_paths": 0.5,
     "gradient_step": 0.03,
     "gradient_share": 0.25,
 }

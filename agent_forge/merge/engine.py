@@ -25,7 +25,7 @@ from agent_forge.merge.inputs import KEPT_DRAWS, RUN, Cache, Inputs, mean
 from agent_forge.merge.methods import Kernel, Rows
 from agent_forge.merge.plan import Job, Parents, Plan, make_plan
 from agent_forge.merge.recipe import Recipe
-from agent_forge.merge.weights import Weights
+from agent_forge.merge.weights import Weights, with_layers
 from agent_forge.store.tensors import Spec
 
 Gradient = Callable[[Weights], Mapping[str, Tensor]]
@@ -305,9 +305,8 @@ def output_config(plan: Plan) -> dict[str, object]:
     """config.json of the result: that of the base, or of the first model, with what has changed."""
     refs = plan.recipe.references()
     config = dict(plan.models[refs[0]].config)
-    for key in ("num_hidden_layers", "n_layer", "n_layers", "num_layers"):
-        if key in config and plan.recipe.slices:
-            config[key] = plan.layers
+    if plan.recipe.slices:
+        config = with_layers(config, plan.layers)
     wanted = plan.recipe.out_dtype or plan.recipe.dtype
     if wanted and config:
         config["torch_dtype" if "torch_dtype" in config else "dtype"] = wanted

@@ -84,7 +84,7 @@ class Plan:
     models: Mapping[str, Weights]  # with their vocabularies aligned
     jobs: dict[str, Job]
     vocabulary: Vocabulary | None
-    layers: int
+    layers: tuple[int, ...]  # of the first source, one for each layer of the result
 
     @property
     def specs(self) -> dict[str, Spec]:
@@ -100,22 +100,23 @@ def make_plan(recipe: Recipe, parents: Parents) -> Plan:
         models, vocabulary = align(recipe.references(), parents, choice, recipe.base_model)
     parts = recipe.slices or [_whole(recipe, models)]
     jobs: dict[str, Job] = {}
-    done = 0
+    done: list[int] = []
     for n, part in enumerate(parts):
-        length = part.sources[0].layer_range[1] - part.sources[0].layer_range[0]
+        start, stop = part.sources[0].layer_range
+        length = stop - start
         outer = _Planner(recipe, models, part)
         if n == 0:
             jobs.update(outer.outside_layers(before=True))
         for i in range(length):
             position = i / (length - 1) if length > 1 else 1.0
-            jobs.update(outer.layer(i, done, position))
-            done += 1
+            jobs.update(outer.layer(i, len(done), position))
+            done.append(start + i)
         if n == len(parts) - 1:
             jobs.update(outer.outside_layers(before=False))
     if not jobs:
         raise ConfigError("there is nothing to merge: the models hold no tensors")
     _check_filters(recipe, jobs)
-    return Plan(recipe, models, jobs, vocabulary, done)
+    return Plan(recipe, models, jobs, vocabulary, tuple(done))
 
 
 def _check_filters(recipe: Recipe, jobs: Mapping[str, Job]) -> None:

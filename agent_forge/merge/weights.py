@@ -38,6 +38,8 @@ TOKEN_EMBEDDING = re.compile(
 )
 HEAD = re.compile(r"(^|\.)(lm_head|embed_out)\.weight$")
 BEFORE_LAYERS = re.compile(r"embed|wte|wpe|projection")
+DEPTHS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")  # as configs call it
+EACH_LAYER = ("layer_types", "no_rope_layers")  # lists in a config with an entry for each layer
 
 
 class Weights(Mapping[str, Tensor]):
@@ -131,6 +133,15 @@ def at_layer(name: str, layer: int) -> str:
 
 def layer_count(weights: Weights) -> int:
     return 1 + max((n for n in weights.by_layer() if n is not None), default=-1)
+
+
+def with_layers(config: Mapping[str, Any], layers: Sequence[int]) -> dict[str, Any]:
+    """The config of a model that has these layers of another one, in this order."""
+    found = {key: len(layers) if key in DEPTHS else value for key, value in config.items()}
+    for key in EACH_LAYER:
+        if isinstance(values := found.get(key), list):
+            found[key] = [values[min(layer, len(values) - 1)] for layer in layers]
+    return found
 
 
 def is_tied(weights: Weights) -> bool:

@@ -92,10 +92,11 @@ class Auto(Search):
             return self._wanted(self._ways[3], [self._combo()])
         way = self._chosen()
         if way.name == "gradient":
-            return self._step(way, best)
+            return self._step(way, self._movable(best))
         if way.name == "sample":
-            points = self._around(best).ask()
-            made = [self._around(best).box.candidate(x, "sample around the best") for x in points]
+            cma = self._around(self._movable(best))
+            points = cma.ask()
+            made = [cma.box.candidate(x, "sample around the best") for x in points]
             return self._wanted(way, made, points)
         if way.name == "combo":
             return self._wanted(way, [self._combo()])
@@ -147,6 +148,13 @@ class Auto(Search):
         return any(way.uses for way in self._ways[1:])
 
     # -- the ways ---------------------------------------------------------------------------------
+
+    def _movable(self, best: Candidate) -> Candidate:
+        """The best of those that have the parents' shape, so that task vectors can be added."""
+        if best.kind != "path":
+            return best
+        others = [key for key in self.scores if self.candidates[key].kind != "path"]
+        return self.candidates[self._ranked(others)[0]]
 
     def _place(self, key: str) -> tuple[Box, Vector]:
         """Where a candidate is among vectors."""

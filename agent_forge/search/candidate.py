@@ -15,6 +15,9 @@ A candidate is named by what it is made of, so the same one made twice has the s
     shift    {coefficients}              input + sum over parents of c * (parent - base), with one
                                          number a parent for every group
     noise    {sigma, rate, seed}         input + Gaussian noise on a share of the weights
+    path     {layers}                    [input, layer] for every layer, in this order, and outside
+                                         the layers what the first input has. Its shape is its own,
+                                         so nothing but another path is made from it
 """
 
 from __future__ import annotations
@@ -33,6 +36,7 @@ KINDS: dict[str, tuple[set[str], int, int | None]] = {
     "blend": ({"method", "coefficients", "density", "scale", "seed"}, 2, None),
     "shift": ({"coefficients"}, 1, 1),
     "noise": ({"sigma", "rate", "seed"}, 1, 1),
+    "path": ({"layers"}, 1, None),
 }
 SHORT = 8  # digits of a key that a person gets to see
 

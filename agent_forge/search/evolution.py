@@ -11,7 +11,8 @@ of the population. Then, generation by generation:
 The best E come from the population and from the best E before them, so the champion stays until it
 is beaten. Equal scores: the older one first, then by key. A failed candidate (-inf) is neither
 mutated nor merged; a place that cannot be filled for that reason gets a new combo of the parents.
-The losers' groups are threes for any number of parents.
+The losers' groups are threes for any number of parents. With `layer_paths` some mutants are paths,
+which are mutated but not merged.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from agent_forge.search.candidate import Candidate
 from agent_forge.search.settings import MUTANTS, TRIPLE
 
 MOST_VARIANTS = 4  # a place whose candidates keep coinciding with others is left alone after these
+MOST_ATTEMPTS = 50  # at a mutant that was never there: a short path has few others
 
 
 class Place(NamedTuple):
@@ -98,6 +100,8 @@ class Evolution(Search):
             rng = operators.generator(
                 self.seed, self.generation, slot, len(tried), attempt, place.use
             )
+            if attempt == MOST_ATTEMPTS:
+                place = Place("reseed", self._space.parents)
             operator, made = self._made(place, rng, again=bool(tried))
             if made.key not in self.candidates:
                 break
@@ -123,6 +127,7 @@ class Evolution(Search):
         settings, parents = self.settings, self._space.parents
         new = Place("reseed", parents)
         losers = [key for key in self._ranked(last) if key not in elites]
+        losers = [key for key in losers if self.candidates[key].kind != "path"]
         losers = losers[-TRIPLE * settings.triples :]
         places = [
             Place("mutant", (elites[n // MUTANTS % len(elites)],)) if elites else new

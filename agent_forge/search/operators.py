@@ -18,6 +18,7 @@ INTERPOLATION, ARITHMETIC, SELECTION = BITS = 4, 2, 1  # of a combo, read from t
 # Of the first four each technique is in two, and each two techniques meet once.
 COMBOS = (0b000, 0b011, 0b101, 0b110, 0b001, 0b010, 0b100, 0b111)
 ODDS = 1.0  # step of a drop rate or kept share, in log-odds
+MORE_STEPS = 0.5  # the chance of another change of a path, after each of them
 T = TypeVar("T")
 DIGITS = 6  # of every number that is drawn, so that a recipe stays readable
 
@@ -112,9 +113,13 @@ def mutate(
 
     The recipe of a merge of the parents is varied itself. Whatever is made from other candidates
     is shifted, which needs only its own weights: those it was made from may be gone by then.
-    `again` leaves out what has few outcomes, after one that was not new.
+    `again` leaves out what has few outcomes, after one that was not new. A path has paths.
     """
     settings = space.settings
+    if elite.kind == "path" or (
+        settings.layer_paths and space.layers and rng.random() < settings.layer_paths
+    ):
+        return "path", path(space, elite, rng)
     operation: dict[str, Any]
     inputs: tuple[str, ...] = (elite.key,)
     menu = ["shift"]
@@ -132,6 +137,33 @@ def mutate(
         changed = _changed(name, space, elite.operation, rng, strength)
         operation, inputs = {**elite.operation, **changed}, elite.inputs
     return name, Candidate(operation, inputs, f"{name} mutation of {elite.key[:SHORT]}")
+
+
+def path(space: Space, of: Candidate, rng: Generator) -> Candidate:
+    """Another path through the layers of a candidate and of the parents.
+
+    One layer is skipped, repeated or taken from another input, and perhaps some more. There is
+    always one layer, and never more than one and a half times those of the parents.
+    """
+    inputs = (of.key, *(key for key in space.parents if key != of.key))
+    layers = [[0, layer] for layer in range(len(space.layers))]
+    if of.kind == "path":
+        inputs, layers = of.inputs, list(of.operation["layers"])
+    while True:
+        menu = ["swap"]
+        menu += ["skip"] if len(layers) > 1 else []
+        menu += ["repeat"] if len(layers) < len(space.layers) * 3 // 2 else []
+        name, at = one(menu, rng), int(rng.integers(len(layers)))
+        if name == "skip":
+            del layers[at]
+        elif name == "repeat":
+            layers.insert(at, layers[at])
+        else:
+            source, layer = layers[at]
+            layers[at] = [one([i for i in range(len(inputs)) if i != source], rng), layer]
+        if rng.random() >= MORE_STEPS:
+            operation = {"kind": "path", "layers": layers}
+            return Candidate(operation, inputs, f"path mutation of {of.key[:SHORT]}")
 
 
 def recipe_change(

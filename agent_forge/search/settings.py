@@ -25,6 +25,7 @@ ACTS_IN: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("elite_count",), ("spec", "ga")),
     **dict.fromkeys(("shift_sigma", "parent_weights", "drop_rate", "keep"), ("spec", "ga", "auto")),
     **dict.fromkeys(("recipe_mutation", "mutation_sigma", "mutation_rate"), ("spec", "auto")),
+    "layer_paths": ("spec", "auto"),
     **dict.fromkeys(("min_diversity", "mutation_boost", "diversity_reseed_threshold"), ("spec",)),
     **dict.fromkeys(("tournament_size", "crossover_rate", "selection_pressure"), ("ga",)),
     **dict.fromkeys(("diversity_weight", "techniques"), ("ga",)),
@@ -62,6 +63,9 @@ class EvolutionSettings(Settings):
     )
     mutation_sigma: float = Field(0.01, gt=0, le=10, description="spread of the noise on weights")
     mutation_rate: float = Field(0.01, gt=0, le=1, description="share of the weights it changes")
+    layer_paths: float = Field(
+        0.0, ge=0, le=1, description="share of mutants that skip, repeat or swap layers"
+    )
     parent_weights: list[float] = Field(
         [], description="of the parents in the first combos; none = all alike"
     )

@@ -1,4 +1,4 @@
-"""The bench: a candidate's weights are put into the one network there and measured.
+"""The bench: a candidate's weights are put into the network of its shape and measured.
 
 It does so for the evolution's own process, or in a worker that has a bench of its own. What goes in
 and comes out is plain data, so either way the same goes into the journal.
@@ -13,13 +13,15 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+from torch import nn
 
 from agent_forge.errors import ForgeError, PhaseFailed
 from agent_forge.evals.likelihood import Outcome
 from agent_forge.evals.subject import Subject
 from agent_forge.merge.weights import Weights
-from agent_forge.phases.phase2_evomerge.fitness import DomainFitness, Fitness, Score
+from agent_forge.phases.phase2_evomerge.fitness import DomainFitness, Fitness, Score, shape_parts
 from agent_forge.phases.phase2_evomerge.gradient import gradient
+from agent_forge.phases.phase2_evomerge.networks import Networks
 from agent_forge.phases.phase2_evomerge.nursery import Nursery
 from agent_forge.phases.phase2_evomerge.racing import Standing
 from agent_forge.search.candidate import Candidate, lineage
@@ -44,14 +46,18 @@ class Material:
     hashes: tuple[str, ...]  # of parents and base
 
 
-def task_of(
-    candidates: Mapping[str, Candidate], key: str, against: Standing | None
-) -> dict[str, Any]:
+# Whom a candidate races with, and the bits a byte that a path may have on its first items.
+Hurdles = tuple[Standing | None, float | None]
+
+
+def task_of(candidates: Mapping[str, Candidate], key: str, hurdles: Hurdles) -> dict[str, Any]:
     """All that a bench needs to know of a candidate."""
+    against, gate = hurdles
     return {
         "key": key,
         "candidates": [c.to_json() for c in lineage(candidates, key)],
         "against": asdict(against) if against else None,
+        "gate": gate,
     }
 
 
@@ -64,7 +70,9 @@ class Bench:
         self.material, self.nursery, self.cache = material, nursery, cache
         self.samples: dict[str, np.ndarray] = {}  # of the weights, where they are wanted
         self._sampling = sampling
-        self._filled = ""  # the candidate whose weights the network has
+        self._networks = Networks(material.subject.model)
+        self.model: nn.Module = material.subject.model  # the network that was filled last
+        self._filled = ""  # the candidate whose weights it has
 
     def work(self, task: Mapping[str, Any]) -> dict[str, Any]:
         """A task in a worker. What would pause a run is for the caller to raise."""
@@ -73,25 +81,29 @@ class Bench:
                 self.nursery.learn(Candidate.from_json(data))
         against = task["against"]
         try:
-            return self.measure(task["key"], Standing(**against) if against else None)
+            standing = Standing(**against) if against else None
+            return self.measure(task["key"], (standing, task["gate"]))
         except ForgeError as error:
             return {"paused": f"{type(error).__name__}: {error}"}
 
-    def measure(self, key: str, against: Standing | None = None) -> dict[str, Any]:
+    def measure(self, key: str, hurdles: Hurdles = (None, None)) -> dict[str, Any]:
         """One that fails costs itself and nothing else."""
+        against, gate = hurdles
         began, cpu = time.perf_counter(), time.process_time()
         found = dict(NOTHING)
         try:
             sha = found["sha256"] = self.fill(key)
-            if self._sampling:
-                self.samples[key] = self.nursery.sample_of(self.material.subject.model)
+            if self._sampling and self.nursery.layers_of(key) is None:
+                self.samples[key] = self.nursery.sample_of(self.model)
             found["merge"] = time.perf_counter() - began
             place = f"{sha} {self.material.fitness.name}" + (f" {against.key}" if against else "")
+            place += "" if gate is None else f" gate {gate}"
             if place in self.cache:
                 found |= {**self.cache[place], "hit": True}
             else:
-                found |= self._score(against)
-                self.cache[place] = {name: found[name] for name in CACHED}
+                found |= self._score(against, gate)
+                if found["score"] is not None:
+                    self.cache[place] = {name: found[name] for name in CACHED}
             found["place"] = place
         except FAILURES as error:
             if isinstance(error, ForgeError) and error.pauses:
@@ -101,8 +113,13 @@ class Bench:
         found["cpu"] = round(time.process_time() - cpu, 4)
         return found
 
-    def _score(self, against: Standing | None) -> dict[str, Any]:
-        fitness = self.material.fitness
+    def _score(self, against: Standing | None, gate: float | None) -> dict[str, Any]:
+        fitness, spent = self.material.fitness, 0
+        if isinstance(fitness, DomainFitness) and gate is not None:
+            bits, spent = fitness.glance()
+            if bits > gate:
+                problem = f"{bits:.4g} bits a byte on its first items, {gate:.4g} may be"
+                return {"tokens": spent, "dropped": True, "problem": problem}
         found: dict[str, Any] = {"tokens": fitness.tokens}
         if isinstance(fitness, DomainFitness) and fitness.racing:
             estimate, met, found["tokens"] = fitness.race(against)
@@ -112,16 +129,24 @@ class Bench:
             score = fitness.score()
         if not math.isfinite(score.fitness):
             raise PhaseFailed(f"the fitness is {score.fitness}")
-        return {**found, "score": asdict(score)}
+        return {**found, "tokens": found["tokens"] + spent, "score": asdict(score)}
 
     def standing(self, key: str, fitness: float, outcomes: Any = None) -> Standing:
         """A candidate as others race against it; measured again where its outcomes are gone."""
+        assert isinstance(self.material.fitness, DomainFitness)
         if not outcomes:
-            assert isinstance(self.material.fitness, DomainFitness)
             self.fill(key)
             _, met, _ = self.material.fitness.race(None)
             outcomes = [_plain(outcome) for outcome in met or ()]
-        return Standing(key, fitness, *([part[i] for part in outcomes] for i in (0, 1)))
+        right, loss = ([part[i] for part in outcomes] for i in (0, 1))
+        bonus = self.material.fitness.bonus(shape_parts(*self.nursery.size(key)))
+        return Standing(key, fitness, right, loss, bonus)
+
+    def glance(self, key: str) -> tuple[float, int]:
+        """Bits a byte of a candidate on the first items, and their tokens."""
+        assert isinstance(self.material.fitness, DomainFitness)
+        self.fill(key)
+        return self.material.fitness.glance()
 
     def gradient(self, key: str, turns: int, turn: int) -> tuple[dict[str, list[float]], int]:
         """By every coefficient, on the items whose turn it is; {} for a fitness of one's own."""
@@ -132,9 +157,13 @@ class Bench:
         return gradient(self.material.fitness, self.nursery, turns, turn)
 
     def fill(self, key: str) -> str:
-        """The weights of a candidate into the network; returns their sha256."""
+        """The weights of a candidate into the network of its shape; returns their sha256."""
         self._filled = ""
-        sha = self.nursery.fill(self.material.subject.model, key)
+        self.model = self._networks.of(self.nursery.layers_of(key))
+        for fitness in (self.material.fitness, self.material.holdout):
+            if isinstance(fitness, DomainFitness):
+                fitness.use(self.model, *self.nursery.size(key))
+        sha = self.nursery.fill(self.model, key)
         self._filled = key
         return sha
 

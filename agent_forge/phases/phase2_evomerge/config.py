@@ -53,6 +53,9 @@ class EvoMergeSettings(EvolutionSettings, PhaseSettings):
     racing: bool = Field(
         False, description="stop measuring a candidate that cannot beat the champion any more"
     )
+    path_gate: float = Field(
+        1.2, gt=0, description="most bits a byte of a path on its first items, over the champion's"
+    )
     workers: int = Field(
         0, ge=0, le=1024, description="candidates measured at once; 0 = one a core if that pays"
     )
@@ -90,6 +93,12 @@ class EvoMergeSettings(EvolutionSettings, PhaseSettings):
             raise ValueError(f"{self.strategy} needs {needs}, which your own fitness has not")
         if self.racing and self.strategy == "nsga2":
             raise ValueError("racing knows one fitness: nsga2 has one for every domain")
+        if self.fitness and self.layer_paths:
+            raise ValueError(
+                "layer_paths needs bits a byte to go by, which your own fitness has not"
+            )
+        if not self.layer_paths and self.path_gate != type(self).model_fields["path_gate"].default:
+            raise ValueError("path_gate has no meaning without layer_paths")
         if self.cluster and self.executor != "ray":
             raise ValueError("cluster is an address for the executor ray")
         if min(self.domain_weights.values(), default=0) < 0:

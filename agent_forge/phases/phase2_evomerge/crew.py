@@ -6,12 +6,11 @@ was asked for, so the search cannot tell how many they are. A worker that dies c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from agent_forge.errors import PhaseFailed, WorkersLost
-from agent_forge.phases.phase2_evomerge.bench import NOTHING, task_of
-from agent_forge.phases.phase2_evomerge.racing import Standing
+from agent_forge.phases.phase2_evomerge.bench import NOTHING, Hurdles, task_of
 from agent_forge.search.candidate import Candidate
 from agent_forge.workers import Failure, Pool
 
@@ -34,25 +33,20 @@ class Crew:
     def measure(
         self,
         candidates: Mapping[str, Candidate],
-        asked: Sequence[Candidate],
-        against: Callable[[str], Standing | None],
+        asked: Mapping[str, Hurdles],
     ) -> dict[str, Any]:
-        """What came out for the first that is asked for; the others are under way.
-
-        `against` says whom each of them races with.
-        """
+        """What came out for the first that is asked for; the others are under way."""
         if self._pool is None:
             self._pool = self._start()
-        for candidate in asked:
-            if candidate.key not in self._given:
-                task = task_of(candidates, candidate.key, against(candidate.key))
-                self._pool.submit(len(self._given), task)
-                self._given.append(candidate.key)
-        first = asked[0]
-        while first.key not in self._found:
+        for key, hurdles in asked.items():
+            if key not in self._given:
+                self._pool.submit(len(self._given), task_of(candidates, key, hurdles))
+                self._given.append(key)
+        first = next(iter(asked))
+        while first not in self._found:
             number, outcome = next(self._pool.results())
             self._found[self._given[number]] = self._told(outcome)
-        return self._found.pop(first.key)
+        return self._found.pop(first)
 
     def _told(self, outcome: Any) -> dict[str, Any]:
         if isinstance(outcome, Failure):

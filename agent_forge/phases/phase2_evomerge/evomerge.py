@@ -21,7 +21,7 @@ from agent_forge.evals.subject import Subject, open_subject
 from agent_forge.evals.verdict import Comparison, Pair, judge
 from agent_forge.merge.preflight import preflight
 from agent_forge.merge.recipe import ModelInput, Recipe
-from agent_forge.merge.weights import Weights, open_weights
+from agent_forge.merge.weights import DEPTHS, Weights, open_weights
 from agent_forge.phases.phase2_evomerge.bench import Material
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
 from agent_forge.phases.phase2_evomerge.fitness import (
@@ -117,7 +117,13 @@ def resolve(
     report = preflight(recipe, out)
     report.require()
     notes = [f"{p.what}" for p in report.problems if p.level == "warning"]
-    size = sum(open_weights(ref).nbytes for ref in parents)
+    opened = [open_weights(ref) for ref in parents]
+    if settings.layer_paths and not {*DEPTHS} & {*opened[0].config}:
+        raise ConfigError(
+            f"layer_paths: the config of {parents[0]} does not say how many layers it has",
+            hint="do without: --set layer_paths=0",
+        )
+    size = sum(weights.nbytes for weights in opened)
     if size > LARGE_BYTES:
         notes.append(
             f"the parents have {size / 1e9:.1f} GB together: every candidate reads them all,"
@@ -282,24 +288,26 @@ def conclude(run: EvolutionRun, inputs: Inputs, names: Sequence[str]) -> Conclus
     how = s.fitness_weights, s.fitness_floors, s.domain_weights
     fitness = DomainFitness(run.material.subject, domains, *how)
     found: dict[str, list[Outcome]] = {}
+    scores: dict[str, Score] = {}
     model = run.material.subject.model
     for name, rival in {OTHERS[0]: champion.key, **_rivals(run, names)}.items():
         if isinstance(rival, Weights):
+            fitness.use(model)
             state = model.state_dict()
             for tensor in run.nursery.specs:
                 state[tensor].copy_(rival[tensor])
         else:
-            run.nursery.fill(model, rival)
+            run.bench.fill(rival)
+            fitness.use(run.bench.model, *run.nursery.size(rival))
         run.listen({"event": "verdict", "model": name})
         found[name] = fitness.outcomes()
-    own = found.pop(OTHERS[0])
-    scores = {name: fitness.judge(outcomes) for name, outcomes in found.items()}
+        scores[name] = fitness.judge(found[name])
+    own, mine = found.pop(OTHERS[0]), scores.pop(OTHERS[0])
     rivals = {
         name: Rival(scores[name], _compared(domains, outcomes, own))
         for name, outcomes in found.items()
     }
     best = max(names, key=lambda name: scores[name].quality)
-    mine = fitness.judge(own)
     nats = sum(sum(o.loss) for o in own) / sum(sum(o.tokens) for o in own)
     kept = _retention(mine, [scores[name] for name in names])
     return Conclusion(mine, rivals, best, math.exp(min(700, nats)), kept)

@@ -4,11 +4,11 @@
 
     perplexity   1 - H / H0, bits per byte against a model that only counts bytes
     accuracy     beyond chance, where there are answers
-    speed        0.5 at the parents' cost of a token
-    memory       0.5 at the parents' bytes
+    speed        1 / (1 + the weights in its layers / the parents'), so 0.5 at the parents'
+    memory       1 / (1 + its bytes / the parents')
 
-Every candidate has the shape of its parents, so speed and memory are 0.5 for all and are not
-measured: a clock's noise must not choose the champion. They only damp what the others say.
+Speed and memory are counted, not measured: a clock's noise must not choose the champion. Only a
+path has another shape than its parents; for all others they damp what the other parts say.
 Perplexity and accuracy are means over domains. Someone's own fitness takes the place of all that.
 """
 
@@ -22,6 +22,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -38,12 +39,12 @@ from agent_forge.phases.phase2_evomerge.racing import (
     Standing,
     ahead,
     estimate,
+    first,
     joined,
     lost,
     rungs,
 )
 
-OF_ONE_SHAPE = {"speed": 0.5, "memory": 0.5}
 PARTS = ("perplexity", "accuracy", "speed", "memory")
 CUSTOM_SECONDS = 3600.0
 
@@ -91,6 +92,7 @@ class DomainFitness:
         self.floors = dict(floors)
         self.shares = [(shares or {}).get(domain.name, 1.0) for domain in domains]
         self.mixed = mixed
+        self.use(subject.model)
         self.prepared: list[Prepared] = [subject.prepare(domain) for domain in domains]
         self.tokens = sum(len(item.ids) for found in self.prepared for item in found.items)
         self.racing = racing
@@ -102,6 +104,11 @@ class DomainFitness:
         how: dict[str, Any] = {"weights": self.weights, "floors": self.floors}
         how |= {"racing": SHARES} if racing else {}  # other batches, so other last bits
         self.name = evaluation_hash(domains, **how, shares=self.shares, mixed=mixed)
+
+    def use(self, model: nn.Module, cost: float = 1.0, size: float = 1.0) -> None:
+        """Measure what is in this network; its cost and bytes are multiples of the parents'."""
+        self.subject = replace(self.subject, model=model)
+        self._shape = shape_parts(cost, size)
 
     def outcomes(self) -> list[Outcome]:
         """What came out for every example, domain by domain."""
@@ -115,6 +122,34 @@ class DomainFitness:
     def score(self) -> Score:
         return self.judge(self.outcomes())
 
+    def glance(self) -> tuple[float, int]:
+        """Bits a byte on the first items of every domain, and the tokens that these have."""
+        found = [
+            (share, self._measured(prepared).bits_per_byte(size))
+            for share, (size, prepared) in zip(self.shares, self._first, strict=True)
+        ]
+        return _mean(found), sum(prepared.tokens for _, prepared in self._first)
+
+    @cached_property
+    def _first(self) -> list[tuple[int, Prepared]]:
+        found = []
+        for domain in self.domains:
+            chosen = tuple(domain.examples[i] for i in first(domain))
+            part = replace(domain, examples=chosen, tasks=(), writing=None)
+            found.append((sum(part.sizes), self.subject.prepare(part)))
+        return found
+
+    def bonus(self, shape: Mapping[str, float]) -> float:
+        """What a shape adds to the fitness, over that of the parents."""
+        known = self._known()
+        gains = (known.get(name, 0.0) * (part - 0.5) for name, part in shape.items())
+        return sum(gains) / sum(known.values())
+
+    def _known(self) -> dict[str, float]:
+        """The weights of the parts that there are."""
+        exact = any(domain.exact for domain in self.domains)
+        return {name: w for name, w in self.weights.items() if name != "accuracy" or exact}
+
     def race(self, against: Standing | None) -> tuple[float, list[Outcome] | None, int]:
         """Fitness, outcomes and tokens; of one that fell behind an estimate, and no outcomes."""
         met: list[list[Met]] = [[] for _ in self.domains]
@@ -127,6 +162,7 @@ class DomainFitness:
             if against is not None and rung + 1 < len(SHARES):
                 gains = [ahead(m, d, against, *rates[d]) for d, m in enumerate(met)]
                 value, error = estimate(gains, totals)
+                value += self.bonus(self._shape) - against.bonus
                 if lost(value, error):
                     return against.fitness + value, None, tokens
         outcomes = [joined(m, n) for m, n in zip(met, totals, strict=True)]
@@ -135,7 +171,7 @@ class DomainFitness:
     def rates(self) -> list[tuple[float, float]]:
         """What a nat less and a right answer more add to the fitness, domain by domain."""
         exact = [domain.exact for domain in self.domains]
-        known = {k: w for k, w in self.weights.items() if k != "accuracy" or any(exact)}
+        known = self._known()
         total = sum(known.values())
         bits = known.get("perplexity", 0.0) / total / (sum(self.shares) or 1.0)
         answers = sum(s for s, e in zip(self.shares, exact, strict=True) if e) or 1.0
@@ -159,15 +195,19 @@ class DomainFitness:
             if domain.exact:
                 raw[f"{domain.name}/accuracy"] = outcome.accuracy
                 accuracy.append((share, beyond_chance(outcome.accuracy, domain.chance)))
-        parts = {**OF_ONE_SHAPE, "perplexity": _mean(perplexity)}
+        parts = {**self._shape, "perplexity": _mean(perplexity)}
         if accuracy:
             parts["accuracy"] = _mean(accuracy)
-        weights = {name: weight for name, weight in self.weights.items() if name in parts}
+        weights = self._known()
         total = sum(weights.values())
         fitness = sum(weight * parts[name] for name, weight in weights.items()) / total
         if any(_misses(name, raw[name], floor) for name, floor in self.floors.items()):
             fitness = 0.0
         return Score(fitness, parts, raw)
+
+
+def shape_parts(cost: float, size: float) -> dict[str, float]:
+    return {"speed": 1 / (1 + cost), "memory": 1 / (1 + size)}
 
 
 def _some(subject: Subject, domain: Domain, examples: Sequence[int]) -> Prepared | None:

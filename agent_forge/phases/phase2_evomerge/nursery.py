@@ -19,8 +19,17 @@ from torch import Tensor, nn
 from agent_forge.errors import ConfigError, NotFinite
 from agent_forge.merge.engine import merge
 from agent_forge.merge.plan import Parents, make_plan
-from agent_forge.merge.recipe import ModelInput, Recipe
-from agent_forge.merge.weights import BEFORE_LAYERS, HEAD, LAYER, Weights, open_weights
+from agent_forge.merge.recipe import ModelInput, Recipe, Slice, Source
+from agent_forge.merge.weights import (
+    BEFORE_LAYERS,
+    HEAD,
+    LAYER,
+    Weights,
+    at_layer,
+    layer_of,
+    open_weights,
+    with_layers,
+)
 from agent_forge.search.candidate import Candidate
 from agent_forge.search.operators import generator
 from agent_forge.store import files
@@ -157,8 +166,36 @@ class Nursery:
     def weights(self, key: str) -> Weights:
         """A candidate as weights that can be written; all of it is in memory."""
         made = dict(self.tensors(key))
-        first = self.parents[0]
-        return Weights(self.specs, made.__getitem__, config=first.config, folder=first.folder)
+        first, layers = self.parents[0], self.layers_of(key)
+        config = first.config if layers is None else with_layers(first.config, layers)
+        return Weights(self.specs_of(key), made.__getitem__, config=config, folder=first.folder)
+
+    # -- shapes -----------------------------------------------------------------------------------
+
+    def layers_of(self, key: str) -> list[int] | None:
+        """Which layer each layer of a path was; None for all that have the parents' shape."""
+        candidate = self.known[key]
+        if candidate.kind != "path":
+            return None
+        return [int(layer) for _, layer in candidate.operation["layers"]]
+
+    def specs_of(self, key: str) -> dict[str, Spec]:
+        layers = self.layers_of(key)
+        if layers is None:
+            return self.specs
+        found = {name: spec for name, spec in self.specs.items() if layer_of(name) is None}
+        for place, layer in enumerate(layers):
+            found |= {at_layer(n, place): s for n, s in self.specs.items() if layer_of(n) == layer}
+        return found
+
+    def size(self, key: str) -> tuple[float, float]:
+        """The weights in the layers, and the bytes of all, as multiples of the parents'."""
+        if self.layers_of(key) is None:
+            return 1.0, 1.0
+        both = self.specs_of(key), self.specs
+        inside = [sum(s.numel for n, s in x.items() if layer_of(n) is not None) for x in both]
+        nbytes = [sum(spec.nbytes for spec in specs.values()) for specs in both]
+        return inside[0] / inside[1], nbytes[0] / nbytes[1]
 
     # -- how each kind is made --------------------------------------------------------------------
 
@@ -173,6 +210,8 @@ class Nursery:
             return merge(self._shift(refs[0], operation["coefficients"]), models)
         if candidate.kind == "blend":
             return merge(self._blend(refs, operation), models)
+        if candidate.kind == "path":
+            return merge(self._path(refs, operation["layers"]), models)
         weights = operation["weights"]
         inputs = [
             ModelInput(model=ref, parameters={"weight": self._by_group(weights, i)})
@@ -227,6 +266,18 @@ class Nursery:
             back = self.groups.conditional({group: -total for group, total in sums.items()})
             inputs.append(ModelInput(model=BASE, parameters={"weight": back}))
         return Recipe(merge_method="linear", models=inputs, parameters={"normalize": False})
+
+    def _path(self, refs: Sequence[str], layers: Sequence[Sequence[int]]) -> Recipe:
+        """Each layer of one input alone, and outside the layers the first input alone."""
+
+        def source(i: int, chosen: int, layer: int) -> Source:
+            texts = self.groups.of[f"layer {layer}"]
+            weight = [{"filter": text, "value": float(i == chosen)} for text in texts]
+            parameters = {"weight": [*weight, {"value": float(i == 0)}]}
+            return Source(model=refs[i], layer_range=[layer, layer + 1], parameters=parameters)
+
+        rows = [[source(i, *place) for i in range(len(refs))] for place in layers]
+        return Recipe(merge_method="linear", slices=[Slice(sources=row) for row in rows])
 
     def _scaled(self, candidate: Candidate) -> Iterator[tuple[str, Tensor]]:
         """base + scale * (merge - base)."""

@@ -29,7 +29,6 @@ from agent_forge.phases.phase2_evomerge.evomerge import (
 )
 from agent_forge.phases.phase2_evomerge.run import CACHE, EvolutionRun
 from agent_forge.phases.phase2_evomerge.staff import crew_of
-from agent_forge.store.files import read_json
 
 FOLDER = "evolution"
 BASE = "trunk"
@@ -150,7 +149,7 @@ class EvoMergePhase(PhaseController):
         }
         return PhaseResult(
             True,
-            run.material.subject.model,
+            run.bench.model,
             self.name,
             {**known, **metrics},
             artifacts,
@@ -173,7 +172,7 @@ class EvoMergePhase(PhaseController):
         tokenizer = [p for p in sorted(folder.iterdir()) if "token" in p.name or "chat" in p.name]
         beside = champion_files(run, inputs, conclusion)
         del beside["README.md"]  # the store writes the card of a run's model
-        run.nursery.fill(run.material.subject.model, champion.key)
+        run.bench.fill(champion.key)
         return ctx.save_model(
             "champion",
             dict(weights),
@@ -186,7 +185,7 @@ class EvoMergePhase(PhaseController):
                 "accuracy": conclusion.champion.parts.get("accuracy", 0.0),
                 "perplexity": conclusion.perplexity,
             },
-            config=read_json(folder / "config.json"),
+            config=weights.config,
             metrics={k: v for k, v in metrics.items() if "/" not in k},
             tokenizer_files=tokenizer,
             beside=beside,

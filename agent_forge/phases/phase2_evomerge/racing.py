@@ -34,15 +34,26 @@ class Standing:
     fitness: float
     right: list[list[bool]]
     loss: list[list[float]]
+    bonus: float = 0.0  # in its fitness, for needing less than the parents
 
 
 def rungs(domain: Domain) -> list[list[int]]:
     """Which examples of a domain each share adds; a small domain is met as a whole at the end."""
-    order = sorted(range(len(domain.examples)), key=lambda i: content_hash(domain.examples[i]))
+    order = _order(domain)
     ends = [round(share * len(order)) for share in SHARES]
     if ends[0] < LEAST:
         return [[] for _ in SHARES[1:]] + [order]
     return [order[a:b] for a, b in zip([0, *ends], ends, strict=False)]
+
+
+def first(domain: Domain) -> list[int]:
+    """The examples of the first share; of a small domain the least that says anything."""
+    order = _order(domain)
+    return order[: max(LEAST, round(SHARES[0] * len(order)))]
+
+
+def _order(domain: Domain) -> list[int]:
+    return sorted(range(len(domain.examples)), key=lambda i: content_hash(domain.examples[i]))
 
 
 def ahead(

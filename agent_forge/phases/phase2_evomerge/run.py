@@ -28,7 +28,7 @@ import torch
 
 from agent_forge.errors import ConfigError, Interrupted, NotFinite, PhaseFailed, WorkersLost
 from agent_forge.merge.output import write
-from agent_forge.phases.phase2_evomerge.bench import CACHED, Bench, Material
+from agent_forge.phases.phase2_evomerge.bench import CACHED, Bench, Hurdles, Material
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
 from agent_forge.phases.phase2_evomerge.crew import Crew
 from agent_forge.phases.phase2_evomerge.fitness import Score
@@ -224,7 +224,8 @@ class EvolutionRun:
                 hint="try the fitness on that model alone first",
             )
         if found["problem"]:
-            log.warning("candidate %s failed: %s", candidate.key[:SHORT], found["problem"])
+            level = logging.INFO if found["dropped"] else logging.WARNING
+            log.log(level, "candidate %s is out: %s", candidate.key[:SHORT], found["problem"])
         elif found["hit"]:
             self.cache_hits += 1
         elif self._cache_file is not None:
@@ -252,31 +253,45 @@ class EvolutionRun:
     def _found(self, asked: Sequence[Candidate]) -> dict[str, Any]:
         """What came out for the first of these, on this bench or by the crew."""
         settings = self.settings
+        new = [c.key for c in asked if not self._find("candidate", key=c.key)]
+        hurdles = {key: self._hurdles(key) for key in new}
         if self._crew is not None:
             spent = self.seconds["merge"] + self.seconds["evaluation"]
             left = (settings.generations - self.search.generation) * settings.population_size
             if self._crew.wanted(left * spent / self._count if self._count else 0.0):
-                new = [c for c in asked if not self._find("candidate", key=c.key)]
-                return self._crew.measure(self.search.candidates, new, self._against)
-        return self.bench.measure(asked[0].key, self._against(asked[0].key))
+                return self._crew.measure(self.search.candidates, hurdles)
+        return self.bench.measure(new[0], hurdles[new[0]])
 
-    def _against(self, key: str) -> Standing | None:
-        """Whom a candidate has to beat in a race: the champion when its generation began."""
+    def _hurdles(self, key: str) -> Hurdles:
+        """What a candidate has to beat: the champion when its generation began, or the average."""
         born = self.search.born(key)
         champion = self.search.history[born - 1]["champion"] if born else None
+        gate = None
+        if self.search.candidates[key].kind == "path":
+            candidates = self.search.candidates.values()
+            average = next(c.key for c in candidates if c.kind == "average")
+            gate = self.settings.path_gate * self._first_bits(champion or average)
         if not self.settings.racing or champion is None:
-            return None
+            return None, gate
         if champion not in self._standings:
             score, known = self.search.scores[champion], self._outcomes.get(champion)
             self._standings[champion] = self.bench.standing(champion, score, known)
-        return self._standings[champion]
+        return self._standings[champion], gate
+
+    def _first_bits(self, key: str) -> float:
+        record = self._find("gate", key=key)
+        if record is None:
+            bits, tokens = self.bench.glance(key)
+            where = {"key": key, "generation": self.search.generation}
+            record = self._write("gate", **where, bits_per_byte=bits, tokens=tokens)
+        return float(record["bits_per_byte"])
 
     # -- what is told besides ---------------------------------------------------------------------
 
     def _tell_distances(self) -> None:
         generation = self.search.generation
-        scores = self.search.scores
-        alive = [c.key for c in self.search.population if scores.get(c.key, -math.inf) > -math.inf]
+        scores, shaped = self.search.scores, [c for c in self.search.population if c.kind != "path"]
+        alive = [c.key for c in shaped if scores.get(c.key, -math.inf) > -math.inf]
         record = self._find("distances", generation=generation, among=len(alive))
         if record is None:
             parents = [c.key for c in self.search.candidates.values() if c.kind == "parent"]
@@ -331,7 +346,8 @@ class EvolutionRun:
             for c in self.search.population
             if c.kind == "merge" and not parents.issuperset(c.inputs)
         ]
-        return [c.key for c in (*merged, *self.search.survivors)]
+        survivors = [c.inputs[0] if c.kind == "path" else c.key for c in self.search.survivors]
+        return [*(c.key for c in merged), *survivors]
 
     def _time_is_over(self, generation: int) -> bool:
         """Whether the clock ends it here: once written down, that stays so for this budget."""
@@ -386,6 +402,7 @@ class EvolutionRun:
         free |= {"data", "verdict_items", "max_evaluations", *self.settings.unused}
         free |= {"workers", "executor", "cluster"}  # they change nothing
         free |= {"strategy"} if self.settings.strategy == "spec" else set()
+        free |= set() if self.settings.layer_paths else {"layer_paths", "path_gate"}
         holdout = self.material.holdout
         content = {
             "settings": self.settings.model_dump(mode="json", exclude=free),

@@ -211,8 +211,11 @@ def shape_parts(cost: float, size: float) -> dict[str, float]:
 
 
 def _some(subject: Subject, domain: Domain, examples: Sequence[int]) -> Prepared | None:
+    if not examples:
+        return None
+    tasks = tuple(domain.tasks[i] for i in examples) if domain.tasks else ()
     chosen = tuple(domain.examples[i] for i in examples)
-    return subject.prepare(replace(domain, examples=chosen, tasks=())) if chosen else None
+    return subject.prepare(replace(domain, examples=chosen, tasks=tasks))
 
 
 def _mean(shares: Sequence[tuple[float, float]]) -> float:

@@ -594,3 +594,16 @@ def test_models_of_two_makers_are_compared(ours: Path, foreign: Path, forge: For
 def test_what_cannot_be_compared(foreign: Path, forge: Forge) -> None:
     assert "nowhere is not a folder" in forge(f"compare {foreign} nowhere --tasks copy").err
     assert "nothing to measure" in forge(f"compare {foreign} {foreign}").err
+
+
+def test_packs_are_written_and_worked_examples_lengthen_what_is_read(
+    forge: Forge, foreign: Path
+) -> None:
+    rows = {}
+    for shots in (0, 2):
+        line = f"eval {foreign} --pack math --items 4 --shots {shots} --json"
+        (rows[shots],) = forge(line).document["domains"]
+    assert rows[0]["items"] == rows[2]["items"] == 4
+    assert rows[0]["truncated"] is not None and rows[0]["cut"] < rows[2]["cut"] == 1.0
+    result = forge(f"eval {foreign} --pack maths")
+    assert result.code == 2 and "math" in result.err

@@ -192,7 +192,7 @@ def test_slices_stack_layers() -> None:
     )
     merged = merge(recipe, parents())
     a, b = state(0.0), state(100.0)
-    assert merged.plan.layers == 4
+    assert merged.plan.layers == (0, 1, 1, 2)
     assert torch.equal(merged["model.embed_tokens.weight"], a["model.embed_tokens.weight"])
     assert torch.equal(merged["lm_head.weight"], 2 * b["lm_head.weight"])
     for out, (source, layer, scale) in enumerate([(a, 0, 1), (a, 1, 1), (b, 1, 2), (b, 2, 2)]):

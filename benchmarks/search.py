@@ -184,22 +184,24 @@ def _reference(mine: list[dict[str, Any]], seed: int) -> dict[str, Any] | None:
 
 def _sooner(mine: list[dict[str, Any]]) -> list[str]:
     """Tokens until a strategy is as good as the best reference in the end, seed by seed."""
-    lines = ["| strategy | tokens to the reference's final quality, of the reference's |"]
-    lines.append("|---|---|")
+    lines = ["| strategy | tokens to the reference's final quality | to its final fitness |"]
+    lines.append("|---|---|---|")
     for name in STRATEGIES:
-        if name.startswith(REFERENCE):
-            continue
-        found = []
-        for r in (r for r in mine if r["strategy"] == name):
-            reference = _reference(mine, r["seed"])
-            if reference is None:
-                continue
-            goal, whole = reference["curve"][-1][4], reference["curve"][-1][1]
-            reached = next((p[1] for p in r["curve"] if p[4] >= goal), None)
-            found.append("not reached" if reached is None else f"{reached / whole:.2f}")
-        if found:
-            lines.append(f"| {name} | {', '.join(found)} |")
+        own = [r for r in mine if r["strategy"] == name]
+        if own and not name.startswith(REFERENCE):
+            columns = (", ".join(_reached(mine, r, column) for r in own) for column in (4, 3))
+            lines.append(f"| {name} | {' | '.join(columns)} |")
     return lines
+
+
+def _reached(mine: list[dict[str, Any]], row: dict[str, Any], column: int) -> str:
+    """As a share of the tokens that the reference took."""
+    reference = _reference(mine, row["seed"])
+    if reference is None:
+        return "-"
+    goal, whole = reference["curve"][-1][column], reference["curve"][-1][1]
+    reached = next((point[1] for point in row["curve"] if point[column] >= goal), None)
+    return "never" if reached is None else f"{reached / whole:.2f}"
 
 
 def racing_table(rows: list[dict[str, Any]]) -> list[str]:

@@ -219,6 +219,8 @@ def racing_table(rows: list[dict[str, Any]]) -> list[str]:
 
 def workers_table(rows: list[dict[str, Any]]) -> list[str]:
     mine = {r["crew"]: r for r in rows if r["study"] == "workers"}
+    if not mine:
+        return []
     lines = ["| workers | s | times as fast | champion |", "|---|---|---|---|"]
     first = mine.get("one process")
     for name, r in mine.items():

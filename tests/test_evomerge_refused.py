@@ -10,16 +10,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import nn
 
 from agent_forge.errors import AlreadyExists, ConfigError, DamagedFile, NotFound, PhaseFailed
 from agent_forge.evals.domains import from_files
-from agent_forge.evals.verdict import ACCURACY, BITS, Gain, Verdict
+from agent_forge.evals.likelihood import Outcome
+from agent_forge.evals.verdict import ACCURACY, BITS, Comparison, Gain, Pair, Verdict, judge
 from agent_forge.phases.phase2_evomerge import EvoMerge, EvoMergeConfig
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
 from agent_forge.phases.phase2_evomerge.evolve import Evolved, Job, evolve, replay, resumed
+from agent_forge.phases.phase2_evomerge.evomerge import _losses
 from agent_forge.phases.phase2_evomerge.fitness import FunctionFitness
 from agent_forge.phases.phase2_evomerge.run import JOURNAL
 from agent_forge.store import files
@@ -340,3 +344,31 @@ def test_replay_onto_something(done: Evolved, tmp_path: Path) -> None:
     with pytest.raises(AlreadyExists) as error:
         replay(done.model_path / "lineage.json", tmp_path)
     assert "--force" not in error.value.hint and "name a folder" in error.value.hint
+
+
+def test_a_fitness_that_prints_leaves_stdout_to_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "loud_score.py").write_text(
+        "def loud(model):\n    print('HELLO')\n    return 1.0\n"
+    )
+    assert FunctionFitness("loud_score:loud", nn.Linear(1, 1), 1).score().fitness == 1.0
+    said = capsys.readouterr()
+    assert "HELLO" not in said.out and "HELLO" in said.err
+
+
+def test_a_sentence_names_the_domains_that_lost() -> None:
+    rng = np.random.default_rng(0)
+    losses = rng.normal(5.0, 0.1, (2, 60))
+
+    def outcome(loss: list[float]) -> Outcome:
+        return Outcome([False] * 60, loss, [3] * 60, [1.0] * 60)
+
+    before = [outcome(row.tolist()) for row in losses]
+    after = [outcome((losses[0] - 2).tolist()), outcome((losses[1] + 1).tolist())]
+    named = zip(("won", "lost"), before, after, strict=True)
+    found = judge([Pair(name, a, b, [4] * 60, False) for name, a, b in named])
+    assert "; on lost worse than it by" in _losses(found) and "on won" not in _losses(found)
+    assert _losses(Comparison(found.domains[1:], found.overall)) == ""

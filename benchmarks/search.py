@@ -4,11 +4,12 @@
     python benchmarks/search.py --work W --study racing        one study
     python benchmarks/search.py --tables                       write the tables from what is there
 
-Studies, each on Phase 1's specialists (`tiny`, three seeds; W keeps them, as in evomerge.py):
-`strategies` spends 200 evaluations with every strategy, and with CMA-ES over one family of methods
-a run, the reference; `racing` repeats two of them with racing; `workers` measures the same
-evolution with one and two processes and with Ray. Every champion on the way is measured on items
-that the search never sees.
+Studies, three seeds each: `strategies` spends 200 evaluations on Phase 1's `tiny` specialists with
+every strategy, and with CMA-ES over one family of methods a run, the reference; `fine-tunes` does
+the same on three fine-tunes of a small Llama (needs AGENT_FORGE_DATA); `racing` repeats two of the
+first with racing; `workers` measures the same evolution with one and two processes and with Ray.
+W keeps the models, as in evomerge.py. Every champion on the way is measured on items that the
+search never sees.
 """
 
 from __future__ import annotations
@@ -18,10 +19,12 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import torch
+from evomerge import job_of as study_of
 from evomerge import specialists
 from results import command
 
@@ -53,20 +56,30 @@ CREWS: dict[str, dict[str, Any]] = {
 }
 
 
-def job_of(work: Path, seed: int, folder: str, **settings: Any) -> Job:
-    wanted = {"early_stopping": False, "generations": 1000, "max_evaluations": EVALUATIONS}
-    wanted |= {"fitness_subset_size": 100, "verdict_items": 1000, "workers": 1, **settings}
+LENGTH = {"early_stopping": False, "generations": 1000, "max_evaluations": EVALUATIONS}
+PASSAGES = {"fitness_subset_size": 25, "verdict_items": 100}  # of each fine-tune's text
+
+
+def tuned_job(work: Path, seed: int, name: str, **settings: Any) -> Job:
+    return study_of("stories", seed, work, f"search {name}", **LENGTH, **PASSAGES, **settings)
+
+
+def job_of(work: Path, seed: int, name: str, **settings: Any) -> Job:
+    wanted = LENGTH | {"fitness_subset_size": 100, "verdict_items": 1000, "workers": 1, **settings}
     session = specialists("tiny", seed, work)
-    place = work / f"search_{seed}_{folder}"
+    place = work / f"search_{seed}_{name.replace(' ', '_').replace(',', '')}"
     return Job.of(EvoMergeSettings.model_validate(wanted), [session], None, seed, place, work)
 
 
-def searched(work: Path, seed: int, name: str, settings: dict[str, Any]) -> dict[str, Any]:
+def searched(job: Callable[[], Job]) -> dict[str, Any]:
     """One search, and each of its champions on unseen items."""
     torch.set_num_threads(1)
-    job = job_of(work, seed, name.replace(" ", "_").replace(",", ""), **settings)
+    return _curve(job())
+
+
+def _curve(job: Job) -> dict[str, Any]:
     material = prepare(job.settings, job.inputs, "cpu", job.folder)
-    run = EvolutionRun(job.settings, material, job.folder, seed=seed)
+    run = EvolutionRun(job.settings, material, job.folder, seed=job.seed)
     run.run()
     how = job.settings.fitness_weights, job.settings.fitness_floors
     unseen = DomainFitness(material.subject, job.inputs.splits["verdict"], *how)
@@ -81,9 +94,7 @@ def searched(work: Path, seed: int, name: str, settings: dict[str, Any]) -> dict
         if fitness > best and not line.get("dropped"):
             best = fitness
             run.nursery.fill(material.subject.model, line["key"])
-            held = unseen.score()
-            parts = [held.quality, held.parts["accuracy"]]
-            curve.append([count, tokens, cpu, best, *parts])
+            curve.append([count, tokens, cpu, best, unseen.score().quality])
     curve.append([count, tokens, cpu, *curve[-1][3:]])
     rounded = [[a, b, *(round(x, 5) for x in rest)] for a, b, *rest in curve]
     return {"tokens_each": material.fitness.tokens, "curve": rounded}
@@ -91,7 +102,7 @@ def searched(work: Path, seed: int, name: str, settings: dict[str, Any]) -> dict
 
 def staffed(work: Path, name: str) -> dict[str, Any]:
     """The same evolution by other workers: how long it takes, and what comes out."""
-    job = job_of(work, 1, name.replace(" ", "_").replace(",", ""), **CREWS[name])
+    job = job_of(work, 1, name, fitness_subset_size=250, **CREWS[name])  # about a second each
     job = Job.of(
         job.settings.model_copy(update={"max_evaluations": 100, "verdict_items": 20}),
         list(job.inputs.parents),
@@ -112,17 +123,16 @@ def staffed(work: Path, name: str) -> dict[str, Any]:
 def cells(
     work: Path, study: str | None
 ) -> Iterator[tuple[dict[str, Any], Callable[[], dict[str, Any]]]]:
-    if study in (None, "strategies"):
-        for seed in SEEDS:
-            for name, settings in STRATEGIES.items():
-                cell = {"study": "strategies", "strategy": name, "seed": seed}
-                yield cell, partial(searched, work, seed, name, settings)
+    for name, make in (("strategies", job_of), ("fine-tunes", tuned_job)):
+        if study in (None, name):
+            for seed, (strategy, settings) in product(SEEDS, STRATEGIES.items()):
+                cell = {"study": name, "strategy": strategy, "seed": seed}
+                yield cell, partial(searched, partial(make, work, seed, strategy, **settings))
     if study in (None, "racing"):
-        for seed in SEEDS:
-            for name in RACED:
-                cell = {"study": "racing", "strategy": name, "seed": seed}
-                settings = {"strategy": name, "racing": True}
-                yield cell, partial(searched, work, seed, f"{name} raced", settings)
+        for seed, name in product(SEEDS, RACED):
+            cell = {"study": "racing", "strategy": name, "seed": seed}
+            settings = {"strategy": name, "racing": True}
+            yield cell, partial(searched, partial(job_of, work, seed, f"{name} raced", **settings))
     if study in (None, "workers"):
         for name in CREWS:
             if "Ray" not in name or importlib.util.find_spec("ray"):
@@ -145,9 +155,9 @@ def spread(values: Sequence[float]) -> str:
     return f"{mean:.4f} ({min(values):.4f}..{max(values):.4f})"
 
 
-def strategies_table(rows: list[dict[str, Any]]) -> list[str]:
+def strategies_table(study: str, rows: list[dict[str, Any]]) -> list[str]:
     """Quality on unseen items after so many evaluations, and at the reference's CPU."""
-    mine = [r for r in rows if r["study"] == "strategies"]
+    mine = [r for r in rows if r["study"] == study]
     head = [f"after {n}" for n in AT]
     lines = [
         "| strategy | seeds | " + " | ".join(head) + " | at equal CPU | fitness as searched |"
@@ -231,5 +241,10 @@ def workers_table(rows: list[dict[str, Any]]) -> list[str]:
 
 
 if __name__ == "__main__":
-    tables = {"strategies": strategies_table, "racing": racing_table, "workers": workers_table}
-    command(str(__doc__), NAME, ["strategies", "racing", "workers"], cells, tables, "evomerge.md")
+    tables: dict[str, Callable[[list[dict[str, Any]]], list[str]]] = {
+        "strategies": partial(strategies_table, "strategies"),
+        "fine-tunes": partial(strategies_table, "fine-tunes"),
+        "racing": racing_table,
+        "workers": workers_table,
+    }
+    command(str(__doc__), NAME, list(tables), cells, tables, "evomerge.md")

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
-from agent_forge.errors import PhaseFailed
+from agent_forge.errors import PhaseFailed, WorkersLost
 from agent_forge.phases.phase2_evomerge.bench import Bench
 from agent_forge.phases.phase2_evomerge.evolve import evolve
 from agent_forge.phases.phase2_evomerge.evomerge import prepare
@@ -18,9 +19,11 @@ from agent_forge.phases.phase2_evomerge.fitness import DomainFitness
 from agent_forge.phases.phase2_evomerge.racing import SHARES, Standing, estimate, lost, rungs
 from agent_forge.phases.phase2_evomerge.run import JOURNAL, EvolutionRun
 from agent_forge.store import files
+from agent_forge.workers import cluster
 from agent_forge.workers.processes import Link
 from tests.evo_models import family, job
 from tests.test_evomerge import journal, outcome
+from tests.test_workers import RAY
 
 MANY: dict[str, Any] = {"fitness_subset_size": 100}
 
@@ -75,6 +78,30 @@ def test_a_fitness_that_raises_in_a_worker_stops_it_at_once(
     (tmp_path / "bad_score.py").write_text("def bad(model): raise KeyError('no')\n")
     with pytest.raises(PhaseFailed, match="no"):
         evolve(job(tmp_path / "x", workers=2, data=[], fitness="bad_score:bad"))
+
+
+@pytest.mark.parametrize("executor", [RAY])
+def test_a_cluster_that_goes_away_pauses_a_run_which_goes_on_to_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, executor: str
+) -> None:
+    monkeypatch.setattr(cluster, "SILENCE_S", 20.0)
+    killed: set[int] = set()
+
+    def watch(event: dict[str, Any]) -> None:
+        if event["event"] == "candidate" and event["generation"] == 1 and not killed:
+            below = psutil.Process().children(recursive=True)
+            parts = ("raylet", "gcs_server", "ray::")  # and what it keeps for the workers
+            killed.update(child.pid for child in below if child.name().startswith(parts))
+            for pid in killed:
+                os.kill(pid, signal.SIGKILL)
+
+    work = job(tmp_path / "paused", workers=2, executor=executor)
+    with pytest.raises(WorkersLost, match="the Ray cluster is gone") as caught:
+        evolve(work, listen=watch)
+    assert killed and caught.value.pauses and "resume" in caught.value.hint
+    again = evolve(work)  # on a new cluster
+    alone = evolve(job(tmp_path / "alone", workers=1))
+    assert outcome(again.folder) == outcome(alone.folder)
 
 
 # -- racing ---------------------------------------------------------------------------------------

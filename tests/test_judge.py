@@ -82,7 +82,7 @@ def byte_tokenizer(template: str | None = None) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def llama(place: Path, seed: int = 0, template: str | None = CHAT) -> Path:
+def llama(place: Path, seed: int = 0, template: str | None = CHAT, longest: int = 64) -> Path:
     torch.manual_seed(seed)
     shape = LlamaConfig(
         vocab_size=260,
@@ -90,7 +90,7 @@ def llama(place: Path, seed: int = 0, template: str | None = CHAT) -> Path:
         intermediate_size=16,
         num_hidden_layers=1,
         num_attention_heads=2,
-        max_position_embeddings=64,
+        max_position_embeddings=longest,
     )
     LlamaForCausalLM(shape).save_pretrained(place)
     byte_tokenizer(template).save_pretrained(place)
@@ -597,13 +597,14 @@ def test_what_cannot_be_compared(foreign: Path, forge: Forge) -> None:
 
 
 def test_packs_are_written_and_worked_examples_lengthen_what_is_read(
-    forge: Forge, foreign: Path
+    forge: Forge, tmp_path: Path
 ) -> None:
+    foreign = llama(tmp_path / "longer", longest=256)
     rows = {}
-    for shots in (0, 2):
+    for shots in (0, 4):
         line = f"eval {foreign} --pack math --items 4 --shots {shots} --json"
         (rows[shots],) = forge(line).document["domains"]
-    assert rows[0]["items"] == rows[2]["items"] == 4
-    assert rows[0]["truncated"] is not None and rows[0]["cut"] < rows[2]["cut"] == 1.0
+    assert rows[0]["items"] == rows[4]["items"] == 4
+    assert rows[0]["truncated"] is not None and rows[0]["cut"] < rows[4]["cut"] == 1.0
     result = forge(f"eval {foreign} --pack maths")
     assert result.code == 2 and "math" in result.err

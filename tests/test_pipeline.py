@@ -18,6 +18,7 @@ from torch import nn
 
 from agent_forge.contract.phase import ModelRef, PhaseContext, PhaseController, PhaseResult, Plan
 from agent_forge.errors import Busy, ConfigError, DamagedFile, NotFound
+from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
 from agent_forge.pipeline.config import load_config
 from agent_forge.pipeline.environment import prepare, snapshot
 from agent_forge.pipeline.orchestrator import PipelineOrchestrator
@@ -457,6 +458,24 @@ def test_an_edited_config_is_refused_and_a_lost_one_is_not_missed(tmp_path: Path
     assert orchestrator(tmp_path, resume=True).run()["success"]
     path.unlink()
     assert orchestrator(tmp_path, resume=True).run()["success"]
+
+
+def test_a_run_survives_an_update_that_adds_a_setting(tmp_path: Path) -> None:
+    orchestrator(tmp_path).run()
+    record = files.read_sealed(folder(tmp_path) / "session.json")
+    del record["config"]["phases"]["evomerge"]["layer_paths"]
+    (folder(tmp_path) / "session.json").write_bytes(files.sealed(record))
+
+    class Settings(EvoMergeSettings):
+        added: int = 3
+
+    class Updated(EvoMerge):
+        def __init__(self, config: EvoMergeSettings, shared: Any) -> None:
+            super().__init__(Settings(**dict(config)), shared)
+
+    updated = {**TWO, "evomerge": Updated}
+    again = orchestrator(tmp_path, resume=True, controllers=updated).run()
+    assert [r.artifacts["skipped"] for r in again["results"].values()] == [True, True]
 
 
 def test_old_sessions_go_when_a_run_starts_and_completes(tmp_path: Path) -> None:

@@ -392,7 +392,8 @@ def saved_config(sessions: SessionStore, session_id: str) -> PipelineConfig:
     except (ConfigError, OSError) as error:
         early.warning("%s; session.json has the config too", error)
         return config
-    changed = _differences(record, edited)
+    begun = check(PipelineConfig, record, str(folder)).model_dump(mode="json")
+    changed = _differences(begun, edited)  # both with the defaults of settings that came later
     if changed:
         raise ConfigError(
             f"{path} was edited since the run began: {', '.join(changed)}",

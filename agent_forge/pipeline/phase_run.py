@@ -198,11 +198,17 @@ def _context(
 
 
 def fingerprint_of(run: Run, controller: PhaseController, inputs: Sequence[ModelRef]) -> str:
-    """sha256 of everything that the phase's result depends on."""
+    """sha256 of everything that the phase's result depends on.
+
+    Defaults are left out, so that a run survives an update which adds a setting.
+    """
+    settings = controller.config.model_dump(
+        mode="json", exclude=WITHOUT_EFFECT, exclude_defaults=True
+    )
     content = {
         "phase": controller.name,
-        "settings": controller.config.model_dump(mode="json", exclude=WITHOUT_EFFECT),
-        "model": run.config.model.model_dump(mode="json"),
+        "settings": settings,
+        "model": run.config.model.model_dump(mode="json", exclude_defaults=True),
         "seed": run.config.runtime.seed,
         "threads": run.threads,
         "device": run.device,

@@ -6,6 +6,7 @@ and comes out is plain data, so either way the same goes into the journal.
 
 from __future__ import annotations
 
+import base64
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -28,6 +29,7 @@ from agent_forge.search.candidate import Candidate, lineage
 
 NOTHING: dict[str, Any] = {  # what is found out about a candidate, before it is
     **{"sha256": "", "score": None, "problem": "", "hit": False, "dropped": False, "outcomes": []},
+    "sample": "",
     **{"tokens": 0, "merge": 0.0, "evaluation": 0.0, "cpu": 0.0},
 }
 CACHED = ("score", "tokens", "dropped")  # a cached result counts as the tokens it stands for
@@ -64,12 +66,8 @@ def task_of(candidates: Mapping[str, Candidate], key: str, hurdles: Hurdles) -> 
 class Bench:
     """Makes and measures. `cache` has what was measured before, by weights and evaluation."""
 
-    def __init__(
-        self, material: Material, nursery: Nursery, cache: dict[str, Any], sampling: bool
-    ) -> None:
+    def __init__(self, material: Material, nursery: Nursery, cache: dict[str, Any]) -> None:
         self.material, self.nursery, self.cache = material, nursery, cache
-        self.samples: dict[str, np.ndarray] = {}  # of the weights, where they are wanted
-        self._sampling = sampling
         self._networks = Networks(material.subject.model)
         self.model: nn.Module = material.subject.model  # the network that was filled last
         self._filled = ""  # the candidate whose weights it has
@@ -93,8 +91,9 @@ class Bench:
         found = dict(NOTHING)
         try:
             sha = found["sha256"] = self.fill(key)
-            if self._sampling and self.nursery.layers_of(key) is None:
-                self.samples[key] = self.nursery.sample_of(self.model)
+            if self.nursery.layers_of(key) is None:
+                sample = self.nursery.sample_of(self.model)
+                found["sample"] = base64.b64encode(sample.tobytes()).decode()
             found["merge"] = time.perf_counter() - began
             place = f"{sha} {self.material.fitness.name}" + (f" {against.key}" if against else "")
             place += "" if gate is None else f" gate {gate}"
@@ -166,6 +165,11 @@ class Bench:
         sha = self.nursery.fill(self.model, key)
         self._filled = key
         return sha
+
+
+def sample_in(found: Mapping[str, Any]) -> np.ndarray:
+    """The weights, for distances, that came with what was found out."""
+    return np.frombuffer(base64.b64decode(found["sample"]), np.float32)
 
 
 def _plain(outcome: Outcome) -> tuple[list[bool], list[float]]:

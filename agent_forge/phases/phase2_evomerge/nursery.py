@@ -8,7 +8,9 @@ decides nothing: with the folder emptied every byte comes out the same.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -337,10 +339,12 @@ class Nursery:
                 files.remove(path)
 
     def _file(self, key: str) -> Path:
-        name = f"{key[:KEPT_NAME]}.safetensors"
-        if self._shared is not None and (self._shared / name).exists():
-            return self._shared / name
-        return self.folder / name
+        """A shared one is linked here, since its owner may remove it at any moment."""
+        path = self.folder / f"{key[:KEPT_NAME]}.safetensors"
+        if self._shared is not None and not path.exists():
+            with suppress(OSError):  # not there, or no links here: it is made from its inputs
+                os.link(self._shared / path.name, path)
+        return path
 
     def _by_group(self, rows: Mapping[str, Sequence[float]], i: int) -> list[dict[str, object]]:
         return self.groups.conditional({group: row[i] for group, row in rows.items()})

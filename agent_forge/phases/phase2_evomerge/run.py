@@ -28,7 +28,7 @@ import torch
 
 from agent_forge.errors import ConfigError, Interrupted, NotFinite, PhaseFailed, WorkersLost
 from agent_forge.merge.output import write
-from agent_forge.phases.phase2_evomerge.bench import CACHED, Bench, Hurdles, Material
+from agent_forge.phases.phase2_evomerge.bench import CACHED, Bench, Hurdles, Material, sample_in
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
 from agent_forge.phases.phase2_evomerge.crew import Crew
 from agent_forge.phases.phase2_evomerge.fitness import Score
@@ -79,9 +79,10 @@ class EvolutionRun:
         if not self._records:
             self._write("begun", fingerprint=self.fingerprint)
         self._cache_file = cache if settings.enable_caching else None
-        self.bench = Bench(material, self.nursery, read_cache(self._cache_file), sampling=True)
+        self.bench = Bench(material, self.nursery, read_cache(self._cache_file))
         self._crew = crew
         self._outcomes: dict[str, Any] = {}  # of this generation's candidates and the champion
+        self._samples: dict[str, np.ndarray] = {}  # of the weights of this generation's candidates
         self._standings: dict[str, Standing] = {}  # of the last champions
         self._count = 0  # candidates measured in this attempt
         self._began = time.monotonic()
@@ -114,7 +115,7 @@ class EvolutionRun:
                 with self._timed("merge"):
                     self.nursery.keep(self._needed())
                 self._checkpoint(generation)
-            self.bench.samples.clear()
+            self._samples.clear()
             best = {entry["champion"] for entry in self.search.history[-2:]}
             self._outcomes = {k: v for k, v in self._outcomes.items() if k in best}
             self._standings = {k: v for k, v in self._standings.items() if k in best}
@@ -234,6 +235,8 @@ class EvolutionRun:
         self._count += 1
         for part in ("merge", "evaluation"):
             self.seconds[part] += found[part]
+        if found["sample"]:
+            self._samples[candidate.key] = sample_in(found)
         if found["outcomes"]:
             self._outcomes[candidate.key] = found["outcomes"]
         record = self._write(
@@ -310,7 +313,7 @@ class EvolutionRun:
 
     def _distances(self, keys: Sequence[str]) -> np.ndarray:
         """Between every two candidates, on a sample of their weights."""
-        samples = self.bench.samples
+        samples = self._samples
         with self._timed("merge"):
             for key in keys:
                 if key not in samples:
@@ -396,16 +399,15 @@ class EvolutionRun:
             files.remove_tree(old, self.folder)
 
     def _named(self, seed: int) -> str:
-        """sha256 of all that the result depends on."""
+        """sha256 of all that the result depends on; a setting at its default can be a new one."""
         free = {"enabled", "gate_policy", "gates", "checkpoint_every_steps", "enable_caching"}
         free |= {"checkpoint_every", "keep_best_models", "time_budget_minutes", "generations"}
         free |= {"data", "verdict_items", "max_evaluations", *self.settings.unused}
         free |= {"workers", "executor", "cluster"}  # they change nothing
-        free |= {"strategy"} if self.settings.strategy == "spec" else set()
         free |= set() if self.settings.layer_paths else {"layer_paths", "path_gate"}
         holdout = self.material.holdout
         content = {
-            "settings": self.settings.model_dump(mode="json", exclude=free),
+            "settings": self.settings.model_dump(mode="json", exclude=free, exclude_defaults=True),
             "models": self.material.hashes,
             "fitness": [self.material.fitness.name, holdout.name if holdout else ""],
             "seed": seed,

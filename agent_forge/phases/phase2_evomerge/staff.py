@@ -82,4 +82,4 @@ def measurer(
     material = prepare(checked, resolve(checked, parents, base, place), device, mine)
     nursery = Nursery(material.parents, material.base, {}, mine, place / WEIGHTS)
     cache = read_cache(place / CACHE if checked.enable_caching else None)
-    return Bench(material, nursery, cache, sampling=False).work
+    return Bench(material, nursery, cache).work

@@ -6,8 +6,9 @@
 
 Studies: `tiny` and `small` train Phase 1 (three seeds, one for `small`) and evolve its specialists;
 `stories` makes three fine-tunes of a small Llama on real text (needs AGENT_FORGE_DATA) and evolves
-them; `operators` evolves the specialists of `tiny` again, each time with one operator changed, at
-equal evaluations. A cell that was measured is not measured again; W keeps models between calls.
+them; `operators` evolves those of `tiny` again, `fine-tunes` those of `stories`, each time
+with one operator changed, at equal evaluations. A cell that was measured is not measured again; W
+keeps models between calls.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -47,7 +49,16 @@ RIVALS = {
     "joint training": "joint training",
 }
 SHOWN = ("quality", "champion")
-QUICKER = {"generations": 15, "fitness_subset_size": 100, "verdict_items": 1000}
+OPERATORS: dict[str, tuple[str, int, dict[str, Any]]] = {  # study: models, seeds, settings
+    "operators": (
+        *("tiny", 2),
+        {"generations": 15, "fitness_subset_size": 100, "verdict_items": 1000},
+    ),
+    "fine-tunes": (
+        *("stories", 3),
+        {"generations": 12, "fitness_subset_size": 25, "verdict_items": 100},
+    ),
+}
 CHANGED: dict[str, dict[str, Any]] = {
     "as it is": {},
     "no recipe mutation: noise alone": {"recipe_mutation": 0.0},
@@ -180,12 +191,11 @@ def cells(
         for seed in seeds:
             if study in (None, name):
                 yield {"study": name, "seed": seed}, partial(evolved, name, seed, work, "main")
-    if study in (None, "operators"):
-        for name, changes in CHANGED.items():
-            for seed in SEEDS["tiny"][:2]:
-                cell = {"study": "operators", "variant": name, "seed": seed}
-                settings = {**QUICKER, **changes}
-                yield cell, partial(evolved, "tiny", seed, work, name, **settings)
+    for operators_of, (models, count, quicker) in OPERATORS.items():
+        if study in (None, operators_of):
+            for (name, changes), seed in product(CHANGED.items(), SEEDS[models][:count]):
+                cell = {"study": operators_of, "variant": name, "seed": seed}
+                yield cell, partial(evolved, models, seed, work, name, **quicker, **changes)
 
 
 def gains_table(rows: list[dict[str, Any]]) -> list[str]:
@@ -195,7 +205,7 @@ def gains_table(rows: list[dict[str, Any]]) -> list[str]:
         "|---|---|---|" + "---|" * len(RIVALS),
     ]
     for r in rows:
-        if r["study"] == "operators":
+        if r["study"] in OPERATORS:
             continue
         points = r["measure"] == "accuracy"
         factor, unit = (100, "points") if points else (1, "bits")
@@ -216,10 +226,11 @@ def gains_table(rows: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
-def operators_table(rows: list[dict[str, Any]]) -> list[str]:
+def operators_table(study: str, rows: list[dict[str, Any]]) -> list[str]:
     """Each variant beside the evolution as it is, over the same seeds."""
-    mine = [r for r in rows if r["study"] == "operators"]
-    lines = ["| variant | seeds | fitness as searched | quality on unseen items | accuracy |"]
+    mine = [r for r in rows if r["study"] == study]
+    measure = "accuracy" if study == "operators" else "bits a byte"
+    lines = [f"| variant | seeds | fitness as searched | quality on unseen items | {measure} |"]
     lines.append("|---|---|---|---|---|")
     for name in dict.fromkeys(r["variant"] for r in mine):
         cells = [r for r in mine if r["variant"] == name]
@@ -247,5 +258,10 @@ def cost_table(rows: list[dict[str, Any]]) -> list[str]:
 
 
 if __name__ == "__main__":
-    tables = {"gains": gains_table, "operators": operators_table, "cost": cost_table}
-    command(str(__doc__), NAME, [*SEEDS, "operators"], cells, tables, "evomerge.md")
+    tables: dict[str, Callable[[list[dict[str, Any]]], list[str]]] = {
+        "gains": gains_table,
+        "operators": partial(operators_table, "operators"),
+        "operators-fine-tunes": partial(operators_table, "fine-tunes"),
+        "cost": cost_table,
+    }
+    command(str(__doc__), NAME, [*SEEDS, *OPERATORS], cells, tables, "evomerge.md")

@@ -118,7 +118,7 @@ def test_an_estimate_covers_the_whole_and_ends_in_it() -> None:
         last, none = estimate(every, [160, 80])
         assert last == pytest.approx(whole) and none == 0
     assert inside > 170 and min(wide) > 0
-    assert lost(-4.0, 1.0) and not lost(-2.0, 1.0) and not lost(1.0, 0.1)
+    assert lost(-1.1, 1.0) and not lost(-0.9, 1.0) and not lost(1.0, 0.1)
 
 
 def test_every_item_is_met_once(tmp_path: Path) -> None:

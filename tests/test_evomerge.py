@@ -598,6 +598,8 @@ def test_dry_run(forge: Forge, tmp_path: Path) -> None:
     assert document["disk_bytes"] > 10 * (family() / "add" / WEIGHTS_FILE).stat().st_size
     assert not (tmp_path / "evomerge").exists()
     assert "candidates: 28" in forge(f"evo {quick(family())} --dry-run").out
+    fewer = forge(f"evo {quick(family())} --dry-run --set max_evaluations=9 --json")
+    assert fewer.document["candidates"] == 9
 
 
 def test_forge_evo(forge: Forge, tmp_path: Path, reference: Evolved) -> None:

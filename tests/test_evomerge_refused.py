@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import logging
 import math
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -168,12 +170,29 @@ def alike(root: Path) -> str:
         ("--base-models {three} --data {t}/few.jsonl", "--set use_holdout_validation=false"),
         ("{m} --output-dir {r}/add", "is the model"),
         ("--base-models {three} --data {t}/number.jsonl", "line 2: field 'text' is int"),
+        ("{m} --set 'domain_weights={{add: 0, twice: 0, next: 0}}'", "no domain counts"),
+        (
+            "--base-models {three} --data {t}/plain.jsonl --set 'fitness_weights={{accuracy: 1}}'",
+            "there are no answers to be right",
+        ),
+        ("{m} --device cuda", "'cuda' is not there"),
+        ("{m} --device tpu", "--device"),
+        ("--base-models {three},,x", "has nothing between two commas"),
+        ("--base-models {three} --set fitness=no_such:f", "there is no fitness 'no_such:f'"),
+        ("{m} --set executor=ray", "Ray is not installed"),
+        ("{m} --set strategy=nsga2", "needs the library pymoo"),
     ],
 )
 def test_a_dry_run_refuses_what_the_run_would(
-    forge: Forge, tmp_path: Path, line: str, told: str
+    forge: Forge, tmp_path: Path, line: str, told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    root = family()
+    root, find = family(), importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda n, *a: None if n == "ray" else find(n, *a)
+    )
+    monkeypatch.setitem(sys.modules, "pymoo", None)
+    rows = (json.dumps({"text": f"line {n} of a text"}) for n in range(200))
+    (tmp_path / "plain.jsonl").write_text("\n".join(rows))
     (tmp_path / "link.jsonl").symlink_to(root / "add.jsonl")
     (tmp_path / "few.jsonl").write_text(_short_of_holdout(root))
     (tmp_path / "number.jsonl").write_text('{"text": "a b c"}\n{"text": 5}\n')
@@ -182,6 +201,12 @@ def test_a_dry_run_refuses_what_the_run_would(
         result = forge(f"evo {line.format(**places)}{more}")
         assert result.code in (2, 4) and told in result.err, result.err
     assert not (tmp_path / "evomerge").exists()
+
+
+def test_a_combo_that_was_not_measured_is_no_rival(tmp_path: Path) -> None:
+    few = evolve(job(tmp_path / "x", generations=1, verdict_items=30, max_evaluations=3))
+    assert few.conclusion is not None
+    assert {*few.conclusion.rivals} == {"add", "twice", "next", "plain average", "base"}
 
 
 def _short_of_holdout(root: Path) -> str:

@@ -608,3 +608,14 @@ def test_packs_are_written_and_worked_examples_lengthen_what_is_read(
     assert rows[0]["truncated"] is not None and rows[0]["cut"] < rows[4]["cut"] == 1.0
     result = forge(f"eval {foreign} --pack maths")
     assert result.code == 2 and "math" in result.err
+    result = forge(f"compare {foreign} {foreign} --pack lm-eval:piqa")
+    assert result.code == 2 and "forge eval has them" in result.err
+    result = forge(f"eval {foreign} --tasks copy --shots 3")
+    assert result.code == 2 and "--shots are worked examples of a pack" in result.err
+
+
+def test_torn_weights_are_damaged(forge: Forge, foreign: Path) -> None:
+    weights = foreign / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    result = forge(f"eval {foreign} --tasks copy")
+    assert result.code == 4 and "transformers cannot load it" in result.err

@@ -71,6 +71,7 @@ def evo(
         return
     from agent_forge.phases.phase2_evomerge import evolve
 
+    place = _device(device)
     if resume is not None:
         if base_models or base or data or config or sets or output_dir or seed is not None:
             raise ConfigError(
@@ -84,7 +85,9 @@ def evo(
         given = {key: value for key, value in changes.items() if value is not None}
         settings = evolve.settings_of(config, sets, given)
         storage = Path(os.environ.get("FORGE_STORAGE", "storage"))
-        refs = [ref.strip() for ref in base_models.split(",") if ref.strip()]
+        refs = [ref.strip() for ref in base_models.split(",")] if base_models.strip() else []
+        if not all(refs):
+            raise ConfigError(f"--base-models {base_models!r} has nothing between two commas")
         folder = output_dir or Path("evomerge")
         if not refs:
             evolve.check_early(settings, folder, SPECIALISTS)
@@ -93,7 +96,7 @@ def evo(
     if dry_run:
         _plan(job, as_json)
         return
-    _run(job, _device(device), as_json)
+    _run(job, place, as_json)
 
 
 def _run(job: Job, device: str, as_json: bool) -> None:
@@ -146,8 +149,7 @@ class _Watch:
             typer.echo(f"  candidate {record['key'][:8]} failed: {record['problem']}", err=True)
         elif record["event"] == "candidate" and not self._head and not self._forecast:
             self._forecast = True
-            seconds = time.monotonic() - self._began
-            typer.echo(f"a candidate takes about {seconds:.1f} s", err=True)
+            typer.echo(f"a candidate takes about {record['seconds']:.1f} s", err=True)
         elif record["event"] == "verdict":
             typer.echo(f"measuring {record['model']} on unseen items", err=True)
         elif record["event"] == "generation":
@@ -208,13 +210,14 @@ def _train(storage: Path, device: str, quiet: bool) -> str:
 def _plan(job: Job, as_json: bool) -> None:
     settings = job.settings
     parents = list(job.inputs.parents)
+    candidates = settings.population_size * (settings.generations + 1) + len(parents) + 1
     record = {
         "parents": parents,
         "base": job.inputs.base,
         "seed": job.seed,
         "output_dir": str(job.folder),
         "generations": settings.generations,
-        "candidates": settings.population_size * (settings.generations + 1) + len(parents) + 1,
+        "candidates": min(candidates, settings.max_evaluations or candidates),
         "items": {
             split: {domain.name: len(domain.examples) for domain in domains}
             for split, domains in job.inputs.splits.items()

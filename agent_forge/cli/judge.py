@@ -37,7 +37,7 @@ PACK = typer.Option(
     "--pack",
     metavar="NAME",
     help="math, code, multilingual, structured, a published set of the data folder such as gsm8k,"
-    " or lm-eval:TASK; repeatable.",
+    " or for eval lm-eval:TASK; repeatable.",
 )
 SHOTS = typer.Option(
     None, "--shots", min=0, help="Worked examples before each item of a pack; else as it says."
@@ -184,6 +184,8 @@ def _domains(
     from agent_forge.evals.domains import TASK_ITEMS, from_files, from_tasks, part
     from agent_forge.evals.packs import from_packs
 
+    if packs.shots is not None and not packs.names:
+        raise ConfigError("--shots are worked examples of a pack", hint="name one: --pack NAME")
     ours = [_ours(model) for model in models]
     levels = _levels(level)
     domains = [part(domain, split, items) for domain in from_files(data)]

@@ -32,6 +32,7 @@ from agent_forge.evals.domains import (
     generated,
     part,
 )
+from agent_forge.evals.harness import PREFIX as HARNESS
 
 FOLDER = "AGENT_FORGE_DATA"  # the environment variable that names the folder of all datasets
 PREFIX = "pack:"  # of a pack among names of tasks
@@ -125,6 +126,11 @@ def from_names(
 def find(name: str) -> tuple[Pack, str]:
     """A pack by its name, and the part of it that is wanted."""
     stem, _, wanted = name.partition(":")
+    if f"{stem}:" == HARNESS:
+        raise ConfigError(
+            f"{name}: tasks of lm-eval give one score for a model, and no answers to compare",
+            hint="forge eval has them; measure each model with it",
+        )
     if stem not in PACKS:
         raise ConfigError(f"no pack is called {stem!r}{did_you_mean(stem, list(PACKS))}")
     pack = PACKS[stem]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 from transformers import (
     AutoConfig,
@@ -134,7 +135,7 @@ def load_foreign(folder: Path) -> tuple[torch.nn.Module, Any]:
     try:
         model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, ImportError, KeyError, RuntimeError) as error:
+    except (OSError, ValueError, ImportError, KeyError, RuntimeError, SafetensorError) as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
         raise DamagedFile(folder, f"transformers cannot load it ({first})") from error
     return model.eval(), tokenizer

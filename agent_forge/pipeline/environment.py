@@ -43,7 +43,8 @@ def prepare(runtime: RuntimeSettings) -> str:
         return next((name for name in ("cuda", "mps") if there[name]), "cpu")
     if not there.get(runtime.device, True):
         raise ConfigError(
-            f"device {runtime.device!r} is not there", hint="try it with: --set runtime.device=auto"
+            f"device {runtime.device!r} is not there",
+            hint="let it be chosen: --device auto, or --set runtime.device=auto for a pipeline",
         )
     return runtime.device
 

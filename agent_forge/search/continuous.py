@@ -198,7 +198,7 @@ class Nsga2(_Boxed):
 
     def _begin(self) -> None:
         super()._begin()
-        _pymoo()
+        pymoo()
         self._search: Any = None
         s = self.settings
         rng = operators.generator(self.seed, "nsga2")
@@ -208,7 +208,7 @@ class Nsga2(_Boxed):
         self._want(list(self._sampling))
 
     def _next(self, best: Sequence[str], last: Sequence[str]) -> None:
-        NSGA2, Problem, Evaluator, StaticProblem, NoTermination = _pymoo()
+        NSGA2, Problem, Evaluator, StaticProblem, NoTermination = pymoo()
         costs = self._costs([key for _, key in self._asked])
         if self._search is None:
             low, high = self._box.bounds
@@ -242,7 +242,8 @@ def _beats(one: Mapping[str, float], other: Mapping[str, float]) -> bool:
     return all(one[n] >= other[n] for n in other) and any(one[n] > other[n] for n in other)
 
 
-def _pymoo() -> tuple[Any, ...]:
+def pymoo() -> tuple[Any, ...]:
+    """The parts of an optional library, or who needs it."""
     try:
         from pymoo.algorithms.moo.nsga2 import NSGA2
         from pymoo.core.evaluator import Evaluator

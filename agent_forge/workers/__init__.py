@@ -16,9 +16,16 @@ from agent_forge.workers.cluster import Cluster
 from agent_forge.workers.pool import Failure, Inline, Pool
 from agent_forge.workers.processes import Processes
 
-__all__ = ["EXECUTORS", "Failure", "Pool", "open_pool"]
+__all__ = ["EXECUTORS", "Failure", "Pool", "open_pool", "require_ray"]
 
 EXECUTORS: dict[str, type[Pool]] = {"inline": Inline, "processes": Processes, "ray": Cluster}
+
+
+def require_ray() -> None:
+    if importlib.util.find_spec("ray") is None:
+        raise ConfigError(
+            "Ray is not installed", hint="pip install -c constraints.txt -e '.[cluster]'"
+        )
 
 
 def open_pool(
@@ -48,10 +55,8 @@ def open_pool(
         raise ConfigError(f"{count} workers want a GPU each and there are {devices}")
     if address and kind != "ray":
         raise ConfigError("only the executor ray takes the address of a cluster")
-    if kind == "ray" and importlib.util.find_spec("ray") is None:
-        raise ConfigError(
-            "Ray is not installed", hint="pip install -c constraints.txt -e '.[cluster]'"
-        )
+    if kind == "ray":
+        require_ray()
     plan = {"count": count, "make": make, "arguments": json.loads(json.dumps(arguments or {}))}
     plan |= {"threads": threads, "seconds": seconds, "devices": devices, "address": address}
     return EXECUTORS[kind](plan)

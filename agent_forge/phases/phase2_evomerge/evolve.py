@@ -22,7 +22,7 @@ from agent_forge.phases.phase2_evomerge.evomerge import (
     figures,
     listening,
     prepare,
-    refuse_unknown,
+    refuse_senseless,
     resolve,
     splits_of,
 )
@@ -137,14 +137,16 @@ def check_early(settings: EvoMergeSettings, folder: Path, parents: int) -> None:
     """What can be checked before the models are there: they may still have to be trained."""
     refuse_place(folder, [])
     _refuse_fewer(folder, settings.generations)
-    refuse_unknown(settings, splits_of(settings), parents)
+    refuse_senseless(settings, splits_of(settings), parents)
 
 
 def opened(place: Path) -> tuple[Path, dict[str, Any]]:
     """The folder of an evolution, given that or a checkpoint in it, and how it was last run."""
     if place.suffix == ".pt" or not place.exists():
         raise NotFound(
-            f"{place} is no checkpoint of this version" if place.suffix == ".pt" else f"no {place}",
+            f"{place} is no checkpoint of this version"
+            if place.suffix == ".pt"
+            else f"there is no {place}",
             hint="they are called evolution_checkpoint_gen_N.json; the folder itself will do too",
         )
     folder = place if place.is_dir() else place.parent

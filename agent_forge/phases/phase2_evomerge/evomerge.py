@@ -30,10 +30,14 @@ from agent_forge.phases.phase2_evomerge.fitness import (
     Fitness,
     FunctionFitness,
     Score,
+    function_of,
+    is_function,
 )
 from agent_forge.phases.phase2_evomerge.run import EvolutionRun, Listener
 from agent_forge.search.candidate import lineage
+from agent_forge.search.continuous import pymoo
 from agent_forge.store import files
+from agent_forge.workers import require_ray
 
 log = logging.getLogger(__name__)
 LEAST_ITEMS = 20  # of a split of someone's own data
@@ -130,7 +134,7 @@ def resolve(
             f" and those in files take up to {3 * size / 1e9:.0f} GB of disk"
         )
     splits = splits_of(settings)
-    refuse_unknown(settings, splits, len(parents))
+    refuse_senseless(settings, splits, len(parents))
     notes += _what_can_be_seen(splits)
     return Inputs(tuple(parents), base, splits, size, tuple(notes))
 
@@ -169,10 +173,16 @@ def _enough(domain: Domain, split: str, limit: int) -> Domain:
     return part(domain, split, limit)
 
 
-def refuse_unknown(
+def refuse_senseless(
     settings: EvoMergeSettings, splits: Mapping[str, Sequence[Domain]], parents: int
 ) -> None:
-    """Refuse settings that name a domain which there is not, or another number of parents."""
+    """Refuse what does not fit these domains and parents, or needs what is not installed."""
+    if settings.executor == "ray":
+        require_ray()
+    if settings.strategy == "nsga2":
+        pymoo()
+    if is_function(settings.fitness):
+        function_of(settings.fitness)
     if len(settings.parent_weights) not in (0, parents):
         raise ConfigError(f"{len(settings.parent_weights)} parent_weights, {parents} parents")
     domains = splits.get("selection", ())
@@ -183,6 +193,14 @@ def refuse_unknown(
         for name in getattr(settings, field_name):
             if name not in allowed:
                 raise ConfigError(f"{field_name}: no {name!r}", hint=f"known: {', '.join(allowed)}")
+    if names and not any(settings.domain_weights.get(name, 1.0) for name in names):
+        raise ConfigError("domain_weights: no domain counts", hint="one has to be above 0")
+    answers = any(domain.exact for domain in domains)
+    if domains and not answers and not settings.fitness_weights.get("perplexity"):
+        raise ConfigError(
+            "fitness_weights count accuracy, and there are no answers to be right",
+            hint="give data with prompt and completion, or perplexity a weight",
+        )
 
 
 def listening(settings: EvoMergeSettings, listen: Listener) -> Listener:
@@ -218,7 +236,7 @@ def prepare(settings: EvoMergeSettings, inputs: Inputs, device: str, folder: Pat
     subject.model.float().to(device)
     fitness: Fitness
     sign = 1 if settings.fitness_direction == "maximize" else -1
-    if ":" in settings.fitness and " " not in settings.fitness:
+    if is_function(settings.fitness):
         fitness = FunctionFitness(settings.fitness, subject.model, sign)
     elif settings.fitness:
         fitness = CommandFitness(settings.fitness, _writer(subject, parents[0], folder), sign)
@@ -329,7 +347,8 @@ def _rivals(run: EvolutionRun, names: Sequence[str]) -> dict[str, str | Weights]
     candidates = run.search.candidates
     parents = [key for key, c in candidates.items() if c.kind == "parent"]
     combos = [c for c in candidates.values() if c.origin.startswith("combo ")]
-    known = {c.key: run.search.scores.get(c.key, float("-inf")) for c in combos}
+    scores = run.search.scores
+    known = {c.key: scores[c.key] for c in combos if math.isfinite(scores.get(c.key, math.nan))}
     rivals: dict[str, str | Weights] = dict(zip(names, parents, strict=True))
     _, average, combo, below, joint = OTHERS
     rivals[average] = next(key for key, c in candidates.items() if c.kind == "average")

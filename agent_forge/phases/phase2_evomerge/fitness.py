@@ -228,25 +228,36 @@ def _misses(name: str, value: float, floor: float) -> bool:
     return value > floor if name.endswith("/bits_per_byte") else value < floor
 
 
+def is_function(fitness: str) -> bool:
+    """Whether someone's own fitness is a function; else it is a command, or there is none."""
+    return ":" in fitness and " " not in fitness
+
+
+def function_of(place: str) -> Callable[[nn.Module], Any]:
+    """What `module:function` names."""
+    module, _, attribute = place.partition(":")
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.insert(0, here)  # as `python -m` has it; the command `forge` has not
+    try:
+        with contextlib.redirect_stdout(sys.stderr):  # stdout is for results
+            found = getattr(importlib.import_module(module), attribute)
+    except (Exception, SystemExit) as error:  # someone's own module may do anything
+        raise ConfigError(
+            f"there is no fitness {place!r}: {type(error).__name__}: {error}",
+            hint="give it as module:function; the module has to be importable from here",
+        ) from error
+    if not callable(found):
+        raise ConfigError(f"{place!r} is not a function")
+    return found  # type: ignore[no-any-return]
+
+
 class FunctionFitness:
     """Someone's own `module:function`, which gets the model and returns a number."""
 
     tokens = 0
 
     def __init__(self, place: str, model: nn.Module, sign: int) -> None:
-        module, _, attribute = place.partition(":")
-        if (here := str(Path.cwd())) not in sys.path:
-            sys.path.insert(0, here)  # as `python -m` has it; the command `forge` has not
-        try:
-            found = getattr(importlib.import_module(module), attribute)
-        except (Exception, SystemExit) as error:  # someone's own module may do anything
-            raise ConfigError(
-                f"there is no fitness {place!r}: {type(error).__name__}: {error}",
-                hint="give it as module:function; the module has to be importable from here",
-            ) from error
-        if not callable(found):
-            raise ConfigError(f"{place!r} is not a function")
-        self._function: Callable[[nn.Module], Any] = found
+        self._function = function_of(place)
         self._model, self._sign, self.name = model, sign, f"function {place} {sign}"
 
     def score(self) -> Score:

@@ -22,7 +22,7 @@ from agent_forge.phases.phase2_evomerge.evomerge import (
     figures,
     listening,
     prepare,
-    refuse_unknown,
+    refuse_senseless,
     resolve,
     splits_of,
     story,
@@ -47,7 +47,7 @@ class EvoMergePhase(PhaseController):
         if models:
             self._resolve(models)
         else:  # Phase 1 need not end before a wrong name is found
-            refuse_unknown(c, splits_of(self._measured()), PARENTS)
+            refuse_senseless(c, splits_of(self._measured()), PARENTS)
         candidates = c.population_size * (c.generations + 1) + len(models) + 1
         candidates = min(candidates, c.max_evaluations or candidates)
         notes = (

@@ -21,7 +21,7 @@ from agent_forge.evals.domains import Domain, content_hash
 from agent_forge.evals.likelihood import Outcome
 
 SHARES = (0.125, 0.25, 0.5, 1.0)
-SURE = 3.0
+SURE = 1.0  # more of them save little and find nothing better (docs/evomerge.md)
 LEAST = 8  # items of a domain before anything is concluded from them
 Met = tuple[list[int], Outcome]  # which examples, and what came out for them
 

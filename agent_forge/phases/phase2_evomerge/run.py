@@ -250,7 +250,8 @@ class EvolutionRun:
             operation=dict(candidate.operation),
             inputs=list(candidate.inputs),
         )
-        self.listen({"event": "candidate", **record})
+        seconds = found["merge"] + found["evaluation"]
+        self.listen({"event": "candidate", "seconds": seconds, **record})
         return record
 
     def _found(self, asked: Sequence[Candidate]) -> dict[str, Any]:

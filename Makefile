@@ -14,7 +14,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 STAMP := $(VENV)/.installed-$(subst $(comma),-,$(EXTRAS))
 
-.PHONY: demo test check soak bench docs clean
+.PHONY: install demo test check soak bench docs clean
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
@@ -24,6 +24,8 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
 	@$(PIP) --editable '.[$(EXTRAS)]'
 	@touch $@
+
+install: $(STAMP)
 
 demo: $(STAMP)
 	@$(BIN)/forge run --preset tiny --session demo_$$(date +%Y%m%d_%H%M%S)

@@ -182,3 +182,6 @@ def test_a_strategy_that_is_not_there_is_refused() -> None:
     with pytest.raises(ConfigError, match="strategy"):
         settings_of(None, ["strategy=annealing"], {})
     assert settings_of(None, ["strategy=cma-es"], {}).strategy == "cma-es"
+    assert settings_of(None, ["generations=3", "shift_sigma=0.2"], {}).strategy == "auto"
+    assert settings_of(None, ["elite_count=2"], {}).strategy == "spec"  # which auto does not have
+    assert settings_of("fast", [], {}).strategy == "spec"

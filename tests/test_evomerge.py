@@ -525,7 +525,7 @@ def three(root: Path) -> str:
         ("--base-models {three} --set fitness=own_fitness:nan", 1, "gave nan"),
         ("--base-models {three} --set fitness=no_module:f", 2, "no_module"),
         ("--base-models {three} --set 'fitness=false {{model}}'", 1, "ended with 1"),
-        ("--base-models {three} --set population_size=5", 2, "allowed sizes are"),
+        ("--base-models {three} --set strategy=spec --set population_size=5", 2, "allowed sizes are"),
         ("--base-models {three} --set min_diversity=0.1", 2, "diversity_reseed_threshold"),
         ("--base-models {three} --data {r}/add.jsonl --set tasks=[add]", 2, "exclude each other"),
         ("--base-models {three} --set 'fitness_weights={{speed: 1}}'", 2, "tell no two merges"),
@@ -585,7 +585,8 @@ def test_presets_are_valid(name: str) -> None:
 
 def quick(root: Path) -> str:
     data = " ".join(f"--data {path}" for path in files_of(root))
-    sets = " ".join(f"--set {k}={v}" for k, v in FEW.items() if k != "generations")
+    few = {**FEW, "strategy": "spec"}
+    sets = " ".join(f"--set {k}={v}" for k, v in few.items() if k != "generations")
     return f"--base-models {three(root)} --base {root}/base {data} {sets} --seed 1 --gens 2"
 
 

@@ -216,6 +216,7 @@ def _plan(job: Job, as_json: bool) -> None:
         "base": job.inputs.base,
         "seed": job.seed,
         "output_dir": str(job.folder),
+        "strategy": settings.strategy,
         "generations": settings.generations,
         "candidates": min(candidates, settings.max_evaluations or candidates),
         "items": {

@@ -1,7 +1,7 @@
 """A portfolio: the budget goes where it paid.
 
-The parents, their average and a few combos come first; then steps along the gradient from the best
-of them, until they no longer help; then whichever of four ways gained most for its cost, where the
+The parents, their average and a few combos come first; then steps along the gradient from the
+average, until they no longer help; then whichever of four ways gained most for its cost, where the
 less tried ones get the benefit of the doubt:
 
     gradient   a step along the gradient from the best
@@ -59,6 +59,7 @@ class Auto(Search):
         self._descent: Descent | None = None
         self._cma: Cma | None = None
         self._own: set[str] = set()  # the centre of that and its points
+        self._average = self._survivors[-1]
         self._sigma = self.settings.start_sigma
         self._force = 1.0  # of mutations
         self._rounds = 0
@@ -170,7 +171,10 @@ class Auto(Search):
         return box.candidate(point + box.vector(made.operation["coefficients"]), made.origin)
 
     def _step(self, way: Way, best: Candidate) -> list[Wish]:
+        """From the best; at first from the average: what a combo trimmed cannot come back."""
         descent = self._descent
+        if descent is None and self.scores[self._average] > -math.inf:
+            best = self.candidates[self._average]
         if descent is None or self.scores[best.key] > self.scores[descent.key]:
             step = descent.step if descent else self.settings.gradient_step
             box, point = self._place(best.key)

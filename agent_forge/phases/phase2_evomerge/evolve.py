@@ -32,6 +32,7 @@ from agent_forge.phases.phase2_evomerge.sources import locate
 from agent_forge.phases.phase2_evomerge.staff import crew_of
 from agent_forge.search.candidate import Candidate
 from agent_forge.search.candidate import lineage as ancestors
+from agent_forge.search.settings import ACTS_IN
 from agent_forge.store import files, lock
 from agent_forge.track.journal import read_lines
 
@@ -39,6 +40,7 @@ BEGUN = "evolution.json"  # what a folder was begun with
 CHAMPION = "champion"
 GIVEN = "parent_"  # begins the folders of networks that were given in memory
 BARS = " .:-=+*#%@"
+AUTO = "auto"
 PRESETS: dict[str, dict[str, Any]] = {
     "fast": {"generations": 20, "population_size": 4, "fitness_subset_size": 100},
     "production": {
@@ -114,7 +116,11 @@ class Evolved:
 def settings_of(
     config: str | None, sets: Sequence[str], changes: Mapping[str, Any]
 ) -> EvoMergeSettings:
-    """Defaults < preset or file < --set, options; the last two may not contradict each other."""
+    """Defaults < preset or file < --set, options; the last two may not contradict each other.
+
+    The strategy is `auto`, which found most in the measurements of docs/evomerge.md, unless a file,
+    a preset of the guide or a setting that `auto` does not have asks for the scheme of the guide.
+    """
     merged: dict[str, Any] = {}
     if config in PRESETS:
         merged = dict(PRESETS[config])
@@ -130,6 +136,8 @@ def settings_of(
         if given.get(name, value) != value:
             raise ConfigError(f"{name} is {given[name]} by --set and {value} by its own option")
     merged = join(merged, given)
+    if config is None and all(AUTO in ACTS_IN.get(name, (AUTO,)) for name in merged):
+        merged = {"strategy": AUTO, **merged}
     return check(EvoMergeSettings, {**merged, **changes}, config or "options")
 
 

@@ -525,7 +525,7 @@ def three(root: Path) -> str:
         ("--base-models {three} --set fitness=own_fitness:nan", 1, "gave nan"),
         ("--base-models {three} --set fitness=no_module:f", 2, "no_module"),
         ("--base-models {three} --set 'fitness=false {{model}}'", 1, "ended with 1"),
-        ("--base-models {three} --set strategy=spec --set population_size=5", 2, "allowed sizes are"),
+        ("--base-models {three} --config fast --set population_size=5", 2, "allowed sizes are"),
         ("--base-models {three} --set min_diversity=0.1", 2, "diversity_reseed_threshold"),
         ("--base-models {three} --data {r}/add.jsonl --set tasks=[add]", 2, "exclude each other"),
         ("--base-models {three} --set 'fitness_weights={{speed: 1}}'", 2, "tell no two merges"),

@@ -203,6 +203,26 @@ def test_gradients_go_on_from_a_point_that_is_not_among_the_best() -> None:
     assert search.champion and search.champion.kind == "parent"
 
 
+def test_auto_steps_from_the_average_though_a_combo_is_ahead() -> None:
+    """Unless that does not help: then from the best."""
+    search = start("auto", generations=9)
+    average = next(c.key for c in search.survivors if c.kind == "average")
+    flat = {group: [1.0, 0.0, 0.0] for group in GROUPS}
+    while len(search.gradients) < 3:
+        while asked := search.ask():
+            key = asked[0].key
+            score = 0.9 if asked[0].origin.startswith("combo") else 0.5
+            wanted = flat if key == search.gradient_of else None
+            search.tell(key, search.scores.get(key, score), gradient=wanted)
+        best = search.champion
+        assert best is not None
+        search.tell(best.key, 0.9, holdout=0.9)
+        search.tell_distances(1.0, 2.0)
+        search.advance()
+    from_where = [search.candidates[key] for key, _ in search.gradients]
+    assert from_where[0].key == average and from_where[1].origin.startswith("combo")
+
+
 def test_what_is_no_gradient_is_refused() -> None:
     search = start("grad")
     while not search.gradient_of:

@@ -175,7 +175,8 @@ class Auto(Search):
         descent = self._descent
         if descent is None and self.scores[self._average] > -math.inf:
             best = self.candidates[self._average]
-        if descent is None or self.scores[best.key] > self.scores[descent.key]:
+        elsewhere = descent is not None and self.scores[best.key] > self.scores[descent.key]
+        if descent is None or (elsewhere and way.uses >= TRIES):
             step = descent.step if descent else self.settings.gradient_step
             box, point = self._place(best.key)
             turns = self.settings.gradient_turns

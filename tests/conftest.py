@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,9 @@ from agent_forge.store.models import ModelStorage
 from agent_forge.store.sessions import SessionStore
 from tests.command_line import Forge, run_line
 from tests.pico import Pico, build
+
+# A shell that starts the tests in the background has them ignore it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 torch.set_num_threads(1)
 

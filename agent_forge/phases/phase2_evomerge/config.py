@@ -51,7 +51,7 @@ class EvoMergeSettings(EvolutionSettings, PhaseSettings):
         True, description="stop by items that the search does not see, instead of by its own"
     )
     racing: bool = Field(
-        False, description="stop measuring a candidate that cannot beat the champion any more"
+        False, description="stop measuring a candidate that has fallen behind the champion"
     )
     path_gate: float = Field(
         1.2, gt=0, description="most bits a byte of a path on its first items, over the champion's"

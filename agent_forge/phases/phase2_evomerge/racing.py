@@ -1,4 +1,4 @@
-"""Racing: a candidate that cannot become champion is not measured to the end.
+"""Racing: a candidate that has fallen behind the champion is not measured to the end.
 
 Every domain's items are met in growing shares, in an order of their own hash. After each share the
 candidate is compared with the champion on the items both have met: fitness is a sum over items but

@@ -13,7 +13,7 @@ from agent_forge.evals.domains import evaluation_hash
 from agent_forge.phases.phase2_evomerge import evomerge, staff
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
 from agent_forge.phases.phase2_evomerge.evolve import Job
-from agent_forge.phases.phase2_evomerge.evomerge import prepare
+from agent_forge.phases.phase2_evomerge.prepare import prepare
 from agent_forge.phases.phase2_evomerge.run import CACHE, EvolutionRun
 from agent_forge.pipeline.config import load_config
 from agent_forge.search.settings import ACTS_IN

@@ -15,9 +15,9 @@ from agent_forge.errors import ConfigError
 from agent_forge.evals.likelihood import Item, measure
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
 from agent_forge.phases.phase2_evomerge.evolve import evolve, resumed
-from agent_forge.phases.phase2_evomerge.evomerge import prepare
 from agent_forge.phases.phase2_evomerge.fitness import DomainFitness
 from agent_forge.phases.phase2_evomerge.gradient import BACKWARD, gradient, item_losses
+from agent_forge.phases.phase2_evomerge.prepare import prepare
 from agent_forge.phases.phase2_evomerge.run import CACHE, JOURNAL, EvolutionRun
 from agent_forge.search import operators
 from agent_forge.search.strategy import STRATEGIES

@@ -14,8 +14,8 @@ import pytest
 from agent_forge.errors import PhaseFailed, WorkersLost
 from agent_forge.phases.phase2_evomerge.bench import Bench
 from agent_forge.phases.phase2_evomerge.evolve import evolve
-from agent_forge.phases.phase2_evomerge.evomerge import prepare
 from agent_forge.phases.phase2_evomerge.fitness import DomainFitness
+from agent_forge.phases.phase2_evomerge.prepare import prepare
 from agent_forge.phases.phase2_evomerge.racing import SHARES, Standing, estimate, lost, rungs
 from agent_forge.phases.phase2_evomerge.run import JOURNAL, EvolutionRun
 from agent_forge.store import files

@@ -10,7 +10,7 @@ import torch
 import yaml
 
 from agent_forge.merge.combos import ALL, combo_name
-from agent_forge.merge.weights import open_weights
+from agent_forge.model.folder import open_weights
 from agent_forge.store import files
 from tests.command_line import Forge
 from tests.merge_models import make_models, tuned
@@ -91,7 +91,7 @@ def test_a_dry_run_writes_nothing(forge: Forge, tmp_path: Path) -> None:
 
 def test_a_dry_run_that_says_no(forge: Forge) -> None:
     config = Path("m/b/config.json")
-    config.write_text(json.dumps({**json.loads(config.read_text()), "model_type": "gpt2"}))
+    config.write_text(json.dumps({**json.loads(config.read_text()), "model_type": "mistral"}))
     result = forge(f"merge {MODELS} out --dry-run")
     assert result.code == 2 and "different architectures" in result.out
     assert "can be merged: no" in result.err

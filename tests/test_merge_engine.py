@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,7 @@ from agent_forge.merge.combos import ALL, combo_name
 from agent_forge.merge.engine import Parents, choose_layers, merge, merge_combos, merge_into
 from agent_forge.merge.output import write, write_combos
 from agent_forge.merge.recipe import Recipe, read_recipe
-from agent_forge.merge.weights import open_weights
+from agent_forge.model.folder import open_weights
 from agent_forge.store import files
 from tests.merge_models import NAMES, OWN, family, make_models, recipe, save, tuned
 
@@ -381,19 +379,3 @@ def test_a_parent_that_is_not_what_the_recipe_says(tmp_path: Path) -> None:
     with pytest.raises(DamagedFile, match="the recipe says"):
         write(merge(read_recipe(tmp_path / "one" / "recipe.yml")), tmp_path / "two")
     assert not (tmp_path / "two").exists()
-
-
-def test_transformers_is_not_imported(tmp_path: Path) -> None:
-    root = make_models(tmp_path / "models")
-    (tmp_path / "r.yml").write_text(
-        f"merge_method: linear\nmodels: [{{model: {root}/a}}, {{model: {root}/b}}]"
-    )
-    code = (
-        "import sys; from agent_forge.cli import main\n"
-        "try: main()\n"
-        "except SystemExit as end: assert not end.code, end.code\n"
-        "assert not {'transformers', 'scipy', 'pandas'} & set(sys.modules)"
-    )
-    line = [sys.executable, "-c", code, "merge", "r.yml", "out"]
-    done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr

@@ -13,7 +13,7 @@ from torch.testing import assert_close
 
 from agent_forge.errors import NotFinite
 from agent_forge.merge.engine import merge
-from agent_forge.merge.weights import open_weights
+from agent_forge.model.folder import open_weights
 from agent_forge.phases.phase2_evomerge.nursery import Nursery
 from agent_forge.search.candidate import Candidate
 from agent_forge.store import files

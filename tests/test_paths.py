@@ -19,14 +19,14 @@ from transformers import AutoModelForCausalLM
 from agent_forge.errors import ConfigError
 from agent_forge.evals.subject import open_subject
 from agent_forge.merge.output import write
-from agent_forge.merge.weights import open_weights
+from agent_forge.model.folder import open_weights
 from agent_forge.model.network import ForgeNetwork
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
 from agent_forge.phases.phase2_evomerge.evolve import evolve, replay, resumed
-from agent_forge.phases.phase2_evomerge.evomerge import prepare
 from agent_forge.phases.phase2_evomerge.fitness import DomainFitness
 from agent_forge.phases.phase2_evomerge.networks import FEW, Networks
 from agent_forge.phases.phase2_evomerge.nursery import Nursery
+from agent_forge.phases.phase2_evomerge.prepare import prepare
 from agent_forge.phases.phase2_evomerge.racing import Standing
 from agent_forge.phases.phase2_evomerge.run import CACHE, JOURNAL, EvolutionRun
 from agent_forge.search import operators

@@ -15,21 +15,23 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
 from agent_forge.data.readers import Example
 from agent_forge.data.tokenizer import END_OF_TEXT, END_OF_TURN, SPECIAL, Tokenizer
-from agent_forge.errors import ConfigError, NotFinite
+from agent_forge.errors import ConfigError, DamagedFile, NotFinite
 from agent_forge.evals.domains import Domain, answer, reply_of
 from agent_forge.evals.greedy import Answer, Rules, generate
 from agent_forge.evals.likelihood import TOKENS_A_BATCH, Item, Outcome, Progress, measure
-from agent_forge.model.folder import open_model
+from agent_forge.model.chat import render
+from agent_forge.model.folder import home_of, open_model
+from agent_forge.model.hf import end_tokens
 from agent_forge.model.network import ForgeNetwork
 
 LOGITS_AT_ONCE = 1 << 26  # 256 MB in single precision
+LEAST_TOKENS = 2  # that a model has to read: one given, one asked
 ENDS = frozenset((SPECIAL[END_OF_TEXT], SPECIAL[END_OF_TURN]))
 
 Encode = Callable[[Example], tuple[list[int], int]]  # ids, and where those that are asked begin
@@ -149,11 +151,15 @@ class Subject:
         return answers, [len(prompt) > room for prompt in prompts]
 
 
-def open_subject(folder: Path) -> Subject:
-    """The model in a folder, ready to be measured."""
-    model, foreign = open_model(folder)
+def open_subject(ref: str | Path) -> Subject:
+    """A model (a folder, or base+adapter), ready to be measured."""
+    return subject_of(*open_model(ref), home_of(ref))
+
+
+def subject_of(model: nn.Module, foreign: Any, home: Path) -> Subject:
+    """A network with the tokenizer in its home, ready to be measured."""
     if isinstance(model, ForgeNetwork):
-        tokenizer = Tokenizer.load(folder)
+        tokenizer = Tokenizer.load(home)
         tokenizer.fits(model.settings)
         size = model.settings.vocab_size
         given, decode = partial(_own_given, tokenizer), partial(_own_text, tokenizer)
@@ -161,11 +167,14 @@ def open_subject(folder: Path) -> Subject:
         return Subject(model, *reading, given, decode, ENDS, True)
     size = int(model.get_input_embeddings().weight.shape[0])  # type: ignore[operator]
     reads = getattr(model.config, "max_position_embeddings", None) or TOKENS_A_BATCH
+    if not isinstance(reads, int) or reads < LEAST_TOKENS:
+        raise DamagedFile(home / "config.json", f"max_position_embeddings is {reads!r}")
     batch = min(TOKENS_A_BATCH, max(1, LOGITS_AT_ONCE // size))
     reading = (_foreign(foreign), min(reads, TOKENS_A_BATCH), batch, size)
     decode = partial(foreign.decode, skip_special_tokens=True)
     given, chats = partial(_foreign_given, foreign), bool(foreign.chat_template)
-    return Subject(model, *reading, given, decode, _ends(model, foreign), chats)
+    ends = end_tokens(home, model, foreign)
+    return Subject(model, *reading, given, decode, ends, chats)
 
 
 def windows(ids: Sequence[int], start: int, longest: int) -> Iterator[Item]:
@@ -231,13 +240,6 @@ def _foreign_given(tokenizer: Any, example: Example) -> list[int]:
     return ids
 
 
-def _ends(model: Any, tokenizer: Any) -> frozenset[int]:
-    """The tokens that end an answer, as its maker's `generate` has them."""
-    said = getattr(model.generation_config, "eos_token_id", None)
-    ends = said if isinstance(said, list) else [said, tokenizer.eos_token_id]
-    return frozenset(end for end in ends if end is not None)
-
-
 def _own(tokenizer: Tokenizer) -> Encode:
     """As our models learn: special tokens by their ids."""
 
@@ -278,15 +280,6 @@ def _written(tokenizer: Any, example: Example) -> tuple[str, str, bool]:
     if not tokenizer.chat_template:  # never taught to chat: it goes on with the text
         given = f"{example.prompt}\n"
         return given, given + answer(example), True
-    turns = [dict(message) for message in example.messages[: last + 1]]
-    try:
-        given = tokenizer.apply_chat_template(
-            turns[:-1], tokenize=False, add_generation_prompt=True
-        )
-        whole = tokenizer.apply_chat_template(turns, tokenize=False).rstrip()
-    except jinja2.TemplateError as error:
-        raise ConfigError(
-            f"the chat template of the model refuses a conversation ({error})",
-            hint="give the examples as prompt and completion",
-        ) from error
-    return given, whole, False
+    turns = example.messages[: last + 1]
+    given = render(tokenizer, turns[:-1], reply=True)
+    return given, render(tokenizer, turns, reply=False).rstrip(), False

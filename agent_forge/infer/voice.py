@@ -13,7 +13,9 @@ from torch import nn
 from agent_forge.data.tokenizer import END_OF_TEXT, END_OF_TURN, SPECIAL, Tokenizer
 from agent_forge.errors import ConfigError
 from agent_forge.infer.generate import Sampling, choose, stream
-from agent_forge.model.folder import open_model
+from agent_forge.model.chat import render
+from agent_forge.model.folder import home_of, open_model
+from agent_forge.model.hf import end_tokens
 from agent_forge.model.network import ForgeNetwork
 
 Message = Mapping[str, Any]
@@ -27,12 +29,14 @@ class Voice(Protocol):
     def reply(self, messages: Sequence[Message], sampling: Sampling) -> Iterator[str]: ...
 
 
-def open_voice(folder: Path) -> Voice:
-    """The model in a folder, ready to speak."""
-    model, tokenizer = open_model(folder)
+def open_voice(ref: str | Path) -> Voice:
+    """A model (a folder, or base+adapter), ready to speak."""
+    model, tokenizer = open_model(ref)
     if isinstance(model, ForgeNetwork):
-        return _Own(model, Tokenizer.load(folder))
-    return _Foreign(model, tokenizer)
+        own = Tokenizer.load(home_of(ref))
+        own.fits(model.settings)
+        return _Own(model, own)
+    return _Foreign(model, tokenizer, end_tokens(home_of(ref), model, tokenizer))
 
 
 def _text(text: str) -> str:
@@ -66,8 +70,8 @@ class _Own:
 
 
 class _Foreign:
-    def __init__(self, model: nn.Module, tokenizer: Any) -> None:
-        self.model, self.tokenizer = model, tokenizer
+    def __init__(self, model: nn.Module, tokenizer: Any, ends: frozenset[int]) -> None:
+        self.model, self.tokenizer, self.ends = model, tokenizer, ends
 
     def complete(self, text: str, sampling: Sampling) -> Iterator[str]:
         return self._say(self.tokenizer(_text(text)).input_ids, sampling)
@@ -75,18 +79,21 @@ class _Foreign:
     def reply(self, messages: Sequence[Message], sampling: Sampling) -> Iterator[str]:
         _text(messages[-1]["content"])
         if self.tokenizer.chat_template:
-            text = self.tokenizer.apply_chat_template(
-                list(messages), tokenize=False, add_generation_prompt=True
-            )
+            text = render(self.tokenizer, messages, reply=True)
             ids = self.tokenizer(text, add_special_tokens=False).input_ids
         else:  # a model that was never taught to chat goes on with the text
             ids = self.tokenizer("\n".join(m["content"] for m in messages)).input_ids
         return self._say(ids, sampling)
 
     def _say(self, ids: list[int], sampling: Sampling) -> Iterator[str]:
-        end = self.tokenizer.eos_token_id
-        ending = _with_ends(sampling, frozenset() if end is None else frozenset((end,)))
-        return self._tokens(ids, ending)
+        size = int(self.model.get_input_embeddings().weight.shape[0])  # type: ignore[operator]
+        if not ids or max(ids) >= size:
+            raise ConfigError(
+                f"the tokenizer gives {f'token {max(ids)}' if ids else 'no token'} for this text,"
+                f" the model has {size}",
+                hint="the tokenizer in the folder does not fit the model",
+            )
+        return self._tokens(ids, _with_ends(sampling, self.ends))
 
     @torch.no_grad()
     def _tokens(self, ids: list[int], sampling: Sampling) -> Iterator[str]:

@@ -25,7 +25,7 @@ from agent_forge.merge.inputs import KEPT_DRAWS, RUN, Cache, Inputs, mean
 from agent_forge.merge.methods import Kernel, Rows
 from agent_forge.merge.plan import Job, Parents, Plan, make_plan
 from agent_forge.merge.recipe import Recipe
-from agent_forge.merge.weights import Weights, with_layers
+from agent_forge.model.weights import Weights, with_layers
 from agent_forge.store.tensors import Spec
 
 Gradient = Callable[[Weights], Mapping[str, Tensor]]

@@ -23,7 +23,7 @@ from agent_forge.merge.inputs import RUN
 from agent_forge.merge.plan import Parents
 from agent_forge.merge.recipe import Recipe, to_yaml
 from agent_forge.merge.vocabulary import write_tokenizer
-from agent_forge.merge.weights import INDEX, SINGLE, Weights, shards_of, writing_shards
+from agent_forge.model.weights import INDEX, SINGLE, Weights, shards_of, writing_shards
 from agent_forge.store import files
 from agent_forge.store.tensors import Spec
 

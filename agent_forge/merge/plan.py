@@ -22,7 +22,8 @@ from agent_forge.merge.recipe import (
     first_value,
 )
 from agent_forge.merge.vocabulary import Vocabulary, align
-from agent_forge.merge.weights import (
+from agent_forge.model.folder import open_weights
+from agent_forge.model.weights import (
     BEFORE_LAYERS,
     HEAD,
     TOKEN_EMBEDDING,
@@ -32,7 +33,6 @@ from agent_forge.merge.weights import (
     is_tied,
     layer_count,
     layer_of,
-    open_weights,
 )
 from agent_forge.store.tensors import Spec
 

@@ -17,7 +17,8 @@ from agent_forge.merge.output import anonymous_bytes, need_bytes
 from agent_forge.merge.plan import Parents, Plan, make_plan
 from agent_forge.merge.recipe import Recipe
 from agent_forge.merge.vocabulary import read_tokens, rows_of
-from agent_forge.merge.weights import Weights, is_tied
+from agent_forge.model.hf import check_tensors
+from agent_forge.model.weights import Weights, is_tied
 from agent_forge.store import files
 
 SAMPLED_TENSORS = 8
@@ -73,6 +74,7 @@ def preflight(recipe: Recipe, out: Path, parents: Parents | None = None) -> Pref
     for ref in recipe.references():
         try:
             opened.open(recipe.model_copy(update=_only(ref)))
+            _check_alone(report, ref, opened[ref])
             models[ref] = opened[ref]
         except ForgeError as error:
             report.problems.append(Problem("error", str(error), error.hint, error))
@@ -92,6 +94,21 @@ def preflight(recipe: Recipe, out: Path, parents: Parents | None = None) -> Pref
 
 def _only(ref: str) -> dict[str, Any]:
     return {"models": [], "slices": [], "base_model": ref}
+
+
+def _check_alone(report: Preflight, ref: str, weights: Weights) -> None:
+    """Whether the tensors are those of the network in the config, and its head what it says."""
+    if not weights.config or not weights.sources:
+        return
+    if not check_tensors(weights):
+        kind = weights.config.get("model_type")
+        report.add("note", f"{ref}: its tensors were not compared with a network {kind!r}", "")
+    if weights.config.get("tie_word_embeddings") and not is_tied(weights):
+        report.add(
+            "warning",
+            f"{ref}: its config ties the head to the embedding, its file has another head",
+            "the head in the file counts; the result is not tied",
+        )
 
 
 def _compare_configs(report: Preflight, models: dict[str, Weights]) -> None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from agent_forge.errors import ConfigError, DamagedFile
-from agent_forge.merge.weights import HEAD, TOKEN_EMBEDDING, Weights
+from agent_forge.model.weights import HEAD, TOKEN_EMBEDDING, Weights
 from agent_forge.store import files
 from agent_forge.store.tensors import Spec
 

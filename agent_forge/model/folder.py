@@ -1,17 +1,32 @@
-"""A model directory, opened: ours verified against its sha256, any other by transformers."""
+"""The one way to open a model: a folder, a file of weights, or `base+adapter`.
+
+Whoever made it, no code of a folder is run and nobody is asked whether it may; what the files hold
+and what the network needs have to be the same tensors, name by name; and what cannot be read as a
+model is refused with the file and the reason.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agent_forge.errors import ConfigError, DamagedFile, NotFound
+from agent_forge.errors import ConfigError, DamagedFile, HostileInput, NotFound
 from agent_forge.store import files
 
 if TYPE_CHECKING:
     from torch import nn
 
+    from agent_forge.model.weights import Weights
+
 MODEL_TYPE = "agent_forge"
+CONFIG = "config.json"
+# What transformers reads beside the weights, and where it would look for code to run.
+RECORDS = (
+    *(CONFIG, "tokenizer_config.json", "generation_config.json", "processor_config.json"),
+    *("preprocessor_config.json", "video_preprocessor_config.json", "special_tokens_map.json"),
+    *("added_tokens.json", "adapter_config.json"),
+)
+RECORD_BYTES = 16 << 20
 # A tokenizer has at least one of these, whoever made it.
 VOCABULARIES = (
     *("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model"),
@@ -19,16 +34,43 @@ VOCABULARIES = (
 )
 
 
-def read_config(folder: Path) -> dict[str, Any]:
-    """The config of a language model; refuses at once what is none."""
+def refuse_code(folder: Path) -> None:
+    """Refuse a folder that asks for code of its own, and records that are none."""
+    for name in RECORDS:
+        path = folder / name
+        if not path.is_file():
+            continue
+        if path.stat().st_size > RECORD_BYTES:
+            raise HostileInput(f"{path} is too large: at most {RECORD_BYTES:,} bytes are read")
+        record = files.read_json(path)
+        if not isinstance(record, dict):
+            raise DamagedFile(path, "not a record")
+        if _names_code(record):
+            raise HostileInput(
+                f"{path} asks for code of its own to be run (auto_map); none is ever run",
+                hint="if transformers knows this architecture itself, remove auto_map in a copy",
+            )
+        for key, value in record.items():
+            if key.endswith("_file") and isinstance(value, str) and Path(value).name != value:
+                raise HostileInput(f"{path}: {key} names {value!r}, which is outside its folder")
+
+
+def _names_code(value: Any) -> bool:
+    if isinstance(value, dict):
+        return bool(value.get("auto_map")) or any(map(_names_code, value.values()))
+    return isinstance(value, list) and any(map(_names_code, value))
+
+
+def read_config(ref: str | Path) -> dict[str, Any]:
+    """The config of a language model; what is none is refused before any weight is read."""
+    folder = home_of(ref)
     if not folder.is_dir():
         raise NotFound(f"{folder} is not a folder", hint="forge models lists the models of runs")
-    if not (folder / "config.json").is_file():
-        raise NotFound(f"{folder} has no config.json: it is not a model directory")
-    config = files.read_json(folder / "config.json")
-    if not isinstance(config, dict):
-        raise DamagedFile(folder / "config.json", "not the config of a model")
-    if "model_type" not in config:
+    refuse_code(folder)
+    if not (folder / CONFIG).is_file():
+        raise NotFound(f"{folder} has no {CONFIG}: it is not a model directory")
+    config: dict[str, Any] = files.read_json(folder / CONFIG)
+    if not isinstance(config.get("model_type"), str):
         raise ConfigError(f"{folder} is not a language model: its config names no model_type")
     if not any((folder / name).is_file() for name in VOCABULARIES):
         raise DamagedFile(
@@ -39,24 +81,67 @@ def read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def open_model(folder: Path) -> tuple[nn.Module, Any]:
-    """The model in a folder. Ours comes as its network, any other with its own tokenizer."""
-    config = read_config(folder)
+def home_of(ref: str | Path) -> Path:
+    """The folder that has config and tokenizer of a model: of an adapter, that of its base."""
+    from agent_forge.model.adapter import is_adapter, read_settings
+
+    path = Path(ref).expanduser()
+    if not path.exists() and "+" in str(ref):
+        return home_of(str(ref).rpartition("+")[0])
+    if path.is_file():
+        return path.parent
+    if not is_adapter(path) or (path / CONFIG).is_file():
+        return path
+    base = read_settings(path).get("base_model_name_or_path")
+    if not isinstance(base, str) or not Path(base).exists():
+        raise NotFound(
+            f"{path} is an adapter for {base or 'an unnamed base'}, which is not on this machine",
+            hint=f"name the base as well: BASE+{path}",
+        )
+    return home_of(base)
+
+
+def open_weights(ref: str | Path) -> Weights:
+    """The tensors of a model, read when asked for; `base+adapter` puts a LoRA adapter on a base."""
+    from agent_forge.model.adapter import adapt, is_adapter
+    from agent_forge.model.weights import INDEX, SINGLE, read_index, read_shards
+
+    text = str(ref)
+    path = Path(text).expanduser()
+    if not path.exists() and "+" in text:
+        base, _, adapter = text.rpartition("+")
+        refuse_code(Path(adapter).expanduser())
+        return adapt(open_weights(base), Path(adapter).expanduser())
+    if not path.exists():
+        raise NotFound(f"{text} does not exist", hint="a model is a folder or file on this machine")
+    if path.is_file():
+        return read_shards(text, path.parent, {"": path})
+    refuse_code(path)
+    if is_adapter(path) and not (path / CONFIG).is_file():
+        return adapt(open_weights(home_of(path)), path)
+    for name in (INDEX[0], SINGLE[0], INDEX[1], SINGLE[1]):
+        if (path / name).is_file():
+            single = {"": path / name}
+            return read_shards(text, path, read_index(path / name) if name in INDEX else single)
+    raise NotFound(f"{text} holds no weights", hint=f"it needs one of {', '.join(SINGLE + INDEX)}")
+
+
+def open_model(ref: str | Path) -> tuple[nn.Module, Any]:
+    """The network of a model with its weights, and the tokenizer of any model but ours."""
+    config = read_config(ref)
     # Here, so that what is no model is refused before transformers is loaded.
-    from agent_forge.model.hf import build_network, load_foreign
+    from agent_forge.model import hf
     from agent_forge.store.models import load_directory
 
-    model: nn.Module
-    tokenizer = None
-    if config["model_type"] != MODEL_TYPE:
-        model, tokenizer = load_foreign(folder)
-    elif not (folder / "metadata.json").exists():  # a merge, or another tool's copy
-        model = load_foreign(folder)[0].network  # type: ignore[assignment]
+    folder, ours = home_of(ref), config["model_type"] == MODEL_TYPE
+    if ours and folder == Path(ref) and (folder / "metadata.json").is_file():  # saved by a run
+        state = load_directory(folder)[0]
     else:
-        weights, _, config = load_directory(folder)
-        model = build_network(config)
-        model.load_state_dict(weights)
+        weights = open_weights(ref)
+        weights.verify()
+        state = {name: weights[name] for name in weights}
+    model = hf.load_network(config, state, str(ref))
     for name, weight in model.named_parameters():
         if not bool(weight.isfinite().all()):
-            raise DamagedFile(folder, f"{name} holds NaN or infinity", hint="fetch it again")
-    return model.eval(), tokenizer
+            raise DamagedFile(ref, f"{name} holds NaN or infinity", hint="fetch it again")
+    return model.eval(), None if ours else hf.open_tokenizer(folder)

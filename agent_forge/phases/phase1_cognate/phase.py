@@ -27,6 +27,7 @@ from agent_forge.data import baselines
 from agent_forge.data.loader import Curriculum, Loader, Stage
 from agent_forge.errors import PhaseFailed
 from agent_forge.evals.likelihood import measure
+from agent_forge.evals.reopen import confirm
 from agent_forge.infer.generate import Sampling, generate
 from agent_forge.model.hf import config_dict
 from agent_forge.model.loss import language_loss
@@ -47,6 +48,7 @@ from agent_forge.train.trainer import Trainer
 
 FROZEN = ("embedding.", "projection.", "norm.")
 EPOCHS = 10
+CONFIRMED = 8  # items of each domain that a written model is measured on again
 SAMPLE_PROMPTS = ("copy k m a t", "sort 52814", "max 4718:2905")
 
 
@@ -278,7 +280,7 @@ class CognatePhase(PhaseController):
         ctx.log(None, {f"model_{number}/latency_ms": latency})
         ctx.log(None, {f"model_{number}/final_loss": loss})
         table = {name: _flat(report) for name, report in reports.items()}
-        return ctx.save_model(
+        saved = ctx.save_model(
             f"tinytitan-{special.name}",
             model,
             metadata,
@@ -286,6 +288,8 @@ class CognatePhase(PhaseController):
             metrics={f"{name}/{key}": v for name, row in table.items() for key, v in row.items()},
             tokenizer_files=corpus.tokenizer.files(),
         )
+        _confirm(saved, model, corpus)
+        return saved
 
     def _save_beside(
         self,
@@ -297,7 +301,7 @@ class CognatePhase(PhaseController):
     ) -> ModelRef:
         """The base of every merge of the three, and what such a merge is compared with."""
         model.requires_grad_(True)
-        return ctx.save_model(
+        saved = ctx.save_model(
             name,
             model,
             {"specialization": "none", "samples": samples(model, corpus)},
@@ -305,6 +309,8 @@ class CognatePhase(PhaseController):
             metrics=_flat(reports[name]),
             tokenizer_files=corpus.tokenizer.files(),
         )
+        _confirm(saved, model, corpus)
+        return saved
 
     def _result(
         self,
@@ -369,6 +375,14 @@ def _with(trunk: ForgeNetwork, model: ForgeNetwork) -> ForgeNetwork:
     plain = ForgeNetwork(trunk.settings)
     plain.load_state_dict(model.state_dict())
     return plain.to(next(model.parameters()).device)
+
+
+def _confirm(saved: ModelRef, model: ForgeNetwork, corpus: Corpus) -> None:
+    """The file has to score what the network does that was measured."""
+    items = [item for domain in DOMAINS for item in corpus.verdict[domain][:CONFIRMED]]
+    confirm(
+        saved.path, lambda subject: measure(subject.model, items).loss, measure(model, items).loss
+    )
 
 
 def _held_out(model: ForgeNetwork, corpus: Corpus) -> float:

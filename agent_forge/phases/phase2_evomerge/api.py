@@ -24,10 +24,10 @@ from agent_forge.config.settings import PhaseSettings, Settings
 from agent_forge.contract.phase import PhaseResult
 from agent_forge.errors import ConfigError
 from agent_forge.merge.output import write
-from agent_forge.merge.weights import from_memory
 from agent_forge.model.folder import open_model
 from agent_forge.model.hf import config_dict
 from agent_forge.model.network import ForgeNetwork
+from agent_forge.model.weights import from_memory
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
 from agent_forge.phases.phase2_evomerge.evolve import (
     GIVEN,

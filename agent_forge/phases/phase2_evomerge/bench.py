@@ -19,7 +19,7 @@ from torch import nn
 from agent_forge.errors import ForgeError, PhaseFailed
 from agent_forge.evals.likelihood import Outcome
 from agent_forge.evals.subject import Subject
-from agent_forge.merge.weights import Weights
+from agent_forge.model.weights import Weights
 from agent_forge.phases.phase2_evomerge.fitness import DomainFitness, Fitness, Score, shape_parts
 from agent_forge.phases.phase2_evomerge.gradient import gradient
 from agent_forge.phases.phase2_evomerge.networks import Networks

@@ -9,9 +9,15 @@ from typing import Any
 
 from agent_forge.config.load import check, did_you_mean, parse_set, read_one
 from agent_forge.config.load import merge as join
-from agent_forge.errors import AlreadyExists, ConfigError, DamagedFile, NotFound, PhaseFailed
+from agent_forge.errors import (
+    AlreadyExists,
+    ConfigError,
+    DamagedFile,
+    ForgeError,
+    NotFound,
+    PhaseFailed,
+)
 from agent_forge.merge.output import write
-from agent_forge.merge.weights import open_weights
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
 from agent_forge.phases.phase2_evomerge.evomerge import (
     OTHERS,
@@ -19,14 +25,15 @@ from agent_forge.phases.phase2_evomerge.evomerge import (
     Inputs,
     champion_files,
     conclude,
+    confirm_champion,
     figures,
     listening,
-    prepare,
     refuse_senseless,
     resolve,
     splits_of,
 )
 from agent_forge.phases.phase2_evomerge.nursery import Nursery
+from agent_forge.phases.phase2_evomerge.prepare import open_parents, prepare
 from agent_forge.phases.phase2_evomerge.run import CACHE, JOURNAL, EvolutionRun
 from agent_forge.phases.phase2_evomerge.sources import locate
 from agent_forge.phases.phase2_evomerge.staff import crew_of
@@ -209,6 +216,11 @@ def evolve(
         target = job.folder / CHAMPION
         beside = champion_files(run, job.inputs, conclusion)
         write(run.nursery.weights(champion.key), target, force=True, beside=beside)
+        try:
+            confirm_champion(target, run, job.inputs, conclusion)
+        except ForgeError:
+            files.remove_tree(target, job.folder)
+            raise
         log: dict[str, Any] = {"history": run.search.history}
         log |= {"operators": run.search.operator_gains}
         log |= {"combo_usage": run.search.combo_usage, "seconds": run.seconds}
@@ -230,11 +242,12 @@ def replay(lineage: Path, target: Path) -> str:
     if target.exists():
         raise AlreadyExists(f"{target} exists", hint="name a folder that does not")
     record, known = _lineage(lineage)
-    models = [open_weights(source["model"]) for source in record["models"]]
-    for weights, source in zip(models, record["models"], strict=True):
+    sources = record["models"]
+    parents = [source["model"] for source in sources]
+    models, base = open_parents(parents, parents.pop() if record["has_base"] else None)
+    for weights, source in zip([*models, *([base] if base else [])], sources, strict=True):
         if weights.sha256() != source["sha256"]:
             raise ConfigError(f"{weights.label} is not the model that the lineage names")
-    base = models.pop() if record["has_base"] else None
     scratch = target.parent / f".{target.name}.weights"
     try:
         written = write(Nursery(models, base, known, scratch).weights(record["key"]), target)

@@ -9,26 +9,26 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from agent_forge.errors import ConfigError, DamagedFile
+import torch
+
+from agent_forge.errors import ConfigError, PhaseFailed
 from agent_forge.evals.domains import Domain, from_files, part, smallest_gain, split_of
 from agent_forge.evals.likelihood import Outcome
 from agent_forge.evals.packs import from_names
-from agent_forge.evals.subject import Subject, open_subject
+from agent_forge.evals.reopen import confirm
+from agent_forge.evals.subject import Subject
 from agent_forge.evals.verdict import Comparison, Pair, judge
 from agent_forge.merge.preflight import preflight
 from agent_forge.merge.recipe import ModelInput, Recipe
-from agent_forge.merge.weights import DEPTHS, Weights, open_weights
-from agent_forge.phases.phase2_evomerge.bench import Material
+from agent_forge.model.folder import open_model, open_weights
+from agent_forge.model.weights import DEPTHS, Weights
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
 from agent_forge.phases.phase2_evomerge.fitness import (
-    CommandFitness,
     DomainFitness,
-    Fitness,
-    FunctionFitness,
     Score,
     function_of,
     is_function,
@@ -41,6 +41,7 @@ from agent_forge.workers import require_ray
 
 log = logging.getLogger(__name__)
 LEAST_ITEMS = 20  # of a split of someone's own data
+CONFIRMED = 8  # items of each domain that the written champion is measured on again
 OTHERS = ("champion", "plain average", "best combo of generation 0", "base", "joint training")
 CONTROL = "control"  # beside the trunk of Phase 1: trained on everything for as long
 REASONS = {"converged": "threshold_met", "generations": "max_generations"}  # as the guide has it
@@ -75,6 +76,7 @@ class Conclusion:
     best_parent: str
     perplexity: float  # of the champion, a token
     retention: dict[str, float] = field(default_factory=dict)
+    outcomes: tuple[Outcome, ...] = ()  # of the champion, by domain
 
     def sentences(self) -> list[str]:
         """The result in words, the best parent first."""
@@ -226,73 +228,6 @@ def _what_can_be_seen(splits: Mapping[str, Sequence[Domain]]) -> list[str]:
     return [f"{answers} answers for the verdict: gains from about {points:.1f} points on show"]
 
 
-def prepare(settings: EvoMergeSettings, inputs: Inputs, device: str, folder: Path) -> Material:
-    """Open the models and get ready to measure."""
-    parents = [open_weights(ref) for ref in inputs.parents]
-    base = open_weights(inputs.base) if inputs.base else None
-    for weights in (*parents, *([base] if base else [])):
-        _refuse_damaged(weights)
-    subject = open_subject(_home(inputs))
-    subject.model.float().to(device)
-    fitness: Fitness
-    sign = 1 if settings.fitness_direction == "maximize" else -1
-    if is_function(settings.fitness):
-        fitness = FunctionFitness(settings.fitness, subject.model, sign)
-    elif settings.fitness:
-        fitness = CommandFitness(settings.fitness, _writer(subject, parents[0], folder), sign)
-    else:
-        fitness = _on(settings, subject, inputs.splits["selection"])
-    holdout = None
-    if "holdout" in inputs.splits and not settings.fitness:
-        holdout = _on(settings, subject, inputs.splits["holdout"])
-    hashes = tuple(w.sha256() for w in (*parents, *([base] if base else [])))
-    for i, digest in enumerate(hashes[: len(parents)]):
-        if digest in hashes[:i]:
-            twin = parents[hashes.index(digest)].label
-            raise ConfigError(f"{parents[i].label} has the same weights as {twin}")
-    return Material(parents, base, subject, fitness, holdout, hashes)
-
-
-def _on(settings: EvoMergeSettings, subject: Subject, domains: Sequence[Domain]) -> DomainFitness:
-    how = settings.fitness_weights, settings.fitness_floors, settings.domain_weights
-    return DomainFitness(subject, domains, *how, settings.mixed_precision, settings.racing)
-
-
-def _refuse_damaged(weights: Weights) -> None:
-    for name in weights:
-        tensor = weights[name]
-        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
-            raise DamagedFile(weights.label, f"{name} holds NaN or infinity", hint="fetch it again")
-
-
-def _home(inputs: Inputs) -> Path:
-    """A folder that has config and tokenizer: the first parent that is a whole model."""
-    for ref in (*inputs.parents, *([inputs.base] if inputs.base else [])):
-        folder = Path(ref.split("+")[0])
-        if (folder / "config.json").is_file():
-            return folder
-    raise ConfigError(
-        "none of the models has a config.json: there is nothing to put the weights into",
-        hint="give the base model of the adapters with --base",
-    )
-
-
-def _writer(subject: Subject, parent: Weights, folder: Path) -> Any:
-    """Writes what the network holds as a model directory, always to the same place."""
-    from agent_forge.merge.output import write
-    from agent_forge.merge.weights import from_memory
-
-    def write_it() -> Path:
-        target = folder / "candidate"
-        state = {name: subject.model.state_dict()[name] for name in parent.specs}
-        now = from_memory(state)
-        now.config, now.folder = parent.config, parent.folder
-        write(now, target, force=True)
-        return target
-
-    return write_it
-
-
 # -- afterwards -----------------------------------------------------------------------------------
 
 
@@ -328,7 +263,44 @@ def conclude(run: EvolutionRun, inputs: Inputs, names: Sequence[str]) -> Conclus
     best = max(names, key=lambda name: scores[name].quality)
     nats = sum(sum(o.loss) for o in own) / sum(sum(o.tokens) for o in own)
     kept = _retention(mine, [scores[name] for name in names])
-    return Conclusion(mine, rivals, best, math.exp(min(700, nats)), kept)
+    return Conclusion(mine, rivals, best, math.exp(min(700, nats)), kept, tuple(own))
+
+
+def confirm_champion(
+    folder: Path, run: EvolutionRun, inputs: Inputs, conclusion: Conclusion | None
+) -> None:
+    """The file has to score what the verdict says; without a verdict, to hold what was measured."""
+    if conclusion is None:
+        _compare_weights(folder, run)
+        return
+    few = [_first_few(domain) for domain in inputs.splits["verdict"]]
+    recorded = [o.loss[: len(d.examples)] for d, o in zip(few, conclusion.outcomes, strict=True)]
+
+    def measured(subject: Subject) -> list[float]:
+        return [loss for d in few for loss in subject.measure(subject.prepare(d)).loss]
+
+    confirm(folder, measured, [loss for losses in recorded for loss in losses])
+
+
+def _first_few(domain: Domain) -> Domain:
+    """The first items of a domain, by likelihood alone."""
+    return replace(
+        domain,
+        examples=domain.examples[:CONFIRMED],
+        tasks=domain.tasks[:CONFIRMED],
+        writing=None,
+    )
+
+
+def _compare_weights(folder: Path, run: EvolutionRun) -> None:
+    """A fitness of one's own may take hours, so the weights themselves are compared."""
+    champion = run.search.champion
+    assert champion is not None
+    run.bench.fill(champion.key)
+    measured, found = run.bench.model.state_dict(), open_model(folder)[0].state_dict()
+    for name, tensor in measured.items():
+        if not torch.equal(tensor.cpu().float(), found[name].float()):
+            raise PhaseFailed(f"{folder} does not hold the weights that were measured: {name}")
 
 
 def _compared(

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from agent_forge.config.settings import ModelSettings
-from agent_forge.merge.weights import with_layers
 from agent_forge.model.network import ForgeNetwork
+from agent_forge.model.weights import with_layers
 
 FEW = 2  # other shapes that are kept at a time
 

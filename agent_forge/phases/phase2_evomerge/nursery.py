@@ -22,14 +22,14 @@ from agent_forge.errors import ConfigError, NotFinite
 from agent_forge.merge.engine import merge
 from agent_forge.merge.plan import Parents, make_plan
 from agent_forge.merge.recipe import ModelInput, Recipe, Slice, Source
-from agent_forge.merge.weights import (
+from agent_forge.model.folder import open_weights
+from agent_forge.model.weights import (
     BEFORE_LAYERS,
     HEAD,
     LAYER,
     Weights,
     at_layer,
     layer_of,
-    open_weights,
     with_layers,
 )
 from agent_forge.search.candidate import Candidate
@@ -111,17 +111,18 @@ class Nursery:
 
     def tensors(self, key: str) -> Iterator[tuple[str, Tensor]]:
         """Every tensor of a candidate, one at a time, in the type that models are stored in."""
-        path = self._file(key)
-        if path.exists():
-            yield from open_weights(path).items()
-            return
-        candidate = self.known[key]
+        path, specs = self._file(key), self.specs_of(key)
+        made = open_weights(path).items() if path.exists() else self._made(self.known[key])
+        for name, tensor in made:
+            if name in specs:  # a base of another type does not change that of the result
+                yield name, tensor.to(specs[name].dtype)
+
+    def _made(self, candidate: Candidate) -> Iterable[tuple[str, Tensor]]:
         if candidate.kind == "noise":
-            yield from self._noisy(candidate)
-        elif candidate.kind == "merge" and candidate.operation["scale"] != 1.0:
-            yield from self._scaled(candidate)
-        else:
-            yield from self._merged(candidate).items()
+            return self._noisy(candidate)
+        if candidate.kind == "merge" and candidate.operation["scale"] != 1.0:
+            return self._scaled(candidate)
+        return self._merged(candidate).items()
 
     def fill(self, network: nn.Module, key: str) -> str:
         """Overwrite the weights of a network with a candidate's; returns their sha256."""
@@ -135,6 +136,11 @@ class Nursery:
             targets[name].copy_(tensor)
             flat = tensor.detach().contiguous().reshape(-1)
             found[name] = hashlib.sha256(flat.view(torch.uint8).numpy().data).hexdigest()
+        written = {
+            targets[name].data_ptr() for name in found
+        }  # a tied head has no tensor of its own
+        if left := [name for name, target in targets.items() if target.data_ptr() not in written]:
+            raise ConfigError(f"candidate {key[:8]} has no {left[0]}, which its network needs")
         self._remove_others(self._kept)
         lines = "".join(f"{name} {found[name]}\n" for name in sorted(found))
         return hashlib.sha256(lines.encode()).hexdigest()

@@ -19,14 +19,15 @@ from agent_forge.phases.phase2_evomerge.evomerge import (
     ancestry,
     champion_files,
     conclude,
+    confirm_champion,
     figures,
     listening,
-    prepare,
     refuse_senseless,
     resolve,
     splits_of,
     story,
 )
+from agent_forge.phases.phase2_evomerge.prepare import prepare
 from agent_forge.phases.phase2_evomerge.run import CACHE, EvolutionRun
 from agent_forge.phases.phase2_evomerge.staff import crew_of
 
@@ -173,7 +174,7 @@ class EvoMergePhase(PhaseController):
         beside = champion_files(run, inputs, conclusion)
         del beside["README.md"]  # the store writes the card of a run's model
         run.bench.fill(champion.key)
-        return ctx.save_model(
+        saved = ctx.save_model(
             "champion",
             dict(weights),
             {
@@ -191,6 +192,8 @@ class EvoMergePhase(PhaseController):
             beside=beside,
             story="\n".join(story(run, inputs, conclusion)),
         )
+        confirm_champion(saved.path, run, inputs, conclusion)
+        return saved
 
 
 def _key(name: str) -> str:

@@ -14,8 +14,9 @@ from agent_forge.config.load import check
 from agent_forge.phases.phase2_evomerge.bench import Bench
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
 from agent_forge.phases.phase2_evomerge.crew import Crew
-from agent_forge.phases.phase2_evomerge.evomerge import Inputs, prepare, resolve
+from agent_forge.phases.phase2_evomerge.evomerge import Inputs, resolve
 from agent_forge.phases.phase2_evomerge.nursery import Nursery
+from agent_forge.phases.phase2_evomerge.prepare import prepare
 from agent_forge.phases.phase2_evomerge.run import CACHE, WEIGHTS, read_cache
 from agent_forge.store import files
 from agent_forge.workers import Pool, open_pool

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from agent_forge.errors import ConfigError, DamagedFile, HostileInput, NotFound
+from agent_forge.errors import DamagedFile, HostileInput
 from agent_forge.store import files
 from agent_forge.store.tensors import (
     MappedTensors,
@@ -29,9 +29,6 @@ from agent_forge.store.tensors import (
 
 SINGLE = ("model.safetensors", "pytorch_model.bin")
 INDEX = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
-ADAPTER = "adapter_config.json"
-ADAPTER_FILES = ("adapter_model.safetensors", "adapter_model.bin")
-ADAPTER_PREFIX = "base_model.model."
 LAYER = re.compile(r"^(|.*?\.)(layers|layer|blocks|block|h)\.(\d+)\.")
 TOKEN_EMBEDDING = re.compile(
     r"(^|\.)(embed_tokens|wte|word_embeddings|embed_in|embedding)\.weight$"
@@ -99,10 +96,15 @@ class Weights(Mapping[str, Tensor]):
                 flat = self[name].detach().cpu().contiguous().reshape(-1)
                 digest.update(flat.view(torch.uint8).numpy().data)
             return digest.hexdigest()
+        found = self.verify()
+        return found[0] if len(found) == 1 else _joined(found)
+
+    def verify(self) -> list[str]:
+        """The sha256 of every file; one that differs from the manifest beside it is damaged."""
         found = [files.sha256_of(path) for path in self.sources]
         for path, value in zip(self.sources, found, strict=True):
             _compare_with_manifest(path, value)
-        return found[0] if len(found) == 1 else _joined(found)
+        return found
 
 
 def _joined(hashes: Sequence[str]) -> str:
@@ -145,31 +147,37 @@ def with_layers(config: Mapping[str, Any], layers: Sequence[int]) -> dict[str, A
 
 
 def is_tied(weights: Weights) -> bool:
-    """Whether a model says that its head is its embedding."""
-    return bool(weights.config.get("tie_word_embeddings"))
+    """True if the config ties the head to the embedding and the file holds no other head."""
+    if not weights.config.get("tie_word_embeddings"):
+        return False
+    head = next((name for name in weights if HEAD.search(name)), None)
+    embedding = next((name for name in weights if TOKEN_EMBEDDING.search(name)), None)
+    return not (head and embedding) or torch.equal(weights[head], weights[embedding])
 
 
-# -- opening --------------------------------------------------------------------------------------
+def with_same_heads(models: Sequence[Weights]) -> list[Weights]:
+    """The same models; where only some have a head of their own, all get one."""
+    tied = [is_tied(weights) for weights in models]
+    if all(tied) or not any(tied):
+        return list(models)
+    head = next(name for weights in models for name in weights if HEAD.search(name))
+    return [_untied(w, head) if t else w for w, t in zip(models, tied, strict=True)]
 
 
-def open_weights(place: str | Path) -> Weights:
-    """A model folder or file; `base+adapter` puts a LoRA adapter on a base."""
-    text = str(place)
-    path = Path(text).expanduser()
-    if not path.exists() and "+" in text:
-        base, _, adapter = text.rpartition("+")
-        return adapt(open_weights(base), Path(adapter).expanduser())
-    if not path.exists():
-        raise NotFound(f"{text} does not exist", hint="a model is a folder or file on this machine")
-    if path.is_file():
-        return _opened(text, path.parent, {"": path})
-    if (path / ADAPTER).is_file():
-        return adapt(_base_of_adapter(path), path)
-    for name in (INDEX[0], SINGLE[0], INDEX[1], SINGLE[1]):
-        if (path / name).is_file():
-            single = {"": path / name}
-            return _opened(text, path, _indexed(path / name) if name in INDEX else single)
-    raise NotFound(f"{text} holds no weights", hint=f"it needs one of {', '.join(SINGLE + INDEX)}")
+def _untied(weights: Weights, head: str) -> Weights:
+    """A tied model with its embedding as its head."""
+    embedding = next(name for name in weights if TOKEN_EMBEDDING.search(name))
+    return Weights(
+        {**weights.specs, head: weights.specs[embedding]},
+        lambda name: weights[embedding if name == head else name],
+        label=weights.label,
+        config={**weights.config, "tie_word_embeddings": False},
+        folder=weights.folder,
+        sources=weights.sources,
+    )
+
+
+# -- reading ---------------------------------------------------------------------------------------
 
 
 def from_memory(model: nn.Module | Mapping[str, Tensor], label: str = "memory") -> Weights:
@@ -181,7 +189,7 @@ def from_memory(model: nn.Module | Mapping[str, Tensor], label: str = "memory") 
     return Weights(specs, lambda name: state[name].detach(), label=label)
 
 
-def _indexed(index: Path) -> dict[str, Path]:
+def read_index(index: Path) -> dict[str, Path]:
     """Tensor name -> shard, from an index file that may name nothing outside its folder."""
     content = files.read_json(index)
     table = content.get("weight_map") if isinstance(content, dict) else None
@@ -195,12 +203,13 @@ def _indexed(index: Path) -> dict[str, Path]:
     return {name: index.parent / shard for name, shard in table.items()}
 
 
-def _opened(label: str, folder: Path, where: dict[str, Path]) -> Weights:
+def read_shards(label: str, folder: Path, where: dict[str, Path]) -> Weights:
+    """The weights in these files, read when asked for; `{"": file}` stands for all of one file."""
     shards: dict[Path, Mapping[str, Tensor]] = {}
     specs: dict[str, Spec] = {}
     place: dict[str, Path] = {}
     for path in sorted(set(where.values())):
-        shards[path] = content = _open_file(path)
+        shards[path] = content = open_file(path)
         wanted = content if "" in where else [name for name in where if where[name] == path]
         for name in wanted:
             if name not in content:
@@ -208,6 +217,8 @@ def _opened(label: str, folder: Path, where: dict[str, Path]) -> Weights:
             known = content.specs if isinstance(content, MappedTensors) else None
             specs[name] = known[name] if known else spec_of(content[name])
             place[name] = path
+        if extra := sorted(set(content) - set(wanted)):
+            raise DamagedFile(path, f"tensor {extra[0]!r} is in it, but the index does not say so")
     config_file = folder / "config.json"
     config = files.read_json(config_file) if config_file.is_file() else {}
     if not isinstance(config, dict):
@@ -224,100 +235,11 @@ def _opened(label: str, folder: Path, where: dict[str, Path]) -> Weights:
     )
 
 
-def _open_file(path: Path) -> Mapping[str, Tensor]:
+def open_file(path: Path) -> Mapping[str, Tensor]:
+    """The tensors of a file; a pickle is read as data alone, never run."""
     if path.suffix == ".safetensors":
         return MappedTensors(path)
     return read_weights(path, mapped=True)
-
-
-# -- adapters -------------------------------------------------------------------------------------
-
-
-def _base_of_adapter(folder: Path) -> Weights:
-    base = str(_adapter_settings(folder).get("base_model_name_or_path") or "")
-    if not base or not Path(base).exists():
-        raise NotFound(
-            f"{folder} is an adapter for {base or 'an unnamed base'}, which is not on this machine",
-            hint=f"name the base as well: BASE+{folder}",
-        )
-    return open_weights(base)
-
-
-def _adapter_settings(folder: Path) -> dict[str, Any]:
-    settings = files.read_json(folder / ADAPTER)
-    if not isinstance(settings, dict):
-        raise DamagedFile(folder / ADAPTER, "not a record")
-    return settings
-
-
-def adapt(base: Weights, folder: Path) -> Weights:
-    """A base with a LoRA adapter on it: W + scale * B A, computed when a tensor is asked for."""
-    if not (folder / ADAPTER).is_file():
-        raise NotFound(f"{folder} has no {ADAPTER}", hint="name a LoRA adapter's folder")
-    settings = _adapter_settings(folder)
-    path = next((folder / name for name in ADAPTER_FILES if (folder / name).is_file()), None)
-    if path is None:
-        raise DamagedFile(folder, f"it has none of {', '.join(ADAPTER_FILES)}")
-    for key in ("use_dora", "alpha_pattern", "rank_pattern", "megatron_config"):
-        if settings.get(key):
-            raise ConfigError(f"{folder}: {key!r} of an adapter is not supported")
-    if str(settings.get("peft_type", "LORA")).upper() != "LORA":
-        raise ConfigError(f"{folder}: only LoRA adapters are supported")
-    rank, alpha = settings.get("r"), settings.get("lora_alpha")
-    if not (isinstance(rank, int | float) and rank > 0 and isinstance(alpha, int | float)):
-        raise DamagedFile(folder / ADAPTER, "r and lora_alpha have to be numbers, and r above 0")
-    scale = alpha / (rank**0.5 if settings.get("use_rslora") else rank)
-    turned = bool(settings.get("fan_in_fan_out"))
-    pairs, replaced = _split_adapter(base, _open_file(path), path)
-    for name in (*pairs, *replaced):
-        a, b = (pairs[name][half].shape for half in "AB") if name in pairs else ((), ())
-        update = (b[0], a[1]) if len(a) == len(b) == 2 and a[0] == b[1] else ()
-        shape = tuple(replaced[name].shape) if name in replaced else update[:: -1 if turned else 1]
-        if shape != base.specs[name].shape:
-            raise ConfigError(
-                f"{path}: its shapes do not fit {name} of {base.label}",
-                hint="put the adapter on the base that it was trained on",
-            )
-
-    def get(name: str) -> Tensor:
-        if name in replaced:
-            return replaced[name].to(base.specs[name].dtype)
-        weight = base[name]
-        if name not in pairs:
-            return weight
-        update = scale * (pairs[name]["B"].float() @ pairs[name]["A"].float())
-        return (weight.float() + (update.T if turned else update)).to(weight.dtype)
-
-    return Weights(
-        base.specs,
-        get,
-        label=f"{base.label}+{folder}",
-        config=base.config,
-        folder=base.folder,
-        sources=[*base.sources, path] if base.sources else [],
-    )
-
-
-def _split_adapter(
-    base: Weights, tensors: Mapping[str, Tensor], path: Path
-) -> tuple[dict[str, dict[str, Tensor]], dict[str, Tensor]]:
-    """The A and B of each weight, and the weights that the adapter replaces altogether."""
-    pairs: dict[str, dict[str, Tensor]] = {}
-    replaced: dict[str, Tensor] = {}
-    for key, tensor in tensors.items():
-        name = key.removeprefix(ADAPTER_PREFIX).replace(".modules_to_save.", ".")
-        match = re.fullmatch(r"(.*)\.lora_([AB])(?:\.default)?\.weight", name)
-        target = f"{match.group(1)}.weight" if match else name
-        if target not in base.specs:
-            raise ConfigError(f"{path}: {key!r} has no counterpart in {base.label}")
-        if match:
-            pairs.setdefault(target, {})[match.group(2)] = tensor
-        else:
-            replaced[target] = tensor
-    for name, pair in pairs.items():
-        if set(pair) != {"A", "B"}:
-            raise DamagedFile(path, f"one half of the update of {name!r} is missing")
-    return pairs, replaced
 
 
 # -- writing --------------------------------------------------------------------------------------

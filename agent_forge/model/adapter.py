@@ -1,0 +1,147 @@
+"""LoRA adapters as peft writes them: W + scale * B A, computed when a tensor is asked for.
+
+Only what gives the weights of peft's `merge_and_unload` is read; whatever else an adapter asks for
+is refused by name. Some initialisations (PiSSA, OLoRA, LoftQ, CorDA ...) change the base as well,
+so that the base on the disk plus B A would be another model.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from agent_forge.errors import ConfigError, DamagedFile, NotFound
+from agent_forge.model.weights import HEAD, TOKEN_EMBEDDING, Weights, is_tied, open_file
+from agent_forge.store import files
+
+SETTINGS = "adapter_config.json"
+FILES = ("adapter_model.safetensors", "adapter_model.bin")
+PREFIX = "base_model.model."
+UNCHANGED_BASE = (None, True, False, "gaussian", "eva")  # initialisations that leave the base alone
+# Settings that are handled here, or that say how the adapter was trained and not what it is.
+KNOWN = {
+    *("r", "lora_alpha", "use_rslora", "fan_in_fan_out", "peft_type", "init_lora_weights"),
+    *("task_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision"),
+    *("inference_mode", "target_modules", "exclude_modules", "modules_to_save", "lora_dropout"),
+    *("layers_to_transform", "layers_pattern", "megatron_core", "qalora_group_size", "bias"),
+    *("loftq_config", "eva_config", "corda_config", "lora_ga_config", "runtime_config"),
+}
+
+
+def is_adapter(folder: Path) -> bool:
+    """True if the folder holds an adapter and not a whole model."""
+    return (folder / SETTINGS).is_file()
+
+
+def read_settings(folder: Path) -> dict[str, Any]:
+    """The settings of an adapter, after a check that all of them are understood."""
+    if not is_adapter(folder):
+        raise NotFound(f"{folder} has no {SETTINGS}", hint="name a LoRA adapter's folder")
+    settings = files.read_json(folder / SETTINGS)
+    if not isinstance(settings, dict):
+        raise DamagedFile(folder / SETTINGS, "not a record")
+    if str(settings.get("peft_type", "LORA")).upper() != "LORA":
+        raise ConfigError(f"{folder}: only LoRA adapters are supported")
+    for key, value in settings.items():
+        if value and key not in KNOWN:
+            raise ConfigError(f"{folder}: {key!r} of an adapter is not supported", hint=MERGE_FIRST)
+    start = settings.get("init_lora_weights")
+    if not isinstance(start, str | bool | None) or start not in UNCHANGED_BASE:
+        raise ConfigError(
+            f"{folder}: init_lora_weights {start!r} changed the base as well", hint=MERGE_FIRST
+        )
+    for key in ("r", "lora_alpha"):
+        value = settings.get(key)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e6:
+            raise DamagedFile(folder / SETTINGS, f"{key} is {value!r}, a number above 0 is needed")
+    return settings
+
+
+MERGE_FIRST = "merge it into its base with peft (merge_and_unload), and give the merged model"
+
+
+def adapt(base: Weights, folder: Path) -> Weights:
+    """A base with a LoRA adapter on it."""
+    settings = read_settings(folder)
+    path = next((folder / name for name in FILES if (folder / name).is_file()), None)
+    if path is None:
+        raise DamagedFile(folder, f"it has none of {', '.join(FILES)}")
+    rank = settings["r"]
+    scale: float = settings["lora_alpha"] / (rank**0.5 if settings.get("use_rslora") else rank)
+    turned = bool(settings.get("fan_in_fan_out"))
+    pairs, replaced = _split(base, open_file(path), path)
+    for name, (a, b) in pairs.items():
+        if a.ndim != 2 or b.ndim != 2 or a.shape[0] != rank or b.shape[1] != rank:
+            raise DamagedFile(path, f"the update of {name} does not have the rank {rank} of its r")
+    _refuse_misfits(base, pairs, replaced, turned, path)
+
+    def get(name: str) -> Tensor:
+        if name in replaced:
+            return replaced[name].to(base.specs[name].dtype)
+        weight = base[name]
+        if name not in pairs:
+            return weight
+        a, b = pairs[name]
+        update = scale * (b.float() @ a.float())
+        whole: Tensor = weight.float() + (update.T if turned else update)
+        return whole.to(weight.dtype)
+
+    return Weights(
+        base.specs,
+        get,
+        label=f"{base.label}+{folder}",
+        config=base.config,
+        folder=base.folder,
+        sources=[*base.sources, path] if base.sources else [],
+    )
+
+
+def _split(
+    base: Weights, tensors: Mapping[str, Tensor], path: Path
+) -> tuple[dict[str, tuple[Tensor, Tensor]], dict[str, Tensor]]:
+    """The A and B of each weight, and the weights that the adapter replaces altogether."""
+    halves: dict[str, dict[str, Tensor]] = {}
+    replaced: dict[str, Tensor] = {}
+    for key, tensor in tensors.items():
+        name = key.removeprefix(PREFIX).replace(".modules_to_save.", ".")
+        match = re.fullmatch(r"(.*)\.lora_([AB])(?:\.default)?\.weight", name)
+        target = f"{match.group(1)}.weight" if match else name
+        if target not in base.specs:
+            raise ConfigError(f"{path}: {key!r} has no counterpart in {base.label}")
+        if match:
+            halves.setdefault(target, {})[match.group(2)] = tensor
+        else:
+            replaced[target] = tensor
+    for name, pair in halves.items():
+        if set(pair) != {"A", "B"}:
+            raise DamagedFile(path, f"one half of the update of {name!r} is missing")
+    return {name: (pair["A"], pair["B"]) for name, pair in halves.items()}, replaced
+
+
+def _refuse_misfits(
+    base: Weights,
+    pairs: Mapping[str, tuple[Tensor, Tensor]],
+    replaced: Mapping[str, Tensor],
+    turned: bool,
+    path: Path,
+) -> None:
+    """Refuse an adapter of another base, and one that would change a weight with two uses."""
+    shapes = {name: tuple(tensor.shape) for name, tensor in replaced.items()}
+    for name, (a, b) in pairs.items():
+        shapes[name] = (b.shape[0], a.shape[1])[:: -1 if turned else 1]
+    for name, shape in shapes.items():
+        if shape != base.specs[name].shape:
+            raise ConfigError(
+                f"{path}: its shapes do not fit {name} of {base.label}",
+                hint="put the adapter on the base that it was trained on",
+            )
+    twice = [name for name in shapes if TOKEN_EMBEDDING.search(name) or HEAD.search(name)]
+    if twice and is_tied(base):
+        raise ConfigError(
+            f"{path} changes {twice[0]}, which {base.label} uses as embedding and as head",
+            hint=MERGE_FIRST,
+        )

@@ -1,0 +1,68 @@
+"""Conversations as text: chat templates are programs of a model's maker, so they get limits."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from agent_forge.errors import ConfigError, ForgeError
+
+SECONDS = 3.0
+CHARACTERS = 1 << 22
+
+
+def render(tokenizer: Any, messages: Sequence[Mapping[str, Any]], *, reply: bool) -> str:
+    """The conversation as the model reads it; `reply`: up to where its next answer begins."""
+    try:
+        with _time_limit(SECONDS):
+            text = tokenizer.apply_chat_template(
+                [dict(message) for message in messages],
+                tokenize=False,
+                add_generation_prompt=reply,
+            )
+    except _TooSlow:
+        raise _refused(f"takes more than {SECONDS:g} s") from None
+    except Exception as error:
+        raise _refused(f"refuses a conversation ({type(error).__name__}: {error})") from error
+    if not isinstance(text, str):
+        raise _refused(f"gives {type(text).__name__} instead of text")
+    if len(text) > CHARACTERS:
+        raise _refused(f"gives {len(text):,} characters; at most {CHARACTERS:,} are read")
+    return text
+
+
+def _refused(problem: str) -> ForgeError:
+    return ConfigError(
+        f"the chat template of the model {problem}",
+        hint="give the examples as prompt and completion, or mend the template",
+    )
+
+
+class _TooSlow(BaseException):
+    """Raised in a thread whose time is up; no template can catch it."""
+
+
+@contextlib.contextmanager
+def _time_limit(seconds: float) -> Iterator[None]:
+    """Raise _TooSlow in this thread, whichever it is, if the block takes longer."""
+    thread, lock, over = threading.get_ident(), threading.Lock(), False
+
+    def late() -> None:
+        with lock:
+            if not over:
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                    ctypes.c_ulong(thread), ctypes.py_object(_TooSlow)
+                )
+
+    timer = threading.Timer(seconds, late)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        with lock:
+            over = True

@@ -378,6 +378,66 @@ def test_the_kernel_refuses_by_itself(mode: str) -> None:
     assert [psutil.Process().rlimit(n) for n in range(16)] == before
 
 
+# Calls that the filter itself must refuse: an error of another kind would say nothing.
+REFUSED = """
+import ctypes, errno, fcntl, os, sys
+libc = ctypes.CDLL(None, use_errno=True)
+def refused(what, f, *args):
+    ctypes.set_errno(0)
+    try: result, error = f(*args), ctypes.get_errno()
+    except OSError as caught: result, error = -1, caught.errno
+    if result != -1 or error != errno.EPERM: print("ESCAPED", what, result, error)
+"""
+PROCESS_OPTIONS = """
+for option in {*range(100), 0x53564D41, 0x59616D61} - {15, 16}:  # set and get the own name
+    refused(f"prctl {option}", libc.prctl, option, 0, 0, 0, 0)
+    refused(f"prctl {option}, 64 bits", libc.prctl, ctypes.c_ulong(1 << 32 | option), 0, 0, 0, 0)
+refused("seccomp", libc.syscall, SECCOMP, 0, 0, None)
+name = ctypes.create_string_buffer(16)
+print(libc.prctl(15, b"me", 0, 0, 0), libc.prctl(16, name, 0, 0, 0), name.value)
+"""
+WATCHING = """
+place = os.open(os.path.dirname(os.__file__), os.O_RDONLY)
+mine = os.open("mine", os.O_CREAT | os.O_RDWR)
+r, w = os.pipe()
+handle, mount = ctypes.create_string_buffer(b"\\x80", 136), ctypes.create_string_buffer(4)
+if hasattr(libc, "inotify_init"): refused("inotify_init", libc.inotify_init)
+refused("inotify_init1", libc.inotify_init1, os.O_CLOEXEC)
+refused("inotify_add_watch", libc.inotify_add_watch, 9, b"/", 0xFFF)
+refused("inotify_rm_watch", libc.inotify_rm_watch, 9, 1)
+refused("fanotify_init", libc.fanotify_init, 0x200, 0)
+refused("fanotify_mark", libc.fanotify_mark, 9, 1, ctypes.c_ulong(1), -100, b".")
+refused("dnotify", fcntl.fcntl, place, fcntl.F_NOTIFY, 0x80000001)
+refused("lease", fcntl.fcntl, mine, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+refused("pipe size", fcntl.fcntl, w, 1031, 1 << 20)
+refused("handle", libc.name_to_handle_at, -100, b".", handle, mount, 0)
+refused("open handle", libc.open_by_handle_at, -10002, handle, 0)
+refused("kernel log", libc.klogctl, 10, None, 0)
+refused("sync", libc.syscall, SYNC)
+refused("syncfs", libc.syncfs, mine)
+refused("timer", libc.timer_create, 1, None, mount)
+fcntl.lockf(mine, fcntl.LOCK_EX)
+print(os.dup(mine) > 0, fcntl.fcntl(mine, fcntl.F_GETFL) & os.O_RDWR)
+"""
+
+
+@linux
+@pytest.mark.parametrize("mode", ["kernel"], indirect=True)
+def test_a_process_cannot_change_how_it_is_confined(mode: str) -> None:
+    """Such as whether it dies with its caller; its own name is its own."""
+    number = {"x86_64": 317, "aarch64": 277}[os.uname().machine]
+    outcome = run(REFUSED + PROCESS_OPTIONS.replace("SECCOMP", str(number)))
+    assert outcome.stdout == "0 0 b'me'\n", outcome
+
+
+@linux
+@pytest.mark.parametrize("mode", ["kernel"], indirect=True)
+def test_nobody_is_watched_or_held_up(mode: str) -> None:
+    number = {"x86_64": 162, "aarch64": 81}[os.uname().machine]
+    outcome = run(REFUSED + WATCHING.replace("SYNC)", f"{number})"))
+    assert outcome.stdout == "True 2\n", outcome
+
+
 def test_the_filter_is_the_same_shape_on_every_machine() -> None:
     for machine in platform.MACHINES:
         program = platform._call_filter(machine, threads=False)

@@ -1,6 +1,6 @@
 """The program that the sandbox starts: it confines itself, then runs the code that it was sent.
 
-It runs as a script of its own and imports the standard library only. What the kernel enforces
+It is sent to a bare interpreter and imports the standard library only. What the kernel enforces
 (limits, namespaces, Landlock, seccomp) holds whatever the code does. The audit hook is softer: it
 gives readable refusals, and is the fence where the kernel has none.
 """
@@ -223,7 +223,8 @@ def report(kind: type[BaseException], error: BaseException, trace: TracebackType
     if issubclass(kind, MemoryError):
         os.write(2, b"MemoryError\n")
         os._exit(MEMORY_EXIT)
-    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+    own = ("<string>", report.__code__.co_filename)
+    while trace is not None and trace.tb_frame.f_code.co_filename in own:
         trace = trace.tb_next
     sys.__excepthook__(kind, error.with_traceback(trace), trace)
 
@@ -232,7 +233,7 @@ def main() -> None:
     request = read_request()
     limits, plan, folder = request["limits"], request["plan"], os.path.realpath(".")
     os.environ.clear()
-    sys.path.pop(0)  # the folder of this file
+    sys.path.pop(0)  # the working directory
     if plan is None:
         limit(limits)
         layers = {}

@@ -438,6 +438,46 @@ def test_nobody_is_watched_or_held_up(mode: str) -> None:
     assert outcome.stdout == "True 2\n", outcome
 
 
+CHANGES_ITS_INPUT = """
+import mmap, os
+def attempt(f, *args):
+    try: f(*args)
+    except OSError: return
+    print("ESCAPED", f, args)
+mine = os.open("mine", os.O_CREAT | os.O_RDWR)
+os.write(mine, b"x" * 99)
+os.lseek(mine, 0, 0)
+attempt(os.write, 0, b"x")
+attempt(os.pwrite, 0, b"x", 0)
+attempt(os.ftruncate, 0, 0)
+attempt(os.ftruncate, 0, 1 << 20)
+attempt(mmap.mmap, 0, 1, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+attempt(os.sendfile, 0, mine, 0, 9)
+if hasattr(os, "posix_fallocate"): attempt(os.posix_fallocate, 0, 0, 1 << 20)
+if hasattr(os, "copy_file_range"): attempt(os.copy_file_range, mine, 0, 9)
+if hasattr(os, "splice"):
+    r, w = os.pipe()
+    os.write(w, b"x")
+    attempt(os.splice, r, 0, 1)
+try: os.fchmod(0, 0o777)
+except OSError: pass
+for folder in ("/proc/self/fd/", f"/proc/{os.getpid()}/fd/", "/proc/thread-self/fd/", "/dev/fd/"):
+    for flags in (os.O_WRONLY, os.O_RDWR, os.O_RDWR | os.O_TRUNC):
+        attempt(os.open, folder + "0", flags)
+    attempt(os.truncate, folder + "0", 0)
+    attempt(os.link, folder + "0", "hard")
+attempt(os.open, "/dev/stdin", os.O_RDWR)
+print(input())
+"""
+
+
+@pytest.mark.parametrize("mode", MODES, indirect=True)
+def test_the_input_is_read_only(mode: str) -> None:
+    """It is no way to write to the caller's disk, past the limits of the sandbox's own."""
+    outcome = run(CHANGES_ITS_INPUT, stdin="as it was\n")
+    assert (outcome.status, outcome.stdout) == ("ok", "as it was\n"), outcome
+
+
 def test_the_filter_is_the_same_shape_on_every_machine() -> None:
     for machine in platform.MACHINES:
         program = platform._call_filter(machine, threads=False)

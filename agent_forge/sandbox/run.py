@@ -38,7 +38,7 @@ ENVIRONMENT = {"PYTHONHASHSEED": "0"}
 LOOK_EVERY_S = 0.02  # for a process that ends with its output held open
 CHUNK = 1 << 16
 LAYERS = (
-    *("limits", "audit_hook", "namespaces", "read_only", "own_disk"),
+    *("limits", "audit_hook", "namespaces", "read_only", "own_root", "own_disk"),
     *("landlock", "no_capabilities", "seccomp"),
 )
 
@@ -128,6 +128,7 @@ class Child:
             "limits": asdict(limits),
             "plan": platform.confinement(threads=limits.processes > 1),
             "hook": self.hook,
+            "caller": os.getpid(),
         }
         self.limits = limits
         self.ended = ""  # why, once it is over

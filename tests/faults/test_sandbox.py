@@ -2,6 +2,7 @@
 
 Attacks run with all layers, with the kernel's alone (as if the audit hook had been tricked) and,
 where it is meant to hold by itself, with the audit hook alone (as on a system without the rest).
+Some also run as on a system that grants no namespaces, or no change of the root.
 An attack prints ESCAPED where it got what it wanted.
 """
 
@@ -35,6 +36,12 @@ linux = pytest.mark.skipif(
 SHORT = Limits(cpu_seconds=1, wall_seconds=5, memory_mb=256, file_mb=4, output_bytes=10_000)
 QUICK = Limits(cpu_seconds=1, wall_seconds=0.25, memory_mb=256)
 MODES = ("all", "kernel", "hook")
+NAMESPACES, LANDLOCK = 'call("unshare", NEW_WORLD)', 'call("syscall", 446, rules, 0)'
+DENIED = {
+    "no namespaces": {NAMESPACES: "-1"},
+    "no root": {"os.chroot(folder)": "raise OSError"},
+}
+ONLY_CALLS = {NAMESPACES: "-1", LANDLOCK: "-1"}
 
 
 @pytest.fixture(autouse=True)
@@ -59,12 +66,24 @@ def environment(process: psutil.Process) -> dict[str, str]:
 
 
 @pytest.fixture
-def mode(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Which layers hold: all, those of the kernel, or the audit hook."""
-    if request.param == "kernel":
+def mode(
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> str:
+    """Which layers hold: all, those of the kernel (or some of them), or the audit hook."""
+    if request.param in ("kernel", "only calls", *DENIED):
         if not (sys.platform == "linux" and all(sandbox.layers().values())):
             pytest.skip("needs every layer of the kernel")
         monkeypatch.setattr(Child, "hook", False)
+    if request.param in ("only calls", *DENIED):
+        source = runner.CHILD.read_text()
+        for granted, denied in DENIED.get(request.param, ONLY_CALLS).items():
+            assert source.count(granted) == 1
+            source = source.replace(granted, denied)
+        child = tmp_path_factory.mktemp("denied") / "child.py"
+        child.write_text(source)
+        monkeypatch.setattr(runner, "CHILD", child)
     if request.param == "hook":
         monkeypatch.setattr(platform, "confinement", lambda threads: None)
     return str(request.param)
@@ -296,17 +315,17 @@ def test_no_network(mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
             udp.recv(1)
 
 
-@pytest.mark.parametrize("mode", MODES, indirect=True)
+@pytest.mark.parametrize("mode", [*MODES, *DENIED], indirect=True)
 def test_nothing_outside_is_read(mode: str, secret: Path) -> None:
     assert run(READS % (str(secret), str(secret.parent))).status == "ok"
 
 
-@pytest.mark.parametrize("mode", MODES, indirect=True)
+@pytest.mark.parametrize("mode", [*MODES, *DENIED], indirect=True)
 def test_nothing_outside_is_written(mode: str, secret: Path) -> None:
     status = secret.stat()
     outcome = run(WRITES % (str(secret), str(secret.parent)))
     assert outcome.status == "ok", outcome.stderr
-    assert secret.read_text() == "untouched" and secret.stat() == status
+    assert secret.stat() == status and secret.read_text() == "untouched"  # reading moves a time
     assert {p.name for p in secret.parent.iterdir()} == {"secret.txt", "sandboxes"}
 
 
@@ -471,11 +490,56 @@ print(input())
 """
 
 
-@pytest.mark.parametrize("mode", MODES, indirect=True)
+@pytest.mark.parametrize("mode", [*MODES, *DENIED, "only calls"], indirect=True)
 def test_the_input_is_read_only(mode: str) -> None:
     """It is no way to write to the caller's disk, past the limits of the sandbox's own."""
     outcome = run(CHANGES_ITS_INPUT, stdin="as it was\n")
     assert (outcome.status, outcome.stdout) == ("ok", "as it was\n"), outcome
+
+
+OUTSIDE = ["/etc/passwd", "/proc", "/proc/self", "/sys", "/bin/sh", "/dev/zero", "/var", "/run"]
+LOOKS = """
+import os
+for path in %r:
+    ways = (os.stat, os.lstat, os.statvfs, os.readlink, lambda p: os.stat("../" * 40 + p))
+    ways = (*ways, lambda p: os.access(p, os.F_OK) or os.stat(p))
+    for n, look in enumerate(ways):
+        try: look(path)
+        except FileNotFoundError: pass
+        except OSError: print("not there, or no link")
+        else: print(path)
+"""
+
+
+@pytest.mark.parametrize("mode", [*MODES, *DENIED], indirect=True)
+def test_what_exists_outside_is_seen_only_without_a_root_of_its_own(
+    mode: str, secret: Path
+) -> None:
+    paths = [path for path in (*OUTSIDE, sys.executable) if os.path.lexists(path)]
+    paths += [str(secret), __file__]
+    seen = set(run(LOOKS % paths).stdout.splitlines()) - {"not there, or no link"}
+    hidden = sandbox.layers()["own_root"] and mode in ("all", "kernel")
+    assert seen == (set() if hidden else set(paths))
+
+
+KEPT = """
+import os
+libraries = (os.path.dirname(os.__file__), "/usr/lib", "/dev/null")
+print(*map(os.path.exists, libraries))
+here = os.getcwd()
+above = {here[:n] or "/" for n in range(len(here)) if here[n] == "/"}
+for path in {*above, "/usr", "/dev"}:
+    os.stat(path)
+    for attempt in (os.listdir, lambda path: open(path + "/new", "w")):
+        try: print("ESCAPED", attempt(path))
+        except OSError: pass
+"""
+
+
+@linux
+@pytest.mark.parametrize("mode", ["all", "kernel"], indirect=True)
+def test_its_root_holds_libraries_and_closed_folders_above_them(mode: str) -> None:
+    assert run(KEPT).stdout == "True True True\n"
 
 
 def test_the_filter_is_the_same_shape_on_every_machine() -> None:
@@ -554,7 +618,8 @@ print(written >> 20)
 
 
 @linux
-def test_the_disk_is_not_filled() -> None:
+@pytest.mark.parametrize("mode", ["all", "no root"], indirect=True)
+def test_the_disk_is_not_filled(mode: str) -> None:
     assert 2 <= int(run(FILLS, Limits(file_mb=4)).stdout) <= 4
     assert run("f = open('a', 'wb')\nwhile True: f.write(bytes(1 << 20))").status == "error"
 
@@ -632,15 +697,29 @@ def test_runs_side_by_side() -> None:
     assert sorted(seen) == [f"{n}\n" for n in range(6)]
 
 
-def test_the_child_dies_with_its_caller() -> None:
+UNTIES = "import ctypes; ctypes.CDLL(None).prctl(1, 0, 0, 0, 0)"
+
+
+@pytest.mark.parametrize(
+    ("first", "at_once"),
+    [("pass", False), ("pass", True), (UNTIES, False)],
+    ids=["later", "at once", "untied"],
+)
+def test_the_child_dies_with_its_caller(
+    first: str, at_once: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if sys.platform != "linux":
         pytest.skip("needs a signal at the parent's death")
+    monkeypatch.setattr(Child, "hook", first == "pass")
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
-        with Child("import time; time.sleep(30)", limits=Limits(wall_seconds=40)) as child:
+        ready = "" if at_once else "print(1, flush=True)"
+        code = f"{first}\n{ready}\nimport time; time.sleep(30)"
+        with Child(code, limits=Limits(wall_seconds=40)) as child:
             os.write(writer, f"{child.process.pid} {child.folder}".encode())
-            time.sleep(0.3)
+            if not at_once:
+                os.read(next(iter(child.output)).fileno(), 1)
             os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(pid, 0)
     child_pid, folder = os.read(reader, 200).decode().split()

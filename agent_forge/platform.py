@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 import signal
 import struct
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -171,10 +172,15 @@ REFUSED_CALLS = {
     # namespaces (a new one would give back every capability), the kernel's own machines
     **{"unshare": (272, 97), "setns": (308, 268), "bpf": (321, 280), "perf_event": (298, 241)},
     **{"userfaultfd": (323, 282), "add_key": (248, 217), "request_key": (249, 218)},
-    **{"keyctl": (250, 219), "personality": (135, 92)},
+    **{"keyctl": (250, 219), "personality": (135, 92), "seccomp": (317, 277)},
+    # what others do: their files, the log of the kernel, everyone's data on its way to the disk
+    **{"inotify_init": (253, -1), "inotify_init1": (294, 26), "inotify_add_watch": (254, 27)},
+    **{"inotify_rm_watch": (255, 28), "fanotify_init": (300, 262), "fanotify_mark": (301, 263)},
+    **{"name_to_handle_at": (303, 264), "open_by_handle_at": (304, 265), "syslog": (103, 116)},
+    **{"sync": (162, 81), "syncfs": (306, 267)},
     # memory that no limit counts, or that outlives the process
     **{"memfd_create": (319, 279), "shmget": (29, 194), "semget": (64, 190), "msgget": (68, 186)},
-    "mq_open": (240, 180),
+    **{"mq_open": (240, 180), "timer_create": (222, 107)},
     # modes, owners and times of files, which Landlock leaves open
     **{"chmod": (90, -1), "fchmod": (91, 52), "fchmodat": (268, 53), "chown": (92, -1)},
     **{"fchown": (93, 55), "lchown": (94, -1), "fchownat": (260, 54), "utime": (132, -1)},
@@ -184,7 +190,13 @@ REFUSED_CALLS = {
 }
 # Calls that are judged by an argument.
 KILL, TGKILL, PRLIMIT, CLONE = (62, 129), (234, 131), (302, 261), (56, 220)
-FCNTL, IOCTL, SOCKETPAIR = (72, 25), (16, 29), (53, 199)
+FCNTL, IOCTL, SOCKETPAIR, PRCTL = (72, 25), (16, 29), (53, 199), (157, 167)
+# The name of the process; anything else, such as the tie to its caller's death, is settled.
+GRANTED_PRCTL = (15, 16)
+# Copies, flags and locks; the others send signals, watch folders, hold up whoever opens a file
+# and enlarge pipes.
+GRANTED_FCNTL = (*range(8), 36, 37, 38, 1030)
+REFUSED_IOCTL = (0x8901, 0x8902, 0x5412)  # the first two send signals to others, TIOCSTI types
 FIRST_YOUNG_CALL = 424
 SELF = 0x5E1F5E1F  # stands in the filter where the process puts its own id
 MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
@@ -201,6 +213,7 @@ def confinement(*, threads: bool) -> dict[str, Any] | None:
     return {"filter": _call_filter(os.uname().machine, threads), "self": SELF, "readable": READABLE}
 
 
+@functools.cache
 def _call_filter(machine: str, threads: bool) -> bytes:
     """A seccomp program (classic BPF); empty where the numbers of the calls are not known."""
     if machine not in MACHINES or sys.byteorder != "little":
@@ -218,6 +231,12 @@ def _call_filter(machine: str, threads: bool) -> bytes:
     def judge(call: tuple[int, int], *steps: tuple[int, int, int, int]) -> None:
         program.extend([(equal, 0, len(steps), call[column]), *steps])
 
+    def by_value(
+        values: Sequence[int], then: tuple[int, int, int, int], otherwise: tuple[int, int, int, int]
+    ) -> list[tuple[int, int, int, int]]:
+        tests = [(equal, len(values) - n, 0, value) for n, value in enumerate(values)]
+        return [*tests, otherwise, then]
+
     for call in REFUSED_CALLS.values():
         if call[column] >= 0:
             judge(call, refuse)
@@ -225,9 +244,8 @@ def _call_filter(machine: str, threads: bool) -> bytes:
     judge(TGKILL, argument[0], (equal, 0, 1, SELF), allow, refuse)
     judge(PRLIMIT, argument[0], (equal, 1, 0, 0), (equal, 0, 1, SELF), allow, refuse)
     judge(CLONE, argument[0], (any_bit, 0, 1, 0x10000 if threads else 0), allow, again)
-    # F_SETOWN, F_SETSIG, F_SETOWN_EX and their ioctls send signals to others; TIOCSTI types
-    for call, requests in ((FCNTL, (8, 10, 15)), (IOCTL, (0x8901, 0x8902, 0x5412))):
-        tests = [(equal, 2 - n, 1 if n == 2 else 0, value) for n, value in enumerate(requests)]
-        judge(call, argument[1], *tests, refuse, allow)
+    judge(PRCTL, argument[0], *by_value(GRANTED_PRCTL, allow, refuse))
+    judge(FCNTL, argument[1], *by_value(GRANTED_FCNTL, allow, refuse))
+    judge(IOCTL, argument[1], *by_value(REFUSED_IOCTL, refuse, allow))
     judge(SOCKETPAIR, argument[1], (mask, 0, 0, 0xF), (equal, 0, 1, 1), allow, refuse)
     return b"".join(struct.pack("<HBBI", *step) for step in [*program, allow])

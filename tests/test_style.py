@@ -43,10 +43,12 @@ WRITING_CALLS = {
     *("move", "removedirs", "remove", "rename", "renames", "replace", "save", "save_pretrained"),
     *("symlink_to", "hardlink_to", "touch", "ftruncate", "truncate", "makedirs"),
 }
-# A lock is written in place; what hostile code left in its folder is removed, whatever it is.
+# A lock is written in place; what hostile code left in its folder is removed, whatever it is;
+# the folders that it sees are in memory, as long as it runs.
 EXCEPTIONS = {
     "agent_forge.store.lock": {"ftruncate", "os.ftruncate"},
     "agent_forge.sandbox.run": {"rename", "rmdir", "unlink"},
+    "agent_forge.sandbox.child": {"makedirs", "os.makedirs"},
 }
 WRITING_MODULES = {"os", "shutil", "torch", "np", "numpy", "safetensors", "json", "pickle"}
 

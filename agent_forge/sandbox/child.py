@@ -1,6 +1,6 @@
 """The program that the sandbox starts: it confines itself, then runs the code that it was sent.
 
-It runs as a script of its own and imports the standard library only. What the kernel enforces
+It is sent to a bare interpreter and imports the standard library only. What the kernel enforces
 (limits, namespaces, Landlock, seccomp) holds whatever the code does. The audit hook is softer: it
 gives readable refusals, and is the fence where the kernel has none.
 """
@@ -23,6 +23,8 @@ MEMORY_EXIT = 113  # how it says that memory ran out
 OPEN_FILES = 64
 FILES_WITHOUT_DISK = 256  # files it may write where it has no small disk of its own
 NEW_WORLD = 0x10000000 | 0x00020000 | 0x40000000 | 0x08000000  # user, mounts, network, ipc
+BIND, UNMOUNT_ALL, NO_DEVICES_NO_PROGRAMS = 0x1000 | 0x4000, 2, 2 | 4 | 8
+MOUNT_SETATTR, EVERYWHERE, READ_ONLY = 442, 0x8000, struct.pack("QQQQ", 1, 0, 0, 0)
 READ, READ_DIRECTORY, WRITE = 1 << 2, 1 << 3, 1 << 1
 DEVICES_SOCKETS_PROGRAMS = 1 << 0 | 1 << 6 | 1 << 9 | 1 << 11
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
@@ -71,10 +73,11 @@ def limit(limits: dict[str, Any]) -> None:
 # -- layers of the Linux kernel -------------------------------------------------------------------
 
 
-def confine(plan: dict[str, Any], folder: str, limits: dict[str, Any]) -> dict[str, bool]:
+def confine(request: dict[str, Any], folder: str) -> dict[str, bool]:
     """Put on every layer that this kernel grants; tell which did."""
     import ctypes
 
+    plan, limits = request["plan"], request["limits"]
     libc = ctypes.CDLL(None)
 
     def call(name: str, *args: int | bytes | None) -> int:
@@ -85,11 +88,14 @@ def confine(plan: dict[str, Any], folder: str, limits: dict[str, Any]) -> dict[s
         return int(function(*values))
 
     call("prctl", 1, 9)  # killed when the caller dies
-    layers = new_world(call, folder, limits)
+    if os.getppid() != request["caller"]:  # it is dead already
+        os._exit(1)
+    libraries = {*plan["readable"], *sys.path, f"{sys.base_prefix}/lib"}
+    layers = new_world(call, folder, {*libraries, "/dev/null"}, limits)
     os.chdir(folder)
     call("prctl", 38, 1, 0, 0, 0)  # no new privileges
     call("prctl", 4, 0, 0, 0, 0)  # not to be looked into by others of this user
-    layers["landlock"] = landlock(call, folder, plan["readable"])
+    layers["landlock"] = landlock(call, folder, libraries)
     empty = struct.pack("Ii", 0x20080522, 0)
     layers["no_capabilities"] = call("capset", empty, bytes(24)) == 0
     limit(limits)
@@ -102,12 +108,14 @@ def confine(plan: dict[str, Any], folder: str, limits: dict[str, Any]) -> dict[s
     return layers
 
 
-def new_world(call: Callable[..., int], folder: str, limits: dict[str, Any]) -> dict[str, bool]:
-    """No network, every mount read-only, and a small disk in memory in place of the folder."""
+def new_world(
+    call: Callable[..., int], folder: str, kept: set[str], limits: dict[str, Any]
+) -> dict[str, bool]:
+    """No network, every mount read-only, few files, and a small disk in place of the folder."""
     user, group = os.getuid(), os.getgid()
     maps = {"setgroups": "deny", "uid_map": f"{user} {user} 1", "gid_map": f"{group} {group} 1"}
     alone = call("unshare", NEW_WORLD) == 0
-    read_only = own_disk = False
+    read_only = root = own_disk = False
     if alone:
         try:
             for name, text in maps.items():
@@ -115,15 +123,52 @@ def new_world(call: Callable[..., int], folder: str, limits: dict[str, Any]) -> 
                 os.write(fd, text.encode())
                 os.close(fd)
         except OSError:  # then nothing can be mounted either
-            return {"namespaces": alone, "read_only": False, "own_disk": False}
-        everywhere, nowhere = 0x8000, struct.pack("QQQQ", 1, 0, 0, 0)
-        read_only = call("syscall", 442, -100, b"/", everywhere, nowhere, len(nowhere)) == 0
-        options = f"size={limits['file_mb']}m,nr_inodes=1024,mode=700".encode()
-        own_disk = call("mount", b"tmpfs", os.fsencode(folder), b"tmpfs", 2 | 4 | 8, options) == 0
-    return {"namespaces": alone, "read_only": read_only, "own_disk": own_disk}
+            return {"namespaces": alone}
+        read_only = call("syscall", MOUNT_SETATTR, -100, b"/", EVERYWHERE, READ_ONLY, 32) == 0
+        root = own_root(call, folder, kept)
+        own_disk = new_disk(call, folder, f"size={limits['file_mb']}m,nr_inodes=1024,mode=700")
+    return {"namespaces": alone, "read_only": read_only, "own_root": root, "own_disk": own_disk}
 
 
-def landlock(call: Callable[..., int], folder: str, readable: tuple[str, ...]) -> bool:
+def new_disk(call: Callable[..., int], folder: str, options: str) -> bool:
+    """Put an empty disk in memory in place of the folder."""
+    kind, place = b"tmpfs", os.fsencode(folder)
+    return call("mount", kind, place, kind, NO_DEVICES_NO_PROGRAMS, options.encode()) == 0
+
+
+def own_root(call: Callable[..., int], folder: str, kept: set[str]) -> bool:
+    """Leave all files behind but the folder and what is kept; these stay where they were.
+
+    Landlock refuses to open a file, yet lets everyone see that it exists, its size and its times.
+    """
+    if not new_disk(call, folder, "size=1m,nr_inodes=4096,mode=755"):
+        return False
+    try:
+        for path in sorted(kept):
+            keep(call, path, folder + path)
+        os.makedirs(folder + folder, exist_ok=True)  # noqa: PTH103
+        call("syscall", MOUNT_SETATTR, -100, os.fsencode(folder), 0, READ_ONLY, 32)
+        os.chroot(folder)
+    except OSError:
+        call("umount2", os.fsencode(folder), UNMOUNT_ALL)
+        return False
+    return True
+
+
+def keep(call: Callable[..., int], path: str, place: str) -> None:
+    """Show a file or folder in another place too, unless a folder around it is there already."""
+    if not os.path.exists(path) or os.path.exists(place):  # noqa: PTH110
+        return
+    if os.path.isdir(path):  # noqa: PTH112
+        os.makedirs(place)  # noqa: PTH103
+    else:
+        os.makedirs(os.path.dirname(place), exist_ok=True)  # noqa: PTH103, PTH120
+        os.mknod(place)
+    if call("mount", os.fsencode(path), os.fsencode(place), None, BIND, None):
+        raise OSError(f"{path} cannot be mounted")
+
+
+def landlock(call: Callable[..., int], folder: str, readable: set[str]) -> bool:
     """Nothing can be opened but the folder, the standard library and the system's libraries."""
     version = call("syscall", 444, None, 0, 1)
     if version < 1:
@@ -136,8 +181,7 @@ def landlock(call: Callable[..., int], folder: str, readable: tuple[str, ...]) -
     rules = call("syscall", 444, attributes, len(attributes), 0)
     if rules < 0:
         return False
-    allowed = dict.fromkeys((*readable, *sys.path), READ | READ_DIRECTORY)
-    allowed[f"{sys.base_prefix}/lib"] = READ | READ_DIRECTORY
+    allowed = dict.fromkeys(readable, READ | READ_DIRECTORY)
     allowed["/dev/null"] = READ | WRITE
     allowed[folder] = rights & ~DEVICES_SOCKETS_PROGRAMS
     for path, access in allowed.items():
@@ -223,7 +267,8 @@ def report(kind: type[BaseException], error: BaseException, trace: TracebackType
     if issubclass(kind, MemoryError):
         os.write(2, b"MemoryError\n")
         os._exit(MEMORY_EXIT)
-    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+    own = ("<string>", report.__code__.co_filename)
+    while trace is not None and trace.tb_frame.f_code.co_filename in own:
         trace = trace.tb_next
     sys.__excepthook__(kind, error.with_traceback(trace), trace)
 
@@ -232,12 +277,12 @@ def main() -> None:
     request = read_request()
     limits, plan, folder = request["limits"], request["plan"], os.path.realpath(".")
     os.environ.clear()
-    sys.path.pop(0)  # the folder of this file
+    sys.path.pop(0)  # the working directory
     if plan is None:
         limit(limits)
         layers = {}
     else:
-        layers = confine(plan, folder, limits)
+        layers = confine(request, folder)
     if request["hook"]:
         files = None if layers.get("own_disk") else FILES_WITHOUT_DISK
         sys.addaudithook(guard(folder, files))

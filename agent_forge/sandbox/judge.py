@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import CodeType
 
-from agent_forge.sandbox.run import Child, Limits, Outcome, watch
+from agent_forge.sandbox.run import Child, Limits, Outcome, compiled, watch
 
 PEERS = Path(__file__).with_name("peers.py")
-
-
-@functools.cache
-def program() -> CodeType:
-    """What both sides begin with."""
-    return compile(PEERS.read_text(encoding="utf-8"), PEERS.name, "exec", dont_inherit=True)
 
 
 @dataclass(frozen=True)
@@ -46,9 +38,10 @@ def check(
     try:
         judging = f"judge({to_judge[0]}, {to_answer[1]}, {setup!r}, {list(tests)!r})"
         answering = f"answer({to_answer[0]}, {to_judge[1]}, {code!r}, {setup!r})"
+        both = compiled(PEERS)
         with (
-            Child(program(), judging, limits=limits, fds=(to_judge[0], to_answer[1])) as judge,
-            Child(program(), answering, limits=limits, fds=(to_answer[0], to_judge[1])) as answer,
+            Child(both, judging, limits=limits, fds=(to_judge[0], to_answer[1])) as judge,
+            Child(both, answering, limits=limits, fds=(to_answer[0], to_judge[1])) as answer,
         ):
             while ends:
                 os.close(ends.pop())

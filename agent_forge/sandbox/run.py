@@ -32,11 +32,13 @@ from agent_forge.sandbox.child import MEMORY_EXIT
 CHILD = Path(__file__).with_name("child.py")
 # No site packages, no bytecode written; text is UTF-8 and the order of sets the same every time.
 PYTHON = ("-S", "-s", "-B", "-X", "utf8")
+# Its program is the first thing that it reads: to compile it anew each time would take longer.
+BEGIN = "import marshal, os; exec(marshal.loads(os.read(0, {size})))"
 ENVIRONMENT = {"PYTHONHASHSEED": "0"}
 LOOK_EVERY_S = 0.02  # for a process that ends with its output held open
 CHUNK = 1 << 16
 LAYERS = (
-    *("limits", "audit_hook", "namespaces", "read_only", "own_disk"),
+    *("limits", "audit_hook", "namespaces", "read_only", "own_root", "own_disk"),
     *("landlock", "no_capabilities", "seccomp"),
 )
 
@@ -88,6 +90,12 @@ def run(code: str, *, stdin: str = "", limits: Limits | None = None) -> Outcome:
 
 
 @functools.cache
+def compiled(source: Path) -> CodeType:
+    """A file of this package, compiled once for all the processes that it is sent to."""
+    return compile(source.read_text(encoding="utf-8"), source.name, "exec", dont_inherit=True)
+
+
+@functools.cache
 def layers() -> dict[str, bool]:
     """Which layers hold on this machine; a process that is confined like any other tells."""
     with Child(limits=Limits()) as child:
@@ -115,10 +123,13 @@ class Child:
                 "this system cannot run untrusted code: it has no process limits",
                 hint="use Linux, macOS or the Windows Subsystem for Linux",
             )
-        plan = platform.confinement(threads=limits.processes > 1)
-        request = marshal.dumps(
-            {"code": code, "limits": asdict(limits), "plan": plan, "hook": self.hook}
-        )
+        request = {
+            "code": code,
+            "limits": asdict(limits),
+            "plan": platform.confinement(threads=limits.processes > 1),
+            "hook": self.hook,
+            "caller": os.getpid(),
+        }
         self.limits = limits
         self.ended = ""  # why, once it is over
         self.truncated = False
@@ -126,12 +137,11 @@ class Child:
         self.cpu_seconds = 0.0
         self.folder = Path(tempfile.mkdtemp(prefix="forge-sandbox-"))
         try:
-            with tempfile.TemporaryFile() as source:
-                source.write(len(request).to_bytes(8, "little") + request)
-                source.write(stdin.encode("utf-8", "surrogateescape"))
-                source.seek(0)
+            program, sent = marshal.dumps(compiled(CHILD)), marshal.dumps(request)
+            size, text = len(sent).to_bytes(8, "little"), stdin.encode("utf-8", "surrogateescape")
+            with read_only(program, size, sent, text) as source:
                 self.began = time.monotonic()
-                self.process = self._start(source, fds)
+                self.process = self._start(BEGIN.format(size=len(program)), source, fds)
         except BaseException:
             remove_folder(self.folder)
             raise
@@ -139,9 +149,9 @@ class Child:
         assert self.process.stdout and self.process.stderr
         self.output = {self.process.stdout: bytearray(), self.process.stderr: bytearray()}
 
-    def _start(self, source: IO[bytes], fds: Sequence[int]) -> subprocess.Popen[bytes]:
+    def _start(self, begin: str, source: IO[bytes], fds: Sequence[int]) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
-            [sys.executable, *PYTHON, str(CHILD)],
+            [sys.executable, *PYTHON, "-c", begin],
             stdin=source,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -236,6 +246,18 @@ def watch(children: Sequence[Child]) -> None:
                 for child in children[1:]:
                     child.look()
                     child.end("ok")
+
+
+def read_only(*data: bytes) -> IO[bytes]:
+    """An open file without a name. Whoever inherits it cannot write to it, nor open it to write.
+
+    On a kernel without Landlock, root with root's powers could still open it.
+    """
+    with tempfile.NamedTemporaryFile() as file:
+        file.writelines(data)
+        file.flush()
+        os.fchmod(file.fileno(), stat.S_IRUSR)
+        return Path(file.name).open("rb")
 
 
 def remove_folder(folder: Path) -> None:

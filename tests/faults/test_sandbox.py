@@ -2,6 +2,7 @@
 
 Attacks run with all layers, with the kernel's alone (as if the audit hook had been tricked) and,
 where it is meant to hold by itself, with the audit hook alone (as on a system without the rest).
+Some also run as on a system that grants no namespaces, or no change of the root.
 An attack prints ESCAPED where it got what it wanted.
 """
 
@@ -35,6 +36,12 @@ linux = pytest.mark.skipif(
 SHORT = Limits(cpu_seconds=1, wall_seconds=5, memory_mb=256, file_mb=4, output_bytes=10_000)
 QUICK = Limits(cpu_seconds=1, wall_seconds=0.25, memory_mb=256)
 MODES = ("all", "kernel", "hook")
+NAMESPACES, LANDLOCK = 'call("unshare", NEW_WORLD)', 'call("syscall", 446, rules, 0)'
+DENIED = {
+    "no namespaces": {NAMESPACES: "-1"},
+    "no root": {"os.chroot(folder)": "raise OSError"},
+}
+ONLY_CALLS = {NAMESPACES: "-1", LANDLOCK: "-1"}
 
 
 @pytest.fixture(autouse=True)
@@ -59,12 +66,24 @@ def environment(process: psutil.Process) -> dict[str, str]:
 
 
 @pytest.fixture
-def mode(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Which layers hold: all, those of the kernel, or the audit hook."""
-    if request.param == "kernel":
+def mode(
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> str:
+    """Which layers hold: all, those of the kernel (or some of them), or the audit hook."""
+    if request.param in ("kernel", "only calls", *DENIED):
         if not (sys.platform == "linux" and all(sandbox.layers().values())):
             pytest.skip("needs every layer of the kernel")
         monkeypatch.setattr(Child, "hook", False)
+    if request.param in ("only calls", *DENIED):
+        source = runner.CHILD.read_text()
+        for granted, denied in DENIED.get(request.param, ONLY_CALLS).items():
+            assert source.count(granted) == 1
+            source = source.replace(granted, denied)
+        child = tmp_path_factory.mktemp("denied") / "child.py"
+        child.write_text(source)
+        monkeypatch.setattr(runner, "CHILD", child)
     if request.param == "hook":
         monkeypatch.setattr(platform, "confinement", lambda threads: None)
     return str(request.param)
@@ -296,17 +315,17 @@ def test_no_network(mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
             udp.recv(1)
 
 
-@pytest.mark.parametrize("mode", MODES, indirect=True)
+@pytest.mark.parametrize("mode", [*MODES, *DENIED], indirect=True)
 def test_nothing_outside_is_read(mode: str, secret: Path) -> None:
     assert run(READS % (str(secret), str(secret.parent))).status == "ok"
 
 
-@pytest.mark.parametrize("mode", MODES, indirect=True)
+@pytest.mark.parametrize("mode", [*MODES, *DENIED], indirect=True)
 def test_nothing_outside_is_written(mode: str, secret: Path) -> None:
     status = secret.stat()
     outcome = run(WRITES % (str(secret), str(secret.parent)))
     assert outcome.status == "ok", outcome.stderr
-    assert secret.read_text() == "untouched" and secret.stat() == status
+    assert secret.stat() == status and secret.read_text() == "untouched"  # reading moves a time
     assert {p.name for p in secret.parent.iterdir()} == {"secret.txt", "sandboxes"}
 
 
@@ -376,6 +395,151 @@ def test_the_kernel_refuses_by_itself(mode: str) -> None:
     outcome = run(LOW_LEVEL)
     assert outcome.stdout == "done\n", outcome
     assert [psutil.Process().rlimit(n) for n in range(16)] == before
+
+
+# Calls that the filter itself must refuse: an error of another kind would say nothing.
+REFUSED = """
+import ctypes, errno, fcntl, os, sys
+libc = ctypes.CDLL(None, use_errno=True)
+def refused(what, f, *args):
+    ctypes.set_errno(0)
+    try: result, error = f(*args), ctypes.get_errno()
+    except OSError as caught: result, error = -1, caught.errno
+    if result != -1 or error != errno.EPERM: print("ESCAPED", what, result, error)
+"""
+PROCESS_OPTIONS = """
+for option in {*range(100), 0x53564D41, 0x59616D61} - {15, 16}:  # set and get the own name
+    refused(f"prctl {option}", libc.prctl, option, 0, 0, 0, 0)
+    refused(f"prctl {option}, 64 bits", libc.prctl, ctypes.c_ulong(1 << 32 | option), 0, 0, 0, 0)
+refused("seccomp", libc.syscall, SECCOMP, 0, 0, None)
+name = ctypes.create_string_buffer(16)
+print(libc.prctl(15, b"me", 0, 0, 0), libc.prctl(16, name, 0, 0, 0), name.value)
+"""
+WATCHING = """
+place = os.open(os.path.dirname(os.__file__), os.O_RDONLY)
+mine = os.open("mine", os.O_CREAT | os.O_RDWR)
+r, w = os.pipe()
+handle, mount = ctypes.create_string_buffer(b"\\x80", 136), ctypes.create_string_buffer(4)
+if hasattr(libc, "inotify_init"): refused("inotify_init", libc.inotify_init)
+refused("inotify_init1", libc.inotify_init1, os.O_CLOEXEC)
+refused("inotify_add_watch", libc.inotify_add_watch, 9, b"/", 0xFFF)
+refused("inotify_rm_watch", libc.inotify_rm_watch, 9, 1)
+refused("fanotify_init", libc.fanotify_init, 0x200, 0)
+refused("fanotify_mark", libc.fanotify_mark, 9, 1, ctypes.c_ulong(1), -100, b".")
+refused("dnotify", fcntl.fcntl, place, fcntl.F_NOTIFY, 0x80000001)
+refused("lease", fcntl.fcntl, mine, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+refused("pipe size", fcntl.fcntl, w, 1031, 1 << 20)
+refused("handle", libc.name_to_handle_at, -100, b".", handle, mount, 0)
+refused("open handle", libc.open_by_handle_at, -10002, handle, 0)
+refused("kernel log", libc.klogctl, 10, None, 0)
+refused("sync", libc.syscall, SYNC)
+refused("syncfs", libc.syncfs, mine)
+refused("timer", libc.timer_create, 1, None, mount)
+fcntl.lockf(mine, fcntl.LOCK_EX)
+print(os.dup(mine) > 0, fcntl.fcntl(mine, fcntl.F_GETFL) & os.O_RDWR)
+"""
+
+
+@linux
+@pytest.mark.parametrize("mode", ["kernel"], indirect=True)
+def test_a_process_cannot_change_how_it_is_confined(mode: str) -> None:
+    """Such as whether it dies with its caller; its own name is its own."""
+    number = {"x86_64": 317, "aarch64": 277}[os.uname().machine]
+    outcome = run(REFUSED + PROCESS_OPTIONS.replace("SECCOMP", str(number)))
+    assert outcome.stdout == "0 0 b'me'\n", outcome
+
+
+@linux
+@pytest.mark.parametrize("mode", ["kernel"], indirect=True)
+def test_nobody_is_watched_or_held_up(mode: str) -> None:
+    number = {"x86_64": 162, "aarch64": 81}[os.uname().machine]
+    outcome = run(REFUSED + WATCHING.replace("SYNC)", f"{number})"))
+    assert outcome.stdout == "True 2\n", outcome
+
+
+CHANGES_ITS_INPUT = """
+import mmap, os
+def attempt(f, *args):
+    try: f(*args)
+    except OSError: return
+    print("ESCAPED", f, args)
+mine = os.open("mine", os.O_CREAT | os.O_RDWR)
+os.write(mine, b"x" * 99)
+os.lseek(mine, 0, 0)
+attempt(os.write, 0, b"x")
+attempt(os.pwrite, 0, b"x", 0)
+attempt(os.ftruncate, 0, 0)
+attempt(os.ftruncate, 0, 1 << 20)
+attempt(mmap.mmap, 0, 1, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+attempt(os.sendfile, 0, mine, 0, 9)
+if hasattr(os, "posix_fallocate"): attempt(os.posix_fallocate, 0, 0, 1 << 20)
+if hasattr(os, "copy_file_range"): attempt(os.copy_file_range, mine, 0, 9)
+if hasattr(os, "splice"):
+    r, w = os.pipe()
+    os.write(w, b"x")
+    attempt(os.splice, r, 0, 1)
+try: os.fchmod(0, 0o777)
+except OSError: pass
+for folder in ("/proc/self/fd/", f"/proc/{os.getpid()}/fd/", "/proc/thread-self/fd/", "/dev/fd/"):
+    for flags in (os.O_WRONLY, os.O_RDWR, os.O_RDWR | os.O_TRUNC):
+        attempt(os.open, folder + "0", flags)
+    attempt(os.truncate, folder + "0", 0)
+    attempt(os.link, folder + "0", "hard")
+attempt(os.open, "/dev/stdin", os.O_RDWR)
+print(input())
+"""
+
+
+@pytest.mark.parametrize("mode", [*MODES, *DENIED, "only calls"], indirect=True)
+def test_the_input_is_read_only(mode: str) -> None:
+    """It is no way to write to the caller's disk, past the limits of the sandbox's own."""
+    outcome = run(CHANGES_ITS_INPUT, stdin="as it was\n")
+    assert (outcome.status, outcome.stdout) == ("ok", "as it was\n"), outcome
+
+
+OUTSIDE = ["/etc/passwd", "/proc", "/proc/self", "/sys", "/bin/sh", "/dev/zero", "/var", "/run"]
+LOOKS = """
+import os
+for path in %r:
+    ways = (os.stat, os.lstat, os.statvfs, os.readlink, lambda p: os.stat("../" * 40 + p))
+    ways = (*ways, lambda p: os.access(p, os.F_OK) or os.stat(p))
+    for n, look in enumerate(ways):
+        try: look(path)
+        except FileNotFoundError: pass
+        except OSError: print("not there, or no link")
+        else: print(path)
+"""
+
+
+@pytest.mark.parametrize("mode", [*MODES, *DENIED], indirect=True)
+def test_what_exists_outside_is_seen_only_without_a_root_of_its_own(
+    mode: str, secret: Path
+) -> None:
+    paths = [path for path in (*OUTSIDE, sys.executable) if os.path.lexists(path)]
+    paths += [str(secret), __file__]
+    seen = set(run(LOOKS % paths).stdout.splitlines()) - {"not there, or no link"}
+    hidden = sandbox.layers()["own_root"] and mode in ("all", "kernel")
+    assert seen == (set() if hidden else set(paths))
+
+
+KEPT = """
+import os
+libraries = (os.path.dirname(os.__file__), "/usr/lib", "/dev/null")
+print(*map(os.path.exists, libraries))
+here = os.getcwd()
+above = {here[:n] or "/" for n in range(len(here)) if here[n] == "/"}
+for path in {*above, "/usr", "/dev"}:
+    os.stat(path)
+    for attempt in (os.listdir, lambda path: open(path + "/new", "w")):
+        try: print("ESCAPED", attempt(path))
+        except OSError: pass
+"""
+
+
+@linux
+@pytest.mark.parametrize("mode", ["all", "kernel"], indirect=True)
+def test_its_root_holds_libraries_and_closed_folders_above_them(mode: str) -> None:
+    assert run(KEPT).stdout == "True True True\n"
 
 
 def test_the_filter_is_the_same_shape_on_every_machine() -> None:
@@ -454,7 +618,8 @@ print(written >> 20)
 
 
 @linux
-def test_the_disk_is_not_filled() -> None:
+@pytest.mark.parametrize("mode", ["all", "no root"], indirect=True)
+def test_the_disk_is_not_filled(mode: str) -> None:
     assert 2 <= int(run(FILLS, Limits(file_mb=4)).stdout) <= 4
     assert run("f = open('a', 'wb')\nwhile True: f.write(bytes(1 << 20))").status == "error"
 
@@ -532,15 +697,29 @@ def test_runs_side_by_side() -> None:
     assert sorted(seen) == [f"{n}\n" for n in range(6)]
 
 
-def test_the_child_dies_with_its_caller() -> None:
+UNTIES = "import ctypes; ctypes.CDLL(None).prctl(1, 0, 0, 0, 0)"
+
+
+@pytest.mark.parametrize(
+    ("first", "at_once"),
+    [("pass", False), ("pass", True), (UNTIES, False)],
+    ids=["later", "at once", "untied"],
+)
+def test_the_child_dies_with_its_caller(
+    first: str, at_once: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if sys.platform != "linux":
         pytest.skip("needs a signal at the parent's death")
+    monkeypatch.setattr(Child, "hook", first == "pass")
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
-        with Child("import time; time.sleep(30)", limits=Limits(wall_seconds=40)) as child:
+        ready = "" if at_once else "print(1, flush=True)"
+        code = f"{first}\n{ready}\nimport time; time.sleep(30)"
+        with Child(code, limits=Limits(wall_seconds=40)) as child:
             os.write(writer, f"{child.process.pid} {child.folder}".encode())
-            time.sleep(0.3)
+            if not at_once:
+                os.read(next(iter(child.output)).fileno(), 1)
             os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(pid, 0)
     child_pid, folder = os.read(reader, 200).decode().split()

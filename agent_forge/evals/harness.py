@@ -1,6 +1,6 @@
 """Tasks of lm-evaluation-harness by name; the library comes with the extra `eval`.
 
-A folder of ours is an ordinary `hf` model there, since its classes are known to transformers.
+A model is opened as everywhere here, and handed over as an ordinary model of transformers.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from agent_forge.errors import ConfigError
-from agent_forge.model.folder import read_config
 
 PREFIX = "lm-eval:"
 OWN = "lm-eval"
@@ -38,16 +37,16 @@ def measure(
             f"tasks of lm-eval need the library lm-eval ({error})",
             hint="pip install 'agent-forge[eval]'",
         ) from None
-    import agent_forge.model.hf  # noqa: F401 - makes our models known to transformers
+    from agent_forge.model.hf import open_for_transformers
 
     own = folder / OWN if folder else None
     manager = TaskManager(include_path=str(own) if own and own.is_dir() else None)
     for name in names:
         if name not in manager.all_tasks:
             raise ConfigError(f"lm-eval has no task {name!r}", hint="lm-eval ls tasks lists them")
-    read_config(model)
+    network, tokenizer = open_for_transformers(model)
     found = simple_evaluate(
-        model=HFLM(pretrained=str(model), device="cpu", batch_size=1),
+        model=HFLM(pretrained=network, tokenizer=tokenizer, device="cpu", batch_size=1),
         tasks=list(names),
         num_fewshot=shots,
         limit=limit,

@@ -16,20 +16,27 @@ from pathlib import Path
 import psutil
 
 from agent_forge import platform
-from agent_forge.errors import AlreadyExists, ConfigError, DamagedFile, NotEnough
+from agent_forge.errors import (
+    AlreadyExists,
+    ConfigError,
+    DamagedFile,
+    HostileInput,
+    NotEnough,
+)
 from agent_forge.merge.combos import ALL, combo_name
 from agent_forge.merge.engine import TOGETHER_BYTES, Merged, Note, merge, portions
 from agent_forge.merge.inputs import RUN
 from agent_forge.merge.plan import Parents
 from agent_forge.merge.recipe import Recipe, to_yaml
 from agent_forge.merge.vocabulary import write_tokenizer
-from agent_forge.model.weights import INDEX, SINGLE, Weights, shards_of, writing_shards
+from agent_forge.model.weights import Weights, shards_of, writing_shards
 from agent_forge.store import files
 from agent_forge.store.tensors import Spec
 
 SHARD_BYTES = 5_000_000_000
 SCRATCH_BYTES = 24 * 4 * RUN  # of the arithmetic, for each thread
 OVERHEAD_BYTES = 1 << 20
+SHOWN = 8  # files in a message
 Progress = Callable[[str, int, int], None]  # tensor, bytes done, bytes in all
 
 
@@ -162,9 +169,9 @@ def _room(max_ram: int | None) -> int:
 
 
 def refuse_existing(folder: Path, weights: Weights, force: bool) -> None:
-    """Refuse to replace what is there unless told to; only an earlier model may be replaced.
+    """Refuse to replace what is there unless told to, and all that we did not write ourselves.
 
-    A folder that a parent or the current folder lies in is refused in any case.
+    A folder in a parent, and one that a parent or the current folder lies in, is always refused.
     """
     models = list(weights.plan.models.values()) if isinstance(weights, Merged) else [weights]
     kept = {m.folder for m in models if m.folder} | {p.parent for m in models for p in m.sources}
@@ -172,8 +179,9 @@ def refuse_existing(folder: Path, weights: Weights, force: bool) -> None:
     here, other = folder.resolve(), "name another folder"
     for what, places in (("a parent of this merge", kept), ("the current folder", {Path.cwd()})):
         for place in (p.resolve() for p in places):
-            if here == place or here in place.parents:
-                relation = "is" if here == place else "holds"
+            inside = place in here.parents and places is kept
+            if here == place or here in place.parents or inside:
+                relation = "is" if here == place else "lies in" if inside else "holds"
                 raise ConfigError(f"{folder} {relation} {what}", hint=other)
     if folder.name in ("", ".."):
         raise ConfigError(f"{folder} is not the name of a folder to write", hint=other)
@@ -181,18 +189,24 @@ def refuse_existing(folder: Path, weights: Weights, force: bool) -> None:
         return
     if not force:
         raise AlreadyExists(f"{folder} exists", hint="name another folder, or replace it: --force")
-    if not _replaceable(folder):
-        raise AlreadyExists(
-            f"{folder} is neither a model nor an empty folder, so it is not replaced", hint=other
-        )
+    refuse_foreign(folder)
 
 
-def _replaceable(folder: Path) -> bool:
-    """Whether this is an empty folder, or a model: weights beside a config or a manifest."""
+def refuse_foreign(folder: Path) -> None:
+    """Refuse to replace anything but an empty folder and a model as it was written here."""
     if folder.is_symlink() or not folder.is_dir():
-        return False
-    names = {path.name for path in folder.iterdir()}
-    return not names or bool(names & {*SINGLE, *INDEX} and names & {"config.json", files.MANIFEST})
+        raise AlreadyExists(f"{folder} is no folder, so it is not replaced")
+    there = {path.name for path in folder.iterdir()}
+    own: set[str] = set()
+    if files.MANIFEST in there:
+        with contextlib.suppress(DamagedFile, HostileInput):  # changed: all of it may be someone's
+            own = {*files.verify(folder, content=False), files.MANIFEST}
+    if strange := sorted(there - own):
+        listed = ", ".join(strange[:SHOWN]) + (" ..." if len(strange) > SHOWN else "")
+        raise AlreadyExists(
+            f"{folder} is not replaced: it holds what was not written here ({listed})",
+            hint="name another folder, or move these files away",
+        )
 
 
 @contextlib.contextmanager

@@ -21,6 +21,7 @@ from agent_forge.store import files
 SETTINGS = "adapter_config.json"
 FILES = ("adapter_model.safetensors", "adapter_model.bin")
 PREFIX = "base_model.model."
+BETWEEN = re.compile(r"\.(modules_to_save|base_layer)\.")  # where peft puts a weight of the base
 UNCHANGED_BASE = (None, True, False, "gaussian", "eva")  # initialisations that leave the base alone
 # Settings that are handled here, or that say how the adapter was trained and not what it is.
 KNOWN = {
@@ -80,9 +81,7 @@ def adapt(base: Weights, folder: Path) -> Weights:
     _refuse_misfits(base, pairs, replaced, turned, path)
 
     def get(name: str) -> Tensor:
-        if name in replaced:
-            return replaced[name].to(base.specs[name].dtype)
-        weight = base[name]
+        weight = base[name] if name not in replaced else replaced[name].to(base.specs[name].dtype)
         if name not in pairs:
             return weight
         a, b = pairs[name]
@@ -107,7 +106,7 @@ def _split(
     halves: dict[str, dict[str, Tensor]] = {}
     replaced: dict[str, Tensor] = {}
     for key, tensor in tensors.items():
-        name = key.removeprefix(PREFIX).replace(".modules_to_save.", ".")
+        name = BETWEEN.sub(".", key.removeprefix(PREFIX))
         match = re.fullmatch(r"(.*)\.lora_([AB])(?:\.default)?\.weight", name)
         target = f"{match.group(1)}.weight" if match else name
         if target not in base.specs:

@@ -34,7 +34,7 @@ from transformers.utils import logging
 from agent_forge.config.load import check
 from agent_forge.config.settings import ModelSettings
 from agent_forge.errors import ConfigError, DamagedFile, ForgeError
-from agent_forge.model.folder import MODEL_TYPE
+from agent_forge.model.folder import MODEL_TYPE, home_of, open_model
 from agent_forge.model.loss import IGNORE
 from agent_forge.model.network import ForgeNetwork
 from agent_forge.model.weights import Weights
@@ -292,6 +292,17 @@ def open_tokenizer(folder: Path) -> Any:
     """The tokenizer of any maker. Nothing is downloaded and no code of the folder is run."""
     with _as_damage(folder):
         return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+
+
+def open_for_transformers(ref: str | Path) -> tuple[PreTrainedModel, Any]:
+    """A model as transformers has it, ours in its class, with a tokenizer of transformers."""
+    network, tokenizer = open_model(ref)
+    if isinstance(network, ForgeNetwork):
+        config = config_dict(network.settings)
+        model = ForgeForCausalLM(ForgeConfig(**config)).eval()
+        model.network.load_state_dict(network.state_dict())
+        return model, open_tokenizer(home_of(ref))
+    return network, tokenizer
 
 
 def end_tokens(folder: Path, model: Any, tokenizer: Any) -> frozenset[int]:

@@ -269,10 +269,39 @@ def test_force_replaces_nothing_but_models(root: Path, tmp_path: Path) -> None:
     merged = merge(recipe(root, models=[{"model": str(root / n)} for n in "ab"]))
     before = hashes(root)
     for place in (file, notes, link):
-        with pytest.raises(AlreadyExists, match=f"{place.name} is neither a model nor an empty"):
+        with pytest.raises(AlreadyExists, match=f"{place.name} is (no folder|not replaced)"):
             write(merged, place, force=True)
     assert hashes(root) == before and link.is_symlink()
-    write(merged, root / "c", force=True)  # a model that is no parent
+
+
+def test_force_leaves_a_training_folder_alone(root: Path, tmp_path: Path) -> None:
+    """A folder of weights that we did not write, and one of ours to which someone added."""
+    merged = merge(recipe(root, models=[{"model": str(root / n)} for n in "ab"]))
+    own = tmp_path / "good"
+    write(merged, own)
+    write(merged, own, force=True)  # as it was written, it is replaced
+    (root / "c" / "train.log").write_text("step 500")
+    (root / "c" / "checkpoint-500").mkdir()
+    (root / "c" / "checkpoint-500" / "optimizer.pt").write_bytes(b"state")
+    (own / "notes.txt").write_text("mine")
+    before = hashes(root) | hashes(own)
+    for place, named in ((root / "c", "checkpoint-500, config.json"), (own, "notes.txt")):
+        with pytest.raises(AlreadyExists, match=named):
+            write(merged, place, force=True)
+    (own / "notes.txt").unlink()
+    (own / "README.md").write_text("my own words")
+    with pytest.raises(AlreadyExists, match=r"README\.md"):
+        write(merged, own, force=True)
+    (own / "README.md").unlink()
+    assert hashes(root) | hashes(own) == {k: v for k, v in before.items() if k.exists()}
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_nothing_is_written_into_a_parent(root: Path, force: bool) -> None:
+    merged = merge(recipe(root, models=[{"model": str(root / n)} for n in "ab"]))
+    with pytest.raises(ConfigError, match="lies in a parent"):
+        write(merged, root / "a" / "merged", force=force)
+    assert not (root / "a" / "merged").exists()
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["while merging", "while publishing"])

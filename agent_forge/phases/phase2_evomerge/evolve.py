@@ -17,7 +17,7 @@ from agent_forge.errors import (
     NotFound,
     PhaseFailed,
 )
-from agent_forge.merge.output import write
+from agent_forge.merge.output import refuse_foreign, write
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
 from agent_forge.phases.phase2_evomerge.evomerge import (
     OTHERS,
@@ -293,6 +293,8 @@ def refuse_place(folder: Path, models: Sequence[str]) -> None:
             if here == place or place in here.parents or (inside and not own):
                 relation = "holds" if inside else "is" if here == place else "lies in"
                 raise ConfigError(f"{folder} {relation} the model {place}", hint=other)
+    if (here / CHAMPION).exists():
+        refuse_foreign(here / CHAMPION)
     names = {path.name for path in here.iterdir()} if here.exists() else set()
     if names & {BEGUN, JOURNAL}:
         return

@@ -130,7 +130,7 @@ def test_a_champion_that_is_not_what_was_measured(
 
 def largest(model: Any) -> float:
     """A fitness of one's own."""
-    return float(max(weight.abs().max() for weight in model.parameters()))
+    return max(float(weight.detach().abs().max()) for weight in model.parameters())
 
 
 def test_confirm_compares_with_the_file() -> None:

@@ -93,7 +93,14 @@ class _Foreign:
                 f" the model has {size}",
                 hint="the tokenizer in the folder does not fit the model",
             )
-        return self._tokens(ids, _with_ends(sampling, self.ends))
+        reads = getattr(self.model.config, "max_position_embeddings", None) or 1 << 30
+        if len(ids) >= reads:
+            raise ConfigError(
+                f"the text has {len(ids):,} tokens, the model reads {reads:,}",
+                hint="shorten it, or begin a new conversation",
+            )
+        most = min(sampling.max_new_tokens, reads - len(ids))
+        return self._tokens(ids, _with_ends(replace(sampling, max_new_tokens=most), self.ends))
 
     @torch.no_grad()
     def _tokens(self, ids: list[int], sampling: Sampling) -> Iterator[str]:

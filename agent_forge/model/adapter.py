@@ -15,7 +15,15 @@ from typing import Any
 from torch import Tensor
 
 from agent_forge.errors import ConfigError, DamagedFile, NotFound
-from agent_forge.model.weights import HEAD, TOKEN_EMBEDDING, Weights, is_tied, open_file
+from agent_forge.model.weights import (
+    HEAD,
+    INDEX,
+    SINGLE,
+    TOKEN_EMBEDDING,
+    Weights,
+    is_tied,
+    open_file,
+)
 from agent_forge.store import files
 
 SETTINGS = "adapter_config.json"
@@ -34,8 +42,14 @@ KNOWN = {
 
 
 def is_adapter(folder: Path) -> bool:
-    """True if the folder holds an adapter and not a whole model."""
-    return (folder / SETTINGS).is_file()
+    """True if the folder holds an adapter; one with a whole model beside it says two things."""
+    there = (folder / SETTINGS).is_file()
+    if there and any((folder / name).is_file() for name in (*SINGLE, *INDEX)):
+        raise ConfigError(
+            f"{folder} holds a whole model and an adapter",
+            hint="give the model and the adapter as two folders: MODEL+ADAPTER",
+        )
+    return there
 
 
 def read_settings(folder: Path) -> dict[str, Any]:

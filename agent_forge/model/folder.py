@@ -7,6 +7,7 @@ model is refused with the file and the reason.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,7 +46,7 @@ def refuse_code(folder: Path) -> None:
         record = files.read_json(path)
         if not isinstance(record, dict):
             raise DamagedFile(path, "not a record")
-        if _names_code(record):
+        if any(key == "auto_map" and value for key, value in entries(record)):
             raise HostileInput(
                 f"{path} asks for code of its own to be run (auto_map); none is ever run",
                 hint="if transformers knows this architecture itself, remove auto_map in a copy",
@@ -55,10 +56,16 @@ def refuse_code(folder: Path) -> None:
                 raise HostileInput(f"{path}: {key} names {value!r}, which is outside its folder")
 
 
-def _names_code(value: Any) -> bool:
-    if isinstance(value, dict):
-        return bool(value.get("auto_map")) or any(map(_names_code, value.values()))
-    return isinstance(value, list) and any(map(_names_code, value))
+def entries(record: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Every key of a record with its value, those of records inside it too."""
+    waiting: list[Any] = [record]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, Mapping):
+            yield from value.items()
+            waiting += value.values()
+        elif isinstance(value, list):
+            waiting += value
 
 
 def read_config(ref: str | Path) -> dict[str, Any]:
@@ -90,7 +97,7 @@ def home_of(ref: str | Path) -> Path:
         return home_of(str(ref).rpartition("+")[0])
     if path.is_file():
         return path.parent
-    if not is_adapter(path) or (path / CONFIG).is_file():
+    if not is_adapter(path):
         return path
     base = read_settings(path).get("base_model_name_or_path")
     if not isinstance(base, str) or not Path(base).exists():
@@ -117,7 +124,7 @@ def open_weights(ref: str | Path) -> Weights:
     if path.is_file():
         return read_shards(text, path.parent, {"": path})
     refuse_code(path)
-    if is_adapter(path) and not (path / CONFIG).is_file():
+    if is_adapter(path):
         return adapt(open_weights(home_of(path)), path)
     for name in (INDEX[0], SINGLE[0], INDEX[1], SINGLE[1]):
         if (path / name).is_file():

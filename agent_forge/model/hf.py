@@ -34,7 +34,7 @@ from transformers.utils import logging
 from agent_forge.config.load import check
 from agent_forge.config.settings import ModelSettings
 from agent_forge.errors import ConfigError, DamagedFile, ForgeError
-from agent_forge.model.folder import MODEL_TYPE, home_of, open_model
+from agent_forge.model.folder import MODEL_TYPE, entries, home_of, open_model
 from agent_forge.model.loss import IGNORE
 from agent_forge.model.network import ForgeNetwork
 from agent_forge.model.weights import Weights
@@ -164,7 +164,9 @@ def load_network(config: Mapping[str, Any], state: Mapping[str, Tensor], place: 
         for name, tensor in state.items()
     }
     with _as_damage(place):
-        _skeleton(kind, shape)  # a config that no network fits takes no memory
+        skeleton = _skeleton(kind, shape)  # a config that no network fits takes no memory
+        types = {name: weight.dtype for name, weight in skeleton.named_parameters()}
+        _refuse(place, "no numbers", [n for n, t in state.items() if _is_coded(t, types.get(n))])
         model, report = kind.from_pretrained(
             None,
             config=shape,
@@ -178,7 +180,14 @@ def load_network(config: Mapping[str, Any], state: Mapping[str, Tensor], place: 
     _refuse(place, "of another shape", [name for name, *_ in report["mismatched_keys"]])
     if report.get("error_msgs"):
         raise DamagedFile(place, f"transformers cannot load it ({report['error_msgs'][0]})")
-    return model.eval()  # type: ignore[no-any-return]
+    with _as_damage(place), torch.no_grad():
+        model.eval()(torch.zeros(1, 2, dtype=torch.long))  # a config may fit and still not work
+    return model  # type: ignore[no-any-return]
+
+
+def _is_coded(tensor: Tensor, wanted: torch.dtype | None) -> bool:
+    """True for whole numbers where weights belong: the codes of a quantised model."""
+    return wanted is not None and wanted.is_floating_point and not tensor.is_floating_point()
 
 
 def own_name(name: str) -> str:
@@ -242,10 +251,8 @@ def _architecture(config: Mapping[str, Any], place: str) -> tuple[Any, Any]:
 
 def _refuse_counts(config: Mapping[str, Any], place: str) -> None:
     """Refuse numbers of layers that nobody has: a network of them would take forever to build."""
-    for key, value in config.items():
-        if isinstance(value, Mapping):
-            _refuse_counts(value, place)
-        elif isinstance(value, int | float) and COUNTED.search(key) and not 0 <= value <= MOST:
+    for key, value in entries(config):
+        if isinstance(value, int | float) and COUNTED.search(key) and not 0 <= value <= MOST:
             raise DamagedFile(place, f"its config says {key} = {value}")
 
 

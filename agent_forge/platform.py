@@ -13,7 +13,7 @@ import signal
 import struct
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +120,22 @@ def set_limits(
             limit = value if ceiling == resource.RLIM_INFINITY else min(value, ceiling)
             resource.setrlimit(kind, (limit, ceiling))
     return True
+
+
+@contextlib.contextmanager
+def memory_limit(more_bytes: int) -> Iterator[None]:
+    """Let this process take at most so much more memory within the block, where it can be said."""
+    if not sys.platform.startswith("linux"):
+        yield
+        return
+    before, ceiling = resource.getrlimit(resource.RLIMIT_AS)
+    now = psutil.Process().memory_info().vms
+    limits = [value for value in (before, ceiling) if value != resource.RLIM_INFINITY]
+    resource.setrlimit(resource.RLIMIT_AS, (min([now + more_bytes, *limits]), ceiling))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (before, ceiling))
 
 
 def can_limit() -> bool:

@@ -318,7 +318,7 @@ def test_models_that_fit(tmp_path: Path) -> None:
     [
         ({"model_type": "mistral"}, "no", "different architectures"),
         ({"rope_theta": 5e5}, "with care", "rope_theta"),
-        ({"tie_word_embeddings": True}, "with care", "tied"),
+        ({"tie_word_embeddings": True}, "with care", "ties the head"),
         ({"rms_norm_eps": 0.1}, "yes", "rms_norm_eps"),
     ],
 )

@@ -120,7 +120,7 @@ class ModelSettings(Settings):
     vocab_size: int = Field(2048, ge=300, description="tokens")
     embed_rank: int = Field(128, ge=1, description="inner width of the factorised embedding")
     d_model: int = Field(128, ge=8, description="width of the residual stream")
-    n_layers: int = Field(4, ge=1, description="transformer blocks")
+    n_layers: int = Field(4, ge=1, le=1000, description="transformer blocks")
     n_heads: int = Field(4, ge=1, description="attention heads; they divide d_model")
     ffn_hidden: int = Field(344, ge=1, description="inner width of the SwiGLU")
     d_mem: int = Field(64, ge=1, description="width of the long-range memory")
@@ -139,8 +139,10 @@ class ModelSettings(Settings):
     gate_entropy_weight: float = Field(
         0.001, ge=0, description="reward for a memory gate that stays open to both sides"
     )
-    t_max: int = Field(3, ge=1, description="recursion steps")
-    micro_steps: int = Field(2, ge=1, description="refinements of the latent in each of them")
+    t_max: int = Field(3, ge=1, le=1000, description="recursion steps")
+    micro_steps: int = Field(
+        2, ge=1, le=1000, description="refinements of the latent in each of them"
+    )
     supervised_share: float = Field(
         0.25, gt=0, le=1, description="share of positions that steps before the last learn from"
     )

@@ -37,14 +37,13 @@ def measure(
             f"tasks of lm-eval need the library lm-eval ({error})",
             hint="pip install 'agent-forge[eval]'",
         ) from None
-    from agent_forge.model.hf import open_for_transformers
 
     own = folder / OWN if folder else None
     manager = TaskManager(include_path=str(own) if own and own.is_dir() else None)
     for name in names:
         if name not in manager.all_tasks:
             raise ConfigError(f"lm-eval has no task {name!r}", hint="lm-eval ls tasks lists them")
-    network, tokenizer = open_for_transformers(model)
+    network, tokenizer = _opened(model)
     found = simple_evaluate(
         model=HFLM(pretrained=network, tokenizer=tokenizer, device="cpu", batch_size=1),
         tasks=list(names),
@@ -68,3 +67,18 @@ def _row(name: str, scores: dict[str, Any], counts: dict[str, int]) -> dict[str,
         "accuracy": first,
         "scores": numbers,
     }
+
+
+def _opened(model: Path) -> tuple[Any, Any]:
+    """A model as transformers has it, ours in its class there, with a tokenizer of transformers."""
+    from agent_forge.model.folder import home_of, open_model
+    from agent_forge.model.hf import ForgeConfig, ForgeForCausalLM, config_dict
+    from agent_forge.model.load import open_tokenizer
+    from agent_forge.model.network import ForgeNetwork
+
+    network, tokenizer = open_model(model)
+    if not isinstance(network, ForgeNetwork):
+        return network, tokenizer
+    wrapped = ForgeForCausalLM(ForgeConfig(**config_dict(network.settings))).eval()
+    wrapped.network.load_state_dict(network.state_dict())
+    return wrapped, open_tokenizer(home_of(model))

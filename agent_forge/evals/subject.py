@@ -27,7 +27,8 @@ from agent_forge.evals.greedy import Answer, Rules, generate
 from agent_forge.evals.likelihood import TOKENS_A_BATCH, Item, Outcome, Progress, measure
 from agent_forge.model.chat import render
 from agent_forge.model.folder import home_of, open_model
-from agent_forge.model.hf import end_tokens
+from agent_forge.model.load import encode as ids_of
+from agent_forge.model.load import end_tokens
 from agent_forge.model.network import ForgeNetwork
 
 LOGITS_AT_ONCE = 1 << 26  # 256 MB in single precision
@@ -236,8 +237,7 @@ def _own_text(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
 
 def _foreign_given(tokenizer: Any, example: Example) -> list[int]:
     given, _, plain = _written(tokenizer, example)
-    ids: list[int] = tokenizer(given, add_special_tokens=plain, verbose=False).input_ids
-    return ids
+    return ids_of(tokenizer, given, special=plain)
 
 
 def _own(tokenizer: Tokenizer) -> Encode:
@@ -263,8 +263,8 @@ def _foreign(tokenizer: Any) -> Encode:
 
     def encode(example: Example) -> tuple[list[int], int]:
         given, whole, plain = _written(tokenizer, example)
-        before = tokenizer(given, add_special_tokens=plain, verbose=False).input_ids
-        ids = list(tokenizer(whole, add_special_tokens=plain, verbose=False).input_ids)
+        before = ids_of(tokenizer, given, special=plain)
+        ids = ids_of(tokenizer, whole, special=plain)
         pairs = enumerate(zip(before, ids, strict=False))
         start = next((i for i, (a, b) in pairs if a != b), min(len(before), len(ids) - 1))
         return ids, max(start, 1)

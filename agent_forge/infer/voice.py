@@ -15,7 +15,7 @@ from agent_forge.errors import ConfigError
 from agent_forge.infer.generate import Sampling, choose, stream
 from agent_forge.model.chat import render
 from agent_forge.model.folder import home_of, open_model
-from agent_forge.model.hf import end_tokens
+from agent_forge.model.load import encode, end_tokens
 from agent_forge.model.network import ForgeNetwork
 
 Message = Mapping[str, Any]
@@ -74,23 +74,23 @@ class _Foreign:
         self.model, self.tokenizer, self.ends = model, tokenizer, ends
 
     def complete(self, text: str, sampling: Sampling) -> Iterator[str]:
-        return self._say(self.tokenizer(_text(text)).input_ids, sampling)
+        return self._say(encode(self.tokenizer, _text(text), special=True), sampling)
 
     def reply(self, messages: Sequence[Message], sampling: Sampling) -> Iterator[str]:
         _text(messages[-1]["content"])
         if self.tokenizer.chat_template:
             text = render(self.tokenizer, messages, reply=True)
-            ids = self.tokenizer(text, add_special_tokens=False).input_ids
+            ids = encode(self.tokenizer, text, special=False)
         else:  # a model that was never taught to chat goes on with the text
-            ids = self.tokenizer("\n".join(m["content"] for m in messages)).input_ids
+            text = "\n".join(m["content"] for m in messages)
+            ids = encode(self.tokenizer, text, special=True)
         return self._say(ids, sampling)
 
     def _say(self, ids: list[int], sampling: Sampling) -> Iterator[str]:
         size = int(self.model.get_input_embeddings().weight.shape[0])  # type: ignore[operator]
-        if not ids or max(ids) >= size:
+        if max(ids) >= size:
             raise ConfigError(
-                f"the tokenizer gives {f'token {max(ids)}' if ids else 'no token'} for this text,"
-                f" the model has {size}",
+                f"token {max(ids)} is outside the vocabulary of {size}",
                 hint="the tokenizer in the folder does not fit the model",
             )
         reads = getattr(self.model.config, "max_position_embeddings", None) or 1 << 30

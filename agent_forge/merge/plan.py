@@ -225,7 +225,10 @@ class _Planner:
         wanted = self.recipe.out_dtype or self.recipe.dtype
         if wanted and all(dtype.is_floating_point for dtype in types):
             return getattr(torch, wanted)  # type: ignore[no-any-return]
-        return reduce(torch.promote_types, types)
+        try:
+            return reduce(torch.promote_types, types)
+        except RuntimeError as error:  # 8-bit floats have no common type with others
+            raise ConfigError(f"weights of types {types} cannot be merged ({error})") from error
 
     def _params(self, name: str, places: dict[str, Place], position: float) -> dict[str, Any]:
         common: list[Parameters] = [self.part.parameters, self.recipe.parameters]

@@ -17,7 +17,7 @@ from agent_forge.merge.output import anonymous_bytes, need_bytes
 from agent_forge.merge.plan import Parents, Plan, make_plan
 from agent_forge.merge.recipe import Recipe
 from agent_forge.merge.vocabulary import read_tokens, rows_of
-from agent_forge.model.hf import check_tensors
+from agent_forge.model.load import check_tensors
 from agent_forge.model.weights import Weights, is_tied
 from agent_forge.store import files
 
@@ -120,7 +120,8 @@ def _compare_configs(report: Preflight, models: dict[str, Weights]) -> None:
             level, f"{ref} has no config.json", "put the one of its model beside its weights"
         )
     (first_ref, first), *others = (known or models).items()
-    report.facts["architecture"] = (first.config.get("architectures") or ["unknown"])[0]
+    named = first.config.get("architectures")
+    report.facts["architecture"] = named[0] if named and isinstance(named, list) else "unknown"
     for ref, weights in others:
         pair = f"{first_ref} and {ref}"
         if weights.config.get("model_type") != first.config.get("model_type"):

@@ -84,7 +84,7 @@ class Recipe(Settings):
 
     merge_method: str = Field(COMBO, description="how tensors are merged")
     models: list[ModelInput] = Field([], description="what is merged")
-    slices: list[Slice] = Field([], description="or: which layers are stacked")
+    slices: list[Slice] = Field([], max_length=1000, description="or: which layers are stacked")
     base_model: Reference | None = Field(None, description="where task vectors start")
     parameters: Parameters = Field({}, description="of the method")
     dtype: TypeName | None = Field(None, description="inputs are rounded to this type first")

@@ -63,7 +63,10 @@ def read_tokens(folder: Path | None) -> dict[str, int] | None:
     if (folder / "vocab.json").is_file():
         extra = folder / "added_tokens.json"
         tokens = files.read_json(folder / "vocab.json")
-        return {**tokens, **(files.read_json(extra) if extra.is_file() else {})}
+        added = files.read_json(extra) if extra.is_file() else {}
+        if not isinstance(tokens, dict) or not isinstance(added, dict):
+            raise DamagedFile(folder / "vocab.json", "not a vocabulary")
+        return {**tokens, **added}
     return None
 
 

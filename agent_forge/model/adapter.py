@@ -92,6 +92,9 @@ def adapt(base: Weights, folder: Path) -> Weights:
     for name, (a, b) in pairs.items():
         if a.ndim != 2 or b.ndim != 2 or a.shape[0] != rank or b.shape[1] != rank:
             raise DamagedFile(path, f"the update of {name} does not have the rank {rank} of its r")
+    for module in settings.get("modules_to_save") or []:
+        if not any(f".{module}." in f".{name}" for name in replaced):
+            raise DamagedFile(path, f"{module!r} of modules_to_save is not in it")
     _refuse_misfits(base, pairs, replaced, turned, path)
 
     def get(name: str) -> Tensor:
@@ -129,6 +132,8 @@ def _split(
             halves.setdefault(target, {})[match.group(2)] = tensor
         else:
             replaced[target] = tensor
+    if not tensors:
+        raise DamagedFile(path, "it holds no tensors")
     for name, pair in halves.items():
         if set(pair) != {"A", "B"}:
             raise DamagedFile(path, f"one half of the update of {name!r} is missing")

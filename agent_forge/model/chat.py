@@ -8,16 +8,18 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from agent_forge import platform
 from agent_forge.errors import ConfigError, ForgeError
 
 SECONDS = 3.0
-CHARACTERS = 1 << 22
+CHARACTERS = 1 << 20
+MEMORY_BYTES = 1 << 30  # beside what the process has
 
 
 def render(tokenizer: Any, messages: Sequence[Mapping[str, Any]], *, reply: bool) -> str:
     """The conversation as the model reads it; `reply`: up to where its next answer begins."""
     try:
-        with _time_limit(SECONDS):
+        with _time_limit(SECONDS), platform.memory_limit(MEMORY_BYTES):
             text = tokenizer.apply_chat_template(
                 [dict(message) for message in messages],
                 tokenize=False,
@@ -29,6 +31,8 @@ def render(tokenizer: Any, messages: Sequence[Mapping[str, Any]], *, reply: bool
         raise _refused(f"refuses a conversation ({type(error).__name__}: {error})") from error
     if not isinstance(text, str):
         raise _refused(f"gives {type(text).__name__} instead of text")
+    if not text.isascii() and any("\ud800" <= c <= "\udfff" for c in text):
+        raise _refused("gives half a surrogate pair")
     if len(text) > CHARACTERS:
         raise _refused(f"gives {len(text):,} characters; at most {CHARACTERS:,} are read")
     return text

@@ -7,6 +7,7 @@ model is refused with the file and the reason.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,6 +47,9 @@ def refuse_code(folder: Path) -> None:
         record = files.read_json(path)
         if not isinstance(record, dict):
             raise DamagedFile(path, "not a record")
+        for key, value in entries(record):
+            if isinstance(value, float) and not math.isfinite(value):
+                raise DamagedFile(path, f"{key} is {value}")
         if any(key == "auto_map" and value for key, value in entries(record)):
             raise HostileInput(
                 f"{path} asks for code of its own to be run (auto_map); none is ever run",
@@ -105,7 +109,11 @@ def home_of(ref: str | Path) -> Path:
             f"{path} is an adapter for {base or 'an unnamed base'}, which is not on this machine",
             hint=f"name the base as well: BASE+{path}",
         )
-    return home_of(base)
+    if is_adapter(Path(base)):
+        raise ConfigError(
+            f"{path} is an adapter on the adapter {base}", hint=f"name all: BASE+{base}+{path}"
+        )
+    return Path(base)
 
 
 def open_weights(ref: str | Path) -> Weights:
@@ -137,7 +145,7 @@ def open_model(ref: str | Path) -> tuple[nn.Module, Any]:
     """The network of a model with its weights, and the tokenizer of any model but ours."""
     config = read_config(ref)
     # Here, so that what is no model is refused before transformers is loaded.
-    from agent_forge.model import hf
+    from agent_forge.model.load import load_network, open_tokenizer
     from agent_forge.store.models import load_directory
 
     folder, ours = home_of(ref), config["model_type"] == MODEL_TYPE
@@ -147,8 +155,8 @@ def open_model(ref: str | Path) -> tuple[nn.Module, Any]:
         weights = open_weights(ref)
         weights.verify()
         state = {name: weights[name] for name in weights}
-    model = hf.load_network(config, state, str(ref))
+    model = load_network(config, state, str(ref))
     for name, weight in model.named_parameters():
         if not bool(weight.isfinite().all()):
             raise DamagedFile(ref, f"{name} holds NaN or infinity", hint="fetch it again")
-    return model.eval(), None if ours else hf.open_tokenizer(folder)
+    return model.eval(), None if ours else open_tokenizer(folder)

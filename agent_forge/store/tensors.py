@@ -62,6 +62,10 @@ class Spec(NamedTuple):
     def nbytes(self) -> int:
         return self.numel * self.dtype.itemsize
 
+    @property
+    def is_floating(self) -> bool:
+        return self.dtype.is_floating_point
+
 
 def spec_of(tensor: torch.Tensor) -> Spec:
     return Spec(tensor.dtype, tuple(tensor.shape))

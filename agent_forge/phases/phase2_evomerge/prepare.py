@@ -10,7 +10,7 @@ from agent_forge.evals.domains import Domain
 from agent_forge.evals.subject import Subject, subject_of
 from agent_forge.merge.output import write
 from agent_forge.model.folder import MODEL_TYPE, open_weights
-from agent_forge.model.hf import load_network, open_tokenizer, own_name
+from agent_forge.model.load import load_network, open_tokenizer, own_name
 from agent_forge.model.weights import Weights, from_memory, with_same_heads
 from agent_forge.phases.phase2_evomerge.bench import Material
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings

@@ -135,6 +135,7 @@ def job_of(study: str, seed: int, work: Path, name: str, **changes: Any) -> Job:
         refs, base = [str(folder) for folder in made], str(place / "base")
         settings["data"] = [f"{folder}.jsonl" for folder in made]
         settings["fitness_subset_size"] = 50  # passages of 400 characters
+        settings["split_by"] = "content"  # as the numbers of docs/evomerge.md were measured
     else:
         refs = [specialists(study, seed, work)]
         settings["max_level"] = load_config(preset=study).phases.evomerge.max_level

@@ -65,7 +65,8 @@ def measured_on(setting: str, root: Path, patch: pytest.MonkeyPatch) -> Any:
     """The items of every split."""
     patch.chdir(family())
     folders = [str(family() / name) for name in PARENTS]
-    splits = Job.of(settings(setting), folders, None, 1, root).inputs.splits
+    more = [f"{PHASE}.data=[add.jsonl]"] if "split_by" in setting else []
+    splits = Job.of(settings(setting, *more), folders, None, 1, root).inputs.splits
     return {split: evaluation_hash(domains) for split, domains in splits.items()}
 
 
@@ -151,6 +152,7 @@ CHECKS = {
     f"{PHASE}.fitness_direction": (evolved, "maximize", "minimize"),
     f"{PHASE}.data": (measured_on, "[add.jsonl]", "[next.jsonl]"),
     f"{PHASE}.tasks": (measured_on, "[copy]", "[reverse]"),
+    f"{PHASE}.split_by": (measured_on, "prompt", "content"),
     f"{PHASE}.max_level": (measured_on, "2", "9"),
     f"{PHASE}.fitness_subset_size": (measured_on, "8", "9"),
     f"{PHASE}.verdict_items": (measured_on, "8", "9"),

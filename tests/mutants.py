@@ -174,6 +174,20 @@ MUTANTS = (
         "score is None or self.tell(key, score)",
         "tests/test_search.py",
     ),
+    Mutant(
+        "another answer to a prompt may be in another part",
+        "evals/domains.py",
+        "return [_part_at(prompt_hash(example, self.exact)) for",
+        "return [_part_at(content_hash(example)) for",
+        "tests/test_splits.py",
+    ),
+    Mutant(
+        "an old evolution goes on with other items",
+        "phases/phase2_evomerge/evolve.py",
+        'begun = {**EvoMergeSettings.BEFORE, **record["settings"]}\n    settings = check',
+        'begun = record["settings"]\n    settings = check',
+        "tests/test_splits.py",
+    ),
 )
 
 

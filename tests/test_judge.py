@@ -25,7 +25,6 @@ from agent_forge.evals.domains import (
     from_files,
     from_tasks,
     part,
-    split_of,
 )
 from agent_forge.evals.likelihood import Outcome, batches, padded
 from agent_forge.evals.subject import Subject, open_subject, windows
@@ -238,8 +237,10 @@ def test_splits_are_disjoint_and_have_their_shares() -> None:
 
 
 def test_a_copy_is_on_the_same_side_and_counts_once(tmp_path: Path) -> None:
-    one, other = Example("a  b", "c"), Example("a b", " c\n")
-    assert split_of(one) == split_of(other)
+    copies = tuple(Example(f"{i}{gap}b", f"c{gap}") for i in range(9) for gap in (" ", "  "))
+    for split_by in ("prompt", "content"):
+        parts = Domain("d", copies, split_by=split_by).parts
+        assert parts[::2] == parts[1::2] and len(set(parts)) > 1
     rows = [{"prompt": p, "completion": "c"} for p in ("x", "y", "x ", "x")]
     (found,) = from_files([put(tmp_path / "own.jsonl", *rows)])
     assert [e.prompt for e in found.examples] == ["x", "y"]

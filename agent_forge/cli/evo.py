@@ -208,6 +208,8 @@ def _train(storage: Path, device: str, quiet: bool) -> str:
 
 
 def _plan(job: Job, as_json: bool) -> None:
+    from agent_forge.evals.domains import near_copies
+
     settings = job.settings
     parents = list(job.inputs.parents)
     candidates = settings.population_size * (settings.generations + 1) + len(parents) + 1
@@ -223,6 +225,7 @@ def _plan(job: Job, as_json: bool) -> None:
             split: {domain.name: len(domain.examples) for domain in domains}
             for split, domains in job.inputs.splits.items()
         },
+        "near_copies": near_copies(job.inputs.splits.get("verdict", ())),
         "disk_bytes": (job.inputs.nbytes // len(parents)) * DISK_MODELS,
         "notes": list(job.inputs.notes),
     }

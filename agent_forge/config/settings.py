@@ -8,7 +8,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
@@ -190,6 +191,10 @@ class ModelSettings(Settings):
 class PhaseSettings(Settings):
     """What every phase can be told; each phase adds its own."""
 
+    # Settings that came later and whose default is not what phases did before: what that was.
+    # A run that has no record of such a setting goes on with this.
+    BEFORE: ClassVar[Mapping[str, Any]] = {}
+
     enabled: bool = Field(True, description="false leaves the phase out of a full run")
     checkpoint_every_steps: int = Field(50, ge=1, description="steps between two checkpoints")
     gate_policy: Literal["fail", "warn"] = Field(
@@ -198,3 +203,13 @@ class PhaseSettings(Settings):
     gates: dict[str, float] = Field(
         {}, description="thresholds of those gates that differ from the specification's"
     )
+
+    def decisive(self, without: set[str]) -> dict[str, Any]:
+        """The settings that a result depends on, for a fingerprint: none that is as it always was.
+
+        So the fingerprint of an old run outlives an update that adds a setting.
+        """
+        later = set(self.BEFORE) - without
+        kept = self.model_dump(mode="json", exclude=without | later, exclude_defaults=True)
+        values = self.model_dump(mode="json", include=later)
+        return kept | {k: value for k, value in values.items() if value != self.BEFORE[k]}

@@ -1,9 +1,11 @@
 """What models are judged on: the examples of a file or of generated tasks, in three disjoint parts.
 
 A search looks at `selection`, stops early by `holdout`, and only the last comparison reads
-`verdict`. A hash of an example's content names its part, so a copy of it, in another file or with
-other spaces, is always on the same side. Within a domain a copy counts once: ten copies are no ten
-items. Of running text the first word is given, so that every tokenizer is asked for the same bytes.
+`verdict`. A hash of an example's prompt names its part, so a near-copy (the same prompt with other
+case, spaces or punctuation, or with another answer), in this file or another, is always on the same
+side. Within a domain an exact copy counts once: ten copies are no ten items. Of running text, which
+has no prompt, all of it decides. Its first word is given, so that every tokenizer is asked for the
+same bytes.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+from unicodedata import category, normalize
 
 from agent_forge.config.load import did_you_mean
 from agent_forge.data import baselines
@@ -34,6 +37,7 @@ FIRST_WORD = re.compile(r"\s*\S+(?=\s)|\s*\S")
 POWER = (1.959964 + 0.841621) ** 2  # of the normal quantiles for 5 % two-sided and 80 %
 DISCORDANCE = 0.2
 TEXT = "story"  # the one family without answers: it is measured alone
+SplitBy = Literal["prompt", "content"]  # the latter: prompt and answer, as it was at first
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,8 @@ class Domain:
     writing: Writing | None = None
     grade: Callable[[Task, str], bool] = check
     seen: tuple[Task, ...] = ()  # what guesses rest on; none: generated ones, or its own
+    split_by: SplitBy = "prompt"
+    near_copies: int = 0  # in its file, whatever part of it this is
 
     @property
     def sizes(self) -> list[int]:
@@ -68,13 +74,20 @@ class Domain:
     @property
     def chance(self) -> float:
         """The accuracy of guessing: 1 / choices; without choices nothing is guessed right."""
-        chances = [1 / len(e.choices) if e.choices else 0.0 for e in self.examples]
+        chances = [1 / len(set(e.choices)) if e.choices else 0.0 for e in self.examples]
         return sum(chances) / len(chances)
 
     @cached_property
     def unigram_bits(self) -> float:
         """What a model that only counts bytes needs for the answers, in bits a byte."""
         return unigram_bits(answer(example) for example in self.examples)
+
+    @cached_property
+    def parts(self) -> list[str]:
+        """The one part that each example, and every near-copy of it, is in."""
+        if self.split_by == "content":
+            return [_part_at(content_hash(example)) for example in self.examples]
+        return [_part_at(prompt_hash(example, self.exact)) for example in self.examples]
 
     def baselines(self) -> dict[str, float]:
         """What guessing by what was seen would score, by name; empty for text."""
@@ -94,7 +107,7 @@ class Domain:
         }
 
 
-def from_files(paths: Sequence[Path]) -> list[Domain]:
+def from_files(paths: Sequence[Path], split_by: SplitBy = "prompt") -> list[Domain]:
     """Every file a domain, named after it."""
     found: dict[str, Domain] = {}
     places: dict[Path, Path] = {}
@@ -103,7 +116,7 @@ def from_files(paths: Sequence[Path]) -> list[Domain]:
             raise ConfigError(f"{path} is given twice: it is the same file as {first}")
         places[path.resolve()] = path
         name = str(path) if path.stem in found else path.stem
-        found[name] = _read(path, name)
+        found[name] = replace(_read(path, name), split_by=split_by)
     return list(found.values())
 
 
@@ -127,11 +140,14 @@ def part(domain: Domain, split: str | None = None, limit: int | None = None) -> 
     """The examples of one split, and of these at most `limit`, chosen by their hash."""
     if split not in (None, *SHARES):
         raise ConfigError(f"unknown split {split!r}{did_you_mean(str(split), list(SHARES))}")
-    mine = [e for e in domain.examples if split in (None, split_of(e))]
+    mine = domain.examples
+    if split is not None:
+        mine = tuple(e for e, its in zip(mine, domain.parts, strict=True) if its == split)
     if not mine:
         raise ConfigError(
             f"{domain.name}: none of its {len(domain.examples)} examples is for {split}",
-            hint=f"give more data: {split} gets {SHARES[str(split)]:.0%} of it",
+            hint=f"give more data: {split} gets {SHARES[str(split)]:.0%} of it"
+            + copies_hint(domain),
         )
     kept = set(sorted(map(content_hash, mine))[:limit])
     chosen = [i for i, e in enumerate(domain.examples) if content_hash(e) in kept]
@@ -142,9 +158,9 @@ def part(domain: Domain, split: str | None = None, limit: int | None = None) -> 
     )
 
 
-def split_of(example: Example) -> str:
-    """The one part that an example, and every copy of it, is in."""
-    place = int.from_bytes(content_hash(example)[-4:], "big") / 2**32
+def _part_at(digest: bytes) -> str:
+    """The part in which a hash lies."""
+    place = int.from_bytes(digest[-4:], "big") / 2**32
     for split, share in SHARES.items():
         place -= share
         if place < 0:
@@ -156,6 +172,46 @@ def content_hash(example: Example) -> bytes:
     """The sha256 of what an example says, whatever its spaces."""
     said = "\0".join(" ".join(text.split()) for text in (example.prompt, answer(example)))
     return hashlib.sha256(said.encode()).digest()
+
+
+def prompt_hash(example: Example, exact: bool = True) -> bytes:
+    """The sha256 that near-copies share: of the prompt; of running text (not `exact`) all of it."""
+    said = example.prompt if exact else example.prompt + example.completion
+    return hashlib.sha256(folded(said).encode()).digest()
+
+
+def folded(text: str) -> str:
+    """A text without what near-copies differ in: case, spaces, punctuation, forms of a character.
+
+    A text of punctuation alone keeps it.
+    """
+    plain = normalize("NFKC", normalize("NFKC", text).casefold())
+    punctuation = {ord(c): None for c in set(plain) if category(c).startswith("P")}
+    return " ".join(plain.translate(punctuation).split()) or " ".join(plain.split())
+
+
+def near_copies(domains: Sequence[Domain]) -> dict[str, int]:
+    """Rows of a file beyond the first of their prompt, for each domain that has any."""
+    return {domain.name: domain.near_copies for domain in domains if domain.near_copies}
+
+
+def copies_told(domains: Sequence[Domain]) -> list[str]:
+    """The same in words; nothing where there are none."""
+    counts = [f"{name} {count}" for name, count in near_copies(domains).items()]
+    if not counts:
+        return []
+    told = "near-copies (rows that repeat a prompt, or a text, but for case, spaces, punctuation)"
+    where = "each is in the part of the first"
+    if domains[0].split_by == "content":
+        where = "split by content, so the verdict may ask what the search saw"
+    return [f"{told}: {', '.join(counts)}; {where}"]
+
+
+def copies_hint(domain: Domain) -> str:
+    """The rest of a hint where a part of a domain is too small: near-copies may be why."""
+    if not domain.near_copies or domain.split_by == "content":
+        return ""
+    return f"; {domain.near_copies} of its rows are near-copies, which stay together"
 
 
 def answer(example: Example) -> str:
@@ -177,7 +233,8 @@ def evaluation_hash(domains: Sequence[Domain], **settings: Any) -> str:
     for domain in domains:
         digest.update(f"\0{domain.name}/{domain.exact}".encode())
         for example in domain.examples:
-            asked = [example.prompt, answer(example), example.choices, example.messages]
+            choices = list(dict.fromkeys(example.choices))  # each is asked once
+            asked = [example.prompt, answer(example), choices, example.messages]
             digest.update(b"\0" + json.dumps(asked, default=str).encode())
         if domain.writing:
             tests = [task.tests for task in domain.tasks]
@@ -236,7 +293,9 @@ def _read(path: Path, name: str) -> Domain:
             f"some rows of {path} have answers, others are text",
             hint="make two files of it: each has a score of its own",
         )
-    return Domain(name, tuple(kept.values()), kinds.pop())
+    examples, exact = tuple(kept.values()), kinds.pop()
+    groups = {prompt_hash(example, exact) for example in examples}
+    return Domain(name, examples, exact, near_copies=len(examples) - len(groups))
 
 
 def _asked(example: Example) -> Example | None:
@@ -282,4 +341,4 @@ def generated(
 
 def _held(example: Example) -> bool:
     """Whether a generated item of a selection is for holdout alone."""
-    return split_of(example) == "holdout"
+    return _part_at(content_hash(example)) == "holdout"

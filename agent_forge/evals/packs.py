@@ -2,7 +2,7 @@
 
 A pack says where its items come from, who grades them and how long an answer may be; without a
 length they are measured by likelihood, as choices. Of published sets the test set is the verdict,
-and what a search sees comes from the rest; where a set has no parts, a hash of each item decides.
+and what a search sees comes from the rest; where a set has no parts, a hash of each prompt decides.
 Worked examples before the question are of the training part, the same for every item.
 """
 
@@ -25,12 +25,14 @@ from agent_forge.evals import answers, published
 from agent_forge.evals.domains import (
     LEVELS,
     Domain,
+    SplitBy,
     Writing,
     answer,
     content_hash,
     from_tasks,
     generated,
     part,
+    prompt_hash,
 )
 from agent_forge.evals.harness import PREFIX as HARNESS
 
@@ -101,21 +103,27 @@ def from_packs(
     levels: tuple[int, int] = LEVELS,
     folder: Path | None = None,
     shots: int | None = None,
+    split_by: SplitBy = "prompt",
 ) -> list[Domain]:
     """Each pack as a domain. `name:part` takes one part of it, such as a language of xcopa."""
     if len(set(names)) < len(names):
         raise ConfigError("a pack is given twice")
     place = folder or Path(os.environ.get(FOLDER, "data"))
-    return [_domain(name, split, count, levels, place, shots) for name in names]
+    return [_domain(name, split, count, levels, place, shots, split_by) for name in names]
 
 
 def from_names(
-    names: Sequence[str], *, split: str, count: int, levels: tuple[int, int]
+    names: Sequence[str],
+    *,
+    split: str,
+    count: int,
+    levels: tuple[int, int],
+    split_by: SplitBy = "prompt",
 ) -> list[Domain]:
     """Generated tasks and, as `pack:NAME`, packs: what the settings of an evolution name."""
     packs = [name.removeprefix(PREFIX) for name in names if name.startswith(PREFIX)]
     tasks = [name for name in names if not name.startswith(PREFIX)]
-    found = from_packs(packs, split=split, count=count, levels=levels)
+    found = from_packs(packs, split=split, count=count, levels=levels, split_by=split_by)
     if tasks or not packs:
         found = from_tasks(tasks, split=split, count=count, levels=levels) + found
     if len({domain.name for domain in found}) < len(found):
@@ -149,15 +157,16 @@ def _domain(
     levels: tuple[int, int],
     folder: Path,
     shots: int | None,
+    split_by: SplitBy,
 ) -> Domain:
     pack, wanted = find(name)
     if pack.families:
         domain, seen = _generated(pack, split, count or PACK_ITEMS, levels)
     elif pack.read:
-        whole = _whole(pack, list(pack.read(folder, wanted)), name)
+        whole = replace(_whole(pack, list(pack.read(folder, wanted)), name), split_by=split_by)
         domain, seen = part(whole, split, count), []
     else:
-        domain, seen = _dataset(pack, split, count, folder)
+        domain, seen = _dataset(pack, split, count, folder, split_by)
     worked = _worked(pack, seen, pack.shots if shots is None else shots)
     shown = {content_hash(example) for example in worked}
     domain = _chosen(domain, lambda example: content_hash(example) not in shown)
@@ -197,7 +206,7 @@ def _generated(
 
 
 def _dataset(
-    pack: Pack, split: str | None, count: int | None, folder: Path
+    pack: Pack, split: str | None, count: int | None, folder: Path, split_by: SplitBy
 ) -> tuple[Domain, list[Example]]:
     """A published set. Holdout is cut from what a selection could see.
 
@@ -215,14 +224,14 @@ def _dataset(
         )
     domain = _whole(pack, found, pack.name)
     if side == "selection":
-        domain = _chosen(domain, lambda example: _held(example) == (split == "holdout"))
+        domain = _chosen(domain, lambda example: _held(example, split_by) == (split == "holdout"))
     seen = itertools.islice(datasets.read(pack.name, folder, split="train"), SEEN)
     return part(domain, None, count), list(seen)
 
 
-def _held(example: Example) -> bool:
+def _held(example: Example, split_by: SplitBy) -> bool:
     """A fifth of what a selection could see is for holdout alone."""
-    return content_hash(example)[0] < 51
+    return (prompt_hash if split_by == "prompt" else content_hash)(example)[0] < 51
 
 
 def _whole(pack: Pack, found: Sequence[Example], name: str) -> Domain:

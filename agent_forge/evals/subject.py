@@ -192,10 +192,10 @@ def windows(ids: Sequence[int], start: int, longest: int) -> Iterator[Item]:
 
 
 def _variants(example: Example) -> Iterator[Example]:
-    """The example itself, then with each wrong choice as its answer."""
+    """The example itself, then with each wrong choice, once, as its answer."""
     yield example
     last = reply_of(example)
-    for choice in example.choices:
+    for choice in dict.fromkeys(example.choices):
         if choice != example.completion:
             turns = [dict(message) for message in example.messages]
             if last is not None:

@@ -38,6 +38,10 @@ class PhaseConfigs(Settings):
     final_compression: PhaseSettings = PhaseSettings()
 
 
+# For the record of a run that was begun before there were these settings.
+BEFORE = {"phases": {name: dict(settings.BEFORE) for name, settings in PhaseConfigs()}}
+
+
 class PipelineConfig(Settings):
     """Everything a run is told. The resolved config is saved with the run."""
 

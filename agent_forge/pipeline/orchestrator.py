@@ -17,7 +17,7 @@ from typing import Any
 
 import structlog
 
-from agent_forge.config.load import check, did_you_mean, read_one, to_yaml
+from agent_forge.config.load import check, did_you_mean, merge, read_one, to_yaml
 from agent_forge.config.phases import ORDER, PHASES, phase_folder
 from agent_forge.contract.handoff import ModelHandoffValidator
 from agent_forge.contract.phase import ModelRef, PhaseController, PhaseResult, Plan
@@ -32,7 +32,7 @@ from agent_forge.errors import (
 )
 from agent_forge.phases import IMPLEMENTED, load_phase
 from agent_forge.phases.handoffs import RULES
-from agent_forge.pipeline.config import PipelineConfig, load_config
+from agent_forge.pipeline.config import BEFORE, PipelineConfig, load_config
 from agent_forge.pipeline.environment import out_of_memory, prepare, snapshot, thread_count
 from agent_forge.pipeline.phase_run import Run, outputs_of, read_state, run_phase
 from agent_forge.pipeline.stopping import Stopper
@@ -383,12 +383,13 @@ def saved_config(sessions: SessionStore, session_id: str) -> PipelineConfig:
     is refused, since what is done already was done with other settings.
     """
     folder = sessions.find(session_id)
-    record = read_session(folder)["config"]
+    record = merge(BEFORE, read_session(folder)["config"])
     moved = {"storage": {**record.get("storage", {}), "root": str(sessions.root)}}
     config = check(PipelineConfig, {**record, **moved}, str(folder))
     path = folder / CONFIG_FILE
     try:
-        edited = check(PipelineConfig, read_one(path), str(path)).model_dump(mode="json")
+        given = merge(BEFORE, read_one(path))
+        edited = check(PipelineConfig, given, str(path)).model_dump(mode="json")
     except (ConfigError, OSError) as error:
         early.warning("%s; session.json has the config too", error)
         return config

@@ -202,12 +202,9 @@ def fingerprint_of(run: Run, controller: PhaseController, inputs: Sequence[Model
 
     Defaults are left out, so that a run survives an update which adds a setting.
     """
-    settings = controller.config.model_dump(
-        mode="json", exclude=WITHOUT_EFFECT, exclude_defaults=True
-    )
     content = {
         "phase": controller.name,
-        "settings": settings,
+        "settings": controller.config.decisive(WITHOUT_EFFECT),
         "model": run.config.model.model_dump(mode="json", exclude_defaults=True),
         "seed": run.config.runtime.seed,
         "threads": run.threads,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -14,6 +14,8 @@ WEIGHTS = {"perplexity": 0.4, "accuracy": 0.3, "speed": 0.2, "memory": 0.1}
 
 class EvoMergeSettings(EvolutionSettings, PhaseSettings):
     """How the models are evolved, on what they are measured, and what is kept."""
+
+    BEFORE: ClassVar = {"split_by": "content"}
 
     fitness_weights: dict[str, float] = Field(
         WEIGHTS, description="how much each part of the fitness counts"
@@ -39,6 +41,11 @@ class EvoMergeSettings(EvolutionSettings, PhaseSettings):
     tasks: list[str] = Field(
         [],
         description="generated tasks to measure on, or pack:NAME; none = the domains of Phase 1",
+    )
+    split_by: Literal["prompt", "content"] = Field(
+        "prompt",
+        description="what decides the part of an example: its prompt, so that near-copies stay"
+        " together, or (as in evolutions begun before this setting) prompt and answer",
     )
     max_level: int = Field(20, ge=1, le=100, description="difficulty of the generated tasks")
     fitness_subset_size: int = Field(

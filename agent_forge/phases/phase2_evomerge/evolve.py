@@ -87,6 +87,7 @@ class Job:
             raise ConfigError(f"the names {', '.join(names)} do not tell all models apart")
         refuse_place(folder, [*parents, *([below] if below else [])])
         _refuse_fewer(folder, settings.generations)
+        settings = _split_as_begun(settings, folder)
         inputs = resolve(settings, parents, below, folder)
         return cls(settings, inputs, seed, folder, tuple(names or _names(parents)))
 
@@ -176,7 +177,8 @@ def opened(place: Path) -> tuple[Path, dict[str, Any]]:
 def resumed(place: Path, gens: int | None, minutes: float | None) -> Job:
     """The evolution in a folder, with the settings that it was last run with."""
     folder, record = opened(place)
-    settings = check(EvoMergeSettings, record["settings"], str(folder / BEGUN))
+    begun = {**EvoMergeSettings.BEFORE, **record["settings"]}
+    settings = check(EvoMergeSettings, begun, str(folder / BEGUN))
     update: dict[str, Any] = {"generations": gens, "time_budget_minutes": minutes}
     settings = settings.model_copy(update={k: v for k, v in update.items() if v is not None})
     _refuse_fewer(folder, settings.generations)
@@ -313,6 +315,18 @@ def _refuse_fewer(folder: Path, generations: int) -> None:
             f"{folder} holds {done} generations, {generations} are asked for",
             hint=f"give --gens {done} or more, or another folder for a shorter evolution",
         )
+
+
+def _split_as_begun(settings: EvoMergeSettings, folder: Path) -> EvoMergeSettings:
+    """The settings, with the split of the evolution in a folder where they do not name one."""
+    if "split_by" in settings.model_fields_set or not (folder / BEGUN).is_file():
+        return settings
+    try:
+        record = files.read_sealed(folder / BEGUN)
+    except DamagedFile:  # it is written anew; the journal refuses other items than its own
+        return settings
+    begun = {**EvoMergeSettings.BEFORE, **record["settings"]}
+    return settings.model_copy(update={"split_by": begun["split_by"]})
 
 
 def _begin(job: Job, fingerprint: str) -> None:

@@ -16,7 +16,14 @@ from typing import Any
 import torch
 
 from agent_forge.errors import ConfigError, PhaseFailed
-from agent_forge.evals.domains import Domain, from_files, part, smallest_gain, split_of
+from agent_forge.evals.domains import (
+    Domain,
+    copies_hint,
+    copies_told,
+    from_files,
+    part,
+    smallest_gain,
+)
 from agent_forge.evals.likelihood import Outcome
 from agent_forge.evals.packs import from_names
 from agent_forge.evals.reopen import confirm
@@ -137,7 +144,7 @@ def resolve(
         )
     splits = splits_of(settings)
     refuse_senseless(settings, splits, len(parents))
-    notes += _what_can_be_seen(splits)
+    notes += [*_what_can_be_seen(splits), *copies_told(splits.get("verdict", ()))]
     return Inputs(tuple(parents), base, splits, size, tuple(notes))
 
 
@@ -150,27 +157,30 @@ def splits_of(settings: EvoMergeSettings) -> dict[str, list[Domain]]:
         if settings.use_holdout_validation:
             counts |= {"holdout": few}
     if settings.data:
-        whole = from_files([Path(name) for name in settings.data])
+        whole = from_files([Path(name) for name in settings.data], settings.split_by)
         return {s: [_enough(d, s, limit) for d in whole] for s, limit in counts.items()}
     if settings.fitness:
         return {}
     levels = (1, settings.max_level)
     return {
-        split: from_names(settings.tasks, split=split, count=count, levels=levels)
+        split: from_names(
+            settings.tasks, split=split, count=count, levels=levels, split_by=settings.split_by
+        )
         for split, count in counts.items()
     }
 
 
 def _enough(domain: Domain, split: str, limit: int) -> Domain:
     """The part of someone's own data that a split gets; too little of it is refused."""
-    there = sum(split_of(example) == split for example in domain.examples)
+    there = domain.parts.count(split)
     least = min(LEAST_ITEMS, limit) if domain.exact else 1
     if there < least:
         hint = "give more data: half of it is for selection, a third for the verdict"
         if split == "holdout":
             hint += "; or do without a holdout: --set use_holdout_validation=false"
         raise ConfigError(
-            f"{domain.name} has {there} items for {split}; {least} are the least", hint=hint
+            f"{domain.name} has {there} items for {split}; {least} are the least",
+            hint=hint + copies_hint(domain),
         )
     return part(domain, split, limit)
 
@@ -429,6 +439,8 @@ def story(run: EvolutionRun, inputs: Inputs, conclusion: Conclusion | None) -> l
     lines += [f"{failed} candidates failed; the journal says why."] if failed else []
     counts = {s: [f"{d.name} {len(d.examples)}" for d in of] for s, of in inputs.splits.items()}
     lines += [f"Items for {split}: {', '.join(each)}." for split, each in counts.items()]
+    if run.settings.split_by == "prompt":  # the card of an older evolution stays as it was
+        lines += [f"There are {note}." for note in copies_told(inputs.splits.get("verdict", ()))]
     lines += ["", "## Verdict", ""]
     if conclusion is None:
         lines += ["There are no unseen items: the fitness was a function or command of the user."]

@@ -12,6 +12,7 @@ from typing import Any
 
 from agent_forge.contract.phase import ModelRef, PhaseContext, PhaseController, PhaseResult, Plan
 from agent_forge.errors import PhaseFailed
+from agent_forge.evals.domains import copies_told
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
 from agent_forge.phases.phase2_evomerge.evomerge import (
     Conclusion,
@@ -46,15 +47,17 @@ class EvoMergePhase(PhaseController):
     def plan(self, models: Sequence[ModelRef]) -> Plan:
         c, weights = self.config, self.shared.model.parameters()
         if models:
-            self._resolve(models)
+            splits = self._resolve(models).splits
         else:  # Phase 1 need not end before a wrong name is found
-            refuse_senseless(c, splits_of(self._measured()), PARENTS)
+            splits = splits_of(self._measured())
+            refuse_senseless(c, splits, PARENTS)
         candidates = c.population_size * (c.generations + 1) + len(models) + 1
         candidates = min(candidates, c.max_evaluations or candidates)
         notes = (
             f"{c.generations} generations of {c.population_size} candidates at most",
             f"{c.fitness_subset_size:,} items of each domain a candidate,"
             f" {c.verdict_items:,} unseen ones for the verdict",
+            *copies_told(splits.get("verdict", ())),
         )
         return Plan(
             candidates,

@@ -405,6 +405,7 @@ class EvolutionRun:
         free |= {"checkpoint_every", "keep_best_models", "time_budget_minutes", "generations"}
         free |= {"data", "verdict_items", "max_evaluations", *self.settings.unused}
         free |= {"workers", "executor", "cluster"}  # they change nothing
+        free |= {"split_by"}  # the names of the fitness tell the items
         free |= set() if self.settings.layer_paths else {"layer_paths", "path_gate"}
         holdout = self.material.holdout
         content = {

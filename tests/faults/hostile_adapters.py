@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from tests.faults.hostile_goods import (
+    CONTENT,
     EITHER,
     LIKE,
     REFUSED,
@@ -35,7 +36,6 @@ from tests.faults.hostile_goods import (
     directory,
     fifo,
     keys,
-    lenient,
     moved_out,
     no_keys,
     save,
@@ -53,7 +53,6 @@ TARGETS = {
     "qwen2": [f"model.layers.{n}.self_attn.{p}_proj" for n in (0, 1) for p in "qo"],
     "gpt2": [f"transformer.h.{n}.attn.c_attn" for n in (0, 1)],
 }
-CONTENT = lenient("evo-dry", "merge-dry")  # a dry run reads no weights
 Merge = Callable[[State, State], State]  # weights of the base and the adapter -> of both together
 
 
@@ -158,8 +157,8 @@ Q0 = f"{PREFIX}model.layers.0.self_attn.q_proj"
 CHANGED_BASE = ("pissa", "pissa_niter_4", "olora", "corda", "loftq", "lora_ga")
 
 
-def more(**extra: Tensor) -> Change:
-    return _edited(lambda state: {**state, **{k.replace("__", "."): v for k, v in extra.items()}})
+def more(extra: State) -> Change:
+    return _edited(lambda state: {**state, **extra})
 
 
 def _edited(edit: Callable[[State], State]) -> Change:
@@ -196,7 +195,9 @@ def _replaced(weights: State, both: State) -> State:
     return {**added()(weights, both), "lm_head.weight": torch.full((260, 16), 0.01)}
 
 
-HEAD = {f"{PREFIX}lm_head.weight".replace(".", "__"): torch.full((260, 16), 0.01)}
+ONE_TOKEN = "model.embed_tokens.token_adapter.trainable_tokens_delta"
+BIASED = "transformer.h.0.attn.c_attn"
+HEAD = {f"{PREFIX}lm_head.weight": torch.full((260, 16), 0.01)}
 KINDS = (
     *(settings(f"started by {how}", init_lora_weights=how) for how in CHANGED_BASE),
     settings("started by eva", EITHER, like=added(), init_lora_weights="eva"),
@@ -222,7 +223,7 @@ KINDS = (
     adapter(
         "a module of its own",
         keys(SETTINGS, modules_to_save=["lm_head"]),
-        more(**HEAD),
+        more(HEAD),
         allowed=EITHER,
         like=_replaced,
     ),
@@ -231,18 +232,20 @@ KINDS = (
     adapter(
         "all biases",
         keys(SETTINGS, bias="all"),
-        more(transformer__h__0__attn__c_attn__bias=torch.ones(48)),
+        more({f"{PREFIX}{BIASED}.base_layer.bias": torch.ones(48)}),
         family="gpt2",
+        allowed=EITHER,
+        like=lambda w, both: {**added(turned=True)(w, both), f"{BIASED}.bias": torch.ones(48)},
     ),
     adapter(
         "biases of LoRA",
         keys(SETTINGS, bias="lora_only"),
-        more(**{f"{Q0}.bias".replace(".", "__"): torch.ones(16)}),
+        more({f"{Q0}.bias": torch.ones(16)}),
     ),
     adapter(
         "biases of B",
         keys(SETTINGS, lora_bias=True),
-        more(**{f"{Q0}.lora_B.bias".replace(".", "__"): torch.ones(16)}),
+        more({f"{Q0}.lora_B.bias": torch.ones(16)}),
     ),
     settings("biases of B that are not there", lora_bias=True),
     settings("biases that do not exist", EITHER, like=added(), bias="evil"),
@@ -250,13 +253,7 @@ KINDS = (
     adapter(
         "tokens to train",
         keys(SETTINGS, trainable_token_indices=[1]),
-        more(
-            **{
-                f"{PREFIX}model.embed_tokens.token_adapter.trainable_tokens_delta".replace(
-                    ".", "__"
-                ): torch.ones(1, 16)
-            }
-        ),
+        more({f"{PREFIX}{ONE_TOKEN}": torch.ones(1, 16)}),
     ),
     settings("parameters to train", target_parameters=["mlp.up_proj.weight"]),
     settings("quantization-aware", EITHER, use_qalora=True, qalora_group_size=8),
@@ -289,10 +286,11 @@ def _lost(*parts: str) -> Change:
 
 
 RANKS = (0, -4, "four", None, 10**9, 2.5, True, [4], 99, 2)
-ALPHAS = ("x", None, [8], 1e300, "8")
+ALPHAS = ("x", None, [8], "8")
 BROKEN = (
     *(settings(f"rank: {json.dumps(value)}", r=value) for value in RANKS),
     *(settings(f"alpha: {json.dumps(value)}", lora_alpha=value) for value in ALPHAS),
+    adapter("alpha that overflows", keys(SETTINGS, lora_alpha=1e300), where=CONTENT),
     adapter(
         "alpha that is no number",
         bytes_of(SETTINGS, lambda d: d.replace(b'"lora_alpha": 8', b'"lora_alpha": NaN')),
@@ -311,10 +309,10 @@ BROKEN = (
         "a module that is not there",
         _edited(lambda s: {k.replace("q_proj", "evil"): v for k, v in s.items()}),
     ),
-    adapter("an unknown tensor", more(evil=torch.ones(3))),
+    adapter("an unknown tensor", more({"evil": torch.ones(3)})),
     adapter(
         "a whole matrix of the base",
-        more(**{f"{Q0}.weight".replace(".", "__"): torch.ones(16, 16)}),
+        more({f"{Q0}.weight": torch.ones(16, 16)}),
     ),
     adapter("halves that do not fit each other", _one(f"{Q0}.lora_A.weight", lambda t: t[:2])),
     adapter(

@@ -63,6 +63,12 @@ def lenient(*commands: str) -> dict[str, frozenset[int]]:
     return dict.fromkeys(commands, EITHER)
 
 
+# Of two parents an evolution takes the first one's config, tokenizer and template; a merge computes
+# without any of them.
+AS_SECOND = lenient("evo", "evo-dry", *MERGES)
+CONTENT = lenient("evo-dry", "merge-dry")  # a dry run reads no weights
+
+
 def model(name: str, *changes: Change, **rest: Any) -> Case:
     """A case that is a good model with these changes."""
     return Case(name, "model", changed(*changes), **rest)
@@ -109,7 +115,7 @@ def _foreign(root: Path, family: str) -> None:
         byte_tokenizer(CHAT).save_pretrained(root / name)
         with torch.no_grad():
             for parameter in model.parameters():
-                parameter.add_(0.01 * torch.randn_like(parameter))
+                parameter.add_(0.002 * torch.randn_like(parameter))
 
 
 def _ours(root: Path) -> None:
@@ -125,7 +131,7 @@ def _ours(root: Path) -> None:
         shutil.copytree(storage.find(f"cognate.{name}.s1"), root / "ours" / name)
         with torch.no_grad():
             for parameter in model.parameters():
-                parameter.add_(0.01 * torch.randn_like(parameter))
+                parameter.add_(0.002 * torch.randn_like(parameter))
 
 
 # -- the canary -----------------------------------------------------------------------------------
@@ -247,9 +253,9 @@ def lost(*parts: str) -> Change:
     return tensors(edit)
 
 
-def more(**extra: Tensor) -> Change:
-    """With further tensors; `__` in a name is a dot."""
-    return tensors(lambda state: {**state, **{k.replace("__", "."): v for k, v in extra.items()}})
+def more(extra: State) -> Change:
+    """With further tensors."""
+    return tensors(lambda state: {**state, **extra})
 
 
 def mapped(name: str, edit: Callable[[Tensor], Tensor]) -> Change:

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from tests.faults.hostile_goods import (
+    AS_SECOND,
     BAD,
     CONFIG,
     EITHER,
-    MERGES,
     REFUSED,
     RIGHT,
     SHAPE,
@@ -23,7 +23,6 @@ from tests.faults.hostile_goods import (
     directory,
     fifo,
     keys,
-    lenient,
     linked,
     mapped,
     model,
@@ -35,8 +34,6 @@ from tests.faults.hostile_goods import (
 )
 
 GENERATION = "generation_config.json"
-# Of two parents an evolution takes the first one's config, and a merge computes without any.
-AS_SECOND = lenient("evo", "evo-dry", *MERGES)
 
 
 def odd(name: str, allowed: frozenset[int] = REFUSED, *, same: bool = True, **values: Any) -> Case:
@@ -74,15 +71,15 @@ TYPES = (
     *(odd(f"layers: {json.dumps(value)}", TOO_LARGE, num_hidden_layers=value) for value in COUNTS),
     *(
         odd(f"width: {json.dumps(value)}", TOO_LARGE, hidden_size=value)
-        for value in ("x", None, [16], -16, 0, 10**9, 10**15)
+        for value in ("x", None, -16, 0, 10**9)
     ),
     *(
         odd(f"vocabulary: {json.dumps(value)}", TOO_LARGE, vocab_size=value)
-        for value in ("x", None, -1, 0, 10**12)
+        for value in ("x", -1, 0, 10**12)
     ),
     *(
         odd(f"heads: {json.dumps(value)}", num_attention_heads=value)
-        for value in ("x", None, 0, -2, 10**9)
+        for value in ("x", 0, -2, 10**9)
     ),
     odd("no heads for keys", num_key_value_heads=0),
     odd("an activation that does not exist", hidden_act="evil"),

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.faults.hostile_goods import (
+    AS_SECOND,
     EITHER,
     MERGES,
     REFUSED,
@@ -32,8 +33,6 @@ from tests.test_judge import CHAT
 
 TOKENIZER, SETTINGS = "tokenizer.json", "tokenizer_config.json"
 SPECIAL, JINJA = "special_tokens_map.json", "chat_template.jinja"
-# Of two parents an evolution asks with the first one's tokenizer, and a merge only copies one.
-AS_SECOND = lenient("evo", "evo-dry", *MERGES)
 # Only conversations go through a template.
 SILENT = lenient("generate", "evo", "evo-dry", *MERGES)
 
@@ -154,7 +153,9 @@ TOKENS = (
         allowed=EITHER,
     ),
     tokens(
-        "an added word that is everywhere", lambda c: c["added_tokens"].append(_added(9999, "="))
+        "an added word that is a word",
+        lambda c: c["added_tokens"].append(_added(9999, "=")),
+        allowed=EITHER,
     ),
     tokens("added words that are text", lambda c: c.update(added_tokens="x")),
     tokens("an added word of a negative id", lambda c: c["added_tokens"].append(_added(-1))),
@@ -163,12 +164,17 @@ TOKENS = (
         lambda c: c["added_tokens"].append(_added(258, "")),
         allowed=EITHER,
     ),
-    tokens("a start beyond the embedding", lambda c: c.update(post_processor=_processor([9999]))),
+    tokens(
+        "a start beyond the embedding",
+        lambda c: c.update(post_processor=_processor([9999])),
+        where={**AS_SECOND, **lenient("chat")},  # a template has its own start
+    ),
     tokens("a start of nothing", lambda c: c.update(post_processor=_processor([])), allowed=EITHER),
     tokens(
-        "a start of a million",
-        lambda c: c.update(post_processor=_processor([1] * 10**6)),
-        allowed=TOO_LARGE,
+        "a start of many tokens",
+        lambda c: c.update(post_processor=_processor([1] * 10**5)),
+        allowed=EITHER | TOO_LARGE,
+        same=False,
     ),
     tokens(
         "a tokenizer that cuts texts", lambda c: c.update(truncation=TRUNCATION), allowed=EITHER
@@ -315,11 +321,12 @@ TEMPLATES = (
     escape("a template that climbs by cycler", "cycler.__init__.__globals__.os.mkdir(MAKE)"),
     escape("a template that climbs by lipsum", "lipsum.__globals__['os'].mkdir(MAKE)"),
     escape(
-        "a template that climbs by itself", "self.__init__.__globals__.__builtins__.open(MAKE, 'w')"
+        "a template that climbs by itself",
+        "self.__init__.__globals__.__builtins__.__import__('os').mkdir(MAKE)",
     ),
     escape(
         "a template that climbs by a function",
-        "raise_exception.__globals__['__builtins__']['open'](MAKE, 'w')",
+        "raise_exception.__globals__['__builtins__']['__import__']('os').mkdir(MAKE)",
     ),
     escape(
         "a template that climbs by a clock",

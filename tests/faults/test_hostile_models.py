@@ -2,22 +2,25 @@
 
 Every case of hostile_models is given to commands of `forge`. It ends with a right result (exit code
 0) or a named error (2, 4 or 5) as the case says; no code of it runs, nothing is asked on stdin,
-nothing goes to the network, no input is changed, it takes neither 10 s nor gigabytes, and a result
-is that of the weights in the files.
+nothing goes to the network, no input is changed, it neither works nor waits for 10 s nor takes
+gigabytes, and a result is that of the weights in the files.
 
 A command runs in a fork of this process, where torch and transformers are loaded already: so it
 takes a tenth of a second, and what cannot be interrupted can be killed. `make test` gives each
-model to `eval` and to two further commands that a hash of its name chooses, data to `show` and one
-more, and the rest to all commands that take it; `make soak` gives every case to every command.
+model to `eval` and to one more command that a hash of its name chooses, data to `show` and one
+more, a recipe to `merge` with and without --dry-run; `make soak` gives every case to every command.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
 import os
+import pickle
 import re
+import runpy
 import shlex
 import signal
 import socket
@@ -31,11 +34,25 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import psutil
 import pytest
+import scipy.stats  # noqa: F401 - once here, not in every fork
+import typer
 
-from agent_forge.cli import main
+from agent_forge import cli
 from agent_forge.store import files
-from tests.faults.hostile_goods import LIKE, Case, canary_of, goods
+from tests.faults.hostile_goods import (
+    BAD,
+    LIKE,
+    RIGHT,
+    WEIGHTS,
+    Case,
+    canary_of,
+    copied,
+    goods,
+    pickled,
+    singing,
+)
 from tests.faults.hostile_models import CASES
 
 SECONDS = 10.0
@@ -68,6 +85,7 @@ def run(arguments: list[str], place: Path, *, stdin: str = ANSWERS) -> Ended:
     place.mkdir()
     (place / ".in").write_text(stdin)
     asked = os.open(place / ".in", os.O_RDONLY)
+    parser()
     sys.stdout.flush()
     pid = os.fork()
     if not pid:
@@ -95,16 +113,23 @@ def _become_forge(arguments: list[str], place: Path, stdin: int) -> None:
             os.dup2(os.open(place / name, os.O_WRONLY | os.O_CREAT, 0o600), number)
         sys.stdin, sys.stdout, sys.stderr = (os.fdopen(n, "wr"[n == 0]) for n in range(3))
         socket.socket.connect = socket.getaddrinfo = _refuse_network  # type: ignore[assignment]
+        cli.app = parser()
         sys.argv = ["forge", *arguments]
-        main()
+        cli.main()
     except SystemExit as ended:
         code = int(ended.code or 0)
-    except BaseException:
+    except BaseException:  # noqa: BLE001 - a panic of Rust is no Exception
         traceback.print_exc()
     finally:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         os._exit(code)
+
+
+@cache
+def parser() -> Any:
+    """The parser of the command line, which takes longer to make than most commands to refuse."""
+    return typer.main.get_command(cli.app)
 
 
 def _refuse_network(*arguments: object, **named: object) -> None:
@@ -114,28 +139,21 @@ def _refuse_network(*arguments: object, **named: object) -> None:
 
 def _wait(pid: int) -> tuple[int, str]:
     """The exit code of a fork; one that takes too long or too much is killed with all its own."""
-    began, start, problem = time.monotonic(), _resident(pid), ""
+    process = psutil.Process(pid)
+    moved, used, start, problem = time.monotonic(), 0.0, process.memory_info().rss, ""
     while True:
         found, status, _ = os.wait4(pid, os.WNOHANG)
         if found:
             return os.waitstatus_to_exitcode(status), problem
-        if not problem and time.monotonic() - began > SECONDS:
+        if sum(process.cpu_times()[:2]) > used:
+            moved, used = time.monotonic(), sum(process.cpu_times()[:2])
+        if max(used, time.monotonic() - moved) > SECONDS:  # busy, or idle
             problem = f"it takes more than {SECONDS:.0f} s"
-        elif not problem and _resident(pid) - start > MEMORY_BYTES:
+        elif process.memory_info().rss - start > MEMORY_BYTES:
             problem = f"it takes more than {MEMORY_BYTES:,} bytes"
-        elif not problem:
-            time.sleep(0.002)
-            continue
-        os.killpg(pid, signal.SIGKILL)
-        time.sleep(0.002)
-
-
-def _resident(pid: int) -> int:
-    """The memory of a process, where the system tells."""
-    try:
-        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        return 0
+        if problem:
+            os.killpg(pid, signal.SIGKILL)
+        time.sleep(0.005)
 
 
 # -- commands -------------------------------------------------------------------------------------
@@ -191,32 +209,28 @@ def _other(good: Path) -> str:
 
 
 def sampled(case: Case) -> list[str]:
-    """The commands of a case in `make test`."""
-    commands = list(COMMANDS[case.kind])
-    if len(commands) <= 2:
-        return commands
-    first, *others = commands
-    digest = hashlib.sha256(case.name.encode()).digest()
-    others.sort(key=lambda name: hashlib.sha256(digest + name.encode()).digest())
-    return [first, *others[: 1 if case.kind == "data" else 2]]
+    """The commands of a case in `make test`: the first, and another that a hash chooses."""
+    first, *others = COMMANDS[case.kind]
+    digests = {hashlib.sha256(f"{case.name} {name}".encode()).digest(): name for name in others}
+    return [first, *(digests[least] for least in sorted(digests)[:1])]
 
 
 # -- what may come of it --------------------------------------------------------------------------
 
 
-def snapshot(root: Path) -> dict[str, tuple[Any, ...]]:
-    """Everything below a folder, with all that would show a change."""
-    return {str(path.relative_to(root)): _state(path) for path in sorted(root.rglob("*"))}
+def snapshot(root: Path, content: int) -> dict[str, tuple[Any, ...]]:
+    """Everything below a folder, with the hash of files of at most `content` bytes."""
+    return {str(path.relative_to(root)): _state(path, content) for path in sorted(root.rglob("*"))}
 
 
-def _state(path: Path) -> tuple[Any, ...]:
+def _state(path: Path, content: int) -> tuple[Any, ...]:
     found = path.lstat()
     if stat.S_ISLNK(found.st_mode):
         return "link", str(path.readlink())
     if not stat.S_ISREG(found.st_mode):
         return "other", found.st_mode
-    content = files.sha256_of(path) if found.st_size <= SMALL_BYTES else ""
-    return "file", found.st_mode, found.st_size, found.st_mtime_ns, content
+    digest = files.sha256_of(path) if found.st_size <= content else ""
+    return "file", found.st_mode, found.st_size, found.st_mtime_ns, digest
 
 
 class Trial:
@@ -227,8 +241,12 @@ class Trial:
         self.folder.mkdir()
         self.family = goods() / case.family
         self.ref = case.make(self.folder, self.family / "a")
-        self.before = snapshot(self.folder), snapshot(goods())
+        self.before = self.inputs()
         self.data = str(goods() / ("talks.jsonl" if case.talks else "rows.jsonl"))
+
+    def inputs(self) -> tuple[Any, ...]:
+        """All that no command may change; of the good models only sizes and times are compared."""
+        return snapshot(self.folder, SMALL_BYTES), snapshot(goods(), 0)
 
     def run(self, command: str) -> Ended:
         arguments = COMMANDS[self.case.kind][command](self.ref, self.family / "b", self.data)
@@ -245,17 +263,18 @@ class Trial:
             yield f"no named error, exit code {ended.code}"
         elif ended.code not in allowed:
             yield f"exit code {ended.code}, not {sorted(allowed)}"
-        elif ended.code and not re.search("error", ended.err, re.IGNORECASE):
+        elif ended.code and not re.search("error", ended.out + ended.err, re.IGNORECASE):
             yield f"exit code {ended.code} without an error"
-        elif ended.code and self.case.says and not re.search(self.case.says, ended.err):
+        elif ended.code and not re.search(self.case.says, ended.out + ended.err):
             yield f"nothing of {self.case.says!r}"
         elif ended.code and list((self.root / command / "out").glob("*.safetensors")):
             yield "a refused model was written"
         elif not ended.code and (difference := self.differs(command, ended)):
             yield difference
-        if canary_of(self.folder).exists():
+        if (canary := canary_of(self.folder)).exists():
+            canary.rmdir()
             yield "its code ran"
-        if (snapshot(self.folder), snapshot(goods())) != self.before:
+        if self.inputs() != self.before:
             yield "it changed its input"
 
     def differs(self, command: str, ended: Ended) -> str:
@@ -334,3 +353,92 @@ def test_every_command_ends_well_or_says_why(case: Case, tmp_path: Path) -> None
     trial = Trial(case, tmp_path)
     problems = [told for command in COMMANDS[case.kind] if (told := trial.told(command))]
     assert not problems, "\n".join(problems)
+
+
+def test_every_command_is_tried_on_many_cases() -> None:
+    assert len({case.name for case in CASES}) == len(CASES) > 150
+    for kind, commands in COMMANDS.items():
+        tried = [command for case in CASES if case.kind == kind for command in sampled(case)]
+        assert all(tried.count(command) >= 5 for command in commands), kind
+
+
+# -- a problem is seen ----------------------------------------------------------------------------
+
+
+def acting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, act: Callable[[Path], object]) -> str:
+    """What is told of a `forge eval` that does this to the folder of a good model."""
+    trial = Trial(Case("good", "model", _copy, allowed=RIGHT), tmp_path)
+    reference("llama", "eval", False)  # by the real one
+    monkeypatch.setattr(cli, "main", lambda: act(trial.folder))
+    return trial.told("eval")
+
+
+def _copy(folder: Path, good: Path) -> str:
+    return str(copied(good, folder / BAD))
+
+
+def _error(code: int, *lines: str) -> None:
+    print(*lines, sep="\n", file=sys.stderr)  # noqa: T201
+    sys.exit(code)
+
+
+def _run_file(content: str) -> None:
+    Path("evil.py").write_text(content)
+    runpy.run_path("evil.py")
+
+
+def _number(folder: Path) -> None:
+    """Another number than that of the model."""
+    row = {"bits_per_byte": 1.0, "nats_per_token": 1.0, "accuracy": 0.0}
+    print(json.dumps({"domains": [row]}))  # noqa: T201
+    sys.exit(0)
+
+
+def _half_written(folder: Path) -> None:
+    Path("out").mkdir()
+    Path("out", WEIGHTS).write_text("x")
+    _error(4, "error: it is hostile")
+
+
+ACTS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "a number of other weights": (_number, r", not \[7\."),
+    "an exit code": (lambda folder: _error(4, "error: damaged"), r"exit code 4, not \[0\]"),
+    "a defect": (lambda folder: _error(1, "next: this is a defect"), "no named error"),
+    "a traceback": (lambda folder: 1 / 0, "no named error, exit code 70"),
+    "a question": (lambda folder: input(), "asked a question"),
+    "a question of trust": (lambda folder: _error(2, "error: run it? [y/N]"), "asked for trust"),
+    "the network": (lambda folder: socket.create_connection(("x", 1)), "went to the network"),
+    "code that runs": (lambda folder: _run_file(singing(folder)), "its code ran"),
+    "a pickle that runs": (lambda folder: pickle.loads(pickled(folder)), "its code ran"),
+    "a changed file": (lambda f: (f / BAD / WEIGHTS).write_text("x"), "it changed its input"),
+    "a new file": (lambda folder: (folder / "new").write_text("x"), "it changed its input"),
+    "waiting": (lambda folder: time.sleep(60), "it takes more than 1 s"),
+    "working": (lambda folder: [n for n in itertools.count() if n < 0], "it takes more than 1 s"),
+    "memory": (lambda folder: bytearray(os.urandom(1) * 90_000_000), "more than 50,000,000 bytes"),
+}
+
+
+@pytest.mark.parametrize("name", ACTS)
+def test_a_problem_is_seen(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"{__name__}.SECONDS", 1.0)
+    monkeypatch.setattr(f"{__name__}.MEMORY_BYTES", 50_000_000)
+    act, told = ACTS[name]
+    assert re.search(told, acting(monkeypatch, tmp_path, act))
+
+
+def test_errors_have_words_and_leave_no_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trial = Trial(Case("bad", "model", _copy, says="hostile"), tmp_path)
+    for number, (act, told) in enumerate(
+        (
+            (lambda: sys.exit(4), "exit code 4 without an error"),
+            (lambda: _error(4, "error: damaged"), "nothing of 'hostile'"),
+            (lambda: _half_written(trial.folder), "a refused model was written"),
+            (lambda: _error(4, "error: it is hostile"), ""),
+        )
+    ):
+        monkeypatch.setattr(cli, "main", act)
+        trial.root = tmp_path / str(number)
+        trial.root.mkdir()
+        assert told in (found := trial.told("merge")) and bool(told) == bool(found)

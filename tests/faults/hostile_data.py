@@ -188,7 +188,6 @@ PLACES = (
         "a folder of itself", lambda f: (directory("d")(f), linked("d/d", lambda x: ".")(f)), "d"
     ),
     _place("a long name", lambda folder: None, "a" * 5000 + ".jsonl", TOO_LARGE),
-    _place("the root", lambda folder: None, "/"),
 )
 
 CASES: tuple[Case, ...] = (*DATA, *PLACES)

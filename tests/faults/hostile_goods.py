@@ -239,7 +239,7 @@ def tensors(edit: Callable[[State], State | None]) -> Change:
 
 
 def save(path: Path, state: State) -> None:
-    save_file({k: v.contiguous() for k, v in state.items()}, path, {"format": "pt"})
+    save_file({k: v.contiguous().clone() for k, v in state.items()}, path, {"format": "pt"})
 
 
 def lost(*parts: str) -> Change:

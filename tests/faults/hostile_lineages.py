@@ -88,19 +88,27 @@ def noise(sigma: Any, rate: Any = 1.0, seed: Any = 0) -> dict[str, Any]:
     return {"kind": "noise", "sigma": sigma, "rate": rate, "seed": seed}
 
 
+EVEN = {key: [0.5, 0.5] for key in ("embeddings", "layer 0", "layer 1", "rest")}
+
+
 def merged(**values: Any) -> dict[str, Any]:
-    plain = {"combo": 0, "weights": {}, "drop_rate": 0.5, "keep": 0.5, "scale": 1.0, "seed": 0}
+    plain = {"combo": 0, "weights": EVEN, "drop_rate": 0.5, "keep": 0.5, "scale": 1.0, "seed": 0}
     return {"kind": "merge", "layers": {}, **plain, **values}
 
 
 def blend(**values: Any) -> dict[str, Any]:
-    plain = {"method": "linear", "coefficients": {}, "density": {}, "scale": 1.0, "seed": 0}
-    return {"kind": "blend", **plain, **values}
+    plain = {"method": "linear", "coefficients": EVEN, "scale": 1.0, "seed": 0}
+    return {"kind": "blend", "density": dict.fromkeys(EVEN, 0.5), **plain, **values}
 
 
 LINEAGES = (
     lineage("nothing is wrong", lambda record: None, RIGHT),
     lineage("a parent alone", made(), RIGHT),
+    lineage("a merge", crossed(merged()), RIGHT),
+    lineage("a blend", crossed(blend()), RIGHT),
+    lineage("a shift and noise", made(shifted(EVEN), noise(0.1)), RIGHT),
+    lineage("an average", crossed({"kind": "average"}), RIGHT),
+    lineage("a path", crossed({"kind": "path", "layers": [[0, 0], [1, 1]]}), RIGHT),
     lineage("no JSON", lambda record: "{"),
     lineage("empty", lambda record: ""),
     lineage("a list", lambda record: []),
@@ -119,7 +127,9 @@ LINEAGES = (
     lineage("a model of the hub", source("someone/evil")),
     lineage("a model with a zero", source("a\0b")),
     lineage("a model of a long name", source("a" * 5000), TOO_LARGE),
-    lineage("a model that is another", lambda record: record["models"].reverse()),
+    lineage(
+        "a model that is another", lambda r: r["models"][0].update(model=r["models"][1]["model"])
+    ),
     lineage("a hash that is nothing", lambda record: record["models"][0].update(sha256=None)),
     lineage("a key that is a list", lambda record: record.update(key=[1])),
     lineage("a key of nobody", lambda record: record.update(key="0" * 64)),
@@ -130,15 +140,15 @@ LINEAGES = (
     lineage("a parent that is text", lambda r: _parent(r, "x")),
     lineage("a parent that is a truth value", lambda r: _parent(r, True), EITHER),
     lineage("an unknown operation", lambda r: r["candidates"][-1]["operation"].update(kind="evil")),
-    lineage("noise below 0", made(noise(-1.0))),
+    lineage("noise below 0", made(noise(-1.0)), EITHER),
     lineage("noise that is text", made(noise("x"))),
     lineage("noise that overflows", made(noise(1e308))),
     lineage("noise on more than all", made(noise(0.1, 7.0)), EITHER),
-    lineage("noise by a seed that is text", made(noise(0.1, 1.0, "x"))),
+    lineage("noise by a seed that is text", made(noise(0.1, 1.0, "x")), EITHER),
     lineage("a shift that is text", made(shifted("x"))),
     lineage("a shift of groups that are not there", made(shifted({"evil": [1, 2]})), EITHER),
-    lineage("a shift by text", made(shifted({"layers": ["x", "y"]}))),
-    lineage("a shift that overflows", made(shifted({"*": [1e308, 1e308]})), EITHER),
+    lineage("a shift by text", made(shifted({key: ["x", "y"] for key in EVEN}))),
+    lineage("a shift that overflows", made(shifted({key: [1e300, 1e300] for key in EVEN}))),
     lineage("a combo that does not exist", crossed(merged(combo=99))),
     lineage("a combo that is text", crossed(merged(combo="x"))),
     lineage("weights that are a list", crossed(merged(weights=[1]))),
@@ -198,9 +208,10 @@ def evolving(target: Callable[[Path], Path | str]) -> Callable[[Path, Path], lis
 
 def resuming(content: Callable[[], bytes]) -> Callable[[Path, Path], list[Any]]:
     def build(folder: Path, a: Path) -> list[Any]:
-        (folder / "run").mkdir()
-        (folder / "run" / "evolution.json").write_bytes(content())
-        return ["evo", "--resume", folder / "run"]
+        run = folder.parent / "run"  # no input: it is written to
+        run.mkdir()
+        (run / "evolution.json").write_bytes(content())
+        return ["evo", "--resume", run]
 
     return build
 
@@ -230,6 +241,14 @@ def _adapter_out(folder: Path, a: Path) -> list[Any]:
     return ["merge", folder / "c.json", folder / "a"]
 
 
+def _replayed_inside(folder: Path, a: Path) -> list[Any]:
+    record = read(champion())
+    for source_, name in zip(record["models"], "ab", strict=True):
+        source_["model"] = str(folder / name)
+    (folder / "lineage.json").write_text(json.dumps(record))
+    return ["evo", "replay", folder / "lineage.json", a / "sub"]
+
+
 LINES = (
     line("a merge onto a parent", merging(lambda folder: folder / "a")),
     line("a merge onto a parent by force", merging(lambda folder: folder / "a", "--force")),
@@ -246,11 +265,7 @@ LINES = (
     line("an evolution onto a link to a parent", evolving(_link)),
     line("an evolution onto a file", evolving(_file)),
     line("a replay onto a parent", lambda folder, a: ["evo", "replay", champion(), a]),
-    line(
-        "a replay into a parent",
-        lambda folder, a: ["evo", "replay", champion(), folder / "a" / "x"],
-        EITHER,
-    ),
+    line("a replay into a parent", _replayed_inside),
     line("going on with no JSON", resuming(lambda: b"{")),
     line("going on with a list", resuming(lambda: b"[]")),
     line("going on with a record that is not sealed", resuming(lambda: b'{"parents": []}')),

@@ -1,4 +1,4 @@
-"""P5, P6: whatever a model, adapter, recipe or data file holds, a command ends well or says why.
+"""P5: whatever a model, adapter, recipe or data file holds, a command ends well or says why.
 
 Every case of hostile_models is given to commands of `forge`. It ends with a right result (exit code
 0) or a named error (2, 4 or 5) as the case says; no code of it runs, nothing is asked on stdin,
@@ -139,21 +139,30 @@ def _refuse_network(*arguments: object, **named: object) -> None:
 
 def _wait(pid: int) -> tuple[int, str]:
     """The exit code of a fork; one that takes too long or too much is killed with all its own."""
-    process = psutil.Process(pid)
-    moved, used, start, problem = time.monotonic(), 0.0, process.memory_info().rss, ""
+    moved, used, start, problem = time.monotonic(), 0.0, _taken(pid)[1], ""
     while True:
         found, status, _ = os.wait4(pid, os.WNOHANG)
         if found:
             return os.waitstatus_to_exitcode(status), problem
-        if sum(process.cpu_times()[:2]) > used:
-            moved, used = time.monotonic(), sum(process.cpu_times()[:2])
-        if max(used, time.monotonic() - moved) > SECONDS:  # busy, or idle
+        seconds, memory = _taken(pid)
+        if seconds > used:
+            moved, used = time.monotonic(), seconds
+        if max(used, time.monotonic() - moved) > SECONDS:  # of work, or of waiting
             problem = f"it takes more than {SECONDS:.0f} s"
-        elif process.memory_info().rss - start > MEMORY_BYTES:
+        elif memory - start > MEMORY_BYTES:
             problem = f"it takes more than {MEMORY_BYTES:,} bytes"
         if problem:
             os.killpg(pid, signal.SIGKILL)
         time.sleep(0.005)
+
+
+def _taken(pid: int) -> tuple[float, int]:
+    """The processor time and the memory of a process; nothing of one that has just ended."""
+    try:
+        process = psutil.Process(pid)
+        return sum(process.cpu_times()[:2]), process.memory_info().rss
+    except psutil.Error:
+        return 0.0, 0
 
 
 # -- commands -------------------------------------------------------------------------------------

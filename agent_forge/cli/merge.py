@@ -94,17 +94,17 @@ def _given(
 
 def _recipe(given: dict[str, Any], sets: list[str], paths: list[Path]) -> Recipe:
     """The file, then the options, then --set: the later ones stand."""
-    from agent_forge.config.load import check, parse_set, read_file
+    from agent_forge.config.load import check, parse_set
     from agent_forge.config.load import merge as joined
     from agent_forge.errors import ConfigError
-    from agent_forge.merge.recipe import Recipe
+    from agent_forge.merge.recipe import Recipe, read_data
 
     if len(paths) == 2 and paths[0].is_dir():
         raise ConfigError(
             f"{paths[0]} is a folder, not a recipe",
             hint=f"name the file ({paths[0] / 'recipe.yml'}), or the models with --models",
         )
-    data = read_file(paths[0]) if len(paths) == 2 else {}
+    data = read_data(paths[0]) if len(paths) == 2 else {}
     data = joined(data, given)
     for item in sets:
         data = joined(data, parse_set(item))

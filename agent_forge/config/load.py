@@ -13,14 +13,14 @@ import json
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from functools import reduce
 from importlib import resources
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, get_args
+from typing import Any, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from agent_forge.config import strict_json
 from agent_forge.config.layout import is_layout, read_layout
 from agent_forge.config.settings import Settings
 from agent_forge.errors import ConfigError
@@ -30,7 +30,8 @@ MAX_FILE_BYTES = 1 << 20
 MAX_KEY_PARTS = 10
 MAX_NUMBER_CHARS = 64
 DEVICES = Path("/dev")  # where a shell puts the pipe of <(command)
-MAX_VALUES = 20_000  # of a YAML file, with those that its aliases stand for
+MAX_SIZE = 2_000_000  # characters of a YAML file, with those that its aliases stand for
+VALUE_SIZE = 100  # and so many for each value, since reading it takes as long
 NUMBER_TAGS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 MERGE_TAG = "tag:yaml.org,2002:merge"
 C = TypeVar("C", bound=Settings)
@@ -131,8 +132,8 @@ def parse_yaml(text: str, source: str, names: Collection[str] | None = None) -> 
 
 def parse_json(text: str, source: str) -> Data:
     try:
-        data = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as error:
+        data = strict_json.parse(text, _unique)
+    except ValueError as error:
         raise ConfigError(f"{source}: not usable as JSON: {error}") from error
     return _mapping(data, source)
 
@@ -199,24 +200,14 @@ def _yaml_lines(config: BaseModel, indent: str) -> list[str]:
     return lines
 
 
-class _Size(NamedTuple):
-    """Values and characters of a YAML node, with those that its aliases stand for."""
-
-    values: int
-    characters: int
-
-    def plus(self, other: _Size) -> _Size:
-        return _Size(self.values + other.values, self.characters + other.characters)
-
-
 class _StrictLoader(yaml.SafeLoader):
     """SafeLoader that refuses tags, repeated keys (one is lost), numbers without end, and aliases
     that stand for themselves or for too much."""
 
     def __init__(self, stream: str) -> None:
         super().__init__(stream)
-        self._sizes: dict[yaml.Node, _Size] = {}  # of the nodes that are complete
-        self._total = _Size(0, 0)  # of all that was read
+        self._sizes: dict[yaml.Node, int] = {}  # of the nodes that are complete
+        self._total = 0  # with what the aliases stand for
         self._anchored: set[yaml.Node] = set()
 
     def carriers(self, root: yaml.Node | None) -> set[str]:
@@ -232,19 +223,19 @@ class _StrictLoader(yaml.SafeLoader):
         node = super().compose_node(parent, index)
         if node is None:
             return None
-        own = _Size(1, len(node.value) if isinstance(node, yaml.ScalarNode) else 0)
+        own = VALUE_SIZE + (len(node.value) if isinstance(node, yaml.ScalarNode) else 0)
         if isinstance(event, yaml.AliasEvent):
             if node not in self._sizes:
                 raise yaml.YAMLError(f"the alias *{event.anchor} stands within what it stands for")
             own = self._sizes[node]
         else:
             self._anchored |= {node} if event.anchor else set()
-            self._sizes[node] = reduce(_Size.plus, (self._sizes[p] for p in _parts(node)), own)
-        self._total = self._total.plus(own)
-        if self._total.values > MAX_VALUES or self._total.characters > MAX_FILE_BYTES:
+            self._sizes[node] = own + sum(self._sizes[part] for part in _parts(node))
+        self._total += own
+        if self._total > MAX_SIZE:
             raise yaml.YAMLError(
-                f"more than {MAX_VALUES:,} values or {MAX_FILE_BYTES:,} characters, with those"
-                " that its aliases stand for"
+                f"more than {MAX_SIZE // VALUE_SIZE:,} values or {MAX_SIZE:,} characters, with"
+                " those that its aliases stand for"
             )
         return node
 
@@ -290,10 +281,6 @@ def _unique(pairs: list[tuple[str, Any]]) -> Data:
     if len(data) != len(pairs):
         raise ValueError("a key appears twice")
     return data
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not a number")
 
 
 def _mapping(data: Any, source: str) -> Data:

@@ -12,9 +12,12 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
+LARGEST_INT = 2**63 - 1  # of 64 bits
+LARGEST_FLOAT = 3.4e38  # of single precision
+
 
 class Settings(BaseModel):
-    """Base of every group of settings."""
+    """Base of every group of settings. A number fits what computes with it."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -24,6 +27,15 @@ class Settings(BaseModel):
         allow_inf_nan=False,
         protected_namespaces=(),
     )
+
+    @model_validator(mode="after")
+    def _numbers_fit(self) -> Settings:
+        for name in type(self).model_fields:
+            value = getattr(self, name)
+            largest = LARGEST_INT if isinstance(value, int) else LARGEST_FLOAT
+            if isinstance(value, int | float) and abs(value) > largest:
+                raise ValueError(f"{name}: {value} is beyond {largest}")
+        return self
 
     def canonical_hash(self) -> str:
         """sha256 of the settings in their one canonical form."""
@@ -139,8 +151,10 @@ class ModelSettings(Settings):
     gate_entropy_weight: float = Field(
         0.001, ge=0, description="reward for a memory gate that stays open to both sides"
     )
-    t_max: int = Field(3, ge=1, description="recursion steps")
-    micro_steps: int = Field(2, ge=1, description="refinements of the latent in each of them")
+    t_max: int = Field(3, ge=1, le=1000, description="recursion steps")
+    micro_steps: int = Field(
+        2, ge=1, le=1000, description="refinements of the latent in each of them"
+    )
     supervised_share: float = Field(
         0.25, gt=0, le=1, description="share of positions that steps before the last learn from"
     )

@@ -284,7 +284,7 @@ def _written(tokenizer: Any, example: Example) -> tuple[str, str, bool]:
             turns[:-1], tokenize=False, add_generation_prompt=True
         )
         whole = tokenizer.apply_chat_template(turns, tokenize=False).rstrip()
-    except jinja2.TemplateError as error:
+    except (jinja2.TemplateError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise ConfigError(
             f"the chat template of the model refuses a conversation ({error})",
             hint="give the examples as prompt and completion",

@@ -7,9 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
+import jinja2
 import torch
 from torch import nn
 
+from agent_forge.data.records import MAX_CHARACTERS
 from agent_forge.data.tokenizer import END_OF_TEXT, END_OF_TURN, SPECIAL, Tokenizer
 from agent_forge.errors import ConfigError
 from agent_forge.infer.generate import Sampling, choose, stream
@@ -35,14 +37,16 @@ def open_voice(folder: Path) -> Voice:
     return _Foreign(model, tokenizer)
 
 
-def _text(text: str) -> str:
-    """Refuse what is no text: nothing at all, or bytes that are not UTF-8."""
+def check_prompt(text: str, what: str = "the prompt") -> str:
+    """The text, unless it is none: nothing at all, too much, or bytes that are not UTF-8."""
     if not text:
-        raise ConfigError("the prompt is empty")
+        raise ConfigError(f"{what} is empty")
+    if len(text) > MAX_CHARACTERS:
+        raise ConfigError(f"{what} has more than the {MAX_CHARACTERS:,} characters that are read")
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise ConfigError("the prompt is not UTF-8 text") from None
+        raise ConfigError(f"{what} is not UTF-8 text") from None
     return text
 
 
@@ -51,9 +55,10 @@ class _Own:
         self.model, self.tokenizer = model, tokenizer
 
     def complete(self, text: str, sampling: Sampling) -> Iterator[str]:
-        return self._say(self.tokenizer.encode(_text(text)), sampling)
+        return self._say(self.tokenizer.encode(check_prompt(text)), sampling)
 
     def reply(self, messages: Sequence[Message], sampling: Sampling) -> Iterator[str]:
+        check_prompt(messages[-1]["content"])
         return self._say(self.tokenizer.encode_chat(messages, reply=True), sampling)
 
     def _say(self, ids: list[int], sampling: Sampling) -> Iterator[str]:
@@ -70,20 +75,31 @@ class _Foreign:
         self.model, self.tokenizer = model, tokenizer
 
     def complete(self, text: str, sampling: Sampling) -> Iterator[str]:
-        return self._say(self.tokenizer(_text(text)).input_ids, sampling)
+        return self._say(self.tokenizer(check_prompt(text)).input_ids, sampling)
 
     def reply(self, messages: Sequence[Message], sampling: Sampling) -> Iterator[str]:
-        _text(messages[-1]["content"])
+        check_prompt(messages[-1]["content"])
         if self.tokenizer.chat_template:
-            text = self.tokenizer.apply_chat_template(
-                list(messages), tokenize=False, add_generation_prompt=True
-            )
+            try:
+                text = self.tokenizer.apply_chat_template(
+                    list(messages), tokenize=False, add_generation_prompt=True
+                )
+            except jinja2.TemplateError as error:
+                raise ConfigError(
+                    f"the chat template of the model refuses the conversation ({error})",
+                    hint="do without --system, or use forge generate",
+                ) from error
             ids = self.tokenizer(text, add_special_tokens=False).input_ids
         else:  # a model that was never taught to chat goes on with the text
             ids = self.tokenizer("\n".join(m["content"] for m in messages)).input_ids
         return self._say(ids, sampling)
 
     def _say(self, ids: list[int], sampling: Sampling) -> Iterator[str]:
+        if not ids:
+            raise ConfigError("the tokenizer of the model makes no token of the prompt")
+        reads = getattr(self.model.config, "max_position_embeddings", None)
+        if reads and len(ids) > reads:
+            raise ConfigError(f"the prompt has {len(ids):,} tokens, the model reads {reads:,}")
         end = self.tokenizer.eos_token_id
         ending = _with_ends(sampling, frozenset() if end is None else frozenset((end,)))
         return self._tokens(ids, ending)

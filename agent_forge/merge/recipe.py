@@ -302,7 +302,10 @@ def read_recipe(path: Path) -> Recipe:
 
 def read_data(path: Path) -> dict[str, Any]:
     """What a recipe file says; keys that only carry an anchor for others are left out."""
-    return read_one(path, Recipe.model_fields)
+    data = read_one(path, Recipe.model_fields)
+    if not data:
+        raise ConfigError(f"{path} is empty, so it is no recipe")
+    return data
 
 
 def parse_recipe(text: str) -> Recipe:

@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from agent_forge.data.tokenizer import FILE as TOKENIZER
+from agent_forge.data.tokenizer import Tokenizer
 from agent_forge.errors import ConfigError, DamagedFile
 from agent_forge.evals.domains import Domain, from_files, part, smallest_gain, split_of
 from agent_forge.evals.likelihood import Outcome
@@ -22,6 +24,7 @@ from agent_forge.evals.verdict import Comparison, Pair, judge
 from agent_forge.merge.preflight import preflight
 from agent_forge.merge.recipe import ModelInput, Recipe
 from agent_forge.merge.weights import DEPTHS, Weights, open_weights
+from agent_forge.model.folder import read_config
 from agent_forge.phases.phase2_evomerge.bench import Material
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
 from agent_forge.phases.phase2_evomerge.fitness import (
@@ -34,6 +37,7 @@ from agent_forge.phases.phase2_evomerge.fitness import (
     is_function,
 )
 from agent_forge.phases.phase2_evomerge.run import EvolutionRun, Listener
+from agent_forge.phases.phase2_evomerge.twins import refuse_twins
 from agent_forge.search.candidate import lineage
 from agent_forge.search.continuous import pymoo
 from agent_forge.store import files
@@ -122,6 +126,11 @@ def resolve(
     report.require()
     notes = [f"{p.what}" for p in report.problems if p.level == "warning"]
     opened = [open_weights(ref) for ref in parents]
+    refuse_twins(opened)
+    home = _home(parents, base)
+    read_config(home)
+    if (home / TOKENIZER).is_file():
+        Tokenizer.load(home)
     if settings.layer_paths and not {*DEPTHS} & {*opened[0].config}:
         raise ConfigError(
             f"layer_paths: the config of {parents[0]} does not say how many layers it has",
@@ -232,7 +241,7 @@ def prepare(settings: EvoMergeSettings, inputs: Inputs, device: str, folder: Pat
     base = open_weights(inputs.base) if inputs.base else None
     for weights in (*parents, *([base] if base else [])):
         _refuse_damaged(weights)
-    subject = open_subject(_home(inputs))
+    subject = open_subject(_home(inputs.parents, inputs.base))
     subject.model.float().to(device)
     fitness: Fitness
     sign = 1 if settings.fitness_direction == "maximize" else -1
@@ -246,10 +255,6 @@ def prepare(settings: EvoMergeSettings, inputs: Inputs, device: str, folder: Pat
     if "holdout" in inputs.splits and not settings.fitness:
         holdout = _on(settings, subject, inputs.splits["holdout"])
     hashes = tuple(w.sha256() for w in (*parents, *([base] if base else [])))
-    for i, digest in enumerate(hashes[: len(parents)]):
-        if digest in hashes[:i]:
-            twin = parents[hashes.index(digest)].label
-            raise ConfigError(f"{parents[i].label} has the same weights as {twin}")
     return Material(parents, base, subject, fitness, holdout, hashes)
 
 
@@ -265,9 +270,9 @@ def _refuse_damaged(weights: Weights) -> None:
             raise DamagedFile(weights.label, f"{name} holds NaN or infinity", hint="fetch it again")
 
 
-def _home(inputs: Inputs) -> Path:
+def _home(parents: Sequence[str], base: str | None) -> Path:
     """A folder that has config and tokenizer: the first parent that is a whole model."""
-    for ref in (*inputs.parents, *([inputs.base] if inputs.base else [])):
+    for ref in (*parents, *([base] if base else [])):
         folder = Path(ref.split("+")[0])
         if (folder / "config.json").is_file():
             return folder

@@ -372,10 +372,19 @@ LAUGHS = "a: &a [x, x]\n" + "".join(
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        (LAUGHS, "aliases"),
-        ("&a [*a]", "aliases"),
-        ("a: &a {b: 1}\nc: {<<: *a}\n", "aliases"),
-        ("<<: {a: 1}\n", "merge"),
+        (LAUGHS, "more than 20,000 values"),
+        (
+            "a: &a [" + "x, " * 300 + "]\n" + "b: [" + "*a, " * 100 + "]\n",
+            "that its aliases stand for",
+        ),
+        ("a: &a " + "x" * 500_000 + "\nb: [*a, *a, *a, *a]\n", "2,000,000 characters"),
+        ("a: [" + "1, " * 20_000 + "]\n", "more than 20,000 values"),
+        ("&a [*a]", "the alias *a stands within what it stands for"),
+        ("a: &a {b: 1, c: {<<: *a}}\n", "the alias *a stands within what it stands for"),
+        ("a: *b\n", "undefined alias 'b'"),
+        ("<<: 5\n", "expected a mapping or list of mappings"),
+        ("<<: {a: 1}\n<<: {b: 1}\n", "'<<' appears twice"),
+        ("x: {<<: {a: 1, a: 2}}\n", "'a' appears twice"),
         ("a: 1\na: 2\n", "'a' appears twice"),
         ("x: {a: 1, a: 2}\n", "'a' appears twice"),
         ("a: 1\n'a': 2\n", "'a' appears twice"),
@@ -406,14 +415,30 @@ def test_yaml_that_is_refused(text: str, problem: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "data"),
+    [
+        ("a: &a {x: 1}\nb: *a\n", {"a": {"x": 1}, "b": {"x": 1}}),
+        ("a: &a {x: 1, y: 2}\nb: {<<: *a, x: 3}\n", {"a": {"x": 1, "y": 2}, "b": {"x": 3, "y": 2}}),
+        ("<<: [{x: 1}, {x: 2, y: 2}]\n", {"x": 1, "y": 2}),
+        ("b: {<<: &c {<<: {x: 1}, x: 2}}\nc: *c\n", {"b": {"x": 2}, "c": {"x": 2}}),
+        ("'<<': 1\n", {"<<": 1}),
+    ],
+)
+def test_aliases_and_merge_keys_are_read(text: str, data: dict[str, object]) -> None:
+    assert parse_yaml(text, "src") == data
+
+
+@pytest.mark.parametrize(
     ("text", "problem"),
     [
         ('{"a": 1, "a": 2}', "a key appears twice"),
         ('{"x": {"a": 1, "a": 2}}', "a key appears twice"),
-        ('{"a": NaN}', "NaN is not a number"),
-        ('{"a": -Infinity}', "-Infinity is not a number"),
-        ("[" * 100_000, "recursion"),
-        ('{"a":' * 100_000, "recursion"),
+        ('{"a": NaN}', "NaN is not a finite number"),
+        ('{"a": -Infinity}', "-Infinity is not a finite number"),
+        ('{"b": "NaN",\n "a": -1e999}', "line 2: -1e999 is not a finite number"),
+        ("[" * 100_000, "nested deeper than 100 levels"),
+        ('{"a":' * 100_000, "nested deeper than 100 levels"),
+        ('{"a": ' + "[" * 100 + "]" * 100 + "}", "nested deeper than 100 levels"),
         ('{"a": ' + "9" * 5000 + "}", "4300 digits"),
         ('{"a": 1', "delimiter"),
         ("{'a': 1}", "double quotes"),

@@ -261,7 +261,7 @@ def test_a_users_own_rows(tmp_path: Path) -> None:
         ({"a": 1}, "none of the fields"),
         (7, "none of the fields"),
         ({"text": "\ud800"}, "half a surrogate"),
-        ({"messages": []}, "not a list of messages"),
+        ({"messages": []}, "nothing would be learned"),
         ({"messages": ["x"]}, "message 1: str where an object"),
         ({"messages": [{"role": "bot", "content": "x"}]}, "message 1: role 'bot'"),
         ({"messages": [{"role": "user", "content": "x"}]}, "nothing would be learned"),

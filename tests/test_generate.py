@@ -89,10 +89,14 @@ def test_a_stream_gives_the_same_text_and_never_a_piece_of_a_stop_string() -> No
 
 
 @pytest.mark.parametrize(
-    "changes", [{"temperature": -1.0}, {"top_k": -1}, {"top_p": 0.0}, {"max_new_tokens": 0}]
+    "changes",
+    [
+        *({"temperature": -1.0}, {"temperature": 1e-9}, {"temperature": float("nan")}),
+        *({"top_k": -1}, {"top_p": 0.0}, {"max_new_tokens": 0}, {"seed": -1}, {"seed": 2**63}),
+    ],
 )
 def test_bad_settings_are_refused(changes: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match="at least"):
+    with pytest.raises(ValueError, match=r"at least|is 0, or from"):
         Sampling(**changes)  # type: ignore[arg-type]
 
 

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from agent_forge.errors import ConfigError, DamagedFile, HostileInput, NotFound
 from agent_forge.merge.engine import Parents, merge
 from agent_forge.merge.output import write
-from agent_forge.merge.preflight import preflight
+from agent_forge.merge.preflight import check_target, preflight
 from agent_forge.merge.recipe import Recipe
 from agent_forge.merge.vocabulary import read_tokens
 from agent_forge.model.folder import open_weights
@@ -352,7 +352,9 @@ def test_a_full_disk_is_foreseen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     root = make_models(tmp_path / "m")
     monkeypatch.setattr(files, "free_bytes", lambda path: 100)
     report = preflight(recipe(root), tmp_path / "out")
-    assert report.verdict == "no" and "100 left" in report.problems[0].what
+    check_target(report, [tmp_path / "out"], force=False, max_ram=None)
+    assert report.verdict == "no" and "100 free" in report.problems[0].what
+    assert [error.exit_code for error in report.errors()] == [5]
 
 
 def test_seven_billion_parameters_are_judged_within_a_second(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ No module here imports torch when it is loaded, so help and listings answer at o
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import sys
 import traceback
@@ -16,6 +17,9 @@ import typer
 from agent_forge.cli import config, data, doctor, evo, judge, merge, run, runs, talk, watch
 from agent_forge.cli.output import emit_json
 from agent_forge.errors import ForgeError
+
+# A path that was given is none, whatever the disk is like.
+NO_SUCH_PLACE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP)
 
 app = typer.Typer(
     name="forge",
@@ -77,6 +81,11 @@ def main() -> None:
         if debug:
             raise
         print(f"error: {error.strerror or error}: {error.filename or 'output'}", file=sys.stderr)
+        sys.exit(2 if error.errno in NO_SUCH_PLACE else 5)
+    except MemoryError:
+        if debug:
+            raise
+        print("error: there is not enough memory for this", file=sys.stderr)
         sys.exit(5)
     except Exception as error:  # the last resort: a defect of ours, shown as such
         if debug:

@@ -8,6 +8,7 @@ import typer
 
 from agent_forge.cli.output import emit_json
 
+MAX_SEED = 2**63 - 1
 PRESET = typer.Option(None, "--preset", help="toy, smoke, tiny (default), small or 25m.")
 SETS = typer.Option([], "--set", metavar="KEY=VALUE", help="Override one setting; repeatable.")
 JSON = typer.Option(False, "--json", help="Print one JSON document.")

@@ -78,7 +78,7 @@ def _listed(name: str, folder: Path) -> dict[str, Any]:
 def fetch(
     names: list[str] = typer.Argument(help="The datasets to download."),
     limit: int = typer.Option(
-        20_000, "--limit", min=0, help="Rows of each published split; 0 = all."
+        20_000, "--limit", min=0, max=10**12, help="Rows of each published split; 0 = all."
     ),
     folder: Path = FOLDER,
     as_json: bool = JSON,
@@ -145,7 +145,7 @@ def verify(
 @app.command()
 def show(
     name: str = typer.Argument(help="A dataset, or the path of a file or folder of your own."),
-    n: int = typer.Option(3, "-n", min=1, help="How many examples."),
+    n: int = typer.Option(3, "-n", min=1, max=1_000_000, help="How many examples."),
     split: str | None = typer.Option(None, "--split", help="train, selection or verdict."),
     folder: Path = FOLDER,
     as_json: bool = JSON,

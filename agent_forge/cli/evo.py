@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from agent_forge.cli.config import JSON, SETS
+from agent_forge.cli.config import JSON, MAX_SEED, SETS
 from agent_forge.cli.output import emit_json, emit_table
 from agent_forge.errors import ConfigError
 
@@ -20,7 +20,15 @@ if TYPE_CHECKING:
     from agent_forge.phases.phase2_evomerge.evomerge import Conclusion
 
 SPECIALISTS = 3  # of Phase 1
-DISK_MODELS = 14  # candidates in files, saved best models and the champion, at most
+GENERATIONS = typer.Option(None, "--gens", min=0, max=100_000, help="Generations after the first.")
+MINUTES = typer.Option(
+    None,
+    "--time-budget",
+    min=0,
+    max=10_000_000,  # 19 years
+    help="Stop after the generation in which these minutes end.",
+)
+SEED = typer.Option(None, "--seed", min=0, max=MAX_SEED, help="Of every choice; 42 if none.")
 QUICK = (
     "trunk_steps=400",
     "branch_steps=80",
@@ -47,7 +55,7 @@ def evo(
     data: list[Path] = typer.Option(
         [], "--data", metavar="FILE", help="Text or JSONL to measure on; each file is a domain."
     ),
-    gens: int | None = typer.Option(None, "--gens", min=0, help="Generations after the first."),
+    gens: int | None = GENERATIONS,
     output_dir: Path | None = typer.Option(
         None, "--output-dir", help="Where it all goes; if not given, evomerge."
     ),
@@ -58,11 +66,9 @@ def evo(
     resume: Path | None = typer.Option(
         None, "--resume", help="Go on with an evolution: its folder or a checkpoint in it."
     ),
-    time_budget: float | None = typer.Option(
-        None, "--time-budget", min=0, help="Stop after the generation in which these minutes end."
-    ),
+    time_budget: float | None = MINUTES,
     device: str = typer.Option("auto", "--device", help="auto, cpu, cuda or mps."),
-    seed: int | None = typer.Option(None, "--seed", min=0, help="Of every choice; 42 if none."),
+    seed: int | None = SEED,
     dry_run: bool = typer.Option(False, "--dry-run", help="Only check and say what would happen."),
     as_json: bool = JSON,
 ) -> None:
@@ -210,6 +216,7 @@ def _train(storage: Path, device: str, quiet: bool) -> str:
 def _plan(job: Job, as_json: bool) -> None:
     from agent_forge.evals.domains import near_copies
 
+    job.require_room()
     settings = job.settings
     parents = list(job.inputs.parents)
     candidates = settings.population_size * (settings.generations + 1) + len(parents) + 1
@@ -226,7 +233,7 @@ def _plan(job: Job, as_json: bool) -> None:
             for split, domains in job.inputs.splits.items()
         },
         "near_copies": near_copies(job.inputs.splits.get("verdict", ())),
-        "disk_bytes": (job.inputs.nbytes // len(parents)) * DISK_MODELS,
+        "disk_bytes": job.disk_bytes,
         "notes": list(job.inputs.notes),
     }
     if as_json:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 
-from agent_forge.cli.config import JSON
+from agent_forge.cli.config import JSON, MAX_SEED
 from agent_forge.cli.data import FOLDER
 from agent_forge.cli.output import emit_json, emit_table
 from agent_forge.cli.talk import MODEL
@@ -40,12 +40,17 @@ PACK = typer.Option(
     " or for eval lm-eval:TASK; repeatable.",
 )
 SHOTS = typer.Option(
-    None, "--shots", min=0, help="Worked examples before each item of a pack; else as it says."
+    None,
+    "--shots",
+    min=0,
+    max=1000,
+    help="Worked examples before each item of a pack; else as it says.",
 )
 ITEMS = typer.Option(
     None,
     "--items",
     min=1,
+    max=1_000_000,
     help="Of each domain; else 2000 tasks, 500 of a generated pack, all of a file or set.",
 )
 SPLIT = typer.Option(
@@ -116,7 +121,7 @@ def compare(
     items: int | None = ITEMS,
     split: str | None = SPLIT,
     level: str = LEVEL,
-    seed: int = typer.Option(0, "--seed", min=0, help="Of the resampling."),
+    seed: int = typer.Option(0, "--seed", min=0, max=MAX_SEED, help="Of the resampling."),
     as_json: bool = JSON,
 ) -> None:
     """Say whether B is better than A on the same items: paired tests, 95 % intervals."""
@@ -186,8 +191,8 @@ def _domains(
 
     if packs.shots is not None and not packs.names:
         raise ConfigError("--shots are worked examples of a pack", hint="name one: --pack NAME")
-    ours = [_ours(model) for model in models]
     levels = _levels(level)
+    ours = [_ours(model) for model in models]
     domains = [part(domain, split, items) for domain in from_files(data)]
     if names or (not data and not packs.names and all(ours)):
         domains += from_tasks(
@@ -226,12 +231,17 @@ def _ours(model: Path) -> bool:
 
 
 def _levels(text: str) -> tuple[int, int]:
+    from agent_forge.data.tasks.base import MAX_LEVEL
     from agent_forge.errors import ConfigError
 
     low, _, high = text.partition("-")
-    if not (low.isdecimal() and (high or low).isdecimal()):
-        raise ConfigError(f"level {text!r} is no number and no range", hint="such as 7, or 1-20")
-    return int(low), int(high or low)
+    ends = [int(end) for end in (low, high or low) if end.isdecimal() and len(end) < 10]
+    if len(ends) != 2 or not 1 <= ends[0] <= ends[1] <= MAX_LEVEL:
+        raise ConfigError(
+            f"--level {text!r} is no level and no range of levels",
+            hint=f"levels go from 1 to {MAX_LEVEL}: such as 7, or 1-20",
+        )
+    return ends[0], ends[1]
 
 
 def _measured(model: Path, domains: Sequence[Domain], quiet: bool) -> list[Outcome]:

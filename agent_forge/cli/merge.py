@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from agent_forge.cli.config import JSON, SETS
+from agent_forge.cli.config import JSON, MAX_SEED, SETS
 from agent_forge.cli.output import emit_json, emit_table, plain, size
 
 if TYPE_CHECKING:
@@ -37,11 +37,15 @@ def merge(
     ),
     base: str | None = typer.Option(None, "--base", help="Where task vectors start."),
     sets: list[str] = SETS,
-    seed: int | None = typer.Option(None, "--seed", min=0, help="Seed of random masks."),
-    max_ram: float | None = typer.Option(
-        None, "--max-ram", metavar="MB", min=1, help="Refuse to use more memory than this."
+    seed: int | None = typer.Option(
+        None, "--seed", min=0, max=MAX_SEED, help="Seed of random masks."
     ),
-    threads: int = typer.Option(0, "--threads", min=0, help="CPU threads; 0 = all cores."),
+    max_ram: float | None = typer.Option(
+        None, "--max-ram", metavar="MB", min=1, max=1e9, help="Refuse to use more memory than this."
+    ),
+    threads: int = typer.Option(
+        0, "--threads", min=0, max=1024, help="CPU threads; 0 = all cores."
+    ),
     force: bool = typer.Option(False, "--force", help="Replace an earlier model in OUT."),
     dry_run: bool = typer.Option(False, "--dry-run", help="Only check, and say what it takes."),
     as_json: bool = JSON,
@@ -50,16 +54,20 @@ def merge(
     out, given = _given(paths, models, method, combo, base, seed)
     every = given.get("combo") == "all"
     recipe = _recipe({**given, "combo": 0} if every else given, sets, paths)
-    from agent_forge.merge.preflight import preflight
+    from agent_forge.merge.combos import ALL, combo_name
+    from agent_forge.merge.preflight import check_target, preflight
 
     report = preflight(recipe, out)
+    limit = None if max_ram is None else int(max_ram * 1e6)
+    folders = [out / combo_name(n) for n in ALL] if every else [out]
+    check_target(report, folders, force=force, max_ram=limit)
     if dry_run:
         _show(report, recipe, as_json)
-        raise typer.Exit(2 if report.verdict == "no" else 0)
+        errors = report.errors()
+        raise typer.Exit(errors[0].exit_code if errors else 0)
     report.require()
     for problem in report.problems:
         typer.echo(f"{problem.level}: {plain(problem.what)}; {plain(problem.remedy)}", err=True)
-    limit = None if max_ram is None else int(max_ram * 1e6)
     try:
         written = _write(recipe, out, every, force, limit, threads or os.cpu_count() or 1)
     except KeyboardInterrupt:
@@ -94,17 +102,17 @@ def _given(
 
 def _recipe(given: dict[str, Any], sets: list[str], paths: list[Path]) -> Recipe:
     """The file, then the options, then --set: the later ones stand."""
-    from agent_forge.config.load import check, parse_set, read_file
+    from agent_forge.config.load import check, parse_set
     from agent_forge.config.load import merge as joined
     from agent_forge.errors import ConfigError
-    from agent_forge.merge.recipe import Recipe
+    from agent_forge.merge.recipe import Recipe, read_data
 
     if len(paths) == 2 and paths[0].is_dir():
         raise ConfigError(
             f"{paths[0]} is a folder, not a recipe",
             hint=f"name the file ({paths[0] / 'recipe.yml'}), or the models with --models",
         )
-    data = read_file(paths[0]) if len(paths) == 2 else {}
+    data = read_data(paths[0]) if len(paths) == 2 else {}
     data = joined(data, given)
     for item in sets:
         data = joined(data, parse_set(item))

@@ -40,11 +40,12 @@ def run(
     """Run the pipeline: every enabled phase, one after another."""
     from agent_forge.pipeline.config import load_config
 
+    _check_progress(progress)
     settings = load_config(preset=preset, path=config, sets=tuple(sets))
     if storage is not None:
         settings = _at(settings, storage)
     if dry_run:
-        _dry_run(settings, only, start, as_json)
+        _dry_run(settings, session, only, start, as_json)
         return
     _start(progress, as_json, only=only, start=start, config=settings, session_id=session)
 
@@ -60,6 +61,7 @@ def resume(
     """Go on with a session where it stopped; what is done already is not done again."""
     from agent_forge.pipeline.config import load_config
 
+    _check_progress(progress)
     root = _at(load_config(), storage)
     _start(progress, as_json, only=only, start=start, config=root, session_id=session, resume=True)
 
@@ -109,13 +111,8 @@ def _start(
     progress: str, as_json: bool, *, only: str | None, start: str | None, **options: Any
 ) -> None:
     """Run with a display, print the outcome, and leave with its exit code."""
-    from agent_forge.config.load import did_you_mean
-    from agent_forge.errors import ConfigError
-    from agent_forge.track.progress import MODES, make_progress
-
-    if progress not in MODES:
-        raise ConfigError(f"unknown --progress {progress!r}{did_you_mean(progress, MODES)}")
     from agent_forge.pipeline.orchestrator import PipelineOrchestrator
+    from agent_forge.track.progress import make_progress
 
     orchestrator = PipelineOrchestrator(**options)
     try:
@@ -136,6 +133,15 @@ def _start(
         _advise(orchestrator, outcome)
     if outcome["exit_code"]:
         raise typer.Exit(outcome["exit_code"])
+
+
+def _check_progress(progress: str) -> None:
+    from agent_forge.config.load import did_you_mean
+    from agent_forge.errors import ConfigError
+    from agent_forge.track.progress import MODES
+
+    if progress not in MODES:
+        raise ConfigError(f"unknown --progress {progress!r}{did_you_mean(progress, MODES)}")
 
 
 def _report(orchestrator: PipelineOrchestrator, outcome: dict[str, Any], as_json: bool) -> None:
@@ -194,13 +200,15 @@ def _advise(orchestrator: PipelineOrchestrator, outcome: dict[str, Any]) -> None
     typer.echo(f"next: forge {command} {session}", err=True)
 
 
-def _dry_run(settings: Any, only: str | None, start: str | None, as_json: bool) -> None:
+def _dry_run(
+    settings: Any, session: str | None, only: str | None, start: str | None, as_json: bool
+) -> None:
     """What would run, with its needs; nothing is created."""
     from agent_forge.contract.sizes import size_class
     from agent_forge.pipeline.orchestrator import PipelineOrchestrator
     from agent_forge.store import files
 
-    orchestrator = PipelineOrchestrator(config=settings)
+    orchestrator = PipelineOrchestrator(config=settings, session_id=session)
     rows: list[dict[str, Any]] = []
     for name, plan in orchestrator.plan(only, start).items():
         known = plan.parameters is not None

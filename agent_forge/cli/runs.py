@@ -186,7 +186,7 @@ def _print_entry(key: str, value: Any) -> None:
 
 def clean(
     age: float | None = typer.Option(
-        None, "--age", min=0, help="All finished more than this many days ago."
+        None, "--age", min=0, max=1e6, help="All finished more than this many days ago."
     ),
     failed: bool = typer.Option(False, "--failed", help="All that failed."),
     everything: bool = typer.Option(False, "--all", help="All that are not running."),

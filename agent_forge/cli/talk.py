@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
-from agent_forge.cli.config import JSON
+from agent_forge.cli.config import JSON, MAX_SEED
 from agent_forge.cli.output import emit_json
 
 if TYPE_CHECKING:
     from agent_forge.infer.generate import Sampling
 
 MODEL = typer.Argument(help="A model directory, ours or any Hugging Face causal LM.")
-TOKENS = typer.Option(128, "--max-tokens", min=1, help="Longest answer.")
-TEMPERATURE = typer.Option(0.0, "--temperature", min=0, help="0 takes the likeliest token.")
-TOP_K = typer.Option(0, "--top-k", min=0, help="Choose among the k likeliest; 0 = all.")
-TOP_P = typer.Option(1.0, "--top-p", help="Choose among the likeliest with this probability.")
-SEED = typer.Option(0, "--seed", min=0, help="Of the choices.")
+TOKENS = typer.Option(128, "--max-tokens", min=1, max=1_000_000, help="Longest answer.")
+TEMPERATURE = typer.Option(
+    0.0, "--temperature", min=0, max=1000, help="0 takes the likeliest token."
+)
+TOP_K = typer.Option(
+    0, "--top-k", min=0, max=1_000_000, help="Choose among the k likeliest; 0 = all."
+)
+TOP_P = typer.Option(
+    1.0, "--top-p", min=0, max=1, help="Choose among the likeliest with this probability."
+)
+SEED = typer.Option(0, "--seed", min=0, max=MAX_SEED, help="Of the choices.")
 
 
 def generate(
@@ -34,9 +41,9 @@ def generate(
 ) -> None:
     """Go on with a text."""
     sampling = _sampling(max_tokens, temperature, top_k, top_p, seed)
-    from agent_forge.infer.voice import open_voice
+    from agent_forge.infer.voice import check_prompt, open_voice
 
-    text = sys.stdin.read() if prompt == "-" else prompt
+    text = check_prompt(_from_stdin(sys.stdin.read) if prompt == "-" else prompt)
     pieces = open_voice(model).complete(text, sampling)
     if as_json:
         emit_json(model=str(model), prompt=text, text="".join(pieces))
@@ -58,8 +65,10 @@ def chat(
 ) -> None:
     """Talk to a model: a line is a turn; an empty line, Ctrl-D or Ctrl-C ends it."""
     sampling = _sampling(max_tokens, temperature, top_k, top_p, seed)
-    from agent_forge.infer.voice import open_voice
+    from agent_forge.infer.voice import check_prompt, open_voice
 
+    if system:
+        check_prompt(system, "--system")
     voice = open_voice(model)
     turns = [{"role": "system", "content": system}] if system else []
     while said := _line():
@@ -77,7 +86,18 @@ def _line() -> str:
     """The next line of the user; nothing at the end of the input."""
     if sys.stdin.isatty():
         typer.echo("> ", nl=False, err=True)
-    return sys.stdin.readline().rstrip("\n")
+    return _from_stdin(sys.stdin.readline).rstrip("\n")
+
+
+def _from_stdin(read: Callable[[int], str]) -> str:
+    """What comes, but no more than it takes to see that it is too much."""
+    from agent_forge.data.records import MAX_CHARACTERS
+    from agent_forge.errors import ConfigError
+
+    try:
+        return read(MAX_CHARACTERS + 2)  # a line has its end besides
+    except UnicodeDecodeError as error:
+        raise ConfigError("what comes from stdin is not UTF-8 text") from error
 
 
 def _sampling(tokens: int, temperature: float, top_k: int, top_p: float, seed: int) -> Sampling:

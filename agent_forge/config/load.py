@@ -1,16 +1,18 @@
 """From presets, files and `--set` to one checked config: defaults < preset < file < --set.
 
 Whatever is wrong is told at once, by key, with the nearest known key, before any work starts.
-Reading a file never runs code and never grows: YAML tags, aliases and repeated keys are refused.
+Reading a file never runs code: YAML tags are refused. Aliases are read as long as what they stand
+for stays small, which is known before it is made. Repeated keys are refused, since one is lost.
 """
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import json
 import re
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -18,6 +20,7 @@ from typing import Any, TypeVar, get_args
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from agent_forge.config import strict_json
 from agent_forge.config.layout import is_layout, read_layout
 from agent_forge.config.settings import Settings
 from agent_forge.errors import ConfigError
@@ -26,7 +29,11 @@ DEFAULT_PRESET = "tiny"
 MAX_FILE_BYTES = 1 << 20
 MAX_KEY_PARTS = 10
 MAX_NUMBER_CHARS = 64
+DEVICES = Path("/dev")  # where a shell puts the pipe of <(command)
+MAX_SIZE = 2_000_000  # characters of a YAML file, with those that its aliases stand for
+VALUE_SIZE = 100  # and so many for each value, since reading it takes as long
 NUMBER_TAGS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+MERGE_TAG = "tag:yaml.org,2002:merge"
 C = TypeVar("C", bound=Settings)
 Data = dict[str, Any]
 
@@ -78,38 +85,55 @@ def read_preset(name: str) -> Data:
 
 def read_file(path: Path) -> Data:
     """Settings from a YAML or JSON file, or from a folder as `forge init` writes it."""
-    try:
+    with _reading(path):
         return read_layout(path, read_one) if is_layout(path) else read_one(path)
+
+
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise ConfigError(f"cannot read {error.filename or path}: {error.strerror}") from error
 
 
-def read_one(path: Path) -> Data:
-    with path.open("rb") as reader:
-        content = reader.read(MAX_FILE_BYTES + 1)  # a device has no size, so count what comes
+def read_one(path: Path, names: Collection[str] | None = None) -> Data:
+    """Settings from one YAML or JSON file; for `names` see parse_yaml."""
+    with _reading(path):
+        if path.is_fifo() and DEVICES not in path.absolute().parents:
+            raise ConfigError(f"{path} is a pipe, not a file: its writer may never come")
+        with path.open("rb") as reader:
+            content = reader.read(MAX_FILE_BYTES + 1)  # a device has no size, so count what comes
     if len(content) > MAX_FILE_BYTES:
         raise ConfigError(f"{path} is too large; a config has at most {MAX_FILE_BYTES:,} bytes")
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not UTF-8 text (byte {error.start})") from error
-    parse = parse_json if path.suffix == ".json" else parse_yaml
-    return parse(text, str(path))
+    if path.suffix == ".json":
+        return parse_json(text, str(path))
+    return parse_yaml(text, str(path), names)
 
 
-def parse_yaml(text: str, source: str) -> Data:
+def parse_yaml(text: str, source: str, names: Collection[str] | None = None) -> Data:
+    """A YAML document; a key that is none of `names` and only carries an anchor is left out."""
     try:
-        data = yaml.load(text, _StrictLoader)  # noqa: S506 - derives from SafeLoader
+        loader = _StrictLoader(text)
+        root = loader.get_single_node()
+        carriers = loader.carriers(root)
+        data = None if root is None else loader.construct_document(root)
     except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
         reason = " ".join(str(error).split())
         raise ConfigError(f"{source}: not usable as YAML: {reason}") from error
-    return _mapping(data, source)
+    found = _mapping(data, source)
+    left_out = set() if names is None else carriers - {*names}
+    return {key: value for key, value in found.items() if key not in left_out}
 
 
 def parse_json(text: str, source: str) -> Data:
     try:
-        data = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as error:
+        data = strict_json.parse(text, _unique)
+    except ValueError as error:
         raise ConfigError(f"{source}: not usable as JSON: {error}") from error
     return _mapping(data, source)
 
@@ -177,33 +201,72 @@ def _yaml_lines(config: BaseModel, indent: str) -> list[str]:
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """SafeLoader that refuses tags, aliases (they can multiply), repeated keys (one is lost) and
-    numbers without end."""
+    """SafeLoader that refuses tags, repeated keys (one is lost), numbers without end, and aliases
+    that stand for themselves or for too much."""
+
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        self._sizes: dict[yaml.Node, int] = {}  # of the nodes that are complete
+        self._total = 0  # with what the aliases stand for
+        self._anchored: set[yaml.Node] = set()
+
+    def carriers(self, root: yaml.Node | None) -> set[str]:
+        """The keys of the document whose value has an anchor."""
+        pairs = root.value if isinstance(root, yaml.MappingNode) else []
+        return {str(key.value) for key, value in pairs if value in self._anchored}
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        if self.check_event(yaml.AliasEvent):
-            raise yaml.YAMLError("aliases (*name) are not allowed")
-        tag = getattr(self.peek_event(), "tag", None)  # type: ignore[no-untyped-call]
+        event = self.peek_event()  # type: ignore[no-untyped-call]
+        tag = getattr(event, "tag", None)
         if tag is not None:
             raise yaml.YAMLError(f"tags ({tag}) are not allowed")
-        return super().compose_node(parent, index)
+        node = super().compose_node(parent, index)
+        if node is None:
+            return None
+        own = VALUE_SIZE + (len(node.value) if isinstance(node, yaml.ScalarNode) else 0)
+        if isinstance(event, yaml.AliasEvent):
+            if node not in self._sizes:
+                raise yaml.YAMLError(f"the alias *{event.anchor} stands within what it stands for")
+            own = self._sizes[node]
+        else:
+            self._anchored |= {node} if event.anchor else set()
+            self._sizes[node] = own + sum(self._sizes[part] for part in _parts(node))
+        self._total += own
+        if self._total > MAX_SIZE:
+            raise yaml.YAMLError(
+                f"more than {MAX_SIZE // VALUE_SIZE:,} values or {MAX_SIZE:,} characters, with"
+                " those that its aliases stand for"
+            )
+        return node
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        """A mapping as it is written: what `<<` brings in may be written again."""
+        node = super().compose_mapping_node(anchor)
+        keys = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        named = [k.value if k.tag == MERGE_TAG else self.construct_object(k) for k in keys]
+        for name, count in Counter(named).items():
+            if count > 1:
+                raise yaml.YAMLError(f"key {name!r} appears twice")
+        return node
 
     def construct_scalar(self, node: yaml.ScalarNode | yaml.MappingNode) -> Any:
         if node.tag in NUMBER_TAGS and len(node.value) > MAX_NUMBER_CHARS:
             raise yaml.YAMLError(f"a number of {len(node.value)} characters")
         return super().construct_scalar(node)
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        counts = Counter(key for key in keys if isinstance(key, Hashable))
-        twice = [key for key, count in counts.items() if count > 1]
-        if twice:
-            raise yaml.YAMLError(f"key {twice[0]!r} appears twice")
-        return super().construct_mapping(node, deep)
+
+def _parts(node: yaml.Node) -> list[yaml.Node]:
+    """The nodes within a node: keys and values, or items."""
+    if isinstance(node, yaml.MappingNode):
+        return [part for pair in node.value for part in pair]
+    return node.value if isinstance(node, yaml.SequenceNode) else []
 
 
 class _Dumper(yaml.SafeDumper):
-    """SafeDumper that quotes a text which our loader would take for a number."""
+    """SafeDumper that quotes a text which our loader would take for a number, without aliases."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
 
 
 # YAML 1.1 reads 1e-3 as a text; everyone who writes it means a number.
@@ -218,10 +281,6 @@ def _unique(pairs: list[tuple[str, Any]]) -> Data:
     if len(data) != len(pairs):
         raise ValueError("a key appears twice")
     return data
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not a number")
 
 
 def _mapping(data: Any, source: str) -> Data:

@@ -13,9 +13,12 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
+LARGEST_INT = 2**63 - 1  # of 64 bits
+LARGEST_FLOAT = 3.4e38  # of single precision
+
 
 class Settings(BaseModel):
-    """Base of every group of settings."""
+    """Base of every group of settings. A number fits what computes with it."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -25,6 +28,15 @@ class Settings(BaseModel):
         allow_inf_nan=False,
         protected_namespaces=(),
     )
+
+    @model_validator(mode="after")
+    def _numbers_fit(self) -> Settings:
+        for name in type(self).model_fields:
+            value = getattr(self, name)
+            largest = LARGEST_INT if isinstance(value, int) else LARGEST_FLOAT
+            if isinstance(value, int | float) and abs(value) > largest:
+                raise ValueError(f"{name}: {value} is beyond {largest}")
+        return self
 
     def canonical_hash(self) -> str:
         """sha256 of the settings in their one canonical form."""

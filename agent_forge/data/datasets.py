@@ -185,12 +185,21 @@ def _all_examples(dataset: Dataset, paths: list[Path]) -> Iterator[Example]:
         found = 0
         for row in _labelled(path):
             kind = dataset.kind_of(row) if dataset.kind_of else kind_of_file(path)
-            for example in dataset.reader(row):
+            for example in _read_row(dataset, row):
                 found += 1
                 side = split_of(example, kind, kinds)
                 yield replace(example, source=dataset.name, split=side)
         if not found:
             raise DamagedFile(path, "it has rows, but no example to learn from")
+
+
+def _read_row(dataset: Dataset, row: Row) -> list[Example]:
+    """The examples of a row; one of another shape than the reader knows is damaged."""
+    try:
+        return list(dataset.reader(row))
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        problem = f"not a row of {dataset.name} ({type(error).__name__}: {error})"
+        raise row.damaged(problem) from error
 
 
 def _kinds(kind_of: Callable[[Row], str], paths: Sequence[Path]) -> set[str]:
@@ -227,6 +236,8 @@ def _labelled(path: Path) -> Iterator[Row]:
     for i, row in enumerate(rows(path)):
         if i >= len(labels):
             raise DamagedFile(beside, f"{len(labels)} labels, {path.name} has more rows")
+        if not isinstance(row.value, Mapping):
+            raise row.damaged("not an object with fields, which a label could be added to")
         yield replace(row, value={**row.value, "label": labels[i]})
     if i + 1 != len(labels):
         raise DamagedFile(beside, f"{len(labels)} labels for {i + 1} rows of {path.name}")
@@ -305,7 +316,7 @@ def _keep(
 
 def _fetched(dataset: Dataset, part: Any, where: str, limit: int) -> Iterator[Example]:
     for number, value in enumerate(itertools.islice(part, limit or None), start=1):
-        yield from dataset.reader(Row(value, Path(dataset.hub), f"{where}, row {number}"))
+        yield from _read_row(dataset, Row(value, Path(dataset.hub), f"{where}, row {number}"))
 
 
 def _line_of(example: Example, kind: str) -> bytes:

@@ -6,12 +6,13 @@ one of several, `choices` has them all.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from agent_forge.data.records import Row
+from agent_forge.data.records import MAX_CHARACTERS, Row, pieces
 
 CALCULATOR = re.compile(r"<<[^<>]*>>")
 
@@ -62,9 +63,9 @@ def asdiv(row: Row) -> Iterator[Example]:
 
 
 def mbpp(row: Row) -> Iterator[Example]:
-    tests = row.get("test_list")
-    if not isinstance(tests, list) or not tests:
-        raise row.damaged("field 'test_list' is not a list of tests")
+    tests = row.entries(row.get("test_list"), "test_list")
+    if not tests:
+        raise row.damaged("field 'test_list' is empty")
     kept = tuple(row.checked(test, "test_list") for test in tests)
     before = f"{row.text('test_setup_code')}\n" if row.value.get("test_setup_code") else ""
     task = f"{row.text('text', 'prompt')}\n{kept[0]}"
@@ -154,9 +155,7 @@ def piqa(row: Row) -> Iterator[Example]:
 def hellaswag(row: Row) -> Iterator[Example]:
     if row.value.get("label") == "":  # the published test set has no answers
         return
-    endings = row.get("endings")
-    if not isinstance(endings, list) or not endings:
-        raise row.damaged("field 'endings' is not a list")
+    endings = row.entries(row.get("endings"), "endings")
     choices = tuple(f" {row.checked(ending, 'endings').strip()}" for ending in endings)
     gold = choices[row.index("label", len(choices))]
     yield Example(row.text("ctx").strip(), gold, choices=choices)
@@ -165,7 +164,8 @@ def hellaswag(row: Row) -> Iterator[Example]:
 def boolq(row: Row) -> Iterator[Example]:
     if row.has("query"):  # passage and question in one, as evaluation suites keep it
         passage, _, question = row.text("query").rpartition("\nQuestion:")
-        choices = [row.checked(choice, "choices") for choice in row.get("choices")]
+        listed = row.entries(row.get("choices"), "choices")
+        choices = [row.checked(choice, "choices") for choice in listed]
         passage = passage.removeprefix("Passage:")
         yield asked(question, choices[row.index("gold", len(choices))], passage, *choices)
         return
@@ -173,12 +173,18 @@ def boolq(row: Row) -> Iterator[Example]:
 
 
 def text(row: Row) -> Iterator[Example]:
-    """Plain text: a field `text`, or a row that is a text; blank ones are skipped."""
+    """Plain text: a field `text`, or a row that is a text; blank ones are skipped.
+
+    One that is longer than any text may be is cut as a file of plain text is.
+    """
     content = row.value if isinstance(row.value, str) else row.get("text", "content", "story")
     if not isinstance(content, str):  # a number is no text, though it may be an answer
         raise row.damaged(f"field 'text' is {type(content).__name__}, text is expected")
-    if content.strip():
-        yield Example("", row.checked(content, "text"))
+    whole = len(content) <= MAX_CHARACTERS
+    numbered = enumerate(content.splitlines(keepends=True))
+    for text in [content] if whole else (piece for _, piece in pieces(numbered)):
+        if text.strip():
+            yield Example("", row.checked(text, "text"))
 
 
 def own(row: Row) -> Iterator[Example]:
@@ -202,25 +208,27 @@ def own(row: Row) -> Iterator[Example]:
 
 def _choices(row: Row, completion: str) -> tuple[str, ...]:
     """What the completion was chosen from, where a row says it."""
-    listed = row.value.get("choices") or []
-    if not isinstance(listed, list):
-        raise row.damaged("field 'choices' is not a list")
+    listed = row.entries(row.value.get("choices") or [], "choices")
     choices = tuple(row.checked(choice, "choices") for choice in listed)
+    row.refuse_long("".join(choices), "field 'choices'")
     if choices and completion not in choices:
         raise row.damaged("the completion is none of the choices")
     return choices
 
 
 def _conversation(row: Row) -> Example:
-    messages = row.get("messages")
-    if not isinstance(messages, list) or not messages:
-        raise row.damaged("field 'messages' is not a list of messages")
+    messages = row.entries(row.get("messages"), "messages")
+    row.refuse_long(json.dumps(messages, ensure_ascii=False, default=str), "field 'messages'")
     kept: list[dict[str, Any]] = []
     for number, message in enumerate(messages, start=1):
         inner = Row(message, row.path, f"{row.where}, message {number}")
         role = inner.text("role")
         if role not in ("system", "user", "assistant", "tool"):
             raise inner.damaged(f"role {role!r} is none of system, user, assistant, tool")
+        calls = inner.entries(inner.value.get("tool_calls") or [], "tool_calls")
+        named = [c.get("function") or c for c in calls if isinstance(c, Mapping)]
+        if sum(isinstance(call, Mapping) for call in named) < len(calls):
+            raise inner.damaged("field 'tool_calls' is not a list of objects")
         said = "" if inner.has("tool_calls") and not inner.has("content") else inner.text("content")
         kept.append({**inner.value, "content": said})
     if not any(message["role"] == "assistant" for message in kept):
@@ -233,12 +241,13 @@ def _conversation(row: Row) -> Example:
 def saved(row: Row) -> Iterator[Example]:
     """What `forge data fetch` wrote."""
     values = row.value if isinstance(row.value, Mapping) else {}
-    choices = values.get("choices") or []
-    if not isinstance(values.get("prompt"), str) or not isinstance(choices, list):
-        raise row.damaged("fields 'prompt' and 'choices' do not have the form that was written")
-    options = tuple(row.checked(choice, "choices") for choice in choices)
-    tests = tuple(row.checked(test, "tests") for test in values.get("tests") or [])
-    yield Example(values["prompt"], row.text("completion"), choices=options, tests=tests)
+    prompt = values.get("prompt")
+    if not isinstance(prompt, str):
+        raise row.damaged("field 'prompt' is not a text")
+    row.refuse_long(prompt, "field 'prompt'")
+    listed = [row.entries(values.get(name) or [], name) for name in ("choices", "tests")]
+    options, tests = (tuple(row.checked(item, "choices") for item in items) for items in listed)
+    yield Example(prompt, row.text("completion"), choices=options, tests=tests)
 
 
 def saved_kind(row: Row) -> str:

@@ -1,6 +1,7 @@
 """Rows from files: JSON, JSONL (also gzipped), CSV, plain text and, with pyarrow, Parquet.
 
-What is wrong with a file is said with its line and, for a wrong encoding, its byte.
+What is wrong with a file is said with its line and, for a wrong encoding, its byte. How much a row
+may hold is limited, so that no file takes more memory than the model that reads it.
 """
 
 from __future__ import annotations
@@ -9,19 +10,23 @@ import csv
 import gzip
 import io
 import itertools
-import json
+import math
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from agent_forge.errors import ConfigError, DamagedFile
+from agent_forge.config import strict_json
+from agent_forge.errors import ConfigError, DamagedFile, HostileInput
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".csv", ".txt", ".tokens", ".parquet")
 LINE_BYTES = 64 << 20
 JSON_BYTES = 1 << 30
+MAX_CHARACTERS = 1 << 18  # of a text that a model is given: a prompt, an answer, a conversation
+MAX_ENTRIES = 1000  # of a list in a row: choices, messages, tests
 PIECE_CHARACTERS = 2000  # plain text is cut at line ends into documents of about this size
+MAX_GROWTH, ALLOWED_GROWTH = 100, 1 << 20  # of a gzip: times its size, and bytes in any case
 END_LINE = "<|endoftext|>"
 UTF16 = (b"\xff\xfe", b"\xfe\xff")
 
@@ -34,8 +39,8 @@ class Row:
     path: Path
     where: str
 
-    def damaged(self, problem: str) -> DamagedFile:
-        return DamagedFile(self.path, f"{self.where}: {problem}")
+    def damaged(self, problem: str, hint: str = "") -> DamagedFile:
+        return DamagedFile(self.path, f"{self.where}: {problem}", hint=hint)
 
     def has(self, name: str) -> bool:
         return isinstance(self.value, Mapping) and self.value.get(name) is not None
@@ -55,6 +60,8 @@ class Row:
 
     def checked(self, value: Any, name: str) -> str:
         """A value as text with plain line ends; numbers and booleans are written out."""
+        if isinstance(value, float) and not math.isfinite(value):
+            raise self.damaged(f"field {name!r} is {value}, which is no number")
         if isinstance(value, bool):
             value = "yes" if value else "no"
         elif isinstance(value, int | float):
@@ -67,7 +74,25 @@ class Row:
             value.encode()
         except UnicodeEncodeError:
             raise self.damaged(f"field {name!r} has half a surrogate pair") from None
+        self.refuse_long(value, f"field {name!r}")
         return value.replace("\r\n", "\n").replace("\r", "\n")
+
+    def refuse_long(self, text: str, what: str) -> None:
+        if len(text) > MAX_CHARACTERS:
+            raise self.damaged(
+                f"{what} has {len(text):,} characters, at most {MAX_CHARACTERS:,} are read",
+                "split it into several rows",
+            )
+
+    def entries(self, value: Any, name: str) -> list[Any]:
+        """A value that has to be a list, of a sane length."""
+        if not isinstance(value, list):
+            raise self.damaged(f"field {name!r} is not a list")
+        if len(value) > MAX_ENTRIES:
+            raise self.damaged(
+                f"field {name!r} has {len(value):,} entries, at most {MAX_ENTRIES:,} are read"
+            )
+        return value
 
     def index(self, name: str, size: int) -> int:
         """A field that counts from 0 into `size` choices."""
@@ -79,6 +104,8 @@ class Row:
 
 def rows(path: Path) -> Iterator[Row]:
     """The rows of a file, by its suffix; a file without any is damaged."""
+    if path.exists() and not path.is_file():  # a pipe could be waited for without end
+        raise ConfigError(f"{path} is not a file", hint="save what comes from it in one")
     kinds = {".json": _json, ".csv": _csv, ".txt": _text, ".tokens": _text, ".parquet": _parquet}
     if path.name.endswith((".jsonl", ".jsonl.gz")):
         made = _jsonl(path)
@@ -95,7 +122,7 @@ def rows(path: Path) -> Iterator[Row]:
 def lines(path: Path) -> Iterator[tuple[int, str]]:
     """The lines of a text file with their numbers: UTF-8, of sane length, without NUL."""
     offset = 0
-    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as reader:
+    with _opened(path) as raw, gzip.open(raw) if path.suffix == ".gz" else raw as reader:
         for number in itertools.count(1):
             content = _line(reader, path, number)
             if not content:
@@ -113,10 +140,22 @@ def lines(path: Path) -> Iterator[tuple[int, str]]:
             if "\0" in text:
                 raise DamagedFile(path, f"line {number}: a NUL byte; it is no text file")
             offset += len(content)
+            if offset > ALLOWED_GROWTH and offset > MAX_GROWTH * raw.tell():
+                raise HostileInput(
+                    f"{path} grows more than {MAX_GROWTH}-fold when it is unpacked",
+                    hint="unpack it yourself and look at what it holds",
+                )
             yield number, text
 
 
-def _line(reader: io.BufferedIOBase, path: Path, number: int) -> bytes:
+def _opened(path: Path) -> BinaryIO:
+    try:
+        return path.open("rb")
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+
+
+def _line(reader: io.BufferedIOBase | BinaryIO, path: Path, number: int) -> bytes:
     try:
         content = reader.readline(LINE_BYTES + 1)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
@@ -128,8 +167,8 @@ def _line(reader: io.BufferedIOBase, path: Path, number: int) -> bytes:
 
 def _parse(text: str, path: Path, where: str) -> Any:
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
+        return strict_json.parse(text)
+    except ValueError as error:
         raise DamagedFile(path, f"{where}not readable as JSON ({error})") from None
 
 
@@ -167,20 +206,45 @@ def _csv(path: Path) -> Iterator[Row]:
 
 
 def _text(path: Path) -> Iterator[Row]:
-    """Documents of plain text: cut at end-of-text lines, else at line ends after some size."""
+    for start, piece in pieces(lines(path)):
+        yield Row({"text": piece}, path, f"line {start}")
+
+
+def pieces(numbered: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:
+    """Documents of plain text: cut at end-of-text lines, else at line ends after some size.
+
+    Each comes with the number of its first line.
+    """
     piece: list[str] = []
-    start, size = 1, 0
-    for number, line in lines(path):
-        ends = line.strip() == END_LINE
+    start, size = 0, 0
+    for number, part in ((n, part) for n, line in numbered for part in _short(line)):
+        ends = part.strip() == END_LINE
         if not ends:
-            piece.append(line)
-            size += len(line)
+            start = start or number
+            piece.append(part)
+            size += len(part)
         if ends or size >= PIECE_CHARACTERS:
-            if "".join(piece).strip():
-                yield Row({"text": "".join(piece)}, path, f"line {start}")
-            piece, start, size = [], number + 1, 0
-    if "".join(piece).strip():
-        yield Row({"text": "".join(piece)}, path, f"line {start}")
+            yield from _document(start, piece)
+            piece, start, size = [], 0, 0
+    yield from _document(start, piece)
+
+
+def _document(start: int, piece: list[str]) -> Iterator[tuple[int, str]]:
+    text = "".join(piece)
+    if text.strip():
+        yield start, text
+
+
+def _short(line: str) -> Iterator[str]:
+    """A line as it is; one without end is cut behind spaces."""
+    start = 0
+    if len(line) + PIECE_CHARACTERS > MAX_CHARACTERS:  # the lines before it may be as long
+        while len(line) - start > PIECE_CHARACTERS:
+            end = start + PIECE_CHARACTERS
+            end = line.rfind(" ", start, end) + 1 or end
+            yield line[start:end]
+            start = end
+    yield line[start:]
 
 
 def _parquet(path: Path) -> Iterator[Row]:

@@ -91,7 +91,10 @@ def csv_spectrum(folder: Path, wanted: str) -> Iterator[Example]:
     """CSV with quotes, commas and line ends in its cells, to be written as JSON."""
     for path in _files(folder, "csv_spectrum", "csvs/*.csv"):
         text = path.read_bytes().decode("utf-8", "replace")
-        records = list(csv.DictReader(text.splitlines(keepends=True)))
+        try:
+            records = list(csv.DictReader(text.splitlines(keepends=True)))
+        except csv.Error as error:
+            raise DamagedFile(path, f"not readable as CSV ({error})") from None
         prompt = f"CSV:\n{text.strip()}\n\nThe same as a JSON list of objects with text values:\n"
         yield Example(prompt, json.dumps(records, ensure_ascii=False), path.stem)
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from agent_forge.model.network import ForgeNetwork
 
+COLDEST = 0.001  # temperature that is told from 0: logits over less could overflow
 Decode = Callable[[Sequence[int]], str]
 
 
@@ -31,10 +32,12 @@ class Sampling:
     halt_threshold: float | None = None  # None = the model's own
 
     def __post_init__(self) -> None:
-        if self.temperature < 0 or self.top_k < 0 or not 0 < self.top_p <= 1:
-            raise ValueError("temperature and top_k are at least 0, top_p is above 0 and at most 1")
-        if self.max_new_tokens < 1:
-            raise ValueError("max_new_tokens is at least 1")
+        if self.temperature and not COLDEST <= self.temperature <= 1 / COLDEST:
+            raise ValueError(f"temperature is 0, or from {COLDEST} to {1 / COLDEST:.0f}")
+        if self.top_k < 0 or not 0 < self.top_p <= 1:
+            raise ValueError("top_k is at least 0, top_p is above 0 and at most 1")
+        if self.max_new_tokens < 1 or not 0 <= self.seed < 2**63:
+            raise ValueError("max_new_tokens is at least 1, seed is from 0 to 2**63 - 1")
 
 
 @dataclass

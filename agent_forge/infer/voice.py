@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from agent_forge.data.records import MAX_CHARACTERS
 from agent_forge.data.tokenizer import END_OF_TEXT, END_OF_TURN, SPECIAL, Tokenizer
 from agent_forge.errors import ConfigError
 from agent_forge.infer.generate import Sampling, choose, stream
@@ -39,14 +40,16 @@ def open_voice(ref: str | Path) -> Voice:
     return _Foreign(model, tokenizer, end_tokens(home_of(ref), model, tokenizer))
 
 
-def _text(text: str) -> str:
-    """Refuse what is no text: nothing at all, or bytes that are not UTF-8."""
+def check_prompt(text: str, what: str = "the prompt") -> str:
+    """The text, unless it is none: nothing at all, too much, or bytes that are not UTF-8."""
     if not text:
-        raise ConfigError("the prompt is empty")
+        raise ConfigError(f"{what} is empty")
+    if len(text) > MAX_CHARACTERS:
+        raise ConfigError(f"{what} has more than the {MAX_CHARACTERS:,} characters that are read")
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise ConfigError("the prompt is not UTF-8 text") from None
+        raise ConfigError(f"{what} is not UTF-8 text") from None
     return text
 
 
@@ -55,9 +58,10 @@ class _Own:
         self.model, self.tokenizer = model, tokenizer
 
     def complete(self, text: str, sampling: Sampling) -> Iterator[str]:
-        return self._say(self.tokenizer.encode(_text(text)), sampling)
+        return self._say(self.tokenizer.encode(check_prompt(text)), sampling)
 
     def reply(self, messages: Sequence[Message], sampling: Sampling) -> Iterator[str]:
+        check_prompt(messages[-1]["content"])
         return self._say(self.tokenizer.encode_chat(messages, reply=True), sampling)
 
     def _say(self, ids: list[int], sampling: Sampling) -> Iterator[str]:
@@ -74,10 +78,10 @@ class _Foreign:
         self.model, self.tokenizer, self.ends = model, tokenizer, ends
 
     def complete(self, text: str, sampling: Sampling) -> Iterator[str]:
-        return self._say(encode(self.tokenizer, _text(text), special=True), sampling)
+        return self._say(encode(self.tokenizer, check_prompt(text), special=True), sampling)
 
     def reply(self, messages: Sequence[Message], sampling: Sampling) -> Iterator[str]:
-        _text(messages[-1]["content"])
+        check_prompt(messages[-1]["content"])
         if self.tokenizer.chat_template:
             text = render(self.tokenizer, messages, reply=True)
             ids = encode(self.tokenizer, text, special=False)

@@ -5,6 +5,7 @@ Every problem comes with its remedy. Nothing but small samples of the weights is
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -13,13 +14,15 @@ import torch
 
 from agent_forge.errors import ConfigError, ForgeError
 from agent_forge.merge.combos import COMBO, combo_stages
-from agent_forge.merge.output import anonymous_bytes, need_bytes
+from agent_forge.merge.engine import Merged
+from agent_forge.merge.output import anonymous_bytes, need_bytes, refuse_existing, require_room
 from agent_forge.merge.plan import Parents, Plan, make_plan
 from agent_forge.merge.recipe import Recipe
 from agent_forge.merge.vocabulary import read_tokens, rows_of
 from agent_forge.model.load import check_tensors
 from agent_forge.model.weights import Weights, is_tied
 from agent_forge.store import files
+from agent_forge.store.names import require_writable
 
 SAMPLED_TENSORS = 8
 SAMPLED_ELEMENTS = 1 << 14
@@ -56,11 +59,14 @@ class Preflight:
 
     def require(self) -> Plan:
         """The plan, or the first error."""
-        for problem in self.problems:
-            if problem.level == "error":
-                raise problem.cause or ConfigError(problem.what, hint=problem.remedy)
+        for error in self.errors():
+            raise error
         assert self.plan is not None
         return self.plan
+
+    def errors(self) -> list[ForgeError]:
+        found = [problem for problem in self.problems if problem.level == "error"]
+        return [p.cause or ConfigError(p.what, hint=p.remedy) for p in found]
 
     def add(self, level: Literal["error", "warning", "note"], what: str, remedy: str = "") -> None:
         self.problems.append(Problem(level, what, remedy))
@@ -90,6 +96,22 @@ def preflight(recipe: Recipe, out: Path, parents: Parents | None = None) -> Pref
             _same_base(report, recipe, models)
             _forecast(report, report.plan, out)
     return report
+
+
+def check_target(
+    report: Preflight, folders: Sequence[Path], *, force: bool, max_ram: int | None
+) -> None:
+    """Add what the writer would refuse: a folder, the disk or the memory."""
+    if report.plan is None:
+        return
+    merged = Merged(report.plan)
+    try:
+        for folder in folders:
+            refuse_existing(folder, merged, force)
+            require_writable(folder.parent)
+        require_room(folders, merged, max_ram)
+    except ForgeError as error:
+        report.problems.append(Problem("error", str(error), error.hint, error))
 
 
 def _only(ref: str) -> dict[str, Any]:
@@ -227,9 +249,3 @@ def _forecast(report: Preflight, plan: Plan, out: Path) -> None:
         "seconds": round(count * inputs * (cost + HASH_AND_WRITE_NS) * 1e-9 + 0.5, 1),
         "memory_bytes": anonymous_bytes() + need_bytes(plan.specs),
     }
-    if nbytes > free:
-        report.add(
-            "error",
-            f"the result has {nbytes:,} bytes, the disk of {out} has {free:,} left",
-            "free some space, or write to another disk",
-        )

@@ -297,14 +297,19 @@ def filters(recipe: Recipe) -> Iterator[tuple[str, str]]:
 
 def read_recipe(path: Path) -> Recipe:
     """A recipe file: mergekit's YAML or ours. Models are named relative to the current folder."""
-    try:
-        return check(Recipe, read_one(path), str(path))
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    return check(Recipe, read_data(path), str(path))
+
+
+def read_data(path: Path) -> dict[str, Any]:
+    """What a recipe file says; keys that only carry an anchor for others are left out."""
+    data = read_one(path, Recipe.model_fields)
+    if not data:
+        raise ConfigError(f"{path} is empty, so it is no recipe")
+    return data
 
 
 def parse_recipe(text: str) -> Recipe:
-    return check(Recipe, parse_yaml(text, "recipe"), "recipe")
+    return check(Recipe, parse_yaml(text, "recipe", Recipe.model_fields), "recipe")
 
 
 def to_yaml(recipe: Recipe) -> str:

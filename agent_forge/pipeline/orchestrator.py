@@ -32,6 +32,7 @@ from agent_forge.errors import (
 )
 from agent_forge.phases import IMPLEMENTED, load_phase
 from agent_forge.phases.handoffs import RULES
+from agent_forge.pipeline import resources
 from agent_forge.pipeline.config import BEFORE, PipelineConfig, load_config
 from agent_forge.pipeline.environment import out_of_memory, prepare, snapshot, thread_count
 from agent_forge.pipeline.phase_run import Run, outputs_of, read_state, run_phase
@@ -114,9 +115,22 @@ class PipelineOrchestrator:
         return cls(getattr(self.config.phases, name), self.config)
 
     def plan(self, only: str | None = None, start: str | None = None) -> dict[str, Plan]:
-        """What each phase would do. A later phase plans without the models it will be handed."""
+        """What each phase would do, after a check of all that a new run could be refused for.
+
+        A later phase plans without the models it will be handed.
+        """
+        names = self.phase_names(only, start)
+        self.sessions.check_new(self.session_id)
+        if source := _source_of(names[0]):
+            raise HandoffRefused(
+                f"{source} -> {names[0]}: a new session has no models of {source}",
+                hint=f"begin with {source}, or go on with a session that has them: forge resume",
+            )
         prepare(self.config.runtime)
-        return {name: self.controller(name).plan(()) for name in self.phase_names(only, start)}
+        plans = {name: self.controller(name).plan(()) for name in names}
+        for name, plan in plans.items():
+            resources.require_for(plan, self.sessions.root / name, self.config)
+        return plans
 
     # -- running ----------------------------------------------------------------------------------
 
@@ -139,6 +153,7 @@ class PipelineOrchestrator:
         self._listeners = (*self._listeners, *listeners)
         device = prepare(self.config.runtime)
         if not self._resume:  # what cannot be done is refused before there is a session
+            self.sessions.check_new(self.session_id)
             for name in names:
                 self.controller(name).plan(())
         folder = self._session_folder({"only": only, "start": start})

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from agent_forge import platform
+from agent_forge.config import strict_json
 from agent_forge.errors import (
     CannotWrite,
     DamagedFile,
@@ -351,12 +352,12 @@ def _discard(path: Path) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Read JSON that we wrote; what cannot be read is damage, and is named."""
+    """Read JSON, ours or of a model; what cannot be read is damage, and is named."""
     with _read_errors(path):
         content = path.read_bytes()
     try:
-        return json.loads(content)
-    except (ValueError, RecursionError) as error:
+        return strict_json.parse(content.decode(json.detect_encoding(content), "surrogatepass"))
+    except ValueError as error:
         raise DamagedFile(path, f"not readable as JSON ({error})") from error
 
 

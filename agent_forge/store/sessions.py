@@ -29,6 +29,7 @@ CHANGING_PATIENCE_S = 60
 log = logging.getLogger(__name__)
 SESSION_FILE = "session.json"
 CONFIG_FILE = "config.yaml"
+REGISTRY = Path("registry") / "model_registry.db"
 
 
 class CleanupPolicy(Protocol):
@@ -55,7 +56,7 @@ class SessionStore:
     @cached_property
     def registry(self) -> ModelRegistry:
         """Opened, and made if need be, when it is first asked: looking creates nothing."""
-        return ModelRegistry(self.root / "registry" / "model_registry.db")
+        return ModelRegistry(self.root / REGISTRY)
 
     def create(
         self,
@@ -85,6 +86,14 @@ class SessionStore:
                 stage.write_bytes(SESSION_FILE, files.sealed(record))
             self.register(read_session(path))
         return path
+
+    def check_new(self, session_id: str | None) -> None:
+        """Refuse what `create` would refuse, and a root that cannot be written; makes nothing."""
+        names.require_writable(self.root)
+        if session_id is not None:
+            self._free_path(session_id, fixed=True)
+        if (self.root / REGISTRY).exists():
+            self.registry.get_all_sessions()
 
     @contextlib.contextmanager
     def changing(self) -> Iterator[None]:

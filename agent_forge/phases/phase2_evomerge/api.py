@@ -57,7 +57,7 @@ WANDB_PATIENCE_S = 30.0
 class Surroundings(Settings):
     """Where an evolution runs and what it leaves."""
 
-    seed: int = Field(42, ge=0, description="of every random choice")
+    seed: int = Field(42, ge=0, lt=2**63, description="of every random choice")
     base: str | None = Field(None, description="what the models were fine-tuned from")
     tokenizer: str | None = Field(
         None, description="folder with the tokenizer of networks in memory, if they name none"

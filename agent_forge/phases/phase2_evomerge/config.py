@@ -78,6 +78,19 @@ class EvoMergeSettings(EvolutionSettings, PhaseSettings):
         0.0, ge=0, description="stop after the generation in which this time is over; 0 = never"
     )
 
+    @property
+    def models_on_disk(self) -> int:
+        """The most models that an evolution has in files at once.
+
+        Survivors and merges of a generation are there until those of the next one are, the newest
+        saved best model before the oldest goes, and so the champion; a command as fitness gets a
+        model of its own.
+        """
+        merges = self.population_size if self.strategy == "ga" else max(0, self.triples)
+        generation = self.elite_count + merges + 1
+        best = min(self.keep_best_models, self.generations // self.checkpoint_every + 1)
+        return 2 * generation + best + 2 + (2 if self.fitness else 0)
+
     @field_validator("fitness_weights")
     @classmethod
     def _weights_are_known(cls, value: dict[str, float]) -> dict[str, float]:

@@ -41,6 +41,7 @@ from agent_forge.search.candidate import Candidate
 from agent_forge.search.candidate import lineage as ancestors
 from agent_forge.search.settings import ACTS_IN
 from agent_forge.store import files, lock
+from agent_forge.store.names import require_writable
 from agent_forge.track.journal import read_lines
 
 BEGUN = "evolution.json"  # what a folder was begun with
@@ -88,8 +89,19 @@ class Job:
         refuse_place(folder, [*parents, *([below] if below else [])])
         _refuse_fewer(folder, settings.generations)
         settings = _split_as_begun(settings, folder)
+        require_writable(folder)
         inputs = resolve(settings, parents, below, folder)
         return cls(settings, inputs, seed, folder, tuple(names or _names(parents)))
+
+    @property
+    def disk_bytes(self) -> int:
+        """What the evolution has on the disk at most."""
+        return self.settings.models_on_disk * self.inputs.nbytes // len(self.inputs.parents)
+
+    def require_room(self) -> None:
+        """Refuse an evolution that the disk cannot hold; what it has written is there already."""
+        written = files.tree_bytes(self.folder) if self.folder.exists() else 0
+        files.require_space(self.folder, max(0, self.disk_bytes - written))
 
 
 @dataclass(frozen=True)
@@ -152,6 +164,7 @@ def settings_of(
 def check_early(settings: EvoMergeSettings, folder: Path, parents: int) -> None:
     """What can be checked before the models are there: they may still have to be trained."""
     refuse_place(folder, [])
+    require_writable(folder)
     _refuse_fewer(folder, settings.generations)
     refuse_senseless(settings, splits_of(settings), parents)
 
@@ -178,9 +191,9 @@ def resumed(place: Path, gens: int | None, minutes: float | None) -> Job:
     """The evolution in a folder, with the settings that it was last run with."""
     folder, record = opened(place)
     begun = {**EvoMergeSettings.BEFORE, **record["settings"]}
-    settings = check(EvoMergeSettings, begun, str(folder / BEGUN))
     update: dict[str, Any] = {"generations": gens, "time_budget_minutes": minutes}
-    settings = settings.model_copy(update={k: v for k, v in update.items() if v is not None})
+    changed = {name: value for name, value in update.items() if value is not None}
+    settings = check(EvoMergeSettings, {**begun, **changed}, str(folder / BEGUN))
     _refuse_fewer(folder, settings.generations)
     inputs = resolve(settings, record["parents"], record["base"], folder)
     return Job(settings, inputs, record["seed"], folder, tuple(record["names"]))
@@ -194,7 +207,9 @@ def evolve(
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Evolved:
     """Run it, or go on with it, to the champion and the verdict."""
-    job.folder.mkdir(parents=True, exist_ok=True)
+    job.require_room()
+    with files.disk_errors(job.folder):
+        job.folder.mkdir(parents=True, exist_ok=True)
     with lock.held(job.folder):
         for note in job.inputs.notes:
             listen({"event": "note", "text": note})

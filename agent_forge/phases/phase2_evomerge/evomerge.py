@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from agent_forge.data.tokenizer import Tokenizer
 from agent_forge.errors import ConfigError, PhaseFailed
 from agent_forge.evals.domains import (
     Domain,
@@ -31,7 +32,8 @@ from agent_forge.evals.subject import Subject
 from agent_forge.evals.verdict import Comparison, Pair, judge
 from agent_forge.merge.preflight import preflight
 from agent_forge.merge.recipe import ModelInput, Recipe
-from agent_forge.model.folder import open_model, open_weights
+from agent_forge.model.folder import MODEL_TYPE, open_model, open_weights, read_config
+from agent_forge.model.load import open_tokenizer
 from agent_forge.model.weights import DEPTHS, Weights
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
 from agent_forge.phases.phase2_evomerge.fitness import (
@@ -41,6 +43,7 @@ from agent_forge.phases.phase2_evomerge.fitness import (
     is_function,
 )
 from agent_forge.phases.phase2_evomerge.run import EvolutionRun, Listener
+from agent_forge.phases.phase2_evomerge.twins import refuse_twins
 from agent_forge.search.candidate import lineage
 from agent_forge.search.continuous import pymoo
 from agent_forge.store import files
@@ -131,6 +134,8 @@ def resolve(
     report.require()
     notes = [f"{p.what}" for p in report.problems if p.level == "warning"]
     opened = [open_weights(ref) for ref in parents]
+    refuse_twins(opened)
+    _check_tokenizer(opened[0])
     if settings.layer_paths and not {*DEPTHS} & {*opened[0].config}:
         raise ConfigError(
             f"layer_paths: the config of {parents[0]} does not say how many layers it has",
@@ -146,6 +151,19 @@ def resolve(
     refuse_senseless(settings, splits, len(parents))
     notes += [*_what_can_be_seen(splits), *copies_told(splits.get("verdict", ()))]
     return Inputs(tuple(parents), base, splits, size, tuple(notes))
+
+
+def _check_tokenizer(first: Weights) -> None:
+    """Refuse parents without config or tokenizer; every candidate gets those of the first."""
+    if first.folder is None or not first.config:
+        raise ConfigError(
+            f"{first.label} has no config.json: there is nothing to put the weights into",
+            hint="give the folder of a whole model, or BASE+ADAPTER",
+        )
+    if read_config(first.folder)["model_type"] == MODEL_TYPE:
+        Tokenizer.load(first.folder)
+    else:
+        open_tokenizer(first.folder)
 
 
 def splits_of(settings: EvoMergeSettings) -> dict[str, list[Domain]]:

@@ -62,7 +62,7 @@ class EvoMergePhase(PhaseController):
         return Plan(
             candidates,
             weights,
-            disk_bytes=12 * 4 * weights + 10**7,
+            disk_bytes=c.models_on_disk * 4 * weights + 10**7,
             memory_bytes=6 * 4 * weights + 3 * 10**8,
             notes=notes,
         )

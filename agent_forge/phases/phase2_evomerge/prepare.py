@@ -50,10 +50,6 @@ def prepare(settings: EvoMergeSettings, inputs: Inputs, device: str, folder: Pat
     if "holdout" in inputs.splits and not settings.fitness:
         holdout = _on(settings, subject, inputs.splits["holdout"])
     hashes = tuple(w.sha256() for w in (*parents, *([base] if base else [])))
-    for i, digest in enumerate(hashes[: len(parents)]):
-        if digest in hashes[:i]:
-            twin = parents[hashes.index(digest)].label
-            raise ConfigError(f"{parents[i].label} has the same weights as {twin}")
     return Material(parents, base, subject, fitness, holdout, hashes)
 
 
@@ -71,11 +67,7 @@ def _refuse_damaged(weights: Weights) -> None:
 
 def _subject(first: Weights) -> Subject:
     """A network of the parents' shape, which every candidate is put into, and their tokenizer."""
-    if first.folder is None or not first.config:
-        raise ConfigError(
-            f"{first.label} has no config.json: there is nothing to put the weights into",
-            hint="give the base model of the adapters with --base",
-        )
+    assert first.folder is not None and first.config  # resolve() looked
     model = load_network(first.config, {name: first[name] for name in first}, first.label)
     ours = first.config["model_type"] == MODEL_TYPE
     names = {own_name(name) if ours else name for name in first}

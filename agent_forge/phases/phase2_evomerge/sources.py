@@ -10,6 +10,7 @@ from agent_forge.config.load import did_you_mean
 from agent_forge.config.phases import phase_folder
 from agent_forge.errors import ConfigError, NotFound
 from agent_forge.phases.phase1_cognate import NAMES
+from agent_forge.store.names import SAFE_NAME
 from agent_forge.store.sessions import SessionStore
 
 KNOWN = {
@@ -33,6 +34,8 @@ def locate(refs: Sequence[str], storage: Path) -> tuple[list[str], str | None]:
 
 def of_session(session: str, storage: Path) -> tuple[list[str], str] | None:
     """The specialists of a run and their trunk, if it has finished Phase 1."""
+    if not SAFE_NAME.fullmatch(session):
+        return None
     folder = storage / "sessions" / session / phase_folder("cognate")
     if not all((folder / name / "config.json").is_file() for name in (*NAMES, TRUNK)):
         return None

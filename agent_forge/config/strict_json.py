@@ -1,0 +1,72 @@
+"""JSON as other people write it: all numbers are finite, and nothing is nested without end.
+
+Python reads NaN and Infinity, which are no JSON, and 1e999 as infinity; further on each of them
+would become a wrong number instead of an error.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable
+from typing import Any
+
+MAX_DEPTH = 100  # of lists and objects within each other
+Pairs = Callable[[list[tuple[str, Any]]], Any]
+
+
+class _NoNumber(ValueError):
+    """A word that stands for no finite number."""
+
+
+def parse(text: str, pairs: Pairs | None = None) -> Any:
+    """The value of a JSON text, or a ValueError that says what is wrong with it.
+
+    `pairs` makes an object of its names and values.
+    """
+    decoder = _DECODER if pairs is None else _decoder(pairs)
+    try:
+        value = decoder.decode(text)
+    except _NoNumber as error:
+        where = _line(text, str(error)) if "\n" in text.strip() else ""
+        raise ValueError(f"{where}{error} is not a finite number") from None
+    except RecursionError:
+        raise ValueError(_TOO_DEEP) from None
+    if text.count("[") + text.count("{") > MAX_DEPTH and _is_deep(value):
+        raise ValueError(_TOO_DEEP)
+    return value
+
+
+def _is_deep(value: Any) -> bool:
+    level = [value] if isinstance(value, dict | list) else []
+    for _ in range(MAX_DEPTH):
+        holders = [v.values() if isinstance(v, dict) else v for v in level]
+        level = [v for holder in holders for v in holder if isinstance(v, dict | list)]
+        if not level:
+            return False
+    return True
+
+
+def _refuse(word: str) -> float:
+    raise _NoNumber(word)
+
+
+def _finite(word: str) -> float:
+    value = float(word)
+    return value if math.isfinite(value) else _refuse(word)
+
+
+def _decoder(pairs: Pairs | None = None) -> json.JSONDecoder:
+    return json.JSONDecoder(object_pairs_hook=pairs, parse_constant=_refuse, parse_float=_finite)
+
+
+_DECODER = _decoder()
+_TOO_DEEP = f"nested deeper than {MAX_DEPTH} levels"
+
+
+def _line(text: str, word: str) -> str:
+    """Where a word stands that is no part of a string."""
+    found = re.finditer(rf'"(?:[^"\\]|\\.)*"|{re.escape(word)}', text)
+    place = next(match.start() for match in found if match.group() == word)
+    return f"line {text.count(chr(10), 0, place) + 1}: "

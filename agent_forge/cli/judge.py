@@ -246,6 +246,7 @@ def _levels(text: str) -> tuple[int, int]:
 
 def _measured(model: Path, domains: Sequence[Domain], quiet: bool) -> list[Outcome]:
     """The outcome of every domain, with progress for who waits."""
+    from agent_forge.errors import DamagedFile, NotFinite
     from agent_forge.evals.subject import open_subject
     from agent_forge.track.progress import make_progress
 
@@ -261,7 +262,10 @@ def _measured(model: Path, domains: Sequence[Domain], quiet: bool) -> list[Outco
             def step(done: int, total: int, what: str = what) -> None:
                 view({"event": "step", "phase": what, "step": done, "total": total})
 
-            outcomes.append(subject.measure(prepared, progress=step))
+            try:
+                outcomes.append(subject.measure(prepared, progress=step))
+            except NotFinite as error:
+                raise DamagedFile(model, str(error)) from error
     return outcomes
 
 

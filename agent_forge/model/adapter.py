@@ -123,6 +123,8 @@ def _split(
     halves: dict[str, dict[str, Tensor]] = {}
     replaced: dict[str, Tensor] = {}
     for key, tensor in tensors.items():
+        if not tensor.is_floating_point():
+            raise DamagedFile(path, f"{key!r} holds no weights but whole numbers")
         name = BETWEEN.sub(".", key.removeprefix(PREFIX))
         match = re.fullmatch(r"(.*)\.lora_([AB])(?:\.default)?\.weight", name)
         target = f"{match.group(1)}.weight" if match else name
@@ -137,6 +139,8 @@ def _split(
     for name, pair in halves.items():
         if set(pair) != {"A", "B"}:
             raise DamagedFile(path, f"one half of the update of {name!r} is missing")
+        if f"{PREFIX}{name}" in tensors:  # peft would leave it out
+            raise DamagedFile(path, f"it holds an update of {name!r}, and {name!r} itself")
     return {name: (pair["A"], pair["B"]) for name, pair in halves.items()}, replaced
 
 

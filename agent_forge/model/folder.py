@@ -26,7 +26,7 @@ CONFIG = "config.json"
 RECORDS = (
     *(CONFIG, "tokenizer_config.json", "generation_config.json", "processor_config.json"),
     *("preprocessor_config.json", "video_preprocessor_config.json", "special_tokens_map.json"),
-    *("added_tokens.json", "adapter_config.json"),
+    *("added_tokens.json", "adapter_config.json", "metadata.json"),
 )
 RECORD_BYTES = 16 << 20
 # A tokenizer has at least one of these, whoever made it.
@@ -47,6 +47,7 @@ def refuse_code(folder: Path) -> None:
         record = files.read_json(path)
         if not isinstance(record, dict):
             raise DamagedFile(path, "not a record")
+        files.refuse_newer(path, record)
         for key, value in entries(record):
             if isinstance(value, float) and not math.isfinite(value):
                 raise DamagedFile(path, f"{key} is {value}")
@@ -96,7 +97,7 @@ def home_of(ref: str | Path) -> Path:
     """The folder that has config and tokenizer of a model: of an adapter, that of its base."""
     from agent_forge.model.adapter import is_adapter, read_settings
 
-    path = Path(ref).expanduser()
+    path = _path(ref)
     if not path.exists() and "+" in str(ref):
         return home_of(str(ref).rpartition("+")[0])
     if path.is_file():
@@ -116,17 +117,24 @@ def home_of(ref: str | Path) -> Path:
     return Path(base)
 
 
+def _path(ref: str | Path) -> Path:
+    try:
+        return Path(ref).expanduser()
+    except RuntimeError as error:
+        raise NotFound(f"{ref}: {error}") from None
+
+
 def open_weights(ref: str | Path) -> Weights:
     """The tensors of a model, read when asked for; `base+adapter` puts a LoRA adapter on a base."""
     from agent_forge.model.adapter import adapt, is_adapter
     from agent_forge.model.weights import INDEX, SINGLE, read_index, read_shards
 
     text = str(ref)
-    path = Path(text).expanduser()
+    path = _path(text)
     if not path.exists() and "+" in text:
         base, _, adapter = text.rpartition("+")
-        refuse_code(Path(adapter).expanduser())
-        return adapt(open_weights(base), Path(adapter).expanduser())
+        refuse_code(_path(adapter))
+        return adapt(open_weights(base), _path(adapter))
     if not path.exists():
         raise NotFound(f"{text} does not exist", hint="a model is a folder or file on this machine")
     if path.is_file():

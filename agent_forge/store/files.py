@@ -353,6 +353,8 @@ def _discard(path: Path) -> None:
 
 def read_json(path: Path) -> Any:
     """Read JSON, ours or of a model; what cannot be read is damage, and is named."""
+    if path.exists() and not path.is_file():  # a pipe would never end
+        raise DamagedFile(path, "not a file")
     with _read_errors(path):
         content = path.read_bytes()
     try:
@@ -463,8 +465,9 @@ def reading(path: Path, read: Callable[[Path], T]) -> T:
 
 
 def _manifest_bytes(directory: Path) -> bytes | None:
+    path = directory / MANIFEST
     with contextlib.suppress(OSError):
-        return (directory / MANIFEST).read_bytes()
+        return path.read_bytes() if path.is_file() else None
     return None
 
 

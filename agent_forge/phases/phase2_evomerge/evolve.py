@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from agent_forge.errors import (
     ConfigError,
     DamagedFile,
     ForgeError,
+    NotFinite,
     NotFound,
     PhaseFailed,
 )
@@ -49,6 +51,10 @@ CHAMPION = "champion"
 GIVEN = "parent_"  # begins the folders of networks that were given in memory
 BARS = " .:-=+*#%@"
 AUTO = "auto"
+LINEAGE_ERRORS = (
+    *(ArithmeticError, AttributeError, LookupError, TypeError, ValueError),
+    *(NotFinite, RuntimeError),
+)
 PRESETS: dict[str, dict[str, Any]] = {
     "fast": {"generations": 20, "population_size": 4, "fitness_subset_size": 100},
     "production": {
@@ -181,10 +187,25 @@ def opened(place: Path) -> tuple[Path, dict[str, Any]]:
     folder = place if place.is_dir() else place.parent
     if not (folder / BEGUN).is_file():
         raise NotFound(f"{folder} holds no evolution", hint=f"it would have a file {BEGUN}")
-    record = files.read_sealed(folder / BEGUN)
+    record = _begun(folder)
     if place.is_file() and files.read_sealed(place).get("fingerprint") != record["fingerprint"]:
         raise ConfigError(f"{place} is of another evolution than the one in its folder")
     return folder, record
+
+
+def _begun(folder: Path) -> dict[str, Any]:
+    """What an evolution was begun with."""
+    record = files.read_sealed(folder / BEGUN)
+    texts = [*(record.get("parents") or [None]), *(record.get("names") or [None])]
+    if not (
+        all(isinstance(text, str) for text in texts)
+        and isinstance(record.get("settings"), dict)
+        and isinstance(record.get("base"), str | None)
+        and isinstance(record.get("seed"), int)
+        and isinstance(record.get("fingerprint"), str)
+    ):
+        raise DamagedFile(folder / BEGUN, "not what an evolution was begun with")
+    return record
 
 
 def resumed(place: Path, gens: int | None, minutes: float | None) -> Job:
@@ -267,7 +288,9 @@ def replay(lineage: Path, target: Path) -> str:
             raise ConfigError(f"{weights.label} is not the model that the lineage names")
     scratch = target.parent / f".{target.name}.weights"
     try:
-        written = write(Nursery(models, base, known, scratch).weights(record["key"]), target)
+        with _as_damage(lineage):
+            weights = Nursery(models, base, known, scratch).weights(record["key"])
+        written = write(weights, target)
     finally:
         if scratch.exists():
             files.remove_tree(scratch, target.parent)
@@ -279,21 +302,32 @@ def _lineage(path: Path) -> tuple[dict[str, Any], dict[str, Candidate]]:
     if not path.is_file():
         raise NotFound(f"there is no file {path}", hint="a champion has its lineage.json beside it")
     record = files.read_json(path)
-    try:
+    with _as_damage(path):
         record = record.get("lineage", record)  # or the metadata of a pipeline's champion
         known = {data["key"]: Candidate.from_json(data) for data in record["candidates"]}
         models = [(source["model"], source["sha256"]) for source in record["models"]]
-        parents = models[:-1] if record["has_base"] else models
+        parents = range(len(models) - {False: 0, True: 1}[record["has_base"]])
         for made in ancestors(known, record["key"]):  # all of them are there
-            if made.kind == "parent":
-                _ = parents[made.operation["index"]]
-    except (AttributeError, LookupError, TypeError, ValueError) as error:
-        raise DamagedFile(
-            path,
-            f"not the lineage of a champion ({type(error).__name__}: {error})",
-            hint="give the lineage.json beside a champion",
-        ) from error
+            if made.kind == "parent" and made.operation["index"] not in parents:
+                raise ValueError(f"there is no parent {made.operation['index']}")
     return record, known
+
+
+@contextlib.contextmanager
+def _as_damage(path: Path) -> Iterator[None]:
+    """Whatever goes wrong with a lineage that we did not write is about the lineage."""
+    try:
+        yield
+    except LINEAGE_ERRORS as error:
+        raise _no_lineage(path, error) from error
+
+
+def _no_lineage(path: Path, error: Exception) -> DamagedFile:
+    return DamagedFile(
+        path,
+        f"not the lineage of a champion ({type(error).__name__}: {error})",
+        hint="give the lineage.json beside a champion",
+    )
 
 
 def refuse_place(folder: Path, models: Sequence[str]) -> None:
@@ -337,7 +371,7 @@ def _split_as_begun(settings: EvoMergeSettings, folder: Path) -> EvoMergeSetting
     if "split_by" in settings.model_fields_set or not (folder / BEGUN).is_file():
         return settings
     try:
-        record = files.read_sealed(folder / BEGUN)
+        record = _begun(folder)
     except DamagedFile:  # it is written anew; the journal refuses other items than its own
         return settings
     begun = {**EvoMergeSettings.BEFORE, **record["settings"]}

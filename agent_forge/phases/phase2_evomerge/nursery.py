@@ -174,6 +174,9 @@ class Nursery:
     def weights(self, key: str) -> Weights:
         """A candidate as weights that can be written; all of it is in memory."""
         made = dict(self.tensors(key))
+        for name, tensor in made.items():
+            if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+                raise NotFinite(f"{name} of candidate {key[:8]} holds NaN or infinity")
         first, layers = self.parents[0], self.layers_of(key)
         config = first.config if layers is None else with_layers(first.config, layers)
         return Weights(self.specs_of(key), made.__getitem__, config=config, folder=first.folder)

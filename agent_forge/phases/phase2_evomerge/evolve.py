@@ -10,7 +10,7 @@ from typing import Any
 from agent_forge.config.load import check, did_you_mean, parse_set, read_one
 from agent_forge.config.load import merge as join
 from agent_forge.errors import AlreadyExists, ConfigError, DamagedFile, NotFound, PhaseFailed
-from agent_forge.merge.output import write
+from agent_forge.merge.output import Progress, write
 from agent_forge.merge.weights import open_weights
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
 from agent_forge.phases.phase2_evomerge.evomerge import (
@@ -27,16 +27,15 @@ from agent_forge.phases.phase2_evomerge.evomerge import (
     splits_of,
 )
 from agent_forge.phases.phase2_evomerge.nursery import Nursery
+from agent_forge.phases.phase2_evomerge.records import BEGUN, read_journal
 from agent_forge.phases.phase2_evomerge.run import CACHE, JOURNAL, EvolutionRun
 from agent_forge.phases.phase2_evomerge.sources import locate
 from agent_forge.phases.phase2_evomerge.staff import crew_of
 from agent_forge.search.candidate import Candidate
 from agent_forge.search.candidate import lineage as ancestors
 from agent_forge.search.settings import ACTS_IN
-from agent_forge.store import files, lock
-from agent_forge.track.journal import read_lines
+from agent_forge.store import files, lock, places
 
-BEGUN = "evolution.json"  # what a folder was begun with
 CHAMPION = "champion"
 GIVEN = "parent_"  # begins the folders of networks that were given in memory
 BARS = " .:-=+*#%@"
@@ -169,6 +168,7 @@ def opened(place: Path) -> tuple[Path, dict[str, Any]]:
 def resumed(place: Path, gens: int | None, minutes: float | None) -> Job:
     """The evolution in a folder, with the settings that it was last run with."""
     folder, record = opened(place)
+    places.require_writable(folder)
     settings = check(EvoMergeSettings, record["settings"], str(folder / BEGUN))
     update: dict[str, Any] = {"generations": gens, "time_budget_minutes": minutes}
     settings = settings.model_copy(update={k: v for k, v in update.items() if v is not None})
@@ -184,9 +184,14 @@ def evolve(
     listen: Callable[[dict[str, Any]], None] = lambda record: None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Evolved:
-    """Run it, or go on with it, to the champion and the verdict."""
-    job.folder.mkdir(parents=True, exist_ok=True)
+    """Run it, or go on with it, to the champion and the verdict.
+
+    `listen` is told "begun" when the evolution is one that can go on after whatever happens.
+    """
+    with files.disk_errors(job.folder):
+        files.disk.make_directory(job.folder)
     with lock.held(job.folder):
+        files.sweep(job.folder)
         for note in job.inputs.notes:
             listen({"event": "note", "text": note})
         material = prepare(job.settings, job.inputs, device, job.folder)
@@ -201,6 +206,7 @@ def evolve(
             should_stop=should_stop,
         )
         _begin(job, run.fingerprint)
+        listen({"event": "begun"})
         run.run()
         champion = run.search.champion
         if champion is None:
@@ -225,22 +231,24 @@ def evolve(
         )
 
 
-def replay(lineage: Path, target: Path) -> str:
+def replay(lineage: Path, target: Path, progress: Progress | None = None) -> str:
     """Make a champion again from its lineage; returns the sha256 of its weights."""
     if target.exists():
         raise AlreadyExists(f"{target} exists", hint="name a folder that does not")
+    places.require_writable(target.parent)
     record, known = _lineage(lineage)
     models = [open_weights(source["model"]) for source in record["models"]]
     for weights, source in zip(models, record["models"], strict=True):
         if weights.sha256() != source["sha256"]:
             raise ConfigError(f"{weights.label} is not the model that the lineage names")
     base = models.pop() if record["has_base"] else None
-    scratch = target.parent / f".{target.name}.weights"
+    scratch = places.nearest(target.parent) / f".{target.name}.weights"
     try:
-        written = write(Nursery(models, base, known, scratch).weights(record["key"]), target)
+        made = Nursery(models, base, known, scratch).weights(record["key"])
+        written = write(made, target, progress=progress)
     finally:
         if scratch.exists():
-            files.remove_tree(scratch, target.parent)
+            files.remove_tree(scratch, scratch.parent)
     return next(iter(written.sha256.values()))
 
 
@@ -267,7 +275,7 @@ def _lineage(path: Path) -> tuple[dict[str, Any], dict[str, Candidate]]:
 
 
 def refuse_place(folder: Path, models: Sequence[str]) -> None:
-    """Refuse a folder in which an evolution could replace or mix with what is not its own."""
+    """Refuse a folder that cannot be written, or in which it could replace what is not its own."""
     here, other = folder.resolve(), "name another folder with --output-dir"
     there = next(place for place in (here, *here.parents) if place.exists())
     if not there.is_dir():
@@ -281,17 +289,15 @@ def refuse_place(folder: Path, models: Sequence[str]) -> None:
                 relation = "holds" if inside else "is" if here == place else "lies in"
                 raise ConfigError(f"{folder} {relation} the model {place}", hint=other)
     names = {path.name for path in here.iterdir()} if here.exists() else set()
-    if names & {BEGUN, JOURNAL}:
-        return
     strange = sorted(n for n in names - {lock.LOCK_FILE, CACHE} if not n.startswith((GIVEN, ".")))
-    if strange:
+    if strange and not names & {BEGUN, JOURNAL}:
         raise ConfigError(f"{folder} is no evolution and holds {strange[0]}", hint=other)
+    places.require_writable(folder)
 
 
 def _refuse_fewer(folder: Path, generations: int) -> None:
     """Refuse to end before what a folder already holds: its champion would be replaced."""
-    path = folder / JOURNAL
-    records = [record for _, record in read_lines(path, 0)] if path.exists() else []
+    records = read_journal(folder / JOURNAL)
     done = max((r["generation"] for r in records if r["record"] == "distances"), default=0)
     if generations < done:
         raise ConfigError(

@@ -126,10 +126,27 @@ class PhaseFailed(ForgeError):
     """A phase ended without success."""
 
 
+class Gone(ForgeError):
+    """A file or folder that was there when the work began has disappeared under it."""
+
+    exit_code = 5
+
+    def __init__(self, path: Path, *, hint: str = "") -> None:
+        while not path.parent.exists() and path != path.parent:
+            path = path.parent
+        super().__init__(f"{path} is gone: it was removed or moved meanwhile", hint=hint)
+
+
 class Interrupted(ForgeError):
     """Stopped on request, with everything saved."""
 
     exit_code = 130
+
+
+class Cancelled(Interrupted):
+    """Stopped on request, with nothing that could be resumed."""
+
+    exit_code = 1
 
 
 class Busy(ForgeError):

@@ -13,11 +13,15 @@ import signal
 import struct
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import psutil
+
+from agent_forge.errors import Interrupted
 
 try:
     import fcntl
@@ -167,6 +171,55 @@ def has_ended(pid: int) -> bool:
     import psutil
 
     return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+
+
+# -- requests to stop -----------------------------------------------------------------------------
+
+STOP_SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")  # Windows has no SIGHUP
+LEAVING = (KeyboardInterrupt, SystemExit, Interrupted)
+
+
+@contextlib.contextmanager
+def on_stop_signals(handle: Callable[[str], None]) -> Iterator[None]:
+    """Call `handle` with the name of every signal that asks to stop while the block runs.
+
+    Only the main thread may, so only it does. A SIGHUP that is ignored (nohup) stays ignored.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def told(number: int, frame: FrameType | None) -> None:
+        _forget_lost_terminal()
+        handle(signal.Signals(number).name)
+
+    kinds = [getattr(signal, name) for name in STOP_SIGNALS if hasattr(signal, name)]
+    before = {kind: signal.getsignal(kind) for kind in kinds}
+    if before.get(getattr(signal, "SIGHUP", None)) == signal.SIG_IGN:
+        del before[signal.SIGHUP]
+    try:
+        for kind in before:
+            signal.signal(kind, told)
+        yield
+    finally:
+        for kind, handler in before.items():
+            signal.signal(kind, handler or signal.SIG_DFL)
+
+
+def _forget_lost_terminal() -> None:
+    """Have output go nowhere if its terminal has hung up: every write to it would be an error."""
+    for fd in (1, 2):
+        try:
+            os.write(fd, b"")
+        except OSError as error:
+            if error.errno == errno.EIO:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), fd)
+
+
+def interrupt(name: str) -> None:
+    """Raise KeyboardInterrupt with the name of a signal, unless one is being cleaned up after."""
+    if not isinstance(sys.exc_info()[1], LEAVING):
+        raise KeyboardInterrupt(name)
 
 
 # -- what the sandbox asks of Linux ---------------------------------------------------------------

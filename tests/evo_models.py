@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import scipy.stats  # noqa: F401 - takes a second, and forks have it then
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -16,6 +17,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
 from agent_forge.phases.phase2_evomerge.evolve import Job
+from tests.command_line import start
 from tests.test_judge import byte_tokenizer
 
 PARENTS = ("twice", "add", "next")  # in no order that a file would sort them into
@@ -93,6 +95,27 @@ def _learn(model: nn.Module, pairs: Sequence[tuple[str, str]], steps: int, rate:
 
 def files_of(root: Path) -> list[str]:
     return [str(root / f"{name}.jsonl") for name in PARENTS]
+
+
+def evo_line(*more: str, models: Path | None = None) -> list[str]:
+    """`forge evo` of the three, or of copies of them, into the folder x; generation 0 alone."""
+    root = models or family()
+    line = ["evo", "--base-models", ",".join(str(root / name) for name in PARENTS)]
+    line += ["--base", str(root / "base"), "--gens", "0", "--seed", "1", "--output-dir", "x"]
+    for path in files_of(family()):
+        line += ["--data", path]
+    for item in ("fitness_subset_size=8", "verdict_items=8", "strategy=spec"):
+        line += ["--set", item]
+    return [*line, *more]
+
+
+@functools.cache
+def evolved() -> Path:
+    """What `evo_line` leaves if nobody interrupts it; not to be changed."""
+    place = Path(_folder().name) / "evolved"
+    place.mkdir()
+    assert start(place, evo_line()).ended().code == 0
+    return place / "x"
 
 
 def job(folder: Path, *, base: bool = True, seed: int = 1, **settings: Any) -> Job:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import shlex
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from agent_forge.cli.config import JSON, MAX_SEED, SETS
+from agent_forge.cli.merge import whole_or_nothing
 from agent_forge.cli.output import emit_json, emit_table
-from agent_forge.errors import ConfigError
+from agent_forge.cli.run import EVOLUTION, conduct, named
+from agent_forge.errors import Cancelled, ConfigError, Interrupted
 
 if TYPE_CHECKING:
     from agent_forge.phases.phase2_evomerge.evolve import Evolved, Job
@@ -75,45 +80,78 @@ def evo(
     """Evolve models into one. Without arguments: the newest Phase 1, or three small ones first."""
     if context.invoked_subcommand:
         return
-    from agent_forge.phases.phase2_evomerge import evolve
-
-    place = _device(device)
     if resume is not None:
         if base_models or base or data or config or sets or output_dir or seed is not None:
             raise ConfigError(
                 "--resume goes on with the models, data and settings that it was begun with",
                 hint="beside it only --gens, --time-budget and --device can be given",
             )
-        job = evolve.resumed(resume, gens, time_budget)
-    else:
-        changes: dict[str, Any] = {"generations": gens, "time_budget_minutes": time_budget}
-        changes["data"] = [str(path) for path in data] or None
-        given = {key: value for key, value in changes.items() if value is not None}
+        with _interruptible(resume if resume.is_dir() else resume.parent, dry_run):
+            from agent_forge.phases.phase2_evomerge.evolve import resumed
+
+            _do(resumed(resume, gens, time_budget), _device(device), dry_run, as_json)
+        return
+    changes: dict[str, Any] = {"generations": gens, "time_budget_minutes": time_budget}
+    changes["data"] = [str(path) for path in data] or None
+    given = {key: value for key, value in changes.items() if value is not None}
+    storage = Path(os.environ.get("FORGE_STORAGE", "storage"))
+    refs = _listed(base_models)
+    folder = output_dir or Path("evomerge")
+    with _interruptible(folder, dry_run):
+        from agent_forge.phases.phase2_evomerge import evolve
+
+        place = _device(device)
         settings = evolve.settings_of(config, sets, given)
-        storage = Path(os.environ.get("FORGE_STORAGE", "storage"))
-        refs = [ref.strip() for ref in base_models.split(",")] if base_models.strip() else []
-        if not all(refs):
-            raise ConfigError(f"--base-models {base_models!r} has nothing between two commas")
-        folder = output_dir or Path("evomerge")
         if not refs:
             evolve.check_early(settings, folder, SPECIALISTS)
-            refs = [_something_to_evolve(storage, device, as_json, dry_run)]
+    if not refs:
+        refs = [_something_to_evolve(storage, device, as_json, dry_run)]
+    with _interruptible(folder, dry_run):
         job = evolve.Job.of(settings, refs, base, 42 if seed is None else seed, folder, storage)
-    if dry_run:
-        _plan(job, as_json)
-        return
-    _run(job, place, as_json)
+        _do(job, place, dry_run, as_json)
 
 
-def _run(job: Job, device: str, as_json: bool) -> None:
-    from agent_forge.phases.phase2_evomerge.evolve import evolve
+def _listed(base_models: str) -> list[str]:
+    refs = [ref.strip() for ref in base_models.split(",")] if base_models.strip() else []
+    if not all(refs):
+        raise ConfigError(f"--base-models {base_models!r} has nothing between two commas")
+    return refs
 
-    watch = (lambda record: None) if as_json else _Watch()
+
+@contextlib.contextmanager
+def _interruptible(folder: Path, dry_run: bool) -> Iterator[None]:
+    """End an interrupt with the command that goes on, if the folder holds what can go on."""
     try:
-        _report(evolve(job, device=device, listen=watch), as_json)
-    except KeyboardInterrupt:
-        typer.echo(f"stopped; next: forge evo --resume {job.folder}", err=True)
-        raise typer.Exit(130) from None
+        yield
+    except (KeyboardInterrupt, Interrupted) as error:
+        if dry_run or not (folder / EVOLUTION).is_file():
+            raise Cancelled("interrupted: nothing was begun") from None
+        why = str(error) if isinstance(error, Interrupted) else "left at once"
+        raise Interrupted(
+            f"paused: {why}; what was measured is saved",
+            hint=f"forge evo --resume {shlex.quote(str(folder))}",
+        ) from None
+
+
+def _do(job: Job, device: str, dry_run: bool, as_json: bool) -> None:
+    """The evolution, or what it would be. From when it has begun a signal is a request to stop."""
+    if dry_run:
+        return _plan(job, as_json)
+    from agent_forge.phases.phase2_evomerge.evolve import evolve
+    from agent_forge.pipeline.stopping import Stopper
+
+    stopper = Stopper()
+    stopper.watch(job.folder)
+    watch = (lambda record: None) if as_json else _Watch()
+    with contextlib.ExitStack() as stack:
+
+        def listen(record: dict[str, Any]) -> None:
+            if record["event"] == "begun":
+                stack.enter_context(stopper.on_signals())
+            with contextlib.suppress(OSError):  # the terminal is gone: the work goes on
+                watch(record)
+
+        _report(evolve(job, device=device, listen=listen, should_stop=stopper), as_json)
 
 
 def _device(device: str) -> str:
@@ -132,13 +170,14 @@ def replay(
     as_json: bool = JSON,
 ) -> None:
     """Make a champion again from its parents, byte by byte."""
-    from agent_forge.phases.phase2_evomerge.evolve import replay as make_again
+    with whole_or_nothing(target) as progress:
+        from agent_forge.phases.phase2_evomerge.evolve import replay as make_again
 
-    written = make_again(lineage, target)
-    if as_json:
-        emit_json(folder=str(target), sha256=written)
-        return
-    print(f"{target}: {written}")
+        written = make_again(lineage, target, progress)
+        if as_json:
+            emit_json(folder=str(target), sha256=written)
+            return
+        print(f"{target}: {written}")
 
 
 class _Watch:
@@ -200,17 +239,20 @@ def _train(storage: Path, device: str, quiet: bool) -> str:
     """A short Phase 1, about a minute and a half on two cores."""
     from agent_forge.errors import PhaseFailed
     from agent_forge.pipeline.config import load_config
-    from agent_forge.pipeline.orchestrator import PipelineOrchestrator
-    from agent_forge.track.progress import make_progress
 
     sets = [f"phases.cognate.{change}" for change in QUICK]
     sets += [f"runtime.device={device}", f"storage.root={storage}"]
     settings = load_config(preset="tiny", sets=tuple(sets))
-    with make_progress("none" if quiet else "auto") as display:
-        outcome = PipelineOrchestrator(config=settings).run(only="cognate", listeners=[display])
+    outcome = conduct("none" if quiet else "auto", config=settings, only="cognate")
+    session = str(outcome["session_id"])
+    if outcome["exit_code"] == Interrupted.exit_code:
+        raise Interrupted(
+            f"{outcome['status']}: {outcome['error']} of training three specialists",
+            hint=f"forge resume {named(storage, session)}, then forge evo again",
+        )
     if not outcome["success"]:
         raise PhaseFailed(str(outcome["error"]), hint=str(outcome["hint"]))
-    return str(outcome["session_id"])
+    return session
 
 
 def _plan(job: Job, as_json: bool) -> None:

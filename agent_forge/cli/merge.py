@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from agent_forge import platform
 from agent_forge.cli.config import JSON, MAX_SEED, SETS
 from agent_forge.cli.output import emit_json, emit_table, plain, size
+from agent_forge.errors import Cancelled
 
 if TYPE_CHECKING:
     from agent_forge.merge.output import Written
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from agent_forge.merge.recipe import Recipe
 
 EVERY_S = 10.0
+Progress = Callable[[str, int, int], None]  # tensor, bytes done, bytes in all
 
 
 def merge(
@@ -53,27 +56,42 @@ def merge(
     """Merge models into one, or check whether they can be merged (--dry-run)."""
     out, given = _given(paths, models, method, combo, base, seed)
     every = given.get("combo") == "all"
-    recipe = _recipe({**given, "combo": 0} if every else given, sets, paths)
-    from agent_forge.merge.combos import ALL, combo_name
-    from agent_forge.merge.preflight import check_target, preflight
+    with whole_or_nothing(out) as written:
+        recipe = _recipe({**given, "combo": 0} if every else given, sets, paths)
+        from agent_forge.merge.combos import ALL, combo_name
+        from agent_forge.merge.preflight import check_target, preflight
 
-    report = preflight(recipe, out)
-    limit = None if max_ram is None else int(max_ram * 1e6)
-    folders = [out / combo_name(n) for n in ALL] if every else [out]
-    check_target(report, folders, force=force, max_ram=limit)
-    if dry_run:
-        _show(report, recipe, as_json)
-        errors = report.errors()
-        raise typer.Exit(errors[0].exit_code if errors else 0)
-    report.require()
-    for problem in report.problems:
-        typer.echo(f"{problem.level}: {plain(problem.what)}; {plain(problem.remedy)}", err=True)
-    try:
-        written = _write(recipe, out, every, force, limit, threads or os.cpu_count() or 1)
-    except KeyboardInterrupt:
-        typer.echo(f"interrupted: nothing was written to {out}", err=True)
-        raise typer.Exit(130) from None
-    _report(written, as_json)
+        report = preflight(recipe, out)
+        limit = None if max_ram is None else int(max_ram * 1e6)
+        folders = [out / combo_name(n) for n in ALL] if every else [out]
+        check_target(report, folders, force=force, max_ram=limit)
+        if dry_run:
+            _show(report, recipe, as_json)
+            raise typer.Exit(report.error.exit_code if report.error else 0)
+        report.require()
+        for problem in report.problems:
+            typer.echo(f"{problem.level}: {plain(problem.what)}; {plain(problem.remedy)}", err=True)
+        cores = threads or os.cpu_count() or 1
+        _report(_write(recipe, out, every, force, limit, cores, written), as_json)
+
+
+@contextlib.contextmanager
+def whole_or_nothing(out: Path) -> Iterator[Progress]:
+    """An interrupt ends the block with nothing written, until all weights are there.
+
+    Yields what has to be told of the progress: from the last byte on signals are left unheard,
+    since putting the model in its place takes an instant.
+    """
+    with contextlib.ExitStack() as deaf:
+
+        def progress(name: str, done: int, total: int) -> None:
+            if done == total:
+                deaf.enter_context(platform.on_stop_signals(lambda name: None))
+
+        try:
+            yield progress
+        except KeyboardInterrupt:
+            raise Cancelled(f"interrupted: nothing was written to {out}") from None
 
 
 def _given(
@@ -128,7 +146,13 @@ def _recipe(given: dict[str, Any], sets: list[str], paths: list[Path]) -> Recipe
 
 
 def _write(
-    recipe: Recipe, out: Path, every: bool, force: bool, limit: int | None, threads: int
+    recipe: Recipe,
+    out: Path,
+    every: bool,
+    force: bool,
+    limit: int | None,
+    threads: int,
+    written: Progress,
 ) -> list[Written]:
     import torch
 
@@ -136,7 +160,12 @@ def _write(
     from agent_forge.merge.output import write, write_combos
 
     torch.set_num_threads(1)  # the engine spreads runs over threads itself
-    with _progress() as progress:
+    with _progress() as show:
+
+        def progress(name: str, done: int, total: int) -> None:
+            written(name, done, total)
+            show(name, done, total)
+
         if every:
             found = write_combos(
                 recipe, out, force=force, max_ram=limit, threads=threads, progress=progress
@@ -147,7 +176,7 @@ def _write(
 
 
 @contextlib.contextmanager
-def _progress() -> Iterator[Callable[[str, int, int], None]]:
+def _progress() -> Iterator[Progress]:
     """A bar with bytes a second and time left on a terminal, else a line every ten seconds."""
     from agent_forge.track.progress import clock, eta_s
 

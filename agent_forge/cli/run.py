@@ -14,12 +14,12 @@ from agent_forge.cli.runs import STORAGE
 
 if TYPE_CHECKING:
     from agent_forge.pipeline.config import PipelineConfig
-    from agent_forge.pipeline.orchestrator import PipelineOrchestrator
 
 PROGRESS = typer.Option(
     "auto", "--progress", help="auto, bars, plain, json or none; goes to stderr."
 )
 ONLY = typer.Option(None, "--only", metavar="PHASE", help="Run this phase alone.")
+EVOLUTION = "evolution.json"  # in the folder of an evolution that can be resumed
 FROM = typer.Option(None, "--from", metavar="PHASE", help="Begin with this phase.")
 
 
@@ -73,15 +73,16 @@ def _at(settings: PipelineConfig, storage: Path) -> PipelineConfig:
 
 
 def stop(
-    session: str = typer.Argument(help="A session id."),
+    session: str = typer.Argument(help="A session id, or the folder of an evolution."),
     storage: Path = STORAGE,
 ) -> None:
-    """Ask a running session to stop after its present step and save everything."""
+    """Ask what is running to stop after its present step and save everything."""
     from agent_forge.pipeline.stopping import request_stop
     from agent_forge.store import lock
     from agent_forge.store.sessions import SessionStore
 
-    path = SessionStore(storage).find(session)
+    evolution = (Path(session) / EVOLUTION).is_file()
+    path = Path(session) if evolution else SessionStore(storage).find(session)
     if not lock.is_busy(path):
         typer.echo(f"{session} is not running", err=True)
         return
@@ -111,28 +112,47 @@ def _start(
     progress: str, as_json: bool, *, only: str | None, start: str | None, **options: Any
 ) -> None:
     """Run with a display, print the outcome, and leave with its exit code."""
-    from agent_forge.pipeline.orchestrator import PipelineOrchestrator
-    from agent_forge.track.progress import make_progress
+    outcome = conduct(progress, only=only, start=start, **options)
+    _report(outcome, as_json)
+    if progress != "json":
+        _advise(Path(options["config"].storage.root), outcome)
+    if outcome["exit_code"]:
+        raise typer.Exit(outcome["exit_code"])
 
-    orchestrator = PipelineOrchestrator(**options)
+
+def conduct(
+    progress: str,
+    *,
+    config: PipelineConfig,
+    session_id: str | None = None,
+    resume: bool = False,
+    only: str | None = None,
+    start: str | None = None,
+) -> dict[str, Any]:
+    """Run the pipeline with a display. What is left at once can go on if it has a session."""
+    from agent_forge.errors import Cancelled
+
+    orchestrator = None
     try:
+        from agent_forge.pipeline.orchestrator import PipelineOrchestrator
+        from agent_forge.track.progress import make_progress
+
+        orchestrator = PipelineOrchestrator(config=config, session_id=session_id, resume=resume)
         with make_progress(progress) as display:
-            outcome = orchestrator.run(only=only, start=start, listeners=[display])
+            return orchestrator.run(only=only, start=start, listeners=[display])
     except KeyboardInterrupt:
-        outcome = {
+        session = (orchestrator.session_id if orchestrator else session_id) or ""
+        if not session or not _record(Path(config.storage.root), session).is_file():
+            raise Cancelled("interrupted: nothing was begun") from None
+        return {
             "success": False,
-            "session_id": orchestrator.session_id or "",
+            "session_id": session,
             "status": "interrupted",
             "error": "left at once",
             "hint": "",
             "exit_code": 130,
             "results": {},
         }
-    _report(orchestrator, outcome, as_json)
-    if progress != "json":
-        _advise(orchestrator, outcome)
-    if outcome["exit_code"]:
-        raise typer.Exit(outcome["exit_code"])
 
 
 def _check_progress(progress: str) -> None:
@@ -144,7 +164,14 @@ def _check_progress(progress: str) -> None:
         raise ConfigError(f"unknown --progress {progress!r}{did_you_mean(progress, MODES)}")
 
 
-def _report(orchestrator: PipelineOrchestrator, outcome: dict[str, Any], as_json: bool) -> None:
+def _record(root: Path, session: str) -> Path:
+    """The file that a session has from its beginning on."""
+    from agent_forge.store.sessions import SESSION_FILE, SessionStore
+
+    return SessionStore(root).path(session) / SESSION_FILE
+
+
+def _report(outcome: dict[str, Any], as_json: bool) -> None:
     rows = [
         {
             "phase": name,
@@ -182,22 +209,28 @@ def _shown(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _advise(orchestrator: PipelineOrchestrator, outcome: dict[str, Any]) -> None:
+def _advise(root: Path, outcome: dict[str, Any]) -> None:
     """The last lines, on stderr: how it ended and the next command."""
-    where = f" --storage {shlex.quote(str(orchestrator.sessions.root))}"
-    session = outcome["session_id"] + ("" if where.endswith(" storage") else where)
+    session = named(root, outcome["session_id"])
     if outcome["success"]:
         typer.echo(f"done; next: forge show {session}", err=True)
         return
     typer.echo(f"{outcome['status']}: {outcome['error']}", err=True)
-    folder = orchestrator.sessions.root / "sessions" / outcome["session_id"]
-    saved = sorted(folder.glob("*/checkpoints/*/step_*"), key=lambda path: path.name)
-    intact = f"everything up to {saved[-1].name}" if saved else "there was nothing to save yet"
-    typer.echo(f"intact: {intact}", err=True)
+    record = _record(root, outcome["session_id"])
+    if record.is_file():
+        saved = sorted(record.parent.glob("*/checkpoints/*/step_*"), key=lambda path: path.name)
+        intact = f"everything up to {saved[-1].name}" if saved else "there was nothing to save yet"
+        typer.echo(f"intact: {intact}", err=True)
     if outcome["hint"]:
         typer.echo(f"hint: {outcome['hint']}", err=True)
-    command = "logs" if outcome["status"] == "failed" else "resume"
-    typer.echo(f"next: forge {command} {session}", err=True)
+    if record.is_file():
+        command = "logs" if outcome["status"] == "failed" else "resume"
+        typer.echo(f"next: forge {command} {session}", err=True)
+
+
+def named(root: Path, session: str) -> str:
+    """A session as commands take it: with its storage unless that is the usual one."""
+    return session if str(root) == "storage" else f"{session} --storage {shlex.quote(str(root))}"
 
 
 def _dry_run(

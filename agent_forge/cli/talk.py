@@ -14,6 +14,7 @@ from agent_forge.cli.output import emit_json
 
 if TYPE_CHECKING:
     from agent_forge.infer.generate import Sampling
+    from agent_forge.infer.voice import Voice
 
 MODEL = typer.Argument(help="A model directory, ours or any Hugging Face causal LM.")
 TOKENS = typer.Option(128, "--max-tokens", min=1, max=1_000_000, help="Longest answer.")
@@ -71,6 +72,15 @@ def chat(
         check_prompt(system, "--system")
     voice = open_voice(model)
     turns = [{"role": "system", "content": system}] if system else []
+    try:
+        _converse(voice, turns, sampling)
+    except KeyboardInterrupt as error:
+        if str(error) not in ("", "SIGINT"):  # it was not Ctrl-C
+            raise
+        typer.echo()
+
+
+def _converse(voice: Voice, turns: list[dict[str, str]], sampling: Sampling) -> None:
     while said := _line():
         turns.append({"role": "user", "content": said})
         answer = ""

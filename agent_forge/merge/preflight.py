@@ -5,7 +5,8 @@ Every problem comes with its remedy. Nothing but small samples of the weights is
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -22,7 +23,7 @@ from agent_forge.merge.vocabulary import read_tokens, rows_of
 from agent_forge.model.load import check_tensors
 from agent_forge.model.weights import Weights, is_tied
 from agent_forge.store import files
-from agent_forge.store.names import require_writable
+from agent_forge.store.places import require_writable
 
 SAMPLED_TENSORS = 8
 SAMPLED_ELEMENTS = 1 << 14
@@ -57,10 +58,18 @@ class Preflight:
         levels = {problem.level for problem in self.problems}
         return "no" if "error" in levels else "with care" if "warning" in levels else "yes"
 
+    @property
+    def error(self) -> ForgeError | None:
+        """The first that stands in the way."""
+        for problem in self.problems:
+            if problem.level == "error":
+                return problem.cause or ConfigError(problem.what, hint=problem.remedy)
+        return None
+
     def require(self) -> Plan:
         """The plan, or the first error."""
-        for error in self.errors():
-            raise error
+        if self.error is not None:
+            raise self.error
         assert self.plan is not None
         return self.plan
 
@@ -71,6 +80,14 @@ class Preflight:
     def add(self, level: Literal["error", "warning", "note"], what: str, remedy: str = "") -> None:
         self.problems.append(Problem(level, what, remedy))
 
+    @contextmanager
+    def noting(self) -> Iterator[None]:
+        """An error of ours in the block becomes a problem."""
+        try:
+            yield
+        except ForgeError as error:
+            self.problems.append(Problem("error", str(error), error.hint, error))
+
 
 def preflight(recipe: Recipe, out: Path, parents: Parents | None = None) -> Preflight:
     """Look at everything that could go wrong, and say what the merge will take."""
@@ -78,21 +95,17 @@ def preflight(recipe: Recipe, out: Path, parents: Parents | None = None) -> Pref
     opened = Parents() if parents is None else parents
     models: dict[str, Weights] = {}
     for ref in recipe.references():
-        try:
+        with report.noting():
             opened.open(recipe.model_copy(update=_only(ref)))
             _check_alone(report, ref, opened[ref])
             models[ref] = opened[ref]
-        except ForgeError as error:
-            report.problems.append(Problem("error", str(error), error.hint, error))
     if len(models) == len(recipe.references()):
         _compare_configs(report, models)
         _compare_vocabularies(report, recipe, models)
         _compare_types(report, models)
-        try:
+        with report.noting():
             report.plan = make_plan(recipe, opened)
-        except ForgeError as error:
-            report.problems.append(Problem("error", str(error), error.hint, error))
-        else:
+        if report.plan is not None:
             _same_base(report, recipe, models)
             _forecast(report, report.plan, out)
     return report

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from agent_forge.errors import ConfigError, DamagedFile
+from agent_forge.errors import ConfigError, DamagedFile, Gone
 from agent_forge.model.weights import HEAD, TOKEN_EMBEDDING, Weights
 from agent_forge.store import files
 from agent_forge.store.tensors import Spec
@@ -194,6 +194,8 @@ def write_tokenizer(stage: files.Stage, folder: Path | None, added: Mapping[str,
     """Copy a tokenizer; tokens that came from other models are added to it."""
     if folder is None:
         return
+    if not folder.is_dir():
+        raise Gone(folder, hint="put it back, then run it again")
     for name in TOKENIZER_FILES:
         if (folder / name).is_file() and not (added and name in (TOKENIZER, CONFIG)):
             stage.copy(folder / name)

@@ -25,6 +25,7 @@ from agent_forge.errors import (
     CannotWrite,
     ConfigError,
     ForgeError,
+    Gone,
     HandoffRefused,
     Interrupted,
     NotEnough,
@@ -41,6 +42,7 @@ from agent_forge.store.metadata import read_metadata
 from agent_forge.store.models import ModelStorage
 from agent_forge.store.sessions import (
     CONFIG_FILE,
+    SESSION_FILE,
     SessionCleanupManager,
     SessionStore,
     read_session,
@@ -248,7 +250,8 @@ class PipelineOrchestrator:
         except (OSError, ForgeError) as problem:
             if error is None:  # a run whose end could not be recorded has not ended
                 said = CannotWrite(run.folder, f"the end of the run ({problem})")
-                return self._outcome(run, results, phase, said)
+                gone = not (run.folder / SESSION_FILE).exists()
+                return self._outcome(run, results, phase, Gone(run.folder) if gone else said)
             log.warning("could not record how the run ended", problem=str(problem))
         outcome: dict[str, Any] = {
             "success": error is None,

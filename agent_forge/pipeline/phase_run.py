@@ -17,7 +17,14 @@ from typing import Any
 from agent_forge.config.phases import phase_folder
 from agent_forge.contract.decisions import FILE as DECISIONS
 from agent_forge.contract.phase import ModelRef, PhaseContext, PhaseController, PhaseResult
-from agent_forge.errors import DamagedFile, ForgeError, HandoffRefused, NotFound, PhaseFailed
+from agent_forge.errors import (
+    DamagedFile,
+    ForgeError,
+    Gone,
+    HandoffRefused,
+    NotFound,
+    PhaseFailed,
+)
 from agent_forge.pipeline import resources
 from agent_forge.pipeline.config import PipelineConfig
 from agent_forge.pipeline.environment import seed_everything
@@ -26,6 +33,7 @@ from agent_forge.store.checkpoint import CheckpointManager
 from agent_forge.store.metadata import read_metadata
 from agent_forge.store.models import ModelStorage
 from agent_forge.store.names import CHECKPOINTS
+from agent_forge.store.sessions import SESSION_FILE
 from agent_forge.track.tracker import Tracker
 
 log = logging.getLogger(__name__)
@@ -164,6 +172,8 @@ def _plain(value: Any) -> Any:
 
 def _record_failure(folder: Path, state: dict[str, Any], error: Exception) -> None:
     """Note the reason beside what is intact; a full disk may not even take that."""
+    if not (folder / STATE_FILE).exists():  # it was removed: that is not undone
+        return
     pauses = isinstance(error, ForgeError) and error.pauses
     state |= {"status": "paused" if pauses else "failed", "error": f"{error!r}"}
     try:
@@ -188,13 +198,25 @@ def _context(
         seed=run.config.runtime.seed,
         tracker=run.tracker,
         storage=run.storage,
-        should_stop=run.should_stop,
+        should_stop=lambda: _there(run, folder) and run.should_stop(),
         check_resources=lambda: resources.check_during(folder, run.config),
         checkpoint_every=controller.config.checkpoint_every_steps,
         check_every=run.config.runtime.check_every_steps,
         keep_checkpoints=run.config.storage.keep_checkpoints,
         fingerprint=state["fingerprint"],
     )
+
+
+def _there(run: Run, folder: Path) -> bool:
+    """True; where the records of the run are gone, whatever is written would belong to nothing."""
+    lost = "the session is lost; start a new one"
+    for path, hint in (
+        (run.folder / SESSION_FILE, lost),
+        (folder / STATE_FILE, "resume does the phase again"),
+    ):
+        if not path.exists():
+            raise Gone(path, hint=hint)
+    return True
 
 
 def fingerprint_of(run: Run, controller: PhaseController, inputs: Sequence[ModelRef]) -> str:

@@ -1,15 +1,12 @@
-"""How a run is asked to stop: Ctrl-C, SIGTERM, or a stop file that `forge stop` writes."""
+"""How work is asked to stop: Ctrl-C, SIGTERM, SIGHUP, or a stop file that `forge stop` writes."""
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
-import threading
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
-from types import FrameType
 
+from agent_forge import platform
 from agent_forge.store import files, lock
 
 STOP_FILE = "stop"
@@ -19,7 +16,7 @@ class Stopper:
     """Says whether to stop. The first request lets the step finish; a second one leaves at once."""
 
     def __init__(self) -> None:
-        self._asked = threading.Event()
+        self._asked = False
         self._folder: Path | None = None
 
     def watch(self, folder: Path) -> None:
@@ -27,10 +24,10 @@ class Stopper:
         self._folder = folder
 
     def request(self) -> None:
-        self._asked.set()
+        self._asked = True  # no lock: a signal may come while one is being handled
 
     def __call__(self) -> bool:
-        if self._asked.is_set():
+        if self._asked:
             return True
         path = self._folder / STOP_FILE if self._folder else None
         if path is None or not path.exists():
@@ -41,24 +38,13 @@ class Stopper:
             self.request()
         return meant_for_us
 
-    @contextlib.contextmanager
-    def on_signals(self) -> Iterator[None]:
-        """Turn SIGINT and SIGTERM into requests. Only the main thread may, so only it does."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        before = {kind: signal.getsignal(kind) for kind in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            for kind in before:
-                signal.signal(kind, self._on_signal)
-            yield
-        finally:
-            for kind, handler in before.items():
-                signal.signal(kind, handler)
+    def on_signals(self) -> AbstractContextManager[None]:
+        """Turn signals into requests while the block runs."""
+        return platform.on_stop_signals(self._on_signal)
 
-    def _on_signal(self, signum: int, frame: FrameType | None) -> None:
-        if self._asked.is_set():
-            raise KeyboardInterrupt
+    def _on_signal(self, name: str) -> None:
+        if self._asked:
+            platform.interrupt(name)
         self.request()
 
 

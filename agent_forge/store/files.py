@@ -27,6 +27,7 @@ from agent_forge.errors import (
     CannotWrite,
     DamagedFile,
     DiskFull,
+    Gone,
     HostileInput,
     NameRefused,
     NotFound,
@@ -116,7 +117,7 @@ def _new_file(path: Path) -> Iterator[Writer]:
 
 @contextlib.contextmanager
 def disk_errors(path: Path, size: Callable[[], int] = lambda: 0) -> Iterator[None]:
-    """Name what the system reports while `path` is changed: a full disk, or no way to write."""
+    """Name what the system reports while `path` is changed: a full disk, no folder, no way to."""
     try:
         yield
     except OSError as error:
@@ -124,6 +125,8 @@ def disk_errors(path: Path, size: Callable[[], int] = lambda: 0) -> Iterator[Non
             raise DiskFull(path, size(), free_bytes(path.parent)) from error
         if error.errno == errno.ELOOP:
             raise HostileInput(f"{path} is a link; the store follows none") from error
+        if error.errno == errno.ENOENT and not path.parent.exists():
+            raise Gone(path) from error
         raise CannotWrite(path, error.strerror or str(error)) from error
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 
 from agent_forge.config.phases import phase_folder
-from agent_forge.errors import CannotWrite, HostileInput, NameRefused
+from agent_forge.errors import HostileInput, NameRefused
 
 SAFE_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 RESERVED = re.compile(r"con|prn|aux|nul|com[0-9]|lpt[0-9]")  # device names on Windows
@@ -37,15 +36,6 @@ def refuse_link(path: Path) -> Path:
     if path.is_symlink():
         raise HostileInput(f"{path} is a link; the store follows none", hint="remove the link")
     return path
-
-
-def require_writable(folder: Path) -> None:
-    """Refuse a folder that can neither be written nor made, before any work."""
-    there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
-    if not there.is_dir():
-        raise CannotWrite(folder, f"{there} is not a folder")
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise CannotWrite(folder, f"{there} is read-only, or not yours to write")
 
 
 def model_id_for(session_id: str, phase_name: str, model_name: str) -> str:

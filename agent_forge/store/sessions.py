@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from pydantic import ValidationError
 
 from agent_forge.errors import AlreadyExists, Busy, DamagedFile, ForgeError, NameRefused, NotFound
-from agent_forge.store import files, lock, names
+from agent_forge.store import files, lock, names, places
 from agent_forge.store.metadata import SessionRecord, read_metadata
 from agent_forge.store.registry import STATUSES, ModelRegistry, join_tags
 from agent_forge.store.rows import SessionRow
@@ -89,7 +89,7 @@ class SessionStore:
 
     def check_new(self, session_id: str | None) -> None:
         """Refuse what `create` would refuse, and a root that cannot be written; makes nothing."""
-        names.require_writable(self.root)
+        places.require_writable(self.root)
         if session_id is not None:
             self._free_path(session_id, fixed=True)
         if (self.root / REGISTRY).exists():

@@ -176,7 +176,7 @@ def test_a_run_survives_every_io_failure(
     sys.stdout.write(f"{n - 1} single failures, every run ended like an untouched one\n")
 
 
-@pytest.mark.parametrize("how", ["SIGINT", "SIGTERM", "stop file"])
+@pytest.mark.parametrize("how", ["SIGINT", "SIGTERM", "SIGHUP", "stop file"])
 def test_a_request_to_stop_pauses_and_saves(
     tmp_path: Path, reference: dict[str, Any], how: str
 ) -> None:

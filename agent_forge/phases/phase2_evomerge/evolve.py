@@ -19,7 +19,7 @@ from agent_forge.errors import (
     NotFound,
     PhaseFailed,
 )
-from agent_forge.merge.output import refuse_foreign, write
+from agent_forge.merge.output import Progress, refuse_foreign, write
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
 from agent_forge.phases.phase2_evomerge.evomerge import (
     OTHERS,
@@ -36,17 +36,15 @@ from agent_forge.phases.phase2_evomerge.evomerge import (
 )
 from agent_forge.phases.phase2_evomerge.nursery import Nursery
 from agent_forge.phases.phase2_evomerge.prepare import open_parents, prepare
+from agent_forge.phases.phase2_evomerge.records import BEGUN, read_journal
 from agent_forge.phases.phase2_evomerge.run import CACHE, JOURNAL, EvolutionRun
 from agent_forge.phases.phase2_evomerge.sources import locate
 from agent_forge.phases.phase2_evomerge.staff import crew_of
 from agent_forge.search.candidate import Candidate
 from agent_forge.search.candidate import lineage as ancestors
 from agent_forge.search.settings import ACTS_IN
-from agent_forge.store import files, lock
-from agent_forge.store.names import require_writable
-from agent_forge.track.journal import read_lines
+from agent_forge.store import files, lock, places
 
-BEGUN = "evolution.json"  # what a folder was begun with
 CHAMPION = "champion"
 GIVEN = "parent_"  # begins the folders of networks that were given in memory
 BARS = " .:-=+*#%@"
@@ -95,7 +93,6 @@ class Job:
         refuse_place(folder, [*parents, *([below] if below else [])])
         _refuse_fewer(folder, settings.generations)
         settings = _split_as_begun(settings, folder)
-        require_writable(folder)
         inputs = resolve(settings, parents, below, folder)
         return cls(settings, inputs, seed, folder, tuple(names or _names(parents)))
 
@@ -170,7 +167,6 @@ def settings_of(
 def check_early(settings: EvoMergeSettings, folder: Path, parents: int) -> None:
     """What can be checked before the models are there: they may still have to be trained."""
     refuse_place(folder, [])
-    require_writable(folder)
     _refuse_fewer(folder, settings.generations)
     refuse_senseless(settings, splits_of(settings), parents)
 
@@ -211,6 +207,7 @@ def _begun(folder: Path) -> dict[str, Any]:
 def resumed(place: Path, gens: int | None, minutes: float | None) -> Job:
     """The evolution in a folder, with the settings that it was last run with."""
     folder, record = opened(place)
+    places.require_writable(folder)
     begun = {**EvoMergeSettings.BEFORE, **record["settings"]}
     update: dict[str, Any] = {"generations": gens, "time_budget_minutes": minutes}
     changed = {name: value for name, value in update.items() if value is not None}
@@ -227,11 +224,15 @@ def evolve(
     listen: Callable[[dict[str, Any]], None] = lambda record: None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Evolved:
-    """Run it, or go on with it, to the champion and the verdict."""
+    """Run it, or go on with it, to the champion and the verdict.
+
+    `listen` is told "begun" when the evolution is one that can go on after whatever happens.
+    """
     job.require_room()
     with files.disk_errors(job.folder):
-        job.folder.mkdir(parents=True, exist_ok=True)
+        files.disk.make_directory(job.folder)
     with lock.held(job.folder):
+        files.sweep(job.folder)
         for note in job.inputs.notes:
             listen({"event": "note", "text": note})
         material = prepare(job.settings, job.inputs, device, job.folder)
@@ -246,6 +247,7 @@ def evolve(
             should_stop=should_stop,
         )
         _begin(job, run.fingerprint)
+        listen({"event": "begun"})
         run.run()
         champion = run.search.champion
         if champion is None:
@@ -275,10 +277,11 @@ def evolve(
         )
 
 
-def replay(lineage: Path, target: Path) -> str:
+def replay(lineage: Path, target: Path, progress: Progress | None = None) -> str:
     """Make a champion again from its lineage; returns the sha256 of its weights."""
     if target.exists():
         raise AlreadyExists(f"{target} exists", hint="name a folder that does not")
+    places.require_writable(target.parent)
     record, known = _lineage(lineage)
     sources = record["models"]
     parents = [source["model"] for source in sources]
@@ -286,14 +289,14 @@ def replay(lineage: Path, target: Path) -> str:
     for weights, source in zip([*models, *([base] if base else [])], sources, strict=True):
         if weights.sha256() != source["sha256"]:
             raise ConfigError(f"{weights.label} is not the model that the lineage names")
-    scratch = target.parent / f".{target.name}.weights"
+    scratch = places.nearest(target.parent) / f".{target.name}.weights"
     try:
         with _as_damage(lineage):
-            weights = Nursery(models, base, known, scratch).weights(record["key"])
-        written = write(weights, target)
+            made = Nursery(models, base, known, scratch).weights(record["key"])
+        written = write(made, target, progress=progress)
     finally:
         if scratch.exists():
-            files.remove_tree(scratch, target.parent)
+            files.remove_tree(scratch, scratch.parent)
     return next(iter(written.sha256.values()))
 
 
@@ -331,7 +334,7 @@ def _no_lineage(path: Path, error: Exception) -> DamagedFile:
 
 
 def refuse_place(folder: Path, models: Sequence[str]) -> None:
-    """Refuse a folder in which an evolution could replace or mix with what is not its own."""
+    """Refuse a folder that cannot be written, or in which it could replace what is not its own."""
     here, other = folder.resolve(), "name another folder with --output-dir"
     there = next(place for place in (here, *here.parents) if place.exists())
     if not there.is_dir():
@@ -347,17 +350,15 @@ def refuse_place(folder: Path, models: Sequence[str]) -> None:
     if (here / CHAMPION).exists():
         refuse_foreign(here / CHAMPION)
     names = {path.name for path in here.iterdir()} if here.exists() else set()
-    if names & {BEGUN, JOURNAL}:
-        return
     strange = sorted(n for n in names - {lock.LOCK_FILE, CACHE} if not n.startswith((GIVEN, ".")))
-    if strange:
+    if strange and not names & {BEGUN, JOURNAL}:
         raise ConfigError(f"{folder} is no evolution and holds {strange[0]}", hint=other)
+    places.require_writable(folder)
 
 
 def _refuse_fewer(folder: Path, generations: int) -> None:
     """Refuse to end before what a folder already holds: its champion would be replaced."""
-    path = folder / JOURNAL
-    records = [record for _, record in read_lines(path, 0)] if path.exists() else []
+    records = read_journal(folder / JOURNAL)
     done = max((r["generation"] for r in records if r["record"] == "distances"), default=0)
     if generations < done:
         raise ConfigError(

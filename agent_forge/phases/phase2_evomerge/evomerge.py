@@ -272,6 +272,7 @@ def conclude(run: EvolutionRun, inputs: Inputs, names: Sequence[str]) -> Conclus
     scores: dict[str, Score] = {}
     model = run.material.subject.model
     for name, rival in {OTHERS[0]: champion.key, **_rivals(run, names)}.items():
+        run.proceed("during the verdict")
         if isinstance(rival, Weights):
             fitness.use(model)
             state = model.state_dict()
@@ -283,6 +284,7 @@ def conclude(run: EvolutionRun, inputs: Inputs, names: Sequence[str]) -> Conclus
         run.listen({"event": "verdict", "model": name})
         found[name] = fitness.outcomes()
         scores[name] = fitness.judge(found[name])
+    run.require_there()
     own, mine = found.pop(OTHERS[0]), scores.pop(OTHERS[0])
     rivals = {
         name: Rival(scores[name], _compared(domains, outcomes, own))

@@ -29,6 +29,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from agent_forge import platform
 from agent_forge.errors import ConfigError, PhaseFailed
 from agent_forge.evals.domains import Domain, beyond_chance, evaluation_hash, perplexity_score
 from agent_forge.evals.likelihood import Outcome
@@ -286,14 +287,27 @@ class CommandFitness:
         if words == self._words:
             words.append(str(folder))
         try:
-            done = subprocess.run(words, capture_output=True, text=True, timeout=CUSTOM_SECONDS)
+            code, out, told = _run(words)
         except (OSError, subprocess.TimeoutExpired) as error:
             raise PhaseFailed(f"{self.name}: {error}") from error
-        words = done.stdout.split()
-        if done.returncode or not words:
-            said = done.stderr.strip().splitlines()[-1:] or ["nothing was printed"]
-            raise PhaseFailed(f"{self.name} ended with {done.returncode}: {said[0]}")
+        words = out.split()
+        if code or not words:
+            said = told.strip().splitlines()[-1:] or ["nothing was printed"]
+            raise PhaseFailed(f"{self.name} ended with {code}: {said[0]}")
         return _own(words[-1], self._sign, self.name)
+
+
+def _run(words: Sequence[str]) -> tuple[int, str, str]:
+    """Exit code and output of a command. It is in a group of its own: Ctrl-C is not for it."""
+    pipe = subprocess.PIPE
+    group = platform.new_group()
+    with subprocess.Popen(words, stdout=pipe, stderr=pipe, text=True, **group) as process:
+        try:
+            out, told = process.communicate(timeout=CUSTOM_SECONDS)
+        except BaseException:
+            platform.kill_group(process)
+            raise
+    return process.returncode, out, told
 
 
 def _own(value: Any, sign: int, name: str) -> Score:

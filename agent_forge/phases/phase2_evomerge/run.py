@@ -4,6 +4,7 @@ The journal has a line for everything that was measured: candidates, distances, 
 clock's decision to stop. Whatever else there is follows from settings, seed, parents and journal,
 so going on means telling the search again what the journal says.
 
+    evolution.json                      what it was begun with (not in a run of the pipeline)
     journal.jsonl                       what was measured, in order
     evolution_checkpoint_gen_N.json     the state after generation N, for people and for --resume
     gen_N_best_model/                   the champion of then; the last few are kept
@@ -26,7 +27,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from agent_forge.errors import ConfigError, Interrupted, NotFinite, PhaseFailed, WorkersLost
+from agent_forge.errors import (
+    ConfigError,
+    ForgeError,
+    Gone,
+    Interrupted,
+    NotFinite,
+    PhaseFailed,
+    WorkersLost,
+)
 from agent_forge.merge.output import write
 from agent_forge.phases.phase2_evomerge.bench import CACHED, Bench, Hurdles, Material, sample_in
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
@@ -34,10 +43,11 @@ from agent_forge.phases.phase2_evomerge.crew import Crew
 from agent_forge.phases.phase2_evomerge.fitness import Score
 from agent_forge.phases.phase2_evomerge.nursery import Nursery
 from agent_forge.phases.phase2_evomerge.racing import Standing
+from agent_forge.phases.phase2_evomerge.records import FIRST, read_cache, read_journal
 from agent_forge.search import strategy
 from agent_forge.search.candidate import SHORT, Candidate
 from agent_forge.store import files
-from agent_forge.track.journal import Journal, read_lines
+from agent_forge.track.journal import Journal
 
 log = logging.getLogger(__name__)
 JOURNAL, WEIGHTS, CACHE = "journal.jsonl", "weights", "fitness_cache.jsonl"
@@ -74,10 +84,8 @@ class EvolutionRun:
         )
         self.nursery.known = self.search.candidates
         self.fingerprint = self._named(seed)
-        self._records = self._read_journal()
+        self._records = self._known()
         self._journal = Journal(folder / JOURNAL)
-        if not self._records:
-            self._write("begun", fingerprint=self.fingerprint)
         self._cache_file = cache if settings.enable_caching else None
         self.bench = Bench(material, self.nursery, read_cache(self._cache_file))
         self._crew = crew
@@ -95,6 +103,8 @@ class EvolutionRun:
         before = torch.get_num_threads()
         torch.set_num_threads(self.settings.worker_threads)
         try:
+            if not self._records:
+                self._write(FIRST, fingerprint=self.fingerprint)
             self._run()
         finally:
             torch.set_num_threads(before)
@@ -192,8 +202,7 @@ class EvolutionRun:
         turn = len(self.search.gradients)
         record = self._find("gradient", turn=turn, key=candidate.key)
         if record is None:
-            if self.should_stop():
-                raise Interrupted("stopped before a gradient")
+            self.proceed("before a gradient")
             rows: dict[str, list[float]] = {}
             tokens, began = 0, time.process_time()
             try:
@@ -214,10 +223,14 @@ class EvolutionRun:
 
     def _measured(self, asked: Sequence[Candidate]) -> dict[str, Any]:
         """Have the first of these measured; one that fails costs itself and nothing else."""
-        if self.should_stop():
-            raise Interrupted("stopped between two candidates")
+        self.proceed("between two candidates")
         candidate = asked[0]
-        found = self._found(asked)
+        try:
+            found = self._found(asked)
+        except (ForgeError, OSError):
+            self.require_there()  # if something is not, that is why
+            raise
+        self.require_there()
         if found["problem"] and candidate.kind == "parent":
             error = WorkersLost if "died" in found else PhaseFailed
             raise error(
@@ -253,6 +266,22 @@ class EvolutionRun:
         seconds = found["merge"] + found["evaluation"]
         self.listen({"event": "candidate", "seconds": seconds, **record})
         return record
+
+    def proceed(self, where: str) -> None:
+        """Before each piece of work: stop here if that was asked for, or if it cannot go on."""
+        if self.should_stop():
+            raise Interrupted(f"stopped {where}")
+        self.require_there()
+
+    def require_there(self) -> None:
+        """Refuse to go on when the folder or a model is gone: what is mapped would still be read,
+        and the result be written without what lies beside it."""
+        if not (self.folder / JOURNAL).exists():
+            raise Gone(self.folder / JOURNAL, hint="what was in it is lost; begin it again")
+        models = (*self.material.parents, *([self.material.base] if self.material.base else []))
+        for path in (path for model in models for path in model.sources):
+            if not path.exists():
+                raise Gone(path, hint="put it back, then resume: what was measured is kept")
 
     def _found(self, asked: Sequence[Candidate]) -> dict[str, Any]:
         """What came out for the first of these, on this bench or by the crew."""
@@ -372,6 +401,7 @@ class EvolutionRun:
 
     def _checkpoint(self, generation: int) -> None:
         """A small readable file after every generation; the older ones are of no more use."""
+        self.require_there()
         path = self.folder / f"evolution_checkpoint_gen_{generation}.json"
         champion = self.search.champion
         content = {
@@ -416,10 +446,10 @@ class EvolutionRun:
         }
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
-    def _read_journal(self) -> list[dict[str, Any]]:
-        path = self.folder / JOURNAL
-        records = [record for _, record in read_lines(path, 0)] if path.exists() else []
-        if records and records[0].get("fingerprint") != self.fingerprint:
+    def _known(self) -> list[dict[str, Any]]:
+        """What the journal says; that of another evolution is refused."""
+        records = read_journal(self.folder / JOURNAL)
+        if records and records[0]["fingerprint"] != self.fingerprint:
             raise ConfigError(
                 f"{self.folder} holds an evolution of other models, data or settings",
                 hint="go on with what it was begun with, or choose another folder",
@@ -427,6 +457,8 @@ class EvolutionRun:
         return records
 
     def _write(self, record: str, **values: Any) -> dict[str, Any]:
+        if record != FIRST:
+            self.require_there()
         line = {"record": record, **values}
         self._journal.write(line)
         self._records.append(line)
@@ -437,14 +469,6 @@ class EvolutionRun:
             if line["record"] == record and all(line.get(k) == v for k, v in wanted.items()):
                 return line
         return None
-
-
-def read_cache(path: Path | None) -> dict[str, Any]:
-    """What was measured before, by weights and evaluation."""
-    if path is None or not path.exists():
-        return {}
-    known = (record for _, record in read_lines(path, 0))
-    return {r["place"]: {name: r[name] for name in CACHED} for r in known if set(CACHED) <= set(r)}
 
 
 def _objectives(score: dict[str, Any] | None) -> dict[str, float]:

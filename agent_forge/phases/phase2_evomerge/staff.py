@@ -17,7 +17,8 @@ from agent_forge.phases.phase2_evomerge.crew import Crew
 from agent_forge.phases.phase2_evomerge.evomerge import Inputs, resolve
 from agent_forge.phases.phase2_evomerge.nursery import Nursery
 from agent_forge.phases.phase2_evomerge.prepare import prepare
-from agent_forge.phases.phase2_evomerge.run import CACHE, WEIGHTS, read_cache
+from agent_forge.phases.phase2_evomerge.records import read_cache
+from agent_forge.phases.phase2_evomerge.run import CACHE, WEIGHTS
 from agent_forge.store import files
 from agent_forge.workers import Pool, open_pool
 from agent_forge.workers.worker import Work
@@ -78,7 +79,8 @@ def measurer(
     checked = check(EvoMergeSettings, settings, "the evolution")
     place = Path(folder)
     scratch = place / WEIGHTS / SCRATCH
-    scratch.mkdir(parents=True, exist_ok=True)
+    for parent in (scratch.parent, scratch):  # not the evolution's own: if it is gone, that is it
+        parent.mkdir(exist_ok=True)
     mine = Path(tempfile.mkdtemp(dir=scratch))
     material = prepare(checked, resolve(checked, parents, base, place), device, mine)
     nursery = Nursery(material.parents, material.base, {}, mine, place / WEIGHTS)

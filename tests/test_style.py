@@ -155,6 +155,9 @@ def test_source_is_ascii_and_says_what_it_is(path: Path) -> None:
 
 
 def test_the_package_stays_small() -> None:
-    """Besides the word lists and templates of the tasks, which are text more than code."""
+    """Besides the word lists and templates of the tasks, which are text more than code.
+
+    What refuses hostile input took a thousand lines; the bound comes down as parts are joined.
+    """
     code = [path for path in MODULES if "tasks" not in path.parts]
-    assert sum(path.read_text().count("\n") for path in code) <= 24_500
+    assert sum(path.read_text().count("\n") for path in code) <= 25_900

@@ -486,8 +486,7 @@ def free_bytes(path: Path) -> int:
 
 def require_space(path: Path, needed: int) -> None:
     """Refuse work that the disk cannot hold, before it starts."""
-    free = free_bytes(path)
-    if needed > free:
+    if needed > (free := free_bytes(path)):
         raise DiskFull(path, needed, free)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import io
 import json
@@ -499,11 +500,14 @@ def test_a_full_disk_is_foreseen_by_every_dry_run(
 def test_a_read_only_disk_is_named(
     forge: Forge, tmp_path: Path, parents: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(os, "access", lambda path, mode: not mode & os.W_OK)
+    def refuse(path: Path, flags: int) -> int:
+        raise OSError(errno.EROFS, "Read-only file system", str(path))
+
+    monkeypatch.setattr(files.disk, "open", refuse)
     for line in (evo(parents, "m/a", "m/b"), "merge --models m/a,m/b out", "run --preset toy"):
-        refused(forge(line), 5, "cannot write", "is read-only, or not yours to write")
+        refused(forge(line), 5, "cannot write", "Read-only file system")
         dry = forge(f"{line} --dry-run")
-        assert dry.code == 5 and "is read-only" in dry.out + dry.err
+        assert dry.code == 5 and "Read-only" in dry.out + dry.err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["m"]
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from agent_forge.cli import evo
 from agent_forge.merge import output
-from agent_forge.phases.phase2_evomerge import evomerge, staff
+from agent_forge.phases.phase2_evomerge import prepare, staff
 from agent_forge.phases.phase2_evomerge.run import CACHE, JOURNAL
 from agent_forge.store import files, places
 from tests.command_line import Forge, Patch, start
@@ -194,7 +194,7 @@ def test_where_nothing_can_be_written_no_work_is_begun(
         "merge": "merge --models m/a,m/b new/out",
     }[what]
     monkeypatch.setattr(files, "disk", ReadOnly())
-    monkeypatch.setattr(evomerge, "open_subject", None)  # whoever came so far would work already
+    monkeypatch.setattr(prepare, "load_network", None)  # whoever came so far would work already
     monkeypatch.setattr(output, "lineage", None)
     before = sorted(tmp_path.rglob("*"))
     result = forge(f"{line} {more}")

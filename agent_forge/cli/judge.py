@@ -234,8 +234,9 @@ def _levels(text: str) -> tuple[int, int]:
     from agent_forge.data.tasks.base import MAX_LEVEL
     from agent_forge.errors import ConfigError
 
-    low, _, high = text.partition("-")
-    ends = [int(end) for end in (low, high or low) if end.isdecimal() and len(end) < 10]
+    low, dash, high = text.partition("-")
+    given = (low, high if dash else low)
+    ends = [int(end) for end in given if end.isdecimal() and len(end) < 10]
     if len(ends) != 2 or not 1 <= ends[0] <= ends[1] <= MAX_LEVEL:
         raise ConfigError(
             f"--level {text!r} is no level and no range of levels",

@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import os
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -88,15 +89,20 @@ def laughs(levels: int) -> str:
     ("text", "word"),
     [
         (laughs(30), "that its aliases stand for"),
-        ("a: &a {" + ", ".join(f"k{i}: 1" for i in range(900)) + "}\n"
-         + "".join(f"m{i}: {{<<: [*a, *a, *a]}}\n" for i in range(90)), "aliases stand for"),
+        (
+            "a: &a {"
+            + ", ".join(f"k{i}: 1" for i in range(900))
+            + "}\n"
+            + "".join(f"m{i}: {{<<: [*a, *a, *a]}}\n" for i in range(90)),
+            "aliases stand for",
+        ),
         ("merge_method: &m [*m]", "the alias *m stands within what it stands for"),
         ("merge_method: *linear", "undefined alias 'linear'"),
         ("models: !!python/name:os.system", "tags"),
         ("dtype: float32\ndtype: float16", "'dtype' appears twice"),
     ],
     ids=lambda text: text[:12],
-)  # fmt: skip
+)
 def test_a_hostile_recipe_is_not_expanded(
     forge: Forge, tmp_path: Path, text: str, word: str
 ) -> None:
@@ -171,20 +177,40 @@ GOOD = {"prompt": "a", "completion": "b"}
 TURN = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
 BAD_DATA: dict[str, tuple[bytes, int, str]] = {
     "nan.jsonl": (lines(GOOD) + b'{"prompt": "a", "completion": NaN}', 4, "line 2: not readable"),
-    "inf.json": (b'[{"text": "NaN"},\n{"text": -Infinity}]', 4, "line 2: -Infinity is not a finite"),
+    "inf.json": (
+        b'[{"text": "NaN"},\n{"text": -Infinity}]',
+        4,
+        "line 2: -Infinity is not a finite",
+    ),
     "huge.jsonl": (b'{"prompt": "a", "completion": 1e999}', 4, "1e999 is not a finite number"),
     "prompt.jsonl": (lines(GOOD, {**GOOD, "prompt": "a" * LONG}), 4, "line 2: field 'prompt' has"),
     "answer.jsonl": (lines({**GOOD, "completion": "a" * LONG}), 4, "at most 262,144 are read"),
-    "said.jsonl": (lines({"messages": [TURN[0], {**TURN[1], "content": "a" * LONG}]}), 4, "262,144"),
+    "said.jsonl": (
+        lines({"messages": [TURN[0], {**TURN[1], "content": "a" * LONG}]}),
+        4,
+        "262,144",
+    ),
     "turns.jsonl": (lines({"messages": TURN * 501}), 4, "has 1,002 entries, at most 1,000"),
     "together.jsonl": (
-        lines({"messages": [{**TURN[0], "content": "a" * 9000}, TURN[1]] * 40}), 4, "'messages' has"
+        lines({"messages": [{**TURN[0], "content": "a" * 9000}, TURN[1]] * 40}),
+        4,
+        "'messages' has",
     ),
-    "choices.jsonl": (lines({**GOOD, "choices": ["b", *map(str, range(1000))]}), 4, "1,001 entries"),
+    "choices.jsonl": (
+        lines({**GOOD, "choices": ["b", *map(str, range(1000))]}),
+        4,
+        "1,001 entries",
+    ),
     "calls.jsonl": (
-        lines({"messages": [TURN[0], {"role": "assistant", "tool_calls": ["x"]}]}), 4, "tool_calls"
+        lines({"messages": [TURN[0], {"role": "assistant", "tool_calls": ["x"]}]}),
+        4,
+        "tool_calls",
     ),
-    "deep.jsonl": (b'{"text": ' + b"[" * 200 + b"]" * 200 + b"}", 4, "nested deeper than 100 levels"),
+    "deep.jsonl": (
+        b'{"text": ' + b"[" * 200 + b"]" * 200 + b"}",
+        4,
+        "nested deeper than 100 levels",
+    ),
     "deeper.jsonl": (b"[" * 99_999, 4, "nested deeper than 100 levels"),
     "empty.jsonl": (b"", 4, "it is empty"),
     "binary.jsonl": (bytes(range(128, 256)), 4, "byte 0 is not UTF-8"),
@@ -197,14 +223,14 @@ BAD_DATA: dict[str, tuple[bytes, int, str]] = {
     "text.jsonl.gz": (lines(GOOD), 4, "broken gzip"),
     "x.parquet": (b"PAR1", 2, "pyarrow"),
     "x.docx": (b"PK", 2, "known: .jsonl"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", BAD_DATA)
 def test_a_bad_data_file_is_named(
     forge: Forge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
     content, code, word = BAD_DATA[name]
     (tmp_path / name).write_bytes(content)
     began = time.monotonic()
@@ -361,11 +387,11 @@ BAD_NUMBERS = [
     *(f"merge --models a,b out --max-ram {m}" for m in ("nan", "inf", "0")),
     *(f"merge --models a,b out --threads {n}" for n in (-1, 10**9)),
     *(f"run --preset toy --dry-run --set runtime.seed={seed}" for seed in (TOO_LARGE, -1)),
-    *(f"run --preset toy --dry-run --set phases.toy.{s}" for s in ("steps=1e30", "learning_rate=1e99")),
+    *(f"run --dry-run --set phases.toy.{s}" for s in ("steps=1e30", "learning_rate=1e99")),
     *(f"run --dry-run --set model.{s}" for s in ("t_max=1000000000", f"sw_window={TOO_LARGE}")),
     f"data show x.jsonl -n {10**40}",
     "clean --age inf --dry-run",
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("line", BAD_NUMBERS, ids=lambda line: line[:50])
@@ -418,9 +444,13 @@ def test_a_model_given_twice_is_noticed_before_the_work(
 
 
 def test_a_tokenizer_that_is_none_is_noticed_by_a_dry_run(forge: Forge, parents: Path) -> None:
-    (parents / "a" / "tokenizer.json").write_text('{"model": 5}')
+    path = parents / "a" / "tokenizer.json"
+    path.write_text('{"model": {"type": "BPE", "vocab": {"a": 0}}}')
     for more in ("--dry-run", ""):
         refused(forge(evo(parents, "m/a", "m/b", more)), 4, "m/a/tokenizer.json", "not a tokenizer")
+    path.unlink()
+    for more in ("--dry-run", ""):
+        refused(forge(evo(parents, "m/a", "m/b", more)), 4, "m/a is damaged: it has no tokenizer")
 
 
 # -- where it is written --------------------------------------------------------------------------
@@ -473,7 +503,7 @@ def test_a_full_disk_is_foreseen_by_every_dry_run(
 def test_a_read_only_disk_is_named(
     forge: Forge, tmp_path: Path, parents: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    monkeypatch.setattr(os, "access", lambda path, mode: not mode & os.W_OK)
     for line in (evo(parents, "m/a", "m/b"), "merge --models m/a,m/b out", "run --preset toy"):
         refused(forge(line), 5, "cannot write", "is read-only, or not yours to write")
         dry = forge(f"{line} --dry-run")

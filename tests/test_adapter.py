@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from agent_forge.errors import ConfigError, DamagedFile
 from agent_forge.model.folder import open_weights
+from agent_forge.model.weights import is_tied
 from tests.merge_models import family, save, tuned
 
 LINEAR = ["q_proj", "down_proj"]
@@ -99,6 +100,32 @@ def test_a_rank_that_does_not_fit_the_tensors(rank: float, tmp_path: Path) -> No
     path = lora / "adapter_config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "r": rank}))
     with pytest.raises(DamagedFile, match=f"does not have the rank {rank}"):
+        open_weights(f"{base}+{lora}")
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_the_layer_decides_how_it_is_stored_not_the_word(kind: str, tmp_path: Path) -> None:
+    target = "attn.c_proj" if kind == "gpt2" else "q_proj"  # square: no shape would tell
+    settings = {"target_modules": [target], "fan_in_fan_out": kind == "gpt2"}
+    base, lora = adapted(tmp_path, kind, settings)
+    path = lora / "adapter_config.json"
+    wrong = {**json.loads(path.read_text()), "fan_in_fan_out": kind != "gpt2"}
+    path.write_text(json.dumps(wrong))
+    loaded: Any = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), lora)
+    wanted, found = loaded.merge_and_unload().state_dict(), open_weights(f"{base}+{lora}")
+    for tensor in found:
+        torch.testing.assert_close(found[tensor], wanted[tensor], atol=1e-6, rtol=1e-6)
+
+
+def test_a_model_that_is_tied_without_saying_so(tmp_path: Path) -> None:
+    """GPT-2 on the hub: its config leaves out what its architecture takes for granted."""
+    settings = {"target_modules": ["c_attn"], "fan_in_fan_out": True, "modules_to_save": ["wte"]}
+    base, lora = adapted(tmp_path, "gpt2", settings)
+    config = json.loads((base / "config.json").read_text())
+    config.pop("tie_word_embeddings", None)
+    (base / "config.json").write_text(json.dumps(config))
+    assert is_tied(open_weights(base))
+    with pytest.raises(ConfigError, match="as embedding and as head"):
         open_weights(f"{base}+{lora}")
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from agent_forge.errors import DamagedFile, PhaseFailed
+from agent_forge.errors import ConfigError, DamagedFile, PhaseFailed
 from agent_forge.evals.domains import from_files, part
 from agent_forge.evals.reopen import confirm
 from agent_forge.evals.subject import open_subject
@@ -19,6 +19,7 @@ from agent_forge.model.folder import open_model, open_weights
 from agent_forge.phases.phase2_evomerge import evolve as evolving
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
 from agent_forge.phases.phase2_evomerge.evolve import Evolved, Job, evolve, replay
+from agent_forge.store import files
 from tests.evo_models import FEW, family
 
 FILE, HEAD, EMBEDDING = "model.safetensors", "lm_head.weight", "model.embed_tokens.weight"
@@ -166,3 +167,21 @@ def test_weights_of_a_written_model_that_changed_on_the_disk(tmp_path: Path) -> 
     path.write_bytes(content)
     with pytest.raises(DamagedFile, match="sha256"):
         open_model(done.model_path)
+
+
+def test_a_folder_alone_runs_no_fitness(tmp_path: Path) -> None:
+    """Whoever goes on with an evolution names its command or function again."""
+    canary = tmp_path / "canary"
+    fitness = f"touch {canary}"
+    place = "tests.test_written_models:largest"
+    evolved([family() / "add", family() / "twice"], tmp_path / "out", data=[], fitness=place)
+    record = files.read_sealed(tmp_path / "out" / evolving.BEGUN)
+    record["settings"]["fitness"] = fitness
+    files.write_bytes(tmp_path / "out" / evolving.BEGUN, files.sealed(record))
+    with pytest.raises(ConfigError, match="runs a fitness of its own") as caught:
+        evolving.resumed(tmp_path / "out", 2, None)
+    assert fitness in caught.value.hint and not canary.exists()
+    with pytest.raises(ConfigError, match="runs a fitness of its own"):
+        evolving.resumed(tmp_path / "out", 2, None, ["fitness=another"])
+    job = evolving.resumed(tmp_path / "out", 2, None, [f"fitness={fitness}"])
+    assert job.settings.fitness == fitness

@@ -81,7 +81,8 @@ def evo(
     if context.invoked_subcommand:
         return
     if resume is not None:
-        if base_models or base or data or config or sets or output_dir or seed is not None:
+        others = [text for text in sets if not text.startswith("fitness=")]
+        if base_models or base or data or config or others or output_dir or seed is not None:
             raise ConfigError(
                 "--resume goes on with the models, data and settings that it was begun with",
                 hint="beside it only --gens, --time-budget and --device can be given",
@@ -89,7 +90,7 @@ def evo(
         with _interruptible(resume if resume.is_dir() else resume.parent, dry_run):
             from agent_forge.phases.phase2_evomerge.evolve import resumed
 
-            _do(resumed(resume, gens, time_budget), _device(device), dry_run, as_json)
+            _do(resumed(resume, gens, time_budget, sets), _device(device), dry_run, as_json)
         return
     changes: dict[str, Any] = {"generations": gens, "time_budget_minutes": time_budget}
     changes["data"] = [str(path) for path in data] or None

@@ -313,7 +313,7 @@ def output_config(plan: Plan) -> dict[str, object]:
     if plan.vocabulary is not None:
         config["vocab_size"] = plan.vocabulary.size
     heads = [name for name in plan.jobs if name.endswith("lm_head.weight")]
-    if heads and config.get("tie_word_embeddings"):
+    if heads and config and config.get("tie_word_embeddings") is not False:
         config["tie_word_embeddings"] = False
     return config
 

@@ -200,7 +200,7 @@ def refuse_foreign(folder: Path) -> None:
     own: set[str] = set()
     if files.MANIFEST in there:
         with contextlib.suppress(DamagedFile, HostileInput):  # changed: all of it may be someone's
-            own = {*files.verify(folder, content=False), files.MANIFEST}
+            own = {*files.verify(folder), files.MANIFEST}
     if strange := sorted(there - own):
         listed = ", ".join(strange[:SHOWN]) + (" ..." if len(strange) > SHOWN else "")
         raise AlreadyExists(

@@ -22,6 +22,7 @@ from agent_forge.model.weights import (
     TOKEN_EMBEDDING,
     Weights,
     is_tied,
+    layer_of,
     open_file,
 )
 from agent_forge.store import files
@@ -31,6 +32,7 @@ FILES = ("adapter_model.safetensors", "adapter_model.bin")
 PREFIX = "base_model.model."
 BETWEEN = re.compile(r"\.(modules_to_save|base_layer)\.")  # where peft puts a weight of the base
 UNCHANGED_BASE = (None, True, False, "gaussian", "eva")  # initialisations that leave the base alone
+TRANSPOSED = ("gpt2", "openai-gpt", "imagegpt")  # architectures whose layers are Conv1D
 # Settings that are handled here, or that say how the adapter was trained and not what it is.
 KNOWN = {
     *("r", "lora_alpha", "use_rslora", "fan_in_fan_out", "peft_type", "init_lora_weights"),
@@ -87,7 +89,8 @@ def adapt(base: Weights, folder: Path) -> Weights:
         raise DamagedFile(folder, f"it has none of {', '.join(FILES)}")
     rank = settings["r"]
     scale: float = settings["lora_alpha"] / (rank**0.5 if settings.get("use_rslora") else rank)
-    turned = bool(settings.get("fan_in_fan_out"))
+    said = bool(settings.get("fan_in_fan_out"))
+    turned = {name: _is_transposed(base, name, said) for name in base.specs}
     pairs, replaced = _split(base, open_file(path), path)
     for name, (a, b) in pairs.items():
         if a.ndim != 2 or b.ndim != 2 or a.shape[0] != rank or b.shape[1] != rank:
@@ -103,7 +106,7 @@ def adapt(base: Weights, folder: Path) -> Weights:
             return weight
         a, b = pairs[name]
         update = scale * (b.float() @ a.float())
-        whole: Tensor = weight.float() + (update.T if turned else update)
+        whole: Tensor = weight.float() + (update.T if turned[name] else update)
         return whole.to(weight.dtype)
 
     return Weights(
@@ -114,6 +117,12 @@ def adapt(base: Weights, folder: Path) -> Weights:
         folder=base.folder,
         sources=[*base.sources, path] if base.sources else [],
     )
+
+
+def _is_transposed(base: Weights, name: str, said: bool) -> bool:
+    """True if a weight is stored as inputs x outputs; as in peft the layer counts, not the word."""
+    kind = base.config.get("model_type")
+    return said if kind is None else kind in TRANSPOSED and layer_of(name) is not None
 
 
 def _split(
@@ -148,13 +157,13 @@ def _refuse_misfits(
     base: Weights,
     pairs: Mapping[str, tuple[Tensor, Tensor]],
     replaced: Mapping[str, Tensor],
-    turned: bool,
+    turned: Mapping[str, bool],
     path: Path,
 ) -> None:
     """Refuse an adapter of another base, and one that would change a weight with two uses."""
     shapes = {name: tuple(tensor.shape) for name, tensor in replaced.items()}
     for name, (a, b) in pairs.items():
-        shapes[name] = (b.shape[0], a.shape[1])[:: -1 if turned else 1]
+        shapes[name] = (b.shape[0], a.shape[1])[:: -1 if turned[name] else 1]
     for name, shape in shapes.items():
         if shape != base.specs[name].shape:
             raise ConfigError(

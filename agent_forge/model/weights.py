@@ -147,10 +147,14 @@ def with_layers(config: Mapping[str, Any], layers: Sequence[int]) -> dict[str, A
 
 
 def is_tied(weights: Weights) -> bool:
-    """True if the config ties the head to the embedding and the file holds no other head."""
-    if not weights.config.get("tie_word_embeddings"):
-        return False
+    """True if the head of a model is its embedding: its file holds no other one.
+
+    Some architectures are tied unless their config says otherwise: without a word the file counts.
+    """
+    said = weights.config.get("tie_word_embeddings")
     head = next((name for name in weights if HEAD.search(name)), None)
+    if not weights.config or said is False or (said is None and head):
+        return False
     embedding = next((name for name in weights if TOKEN_EMBEDDING.search(name)), None)
     return not (head and embedding) or torch.equal(weights[head], weights[embedding])
 

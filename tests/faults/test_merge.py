@@ -289,7 +289,8 @@ def test_force_leaves_a_training_folder_alone(root: Path, tmp_path: Path) -> Non
         with pytest.raises(AlreadyExists, match=named):
             write(merged, place, force=True)
     (own / "notes.txt").unlink()
-    (own / "README.md").write_text("my own words")
+    card = (own / "README.md").read_bytes()
+    (own / "README.md").write_bytes(b"MY NOTES" + card[8:])  # of the same size
     with pytest.raises(AlreadyExists, match=r"README\.md"):
         write(merged, own, force=True)
     (own / "README.md").unlink()

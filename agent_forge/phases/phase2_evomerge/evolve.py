@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -204,9 +205,19 @@ def _begun(folder: Path) -> dict[str, Any]:
     return record
 
 
-def resumed(place: Path, gens: int | None, minutes: float | None) -> Job:
-    """The evolution in a folder, with the settings that it was last run with."""
+def resumed(place: Path, gens: int | None, minutes: float | None, sets: Sequence[str] = ()) -> Job:
+    """The evolution in a folder, with the settings that it was last run with.
+
+    A fitness that is someone's own code has to be named again: a folder alone never runs any.
+    """
     folder, record = opened(place)
+    fitness = record["settings"].get("fitness")
+    if fitness and f"fitness={fitness}" not in sets:
+        again = shlex.join(["--resume", str(place), "--set", f"fitness={fitness}"])
+        raise ConfigError(
+            f"{folder} runs a fitness of its own for every candidate: {fitness!r}",
+            hint=f"if it is yours: forge evo {again}",
+        )
     places.require_writable(folder)
     begun = {**EvoMergeSettings.BEFORE, **record["settings"]}
     update: dict[str, Any] = {"generations": gens, "time_budget_minutes": minutes}

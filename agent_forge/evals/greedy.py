@@ -177,7 +177,7 @@ class _Foreign:
         out = self.model(
             tokens_BT.to(self.device), past_key_values=self.past, use_cache=True, **self.last_only
         )
-        self.past = out.past_key_values
+        self.past = getattr(out, "past_key_values", None)
         if not hasattr(self.past, "batch_select_indices"):
             raise ConfigError(
                 f"{type(self.model).__name__} keeps no cache whose rows can be chosen",

@@ -113,12 +113,13 @@ class _Foreign:
         shown, past, following = 0, None, torch.tensor([ids])
         while len(made) < sampling.max_new_tokens:
             out = self.model(following, past_key_values=past, use_cache=True)
-            past = out.past_key_values
+            past = getattr(out, "past_key_values", None)
             token = choose(out.logits[0, -1].float(), sampling, generator)
             if token in sampling.stop_tokens:
                 break
             made.append(token)
-            following = torch.tensor([[token]])
+            # Without a cache the whole text is read again.
+            following = torch.tensor([[token]] if past is not None else [[*ids, *made]])
             text = self.tokenizer.decode(made, skip_special_tokens=True)
             if not text.endswith("\ufffd"):  # half a character is no text yet
                 yield text[shown:]

@@ -8,17 +8,22 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from jinja2 import Environment, nodes
+from jinja2.ext import Extension
+
 from agent_forge import platform
 from agent_forge.errors import ConfigError, ForgeError
 
 SECONDS = 3.0
 CHARACTERS = 1 << 20
-MEMORY_BYTES = 1 << 30  # beside what the process has
+MEMORY_BYTES = 1 << 26  # beside what the process has
 
 
 def render(tokenizer: Any, messages: Sequence[Mapping[str, Any]], *, reply: bool) -> str:
     """The conversation as the model reads it; `reply`: up to where its next answer begins."""
     try:
+        if any(ast.find(nodes.Pow) for ast in _parsed(tokenizer)):
+            raise ValueError("powers (**) are not computed: one of them can take forever")
         with _time_limit(SECONDS), platform.memory_limit(MEMORY_BYTES):
             text = tokenizer.apply_chat_template(
                 [dict(message) for message in messages],
@@ -36,6 +41,24 @@ def render(tokenizer: Any, messages: Sequence[Mapping[str, Any]], *, reply: bool
     if len(text) > CHARACTERS:
         raise _refused(f"gives {len(text):,} characters; at most {CHARACTERS:,} are read")
     return text
+
+
+def _parsed(tokenizer: Any) -> Iterator[nodes.Template]:
+    """The templates of a tokenizer as trees."""
+    given = tokenizer.chat_template
+    for text in given.values() if isinstance(given, Mapping) else [given]:
+        yield Environment(extensions=["jinja2.ext.loopcontrols", Generation]).parse(str(text))
+
+
+class Generation(Extension):
+    """The block that marks what an assistant says, which transformers knows."""
+
+    tags = {"generation"}  # noqa: RUF012 - as jinja2 declares it
+
+    def parse(self, parser: Any) -> nodes.Node | list[nodes.Node]:
+        next(parser.stream)
+        found: list[nodes.Node] = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return found
 
 
 def _refused(problem: str) -> ForgeError:

@@ -77,9 +77,11 @@ def load_network(config: Mapping[str, Any], state: Mapping[str, Tensor], place: 
     if report.get("error_msgs"):
         raise DamagedFile(place, f"transformers cannot use it ({report['error_msgs'][0]})")
     with _as_damage(place), torch.no_grad():  # a config may fit and still not work
-        logits = model.eval()(torch.zeros(1, 2, dtype=torch.long)).logits
+        logits = model.eval()(torch.tensor([[0, 0], [0, 1]])).logits
     if not bool(logits.isfinite().all()):
         raise DamagedFile(place, "its network gives NaN or infinity")
+    if not torch.allclose(logits[0, 0], logits[1, 0], rtol=1e-3, atol=1e-3):
+        raise ConfigError(f"{place} is no causal language model: it sees the token it is asked for")
     return model  # type: ignore[no-any-return]
 
 

@@ -185,3 +185,15 @@ def test_a_folder_alone_runs_no_fitness(tmp_path: Path) -> None:
         evolving.resumed(tmp_path / "out", 2, None, ["fitness=another"])
     job = evolving.resumed(tmp_path / "out", 2, None, [f"fitness={fitness}"])
     assert job.settings.fitness == fitness
+
+
+def test_what_stands_beside_is_left_alone(tmp_path: Path) -> None:
+    """Neither a replay nor an evolution removes what it did not write."""
+    notes = [tmp_path / ".again.weights", tmp_path / "out" / ".notes"]
+    for folder in notes:
+        folder.mkdir(parents=True)
+        (folder / ".tmp-thesis.txt").write_text("mine")
+    done = evolved([family() / "add", family() / "twice"], tmp_path / "out", generations=0)
+    replay(done.model_path / "lineage.json", tmp_path / "again")
+    assert all((folder / ".tmp-thesis.txt").is_file() for folder in notes)
+    assert sorted(p.name for p in tmp_path.iterdir()) == [".again.weights", "again", "out"]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -224,7 +225,9 @@ def claimed(folder: Path) -> Iterator[None]:
 
 def clear_leftovers(folder: Path) -> None:
     """Remove what a merge into this folder left behind when it was killed."""
-    for path in folder.parent.glob(f"{files.TEMP}*-{folder.name}"):
+    own = re.compile(rf"{re.escape(files.TEMP)}[0-9a-f]{{8}}-{re.escape(folder.name)}")
+    there = folder.parent.iterdir() if folder.parent.is_dir() else []
+    for path in [entry for entry in there if own.fullmatch(entry.name)]:
         fd = _open_folder(path)
         if fd is not None:
             if platform.try_lock(fd):

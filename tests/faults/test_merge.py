@@ -323,3 +323,15 @@ def test_the_second_of_two_writers_refuses(
         write(merge(recipe(root)), out, progress=None if late else other)
     assert "slerp" in (out / "README.md").read_text()
     files.verify(out)
+
+
+def test_only_leftovers_of_this_folder_go(root: Path, tmp_path: Path) -> None:
+    """What merely looks like one is someone's."""
+    beside = tmp_path / "models"
+    mine = [beside / name for name in (".tmp-old-out", ".tmp-0a1b2c3d-my-out", ".tmp-zzzzzzzz-out")]
+    for folder in (*mine, beside / ".tmp-0a1b2c3d-out"):
+        folder.mkdir()
+        (folder / "thesis.txt").write_text("mine")
+    clear_leftovers(beside / "out")
+    assert all((folder / "thesis.txt").is_file() for folder in mine)
+    assert not (beside / ".tmp-0a1b2c3d-out").exists()

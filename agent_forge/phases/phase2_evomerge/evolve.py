@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import secrets
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -38,7 +39,7 @@ from agent_forge.phases.phase2_evomerge.evomerge import (
 from agent_forge.phases.phase2_evomerge.nursery import Nursery
 from agent_forge.phases.phase2_evomerge.prepare import open_parents, prepare
 from agent_forge.phases.phase2_evomerge.records import BEGUN, read_journal
-from agent_forge.phases.phase2_evomerge.run import CACHE, JOURNAL, EvolutionRun
+from agent_forge.phases.phase2_evomerge.run import CACHE, JOURNAL, WEIGHTS, EvolutionRun
 from agent_forge.phases.phase2_evomerge.sources import locate
 from agent_forge.phases.phase2_evomerge.staff import crew_of
 from agent_forge.search.candidate import Candidate
@@ -243,7 +244,9 @@ def evolve(
     with files.disk_errors(job.folder):
         files.disk.make_directory(job.folder)
     with lock.held(job.folder):
-        files.sweep(job.folder)
+        files.sweep(job.folder, deep=False)  # what is deeper may be someone's
+        if (job.folder / WEIGHTS).is_dir():
+            files.sweep(job.folder / WEIGHTS)
         for note in job.inputs.notes:
             listen({"event": "note", "text": note})
         material = prepare(job.settings, job.inputs, device, job.folder)
@@ -300,7 +303,8 @@ def replay(lineage: Path, target: Path, progress: Progress | None = None) -> str
     for weights, source in zip([*models, *([base] if base else [])], sources, strict=True):
         if weights.sha256() != source["sha256"]:
             raise ConfigError(f"{weights.label} is not the model that the lineage names")
-    scratch = places.nearest(target.parent) / f".{target.name}.weights"
+    own = f"{files.TEMP}{secrets.token_hex(4)}-{target.name}.weights"
+    scratch = places.nearest(target.parent) / own
     try:
         with _as_damage(lineage):
             made = Nursery(models, base, known, scratch).weights(record["key"])

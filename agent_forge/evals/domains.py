@@ -112,9 +112,13 @@ def from_files(paths: Sequence[Path], split_by: SplitBy = "prompt") -> list[Doma
     found: dict[str, Domain] = {}
     places: dict[Path, Path] = {}
     for path in paths:
-        if first := places.get(path.resolve()):
+        try:
+            real = path.resolve()
+        except (OSError, RuntimeError) as error:
+            raise ConfigError(f"{path} cannot be found: {error}") from error
+        if first := places.get(real):
             raise ConfigError(f"{path} is given twice: it is the same file as {first}")
-        places[path.resolve()] = path
+        places[real] = path
         name = str(path) if path.stem in found else path.stem
         found[name] = replace(_read(path, name), split_by=split_by)
     return list(found.values())

@@ -163,8 +163,8 @@ def open_model(ref: str | Path) -> tuple[nn.Module, Any]:
         weights = open_weights(ref)
         weights.verify()
         state = {name: weights[name] for name in weights}
-    model = load_network(config, state, str(ref))
-    for name, weight in model.named_parameters():
-        if not bool(weight.isfinite().all()):
+    for name, tensor in state.items():
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
             raise DamagedFile(ref, f"{name} holds NaN or infinity", hint="fetch it again")
+    model = load_network(config, state, str(ref))
     return model.eval(), None if ours else open_tokenizer(folder)

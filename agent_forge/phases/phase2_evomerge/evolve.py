@@ -51,6 +51,7 @@ CHAMPION = "champion"
 GIVEN = "parent_"  # begins the folders of networks that were given in memory
 BARS = " .:-=+*#%@"
 AUTO = "auto"
+MOST = 10_000  # models, candidates and layers that a lineage may have
 LINEAGE_ERRORS = (
     *(ArithmeticError, AttributeError, LookupError, TypeError, ValueError),
     *(NotFinite, RuntimeError),
@@ -324,11 +325,17 @@ def _lineage(path: Path) -> tuple[dict[str, Any], dict[str, Candidate]]:
         record = record.get("lineage", record)  # or the metadata of a pipeline's champion
         known = {data["key"]: Candidate.from_json(data) for data in record["candidates"]}
         models = [(source["model"], source["sha256"]) for source in record["models"]]
+        if max(len(models), len(known), *map(_length, known.values())) > MOST:
+            raise ValueError(f"more than {MOST:,} models, candidates or layers")
         parents = range(len(models) - {False: 0, True: 1}[record["has_base"]])
         for made in ancestors(known, record["key"]):  # all of them are there
             if made.kind == "parent" and made.operation["index"] not in parents:
                 raise ValueError(f"there is no parent {made.operation['index']}")
     return record, known
+
+
+def _length(candidate: Candidate) -> int:
+    return len(candidate.operation.get("layers") or ())
 
 
 @contextlib.contextmanager

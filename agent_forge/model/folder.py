@@ -164,7 +164,7 @@ def open_model(ref: str | Path) -> tuple[nn.Module, Any]:
         weights.verify()
         state = {name: weights[name] for name in weights}
     for name, tensor in state.items():
-        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+        if tensor.is_floating_point() and not bool(tensor.float().isfinite().all()):
             raise DamagedFile(ref, f"{name} holds NaN or infinity", hint="fetch it again")
     model = load_network(config, state, str(ref))
     return model.eval(), None if ours else open_tokenizer(folder)

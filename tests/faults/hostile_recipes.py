@@ -86,7 +86,7 @@ RECIPES = (
     recipe("many laughs", _laughs()),
     recipe("an alias of itself", "models: &a [*a]\nmerge_method: linear\n"),
     recipe("a mapping of itself", "models: &a {x: *a}\nmerge_method: linear\n"),
-    recipe("merged keys", "a: &a {merge_method: linear}\n<<: *a\n" + TWO),
+    recipe("merged keys", "a: &a {merge_method: linear}\n<<: *a\n" + TWO, allowed=EITHER),
     recipe("deep", "models: " + "[" * 20_000 + "\n"),
     recipe("deep in JSON", '{"models": ' + "[" * 100_000, file="r.json"),
     recipe("NaN in JSON", '{"merge_method": "linear", "seed": NaN}', file="r.json"),

@@ -195,9 +195,10 @@ def opened(place: Path) -> tuple[Path, dict[str, Any]]:
 def _begun(folder: Path) -> dict[str, Any]:
     """What an evolution was begun with."""
     record = files.read_sealed(folder / BEGUN)
-    texts = [*(record.get("parents") or [None]), *(record.get("names") or [None])]
+    lists = [record.get(key) for key in ("parents", "names")]
     if not (
-        all(isinstance(text, str) for text in texts)
+        all(isinstance(texts, list) and texts for texts in lists)
+        and all(isinstance(text, str) for texts in lists for text in texts or ())
         and isinstance(record.get("settings"), dict)
         and isinstance(record.get("base"), str | None)
         and isinstance(record.get("seed"), int)

@@ -73,7 +73,7 @@ def test_a_number_of_any_length_takes_no_time() -> None:
     hostile = ("1" * 200_000, "1," * 100_000, "1/" * 100_000, "1 " * 100_000, "####" * 50_000)
     for text in hostile:
         answers.math(asked("3"), text)
-    assert time.process_time() - began < 2
+    assert time.process_time() - began < 20  # quadratic reading takes minutes
 
 
 RIGHT = "def solve(n):\n    return n + 1"

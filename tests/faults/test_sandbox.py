@@ -92,7 +92,7 @@ def mode(
 def run(code: str, limits: Limits = SHORT, stdin: str = "") -> sandbox.Outcome:
     began = time.monotonic()
     outcome = free_run(code, limits=limits, stdin=stdin)
-    assert time.monotonic() - began < limits.wall_seconds + 1
+    assert time.monotonic() - began < limits.wall_seconds + 5
     assert "ESCAPED" not in outcome.stdout + outcome.stderr, outcome
     return outcome
 

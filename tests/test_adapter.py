@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoModelForCausalLM
 
@@ -27,6 +28,11 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "random start": ("llama", {"target_modules": LINEAR, "init_lora_weights": False}),
     "whole modules": ("llama", {"target_modules": LINEAR, "modules_to_save": ["lm_head"]}),
     "head": ("llama", {"target_modules": [*LINEAR, "lm_head"]}),
+    "a pattern": ("llama", {"target_modules": r".*\.\d+\.(self_attn|mlp)\.(q|down)_proj"}),
+    "layers by name": (
+        "llama",
+        {"target_modules": LINEAR, "layers_to_transform": [1], "layers_pattern": ["layers"]},
+    ),
     "one layer": ("llama", {"target_modules": LINEAR, "layers_to_transform": [1]}),
     "excluded": (
         "llama",
@@ -135,4 +141,41 @@ def test_a_weight_with_two_uses_is_not_changed_for_one(module: str, tmp_path: Pa
     settings = {"target_modules": LINEAR, "modules_to_save": [module]}
     base, lora = adapted(tmp_path, "qwen2", settings)
     with pytest.raises(ConfigError, match=r"as embedding and as head|no counterpart"):
+        open_weights(f"{base}+{lora}")
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"target_modules": ["q_proj"]}, "holds an update of .*down_proj"),
+        ({"target_modules": [*LINEAR, "v_proj"]}, "has no update of .*v_proj"),
+        ({"layers_to_transform": [0]}, "holds an update of .*layers.1"),
+        ({"layers_to_transform": 0}, "holds an update of .*layers.1"),
+        ({"layers_to_transform": "0"}, "layers_to_transform is 0"),
+        ({"exclude_modules": ["q_proj"]}, "holds an update of .*q_proj"),
+        ({"exclude_modules": ".*q_proj"}, "holds an update of .*q_proj"),
+        ({"target_modules": ".*q_proj"}, "holds an update of .*down_proj"),
+        ({"target_modules": "(" * 3}, "cannot be used"),
+        ({"target_modules": r"(\w|\w\w|.)*q" * 2}, "cannot be used"),
+        ({"target_modules": None}, "does not name the layers"),
+        ({"target_modules": [7]}, "does not name the layers"),
+    ],
+)
+def test_tensors_and_settings_name_the_same_layers(
+    changed: dict[str, Any], told: str, tmp_path: Path
+) -> None:
+    """Peft passes over what does not fit, so that the numbers would be of another model."""
+    base, lora = adapted(tmp_path, "llama", {"target_modules": LINEAR})
+    path = lora / "adapter_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changed}))
+    with pytest.raises(DamagedFile, match=told):
+        open_weights(f"{base}+{lora}")
+
+
+def test_a_name_that_peft_would_pass_over(tmp_path: Path) -> None:
+    base, lora = adapted(tmp_path, "llama", {"target_modules": LINEAR})
+    path = lora / "adapter_model.safetensors"
+    tensors = {name.removeprefix("base_model.model."): t for name, t in load_file(path).items()}
+    save_file(tensors, path)
+    with pytest.raises(DamagedFile, match="does not begin with"):
         open_weights(f"{base}+{lora}")

@@ -192,7 +192,8 @@ def test_adapters_on_a_base_are_parents(tmp_path: Path) -> None:
         where = "base_model.model.model.layers.0.self_attn.q_proj"
         pair = {f"{where}.lora_{m}.weight": torch.randn(s, generator=own) for m, s in AB.items()}
         save_file(pair, folder / "adapter_model.safetensors")
-        settings = {"peft_type": "LORA", "r": 2, "lora_alpha": 1}
+        targets = ["layers.0.self_attn.q_proj"]
+        settings = {"peft_type": "LORA", "r": 2, "lora_alpha": 1, "target_modules": targets}
         (folder / "adapter_config.json").write_text(json.dumps(settings))
         refs.append(f"{root / 'base'}+{folder}")
     wanted = EvoMergeSettings.model_validate({**FEW, "data": files_of(root), "generations": 1})

@@ -129,7 +129,8 @@ def adapter(folder: Path, **settings: Any) -> Path:
         },
         folder / "adapter_model.safetensors",
     )
-    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, **settings}
+    layer = UP.removesuffix(".weight")
+    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": [layer], **settings}
     (folder / "adapter_config.json").write_text(json.dumps(config))
     return folder
 

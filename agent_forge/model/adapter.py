@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import regex
 from torch import Tensor
 
 from agent_forge.errors import ConfigError, DamagedFile, NotFound
@@ -92,6 +93,7 @@ def adapt(base: Weights, folder: Path) -> Weights:
     said = bool(settings.get("fan_in_fan_out"))
     turned = {name: _is_transposed(base, name, said) for name in base.specs}
     pairs, replaced = _split(base, open_file(path), path)
+    _refuse_others(base, set(pairs), settings, path)
     for name, (a, b) in pairs.items():
         if a.ndim != 2 or b.ndim != 2 or a.shape[0] != rank or b.shape[1] != rank:
             raise DamagedFile(path, f"the update of {name} does not have the rank {rank} of its r")
@@ -134,6 +136,8 @@ def _split(
     for key, tensor in tensors.items():
         if not tensor.is_floating_point():
             raise DamagedFile(path, f"{key!r} holds no weights but whole numbers")
+        if not key.startswith(PREFIX):  # peft would leave it out
+            raise DamagedFile(path, f"{key!r} does not begin with {PREFIX!r}")
         name = BETWEEN.sub(".", key.removeprefix(PREFIX))
         match = re.fullmatch(r"(.*)\.lora_([AB])(?:\.default)?\.weight", name)
         target = f"{match.group(1)}.weight" if match else name
@@ -151,6 +155,65 @@ def _split(
         if f"{PREFIX}{name}" in tensors:  # peft would leave it out
             raise DamagedFile(path, f"it holds an update of {name!r}, and {name!r} itself")
     return {name: (pair["A"], pair["B"]) for name, pair in halves.items()}, replaced
+
+
+def _refuse_others(base: Weights, found: set[str], settings: dict[str, Any], path: Path) -> None:
+    """Refuse updates of layers that the settings leave out, and layers without their update.
+
+    peft passes over both in silence, so that the numbers would be those of another model.
+    """
+    if settings.get("target_modules") == "all-linear":
+        return
+    named = {
+        name
+        for name, spec in base.specs.items()
+        if name.endswith(".weight") and len(spec.shape) == 2
+        if _is_target(name.removesuffix(".weight"), settings, path.with_name(SETTINGS))
+    }
+    for name in sorted(found - named):
+        raise DamagedFile(path, f"it holds an update of {name}, which {SETTINGS} does not name")
+    for name in sorted(named - found):
+        if ".experts." not in name:  # transformers may hold those as one tensor
+            raise DamagedFile(path, f"it has no update of {name}, which {SETTINGS} names")
+
+
+def _is_target(module: str, settings: dict[str, Any], path: Path) -> bool:
+    """True if peft would put an update on a layer."""
+    if _matches(settings.get("exclude_modules") or (), module, path):
+        return False
+    if any(f".{kept}." in f".{module}." for kept in settings.get("modules_to_save") or ()):
+        return False
+    targets: Any = settings.get("target_modules")
+    layers = settings.get("layers_to_transform")
+    if not _matches(targets, module, path):
+        return False
+    if isinstance(targets, str) or module in targets or layers is None or layers == []:
+        return True
+    wanted = layers if isinstance(layers, list) else [layers]
+    if not all(isinstance(number, int) for number in wanted):
+        raise DamagedFile(path, f"layers_to_transform is {str(layers)[:60]}")
+    patterns = settings.get("layers_pattern") or []
+    names = [rf"(?:^|.*?\.){p}" for p in ([patterns] if isinstance(patterns, str) else patterns)]
+    for name in names or [r".*?\.[^.]*"]:
+        if match := _match(rf"{name}\.(?P<layer>\d+)\..*", module, path):
+            return int(match["layer"]) in wanted
+    return False
+
+
+def _matches(names: Any, module: str, path: Path) -> bool:
+    """True if a layer is among names: a pattern, or a list of whole names or their ends."""
+    if isinstance(names, str):
+        return _match(names, module, path) is not None
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+        raise DamagedFile(path, "it does not name the layers as peft does")
+    return any(f".{module}".endswith(f".{name}") for name in names)
+
+
+def _match(pattern: str, text: str, path: Path) -> Any:
+    try:
+        return regex.fullmatch(pattern, text, timeout=1)
+    except (regex.error, TimeoutError) as error:
+        raise DamagedFile(path, f"the pattern {pattern[:60]!r} cannot be used: {error}") from error
 
 
 def _refuse_misfits(

@@ -15,8 +15,10 @@ from agent_forge.store.sessions import SessionStore
 from tests.command_line import Forge, run_line
 from tests.pico import Pico, build
 
-# A shell that starts the tests in the background has them ignore it.
+# A shell that starts the tests in the background, or nohup, has them ignore these.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+if hasattr(signal, "SIGHUP"):
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 torch.set_num_threads(1)
 

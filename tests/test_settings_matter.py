@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -119,9 +118,7 @@ def mirrored(setting: str, root: Path, patch: pytest.MonkeyPatch) -> Any:
 
 
 def patience(setting: str, root: Path, patch: pytest.MonkeyPatch) -> Any:
-    wandb = FakeWandb("finish", "hang")
-    patch.setitem(sys.modules, "wandb", wandb)
-    threading.Timer(0.8, wandb.released.set).start()
+    patch.setitem(sys.modules, "wandb", FakeWandb("finish", "hang", hangs_s=0.8))
     toy_run(root, "tracking.wandb_enabled=true", setting)
     return "W&B is left out" in (folder(root) / "log.jsonl").read_text()
 

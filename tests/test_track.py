@@ -251,9 +251,9 @@ def test_the_display_fits_the_place() -> None:
 class FakeWandb(types.ModuleType):
     """Records calls; can raise or hang in any of them."""
 
-    def __init__(self, trouble: str = "", how: str = "") -> None:
+    def __init__(self, trouble: str = "", how: str = "", hangs_s: float = 30) -> None:
         super().__init__("wandb")
-        self.trouble, self.how = trouble, how
+        self.trouble, self.how, self.hangs_s = trouble, how, hangs_s
         self.calls: list[tuple[Any, ...]] = []
         self.released = threading.Event()
         self.Settings = dict
@@ -265,7 +265,7 @@ class FakeWandb(types.ModuleType):
         if name == self.trouble and self.how == "raise":
             raise RuntimeError("no answer from the server")
         if name == self.trouble and self.how == "hang":
-            self.released.wait(30)
+            self.released.wait(self.hangs_s)
         self.calls.append((name, *details))
 
     def init(self, **settings: Any) -> Any:

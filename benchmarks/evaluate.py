@@ -22,9 +22,9 @@ from results import done, record, write_section
 
 from agent_forge.data.readers import Example
 from agent_forge.data.tasks import make
+from agent_forge.evals.benchmarks import from_benchmarks
 from agent_forge.evals.greedy import Answer, Rules, generate
-from agent_forge.evals.packs import from_packs
-from agent_forge.evals.subject import Subject, open_subject
+from agent_forge.evals.model_under_test import ModelUnderTest, open_model_under_test
 
 BENCHMARK = "evaluate"
 PROMPTS, NEW_TOKENS, ROUNDS, GOAL = 100, 64, 3, 3.0
@@ -32,7 +32,7 @@ HEADER_WORDS = 80
 Prompts = list[tuple[int, ...]]
 
 
-def beginnings(subject: Subject, header: str = "") -> Prompts:
+def beginnings(subject: ModelUnderTest, header: str = "") -> Prompts:
     """Of generated stories, cut after 3 to 40 words."""
     texts = []
     for i in range(PROMPTS):
@@ -42,11 +42,11 @@ def beginnings(subject: Subject, header: str = "") -> Prompts:
     return [tuple(subject.given(Example(text, ""))) for text in texts]
 
 
-def cells(subject: Subject) -> dict[str, Prompts]:
+def cells(subject: ModelUnderTest) -> dict[str, Prompts]:
     """What is asked, by name."""
     story = make("story", "train", 0, level=20)
     header = " ".join(f"{story.question} {story.answer}".split()[:HEADER_WORDS]) + "\n"
-    (pack,) = from_packs(["math"], count=PROMPTS)
+    (pack,) = from_benchmarks(["math"], count=PROMPTS)
     return {
         "beginnings of stories": beginnings(subject),
         "behind a shared beginning": beginnings(subject, header),
@@ -54,7 +54,7 @@ def cells(subject: Subject) -> dict[str, Prompts]:
     }
 
 
-def one_by_one(subject: Subject, prompts: Prompts) -> list[list[int]]:
+def one_by_one(subject: ModelUnderTest, prompts: Prompts) -> list[list[int]]:
     """What transformers writes."""
     model: Any = subject.model
     made = []
@@ -73,7 +73,7 @@ def one_by_one(subject: Subject, prompts: Prompts) -> list[list[int]]:
     return made
 
 
-def measured(subject: Subject, prompts: Prompts) -> dict[str, Any]:
+def measured(subject: ModelUnderTest, prompts: Prompts) -> dict[str, Any]:
     """CPU seconds of both sides, and how many answers are equal."""
     rules = Rules(subject.decode, subject.ends, NEW_TOKENS)
     seconds: dict[str, list[float]] = {"batched": [], "one by one": []}
@@ -121,7 +121,7 @@ def main() -> None:
     parser.add_argument("--name", help="of the model in the table; else its folder's")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    subject = open_subject(options.model)
+    subject = open_model_under_test(options.model)
     name = options.name or options.model.name
     known = {(row["model"], row["cell"]) for row in done(BENCHMARK)}
     for cell, prompts in cells(subject).items():

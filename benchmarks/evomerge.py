@@ -29,7 +29,7 @@ import torch
 from finetunes import DOMAINS
 from results import command
 
-from agent_forge.phases.phase2_evomerge import nursery
+from agent_forge.phases.phase2_evomerge import candidate_weights
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
 from agent_forge.phases.phase2_evomerge.evolve import Job, evolve
 from agent_forge.phases.phase2_evomerge.sources import of_session
@@ -95,13 +95,13 @@ def without(variant: str) -> Iterator[None]:
         with changed:
             yield
     elif variant.startswith("no layer"):
-        with patch.object(nursery, "Groups", OneGroup):
+        with patch.object(candidate_weights, "Groups", OneGroup):
             yield
     else:
         yield
 
 
-class OneGroup(nursery.Groups):
+class OneGroup(candidate_weights.TensorGroups):
     """All tensors share their coefficients."""
 
     def __init__(self, names: Iterable[str]) -> None:

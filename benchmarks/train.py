@@ -32,12 +32,12 @@ from torch.nn import functional as F
 
 from agent_forge.config.settings import ModelSettings
 from agent_forge.data import tasks
-from agent_forge.data.loader import Loader, Source
+from agent_forge.data.loader import Loader, TokenizedDataset
 from agent_forge.data.tokenizer import Tokenizer
 from agent_forge.errors import Diverged
 from agent_forge.infer.generate import Sampling, generate
 from agent_forge.model.attention import ROPE_BASE, Block, RMSNorm
-from agent_forge.model.loss import IGNORE, Loss, language_loss, token_losses
+from agent_forge.model.loss import IGNORE, LossOutput, language_loss, token_losses
 from agent_forge.model.network import Cache, Features, ForgeNetwork
 from agent_forge.optim.config import MuGrokConfig
 from agent_forge.optim.muon import MuonGrokfast, split_roles
@@ -75,7 +75,7 @@ def items(split: str, count: int) -> list[tasks.Task]:
 
 
 @lru_cache(maxsize=1)
-def corpus_of(name: str) -> tuple[Source, Source, float]:
+def corpus_of(name: str) -> tuple[TokenizedDataset, TokenizedDataset, float]:
     """Training source, held-out source, and bytes of held-out text a learned token."""
     vocab = preset("tiny").vocab_size
     if name == "tasks":
@@ -83,13 +83,16 @@ def corpus_of(name: str) -> tuple[Source, Source, float]:
         tokenizer = Tokenizer.train((f"{t.question} {t.answer}" for t in train[:5000]), vocab)
         told = [[tokenizer.chat(turns(t)) for t in part] for part in (train, held)]
         sources = [
-            Source(name, [ids for ids, _ in part], [said for _, said in part]) for part in told
+            TokenizedDataset(name, [ids for ids, _ in part], [said for _, said in part])
+            for part in told
         ]
         size = sum(len(t.answer) for t in held)
     else:
         texts, held_out = documents(name)
         tokenizer = Tokenizer.train(texts, vocab)
-        sources = [Source(name, tokenizer.encode_batch(part)) for part in (texts, held_out)]
+        sources = [
+            TokenizedDataset(name, tokenizer.encode_batch(part)) for part in (texts, held_out)
+        ]
         size = sum(len(text.encode()) for text in held_out)
     return sources[0], sources[1], size / int((sources[1].targets != IGNORE).sum())
 
@@ -101,7 +104,7 @@ def turns(task: tasks.Task) -> list[dict[str, str]]:
     ]
 
 
-def loader(source: Source, seed: int, rows: int = ROWS) -> Loader:
+def loader(source: TokenizedDataset, seed: int, rows: int = ROWS) -> Loader:
     vocab = preset("tiny").vocab_size
     mix = {source.name: 1.0}
     return Loader([source], mix, batch=rows, length=LENGTH, seed=seed, vocab_size=vocab)
@@ -135,14 +138,14 @@ class PlainGPT(nn.Module):
         return hidden @ self.embedding.weight.t()
 
 
-def plain_loss(model: Any, batch: Any, generator: torch.Generator) -> Loss:
+def plain_loss(model: Any, batch: Any, generator: torch.Generator) -> LossOutput:
     tokens, targets = batch
     x = F.rms_norm(model.embedding(tokens), (model.settings.d_model,), eps=1e-6)
     for block in model.blocks:
         x = block(x, None, 0)
     kept = targets.flatten() != IGNORE
     losses = token_losses(model, x.flatten(0, 1)[kept], targets.flatten()[kept])
-    return Loss(losses.mean(), len(losses), x, [float(losses.mean().detach())], 0.0, 0.0, 1.0)
+    return LossOutput(losses.mean(), len(losses), x, [float(losses.mean().detach())], 0.0, 0.0, 1.0)
 
 
 class WithoutMemory(ForgeNetwork):
@@ -196,7 +199,7 @@ def muon(model: nn.Module, **changes: Any) -> MuonGrokfast:
     return MuonGrokfast(model, chosen)
 
 
-def held_out(model: nn.Module, loss: Any, source: Source) -> list[float]:
+def held_out(model: nn.Module, loss: Any, source: TokenizedDataset) -> list[float]:
     """Loss of each recursion step on all positions of fixed rows, in nats a token."""
     batches = loader(source, 0, 32)
     sums: list[float] = []
@@ -397,7 +400,7 @@ def speed(preset_name: str, rows: int, threads: int, steps: int) -> dict[str, An
     trainer = Trainer(model, optimizer, loss, TrainSettings(), total=steps, generator=generator)
     ids = torch.randint(30, settings.vocab_size, (200, 400), generator=generator).tolist()
     batches = Loader(
-        [Source("x", ids)],
+        [TokenizedDataset("x", ids)],
         {"x": 1.0},
         batch=rows,
         length=LENGTH,

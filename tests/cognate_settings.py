@@ -12,7 +12,7 @@ import torch
 from agent_forge.model.loss import language_loss
 from agent_forge.model.network import ForgeNetwork
 from agent_forge.optim.muon import MuonGrokfast
-from agent_forge.phases.phase1_cognate.corpus import Corpus, build
+from agent_forge.phases.phase1_cognate.corpus import Corpus, build_corpus
 from agent_forge.phases.phase1_cognate.phase import CognatePhase
 from agent_forge.pipeline.config import PipelineConfig, load_config
 from agent_forge.pipeline.orchestrator import PipelineOrchestrator
@@ -39,7 +39,7 @@ def planned(setting: str, root: Path, patch: pytest.MonkeyPatch) -> Any:
 
 def corpus(setting: str, *more: str) -> Corpus:
     settings = config(setting, *more)
-    return build(settings.phases.cognate, settings.model)
+    return build_corpus(settings.phases.cognate, settings.model)
 
 
 def learned_from(setting: str, root: Path, patch: pytest.MonkeyPatch) -> Any:

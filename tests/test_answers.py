@@ -12,8 +12,8 @@ import psutil
 import pytest
 
 from agent_forge.data.tasks import Task, make
-from agent_forge.evals import answers
-from agent_forge.evals.answers import final_number, source
+from agent_forge.evals import graders
+from agent_forge.evals.graders import final_number, source
 
 
 def asked(answer: str, *tests: str, family: str = "own", question: str = "?") -> Task:
@@ -65,14 +65,14 @@ def test_texts_without_a_final_number(text: str) -> None:
     ],
 )
 def test_numbers_are_compared_exactly(answer: str, text: str, right: bool) -> None:
-    assert answers.math(asked(answer), text) is right
+    assert graders.math(asked(answer), text) is right
 
 
 def test_a_number_of_any_length_takes_no_time() -> None:
     began = time.process_time()
     hostile = ("1" * 200_000, "1," * 100_000, "1/" * 100_000, "1 " * 100_000, "####" * 50_000)
     for text in hostile:
-        answers.math(asked("3"), text)
+        graders.math(asked("3"), text)
     assert time.process_time() - began < 20  # quadratic reading takes minutes
 
 
@@ -91,7 +91,7 @@ RIGHT = "def solve(n):\n    return n + 1"
 )
 def test_a_function_is_found_in_what_surrounds_it(text: str) -> None:
     task = asked("", "assert solve(1) == 2", "assert solve(-1) == 0")
-    assert answers.code(task, text)
+    assert graders.code(task, text)
     assert "It adds" not in source(text) and "This function" not in source(text)
 
 
@@ -99,11 +99,11 @@ def test_a_function_is_completed() -> None:
     question = 'def double(n: int) -> int:\n    """Twice n."""\n'
     test = "def check(candidate):\n    assert candidate(4) == 8\ncheck(double)"
     task = asked("", test, question=question)
-    assert answers.completed(task, "    return 2 * n\n")
-    assert answers.completed(task, "def double(n):\n    return n + n\n")
-    assert answers.completed(task, "```python\ndef double(n):\n    return n + n\n```")
-    assert not answers.completed(task, "    return n\n")
-    assert not answers.completed(task, "")
+    assert graders.completed(task, "    return 2 * n\n")
+    assert graders.completed(task, "def double(n):\n    return n + n\n")
+    assert graders.completed(task, "```python\ndef double(n):\n    return n + n\n```")
+    assert not graders.completed(task, "    return n\n")
+    assert not graders.completed(task, "")
 
 
 HOSTILE = {
@@ -137,37 +137,37 @@ def test_a_hostile_answer_costs_only_its_own_score(name: str, tmp_path: Path) ->
         text = HOSTILE[name].replace("PORT", port).replace("TARGET", str(target))
         task = asked(RIGHT, "assert solve(1) == 2")
         began = time.monotonic()
-        assert not answers.code(task, text)
-        assert time.monotonic() - began < answers.LIMITS.wall_seconds + 4
+        assert not graders.code(task, text)
+        assert time.monotonic() - began < graders.LIMITS.wall_seconds + 4
         with pytest.raises(TimeoutError):
             server.accept()
     assert not target.exists()
     mine = psutil.Process().children(recursive=True)
     assert not [child for child in mine if "child.py" in " ".join(child.cmdline())]
-    assert answers.code(task, RIGHT), "the next answer is graded as if nothing had been"
+    assert graders.code(task, RIGHT), "the next answer is graded as if nothing had been"
 
 
 @pytest.mark.parametrize("family", ["to_json", "to_yaml", "to_csv", "extract_field"])
 def test_documents_are_compared_by_content(family: str) -> None:
     for number in range(5):
         task = make(family, "verdict", number, level=20)
-        assert answers.document(task, task.answer)
-        assert answers.document(task, f"```{family[3:]}\n{task.answer}\n```\nDone.")
-        assert not answers.document(task, "")
+        assert graders.document(task, task.answer)
+        assert graders.document(task, f"```{family[3:]}\n{task.answer}\n```\nDone.")
+        assert not graders.document(task, "")
         for wrong in task.distractors:
-            assert not answers.document(task, wrong)
+            assert not graders.document(task, wrong)
 
 
 def test_json_may_stand_among_words() -> None:
     task = make("to_json", "verdict", 1, level=20)
     spread = json.dumps(json.loads(task.answer), indent=2)
-    assert answers.document(task, f"Here you are: {spread} Anything else?")
-    assert not answers.document(task, f"Here you are: {spread[:-1]}")
-    assert answers.document(asked('[{"a": "1"}]'), '[{"a":"1"}]')
-    assert not answers.document(asked('[{"a": "1"}]'), '[{"a": 1}]')
+    assert graders.document(task, f"Here you are: {spread} Anything else?")
+    assert not graders.document(task, f"Here you are: {spread[:-1]}")
+    assert graders.document(asked('[{"a": "1"}]'), '[{"a":"1"}]')
+    assert not graders.document(asked('[{"a": "1"}]'), '[{"a": 1}]')
 
 
 @pytest.mark.parametrize("hostile", ["[" * 19_000, "{" * 50_000, "- " * 9000, "&a [*a, *a]"])
 def test_hostile_documents_are_wrong(hostile: str) -> None:
     for family in ("to_json", "to_yaml", "to_csv"):
-        assert not answers.document(make(family, "verdict", 1, level=5), hostile)
+        assert not graders.document(make(family, "verdict", 1, level=5), hostile)

@@ -13,11 +13,17 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agent_forge.errors import ConfigError, ForgeError
-from agent_forge.evals.likelihood import Item, measure
+from agent_forge.evals.likelihood import TokenizedItem, measure
 from agent_forge.model import hf
 from agent_forge.model.network import ForgeNetwork
 from agent_forge.phases.phase1_cognate import load_phase1_models
-from agent_forge.phases.phase1_cognate.assess import Report, assess, average, barriers, diversity
+from agent_forge.phases.phase1_cognate.assess import (
+    SpecialistScores,
+    assess,
+    average,
+    barriers,
+    diversity,
+)
 from agent_forge.phases.phase1_cognate.config import DOMAINS, SPECIALISTS
 from agent_forge.phases.phase1_cognate.phase import CognatePhase
 from agent_forge.pipeline.orchestrator import PipelineOrchestrator
@@ -109,7 +115,7 @@ def test_mixes_add_up_and_favour_the_own_domain() -> None:
 
 # -- how it is judged ------------------------------------------------------------------------------
 
-REPORT = Report(
+REPORT = SpecialistScores(
     accuracy=dict.fromkeys(DOMAINS, 0.5),
     nats=dict.fromkeys(DOMAINS, 1.0),
     quick_accuracy=0.5,
@@ -161,7 +167,7 @@ def test_between_equals_there_is_no_barrier() -> None:
     }
     apart = barriers([model, shaken(1)], found.selection)
     middle = average([model, shaken(1)])
-    items: list[Item] = [item for d in DOMAINS for item in found.selection[d]]
+    items: list[TokenizedItem] = [item for d in DOMAINS for item in found.selection[d]]
     losses = [measure(m, items, threshold=1.0).nats_per_token for m in (model, shaken(1), middle)]
     assert apart["1_2"] == pytest.approx(losses[2] - (losses[0] + losses[1]) / 2, abs=1e-6)
 

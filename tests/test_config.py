@@ -19,7 +19,6 @@ from agent_forge.config.layout import PHASE_FOLDER, PIPELINE_FILE
 from agent_forge.config.load import (
     MAX_FILE_BYTES,
     _StrictLoader,
-    check,
     merge,
     parse_json,
     parse_set,
@@ -27,6 +26,7 @@ from agent_forge.config.load import (
     preset_names,
     read_file,
     to_yaml,
+    validate,
 )
 from agent_forge.config.settings import Settings
 from agent_forge.errors import ConfigError
@@ -203,7 +203,7 @@ def test_preset_has_its_sizes_and_round_trips(name: str) -> None:
     m = config.model
     found = (m.vocab_size, m.d_model, m.n_layers, round(m.parameters() / 1e6, 2))
     assert found == SIZES[name]
-    again = check(PipelineConfig, parse_yaml(to_yaml(config), name), name)
+    again = validate(PipelineConfig, parse_yaml(to_yaml(config), name), name)
     assert again == config
     assert again.canonical_hash() == config.canonical_hash()
 
@@ -219,7 +219,7 @@ def test_hash_does_not_depend_on_the_order_of_keys() -> None:
     config = load_config(preset="small")
     data = config.model_dump()
     assert list(reverse(data)) != list(data)
-    assert check(PipelineConfig, reverse(data), "x").canonical_hash() == config.canonical_hash()
+    assert validate(PipelineConfig, reverse(data), "x").canonical_hash() == config.canonical_hash()
 
 
 def test_hash_is_the_sha256_of_sorted_compact_json() -> None:
@@ -277,7 +277,7 @@ def test_configs_are_frozen(key: Key) -> None:
 @given(st.text(min_size=1).filter(str.isprintable) | st.sampled_from(["1e3", "-2E-5", "1.e0"]))
 def test_any_text_survives_yaml(root: str) -> None:
     config = PipelineConfig.model_validate({"storage": {"root": root}})
-    assert check(PipelineConfig, parse_yaml(to_yaml(config), "x"), "x") == config
+    assert validate(PipelineConfig, parse_yaml(to_yaml(config), "x"), "x") == config
 
 
 # -- the config folder ----------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from agent_forge.errors import ConfigError
-from agent_forge.evals.likelihood import Item, measure
+from agent_forge.evals.likelihood import TokenizedItem, measure
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
 from agent_forge.phases.phase2_evomerge.evolve import evolve, resumed
 from agent_forge.phases.phase2_evomerge.fitness import DomainFitness
@@ -90,7 +90,7 @@ def test_parts_of_the_items_add_up_to_all(tmp_path: Path) -> None:
 def test_our_own_network_is_differentiated_where_it_is_measured() -> None:
     model = network("model.t_max=3")
     rows = [[5, 6, 7, 8], [9, 10, 11, 12, 13, 14]]
-    items = [Item(ids, [n > 1 for n in range(len(ids))]) for ids in rows]
+    items = [TokenizedItem(ids, [n > 1 for n in range(len(ids))]) for ids in rows]
     losses = item_losses(model, items, torch.device("cpu"))
     assert losses.tolist() == pytest.approx(measure(model, items, threshold=1.0).loss, rel=1e-4)
     losses.sum().backward()

@@ -12,11 +12,11 @@ import psutil
 import pytest
 
 from agent_forge.errors import PhaseFailed, WorkersLost
-from agent_forge.phases.phase2_evomerge.bench import Bench
+from agent_forge.phases.phase2_evomerge.evaluator import CandidateEvaluator
 from agent_forge.phases.phase2_evomerge.evolve import evolve
 from agent_forge.phases.phase2_evomerge.fitness import DomainFitness
 from agent_forge.phases.phase2_evomerge.prepare import prepare
-from agent_forge.phases.phase2_evomerge.racing import SHARES, Standing, estimate, lost, rungs
+from agent_forge.phases.phase2_evomerge.racing import SHARES, Incumbent, estimate, lost, shards
 from agent_forge.phases.phase2_evomerge.run import JOURNAL, EvolutionRun
 from agent_forge.store import files
 from agent_forge.workers import cluster
@@ -60,13 +60,15 @@ def test_a_killed_worker_costs_its_candidate(
     failed = {r["key"]: r["generation"] for r in journal(there.folder) if r["problem"]}
     assert sorted(failed.values()) == [0, 1, 2] and not fatal
     monkeypatch.undo()
-    measure = Bench.measure
+    measure = CandidateEvaluator.measure
 
-    def failing(self: Bench, key: str, against: Standing | None = None) -> dict[str, Any]:
+    def failing(
+        self: CandidateEvaluator, key: str, against: Incumbent | None = None
+    ) -> dict[str, Any]:
         found = measure(self, key, against)
         return {**found, "score": None, "problem": "as it was"} if key in failed else found
 
-    monkeypatch.setattr(Bench, "measure", failing)
+    monkeypatch.setattr(CandidateEvaluator, "measure", failing)
     again = evolve(job(tmp_path / "again", workers=1))
     assert champion(again.folder) == champion(there.folder)
 
@@ -124,7 +126,7 @@ def test_an_estimate_covers_the_whole_and_ends_in_it() -> None:
 def test_every_item_is_met_once(tmp_path: Path) -> None:
     domains = job(tmp_path / "x", **MANY).inputs.splits["selection"]
     for domain in domains:
-        shares = rungs(domain)
+        shares = shards(domain)
         assert sorted(i for share in shares for i in share) == list(range(len(domain.examples)))
         assert len(shares) == len(SHARES) and len(shares[0]) == round(len(domain.examples) / 8)
 
@@ -145,10 +147,10 @@ def test_who_finishes_has_the_score_of_all_items(tmp_path: Path) -> None:
     value, met, tokens = fitness.race(None)
     assert met is not None and tokens == fitness.tokens
     best = run.bench.standing(keys[-1], 0.9)
-    raised = Standing("", 0.9, best.right, [[x - 3.0 for x in row] for row in best.loss])
+    raised = Incumbent("", 0.9, best.right, [[x - 3.0 for x in row] for row in best.loss])
     value, met, tokens = fitness.race(raised)  # nobody catches up with this one
     assert met is None and tokens < fitness.tokens / 2 and value < 0.9
-    lowered = Standing("", 0.1, best.right, [[x + 3.0 for x in row] for row in best.loss])
+    lowered = Incumbent("", 0.1, best.right, [[x + 3.0 for x in row] for row in best.loss])
     value, met, tokens = fitness.race(lowered)
     assert met is not None and tokens == fitness.tokens
 

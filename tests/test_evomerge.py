@@ -18,9 +18,10 @@ from safetensors.torch import load_file, save_file
 
 from agent_forge.errors import ConfigError, ForgeError, NotFound, PhaseFailed
 from agent_forge.evals.domains import from_files, from_tasks, part
-from agent_forge.evals.subject import open_subject
+from agent_forge.evals.model_under_test import open_model_under_test
 from agent_forge.phases.phase1_cognate.phase import CognatePhase
 from agent_forge.phases.phase2_evomerge import evolve as evolving
+from agent_forge.phases.phase2_evomerge.candidate_weights import CandidateWeights
 from agent_forge.phases.phase2_evomerge.config import WEIGHTS, EvoMergeSettings
 from agent_forge.phases.phase2_evomerge.evolve import (
     Evolved,
@@ -35,7 +36,6 @@ from agent_forge.phases.phase2_evomerge.fitness import (
     DomainFitness,
     FunctionFitness,
 )
-from agent_forge.phases.phase2_evomerge.nursery import Nursery
 from agent_forge.phases.phase2_evomerge.phase import EvoMergePhase
 from agent_forge.phases.phase2_evomerge.run import CACHE, JOURNAL
 from agent_forge.phases.phase2_evomerge.sources import locate
@@ -102,12 +102,12 @@ def test_three_llamas_and_three_files_give_a_champion_a_card_and_a_verdict(
     assert set(conclusion.retention) == set(PARENTS)
     assert {p.name for p in folder.glob("gen_*")} == {"gen_1_best_model", "gen_2_best_model"}
     files.verify(folder / "gen_2_best_model")
-    state = files.read_sealed(folder / "evolution_checkpoint_gen_2.json")
+    state = files.read_checked(folder / "evolution_checkpoint_gen_2.json")
     assert state["generation"] == 2 and len(state["history"]) == 3
 
 
 def test_the_champion_is_a_model_that_opens(reference: Evolved) -> None:
-    subject = open_subject(reference.model_path)
+    subject = open_model_under_test(reference.model_path)
     record = next(
         r for r in journal(reference.folder) if r["score"]["fitness"] == reference.fitness
     )
@@ -152,15 +152,15 @@ def test_few_models_are_on_disk_at_any_time(
 ) -> None:
     """Parents, champion and eight: 12, the files of a moment included."""
     most = 0
-    real = Nursery._write
+    real = CandidateWeights._write
 
-    def write(self: Nursery, key: str) -> Path:
+    def write(self: CandidateWeights, key: str) -> Path:
         nonlocal most
         path = real(self, key)
         most = max(most, len(list(self.folder.glob("*.safetensors"))))
         return path
 
-    monkeypatch.setattr(Nursery, "_write", write)
+    monkeypatch.setattr(CandidateWeights, "_write", write)
     done = evolve(job(tmp_path / "x", generations=5, verdict_items=1, recipe_mutation=0.5))
     assert 4 <= most <= 12 - 3
     assert len(list((done.folder / "weights").iterdir())) == 1  # the champion
@@ -218,7 +218,7 @@ def domain_fitness() -> Callable[..., DomainFitness]:
     text.write_text("\n\n".join(f"{p}{c} and so on" for p, c in evo_rows()))
     paths = [root / "add.jsonl", root / "twice.jsonl", text]
     domains = [part(d, "selection", 20) for d in from_files(paths)]
-    subject = open_subject(root / "add")
+    subject = open_model_under_test(root / "add")
 
     def make(weights: dict[str, float] = WEIGHTS, **floors: float) -> DomainFitness:
         by_name = {name.replace("__", "/"): value for name, value in floors.items()}
@@ -682,7 +682,7 @@ def test_phase_two_hands_over_what_the_specification_says(pipeline: Path) -> Non
     replay(place / "metadata.json", pipeline / "again")
     first, again = (load_file(p / WEIGHTS_FILE) for p in (place, pipeline / "again"))
     assert all(torch.equal(first[name], again[name]) for name in {*first, *again})
-    subject = open_subject(place)
+    subject = open_model_under_test(place)
     assert subject.model.settings.n_layers == 2  # type: ignore[union-attr]
 
 
@@ -703,7 +703,7 @@ def test_the_champion_of_a_run_tells_what_that_of_forge_evo_tells(pipeline: Path
     score = verdict["champion"]["parts"]["perplexity"]
     assert measured["final_perplexity_score"] == score
     tasks = from_tasks(["copy"], count=6, levels=(1, 3))
-    subject = open_subject(place)
+    subject = open_model_under_test(place)
     nats = subject.measure(subject.prepare(tasks[0])).nats_per_token
     assert measured["final_perplexity"] == pytest.approx(math.exp(nats), rel=1e-4)
     assert metadata["perplexity"] == verdict["perplexity"] == measured["final_perplexity"] > 1

@@ -19,9 +19,17 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from agent_forge.errors import AlreadyExists, ConfigError, DamagedFile, NotFound, PhaseFailed
+from agent_forge.evals.comparison import (
+    ACCURACY,
+    BITS,
+    Comparison,
+    Gain,
+    PairedScores,
+    Verdict,
+    compare_scores,
+)
 from agent_forge.evals.domains import from_files
-from agent_forge.evals.likelihood import Outcome
-from agent_forge.evals.verdict import ACCURACY, BITS, Comparison, Gain, Pair, Verdict, judge
+from agent_forge.evals.likelihood import ItemScores
 from agent_forge.phases.phase2_evomerge import EvoMerge, EvoMergeConfig
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
 from agent_forge.phases.phase2_evomerge.evolve import Evolved, Job, evolve, replay, resumed
@@ -388,12 +396,12 @@ def test_a_sentence_names_the_domains_that_lost() -> None:
     rng = np.random.default_rng(0)
     losses = rng.normal(5.0, 0.1, (2, 60))
 
-    def outcome(loss: list[float]) -> Outcome:
-        return Outcome([False] * 60, loss, [3] * 60, [1.0] * 60)
+    def outcome(loss: list[float]) -> ItemScores:
+        return ItemScores([False] * 60, loss, [3] * 60, [1.0] * 60)
 
     before = [outcome(row.tolist()) for row in losses]
     after = [outcome((losses[0] - 2).tolist()), outcome((losses[1] + 1).tolist())]
     named = zip(("won", "lost"), before, after, strict=True)
-    found = judge([Pair(name, a, b, [4] * 60, False) for name, a, b in named])
+    found = compare_scores([PairedScores(name, a, b, [4] * 60, False) for name, a, b in named])
     assert "; on lost worse than it by" in _losses(found) and "on won" not in _losses(found)
     assert _losses(Comparison(found.domains[1:], found.overall)) == ""

@@ -132,7 +132,7 @@ def test_a_replacement_cut_short_is_read_and_finished(
     cut_after_commit(path, monkeypatch, renames)
     found = files.reading(path, lambda place: (files.verify(place), place / "a.txt")[1].read_text())
     assert found == ("old" if renames == 0 else "new")
-    files.sweep(tmp_path)
+    files.remove_leftovers(tmp_path)
     assert (path / "a.txt").read_text() == "new"
     assert names(tmp_path) == {"model"}
 
@@ -144,7 +144,7 @@ def test_a_new_replacement_comes_after_an_unfinished_one(
     make_directory(path, "old")
     cut_after_commit(path, monkeypatch, 1)
     make_directory(path, "newest")
-    files.sweep(tmp_path)
+    files.remove_leftovers(tmp_path)
     assert (path / "a.txt").read_text() == "newest"
     assert names(tmp_path) == {"model"}
 
@@ -154,7 +154,7 @@ def test_sweep_removes_only_what_is_unfinished(tmp_path: Path) -> None:
     (tmp_path / "phase" / f"{files.TEMP}1234-x").mkdir()
     (tmp_path / "phase" / f"{files.TEMP}1234-x" / "y").write_text("")
     (tmp_path / f"{files.TRASH}1234-y").write_text("")
-    assert len(files.sweep(tmp_path)) == 2
+    assert len(files.remove_leftovers(tmp_path)) == 2
     assert names(tmp_path) == {"phase"} and names(tmp_path / "phase") == {"model"}
 
 
@@ -284,8 +284,8 @@ def test_reading_gives_up_on_what_is_really_damaged_or_missing(tmp_path: Path) -
     [
         b"[]",
         b"{}",
-        files.sealed({"files": []}),
-        files.sealed({"files": {"a.txt": {"bytes": 1}}}),
+        files.with_checksum({"files": []}),
+        files.with_checksum({"files": {"a.txt": {"bytes": 1}}}),
         b"{",
         b'"\\ud800',
         b'{"checksum": 1, "files": NaN}',
@@ -304,7 +304,7 @@ def test_a_manifest_cannot_reach_outside_and_a_newer_one_is_refused(
     make_directory(tmp_path / "model", "x")
     record = {"sha256": "0" * 64, "bytes": 1}
     for name in ("../secret", "/etc/passwd", ".."):
-        content = files.sealed({"files": {name: record}})
+        content = files.with_checksum({"files": {name: record}})
         files.write_bytes(tmp_path / "model" / files.MANIFEST, content)
         with pytest.raises(HostileInput):
             files.verify(tmp_path / "model")

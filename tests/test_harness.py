@@ -12,7 +12,7 @@ import yaml
 from agent_forge.errors import ConfigError
 from agent_forge.evals.domains import from_files
 from agent_forge.evals.harness import OWN, measure
-from agent_forge.evals.subject import open_subject
+from agent_forge.evals.model_under_test import open_model_under_test
 from agent_forge.store.models import ModelStorage
 from tests.command_line import Forge
 from tests.test_judge import own_model
@@ -79,7 +79,7 @@ def test_a_model_of_ours_is_an_ordinary_one_there(storage: ModelStorage, folder:
         batch_size=4,
         bootstrap_iters=0,
     )
-    subject = open_subject(model)
+    subject = open_model_under_test(model)
     (domain,) = from_files([folder / "questions.jsonl"])
     ours = subject.measure(subject.prepare(domain))
     assert found["results"]["local_choice"]["acc,none"] == pytest.approx(ours.accuracy)

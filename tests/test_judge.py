@@ -18,7 +18,18 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from agent_forge.data.readers import Example
 from agent_forge.data.tokenizer import Tokenizer
 from agent_forge.errors import ConfigError, DamagedFile, NotFinite
-from agent_forge.evals import domains, subject
+from agent_forge.evals import domains, model_under_test
+from agent_forge.evals.comparison import (
+    ACCURACY,
+    BITS,
+    NATS,
+    Gain,
+    PairedScores,
+    Verdict,
+    compare_scores,
+    mcnemar,
+    sign_flip,
+)
 from agent_forge.evals.domains import (
     Domain,
     evaluation_hash,
@@ -26,21 +37,10 @@ from agent_forge.evals.domains import (
     from_tasks,
     part,
 )
-from agent_forge.evals.likelihood import Outcome, batches, padded
-from agent_forge.evals.subject import Subject, open_subject, windows
-from agent_forge.evals.verdict import (
-    ACCURACY,
-    BITS,
-    NATS,
-    Gain,
-    Pair,
-    Verdict,
-    judge,
-    mcnemar,
-    sign_flip,
-)
+from agent_forge.evals.likelihood import ItemScores, batches, padded
+from agent_forge.evals.model_under_test import ModelUnderTest, open_model_under_test, windows
+from agent_forge.infer.chat import open_chat_model
 from agent_forge.infer.generate import Sampling
-from agent_forge.infer.voice import open_voice
 from agent_forge.model.hf import config_dict
 from agent_forge.store.models import ModelStorage
 from tests.command_line import Forge
@@ -101,7 +101,7 @@ def foreign(tmp_path: Path) -> Path:
     return llama(tmp_path / "llama")
 
 
-def asked(found: Subject, example: Example, decode: object) -> tuple[str, str]:
+def asked(found: ModelUnderTest, example: Example, decode: object) -> tuple[str, str]:
     """What is given and what is asked, as text."""
     ids, start = found.encode(example)
     return decode(ids[:start]), decode(ids[start:])  # type: ignore[operator]
@@ -126,7 +126,7 @@ def test_ours_is_asked_for_the_last_reply_and_the_end_of_the_turn(ours: Path) ->
     def decode(ids: list[int]) -> str:
         return tokenizer.decode(ids, specials=True)
 
-    found = open_subject(ours)
+    found = open_model_under_test(ours)
     given = "<|user|>a<|end|><|assistant|>b<|end|><|user|>c<|end|><|assistant|>"
     assert asked(found, TALK, decode) == (given, "d<|end|>")
     assert asked(found, Example("red cat", " sat"), decode) == ("red cat", " sat")
@@ -134,26 +134,26 @@ def test_ours_is_asked_for_the_last_reply_and_the_end_of_the_turn(ours: Path) ->
 
 def test_a_foreign_model_is_asked_in_its_own_chat_form(foreign: Path) -> None:
     decode = byte_tokenizer().decode
-    found = open_subject(foreign)
+    found = open_model_under_test(foreign)
     given = "[user]a[end]\n[assistant]b[end]\n[user]c[end]\n[assistant]"
     assert asked(found, TALK, decode) == (given, "d[end]")
     assert asked(found, Example("5+2= ", "7"), decode) == ("5+2=", " 7")  # one token reaches over
 
 
 def test_without_a_chat_template_it_goes_on_with_the_text(tmp_path: Path) -> None:
-    found = open_subject(llama(tmp_path / "plain", template=None))
+    found = open_model_under_test(llama(tmp_path / "plain", template=None))
     assert asked(found, TALK, byte_tokenizer().decode) == ("a\nb\nc\n", "d")
 
 
 def test_a_template_that_refuses_is_named(tmp_path: Path) -> None:
     place = llama(tmp_path / "strict", template="{{ raise_exception('no system role') }}")
     with pytest.raises(ConfigError, match="no system role"):
-        open_subject(place).encode(TALK)
+        open_model_under_test(place).encode(TALK)
 
 
 def test_a_template_may_write_finished_turns_in_another_way(tmp_path: Path) -> None:
     template = CHAT.replace("[assistant]{% endif", "[assistant]<think>{% endif")
-    found = open_subject(llama(tmp_path / "thinks", template=template))
+    found = open_model_under_test(llama(tmp_path / "thinks", template=template))
     given = "[user]a[end]\n[assistant]b[end]\n[user]c[end]\n[assistant]"
     assert asked(found, TALK, byte_tokenizer().decode) == (given, "d[end]")
 
@@ -169,7 +169,7 @@ def test_windows_ask_for_every_token_once(start: int) -> None:
 
 
 def test_a_long_text_is_measured_whole(foreign: Path) -> None:
-    found = open_subject(foreign)
+    found = open_model_under_test(foreign)
     domain = Domain("text", (Example("Once", " upon a time" * 20),), False)
     prepared = found.prepare(domain)
     assert found.longest == 64 and len(prepared.items) > 3
@@ -177,7 +177,7 @@ def test_a_long_text_is_measured_whole(foreign: Path) -> None:
 
 
 def test_the_likeliest_choice_a_byte_counts(foreign: Path) -> None:
-    found = open_subject(foreign)
+    found = open_model_under_test(foreign)
     choices = (" x", " hello", " 7")
 
     def loss(choice: str) -> float:
@@ -195,7 +195,7 @@ def test_the_likeliest_choice_a_byte_counts(foreign: Path) -> None:
 
 def test_batches_are_as_large_as_told_and_progress_reaches_the_end(foreign: Path) -> None:
     assert [len(rows) for rows in batches([7] * 5, 14)] == [2, 2, 1]
-    found = replace(open_subject(foreign), batch_tokens=14)
+    found = replace(open_model_under_test(foreign), batch_tokens=14)
     prepared = found.prepare(Domain("d", tuple(Example("red", f" ca{i}") for i in range(5))))
     seen: list[tuple[int, int]] = []
     found.measure(prepared, progress=lambda done, total: seen.append((done, total)))
@@ -205,7 +205,7 @@ def test_batches_are_as_large_as_told_and_progress_reaches_the_end(foreign: Path
 @pytest.mark.parametrize("place", ["ours", "foreign"])
 def test_right_is_what_the_model_says(place: str, request: pytest.FixtureRequest) -> None:
     folder = request.getfixturevalue(place)
-    voice, found = open_voice(folder), open_subject(folder)
+    voice, found = open_chat_model(folder), open_model_under_test(folder)
     said = {p: "".join(voice.complete(p, Sampling(1))) for p in map(str, range(100, 160))}
     prompt = next(p for p, text in said.items() if text.isascii() and text.isprintable() and text)
     examples = (Example(prompt, said[prompt]), Example(prompt, "~"))
@@ -213,7 +213,7 @@ def test_right_is_what_the_model_says(place: str, request: pytest.FixtureRequest
 
 
 def test_broken_weights_are_said(foreign: Path) -> None:
-    found = open_subject(foreign)
+    found = open_model_under_test(foreign)
     with torch.no_grad():
         next(found.model.parameters()).fill_(math.nan)
     with pytest.raises(NotFinite):
@@ -321,7 +321,7 @@ def test_eval_of_ours(ours: Path, forge: Forge) -> None:
     found = forge(f"eval {ours} --items 30 --json")
     row = found.document["domains"][0]
     assert found.err == "" and 1 <= row["steps"] <= 3 and row["chance"] == 0
-    subject_ = open_subject(ours)
+    subject_ = open_model_under_test(ours)
     domain = from_tasks(["digit_max", "digit_compare", "digit_shift"], count=30)[0]
     assert row["majority"] is not None and row["ngram"] is not None
     outcome = subject_.measure(subject_.prepare(domain))
@@ -373,7 +373,7 @@ def test_what_cannot_be_measured_is_said_before_a_model_is_loaded(
     put(place / "choice.jsonl", {"prompt": "a", "completion": "b", "choices": ["c", "d"]})
     (place / "empty.txt").write_text("")
     (place / "broken.jsonl").write_text('{"prompt": "a", "completion": "b"}\n{oops\n')
-    monkeypatch.setattr(subject, "open_model", lambda folder: pytest.fail("it was loaded"))
+    monkeypatch.setattr(model_under_test, "open_model", lambda folder: pytest.fail("it was loaded"))
     result = forge(f"eval {line}")
     assert result.code in (2, 4) and result.out == ""
     assert told in result.err, result.err
@@ -384,7 +384,7 @@ def test_a_model_without_tokenizer_is_said(foreign: Path, forge: Forge) -> None:
     result = forge(f"eval {foreign} --tasks copy")
     assert result.code == 4 and "it has no tokenizer" in result.err
     with pytest.raises(DamagedFile, match="no tokenizer"):
-        open_voice(foreign)
+        open_chat_model(foreign)
 
 
 def test_a_tokenizer_that_does_not_fit_is_said(foreign: Path, forge: Forge) -> None:
@@ -401,18 +401,18 @@ def test_a_tokenizer_that_does_not_fit_is_said(foreign: Path, forge: Forge) -> N
 
 def pair(
     right_a: list[int], right_b: list[int], loss_a: list[float], loss_b: list[float], **more: object
-) -> Pair:
+) -> PairedScores:
     tokens = [2] * len(loss_a)
-    a = Outcome([bool(r) for r in right_a], loss_a, tokens, [])
-    b = Outcome([bool(r) for r in right_b], loss_b, tokens, [])
-    return replace(Pair("d", a, b, [4] * len(loss_a)), **more)  # type: ignore[arg-type]
+    a = ItemScores([bool(r) for r in right_a], loss_a, tokens, [])
+    b = ItemScores([bool(r) for r in right_b], loss_b, tokens, [])
+    return replace(PairedScores("d", a, b, [4] * len(loss_a)), **more)  # type: ignore[arg-type]
 
 
 SIX = pair([0, 0, 0, 0, 0, 1], [1, 1, 1, 1, 1, 0], [3.0] * 6, [2.0] * 5 + [5.0])
 
 
 def test_gains_by_hand() -> None:
-    gains = judge([SIX]).overall.gains
+    gains = compare_scores([SIX]).overall.gains
     accuracy, bits, nats = gains[ACCURACY], gains[BITS], gains[NATS]
     assert (accuracy.reference, accuracy.candidate) == pytest.approx((1 / 6, 5 / 6))
     assert accuracy.value == pytest.approx(4 / 6) and accuracy.n == 6
@@ -440,7 +440,7 @@ def test_flipping_signs_finds_the_exact_p() -> None:
 def test_the_interval_is_that_of_the_mean() -> None:
     rng = np.random.default_rng(5)
     losses = rng.normal(0.1, 1, (2, 400)) + 5
-    gain = judge([pair([0] * 400, [0] * 400, *losses.tolist())]).overall.gains[NATS]
+    gain = compare_scores([pair([0] * 400, [0] * 400, *losses.tolist())]).overall.gains[NATS]
     difference = (losses[0] - losses[1]) / 2
     half = 1.96 * difference.std() / 20
     mean = difference.mean()
@@ -454,7 +454,9 @@ def test_the_interval_covers_the_truth() -> None:
     for world in range(300):
         right = rng.random((2, 150)) < np.array([[0.5], [0.6]])
         loss = rng.gamma(2, 1, (2, 150)) + np.array([[0.4], [0.0]])
-        found = judge([pair(*right.tolist(), *loss.tolist())], seed=world, draws=500).overall
+        found = compare_scores(
+            [pair(*right.tolist(), *loss.tolist())], seed=world, draws=500
+        ).overall
         hits[ACCURACY] += found.gains[ACCURACY].low <= 0.1 <= found.gains[ACCURACY].high
         hits[NATS] += found.gains[NATS].low <= 0.2 <= found.gains[NATS].high
     assert all(0.91 <= hit / 300 <= 0.985 for hit in hits.values()), hits
@@ -466,7 +468,7 @@ def test_p_is_uniform_between_equals() -> None:
     for world in range(400):
         loss = rng.gamma(2, 1, (2, 60)).tolist()
         parts = [pair([0] * 60, [0] * 60, *loss), pair([0], [0], [1.0], [1.0], name="e")]
-        found.append(judge(parts, seed=world, draws=300).overall.gains[NATS].p)
+        found.append(compare_scores(parts, seed=world, draws=300).overall.gains[NATS].p)
     shares = [float((np.array(found) < level).mean()) for level in (0.05, 0.25, 0.5, 0.75)]
     assert shares == pytest.approx([0.05, 0.25, 0.5, 0.75], abs=0.07) and shares[0] < 0.085
 
@@ -475,7 +477,7 @@ def test_domains_count_alike_and_text_has_no_accuracy() -> None:
     large = pair([0] * 90, [1] * 45 + [0] * 45, [2.0] * 90, [2.0] * 90, name="large")
     small = pair([1] * 10, [0] * 10, [2.0] * 10, [1.0] * 10, name="small")
     text = pair([0] * 5, [0] * 5, [9.0] * 5, [6.0] * 5, name="text", exact=False)
-    found = judge([large, small, text])
+    found = compare_scores([large, small, text])
     accuracy = found.overall.gains[ACCURACY]
     assert accuracy.value == pytest.approx((0.5 - 1) / 2) and accuracy.n == 100
     assert found.overall.gains[NATS].value == pytest.approx((0 + 0.5 + 1.5) / 3)
@@ -489,34 +491,39 @@ def test_a_verdict_depends_on_the_seed_alone() -> None:
     parts = [
         pair([0] * 30, [0] * 30, *rng.random((2, 30)).tolist(), name=name) for name in ("x", "y")
     ]
-    first = judge(parts)
-    assert first == judge(parts) and first.domains[::-1] == judge(parts[::-1]).domains
-    assert judge(parts[:1]).domains == first.domains[:1]
-    assert first.domains[0].gains[NATS].p != judge(parts, seed=1).domains[0].gains[NATS].p
+    first = compare_scores(parts)
+    assert (
+        first == compare_scores(parts)
+        and first.domains[::-1] == compare_scores(parts[::-1]).domains
+    )
+    assert compare_scores(parts[:1]).domains == first.domains[:1]
+    assert first.domains[0].gains[NATS].p != compare_scores(parts, seed=1).domains[0].gains[NATS].p
 
 
 def test_domains_are_resampled_apart_and_each_measure_with_its_weights() -> None:
     rng = np.random.default_rng(4)
     losses = rng.normal(5, 1, (2, 300)).tolist()
-    found = judge([pair([0] * 300, [0] * 300, *losses, name=name) for name in ("x", "y")])
+    found = compare_scores([pair([0] * 300, [0] * 300, *losses, name=name) for name in ("x", "y")])
     widths = [v.gains[NATS].high - v.gains[NATS].low for v in (*found.domains, found.overall)]
     assert widths[2] == pytest.approx(math.hypot(*widths[:2]) / 2, rel=0.05)
     sizes = rng.integers(1, 90, 50)
     loss = (0.5 * sizes).tolist(), (0.2 * sizes).tolist()  # the same gain for every byte
-    gain = judge([pair([0] * 50, [0] * 50, *loss, sizes=sizes.tolist())]).overall.gains[BITS]
+    gain = compare_scores([pair([0] * 50, [0] * 50, *loss, sizes=sizes.tolist())]).overall.gains[
+        BITS
+    ]
     assert (gain.low, gain.high) == pytest.approx((0.3 / math.log(2),) * 2)
 
 
 def test_two_tokenizers_are_compared_by_bytes() -> None:
     other = replace(SIX.candidate, tokens=[3] * 6)
-    assert set(judge([replace(SIX, candidate=other)]).overall.gains) == {ACCURACY, BITS}
+    assert set(compare_scores([replace(SIX, candidate=other)]).overall.gains) == {ACCURACY, BITS}
 
 
 def test_other_items_are_refused() -> None:
     with pytest.raises(ConfigError, match="same items"):
         replace(SIX, sizes=[1])
     with pytest.raises(ConfigError, match="nothing to compare"):
-        judge([])
+        compare_scores([])
 
 
 @pytest.mark.parametrize(
@@ -558,7 +565,7 @@ def test_a_better_model_is_found(
 ) -> None:
     """The candidate has learned the file by heart."""
     other = own_model(storage, "m2", 1)
-    found = open_subject(other)
+    found = open_model_under_test(other)
     put(tmp_path / "own.jsonl", *({"prompt": f"{i}", "completion": " red"} for i in range(40)))
     prepared = found.prepare(from_files([tmp_path / "own.jsonl"])[0])
     optimizer = torch.optim.AdamW(found.model.parameters(), lr=3e-3)

@@ -11,13 +11,13 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from agent_forge.errors import ConfigError
-from agent_forge.evals.likelihood import TOKENS_A_BATCH, Item, batches, measure
+from agent_forge.evals.likelihood import TOKENS_A_BATCH, TokenizedItem, batches, measure
 from agent_forge.infer.generate import Sampling, generate
 from agent_forge.model.network import ForgeNetwork
 from tests.test_cognate import shaken
 
 
-def items(model: ForgeNetwork, count: int = 12) -> list[Item]:
+def items(model: ForgeNetwork, count: int = 12) -> list[TokenizedItem]:
     """Prompts with what the model itself would say; every third has one wrong token."""
     generator = torch.Generator().manual_seed(3)
     found = []
@@ -26,7 +26,7 @@ def items(model: ForgeNetwork, count: int = 12) -> list[Item]:
         made = generate(model, [prompt], Sampling(max_new_tokens=4, halt_threshold=1.0))[0].tokens
         if i % 3 == 0:
             made[i % 4] = (made[i % 4] + 1) % 400
-        found.append(Item(prompt + made, [False] * len(prompt) + [True] * 4))
+        found.append(TokenizedItem(prompt + made, [False] * len(prompt) + [True] * 4))
     return found
 
 
@@ -79,7 +79,7 @@ def test_any_causal_model_is_measured() -> None:
     )
     model: nn.Module = LlamaForCausalLM(shape).eval()
     ids = [3, 4, 5, 6]
-    outcome = measure(model, [Item(ids, [False, False, True, True])])
+    outcome = measure(model, [TokenizedItem(ids, [False, False, True, True])])
     logits = model(torch.tensor([ids])).logits[0, 1:3]
     assert outcome.loss[0] == pytest.approx(
         F.cross_entropy(logits, torch.tensor(ids[2:]), reduction="sum").item(), rel=1e-4
@@ -91,4 +91,4 @@ def test_nothing_to_measure_is_refused() -> None:
     with pytest.raises(ConfigError, match="no items"):
         measure(shaken(0), [])
     with pytest.raises(ConfigError, match="asks for no token"):
-        measure(shaken(0), [Item([1, 2], [True, False])])  # nothing comes before the first
+        measure(shaken(0), [TokenizedItem([1, 2], [True, False])])  # nothing comes before the first

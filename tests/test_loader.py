@@ -11,24 +11,34 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_forge.data.loader import END, IGNORE, Curriculum, Loader, Source, Stage, shuffled
+from agent_forge.data.loader import (
+    END,
+    IGNORE,
+    Curriculum,
+    CurriculumStage,
+    Loader,
+    TokenizedDataset,
+    shuffled,
+)
 from agent_forge.errors import ConfigError
 from agent_forge.model.loss import IGNORE as IGNORED_BY_THE_LOSS
-from agent_forge.store.tree import pack, unpack
+from agent_forge.store.pytree import pack, unpack
 
 DOCUMENTS = st.lists(st.lists(st.integers(22, 99), min_size=1, max_size=12), min_size=1, max_size=9)
 
 
-def source(name: str, documents: int = 7, first: int = 30) -> Source:
+def source(name: str, documents: int = 7, first: int = 30) -> TokenizedDataset:
     """Documents of different lengths whose tokens all differ."""
     made, token = [], first
     for i in range(documents):
         made.append(list(range(token, token + 2 + i % 5)))
         token += 2 + i % 5
-    return Source(name, made)
+    return TokenizedDataset(name, made)
 
 
-def loader(*sources: Source, mix: dict[str, float] | None = None, **options: Any) -> Loader:
+def loader(
+    *sources: TokenizedDataset, mix: dict[str, float] | None = None, **options: Any
+) -> Loader:
     given_options = {"batch": 4, "length": 8, "seed": 1, "vocab_size": 1000, **options}
     return Loader(sources, mix or {s.name: 1 for s in sources}, **given_options)
 
@@ -65,7 +75,7 @@ def documents_of(stream: list[int]) -> list[list[int]]:
 def test_every_epoch_has_every_document_once_and_whole(
     documents: list[list[int]], batch: int, length: int, seed: int
 ) -> None:
-    made = loader(Source("a", documents), batch=batch, length=length, seed=seed)
+    made = loader(TokenizedDataset("a", documents), batch=batch, length=length, seed=seed)
     stream: list[int] = []
     while len(documents_of(stream)) <= 2 * len(documents):
         for row, _ in rows(1, made):
@@ -88,7 +98,7 @@ def test_targets_are_the_next_token_of_the_same_document_where_it_is_learned(
 ) -> None:
     masks = [[random.random() < 0.5 for _ in document] for document in documents]
     masks[0][-1] = True
-    made = Source("a", documents, masks)
+    made = TokenizedDataset("a", documents, masks)
     expected: list[int] = []
     for document, mask in zip(documents, masks, strict=True):
         following = zip([*document[1:], END], [*mask[1:], mask[-1]], strict=True)
@@ -101,12 +111,12 @@ def test_targets_are_the_next_token_of_the_same_document_where_it_is_learned(
 
 
 def test_only_the_completion_is_learned() -> None:
-    made = Source("a", [[50, 51, 52, 53]], [[False, False, True, True]])
+    made = TokenizedDataset("a", [[50, 51, 52, 53]], [[False, False, True, True]])
     assert made.targets.tolist() == [IGNORE, 52, 53, END, IGNORE]
 
 
 def test_a_document_longer_than_a_row_goes_on_in_the_next() -> None:
-    made = loader(Source("a", [list(range(30, 50))]), batch=2, length=8)
+    made = loader(TokenizedDataset("a", [list(range(30, 50))]), batch=2, length=8)
     (first, goal), (second, _), (third, _), _ = rows(2, made)
     assert first + second + third == [*range(30, 50), END, 30, 31, 32]
     assert goal == list(range(31, 39))
@@ -114,7 +124,9 @@ def test_a_document_longer_than_a_row_goes_on_in_the_next() -> None:
 
 def test_a_long_prompt_gives_no_rows_without_targets() -> None:
     prompt, answer = list(range(30, 90)), [95, 96]
-    made = loader(Source("a", [prompt + answer], [[False] * 60 + [True] * 2]), batch=3, length=5)
+    made = loader(
+        TokenizedDataset("a", [prompt + answer], [[False] * 60 + [True] * 2]), batch=3, length=5
+    )
     assert all(set(goal) & {95, 96, END} for _, goal in rows(9, made))
 
 
@@ -238,7 +250,7 @@ def test_a_mix_that_is_none_is_refused(mix: dict[str, float], problem: str) -> N
 )
 def test_a_source_that_is_none_is_refused(documents: Any, learned: Any, problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
-        Source("a", documents, learned)
+        TokenizedDataset("a", documents, learned)
 
 
 def test_what_no_model_could_read_is_refused() -> None:
@@ -250,7 +262,7 @@ def test_what_no_model_could_read_is_refused() -> None:
         with pytest.raises(ConfigError, match=problem):
             loader(source("a"), **change)
     with pytest.raises(ConfigError, match="the token -1"):
-        loader(Source("a", [[30, -1]]))
+        loader(TokenizedDataset("a", [[30, -1]]))
     with pytest.raises(ConfigError, match="names of their own"):
         loader(source("a"), source("a"))
 
@@ -272,7 +284,7 @@ def test_three_stages_by_default() -> None:
 @pytest.mark.parametrize("shares", [[], [0.5], [1.5, -0.5], [float("nan")]])
 def test_shares_that_do_not_add_up_are_refused(shares: list[float]) -> None:
     with pytest.raises(ConfigError, match="add up to 1"):
-        Curriculum([Stage(share, {"a": 1}, 8) for share in shares])
+        Curriculum([CurriculumStage(share, {"a": 1}, 8) for share in shares])
 
 
 def test_steps_and_stages_that_do_not_exist_are_refused() -> None:

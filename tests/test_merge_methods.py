@@ -16,7 +16,7 @@ from agent_forge.errors import ConfigError
 from agent_forge.merge import combos
 from agent_forge.merge.combos import ALL, METHODS, combo_name, parse_combo
 from agent_forge.merge.engine import Parents, merge
-from agent_forge.merge.inputs import RUN, Inputs, dare_mask, kept_share, select
+from agent_forge.merge.inputs import RUN, TensorInputs, dare_mask, kept_share, select
 from agent_forge.merge.recipe import Recipe
 
 SPARSE = ("ties", "dare_linear", "dare_ties", "breadcrumbs", "breadcrumbs_ties")
@@ -62,7 +62,7 @@ def test_slerp_keeps_norms_and_divides_the_angle(t: float, angle: float) -> None
 
 def test_slerp_of_the_stages_interpolates_norms() -> None:
     a, b = noise(1), 3 * noise(2)
-    x = Inputs([a, b], centred=True)
+    x = TensorInputs([a, b], centred=True)
     c = combos.interpolation(x.anchored(), [1.0, 1.0], curved=True)
     base = (a + b) / 2
     result = base + combos.difference(base, [a - base, b - base], c)
@@ -71,7 +71,7 @@ def test_slerp_of_the_stages_interpolates_norms() -> None:
 
 def test_slerp_of_the_stages_is_linear_for_nearly_equal_models() -> None:
     a = noise(1).double().float()
-    x = Inputs([a, a + 1e-8 * noise(2)], a)
+    x = TensorInputs([a, a + 1e-8 * noise(2)], a)
     curved, straight = (combos.interpolation(x.anchored(), [1.0, 1.0], c) for c in (True, False))
     assert np.allclose(curved, straight)
 
@@ -82,7 +82,7 @@ def test_small_angles_are_exact() -> None:
     a[0] = 1
     b = a.clone()
     b[1] = 1e-4
-    gram = Inputs([a, b]).gram()
+    gram = TensorInputs([a, b]).gram()
     from agent_forge.merge.methods import angle
 
     assert angle(gram, np.array([1, 0]), np.array([0, 1])) == pytest.approx(1e-4, rel=1e-6)
@@ -335,7 +335,7 @@ def test_ties_stage_about_the_mean_elects_by_the_sum() -> None:
 
 def test_trimming_keeps_the_share() -> None:
     base, models = torch.zeros(1000), [noise(i, 1000) for i in (1, 2, 3)]
-    x = Inputs(models, base)
+    x = TensorInputs(models, base)
     p = {"weight": [1.0] * 3, "keep": 0.2, "drop_rate": 0.9, "literal": False, "whole_model": False}
     run = combos.second_stage(x, p, [("linear", "ties")])
     parts, start = x.run(0)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from agent_forge.config.settings import ModelSettings
 from agent_forge.model.attention import Attention, KeyValues, RMSNorm, rotate
 from agent_forge.model.loss import IGNORE, language_loss, token_losses
-from agent_forge.model.memory import Gate, Memory, MemoryState, decaying_sum
+from agent_forge.model.memory import Memory, MemoryGate, MemoryState, decaying_sum
 from agent_forge.model.network import ForgeNetwork
 from agent_forge.model.recursion import Halting, Recursion
 from agent_forge.pipeline.config import load_config
@@ -258,7 +258,7 @@ def test_the_memory_state_goes_on() -> None:
 
 
 def test_the_gate_blends_between_its_two_sides() -> None:
-    gate = Gate(4, 4)
+    gate = MemoryGate(4, 4)
     y, m = torch.randn(2, 3, 4), torch.randn(2, 3, 4)
     blend, entropy = gate(y, m)
     g = torch.sigmoid(torch.tensor(2.0))
@@ -370,7 +370,7 @@ def test_the_weights_of_the_loss_act() -> None:
 
 @pytest.mark.parametrize("bias", [0.0, 30.0, 200.0, -200.0])
 def test_a_gate_that_is_quite_sure_learns_without_nan(bias: float) -> None:
-    gate = Gate(8, 4)
+    gate = MemoryGate(8, 4)
     nn.init.constant_(gate.outer.bias, bias)
     y = torch.randn(3, 8, requires_grad=True)
     _, entropy = gate(y, torch.randn(3, 8))

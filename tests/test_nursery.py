@@ -14,7 +14,7 @@ from torch.testing import assert_close
 from agent_forge.errors import NotFinite
 from agent_forge.merge.engine import merge
 from agent_forge.model.folder import open_weights
-from agent_forge.phases.phase2_evomerge.nursery import Nursery
+from agent_forge.phases.phase2_evomerge.candidate_weights import CandidateWeights
 from agent_forge.search.candidate import Candidate
 from agent_forge.store import files
 from tests.merge_models import make_models, recipe
@@ -30,12 +30,12 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def make(root: Path, tmp_path: Path) -> Callable[..., Nursery]:
-    def nursery(*candidates: Candidate, base: bool = True) -> Nursery:
+def make(root: Path, tmp_path: Path) -> Callable[..., CandidateWeights]:
+    def nursery(*candidates: Candidate, base: bool = True) -> CandidateWeights:
         known = {c.key: c for c in (*PARENTS, *candidates)}
         models = [open_weights(root / name) for name in "abc"]
         below = open_weights(root / "base") if base else None
-        return Nursery(models, below, known, tmp_path / "weights")
+        return CandidateWeights(models, below, known, tmp_path / "weights")
 
     return nursery
 
@@ -69,13 +69,13 @@ def group_of(name: str) -> str:
     return "rest" if "norm" in name else "embeddings"
 
 
-def test_the_groups_of_a_llama(make: Callable[..., Nursery]) -> None:
+def test_the_groups_of_a_llama(make: Callable[..., CandidateWeights]) -> None:
     nursery = make()
     assert sorted(nursery.groups.names) == sorted(GROUPS)
     assert {group_of(name) for name in nursery.specs} == set(GROUPS)
 
 
-def test_an_average(root: Path, make: Callable[..., Nursery]) -> None:
+def test_an_average(root: Path, make: Callable[..., CandidateWeights]) -> None:
     average = Candidate({"kind": "average"}, keys(*PARENTS))
     a, b, c = (state(root, name) for name in "abc")
     for name, tensor in make(average).tensors(average.key):
@@ -85,7 +85,7 @@ def test_an_average(root: Path, make: Callable[..., Nursery]) -> None:
 @pytest.mark.parametrize("base", [True, False], ids=["base", "no base"])
 @pytest.mark.parametrize("scale", [1.0, 1.4, 0.3])
 def test_a_merge_with_a_scale(
-    root: Path, make: Callable[..., Nursery], base: bool, scale: float
+    root: Path, make: Callable[..., CandidateWeights], base: bool, scale: float
 ) -> None:
     one = combo(keys(*PARENTS), scale=scale)
     models = [
@@ -111,7 +111,7 @@ def test_a_merge_with_a_scale(
 
 @pytest.mark.parametrize("base", [True, False], ids=["base", "no base"])
 @pytest.mark.parametrize("on", ["parent", "average"])
-def test_a_shift(root: Path, make: Callable[..., Nursery], base: bool, on: str) -> None:
+def test_a_shift(root: Path, make: Callable[..., CandidateWeights], base: bool, on: str) -> None:
     average = Candidate({"kind": "average"}, keys(*PARENTS))
     start = PARENTS[1] if on == "parent" else average
     rows = {"layer 1": [0.3, -0.2, 0.1], "embeddings": [0.0, 0.0, 0.5]}
@@ -129,7 +129,9 @@ def test_a_shift(root: Path, make: Callable[..., Nursery], base: bool, on: str) 
 
 @pytest.mark.parametrize("base", [True, False], ids=["base", "no base"])
 @pytest.mark.parametrize("method", ["linear", "ties", "dare_linear", "dare_ties"])
-def test_a_blend(root: Path, make: Callable[..., Nursery], base: bool, method: str) -> None:
+def test_a_blend(
+    root: Path, make: Callable[..., CandidateWeights], base: bool, method: str
+) -> None:
     rows = {group: [0.5 + 0.1 * n, -0.2, 0.3] for n, group in enumerate(GROUPS)}
     density = {} if method == "linear" else dict(zip(GROUPS, (0.3, 0.5, 0.7, 1.0), strict=True))
     operation = {"kind": "blend", "method": method, "coefficients": rows, "density": density}
@@ -162,7 +164,9 @@ def _largest(delta: Tensor, share: float) -> Tensor:
     return torch.where(delta.abs() >= least, delta, 0.0)
 
 
-def test_a_blend_by_dare_keeps_and_rescales(root: Path, make: Callable[..., Nursery]) -> None:
+def test_a_blend_by_dare_keeps_and_rescales(
+    root: Path, make: Callable[..., CandidateWeights]
+) -> None:
     rows = {group: [1.0, 0.0, 0.0] for group in GROUPS}
     operation = {"kind": "blend", "method": "dare_linear", "coefficients": rows, "scale": 1.0}
     one = Candidate(
@@ -178,7 +182,7 @@ def test_a_blend_by_dare_keeps_and_rescales(root: Path, make: Callable[..., Nurs
     assert 0.22 < kept / numel < 0.28
 
 
-def test_noise_is_sparse_and_seeded(root: Path, make: Callable[..., Nursery]) -> None:
+def test_noise_is_sparse_and_seeded(root: Path, make: Callable[..., CandidateWeights]) -> None:
     one, same, other = (noise(PARENTS[0].key, seed) for seed in (5, 5, 6))
     assert one == same
     nursery = make(one, other)
@@ -206,7 +210,7 @@ def descendants() -> list[Candidate]:
     return [first, second, moved, noisy, child, noise(child.key, 9)]
 
 
-def test_files_save_time_and_decide_nothing(make: Callable[..., Nursery]) -> None:
+def test_files_save_time_and_decide_nothing(make: Callable[..., CandidateWeights]) -> None:
     """Whatever is kept, and whenever the folder is emptied, every byte is the same."""
     line = descendants()
     network = _network()
@@ -224,14 +228,16 @@ def test_files_save_time_and_decide_nothing(make: Callable[..., Nursery]) -> Non
         assert {c.key: nursery.fill(network, c.key) for c in line} == wanted
 
 
-def test_a_sample_is_the_same_from_files_and_networks(make: Callable[..., Nursery]) -> None:
+def test_a_sample_is_the_same_from_files_and_networks(
+    make: Callable[..., CandidateWeights],
+) -> None:
     line = descendants()
     nursery, network = make(*line), _network()
     nursery.fill(network, line[-1].key)
     assert (nursery.sample(line[-1].key) == nursery.sample_of(network)).all()
 
 
-def test_what_is_not_finite_is_refused(make: Callable[..., Nursery]) -> None:
+def test_what_is_not_finite_is_refused(make: Callable[..., CandidateWeights]) -> None:
     wild = noise(PARENTS[0].key, sigma=1e38, rate=1.0)
     wilder = noise(wild.key, sigma=3e38, rate=1.0)
     with pytest.warns(RuntimeWarning), pytest.raises(NotFinite, match="holds NaN or infinity"):

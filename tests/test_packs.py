@@ -13,10 +13,10 @@ import pytest
 from agent_forge.data.readers import Example
 from agent_forge.data.tasks import Task
 from agent_forge.errors import ConfigError, DamagedFile, NotFound
-from agent_forge.evals import answers
-from agent_forge.evals.domains import Domain, Writing, evaluation_hash
-from agent_forge.evals.packs import PACKS, find, from_names, from_packs
-from agent_forge.evals.subject import Subject, open_subject
+from agent_forge.evals import graders
+from agent_forge.evals.benchmarks import BENCHMARKS, find, from_benchmarks, from_names
+from agent_forge.evals.domains import AnswerFormat, Domain, evaluation_hash
+from agent_forge.evals.model_under_test import ModelUnderTest, open_model_under_test
 from agent_forge.phases.phase2_evomerge.evolve import evolve
 from agent_forge.store.models import ModelStorage
 from tests.command_line import Forge
@@ -107,7 +107,7 @@ REAL += ["jsontestsuite", "csv_spectrum", "boolq"]
 
 @pytest.mark.parametrize("name", ["math", "code", "multilingual", "structured", *REAL])
 def test_right_answers_are_right_and_empty_ones_wrong(name: str, folder: Path) -> None:
-    (domain,) = from_packs([name], count=6, folder=folder)
+    (domain,) = from_benchmarks([name], count=6, folder=folder)
     assert domain.name == name and len(domain.examples) == len(domain.tasks) > 0
     for example, task in zip(domain.examples, domain.tasks, strict=True):
         assert domain.grade(task, example.completion), example
@@ -122,29 +122,29 @@ def test_missing_and_unknown_packs_are_named(folder: Path, tmp_path: Path) -> No
     for name in ("gsm8k", "humaneval", "flores", "tatoeba", "jsontestsuite", "xcopa"):
         known = {"jsontestsuite": "json_test_suite"}.get(name, name)
         with pytest.raises(NotFound, match=rf"{tmp_path}/none has no .*{known}"):
-            from_packs([name], folder=tmp_path / "none")
+            from_benchmarks([name], folder=tmp_path / "none")
     with pytest.raises(ConfigError, match=r"'gsm8' \(did you mean 'gsm8k'|'gsm8'.*gsm8k"):
-        from_packs(["gsm8"], folder=folder)
+        from_benchmarks(["gsm8"], folder=folder)
     with pytest.raises(ConfigError, match="has no parts"):
-        from_packs(["gsm8k:it"], folder=folder)
+        from_benchmarks(["gsm8k:it"], folder=folder)
     with pytest.raises(ConfigError, match="no language 'xxx'"):
-        from_packs(["flores:xxx"], folder=folder)
+        from_benchmarks(["flores:xxx"], folder=folder)
     with pytest.raises(ConfigError, match="twice"):
-        from_packs(["math", "math"])
+        from_benchmarks(["math", "math"])
 
 
 def test_the_folder_is_that_of_the_environment(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AGENT_FORGE_DATA", str(folder))
-    assert len(from_packs(["gsm8k"])[0].examples) == 9
+    assert len(from_benchmarks(["gsm8k"])[0].examples) == 9
 
 
 def test_the_test_set_is_the_verdict_and_a_search_sees_the_rest(folder: Path) -> None:
     asked = {
         split: {e.prompt.split("Question: ")[-1] for e in domain.examples}
         for split in ("selection", "holdout", "verdict")
-        for domain in from_packs(["gsm8k"], split=split, folder=folder)
+        for domain in from_benchmarks(["gsm8k"], split=split, folder=folder)
     }
     assert all(text.startswith("test") for text in asked["verdict"]) and len(asked["verdict"]) == 9
     assert all(text.startswith("train") for text in asked["selection"] | asked["holdout"])
@@ -152,33 +152,33 @@ def test_the_test_set_is_the_verdict_and_a_search_sees_the_rest(folder: Path) ->
 
 
 def test_a_set_without_a_test_part_is_measured_whole_or_by_hash(folder: Path) -> None:
-    (whole,) = from_packs(["boolq"], folder=folder)
+    (whole,) = from_benchmarks(["boolq"], folder=folder)
     assert len(whole.examples) == 50 and whole.chance == 0.5
     assert not set(whole.seen) & set(whole.tasks)
-    (kept,) = from_packs(["svamp"], folder=folder)
+    (kept,) = from_benchmarks(["svamp"], folder=folder)
     assert len(kept.examples) == 60 - 4  # the worked examples are not asked
 
 
 def test_worked_examples_come_first_and_never_from_what_is_asked(folder: Path) -> None:
-    (domain,) = from_packs(["gsm8k"], folder=folder)
+    (domain,) = from_benchmarks(["gsm8k"], folder=folder)
     headers = {example.prompt.rpartition("Question: ")[0] for example in domain.examples}
     assert len(headers) == 1
     (header,) = headers
     assert header.count("Question: train") == 4 and header.count("####") == 4
-    (bare,) = from_packs(["gsm8k"], shots=0, folder=folder)
+    (bare,) = from_benchmarks(["gsm8k"], shots=0, folder=folder)
     assert bare.examples[0].prompt.count("Question:") == 1
     assert [t.answer for t in bare.tasks] == [t.answer for t in domain.tasks]
-    (turns,) = from_packs(["math"], count=3, shots=2)
+    (turns,) = from_benchmarks(["math"], count=3, shots=2)
     assert [len(example.messages) for example in turns.examples] == [6, 6, 6]
     with pytest.raises(ConfigError, match=r"9 worked examples .* has 0"):
-        from_packs(["humaneval"], shots=9, folder=folder)
+        from_benchmarks(["humaneval"], shots=9, folder=folder)
 
 
 def test_a_part_of_a_pack(folder: Path) -> None:
-    (thai,) = from_packs(["xcopa:th"], folder=folder)
+    (thai,) = from_benchmarks(["xcopa:th"], folder=folder)
     assert {e.source for e in thai.examples} == {"th"} and len(thai.examples) == 5
     assert {e.prompt.splitlines()[1] for e in thai.examples} == {"Cause:"}
-    (german,) = from_packs(["flores:deu"], folder=folder)
+    (german,) = from_benchmarks(["flores:deu"], folder=folder)
     assert len(german.examples) == 12
     for example in german.examples:
         number = example.prompt.splitlines()[0].split()[-1]
@@ -188,14 +188,14 @@ def test_a_part_of_a_pack(folder: Path) -> None:
 def test_lines_that_do_not_pair_are_refused(folder: Path) -> None:
     write(folder / "tatoeba" / "tatoeba.deu-eng.eng", ["one"])
     with pytest.raises(DamagedFile, match="1 lines, the other language has 12"):
-        from_packs(["tatoeba"], folder=folder)
+        from_benchmarks(["tatoeba"], folder=folder)
     write(folder / "flores200_dev" / "fra_Latn.dev", ["un"])
     with pytest.raises(DamagedFile, match="not the same lines"):
-        from_packs(["flores"], folder=folder)
+        from_benchmarks(["flores"], folder=folder)
 
 
 def test_only_texts_that_are_decided_and_readable_are_asked_for_json(folder: Path) -> None:
-    (domain,) = from_packs(["jsontestsuite"], folder=folder)
+    (domain,) = from_benchmarks(["jsontestsuite"], folder=folder)
     found = {e.source: e.completion for e in domain.examples}
     assert found == {"y_list": " yes", "n_comma": " no", "n_open": " no"}
     assert domain.baselines() == {"majority": 2 / 3}
@@ -216,9 +216,9 @@ def test_how_answers_are_written_is_part_of_what_is_asked() -> None:
     plain = Domain("d", (example,), tasks=(task,))
     variants = [
         plain,
-        Domain("d", (example,), tasks=(task,), writing=Writing(9), grade=answers.math),
-        Domain("d", (example,), tasks=(task,), writing=Writing(8), grade=answers.math),
-        Domain("d", (example,), tasks=(task,), writing=Writing(8), grade=answers.code),
+        Domain("d", (example,), tasks=(task,), writing=AnswerFormat(9), grade=graders.math),
+        Domain("d", (example,), tasks=(task,), writing=AnswerFormat(8), grade=graders.math),
+        Domain("d", (example,), tasks=(task,), writing=AnswerFormat(8), grade=graders.code),
     ]
     assert len({evaluation_hash([domain]) for domain in variants}) == len(variants)
 
@@ -229,11 +229,11 @@ def test_how_answers_are_written_is_part_of_what_is_asked() -> None:
 def arithmetic(grade: Callable[[Task, str], bool], *prompts: str) -> Domain:
     examples = tuple(Example(prompt, " 7") for prompt in prompts)
     tasks = tuple(Task("own", 1, "verdict", prompt, "7") for prompt in prompts)
-    return Domain("d", examples, tasks=tasks, writing=Writing(6, ("\n",)), grade=grade)
+    return Domain("d", examples, tasks=tasks, writing=AnswerFormat(6, ("\n",)), grade=grade)
 
 
 def test_written_answers_are_graded_and_the_rest_is_as_it_was(tmp_path: Path) -> None:
-    subject = open_subject(llama(tmp_path / "llama"))
+    subject = open_model_under_test(llama(tmp_path / "llama"))
     said: list[str] = []
 
     def grade(task: Task, text: str) -> bool:
@@ -251,35 +251,35 @@ def test_written_answers_are_graded_and_the_rest_is_as_it_was(tmp_path: Path) ->
 
 
 def test_progress_reaches_its_end(tmp_path: Path) -> None:
-    subject = open_subject(llama(tmp_path / "llama"))
-    prepared = subject.prepare(arithmetic(answers.math, "1+6=", "2+50="))
+    subject = open_model_under_test(llama(tmp_path / "llama"))
+    prepared = subject.prepare(arithmetic(graders.math, "1+6=", "2+50="))
     seen: list[tuple[int, int]] = []
     subject.measure(prepared, progress=lambda *step: seen.append(step))
     assert seen[-1] == (prepared.tokens, prepared.tokens)
     assert [done for done, _ in seen] == sorted(done for done, _ in seen)
 
 
-def with_template(tmp_path: Path, template: str | None) -> Subject:
-    return open_subject(llama(tmp_path / f"llama-{bool(template)}", template=template))
+def with_template(tmp_path: Path, template: str | None) -> ModelUnderTest:
+    return open_model_under_test(llama(tmp_path / f"llama-{bool(template)}", template=template))
 
 
 def test_stop_strings_are_for_models_that_do_not_chat(tmp_path: Path) -> None:
-    (domain,) = from_packs(["math"], count=4)
+    (domain,) = from_benchmarks(["math"], count=4)
     chatting, going_on = (with_template(tmp_path, t) for t in (CHAT, None))
     text = chatting.decode(chatting.given(domain.examples[0]))
     assert text.endswith("[end]\n[assistant]")
     assert going_on.decode(going_on.given(domain.examples[0])).endswith("\n")
     free = {s: s.write(domain, s.prepare(domain).prompts)[0][0].text for s in (chatting, going_on)}
     for subject, said in free.items():
-        stops = Writing(128, (said[3:5],))
+        stops = AnswerFormat(128, (said[3:5],))
         changed = Domain(domain.name, domain.examples, True, domain.tasks, stops)
         again = subject.write(changed, subject.prepare(changed).prompts)[0][0].text
         assert (again == said) == subject.chats
 
 
 def test_choices_of_a_conversation_are_compared(storage: ModelStorage) -> None:
-    subject = open_subject(own_model(storage, "m1", 0))
-    (domain,) = from_packs(["multilingual"], count=5)
+    subject = open_model_under_test(own_model(storage, "m1", 0))
+    (domain,) = from_benchmarks(["multilingual"], count=5)
     prepared = subject.prepare(domain)
     assert len({tuple(item.ids) for item in prepared.items}) == len(prepared.items) > 5
     assert 0.2 < domain.chance < 0.6
@@ -344,6 +344,6 @@ def test_tasks_of_lm_eval_without_the_library_name_the_extra(
 
 def test_every_pack_is_found_by_its_name_and_documented() -> None:
     text = (Path(__file__).parent.parent / "docs" / "evaluation.md").read_text(encoding="utf-8")
-    for name in PACKS:
-        assert find(name) == (PACKS[name], "")
+    for name in BENCHMARKS:
+        assert find(name) == (BENCHMARKS[name], "")
         assert f"| `{name}` |" in text

@@ -17,17 +17,17 @@ from torch.testing import assert_close
 from transformers import AutoModelForCausalLM
 
 from agent_forge.errors import ConfigError
-from agent_forge.evals.subject import open_subject
+from agent_forge.evals.model_under_test import open_model_under_test
 from agent_forge.merge.output import write
 from agent_forge.model.folder import open_weights
 from agent_forge.model.network import ForgeNetwork
+from agent_forge.phases.phase2_evomerge.candidate_weights import CandidateWeights
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
 from agent_forge.phases.phase2_evomerge.evolve import evolve, replay, resumed
 from agent_forge.phases.phase2_evomerge.fitness import DomainFitness
 from agent_forge.phases.phase2_evomerge.networks import FEW, Networks
-from agent_forge.phases.phase2_evomerge.nursery import Nursery
 from agent_forge.phases.phase2_evomerge.prepare import prepare
-from agent_forge.phases.phase2_evomerge.racing import Standing
+from agent_forge.phases.phase2_evomerge.racing import Incumbent
 from agent_forge.phases.phase2_evomerge.run import CACHE, JOURNAL, EvolutionRun
 from agent_forge.search import operators
 from agent_forge.search.auto import Auto
@@ -58,10 +58,12 @@ def path(layers: list[list[int]], first: Candidate = PARENTS[0]) -> Candidate:
     return Candidate({"kind": "path", "layers": layers}, (first.key, *others))
 
 
-def nursery_of(root: Path, scratch: Path, *candidates: Candidate, base: bool = True) -> Nursery:
+def nursery_of(
+    root: Path, scratch: Path, *candidates: Candidate, base: bool = True
+) -> CandidateWeights:
     known = {c.key: c for c in (*PARENTS, AVERAGE, *candidates)}
     models = [open_weights(root / name) for name in "abc"]
-    return Nursery(models, open_weights(root / "base") if base else None, known, scratch)
+    return CandidateWeights(models, open_weights(root / "base") if base else None, known, scratch)
 
 
 def loaded(folder: Path) -> Any:
@@ -257,7 +259,7 @@ def test_a_path_is_measured_in_its_own_shape(tmp_path: Path) -> None:
     assert found["parts"]["speed"] == 1 / (1 + cost) == 1 / 2.5
     assert found["parts"]["memory"] == 1 / (1 + size) < 0.5
     write(run.nursery.weights(key), tmp_path / "out")
-    subject = open_subject(tmp_path / "out")
+    subject = open_model_under_test(tmp_path / "out")
     fitness = run.material.fitness
     assert isinstance(fitness, DomainFitness)
     same = DomainFitness(subject, fitness.domains, fitness.weights, {}).score()
@@ -300,9 +302,9 @@ def test_a_race_knows_what_another_shape_is_worth(tmp_path: Path) -> None:
     )
     assert ahead + mine.bonus == pytest.approx(scores[key] - scores[average], abs=1e-6)
     run.bench.fill(key)
-    level = Standing("", 0.5, mine.right, mine.loss, mine.bonus)  # the same: nobody falls behind
+    level = Incumbent("", 0.5, mine.right, mine.loss, mine.bonus)  # the same: nobody falls behind
     assert fitness.race(level)[1] is not None
-    small = Standing("", 0.5, mine.right, mine.loss, mine.bonus + 0.2)  # as good and much smaller
+    small = Incumbent("", 0.5, mine.right, mine.loss, mine.bonus + 0.2)  # as good and much smaller
     assert fitness.race(small)[:2] == (pytest.approx(0.3), None)
 
 
@@ -323,7 +325,7 @@ def test_a_champion_that_is_a_path_resumes_replays_and_loads(tmp_path: Path) -> 
     assert made["operation"]["kind"] == "path" and len(made["operation"]["layers"]) == 1
     assert any(r["record"] == "gate" for r in records)
     for folder in (whole.model_path, whole.folder / "gen_3_best_model"):
-        model = open_subject(folder).model
+        model = open_model_under_test(folder).model
         assert len(model.model.layers) == 1 == model.config.num_hidden_layers  # type: ignore
     assert whole.conclusion and whole.conclusion.champion.parts["speed"] == 1 / 1.5
     assert all(r.score.parts["speed"] == 0.5 for r in whole.conclusion.rivals.values())

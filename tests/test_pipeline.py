@@ -16,7 +16,13 @@ import pytest
 import torch
 from torch import nn
 
-from agent_forge.contract.phase import ModelRef, PhaseContext, PhaseController, PhaseResult, Plan
+from agent_forge.contract.phase import (
+    ModelRef,
+    PhaseContext,
+    PhaseController,
+    PhasePlan,
+    PhaseResult,
+)
 from agent_forge.errors import Busy, ConfigError, DamagedFile, NotFound
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
 from agent_forge.pipeline.config import load_config
@@ -39,8 +45,8 @@ class Cognate(PhaseController):
     name = "cognate"
     fitness = 0.9
 
-    def plan(self, models: Sequence[ModelRef]) -> Plan:
-        return Plan(3)
+    def plan(self, models: Sequence[ModelRef]) -> PhasePlan:
+        return PhasePlan(3)
 
     def run(self, ctx: PhaseContext) -> PhaseResult:
         noise = ctx.generator("noise")
@@ -61,8 +67,8 @@ class EvoMerge(PhaseController):
 
     name = "evomerge"
 
-    def plan(self, models: Sequence[ModelRef]) -> Plan:
-        return Plan(1, parameters=4)
+    def plan(self, models: Sequence[ModelRef]) -> PhasePlan:
+        return PhasePlan(1, parameters=4)
 
     def run(self, ctx: PhaseContext) -> PhaseResult:
         weights = torch.stack([ref.weights()["w"] for ref in ctx.inputs]).mean(0)
@@ -100,8 +106,8 @@ def change_settings(root: Path, old: str, new: str) -> None:
     path = folder(root) / "config.yaml"
     path.write_text(path.read_text().replace(old, new))
     config = load_config(path=path).model_dump(mode="json")
-    record = files.read_sealed(folder(root) / "session.json")
-    (folder(root) / "session.json").write_bytes(files.sealed({**record, "config": config}))
+    record = files.read_checked(folder(root) / "session.json")
+    (folder(root) / "session.json").write_bytes(files.with_checksum({**record, "config": config}))
 
 
 def events(root: Path) -> list[str]:
@@ -257,7 +263,7 @@ def test_a_defect_is_recorded_and_raised(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError):
         orchestrator(tmp_path, controllers={**TWO, "cognate": Crashing}).run()
     for name in ("session.json", "phase1_cognate/state.json"):
-        assert files.read_sealed(folder(tmp_path) / name)["status"] == "failed"
+        assert files.read_checked(folder(tmp_path) / name)["status"] == "failed"
     assert "ZeroDivisionError" in (folder(tmp_path) / "events.jsonl").read_text()
     with pytest.raises(ValueError, match="not in contract/metrics"):
         orchestrator(tmp_path / "2", controllers={**TWO, "cognate": Careless}).run()
@@ -325,7 +331,7 @@ def test_a_cancelled_task_stops_the_run(tmp_path: Path) -> None:
     with pytest.raises(asyncio.TimeoutError):
         asyncio.run(work())
     assert time.monotonic() - began < 10
-    assert files.read_sealed(folder(tmp_path) / "session.json")["status"] == "paused"
+    assert files.read_checked(folder(tmp_path) / "session.json")["status"] == "paused"
 
 
 def test_models_that_are_given_are_judged_and_remembered(tmp_path: Path) -> None:
@@ -368,9 +374,9 @@ def test_tidying_up_may_fail_without_harm(tmp_path: Path, monkeypatch: pytest.Mo
 def test_other_versions_are_told_on_resume(tmp_path: Path) -> None:
     orchestrator(tmp_path).run()
     path = folder(tmp_path) / "session.json"
-    record = files.read_sealed(path)
+    record = files.read_checked(path)
     record["environment"]["packages"]["torch"] = "0.1"
-    path.write_bytes(files.sealed(record))
+    path.write_bytes(files.with_checksum(record))
     orchestrator(tmp_path, resume=True).run()
     assert "versions have changed" in (folder(tmp_path) / "log.jsonl").read_text()
 
@@ -462,9 +468,9 @@ def test_an_edited_config_is_refused_and_a_lost_one_is_not_missed(tmp_path: Path
 
 def test_a_run_survives_an_update_that_adds_a_setting(tmp_path: Path) -> None:
     orchestrator(tmp_path).run()
-    record = files.read_sealed(folder(tmp_path) / "session.json")
+    record = files.read_checked(folder(tmp_path) / "session.json")
     del record["config"]["phases"]["evomerge"]["layer_paths"]
-    (folder(tmp_path) / "session.json").write_bytes(files.sealed(record))
+    (folder(tmp_path) / "session.json").write_bytes(files.with_checksum(record))
 
     class Settings(EvoMergeSettings):
         added: int = 3

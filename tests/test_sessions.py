@@ -93,16 +93,16 @@ def test_a_session_record_is_checked(
         pass
     good = {k: v for k, v in record.items() if k != "checksum"}
     for bad in ({"session_id": "other"}, {"status": "odd"}, {"config": []}, {"tags": ["A b"]}):
-        (path / "session.json").write_bytes(files.sealed({**good, **bad}))
+        (path / "session.json").write_bytes(files.with_checksum({**good, **bad}))
         with pytest.raises(DamagedFile):
             read_session(path)
     monkeypatch.setattr(files, "SCHEMA_VERSION", 2)
-    newer = files.sealed(good)
+    newer = files.with_checksum(good)
     monkeypatch.undo()
     (path / "session.json").write_bytes(newer)
     with pytest.raises(TooNew):
         read_session(path)
-    for content in (b"[]", files.sealed({"session_id": "other"})):
+    for content in (b"[]", files.with_checksum({"session_id": "other"})):
         (path / "session.json").write_bytes(content)
         with pytest.raises(DamagedFile):
             read_session(path)

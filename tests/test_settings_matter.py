@@ -17,7 +17,7 @@ import torch
 
 from agent_forge.config.load import to_yaml
 from agent_forge.config.phases import ORDER
-from agent_forge.contract.handoff import Gate
+from agent_forge.contract.handoff import QualityGate
 from agent_forge.errors import ConfigError
 from agent_forge.model.loss import language_loss
 from agent_forge.model.network import ForgeNetwork
@@ -224,7 +224,7 @@ def verdict(setting: str, root: Path, patch: pytest.MonkeyPatch) -> Any:
     )
 
 
-def loose(gate: Gate) -> str:
+def loose(gate: QualityGate) -> str:
     """A threshold that everything passes."""
     return f"{{{gate.name}: {1e-12 if gate.name.startswith('min_') else 1e12}}}"
 

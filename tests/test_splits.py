@@ -18,6 +18,7 @@ import pytest
 
 from agent_forge.data.readers import Example
 from agent_forge.errors import ConfigError
+from agent_forge.evals.benchmarks import from_benchmarks
 from agent_forge.evals.domains import (
     SHARES,
     Domain,
@@ -28,8 +29,7 @@ from agent_forge.evals.domains import (
     from_tasks,
     part,
 )
-from agent_forge.evals.packs import from_packs
-from agent_forge.evals.subject import _variants
+from agent_forge.evals.model_under_test import _variants
 from agent_forge.phases.phase2_evomerge import staff
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
 from agent_forge.phases.phase2_evomerge.evolve import BEGUN, Job, evolve, resumed
@@ -162,7 +162,7 @@ def test_a_published_set_without_parts_is_split_by_the_prompt(tmp_path: Path) ->
 
     def prompts(pack: str, split: str, by: SplitBy) -> set[str]:
         where: dict[str, Any] = {"split": split, "split_by": by, "shots": 0, "folder": tmp_path}
-        return {folded(e.prompt) for e in from_packs([pack], **where)[0].examples}
+        return {folded(e.prompt) for e in from_benchmarks([pack], **where)[0].examples}
 
     for pack, unseen in (("flores", "verdict"), ("gsm8k", "holdout")):
         assert not prompts(pack, "selection", "prompt") & prompts(pack, unseen, "prompt")
@@ -242,13 +242,13 @@ def test_eval_asks_what_the_verdict_of_an_evolution_asks(models: Path, forge: Fo
 @pytest.fixture
 def old(models: Path) -> Path:
     """The folder of the old evolution, as if it had been begun here."""
-    record = files.read_sealed(models / BEGUN)
+    record = files.read_checked(models / BEGUN)
     assert "split_by" not in record["settings"]
     record["settings"]["data"] = [str(models / "fruit.jsonl")]
     record["parents"] = [str(models / name) for name in "ab"]
     folder = models / "evomerge"
     folder.mkdir()
-    (folder / BEGUN).write_bytes(files.sealed(record))
+    (folder / BEGUN).write_bytes(files.with_checksum(record))
     (models / JOURNAL).replace(folder / JOURNAL)
     return folder
 
@@ -268,13 +268,13 @@ def test_an_old_evolution_goes_on_with_its_own_items(old: Path) -> None:
     assert files.read_json(done.model_path / "lineage.json")["key"] == known["champion"]
     table = known["card"].index("| model | fitness | fruit/bits_per_byte | fruit/accuracy |")
     assert card(old).splitlines()[:table] == known["card"][:table]
-    again = files.read_sealed(old / BEGUN)
+    again = files.read_checked(old / BEGUN)
     assert again["settings"]["split_by"] == "content"
-    assert again["fingerprint"] == files.read_sealed(OLD / BEGUN)["fingerprint"]
+    assert again["fingerprint"] == files.read_checked(OLD / BEGUN)["fingerprint"]
 
 
 def test_an_old_folder_that_is_named_again_goes_on_too(old: Path) -> None:
-    record = files.read_sealed(old / BEGUN)
+    record = files.read_checked(old / BEGUN)
     given = {k: record["settings"][k] for k in ("data", *FEW, "checkpoint_every")}
 
     def job(**more: Any) -> Job:
@@ -293,7 +293,7 @@ def test_an_old_folder_that_is_named_again_goes_on_too(old: Path) -> None:
 def test_a_new_evolution_records_its_split_and_keeps_it(models: Path, forge: Forge) -> None:
     assert forge(line(models)).code == 0
     place = Path("evomerge").resolve()
-    assert files.read_sealed(place / BEGUN)["settings"]["split_by"] == "prompt"
+    assert files.read_checked(place / BEGUN)["settings"]["split_by"] == "prompt"
     assert resumed(place, None, None).settings.split_by == "prompt"
 
 

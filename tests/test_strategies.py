@@ -449,7 +449,7 @@ def test_the_budget_ends_a_search_that_looks_ahead() -> None:
     """The last ones of a budget are not left for a generation that never comes."""
     search = start("ga", generations=50, max_evaluations=30, early_stopping=False)
     while search.finished is None:
-        while asked := search.due:
+        while asked := search.pending:
             search.tell(asked[0].key, 0.5)
         search.tell_distances(0.5, 1.0)
         search.advance()

@@ -14,9 +14,9 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from agent_forge.data.tokenizer import Tokenizer
 from agent_forge.errors import ConfigError, DamagedFile, NotFound
+from agent_forge.infer.chat import open_chat_model
 from agent_forge.infer.generate import Sampling
 from agent_forge.infer.generate import generate as generate_ids
-from agent_forge.infer.voice import open_voice
 from agent_forge.model.hf import config_dict
 from agent_forge.store.models import ModelStorage
 from tests.command_line import Forge
@@ -80,14 +80,16 @@ def test_seed_and_temperature_change_what_is_said(ours: Path, forge: Forge) -> N
 
 
 def test_a_foreign_model_speaks_greedily_as_transformers_would(foreign: Path) -> None:
-    said = "".join(open_voice(foreign).complete("red cat", Sampling(max_new_tokens=5)))
+    said = "".join(open_chat_model(foreign).complete("red cat", Sampling(max_new_tokens=5)))
     model = LlamaForCausalLM.from_pretrained(foreign)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(foreign)
     ids = tokenizer("red cat", return_tensors="pt").input_ids
     made = model.generate(ids, max_new_tokens=5, do_sample=False)[0, 2:]
     assert said == tokenizer.decode(made, skip_special_tokens=True)
     assert (
-        "".join(open_voice(foreign).reply([{"role": "user", "content": "red cat"}], Sampling(5)))
+        "".join(
+            open_chat_model(foreign).reply([{"role": "user", "content": "red cat"}], Sampling(5))
+        )
         == said
     )
 
@@ -97,7 +99,7 @@ def test_a_chat_remembers_its_turns(
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO("red\nblue\n\n"))
     result = forge(f"chat {ours} --system sun --max-tokens 4")
-    voice, turns, lines = open_voice(ours), [{"role": "system", "content": "sun"}], []
+    voice, turns, lines = open_chat_model(ours), [{"role": "system", "content": "sun"}], []
     for said in ("red", "blue"):
         turns.append({"role": "user", "content": said})
         lines.append("".join(voice.reply(turns, Sampling(max_new_tokens=4))))
@@ -117,37 +119,37 @@ def test_a_prompt_may_come_from_stdin(
 
 def test_what_cannot_speak_is_refused(ours: Path, tmp_path: Path, forge: Forge) -> None:
     with pytest.raises(NotFound, match="is not a folder"):
-        open_voice(tmp_path / "nothing")
+        open_chat_model(tmp_path / "nothing")
     with pytest.raises(NotFound, match=r"no config\.json"):
-        open_voice(tmp_path)
+        open_chat_model(tmp_path)
     with pytest.raises(ConfigError, match="empty"):
-        open_voice(ours).complete("", Sampling())
+        open_chat_model(ours).complete("", Sampling())
     assert forge(f"generate {ours} x --top-p 2").code == 2
     (ours / "model.safetensors").write_bytes(b"damaged")
     with pytest.raises(DamagedFile):
-        open_voice(ours)
+        open_chat_model(ours)
 
 
 def test_a_merged_model_of_ours_speaks(ours: Path, tmp_path: Path) -> None:
-    said = "".join(open_voice(ours).complete("red", Sampling(6)))
+    said = "".join(open_chat_model(ours).complete("red", Sampling(6)))
     copy = tmp_path / "merged"
     shutil.copytree(ours, copy)
     for name in ("metadata.json", "metrics.json", "manifest.json"):
         (copy / name).unlink()
-    assert "".join(open_voice(copy).complete("red", Sampling(6))) == said
+    assert "".join(open_chat_model(copy).complete("red", Sampling(6))) == said
 
 
 def test_what_is_no_text_is_refused(ours: Path, foreign: Path, tmp_path: Path) -> None:
     for place in (ours, foreign):
         with pytest.raises(ConfigError, match=r"UTF-8|surrogate"):
-            "".join(open_voice(place).complete("\udcff", Sampling(2)))
+            "".join(open_chat_model(place).complete("\udcff", Sampling(2)))
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ConfigError, match="not a language model"):
-        open_voice(tmp_path)
+        open_chat_model(tmp_path)
 
 
 @pytest.mark.parametrize("text", ["[]", '{"model_type": "llama"}', "no json"])
 def test_a_broken_foreign_model_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(DamagedFile):
-        open_voice(tmp_path)
+        open_chat_model(tmp_path)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_forge.data.tasks import DOMAINS, FAMILIES, SPLITS, Task, base, check, checks, make
+from agent_forge.data.tasks import DOMAINS, FAMILIES, SPLITS, Task, base, checks, is_right, make
 from agent_forge.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -32,7 +32,7 @@ def run(source: str, tests: tuple[str, ...]) -> bool:
 
 
 def right(task: Task, text: str) -> bool:
-    return check(task, text, run)
+    return is_right(task, text, run)
 
 
 def some(name: str, count: int, *, seed: int = 5) -> list[Task]:
@@ -301,14 +301,14 @@ def asked(family: str, answer: str) -> Task:
     ],
 )
 def test_what_a_check_forgives(family: str, answer: str, text: str, expected: bool) -> None:
-    assert check(asked(family, answer), text) == expected
+    assert is_right(asked(family, answer), text) == expected
 
 
 @pytest.mark.parametrize("name", CODE)
 def test_code_is_only_run_by_the_runner_that_is_given(name: str) -> None:
     task = make(name, "train", 0)
     with pytest.raises(ValueError, match="run="):
-        check(task, task.answer)
-    assert check(
+        is_right(task, task.answer)
+    assert is_right(
         task, "anything", lambda source, tests: (source, tests) == ("anything", task.tests)
     )

@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 
 from agent_forge.errors import DamagedFile, HostileInput, NotFound
 from agent_forge.store import files
+from agent_forge.store.pytree import pack, unpack
 from agent_forge.store.tensors import (
     DTYPE_CODES,
     join_tied,
@@ -26,7 +27,6 @@ from agent_forge.store.tensors import (
     split_tied,
     write_tensors,
 )
-from agent_forge.store.tree import pack, unpack
 
 
 def write(path: Path, tensors: dict[str, torch.Tensor], **metadata: str) -> Path:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from agent_forge.config.settings import ModelSettings
 from agent_forge.contract.decisions import Decisions
 from agent_forge.errors import ConfigError, Diverged, NotEnough, NotFinite
-from agent_forge.model.loss import IGNORE, Loss, language_loss
+from agent_forge.model.loss import IGNORE, LossOutput, language_loss
 from agent_forge.model.network import ForgeNetwork
 from agent_forge.optim.config import MuGrokConfig
 from agent_forge.optim.muon import MuonGrokfast
@@ -167,7 +167,9 @@ class Greedy:
     def __init__(self, rows: int, error: Exception) -> None:
         self.rows, self.error, self.seen = rows, error, [0]
 
-    def __call__(self, model: Any, piece: Sequence[Tensor], generator: torch.Generator) -> Loss:
+    def __call__(
+        self, model: Any, piece: Sequence[Tensor], generator: torch.Generator
+    ) -> LossOutput:
         self.seen.append(len(piece[0]))
         loss = language_loss(model, piece, generator)
         if len(piece[0]) > self.rows:
@@ -212,7 +214,7 @@ def test_another_error_is_not_taken_for_a_lack_of_memory() -> None:
 
 
 def test_a_divergence_changes_no_weight() -> None:
-    def broken(model: Any, piece: Any, generator: torch.Generator) -> Loss:
+    def broken(model: Any, piece: Any, generator: torch.Generator) -> LossOutput:
         loss = language_loss(model, piece, generator)
         loss.per_step[-1] = math.nan
         return loss
@@ -226,7 +228,7 @@ def test_a_divergence_changes_no_weight() -> None:
 
 
 def test_a_gradient_that_is_not_finite_changes_no_weight() -> None:
-    def broken(model: Any, piece: Any, generator: torch.Generator) -> Loss:
+    def broken(model: Any, piece: Any, generator: torch.Generator) -> LossOutput:
         loss = language_loss(model, piece, generator)
         loss.total = loss.total * math.inf
         return loss
@@ -254,7 +256,7 @@ def test_the_rate_is_halved_until_that_makes_no_sense() -> None:
     factors = []
     with pytest.raises(NotFinite, match=r"even at 0\.0312"):
         for _ in range(10):
-            work.gentler(work.factor)
+            work.halve_rate(work.factor)
             factors.append(work.factor)
     assert factors == [1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 32]
 
@@ -287,7 +289,7 @@ def test_a_batch_without_anything_to_learn_is_refused() -> None:
 def test_straight_through_learns_at_the_changed_weights() -> None:
     seen = []
 
-    def spying(model: Any, piece: Any, generator: torch.Generator) -> Loss:
+    def spying(model: Any, piece: Any, generator: torch.Generator) -> LossOutput:
         seen.append(model.blocks[0].mlp.up.weight.detach().clone())
         return language_loss(model, piece, generator)
 

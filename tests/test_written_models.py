@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 
 from agent_forge.errors import ConfigError, DamagedFile, PhaseFailed
 from agent_forge.evals.domains import from_files, part
+from agent_forge.evals.model_under_test import open_model_under_test
 from agent_forge.evals.reopen import confirm
-from agent_forge.evals.subject import open_subject
 from agent_forge.model.folder import open_model, open_weights
 from agent_forge.phases.phase2_evomerge import evolve as evolving
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
@@ -56,7 +56,7 @@ def evolved(parents: list[Path], folder: Path, base: Path | None = None, **more:
 def bits(model: Path | str) -> float:
     """Bits a byte on the verdict items, by the model alone."""
     domain = part(from_files([family() / "add.jsonl"])[0], "verdict", int(FEW["verdict_items"]))
-    subject = open_subject(model)
+    subject = open_model_under_test(model)
     return subject.measure(subject.prepare(domain)).bits_per_byte(sum(domain.sizes))
 
 
@@ -136,7 +136,7 @@ def largest(model: Any) -> float:
 
 def test_confirm_compares_with_the_file() -> None:
     domain = part(from_files([family() / "add.jsonl"])[0], "verdict", 8)
-    subject = open_subject(family() / "add")
+    subject = open_model_under_test(family() / "add")
     losses = subject.measure(subject.prepare(domain)).loss
     confirm(family() / "add", lambda s: s.measure(s.prepare(domain)).loss, losses)
     with pytest.raises(PhaseFailed, match="were recorded"):
@@ -175,9 +175,9 @@ def test_a_folder_alone_runs_no_fitness(tmp_path: Path) -> None:
     fitness = f"touch {canary}"
     place = "tests.test_written_models:largest"
     evolved([family() / "add", family() / "twice"], tmp_path / "out", data=[], fitness=place)
-    record = files.read_sealed(tmp_path / "out" / evolving.BEGUN)
+    record = files.read_checked(tmp_path / "out" / evolving.BEGUN)
     record["settings"]["fitness"] = fitness
-    files.write_bytes(tmp_path / "out" / evolving.BEGUN, files.sealed(record))
+    files.write_bytes(tmp_path / "out" / evolving.BEGUN, files.with_checksum(record))
     with pytest.raises(ConfigError, match="runs a fitness of its own") as caught:
         evolving.resumed(tmp_path / "out", 2, None)
     assert fitness in caught.value.hint and not canary.exists()

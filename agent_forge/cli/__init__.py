@@ -17,7 +17,7 @@ import typer
 from typer.core import TyperGroup
 
 from agent_forge import platform
-from agent_forge.cli import config, data, doctor, evo, judge, merge, run, runs, talk, watch
+from agent_forge.cli import config, data, doctor, evaluate, evo, generate, merge, run, runs, status
 from agent_forge.cli.output import emit_json
 from agent_forge.errors import Cancelled, ForgeError, Interrupted
 
@@ -51,15 +51,15 @@ for command in (
     run.run,
     run.resume,
     run.stop,
-    watch.status,
-    watch.logs,
+    status.status,
+    status.logs,
     run.phases,
-    watch.export,
+    status.export,
     merge.merge,
-    talk.generate,
-    talk.chat,
-    judge.eval,
-    judge.compare,
+    generate.generate,
+    generate.chat,
+    evaluate.eval,
+    evaluate.compare,
     config.init,
     config.validate,
     runs.ls,

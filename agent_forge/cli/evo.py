@@ -22,7 +22,7 @@ from agent_forge.errors import Cancelled, ConfigError, Interrupted
 
 if TYPE_CHECKING:
     from agent_forge.phases.phase2_evomerge.evolve import Evolved, Job
-    from agent_forge.phases.phase2_evomerge.evomerge import Conclusion
+    from agent_forge.phases.phase2_evomerge.evomerge import EvolutionReport
 
 SPECIALISTS = 3  # of Phase 1
 GENERATIONS = typer.Option(None, "--gens", min=0, max=100_000, help="Generations after the first.")
@@ -156,12 +156,12 @@ def _do(job: Job, device: str, dry_run: bool, as_json: bool) -> None:
 
 
 def _device(device: str) -> str:
-    from agent_forge.config.load import check
+    from agent_forge.config.load import validate
     from agent_forge.config.settings import RuntimeSettings
     from agent_forge.pipeline.environment import prepare, thread_count
 
     wanted = {"device": device, "threads": thread_count()}  # as OMP_NUM_THREADS has it
-    return prepare(check(RuntimeSettings, wanted, "--device"))
+    return prepare(validate(RuntimeSettings, wanted, "--device"))
 
 
 @app.command()
@@ -287,7 +287,7 @@ def _plan(job: Job, as_json: bool) -> None:
 
 
 def _report(outcome: Evolved, as_json: bool) -> None:
-    conclusion: Conclusion | None = outcome.conclusion
+    conclusion: EvolutionReport | None = outcome.conclusion
     verdict = conclusion.to_json() if conclusion else None
     if as_json:
         emit_json(

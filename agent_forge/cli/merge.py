@@ -120,8 +120,8 @@ def _given(
 
 def _recipe(given: dict[str, Any], sets: list[str], paths: list[Path]) -> Recipe:
     """The file, then the options, then --set: the later ones stand."""
-    from agent_forge.config.load import check, parse_set
     from agent_forge.config.load import merge as joined
+    from agent_forge.config.load import parse_set, validate
     from agent_forge.errors import ConfigError
     from agent_forge.merge.recipe import Recipe, read_data
 
@@ -136,7 +136,7 @@ def _recipe(given: dict[str, Any], sets: list[str], paths: list[Path]) -> Recipe
         data = joined(data, parse_set(item))
     if "models" in given and not {"merge_method", "combo"} & set(data):
         data["merge_method"] = "linear"
-    recipe = check(Recipe, data, str(paths[0]) if len(paths) == 2 else "the options")
+    recipe = validate(Recipe, data, str(paths[0]) if len(paths) == 2 else "the options")
     if "base_model" in given and recipe.method().base == "ignored":
         raise ConfigError(
             f"{recipe.merge_method} has no base, so --base has no meaning",

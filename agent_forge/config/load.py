@@ -58,10 +58,10 @@ def load(
     name = named[0] if named else DEFAULT_PRESET
     data = merge({**read_preset(name), "preset": name}, given)
     sources = [f"preset {name}", *([str(path)] if path else []), *(["--set"] if sets else [])]
-    return check(cls, data, " + ".join(sources))
+    return validate(cls, data, " + ".join(sources))
 
 
-def check(cls: type[C], data: Mapping[str, Any], source: str) -> C:
+def validate(cls: type[C], data: Mapping[str, Any], source: str) -> C:
     """Validate data against the class; every problem in one message."""
     try:
         return cls.model_validate(data)

@@ -27,7 +27,7 @@ class Decisions:
     def __init__(self, folder: Path | None = None) -> None:
         self._book, self._stage = _Book(folder / FILE if folder else None), ""
         if self._book.path and self._book.path.exists():
-            self._book.made = files.read_sealed(self._book.path)["decisions"]
+            self._book.made = files.read_checked(self._book.path)["decisions"]
 
     def of(self, stage: str) -> Decisions:
         """Those of one stage of the phase, in the same file."""
@@ -40,7 +40,7 @@ class Decisions:
         decision = {"stage": self._stage, "name": name, "step": step, "value": value}
         made = [*self._book.made, decision]
         if self._book.path:
-            files.write_bytes(self._book.path, files.sealed({"decisions": made}))
+            files.write_bytes(self._book.path, files.with_checksum({"decisions": made}))
         self._book.made = made
 
     def latest(self, name: str, step: int) -> Any:

@@ -18,7 +18,7 @@ Policy = Literal["fail", "warn"]
 
 
 @dataclass(frozen=True)
-class Gate:
+class QualityGate:
     """A threshold on one measured value; the prefix of the name says which way it bounds."""
 
     name: str  # min_<x> or max_<x>
@@ -35,11 +35,11 @@ class HandoffRule:
 
     num_models: int
     required_metadata: tuple[str, ...] = ()
-    gates: tuple[Gate, ...] = ()
+    gates: tuple[QualityGate, ...] = ()
 
 
 @dataclass
-class Verdict:
+class HandoffResult:
     """The outcome of one handoff, with every value that was judged."""
 
     passed: bool
@@ -79,27 +79,33 @@ class ModelHandoffValidator:
         target_phase: str,
         models: Sequence[Any],
         metadata: Sequence[Mapping[str, Any]],
-    ) -> Verdict:
+    ) -> HandoffResult:
         """Like validate_handoff, with the measured values and the warnings."""
         rule = self.rules.get((source_phase, target_phase))
         if rule is None:
-            return Verdict(False, f"no handoff is defined from {source_phase} to {target_phase}")
+            return HandoffResult(
+                False, f"no handoff is defined from {source_phase} to {target_phase}"
+            )
         if len(models) != rule.num_models:
-            return Verdict(False, f"expected {rule.num_models} models, got {len(models)}")
+            return HandoffResult(False, f"expected {rule.num_models} models, got {len(models)}")
         if len(metadata) != len(models):
-            return Verdict(False, f"expected a metadata record a model, got {len(metadata)}")
+            return HandoffResult(False, f"expected a metadata record a model, got {len(metadata)}")
         weights = [_weights(model) for model in models]
         records = [{**r, "parameters": _count(w)} for r, w in zip(metadata, weights, strict=True)]
         problem = _metadata_problem(rule, records) or _weight_problem(weights)
         if problem:
-            return Verdict(False, problem)
-        verdict = Verdict(True, "handoff passed")
+            return HandoffResult(False, problem)
+        verdict = HandoffResult(True, "handoff passed")
         for gate in rule.gates:
             self._apply(gate, target_phase, records, verdict)
         return verdict
 
     def _apply(
-        self, gate: Gate, target: str, metadata: Sequence[Mapping[str, Any]], verdict: Verdict
+        self,
+        gate: QualityGate,
+        target: str,
+        metadata: Sequence[Mapping[str, Any]],
+        verdict: HandoffResult,
     ) -> None:
         threshold = self._thresholds.get(target, {}).get(gate.name, gate.threshold)
         for i, record in enumerate(metadata):

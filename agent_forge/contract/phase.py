@@ -31,7 +31,7 @@ from agent_forge.store.checkpoint import (
 from agent_forge.store.metadata import read_metadata
 from agent_forge.store.models import ModelStorage, load_directory
 from agent_forge.store.names import CHECKPOINTS, model_id_for
-from agent_forge.store.tree import first_not_finite, same
+from agent_forge.store.pytree import first_not_finite, same
 from agent_forge.track.tracker import Tracker
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class PhaseResult:
 
 
 @dataclass(frozen=True)
-class Plan:
+class PhasePlan:
     """What a phase would do, and what it would need."""
 
     steps: int
@@ -103,7 +103,7 @@ class PhaseController(ABC):
         return True, ""
 
     @abstractmethod
-    def plan(self, models: Sequence[ModelRef]) -> Plan:
+    def plan(self, models: Sequence[ModelRef]) -> PhasePlan:
         """What would be done, and how much disk and memory it would take."""
 
     @abstractmethod

@@ -9,19 +9,19 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 
-from agent_forge.data.tasks import Task, check
+from agent_forge.data.tasks import Task, is_right
 
 Grade = Callable[[Task, str], bool]
 
 
-def majority(train: Sequence[Task], test: Sequence[Task], grade: Grade = check) -> float:
+def majority(train: Sequence[Task], test: Sequence[Task], grade: Grade = is_right) -> float:
     """The share of `test` that the most frequent answer of `train` gets right."""
     guess = _most_frequent(Counter(task.answer for task in train))
     return _mean([_right(task, guess, grade) for task in test])
 
 
 def ngram(
-    train: Sequence[Task], test: Sequence[Task], order: int = 12, grade: Grade = check
+    train: Sequence[Task], test: Sequence[Task], order: int = 12, grade: Grade = is_right
 ) -> float:
     """The share of `test` that is right with the likeliest answer after the end of the question.
 

@@ -31,7 +31,7 @@ Ints = NDArray[np.int64]
 Mix = Mapping[str, float]
 
 
-class Source:
+class TokenizedDataset:
     """Documents as one flat array. `learned` says which tokens are learned; None means all.
 
     The target of a position is the next token of its document. Where the last token is learned,
@@ -76,7 +76,7 @@ class Source:
 class _Stream:
     """Where a source's stream is, and the order of its documents in this epoch."""
 
-    def __init__(self, source: Source, seed: int) -> None:
+    def __init__(self, source: TokenizedDataset, seed: int) -> None:
         self.source, self.seed = source, seed
         self.seek(0, 0)
 
@@ -108,7 +108,7 @@ class Loader:
 
     def __init__(
         self,
-        sources: Sequence[Source],
+        sources: Sequence[TokenizedDataset],
         mix: Mix,
         *,
         batch: int,
@@ -213,7 +213,7 @@ def shuffled(n: int, key: int) -> Ints:
 
 
 @dataclass(frozen=True)
-class Stage:
+class CurriculumStage:
     """A part of a curriculum: its share of the steps, and what is learned in it."""
 
     share: float
@@ -225,7 +225,7 @@ class Stage:
 class Curriculum:
     """Stages one after the other; which one a step belongs to follows from its number alone."""
 
-    def __init__(self, stages: Sequence[Stage]) -> None:
+    def __init__(self, stages: Sequence[CurriculumStage]) -> None:
         self.stages = tuple(stages)
         total = sum(stage.share for stage in stages)
         if not all(stage.share > 0 for stage in stages) or abs(total - 1) > 1e-6:
@@ -239,7 +239,7 @@ class Curriculum:
         for name, number in stage_of.items():
             if number not in (1, 2, 3):
                 raise ConfigError(f"source {name!r} is of stage {number}; 1, 2 or 3 is expected")
-        stages: list[Stage] = []
+        stages: list[CurriculumStage] = []
         for number, share in ((1, 0.3), (2, 0.3), (3, 0.4)):
             levels = tuple(range(1, number + 1))
             mix = {
@@ -247,10 +247,12 @@ class Curriculum:
                 for name, own in stage_of.items()
                 if own in levels
             }
-            stages.append(Stage(share, mix or dict.fromkeys(stage_of, 1.0), length, levels))
+            stages.append(
+                CurriculumStage(share, mix or dict.fromkeys(stage_of, 1.0), length, levels)
+            )
         return cls(stages)
 
-    def at(self, step: int, total: int) -> Stage:
+    def at(self, step: int, total: int) -> CurriculumStage:
         """The stage of a step, counted from 0, of `total`; steps beyond are of the last stage."""
         if step < 0 or total < 1:
             raise ConfigError(f"step {step} of {total} is in no stage")

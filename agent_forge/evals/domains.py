@@ -26,7 +26,7 @@ from agent_forge.config.load import did_you_mean
 from agent_forge.data import baselines
 from agent_forge.data.datasets import read_own
 from agent_forge.data.readers import Example
-from agent_forge.data.tasks import DOMAINS, FAMILIES, Task, as_example, check, make
+from agent_forge.data.tasks import DOMAINS, FAMILIES, Task, as_example, is_right, make
 from agent_forge.errors import ConfigError
 
 SHARES = {"selection": 0.50, "holdout": 0.15, "verdict": 0.35}
@@ -41,11 +41,16 @@ SplitBy = Literal["prompt", "content"]  # the latter: prompt and answer, as it w
 
 
 @dataclass(frozen=True)
-class Writing:
+class AnswerFormat:
     """How answers are written, where they are: what ends one, beside the model's own end."""
 
     max_new_tokens: int
     stop: tuple[str, ...] = ()  # for models that go on with the text instead of chatting
+
+    @property
+    def key(self) -> str:
+        """Its part of an evaluation's hash; scores are cached by that, so it stays as it is."""
+        return f"Writing(max_new_tokens={self.max_new_tokens!r}, stop={self.stop!r})"
 
 
 @dataclass(frozen=True)
@@ -60,8 +65,8 @@ class Domain:
     examples: tuple[Example, ...]
     exact: bool = True
     tasks: tuple[Task, ...] = ()  # behind the examples, where they are generated or graded
-    writing: Writing | None = None
-    grade: Callable[[Task, str], bool] = check
+    writing: AnswerFormat | None = None
+    grade: Callable[[Task, str], bool] = is_right
     seen: tuple[Task, ...] = ()  # what guesses rest on; none: generated ones, or its own
     split_by: SplitBy = "prompt"
     near_copies: int = 0  # in its file, whatever part of it this is
@@ -242,8 +247,15 @@ def evaluation_hash(domains: Sequence[Domain], **settings: Any) -> str:
             digest.update(b"\0" + json.dumps(asked, default=str).encode())
         if domain.writing:
             tests = [task.tests for task in domain.tasks]
-            digest.update(repr((domain.writing, domain.grade.__name__, tests)).encode())
+            digest.update(
+                f"({domain.writing.key}, {_grader_key(domain.grade)!r}, {tests!r})".encode()
+            )
     return digest.hexdigest()
+
+
+def _grader_key(grade: Callable[[Task, str], bool]) -> str:
+    """The name of a grader in an evaluation's hash, whatever the function is called."""
+    return "check" if grade is is_right else grade.__name__
 
 
 # -- scores that can be compared ------------------------------------------------------------------

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from agent_forge.errors import ConfigError
-from agent_forge.evals.likelihood import Progress, batches
+from agent_forge.evals.likelihood import ProgressCallback, batches
 from agent_forge.model.network import ForgeNetwork
 
 TOKENS_AT_ONCE = 16_384  # of all rows of a batch: what the caches hold
@@ -75,7 +75,7 @@ def generate(
     prompts: Sequence[tuple[int, ...]],
     rules: Rules,
     *,
-    progress: Progress = lambda done, total: None,
+    progress: ProgressCallback = lambda done, total: None,
 ) -> list[Answer]:
     """An answer to every prompt, in their order."""
     if not all(prompts):

@@ -21,11 +21,11 @@ from agent_forge.model.network import ForgeNetwork
 
 TOKENS_A_BATCH = 4096
 CHUNK = 1024  # positions whose logits exist at once
-Progress = Callable[[int, int], None]  # (tokens that are done, of how many)
+ProgressCallback = Callable[[int, int], None]  # (tokens that are done, of how many)
 
 
 @dataclass(frozen=True)
-class Item:
+class TokenizedItem:
     """Token ids, and of each whether it is asked for."""
 
     ids: Sequence[int]
@@ -33,7 +33,7 @@ class Item:
 
 
 @dataclass
-class Outcome:
+class ItemScores:
     """What came out for each item, in their order."""
 
     right: list[bool] = field(default_factory=list)
@@ -65,12 +65,12 @@ class Outcome:
 @torch.no_grad()
 def measure(
     model: nn.Module,
-    items: Sequence[Item],
+    items: Sequence[TokenizedItem],
     *,
     threshold: float | None = None,
     batch_tokens: int = TOKENS_A_BATCH,
-    progress: Progress = lambda done, total: None,
-) -> Outcome:
+    progress: ProgressCallback = lambda done, total: None,
+) -> ItemScores:
     """Score every item. `threshold` is that of halting; 1 takes all recursion steps."""
     if not items:
         raise ConfigError("there is nothing to measure: no items")
@@ -96,7 +96,7 @@ def measure(
         progress(done, sum(lengths))
     ordered = [results[i] for i in range(len(items))]
     columns: list[Any] = [list(column) for column in zip(*ordered, strict=True)]
-    return Outcome(*columns)
+    return ItemScores(*columns)
 
 
 def batches(lengths: Sequence[int], most: int = TOKENS_A_BATCH) -> Iterator[list[int]]:
@@ -112,7 +112,7 @@ def batches(lengths: Sequence[int], most: int = TOKENS_A_BATCH) -> Iterator[list
         yield batch
 
 
-def padded(items: Sequence[Item], device: torch.device) -> tuple[Tensor, Tensor]:
+def padded(items: Sequence[TokenizedItem], device: torch.device) -> tuple[Tensor, Tensor]:
     """Rows filled up behind their end, where nothing that is asked for can see it."""
     longest = max(len(item.ids) for item in items)
     tokens = torch.zeros(len(items), longest, dtype=torch.long)

@@ -8,16 +8,16 @@ from pathlib import Path
 import numpy as np
 
 from agent_forge.errors import PhaseFailed
-from agent_forge.evals.subject import Subject, open_subject
+from agent_forge.evals.model_under_test import ModelUnderTest, open_model_under_test
 
 TOLERANCE = 1e-4  # relative: fp32 sums differ in their last bits from batch to batch
 
 
 def confirm(
-    folder: Path, measure: Callable[[Subject], Sequence[float]], recorded: Sequence[float]
+    folder: Path, measure: Callable[[ModelUnderTest], Sequence[float]], recorded: Sequence[float]
 ) -> None:
     """Open a model from the disk; on a few items it has to score what was recorded of it."""
-    found = np.asarray(measure(open_subject(folder)), float)
+    found = np.asarray(measure(open_model_under_test(folder)), float)
     expected = np.asarray(recorded, float)
     if found.shape == expected.shape and np.allclose(found, expected, TOLERANCE, TOLERANCE):
         return

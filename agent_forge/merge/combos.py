@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from agent_forge.errors import ConfigError
-from agent_forge.merge.inputs import Inputs, kept_share, mean, select
+from agent_forge.merge.inputs import TensorInputs, kept_share, mean, select
 from agent_forge.merge.methods import STANDARD, Method, Params, Parts, angle, trim_below
 
 COMBO = "combo"
@@ -195,7 +195,7 @@ def dfs(
 
 
 def second_stage(
-    x: Inputs, p: Params, pairs: Sequence[Pair], anchored: np.ndarray | None = None
+    x: TensorInputs, p: Params, pairs: Sequence[Pair], anchored: np.ndarray | None = None
 ) -> Stage2:
     """The results of stage 2 for these pairs; whatever they share is computed once."""
     curved = any(i == "slerp" for i, _ in pairs)
@@ -238,7 +238,7 @@ def second_stage(
 
 
 def _literal_stage(
-    x: Inputs, p: Params, pairs: Sequence[Pair], c: Mapping[str, np.ndarray]
+    x: TensorInputs, p: Params, pairs: Sequence[Pair], c: Mapping[str, np.ndarray]
 ) -> Stage2:
     share = kept_share(1 - p["drop_rate"])
 
@@ -269,7 +269,7 @@ def _literal_stage(
 
 
 def fuse(
-    x: Inputs,
+    x: TensorInputs,
     p: Params,
     which: Sequence[int],
     choices: Mapping[Pair, int],
@@ -333,5 +333,5 @@ METHODS: dict[str, Method] = {
 }
 
 
-def _refuse(x: Inputs) -> Any:
+def _refuse(x: TensorInputs) -> Any:
     raise AssertionError("combos are computed by fuse")

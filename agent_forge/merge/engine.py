@@ -21,9 +21,9 @@ from torch import Tensor, nn
 
 from agent_forge.errors import ConfigError, DamagedFile, NotFinite
 from agent_forge.merge.combos import ALL, COMBO, Pair, agreement, combo_stages, fuse, second_stage
-from agent_forge.merge.inputs import KEPT_DRAWS, RUN, Cache, Inputs, mean
+from agent_forge.merge.inputs import KEPT_DRAWS, RUN, Cache, TensorInputs, mean
 from agent_forge.merge.methods import Kernel, Rows
-from agent_forge.merge.plan import Job, Parents, Plan, make_plan
+from agent_forge.merge.plan import MergePlan, Parents, TensorMerge, make_plan
 from agent_forge.merge.recipe import Recipe
 from agent_forge.model.weights import Weights, with_layers
 from agent_forge.store.tensors import Spec
@@ -45,7 +45,7 @@ class Note(NamedTuple):
 class Merged(Weights):
     """The result of a merge; each tensor is computed when it is asked for."""
 
-    def __init__(self, plan: Plan, cache: Cache | None = None, threads: int = 1) -> None:
+    def __init__(self, plan: MergePlan, cache: Cache | None = None, threads: int = 1) -> None:
         super().__init__(plan.specs, self.compute, label="merge", config=output_config(plan))
         self.plan = plan
         self.recipe = plan.recipe
@@ -121,7 +121,7 @@ class Merged(Weights):
 
     # -- layers -----------------------------------------------------------------------------------
 
-    def layer_choices(self, job: Job, which: Sequence[int]) -> dict[Pair, int]:
+    def layer_choices(self, job: TensorMerge, which: Sequence[int]) -> dict[Pair, int]:
         """What FrankenMerge takes for the layer of a tensor, after each stage 2 that it follows."""
         pairs = [(i, t) for i, t, s in map(combo_stages, which) if s == "frankenmerge"]
         if job.layer is None or not pairs:
@@ -163,7 +163,7 @@ class Merged(Weights):
                 found[job.layer] = self.layer_choices(job, [combo]).get((i, t), 0)
         return found
 
-    def _whole_model(self, job: Job) -> np.ndarray | None:
+    def _whole_model(self, job: TensorMerge) -> np.ndarray | None:
         """Inner products over all tensors, where SLERP is asked to turn the model as a whole."""
         if not job.params["whole_model"]:
             return None
@@ -179,9 +179,9 @@ class Merged(Weights):
         ref, name = place
         return self.plan.models[ref][name]
 
-    def _inputs(self, job: Job) -> Inputs:
+    def _inputs(self, job: TensorMerge) -> TensorInputs:
         dtype = self.recipe.dtype
-        return Inputs(
+        return TensorInputs(
             [self._tensor(place) for place in job.inputs],
             None if job.base is None else self._tensor(job.base),
             centred=job.base is None and self.recipe.merge_method == COMBO,
@@ -192,7 +192,7 @@ class Merged(Weights):
             key=(job.inputs, job.base, *self._read),
         )
 
-    def _agreed(self, job: Job) -> Tensor:
+    def _agreed(self, job: TensorMerge) -> Tensor:
         """A tensor of whole numbers, which all models have to share."""
         first, *others = [self._tensor(place) for place in (*job.inputs, job.base) if place]
         if any(not torch.equal(first, other) for other in others):
@@ -200,7 +200,7 @@ class Merged(Weights):
         return first
 
     def _fill(
-        self, inputs: Inputs, fill: Fill, targets: Sequence[Tensor], spec: Spec
+        self, inputs: TensorInputs, fill: Fill, targets: Sequence[Tensor], spec: Spec
     ) -> list[tuple[float, float]]:
         """Compute and round every run; return the least and the largest value of each result."""
         flats = [target.detach().view(-1) for target in targets]
@@ -226,8 +226,8 @@ class Merged(Weights):
 
     def _check(
         self,
-        job: Job,
-        inputs: Inputs,
+        job: TensorMerge,
+        inputs: TensorInputs,
         target: Tensor,
         bounds: tuple[float, float],
         combo: int | None = None,
@@ -258,7 +258,7 @@ class Merged(Weights):
         if note not in self.notes:
             self.notes.append(note)
 
-    def _refuse_damaged(self, job: Job) -> None:
+    def _refuse_damaged(self, job: TensorMerge) -> None:
         """Name the parent that holds NaN or infinity in a tensor, if there is one."""
         for ref, name in filter(None, (*job.inputs, job.base)):
             model = self.plan.models[ref]
@@ -270,7 +270,7 @@ class Merged(Weights):
                 )
 
 
-def _runs(inputs: Inputs, kernel: Kernel) -> Fill:
+def _runs(inputs: TensorInputs, kernel: Kernel) -> Fill:
     def fill(start: int) -> list[Tensor]:
         parts, base = inputs.run(start)
         return [kernel(parts, base, start)]
@@ -278,7 +278,7 @@ def _runs(inputs: Inputs, kernel: Kernel) -> Fill:
     return fill
 
 
-def _by_rows(inputs: Inputs, rows: Rows, target: Tensor) -> None:
+def _by_rows(inputs: TensorInputs, rows: Rows, target: Tensor) -> None:
     """Runs of whole vectors; vectors along the first axis are turned to the last."""
     shape = inputs.shape if len(inputs.shape) > 1 else (1, *inputs.shape)
 
@@ -301,7 +301,7 @@ def _by_rows(inputs: Inputs, rows: Rows, target: Tensor) -> None:
     target.copy_(out.reshape(target.shape))
 
 
-def output_config(plan: Plan) -> dict[str, object]:
+def output_config(plan: MergePlan) -> dict[str, object]:
     """config.json of the result: that of the base, or of the first model, with what has changed."""
     refs = plan.recipe.references()
     config = dict(plan.models[refs[0]].config)

@@ -24,7 +24,7 @@ KEPT_BYTES = 256_000_000
 Cache = dict[tuple[Any, ...], Any]
 
 
-class Inputs:
+class TensorInputs:
     """The inputs of one output tensor as flat tensors in their storage type, and perhaps a base.
 
     `centred` makes the mean of the inputs the base. `read_as` rounds every input to a type first,

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from agent_forge.errors import ConfigError
-from agent_forge.merge.inputs import Inputs, kept_share
+from agent_forge.merge.inputs import TensorInputs, kept_share
 
 Params = Mapping[str, Any]
 Parts = list[Tensor]
@@ -38,7 +38,7 @@ class Rows:
 class Method:
     """A method with its parameters (name -> default) and what it asks of its inputs."""
 
-    build: Callable[[Inputs, Params], Kernel | Rows]
+    build: Callable[[TensorInputs, Params], Kernel | Rows]
     shared: Mapping[str, Any] = field(default_factory=dict)
     per_input: Mapping[str, Any] = field(default_factory=dict)  # of every input but the base
     base: Literal["ignored", "first", "optional", "required", "beside"] = "ignored"
@@ -64,7 +64,7 @@ def combination(coefficients: Sequence[float], divisor: float = 1.0) -> Kernel:
     return kernel
 
 
-def linear(x: Inputs, p: Params) -> Kernel:
+def linear(x: TensorInputs, p: Params) -> Kernel:
     """The weighted average; without `normalize` the weighted sum."""
     total = sum(p["weight"]) if p["normalize"] else 1.0
     if total == 0:
@@ -85,7 +85,7 @@ def slerp_pair(theta: float, t: float) -> tuple[float, float]:
     return math.sin((1 - t) * theta) / math.sin(theta), math.sin(t * theta) / math.sin(theta)
 
 
-def slerp(x: Inputs, p: Params) -> Kernel:
+def slerp(x: TensorInputs, p: Params) -> Kernel:
     """Spherical interpolation of whole tensors, linear for an angle below about 1.8 degrees.
 
     Further models follow pair by pair, each with the weight of one among those so far.
@@ -101,7 +101,7 @@ def slerp(x: Inputs, p: Params) -> Kernel:
     return combination([float(c) for c in result])
 
 
-def nuslerp(x: Inputs, p: Params) -> Kernel | Rows:
+def nuslerp(x: TensorInputs, p: Params) -> Kernel | Rows:
     """Spherical interpolation of two models or task vectors, by tensor or by row."""
     w0, w1 = p["weight"]
     t = 0.5 if abs(w0 + w1) < 1e-6 else w1 / (w0 + w1)
@@ -122,7 +122,7 @@ def nuslerp(x: Inputs, p: Params) -> Kernel | Rows:
     return Rows(kernel, axis=0 if p["nuslerp_row_wise"] else -1)
 
 
-def multislerp(x: Inputs, p: Params) -> Kernel:
+def multislerp(x: TensorInputs, p: Params) -> Kernel:
     """The barycentre on the sphere: average in the tangent space of the mean direction.
 
     Everything lies in the span of the inputs, so their inner products give the coefficients.
@@ -162,7 +162,7 @@ def stock_ratio(cosine: Tensor, count: int) -> Tensor:
     return torch.where(singular, 0.0, count * cosine / torch.where(singular, 1.0, below))
 
 
-def model_stock(x: Inputs, p: Params) -> Kernel | Rows:
+def model_stock(x: TensorInputs, p: Params) -> Kernel | Rows:
     """Between base and mean, by the angle between the task vectors."""
     n = len(x.tensors)
     pairs = [(i, j) for i in range(n) for j in range(i + 1, n)]
@@ -187,7 +187,7 @@ def model_stock(x: Inputs, p: Params) -> Kernel | Rows:
     return Rows(kernel)
 
 
-def passthrough(x: Inputs, p: Params) -> Kernel:
+def passthrough(x: TensorInputs, p: Params) -> Kernel:
     """One model as it is, or scaled."""
     scale = p["scale"][0]
     if scale is None:
@@ -200,7 +200,7 @@ def passthrough(x: Inputs, p: Params) -> Kernel:
 
 Trim = Callable[[Tensor, int], Tensor]  # a run of a task vector, position -> the same, sparse
 Sparse = tuple[Trim, float]  # and what all of it is to be multiplied with
-Keep = Callable[[Inputs, int, Params], Sparse]
+Keep = Callable[[TensorInputs, int, Params], Sparse]
 
 
 def unchanged(delta: Tensor, start: int) -> Tensor:
@@ -219,7 +219,7 @@ def trim_below(threshold: float) -> Trim:
     return lambda delta, start: F.hardshrink(delta, under)
 
 
-def keep_ranks(x: Inputs, i: int, lowest: int, kept: int, rescale: bool) -> Sparse:
+def keep_ranks(x: TensorInputs, i: int, lowest: int, kept: int, rescale: bool) -> Sparse:
     """The `kept` magnitudes from rank `lowest` on, and all that equal the least or the largest.
 
     `rescale` restores the L1 norm that the task vector had.
@@ -236,7 +236,9 @@ def keep_ranks(x: Inputs, i: int, lowest: int, kept: int, rescale: bool) -> Spar
     return lambda delta, start: above(delta, start) - F.hardshrink(delta, high), factor
 
 
-def l1_factor(x: Inputs, i: int, ranks: tuple[int, int], bounds: tuple[float, float]) -> float:
+def l1_factor(
+    x: TensorInputs, i: int, ranks: tuple[int, int], bounds: tuple[float, float]
+) -> float:
     """L1 norm of a task vector over that of exactly the `kept` elements from rank `lowest` on."""
     (lowest, kept), (low, high) = ranks, bounds
     before = between = 0.0
@@ -254,7 +256,7 @@ def l1_factor(x: Inputs, i: int, ranks: tuple[int, int], bounds: tuple[float, fl
     return before / after if before >= 1e-7 and after >= 1e-7 else 1.0
 
 
-def keep_largest(x: Inputs, i: int, p: Params) -> Sparse:
+def keep_largest(x: TensorInputs, i: int, p: Params) -> Sparse:
     """The share `density` of largest magnitude (TIES)."""
     density, n = p["density"][i], x.numel
     if density >= 1:
@@ -263,7 +265,7 @@ def keep_largest(x: Inputs, i: int, p: Params) -> Sparse:
     return keep_ranks(x, i, n - kept, kept, p["rescale"])
 
 
-def keep_middle(x: Inputs, i: int, p: Params) -> Sparse:
+def keep_middle(x: TensorInputs, i: int, p: Params) -> Sparse:
     """The share `density` of largest magnitude after the top `gamma` (breadcrumbs)."""
     density, n = p["density"][i], x.numel
     if density >= 1:
@@ -272,7 +274,7 @@ def keep_middle(x: Inputs, i: int, p: Params) -> Sparse:
     return keep_ranks(x, i, max(0, n - kept - int(p["gamma"][i] * n)), kept, p["rescale"])
 
 
-def keep_random(x: Inputs, i: int, p: Params) -> Sparse:
+def keep_random(x: TensorInputs, i: int, p: Params) -> Sparse:
     """A random share `density` (DARE), divided by that share with `rescale`."""
     density = p["density"][i]
     if density >= 1:
@@ -310,7 +312,7 @@ def without_zeros(agreed: Tensor, weights: Sequence[float]) -> Tensor:
     return agreed.add_(agreed.sign().abs_().neg_().add_(1))
 
 
-def task_vectors(x: Inputs, p: Params, keep: Keep | None, consensus: bool) -> Kernel:
+def task_vectors(x: TensorInputs, p: Params, keep: Keep | None, consensus: bool) -> Kernel:
     """base + lambda * the task vectors: made sparse, weighted, and summed or put to the vote."""
     weights, scale, normalize = p["weight"], p["lambda"], p["normalize"]
     total = sum(weights) if abs(sum(weights)) >= 1e-8 else 1.0

@@ -38,7 +38,7 @@ SHARD_BYTES = 5_000_000_000
 SCRATCH_BYTES = 24 * 4 * RUN  # of the arithmetic, for each thread
 OVERHEAD_BYTES = 1 << 20
 SHOWN = 8  # files in a message
-Progress = Callable[[str, int, int], None]  # tensor, bytes done, bytes in all
+ProgressCallback = Callable[[str, int, int], None]  # tensor, bytes done, bytes in all
 
 
 @dataclass
@@ -77,7 +77,7 @@ def write(
     force: bool = False,
     max_ram: int | None = None,
     shard_bytes: int = SHARD_BYTES,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
     beside: Mapping[str, bytes] | None = None,
 ) -> Written:
     """Write weights as a model folder, tensor by tensor; `beside` are further files of it."""
@@ -113,7 +113,7 @@ def write_combos(
     force: bool = False,
     max_ram: int | None = None,
     threads: int = 1,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
 ) -> dict[int, Written]:
     """Write several combos of the same parents, one folder each, in one pass over the parents."""
     began, peak = time.monotonic(), anonymous_bytes()
@@ -273,7 +273,7 @@ def _final_recipe(weights: Weights) -> Recipe | None:
 
 
 def _write_rest(
-    stage: files.Stage, weights: Weights, recipe: Recipe | None, notes: Sequence[Note]
+    stage: files.StagedFolder, weights: Weights, recipe: Recipe | None, notes: Sequence[Note]
 ) -> None:
     if weights.config:
         stage.write_bytes("config.json", files.to_json(weights.config, sort_keys=False))

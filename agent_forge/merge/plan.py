@@ -17,7 +17,7 @@ from agent_forge.merge.recipe import (
     Parameters,
     Recipe,
     Slice,
-    Source,
+    SliceSource,
     filters,
     first_value,
 )
@@ -57,7 +57,7 @@ class Parents(dict[str, Weights]):
 
 
 @dataclass(frozen=True)
-class Job:
+class TensorMerge:
     """One output tensor."""
 
     name: str
@@ -77,12 +77,12 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Plan:
+class MergePlan:
     """All jobs of a recipe, in the order of the output file."""
 
     recipe: Recipe
     models: Mapping[str, Weights]  # with their vocabularies aligned
-    jobs: dict[str, Job]
+    jobs: dict[str, TensorMerge]
     vocabulary: Vocabulary | None
     layers: tuple[int, ...]  # of the first source, one for each layer of the result
 
@@ -91,7 +91,7 @@ class Plan:
         return {name: job.spec for name, job in self.jobs.items()}
 
 
-def make_plan(recipe: Recipe, parents: Parents) -> Plan:
+def make_plan(recipe: Recipe, parents: Parents) -> MergePlan:
     """Check that the parents fit together, and say what is computed from what."""
     parents.open(recipe)
     models: Mapping[str, Weights] = parents
@@ -99,7 +99,7 @@ def make_plan(recipe: Recipe, parents: Parents) -> Plan:
     if choice := recipe.vocabulary():
         models, vocabulary = align(recipe.references(), parents, choice, recipe.base_model)
     parts = recipe.slices or [_whole(recipe, models)]
-    jobs: dict[str, Job] = {}
+    jobs: dict[str, TensorMerge] = {}
     done: list[int] = []
     for n, part in enumerate(parts):
         start, stop = part.sources[0].layer_range
@@ -116,10 +116,10 @@ def make_plan(recipe: Recipe, parents: Parents) -> Plan:
     if not jobs:
         raise ConfigError("there is nothing to merge: the models hold no tensors")
     _check_filters(recipe, jobs)
-    return Plan(recipe, models, jobs, vocabulary, tuple(done))
+    return MergePlan(recipe, models, jobs, vocabulary, tuple(done))
 
 
-def _check_filters(recipe: Recipe, jobs: Mapping[str, Job]) -> None:
+def _check_filters(recipe: Recipe, jobs: Mapping[str, TensorMerge]) -> None:
     """A filter that matches nothing is a slip; a tied head counts, though it has no tensor."""
     names = {name for job in jobs.values() for _, name in job.inputs} | {*jobs, "lm_head.weight"}
     for where, wanted in filters(recipe):
@@ -142,7 +142,7 @@ def _whole(recipe: Recipe, models: Mapping[str, Weights]) -> Slice:
     n = next(iter(counts.values()))
     return Slice.model_construct(
         sources=[
-            Source.model_construct(model=m.model, parameters=m.parameters, layer_range=[0, n])
+            SliceSource.model_construct(model=m.model, parameters=m.parameters, layer_range=[0, n])
             for m in recipe.models
         ],
         base_model=None,
@@ -177,7 +177,7 @@ class _Planner:
                     f"{ref} has {layer_count(models[ref])} layers, not {start + length}"
                 )
 
-    def layer(self, i: int, out: int, position: float) -> Iterator[tuple[str, Job]]:
+    def layer(self, i: int, out: int, position: float) -> Iterator[tuple[str, TensorMerge]]:
         """Layer `out` of the result, from layer i of the slice."""
         here = {ref: start + i for ref, start in self.first.items()}
         names = {ref: _names_at(self.models[ref], n) for ref, n in here.items()}
@@ -185,7 +185,7 @@ class _Planner:
             places = {ref: (ref, at_layer(name, n)) for ref, n in here.items()}
             yield at_layer(name, out), self._job(at_layer(name, out), places, position)
 
-    def outside_layers(self, *, before: bool) -> Iterator[tuple[str, Job]]:
+    def outside_layers(self, *, before: bool) -> Iterator[tuple[str, TensorMerge]]:
         names = {ref: _names_at(self.models[ref], None) for ref in self.first}
         tied = all(is_tied(self.models[ref]) for ref in self.first)
         for name in dict.fromkeys(name for found in names.values() for name in found):
@@ -194,7 +194,7 @@ class _Planner:
             places = {ref: (ref, name) for ref in self.first}
             yield name, self._job(name, places, 0.0)
 
-    def _job(self, name: str, places: dict[str, Place], position: float) -> Job:
+    def _job(self, name: str, places: dict[str, Place], position: float) -> TensorMerge:
         found = {ref: (ref, _find(self.models[ref], place[1])) for ref, place in places.items()}
         if lacking := [ref for ref, (_, at) in found.items() if not at]:
             having = ", ".join(ref for ref in found if ref not in lacking)
@@ -212,7 +212,7 @@ class _Planner:
                 if vocabulary
                 else "only models of the same architecture and size can be merged",
             )
-        return Job(
+        return TensorMerge(
             name,
             Spec(self._type(specs), next(iter(specs.values())).shape),
             tuple(found[ref] for ref in self.inputs),

@@ -17,7 +17,7 @@ from agent_forge.errors import ConfigError, ForgeError
 from agent_forge.merge.combos import COMBO, combo_stages
 from agent_forge.merge.engine import Merged
 from agent_forge.merge.output import anonymous_bytes, need_bytes, refuse_existing, require_room
-from agent_forge.merge.plan import Parents, Plan, make_plan
+from agent_forge.merge.plan import MergePlan, Parents, make_plan
 from agent_forge.merge.recipe import Recipe
 from agent_forge.merge.vocabulary import read_tokens, rows_of
 from agent_forge.model.load import check_tensors
@@ -51,7 +51,7 @@ class Preflight:
 
     problems: list[Problem] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
-    plan: Plan | None = None
+    plan: MergePlan | None = None
 
     @property
     def verdict(self) -> str:
@@ -66,7 +66,7 @@ class Preflight:
                 return problem.cause or ConfigError(problem.what, hint=problem.remedy)
         return None
 
-    def require(self) -> Plan:
+    def require(self) -> MergePlan:
         """The plan, or the first error."""
         if self.error is not None:
             raise self.error
@@ -245,7 +245,7 @@ def _same_base(report: Preflight, recipe: Recipe, models: dict[str, Weights]) ->
     report.facts["distance"] = {ref: round(value, 4) for ref, value in distances.items()}
 
 
-def _forecast(report: Preflight, plan: Plan, out: Path) -> None:
+def _forecast(report: Preflight, plan: MergePlan, out: Path) -> None:
     recipe = plan.recipe
     specs = plan.specs.values()
     nbytes, count = sum(s.nbytes for s in specs), sum(s.numel for s in specs)

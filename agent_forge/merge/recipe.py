@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
-from agent_forge.config.load import check, did_you_mean, dump_yaml, parse_yaml, read_one
+from agent_forge.config.load import did_you_mean, dump_yaml, parse_yaml, read_one, validate
 from agent_forge.config.settings import Settings
 from agent_forge.errors import ConfigError
 from agent_forge.merge.combos import COMBO, METHODS, combo_stages, parse_combo
@@ -56,7 +56,7 @@ class ModelInput(Settings):
     parameters: Parameters = Field({}, description="of this model alone")
 
 
-class Source(ModelInput):
+class SliceSource(ModelInput):
     """Some layers of a model."""
 
     layer_range: list[Annotated[int, Field(ge=0)]] = Field(
@@ -67,7 +67,7 @@ class Source(ModelInput):
 class Slice(Settings):
     """A run of output layers, merged from equally long runs of input layers."""
 
-    sources: list[Source] = Field(min_length=1, description="where the layers come from")
+    sources: list[SliceSource] = Field(min_length=1, description="where the layers come from")
     base_model: Reference | None = Field(None, description="the base within this slice")
     parameters: Parameters = Field({}, description="of this slice")
 
@@ -297,7 +297,7 @@ def filters(recipe: Recipe) -> Iterator[tuple[str, str]]:
 
 def read_recipe(path: Path) -> Recipe:
     """A recipe file: mergekit's YAML or ours. Models are named relative to the current folder."""
-    return check(Recipe, read_data(path), str(path))
+    return validate(Recipe, read_data(path), str(path))
 
 
 def read_data(path: Path) -> dict[str, Any]:
@@ -309,7 +309,7 @@ def read_data(path: Path) -> dict[str, Any]:
 
 
 def parse_recipe(text: str) -> Recipe:
-    return check(Recipe, parse_yaml(text, "recipe", Recipe.model_fields), "recipe")
+    return validate(Recipe, parse_yaml(text, "recipe", Recipe.model_fields), "recipe")
 
 
 def to_yaml(recipe: Recipe) -> str:

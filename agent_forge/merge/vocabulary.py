@@ -190,7 +190,9 @@ def _substitutes(
 # -- output ---------------------------------------------------------------------------------------
 
 
-def write_tokenizer(stage: files.Stage, folder: Path | None, added: Mapping[str, int]) -> None:
+def write_tokenizer(
+    stage: files.StagedFolder, folder: Path | None, added: Mapping[str, int]
+) -> None:
     """Copy a tokenizer; tokens that came from other models are added to it."""
     if folder is None:
         return

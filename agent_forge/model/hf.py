@@ -20,7 +20,7 @@ from transformers import (
 )
 from transformers.modeling_outputs import CausalLMOutput
 
-from agent_forge.config.load import check
+from agent_forge.config.load import validate
 from agent_forge.config.settings import ModelSettings
 from agent_forge.model.folder import MODEL_TYPE
 from agent_forge.model.loss import IGNORE
@@ -34,7 +34,7 @@ class ForgeConfig(PretrainedConfig):  # type: ignore[misc]
 
     def __init__(self, **values: Any) -> None:
         shape = {name: values.pop(name) for name in ModelSettings.model_fields if name in values}
-        self.shape = check(ModelSettings, shape, "config.json").model_dump()
+        self.shape = validate(ModelSettings, shape, "config.json").model_dump()
         values = {"tie_word_embeddings": True, "use_cache": False, **values}
         values.pop("shape", None)
         super().__init__(**values)
@@ -114,7 +114,7 @@ def config_dict(settings: ModelSettings) -> dict[str, Any]:
 def build_network(config: dict[str, Any]) -> ForgeNetwork:
     """The network of a config.json, for ModelStorage."""
     shape = {name: config[name] for name in ModelSettings.model_fields if name in config}
-    return ForgeNetwork(check(ModelSettings, shape, "config.json"))
+    return ForgeNetwork(validate(ModelSettings, shape, "config.json"))
 
 
 AutoConfig.register(MODEL_TYPE, ForgeConfig)

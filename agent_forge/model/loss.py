@@ -23,7 +23,7 @@ IGNORE = -100
 
 
 @dataclass
-class Loss:
+class LossOutput:
     """The loss to minimise, and what it consists of."""
 
     total: Tensor
@@ -65,7 +65,9 @@ def token_losses(model: ForgeNetwork, y_ND: Tensor, targets_N: Tensor) -> Tensor
     return torch.cat(parts)
 
 
-def language_loss(model: ForgeNetwork, batch: Sequence[Tensor], generator: torch.Generator) -> Loss:
+def language_loss(
+    model: ForgeNetwork, batch: Sequence[Tensor], generator: torch.Generator
+) -> LossOutput:
     """The loss of a batch (tokens, targets), a mean over the targets that are not IGNORE.
 
     Every term is a sum over tokens, divided by their number: cutting a batch changes nothing.
@@ -103,7 +105,7 @@ def language_loss(model: ForgeNetwork, batch: Sequence[Tensor], generator: torch
     total = total + settings.halt_loss_weight * halting
     entropy = features.gate_entropy.flatten()[kept].sum() / max(1, len(targets))
     total = total - settings.gate_entropy_weight * entropy
-    return Loss(
+    return LossOutput(
         total,
         len(targets),
         answers,

@@ -115,7 +115,7 @@ class Memory(nn.Module):
         return torch.cat([before[:, None], sums[:, :-1]], dim=1) if shifted else sums
 
 
-class Gate(nn.Module):
+class MemoryGate(nn.Module):
     """MAG: a learned convex blend of the backbone's output and the memory, channel by channel."""
 
     def __init__(self, width: int, hidden: int) -> None:

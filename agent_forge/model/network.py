@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from agent_forge.config.settings import ModelSettings
 from agent_forge.model.attention import Block, KeyValues, RMSNorm
-from agent_forge.model.memory import Gate, Memory, MemoryState
+from agent_forge.model.memory import Memory, MemoryGate, MemoryState
 from agent_forge.model.recursion import Halting, Recursion
 
 EMBEDDING_STD = 0.02
@@ -58,7 +58,7 @@ class ForgeNetwork(nn.Module):
         self.memory = Memory(
             s.d_model, s.d_mem, s.memory_capacity, s.surprise_weight, s.novelty_weight
         )
-        self.gate = Gate(s.d_model, s.gate_hidden)
+        self.gate = MemoryGate(s.d_model, s.gate_hidden)
         self.recursion = Recursion(s.d_model, s.trm_hidden, s.micro_steps, s.t_max)
         self.halting = Halting(s.d_model, s.t_max, s.halt_ema)
         self.norm = RMSNorm(s.d_model)

@@ -266,7 +266,7 @@ def shards_of(specs: Mapping[str, Spec], shard_bytes: int) -> dict[str, list[str
 
 
 def writing_shards(
-    stage: files.Stage, specs: Mapping[str, Spec], shard_bytes: int
+    stage: files.StagedFolder, specs: Mapping[str, Spec], shard_bytes: int
 ) -> Iterator[tuple[str, Callable[[Tensor], None]]]:
     """Write a model tensor by tensor: yields each name with the function that takes its tensor."""
     shards = shards_of(specs, shard_bytes)

@@ -28,7 +28,7 @@ WATCHED_ROWS = 16
 NOT_HIDDEN = ("embedding", "projection", "halting", "lora_")  # matrices that AdamW handles better
 
 
-class Attention(Protocol):
+class ClippedAttention(Protocol):
     """What QK-clip needs of an attention layer; `model.attention` has it."""
 
     watched: int
@@ -79,12 +79,12 @@ class MuonGrokfast(torch.optim.Optimizer):
         self.config = config
         self.straight_through = straight_through
         self.metrics: dict[str, float] = {}
-        self._attentions: list[Attention] = []
+        self._attentions: list[ClippedAttention] = []
         if isinstance(params, nn.Module):
             matrices, rest = split_roles(params)
             if config.qk_clip_threshold:
                 found = [m for m in params.modules() if _is_trained_attention(m)]
-                self._attentions = cast(list[Attention], found)
+                self._attentions = cast(list[ClippedAttention], found)
                 for attention in self._attentions:
                     attention.watched = WATCHED_ROWS
         else:

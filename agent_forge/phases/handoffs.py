@@ -6,33 +6,33 @@ for what the next phase reads. A preset scales thresholds that depend on size (`
 
 from __future__ import annotations
 
-from agent_forge.contract.handoff import Gate, HandoffRule
+from agent_forge.contract.handoff import HandoffRule, QualityGate
 
 RULES: dict[tuple[str, str], HandoffRule] = {
     ("cognate", "evomerge"): HandoffRule(
         num_models=3,
         required_metadata=("specialization", "final_loss", "seed"),
         gates=(
-            Gate("min_parameters", "parameters", 22_500_000),
-            Gate("max_parameters", "parameters", 27_500_000),
+            QualityGate("min_parameters", "parameters", 22_500_000),
+            QualityGate("max_parameters", "parameters", 27_500_000),
         ),
     ),
     ("evomerge", "quietstar"): HandoffRule(
         num_models=1,
         required_metadata=("fitness", "merge_technique"),
-        gates=(Gate("min_fitness", "fitness", 0.70),),
+        gates=(QualityGate("min_fitness", "fitness", 0.70),),
     ),
     ("quietstar", "bitnet"): HandoffRule(
         num_models=1,
         required_metadata=("coherence_score", "validity_rate"),
-        gates=(Gate("min_accuracy", "accuracy", 0.80),),
+        gates=(QualityGate("min_accuracy", "accuracy", 0.80),),
     ),
     ("bitnet", "forge"): HandoffRule(
         num_models=1,
         required_metadata=("compression_ratio", "accuracy_retention"),
         gates=(
-            Gate("max_size_mb", "size_mb", 20.0),
-            Gate("min_compression_ratio", "compression_ratio", 7.0),
+            QualityGate("max_size_mb", "size_mb", 20.0),
+            QualityGate("min_compression_ratio", "compression_ratio", 7.0),
         ),
     ),
     ("forge", "baking"): HandoffRule(
@@ -45,9 +45,9 @@ RULES: dict[tuple[str, str], HandoffRule] = {
         num_models=1,
         required_metadata=("size_mb", "accuracy_retention", "inference_latency_ms"),
         gates=(
-            Gate("max_size_mb", "size_mb", 20.0),
-            Gate("min_accuracy_retention", "accuracy_retention", 0.90),
-            Gate("max_inference_latency_ms", "inference_latency_ms", 50.0),
+            QualityGate("max_size_mb", "size_mb", 20.0),
+            QualityGate("min_accuracy_retention", "accuracy_retention", 0.90),
+            QualityGate("max_inference_latency_ms", "inference_latency_ms", 50.0),
         ),
     ),
 }

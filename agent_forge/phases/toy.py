@@ -11,7 +11,13 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from agent_forge.contract.phase import ModelRef, PhaseContext, PhaseController, PhaseResult, Plan
+from agent_forge.contract.phase import (
+    ModelRef,
+    PhaseContext,
+    PhaseController,
+    PhasePlan,
+    PhaseResult,
+)
 from agent_forge.phases.toy_config import ToySettings
 
 
@@ -21,10 +27,12 @@ class ToyPhase(PhaseController):
     name = "toy"
     config: ToySettings
 
-    def plan(self, models: Sequence[ModelRef]) -> Plan:
+    def plan(self, models: Sequence[ModelRef]) -> PhasePlan:
         weights = self.config.width**2 + self.config.width
         disk = 150 * self.config.steps + 100 * weights  # a line of metrics a step, checkpoints
-        return Plan(self.config.steps, weights, disk_bytes=disk, memory_bytes=28 * weights + 10**7)
+        return PhasePlan(
+            self.config.steps, weights, disk_bytes=disk, memory_bytes=28 * weights + 10**7
+        )
 
     def run(self, ctx: PhaseContext) -> PhaseResult:
         width, data = self.config.width, ctx.generator("data")

@@ -17,10 +17,10 @@ from typing import Any
 
 import structlog
 
-from agent_forge.config.load import check, did_you_mean, merge, read_one, to_yaml
+from agent_forge.config.load import did_you_mean, merge, read_one, to_yaml, validate
 from agent_forge.config.phases import ORDER, PHASES, phase_folder
 from agent_forge.contract.handoff import ModelHandoffValidator
-from agent_forge.contract.phase import ModelRef, PhaseController, PhaseResult, Plan
+from agent_forge.contract.phase import ModelRef, PhaseController, PhasePlan, PhaseResult
 from agent_forge.errors import (
     CannotWrite,
     ConfigError,
@@ -116,7 +116,7 @@ class PipelineOrchestrator:
         cls = self._controllers[name] if self._controllers else load_phase(name)
         return cls(getattr(self.config.phases, name), self.config)
 
-    def plan(self, only: str | None = None, start: str | None = None) -> dict[str, Plan]:
+    def plan(self, only: str | None = None, start: str | None = None) -> dict[str, PhasePlan]:
         """What each phase would do, after a check of all that a new run could be refused for.
 
         A later phase plans without the models it will be handed.
@@ -403,15 +403,15 @@ def saved_config(sessions: SessionStore, session_id: str) -> PipelineConfig:
     folder = sessions.find(session_id)
     record = merge(BEFORE, read_session(folder)["config"])
     moved = {"storage": {**record.get("storage", {}), "root": str(sessions.root)}}
-    config = check(PipelineConfig, {**record, **moved}, str(folder))
+    config = validate(PipelineConfig, {**record, **moved}, str(folder))
     path = folder / CONFIG_FILE
     try:
         given = merge(BEFORE, read_one(path))
-        edited = check(PipelineConfig, given, str(path)).model_dump(mode="json")
+        edited = validate(PipelineConfig, given, str(path)).model_dump(mode="json")
     except (ConfigError, OSError) as error:
         early.warning("%s; session.json has the config too", error)
         return config
-    begun = check(PipelineConfig, record, str(folder)).model_dump(mode="json")
+    begun = validate(PipelineConfig, record, str(folder)).model_dump(mode="json")
     changed = _differences(begun, edited)  # both with the defaults of settings that came later
     if changed:
         raise ConfigError(

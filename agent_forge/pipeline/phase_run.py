@@ -103,7 +103,7 @@ def _begin(
         "inputs": [str(ref.path.resolve()) for ref in inputs],
         "attempts": (before["attempts"] if before and goes_on else 0) + 1,
     }
-    files.write_bytes(folder / STATE_FILE, files.sealed(state))
+    files.write_bytes(folder / STATE_FILE, files.with_checksum(state))
     run.tracker.event("phase_resumed" if before and goes_on else "phase_started", phase=phase)
     return state
 
@@ -160,7 +160,7 @@ def _complete(
         "metrics": _plain(result.metrics),
         "artifacts": _plain({k: v for k, v in result.artifacts.items() if k not in UNRECORDED}),
     }
-    files.write_bytes(folder / STATE_FILE, files.sealed(done))
+    files.write_bytes(folder / STATE_FILE, files.with_checksum(done))
     for stage in (folder / CHECKPOINTS).glob("*"):
         CheckpointManager(stage, keep_last=1).prune()
 
@@ -177,7 +177,7 @@ def _record_failure(folder: Path, state: dict[str, Any], error: Exception) -> No
     pauses = isinstance(error, ForgeError) and error.pauses
     state |= {"status": "paused" if pauses else "failed", "error": f"{error!r}"}
     try:
-        files.write_bytes(folder / STATE_FILE, files.sealed(state))
+        files.write_bytes(folder / STATE_FILE, files.with_checksum(state))
     except (OSError, ForgeError):
         return
 
@@ -247,7 +247,7 @@ def _input_digest(ref: ModelRef) -> dict[str, str]:
 def read_state(folder: Path) -> dict[str, Any] | None:
     """The record of a phase, or None if it has not begun; a damaged one counts as not begun."""
     try:
-        return files.read_sealed(folder / STATE_FILE)
+        return files.read_checked(folder / STATE_FILE)
     except (FileNotFoundError, DamagedFile):
         return None
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import psutil
 
-from agent_forge.contract.phase import Plan
+from agent_forge.contract.phase import PhasePlan
 from agent_forge.errors import DiskFull, NotEnough
 from agent_forge.pipeline.config import PipelineConfig
 from agent_forge.store import files
@@ -14,7 +14,7 @@ from agent_forge.store.checkpoint import CheckpointManager
 from agent_forge.store.names import CHECKPOINTS
 
 
-def require_for(plan: Plan, folder: Path, config: PipelineConfig) -> None:
+def require_for(plan: PhasePlan, folder: Path, config: PipelineConfig) -> None:
     """Refuse a phase that the machine cannot hold, before it starts."""
     reserve = int(config.storage.reserve_disk_mb * 1e6)
     files.require_space(folder, plan.disk_bytes + reserve)

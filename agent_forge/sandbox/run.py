@@ -66,7 +66,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ExecutionResult:
     """How it ended: ok, error (it failed), timeout, memory, output (too much), killed (a signal).
 
     "ok" means that the process ended with exit code 0, which the code can bring about as it
@@ -82,7 +82,7 @@ class Outcome:
     truncated: bool
 
 
-def run(code: str, *, stdin: str = "", limits: Limits | None = None) -> Outcome:
+def run(code: str, *, stdin: str = "", limits: Limits | None = None) -> ExecutionResult:
     """Run Python code and tell how it ended; nothing that it does is an error here."""
     with Child(code, stdin=stdin, limits=limits or Limits()) as child:
         watch([child])
@@ -216,9 +216,9 @@ class Child:
             return "error" if self.exit_code else "ok"
         return "timeout" if self.cpu_seconds >= self.limits.cpu_seconds else "killed"
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> ExecutionResult:
         texts = [bytes(kept).decode("utf-8", "replace") for kept in self.output.values()]
-        return Outcome(
+        return ExecutionResult(
             status=self.ended,
             exit_code=self.exit_code,
             stdout=texts[0],

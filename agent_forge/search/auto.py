@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agent_forge.search import operators
-from agent_forge.search.base import Search, Wish
+from agent_forge.search.base import Proposal, Search
 from agent_forge.search.candidate import SHORT, Candidate
 from agent_forge.search.continuous import Box, Cma, Vector, place_of
 from agent_forge.search.gradient import TRIES, Descent
@@ -31,7 +31,7 @@ BACKWARD = 3  # a gradient costs as much as so many scores on the same items
 
 
 @dataclass
-class Way:
+class Arm:
     """What a way of making candidates has cost and gained of late."""
 
     name: str
@@ -55,7 +55,7 @@ class Auto(Search):
     mutating = ("gradient", "sample", "mutation")
 
     def _begin(self) -> None:
-        self._ways = [Way(name) for name in ("gradient", "sample", "mutation", "combo")]
+        self._ways = [Arm(name) for name in ("gradient", "sample", "mutation", "combo")]
         self._descent: Descent | None = None
         self._cma: Cma | None = None
         self._own: set[str] = set()  # the centre of that and its points
@@ -64,19 +64,19 @@ class Auto(Search):
         self._force = 1.0  # of mutations
         self._rounds = 0
         self._used = 0  # gradients that were looked at
-        self._now: tuple[Way, float, list[str], list[Vector]] | None = None
+        self._now: tuple[Arm, float, list[str], list[Vector]] | None = None
         self._cost = 0.0
         masks = operators.draw_seed(operators.generator(self.seed, "masks"))
         for combo in operators.COMBOS[:COMBOS]:
             made = operators.combo_of(self._space, combo, self._space.parents, masks, "combo")
-            self._put(Wish("combo", made))
+            self._put(Proposal("combo", made))
 
     def _next(self, best: Sequence[str], last: Sequence[str]) -> None:
         """It goes on where it was."""
 
     # -- a round ----------------------------------------------------------------------------------
 
-    def _more(self) -> list[Wish]:
+    def _more(self) -> list[Proposal]:
         for _ in range(100):  # a point that was there before is judged at once
             if len(self._slots) >= self.settings.population_size:
                 return []
@@ -87,7 +87,7 @@ class Auto(Search):
                 return wishes
         return []
 
-    def _round(self) -> list[Wish]:
+    def _round(self) -> list[Proposal]:
         best = self.champion
         if best is None:
             return self._wanted(self._ways[3], [self._combo()])
@@ -104,15 +104,15 @@ class Auto(Search):
         return self._wanted(way, [self._mutant(best)])
 
     def _wanted(
-        self, way: Way, made: Sequence[Candidate], points: Sequence[Vector] = ()
-    ) -> list[Wish]:
+        self, way: Arm, made: Sequence[Candidate], points: Sequence[Vector] = ()
+    ) -> list[Proposal]:
         best = self.champion
         value = self.scores[best.key] if best else -math.inf
         self._now = (way, value, [c.key for c in made], list(points))
         self._cost += len(made)
         self._rounds += 1
         against = (best.key,) if best else ()
-        return [Wish(way.name, c, against) for c in made]
+        return [Proposal(way.name, c, against) for c in made]
 
     def _settle(self) -> None:
         """Credit the way of the last round, and let it learn."""
@@ -131,7 +131,7 @@ class Auto(Search):
             self._force = min(max(self._force * (1.5 if gain else 0.85), 0.1), 3.0)
         self._now, self._cost = None, 0.0
 
-    def _chosen(self) -> Way:
+    def _chosen(self) -> Arm:
         gradient, s = self._ways[0], self.settings
         # An improvement that would not count as one, were it made for as long as patience lasts.
         least = s.convergence_threshold / s.convergence_patience / s.population_size
@@ -140,7 +140,7 @@ class Auto(Search):
         top = max(least, *(way.worth for way in self._ways))
         total = sum(way.uses for way in self._ways)
 
-        def hope(way: Way) -> float:
+        def hope(way: Arm) -> float:
             return way.worth + DOUBT * top * math.sqrt(math.log(1 + total) / (1 + way.uses))
 
         return max(self._ways, key=lambda way: (hope(way), -way.uses))
@@ -170,7 +170,7 @@ class Auto(Search):
         box, point = self._place(best.key)  # one sum instead of a chain of them
         return box.candidate(point + box.vector(made.operation["coefficients"]), made.origin)
 
-    def _step(self, way: Way, best: Candidate) -> list[Wish]:
+    def _step(self, way: Arm, best: Candidate) -> list[Proposal]:
         """From the best; at first from the average: what a combo trimmed cannot come back."""
         descent = self._descent
         if descent is None and self.scores[self._average] > -math.inf:

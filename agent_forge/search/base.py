@@ -24,7 +24,7 @@ FORMAT = 1  # of the state
 Rows = Mapping[str, Sequence[float]]  # one number a parent for every group
 
 
-class Birth(NamedTuple):
+class Origin(NamedTuple):
     """When and how a candidate came about, and what it has to beat to be an improvement."""
 
     generation: int
@@ -32,7 +32,7 @@ class Birth(NamedTuple):
     against: tuple[str, ...] = ()
 
 
-class Wish(NamedTuple):
+class Proposal(NamedTuple):
     """A candidate that a strategy wants scored."""
 
     operator: str
@@ -74,7 +74,7 @@ class Search:
         self.gradients: list[tuple[str, Rows]] = []  # in the order in which they were wanted
         self.history: list[dict[str, Any]] = []
         self.gradient_of: str | None = None  # the candidate whose gradient is wanted now
-        self._births: dict[str, Birth] = {}
+        self._births: dict[str, Origin] = {}
         self._holdouts: dict[str, float] = {}
         self._finished: str | None = None
         self._closed: list[dict[str, Any]] = []  # what was told in each
@@ -92,7 +92,7 @@ class Search:
         )
         models.append(Candidate({"kind": "average"}, self._space.parents, "average"))
         for model in models:
-            self._add(model, Birth(0, model.kind))
+            self._add(model, Origin(0, model.kind))
         self._survivors = tuple(model.key for model in models)
         self._begin()
 
@@ -102,7 +102,7 @@ class Search:
         """Fill generation 0; the parents and their average are asked for beside it."""
         raise NotImplementedError
 
-    def _more(self) -> list[Wish]:
+    def _more(self) -> list[Proposal]:
         """What else is wanted, now that all has a score: none closes the generation."""
         return []
 
@@ -126,7 +126,7 @@ class Search:
         return [self.candidates[key] for key in missing]
 
     @property
-    def due(self) -> list[Candidate]:
+    def pending(self) -> list[Candidate]:
         """What is asked for while this generation cannot close; in the last one that is all."""
         asked, most = self.ask(), self.settings.max_evaluations
         last = self.generation >= self.settings.generations
@@ -190,8 +190,8 @@ class Search:
         """Close the generation: rank, record, stop or go on to the next one."""
         if self._finished:
             raise ValueError(f"the evolution is finished ({self._finished})")
-        if self.due:
-            raise ValueError(f"{len(self.due)} candidates have no score yet")
+        if self.pending:
+            raise ValueError(f"{len(self.pending)} candidates have no score yet")
         late = [candidate.key for candidate in self.ask()]
         best = self._ranked(self._pool())[: self.settings.elite_count]
         self.history.append({**self._record(), **self._extra(), "elites": best})
@@ -389,15 +389,15 @@ class Search:
 
     # -- keys -------------------------------------------------------------------------------------
 
-    def _add(self, candidate: Candidate, birth: Birth) -> None:
+    def _add(self, candidate: Candidate, birth: Origin) -> None:
         self.candidates[candidate.key] = candidate
         self._births[candidate.key] = birth
 
-    def _put(self, wish: Wish) -> None:
+    def _put(self, wish: Proposal) -> None:
         """A place of the open generation for a candidate; one that was there before needs none."""
         if wish.candidate.key not in self.candidates:
             against = wish.against or self._space.parents
-            self._add(wish.candidate, Birth(self.generation, wish.operator, against))
+            self._add(wish.candidate, Origin(self.generation, wish.operator, against))
             self._slots.append([wish.candidate.key])
 
     def _population(self) -> list[str]:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from agent_forge.errors import ConfigError
 from agent_forge.search import operators
-from agent_forge.search.base import Rows, Search, Wish
+from agent_forge.search.base import Proposal, Rows, Search
 from agent_forge.search.candidate import Candidate
 
 Vector = NDArray[np.float64]
@@ -165,7 +165,7 @@ class _Boxed(Search):
         for point in points:
             made = self._box.candidate(point, f"{self.settings.strategy} {self.generation}")
             self._asked.append((point, made.key))
-            self._put(Wish("sample", made))
+            self._put(Proposal("sample", made))
 
 
 class CmaEs(_Boxed):
@@ -178,13 +178,13 @@ class CmaEs(_Boxed):
         size = self.settings.population_size - 1
         self._cma = Cma(self._box, self._start, self.settings.start_sigma, size, self.seed)
         if self.settings.blend_method != "linear":  # elsewhere it is the average
-            self._put(Wish("mean", self._box.candidate(self._start, "cma-es mean")))
+            self._put(Proposal("mean", self._box.candidate(self._start, "cma-es mean")))
         self._want(self._cma.ask())
 
     def _next(self, best: Sequence[str], last: Sequence[str]) -> None:
         points, keys = zip(*self._asked, strict=True)
         self._cma.tell(points, [self.scores[key] for key in keys])
-        self._put(Wish("mean", self._box.candidate(self._cma.mean, "cma-es mean")))
+        self._put(Proposal("mean", self._box.candidate(self._cma.mean, "cma-es mean")))
         self._want(self._cma.ask())
 
     def _extra(self) -> dict[str, Any]:

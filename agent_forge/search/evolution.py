@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 from numpy.random import Generator
 
 from agent_forge.search import operators
-from agent_forge.search.base import Birth, Search
+from agent_forge.search.base import Origin, Search
 from agent_forge.search.candidate import Candidate
 from agent_forge.search.settings import MUTANTS, TRIPLE
 
@@ -105,7 +105,7 @@ class Evolution(Search):
             operator, made = self._made(place, rng, again=bool(tried))
             if made.key not in self.candidates:
                 break
-        self._add(made, Birth(self.generation, operator, place.inputs))
+        self._add(made, Origin(self.generation, operator, place.inputs))
         tried.append(made.key)
 
     def _made(self, place: Place, rng: Generator, *, again: bool) -> tuple[str, Candidate]:

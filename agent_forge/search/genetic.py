@@ -15,7 +15,7 @@ from typing import Any
 from numpy.random import Generator
 
 from agent_forge.search import operators
-from agent_forge.search.base import Search, Wish
+from agent_forge.search.base import Proposal, Search
 from agent_forge.search.candidate import SHORT, Candidate
 from agent_forge.search.settings import PAIRS, EvolutionSettings
 
@@ -60,7 +60,7 @@ class Genetic(Search):
             if not plain:
                 rng = operators.generator(self.seed, 0, place, "ga")
                 made = operators.variant(self._space, made, rng)
-            self._put(Wish("combo", made))
+            self._put(Proposal("combo", made))
 
     def _next(self, best: Sequence[str], last: Sequence[str]) -> None:
         merges = [key for key in dict.fromkeys([*best, *last]) if self._is_merge(key)]
@@ -76,12 +76,12 @@ class Genetic(Search):
 
     def _child(
         self, alive: Sequence[str], shared: Mapping[str, float], rng: Generator, *, again: bool
-    ) -> Wish:
+    ) -> Proposal:
         if not alive:  # nothing could be measured: begin anew
             combo = operators.one(self._combos, rng)
             seed = operators.draw_seed(rng)
             new = operators.combo_of(self._space, combo, self._space.parents, seed, "reseed")
-            return Wish("reseed", operators.variant(self._space, new, rng))
+            return Proposal("reseed", operators.variant(self._space, new, rng))
         first = self._winner(alive, shared, rng)
         if rng.random() < self.settings.crossover_rate and len(alive) > 1:
             second = self._winner([key for key in alive if key != first], shared, rng)
@@ -95,7 +95,7 @@ class Genetic(Search):
             made, against, name = dict(varied.operation), (first,), "mutation"
             origin = f"mutation of {first[:SHORT]}"
         made |= operators.recipe_change(self._space, made, rng, self._allowed, again=again)
-        return Wish(name, Candidate(made, self._space.parents, origin), against)
+        return Proposal(name, Candidate(made, self._space.parents, origin), against)
 
     def _allowed(self, combo: int) -> bool:
         return combo in self._combos

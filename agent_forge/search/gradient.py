@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from agent_forge.search import operators
-from agent_forge.search.base import Rows, Search, Wish
+from agent_forge.search.base import Proposal, Rows, Search
 from agent_forge.search.candidate import Candidate
 from agent_forge.search.continuous import Box, Vector
 
@@ -106,7 +106,7 @@ class Gradient(Search):
     def _next(self, best: Any, last: Any) -> None:
         """It goes on where it was."""
 
-    def _more(self) -> list[Wish]:
+    def _more(self) -> list[Proposal]:
         descent = self._descent
         while len(self._slots) < self.settings.population_size:
             if self._tried is not None:
@@ -122,7 +122,7 @@ class Gradient(Search):
             made = descent.propose("gradient step")
             self._tried = made.key
             if made.key not in self.scores:
-                return [Wish("gradient", made, (descent.key,))]
+                return [Proposal("gradient", made, (descent.key,))]
         return []
 
     def _extra(self) -> dict[str, Any]:

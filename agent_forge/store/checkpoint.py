@@ -25,8 +25,8 @@ from torch import nn
 from agent_forge.errors import DamagedFile, DiskFull, NotFound
 from agent_forge.store import files
 from agent_forge.store.models import OVERHEAD_BYTES
+from agent_forge.store.pytree import pack, unpack
 from agent_forge.store.tensors import read_tensors, tensor_bytes, write_tensors
-from agent_forge.store.tree import pack, unpack
 
 NAME = re.compile(r"step_(\d{8,})")
 log = logging.getLogger(__name__)

@@ -177,13 +177,13 @@ def finite(value: Any) -> Any:
     return value
 
 
-def sealed(record: dict[str, Any]) -> bytes:
+def with_checksum(record: dict[str, Any]) -> bytes:
     """A record as JSON that carries its own schema number and checksum (see read_sealed)."""
     record = {**record, "schema_version": SCHEMA_VERSION}
     return to_json({**record, "checksum": hashlib.sha256(to_json(record)).hexdigest()})
 
 
-class Stage:
+class StagedFolder:
     """A directory under construction."""
 
     def __init__(self, path: Path) -> None:
@@ -212,9 +212,9 @@ class Stage:
 
 
 @contextlib.contextmanager
-def staging(path: Path, *, manifest: bool = True, replace: bool = True) -> Iterator[Stage]:
+def staging(path: Path, *, manifest: bool = True, replace: bool = True) -> Iterator[StagedFolder]:
     """Build a directory: it appears at `path`, whole and with its manifest, or not at all."""
-    stage = Stage(_beside(path, TEMP))
+    stage = StagedFolder(_beside(path, TEMP))
     missing = [parent for parent in path.parents if not parent.exists()]
     with disk_errors(path, lambda: sum(r["bytes"] for r in stage.records.values())):
         try:
@@ -223,7 +223,7 @@ def staging(path: Path, *, manifest: bool = True, replace: bool = True) -> Itera
             yield stage
             if manifest:
                 with _new_file(stage.path / MANIFEST) as writer:
-                    writer.write(sealed({"files": stage.records}))
+                    writer.write(with_checksum({"files": stage.records}))
             disk.sync_directory(stage.path)
             _publish(stage.path, path, replace)
         except BaseException:
@@ -235,17 +235,17 @@ def staging(path: Path, *, manifest: bool = True, replace: bool = True) -> Itera
 
 
 def _publish(built: Path, path: Path, replace: bool) -> None:
-    settle(path)
+    finish_replace(path)
     if not replace or not path.exists():
         disk.replace(built, path)  # the system refuses it if another writer was faster
         disk.sync_directory(path.parent)
         return
     disk.replace(built, _ready(path))
     disk.sync_directory(path.parent)
-    settle(path)
+    finish_replace(path)
 
 
-def settle(path: Path) -> None:
+def finish_replace(path: Path) -> None:
     """Finish a replacement that was cut short: once `.ready-*` exists, it is the new version."""
     ready = _ready(path)
     if not ready.exists():
@@ -313,7 +313,7 @@ def remove_tree(path: Path, root: Path) -> None:
         disk.remove_tree(trash)
 
 
-def sweep(root: Path, *, deep: bool = True) -> list[Path]:
+def remove_leftovers(root: Path, *, deep: bool = True) -> list[Path]:
     """Clear up after a process that died: finish what was ready, remove the rest.
 
     Only for the holder of the tree's lock. Returns what it found.
@@ -323,7 +323,7 @@ def sweep(root: Path, *, deep: bool = True) -> list[Path]:
         for name in sorted(directories + names):
             path = Path(folder) / name
             if name.startswith(READY):
-                settle(path.with_name(name.removeprefix(READY)))
+                finish_replace(path.with_name(name.removeprefix(READY)))
             elif name.startswith((TEMP, TRASH)):
                 _discard(path)
             else:
@@ -377,7 +377,7 @@ def _read_errors(path: Path) -> Iterator[None]:
         raise
 
 
-def read_sealed(path: Path) -> dict[str, Any]:
+def read_checked(path: Path) -> dict[str, Any]:
     """Read a record written by `sealed`; one that was altered in any way is damage."""
     record = read_json(path)
     if not isinstance(record, dict):
@@ -417,7 +417,7 @@ def verify(directory: Path, *, content: bool = True) -> dict[str, dict[str, Any]
     Without `content` only names and sizes are compared, which reads nothing.
     """
     try:
-        records = _records(read_sealed(directory / MANIFEST), directory)
+        records = _records(read_checked(directory / MANIFEST), directory)
     except FileNotFoundError:
         raise DamagedFile(directory, f"it has no {MANIFEST}") from None
     for name, record in records.items():

@@ -170,7 +170,7 @@ def load_directory(path: Path) -> Loaded:
     return files.reading(path, read)
 
 
-def _put(stage: files.Stage, sources: Sequence[Path] | Mapping[str, bytes]) -> None:
+def _put(stage: files.StagedFolder, sources: Sequence[Path] | Mapping[str, bytes]) -> None:
     """Further files of a model: copies, or contents by name."""
     if isinstance(sources, Mapping):
         for name, content in sources.items():

@@ -83,7 +83,7 @@ class SessionStore:
             }
             with files.staging(path, manifest=False) as stage:
                 stage.write_bytes(CONFIG_FILE, config_text.encode())
-                stage.write_bytes(SESSION_FILE, files.sealed(record))
+                stage.write_bytes(SESSION_FILE, files.with_checksum(record))
             self.register(read_session(path))
         return path
 
@@ -102,7 +102,7 @@ class SessionStore:
         with files.disk_errors(folder):
             files.disk.make_directory(folder)
         with lock.exclusive(folder, patience_s=CHANGING_PATIENCE_S):
-            files.sweep(folder, deep=False)
+            files.remove_leftovers(folder, deep=False)
             self._adopt()
             yield
 
@@ -153,7 +153,7 @@ class SessionStore:
         """
         path = self.find(session_id)
         with lock.exclusive(path):
-            files.sweep(path)
+            files.remove_leftovers(path)
             self.register(read_session(path))
             self.register_models(path)
             yield path
@@ -208,7 +208,7 @@ class SessionStore:
         with lock.held(path):
             ended = None if status == "running" else time.time()
             record = {**read_session(path), "status": status, "ended_at": ended}
-            files.write_bytes(path / SESSION_FILE, files.sealed(record))
+            files.write_bytes(path / SESSION_FILE, files.with_checksum(record))
             self.registry.update_session(session_id, status=status)
 
     def status(self, row: SessionRow) -> str:
@@ -230,7 +230,7 @@ def read_session(path: Path) -> dict[str, Any]:
     if not place.exists():
         raise NotFound(f"{path} is not a run directory: it has no {SESSION_FILE}")
     try:
-        record = SessionRecord.model_validate(files.read_sealed(place)).model_dump()
+        record = SessionRecord.model_validate(files.read_checked(place)).model_dump()
         join_tags(record["tags"])
     except (ValidationError, NameRefused) as error:
         raise DamagedFile(place, f"not the record of a session ({error})") from error

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from agent_forge.errors import ConfigError
-from agent_forge.model.loss import CHUNK, IGNORE, Loss, language_loss
+from agent_forge.model.loss import CHUNK, IGNORE, LossOutput, language_loss
 from agent_forge.model.network import ForgeNetwork
 from agent_forge.optim.muon import divergence
 
@@ -28,7 +28,7 @@ class DistillationLoss:
 
     def __call__(
         self, model: nn.Module, batch: Sequence[Tensor], generator: torch.Generator
-    ) -> Loss:
+    ) -> LossOutput:
         assert isinstance(model, ForgeNetwork)
         if model.settings.vocab_size != self.vocab_size:
             raise ConfigError(

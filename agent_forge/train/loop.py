@@ -74,7 +74,7 @@ def fit(
         except Diverged as error:
             factor = trainer.factor
             ctx.roll_back(str(error))
-            trainer.gentler(factor)
+            trainer.halve_rate(factor)
             continue
         if step % log_every == 0 or step == trainer.total:
             ctx.log(step, {f"{stage}/train/{name}": value for name, value in values.items()})

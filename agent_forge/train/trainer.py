@@ -30,7 +30,7 @@ SMALLEST_FACTOR = 1 / 32
 NO_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
 
 
-class Loss(Protocol):
+class LossOutput(Protocol):
     """What a loss function returns."""
 
     total: Tensor  # mean over what is learned
@@ -39,7 +39,7 @@ class Loss(Protocol):
     def values(self) -> dict[str, float]: ...
 
 
-LossFunction = Callable[[Any, Batch, torch.Generator], Loss]
+LossFunction = Callable[[Any, Batch, torch.Generator], LossOutput]
 
 
 def bf16_is_faster(device: str) -> bool:
@@ -139,7 +139,7 @@ class Trainer:
         """The data changes here: what the loss was until now says nothing about what it may be."""
         self.recent, self.steps_seen = [], 0
 
-    def gentler(self, factor: float) -> None:
+    def halve_rate(self, factor: float) -> None:
         """Go on after a divergence at half of the rate that `factor` was."""
         if factor <= SMALLEST_FACTOR:
             raise NotFinite(

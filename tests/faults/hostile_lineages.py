@@ -221,7 +221,9 @@ def _begun(**values: Any) -> Callable[[], bytes]:
 
     def content() -> bytes:
         record = read(champion().parent.parent / "evolution.json")
-        return files.sealed({**{k: v for k, v in record.items() if k != "checksum"}, **values})
+        return files.with_checksum(
+            {**{k: v for k, v in record.items() if k != "checksum"}, **values}
+        )
 
     return content
 
@@ -269,7 +271,7 @@ LINES = (
     line("going on with no JSON", resuming(lambda: b"{")),
     line("going on with a list", resuming(lambda: b"[]")),
     line("going on with a record that is not sealed", resuming(lambda: b'{"parents": []}')),
-    line("going on with nothing", resuming(lambda: files.sealed({}))),
+    line("going on with nothing", resuming(lambda: files.with_checksum({}))),
     line("going on with no parents", resuming(_begun(parents=[]))),
     line("going on with parents that are numbers", resuming(_begun(parents=[1, 2]))),
     line("going on with names that are numbers", resuming(_begun(names=7))),

@@ -254,7 +254,7 @@ def reseal(bad: Path) -> None:
     records = {
         n: {"sha256": files.sha256_of(bad / n), "bytes": (bad / n).stat().st_size} for n in names
     }
-    (bad / files.MANIFEST).write_bytes(files.sealed({"files": records}))
+    (bad / files.MANIFEST).write_bytes(files.with_checksum({"files": records}))
 
 
 def ours(name: str, *changes: Change, **rest: object) -> Case:
@@ -272,7 +272,7 @@ def _record(**values: object) -> Change:
 
     def change(bad: Path) -> None:
         known = read(bad / files.MANIFEST)["files"]
-        (bad / files.MANIFEST).write_bytes(files.sealed({"files": {**known, **values}}))
+        (bad / files.MANIFEST).write_bytes(files.with_checksum({"files": {**known, **values}}))
 
     return change
 

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from agent_forge.data import datasets, records
-from agent_forge.evals import subject
-from agent_forge.infer import voice
+from agent_forge.evals import model_under_test
+from agent_forge.infer import chat
 from agent_forge.store import files
 from tests.command_line import Forge, Result
 from tests.evo_models import rows
@@ -247,7 +247,7 @@ def test_every_command_that_reads_data_refuses_it_before_a_model_is_loaded(
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text('{"model_type": "llama"}')
         (tmp_path / name / "tokenizer.json").write_text("{}")
-    monkeypatch.setattr(subject, "open_model", lambda folder: pytest.fail("it was loaded"))
+    monkeypatch.setattr(model_under_test, "open_model", lambda folder: pytest.fail("it was loaded"))
     for line in (
         *("eval one --data bad.jsonl", "compare one two --data bad.jsonl"),
         "evo --data bad.jsonl --dry-run",
@@ -349,7 +349,7 @@ class Echo:
     """Says how long the conversation is."""
 
     def reply(self, messages: Any, sampling: Any) -> Any:
-        voice.check_prompt(messages[-1]["content"])
+        chat.check_prompt(messages[-1]["content"])
         return iter([str(len(messages))])
 
 
@@ -359,7 +359,7 @@ class Echo:
 def test_a_bad_line_ends_a_chat(
     forge: Forge, monkeypatch: pytest.MonkeyPatch, content: bytes, word: str
 ) -> None:
-    monkeypatch.setattr(voice, "open_voice", lambda folder: Echo())
+    monkeypatch.setattr(chat, "open_voice", lambda folder: Echo())
     monkeypatch.setattr("sys.stdin", stdin(content))
     refused(forge("chat no"), 2, word)
     monkeypatch.setattr("sys.stdin", stdin(b"a\0\x01\x1b[2J\nb\n"))

@@ -189,7 +189,7 @@ def test_a_disk_that_fills_up_is_survived(tmp_path: Path) -> None:
             manager_module.require_space = estimate
         kept = manager.load_checkpoint()
         assert kept.step >= 4 and kept.skipped == ()
-        files.sweep(mount)
+        files.remove_leftovers(mount)
         assert manager.steps()[-1] == kept.path
         assert {p.name[:5] for p in (mount / "checkpoints").iterdir()} == {"step_"}
     finally:

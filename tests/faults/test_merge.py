@@ -316,7 +316,7 @@ def test_the_second_of_two_writers_refuses(
             began.append(1)
             write(merge(recipe(root, "slerp")), out)
 
-    real = files.settle
+    real = files.finish_replace
     if late:  # after the last look at the folder
         monkeypatch.setattr(files, "settle", lambda path: (other(), real(path))[1])
     with pytest.raises(CannotWrite if late else AlreadyExists, match=r"not empty|exists|denied"):

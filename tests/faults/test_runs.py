@@ -193,7 +193,7 @@ def test_a_request_to_stop_pauses_and_saves(
         assert "step 7 of 24" in result["error"]
 
     assert exit_code(forked(work)) == 0
-    status = files.read_sealed(folder(tmp_path) / "session.json")["status"]
+    status = files.read_checked(folder(tmp_path) / "session.json")["status"]
     assert status == "paused" and not lock.is_busy(folder(tmp_path))
     resume_until_done(tmp_path)
     assert_as_untouched(tmp_path, reference)
@@ -255,7 +255,7 @@ def test_nan_stops_the_run_at_the_last_good_checkpoint(
         result = toy_run(tmp_path)
     assert (result["exit_code"], result["status"], result["failed_phase"]) == (1, "failed", "toy")
     assert "toy/loss became nan at step 12" in result["error"]
-    state = files.read_sealed(folder(tmp_path) / "toy" / "state.json")
+    state = files.read_checked(folder(tmp_path) / "toy" / "state.json")
     assert state["status"] == "failed" and "nan" in state["error"]
     resume_until_done(tmp_path)
     assert_as_untouched(tmp_path, reference)

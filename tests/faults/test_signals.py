@@ -15,14 +15,14 @@ from typing import Any
 
 import pytest
 
-from agent_forge.cli import data, main, runs, talk
-from agent_forge.evals import subject
-from agent_forge.infer import voice
+from agent_forge.cli import data, generate, main, runs
+from agent_forge.evals import model_under_test
+from agent_forge.infer import chat
 from agent_forge.merge.engine import Merged
 from agent_forge.phases.phase2_evomerge import evolve as evolution
 from agent_forge.phases.phase2_evomerge import evomerge
-from agent_forge.phases.phase2_evomerge.bench import Bench
-from agent_forge.phases.phase2_evomerge.nursery import Nursery
+from agent_forge.phases.phase2_evomerge.candidate_weights import CandidateWeights
+from agent_forge.phases.phase2_evomerge.evaluator import CandidateEvaluator
 from agent_forge.pipeline import orchestrator
 from agent_forge.pipeline.stopping import Stopper
 from agent_forge.store import files, lock
@@ -59,7 +59,7 @@ def goes_on(folder: Path) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_evolution_finishes_its_candidate_and_can_go_on(tmp_path: Path, kind: str) -> None:
-    process = start(tmp_path, evo_line(), waiting(Bench, "measure", at=6))
+    process = start(tmp_path, evo_line(), waiting(CandidateEvaluator, "measure", at=6))
     process.meet()
     process.send(kind)
     process.go_on()
@@ -70,7 +70,7 @@ def test_an_evolution_finishes_its_candidate_and_can_go_on(tmp_path: Path, kind:
 
 
 def test_a_second_signal_leaves_an_evolution_at_once(tmp_path: Path) -> None:
-    process = start(tmp_path, evo_line(), waiting(Bench, "measure", at=6))
+    process = start(tmp_path, evo_line(), waiting(CandidateEvaluator, "measure", at=6))
     process.meet()
     process.send("SIGTERM")
     time.sleep(0.2)
@@ -110,7 +110,7 @@ def test_an_evolution_that_goes_on_can_be_resumed_from_the_first_moment(tmp_path
 
 
 def test_forge_stop_asks_an_evolution(tmp_path: Path, forge: Forge) -> None:
-    process = start(tmp_path, evo_line(), waiting(Bench, "measure", at=2))
+    process = start(tmp_path, evo_line(), waiting(CandidateEvaluator, "measure", at=2))
     process.meet()
     assert "will stop" in forge("stop x").err
     process.go_on()
@@ -127,7 +127,7 @@ def test_training_first_says_which_session_goes_on(tmp_path: Path) -> None:
     ended = process.ended()
     session = next((tmp_path / "storage" / "sessions").glob("session_*"))
     assert ended.code == 130 and f"next: forge resume {session.name}, then forge evo" in ended.err
-    assert files.read_sealed(session / "session.json")["status"] == "paused"
+    assert files.read_checked(session / "session.json")["status"] == "paused"
     assert not (tmp_path / "evomerge").exists()
 
 
@@ -203,9 +203,9 @@ def test_an_interrupted_replay_leaves_nothing(tmp_path: Path) -> None:
     line = ["evo", "replay", str(evolved() / "champion" / "lineage.json"), "y/out"]
 
     def patch() -> None:
-        real = Nursery.weights
+        real = CandidateWeights.weights
         weights = lambda self, key: (self._write(key), real(self, key))[1]  # noqa: E731
-        Nursery.weights = weights  # type: ignore[method-assign]
+        CandidateWeights.weights = weights  # type: ignore[method-assign]
         waiting(evolution, "write")()
 
     with nothing_changes(tmp_path):
@@ -265,7 +265,7 @@ def test_a_terminal_that_closes_pauses_a_run(tmp_path: Path) -> None:
             os.read(terminal, 1 << 16)
     os.close(terminal)
     assert exit_code(pid) == 130
-    assert files.read_sealed(tmp_path / RUN / "session.json")["status"] == "paused"
+    assert files.read_checked(tmp_path / RUN / "session.json")["status"] == "paused"
 
 
 def test_a_system_without_hangups(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -284,12 +284,12 @@ def test_a_system_without_hangups(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("line", "place", "name", "kind"),
     [
-        ("eval base --data add.jsonl", subject, "open_subject", "SIGINT"),
-        ("eval base --data add.jsonl", subject, "open_subject", "SIGTERM"),
-        ("eval base --data add.jsonl", subject, "open_subject", "SIGHUP"),
-        ("compare base add --data add.jsonl", subject, "open_subject", "SIGINT"),
-        ("generate base hello", voice, "open_voice", "SIGHUP"),
-        ("chat base", voice, "open_voice", "SIGINT"),
+        ("eval base --data add.jsonl", model_under_test, "open_subject", "SIGINT"),
+        ("eval base --data add.jsonl", model_under_test, "open_subject", "SIGTERM"),
+        ("eval base --data add.jsonl", model_under_test, "open_subject", "SIGHUP"),
+        ("compare base add --data add.jsonl", model_under_test, "open_subject", "SIGINT"),
+        ("generate base hello", chat, "open_voice", "SIGHUP"),
+        ("chat base", chat, "open_voice", "SIGINT"),
         ("data ls", data, "_listed", "SIGINT"),
         ("ls", runs, "_open", "SIGTERM"),
     ],
@@ -310,8 +310,8 @@ def test_ctrl_c_at_the_prompt_ends_a_chat(tmp_path: Path, kind: str, code: int) 
     reader, writer = os.pipe()
 
     def patch() -> None:
-        voice.open_voice = lambda folder: None  # type: ignore[assignment,return-value]
-        waiting(talk, "_line")()
+        chat.open_chat_model = lambda folder: None  # type: ignore[assignment,return-value]
+        waiting(generate, "_line")()
 
     process = start(tmp_path, ["chat", "m/a"], patch, stdin=reader)
     process.meet()

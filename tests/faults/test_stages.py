@@ -15,7 +15,13 @@ import pytest
 import torch
 from torch import nn
 
-from agent_forge.contract.phase import ModelRef, PhaseContext, PhaseController, PhaseResult, Plan
+from agent_forge.contract.phase import (
+    ModelRef,
+    PhaseContext,
+    PhaseController,
+    PhasePlan,
+    PhaseResult,
+)
 from agent_forge.pipeline.config import load_config
 from agent_forge.pipeline.orchestrator import PipelineOrchestrator
 from agent_forge.store import files
@@ -29,8 +35,8 @@ class Staged(PhaseController):
 
     name = "cognate"
 
-    def plan(self, models: Sequence[ModelRef]) -> Plan:
-        return Plan(30)
+    def plan(self, models: Sequence[ModelRef]) -> PhasePlan:
+        return PhasePlan(30)
 
     def run(self, ctx: PhaseContext) -> PhaseResult:
         trunk, best = nn.Linear(3, 3), Best()
@@ -99,7 +105,7 @@ def run(root: Path, listener: Any = None) -> dict[str, Any]:
 def outcome(root: Path) -> dict[str, Any]:
     names = ("one_early", "one", "two_early", "two")
     place = folder(root) / "phase1_cognate"
-    state = files.read_sealed(place / "state.json")
+    state = files.read_checked(place / "state.json")
     return {
         "weights": [files.sha256_of(place / n / "model.safetensors") for n in names],
         "outputs": state["outputs"],
@@ -176,5 +182,5 @@ def test_the_time_of_all_attempts_counts(tmp_path: Path) -> None:
     die_at_12 = die_at("step", 12)
     exit_code(forked(lambda: run(tmp_path, die)))
     run(tmp_path)
-    state = files.read_sealed(folder(tmp_path) / "phase1_cognate" / "state.json")
+    state = files.read_checked(folder(tmp_path) / "phase1_cognate" / "state.json")
     assert 0.5 < state["seconds"] < 5

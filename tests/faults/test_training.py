@@ -17,9 +17,15 @@ import pytest
 import torch
 
 from agent_forge.contract.metrics import METRICS, find_metric
-from agent_forge.contract.phase import ModelRef, PhaseContext, PhaseController, PhaseResult, Plan
+from agent_forge.contract.phase import (
+    ModelRef,
+    PhaseContext,
+    PhaseController,
+    PhasePlan,
+    PhaseResult,
+)
 from agent_forge.model.hf import config_dict
-from agent_forge.model.loss import Loss, language_loss
+from agent_forge.model.loss import LossOutput, language_loss
 from agent_forge.model.network import ForgeNetwork
 from agent_forge.optim.config import MuGrokConfig
 from agent_forge.optim.muon import MuonGrokfast
@@ -46,8 +52,8 @@ class Training(PhaseController):
     name = "cognate"
     trouble = ""
 
-    def plan(self, models: Sequence[ModelRef]) -> Plan:
-        return Plan(24)
+    def plan(self, models: Sequence[ModelRef]) -> PhasePlan:
+        return PhasePlan(24)
 
     def run(self, ctx: PhaseContext) -> PhaseResult:
         torch.manual_seed(ctx.seed)
@@ -82,7 +88,7 @@ class Training(PhaseController):
         saved = ctx.save_model("net", model, {"step": done}, config=config_dict(model.settings))
         return PhaseResult(True, None, self.name, {}, {"models": [saved]}, ctx.seconds)
 
-    def loss(self, model: Any, piece: Any, generator: torch.Generator) -> Loss:
+    def loss(self, model: Any, piece: Any, generator: torch.Generator) -> LossOutput:
         seen, factor = self.trainer.steps_seen, self.trainer.factor
         loss = language_loss(model, piece, generator)
         if self.trouble == "diverges" and seen == 12 and factor > 0.3:
@@ -219,7 +225,7 @@ def test_all_that_training_can_log_is_logged(references: dict[str, Any]) -> None
 
 def test_a_lack_of_memory_is_written_down(references: dict[str, Any]) -> None:
     _, root, _ = references["memory once"]
-    record = files.read_sealed(folder(root) / "phase1_cognate" / "decisions.json")
+    record = files.read_checked(folder(root) / "phase1_cognate" / "decisions.json")
     assert record["decisions"] == [{"stage": "", "name": "pieces", "step": 8, "value": 2}]
 
 

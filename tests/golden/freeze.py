@@ -21,8 +21,8 @@ from typing import Any
 import torch
 
 from agent_forge.data.tasks import FAMILIES, make
+from agent_forge.evals.benchmarks import BENCHMARKS, from_benchmarks
 from agent_forge.evals.domains import evaluation_hash, from_files, from_tasks
-from agent_forge.evals.packs import PACKS, from_packs
 from tests.evo_models import PARENTS, family
 
 FROZEN = Path(__file__).parent / "frozen.json"
@@ -89,7 +89,9 @@ def tasks() -> dict[str, str]:
 def evaluations() -> dict[str, str]:
     """What each generated benchmark asks, as the keys of the fitness cache have it."""
     packs = ("math", "code", "multilingual", "structured")
-    found = {name: evaluation_hash(from_packs([name], split="verdict", count=9)) for name in packs}
+    found = {
+        name: evaluation_hash(from_benchmarks([name], split="verdict", count=9)) for name in packs
+    }
     for split in ("selection", "holdout", "verdict"):
         found[f"tasks {split}"] = evaluation_hash(from_tasks(split=split, count=9), racing=True)
     found["file"] = evaluation_hash(from_files([family() / "add.jsonl"]))
@@ -100,8 +102,8 @@ def published() -> dict[str, str]:
     """The same of every published set that is on this machine."""
     folder = data_folder()
     return {
-        name: evaluation_hash(from_packs([name], split="verdict", count=9, folder=folder))
-        for name, pack in PACKS.items()
+        name: evaluation_hash(from_benchmarks([name], split="verdict", count=9, folder=folder))
+        for name, pack in BENCHMARKS.items()
         if not pack.families and (folder / FOLDERS.get(name, name)).exists()
     }
 

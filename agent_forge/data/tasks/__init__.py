@@ -60,7 +60,7 @@ def make(
     return FAMILIES[family].generate(drawn, split, rng)
 
 
-def check(task: Task, text: str, run: Run | None = None) -> bool:
+def is_right(task: Task, text: str, run: Run | None = None) -> bool:
     """Whether `text` is a right answer; `checks` says what each family forgives.
 
     Code is run against the tests of its task, by `run`: nothing is executed without it.

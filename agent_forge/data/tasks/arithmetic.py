@@ -5,7 +5,16 @@ from __future__ import annotations
 from random import Random
 
 from agent_forge.data.tasks import checks
-from agent_forge.data.tasks.base import Build, Draw, Family, Item, Operands, Wordings, scaled, wrong
+from agent_forge.data.tasks.base import (
+    Build,
+    Draw,
+    Family,
+    Operands,
+    Question,
+    Wordings,
+    scaled,
+    wrong,
+)
 
 SUM_WORDINGS = {
     "train": ("What is {a} + {b}?", "{a} + {b} =", "Add {a} and {b}."),
@@ -48,7 +57,7 @@ def factors(level: int, rng: Random) -> Operands:
     return (a, b) if a < b else (b, a)
 
 
-def addition(operands: tuple[int, int], level: int, split: str, rng: Random) -> Item:
+def addition(operands: tuple[int, int], level: int, split: str, rng: Random) -> Question:
     """A sum, column by column from the right."""
     a, b = operands if rng.random() < 0.5 else operands[::-1]
     lines, carry = [], 0
@@ -63,7 +72,7 @@ def addition(operands: tuple[int, int], level: int, split: str, rng: Random) -> 
     return _item(rng.choice(SUM_WORDINGS[split]).format(a=a, b=b), a + b, lines, rng)
 
 
-def subtraction(operands: tuple[int, int], level: int, split: str, rng: Random) -> Item:
+def subtraction(operands: tuple[int, int], level: int, split: str, rng: Random) -> Question:
     """A difference that is not negative, column by column from the right."""
     a, b = operands
     lines, borrow = [], 0
@@ -77,7 +86,7 @@ def subtraction(operands: tuple[int, int], level: int, split: str, rng: Random) 
     return _item(rng.choice(DIFFERENCE_WORDINGS[split]).format(a=a, b=b), a - b, lines, rng)
 
 
-def multiplication(operands: tuple[int, int], level: int, split: str, rng: Random) -> Item:
+def multiplication(operands: tuple[int, int], level: int, split: str, rng: Random) -> Question:
     """A product, as the sum of one partial product for each digit."""
     small, large = operands
     a, b = operands if rng.random() < 0.5 else operands[::-1]
@@ -103,7 +112,7 @@ def expression(level: int, rng: Random) -> Operands:
     return rng.randint(1, size), *steps
 
 
-def evaluate(operands: Operands, level: int, split: str, rng: Random) -> Item:
+def evaluate(operands: Operands, level: int, split: str, rng: Random) -> Question:
     """The value of an expression with brackets, one operation a line."""
     value, *steps = operands
     text, lines, is_sum = str(value), [], False
@@ -133,8 +142,8 @@ def _columns(a: int, b: int) -> list[tuple[int, int]]:
     return [(int(p), int(q)) for p, q in zip(reversed(x), reversed(y), strict=True)]
 
 
-def _item(question: str, answer: int, lines: list[str], rng: Random) -> Item:
-    return Item(question, str(answer), "\n".join(lines), near_numbers(answer, rng))
+def _item(question: str, answer: int, lines: list[str], rng: Random) -> Question:
+    return Question(question, str(answer), "\n".join(lines), near_numbers(answer, rng))
 
 
 def _family(name: str, summary: str, draw: Draw, build: Build, wordings: Wordings) -> Family:

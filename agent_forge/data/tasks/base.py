@@ -44,7 +44,7 @@ class Task:
         return _digest(self.family, self.operands).hex()
 
 
-class Item(NamedTuple):
+class Question(NamedTuple):
     """What a family builds from operands; the parts of a Task that it decides."""
 
     question: str
@@ -55,7 +55,7 @@ class Item(NamedTuple):
 
 
 Draw = Callable[[int, Random], Operands]  # (level, rng)
-Build = Callable[[Any, int, str, Random], Item]  # (operands, level, split, rng)
+Build = Callable[[Any, int, str, Random], Question]  # (operands, level, split, rng)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from agent_forge.data.tasks.base import Family, Item, Operands, scaled
+from agent_forge.data.tasks.base import Family, Operands, Question, scaled
 
 INPUTS = 6
 WORDINGS = {
@@ -273,7 +273,7 @@ def draw(kind: Kind, level: int, rng: Random) -> Operands:
             return tuple(chain)
 
 
-def build(kind: Kind, operands: Chain, split: str, rng: Random) -> Item:
+def build(kind: Kind, operands: Chain, split: str, rng: Random) -> Question:
     """The chain in words, as source, and as assertions on inputs that tell it from others."""
     *steps, result = operands
     phrases = [kind.steps[name].phrase.format(*values) for name, *values in steps]
@@ -297,7 +297,7 @@ def build(kind: Kind, operands: Chain, split: str, rng: Random) -> Item:
         other = _changed(kind, operands, rng)
         if len(bad) < 2 and [run(kind, other, given) for given in inputs] != expected:
             bad[source(kind, other)] = None
-    return Item(question, source(kind, operands), "", tuple(bad), tests)
+    return Question(question, source(kind, operands), "", tuple(bad), tests)
 
 
 def source(kind: Kind, chain: Chain) -> str:

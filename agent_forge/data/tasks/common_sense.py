@@ -9,7 +9,7 @@ from __future__ import annotations
 from random import Random
 
 from agent_forge.data.tasks import checks
-from agent_forge.data.tasks.base import SPLITS, Family, Item, Operands, scaled, wrong
+from agent_forge.data.tasks.base import SPLITS, Family, Operands, Question, scaled, wrong
 from agent_forge.data.tasks.ontology import FLOATS, KINDS, RELATIONS, SINKS, SIZES
 
 ODD_WORDINGS = {
@@ -46,10 +46,10 @@ def odd_operands(level: int, rng: Random) -> Operands:
     return (rng.choice(KINDS[other]), *sorted(rng.sample(KINDS[kind], size)))
 
 
-def odd_one_out(operands: tuple[str, ...], level: int, split: str, rng: Random) -> Item:
+def odd_one_out(operands: tuple[str, ...], level: int, split: str, rng: Random) -> Question:
     """The one word of another kind."""
     odd, *rest = operands
-    return Item(
+    return Question(
         rng.choice(ODD_WORDINGS[split]).format(items=_listed([odd, *rest], rng)),
         odd,
         "",
@@ -68,12 +68,12 @@ def size_operands(level: int, rng: Random) -> Operands:
             return (most, things[0], *sorted(things[1:]))
 
 
-def size_order(operands: tuple[str, ...], level: int, split: str, rng: Random) -> Item:
+def size_order(operands: tuple[str, ...], level: int, split: str, rng: Random) -> Question:
     """The biggest or the smallest of some things."""
     most, answer, *rest = operands
     items = _listed([_one(thing) for thing in (answer, *rest)], rng)
     text = rng.choice(SIZE_WORDINGS[split]).format(most=most, items=items)
-    return Item(text, _one(answer), "", tuple(map(_one, rng.sample(rest, min(3, len(rest))))))
+    return Question(text, _one(answer), "", tuple(map(_one, rng.sample(rest, min(3, len(rest))))))
 
 
 def float_operands(level: int, rng: Random) -> Operands:
@@ -83,11 +83,11 @@ def float_operands(level: int, rng: Random) -> Operands:
     return (does, rng.choice(right), *sorted(rng.sample(others, scaled(level, 2, 7))))
 
 
-def what_floats(operands: tuple[str, ...], level: int, split: str, rng: Random) -> Item:
+def what_floats(operands: tuple[str, ...], level: int, split: str, rng: Random) -> Question:
     """The one thing that floats, or the one that sinks."""
     does, answer, *rest = operands
     text = rng.choice(FLOAT_WORDINGS[split]).format(does=does, items=_listed([answer, *rest], rng))
-    return Item(text, answer, "", tuple(rng.sample(rest, min(3, len(rest)))))
+    return Question(text, answer, "", tuple(rng.sample(rest, min(3, len(rest)))))
 
 
 def relation_operands(level: int, rng: Random) -> Operands:
@@ -98,7 +98,7 @@ def relation_operands(level: int, rng: Random) -> Operands:
     return (name, subject, *sorted(pairs[other] for other in others))
 
 
-def multiple_choice(operands: tuple[str, ...], level: int, split: str, rng: Random) -> Item:
+def multiple_choice(operands: tuple[str, ...], level: int, split: str, rng: Random) -> Question:
     """A question with lettered choices; the answer is the letter."""
     name, subject, *others = operands
     relation = RELATIONS[name]
@@ -108,17 +108,19 @@ def multiple_choice(operands: tuple[str, ...], level: int, split: str, rng: Rand
     answer = chr(65 + options.index(right))
     asked = rng.choice(getattr(relation, split)).format(subject=subject)
     letters = [chr(65 + i) for i in range(len(options))]
-    return Item(f"{asked}\n{lines}", answer, "", wrong(answer, *rng.sample(letters, len(letters))))
+    return Question(
+        f"{asked}\n{lines}", answer, "", wrong(answer, *rng.sample(letters, len(letters)))
+    )
 
 
-def relation(operands: tuple[str, ...], level: int, split: str, rng: Random) -> Item:
+def relation(operands: tuple[str, ...], level: int, split: str, rng: Random) -> Question:
     """The same questions, with the choices in the text; the answer is in words."""
     name, subject, *others = operands
     table = RELATIONS[name]
     right = table.pairs[subject]
     asked = rng.choice(getattr(table, split)).format(subject=subject)
     text = f"{asked} ({_listed([right, *others], rng)})"
-    return Item(text, right, "", tuple(rng.sample(others, min(3, len(others)))))
+    return Question(text, right, "", tuple(rng.sample(others, min(3, len(others)))))
 
 
 def _one(thing: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from random import Random
 
 from agent_forge.data.tasks import checks
-from agent_forge.data.tasks.base import Build, Draw, Family, Item, Operands, scaled
+from agent_forge.data.tasks.base import Build, Draw, Family, Operands, Question, scaled
 
 DIGITS = "0123456789"
 RELATIONS = "<=>"
@@ -32,20 +32,20 @@ def shift_and_number(level: int, rng: Random) -> Operands:
     return rng.randrange(1, 5), "".join(rng.choices(DIGITS, k=scaled(level, 3, 24)))
 
 
-def maximum(operands: tuple[str, str], level: int, split: str, rng: Random) -> Item:
+def maximum(operands: tuple[str, str], level: int, split: str, rng: Random) -> Question:
     """max 314:271 -> 374"""
     a, b = operands if rng.random() < 0.5 else operands[::-1]
     return symbol_item(f"max {a}:{b}", "".join(map(max, a, b)), DIGITS, rng)
 
 
-def compare(operands: tuple[str, str], level: int, split: str, rng: Random) -> Item:
+def compare(operands: tuple[str, str], level: int, split: str, rng: Random) -> Question:
     """cmp 314:217 -> > = <"""
     a, b = operands
     answer = "".join("<" if x < y else ">" if x > y else "=" for x, y in zip(a, b, strict=True))
     return symbol_item(f"cmp {a}:{b}", answer, RELATIONS, rng)
 
 
-def shift(operands: tuple[int, str], level: int, split: str, rng: Random) -> Item:
+def shift(operands: tuple[int, str], level: int, split: str, rng: Random) -> Question:
     """add 3:481 -> 714, each digit on its own, modulo 10"""
     k, digits = operands
     answer = "".join(DIGITS[(int(d) + k) % 10] for d in digits)
@@ -57,7 +57,7 @@ def spaced(symbols: str) -> str:
     return symbols if symbols.isdigit() else " ".join(symbols)
 
 
-def symbol_item(question: str, answer: str, alphabet: str, rng: Random) -> Item:
+def symbol_item(question: str, answer: str, alphabet: str, rng: Random) -> Question:
     """An item whose wrong answers have one wrong symbol, each at another place where it fits."""
     size, letters = len(answer), len(alphabet)
     first = int(rng.random() * size)
@@ -69,7 +69,7 @@ def symbol_item(question: str, answer: str, alphabet: str, rng: Random) -> Item:
         )
         for i in places
     )
-    return Item(question, spaced(answer), "", bad)
+    return Question(question, spaced(answer), "", bad)
 
 
 def _family(name: str, summary: str, draw: Draw, build: Build) -> Family:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from random import Random
 
 from agent_forge.data.tasks import checks
-from agent_forge.data.tasks.base import Build, Draw, Family, Item, Operands, scaled, wrong
+from agent_forge.data.tasks.base import Build, Draw, Family, Operands, Question, scaled, wrong
 from agent_forge.data.tasks.digits import DIGITS, spaced, symbol_item
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -93,24 +93,24 @@ def lookups(level: int, rng: Random) -> Operands:
     return tuple(rng.choices(QUESTIONS, k=scaled(level, 2, 12)))
 
 
-def copy(operands: tuple[str], level: int, split: str, rng: Random) -> Item:
+def copy(operands: tuple[str], level: int, split: str, rng: Random) -> Question:
     """copy a b c -> a b c"""
     return symbol_item(f"copy {spaced(operands[0])}", operands[0], LETTERS, rng)
 
 
-def reverse(operands: tuple[str], level: int, split: str, rng: Random) -> Item:
+def reverse(operands: tuple[str], level: int, split: str, rng: Random) -> Question:
     """rev a b c -> c b a"""
     return symbol_item(f"rev {spaced(operands[0])}", operands[0][::-1], LETTERS, rng)
 
 
-def letter_at(operands: Operands, level: int, split: str, rng: Random) -> Item:
+def letter_at(operands: Operands, level: int, split: str, rng: Random) -> Question:
     """at 3 1 3 : a b c d -> c a c"""
     text, *places = operands
     question = f"at {' '.join(map(str, places))} : {spaced(text)}"
     return symbol_item(question, "".join(text[i - 1] for i in places), LETTERS, rng)
 
 
-def facts(operands: tuple[str, ...], level: int, split: str, rng: Random) -> Item:
+def facts(operands: tuple[str, ...], level: int, split: str, rng: Random) -> Question:
     """fact b 3 , q 7 -> two letters of the table"""
     question = "fact " + " , ".join(map(spaced, operands))
     return symbol_item(question, "".join(map(FACTS.__getitem__, operands)), LETTERS, rng)
@@ -124,14 +124,14 @@ def pairs(level: int, rng: Random) -> Operands:
     return (keys[int(rng.random() * size)], *zip(keys, values, strict=True))
 
 
-def key_value(operands: Operands, level: int, split: str, rng: Random) -> Item:
+def key_value(operands: Operands, level: int, split: str, rng: Random) -> Question:
     """The number beside a key in a list of pairs."""
     key, *entries = operands
     listed = ", ".join(f"{k} = {v}" for k, v in entries)
     question = rng.choice(KEY_VALUE_WORDINGS[split]).format(pairs=listed, key=key)
     values = dict(entries)
     others = [str(v) for k, v in rng.sample(entries, min(4, len(entries))) if k != key]
-    return Item(question, str(values[key]), "", wrong(str(values[key]), *others))
+    return Question(question, str(values[key]), "", wrong(str(values[key]), *others))
 
 
 def needle_operands(level: int, rng: Random) -> Operands:
@@ -139,7 +139,7 @@ def needle_operands(level: int, rng: Random) -> Operands:
     return rng.choice(PEOPLE), rng.randrange(1000, 10_000)
 
 
-def needle(operands: tuple[str, int], level: int, split: str, rng: Random) -> Item:
+def needle(operands: tuple[str, int], level: int, split: str, rng: Random) -> Question:
     """One sentence of a long text answers the question; a few others look like it."""
     name, value = operands
     sentence, question = rng.choice(NEEDLES[split])
@@ -152,7 +152,7 @@ def needle(operands: tuple[str, int], level: int, split: str, rng: Random) -> It
         hidden = sentence.format(name=person, value=number)
         text.insert(int(rng.random() * (len(text) + 1)), hidden)
     others = (str(v) for v in values[1 : len(names)])
-    return Item(
+    return Question(
         f"{' '.join(text)}\n{question.format(name=name)}",
         str(value),
         "",

@@ -9,7 +9,7 @@ from __future__ import annotations
 from random import Random
 
 from agent_forge.data.tasks import checks
-from agent_forge.data.tasks.base import Family, Item, Operands, scaled, wrong
+from agent_forge.data.tasks.base import Family, Operands, Question, scaled, wrong
 
 LANGUAGES = ("English", "German", "Spanish", "French", "Italian", "Dutch")
 LEXICON = tuple(
@@ -142,7 +142,7 @@ def words_and_languages(level: int, rng: Random) -> Operands:
     return source, target, *rng.sample(range(len(LEXICON)), scaled(level, 1, 8))
 
 
-def translate(operands: Operands, level: int, split: str, rng: Random) -> Item:
+def translate(operands: Operands, level: int, split: str, rng: Random) -> Question:
     """Some words in another language, in order."""
     source, target, *rows = operands
     text = rng.choice(TRANSLATE_WORDINGS[split]).format(
@@ -152,7 +152,9 @@ def translate(operands: Operands, level: int, split: str, rng: Random) -> Item:
     place = int(rng.random() * len(rows))
     spare = rng.sample([row for row in range(len(LEXICON)) if row != rows[place]], 3)
     changed = ([*rows[:place], other, *rows[place + 1 :]] for other in spare)
-    return Item(text, answer, "", tuple(", ".join(WORDS[target][r] for r in c) for c in changed))
+    return Question(
+        text, answer, "", tuple(", ".join(WORDS[target][r] for r in c) for c in changed)
+    )
 
 
 def words_of_languages(level: int, rng: Random) -> Operands:
@@ -161,14 +163,14 @@ def words_of_languages(level: int, rng: Random) -> Operands:
     return tuple((language, rng.choice(OWN[language])) for language in languages)
 
 
-def name_languages(operands: Operands, level: int, split: str, rng: Random) -> Item:
+def name_languages(operands: Operands, level: int, split: str, rng: Random) -> Question:
     """The language of each word, in order."""
     text = rng.choice(LANGUAGE_WORDINGS[split]).format(words=", ".join(w for _, w in operands))
     names = [language for language, _ in operands]
     place = int(rng.random() * len(names))
     others = rng.sample([language for language in LANGUAGES if language != names[place]], 3)
     changed = (", ".join([*names[:place], other, *names[place + 1 :]]) for other in others)
-    return Item(text, ", ".join(names), "", tuple(changed))
+    return Question(text, ", ".join(names), "", tuple(changed))
 
 
 def word_and_options(level: int, rng: Random) -> Operands:
@@ -178,7 +180,7 @@ def word_and_options(level: int, rng: Random) -> Operands:
     return source, target, row, *sorted(others)
 
 
-def choose_translation(operands: Operands, level: int, split: str, rng: Random) -> Item:
+def choose_translation(operands: Operands, level: int, split: str, rng: Random) -> Question:
     """The one of some words that is the translation."""
     source, target, row, *others = operands
     answer = WORDS[target][row]
@@ -187,7 +189,7 @@ def choose_translation(operands: Operands, level: int, split: str, rng: Random) 
     text = rng.choice(CHOICE_WORDINGS[split]).format(
         source=source, target=target, word=WORDS[source][row], options=", ".join(mixed)
     )
-    return Item(text, answer, "", wrong(answer, *rng.sample(options, len(options))))
+    return Question(text, answer, "", wrong(answer, *rng.sample(options, len(options))))
 
 
 FAMILIES = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 
 from agent_forge.data.tasks import checks
-from agent_forge.data.tasks.base import Build, Draw, Family, Item, Operands, scaled, wrong
+from agent_forge.data.tasks.base import Build, Draw, Family, Operands, Question, scaled, wrong
 from agent_forge.data.tasks.digits import DIGITS, spaced, symbol_item
 from agent_forge.data.tasks.memory import LETTERS
 
@@ -38,18 +38,18 @@ def digits(level: int, rng: Random) -> Operands:
     return ("".join(rng.choices(DIGITS, k=scaled(level, 4, 22))),)
 
 
-def rotate(operands: tuple[str], level: int, split: str, rng: Random) -> Item:
+def rotate(operands: tuple[str], level: int, split: str, rng: Random) -> Question:
     """rot a b c d -> b c d a"""
     text = operands[0]
     return symbol_item(f"rot {spaced(text)}", text[1:] + text[0], LETTERS, rng)
 
 
-def every_second(operands: tuple[str], level: int, split: str, rng: Random) -> Item:
+def every_second(operands: tuple[str], level: int, split: str, rng: Random) -> Question:
     """skip a b c d e -> a c e: the first, the third and so on"""
     return symbol_item(f"skip {spaced(operands[0])}", operands[0][::2], LETTERS, rng)
 
 
-def sort_digits(operands: tuple[str], level: int, split: str, rng: Random) -> Item:
+def sort_digits(operands: tuple[str], level: int, split: str, rng: Random) -> Question:
     """sort 312 -> 123"""
     return symbol_item(f"sort {spaced(operands[0])}", "".join(sorted(operands[0])), DIGITS, rng)
 
@@ -77,21 +77,23 @@ def sequence(level: int, rng: Random) -> Operands:
     return kind, *(start + i * step + bend * i * (i - 1) // 2 for i in range(size))
 
 
-def continue_pattern(operands: Operands, level: int, split: str, rng: Random) -> Item:
+def continue_pattern(operands: Operands, level: int, split: str, rng: Random) -> Question:
     """The next term of a sequence: even steps, cycles, powers, two steps in turn, growing steps."""
     kind, *terms, answer = operands
     question = rng.choice(WORDINGS[split]).format(terms=", ".join(map(str, terms)))
     if kind == "cycle":
         others = [letter for letter in dict.fromkeys(terms) if letter != answer]
         spare = rng.choice([letter for letter in LETTERS if letter not in terms])
-        return Item(question, answer, "", wrong(answer, *rng.sample(others, len(others)), spare))
+        return Question(
+            question, answer, "", wrong(answer, *rng.sample(others, len(others)), spare)
+        )
     steps = [b - a for a, b in zip(terms, operands[2:], strict=True)]
     rule = f"the steps are {', '.join(f'{step:+d}' for step in steps[:-1])}; "
     candidates = (answer + 1, answer - 1, terms[-1] + steps[0], answer + 10, terms[-1])
     near = rng.sample([str(c) for c in dict.fromkeys(candidates) if c != answer], 3)
     sign, last = "-" if steps[-1] < 0 else "+", abs(steps[-1])
     worked = f"{rule}the next is {sign}{last}: {terms[-1]} {sign} {last} = {answer}"
-    return Item(question, str(answer), worked, wrong(str(answer), *near))
+    return Question(question, str(answer), worked, wrong(str(answer), *near))
 
 
 def _symbols(name: str, category: str, summary: str, draw: Draw, build: Build) -> Family:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from random import Random
 
 from agent_forge.data.tasks import checks
-from agent_forge.data.tasks.base import Family, Item, Operands, scaled, wrong
+from agent_forge.data.tasks.base import Family, Operands, Question, scaled, wrong
 from agent_forge.data.tasks.plots import PLOTS, Plot
 
 GIRLS = (
@@ -124,11 +124,13 @@ def tell(
     return opening, rest, words
 
 
-def story(operands: Operands, level: int, split: str, rng: Random) -> Item:
+def story(operands: Operands, level: int, split: str, rng: Random) -> Question:
     """The rest of a story, after its opening."""
     opening, rest, _ = tell(operands, level, split, rng)
     sentences = rest.split(". ")
-    return Item(opening, rest, "", wrong(rest, ". ".join(sentences[1:]), ". ".join(sentences[:-1])))
+    return Question(
+        opening, rest, "", wrong(rest, ". ".join(sentences[1:]), ". ".join(sentences[:-1]))
+    )
 
 
 def cast_and_question(level: int, rng: Random) -> Operands:
@@ -136,7 +138,7 @@ def cast_and_question(level: int, rng: Random) -> Operands:
     return rng.choice(tuple(QUESTIONS["train"])), *cast(level, rng)
 
 
-def story_qa(operands: Operands, level: int, split: str, rng: Random) -> Item:
+def story_qa(operands: Operands, level: int, split: str, rng: Random) -> Question:
     """A whole story, and a question whose answer stands in it."""
     asked, *rest = operands
     opening, text, words = tell(tuple(rest), level, split, rng)
@@ -149,7 +151,7 @@ def story_qa(operands: Operands, level: int, split: str, rng: Random) -> Item:
         "home": (words["home"], rng.sample(HOMES, 4)),
         "wish": (words["wish"], rng.sample(wishes, len(wishes))),
     }[asked]
-    return Item(f"{opening} {text}\n{question}", answer, "", wrong(answer, *others))
+    return Question(f"{opening} {text}\n{question}", answer, "", wrong(answer, *others))
 
 
 def _sentences(plot: Plot, level: int, rng: Random) -> list[str]:

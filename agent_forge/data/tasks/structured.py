@@ -11,7 +11,7 @@ from random import Random
 from typing import Any
 
 from agent_forge.data.tasks import checks
-from agent_forge.data.tasks.base import Family, Item, Operands, Task, scaled, wrong
+from agent_forge.data.tasks.base import Family, Operands, Question, Task, scaled, wrong
 from agent_forge.data.tasks.memory import PEOPLE
 
 Record = dict[str, Any]
@@ -98,7 +98,7 @@ def question(level: int, rng: Random) -> Operands:
     return rng.choice(rows)[0], rng.choice(fields[1:]), fields, *rows
 
 
-def extract(operands: Operands, level: int, split: str, rng: Random) -> Item:
+def extract(operands: Operands, level: int, split: str, rng: Random) -> Question:
     """One value of one record."""
     name, field, fields, *rows = operands
     form = rng.choice(list(FORMS))
@@ -111,10 +111,10 @@ def extract(operands: Operands, level: int, split: str, rng: Random) -> Item:
     same_field = [str(r[field]) for r in records]
     same_record = [str(v) for v in record.values()]
     spare = str(rng.choice(VALUES[field]))
-    return Item(text, answer, "", wrong(answer, *same_field[:3], *same_record[:2], spare))
+    return Question(text, answer, "", wrong(answer, *same_field[:3], *same_record[:2], spare))
 
 
-def convert(operands: Operands, target: str, split: str, rng: Random) -> Item:
+def convert(operands: Operands, target: str, split: str, rng: Random) -> Question:
     """The records in another form."""
     fields, *rows = operands
     form = rng.choice([name for name in FORMS if name != target])
@@ -130,7 +130,7 @@ def convert(operands: Operands, target: str, split: str, rng: Random) -> Item:
     shorter = [{k: v for k, v in record.items() if k != field} for record in records]
     answer = write(records)
     longer = [*records, changed[place]]
-    return Item(text, answer, "", wrong(answer, write(changed), write(shorter), write(longer)))
+    return Question(text, answer, "", wrong(answer, write(changed), write(shorter), write(longer)))
 
 
 def _records(fields: tuple[str, ...], rows: list[tuple[Any, ...]]) -> list[Record]:

@@ -8,7 +8,7 @@ from random import Random
 
 from agent_forge.data.tasks import checks
 from agent_forge.data.tasks.arithmetic import near_numbers
-from agent_forge.data.tasks.base import SPLITS, Family, Item, Operands
+from agent_forge.data.tasks.base import SPLITS, Family, Operands, Question
 from agent_forge.data.tasks.memory import PEOPLE
 
 THINGS = ("apples", "marbles", "stickers", "books", "shells", "cards", "pencils", "stamps", "nuts")
@@ -244,7 +244,7 @@ def draw(level: int, rng: Random) -> Operands:
     return name, *PLOTS[name].numbers(12 + level, rng)
 
 
-def build(operands: Operands, level: int, split: str, rng: Random) -> Item:
+def build(operands: Operands, level: int, split: str, rng: Random) -> Question:
     """A problem in words, one computation a line in its steps."""
     name, *numbers = operands
     plot = PLOTS[name]
@@ -254,7 +254,7 @@ def build(operands: Operands, level: int, split: str, rng: Random) -> Item:
     steps = plot.solve(*numbers)
     answer = steps[-1][1]
     lines = "\n".join(f"{what} = {value}" for what, value in steps)
-    return Item(text, str(answer), lines, near_numbers(answer, rng))
+    return Question(text, str(answer), lines, near_numbers(answer, rng))
 
 
 FAMILIES = (

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from agent_forge.config.settings import ModelSettings
-from agent_forge.evals.likelihood import Item, batches, measure, padded
+from agent_forge.evals.likelihood import TokenizedItem, batches, measure, padded
 from agent_forge.model.network import ForgeNetwork
 from agent_forge.phases.phase1_cognate.config import DOMAINS
 
@@ -25,7 +25,7 @@ EVERY_STEP = 1.0  # a halting threshold that is never reached
 
 
 @dataclass(frozen=True)
-class Report:
+class SpecialistScores:
     """One model, measured."""
 
     accuracy: dict[str, float]  # by domain, exact match, with all recursion steps
@@ -48,15 +48,15 @@ class Report:
 
 def assess(
     model: ForgeNetwork,
-    verdict: Mapping[str, Sequence[Item]],
-    selection: Mapping[str, Sequence[Item]],
-) -> Report:
+    verdict: Mapping[str, Sequence[TokenizedItem]],
+    selection: Mapping[str, Sequence[TokenizedItem]],
+) -> SpecialistScores:
     """Measure a model on the unseen items of every domain."""
     outcomes = {d: measure(model, verdict[d], threshold=EVERY_STEP) for d in DOMAINS}
     quick = measure(model, verdict["adaptive"], threshold=_quick(model, selection["adaptive"]))
     own = [measure(model, selection[domain]).mean_steps for domain in DOMAINS]
     steps = sum(own) / len(own)
-    return Report(
+    return SpecialistScores(
         accuracy={d: outcome.accuracy for d, outcome in outcomes.items()},
         nats={d: outcome.nats_per_token for d, outcome in outcomes.items()},
         quick_accuracy=quick.accuracy,
@@ -76,7 +76,7 @@ def multiplications(settings: ModelSettings, steps: float) -> float:
     return sum(weights.values()) - weights["recursion"] + steps * step
 
 
-def diversity(reports: Sequence[Report], t_max: int) -> float:
+def diversity(reports: Sequence[SpecialistScores], t_max: int) -> float:
     """How different models are, from 0 to 1; the formula is at the top of this file."""
     steps = _range([r.mean_steps for r in reports]) / max(1, t_max - 1)
     memory = _range([r.memory_use for r in reports]) / max(r.memory_use for r in reports)
@@ -86,7 +86,7 @@ def diversity(reports: Sequence[Report], t_max: int) -> float:
 
 
 def barriers(
-    models: Sequence[ForgeNetwork], selection: Mapping[str, Sequence[Item]]
+    models: Sequence[ForgeNetwork], selection: Mapping[str, Sequence[TokenizedItem]]
 ) -> dict[str, float]:
     """For each pair: loss halfway between them, above the mean of their own losses, in nats."""
     everything = [item for domain in DOMAINS for item in selection[domain]]
@@ -113,7 +113,7 @@ def _range(values: Sequence[float]) -> float:
 
 
 @torch.no_grad()
-def _quick(model: ForgeNetwork, items: Sequence[Item]) -> float:
+def _quick(model: ForgeNetwork, items: Sequence[TokenizedItem]) -> float:
     """The highest halting threshold at which these items take few enough steps."""
     rows = _halting(model, items)
     low, high = 0.0, 1.0
@@ -125,7 +125,7 @@ def _quick(model: ForgeNetwork, items: Sequence[Item]) -> float:
     return low
 
 
-def _halting(model: ForgeNetwork, items: Sequence[Item]) -> Tensor:
+def _halting(model: ForgeNetwork, items: Sequence[TokenizedItem]) -> Tensor:
     """The halting probability after each step at each asked token: N x T_max."""
     model.eval()
     found = []
@@ -140,14 +140,16 @@ def _halting(model: ForgeNetwork, items: Sequence[Item]) -> Tensor:
     return torch.cat(found)
 
 
-def _batched(model: ForgeNetwork, items: Sequence[Item]) -> Iterator[tuple[Tensor, Tensor]]:
+def _batched(
+    model: ForgeNetwork, items: Sequence[TokenizedItem]
+) -> Iterator[tuple[Tensor, Tensor]]:
     device = next(model.parameters()).device
     for rows in batches([len(item.ids) for item in items]):
         yield padded([items[row] for row in rows], device)
 
 
 @torch.no_grad()
-def _memory_use(model: ForgeNetwork, items: Sequence[Item]) -> float:
+def _memory_use(model: ForgeNetwork, items: Sequence[TokenizedItem]) -> float:
     """How much of the gate's blend is memory, on average."""
     shares: list[float] = []
 

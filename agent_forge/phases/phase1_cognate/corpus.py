@@ -14,11 +14,11 @@ from pathlib import Path
 
 from agent_forge.config.settings import ModelSettings
 from agent_forge.data import datasets, tasks
-from agent_forge.data.loader import Curriculum, Source, Stage
+from agent_forge.data.loader import Curriculum, CurriculumStage, TokenizedDataset
 from agent_forge.data.readers import Example
 from agent_forge.data.tokenizer import Tokenizer
 from agent_forge.errors import ConfigError
-from agent_forge.evals.likelihood import Item
+from agent_forge.evals.likelihood import TokenizedItem
 from agent_forge.phases.phase1_cognate.config import DOMAINS, CognateSettings
 
 log = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ SELECTION_ITEMS = 300
 
 
 @dataclass
-class Part:
+class CorpusPart:
     """A source of examples: what it is for and when it comes in."""
 
     name: str
@@ -51,10 +51,10 @@ class Corpus:
     """Tokens to learn from, and unseen items to be measured on, by domain."""
 
     tokenizer: Tokenizer
-    sources: list[Source]
-    parts: list[Part]
-    selection: dict[str, list[Item]]
-    verdict: dict[str, list[Item]]
+    sources: list[TokenizedDataset]
+    parts: list[CorpusPart]
+    selection: dict[str, list[TokenizedItem]]
+    verdict: dict[str, list[TokenizedItem]]
     unseen: dict[str, list[tasks.Task]]  # the tasks behind `verdict`
     seen: dict[str, list[tasks.Task]]  # tasks like those that were learned
     missing: list[str] = field(default_factory=list)
@@ -62,7 +62,9 @@ class Corpus:
     def curriculum(self, text_share: float, length: int) -> Curriculum:
         """Three stages: a part comes in at its own and stays at half of its weight."""
         stages = [
-            Stage(share, self._mix(text_share, number), length, tuple(range(1, number + 1)))
+            CurriculumStage(
+                share, self._mix(text_share, number), length, tuple(range(1, number + 1))
+            )
             for share, number in STAGES
         ]
         return Curriculum(stages)
@@ -89,14 +91,14 @@ class Corpus:
         return mix
 
 
-def check(settings: CognateSettings) -> None:
+def validate_corpus(settings: CognateSettings) -> None:
     """Refuse what cannot be learned from, before any work."""
     datasets.missing(settings.datasets, Path(settings.data_dir))
     _families(settings, [])
     _own_parts(settings)
 
 
-def build(settings: CognateSettings, model: ModelSettings) -> Corpus:
+def build_corpus(settings: CognateSettings, model: ModelSettings) -> Corpus:
     """Everything that Phase 1 learns from, and is measured on."""
     folder = Path(settings.data_dir)
     missing = datasets.missing(settings.datasets, folder)
@@ -104,7 +106,7 @@ def build(settings: CognateSettings, model: ModelSettings) -> Corpus:
     parts = [*_task_parts(settings, families), *_real_parts(settings, folder, missing)]
     tokenizer = Tokenizer.train(_sample(parts), model.vocab_size)
     tokenizer.fits(model)
-    sources = [Source(p.name, *datasets.tokenise(tokenizer, p.examples)) for p in parts]
+    sources = [TokenizedDataset(p.name, *datasets.tokenise(tokenizer, p.examples)) for p in parts]
     measured = {d: [f for f in families if tasks.FAMILIES[f].domain == d] for d in DOMAINS}
     if not all(measured.values()):
         raise ConfigError(
@@ -127,10 +129,10 @@ def build(settings: CognateSettings, model: ModelSettings) -> Corpus:
     )
 
 
-def items(tokenizer: Tokenizer, found: Sequence[tasks.Task]) -> list[Item]:
+def items(tokenizer: Tokenizer, found: Sequence[tasks.Task]) -> list[TokenizedItem]:
     """Tasks as token ids of which the answer is asked for."""
     documents, masks = datasets.tokenise(tokenizer, (tasks.as_example(task) for task in found))
-    return [Item(ids, asked) for ids, asked in zip(documents, masks, strict=True)]
+    return [TokenizedItem(ids, asked) for ids, asked in zip(documents, masks, strict=True)]
 
 
 def _families(settings: CognateSettings, missing: list[str]) -> list[str]:
@@ -152,7 +154,7 @@ def _families(settings: CognateSettings, missing: list[str]) -> list[str]:
     return families
 
 
-def _task_parts(settings: CognateSettings, families: Iterable[str]) -> list[Part]:
+def _task_parts(settings: CognateSettings, families: Iterable[str]) -> list[CorpusPart]:
     """Each family in three parts of rising level, one for each stage of the curriculum."""
     parts = []
     for name in [*families, "story"] if "story" not in families else families:
@@ -164,7 +166,7 @@ def _task_parts(settings: CognateSettings, families: Iterable[str]) -> list[Part
                 tasks.as_example(tasks.make(name, "train", i, level=(low, high)))
                 for i in range(count)
             ]
-            parts.append(Part(f"{name}.{stage}", domain, stage, made))
+            parts.append(CorpusPart(f"{name}.{stage}", domain, stage, made))
     return parts
 
 
@@ -174,7 +176,7 @@ def _bands(highest: int) -> list[tuple[int, int]]:
     return [(low, max(low, high - 1)) for low, high in pairwise(cuts)]
 
 
-def _real_parts(settings: CognateSettings, folder: Path, missing: list[str]) -> list[Part]:
+def _real_parts(settings: CognateSettings, folder: Path, missing: list[str]) -> list[CorpusPart]:
     """The datasets that are there, and the user's own files."""
     parts = []
     for name in settings.datasets:
@@ -182,17 +184,17 @@ def _real_parts(settings: CognateSettings, folder: Path, missing: list[str]) -> 
             found = datasets.find(name)
             examples = list(datasets.read(name, folder, split="train"))
             domain = DOMAIN_OF_CATEGORY[found.category]
-            parts.append(Part(name, domain, found.stage, examples))
+            parts.append(CorpusPart(name, domain, found.stage, examples))
     return [*parts, *_own_parts(settings)]
 
 
-def _own_parts(settings: CognateSettings) -> list[Part]:
+def _own_parts(settings: CognateSettings) -> list[CorpusPart]:
     parts = []
     for text in settings.texts:
         examples = list(datasets.read_own(Path(text), split="train"))
         if not examples:
             raise ConfigError(f"{text} has no examples to train on")
-        parts.append(Part(Path(text).stem, TEXT, 1, examples))
+        parts.append(CorpusPart(Path(text).stem, TEXT, 1, examples))
     return parts
 
 
@@ -204,7 +206,7 @@ def _tasks(
     return [tasks.make(families[i % len(families)], split, i, level=levels) for i in range(count)]
 
 
-def _sample(parts: Sequence[Part]) -> Iterable[str]:
+def _sample(parts: Sequence[CorpusPart]) -> Iterable[str]:
     """Texts for the tokenizer: evenly from all parts."""
     each = max(1, TOKENIZER_TEXTS // len(parts))
     for part in parts:

@@ -22,9 +22,15 @@ from torch import Tensor
 
 from agent_forge import platform
 from agent_forge.config.settings import ModelSettings
-from agent_forge.contract.phase import ModelRef, PhaseContext, PhaseController, PhaseResult, Plan
+from agent_forge.contract.phase import (
+    ModelRef,
+    PhaseContext,
+    PhaseController,
+    PhasePlan,
+    PhaseResult,
+)
 from agent_forge.data import baselines
-from agent_forge.data.loader import Curriculum, Loader, Stage
+from agent_forge.data.loader import Curriculum, CurriculumStage, Loader
 from agent_forge.errors import PhaseFailed
 from agent_forge.evals.likelihood import measure
 from agent_forge.evals.reopen import confirm
@@ -34,14 +40,20 @@ from agent_forge.model.loss import language_loss
 from agent_forge.model.network import ForgeNetwork
 from agent_forge.optim.config import MuGrokConfig
 from agent_forge.optim.muon import MuonGrokfast
-from agent_forge.phases.phase1_cognate.assess import Report, assess, average, barriers, diversity
+from agent_forge.phases.phase1_cognate.assess import (
+    SpecialistScores,
+    assess,
+    average,
+    barriers,
+    diversity,
+)
 from agent_forge.phases.phase1_cognate.config import (
     DOMAINS,
     SPECIALISTS,
     CognateSettings,
     Specialist,
 )
-from agent_forge.phases.phase1_cognate.corpus import Corpus, build, check
+from agent_forge.phases.phase1_cognate.corpus import Corpus, build_corpus, validate_corpus
 from agent_forge.train.config import TrainSettings
 from agent_forge.train.loop import Evaluations, fit
 from agent_forge.train.trainer import Trainer
@@ -58,8 +70,8 @@ class CognatePhase(PhaseController):
     name = "cognate"
     config: CognateSettings
 
-    def plan(self, models: Sequence[ModelRef]) -> Plan:
-        check(self.config)
+    def plan(self, models: Sequence[ModelRef]) -> PhasePlan:
+        validate_corpus(self.config)
         c, weights = self.config, self.shared.model.parameters()
         branches = 3 * c.branch_steps * (2 if c.control else 1)
         tokens = c.rows * c.row_tokens
@@ -68,7 +80,7 @@ class CognatePhase(PhaseController):
             + (f", a control of {3 * c.branch_steps}" if c.control else ""),
             f"{tokens:,} tokens a step; {c.evaluation_items:,} unseen items of each domain",
         )
-        return Plan(
+        return PhasePlan(
             c.trunk_steps + branches,
             weights,
             disk_bytes=3 * 5 * weights * 4 * 4 + 3 * weights * 4 + 10**7,
@@ -77,7 +89,7 @@ class CognatePhase(PhaseController):
         )
 
     def run(self, ctx: PhaseContext) -> PhaseResult:
-        corpus = build(self.config, self.shared.model)
+        corpus = build_corpus(self.config, self.shared.model)
         trunk = self._trunk(ctx, corpus)
         three = [self._branch(ctx, corpus, trunk, i) for i in range(3)]
         control = self._control(ctx, corpus, trunk) if self.config.control else None
@@ -156,7 +168,7 @@ class CognatePhase(PhaseController):
             gradient_checkpointing=self.config.train.gradient_checkpointing,
         )
         optimizer = MuonGrokfast(model, config)
-        always = Curriculum([Stage(1.0, mix, self.config.row_tokens)])
+        always = Curriculum([CurriculumStage(1.0, mix, self.config.row_tokens)])
         self._fit(ctx, corpus, model, optimizer, settings, always, seed, stage, steps)
 
     def _fit(
@@ -217,7 +229,7 @@ class CognatePhase(PhaseController):
         trunk: ForgeNetwork,
         three: list[ForgeNetwork],
         control: ForgeNetwork | None,
-    ) -> dict[str, Report]:
+    ) -> dict[str, SpecialistScores]:
         """Measure all models on unseen items; refuse three that are too much alike."""
         models = {f"model_{n}": model for n, model in enumerate(three, start=1)}
         models |= {"trunk": trunk, "average": average([_with(trunk, m) for m in three])}
@@ -261,7 +273,7 @@ class CognatePhase(PhaseController):
         corpus: Corpus,
         model: ForgeNetwork,
         number: int,
-        reports: dict[str, Report],
+        reports: dict[str, SpecialistScores],
     ) -> ModelRef:
         special, own = SPECIALISTS[number - 1], reports[f"model_{number}"]
         model.requires_grad_(True)
@@ -297,7 +309,7 @@ class CognatePhase(PhaseController):
         corpus: Corpus,
         name: str,
         model: ForgeNetwork,
-        reports: dict[str, Report],
+        reports: dict[str, SpecialistScores],
     ) -> ModelRef:
         """The base of every merge of the three, and what such a merge is compared with."""
         model.requires_grad_(True)
@@ -318,7 +330,7 @@ class CognatePhase(PhaseController):
         refs: list[ModelRef],
         trunk: ModelRef,
         three: list[ForgeNetwork],
-        reports: dict[str, Report],
+        reports: dict[str, SpecialistScores],
         guesses: dict[str, float],
     ) -> PhaseResult:
         weights = self.shared.model.parameters()
@@ -392,7 +404,7 @@ def _held_out(model: ForgeNetwork, corpus: Corpus) -> float:
     return value
 
 
-def _flat(report: Report) -> dict[str, float]:
+def _flat(report: SpecialistScores) -> dict[str, float]:
     """A report as one level of names."""
     flat: dict[str, float] = {}
     for name, value in asdict(report).items():
@@ -403,7 +415,7 @@ def _flat(report: Report) -> dict[str, float]:
     return flat
 
 
-def _summary(reports: dict[str, Report]) -> str:
+def _summary(reports: dict[str, SpecialistScores]) -> str:
     """Whether each specialist is the best in its own domain, and what the others reach."""
     three = [reports[f"model_{n}"] for n in (1, 2, 3)]
     best = [
@@ -419,7 +431,7 @@ def _summary(reports: dict[str, Report]) -> str:
     return f"best in its own domain: {', '.join(best) or 'none'}; mean accuracy: {others}"
 
 
-def _table(reports: dict[str, Report], guesses: dict[str, float]) -> list[list[Any]]:
+def _table(reports: dict[str, SpecialistScores], guesses: dict[str, float]) -> list[list[Any]]:
     """Accuracy on unseen items, domain by domain, with what guessing reaches below."""
     head = ["model", *DOMAINS, "adaptive <= 1.3 steps", "mean", "steps", "memory use"]
     rows: list[list[Any]] = [head]
@@ -432,7 +444,7 @@ def _table(reports: dict[str, Report], guesses: dict[str, float]) -> list[list[A
     return rows
 
 
-def _measured(name: str, report: Report) -> dict[str, float]:
+def _measured(name: str, report: SpecialistScores) -> dict[str, float]:
     values = {f"{name}/accuracy/{d}": v for d, v in report.accuracy.items()}
     values |= {f"{name}/nats/{d}": v for d, v in report.nats.items()}
     return values | {

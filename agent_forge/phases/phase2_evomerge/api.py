@@ -19,7 +19,7 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from agent_forge.config.load import check, did_you_mean
+from agent_forge.config.load import did_you_mean, validate
 from agent_forge.config.settings import PhaseSettings, Settings
 from agent_forge.contract.phase import PhaseResult
 from agent_forge.errors import ConfigError
@@ -54,7 +54,7 @@ ALIASES = {
 WANDB_PATIENCE_S = 30.0
 
 
-class Surroundings(Settings):
+class ExecutionSettings(Settings):
     """Where an evolution runs and what it leaves."""
 
     seed: int = Field(42, ge=0, lt=2**63, description="of every random choice")
@@ -72,14 +72,14 @@ class Surroundings(Settings):
 
 
 EVOLUTION = set(EvoMergeSettings.model_fields) - set(PhaseSettings.model_fields)
-AROUND = set(Surroundings.model_fields)
+AROUND = set(ExecutionSettings.model_fields)
 
 
 class EvoMergeConfig:
     """All settings of an evolution, by the names of the documents; checked whenever they change."""
 
     evolution: EvoMergeSettings
-    around: Surroundings
+    around: ExecutionSettings
 
     def __init__(self, **fields: Any) -> None:
         object.__setattr__(self, "_given", {})
@@ -103,8 +103,8 @@ class EvoMergeConfig:
         around = {k: v for k, v in given.items() if k in AROUND}
         checked = {
             "_given": given,
-            "evolution": check(EvoMergeSettings, evolution, source),
-            "around": check(Surroundings, around, source),
+            "evolution": validate(EvoMergeSettings, evolution, source),
+            "around": validate(ExecutionSettings, around, source),
         }
         self.__dict__.update(checked)
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from agent_forge.errors import PhaseFailed, WorkersLost
-from agent_forge.phases.phase2_evomerge.bench import NOTHING, Hurdles, task_of
+from agent_forge.phases.phase2_evomerge.evaluator import NOTHING, Limits, task_of
 from agent_forge.search.candidate import Candidate
 from agent_forge.workers import Failure, Pool
 
@@ -33,7 +33,7 @@ class Crew:
     def measure(
         self,
         candidates: Mapping[str, Candidate],
-        asked: Mapping[str, Hurdles],
+        asked: Mapping[str, Limits],
     ) -> dict[str, Any]:
         """What came out for the first that is asked for; the others are under way."""
         if self._pool is None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agent_forge.config.load import check, did_you_mean, parse_set, read_one
+from agent_forge.config.load import did_you_mean, parse_set, read_one, validate
 from agent_forge.config.load import merge as join
 from agent_forge.errors import (
     AlreadyExists,
@@ -21,24 +21,24 @@ from agent_forge.errors import (
     NotFound,
     PhaseFailed,
 )
-from agent_forge.merge.output import Progress, refuse_foreign, write
+from agent_forge.merge.output import ProgressCallback, refuse_foreign, write
+from agent_forge.phases.phase2_evomerge.candidate_weights import CandidateWeights
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
 from agent_forge.phases.phase2_evomerge.evomerge import (
     OTHERS,
-    Conclusion,
+    EvolutionReport,
     Inputs,
     champion_files,
-    conclude,
     confirm_champion,
     figures,
     listening,
+    measure_verdict,
     refuse_senseless,
     resolve,
     splits_of,
 )
-from agent_forge.phases.phase2_evomerge.nursery import Nursery
+from agent_forge.phases.phase2_evomerge.journal import BEGUN, read_journal
 from agent_forge.phases.phase2_evomerge.prepare import open_parents, prepare
-from agent_forge.phases.phase2_evomerge.records import BEGUN, read_journal
 from agent_forge.phases.phase2_evomerge.run import CACHE, JOURNAL, WEIGHTS, EvolutionRun
 from agent_forge.phases.phase2_evomerge.sources import locate
 from agent_forge.phases.phase2_evomerge.staff import crew_of
@@ -120,7 +120,7 @@ class Evolved:
     reason: str
     curve: list[float]
     figures: dict[str, Any]
-    conclusion: Conclusion | None
+    conclusion: EvolutionReport | None
     seconds: dict[str, float]  # spent on merging, on measuring, and in all
 
     @property
@@ -164,7 +164,7 @@ def settings_of(
     merged = join(merged, given)
     if config is None and all(AUTO in ACTS_IN.get(name, (AUTO,)) for name in merged):
         merged = {"strategy": AUTO, **merged}
-    return check(EvoMergeSettings, {**merged, **changes}, config or "options")
+    return validate(EvoMergeSettings, {**merged, **changes}, config or "options")
 
 
 def check_early(settings: EvoMergeSettings, folder: Path, parents: int) -> None:
@@ -187,14 +187,14 @@ def opened(place: Path) -> tuple[Path, dict[str, Any]]:
     if not (folder / BEGUN).is_file():
         raise NotFound(f"{folder} holds no evolution", hint=f"it would have a file {BEGUN}")
     record = _begun(folder)
-    if place.is_file() and files.read_sealed(place).get("fingerprint") != record["fingerprint"]:
+    if place.is_file() and files.read_checked(place).get("fingerprint") != record["fingerprint"]:
         raise ConfigError(f"{place} is of another evolution than the one in its folder")
     return folder, record
 
 
 def _begun(folder: Path) -> dict[str, Any]:
     """What an evolution was begun with."""
-    record = files.read_sealed(folder / BEGUN)
+    record = files.read_checked(folder / BEGUN)
     lists = [record.get(key) for key in ("parents", "names")]
     if not (
         all(isinstance(texts, list) and texts for texts in lists)
@@ -225,7 +225,7 @@ def resumed(place: Path, gens: int | None, minutes: float | None, sets: Sequence
     begun = {**EvoMergeSettings.BEFORE, **record["settings"]}
     update: dict[str, Any] = {"generations": gens, "time_budget_minutes": minutes}
     changed = {name: value for name, value in update.items() if value is not None}
-    settings = check(EvoMergeSettings, {**begun, **changed}, str(folder / BEGUN))
+    settings = validate(EvoMergeSettings, {**begun, **changed}, str(folder / BEGUN))
     _refuse_fewer(folder, settings.generations)
     inputs = resolve(settings, record["parents"], record["base"], folder)
     return Job(settings, inputs, record["seed"], folder, tuple(record["names"]))
@@ -246,9 +246,9 @@ def evolve(
     with files.disk_errors(job.folder):
         files.disk.make_directory(job.folder)
     with lock.held(job.folder):
-        files.sweep(job.folder, deep=False)  # what is deeper may be someone's
+        files.remove_leftovers(job.folder, deep=False)  # what is deeper may be someone's
         if (job.folder / WEIGHTS).is_dir():
-            files.sweep(job.folder / WEIGHTS)
+            files.remove_leftovers(job.folder / WEIGHTS)
         for note in job.inputs.notes:
             listen({"event": "note", "text": note})
         material = prepare(job.settings, job.inputs, device, job.folder)
@@ -268,7 +268,7 @@ def evolve(
         champion = run.search.champion
         if champion is None:
             raise PhaseFailed("no candidate could be measured")
-        conclusion = conclude(run, job.inputs, job.names)
+        conclusion = measure_verdict(run, job.inputs, job.names)
         target = job.folder / CHAMPION
         beside = champion_files(run, job.inputs, conclusion)
         write(run.nursery.weights(champion.key), target, force=True, beside=beside)
@@ -293,7 +293,7 @@ def evolve(
         )
 
 
-def replay(lineage: Path, target: Path, progress: Progress | None = None) -> str:
+def replay(lineage: Path, target: Path, progress: ProgressCallback | None = None) -> str:
     """Make a champion again from its lineage; returns the sha256 of its weights."""
     if target.exists():
         raise AlreadyExists(f"{target} exists", hint="name a folder that does not")
@@ -309,7 +309,7 @@ def replay(lineage: Path, target: Path, progress: Progress | None = None) -> str
     scratch = places.nearest(target.parent) / own
     try:
         with _as_damage(lineage):
-            made = Nursery(models, base, known, scratch).weights(record["key"])
+            made = CandidateWeights(models, base, known, scratch).weights(record["key"])
         written = write(made, target, progress=progress)
     finally:
         if scratch.exists():
@@ -413,7 +413,7 @@ def _begin(job: Job, fingerprint: str) -> None:
         "seed": job.seed,
         "fingerprint": fingerprint,
     }
-    files.write_bytes(job.folder / BEGUN, files.sealed(record))
+    files.write_bytes(job.folder / BEGUN, files.with_checksum(record))
 
 
 def _names(parents: Sequence[str]) -> list[str]:

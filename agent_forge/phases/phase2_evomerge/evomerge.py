@@ -17,6 +17,8 @@ import torch
 
 from agent_forge.data.tokenizer import Tokenizer
 from agent_forge.errors import ConfigError, PhaseFailed
+from agent_forge.evals.benchmarks import from_names
+from agent_forge.evals.comparison import Comparison, PairedScores, compare_scores
 from agent_forge.evals.domains import (
     Domain,
     copies_hint,
@@ -25,11 +27,9 @@ from agent_forge.evals.domains import (
     part,
     smallest_gain,
 )
-from agent_forge.evals.likelihood import Outcome
-from agent_forge.evals.packs import from_names
+from agent_forge.evals.likelihood import ItemScores
+from agent_forge.evals.model_under_test import ModelUnderTest
 from agent_forge.evals.reopen import confirm
-from agent_forge.evals.subject import Subject
-from agent_forge.evals.verdict import Comparison, Pair, judge
 from agent_forge.merge.preflight import preflight
 from agent_forge.merge.recipe import ModelInput, Recipe
 from agent_forge.model.folder import MODEL_TYPE, open_model, open_weights, read_config
@@ -70,7 +70,7 @@ class Inputs:
 
 
 @dataclass(frozen=True)
-class Rival:
+class Baseline:
     """A model that the champion is compared with."""
 
     score: Score
@@ -78,15 +78,15 @@ class Rival:
 
 
 @dataclass(frozen=True)
-class Conclusion:
+class EvolutionReport:
     """How the champion does on items that the search never saw."""
 
     champion: Score
-    rivals: dict[str, Rival]
+    rivals: dict[str, Baseline]
     best_parent: str
     perplexity: float  # of the champion, a token
     retention: dict[str, float] = field(default_factory=dict)
-    outcomes: tuple[Outcome, ...] = ()  # of the champion, by domain
+    outcomes: tuple[ItemScores, ...] = ()  # of the champion, by domain
 
     def sentences(self) -> list[str]:
         """The result in words, the best parent first."""
@@ -259,7 +259,9 @@ def _what_can_be_seen(splits: Mapping[str, Sequence[Domain]]) -> list[str]:
 # -- afterwards -----------------------------------------------------------------------------------
 
 
-def conclude(run: EvolutionRun, inputs: Inputs, names: Sequence[str]) -> Conclusion | None:
+def measure_verdict(
+    run: EvolutionRun, inputs: Inputs, names: Sequence[str]
+) -> EvolutionReport | None:
     """Champion, parents, average, base and best combo on the untouched items; None without any."""
     champion = run.search.champion
     if not inputs.splits or champion is None:
@@ -268,7 +270,7 @@ def conclude(run: EvolutionRun, inputs: Inputs, names: Sequence[str]) -> Conclus
     s = run.settings
     how = s.fitness_weights, s.fitness_floors, s.domain_weights
     fitness = DomainFitness(run.material.subject, domains, *how)
-    found: dict[str, list[Outcome]] = {}
+    found: dict[str, list[ItemScores]] = {}
     scores: dict[str, Score] = {}
     model = run.material.subject.model
     for name, rival in {OTHERS[0]: champion.key, **_rivals(run, names)}.items():
@@ -287,17 +289,17 @@ def conclude(run: EvolutionRun, inputs: Inputs, names: Sequence[str]) -> Conclus
     run.require_there()
     own, mine = found.pop(OTHERS[0]), scores.pop(OTHERS[0])
     rivals = {
-        name: Rival(scores[name], _compared(domains, outcomes, own))
+        name: Baseline(scores[name], _compared(domains, outcomes, own))
         for name, outcomes in found.items()
     }
     best = max(names, key=lambda name: scores[name].quality)
     nats = sum(sum(o.loss) for o in own) / sum(sum(o.tokens) for o in own)
     kept = _retention(mine, [scores[name] for name in names])
-    return Conclusion(mine, rivals, best, math.exp(min(700, nats)), kept, tuple(own))
+    return EvolutionReport(mine, rivals, best, math.exp(min(700, nats)), kept, tuple(own))
 
 
 def confirm_champion(
-    folder: Path, run: EvolutionRun, inputs: Inputs, conclusion: Conclusion | None
+    folder: Path, run: EvolutionRun, inputs: Inputs, conclusion: EvolutionReport | None
 ) -> None:
     """The file has to score what the verdict says; without a verdict, to hold what was measured."""
     if conclusion is None:
@@ -306,7 +308,7 @@ def confirm_champion(
     few = [_first_few(domain) for domain in inputs.splits["verdict"]]
     recorded = [o.loss[: len(d.examples)] for d, o in zip(few, conclusion.outcomes, strict=True)]
 
-    def measured(subject: Subject) -> list[float]:
+    def measured(subject: ModelUnderTest) -> list[float]:
         return [loss for d in few for loss in subject.measure(subject.prepare(d)).loss]
 
     confirm(folder, measured, [loss for losses in recorded for loss in losses])
@@ -334,11 +336,11 @@ def _compare_weights(folder: Path, run: EvolutionRun) -> None:
 
 
 def _compared(
-    domains: Sequence[Domain], reference: Sequence[Outcome], own: Sequence[Outcome]
+    domains: Sequence[Domain], reference: Sequence[ItemScores], own: Sequence[ItemScores]
 ) -> Comparison:
-    return judge(
+    return compare_scores(
         [
-            Pair(d.name, a, b, d.sizes, d.exact)
+            PairedScores(d.name, a, b, d.sizes, d.exact)
             for d, a, b in zip(domains, reference, own, strict=True)
         ]
     )
@@ -423,7 +425,7 @@ def ancestry(run: EvolutionRun, inputs: Inputs) -> dict[str, Any]:
 
 
 def champion_files(
-    run: EvolutionRun, inputs: Inputs, conclusion: Conclusion | None
+    run: EvolutionRun, inputs: Inputs, conclusion: EvolutionReport | None
 ) -> dict[str, bytes]:
     """What stands beside the champion's weights: card, lineage, verdict."""
     return {
@@ -433,13 +435,13 @@ def champion_files(
     }
 
 
-def card(run: EvolutionRun, inputs: Inputs, conclusion: Conclusion | None) -> str:
+def card(run: EvolutionRun, inputs: Inputs, conclusion: EvolutionReport | None) -> str:
     """The model card."""
     head = ("---", "library_name: transformers", "tags:", "- merge", "- evolution", "---")
     return "\n".join([*head, "# Evolved merge", "", *story(run, inputs, conclusion), ""])
 
 
-def story(run: EvolutionRun, inputs: Inputs, conclusion: Conclusion | None) -> list[str]:
+def story(run: EvolutionRun, inputs: Inputs, conclusion: EvolutionReport | None) -> list[str]:
     """What was merged, what came out, and whether it is better, as lines of Markdown."""
     champion = run.search.champion
     assert champion is not None
@@ -472,7 +474,7 @@ def story(run: EvolutionRun, inputs: Inputs, conclusion: Conclusion | None) -> l
     return [*lines, "", again]
 
 
-def table(conclusion: Conclusion) -> list[str]:
+def table(conclusion: EvolutionReport) -> list[str]:
     """Raw figures of every model, as Markdown."""
     columns = list(conclusion.champion.raw)
     rows = {"champion": conclusion.champion}

@@ -32,18 +32,18 @@ from torch import nn
 from agent_forge import platform
 from agent_forge.errors import ConfigError, PhaseFailed
 from agent_forge.evals.domains import Domain, beyond_chance, evaluation_hash, perplexity_score
-from agent_forge.evals.likelihood import Outcome
-from agent_forge.evals.subject import Prepared, Subject
+from agent_forge.evals.likelihood import ItemScores
+from agent_forge.evals.model_under_test import ModelUnderTest, TokenizedDomain
 from agent_forge.phases.phase2_evomerge.racing import (
     SHARES,
-    Met,
-    Standing,
+    Incumbent,
+    PartialResult,
     ahead,
     estimate,
     first,
     joined,
     lost,
-    rungs,
+    shards,
 )
 
 PARTS = ("perplexity", "accuracy", "speed", "memory")
@@ -79,7 +79,7 @@ class DomainFitness:
 
     def __init__(
         self,
-        subject: Subject,
+        subject: ModelUnderTest,
         domains: Sequence[Domain],
         weights: Mapping[str, float],
         floors: Mapping[str, float],
@@ -94,10 +94,10 @@ class DomainFitness:
         self.shares = [(shares or {}).get(domain.name, 1.0) for domain in domains]
         self.mixed = mixed
         self.use(subject.model)
-        self.prepared: list[Prepared] = [subject.prepare(domain) for domain in domains]
+        self.prepared: list[TokenizedDomain] = [subject.prepare(domain) for domain in domains]
         self.tokens = sum(len(item.ids) for found in self.prepared for item in found.items)
         self.racing = racing
-        self._rungs = [rungs(domain) for domain in domains] if racing else []
+        self._rungs = [shards(domain) for domain in domains] if racing else []
         self._raced = [
             [_some(subject, domains[d], examples) for examples in shares]
             for d, shares in enumerate(self._rungs)
@@ -111,11 +111,11 @@ class DomainFitness:
         self.subject = replace(self.subject, model=model)
         self._shape = shape_parts(cost, size)
 
-    def outcomes(self) -> list[Outcome]:
+    def outcomes(self) -> list[ItemScores]:
         """What came out for every example, domain by domain."""
         return [self._measured(prepared) for prepared in self.prepared]
 
-    def _measured(self, prepared: Prepared) -> Outcome:
+    def _measured(self, prepared: TokenizedDomain) -> ItemScores:
         device = next(self.subject.model.parameters()).device.type
         with torch.autocast(device, torch.bfloat16, enabled=self.mixed):
             return self.subject.measure(prepared)
@@ -132,7 +132,7 @@ class DomainFitness:
         return _mean(found), sum(prepared.tokens for _, prepared in self._first)
 
     @cached_property
-    def _first(self) -> list[tuple[int, Prepared]]:
+    def _first(self) -> list[tuple[int, TokenizedDomain]]:
         found = []
         for domain in self.domains:
             chosen = tuple(domain.examples[i] for i in first(domain))
@@ -151,9 +151,9 @@ class DomainFitness:
         exact = any(domain.exact for domain in self.domains)
         return {name: w for name, w in self.weights.items() if name != "accuracy" or exact}
 
-    def race(self, against: Standing | None) -> tuple[float, list[Outcome] | None, int]:
+    def race(self, against: Incumbent | None) -> tuple[float, list[ItemScores] | None, int]:
         """Fitness, outcomes and tokens; of one that fell behind an estimate, and no outcomes."""
-        met: list[list[Met]] = [[] for _ in self.domains]
+        met: list[list[PartialResult]] = [[] for _ in self.domains]
         totals, tokens, rates = [len(d.examples) for d in self.domains], 0, self.rates()
         for rung in range(len(SHARES)):
             for d, prepared in enumerate(raced[rung] for raced in self._raced):
@@ -185,7 +185,7 @@ class DomainFitness:
             found.append((share * a_nat, share * an_answer))
         return found
 
-    def judge(self, outcomes: Sequence[Outcome]) -> Score:
+    def judge(self, outcomes: Sequence[ItemScores]) -> Score:
         """The score that outcomes amount to. Below a floor there is nothing to gain elsewhere."""
         raw: dict[str, float] = {}
         perplexity, accuracy = [], []
@@ -211,7 +211,9 @@ def shape_parts(cost: float, size: float) -> dict[str, float]:
     return {"speed": 1 / (1 + cost), "memory": 1 / (1 + size)}
 
 
-def _some(subject: Subject, domain: Domain, examples: Sequence[int]) -> Prepared | None:
+def _some(
+    subject: ModelUnderTest, domain: Domain, examples: Sequence[int]
+) -> TokenizedDomain | None:
     if not examples:
         return None
     tasks = tuple(domain.tasks[i] for i in examples) if domain.tasks else ()

@@ -16,17 +16,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from agent_forge.errors import NotFinite
-from agent_forge.evals.likelihood import Item, batches, padded
-from agent_forge.evals.subject import Prepared
+from agent_forge.evals.likelihood import TokenizedItem, batches, padded
+from agent_forge.evals.model_under_test import TokenizedDomain
 from agent_forge.model.network import ForgeNetwork
+from agent_forge.phases.phase2_evomerge.candidate_weights import CandidateWeights
 from agent_forge.phases.phase2_evomerge.fitness import DomainFitness
-from agent_forge.phases.phase2_evomerge.nursery import Nursery
 
 BACKWARD = 3  # passes over the tokens: one forward, and a backward that costs two
 Rows = dict[str, list[float]]
 
 
-def gradient(fitness: DomainFitness, nursery: Nursery, turns: int, turn: int) -> tuple[Rows, int]:
+def gradient(
+    fitness: DomainFitness, nursery: CandidateWeights, turns: int, turn: int
+) -> tuple[Rows, int]:
     """At the weights that the network has now, on the items of one of the turns; and its tokens."""
     model = fitness.subject.model
     model.eval()
@@ -48,7 +50,7 @@ def gradient(fitness: DomainFitness, nursery: Nursery, turns: int, turn: int) ->
             p.requires_grad_(before[name])
 
 
-def _part(prepared: Prepared, turns: int, turn: int) -> list[int]:
+def _part(prepared: TokenizedDomain, turns: int, turn: int) -> list[int]:
     """Items of some of the examples, others at every turn; of an example its right answer alone."""
     count = int(prepared.example_of[-1]) + 1
     examples = {n for n in range(count) if n % turns == turn % turns} or {0}
@@ -79,7 +81,7 @@ def _backward(
         value.backward()  # type: ignore[no-untyped-call]
 
 
-def item_losses(model: nn.Module, items: Sequence[Item], device: torch.device) -> Tensor:
+def item_losses(model: nn.Module, items: Sequence[TokenizedItem], device: torch.device) -> Tensor:
     """The loss of each item in nats, summed over its asked tokens."""
     tokens, asked = padded(items, device)
     wanted = asked[:, 1:]
@@ -97,7 +99,7 @@ def item_losses(model: nn.Module, items: Sequence[Item], device: torch.device) -
     return loss.new_zeros(len(items)).index_add(0, owner, loss)
 
 
-def _by_coefficient(nursery: Nursery, parameters: dict[str, nn.Parameter]) -> Rows:
+def _by_coefficient(nursery: CandidateWeights, parameters: dict[str, nn.Parameter]) -> Rows:
     """Inner products with the parents' task vectors, summed by group."""
     found: Rows = {group: [0.0] * len(nursery.parents) for group in nursery.groups.names}
     for name, parameter in parameters.items():

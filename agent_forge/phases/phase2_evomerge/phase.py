@@ -10,19 +10,25 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from agent_forge.contract.phase import ModelRef, PhaseContext, PhaseController, PhaseResult, Plan
+from agent_forge.contract.phase import (
+    ModelRef,
+    PhaseContext,
+    PhaseController,
+    PhasePlan,
+    PhaseResult,
+)
 from agent_forge.errors import PhaseFailed
 from agent_forge.evals.domains import copies_told
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
 from agent_forge.phases.phase2_evomerge.evomerge import (
-    Conclusion,
+    EvolutionReport,
     Inputs,
     ancestry,
     champion_files,
-    conclude,
     confirm_champion,
     figures,
     listening,
+    measure_verdict,
     refuse_senseless,
     resolve,
     splits_of,
@@ -44,7 +50,7 @@ class EvoMergePhase(PhaseController):
     name = "evomerge"
     config: EvoMergeSettings
 
-    def plan(self, models: Sequence[ModelRef]) -> Plan:
+    def plan(self, models: Sequence[ModelRef]) -> PhasePlan:
         c, weights = self.config, self.shared.model.parameters()
         if models:
             splits = self._resolve(models).splits
@@ -59,7 +65,7 @@ class EvoMergePhase(PhaseController):
             f" {c.verdict_items:,} unseen ones for the verdict",
             *copies_told(splits.get("verdict", ())),
         )
-        return Plan(
+        return PhasePlan(
             candidates,
             weights,
             disk_bytes=c.models_on_disk * 4 * weights + 10**7,
@@ -82,7 +88,7 @@ class EvoMergePhase(PhaseController):
         )
         run.run()
         names = [ref.name for ref in ctx.inputs]
-        conclusion = conclude(run, inputs, names)
+        conclusion = measure_verdict(run, inputs, names)
         if run.search.champion is None or conclusion is None:
             raise PhaseFailed("no candidate could be measured", hint="forge logs has the reasons")
         return self._result(ctx, run, inputs, conclusion)
@@ -116,7 +122,7 @@ class EvoMergePhase(PhaseController):
         ctx.check_resources()
 
     def _result(
-        self, ctx: PhaseContext, run: EvolutionRun, inputs: Inputs, conclusion: Conclusion
+        self, ctx: PhaseContext, run: EvolutionRun, inputs: Inputs, conclusion: EvolutionReport
     ) -> PhaseResult:
         search, best = run.search, conclusion.best_parent
         champion = search.champion
@@ -165,7 +171,7 @@ class EvoMergePhase(PhaseController):
         ctx: PhaseContext,
         run: EvolutionRun,
         inputs: Inputs,
-        conclusion: Conclusion,
+        conclusion: EvolutionReport,
         metrics: dict[str, float],
     ) -> ModelRef:
         search = run.search
@@ -203,7 +209,7 @@ def _key(name: str) -> str:
     return name.replace(" ", "_")
 
 
-def _table(conclusion: Conclusion) -> list[list[Any]]:
+def _table(conclusion: EvolutionReport) -> list[list[Any]]:
     """Raw figures on unseen items, and the gain of the champion over each model."""
     columns = list(conclusion.champion.raw)
     rows: list[list[Any]] = [["model", *columns, "champion's gain"]]

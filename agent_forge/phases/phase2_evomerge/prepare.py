@@ -7,13 +7,13 @@ from pathlib import Path
 
 from agent_forge.errors import ConfigError, DamagedFile
 from agent_forge.evals.domains import Domain
-from agent_forge.evals.subject import Subject, subject_of
+from agent_forge.evals.model_under_test import ModelUnderTest, model_under_test
 from agent_forge.merge.output import write
 from agent_forge.model.folder import MODEL_TYPE, open_weights
 from agent_forge.model.load import load_network, open_tokenizer, own_name
 from agent_forge.model.weights import Weights, from_memory, with_same_heads
-from agent_forge.phases.phase2_evomerge.bench import Material
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
+from agent_forge.phases.phase2_evomerge.evaluator import Material
 from agent_forge.phases.phase2_evomerge.evomerge import Inputs
 from agent_forge.phases.phase2_evomerge.fitness import (
     CommandFitness,
@@ -53,7 +53,9 @@ def prepare(settings: EvoMergeSettings, inputs: Inputs, device: str, folder: Pat
     return Material(parents, base, subject, fitness, holdout, hashes)
 
 
-def _on(settings: EvoMergeSettings, subject: Subject, domains: Sequence[Domain]) -> DomainFitness:
+def _on(
+    settings: EvoMergeSettings, subject: ModelUnderTest, domains: Sequence[Domain]
+) -> DomainFitness:
     how = settings.fitness_weights, settings.fitness_floors, settings.domain_weights
     return DomainFitness(subject, domains, *how, settings.mixed_precision, settings.racing)
 
@@ -65,7 +67,7 @@ def _refuse_damaged(weights: Weights) -> None:
             raise DamagedFile(weights.label, f"{name} holds NaN or infinity", hint="fetch it again")
 
 
-def _subject(first: Weights) -> Subject:
+def _subject(first: Weights) -> ModelUnderTest:
     """A network of the parents' shape, which every candidate is put into, and their tokenizer."""
     assert first.folder is not None and first.config  # resolve() looked
     model = load_network(first.config, {name: first[name] for name in first}, first.label)
@@ -76,10 +78,10 @@ def _subject(first: Weights) -> Subject:
             f"{first.label}: transformers renames {strange[0]} when it loads it",
             hint="open and save it once with transformers (save_pretrained), and give that folder",
         )
-    return subject_of(model, None if ours else open_tokenizer(first.folder), first.folder)
+    return model_under_test(model, None if ours else open_tokenizer(first.folder), first.folder)
 
 
-def _writer(subject: Subject, parent: Weights, folder: Path) -> Callable[[], Path]:
+def _writer(subject: ModelUnderTest, parent: Weights, folder: Path) -> Callable[[], Path]:
     """Writes what the network holds as a model directory, always to the same place."""
 
     def write_it() -> Path:

@@ -18,16 +18,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agent_forge.evals.domains import Domain, content_hash
-from agent_forge.evals.likelihood import Outcome
+from agent_forge.evals.likelihood import ItemScores
 
 SHARES = (0.125, 0.25, 0.5, 1.0)
 SURE = 1.0  # more of them save little and find nothing better (docs/evomerge.md)
 LEAST = 8  # items of a domain before anything is concluded from them
-Met = tuple[list[int], Outcome]  # which examples, and what came out for them
+PartialResult = tuple[list[int], ItemScores]  # which examples, and what came out for them
 
 
 @dataclass(frozen=True)
-class Standing:
+class Incumbent:
     """The champion to beat: its fitness, and what came out for each item of every domain."""
 
     key: str
@@ -37,7 +37,7 @@ class Standing:
     bonus: float = 0.0  # in its fitness, for needing less than the parents
 
 
-def rungs(domain: Domain) -> list[list[int]]:
+def shards(domain: Domain) -> list[list[int]]:
     """Which examples of a domain each share adds; a small domain is met as a whole at the end."""
     order = _order(domain)
     ends = [round(share * len(order)) for share in SHARES]
@@ -57,7 +57,7 @@ def _order(domain: Domain) -> list[int]:
 
 
 def ahead(
-    met: Sequence[Met], domain: int, of: Standing, a_nat: float, an_answer: float
+    met: Sequence[PartialResult], domain: int, of: Incumbent, a_nat: float, an_answer: float
 ) -> NDArray[np.float64]:
     """The fitness that a candidate gained on the champion at each item it has met."""
     gains = [
@@ -88,11 +88,11 @@ def lost(value: float, error: float) -> bool:
     return value + SURE * error < 0
 
 
-def joined(met: Sequence[Met], count: int) -> Outcome:
+def joined(met: Sequence[PartialResult], count: int) -> ItemScores:
     """The outcomes of all shares as one, in the order of the examples."""
     rows: list[Any] = [None] * count
     for where, outcome in met:
         values = zip(outcome.right, outcome.loss, outcome.tokens, outcome.steps, strict=True)
         for i, row in zip(where, values, strict=True):
             rows[i] = row
-    return Outcome(*(list(column) for column in zip(*rows, strict=True)))
+    return ItemScores(*(list(column) for column in zip(*rows, strict=True)))

@@ -37,13 +37,19 @@ from agent_forge.errors import (
     WorkersLost,
 )
 from agent_forge.merge.output import write
-from agent_forge.phases.phase2_evomerge.bench import CACHED, Bench, Hurdles, Material, sample_in
+from agent_forge.phases.phase2_evomerge.candidate_weights import CandidateWeights
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
 from agent_forge.phases.phase2_evomerge.crew import Crew
+from agent_forge.phases.phase2_evomerge.evaluator import (
+    CACHED,
+    CandidateEvaluator,
+    Limits,
+    Material,
+    sample_in,
+)
 from agent_forge.phases.phase2_evomerge.fitness import Score
-from agent_forge.phases.phase2_evomerge.nursery import Nursery
-from agent_forge.phases.phase2_evomerge.racing import Standing
-from agent_forge.phases.phase2_evomerge.records import FIRST, read_cache, read_journal
+from agent_forge.phases.phase2_evomerge.journal import FIRST, read_cache, read_journal
+from agent_forge.phases.phase2_evomerge.racing import Incumbent
 from agent_forge.search import strategy
 from agent_forge.search.candidate import SHORT, Candidate
 from agent_forge.store import files
@@ -74,7 +80,7 @@ class EvolutionRun:
         self.cache_hits = 0
         self.seconds = {"merge": 0.0, "evaluation": 0.0, "all": 0.0}
         known: dict[str, Candidate] = {}
-        self.nursery = Nursery(material.parents, material.base, known, folder / WEIGHTS)
+        self.nursery = CandidateWeights(material.parents, material.base, known, folder / WEIGHTS)
         self.search = strategy.begin(
             settings,
             parents=len(material.parents),
@@ -87,11 +93,11 @@ class EvolutionRun:
         self._records = self._known()
         self._journal = Journal(folder / JOURNAL)
         self._cache_file = cache if settings.enable_caching else None
-        self.bench = Bench(material, self.nursery, read_cache(self._cache_file))
+        self.bench = CandidateEvaluator(material, self.nursery, read_cache(self._cache_file))
         self._crew = crew
         self._outcomes: dict[str, Any] = {}  # of this generation's candidates and the champion
         self._samples: dict[str, np.ndarray] = {}  # of the weights of this generation's candidates
-        self._standings: dict[str, Standing] = {}  # of the last champions
+        self._standings: dict[str, Incumbent] = {}  # of the last champions
         self._count = 0  # candidates measured in this attempt
         self._began = time.monotonic()
         self._before = max((r.get("elapsed", 0.0) for r in self._records), default=0.0)
@@ -178,7 +184,7 @@ class EvolutionRun:
         for survivor in self.search.survivors:
             if self.search.generation and (record := self._find("candidate", key=survivor.key)):
                 seen.setdefault(record["sha256"], survivor.key)
-        while asked := self.search.due:
+        while asked := self.search.pending:
             candidate = asked[0]
             record = self._find("candidate", key=candidate.key) or self._measured(asked)
             score = record["score"]
@@ -295,7 +301,7 @@ class EvolutionRun:
                 return self._crew.measure(self.search.candidates, hurdles)
         return self.bench.measure(new[0], hurdles[new[0]])
 
-    def _hurdles(self, key: str) -> Hurdles:
+    def _hurdles(self, key: str) -> Limits:
         """What a candidate has to beat: the champion when its generation began, or the average."""
         born = self.search.born(key)
         champion = self.search.history[born - 1]["champion"] if born else None
@@ -412,7 +418,7 @@ class EvolutionRun:
             "combo_usage": self.search.combo_usage,
             "state": self.search.state(),
         }
-        files.write_bytes(path, files.sealed(content))
+        files.write_bytes(path, files.with_checksum(content))
         if generation % self.settings.checkpoint_every == 0 and champion is not None:
             self._save_best(generation, champion.key)
         for old in self.folder.glob("evolution_checkpoint_gen_*.json"):

@@ -10,14 +10,14 @@ from typing import Any
 import psutil
 import torch
 
-from agent_forge.config.load import check
-from agent_forge.phases.phase2_evomerge.bench import Bench
+from agent_forge.config.load import validate
+from agent_forge.phases.phase2_evomerge.candidate_weights import CandidateWeights
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
 from agent_forge.phases.phase2_evomerge.crew import Crew
+from agent_forge.phases.phase2_evomerge.evaluator import CandidateEvaluator
 from agent_forge.phases.phase2_evomerge.evomerge import Inputs, resolve
-from agent_forge.phases.phase2_evomerge.nursery import Nursery
+from agent_forge.phases.phase2_evomerge.journal import read_cache
 from agent_forge.phases.phase2_evomerge.prepare import prepare
-from agent_forge.phases.phase2_evomerge.records import read_cache
 from agent_forge.phases.phase2_evomerge.run import CACHE, WEIGHTS
 from agent_forge.store import files
 from agent_forge.workers import Pool, open_pool
@@ -76,13 +76,13 @@ def measurer(
     settings: dict[str, Any], parents: list[str], base: str | None, device: str, folder: str
 ) -> Work:
     """A worker's bench, and the function that measures on it."""
-    checked = check(EvoMergeSettings, settings, "the evolution")
+    checked = validate(EvoMergeSettings, settings, "the evolution")
     place = Path(folder)
     scratch = place / WEIGHTS / SCRATCH
     for parent in (scratch.parent, scratch):  # not the evolution's own: if it is gone, that is it
         parent.mkdir(exist_ok=True)
     mine = Path(tempfile.mkdtemp(dir=scratch))
     material = prepare(checked, resolve(checked, parents, base, place), device, mine)
-    nursery = Nursery(material.parents, material.base, {}, mine, place / WEIGHTS)
+    nursery = CandidateWeights(material.parents, material.base, {}, mine, place / WEIGHTS)
     cache = read_cache(place / CACHE if checked.enable_caching else None)
-    return Bench(material, nursery, cache).work
+    return CandidateEvaluator(material, nursery, cache).work

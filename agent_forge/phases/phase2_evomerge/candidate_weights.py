@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from agent_forge.errors import ConfigError, NotFinite
 from agent_forge.merge.engine import merge
 from agent_forge.merge.plan import Parents, make_plan
-from agent_forge.merge.recipe import ModelInput, Recipe, Slice, Source
+from agent_forge.merge.recipe import ModelInput, Recipe, Slice, SliceSource
 from agent_forge.model.folder import open_weights
 from agent_forge.model.weights import (
     BEFORE_LAYERS,
@@ -44,7 +44,7 @@ SAMPLED = 200_000  # weights that distances are measured on
 KEPT_NAME = 24  # digits of a key in the name of a file
 
 
-class Groups:
+class TensorGroups:
     """Which tensors share a merge coefficient: the embeddings, each layer, and the rest."""
 
     def __init__(self, names: Iterable[str]) -> None:
@@ -75,7 +75,7 @@ class Groups:
         ]
 
 
-class Nursery:
+class CandidateWeights:
     """The weights of every candidate. `known` has those that a recipe may refer to."""
 
     def __init__(
@@ -99,7 +99,7 @@ class Nursery:
         self.specs = plan.specs
         if base is None:
             self._originals[MEAN] = merge(self._recipe("linear", self._names), self._originals)
-        self.groups = Groups(self.specs)
+        self.groups = TensorGroups(self.specs)
         layers = [job.layer for job in plan.jobs.values() if job.layer is not None]
         self.layers = list(dict.fromkeys(layers))
         self._kept = {path.name for path in folder.glob("*.safetensors")}
@@ -281,11 +281,11 @@ class Nursery:
     def _path(self, refs: Sequence[str], layers: Sequence[Sequence[int]]) -> Recipe:
         """Each layer of one input alone, and outside the layers the first input alone."""
 
-        def source(i: int, chosen: int, layer: int) -> Source:
+        def source(i: int, chosen: int, layer: int) -> SliceSource:
             texts = self.groups.of[f"layer {layer}"]
             weight = [{"filter": text, "value": float(i == chosen)} for text in texts]
             parameters = {"weight": [*weight, {"value": float(i == 0)}]}
-            return Source(model=refs[i], layer_range=[layer, layer + 1], parameters=parameters)
+            return SliceSource(model=refs[i], layer_range=[layer, layer + 1], parameters=parameters)
 
         rows = [[source(i, *place) for i in range(len(refs))] for place in layers]
         return Recipe(merge_method="linear", slices=[Slice(sources=row) for row in rows])

@@ -13,8 +13,8 @@ from agent_forge.cli.config import JSON, MAX_SEED
 from agent_forge.cli.output import emit_json
 
 if TYPE_CHECKING:
+    from agent_forge.infer.chat import ChatModel
     from agent_forge.infer.generate import Sampling
-    from agent_forge.infer.voice import Voice
 
 MODEL = typer.Argument(help="A model directory, ours or any Hugging Face causal LM.")
 TOKENS = typer.Option(128, "--max-tokens", min=1, max=1_000_000, help="Longest answer.")
@@ -42,10 +42,10 @@ def generate(
 ) -> None:
     """Go on with a text."""
     sampling = _sampling(max_tokens, temperature, top_k, top_p, seed)
-    from agent_forge.infer.voice import check_prompt, open_voice
+    from agent_forge.infer.chat import check_prompt, open_chat_model
 
     text = check_prompt(_from_stdin(sys.stdin.read) if prompt == "-" else prompt)
-    pieces = open_voice(model).complete(text, sampling)
+    pieces = open_chat_model(model).complete(text, sampling)
     if as_json:
         emit_json(model=str(model), prompt=text, text="".join(pieces))
         return
@@ -66,11 +66,11 @@ def chat(
 ) -> None:
     """Talk to a model: a line is a turn; an empty line, Ctrl-D or Ctrl-C ends it."""
     sampling = _sampling(max_tokens, temperature, top_k, top_p, seed)
-    from agent_forge.infer.voice import check_prompt, open_voice
+    from agent_forge.infer.chat import check_prompt, open_chat_model
 
     if system:
         check_prompt(system, "--system")
-    voice = open_voice(model)
+    voice = open_chat_model(model)
     turns = [{"role": "system", "content": system}] if system else []
     try:
         _converse(voice, turns, sampling)
@@ -80,7 +80,7 @@ def chat(
         typer.echo()
 
 
-def _converse(voice: Voice, turns: list[dict[str, str]], sampling: Sampling) -> None:
+def _converse(voice: ChatModel, turns: list[dict[str, str]], sampling: Sampling) -> None:
     while said := _line():
         turns.append({"role": "user", "content": said})
         answer = ""

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_forge.errors import DamagedFile
-from agent_forge.phases.phase2_evomerge.bench import CACHED
+from agent_forge.phases.phase2_evomerge.evaluator import CACHED
 from agent_forge.store import files
 from agent_forge.track.journal import read_lines
 
@@ -40,7 +40,7 @@ def read_journal(path: Path) -> list[dict[str, Any]]:
 def _begun(path: Path) -> str | None:
     """The fingerprint of what a folder was begun with, as far as it can be read."""
     try:
-        return str(files.read_sealed(path)["fingerprint"])
+        return str(files.read_checked(path)["fingerprint"])
     except (FileNotFoundError, DamagedFile):
         return None
 

@@ -45,7 +45,7 @@ class Scored(Protocol):
 
 
 @dataclass(frozen=True)
-class Pair:
+class PairedScores:
     """Two models on the items of a domain. `sizes` are the bytes that each item asks for."""
 
     name: str
@@ -117,7 +117,9 @@ class Comparison:
     overall: Verdict
 
 
-def judge(pairs: Sequence[Pair], *, seed: int = 0, draws: int = DRAWS) -> Comparison:
+def compare_scores(
+    pairs: Sequence[PairedScores], *, seed: int = 0, draws: int = DRAWS
+) -> Comparison:
     """Compare two models. The same seed gives the same numbers, whatever else is compared."""
     if not pairs:
         raise ConfigError("there is nothing to compare")
@@ -151,7 +153,7 @@ class _Terms:
     candidate: float
 
 
-def _terms(pair: Pair) -> dict[str, _Terms]:
+def _terms(pair: PairedScores) -> dict[str, _Terms]:
     """The measures that a pair has."""
     a, b = pair.reference, pair.candidate
     loss = np.asarray(a.loss, float), np.asarray(b.loss, float)

@@ -17,14 +17,14 @@ import numpy as np
 from torch import nn
 
 from agent_forge.errors import ForgeError, PhaseFailed
-from agent_forge.evals.likelihood import Outcome
-from agent_forge.evals.subject import Subject
+from agent_forge.evals.likelihood import ItemScores
+from agent_forge.evals.model_under_test import ModelUnderTest
 from agent_forge.model.weights import Weights
+from agent_forge.phases.phase2_evomerge.candidate_weights import CandidateWeights
 from agent_forge.phases.phase2_evomerge.fitness import DomainFitness, Fitness, Score, shape_parts
 from agent_forge.phases.phase2_evomerge.gradient import gradient
 from agent_forge.phases.phase2_evomerge.networks import Networks
-from agent_forge.phases.phase2_evomerge.nursery import Nursery
-from agent_forge.phases.phase2_evomerge.racing import Standing
+from agent_forge.phases.phase2_evomerge.racing import Incumbent
 from agent_forge.search.candidate import Candidate, lineage
 
 NOTHING: dict[str, Any] = {  # what is found out about a candidate, before it is
@@ -42,17 +42,17 @@ class Material:
 
     parents: Sequence[Weights]
     base: Weights | None
-    subject: Subject
+    subject: ModelUnderTest
     fitness: Fitness
     holdout: DomainFitness | None
     hashes: tuple[str, ...]  # of parents and base
 
 
 # Whom a candidate races with, and the bits a byte that a path may have on its first items.
-Hurdles = tuple[Standing | None, float | None]
+Limits = tuple[Incumbent | None, float | None]
 
 
-def task_of(candidates: Mapping[str, Candidate], key: str, hurdles: Hurdles) -> dict[str, Any]:
+def task_of(candidates: Mapping[str, Candidate], key: str, hurdles: Limits) -> dict[str, Any]:
     """All that a bench needs to know of a candidate."""
     against, gate = hurdles
     return {
@@ -63,10 +63,12 @@ def task_of(candidates: Mapping[str, Candidate], key: str, hurdles: Hurdles) -> 
     }
 
 
-class Bench:
+class CandidateEvaluator:
     """Makes and measures. `cache` has what was measured before, by weights and evaluation."""
 
-    def __init__(self, material: Material, nursery: Nursery, cache: dict[str, Any]) -> None:
+    def __init__(
+        self, material: Material, nursery: CandidateWeights, cache: dict[str, Any]
+    ) -> None:
         self.material, self.nursery, self.cache = material, nursery, cache
         self._networks = Networks(material.subject.model)
         self.model: nn.Module = material.subject.model  # the network that was filled last
@@ -79,12 +81,12 @@ class Bench:
                 self.nursery.learn(Candidate.from_json(data))
         against = task["against"]
         try:
-            standing = Standing(**against) if against else None
+            standing = Incumbent(**against) if against else None
             return self.measure(task["key"], (standing, task["gate"]))
         except ForgeError as error:
             return {"paused": f"{type(error).__name__}: {error}"}
 
-    def measure(self, key: str, hurdles: Hurdles = (None, None)) -> dict[str, Any]:
+    def measure(self, key: str, hurdles: Limits = (None, None)) -> dict[str, Any]:
         """One that fails costs itself and nothing else."""
         against, gate = hurdles
         began, cpu = time.perf_counter(), time.process_time()
@@ -112,7 +114,7 @@ class Bench:
         found["cpu"] = round(time.process_time() - cpu, 4)
         return found
 
-    def _score(self, against: Standing | None, gate: float | None) -> dict[str, Any]:
+    def _score(self, against: Incumbent | None, gate: float | None) -> dict[str, Any]:
         fitness, spent = self.material.fitness, 0
         if isinstance(fitness, DomainFitness) and gate is not None:
             bits, spent = fitness.glance()
@@ -130,7 +132,7 @@ class Bench:
             raise PhaseFailed(f"the fitness is {score.fitness}")
         return {**found, "tokens": found["tokens"] + spent, "score": asdict(score)}
 
-    def standing(self, key: str, fitness: float, outcomes: Any = None) -> Standing:
+    def standing(self, key: str, fitness: float, outcomes: Any = None) -> Incumbent:
         """A candidate as others race against it; measured again where its outcomes are gone."""
         assert isinstance(self.material.fitness, DomainFitness)
         if not outcomes:
@@ -139,7 +141,7 @@ class Bench:
             outcomes = [_plain(outcome) for outcome in met or ()]
         right, loss = ([part[i] for part in outcomes] for i in (0, 1))
         bonus = self.material.fitness.bonus(shape_parts(*self.nursery.size(key)))
-        return Standing(key, fitness, right, loss, bonus)
+        return Incumbent(key, fitness, right, loss, bonus)
 
     def glance(self, key: str) -> tuple[float, int]:
         """Bits a byte of a candidate on the first items, and their tokens."""
@@ -172,5 +174,5 @@ def sample_in(found: Mapping[str, Any]) -> np.ndarray:
     return np.frombuffer(base64.b64decode(found["sample"]), np.float32)
 
 
-def _plain(outcome: Outcome) -> tuple[list[bool], list[float]]:
+def _plain(outcome: ItemScores) -> tuple[list[bool], list[float]]:
     return outcome.right, outcome.loss

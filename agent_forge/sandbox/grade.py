@@ -7,17 +7,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent_forge.sandbox.run import Child, Limits, Outcome, compiled, watch
+from agent_forge.sandbox.run import Child, ExecutionResult, Limits, compiled, watch
 
 PEERS = Path(__file__).with_name("peers.py")
 
 
 @dataclass(frozen=True)
-class Checked:
+class GradeResult:
     """One verdict for each test, and how the process with the answer ended."""
 
     passed: tuple[bool, ...]
-    outcome: Outcome
+    outcome: ExecutionResult
 
     @property
     def ok(self) -> bool:
@@ -26,7 +26,7 @@ class Checked:
 
 def check(
     code: str, tests: Sequence[str], *, setup: str = "", limits: Limits | None = None
-) -> Checked:
+) -> GradeResult:
     """Run each test (statements, mostly one assert) against what `code` defines.
 
     `setup` runs on both sides before the code and before the tests. A test passes if it raises
@@ -48,7 +48,7 @@ def check(
             watch([judge, answer])
             said = judge.outcome().stdout
             passed = tuple(said[n : n + 1] == "1" for n in range(len(tests)))
-            return Checked(passed, answer.outcome())
+            return GradeResult(passed, answer.outcome())
     finally:
         for fd in ends:
             os.close(fd)

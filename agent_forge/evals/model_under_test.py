@@ -24,7 +24,13 @@ from agent_forge.data.tokenizer import END_OF_TEXT, END_OF_TURN, SPECIAL, Tokeni
 from agent_forge.errors import ConfigError, DamagedFile, NotFinite
 from agent_forge.evals.domains import Domain, answer, reply_of
 from agent_forge.evals.greedy import Answer, Rules, generate
-from agent_forge.evals.likelihood import TOKENS_A_BATCH, Item, Outcome, Progress, measure
+from agent_forge.evals.likelihood import (
+    TOKENS_A_BATCH,
+    ItemScores,
+    ProgressCallback,
+    TokenizedItem,
+    measure,
+)
 from agent_forge.model.chat import render
 from agent_forge.model.folder import home_of, open_model
 from agent_forge.model.load import encode as ids_of
@@ -39,13 +45,13 @@ Encode = Callable[[Example], tuple[list[int], int]]  # ids, and where those that
 
 
 @dataclass(frozen=True)
-class Prepared:
+class TokenizedDomain:
     """A domain as tokens. An answer may take several items, an example several answers.
 
     The first answer of an example is the right one.
     """
 
-    items: list[Item]
+    items: list[TokenizedItem]
     answer_of: NDArray[np.int64]  # each item
     example_of: NDArray[np.int64]  # each answer
     sizes: NDArray[np.int64]  # of the answers, in bytes
@@ -59,7 +65,7 @@ class Prepared:
 
 
 @dataclass(frozen=True)
-class Subject:
+class ModelUnderTest:
     """A model with what it takes to ask it."""
 
     model: nn.Module
@@ -72,9 +78,9 @@ class Subject:
     ends: frozenset[int]
     chats: bool  # whether it was taught to
 
-    def prepare(self, domain: Domain) -> Prepared:
+    def prepare(self, domain: Domain) -> TokenizedDomain:
         """The tokens of a domain, for as many models of this shape as there are."""
-        items: list[Item] = []
+        items: list[TokenizedItem] = []
         answer_of: list[int] = []
         example_of: list[int] = []
         sizes: list[int] = []
@@ -93,7 +99,9 @@ class Subject:
                 answer_of += [len(sizes)] * len(pieces)
                 example_of.append(number)
                 sizes.append(len(answer(variant).encode()))
-        prepared = Prepared(items, np.array(answer_of), np.array(example_of), np.array(sizes))
+        prepared = TokenizedDomain(
+            items, np.array(answer_of), np.array(example_of), np.array(sizes)
+        )
         if domain.writing is None:
             return prepared
         prompts = tuple(tuple(self.given(example)) for example in domain.examples)
@@ -101,11 +109,11 @@ class Subject:
 
     def measure(
         self,
-        prepared: Prepared,
+        prepared: TokenizedDomain,
         *,
         threshold: float | None = None,
-        progress: Progress = lambda done, total: None,
-    ) -> Outcome:
+        progress: ProgressCallback = lambda done, total: None,
+    ) -> ItemScores:
         """What came out for each example of a domain."""
         found = measure(
             self.model,
@@ -139,7 +147,7 @@ class Subject:
         domain: Domain,
         prompts: Sequence[tuple[int, ...]],
         *,
-        progress: Progress = lambda done, total: None,
+        progress: ProgressCallback = lambda done, total: None,
     ) -> tuple[list[Answer], list[bool]]:
         """The answers of the model, and which prompts lost their beginning to fit."""
         assert domain.writing
@@ -152,12 +160,12 @@ class Subject:
         return answers, [len(prompt) > room for prompt in prompts]
 
 
-def open_subject(ref: str | Path) -> Subject:
+def open_model_under_test(ref: str | Path) -> ModelUnderTest:
     """A model (a folder, or base+adapter), ready to be measured."""
-    return subject_of(*open_model(ref), home_of(ref))
+    return model_under_test(*open_model(ref), home_of(ref))
 
 
-def subject_of(model: nn.Module, foreign: Any, home: Path) -> Subject:
+def model_under_test(model: nn.Module, foreign: Any, home: Path) -> ModelUnderTest:
     """A network with the tokenizer in its home, ready to be measured."""
     if isinstance(model, ForgeNetwork):
         tokenizer = Tokenizer.load(home)
@@ -165,7 +173,7 @@ def subject_of(model: nn.Module, foreign: Any, home: Path) -> Subject:
         size = model.settings.vocab_size
         given, decode = partial(_own_given, tokenizer), partial(_own_text, tokenizer)
         reading = (_own(tokenizer), TOKENS_A_BATCH, TOKENS_A_BATCH, size)
-        return Subject(model, *reading, given, decode, ENDS, True)
+        return ModelUnderTest(model, *reading, given, decode, ENDS, True)
     size = int(model.get_input_embeddings().weight.shape[0])  # type: ignore[operator]
     reads = getattr(model.config, "max_position_embeddings", None) or TOKENS_A_BATCH
     if not isinstance(reads, int) or reads < LEAST_TOKENS:
@@ -175,16 +183,16 @@ def subject_of(model: nn.Module, foreign: Any, home: Path) -> Subject:
     decode = partial(foreign.decode, skip_special_tokens=True)
     given, chats = partial(_foreign_given, foreign), bool(foreign.chat_template)
     ends = end_tokens(home, model, foreign)
-    return Subject(model, *reading, given, decode, ends, chats)
+    return ModelUnderTest(model, *reading, given, decode, ends, chats)
 
 
-def windows(ids: Sequence[int], start: int, longest: int) -> Iterator[Item]:
+def windows(ids: Sequence[int], start: int, longest: int) -> Iterator[TokenizedItem]:
     """Pieces of at most `longest` tokens that ask for every token from `start` on once."""
     done, end = start, min(longest, len(ids))
     while True:
         if end > done:
             first = max(0, end - longest)
-            yield Item(ids[first:end], [i >= done for i in range(first, end)])
+            yield TokenizedItem(ids[first:end], [i >= done for i in range(first, end)])
             done = end
         if end == len(ids):
             return
@@ -203,7 +211,7 @@ def _variants(example: Example) -> Iterator[Example]:
             yield replace(example, completion=choice, messages=tuple(turns))
 
 
-def _joined(prepared: Prepared, found: Outcome) -> Outcome:
+def _joined(prepared: TokenizedDomain, found: ItemScores) -> ItemScores:
     """Items to answers, answers to examples."""
     of = prepared.answer_of
     tokens = np.bincount(of, found.tokens)
@@ -215,7 +223,7 @@ def _joined(prepared: Prepared, found: Outcome) -> Outcome:
     likelier = np.add.reduceat(a_byte <= a_byte[first][prepared.example_of], first, dtype=int)
     alone = np.diff(first, append=len(a_byte)) == 1
     right = np.where(alone, exact[first], likelier == 1)
-    return Outcome(
+    return ItemScores(
         right.tolist(),
         loss[first].tolist(),
         tokens[first].astype(int).tolist(),

@@ -23,14 +23,14 @@ Message = Mapping[str, Any]
 ENDS = frozenset((SPECIAL[END_OF_TEXT], SPECIAL[END_OF_TURN]))
 
 
-class Voice(Protocol):
+class ChatModel(Protocol):
     """What can be talked to. Text comes piece by piece."""
 
     def complete(self, text: str, sampling: Sampling) -> Iterator[str]: ...
     def reply(self, messages: Sequence[Message], sampling: Sampling) -> Iterator[str]: ...
 
 
-def open_voice(ref: str | Path) -> Voice:
+def open_chat_model(ref: str | Path) -> ChatModel:
     """A model (a folder, or base+adapter), ready to speak."""
     model, tokenizer = open_model(ref)
     if isinstance(model, ForgeNetwork):

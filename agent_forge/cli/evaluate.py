@@ -13,14 +13,14 @@ import typer
 
 from agent_forge.cli.config import JSON, MAX_SEED
 from agent_forge.cli.data import FOLDER
+from agent_forge.cli.generate import MODEL
 from agent_forge.cli.output import emit_json, emit_table
-from agent_forge.cli.talk import MODEL
 from agent_forge.evals.harness import PREFIX as HARNESS
 
 if TYPE_CHECKING:
+    from agent_forge.evals.comparison import Verdict
     from agent_forge.evals.domains import Domain
-    from agent_forge.evals.likelihood import Outcome
-    from agent_forge.evals.verdict import Verdict
+    from agent_forge.evals.likelihood import ItemScores
 
 DATA = typer.Option(
     [],
@@ -128,11 +128,13 @@ def compare(
     models = [reference, candidate]
     packs = _Packs(pack, shots, folder)
     domains = _domains(models, data, tasks, items, split, level, packs)
+    from agent_forge.evals.comparison import PairedScores, compare_scores
     from agent_forge.evals.domains import smallest_gain
-    from agent_forge.evals.verdict import Pair, judge
 
     measured = zip(domains, *(_measured(m, domains, as_json) for m in models), strict=True)
-    found = judge([Pair(d.name, a, b, d.sizes, d.exact) for d, a, b in measured], seed=seed)
+    found = compare_scores(
+        [PairedScores(d.name, a, b, d.sizes, d.exact) for d, a, b in measured], seed=seed
+    )
     sentence = found.overall.sentence(str(reference))
     answers = sum(len(d.examples) for d in domains if d.exact)
     detectable = smallest_gain(answers) if answers else None
@@ -161,7 +163,7 @@ def _gains(verdict: Verdict) -> dict[str, Any]:
 
 def _lines(verdict: Verdict) -> list[tuple[Any, ...]]:
     """A line of the table for each measure, accuracy in points."""
-    from agent_forge.evals.verdict import UNITS
+    from agent_forge.evals.comparison import UNITS
 
     lines = []
     for measure, (scale, unit) in UNITS.items():
@@ -186,8 +188,8 @@ def _domains(
 ) -> list[Domain]:
     """What is asked for; everything that can be wrong with it is said before a model is loaded."""
     from agent_forge.errors import ConfigError
+    from agent_forge.evals.benchmarks import from_benchmarks
     from agent_forge.evals.domains import TASK_ITEMS, from_files, from_tasks, part
-    from agent_forge.evals.packs import from_packs
 
     if packs.shots is not None and not packs.names:
         raise ConfigError("--shots are worked examples of a pack", hint="name one: --pack NAME")
@@ -198,7 +200,7 @@ def _domains(
         domains += from_tasks(
             names, split=split or "verdict", count=items or TASK_ITEMS, levels=levels
         )
-    domains += from_packs(
+    domains += from_benchmarks(
         packs.names,
         split=split,
         count=items,
@@ -245,13 +247,13 @@ def _levels(text: str) -> tuple[int, int]:
     return ends[0], ends[1]
 
 
-def _measured(model: Path, domains: Sequence[Domain], quiet: bool) -> list[Outcome]:
+def _measured(model: Path, domains: Sequence[Domain], quiet: bool) -> list[ItemScores]:
     """The outcome of every domain, with progress for who waits."""
     from agent_forge.errors import DamagedFile, NotFinite
-    from agent_forge.evals.subject import open_subject
+    from agent_forge.evals.model_under_test import open_model_under_test
     from agent_forge.track.progress import make_progress
 
-    subject = open_subject(model)
+    subject = open_model_under_test(model)
     outcomes = []
     with make_progress("none" if quiet else "auto", sys.stderr) as view:
         for domain in domains:
@@ -270,7 +272,7 @@ def _measured(model: Path, domains: Sequence[Domain], quiet: bool) -> list[Outco
     return outcomes
 
 
-def _row(domain: Domain, outcome: Outcome, recursive: bool) -> dict[str, Any]:
+def _row(domain: Domain, outcome: ItemScores, recursive: bool) -> dict[str, Any]:
     from agent_forge.evals.domains import beyond_chance, perplexity_score
 
     bits = outcome.bits_per_byte(sum(domain.sizes))

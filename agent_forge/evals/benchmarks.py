@@ -21,12 +21,12 @@ from agent_forge.data.readers import Example
 from agent_forge.data.tasks import Task, as_example, make
 from agent_forge.data.tasks.checks import words
 from agent_forge.errors import ConfigError, NotFound
-from agent_forge.evals import answers, published
+from agent_forge.evals import graders, readers
 from agent_forge.evals.domains import (
     LEVELS,
+    AnswerFormat,
     Domain,
     SplitBy,
-    Writing,
     answer,
     content_hash,
     from_tasks,
@@ -38,7 +38,7 @@ from agent_forge.evals.harness import PREFIX as HARNESS
 
 FOLDER = "AGENT_FORGE_DATA"  # the environment variable that names the folder of all datasets
 PREFIX = "pack:"  # of a pack among names of tasks
-PACK_ITEMS = 500  # of a generated pack
+BENCHMARK_ITEMS = 500  # of a generated pack
 SEEN = 2000  # training items that a guess rests on
 MATH = ("addition", "subtraction", "multiplication", "expression", "word_problem")
 CODE = ("code_list", "code_string", "code_number")
@@ -49,53 +49,55 @@ NO_FUNCTION = ("\nassert", "\nprint(", "\nif __name__", '\n"""', "\n```\n")
 
 
 @dataclass(frozen=True)
-class Pack:
+class Benchmark:
     """One row of the table. Where there are `families` it is generated."""
 
     name: str
     kind: str  # math, code, multilingual, structured or knowledge
-    grade: answers.Grade
-    writing: Writing | None = None  # None: by likelihood
+    grade: graders.Grade
+    writing: AnswerFormat | None = None  # None: by likelihood
     families: tuple[str, ...] = ()
     read: Callable[[Path, str], Iterator[Example]] | None = None  # None: a dataset of that name
     shots: int = 0  # worked examples
 
 
-_WORKED = Writing(256, NEXT_QUESTION)
-_SHORT = Writing(64, NEXT_QUESTION)
-_PLAIN = Writing(128, ("\n\n",))
+_WORKED = AnswerFormat(256, NEXT_QUESTION)
+_SHORT = AnswerFormat(64, NEXT_QUESTION)
+_PLAIN = AnswerFormat(128, ("\n\n",))
 _TABLE = (
-    Pack("math", "math", answers.math, _PLAIN, MATH),
-    Pack("code", "code", answers.code, Writing(256, ("\n\n", *NO_FUNCTION)), CODE),
-    Pack("multilingual", "multilingual", answers.same, None, LANGUAGES),
-    Pack("structured", "structured", answers.document, Writing(256, ("\n\n",)), STRUCTURED),
-    Pack("gsm8k", "math", answers.math, _WORKED, shots=4),
-    Pack("svamp", "math", answers.math, _SHORT, shots=4),
-    Pack("asdiv", "math", answers.math, _SHORT, shots=4),
-    Pack("mbpp", "code", answers.code, Writing(256, NO_FUNCTION), shots=3),
-    Pack(
-        *("humaneval", "code", answers.completed),
-        Writing(384, ("\ndef ", "\nclass ", "\n#", *NO_FUNCTION)),
-        read=published.humaneval,
+    Benchmark("math", "math", graders.math, _PLAIN, MATH),
+    Benchmark("code", "code", graders.code, AnswerFormat(256, ("\n\n", *NO_FUNCTION)), CODE),
+    Benchmark("multilingual", "multilingual", graders.same, None, LANGUAGES),
+    Benchmark(
+        "structured", "structured", graders.document, AnswerFormat(256, ("\n\n",)), STRUCTURED
     ),
-    *(Pack(name, "knowledge", answers.same) for name in ("arc_easy", "arc_challenge", "piqa")),
-    *(Pack(name, "knowledge", answers.same) for name in ("boolq", "hellaswag", "strategyqa")),
-    Pack("hotpotqa", "knowledge", words, Writing(32, ("\n",)), shots=2),
-    Pack("drop", "knowledge", words, Writing(32, ("\n",)), shots=2),
-    Pack("xcopa", "multilingual", answers.same, read=published.xcopa),
-    Pack("flores", "multilingual", answers.same, read=published.flores),
-    Pack("flores_language", "multilingual", answers.same, read=published.flores_language),
-    Pack("tatoeba", "multilingual", answers.same, read=published.tatoeba),
-    Pack("jsontestsuite", "structured", answers.same, read=published.json_test_suite),
-    Pack(
-        *("csv_spectrum", "structured", answers.document, Writing(256, ("\n\nCSV",))),
-        read=published.csv_spectrum,
+    Benchmark("gsm8k", "math", graders.math, _WORKED, shots=4),
+    Benchmark("svamp", "math", graders.math, _SHORT, shots=4),
+    Benchmark("asdiv", "math", graders.math, _SHORT, shots=4),
+    Benchmark("mbpp", "code", graders.code, AnswerFormat(256, NO_FUNCTION), shots=3),
+    Benchmark(
+        *("humaneval", "code", graders.completed),
+        AnswerFormat(384, ("\ndef ", "\nclass ", "\n#", *NO_FUNCTION)),
+        read=readers.humaneval,
+    ),
+    *(Benchmark(name, "knowledge", graders.same) for name in ("arc_easy", "arc_challenge", "piqa")),
+    *(Benchmark(name, "knowledge", graders.same) for name in ("boolq", "hellaswag", "strategyqa")),
+    Benchmark("hotpotqa", "knowledge", words, AnswerFormat(32, ("\n",)), shots=2),
+    Benchmark("drop", "knowledge", words, AnswerFormat(32, ("\n",)), shots=2),
+    Benchmark("xcopa", "multilingual", graders.same, read=readers.xcopa),
+    Benchmark("flores", "multilingual", graders.same, read=readers.flores),
+    Benchmark("flores_language", "multilingual", graders.same, read=readers.flores_language),
+    Benchmark("tatoeba", "multilingual", graders.same, read=readers.tatoeba),
+    Benchmark("jsontestsuite", "structured", graders.same, read=readers.json_test_suite),
+    Benchmark(
+        *("csv_spectrum", "structured", graders.document, AnswerFormat(256, ("\n\nCSV",))),
+        read=readers.csv_spectrum,
     ),
 )
-PACKS: dict[str, Pack] = {pack.name: pack for pack in _TABLE}
+BENCHMARKS: dict[str, Benchmark] = {pack.name: pack for pack in _TABLE}
 
 
-def from_packs(
+def from_benchmarks(
     names: Sequence[str],
     *,
     split: str | None = None,
@@ -123,7 +125,7 @@ def from_names(
     """Generated tasks and, as `pack:NAME`, packs: what the settings of an evolution name."""
     packs = [name.removeprefix(PREFIX) for name in names if name.startswith(PREFIX)]
     tasks = [name for name in names if not name.startswith(PREFIX)]
-    found = from_packs(packs, split=split, count=count, levels=levels, split_by=split_by)
+    found = from_benchmarks(packs, split=split, count=count, levels=levels, split_by=split_by)
     if tasks or not packs:
         found = from_tasks(tasks, split=split, count=count, levels=levels) + found
     if len({domain.name for domain in found}) < len(found):
@@ -131,7 +133,7 @@ def from_names(
     return found
 
 
-def find(name: str) -> tuple[Pack, str]:
+def find(name: str) -> tuple[Benchmark, str]:
     """A pack by its name, and the part of it that is wanted."""
     stem, _, wanted = name.partition(":")
     if f"{stem}:" == HARNESS:
@@ -139,10 +141,10 @@ def find(name: str) -> tuple[Pack, str]:
             f"{name}: tasks of lm-eval give one score for a model, and no answers to compare",
             hint="forge eval has them; measure each model with it",
         )
-    if stem not in PACKS:
-        raise ConfigError(f"no pack is called {stem!r}{did_you_mean(stem, list(PACKS))}")
-    pack = PACKS[stem]
-    if wanted and pack.read not in published.IN_PARTS:
+    if stem not in BENCHMARKS:
+        raise ConfigError(f"no pack is called {stem!r}{did_you_mean(stem, list(BENCHMARKS))}")
+    pack = BENCHMARKS[stem]
+    if wanted and pack.read not in readers.IN_PARTS:
         raise ConfigError(f"the pack {stem!r} has no parts, so {name!r} names none")
     return pack, wanted
 
@@ -161,7 +163,7 @@ def _domain(
 ) -> Domain:
     pack, wanted = find(name)
     if pack.families:
-        domain, seen = _generated(pack, split, count or PACK_ITEMS, levels)
+        domain, seen = _generated(pack, split, count or BENCHMARK_ITEMS, levels)
     elif pack.read:
         whole = replace(_whole(pack, list(pack.read(folder, wanted)), name), split_by=split_by)
         domain, seen = part(whole, split, count), []
@@ -194,7 +196,7 @@ def _chosen(domain: Domain, keep: Callable[[Example], bool]) -> Domain:
 
 
 def _generated(
-    pack: Pack, split: str | None, count: int, levels: tuple[int, int]
+    pack: Benchmark, split: str | None, count: int, levels: tuple[int, int]
 ) -> tuple[Domain, list[Example]]:
     domain = generated(pack.name, pack.families, split or "verdict", count, levels)
     if pack.writing is None:
@@ -206,7 +208,7 @@ def _generated(
 
 
 def _dataset(
-    pack: Pack, split: str | None, count: int | None, folder: Path, split_by: SplitBy
+    pack: Benchmark, split: str | None, count: int | None, folder: Path, split_by: SplitBy
 ) -> tuple[Domain, list[Example]]:
     """A published set. Holdout is cut from what a selection could see.
 
@@ -234,13 +236,13 @@ def _held(example: Example, split_by: SplitBy) -> bool:
     return (prompt_hash if split_by == "prompt" else content_hash)(example)[0] < 51
 
 
-def _whole(pack: Pack, found: Sequence[Example], name: str) -> Domain:
+def _whole(pack: Benchmark, found: Sequence[Example], name: str) -> Domain:
     kept = {content_hash(example): example for example in reversed(found)}
     examples = tuple(reversed(kept.values()))
     return Domain(name, examples, True, tuple(_task(pack, example) for example in examples))
 
 
-def _task(pack: Pack, example: Example) -> Task:
+def _task(pack: Benchmark, example: Example) -> Task:
     """What a grader compares with: of a worked solution the number it comes to."""
     right = example.completion
     if pack.kind == "math":
@@ -253,7 +255,7 @@ def _mixed(right: str, wrong: Sequence[str]) -> tuple[str, ...]:
     return tuple(sorted({right, *wrong}, key=lambda c: hashlib.sha256(c.encode()).digest()))
 
 
-def _worked(pack: Pack, seen: Sequence[Example], shots: int) -> list[Example]:
+def _worked(pack: Benchmark, seen: Sequence[Example], shots: int) -> list[Example]:
     """The worked examples: short ones, so that small models can read them."""
     if shots > len(seen):
         raise ConfigError(

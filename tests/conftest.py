@@ -12,8 +12,8 @@ import torch
 from agent_forge.cli import doctor
 from agent_forge.store.models import ModelStorage
 from agent_forge.store.sessions import SessionStore
-from tests.command_line import Forge, run_line
-from tests.pico import Pico, build
+from tests.support.command_line import Forge, run_line
+from tests.support.pico import Pico, build
 
 # A shell that starts the tests in the background, or nohup, has them ignore these.
 signal.signal(signal.SIGINT, signal.default_int_handler)

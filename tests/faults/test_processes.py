@@ -22,7 +22,7 @@ from agent_forge.store.checkpoint import CheckpointManager
 from agent_forge.store.models import ModelStorage
 from agent_forge.store.registry import WAL_LIMIT_BYTES, ModelRegistry
 from agent_forge.store.sessions import SessionStore
-from tests.toy_runs import exit_code, forked
+from tests.support.toy_runs import exit_code, forked
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
 

@@ -25,7 +25,7 @@ from agent_forge.contract.phase import (
 from agent_forge.pipeline.config import load_config
 from agent_forge.pipeline.orchestrator import PipelineOrchestrator
 from agent_forge.store import files
-from tests.toy_runs import SMALL, die_at, exit_code, folder, forked, metrics
+from tests.support.toy_runs import SMALL, die_at, exit_code, folder, forked, metrics
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
 

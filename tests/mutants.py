@@ -7,6 +7,7 @@ Works on a copy, so the checkout is never touched. Exits 1 if a mutant survives.
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -25,6 +26,13 @@ class Mutant(NamedTuple):
     broken: str
     test: str
 
+    def apply(self, source: str) -> str:
+        """The source of `file` with the line broken; the line must occur exactly once."""
+        times = source.count(self.line)
+        if times != 1:
+            raise ValueError(f"{self.name}: its line is in {self.file} {times} times, not once")
+        return source.replace(self.line, self.broken)
+
 
 MUTANTS = (
     Mutant(
@@ -37,7 +45,7 @@ MUTANTS = (
     Mutant(
         "a replaced directory is not finished after a crash",
         "store/files.py",
-        "            if name.startswith(READY):\n                settle(",
+        "            if name.startswith(READY):\n                finish_replace(",
         "            if name.startswith(READY):\n                (lambda path: None)(",
         "tests/store/test_files.py",
     ),
@@ -65,7 +73,7 @@ MUTANTS = (
     Mutant(
         "the generators are not restored",
         "contract/phase.py",
-        "        checkpoint.restore_generators(self._generators)\n",
+        "        restore_generators(generators, given)\n",
         "",
         "tests/faults/test_runs.py",
     ),
@@ -155,14 +163,14 @@ MUTANTS = (
     ),
     Mutant(
         "equal scores go to whoever was told first",
-        "search/evolution.py",
+        "search/base.py",
         "(-self.scores[k], self._births[k].generation, k)",
         "-self.scores[k]",
         "tests/search/test_evolution.py",
     ),
     Mutant(
         "a failed candidate becomes elite",
-        "search/evolution.py",
+        "search/base.py",
         "if self.scores.get(key, -math.inf) > -math.inf]",
         "if key in self.scores]",
         "tests/search/test_evolution.py",
@@ -170,8 +178,8 @@ MUTANTS = (
     Mutant(
         "a resumed evolution forgets which candidates failed",
         "search/evolution.py",
-        "self.tell(key, -math.inf if score is None else score)",
-        "score is None or self.tell(key, score)",
+        "self.tell(key, -math.inf if score is None else score, objectives=objectives)",
+        "score is None or self.tell(key, score, objectives=objectives)",
         "tests/search/test_evolution.py",
     ),
     Mutant(
@@ -184,30 +192,29 @@ MUTANTS = (
     Mutant(
         "an old evolution goes on with other items",
         "phases/phase2_evomerge/evolve.py",
-        'begun = {**EvoMergeSettings.BEFORE, **record["settings"]}\n    settings = check',
-        'begun = record["settings"]\n    settings = check',
+        'begun = {**EvoMergeSettings.BEFORE, **record["settings"]}\n    update',
+        'begun = record["settings"]\n    update',
         "tests/phases/phase2_evomerge/test_splits.py",
     ),
 )
 
 
 def passes(test: str, copy: Path) -> bool:
-    """Whether the tests pass; a run that is neither passed nor failed ends everything."""
+    """True if the tests pass; a run that neither passes nor fails ends everything."""
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-m", "not soak", test]
-    code = subprocess.run(command, cwd=copy, capture_output=True, check=False).returncode
+    environment = {**os.environ, "PYTHONPATH": str(copy)}  # what the tests start sees it too
+    ended = subprocess.run(command, cwd=copy, env=environment, capture_output=True, check=False)
+    code = ended.returncode
     if code not in (0, 1):
         raise SystemExit(f"{test}: pytest ended with {code}")
     return code == 0
 
 
 def survives(mutant: Mutant, copy: Path) -> bool:
-    """Whether all tests still pass with the line broken."""
+    """True if all tests still pass with the line broken."""
     path = copy / "agent_forge" / mutant.file
     source = path.read_text(encoding="utf-8")
-    times = source.count(mutant.line)
-    if times != 1:
-        raise SystemExit(f"{mutant.name}: its line is in {mutant.file} {times} times, not once")
-    path.write_text(source.replace(mutant.line, mutant.broken), encoding="utf-8")
+    path.write_text(mutant.apply(source), encoding="utf-8")
     try:
         return passes(mutant.test, copy)
     finally:

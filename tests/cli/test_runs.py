@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import tarfile
-import time
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from agent_forge.pipeline.stopping import STOP_FILE
 from agent_forge.store import files, lock
 from agent_forge.store.sessions import SessionStore
 from tests.support.command_line import Forge
+from tests.support.polling import until
 from tests.support.surface import SURFACE
 from tests.support.toy_runs import SMALL, die_at, exit_code, folder, forked, toy_run
 
@@ -140,9 +140,7 @@ def test_a_paused_run_ends_with_130_and_the_next_command(tmp_path: Path) -> None
         command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     checkpoints = tmp_path / "storage/sessions/r/toy/checkpoints/main"
-    deadline = time.monotonic() + 60
-    while not list(checkpoints.glob("step_*")) and time.monotonic() < deadline:
-        time.sleep(0.02)
+    until(lambda: list(checkpoints.glob("step_*")))
     busy = subprocess.run([FORGE, "resume", "r"], cwd=tmp_path, capture_output=True, text=True)
     assert busy.returncode == 6 and f"process {process.pid}" in busy.stderr
     process.send_signal(signal.SIGINT)
@@ -190,8 +188,7 @@ def test_logs_and_events(forge: Forge, done: Path) -> None:
 
 def test_following_ends_with_the_run(forge: Forge, root: Path) -> None:
     pid = forked(lambda: toy_run(root, "phases.toy.steps=400"))
-    while not (folder(root) / "events.jsonl").exists():
-        time.sleep(0.01)
+    until((folder(root) / "events.jsonl").exists)
     out = forge("logs r --events --follow").out
     assert exit_code(pid) == 0 and "run started" in out and "run completed" in out
 

@@ -138,7 +138,7 @@ def test_a_hostile_answer_costs_only_its_own_score(name: str, tmp_path: Path) ->
         task = asked(RIGHT, "assert solve(1) == 2")
         began = time.monotonic()
         assert not graders.code(task, text)
-        assert time.monotonic() - began < graders.LIMITS.wall_seconds + 4
+        assert time.monotonic() - began < graders.LIMITS.wall_seconds + 20
         with pytest.raises(TimeoutError):
             server.accept()
     assert not target.exists()

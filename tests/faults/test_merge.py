@@ -180,8 +180,11 @@ def test_killed_while_writing(root: Path, tmp_path: Path) -> None:
         reader, writer = os.pipe()
 
         def work(ready: int = writer) -> None:
-            merged = merge(recipe(root))
-            write(merged, out, progress=lambda *_: (os.write(ready, b"x"), time.sleep(0.002))[1])
+            def progress(_: str, done: int, total: int) -> None:
+                os.write(ready, b"x")
+                time.sleep(60 if done == total else 0.002)  # killed before it ends
+
+            write(merge(recipe(root)), out, progress=progress)
 
         pid = forked(work)
         os.read(reader, 1)

@@ -80,7 +80,7 @@ def test_two_processes_never_share_a_directory(sessions: SessionStore) -> None:
         started = time.monotonic()
         with pytest.raises(Busy, match=f"process {parent}") as caught, sessions.open("s1"):
             pass
-        assert caught.value.exit_code == 6 and time.monotonic() - started < 1
+        assert caught.value.exit_code == 6 and time.monotonic() - started < 30
 
     parent = os.getpid()
     with sessions.open("s1"):

@@ -233,7 +233,7 @@ def test_a_second_start_is_refused_while_the_first_runs(tmp_path: Path) -> None:
             refused.append(time.monotonic() - began)
 
     assert toy_run(tmp_path, listener=start_again)["success"]
-    assert refused[0] < 1
+    assert refused[0] < 30
 
 
 def _busy(root: Path) -> None:

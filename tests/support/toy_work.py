@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_forge.errors import NotEnough
+from tests.support.polling import until
 
 
 def make(base: int = 0) -> Callable[[dict[str, Any]], Any]:
@@ -38,6 +39,11 @@ def _announce(_: int, path: str) -> None:
     """Write this process's id, then never end."""
     Path(path).write_text(str(os.getpid()))
     time.sleep(1000)
+
+
+def _wait(_: int, path: str) -> str:
+    """Return when a file is there, or fail if it is not after a minute."""
+    return str(until(lambda: Path(path).exists() and "there"))
 
 
 def _print(_: int, text: str) -> list[str]:
@@ -102,6 +108,8 @@ DEEDS: dict[str, Callable[[int, Any], Any]] = {
     "odd": lambda *_: {1, 2},
     "environment": _environment,
     "announce": _announce,
+    "wait": _wait,
+    "touch": lambda _, path: Path(path).touch(),
     "print": _print,
     "fork": _leave_a_fork,
     "half": _stop_in_the_middle,

@@ -12,7 +12,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ import torch
 from agent_forge.errors import ConfigError, ForgeError, WorkersLost
 from agent_forge.workers import Failure, Pool, cluster, open_pool
 from tests.support.extras import RAY
+from tests.support.polling import until
 
 MAKE = "tests.support.toy_work:make"
 ROOT = Path(__file__).parents[2]
@@ -50,7 +51,7 @@ def leaves_no_process() -> Iterator[None]:
     gone_soon(children() - before)
 
 
-def gone_soon(pids: set[int], seconds: float = 10.0) -> None:
+def gone_soon(pids: set[int], seconds: float = 30.0) -> None:
     until(lambda: not any(map(alive, pids)), seconds)
 
 
@@ -59,14 +60,6 @@ def alive(pid: int) -> bool:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
-
-
-def until(holds: Callable[[], Any], seconds: float = 60.0) -> Any:
-    deadline = time.monotonic() + seconds
-    while not (found := holds()):
-        assert time.monotonic() < deadline, "it never came to be"
-        time.sleep(0.02)
-    return found
 
 
 def pid_in(path: Path) -> int:
@@ -96,18 +89,12 @@ def test_the_outcomes_are_equal_whoever_has_worked(kind: str, count: int) -> Non
             assert run(pool, *varied()) == expected
 
 
-def test_who_is_done_first_does_not_come_first() -> None:
+def test_who_is_done_first_does_not_come_first(tmp_path: Path) -> None:
     with open_pool("processes", 2, MAKE) as pool:
-        run(pool, ("pid", 0), ("pid", 0))
-        pool.submit(10, {"slow": 0.5})
+        pool.submit(10, {"wait": str(tmp_path / "x")})  # ends when the last has ended
         pool.submit(11, {"echo": 1})
-        pool.submit(12, {"echo": 2})
-        began = time.monotonic()
-        results = pool.results()
-        assert next(results) == (10, [0, 0.5])
-        waited = time.monotonic() - began
-        assert [next(results), next(results)] == [(11, 1), (12, 2)]
-        assert waited > 0.4 and time.monotonic() - began - waited < 0.2  # they were there
+        pool.submit(12, {"touch": str(tmp_path / "x")})
+        assert list(pool.results()) == [(10, "there"), (11, 1), (12, None)]
 
 
 @EXECUTORS
@@ -213,7 +200,6 @@ def test_a_worker_killed_while_idle_costs_nothing(kind: str) -> None:
         [pid] = run(pool, ("pid", 0))
         os.kill(pid, signal.SIGKILL)
         gone_soon({pid})
-        time.sleep(0.2)
         pool.submit(1, {"pid": 0})
         [(_, outcome)] = pool.results()
         if kind == "processes":  # Ray tells of it only when the actor is asked
@@ -312,8 +298,8 @@ def test_closing_is_quick_and_leaves_nothing(kind: str, tmp_path: Path) -> None:
         pids = {pid_in(tmp_path / "0"), pid_in(tmp_path / "1")}
         began = time.monotonic()
     took = time.monotonic() - began
-    gone_soon(pids | (children() - before), 2.0)
-    assert took < (1.0 if kind == "processes" else 12.0)
+    gone_soon(pids | (children() - before))
+    assert took < 12.0  # the tasks would take 1000
 
 
 def interrupt_when(*paths: Path) -> None:
@@ -363,7 +349,7 @@ def test_workers_end_with_a_caller_that_is_killed(kind: str, tmp_path: Path) -> 
     with caller(kind, tmp_path) as (process, pids):
         assert len(pids) >= 2 and all(map(alive, pids))
         process.kill()
-        gone_soon(pids, 2.0 if kind == "processes" else 20.0)
+        gone_soon(pids)
 
 
 @APART
@@ -375,9 +361,9 @@ def test_an_interrupt_reaches_the_caller_alone(kind: str, tmp_path: Path) -> Non
             time.sleep(0.3)
             assert all(map(alive, pids))
         process.send_signal(signal.SIGINT)
-        said, _ = process.communicate(timeout=15)
+        said, _ = process.communicate(timeout=60)
         assert said == b"interrupted\n" and process.returncode == 0
-        gone_soon(pids, 5.0)
+        gone_soon(pids)
 
 
 # -- a cluster ------------------------------------------------------------------------------------

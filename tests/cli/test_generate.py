@@ -19,8 +19,8 @@ from agent_forge.infer.generate import Sampling
 from agent_forge.infer.generate import generate as generate_ids
 from agent_forge.model.hf import config_dict
 from agent_forge.store.models import ModelStorage
-from tests.support.cognate_settings import shaken
 from tests.support.command_line import Forge
+from tests.support.networks import shaken
 
 WORDS = ["red", "green", "blue", "cat", "dog", "sun"]
 

@@ -15,7 +15,7 @@ from agent_forge.evals import greedy
 from agent_forge.evals.greedy import Rules, generate, shared_prefix
 from agent_forge.infer.generate import Sampling
 from agent_forge.infer.generate import generate as one_length
-from tests.support.cognate_settings import shaken
+from tests.support.networks import shaken
 
 VOCAB = 97
 HEADER = (5, 17, 3, 88, 41, 2, 9, 60)

@@ -14,7 +14,7 @@ from agent_forge.errors import ConfigError
 from agent_forge.evals.likelihood import TOKENS_A_BATCH, TokenizedItem, batches, measure
 from agent_forge.infer.generate import Sampling, generate
 from agent_forge.model.network import ForgeNetwork
-from tests.support.cognate_settings import shaken
+from tests.support.networks import shaken
 
 
 def items(model: ForgeNetwork, count: int = 12) -> list[TokenizedItem]:

@@ -14,7 +14,7 @@ from agent_forge.model.memory import Memory, MemoryGate, MemoryState, decaying_s
 from agent_forge.model.network import ForgeNetwork
 from agent_forge.model.recursion import Halting, Recursion
 from agent_forge.pipeline.config import load_config
-from tests.support.networks import network, settings, shaken, tokens
+from tests.support.networks import network, settings, shake, tokens
 
 # -- the whole ------------------------------------------------------------------------------------
 
@@ -93,7 +93,7 @@ def test_every_weight_learns() -> None:
     model = ForgeNetwork(settings())
     x = tokens(40)
     generator = torch.Generator().manual_seed(0)
-    shaken(model)
+    shake(model)
     language_loss(model, (x, x.roll(-1, 1)), generator).total.backward()
     silent = [n for n, p in model.named_parameters() if p.grad is None or not p.grad.any()]
     assert silent == []

@@ -29,7 +29,7 @@ from agent_forge.track.journal import read_lines
 from tests.support import cognate_settings, evomerge_settings
 from tests.support.fake_wandb import FakeWandb
 from tests.support.handoffs import GOOD, models
-from tests.support.networks import network_with
+from tests.support.networks import shaken
 from tests.support.settings import LEAVES
 from tests.support.toy_runs import folder, toy_run
 
@@ -128,20 +128,20 @@ TOKENS = torch.arange(2 * 60).view(2, 60) * 7 % 512
 
 def logits(setting: str, root: Path, patch: pytest.MonkeyPatch) -> Any:
     with torch.no_grad():
-        return network_with(setting)(TOKENS).sum().item()
+        return shaken(0, setting)(TOKENS).sum().item()
 
 
 def loss(setting: str, root: Path, patch: pytest.MonkeyPatch) -> Any:
     generator = torch.Generator().manual_seed(0)
-    return language_loss(network_with(setting), (TOKENS, TOKENS), generator).total.item()
+    return language_loss(shaken(0, setting), (TOKENS, TOKENS), generator).total.item()
 
 
 def halting_steps(setting: str, root: Path, patch: pytest.MonkeyPatch) -> Any:
-    return network_with(setting).predict(TOKENS)[1].tolist()
+    return shaken(0, setting).predict(TOKENS)[1].tolist()
 
 
 def calibration(setting: str, root: Path, patch: pytest.MonkeyPatch) -> Any:
-    model = network_with(setting)
+    model = shaken(0, setting)
     language_loss(model, (TOKENS, TOKENS), torch.Generator().manual_seed(0))
     model.halting.end_step()
     return model.halting.mean_probability.tolist()

@@ -147,13 +147,4 @@ CHECKS = {
 }
 
 
-def shaken(seed: int) -> ForgeNetwork:
-    torch.manual_seed(seed)
-    model = ForgeNetwork(config().model)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
-    return model
-
-
 NAMES = [f"tinytitan-{s.name}" for s in SPECIALISTS]

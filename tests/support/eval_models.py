@@ -10,7 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from agent_forge.data.tokenizer import Tokenizer
 from agent_forge.model.hf import config_dict
 from agent_forge.store.models import ModelStorage
-from tests.support.cognate_settings import shaken
+from tests.support.networks import shaken
 from tests.support.tokenizers import CHAT, TEXTS, byte_tokenizer
 
 

@@ -15,8 +15,8 @@ def settings(**changes: object) -> ModelSettings:
     return load_config(preset="smoke", sets=sets).model
 
 
-def shaken(model: nn.Module, seed: int = 0) -> nn.Module:
-    """Every weight away from its initial value, so that no part is silent."""
+def shake(model: nn.Module, seed: int = 0) -> nn.Module:
+    """Move every weight away from its initial value, so that no part is silent."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -26,7 +26,7 @@ def shaken(model: nn.Module, seed: int = 0) -> nn.Module:
 
 def network(**changes: object) -> ForgeNetwork:
     torch.manual_seed(0)
-    model = shaken(ForgeNetwork(settings(**changes))).eval()
+    model = shake(ForgeNetwork(settings(**changes))).eval()
     assert isinstance(model, ForgeNetwork)
     return model
 
@@ -35,9 +35,10 @@ def tokens(count: int, rows: int = 2) -> Tensor:
     return torch.randint(0, 512, (rows, count), generator=torch.Generator().manual_seed(1))
 
 
-def network_with(setting: str) -> ForgeNetwork:
-    torch.manual_seed(0)
-    model = ForgeNetwork(load_config(preset="smoke", sets=(setting,)).model)
+def shaken(seed: int, *sets: str) -> ForgeNetwork:
+    """A network of this seed and of these settings, ready to be trained."""
+    torch.manual_seed(seed)
+    model = ForgeNetwork(load_config(preset="smoke", sets=sets).model)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))

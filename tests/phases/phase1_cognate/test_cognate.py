@@ -27,7 +27,8 @@ from agent_forge.phases.phase1_cognate.config import DOMAINS
 from agent_forge.phases.phase1_cognate.phase import CognatePhase
 from agent_forge.pipeline.orchestrator import PipelineOrchestrator
 from agent_forge.store import files
-from tests.support.cognate_settings import FEW, NAMES, QUICK, config, corpus, shaken
+from tests.support.cognate_settings import FEW, NAMES, QUICK, config, corpus
+from tests.support.networks import shaken
 from tests.support.toy_runs import die_at, exit_code, folder, forked, metrics
 
 SMALL = ("phases.cognate.items_per_family=12", "phases.cognate.evaluation_items=6", FEW)

@@ -23,7 +23,7 @@ from agent_forge.search import operators
 from agent_forge.search.strategy import STRATEGIES
 from tests.support.evo_models import job, journal, outcome
 from tests.support.extras import NEEDS_PYMOO, with_pymoo
-from tests.support.networks import network_with
+from tests.support.networks import shaken
 
 
 def prepared(folder: Path, **settings: Any) -> EvolutionRun:
@@ -87,7 +87,7 @@ def test_parts_of_the_items_add_up_to_all(tmp_path: Path) -> None:
 
 
 def test_our_own_network_is_differentiated_where_it_is_measured() -> None:
-    model = network_with("model.t_max=3")
+    model = shaken(0, "model.t_max=3")
     rows = [[5, 6, 7, 8], [9, 10, 11, 12, 13, 14]]
     items = [TokenizedItem(ids, [n > 1 for n in range(len(ids))]) for ids in rows]
     losses = item_losses(model, items, torch.device("cpu"))

@@ -22,6 +22,15 @@ if hasattr(signal, "SIGHUP"):
 
 torch.set_num_threads(1)
 
+SLOW_FOLDERS = ("faults", "golden")  # whole runs and their enemies
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what lies in a slow folder, so that `make test-fast` leaves it out."""
+    for item in items:
+        if item.path.relative_to(Path(__file__).parent).parts[0] in SLOW_FOLDERS:
+            item.add_marker(pytest.mark.slow)
+
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:

@@ -149,6 +149,7 @@ def test_missing_ids_are_noticed() -> None:
     assert missing_ids(" ".join(f"`{name}`" for name in bad)) == bad
 
 
+@pytest.mark.slow
 def test_the_commands_of_the_readme_run(forge: Forge) -> None:
     """Every `forge` line of the README, in its order, ends well; so does its Python."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -132,6 +132,7 @@ def test_phases_are_listed(forge: Forge) -> None:
     assert [row["phase"] for row in rows if row["available"]] == ["toy", "cognate", "evomerge"]
 
 
+@pytest.mark.slow
 def test_a_paused_run_ends_with_130_and_the_next_command(tmp_path: Path) -> None:
     """The real script, a real Ctrl-C, and the way back."""
     sets = "--set phases.toy.steps=200000 --set storage.reserve_disk_mb=0"

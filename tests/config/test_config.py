@@ -260,6 +260,7 @@ def test_configs_are_frozen(key: Key) -> None:
         setattr(section, key[-1], getattr(section, key[-1]))
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=150)
 @given(st.text(min_size=1).filter(str.isprintable) | st.sampled_from(["1e3", "-2E-5", "1.e0"]))
 def test_any_text_survives_yaml(root: str) -> None:

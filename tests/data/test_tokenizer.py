@@ -74,6 +74,7 @@ def test_merges_are_learned() -> None:
     assert len(TOKENIZER.encode("The of in")) == 3
 
 
+@pytest.mark.slow
 def test_the_same_texts_give_the_same_bytes_in_any_process() -> None:
     code = (
         "from tests.support.tokenizers import TEXTS, Tokenizer;"

@@ -21,6 +21,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from tests.support.command_line import Forge
 from tests.support.tokenizers import byte_tokenizer
 
+pytestmark = pytest.mark.slow
+
 SIZES = {"vocab_size": 260, "initializer_range": 0.2, "max_position_embeddings": 64}
 WIDTHS = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
 HEADS = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8}

@@ -285,7 +285,12 @@ def test_every_setting_has_a_check() -> None:
     assert {".".join(key) for key in LEAVES} == set(CHECKS) | LATER | REFUSED
 
 
-@pytest.mark.parametrize("key", CHECKS)
+TRAINS = {*cognate_settings.CHECKS, *evomerge_settings.CHECKS}
+
+
+@pytest.mark.parametrize(
+    "key", [pytest.param(key, marks=[pytest.mark.slow] * (key in TRAINS)) for key in CHECKS]
+)
 def test_a_setting_changes_something(
     key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -423,6 +423,7 @@ def uneven(step: int) -> tuple[Tensor, Tensor]:
     return tokens, targets
 
 
+@pytest.mark.slow
 def test_two_processes_train_what_one_would(tmp_path: Path) -> None:
     mp.spawn(_train_as, args=(str(tmp_path),), nprocs=2)
     low = MuGrokConfig(qk_clip_threshold=0.05)

@@ -98,6 +98,7 @@ def test_who_is_done_first_does_not_come_first(tmp_path: Path) -> None:
 
 
 @EXECUTORS
+@pytest.mark.slow
 def test_floats_have_the_same_bits(kind: str) -> None:
     sizes = [("sum", 50_000 + 1000 * i) for i in range(4)]
     torch.set_num_threads(2)  # of this process: it is not what counts
@@ -112,6 +113,7 @@ def test_floats_have_the_same_bits(kind: str) -> None:
 
 
 @EXECUTORS
+@pytest.mark.slow
 def test_a_task_has_the_threads_that_it_was_given(kind: str) -> None:
     for threads in (1, 2):
         with open_pool(kind, 1, "tests.support.toy_work:make_with_torch", threads=threads) as pool:

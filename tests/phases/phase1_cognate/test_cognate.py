@@ -31,6 +31,8 @@ from tests.support.cognate_settings import FEW, NAMES, QUICK, config, corpus
 from tests.support.networks import shaken
 from tests.support.toy_runs import die_at, exit_code, folder, forked, metrics
 
+pytestmark = pytest.mark.slow
+
 SMALL = ("phases.cognate.items_per_family=12", "phases.cognate.evaluation_items=6", FEW)
 
 

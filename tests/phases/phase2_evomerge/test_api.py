@@ -23,6 +23,8 @@ from tests.support.eval_models import own_model
 from tests.support.evo_models import FEW, PARENTS, WEIGHTS_FILE, family, files_of, job, outcome
 from tests.support.fake_wandb import FakeWandb
 
+pytestmark = pytest.mark.slow
+
 SHORT = {**FEW, "generations": 1, "verdict_items": 1}
 
 

@@ -60,6 +60,8 @@ from tests.support.merge_models import make_models
 from tests.support.toy_runs import exit_code, forked, metrics
 from tests.support.toy_runs import folder as folder_of
 
+pytestmark = pytest.mark.slow
+
 Made = Callable[..., Evolved]
 
 

@@ -40,6 +40,8 @@ from tests.support.evo_models import family, job, journal, outcome
 from tests.support.merge_models import make_models
 from tests.support.searches import GROUPS, LAYERS, by_key, run, start
 
+pytestmark = pytest.mark.slow
+
 PARENTS = [Candidate({"kind": "parent", "index": i}) for i in range(3)]
 AVERAGE = Candidate({"kind": "average"}, tuple(p.key for p in PARENTS))
 KINDS = ("llama", "qwen2", "gpt2", "forge")

@@ -42,6 +42,8 @@ from tests.support.command_line import Forge
 from tests.support.eval_models import own_model
 from tests.support.evo_models import FEW, WEIGHTS_FILE, family, files_of, job, journal, three
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> Evolved:

@@ -45,6 +45,8 @@ from tests.support.command_line import Forge
 from tests.support.data_files import put
 from tests.support.tokenizers import byte_tokenizer
 
+pytestmark = pytest.mark.slow
+
 OLD = Path(__file__).parents[2] / "compat" / "evolution"
 WIDE = {ord(digit): ord(digit) + 0xFEE0 for digit in "0123456789"}  # full-width forms
 NEAR = 180  # of the 240 rows of fruit.jsonl: 60 prompts, each in four forms

@@ -25,6 +25,8 @@ from tests.support.evo_models import job, journal, outcome
 from tests.support.extras import NEEDS_PYMOO, with_pymoo
 from tests.support.networks import shaken
 
+pytestmark = pytest.mark.slow
+
 
 def prepared(folder: Path, **settings: Any) -> EvolutionRun:
     todo = job(folder, **settings)

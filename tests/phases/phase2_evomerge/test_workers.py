@@ -24,6 +24,8 @@ from agent_forge.workers.processes import Link
 from tests.support.evo_models import family, job, journal, outcome
 from tests.support.extras import RAY
 
+pytestmark = pytest.mark.slow
+
 MANY: dict[str, Any] = {"fitness_subset_size": 100}
 
 

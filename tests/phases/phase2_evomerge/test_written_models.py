@@ -22,6 +22,8 @@ from agent_forge.phases.phase2_evomerge.evolve import Evolved, Job, evolve, repl
 from agent_forge.store import files
 from tests.support.evo_models import FEW, family
 
+pytestmark = pytest.mark.slow
+
 FILE, HEAD, EMBEDDING = "model.safetensors", "lm_head.weight", "model.embed_tokens.weight"
 BITS = "add/bits_per_byte"
 

@@ -1,8 +1,9 @@
 # Every target sets itself up: it creates .venv and installs what constraints.txt pins.
 #
-#   make demo | test | check | soak | bench | docs
+#   make demo | test | test-fast | check | soak | bench | docs
 #
 # TORCH_INDEX=<url> makes pip look for torch there: the CPU or the CUDA wheels of your choice.
+# TESTS=tests/store narrows make test-fast to the tests of one folder or file.
 # EXTRAS=dev,wandb,... installs more of the optional parts (see pyproject.toml).
 
 PYTHON ?= python3
@@ -14,7 +15,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 STAMP := $(VENV)/.installed-$(subst $(comma),-,$(EXTRAS))
 
-.PHONY: install demo test check soak bench docs clean
+.PHONY: install demo test test-fast check soak bench docs clean
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
@@ -35,6 +36,9 @@ test: $(STAMP)
 	$(BIN)/python -m pytest -m "not soak" -n 2 --cov --cov-report=
 	$(BIN)/python -m coverage report --include='agent_forge/store/*,agent_forge/config/*' \
 	  --fail-under=95 --skip-covered
+
+test-fast: $(STAMP)
+	$(BIN)/python -m pytest -m "not soak and not slow" -n 2 $(TESTS)
 
 check: $(STAMP)
 	$(BIN)/ruff check .

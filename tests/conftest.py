@@ -12,8 +12,8 @@ import torch
 from agent_forge.cli import doctor
 from agent_forge.store.models import ModelStorage
 from agent_forge.store.sessions import SessionStore
-from tests.command_line import Forge, run_line
-from tests.pico import Pico, build
+from tests.support.command_line import Forge, run_line
+from tests.support.pico import Pico, build
 
 # A shell that starts the tests in the background, or nohup, has them ignore these.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -21,6 +21,15 @@ if hasattr(signal, "SIGHUP"):
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 torch.set_num_threads(1)
+
+SLOW_FOLDERS = ("faults", "golden")  # whole runs and their enemies
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what lies in a slow folder, so that `make test-fast` leaves it out."""
+    for item in items:
+        if item.path.relative_to(Path(__file__).parent).parts[0] in SLOW_FOLDERS:
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture

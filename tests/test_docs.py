@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 import json
 import re
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import pytest
 from pydantic import BaseModel
 
 from agent_forge.pipeline.config import PipelineConfig, load_config
 from agent_forge.store.metadata import HandoffRecord, ModelMetadata
-from tests.command_line import Forge
+from tests.support.command_line import Forge
+from tests.support.documents import generate
 
 ROOT = Path(__file__).resolve().parent.parent
 TEST_ID = re.compile(r"`(tests/[\w/]+\.py)::([\w:]+)(?:\[[^`]*\])?`")
@@ -23,15 +21,6 @@ SYSTEM = "home|Users|root|work|tmp|mnt|opt|var|etc|usr|srv|media|private|Volumes
 ABSOLUTE = re.compile(rf"(?<![\w./:~-])(?:file://)?/(?:{SYSTEM})\b|\b[A-Za-z]:\\\w")
 
 
-def load_generator() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("docs_generate", ROOT / "docs" / "generate.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-generate: Any = load_generator()
 DOCUMENTS: dict[str, str] = generate.documents()
 
 
@@ -160,6 +149,7 @@ def test_missing_ids_are_noticed() -> None:
     assert missing_ids(" ".join(f"`{name}`" for name in bad)) == bad
 
 
+@pytest.mark.slow
 def test_the_commands_of_the_readme_run(forge: Forge) -> None:
     """Every `forge` line of the README, in its order, ends well; so does its Python."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")

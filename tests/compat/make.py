@@ -13,7 +13,7 @@ import torch
 from agent_forge.store.checkpoint import CheckpointManager
 from agent_forge.store.models import ModelStorage
 from agent_forge.store.sessions import SessionStore
-from tests.pico import Pico
+from tests.support.pico import Pico
 
 
 def make(root: Path) -> None:

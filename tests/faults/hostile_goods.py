@@ -22,9 +22,8 @@ from agent_forge.model.hf import config_dict
 from agent_forge.model.network import ForgeNetwork
 from agent_forge.store.models import ModelStorage
 from agent_forge.store.sessions import SessionStore
-from tests.merge_models import OWN
-from tests.test_judge import CHAT, byte_tokenizer
-from tests.test_tokenizer import TEXTS
+from tests.support.merge_models import OWN
+from tests.support.tokenizers import CHAT, TEXTS, byte_tokenizer
 
 RIGHT = frozenset({0})  # odd, but there is one right result
 REFUSED = frozenset({2, 4})  # a number or a model from it would be wrong, or it is hostile

@@ -29,7 +29,7 @@ from tests.faults.hostile_goods import (
     text,
     without,
 )
-from tests.test_judge import CHAT
+from tests.support.tokenizers import CHAT
 
 TOKENIZER, SETTINGS = "tokenizer.json", "tokenizer_config.json"
 SPECIAL, JINJA = "special_tokens_map.json", "chat_template.jinja"

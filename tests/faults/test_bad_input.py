@@ -19,10 +19,10 @@ from agent_forge.data import datasets, records
 from agent_forge.evals import model_under_test
 from agent_forge.infer import chat
 from agent_forge.store import files
-from tests.command_line import Forge, Result
-from tests.evo_models import rows
-from tests.merge_models import make_models
-from tests.test_judge import byte_tokenizer
+from tests.support.command_line import Forge, Result
+from tests.support.evo_models import rows
+from tests.support.merge_models import make_models
+from tests.support.tokenizers import byte_tokenizer
 
 LONG = records.MAX_CHARACTERS + 1
 QUICK_S = 20.0  # far below what the work itself would take

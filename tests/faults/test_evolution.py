@@ -16,10 +16,9 @@ import pytest
 from agent_forge.errors import CannotWrite, DiskFull, ForgeError
 from agent_forge.phases.phase2_evomerge.evolve import evolve
 from agent_forge.store import files
-from tests.evo_models import family, job
-from tests.faults.test_io import FailingDisk
-from tests.test_evomerge import outcome
-from tests.toy_runs import die_at, exit_code, forked
+from tests.support.evo_models import family, job, outcome
+from tests.support.faults import FailingDisk
+from tests.support.toy_runs import die_at, exit_code, forked
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
 SMALL: dict[str, Any] = {"fitness_subset_size": 8, "verdict_items": 8, "recipe_mutation": 0.6}

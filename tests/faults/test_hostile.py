@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import re
 from pathlib import Path
@@ -20,18 +19,9 @@ from agent_forge.store.models import ModelStorage, load_directory
 from agent_forge.store.names import model_directory
 from agent_forge.store.sessions import SessionStore
 from agent_forge.store.tensors import read_weights
-from tests.pico import Pico
-from tests.test_model import network
-
-
-class Canary:
-    """Unpickling it would create a file."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return (os.mkdir, (str(self.path),))
+from tests.support.faults import Canary
+from tests.support.networks import network
+from tests.support.pico import Pico
 
 
 @pytest.fixture

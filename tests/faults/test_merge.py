@@ -28,11 +28,10 @@ from agent_forge.merge.engine import merge
 from agent_forge.merge.output import clear_leftovers, refuse_existing, write, write_combos
 from agent_forge.merge.recipe import Recipe
 from agent_forge.store import files
-from tests.command_line import Forge
-from tests.faults.test_hostile import Canary
-from tests.faults.test_io import FailingDisk
-from tests.merge_models import make_models, recipe
-from tests.toy_runs import exit_code, forked
+from tests.support.command_line import Forge
+from tests.support.faults import Canary, FailingDisk
+from tests.support.merge_models import make_models, recipe
+from tests.support.toy_runs import exit_code, forked
 
 FILE = "model.safetensors"
 
@@ -181,8 +180,11 @@ def test_killed_while_writing(root: Path, tmp_path: Path) -> None:
         reader, writer = os.pipe()
 
         def work(ready: int = writer) -> None:
-            merged = merge(recipe(root))
-            write(merged, out, progress=lambda *_: (os.write(ready, b"x"), time.sleep(0.002))[1])
+            def progress(_: str, done: int, total: int) -> None:
+                os.write(ready, b"x")
+                time.sleep(60 if done == total else 0.002)  # killed before it ends
+
+            write(merge(recipe(root)), out, progress=progress)
 
         pid = forked(work)
         os.read(reader, 1)

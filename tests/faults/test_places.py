@@ -18,10 +18,10 @@ from agent_forge.merge import output
 from agent_forge.phases.phase2_evomerge import prepare, staff
 from agent_forge.phases.phase2_evomerge.run import CACHE, JOURNAL
 from agent_forge.store import files, places
-from tests.command_line import Forge, Patch, start
-from tests.evo_models import PARENTS, evo_line, evolved, family
-from tests.merge_models import make_models
-from tests.toy_runs import exit_code, forked, toy_run
+from tests.support.command_line import Forge, Patch, start
+from tests.support.evo_models import PARENTS, evo_line, evolved, family
+from tests.support.merge_models import make_models
+from tests.support.toy_runs import exit_code, forked, toy_run
 
 FORK = pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
 

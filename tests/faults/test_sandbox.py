@@ -92,7 +92,7 @@ def mode(
 def run(code: str, limits: Limits = SHORT, stdin: str = "") -> sandbox.Outcome:
     began = time.monotonic()
     outcome = free_run(code, limits=limits, stdin=stdin)
-    assert time.monotonic() - began < limits.wall_seconds + 5
+    assert time.monotonic() - began < limits.wall_seconds + 20
     assert "ESCAPED" not in outcome.stdout + outcome.stderr, outcome
     return outcome
 
@@ -725,7 +725,7 @@ def test_the_child_dies_with_its_caller(
     child_pid, folder = os.read(reader, 200).decode().split()
     os.close(reader)
     os.close(writer)
-    deadline = time.monotonic() + 2
+    deadline = time.monotonic() + 20
     while psutil.pid_exists(int(child_pid)) and time.monotonic() < deadline:
         if psutil.Process(int(child_pid)).status() == psutil.STATUS_ZOMBIE:
             break

@@ -26,11 +26,10 @@ from agent_forge.phases.phase2_evomerge.evaluator import CandidateEvaluator
 from agent_forge.pipeline import orchestrator
 from agent_forge.pipeline.stopping import Stopper
 from agent_forge.store import files, lock
-from tests.command_line import PATIENCE_S, Forge, Process, start, waiting
-from tests.evo_models import evo_line, evolved, family
-from tests.merge_models import make_models
-from tests.test_evomerge import journal, outcome
-from tests.toy_runs import exit_code
+from tests.support.command_line import PATIENCE_S, Forge, Process, start, waiting
+from tests.support.evo_models import evo_line, evolved, family, journal, outcome
+from tests.support.merge_models import make_models
+from tests.support.toy_runs import exit_code
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
 KINDS = ("SIGINT", "SIGTERM", "SIGHUP")

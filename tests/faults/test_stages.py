@@ -25,7 +25,7 @@ from agent_forge.contract.phase import (
 from agent_forge.pipeline.config import load_config
 from agent_forge.pipeline.orchestrator import PipelineOrchestrator
 from agent_forge.store import files
-from tests.toy_runs import SMALL, die_at, exit_code, folder, forked, metrics
+from tests.support.toy_runs import SMALL, die_at, exit_code, folder, forked, metrics
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
 
@@ -180,7 +180,8 @@ def test_the_time_of_all_attempts_counts(tmp_path: Path) -> None:
         die_at_12(record)
 
     die_at_12 = die_at("step", 12)
+    began = time.monotonic()
     exit_code(forked(lambda: run(tmp_path, die)))
     run(tmp_path)
     state = files.read_checked(folder(tmp_path) / "phase1_cognate" / "state.json")
-    assert 0.5 < state["seconds"] < 5
+    assert 0.5 < state["seconds"] < time.monotonic() - began

@@ -36,7 +36,7 @@ from agent_forge.track.journal import read_lines
 from agent_forge.train.config import TrainSettings
 from agent_forge.train.loop import Evaluations, fit
 from agent_forge.train.trainer import Trainer
-from tests.toy_runs import SMALL, die_at, exit_code, folder, forked, metrics
+from tests.support.toy_runs import SMALL, die_at, exit_code, folder, forked, metrics
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
 SHAPE = (

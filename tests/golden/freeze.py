@@ -3,7 +3,7 @@
 They were written before the package was rearranged and are never made again to please a change: a
 hash that moves says that behaviour moved. Text and recipes are the same on every machine. Trained
 weights depend on how a CPU adds, so those hashes are kept by CPU; elsewhere only the losses are
-compared, within a tolerance (tests/test_golden.py).
+compared, within a tolerance (tests/golden/test_golden.py).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import torch
 from agent_forge.data.tasks import FAMILIES, make
 from agent_forge.evals.benchmarks import BENCHMARKS, from_benchmarks
 from agent_forge.evals.domains import evaluation_hash, from_files, from_tasks
-from tests.evo_models import PARENTS, family
+from tests.support.evo_models import PARENTS, family
 
 FROZEN = Path(__file__).parent / "frozen.json"
 METHODS = {

@@ -1,0 +1,155 @@
+"""`forge generate` and `forge chat`, on our models and on any causal language model."""
+
+from __future__ import annotations
+
+import io
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer as Core
+from tokenizers import models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from agent_forge.data.tokenizer import Tokenizer
+from agent_forge.errors import ConfigError, DamagedFile, NotFound
+from agent_forge.infer.chat import open_chat_model
+from agent_forge.infer.generate import Sampling
+from agent_forge.infer.generate import generate as generate_ids
+from agent_forge.model.hf import config_dict
+from agent_forge.store.models import ModelStorage
+from tests.support.command_line import Forge
+from tests.support.networks import shaken
+
+WORDS = ["red", "green", "blue", "cat", "dog", "sun"]
+
+
+@pytest.fixture
+def ours(storage: ModelStorage) -> Path:
+    model = shaken(0)
+    tokenizer = Tokenizer.train([" ".join(WORDS)] * 9, 300)
+    storage.save_model(
+        model,
+        "s1",
+        "cognate",
+        "m1",
+        {},
+        config=config_dict(model.settings),
+        tokenizer_files=tokenizer.files(),
+    )
+    return storage.find("cognate.m1.s1")
+
+
+@pytest.fixture
+def foreign(tmp_path: Path) -> Path:
+    torch.manual_seed(0)
+    vocabulary = {word: i for i, word in enumerate([*WORDS, "<unk>", "</s>"])}
+    core = Core(models.WordLevel(vocabulary, unk_token="<unk>"))
+    core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, unk_token="<unk>", eos_token="</s>")
+    shape = LlamaConfig(
+        vocab_size=8,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+    )
+    place = tmp_path / "llama"
+    LlamaForCausalLM(shape).save_pretrained(place)
+    tokenizer.save_pretrained(place)
+    return place
+
+
+def test_ours_says_what_generation_gives(ours: Path, forge: Forge) -> None:
+    result = forge(f"generate {ours} red --max-tokens 6 --json")
+    model, tokenizer = shaken(0), Tokenizer.load(ours)
+    made = generate_ids(model, [tokenizer.encode("red")], Sampling(max_new_tokens=6))[0]
+    known = [i for i in made.tokens if i < tokenizer.vocab_size]
+    assert result.document["text"] == tokenizer.decode(known)
+    assert forge(f"generate {ours} red --max-tokens 6").out == result.document["text"] + "\n"
+
+
+def test_seed_and_temperature_change_what_is_said(ours: Path, forge: Forge) -> None:
+    def said(options: str) -> str:
+        return forge(f"generate {ours} red --max-tokens 12 {options}").out
+
+    warm = said("--temperature 5 --seed 1")
+    assert warm == said("--temperature 5 --seed 1") != said("--temperature 5 --seed 2")
+    assert said("") == said("--temperature 5 --top-k 1") == said("--temperature 5 --top-p 0.000001")
+
+
+def test_a_foreign_model_speaks_greedily_as_transformers_would(foreign: Path) -> None:
+    said = "".join(open_chat_model(foreign).complete("red cat", Sampling(max_new_tokens=5)))
+    model = LlamaForCausalLM.from_pretrained(foreign)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(foreign)
+    ids = tokenizer("red cat", return_tensors="pt").input_ids
+    made = model.generate(ids, max_new_tokens=5, do_sample=False)[0, 2:]
+    assert said == tokenizer.decode(made, skip_special_tokens=True)
+    assert (
+        "".join(
+            open_chat_model(foreign).reply([{"role": "user", "content": "red cat"}], Sampling(5))
+        )
+        == said
+    )
+
+
+def test_a_chat_remembers_its_turns(
+    ours: Path, forge: Forge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("red\nblue\n\n"))
+    result = forge(f"chat {ours} --system sun --max-tokens 4")
+    voice, turns, lines = open_chat_model(ours), [{"role": "system", "content": "sun"}], []
+    for said in ("red", "blue"):
+        turns.append({"role": "user", "content": said})
+        lines.append("".join(voice.reply(turns, Sampling(max_new_tokens=4))))
+        turns.append({"role": "assistant", "content": lines[-1]})
+    assert result.code == 0 and result.out == "".join(f"{line}\n" for line in lines)
+
+
+def test_a_prompt_may_come_from_stdin(
+    ours: Path, forge: Forge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("red"))
+    assert (
+        forge(f"generate {ours} - --max-tokens 3").out
+        == forge(f"generate {ours} red --max-tokens 3").out
+    )
+
+
+def test_what_cannot_speak_is_refused(ours: Path, tmp_path: Path, forge: Forge) -> None:
+    with pytest.raises(NotFound, match="is not a folder"):
+        open_chat_model(tmp_path / "nothing")
+    with pytest.raises(NotFound, match=r"no config\.json"):
+        open_chat_model(tmp_path)
+    with pytest.raises(ConfigError, match="empty"):
+        open_chat_model(ours).complete("", Sampling())
+    assert forge(f"generate {ours} x --top-p 2").code == 2
+    (ours / "model.safetensors").write_bytes(b"damaged")
+    with pytest.raises(DamagedFile):
+        open_chat_model(ours)
+
+
+def test_a_merged_model_of_ours_speaks(ours: Path, tmp_path: Path) -> None:
+    said = "".join(open_chat_model(ours).complete("red", Sampling(6)))
+    copy = tmp_path / "merged"
+    shutil.copytree(ours, copy)
+    for name in ("metadata.json", "metrics.json", "manifest.json"):
+        (copy / name).unlink()
+    assert "".join(open_chat_model(copy).complete("red", Sampling(6))) == said
+
+
+def test_what_is_no_text_is_refused(ours: Path, foreign: Path, tmp_path: Path) -> None:
+    for place in (ours, foreign):
+        with pytest.raises(ConfigError, match=r"UTF-8|surrogate"):
+            "".join(open_chat_model(place).complete("\udcff", Sampling(2)))
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ConfigError, match="not a language model"):
+        open_chat_model(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["[]", '{"model_type": "llama"}', "no json"])
+def test_a_broken_foreign_model_is_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(DamagedFile):
+        open_chat_model(tmp_path)

@@ -1,0 +1,173 @@
+"""Graders: what counts as right, and what a hostile answer costs."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from fractions import Fraction
+from pathlib import Path
+
+import psutil
+import pytest
+
+from agent_forge.data.tasks import Task, make
+from agent_forge.evals import graders
+from agent_forge.evals.graders import final_number, source
+
+
+def asked(answer: str, *tests: str, family: str = "own", question: str = "?") -> Task:
+    return Task(family, 1, "verdict", question, answer, tests=tests)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("2 + 3 = 5 apples.\n#### 5", "5"),
+        ("#### 1\nNo, wait.\n#### 1,234.50 dollars", "1234.5"),
+        (r"so $x = \boxed{\frac{3}{4}}$, not 9", "3/4"),
+        (r"\boxed{1{,}000}", "1000"),
+        ("The answer is $-12. That took 3 steps.", "-12"),
+        ("The final answer is: 7/8", "7/8"),
+        ("Answer: 3 + 4 = 7", "7"),
+        ("It has 1 1/2 cups", "3/2"),
+        ("first 4, then 6, so 10.", "10"),
+        ("minus \u22125", "-5"),
+        ("-$5 and -$6", "-6"),
+        ("7-3", "3"),
+        ("a 2024-model has 12,345,678 km", "12345678"),
+        (".5", "1/2"),
+        ("1/0 or 4", "4"),
+    ],
+)
+def test_the_final_number_of_a_text(text: str, value: str) -> None:
+    assert final_number(text) == (Fraction(value), False)
+
+
+@pytest.mark.parametrize("text", ["", "none", "####", "x1 and y2", "9" * 100_000])
+def test_texts_without_a_final_number(text: str) -> None:
+    assert final_number(text) is None
+
+
+@pytest.mark.parametrize(
+    ("answer", "text", "right"),
+    [
+        ("18", "#### 18.00", True),
+        ("18", "#### 18.01", False),
+        ("1000", "1,000", True),
+        ("50", "so 50%", True),
+        ("0.5", "so 50%", True),
+        ("0.5", "1/2", True),
+        ("50", "5000%", True),
+        ("50", "0.5", False),
+        ("3", "", False),
+        ("0.3333", "1/3", False),
+    ],
+)
+def test_numbers_are_compared_exactly(answer: str, text: str, right: bool) -> None:
+    assert graders.math(asked(answer), text) is right
+
+
+def test_a_number_of_any_length_takes_no_time() -> None:
+    began = time.process_time()
+    hostile = ("1" * 200_000, "1," * 100_000, "1/" * 100_000, "1 " * 100_000, "####" * 50_000)
+    for text in hostile:
+        graders.math(asked("3"), text)
+    assert time.process_time() - began < 20  # quadratic reading takes minutes
+
+
+RIGHT = "def solve(n):\n    return n + 1"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        RIGHT,
+        f"Here it is:\n```python\n{RIGHT}\n```\nIt adds one.",
+        f"```\n{RIGHT}",
+        f"Sure!\n{RIGHT}\nThis function adds one.\nassert False",
+        f"import math\nK = 1\n\n{RIGHT}\n",
+    ],
+)
+def test_a_function_is_found_in_what_surrounds_it(text: str) -> None:
+    task = asked("", "assert solve(1) == 2", "assert solve(-1) == 0")
+    assert graders.code(task, text)
+    assert "It adds" not in source(text) and "This function" not in source(text)
+
+
+def test_a_function_is_completed() -> None:
+    question = 'def double(n: int) -> int:\n    """Twice n."""\n'
+    test = "def check(candidate):\n    assert candidate(4) == 8\ncheck(double)"
+    task = asked("", test, question=question)
+    assert graders.completed(task, "    return 2 * n\n")
+    assert graders.completed(task, "def double(n):\n    return n + n\n")
+    assert graders.completed(task, "```python\ndef double(n):\n    return n + n\n```")
+    assert not graders.completed(task, "    return n\n")
+    assert not graders.completed(task, "")
+
+
+HOSTILE = {
+    "fork bomb": "import os\ndef solve(n):\n    while True:\n        os.fork()",
+    "processes": "import subprocess\ndef solve(n):\n    subprocess.run(['sleep', '60'])",
+    "endless": "def solve(n):\n    while True: pass",
+    "endless at once": "import os\nwhile True: pass\ndef solve(n): return n + 1",
+    "output": "def solve(n):\n    while True: print('x' * 10**6)",
+    "memory": "def solve(n):\n    return [0] * 10**11",
+    "network": "import socket\ndef solve(n):\n"
+    "    socket.create_connection(('127.0.0.1', PORT), 2)\n    return n + 1",
+    "disk": "def solve(n):\n    with open('big', 'wb') as f:\n"
+    "        while True: f.write(b'x' * 10**7)",
+    "writes": "def solve(n):\n    open('TARGET', 'w').write('was here')\n    return n + 1",
+    "exits": "import os\ndef solve(n):\n    os._exit(0)",
+    "kills": "import os, signal\ndef solve(n):\n    os.kill(os.getppid(), signal.SIGKILL)",
+    "lies": "class Any:\n    def __eq__(self, other): return True\ndef solve(n): return Any()",
+    "nested": "def solve(n): return " + "(" * 9000,
+    "half a surrogate": "def solve(n): return '\ud800'",
+    "no code": "I would rather not.",
+    "recursive": "def solve(n): return solve(n)",
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_answer_costs_only_its_own_score(name: str, tmp_path: Path) -> None:
+    target = tmp_path / "written"
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(0.2)
+        port = str(server.getsockname()[1])
+        text = HOSTILE[name].replace("PORT", port).replace("TARGET", str(target))
+        task = asked(RIGHT, "assert solve(1) == 2")
+        began = time.monotonic()
+        assert not graders.code(task, text)
+        assert time.monotonic() - began < graders.LIMITS.wall_seconds + 20
+        with pytest.raises(TimeoutError):
+            server.accept()
+    assert not target.exists()
+    mine = psutil.Process().children(recursive=True)
+    assert not [child for child in mine if "child.py" in " ".join(child.cmdline())]
+    assert graders.code(task, RIGHT), "the next answer is graded as if nothing had been"
+
+
+@pytest.mark.parametrize("family", ["to_json", "to_yaml", "to_csv", "extract_field"])
+def test_documents_are_compared_by_content(family: str) -> None:
+    for number in range(5):
+        task = make(family, "verdict", number, level=20)
+        assert graders.document(task, task.answer)
+        assert graders.document(task, f"```{family[3:]}\n{task.answer}\n```\nDone.")
+        assert not graders.document(task, "")
+        for wrong in task.distractors:
+            assert not graders.document(task, wrong)
+
+
+def test_json_may_stand_among_words() -> None:
+    task = make("to_json", "verdict", 1, level=20)
+    spread = json.dumps(json.loads(task.answer), indent=2)
+    assert graders.document(task, f"Here you are: {spread} Anything else?")
+    assert not graders.document(task, f"Here you are: {spread[:-1]}")
+    assert graders.document(asked('[{"a": "1"}]'), '[{"a":"1"}]')
+    assert not graders.document(asked('[{"a": "1"}]'), '[{"a": 1}]')
+
+
+@pytest.mark.parametrize("hostile", ["[" * 19_000, "{" * 50_000, "- " * 9000, "&a [*a, *a]"])
+def test_hostile_documents_are_wrong(hostile: str) -> None:
+    for family in ("to_json", "to_yaml", "to_csv"):
+        assert not graders.document(make(family, "verdict", 1, level=5), hostile)

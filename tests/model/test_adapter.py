@@ -1,0 +1,181 @@
+"""LoRA adapters: what peft itself makes of them is the reference."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file, save_file
+from torch import nn
+from transformers import AutoModelForCausalLM
+
+from agent_forge.errors import ConfigError, DamagedFile
+from agent_forge.model.folder import open_weights
+from agent_forge.model.weights import is_tied
+from tests.support.merge_models import family, save, tuned
+
+LINEAR = ["q_proj", "down_proj"]
+# What is handled, each as peft saves it.
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "plain": ("llama", {"target_modules": LINEAR}),
+    "every linear layer": ("llama", {"target_modules": "all-linear"}),
+    "rank-stabilised": ("llama", {"target_modules": LINEAR, "use_rslora": True}),
+    "gaussian": ("llama", {"target_modules": LINEAR, "init_lora_weights": "gaussian"}),
+    "random start": ("llama", {"target_modules": LINEAR, "init_lora_weights": False}),
+    "whole modules": ("llama", {"target_modules": LINEAR, "modules_to_save": ["lm_head"]}),
+    "head": ("llama", {"target_modules": [*LINEAR, "lm_head"]}),
+    "a pattern": ("llama", {"target_modules": r".*\.\d+\.(self_attn|mlp)\.(q|down)_proj"}),
+    "layers by name": (
+        "llama",
+        {"target_modules": LINEAR, "layers_to_transform": [1], "layers_pattern": ["layers"]},
+    ),
+    "one layer": ("llama", {"target_modules": LINEAR, "layers_to_transform": [1]}),
+    "excluded": (
+        "llama",
+        {"target_modules": LINEAR, "exclude_modules": ["model.layers.0.mlp.down_proj"]},
+    ),
+    "biases": ("qwen2", {"target_modules": ["q_proj"], "bias": "all"}),
+    "biases of adapted layers": ("qwen2", {"target_modules": ["q_proj"], "bias": "lora_only"}),
+    "transposed": ("gpt2", {"target_modules": ["c_attn"], "fan_in_fan_out": True}),
+    "tied": ("qwen2", {"target_modules": LINEAR}),
+}
+# What changes more than W + B A, or what peft alone knows how to put together.
+REFUSED: dict[str, dict[str, Any]] = {
+    "pissa": {"init_lora_weights": "pissa"},
+    "pissa_niter_4": {"init_lora_weights": "pissa_niter_4"},
+    "olora": {"init_lora_weights": "olora"},
+    "loftq": {"init_lora_weights": "loftq"},
+    "corda": {"init_lora_weights": "corda"},
+    "orthogonal": {"init_lora_weights": "orthogonal"},
+    "lora_ga": {"init_lora_weights": "lora_ga"},
+    "layer_replication": {"layer_replication": [[0, 2], [1, 2]]},
+    "use_dora": {"use_dora": True},
+    "rank_pattern": {"rank_pattern": {"q_proj": 2}},
+    "alpha_pattern": {"alpha_pattern": {"q_proj": 2}},
+    "lora_bias": {"lora_bias": True},
+    "target_parameters": {"target_parameters": ["q_proj.weight"]},
+    "trainable_token_indices": {"trainable_token_indices": [1]},
+    "use_bdlora": {"use_bdlora": {"x": 1}},
+    "something_new": {"something_new": True},
+}
+
+
+def adapted(root: Path, kind: str, settings: dict[str, Any]) -> tuple[Path, Path]:
+    """A base, and an adapter of it that peft wrote, with weights that are not zero."""
+    base = save(root / "base", tuned(0, kind), family(kind)[1])
+    config = LoraConfig(r=4, lora_alpha=6, task_type="CAUSAL_LM", **settings)
+    model: Any = get_peft_model(AutoModelForCausalLM.from_pretrained(base), config)
+    generator = torch.Generator().manual_seed(3)
+    for weight in model.parameters():
+        if weight.requires_grad:
+            nn.init.normal_(weight, std=0.2, generator=generator)
+    model.save_pretrained(root / "lora")
+    return base, root / "lora"
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_one_adapter_is_what_peft_merges(name: str, tmp_path: Path) -> None:
+    base, lora = adapted(tmp_path, *KINDS[name])
+    loaded: Any = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), lora)
+    wanted = loaded.merge_and_unload().state_dict()
+    found = open_weights(f"{base}+{lora}")
+    changed = 0
+    for tensor in found:
+        torch.testing.assert_close(found[tensor], wanted[tensor], atol=1e-6, rtol=1e-6)
+        changed += not torch.equal(found[tensor], open_weights(base)[tensor])
+    assert changed  # the adapter did something
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_more_than_lora_is_refused_by_name(name: str, tmp_path: Path) -> None:
+    base, lora = adapted(tmp_path, "llama", {"target_modules": LINEAR})
+    path = lora / "adapter_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **REFUSED[name]}))
+    with pytest.raises(ConfigError, match=name) as caught:
+        open_weights(f"{base}+{lora}")
+    assert "merge_and_unload" in caught.value.hint
+
+
+@pytest.mark.parametrize("rank", [2, 8, 4.5])
+def test_a_rank_that_does_not_fit_the_tensors(rank: float, tmp_path: Path) -> None:
+    base, lora = adapted(tmp_path, "llama", {"target_modules": LINEAR})
+    path = lora / "adapter_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "r": rank}))
+    with pytest.raises(DamagedFile, match=f"does not have the rank {rank}"):
+        open_weights(f"{base}+{lora}")
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_the_layer_decides_how_it_is_stored_not_the_word(kind: str, tmp_path: Path) -> None:
+    target = "attn.c_proj" if kind == "gpt2" else "q_proj"  # square: no shape would tell
+    settings = {"target_modules": [target], "fan_in_fan_out": kind == "gpt2"}
+    base, lora = adapted(tmp_path, kind, settings)
+    path = lora / "adapter_config.json"
+    wrong = {**json.loads(path.read_text()), "fan_in_fan_out": kind != "gpt2"}
+    path.write_text(json.dumps(wrong))
+    loaded: Any = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), lora)
+    wanted, found = loaded.merge_and_unload().state_dict(), open_weights(f"{base}+{lora}")
+    for tensor in found:
+        torch.testing.assert_close(found[tensor], wanted[tensor], atol=1e-6, rtol=1e-6)
+
+
+def test_a_model_that_is_tied_without_saying_so(tmp_path: Path) -> None:
+    """GPT-2 on the hub: its config leaves out what its architecture takes for granted."""
+    settings = {"target_modules": ["c_attn"], "fan_in_fan_out": True, "modules_to_save": ["wte"]}
+    base, lora = adapted(tmp_path, "gpt2", settings)
+    config = json.loads((base / "config.json").read_text())
+    config.pop("tie_word_embeddings", None)
+    (base / "config.json").write_text(json.dumps(config))
+    assert is_tied(open_weights(base))
+    with pytest.raises(ConfigError, match="as embedding and as head"):
+        open_weights(f"{base}+{lora}")
+
+
+@pytest.mark.parametrize("module", ["embed_tokens", "lm_head"])
+def test_a_weight_with_two_uses_is_not_changed_for_one(module: str, tmp_path: Path) -> None:
+    """peft changes the embedding of a tied model and leaves its head, which no file can say."""
+    settings = {"target_modules": LINEAR, "modules_to_save": [module]}
+    base, lora = adapted(tmp_path, "qwen2", settings)
+    with pytest.raises(ConfigError, match=r"as embedding and as head|no counterpart"):
+        open_weights(f"{base}+{lora}")
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"target_modules": ["q_proj"]}, "holds an update of .*down_proj"),
+        ({"target_modules": [*LINEAR, "v_proj"]}, "has no update of .*v_proj"),
+        ({"layers_to_transform": [0]}, "holds an update of .*layers.1"),
+        ({"layers_to_transform": 0}, "holds an update of .*layers.1"),
+        ({"layers_to_transform": "0"}, "layers_to_transform is 0"),
+        ({"exclude_modules": ["q_proj"]}, "holds an update of .*q_proj"),
+        ({"exclude_modules": ".*q_proj"}, "holds an update of .*q_proj"),
+        ({"target_modules": ".*q_proj"}, "holds an update of .*down_proj"),
+        ({"target_modules": "(" * 3}, "cannot be used"),
+        ({"target_modules": r"(\w|\w\w|.)*q" * 2}, "cannot be used"),
+        ({"target_modules": None}, "does not name the layers"),
+        ({"target_modules": [7]}, "does not name the layers"),
+    ],
+)
+def test_tensors_and_settings_name_the_same_layers(
+    changed: dict[str, Any], told: str, tmp_path: Path
+) -> None:
+    """Peft passes over what does not fit, so that the numbers would be of another model."""
+    base, lora = adapted(tmp_path, "llama", {"target_modules": LINEAR})
+    path = lora / "adapter_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changed}))
+    with pytest.raises(DamagedFile, match=told):
+        open_weights(f"{base}+{lora}")
+
+
+def test_a_name_that_peft_would_pass_over(tmp_path: Path) -> None:
+    base, lora = adapted(tmp_path, "llama", {"target_modules": LINEAR})
+    path = lora / "adapter_model.safetensors"
+    tensors = {name.removeprefix("base_model.model."): t for name, t in load_file(path).items()}
+    save_file(tensors, path)
+    with pytest.raises(DamagedFile, match="does not begin with"):
+        open_weights(f"{base}+{lora}")

@@ -1,0 +1,703 @@
+"""EvoMerge from models and data to a champion and a verdict: measured, resumed, replayed."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from agent_forge.errors import ConfigError, ForgeError, NotFound, PhaseFailed
+from agent_forge.evals.domains import from_files, from_tasks, part
+from agent_forge.evals.model_under_test import open_model_under_test
+from agent_forge.phases.phase1_cognate.phase import CognatePhase
+from agent_forge.phases.phase2_evomerge import evolve as evolving
+from agent_forge.phases.phase2_evomerge.candidate_weights import CandidateWeights
+from agent_forge.phases.phase2_evomerge.config import WEIGHTS, EvoMergeSettings
+from agent_forge.phases.phase2_evomerge.evolve import (
+    Evolved,
+    Job,
+    evolve,
+    replay,
+    resumed,
+    settings_of,
+)
+from agent_forge.phases.phase2_evomerge.fitness import (
+    CommandFitness,
+    DomainFitness,
+    FunctionFitness,
+)
+from agent_forge.phases.phase2_evomerge.phase import EvoMergePhase
+from agent_forge.phases.phase2_evomerge.run import CACHE, JOURNAL
+from agent_forge.phases.phase2_evomerge.sources import locate
+from agent_forge.pipeline.orchestrator import PipelineOrchestrator
+from agent_forge.store import files
+from agent_forge.track.journal import read_lines
+from tests.support.cognate_settings import FEW as FEW_FAMILIES
+from tests.support.cognate_settings import NAMES, QUICK, config
+from tests.support.command_line import Forge
+from tests.support.evo_models import (
+    FEW,
+    PARENTS,
+    WEIGHTS_FILE,
+    family,
+    files_of,
+    job,
+    journal,
+    outcome,
+    three,
+)
+from tests.support.merge_models import make_models
+from tests.support.toy_runs import exit_code, forked, metrics
+from tests.support.toy_runs import folder as folder_of
+
+pytestmark = pytest.mark.slow
+
+Made = Callable[..., Evolved]
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Evolved:
+    return evolve(job(tmp_path_factory.mktemp("reference") / "x"))
+
+
+# -- what comes out -------------------------------------------------------------------------------
+
+
+def test_three_llamas_and_three_files_give_a_champion_a_card_and_a_verdict(
+    reference: Evolved,
+) -> None:
+    folder = reference.folder
+    assert reference.generations == 2 and reference.reason == "generations"
+    assert reference.curve == sorted(reference.curve) and len(reference.curve) == 3
+    best_parent = max(r["score"]["fitness"] for r in journal(folder)[:3])
+    assert reference.fitness == reference.curve[-1] > best_parent
+    card = (reference.model_path / "README.md").read_text()
+    assert "On items that the search never saw" in card and "no significant gain" in card
+    conclusion = reference.conclusion
+    assert conclusion is not None
+    others = ("plain average", "best combo of generation 0", "base")
+    assert list(conclusion.rivals) == [*PARENTS, *others]
+    assert all(s in card for s in conclusion.sentences())
+    assert conclusion.sentences()[0].startswith(f"best parent, {conclusion.best_parent}: ")
+    assert set(conclusion.retention) == set(PARENTS)
+    assert {p.name for p in folder.glob("gen_*")} == {"gen_1_best_model", "gen_2_best_model"}
+    files.verify(folder / "gen_2_best_model")
+    state = files.read_checked(folder / "evolution_checkpoint_gen_2.json")
+    assert state["generation"] == 2 and len(state["history"]) == 3
+
+
+def test_the_champion_is_a_model_that_opens(reference: Evolved) -> None:
+    subject = open_model_under_test(reference.model_path)
+    record = next(
+        r for r in journal(reference.folder) if r["score"]["fitness"] == reference.fitness
+    )
+    domains = [part(d, "selection", 24) for d in from_files(list(map(Path, files_of(family()))))]
+    measured = DomainFitness(subject, domains, WEIGHTS, {}).score()
+    assert measured.fitness == pytest.approx(reference.fitness, abs=1e-6)
+    assert measured.raw == pytest.approx(record["score"]["raw"], abs=1e-5)
+
+
+def test_generation_zero_has_all_combos_and_the_reference_points(reference: Evolved) -> None:
+    first = [r for r in journal(reference.folder) if r["generation"] == 0]
+    origins = [r["origin"] for r in first]
+    assert origins[:4] == ["parent 0", "parent 1", "parent 2", "average"]
+    assert {f"combo {n:03b}" for n in range(8)} <= set(origins)
+    distances = journal(reference.folder, "distances")[0]
+    n = len(distances["keys"])
+    matrix = distances["matrix"]
+    assert n == 8 and all(matrix[i][j] == matrix[j][i] for i in range(n) for j in range(n))
+    assert all(matrix[i][i] == 0 for i in range(n))
+
+
+def test_the_three_splits_share_no_item(tmp_path: Path) -> None:
+    splits = job(tmp_path / "x").inputs.splits
+    seen: set[tuple[str, str]] = set()
+    for domains in splits.values():
+        for domain in domains:
+            items = {(e.prompt, e.completion) for e in domain.examples}
+            assert items and not items & seen
+            seen |= items
+
+
+def test_the_same_seed_gives_the_same_and_another_does_not(
+    reference: Evolved, tmp_path: Path
+) -> None:
+    assert outcome(evolve(job(tmp_path / "x")).folder) == outcome(reference.folder)
+    other = evolve(job(tmp_path / "y", seed=2))
+    assert outcome(other.folder)["journal"] != outcome(reference.folder)["journal"]
+
+
+def test_few_models_are_on_disk_at_any_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parents, champion and eight: 12, the files of a moment included."""
+    most = 0
+    real = CandidateWeights._write
+
+    def write(self: CandidateWeights, key: str) -> Path:
+        nonlocal most
+        path = real(self, key)
+        most = max(most, len(list(self.folder.glob("*.safetensors"))))
+        return path
+
+    monkeypatch.setattr(CandidateWeights, "_write", write)
+    done = evolve(job(tmp_path / "x", generations=5, verdict_items=1, recipe_mutation=0.5))
+    assert 4 <= most <= 12 - 3
+    assert len(list((done.folder / "weights").iterdir())) == 1  # the champion
+    assert len(list(done.folder.glob("gen_*"))) == 2
+
+
+def test_without_a_base_and_with_two_parents(tmp_path: Path) -> None:
+    root = family()
+    wanted = EvoMergeSettings.model_validate({**FEW, "data": files_of(root), "generations": 1})
+    two = Job.of(wanted, [str(root / n) for n in PARENTS[:2]], None, 1, tmp_path / "x")
+    done = evolve(two)
+    assert done.conclusion is not None and "base" not in done.conclusion.rivals
+    history = files.read_json(done.folder / "evolution_log.json")["history"]
+    # Linear equals its own base here, so DARE after it cannot change anything: twins are replaced.
+    assert history[0]["variants"] > 0
+    hashes = [r["sha256"] for r in journal(done.folder) if r["generation"] == 0]
+    assert len(set(hashes)) < len(hashes)
+    last = {r["origin"]: r["sha256"] for r in journal(done.folder)}
+    assert any(origin.startswith("variant of combo") for origin in last)
+
+
+def test_adapters_on_a_base_are_parents(tmp_path: Path) -> None:
+    root = family()
+    refs = []
+    for number, name in enumerate(PARENTS):
+        folder = tmp_path / f"lora-{name}"
+        folder.mkdir()
+        own = torch.Generator().manual_seed(number)
+        where = "base_model.model.model.layers.0.self_attn.q_proj"
+        pair = {f"{where}.lora_{m}.weight": torch.randn(s, generator=own) for m, s in AB.items()}
+        save_file(pair, folder / "adapter_model.safetensors")
+        targets = ["layers.0.self_attn.q_proj"]
+        settings = {"peft_type": "LORA", "r": 2, "lora_alpha": 1, "target_modules": targets}
+        (folder / "adapter_config.json").write_text(json.dumps(settings))
+        refs.append(f"{root / 'base'}+{folder}")
+    wanted = EvoMergeSettings.model_validate({**FEW, "data": files_of(root), "generations": 1})
+    done = evolve(Job.of(wanted, refs, str(root / "base"), 1, tmp_path / "x"))
+    assert done.conclusion is not None
+    assert set(PARENTS) <= {name.removeprefix("lora-") for name in done.conclusion.rivals}
+    state, base = (load_file(p / WEIGHTS_FILE) for p in (done.model_path, root / "base"))
+    changed = [name for name in state if not torch.equal(state[name], base[name])]
+    assert "model.layers.0.self_attn.q_proj.weight" in changed
+
+
+AB = {"A": (2, 16), "B": (16, 2)}
+
+
+# -- fitness --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def domain_fitness() -> Callable[..., DomainFitness]:
+    root = family()
+    text = root / "text.txt"
+    text.write_text("\n\n".join(f"{p}{c} and so on" for p, c in evo_rows()))
+    paths = [root / "add.jsonl", root / "twice.jsonl", text]
+    domains = [part(d, "selection", 20) for d in from_files(paths)]
+    subject = open_model_under_test(root / "add")
+
+    def make(weights: dict[str, float] = WEIGHTS, **floors: float) -> DomainFitness:
+        by_name = {name.replace("__", "/"): value for name, value in floors.items()}
+        return DomainFitness(subject, domains, weights, by_name)
+
+    return make
+
+
+def evo_rows() -> list[tuple[str, str]]:
+    from tests.support.evo_models import rows
+
+    return rows("next")
+
+
+def test_parts_are_between_zero_and_one_and_add_up(
+    domain_fitness: Callable[..., DomainFitness],
+) -> None:
+    score = domain_fitness().score()
+    assert set(score.parts) == set(WEIGHTS)
+    assert all(0 <= value <= 1 for value in score.parts.values())
+    assert score.parts["speed"] == score.parts["memory"] == 0.5
+    assert score.fitness == pytest.approx(sum(WEIGHTS[n] * score.parts[n] for n in WEIGHTS))
+    assert set(score.raw) == {
+        *("add/bits_per_byte", "add/accuracy", "twice/bits_per_byte", "twice/accuracy"),
+        "text/bits_per_byte",  # text has no answers
+    }
+    accuracy = (score.raw["add/accuracy"] + score.raw["twice/accuracy"]) / 2
+    assert score.parts["accuracy"] == pytest.approx(accuracy)  # no choices: nothing is chance
+    alone = domain_fitness({"accuracy": 2.0}).score()
+    assert alone.fitness == pytest.approx(accuracy)
+    assert alone.quality == pytest.approx((accuracy + score.parts["perplexity"]) / 2)
+
+
+def test_a_floor_that_is_missed_leaves_nothing(
+    domain_fitness: Callable[..., DomainFitness],
+) -> None:
+    raw = domain_fitness().score().raw
+    accuracy, bits = raw["add/accuracy"], raw["add/bits_per_byte"]
+    assert 0 < accuracy < 1
+    assert domain_fitness(add__accuracy=accuracy).score().fitness > 0
+    assert domain_fitness(add__accuracy=accuracy + 0.01).score().fitness == 0
+    assert domain_fitness(add__bits_per_byte=bits).score().fitness > 0
+    assert domain_fitness(add__bits_per_byte=bits - 0.01).score().fitness == 0
+    names = {domain_fitness().name, domain_fitness(add__accuracy=0.5).name}
+    assert len(names) == 2  # the cache tells them apart
+
+
+def test_a_function_of_ones_own(own: Path) -> None:
+    model = torch.nn.Linear(2, 2)
+    size = sum(float(p.detach().abs().sum()) for p in model.parameters())
+    assert FunctionFitness("own_fitness:size", model, 1).score().fitness == size
+    assert FunctionFitness("own_fitness:size", model, -1).score().fitness == -size
+    for name, told in (
+        ("never", "AttributeError: no such thing"),
+        ("nan", "gave nan"),
+        ("words", "'many', which is no number"),
+    ):
+        with pytest.raises(PhaseFailed, match=told):
+            FunctionFitness(f"own_fitness:{name}", model, 1).score()
+    for place in ("own_fitness:missing", "no_such_module:f", ":", "own_fitness:number"):
+        with pytest.raises(ConfigError, match=r"there is no fitness|is not a function"):
+            FunctionFitness(place, model, 1)
+
+
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [
+        ("print('the number is'); print(2.5)", None),
+        ("pass", "nothing was printed"),
+        ("print('nan')", "gave nan"),
+        ("print('x')", "'x', which is no number"),
+        ("print(1); raise SystemExit('it broke')", "ended with 1: it broke"),
+    ],
+)
+def test_a_command_of_ones_own(tmp_path: Path, code: str, told: str | None) -> None:
+    script = tmp_path / "score.py"
+    script.write_text(f"import sys\nassert sys.argv[1] == '{tmp_path}'\n{code}\n")
+    fitness = CommandFitness(f"{sys.executable} {script}", lambda: tmp_path, -1)
+    if told is None:
+        assert fitness.score().fitness == -2.5
+        return
+    with pytest.raises(PhaseFailed, match=told):
+        fitness.score()
+
+
+def test_a_command_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(PhaseFailed, match="no/such/program"):
+        CommandFitness("no/such/program {model}", lambda: tmp_path, 1).score()
+    with pytest.raises(ConfigError, match="empty"):
+        CommandFitness(" ", lambda: tmp_path, 1)
+
+
+def test_a_command_gets_the_model_of_each_candidate(tmp_path: Path) -> None:
+    script = tmp_path / "score.py"
+    script.write_text(
+        "import sys\nfrom safetensors.numpy import load_file\n"
+        "print(sum(float(abs(t).sum()) for t in load_file(sys.argv[1]).values()))\n"
+    )
+    command = f"{sys.executable} {script} {{model}}/model.safetensors"
+    done = evolve(job(tmp_path / "x", fitness=command, generations=0, fitness_direction="minimize"))
+    weights = load_file(done.model_path / WEIGHTS_FILE)
+    size = sum(float(t.abs().double().sum()) for t in weights.values())
+    assert done.fitness == pytest.approx(-size, rel=1e-4) and done.conclusion is None
+    assert "There are no unseen items" in (done.model_path / "README.md").read_text()
+
+
+def test_a_failed_candidate_costs_itself_only(own: Path, caplog: pytest.LogCaptureFixture) -> None:
+    done = evolve(job(own / "x", fitness="own_fitness:sometimes"))
+    records = journal(done.folder)
+    failed = [r for r in records if r["score"] is None]
+    assert 1 < len(failed) < len(records) / 2
+    assert all("KeyError: 'a bad moment'" in r["problem"] for r in failed)
+    assert "a bad moment" in caplog.text
+    history = files.read_json(done.folder / "evolution_log.json")["history"]
+    assert sum(entry["failed"] for entry in history) == len(failed) > 0
+    assert done.fitness == max(r["score"]["fitness"] for r in records if r["score"])
+
+
+def test_own_fitness_with_data_has_a_verdict(own: Path) -> None:
+    data = files_of(family())
+    done = evolve(job(own / "x", fitness="own_fitness:size", data=data, generations=0))
+    assert done.conclusion is not None and done.conclusion.champion.raw["add/accuracy"] >= 0
+
+
+def test_the_cache_remembers_across_folders(reference: Evolved, tmp_path: Path) -> None:
+    told: list[dict[str, Any]] = []
+    again = job(tmp_path / "x")
+    again.folder.mkdir()
+    shutil.copy(reference.folder / CACHE, again.folder / CACHE)
+    evolve(again, listen=told.append)
+    hits = [r["cache_hits"] for r in told if r["event"] == "generation"]
+    assert hits[-1] == len(journal(again.folder)) > 20
+    assert outcome(again.folder) == outcome(reference.folder)
+    cold = evolve(job(tmp_path / "y", enable_caching=False))
+    assert not (cold.folder / CACHE).exists()
+    assert outcome(cold.folder)["journal"][1:] == outcome(reference.folder)["journal"][1:]
+
+
+# -- resume ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cut", range(1, 37, 5))
+def test_interrupted_after_any_line_it_ends_in_the_same_bytes(
+    reference: Evolved, tmp_path: Path, cut: int
+) -> None:
+    lines = (reference.folder / JOURNAL).read_bytes().splitlines(keepends=True)
+    assert 32 <= len(lines) <= 37 + 5
+    folder = tmp_path / "x"
+    shutil.copytree(reference.folder, folder, ignore=shutil.ignore_patterns("champion"))
+    torn = lines[cut][:40] if cut % 2 and cut < len(lines) else b""
+    (folder / JOURNAL).write_bytes(b"".join(lines[:cut]) + torn)
+    if cut % 3 == 0:
+        shutil.rmtree(folder / "weights")
+        (folder / CACHE).unlink()
+    assert outcome(evolve(resumed(folder, None, None)).folder) == outcome(reference.folder)
+
+
+def test_a_stop_between_two_candidates_is_an_interruption(tmp_path: Path) -> None:
+    seen = 0
+
+    def stop() -> bool:
+        nonlocal seen
+        seen += 1
+        return seen > 6
+
+    with pytest.raises(ForgeError) as stopped:
+        evolve(job(tmp_path / "x"), should_stop=stop)
+    assert stopped.value.exit_code == 130
+    assert len(journal(tmp_path / "x")) == 6
+
+
+def test_more_generations_go_on_where_it_ended(reference: Evolved, tmp_path: Path) -> None:
+    short = evolve(job(tmp_path / "x", generations=1))
+    assert short.generations == 1
+    checkpoint = short.folder / "evolution_checkpoint_gen_1.json"
+    longer = evolve(resumed(checkpoint, 2, None))
+    assert outcome(longer.folder) == outcome(reference.folder)
+    assert evolve(resumed(short.folder, None, None)).generations == 2  # as it was run last
+
+
+def test_what_is_not_this_evolution_is_refused(reference: Evolved, tmp_path: Path) -> None:
+    mine = evolve(job(tmp_path / "x", seed=2, generations=0))
+    before = (mine.folder / JOURNAL).read_bytes()
+    with pytest.raises(ConfigError, match="other models, data or settings"):
+        evolve(job(mine.folder, seed=3))
+    with pytest.raises(ConfigError, match="other models, data or settings"):
+        evolve(job(mine.folder, seed=2, base=False))
+    foreign = mine.folder / "evolution_checkpoint_gen_1.json"
+    shutil.copy(reference.folder / foreign.name, foreign)
+    with pytest.raises(ConfigError, match="of another evolution"):
+        resumed(foreign, None, None)
+    foreign.write_text(foreign.read_text().replace('"generation": 1', '"generation": 9'))
+    with pytest.raises(ForgeError, match="checksum"):
+        resumed(foreign, None, None)
+    for place in ("generation_30.pt", "nothing", "."):
+        with pytest.raises(NotFound):
+            resumed(tmp_path / place, None, None)
+    with pytest.raises(NotFound, match="no checkpoint of this version"):
+        resumed(Path("checkpoints/phase2/generation_30.pt"), None, None)
+    assert (mine.folder / JOURNAL).read_bytes() == before
+
+
+def test_the_time_budget_is_written_down(reference: Evolved, tmp_path: Path) -> None:
+    done = evolve(job(tmp_path / "x", time_budget_minutes=1e-6))
+    assert (done.reason, done.generations) == ("time budget", 0)
+    assert journal(done.folder, "stopped")[0]["generation"] == 0
+    again = evolve(resumed(done.folder, None, None))
+    assert outcome(again.folder)["lineage.json"] == files.sha256_of(
+        done.model_path / "lineage.json"
+    )
+    assert (again.reason, again.generations) == ("time budget", 0)
+    more = evolve(resumed(done.folder, None, 1000.0))  # more time: it goes on
+    assert more.reason == "generations"
+    assert outcome(more.folder)["lineage.json"] == outcome(reference.folder)["lineage.json"]
+
+
+def test_the_clock_does_not_ask_again_about_the_past(reference: Evolved, tmp_path: Path) -> None:
+    """Killed in generation 2 with the time over, it must not end in generation 0 instead."""
+    folder = tmp_path / "x"
+    shutil.copytree(reference.folder, folder)
+    lines = (folder / JOURNAL).read_bytes().splitlines(keepends=True)
+    last = next(i for i, line in enumerate(lines) if b'"generation":2' in line)
+    (folder / JOURNAL).write_bytes(b"".join(lines[: last + 1]))
+    done = evolve(resumed(folder, 5, 1e-6))
+    assert (done.reason, done.generations) == ("time budget", 2)
+
+
+def test_it_stops_early_by_the_holdout(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"generations": 9, "convergence_patience": 2}
+    done = evolve(job(tmp_path / "x", **settings, convergence_threshold=0.9, verdict_items=1))
+    assert (done.reason, done.generations) == ("converged", 2)
+    history = files.read_json(done.folder / "evolution_log.json")["history"]
+    assert all(entry["holdout"] is not None for entry in history)
+    assert journal(done.folder, "holdout")[0]["fitness"] == history[0]["holdout"]
+
+
+def test_replay_makes_the_champion_again(reference: Evolved, tmp_path: Path) -> None:
+    lineage = reference.model_path / "lineage.json"
+    wanted = files.sha256_of(reference.model_path / WEIGHTS_FILE)
+    assert replay(lineage, tmp_path / "again") == wanted
+    assert files.sha256_of(tmp_path / "again" / WEIGHTS_FILE) == wanted
+    record = json.loads(lineage.read_text())
+    record["models"][1]["sha256"] = "0" * 64
+    (tmp_path / "other.json").write_text(json.dumps(record))
+    with pytest.raises(ConfigError, match="not the model that the lineage names"):
+        replay(tmp_path / "other.json", tmp_path / "y")
+    assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
+
+
+# -- bad input ------------------------------------------------------------------------------------
+
+
+def _bad(line: str, forge: Forge, code: int, told: str) -> None:
+    result = forge(f"evo {line}")
+    assert result.code == code and told in result.err, result.err
+    assert "Traceback" not in result.err and result.out == ""
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "told"),
+    [
+        ("--base-models {r}/add --data {r}/add.jsonl", 2, "1 model is nothing to merge"),
+        ("--base-models {r}/add,{r}/next,{r}/add --data {r}/add.jsonl", 2, "given twice"),
+        ("--base-models {r}/add,{t}/copy --data {r}/add.jsonl", 2, "same weights as"),
+        ("--base-models {r}/add,{t}/nan --data {r}/add.jsonl", 4, "holds NaN or infinity"),
+        ("--base-models {r}/add,{t}/other/a --data {r}/add.jsonl", 2, "different architectures"),
+        ("--base-models {three} --data {t}/empty.jsonl", 4, "it is empty"),
+        ("--base-models {three} --data {t}/few.jsonl", 2, "give more data"),
+        ("--base-models {three} --data {t}/missing.jsonl", 2, "missing.jsonl"),
+        ("--base-models {three} --set fitness=own_fitness:never", 1, "no such thing"),
+        ("--base-models {three} --set fitness=own_fitness:nan", 1, "gave nan"),
+        ("--base-models {three} --set fitness=no_module:f", 2, "no_module"),
+        ("--base-models {three} --set 'fitness=false {{model}}'", 1, "ended with 1"),
+        ("--base-models {three} --config fast --set population_size=5", 2, "allowed sizes are"),
+        ("--base-models {three} --set min_diversity=0.1", 2, "diversity_reseed_threshold"),
+        ("--base-models {three} --data {r}/add.jsonl --set tasks=[add]", 2, "exclude each other"),
+        ("--base-models {three} --set 'fitness_weights={{speed: 1}}'", 2, "tell no two merges"),
+        ("--base-models {three} --set 'fitness_floors={{x/accuracy: 1}}'", 2, "fitness_floors"),
+        ("--base-models {three} --set tasks=[nothing]", 2, "no tasks are called"),
+        ("--base-models {three} --config fastest", 2, "did you mean 'fast'"),
+        ("--base-models {three} --set generation=3", 2, "did you mean 'generations'"),
+        ("--base-models {r}/nothing,{r}/add", 2, "there is no model"),
+        ("--base-models {r}/add,./x/y", 2, "there is no model"),
+        ("--resume checkpoints/generation_30.pt", 2, "evolution_checkpoint_gen_N.json"),
+        ("--resume {t} --base-models {three}", 2, "that it was begun with"),
+        ("--dry-run", 2, "there are no models yet"),
+    ],
+)
+def test_bad_input_stops_before_the_first_evaluation(
+    own: Path, forge: Forge, line: str, code: int, told: str
+) -> None:
+    root = family()
+    if "{t}/copy" in line or "{t}/nan" in line:
+        name = "copy" if "{t}/copy" in line else "nan"
+        shutil.copytree(root / "add", own / name)
+        if name == "nan":
+            state = load_file(own / name / WEIGHTS_FILE)
+            state["model.norm.weight"][3] = math.nan
+            save_file(state, own / name / WEIGHTS_FILE)
+    if "other" in line:
+        make_models(own / "other", "qwen2")
+    (own / "empty.jsonl").write_text("")
+    (own / "few.jsonl").write_text("\n".join((root / "add.jsonl").read_text().splitlines()[:60]))
+    places = {"r": str(root), "t": str(own), "three": three(root)}
+    _bad(line.format(**places), forge, code, told)
+    assert not (own / "evomerge" / "champion").exists()
+    assert not journal(own / "evomerge")
+
+
+def test_too_little_data_says_what_could_be_seen(tmp_path: Path) -> None:
+    notes = job(tmp_path / "x").inputs.notes
+    assert any("90 answers for the verdict: gains from about" in note for note in notes)
+
+
+def test_large_parents_are_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from agent_forge.phases.phase2_evomerge import evomerge
+
+    monkeypatch.setattr(evomerge, "LARGE_BYTES", 1000)
+    assert any("GB of disk" in note for note in job(tmp_path / "x").inputs.notes)
+
+
+@pytest.mark.parametrize("name", evolving.PRESETS)
+def test_presets_are_valid(name: str) -> None:
+    settings = settings_of(name, ["generations=3"], {})
+    assert settings.generations == 3
+    assert settings != EvoMergeSettings(generations=3)
+
+
+# -- the command line -----------------------------------------------------------------------------
+
+
+def quick(root: Path) -> str:
+    data = " ".join(f"--data {path}" for path in files_of(root))
+    few = {**FEW, "strategy": "spec"}
+    sets = " ".join(f"--set {k}={v}" for k, v in few.items() if k != "generations")
+    return f"--base-models {three(root)} --base {root}/base {data} {sets} --seed 1 --gens 2"
+
+
+def test_dry_run(forge: Forge, tmp_path: Path) -> None:
+    result = forge(f"evo {quick(family())} --dry-run --json")
+    assert result.code == 0
+    document = result.document
+    assert document["candidates"] == 3 * 8 + 4 and document["seed"] == 1
+    assert document["items"]["selection"] == dict.fromkeys(PARENTS, 24)
+    assert document["disk_bytes"] > 10 * (family() / "add" / WEIGHTS_FILE).stat().st_size
+    assert not (tmp_path / "evomerge").exists()
+    assert "candidates: 28" in forge(f"evo {quick(family())} --dry-run").out
+    fewer = forge(f"evo {quick(family())} --dry-run --set max_evaluations=9 --json")
+    assert fewer.document["candidates"] == 9
+
+
+def test_forge_evo(forge: Forge, tmp_path: Path, reference: Evolved) -> None:
+    result = forge(f"evo {quick(family())} --json")
+    assert result.code == 0, result.err
+    document = result.document
+    assert document["reason"] == "generations" and document["generations"] == 2
+    assert set(document["verdict"]) >= {"champion", "rivals", "sentences", "retention"}
+    assert outcome(tmp_path / "evomerge") == outcome(reference.folder)
+    told = forge("evo --resume evomerge")
+    assert told.code == 0 and "best parent" in told.out and "fitness over generations" in told.out
+    assert told.err.count("combo") >= 1 and "ETA" in told.err
+    again = forge("evo replay evomerge/champion/lineage.json again --json")
+    assert again.code == 0
+    assert again.document["sha256"] == files.sha256_of(reference.model_path / WEIGHTS_FILE)
+
+
+def test_the_clock_and_the_device(forge: Forge, tmp_path: Path) -> None:
+    line = quick(family()).replace("verdict_items=30", "verdict_items=1")
+    result = forge(f"evo {line} --json --time-budget 0.0001 --device cpu")
+    assert (result.document["reason"], result.document["generations"]) == ("time budget", 0)
+    _bad("--resume evomerge --device cuda", forge, 2, "'cuda' is not there")
+    assert (
+        forge("evo --resume evomerge --gens 1 --time-budget 90 --json").document["generations"] == 1
+    )
+
+
+def test_gens_zero_is_zero(forge: Forge, tmp_path: Path) -> None:
+    line = quick(family()).replace("--gens 2", "--gens 0 --set verdict_items=1")
+    result = forge(f"evo {line} --json --output-dir here")
+    assert result.document["generations"] == 0 and (tmp_path / "here/champion").is_dir()
+
+
+def test_where_models_come_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    folder = str(family() / "add")
+    assert locate([folder, f"{folder}+{folder}"], tmp_path)[0] == [folder, f"{folder}+{folder}"]
+    with pytest.raises(NotFound, match="deepseek"):
+        locate(["deepsek"], tmp_path)
+
+
+# -- in the pipeline ------------------------------------------------------------------------------
+
+EVO = (
+    *("generations=1", "fitness_subset_size=6", "verdict_items=6", "tasks=[copy]", "max_level=3"),
+    *("gate_policy=warn", "convergence_threshold=1e-9"),
+)
+
+
+def run_both(root: Path, *sets: str, listener: Any = None) -> dict[str, Any]:
+    ours = [f"phases.evomerge.{item}" for item in EVO]
+    both: Any = {"cognate": CognatePhase, "evomerge": EvoMergePhase}
+    return PipelineOrchestrator(
+        config=config(f"storage.root={root}", *QUICK, FEW_FAMILIES, *ours, *sets),
+        session_id="r",
+        resume=(folder_of(root) / "session.json").exists(),
+        controllers=both,
+        listeners=[listener] if listener else [],
+    ).run()
+
+
+@pytest.fixture(scope="module")
+def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("pipeline")
+    result = run_both(root)
+    assert result["success"], result
+    return root
+
+
+def test_phase_two_hands_over_what_the_specification_says(pipeline: Path) -> None:
+    place = folder_of(pipeline) / "phase2_evomerge" / "champion"
+    files.verify(place)
+    metadata = files.read_json(place / "metadata.json")
+    assert {"fitness", "merge_technique", "lineage", "verdict"} <= set(metadata)
+    logged = {name for _, _, m in metrics(pipeline) for name in m}
+    assert {"generation/best_fitness", "generation/fitness_std", "combo/7/usage"} <= logged
+    assert {"phase/initial_fitness", "phase/final_fitness", "phase/final_accuracy"} <= logged
+    replay(place / "metadata.json", pipeline / "again")
+    first, again = (load_file(p / WEIGHTS_FILE) for p in (place, pipeline / "again"))
+    assert all(torch.equal(first[name], again[name]) for name in {*first, *again})
+    subject = open_model_under_test(place)
+    assert subject.model.settings.n_layers == 2  # type: ignore[union-attr]
+
+
+def test_the_champion_of_a_run_tells_what_that_of_forge_evo_tells(pipeline: Path) -> None:
+    place = folder_of(pipeline) / "phase2_evomerge" / "champion"
+    metadata = files.read_json(place / "metadata.json")
+    assert files.read_json(place / "lineage.json") == metadata["lineage"]
+    again = replay(place / "lineage.json", pipeline / "from_lineage")
+    assert files.sha256_of(pipeline / "from_lineage" / WEIGHTS_FILE) == again
+    verdict = files.read_json(place / "verdict.json")
+    assert verdict["sentences"] == metadata["verdict"]
+    card = (place / "README.md").read_text()
+    assert all(f"\n- {sentence}\n" in card for sentence in metadata["verdict"])
+    assert "| model | fitness | copy/bits_per_byte | copy/accuracy |" in card
+    assert f"| sha256 | `{metadata['sha256']}` |" in card and "forge evo replay" in card
+    assert "| lineage |" not in card and "{'" not in card and "['" not in card
+    measured = files.read_json(place / "metrics.json")
+    score = verdict["champion"]["parts"]["perplexity"]
+    assert measured["final_perplexity_score"] == score
+    tasks = from_tasks(["copy"], count=6, levels=(1, 3))
+    subject = open_model_under_test(place)
+    nats = subject.measure(subject.prepare(tasks[0])).nats_per_token
+    assert measured["final_perplexity"] == pytest.approx(math.exp(nats), rel=1e-4)
+    assert metadata["perplexity"] == verdict["perplexity"] == measured["final_perplexity"] > 1
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
+@pytest.mark.parametrize("count", [1, 2])
+def test_phase_two_killed_ends_in_the_same_bytes(
+    pipeline: Path, tmp_path: Path, count: int
+) -> None:
+    shutil.copytree(pipeline, tmp_path / "x")
+    again = tmp_path / "x"
+    shutil.rmtree(folder_of(again) / "phase2_evomerge")
+
+    def at_generation(record: dict[str, Any]) -> None:
+        if record.get("stage") == "generation" and record["step"] == count - 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    assert exit_code(forked(lambda: run_both(again, listener=at_generation))) == -signal.SIGKILL
+    assert run_both(again)["success"]
+    place = Path("phase2_evomerge", "champion", WEIGHTS_FILE)
+    assert files.sha256_of(folder_of(again) / place) == files.sha256_of(folder_of(pipeline) / place)
+
+
+def test_the_specialists_of_a_run_are_parents(
+    pipeline: Path, forge: Forge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORGE_STORAGE", str(pipeline))
+    sets = " ".join(f"--set {item}" for item in EVO if "gate" not in item)
+    for line in (f"evo --base-models r {sets} --json", f"evo {sets} --json --dry-run"):
+        result = forge(line)
+        assert result.code == 0, result.err
+    assert [Path(p).name for p in result.document["parents"]] == NAMES
+    assert Path(result.document["base"]).name == "trunk"
+
+
+def test_the_phase_takes_a_fitness_of_ones_own(own: Path) -> None:
+    result = run_both(own / "x", "phases.evomerge.fitness=own_fitness:size")
+    assert result["success"], result
+    lines = [r for _, r in read_lines(folder_of(own / "x") / "phase2_evomerge/evolution" / JOURNAL)]
+    assert all("own" in r["score"]["raw"] for r in lines if r["record"] == "candidate")

@@ -1,0 +1,164 @@
+"""What the settings of Phase 2 change: a check for each, for test_settings_matter.py."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_forge.evals.domains import evaluation_hash
+from agent_forge.phases.phase2_evomerge import evomerge, staff
+from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
+from agent_forge.phases.phase2_evomerge.evolve import Job
+from agent_forge.phases.phase2_evomerge.prepare import prepare
+from agent_forge.phases.phase2_evomerge.run import CACHE, EvolutionRun
+from agent_forge.pipeline.config import load_config
+from agent_forge.search.settings import ACTS_IN
+from agent_forge.search.strategy import begin
+from agent_forge.track.journal import read_lines
+from tests.support.evo_models import PARENTS, family
+
+PHASE = "phases.evomerge"
+OWN = f"{PHASE}.fitness=own_score:size"
+QUICK = {
+    **{"generations": 1, "fitness_subset_size": 8, "verdict_items": 8, "checkpoint_every": 1},
+    **{"tasks": "[copy]", "max_level": 3},
+}
+
+
+def settings(setting: str, *more: str) -> EvoMergeSettings:
+    quick = [f"{PHASE}.{name}={value}" for name, value in QUICK.items()]
+    if any(f"{PHASE}.data=" in item for item in (setting, *more)):
+        quick = [item for item in quick if "tasks" not in item]
+    return load_config(preset="smoke", sets=(*quick, *more, setting)).phases.evomerge
+
+
+def searched(setting: str, root: Path, patch: pytest.MonkeyPatch) -> Any:
+    """What the search asks for and records, where scores follow from the candidates' names."""
+    more = [f"{PHASE}.generations=9", f"{PHASE}.convergence_threshold=0.01"]
+    if "elite_count" in setting:
+        more.append(f"{PHASE}.population_size=16")
+    if "reseed" in setting:
+        more.append(f"{PHASE}.min_diversity=0.5")
+    field = setting.removeprefix(f"{PHASE}.").split("=")[0]
+    if (acts := ACTS_IN.get(field, ("spec",))) and "spec" not in acts:
+        more.append(f"{PHASE}.strategy={acts[0]}")
+    if field == "density":
+        more.append(f"{PHASE}.blend_method=ties")
+    layers = ("0", "1") if field == "layer_paths" else ()
+    search = begin(settings(setting, *more), parents=3, groups=("a", "b"), seed=1, layers=layers)
+    while search.finished is None:
+        while asked := search.ask():
+            candidate = asked[0]
+            digest = hashlib.sha256(candidate.key.encode()).digest()
+            slope = {group: [byte / 256 for byte in digest[1:4]] for group in ("a", "b")}
+            search.tell(candidate.key, digest[0] / 256, gradient=slope)
+        search.tell_distances(0.25, 1.0)
+        search.advance()
+    return list(search.candidates), search.history
+
+
+def measured_on(setting: str, root: Path, patch: pytest.MonkeyPatch) -> Any:
+    """The items of every split."""
+    patch.chdir(family())
+    folders = [str(family() / name) for name in PARENTS]
+    more = [f"{PHASE}.data=[add.jsonl]"] if "split_by" in setting else []
+    splits = Job.of(settings(setting, *more), folders, None, 1, root).inputs.splits
+    return {split: evaluation_hash(domains) for split, domains in splits.items()}
+
+
+def evolved(setting: str, root: Path, patch: pytest.MonkeyPatch) -> Any:
+    """What a short evolution of three real models measures and leaves."""
+    patch.chdir(root)
+    (root / "own_score.py").write_text("def size(model): return float(len(str(model)))\n")
+    patch.delitem(sys.modules, "own_score", raising=False)
+    patch.setattr(sys, "path", list(sys.path))
+    files = [str(family() / f"{name}.jsonl") for name in PARENTS]
+    more = [OWN] if "direction" in setting else [f"{PHASE}.data={files}"]
+    more += [f"{PHASE}.strategy=grad"] if "gradient" in setting else []
+    more += [f"{PHASE}.fitness_subset_size=100"] if "racing" in setting else []
+    more += [f"{PHASE}.layer_paths=1"] if "path_gate" in setting else []
+    wanted = settings(setting, *more)
+    job = Job.of(wanted, [str(family() / name) for name in PARENTS], None, 1, root / "x")
+    material = prepare(job.settings, job.inputs, "cpu", job.folder)
+    run = EvolutionRun(wanted, material, job.folder, seed=1, cache=job.folder / CACHE)
+    run.run()
+    lines = [record for _, record in read_lines(job.folder / "journal.jsonl")]
+    measured = [{k: r.get(k) for k in ("record", "score", "fitness", "tokens")} for r in lines]
+    return measured, sorted(p.name for p in job.folder.iterdir()), run.reason
+
+
+def staffed(setting: str, root: Path, patch: pytest.MonkeyPatch) -> Any:
+    """The workers that an evolution starts."""
+    asked: list[Any] = []
+    patch.setattr(staff, "open_pool", lambda *a, **k: asked.append((a[:2], k)))
+    patch.setattr(evomerge, "require_ray", lambda: None)  # none is started
+    folders = [str(family() / name) for name in PARENTS]
+    on_ray = "cluster" in setting or "executor=ray" in setting
+    more = [f"{PHASE}.executor=ray"] if on_ray else []
+    more += [] if "workers=" in setting else [f"{PHASE}.workers=2"]
+    job = Job.of(settings(setting, *more), folders, None, 1, root / "x")
+    crew = staff.crew_of(job.settings, job.inputs, "cpu", job.folder)
+    if crew is not None:
+        crew._start()
+    return asked
+
+
+CHECKS = {
+    f"{PHASE}.racing": (evolved, "false", "true"),
+    f"{PHASE}.workers": (staffed, "2", "3"),
+    f"{PHASE}.worker_threads": (staffed, "1", "2"),
+    f"{PHASE}.executor": (staffed, "local", "ray"),
+    f"{PHASE}.cluster": (staffed, "''", "'ray://there:10001'"),
+    f"{PHASE}.strategy": (searched, "spec", "auto"),
+    f"{PHASE}.max_evaluations": (searched, "0", "30"),
+    f"{PHASE}.tournament_size": (searched, "3", "2"),
+    f"{PHASE}.crossover_rate": (searched, "0.7", "0.2"),
+    f"{PHASE}.selection_pressure": (searched, "0.7", "0.9"),
+    f"{PHASE}.diversity_weight": (searched, "0.3", "1.0"),
+    f"{PHASE}.techniques": (searched, "[linear, dare, dfs]", "[linear, ties, dfs]"),
+    f"{PHASE}.blend_method": (searched, "linear", "dare_ties"),
+    f"{PHASE}.density": (searched, "0.5", "0.3"),
+    f"{PHASE}.per_layer": (searched, "true", "false"),
+    f"{PHASE}.start_sigma": (searched, "0.15", "0.3"),
+    f"{PHASE}.gradient_step": (searched, "0.1", "0.2"),
+    f"{PHASE}.gradient_share": (evolved, "0.5", "1.0"),
+    f"{PHASE}.generations": (searched, "2", "3"),
+    f"{PHASE}.population_size": (searched, "8", "7"),
+    f"{PHASE}.elite_count": (searched, "4", "5"),
+    f"{PHASE}.recipe_mutation": (searched, "0.1", "0.9"),
+    f"{PHASE}.shift_sigma": (searched, "0.1", "0.2"),
+    f"{PHASE}.mutation_sigma": (searched, "0.01", "0.02"),
+    f"{PHASE}.mutation_rate": (searched, "0.01", "0.02"),
+    f"{PHASE}.layer_paths": (searched, "0", "0.5"),
+    f"{PHASE}.path_gate": (evolved, "1.01", "100"),
+    f"{PHASE}.parent_weights": (searched, "[]", "[1, 2, 3]"),
+    f"{PHASE}.drop_rate": (searched, "0.5", "0.9"),
+    f"{PHASE}.keep": (searched, "0.2", "0.3"),
+    f"{PHASE}.early_stopping": (searched, "true", "false"),
+    f"{PHASE}.convergence_threshold": (searched, "1e-9", "0.9"),
+    f"{PHASE}.convergence_patience": (searched, "1", "8"),
+    f"{PHASE}.min_diversity": (searched, "0.2", "0.3"),
+    f"{PHASE}.mutation_boost": (searched, "1", "3"),
+    f"{PHASE}.diversity_reseed_threshold": (searched, "0.2", "0.3"),
+    f"{PHASE}.fitness_weights": (evolved, "{accuracy: 1}", "{perplexity: 1, speed: 1}"),
+    f"{PHASE}.fitness_floors": (evolved, "{}", "{add/accuracy: 1}"),
+    f"{PHASE}.domain_weights": (evolved, "{add: 1}", "{add: 5}"),
+    f"{PHASE}.mixed_precision": (evolved, "false", "true"),
+    f"{PHASE}.fitness": (evolved, "''", "own_score:size"),
+    f"{PHASE}.fitness_direction": (evolved, "maximize", "minimize"),
+    f"{PHASE}.data": (measured_on, "[add.jsonl]", "[next.jsonl]"),
+    f"{PHASE}.tasks": (measured_on, "[copy]", "[reverse]"),
+    f"{PHASE}.split_by": (measured_on, "prompt", "content"),
+    f"{PHASE}.max_level": (measured_on, "2", "9"),
+    f"{PHASE}.fitness_subset_size": (measured_on, "8", "9"),
+    f"{PHASE}.verdict_items": (measured_on, "8", "9"),
+    f"{PHASE}.use_holdout_validation": (evolved, "true", "false"),
+    f"{PHASE}.enable_caching": (evolved, "true", "false"),
+    f"{PHASE}.checkpoint_every": (evolved, "1", "2"),
+    f"{PHASE}.keep_best_models": (evolved, "1", "2"),
+    f"{PHASE}.time_budget_minutes": (evolved, "0", "1e-9"),
+}

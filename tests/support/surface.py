@@ -1,0 +1,56 @@
+"""The command line, frozen: each command with its options and arguments."""
+
+from __future__ import annotations
+
+SURFACE = {
+    "run": [
+        *("--config", "--dry-run", "--from", "--json", "--only", "--preset", "--progress"),
+        *("--session", "--set", "--storage"),
+    ],
+    "resume": ["--from", "--json", "--only", "--progress", "--storage", "session"],
+    "stop": ["--storage", "session"],
+    "status": ["--json", "--storage", "session"],
+    "logs": ["--events", "--follow", "--json", "--storage", "-f", "session"],
+    "phases": ["--json"],
+    "export": ["--dry-run", "--force", "--json", "--storage", "name", "target"],
+    "evo": [
+        *("--base", "--base-models", "--config", "--data", "--device", "--dry-run", "--gens"),
+        *("--json", "--output-dir", "--resume", "--seed", "--set", "--time-budget"),
+    ],
+    "evo replay": ["--json", "lineage", "target"],
+    "merge": [
+        *("--base", "--combo", "--dry-run", "--force", "--json", "--max-ram", "--method"),
+        *("--models", "--seed", "--set", "--threads", "paths"),
+    ],
+    "generate": [
+        *("--json", "--max-tokens", "--seed", "--temperature", "--top-k", "--top-p"),
+        *("model", "prompt"),
+    ],
+    "chat": [
+        *("--max-tokens", "--seed", "--system", "--temperature", "--top-k", "--top-p", "model"),
+    ],
+    "eval": [
+        *("--data", "--data-dir", "--items", "--json", "--level", "--pack", "--shots", "--split"),
+        *("--tasks", "model"),
+    ],
+    "compare": [
+        *("--data", "--data-dir", "--items", "--json", "--level", "--pack", "--seed", "--shots"),
+        *("--split", "--tasks", "candidate", "reference"),
+    ],
+    "init": ["--dry-run", "--force", "--preset", "--set", "folder"],
+    "validate": ["--json", "--preset", "--set", "path"],
+    "ls": ["--json", "--storage"],
+    "show": ["--json", "--storage", "--verify", "name"],
+    "models": ["--json", "--phase", "--session", "--storage", "--tag", "--text"],
+    "clean": [
+        *("--age", "--all", "--config", "--cron", "--dry-run", "--failed", "--json"),
+        *("--storage", "--yes"),
+    ],
+    "vacuum": ["--json", "--storage"],
+    "doctor": ["--json", "--repair", "--storage"],
+    "data": [],
+    "data ls": ["--data-dir", "--json"],
+    "data fetch": ["--data-dir", "--json", "--limit", "names"],
+    "data verify": ["--data-dir", "--json", "names"],
+    "data show": ["--data-dir", "--json", "--split", "-n", "name"],
+}

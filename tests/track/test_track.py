@@ -1,0 +1,331 @@
+"""Tracking: files that are the truth, views that can fail without harm."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import sys
+import threading
+import time
+import types
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import structlog
+
+from agent_forge.errors import DiskFull
+from agent_forge.track import progress as progress_module
+from agent_forge.track import wandb_sink
+from agent_forge.track.journal import Journal, read_lines
+from agent_forge.track.logs import logging_to
+from agent_forge.track.progress import MODES, clock, describe, eta_s, make_progress
+from agent_forge.track.sampler import Sampler, sample
+from agent_forge.track.tracker import Tracker, last_metrics
+from agent_forge.track.wandb_sink import WandbSink
+from tests.support.fake_wandb import FakeWandb
+from tests.support.polling import until
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [record for _, record in read_lines(path)]
+
+
+def test_a_journal_grows_and_a_phase_takes_its_own_back(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "new" / "x.jsonl")
+    journal.sync()
+    assert journal.keep("a", 5) == 0
+    for n, phase in enumerate("aabab"):
+        journal.write({"n": n, "phase": phase})
+    journal.sync()
+    assert journal.keep("a", 2) == 2  # the third of a goes, b stays as it is
+    assert [r["n"] for r in lines(journal.path)] == [0, 1, 2, 4]
+    assert journal.keep("a", 9) == 2 and journal.keep("c", 0) == 0
+    journal.write({"n": 5, "phase": "a"})
+    assert [r["n"] for r in lines(journal.path)] == [0, 1, 2, 4, 5]
+    with pytest.raises(ValueError, match="JSON compliant"):
+        journal.write({"n": float("nan")})
+
+
+def test_half_a_line_never_happened(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(b'{"n":1}\n{"n":2')
+    assert lines(path) == [{"n": 1}]
+    Journal(path).write({"n": 3})
+    assert lines(path) == [{"n": 1}, {"n": 3}]
+    path.write_bytes(b"torn")
+    Journal(path)
+    assert path.read_bytes() == b"" and lines(tmp_path / "none") == []
+
+
+def test_a_reader_comes_back_for_more_and_steps_over_rubbish(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(b'{"n":1}\nrubbish\n[]\n{"n":2}\n')
+    *_, (offset, last) = read_lines(path)
+    assert last == {"n": 2} and list(read_lines(path, offset)) == []
+    with path.open("ab") as more:
+        more.write(b'{"n":3}\n')
+    assert [r for _, r in read_lines(path, offset)] == [{"n": 3}]
+
+
+def test_the_tracker_records_and_passes_on(tmp_path: Path) -> None:
+    heard: list[dict[str, Any]] = []
+    tracker = Tracker(tmp_path, listeners=[heard.append])
+    tracker.log("toy", 1, {"toy/loss": 0.5})
+    tracker.log("toy", 2, {"toy/loss": 0.25})
+    tracker.event("phase_started", phase="toy")
+    tracker.tell({"event": "step", "step": 1})
+    assert [r["event"] for r in heard] == ["phase_started", "step"]
+    tracker.event("odd", path=tmp_path)
+    assert lines(tmp_path / "events.jsonl").pop()["path"] == str(tmp_path)
+    (tmp_path / "events.jsonl").unlink()
+    tracker.event("phase_started", phase="toy")
+    assert [r["event"] for r in lines(tmp_path / "events.jsonl")] == ["phase_started"]
+    assert last_metrics(tmp_path) == {"toy/loss": {"value": 0.25, "step": 2, "phase": "toy"}}
+
+
+def test_a_view_that_fails_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    heard: list[str] = []
+
+    def broken(record: dict[str, Any]) -> None:
+        raise BrokenPipeError("nobody reads any more")
+
+    tracker = Tracker(tmp_path, listeners=[broken, lambda r: heard.append(r["event"])])
+    tracker.event("one")
+    tracker.event("two")
+    assert heard == ["one", "two"] and caplog.text.count("is left out") == 1
+
+
+def test_threads_write_whole_lines(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "x.jsonl")
+
+    def write(n: int) -> None:
+        for i in range(50):
+            journal.write({"thread": n, "i": i, "text": "x" * 200})
+
+    threads = [threading.Thread(target=write, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(lines(journal.path)) == 200
+
+
+# -- the sampler ----------------------------------------------------------------------------------
+
+
+def test_the_sampler_measures_this_machine(tmp_path: Path) -> None:
+    tracker = Tracker(tmp_path)
+    journal = tmp_path / "metrics.jsonl"
+    with Sampler(tracker, tmp_path, 0.02):
+        until(lambda: journal.exists() and len(lines(journal)) >= 2)
+    found = last_metrics(tmp_path)
+    assert 1 < found["system/process_rss_mb"]["value"] < psutil.virtual_memory().total / 1e6
+    assert found["system/disk_free_mb"]["value"] > 0
+    assert found["system/process_rss_mb"]["step"] is None
+    count = len(lines(journal))
+    time.sleep(0.1)
+    assert len(lines(journal)) == count
+
+
+def test_the_sampler_can_be_off_and_survives_a_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tracker = Tracker(tmp_path)
+    with Sampler(tracker, tmp_path, 0):
+        time.sleep(0.05)
+    assert not (tmp_path / "metrics.jsonl").exists()
+
+    calls: list[Any] = []
+
+    def full(*values: Any) -> None:
+        calls.append(values)
+        raise DiskFull(tmp_path, 1, 0)
+
+    monkeypatch.setattr(tracker, "log", full)
+    with Sampler(tracker, tmp_path, 0.01) as sampler:
+        until(lambda: len(calls) > 2)
+        assert sampler._thread.is_alive()
+
+
+def test_a_gpu_is_sampled_where_there_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cuda = types.SimpleNamespace(is_available=lambda: True, mem_get_info=lambda: (10**9, 4 * 10**9))
+    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(cuda=cuda))
+    assert sample(psutil.Process(), tmp_path)["system/gpu_memory_used_mb"] == 3000
+
+
+# -- logs -----------------------------------------------------------------------------------------
+
+
+def test_both_kinds_of_loggers_arrive_as_json(tmp_path: Path) -> None:
+    with logging_to(tmp_path, "INFO"):
+        structlog.stdlib.get_logger("agent_forge.a").info("hello", step=3)
+        logging.getLogger("agent_forge.b").warning("old %s", "style")
+        logging.getLogger("agent_forge.b").debug("too quiet")
+        logging.getLogger("someone.else").warning("not ours")
+    logging.getLogger("agent_forge.b").warning("after the run")
+    first, second = lines(tmp_path / "log.jsonl")
+    assert (first["event"], first["step"], first["logger"]) == ("hello", 3, "agent_forge.a")
+    assert (second["event"], second["level"]) == ("old style", "warning")
+
+
+def test_a_log_that_cannot_be_written_stops_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging, "raiseExceptions", False)
+    with logging_to(tmp_path):
+        logging.getLogger("agent_forge").warning("%d is no number", "x")
+    (tmp_path / "log.jsonl").unlink(missing_ok=True)
+    (tmp_path / "log.jsonl").mkdir()
+    with logging_to(tmp_path):
+        logging.getLogger("agent_forge").warning("x")
+
+
+# -- progress -------------------------------------------------------------------------------------
+
+LOOP = {"event": "loop", "name": "toy", "first": 10, "total": 100}
+
+
+def step(n: int) -> dict[str, Any]:
+    return {"event": "step", "phase": "toy", "stage": "main", "step": n, "total": 100}
+
+
+def test_the_time_left_follows_the_pace_of_this_process() -> None:
+    assert eta_s(10, 10, 100, 5) is None
+    assert eta_s(10, 40, 100, 30) == 60  # what an earlier process did does not count
+    assert [clock(s) for s in (None, 0, 59.6, 3723)] == ["-", "0:00", "1:00", "1:02:03"]
+
+
+def test_plain_lines_come_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(progress_module.time, "monotonic", lambda: now)
+    out = io.StringIO()
+    with make_progress("plain", out) as display:
+        display(LOOP)
+        for n in range(11, 41):
+            now = float(n - 10)
+            display(step(n))
+        display({"event": "phase_completed", "phase": "toy", "seconds": 1.5, "time": 0})
+    assert out.getvalue().splitlines() == [
+        "toy step 20/100, ETA 1:20",
+        "toy step 30/100, ETA 1:10",
+        "toy step 40/100, ETA 1:00",
+        "toy: phase completed (seconds 1.5)",
+    ]
+
+
+def test_json_lines_are_json() -> None:
+    out = io.StringIO()
+    with make_progress("json", out) as display:
+        for record in (LOOP, step(20), {"event": "x", "path": Path("p")}):
+            display(record)
+    parsed = [json.loads(line) for line in out.getvalue().splitlines()]
+    assert parsed[1]["step"] == 20 and parsed[1]["eta_s"] >= 0 and parsed[2]["path"] == "p"
+
+
+def test_bars_are_drawn() -> None:
+    out = io.StringIO()
+    with make_progress("bars", out) as display:
+        for record in (LOOP, step(50), {"event": "run_completed", "session": "[s1]"}):
+            display(record)
+    assert "50/100" in out.getvalue() and "run completed (session [s1])" in out.getvalue()
+
+
+def test_the_display_fits_the_place() -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    kinds = {mode: type(make_progress(mode, Terminal())).__name__ for mode in MODES}
+    assert kinds["auto"] == kinds["bars"] == "BarProgress"
+    assert type(make_progress("auto", io.StringIO())).__name__ == "PlainProgress"
+    out = io.StringIO()
+    with make_progress("none", out) as display:
+        display(LOOP)
+        display(step(1))
+    assert out.getvalue() == ""
+    assert describe({"event": "run_started"}) == "run started"
+
+
+# -- W&B ------------------------------------------------------------------------------------------
+
+
+def mirror(tmp_path: Path, patience_s: float = 5) -> WandbSink:
+    return WandbSink(
+        tmp_path, group="s1", project="p", offline=True, config={"a": 1}, patience_s=patience_s
+    )
+
+
+def drive(sink: WandbSink, tmp_path: Path) -> float:
+    began = time.monotonic()
+    for phase in ("toy", "edge"):
+        sink.begin(phase)
+        sink.log(phase, 1, {"toy/loss": 0.5})
+        sink.artifact("m1", tmp_path)
+        sink.end()
+    sink.close()
+    return time.monotonic() - began
+
+
+def test_one_run_a_phase_grouped_by_session(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wandb = FakeWandb()
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    drive(mirror(tmp_path), tmp_path)
+    inits = [call[1] for call in wandb.calls if call[0] == "init"]
+    assert [i["name"] for i in inits] == ["toy_s1", "edge_s1"]
+    assert {(i["group"], i["project"], i["mode"]) for i in inits} == {("s1", "p", "offline")}
+    kinds = [call[0] for call in wandb.calls]
+    assert kinds == ["init", "log", "reference", "artifact", "finish"] * 2
+
+
+@pytest.mark.parametrize("trouble", ["init", "log", "artifact", "finish", "missing"])
+@pytest.mark.parametrize("how", ["raise", "hang"])
+def test_whatever_wandb_does_is_one_warning(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    trouble: str,
+    how: str,
+) -> None:
+    wandb = None if trouble == "missing" else FakeWandb(trouble, how)
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    seconds = drive(mirror(tmp_path, patience_s=0.05), tmp_path)
+    assert seconds < 15  # each of them would take 30
+    assert len([r for r in caplog.records if "W&B is left out" in r.message]) == 1
+    if wandb is not None:
+        wandb.released.set()
+
+
+def test_offline_the_wait_is_a_twentieth_of_the_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", FakeWandb())
+    sink = mirror(tmp_path, patience_s=10)
+    began = sink._began
+    for elapsed, patience in ((1, 1), (100, 5), (10_000, 10)):
+        monkeypatch.setattr(wandb_sink.time, "monotonic", lambda e=elapsed: began + e)
+        assert sink._patience() == pytest.approx(patience)
+    sink._offline = False
+    monkeypatch.setattr(wandb_sink.time, "monotonic", lambda: began)
+    assert sink._patience() == 10
+    monkeypatch.undo()
+
+
+def test_a_queue_that_overflows_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    wandb = FakeWandb("init", "hang")
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    monkeypatch.setattr(wandb_sink, "MAX_WAITING", 5)
+    sink = mirror(tmp_path)
+    sink.begin("toy")
+    for n in range(20):
+        sink.log("toy", n, {})
+    assert "are waiting" in caplog.text
+    wandb.released.set()

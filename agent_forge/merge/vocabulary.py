@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,19 +21,10 @@ from agent_forge.store import files
 from agent_forge.store.tensors import Spec
 
 TOKENIZER = "tokenizer.json"
-TOKENIZER_FILES = (
-    *(TOKENIZER, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
-    *("tokenizer.model", "vocab.json", "merges.txt", "vocab.txt"),
-    *("chat_template.jinja", "chat_template.json", "generation_config.json"),
-)
-
-
-class Choice(Protocol):
-    @property
-    def source(self) -> str: ...
-
-    @property
-    def pad_to_multiple_of(self) -> int | None: ...
+CONFIG = "tokenizer_config.json"
+TOKENIZER_FILES = [TOKENIZER, CONFIG, "special_tokens_map.json", "added_tokens.json"]
+TOKENIZER_FILES += ["tokenizer.model", "vocab.json", "merges.txt", "vocab.txt"]
+TOKENIZER_FILES += ["chat_template.jinja", "chat_template.json", "generation_config.json"]
 
 
 @dataclass(frozen=True)
@@ -79,25 +70,27 @@ def rows_of(weights: Weights) -> int | None:
 
 
 def align(
-    references: Sequence[str], models: Mapping[str, Weights], choice: Choice, preferred: str | None
+    references: Sequence[str],
+    models: Mapping[str, Weights],
+    source: str,
+    multiple: int,
+    preferred: str | None,
 ) -> tuple[dict[str, Weights], Vocabulary]:
     """The models with their vocabularies made equal, and the vocabulary that they have then.
 
     The first reference counts as the base; a `preferred` one gives its rows to models without.
+    `source` is base, union or a model; rows are added up to a multiple of `multiple`.
     """
-    base, source = references[0], choice.source
+    base = references[0]
     base_tokens = _usable(models[base])
     if base_tokens is None:
-        raise ConfigError(
-            f"{base} has no {TOKENIZER}, so its vocabulary is not known",
-            hint="leave tokenizer out of the recipe if all vocabularies are equal",
-        )
+        hint = "leave tokenizer out of the recipe if all vocabularies are equal"
+        raise ConfigError(f"{base} has no {TOKENIZER}, so its vocabulary is not known", hint=hint)
     tokens = {ref: _usable(models[ref]) or base_tokens for ref in references}
     owner = base if source in ("base", "union") else source
     if owner not in tokens:
-        raise ConfigError(
-            f"tokenizer {source!r} is neither base nor union nor a model of the merge"
-        )
+        kinds = "neither base nor union nor a model of the merge"
+        raise ConfigError(f"tokenizer {source!r} is {kinds}")
     result = dict(tokens[owner])
     added: dict[str, int] = {}
     if source == "union":
@@ -108,10 +101,11 @@ def align(
                     result[token] = added[token] = following
                     following += 1
     n = max(result.values()) + 1
-    multiple = choice.pad_to_multiple_of or 1
     vocabulary = Vocabulary(result, models[owner].folder, added, -(-n // multiple) * multiple)
     tables = {ref: _table(vocabulary, n, tokens[ref]) for ref in references}
-    aligned = {ref: _aligned(ref, preferred, models, tables, n, vocabulary) for ref in references}
+    aligned = {
+        ref: _aligned(ref, preferred, models, tables, n, vocabulary.size) for ref in references
+    }
     return {**models, **aligned}, vocabulary
 
 
@@ -137,35 +131,30 @@ def _aligned(
     models: Mapping[str, Weights],
     tables: Mapping[str, Tensor],
     n: int,
-    vocabulary: Vocabulary,
+    size: int,
 ) -> Weights:
+    """A model whose embedding and head have `size` rows, the first n as the tables say."""
     weights = models[ref]
     specs = dict(weights.specs)
-    for name in specs:
-        if TOKEN_EMBEDDING.search(name) or HEAD.search(name):
-            specs[name] = Spec(specs[name].dtype, (vocabulary.size, *specs[name].shape[1:]))
+    by_token = {name for name in specs if TOKEN_EMBEDDING.search(name) or HEAD.search(name)}
+    for name in by_token:
+        specs[name] = Spec(specs[name].dtype, (size, *specs[name].shape[1:]))
 
     def get(name: str) -> Tensor:
-        if not (TOKEN_EMBEDDING.search(name) or HEAD.search(name)):
+        if name not in by_token:
             return weights[name]
-        with_it = [r for r in tables if name in models[r].specs]
-        tensors = {r: models[r][name] for r in with_it}
+        tensors = {r: models[r][name] for r in tables if name in models[r].specs}
         missing = tables[ref] < 0
         rows = tensors[ref][tables[ref].clamp(min=0)]
         rows[missing] = _substitutes(tensors, tables, missing, preferred).to(rows.dtype)
-        if vocabulary.size == n:
+        if size == n:
             return rows
         padding = rows.float().mean(0, keepdim=True).to(rows.dtype)
-        return torch.cat([rows, padding.expand(vocabulary.size - n, *rows.shape[1:])])
+        return torch.cat([rows, padding.expand(size - n, *rows.shape[1:])])
 
-    return Weights(
-        specs,
-        get,
-        label=weights.label,
-        config={**weights.config, "vocab_size": vocabulary.size},
-        folder=weights.folder,
-        sources=weights.sources,
-    )
+    config = {**weights.config, "vocab_size": size}
+    folder, sources = weights.folder, weights.sources
+    return Weights(specs, get, label=weights.label, config=config, folder=folder, sources=sources)
 
 
 def _substitutes(
@@ -213,9 +202,6 @@ def write_tokenizer(
                 entry = _entry((token, i))
                 config["added_tokens_decoder"][str(entry.pop("id"))] = entry
         stage.write_bytes(CONFIG, files.to_json(config, sort_keys=False))
-
-
-CONFIG = "tokenizer_config.json"
 
 
 def _entry(item: tuple[str, int]) -> dict[str, Any]:

@@ -6,46 +6,32 @@ Answers are parsed and compared, so layout, quotes and the order of keys do not 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from random import Random
 from typing import Any
 
 from agent_forge.data.tasks import checks
-from agent_forge.data.tasks.base import Family, Operands, Question, Task, scaled, wrong
+from agent_forge.data.tasks.base import (
+    Accept,
+    Family,
+    Operands,
+    Question,
+    family,
+    load,
+    scaled,
+    wording,
+    wrong,
+)
 from agent_forge.data.tasks.memory import PEOPLE
 
 Record = dict[str, Any]
 
-WORDS = {
-    "city": ("Oslo", "Rome", "Paris", "Berlin", "Madrid", "Vienna", "Dublin", "Athens", "Lima"),
-    "colour": ("red", "blue", "green", "yellow", "black", "white", "brown", "purple"),
-    "job": ("baker", "nurse", "pilot", "farmer", "teacher", "painter", "doctor", "sailor"),
-    "pet": ("cat", "dog", "rabbit", "parrot", "hamster", "goldfish", "turtle"),
-    "fruit": ("apple", "pear", "banana", "cherry", "plum", "grape", "mango"),
-}
-NUMBERS = {
-    "age": tuple(range(5, 91)),
-    "score": tuple(range(1000)),
-    "room": tuple(range(1, 401)),
-    "height": tuple(range(90, 211)),
-}
-VALUES: dict[str, tuple[str | int, ...]] = {**WORDS, **NUMBERS}
-
-EXTRACT_WORDINGS = {
-    "train": (
-        "{document}\nWhat is the {field} of {name}?",
-        "Here is some {form}:\n{document}\nGive the {field} of {name}.",
-    ),
-    "selection": ("Read this {form} and tell the {field} of {name}:\n{document}",),
-    "verdict": ("{name} is in the following {form}. Which {field} is noted?\n{document}",),
-}
-CONVERT_WORDINGS = {
-    "train": (
-        "Convert this {form} to {target}; numbers stay numbers:\n{document}",
-        "Write as {target} what is {form} here, with numbers as numbers:\n{document}",
-    ),
-    "selection": ("Here is {form}. I need it as {target}, no number as text.\n{document}",),
-    "verdict": ("{document}\nTurn the {form} above into {target} without quoting numbers.",),
+_data = load("structured")
+CONVERSIONS = _data["wordings"]
+VALUES: dict[str, Sequence[str | int]] = {
+    **_data["words"],
+    **{name: range(*bounds) for name, bounds in _data["ranges"].items()},
 }
 
 
@@ -72,16 +58,8 @@ def to_csv(records: list[Record]) -> str:
     return "\n".join(lines)
 
 
-FORMS: dict[str, Callable[[list[Record]], str]] = {
-    "JSON": to_json,
-    "YAML": to_yaml,
-    "CSV": to_csv,
-}
-CHECKS: dict[str, Callable[[Task, str], bool]] = {
-    "JSON": checks.json_document,
-    "YAML": checks.yaml_document,
-    "CSV": checks.csv_document,
-}
+FORMS: dict[str, Callable[[list[Record]], str]] = {"JSON": to_json, "YAML": to_yaml, "CSV": to_csv}
+ACCEPT: list[Accept] = [checks.json_document, checks.yaml_document, checks.csv_document]
 
 
 def table(level: int, rng: Random, fewest: int = 1) -> Operands:
@@ -103,7 +81,7 @@ def extract(operands: Operands, level: int, split: str, rng: Random) -> Question
     name, field, fields, *rows = operands
     form = rng.choice(list(FORMS))
     records = _records(fields, rows)
-    text = rng.choice(EXTRACT_WORDINGS[split]).format(
+    text = wording("extract_field", split, rng).format(
         document=FORMS[form](records), form=form, field=field, name=name
     )
     record = next(record for record in records if record["name"] == name)
@@ -114,12 +92,12 @@ def extract(operands: Operands, level: int, split: str, rng: Random) -> Question
     return Question(text, answer, "", wrong(answer, *same_field[:3], *same_record[:2], spare))
 
 
-def convert(operands: Operands, target: str, split: str, rng: Random) -> Question:
+def convert(target: str, operands: Operands, level: int, split: str, rng: Random) -> Question:
     """The records in another form."""
     fields, *rows = operands
     form = rng.choice([name for name in FORMS if name != target])
     records = _records(fields, rows)
-    text = rng.choice(CONVERT_WORDINGS[split]).format(
+    text = rng.choice(CONVERSIONS[split]).format(
         document=FORMS[form](records), form=form, target=target
     )
     write = FORMS[target]
@@ -137,32 +115,12 @@ def _records(fields: tuple[str, ...], rows: list[tuple[Any, ...]]) -> list[Recor
     return [dict(zip(fields, row, strict=True)) for row in rows]
 
 
-def _conversion(target: str) -> Family:
-    return Family(
-        f"to_{target.lower()}",
-        "structured",
-        "code",
-        f"write records as {target}",
-        table,
-        lambda operands, level, split, rng: convert(operands, target, split, rng),
-        CHECKS[target],
-        wordings={
-            split: tuple(text.replace("{target}", target) for text in texts)
-            for split, texts in CONVERT_WORDINGS.items()
-        },
-    )
+def _conversion(target: str, accept: Accept) -> Family:
+    wordings = {s: [t.replace("{target}", target) for t in CONVERSIONS[s]] for s in CONVERSIONS}
+    return family(f"to_{target.lower()}", table, partial(convert, target), accept, wordings)
 
 
 FAMILIES = (
-    Family(
-        "extract_field",
-        "structured",
-        "qa",
-        "one value of a record in JSON, YAML or CSV",
-        question,
-        extract,
-        checks.value,
-        wordings=EXTRACT_WORDINGS,
-    ),
-    *(_conversion(target) for target in FORMS),
+    family("extract_field", question, extract, checks.value),
+    *map(_conversion, FORMS, ACCEPT),
 )

@@ -11,6 +11,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -537,6 +538,11 @@ def test_doctor_of_a_healthy_machine(forge: Forge, stored: SessionStore) -> None
     assert set(rows) == expected
     assert all(row["remedy"] for row in result.document["findings"] if row["status"] == "optional")
     assert all(re.search(rf"^{name} +{rows[name]} ", text.out, re.MULTILINE) for name in rows)
+
+
+def test_doctor_names_the_extras_that_can_be_installed() -> None:
+    project = tomllib.loads((Path(doctor.__file__).parents[2] / "pyproject.toml").read_text())
+    assert {*project["project"]["optional-dependencies"]} == {*doctor.EXTRAS, "dev"}
 
 
 def test_doctor_tells_extras_that_are_there(

@@ -19,8 +19,9 @@ import pytest
 from agent_forge.cli import doctor, main, runs
 from agent_forge.pipeline.config import load_config
 from agent_forge.store import files, lock
+from agent_forge.store.cleanup import DAY_S
 from agent_forge.store.models import ModelStorage
-from agent_forge.store.sessions import DAY_S, SessionStore
+from agent_forge.store.sessions import SessionStore
 from tests.command_line import Forge, Result
 from tests.pico import Pico
 from tests.test_docs import generate

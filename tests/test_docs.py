@@ -14,7 +14,7 @@ import pytest
 from pydantic import BaseModel
 
 from agent_forge.pipeline.config import PipelineConfig, load_config
-from agent_forge.store.metadata import HandoffRecord, ModelMetadata
+from agent_forge.store.records import HandoffRecord, ModelMetadata
 from tests.command_line import Forge
 
 ROOT = Path(__file__).resolve().parent.parent

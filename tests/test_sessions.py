@@ -14,15 +14,9 @@ from hypothesis import strategies as st
 from agent_forge.config.settings import CleanupSettings
 from agent_forge.errors import AlreadyExists, Busy, DamagedFile, HostileInput, NotFound, TooNew
 from agent_forge.store import files, lock
+from agent_forge.store.cleanup import DAY_S, SessionCleanupManager, plan_cleanup
 from agent_forge.store.models import ModelStorage
-from agent_forge.store.repair import repair_registry
-from agent_forge.store.sessions import (
-    DAY_S,
-    SessionCleanupManager,
-    SessionStore,
-    plan_cleanup,
-    read_session,
-)
+from agent_forge.store.sessions import SessionStore, read_session, repair_registry
 from tests.pico import Pico
 
 NOW = 1_000_000_000.0

@@ -123,8 +123,7 @@ def _sandbox() -> Finding:
 
 
 def _registry(storage: Path, repair: bool) -> Finding:
-    from agent_forge.store.repair import repair_registry
-    from agent_forge.store.sessions import SessionStore
+    from agent_forge.store.sessions import SessionStore, repair_registry
 
     try:
         if repair:

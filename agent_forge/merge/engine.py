@@ -26,7 +26,7 @@ from agent_forge.merge.methods import Kernel, Rows
 from agent_forge.merge.plan import MergePlan, Parents, TensorMerge, make_plan
 from agent_forge.merge.recipe import Recipe
 from agent_forge.model.weights import Weights, with_layers
-from agent_forge.store.tensors import Spec
+from agent_forge.store.tensors import Spec, first_not_finite
 
 Gradient = Callable[[Weights], Mapping[str, Tensor]]
 Fill = Callable[[int], list[Tensor]]  # position -> the results of one run
@@ -262,7 +262,7 @@ class Merged(Weights):
         """Name the parent that holds NaN or infinity in a tensor, if there is one."""
         for ref, name in filter(None, (*job.inputs, job.base)):
             model = self.plan.models[ref]
-            if not bool(model[name].float().isfinite().all()):
+            if first_not_finite({name: model[name]}):
                 raise DamagedFile(
                     model.sources[0] if len(model.sources) == 1 else ref,
                     f"{name} holds NaN or infinity",

@@ -17,7 +17,7 @@ from agent_forge.cli import evo
 from agent_forge.merge import output
 from agent_forge.phases.phase2_evomerge import prepare, staff
 from agent_forge.phases.phase2_evomerge.run import CACHE, JOURNAL
-from agent_forge.store import files, places
+from agent_forge.store import files, paths
 from tests.command_line import Forge, Patch, start
 from tests.evo_models import PARENTS, evo_line, evolved, family
 from tests.merge_models import make_models
@@ -214,7 +214,7 @@ def test_a_replay_is_refused_where_nothing_can_be_written(
 
 
 def test_looking_whether_a_folder_can_be_written_leaves_no_trace(tmp_path: Path) -> None:
-    places.require_writable(tmp_path / "a" / "b")
+    paths.require_writable(tmp_path / "a" / "b")
     assert not list(tmp_path.iterdir())
 
 

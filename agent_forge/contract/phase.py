@@ -218,7 +218,8 @@ class PhaseContext:
         loop = _Loop(manager, parts, self._snapshot(parts) if beginning else None)
         loop.step = first = self._restore(manager, parts)
         name = self.phase if stage == "main" else f"{self.phase} {stage}"
-        self.tracker.tell({"event": "loop", "name": name, "first": first, "total": total})
+        loop_told = {"event": "loop", "phase": self.phase, "name": name}
+        self.tracker.tell({**loop_told, "first": first, "total": total})
         told = {"event": "step", "phase": self.phase, "stage": stage, "total": total}
         before = self._done
         self._done += total

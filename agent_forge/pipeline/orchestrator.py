@@ -43,8 +43,7 @@ from agent_forge.store.models import ModelStorage
 from agent_forge.store.records import read_metadata
 from agent_forge.store.sessions import CONFIG_FILE, SESSION_FILE, SessionStore, read_session
 from agent_forge.track.logs import logging_to
-from agent_forge.track.sampler import Sampler
-from agent_forge.track.tracker import Listener, Sink, Tracker
+from agent_forge.track.tracker import Listener, Sampler, Sink, Tracker
 from agent_forge.track.wandb_sink import WandbSink
 
 log = structlog.stdlib.get_logger(__name__)

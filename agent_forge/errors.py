@@ -20,7 +20,7 @@ class ForgeError(Exception):
 
     @property
     def pauses(self) -> bool:
-        """Whether a run that it stopped can simply go on later: resources, or a request."""
+        """True if a run that it stopped can go on later: resources were short, or it was asked."""
         return self.exit_code in (5, 130)
 
 

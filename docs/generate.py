@@ -16,7 +16,7 @@ from agent_forge.contract.metrics import METRICS
 from agent_forge.data.tasks import FAMILIES, Task, make
 from agent_forge.pipeline.config import PipelineConfig, load_config
 from agent_forge.store import files
-from agent_forge.store.metadata import HandoffRecord, ModelMetadata
+from agent_forge.store.records import HandoffRecord, ModelMetadata
 
 DOCS = Path(__file__).resolve().parent
 PRESET = "tiny"

@@ -11,7 +11,7 @@ import pytest
 from pydantic import BaseModel
 
 from agent_forge.pipeline.config import PipelineConfig, load_config
-from agent_forge.store.metadata import HandoffRecord, ModelMetadata
+from agent_forge.store.records import HandoffRecord, ModelMetadata
 from tests.support.command_line import Forge
 from tests.support.documents import generate
 

@@ -19,14 +19,10 @@ from agent_forge.errors import ForgeError
 
 EXTRAS = {
     "wandb": ("wandb", "Weights & Biases as a mirror of the metrics"),
-    "dashboard": ("streamlit", "the dashboard"),
-    "api": ("fastapi", "the REST and WebSocket server"),
     "cluster": ("ray", "workers on a Ray cluster"),
     "multi": ("pymoo", "multi-objective search"),
     "data": ("datasets", "datasets from the Hugging Face hub"),
     "eval": ("lm-eval", "tasks of lm-evaluation-harness"),
-    "export": ("onnx", "ONNX and GGUF export"),
-    "coherence": ("sentence-transformers", "MiniLM as a judge of coherence"),
 }
 LOW_DISK_BYTES = 5 * 10**9
 LOW_MEMORY_BYTES = 2 * 10**9
@@ -127,8 +123,7 @@ def _sandbox() -> Finding:
 
 
 def _registry(storage: Path, repair: bool) -> Finding:
-    from agent_forge.store.repair import repair_registry
-    from agent_forge.store.sessions import SessionStore
+    from agent_forge.store.sessions import SessionStore, repair_registry
 
     try:
         if repair:

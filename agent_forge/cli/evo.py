@@ -7,7 +7,6 @@ import json
 import os
 import shlex
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -140,17 +139,18 @@ def _do(job: Job, device: str, dry_run: bool, as_json: bool) -> None:
         return _plan(job, as_json)
     from agent_forge.phases.phase2_evomerge.evolve import evolve
     from agent_forge.pipeline.stopping import Stopper
+    from agent_forge.track.progress import make_progress
 
     stopper = Stopper()
     stopper.watch(job.folder)
-    watch = (lambda record: None) if as_json else _Watch()
     with contextlib.ExitStack() as stack:
+        display = stack.enter_context(make_progress("none" if as_json else "auto"))
 
         def listen(record: dict[str, Any]) -> None:
             if record["event"] == "begun":
                 stack.enter_context(stopper.on_signals())
             with contextlib.suppress(OSError):  # the terminal is gone: the work goes on
-                watch(record)
+                display(record)
 
         _report(evolve(job, device=device, listen=listen, should_stop=stopper), as_json)
 
@@ -179,41 +179,6 @@ def replay(
             emit_json(folder=str(target), sha256=written)
             return
         print(f"{target}: {written}")
-
-
-class _Watch:
-    """A line for every generation, as a table that grows."""
-
-    def __init__(self) -> None:
-        self._began = time.monotonic()
-        self._head = self._forecast = False
-
-    def __call__(self, record: dict[str, Any]) -> None:
-        if record["event"] == "note":
-            typer.echo(record["text"], err=True)
-        elif record["event"] == "candidate" and record["problem"]:
-            typer.echo(f"  candidate {record['key'][:8]} failed: {record['problem']}", err=True)
-        elif record["event"] == "candidate" and not self._head and not self._forecast:
-            self._forecast = True
-            typer.echo(f"a candidate takes about {record['seconds']:.1f} s", err=True)
-        elif record["event"] == "verdict":
-            typer.echo(f"measuring {record['model']} on unseen items", err=True)
-        elif record["event"] == "generation":
-            if not self._head:
-                typer.echo("  gen  best    mean    diversity  hits    ETA  champion", err=True)
-                self._head = True
-            typer.echo(self._line(record), err=True)
-
-    def _line(self, record: dict[str, Any]) -> str:
-        from agent_forge.track.progress import clock
-
-        n, total = record["generation"], record["generations"]
-        pace = (time.monotonic() - self._began) / (n + 1)
-        mean = record["mean"] if record["mean"] is not None else float("nan")
-        return (
-            f"{n:>5}  {record['best'] or 0:.4f}  {mean:.4f}  {record['diversity'] or 0:>9.3f}"
-            f"  {record['cache_hits']:>4}  {clock(pace * (total - n)):>5}  {record['origin']}"
-        )
 
 
 def _something_to_evolve(storage: Path, device: str, quiet: bool, dry_run: bool) -> str:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +20,6 @@ if TYPE_CHECKING:
     from agent_forge.merge.preflight import Preflight
     from agent_forge.merge.recipe import Recipe
 
-EVERY_S = 10.0
 Progress = Callable[[str, int, int], None]  # tensor, bytes done, bytes in all
 
 
@@ -141,45 +138,19 @@ def _write(
 
     from agent_forge.merge.engine import merge as merge_weights
     from agent_forge.merge.output import write_folders
+    from agent_forge.track.progress import make_progress
 
     torch.set_num_threads(1)  # the engine spreads runs over threads itself
-    with _progress() as show:
+    with make_progress() as display:
+        display({"event": "loop", "name": "merge", "first": 0})
 
         def progress(name: str, done: int, total: int) -> None:
             watch(name, done, total)
-            show(name, done, total)
+            told = {"event": "step", "phase": "merge", "unit": "bytes"}
+            display({**told, "step": done, "total": total})
 
         weights = merge_weights(recipe, threads=threads)
         return [*write_folders(weights, folders, force, max_bytes, progress=progress).values()]
-
-
-@contextlib.contextmanager
-def _progress() -> Iterator[Progress]:
-    """A bar with bytes a second and time left on a terminal, else a line every ten seconds."""
-    from agent_forge.track.progress import clock, eta_s
-
-    if sys.stderr.isatty():
-        from rich import progress as rich_progress
-        from rich.console import Console
-
-        size_and_speed = (rich_progress.DownloadColumn(), rich_progress.TransferSpeedColumn())
-        columns = (rich_progress.BarColumn(), *size_and_speed, rich_progress.TimeRemainingColumn())
-        with rich_progress.Progress("merging", *columns, console=Console(stderr=True)) as bar:
-            task = bar.add_task("")
-            yield lambda name, done, total: bar.update(task, completed=done, total=total)
-        return
-    began = shown = time.monotonic()
-
-    def line(name: str, done: int, total: int) -> None:
-        nonlocal shown
-        now = time.monotonic()
-        if now - shown >= EVERY_S or done == total:
-            shown, elapsed = now, max(now - began, 1e-9)
-            left = clock(eta_s(0, done, total, elapsed))
-            speed = f"{size(done / elapsed)}/s"
-            typer.echo(f"merged {size(done)} of {size(total)}, {speed}, ETA {left}", err=True)
-
-    yield line
 
 
 def _show(report: Preflight, recipe: Recipe, as_json: bool) -> None:

@@ -7,6 +7,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from agent_forge.track.progress import size as size  # of a file, as people read it
+
 SCHEMA_VERSION = 1
 
 
@@ -36,12 +38,3 @@ def when(epoch_s: float | None) -> str | None:
         return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(epoch_s)) if epoch_s else None
     except (TypeError, ValueError, OverflowError, OSError):
         return None
-
-
-def size(n_bytes: float) -> str:
-    """Bytes as people read them, in steps of 1000."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if abs(n_bytes) < 1000:
-            return f"{n_bytes:.0f} {unit}" if unit == "B" else f"{n_bytes:.1f} {unit}"
-        n_bytes /= 1000
-    return f"{n_bytes:.1f} TB"

@@ -15,7 +15,8 @@ from agent_forge.cli.config import JSON
 from agent_forge.cli.output import emit_json, emit_table, size, when
 
 if TYPE_CHECKING:
-    from agent_forge.store.sessions import Removal, SessionStore
+    from agent_forge.store.cleanup import Removal
+    from agent_forge.store.sessions import SessionStore
 
 STORAGE = typer.Option(
     Path("storage"), "--storage", envvar="FORGE_STORAGE", help="The storage root."
@@ -201,7 +202,7 @@ def clean(
 ) -> None:
     """Remove old sessions: by the cleanup policy, or those that the options name."""
     from agent_forge.pipeline.config import load_config
-    from agent_forge.store.sessions import SessionCleanupManager
+    from agent_forge.store.cleanup import SessionCleanupManager
 
     settings = load_config(path=config)
     policy = settings.cleanup_policy

@@ -1,5 +1,8 @@
 """Settings: typed, frozen, torch-free.
 
-`settings` holds the sections that all phases share, `load` turns presets, files and `--set` into
-one checked object, `layout` is the folder that `forge init` writes.
+settings.py     the sections that all phases share
+load.py         presets, YAML and JSON files, config folders and --set, as one checked object
+strict_json.py  JSON without NaN and endless nesting
+phases.py       the names and folders of the eight phases
+presets/        one YAML file a preset
 """

@@ -1,6 +1,7 @@
 """From presets, files and `--set` to one checked config: defaults < preset < file < --set.
 
-Whatever is wrong is told at once, by key, with the nearest known key, before any work starts.
+All problems are reported at once, by key, with the nearest known key, before any work starts. A
+config folder, as `forge init` writes it, is pipeline_config.yaml and phase_configs/phaseN_*.yaml.
 Reading a file never runs code: YAML tags are refused. Aliases are read as long as what they stand
 for stays small, which is known before it is made. Repeated keys are refused, since one is lost.
 """
@@ -21,11 +22,14 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from agent_forge.config import strict_json
-from agent_forge.config.layout import is_layout, read_layout
+from agent_forge.config.phases import ORDER, phase_folder
 from agent_forge.config.settings import Settings
 from agent_forge.errors import ConfigError
 
 DEFAULT_PRESET = "tiny"
+PIPELINE_FILE = "pipeline_config.yaml"
+PHASE_FOLDER = "phase_configs"
+SUFFIXES = (".yaml", ".yml", ".json")
 MAX_FILE_BYTES = 1 << 20
 MAX_KEY_PARTS = 10
 MAX_NUMBER_CHARS = 64
@@ -34,27 +38,22 @@ MAX_SIZE = 2_000_000  # characters of a YAML file, with those that its aliases s
 VALUE_SIZE = 100  # and so many for each value, since reading it takes as long
 NUMBER_TAGS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 MERGE_TAG = "tag:yaml.org,2002:merge"
+PRESETS = resources.files("agent_forge.config") / "presets"
 C = TypeVar("C", bound=Settings)
 Data = dict[str, Any]
 
 
 def load(
-    cls: type[C],
-    *,
-    preset: str | None = None,
-    path: Path | None = None,
-    sets: Sequence[str] = (),
+    cls: type[C], *, preset: str | None = None, path: Path | None = None, sets: Sequence[str] = ()
 ) -> C:
-    """The config of class `cls` that these sources give, or one ConfigError with all problems."""
+    """Return the config that these sources give, or raise one ConfigError with all problems."""
     given = read_file(path) if path is not None else {}
     for item in sets:
         given = merge(given, parse_set(item))
     named = [name for name in (preset, given.pop("preset", None)) if name is not None]
     if len(named) == 2 and named[0] != named[1]:
-        raise ConfigError(
-            f"--preset says {preset!r} but {path or '--set'} says {named[1]!r}",
-            hint="name one of them",
-        )
+        told = f"--preset says {preset!r} but {path or '--set'} says {named[1]!r}"
+        raise ConfigError(told, hint="name one of them")
     name = named[0] if named else DEFAULT_PRESET
     data = merge({**read_preset(name), "preset": name}, given)
     sources = [f"preset {name}", *([str(path)] if path else []), *(["--set"] if sets else [])]
@@ -62,7 +61,7 @@ def load(
 
 
 def validate(cls: type[C], data: Mapping[str, Any], source: str) -> C:
-    """Validate data against the class; every problem in one message."""
+    """Return the data as a config of the class; every problem is in one message."""
     try:
         return cls.model_validate(data)
     except ValidationError as error:
@@ -71,22 +70,48 @@ def validate(cls: type[C], data: Mapping[str, Any], source: str) -> C:
 
 
 def preset_names() -> list[str]:
-    """The presets that come with the package."""
-    folder = resources.files("agent_forge.config") / "presets"
-    return sorted(p.name.removesuffix(".yaml") for p in folder.iterdir() if p.name[0] != "_")
+    """Return the names of the presets that come with the package."""
+    return sorted(p.name.removesuffix(".yaml") for p in PRESETS.iterdir() if p.name[0] != "_")
 
 
 def read_preset(name: str) -> Data:
     if name not in preset_names():
         raise ConfigError(f"unknown preset {name!r}{did_you_mean(str(name), preset_names())}")
-    text = (resources.files("agent_forge.config") / "presets" / f"{name}.yaml").read_text()
-    return parse_yaml(text, f"preset {name}")
+    return parse_yaml((PRESETS / f"{name}.yaml").read_text(), f"preset {name}")
 
 
 def read_file(path: Path) -> Data:
-    """Settings from a YAML or JSON file, or from a folder as `forge init` writes it."""
+    """Return the settings of a YAML or JSON file, or of a config folder."""
+    in_folder = path.name == PIPELINE_FILE and (path.parent / PHASE_FOLDER).is_dir()
     with _reading(path):
-        return read_layout(path, read_one) if is_layout(path) else read_one(path)
+        if path.is_dir() or in_folder:
+            return _read_folder(path if path.is_dir() else path.parent)
+        return read_one(path)
+
+
+def _read_folder(folder: Path) -> Data:
+    """Join the files of a config folder into one mapping."""
+    data = read_one(folder / PIPELINE_FILE)
+    phases = data.get("phases") or {}
+    if not isinstance(phases, dict):
+        raise ConfigError(f"{folder / PIPELINE_FILE}: phases: names with settings are expected")
+    known = {f"{phase_folder(name)}.yaml": name for name in ORDER}
+    for file in sorted((folder / PHASE_FOLDER).glob("*")):
+        if file.suffix not in SUFFIXES or file.name.startswith("."):
+            continue
+        name = known.get(file.name)
+        if name is None:
+            raise ConfigError(f"{file}: no phase has that file; known: {', '.join(known)}")
+        if name in phases:
+            raise ConfigError(f"phase {name!r} is set in {PIPELINE_FILE} and again in {file}")
+        phases[name] = read_one(file)
+    return {**data, "phases": phases} if phases else data
+
+
+def folder_files(pipeline_yaml: str, phase_yaml: Mapping[str, str]) -> dict[str, str]:
+    """Return the files of a config folder: relative path -> text."""
+    phases = {f"{PHASE_FOLDER}/{phase_folder(n)}.yaml": text for n, text in phase_yaml.items()}
+    return {PIPELINE_FILE: pipeline_yaml, **phases}
 
 
 @contextlib.contextmanager
@@ -98,7 +123,7 @@ def _reading(path: Path) -> Iterator[None]:
 
 
 def read_one(path: Path, names: Collection[str] | None = None) -> Data:
-    """Settings from one YAML or JSON file; for `names` see parse_yaml."""
+    """Return the settings of one YAML or JSON file; for `names` see parse_yaml."""
     with _reading(path):
         if path.is_fifo() and DEVICES not in path.absolute().parents:
             raise ConfigError(f"{path} is a pipe, not a file: its writer may never come")
@@ -116,7 +141,7 @@ def read_one(path: Path, names: Collection[str] | None = None) -> Data:
 
 
 def parse_yaml(text: str, source: str, names: Collection[str] | None = None) -> Data:
-    """A YAML document; a key that is none of `names` and only carries an anchor is left out."""
+    """Return a YAML document without keys that are none of `names` and only carry an anchor."""
     try:
         loader = _StrictLoader(text)
         root = loader.get_single_node()
@@ -139,7 +164,7 @@ def parse_json(text: str, source: str) -> Data:
 
 
 def parse_set(item: str) -> Data:
-    """`a.b=value` as nested data; the value is read as YAML."""
+    """Return `a.b=value` as nested data; the value is read as YAML."""
     key, equals, value = item.partition("=")
     parts = key.split(".")
     if not equals or len(parts) > MAX_KEY_PARTS or not all(part.strip() for part in parts):
@@ -156,7 +181,7 @@ def parse_set(item: str) -> Data:
 
 
 def merge(low: Mapping[str, Any], high: Mapping[str, Any]) -> Data:
-    """Nested mappings joined key by key; where both have a value, the higher one stands."""
+    """Join nested mappings key by key; where both have a value, that of `high` is taken."""
     result = dict(low)
     for key, value in high.items():
         below = result.get(key)
@@ -166,22 +191,21 @@ def merge(low: Mapping[str, Any], high: Mapping[str, Any]) -> Data:
 
 
 def did_you_mean(name: str, known: Sequence[str]) -> str:
-    """The end of an error about an unknown name: the nearest known one, or all of them."""
+    """Return the end of an error about an unknown name: the nearest known one, or all."""
     if not known:
         return ""
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     return f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(known)}"
 
 
-def dump_yaml(data: Mapping[str, Any]) -> str:
-    """Data as YAML that parse_yaml reads back as it is."""
-    return yaml.dump(
-        dict(data), None, _Dumper, default_flow_style=False, sort_keys=False, width=1000
-    )
+def dump_yaml(data: Mapping[str, Any], *, sort_keys: bool = False) -> str:
+    """Return data as YAML that parse_yaml reads back as it is."""
+    style = {"default_flow_style": False, "sort_keys": sort_keys, "width": 1000}
+    return str(yaml.dump(dict(data), None, _Dumper, **style))
 
 
 def to_yaml(config: Settings) -> str:
-    """The config as YAML, with each field's meaning beside it."""
+    """Return the config as YAML, with each field's meaning beside it."""
     return "\n".join(_yaml_lines(config, "")) + "\n"
 
 
@@ -193,7 +217,7 @@ def _yaml_lines(config: BaseModel, indent: str) -> list[str]:
             lines += [] if indent else [""]
             lines += [f"{indent}{name}:", *_yaml_lines(value, indent + "  ")]
             continue
-        text = yaml.dump({name: value}, None, _Dumper, default_flow_style=False, width=1000).strip()
+        text = dump_yaml({name: value}, sort_keys=True).strip()
         if info.description and "\n" not in text:
             text = f"{text}  # {info.description}"
         lines += [indent + line for line in text.split("\n")]
@@ -201,8 +225,8 @@ def _yaml_lines(config: BaseModel, indent: str) -> list[str]:
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """SafeLoader that refuses tags, repeated keys (one is lost), numbers without end, and aliases
-    that stand for themselves or for too much."""
+    """A SafeLoader that refuses tags, repeated keys, endless numbers, and aliases that stand for
+    themselves or for too much."""
 
     def __init__(self, stream: str) -> None:
         super().__init__(stream)
@@ -211,7 +235,7 @@ class _StrictLoader(yaml.SafeLoader):
         self._anchored: set[yaml.Node] = set()
 
     def carriers(self, root: yaml.Node | None) -> set[str]:
-        """The keys of the document whose value has an anchor."""
+        """Return the keys of the document whose value has an anchor."""
         pairs = root.value if isinstance(root, yaml.MappingNode) else []
         return {str(key.value) for key, value in pairs if value in self._anchored}
 
@@ -240,7 +264,7 @@ class _StrictLoader(yaml.SafeLoader):
         return node
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-        """A mapping as it is written: what `<<` brings in may be written again."""
+        """Return a mapping without repeated keys; what `<<` brings in may be written again."""
         node = super().compose_mapping_node(anchor)
         keys = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
         named = [k.value if k.tag == MERGE_TAG else self.construct_object(k) for k in keys]
@@ -256,14 +280,14 @@ class _StrictLoader(yaml.SafeLoader):
 
 
 def _parts(node: yaml.Node) -> list[yaml.Node]:
-    """The nodes within a node: keys and values, or items."""
+    """Return the nodes within a node: keys and values, or items."""
     if isinstance(node, yaml.MappingNode):
         return [part for pair in node.value for part in pair]
     return node.value if isinstance(node, yaml.SequenceNode) else []
 
 
 class _Dumper(yaml.SafeDumper):
-    """SafeDumper that quotes a text which our loader would take for a number, without aliases."""
+    """A SafeDumper without aliases that quotes texts which our loader would take for numbers."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -295,7 +319,7 @@ def _mapping(data: Any, source: str) -> Data:
 
 
 def _problem(cls: type[BaseModel], details: Any) -> str:
-    """One line for one pydantic error, in the user's words."""
+    """Return one line for one pydantic error, in the user's words."""
     path = [str(part) for part in details["loc"]]
     where = ".".join(path)
     if details["type"] == "extra_forbidden":

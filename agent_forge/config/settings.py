@@ -1,4 +1,4 @@
-"""The sections of a config that every phase shares. Each field says what it means, with its unit.
+"""The sections of a config that every phase shares. A field's description says what it does.
 
 A config is frozen, refuses unknown keys, and has one canonical hash.
 """
@@ -18,7 +18,7 @@ LARGEST_FLOAT = 3.4e38  # of single precision
 
 
 class Settings(BaseModel):
-    """Base of every group of settings. A number fits what computes with it."""
+    """Base of every group of settings. Every number fits 64 bits or single precision."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -39,10 +39,9 @@ class Settings(BaseModel):
         return self
 
     def canonical_hash(self) -> str:
-        """sha256 of the settings in their one canonical form."""
-        text = json.dumps(
-            self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"), allow_nan=False
-        )
+        """Return the sha256 of the settings in their one canonical form."""
+        data = self.model_dump(mode="json")
+        text = json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False)
         return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -66,17 +65,15 @@ def _path(text: str) -> str:
 class RuntimeSettings(Settings):
     """Where and how a run computes."""
 
-    seed: int = Field(42, ge=0, lt=2**63, description="every random choice derives from it")
+    seed: int = Field(42, ge=0, lt=2**63, description="seed of every random choice")
     device: Literal["auto", "cpu", "cuda", "mps"] = Field(
-        "auto", description="auto takes the first of cuda, mps, cpu that is there"
+        "auto", description="where to compute; auto takes the first of cuda, mps, cpu that exists"
     )
     threads: int = Field(0, ge=0, le=1024, description="CPU threads of torch; 0 = all cores")
     reserve_memory_mb: float = Field(
-        200, ge=0, description="pause when the machine has less memory than this left"
+        200, ge=0, description="pause when less memory than this is free"
     )
-    check_every_steps: int = Field(
-        50, ge=1, description="steps between two looks at free disk and memory"
-    )
+    check_every_steps: int = Field(50, ge=1, description="steps between checks of disk and memory")
 
 
 class StorageSettings(Settings):
@@ -85,45 +82,43 @@ class StorageSettings(Settings):
     root: Annotated[str, AfterValidator(_path)] = Field(
         "storage", min_length=1, description="folder of all runs and the registry"
     )
-    keep_checkpoints: int = Field(
-        5, ge=1, description="checkpoints kept for each phase; the best one stays in addition"
-    )
-    reserve_disk_mb: float = Field(
-        200, ge=0, description="pause when the disk has less than this left"
-    )
+    keep_checkpoints: int = Field(5, ge=1, description="newest checkpoints kept for each stage")
+    reserve_disk_mb: float = Field(200, ge=0, description="pause when less disk than this is free")
 
 
 class TrackingSettings(Settings):
-    """Who is told what a run measures. metrics.jsonl has everything in any case."""
+    """Where else the metrics of a run go; metrics.jsonl has all of them in any case."""
 
-    wandb_enabled: bool = Field(False, description="mirror the metrics to Weights & Biases")
-    wandb_offline: bool = Field(True, description="keep the mirror on this machine")
+    wandb_enabled: bool = Field(False, description="also send the metrics to Weights & Biases")
+    wandb_offline: bool = Field(True, description="W&B writes to this machine only")
     wandb_project: str = Field("agent-forge", min_length=1, description="W&B project")
-    wandb_timeout_s: float = Field(
-        10, ge=0, description="how long W&B may take to answer before it is left out"
-    )
+    wandb_timeout_s: float = Field(10, ge=0, description="W&B is left out if it takes longer")
     sample_every_s: float = Field(
-        5, ge=0, description="seconds between two samples of CPU, memory and disk; 0 = none"
+        5, ge=0, description="seconds between samples of CPU, memory and disk; 0 = none"
     )
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
-        "INFO", description="what goes into log.jsonl"
+        "INFO", description="lowest level of messages that go into log.jsonl"
     )
 
 
 class CleanupSettings(Settings):
-    """Which old sessions go, and when."""
+    """Which old sessions are removed, and when."""
 
-    max_session_age_days: float = Field(30, ge=0, description="completed sessions stay this long")
-    max_failed_session_age_days: float = Field(7, ge=0, description="failed ones stay this long")
-    max_sessions_total: int = Field(100, ge=1, description="of all sessions, the newest stay")
+    max_session_age_days: float = Field(
+        30, ge=0, description="completed sessions are kept this long"
+    )
+    max_failed_session_age_days: float = Field(
+        7, ge=0, description="failed ones are kept this long"
+    )
+    max_sessions_total: int = Field(100, ge=1, description="sessions kept; the oldest go first")
     checkpoint_every_n_sessions: int = Field(
-        10, ge=1, description="sessions between two rounds of database upkeep"
+        10, ge=1, description="completed sessions between vacuums"
     )
     auto_cleanup_enabled: bool = Field(
-        True, description="clean by itself at the start of a run and after it completes"
+        True, description="remove old sessions at the start of a run and after it completes"
     )
     schedule_cleanup: Annotated[str, AfterValidator(_cron)] = Field(
-        "0 0 * * *", description="cron schedule that `forge clean --cron` prints a line for"
+        "0 0 * * *", description="cron schedule of the line that `forge clean --cron` prints"
     )
 
 
@@ -139,37 +134,35 @@ class ModelSettings(Settings):
     d_mem: int = Field(64, ge=1, description="width of the long-range memory")
     gate_hidden: int = Field(64, ge=1, description="inner width of the memory gate")
     trm_hidden: int = Field(64, ge=1, description="inner width of the recursion")
-    sw_window: int = Field(1024, ge=1, description="tokens that attention sees, with the own one")
+    sw_window: int = Field(1024, ge=1, description="tokens that attention sees, itself included")
     memory_capacity: int = Field(
-        4096, ge=16, description="half-life of the slowest memory channel, in tokens"
+        4096, ge=16, description="half-life of the slowest memory channel, tokens"
     )
     surprise_weight: float = Field(
-        0.5, ge=0, description="how much a difference from the recent past strengthens a memory"
+        0.5, ge=0, description="how much more a token unlike the last ones is stored"
     )
     novelty_weight: float = Field(
-        0.5, ge=0, description="how much a difference from the distant past strengthens it"
+        0.5, ge=0, description="how much more a token unlike the whole past is stored"
     )
     gate_entropy_weight: float = Field(
-        0.001, ge=0, description="reward for a memory gate that stays open to both sides"
+        0.001, ge=0, description="reward for a memory gate that stays undecided"
     )
     t_max: int = Field(3, ge=1, le=1000, description="recursion steps")
     micro_steps: int = Field(
-        2, ge=1, le=1000, description="refinements of the latent in each of them"
+        2, ge=1, le=1000, description="refinements of the latent a recursion step"
     )
     supervised_share: float = Field(
-        0.25, gt=0, le=1, description="share of positions that steps before the last learn from"
+        0.25, gt=0, le=1, description="share of positions that train the earlier steps"
     )
     halt_threshold: float = Field(
-        0.5, ge=0, le=1, description="probability above which inference halts"
+        0.5, ge=0, le=1, description="halting probability at which inference stops"
     )
-    halt_margin: float = Field(
-        0.02, ge=0, description="loss in nats that a further step must gain to be worth it"
-    )
+    halt_margin: float = Field(0.02, ge=0, description="nats of loss that a further step must gain")
     halt_ema: float = Field(0.98, ge=0, lt=1, description="inertia of the halting calibration")
     halt_loss_weight: float = Field(0.1, ge=0, description="weight of the halting loss")
 
     def weights(self) -> dict[str, int]:
-        """How many weights each part of a network of this shape has; tied ones count once."""
+        """Return the number of weights of each part of the network; tied ones count once."""
         d, memory, gate, trm = self.d_model, self.d_mem, self.gate_hidden, self.trm_hidden
         return {
             "embedding, tied to the head": (self.vocab_size + d) * self.embed_rank,
@@ -183,15 +176,15 @@ class ModelSettings(Settings):
         }
 
     def parameters(self) -> int:
-        """How many weights a network of this shape has."""
+        """Return the number of weights of the network."""
         return sum(self.weights().values())
 
     @model_validator(mode="after")
     def _shapes_fit(self) -> ModelSettings:
         if self.d_model % (2 * self.n_heads):
+            heads = f"d_model {self.d_model} over n_heads {self.n_heads}"
             raise ValueError(
-                f"d_model {self.d_model} over n_heads {self.n_heads} must give an even whole"
-                " number (rotary positions turn pairs)"
+                f"{heads} must give an even whole number (rotary positions turn pairs)"
             )
         if not self.surprise_weight + self.novelty_weight:
             raise ValueError("surprise_weight and novelty_weight cannot both be 0")
@@ -201,25 +194,26 @@ class ModelSettings(Settings):
 
 
 class PhaseSettings(Settings):
-    """What every phase can be told; each phase adds its own."""
+    """The settings of every phase; each phase adds its own."""
 
-    # Settings that came later and whose default is not what phases did before: what that was.
-    # A run that has no record of such a setting goes on with this.
+    # Settings that were added later with a default other than what phases did before, and what
+    # that was: a run from before such a setting goes on with this value.
     BEFORE: ClassVar[Mapping[str, Any]] = {}
 
     enabled: bool = Field(True, description="false leaves the phase out of a full run")
     checkpoint_every_steps: int = Field(50, ge=1, description="steps between two checkpoints")
     gate_policy: Literal["fail", "warn"] = Field(
-        "fail", description="what a missed quality gate at the entrance of this phase does"
+        "fail", description="what happens when a model misses a quality gate of this phase"
     )
     gates: dict[str, float] = Field(
-        {}, description="thresholds of those gates that differ from the specification's"
+        {}, description="thresholds by gate that replace those of the specification"
     )
 
     def decisive(self, without: set[str]) -> dict[str, Any]:
-        """The settings that a result depends on, for a fingerprint: none that is as it always was.
+        """Return the settings that a result depends on, for a fingerprint.
 
-        So the fingerprint of an old run outlives an update that adds a setting.
+        Those with their original value are left out: so an update that adds a setting does not
+        change the fingerprint of an old run.
         """
         later = set(self.BEFORE) - without
         kept = self.model_dump(mode="json", exclude=without | later, exclude_defaults=True)

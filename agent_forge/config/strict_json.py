@@ -1,7 +1,7 @@
-"""JSON as other people write it: all numbers are finite, and nothing is nested without end.
+"""Parsing JSON that other people wrote: all numbers are finite, and nesting has an end.
 
-Python reads NaN and Infinity, which are no JSON, and 1e999 as infinity; further on each of them
-would become a wrong number instead of an error.
+Python reads NaN and Infinity, which are no JSON, and 1e999 as infinity; each of them would later
+become a wrong number instead of an error.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ Pairs = Callable[[list[tuple[str, Any]]], Any]
 
 
 class _NoNumber(ValueError):
-    """A word that stands for no finite number."""
+    """A number that is not finite."""
 
 
 def parse(text: str, pairs: Pairs | None = None) -> Any:
-    """The value of a JSON text, or a ValueError that says what is wrong with it.
+    """Return the value of a JSON text, or raise a ValueError that says what is wrong with it.
 
     `pairs` makes an object of its names and values.
     """
@@ -66,7 +66,7 @@ _TOO_DEEP = f"nested deeper than {MAX_DEPTH} levels"
 
 
 def _line(text: str, word: str) -> str:
-    """Where a word stands that is no part of a string."""
+    """Return the line of a word that is no part of a string."""
     found = re.finditer(rf'"(?:[^"\\]|\\.)*"|{re.escape(word)}', text)
     place = next(match.start() for match in found if match.group() == word)
     return f"line {text.count(chr(10), 0, place) + 1}: "

@@ -147,6 +147,8 @@ def _weights(model: Any) -> Mapping[str, Any]:
 
 
 def _weight_problem(models: Sequence[Mapping[str, Any]]) -> str:
+    from agent_forge.store.tensors import first_not_finite
+
     shapes = [{name: tuple(t.shape) for name, t in model.items()} for model in models]
     for i, (model, shape) in enumerate(zip(models, shapes, strict=True)):
         if not model:
@@ -154,7 +156,6 @@ def _weight_problem(models: Sequence[Mapping[str, Any]]) -> str:
         if shape != shapes[0]:
             odd = sorted(set(shape.items()) ^ set(shapes[0].items()))
             return f"model {i} has other shapes than model 0 ({odd[0][0]})"
-        for name, tensor in model.items():
-            if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
-                return f"model {i}: {name} has NaN or infinite weights"
+        if bad := first_not_finite(model):
+            return f"model {i}: {bad} has NaN or infinite weights"
     return ""

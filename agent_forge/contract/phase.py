@@ -22,16 +22,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from agent_forge.contract.decisions import Decisions
 from agent_forge.contract.metrics import find_metric
 from agent_forge.errors import ConfigError, Interrupted, NotFinite, NotFound
-from agent_forge.store import names
+from agent_forge.store import paths
 from agent_forge.store.checkpoint import (
     CheckpointManager,
     capture_generators,
     restore_generators,
 )
-from agent_forge.store.metadata import read_metadata
 from agent_forge.store.models import ModelStorage, load_directory
-from agent_forge.store.names import CHECKPOINTS, model_id_for
-from agent_forge.store.pytree import first_not_finite, same
+from agent_forge.store.paths import CHECKPOINTS, model_id_for
+from agent_forge.store.pytree import pack, same
+from agent_forge.store.records import read_metadata
+from agent_forge.store.tensors import first_not_finite
 from agent_forge.track.tracker import Tracker
 
 if TYPE_CHECKING:
@@ -211,13 +212,14 @@ class PhaseContext:
             raise ValueError(f"stage {stage!r} is used twice in phase {self.phase}")
         self._stages.add(stage)
         manager = CheckpointManager(
-            self.folder / CHECKPOINTS / names.safe_name(stage, "stage"), self.keep_checkpoints
+            self.folder / CHECKPOINTS / paths.safe_name(stage, "stage"), self.keep_checkpoints
         )
         beginning = rolls_back and manager.anchor() is None
         loop = _Loop(manager, parts, self._snapshot(parts) if beginning else None)
         loop.step = first = self._restore(manager, parts)
         name = self.phase if stage == "main" else f"{self.phase} {stage}"
-        self.tracker.tell({"event": "loop", "name": name, "first": first, "total": total})
+        loop_told = {"event": "loop", "phase": self.phase, "name": name}
+        self.tracker.tell({**loop_told, "first": first, "total": total})
         told = {"event": "step", "phase": self.phase, "stage": stage, "total": total}
         before = self._done
         self._done += total
@@ -290,7 +292,7 @@ class PhaseContext:
             metrics=metrics,
             tokenizer_files=tokenizer_files,
             beside=beside,
-            story=story,
+            card_text=story,
         )
         reference = self.model(name)
         self.tracker.artifact(model_id, reference.path)
@@ -350,10 +352,10 @@ class PhaseContext:
             "fingerprint": self.fingerprint,
             "parts": {name: part.state_dict() for name, part in parts.items()},
         }
-        bad = first_not_finite(state)
-        if bad:
+        if bad := first_not_finite(pack(state)[0]):
+            place = bad.lstrip("0123456789")
             raise NotFinite(
-                f"the state at step {step} holds NaN or infinity ({bad})",
+                f"the state at step {step} holds NaN or infinity ({place})",
                 hint="settings that learn more gently need a new run",
             )
         self.tracker.metrics.sync()

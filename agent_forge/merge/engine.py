@@ -25,6 +25,7 @@ from agent_forge.merge.methods import Rows
 from agent_forge.merge.plan import MergePlan, Parents, TensorMerge, make_plan
 from agent_forge.merge.recipe import Recipe
 from agent_forge.model.weights import Weights, with_layers
+from agent_forge.store.tensors import first_not_finite
 
 ComputeRun = Callable[[int], list[Tensor]]  # position -> the results of one run
 Bounds = tuple[float, float]  # the least and the largest value of a tensor
@@ -237,7 +238,7 @@ class Merged(Weights):
         """Name the parent that holds NaN or infinity in a tensor, if there is one."""
         for ref, name in filter(None, (*job.inputs, job.base)):
             model = self.plan.models[ref]
-            if not bool(model[name].float().isfinite().all()):
+            if first_not_finite({name: model[name]}):
                 place = model.sources[0] if len(model.sources) == 1 else ref
                 raise DamagedFile(place, f"{name} holds NaN or infinity", hint="fetch it again")
 

@@ -23,7 +23,7 @@ from agent_forge.merge.vocabulary import read_tokens, rows_of
 from agent_forge.model.load import check_tensors
 from agent_forge.model.weights import Weights, is_tied
 from agent_forge.store import files
-from agent_forge.store.places import require_writable
+from agent_forge.store.paths import require_writable
 
 SAMPLED_TENSORS = 8
 SAMPLED_ELEMENTS = 1 << 14

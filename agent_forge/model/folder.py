@@ -155,6 +155,7 @@ def open_model(ref: str | Path) -> tuple[nn.Module, Any]:
     # Here, so that what is no model is refused before transformers is loaded.
     from agent_forge.model.load import load_network, open_tokenizer
     from agent_forge.store.models import load_directory
+    from agent_forge.store.tensors import first_not_finite
 
     folder, ours = home_of(ref), config["model_type"] == MODEL_TYPE
     if ours and folder == Path(ref) and (folder / "metadata.json").is_file():  # saved by a run
@@ -163,8 +164,7 @@ def open_model(ref: str | Path) -> tuple[nn.Module, Any]:
         weights = open_weights(ref)
         weights.verify()
         state = {name: weights[name] for name in weights}
-    for name, tensor in state.items():
-        if tensor.is_floating_point() and not bool(tensor.float().isfinite().all()):
-            raise DamagedFile(ref, f"{name} holds NaN or infinity", hint="fetch it again")
+    if bad := first_not_finite(state):
+        raise DamagedFile(ref, f"{bad} holds NaN or infinity", hint="fetch it again")
     model = load_network(config, state, str(ref))
     return model.eval(), None if ours else open_tokenizer(folder)

@@ -6,8 +6,7 @@ from pathlib import Path
 
 from pydantic import Field, model_validator
 
-from agent_forge.config.layout import layout_files
-from agent_forge.config.load import did_you_mean, load, to_yaml
+from agent_forge.config.load import did_you_mean, folder_files, load, to_yaml
 from agent_forge.config.phases import ORDER
 from agent_forge.config.settings import (
     CleanupSettings,
@@ -78,4 +77,4 @@ def config_folder(config: PipelineConfig) -> dict[str, str]:
     text = to_yaml(config)
     pipeline_yaml = text[: text.index("\nphases:")] + "\n"
     phase_yaml = {name: to_yaml(getattr(config.phases, name)) for name in ORDER}
-    return layout_files(pipeline_yaml, phase_yaml)
+    return folder_files(pipeline_yaml, phase_yaml)

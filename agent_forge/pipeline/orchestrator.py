@@ -38,18 +38,12 @@ from agent_forge.pipeline.config import BEFORE, PipelineConfig, load_config
 from agent_forge.pipeline.environment import out_of_memory, prepare, snapshot, thread_count
 from agent_forge.pipeline.phase_run import Run, outputs_of, read_state, run_phase
 from agent_forge.pipeline.stopping import Stopper
-from agent_forge.store.metadata import read_metadata
+from agent_forge.store.cleanup import SessionCleanupManager
 from agent_forge.store.models import ModelStorage
-from agent_forge.store.sessions import (
-    CONFIG_FILE,
-    SESSION_FILE,
-    SessionCleanupManager,
-    SessionStore,
-    read_session,
-)
+from agent_forge.store.records import read_metadata
+from agent_forge.store.sessions import CONFIG_FILE, SESSION_FILE, SessionStore, read_session
 from agent_forge.track.logs import logging_to
-from agent_forge.track.sampler import Sampler
-from agent_forge.track.tracker import Listener, Sink, Tracker
+from agent_forge.track.tracker import Listener, Sampler, Sink, Tracker
 from agent_forge.track.wandb_sink import WandbSink
 
 log = structlog.stdlib.get_logger(__name__)

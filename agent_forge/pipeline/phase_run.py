@@ -28,11 +28,11 @@ from agent_forge.errors import (
 from agent_forge.pipeline import resources
 from agent_forge.pipeline.config import PipelineConfig
 from agent_forge.pipeline.environment import seed_everything
-from agent_forge.store import files, names
+from agent_forge.store import files, paths
 from agent_forge.store.checkpoint import CheckpointManager
-from agent_forge.store.metadata import read_metadata
 from agent_forge.store.models import ModelStorage
-from agent_forge.store.names import CHECKPOINTS
+from agent_forge.store.paths import CHECKPOINTS
+from agent_forge.store.records import read_metadata
 from agent_forge.store.sessions import SESSION_FILE
 from agent_forge.track.tracker import Tracker
 
@@ -256,7 +256,7 @@ def outputs_of(folder: Path, state: dict[str, Any]) -> list[ModelRef] | None:
     """The models that a finished phase left, or None if one is damaged or gone."""
     found = []
     for output in state["outputs"]:
-        path = folder / names.safe_name(output["name"])
+        path = folder / paths.safe_name(output["name"])
         try:
             files.reading(path, files.verify)
             metadata = read_metadata(path).model_dump()

@@ -11,7 +11,7 @@ from agent_forge.errors import DiskFull, NotEnough
 from agent_forge.pipeline.config import PipelineConfig
 from agent_forge.store import files
 from agent_forge.store.checkpoint import CheckpointManager
-from agent_forge.store.names import CHECKPOINTS
+from agent_forge.store.paths import CHECKPOINTS
 
 
 def require_for(plan: PhasePlan, folder: Path, config: PipelineConfig) -> None:

@@ -1,5 +1,15 @@
-"""Durable state: files, the registry, sessions, model directories and checkpoints.
+"""Durable state. Modules are imported by name, so that what needs no torch does not load it.
 
-Modules here are imported by name (`from agent_forge.store import files`), so that what needs no
-torch does not load it.
+files.py       the only durable writer: files and folders with manifests, complete or absent
+paths.py       safe names, where things live below the storage root, what can be written to
+lock.py        the lock of a run directory
+records.py     session.json, metadata.json, handoffs, and the schema of the registry
+registry.py    ModelRegistry: the SQLite index of sessions, models and handoffs
+sessions.py    SessionStore: run directories; making the registry again from them
+cleanup.py     SessionCleanupManager: which old sessions are removed
+models.py      ModelStorage: model directories with their card
+tensors.py     safetensors and foreign weights; tied weights; the scan for NaN
+pytree.py      nested state as tensors plus JSON
+checkpoint.py  CheckpointManager: the state of a training run
+archive.py     a run or a model as one tar file
 """

@@ -1,4 +1,4 @@
-"""A run or a model as one archive: what was verified goes in, with a manifest of sha256 sums."""
+"""A run or a model as one archive: verified files, and a manifest of their sha256 sums."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ SUFFIXES = (".tar", ".tar.gz", ".tgz")
 
 def export_archive(
     sessions: SessionStore, name: str, target: Path, *, overwrite: bool, dry_run: bool
-) -> dict[str, dict[str, Any]]:
-    """Pack a session or a model by its id; returns the manifest's records."""
+) -> files.FileRecords:
+    """Pack a session or a model by its id; return the manifest's records."""
     if not target.name.endswith(SUFFIXES):
         raise ConfigError(f"{target}: an archive ends in {', '.join(SUFFIXES)}")
     if target.exists() and not overwrite:
@@ -27,25 +27,17 @@ def export_archive(
     if target.resolve().is_relative_to(source.resolve()):
         raise ConfigError(f"{target} is inside what it would hold")
     session = sessions.path(source.relative_to(sessions.root / "sessions").parts[0])
-    with lock.held(session):
-        return _export(source, target, dry_run)
-
-
-def _export(source: Path, target: Path, dry_run: bool) -> dict[str, dict[str, Any]]:
-    """Nothing changes meanwhile: the run's lock is ours."""
-    paths = sorted(p for p in source.rglob("*") if p.is_file() and _belongs(p, source))
-    for manifest in (p for p in paths if p.name == files.MANIFEST):
-        files.verify(manifest.parent)
-    records: dict[str, dict[str, Any]] = {
-        f"{source.name}/{p.relative_to(source).as_posix()}": {
-            "sha256": files.sha256_of(p),
-            "bytes": p.stat().st_size,
-        }
-        for p in paths
-    }
-    if not dry_run:
-        files.require_space(target, sum(record["bytes"] for record in records.values()))
-        _write(target, source, paths, records)
+    records: files.FileRecords = {}
+    with lock.held(session):  # nothing changes meanwhile
+        paths = sorted(p for p in source.rglob("*") if p.is_file() and _belongs(p, source))
+        for manifest in (p for p in paths if p.name == files.MANIFEST):
+            files.verify(manifest.parent)
+        for path in paths:
+            record = {"sha256": files.sha256_of(path), "bytes": path.stat().st_size}
+            records[f"{source.name}/{path.relative_to(source).as_posix()}"] = record
+        if not dry_run:
+            files.require_space(target, sum(record["bytes"] for record in records.values()))
+            _write(target, paths, records)
     return records
 
 
@@ -63,32 +55,28 @@ def _find(sessions: SessionStore, name: str) -> Path:
 
 
 def _belongs(path: Path, source: Path) -> bool:
-    """Locks and unfinished work stay behind, and so do links."""
-    parts = path.relative_to(source).parts
+    """True unless it is a lock, a link or unfinished."""
     marks = (files.TEMP, files.READY, files.TRASH)
-    unfinished = any(str(part).startswith(marks) for part in parts)
+    unfinished = any(part.startswith(marks) for part in path.relative_to(source).parts)
     return not (unfinished or path.is_symlink() or path.name == lock.LOCK_FILE)
 
 
-def _write(
-    target: Path, source: Path, paths: list[Path], records: dict[str, dict[str, Any]]
-) -> None:
+def _write(target: Path, paths: list[Path], records: files.FileRecords) -> None:
     manifest = files.to_json({"schema_version": files.SCHEMA_VERSION, "files": records})
     with files.writing(target) as writer:
         stream = cast(io.BufferedIOBase, _Stream(writer))
         packed = None if target.name.endswith(".tar") else gzip.GzipFile("", "wb", 6, stream, 0)
         with tarfile.open(mode="w|", fileobj=packed or stream, format=tarfile.PAX_FORMAT) as tar:
             for path, name in zip(paths, records, strict=True):
-                entry = _entry(name, path.stat().st_size)
                 with path.open("rb") as reader:
-                    tar.addfile(entry, reader)
+                    tar.addfile(_entry(name, path.stat().st_size), reader)
             tar.addfile(_entry(files.MANIFEST, len(manifest)), io.BytesIO(manifest))
         if packed is not None:
             packed.close()
 
 
 def _entry(name: str, size: int) -> tarfile.TarInfo:
-    """An entry without owner and time: the same content gives the same archive."""
+    """Return an entry without owner and time: the same content gives the same archive."""
     entry = tarfile.TarInfo(name)
     entry.size, entry.mode = size, 0o644
     return entry

@@ -1,16 +1,15 @@
 """CheckpointManager: everything that influences the next step, written whole and verified on load.
 
 A checkpoint is a directory `step_00000030` with tensors.safetensors, state.json and a manifest. It
-holds weights, optimizer, every random generator, the data cursor and whatever else the caller's
-state consists of. Order is the step in the name, never a file time. A damaged checkpoint is named
-and stepped over. When the disk fills up, older checkpoints make room; the newest good one stays.
+holds whatever the caller's state consists of and every random generator. Order is the step in the
+name, never a file time. A damaged checkpoint is named and skipped. When the disk fills up, older
+checkpoints make room; the newest good one stays.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import random
 import re
 from collections.abc import Mapping
@@ -24,11 +23,11 @@ from torch import nn
 
 from agent_forge.errors import DamagedFile, DiskFull, NotFound
 from agent_forge.store import files
-from agent_forge.store.models import OVERHEAD_BYTES
 from agent_forge.store.pytree import pack, unpack
-from agent_forge.store.tensors import read_tensors, tensor_bytes, write_tensors
+from agent_forge.store.tensors import OVERHEAD_BYTES, read_tensors, tensor_bytes, write_tensors
 
 NAME = re.compile(r"step_(\d{8,})")
+Generators = Mapping[str, torch.Generator]
 log = logging.getLogger(__name__)
 
 
@@ -38,7 +37,6 @@ class Checkpoint:
 
     path: Path
     step: int
-    epoch: int
     state: dict[str, Any]
     generators: dict[str, Any]
     note: Any = None
@@ -49,24 +47,17 @@ class Checkpoint:
         return dict(self.state["model"])
 
     @property
-    def optimizer_state_dict(self) -> dict[str, Any]:
-        return dict(self.state["optimizer"])
-
-    @property
     def cursor(self) -> Any:
+        """Where the data stood, in checkpoints of older versions."""
         return self.state["cursor"]
 
-    @property
-    def metadata(self) -> dict[str, Any]:
-        return dict(self.state["metadata"])
-
-    def restore_generators(self, generators: Mapping[str, torch.Generator] | None = None) -> None:
+    def restore_generators(self, generators: Generators | None = None) -> None:
         """Put every random generator back to where it was."""
         restore_generators(self.generators, generators)
 
 
 class CheckpointManager:
-    """Keeps the last `keep_last` checkpoints of a directory, and the one with the best score."""
+    """Keeps the last `keep_last` checkpoints of a directory, and the newest anchor."""
 
     def __init__(self, checkpoint_dir: Path | str, keep_last: int = 5) -> None:
         if keep_last < 1:
@@ -82,37 +73,30 @@ class CheckpointManager:
         step: int = 0,
         metadata: Mapping[str, Any] | None = None,
         *,
-        cursor: Any = None,
-        generators: Mapping[str, torch.Generator] | None = None,
-        score: float | None = None,
+        generators: Generators | None = None,
     ) -> Path:
-        """Write a training state at `step`; higher `score` is better."""
-        weights = model.state_dict() if isinstance(model, nn.Module) else model
+        """Write the training state of the specification's example at `step`."""
         state = {
-            "model": dict(weights),
+            "model": dict(model.state_dict() if isinstance(model, nn.Module) else model),
             "optimizer": optimizer.state_dict() if optimizer is not None else {},
-            "cursor": cursor,
+            "epoch": epoch,
             "metadata": dict(metadata or {}),
         }
-        return self.save(state, step=step, epoch=epoch, generators=generators, score=score)
+        return self.save(state, step=step, generators=generators)
 
     def save(
         self,
         state: Mapping[str, Any],
         *,
         step: int,
-        epoch: int = 0,
-        generators: Mapping[str, torch.Generator] | None = None,
-        score: float | None = None,
+        generators: Generators | None = None,
         note: Any = None,
         anchor: bool = True,
     ) -> Path:
-        """Write any nested state, and every random generator, and drop what is too old.
+        """Write any nested state and every random generator, and remove what is too old.
 
-        One that is not an `anchor` serves to go on from after an interruption; a roll-back passes
-        it over.
-
-        Checkpoints of later steps belong to a future that was given up (a roll-back) and go first.
+        A roll-back goes to an `anchor`; the others only serve to resume after an interruption.
+        Checkpoints of later steps were given up by a roll-back and are removed first.
         """
         if step < 0:
             raise ValueError(f"step {step} is negative")
@@ -124,8 +108,7 @@ class CheckpointManager:
         record = {
             "schema_version": files.SCHEMA_VERSION,
             "step": step,
-            "epoch": epoch,
-            "score": score if score is not None and math.isfinite(score) else None,
+            "epoch": 0,  # older versions look for it
             "note": note,
             "anchor": anchor,
             "state": skeleton,
@@ -144,7 +127,7 @@ class CheckpointManager:
     def load_checkpoint(self, checkpoint_path: Path | str | None = None) -> Checkpoint:
         """Read one checkpoint, or the newest that is whole; damaged ones are named and skipped."""
         if checkpoint_path is not None:
-            return _read(Path(checkpoint_path), ())
+            return _read(Path(checkpoint_path))
         skipped: list[str] = []
         for path in reversed(self.steps()):
             try:
@@ -156,14 +139,14 @@ class CheckpointManager:
         raise NotFound(f"no usable checkpoint in {self.checkpoint_dir}", hint=hint)
 
     def anchor(self) -> Path | None:
-        """The newest checkpoint that a roll-back may go to, as far as its record can be read."""
+        """Return the newest checkpoint that a roll-back may go to, if its record is readable."""
         return next(iter(self._anchors()), None)
 
     def load_anchor(self) -> Checkpoint | None:
-        """Read the newest of those that is whole; None if there is none."""
+        """Read the newest anchor that is whole; None if there is none."""
         for path in self._anchors():
             with contextlib.suppress(DamagedFile):
-                return _read(path, ())
+                return _read(path)
         return None
 
     def _anchors(self) -> list[Path]:
@@ -171,15 +154,12 @@ class CheckpointManager:
         return [path for path, record in records if record.get("anchor", bool(record))]
 
     def notes(self) -> list[Any]:
-        """The plain notes of all checkpoints that can be read, without reading their tensors."""
-        found = []
-        for path in self.steps():
-            with contextlib.suppress(DamagedFile, OSError, KeyError, TypeError):
-                found.append(files.read_json(path / "state.json")["note"])
-        return found
+        """Return the notes of all checkpoints that can be read, without reading their tensors."""
+        records = map(_record_of, self.steps())
+        return [record["note"] for record in records if "note" in record]
 
     def steps(self) -> list[Path]:
-        """The checkpoint directories, oldest first."""
+        """Return the checkpoint directories, oldest first."""
         if not self.checkpoint_dir.is_dir():
             return []
         found = (p for p in self.checkpoint_dir.iterdir() if NAME.fullmatch(p.name))
@@ -193,22 +173,21 @@ class CheckpointManager:
             stage.write_bytes("state.json", files.to_json(record, sort_keys=False))
 
     def prune(self) -> None:
-        """Keep the last ones that have all their bytes, the best, and the anchor."""
-        paths = [path for path in self.steps() if _is_whole(path, content=False)]
-        keep = {*paths[-self.keep_last :], self._best(paths), self.anchor()}
+        """Keep the last ones that have all their bytes, and the anchor."""
+        whole = [path for path in self.steps() if _is_whole(path, content=False)]
+        keep = {*whole[-self.keep_last :], self.anchor()}
         for path in self.steps():
             if path not in keep:
                 files.remove_tree(path, self.checkpoint_dir)
 
     def make_room(self, needed: int) -> bool:
-        """Remove checkpoints, oldest first, best and anchor last, until `needed` bytes are free.
+        """Remove checkpoints, oldest first and the anchor last, until `needed` bytes are free.
 
-        The newest whole one stays; if even that would not do, all stay. Tells whether there is
-        room now.
+        The newest whole one stays; if even that would not do, all stay. True if there is room now.
         """
         newest = next((path for path in reversed(self.steps()) if _is_whole(path)), None)
-        dear = (self._best(self.steps()), self.anchor())
-        others = sorted((p for p in self.steps() if p != newest), key=lambda p: p in dear)
+        anchor = self.anchor()
+        others = sorted((p for p in self.steps() if p != newest), key=lambda p: p == anchor)
         free = files.free_bytes(self.checkpoint_dir)
         if free + sum(map(files.tree_bytes, others)) < needed:
             return False
@@ -218,14 +197,9 @@ class CheckpointManager:
             files.remove_tree(path, self.checkpoint_dir)
         return files.free_bytes(self.checkpoint_dir) >= needed
 
-    def _best(self, paths: list[Path]) -> Path | None:
-        scores = {path: _score_of(path) for path in paths}
-        scored = {path: score for path, score in scores.items() if score is not None}
-        return max(scored, key=lambda path: (scored[path], _step_of(path))) if scored else None
 
-
-def capture_generators(generators: Mapping[str, torch.Generator] | None = None) -> dict[str, Any]:
-    """The state of every random generator: Python, numpy, torch, its devices, and the given."""
+def capture_generators(generators: Generators | None = None) -> dict[str, Any]:
+    """Return the state of every random generator: Python, numpy, torch, its devices, the given."""
     state: dict[str, Any] = {
         "python": random.getstate(),
         "numpy": np.random.get_state(),
@@ -239,9 +213,7 @@ def capture_generators(generators: Mapping[str, torch.Generator] | None = None) 
     return state
 
 
-def restore_generators(
-    state: Mapping[str, Any], generators: Mapping[str, torch.Generator] | None = None
-) -> None:
+def restore_generators(state: Mapping[str, Any], generators: Generators | None = None) -> None:
     """Undo capture_generators; every given generator must be in the state, and the reverse."""
     given = generators or {}
     if set(state["given"]) != set(given):
@@ -274,7 +246,7 @@ def _is_whole(path: Path, *, content: bool = True) -> bool:
 
 
 def _record_of(path: Path) -> dict[str, Any]:
-    """The plain part of a checkpoint, without its tensors; empty if it cannot be read."""
+    """Return the plain part of a checkpoint, without its tensors; empty if it is not readable."""
     try:
         record = files.read_json(path / "state.json")
     except (DamagedFile, OSError):
@@ -282,12 +254,7 @@ def _record_of(path: Path) -> dict[str, Any]:
     return record if isinstance(record, dict) else {}
 
 
-def _score_of(path: Path) -> float | None:
-    score = _record_of(path).get("score")
-    return score if isinstance(score, int | float) else None
-
-
-def _read(path: Path, skipped: tuple[str, ...]) -> Checkpoint:
+def _read(path: Path, skipped: tuple[str, ...] = ()) -> Checkpoint:
     if not NAME.fullmatch(path.name):
         raise NotFound(f"{path} is not a checkpoint directory (step_00000030)")
     step = _step_of(path)
@@ -303,13 +270,7 @@ def _read_verified(path: Path, step: int, skipped: tuple[str, ...]) -> Checkpoin
             raise ValueError(f"it holds step {record['step']}")
         content = unpack(read_tensors(path / "tensors.safetensors"), record["state"])
         return Checkpoint(
-            path=path,
-            step=record["step"],
-            epoch=record["epoch"],
-            state=content["state"],
-            generators=content["generators"],
-            note=record["note"],
-            skipped=skipped,
+            path, step, content["state"], content["generators"], record["note"], skipped
         )
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise DamagedFile(path, f"not a checkpoint ({error!r})") from error

@@ -2,9 +2,9 @@
 
 A file is written beside its place, synced and renamed into it. A directory is built out of sight
 and renamed into place with a manifest of sha256 sums. Replacing a directory takes two renames, so
-the new one first gets the name `.ready-*`: from then on it has won, and `settle` finishes the rest
-after a crash. Everything that is unfinished has a name that `sweep` knows; sweeping needs the
-lock of the tree, because an unfinished write of a living process looks the same.
+the new one first gets the name `.ready-*`: from then on it is the valid one, and `finish_replace`
+does the rest after a crash. Whatever is unfinished has a name that `remove_leftovers` knows; that
+needs the lock of the tree, because an unfinished write of a living process looks the same.
 """
 
 from __future__ import annotations
@@ -38,8 +38,10 @@ MANIFEST = "manifest.json"
 SCHEMA_VERSION = 1
 TEMP, READY, TRASH = ".tmp-", ".ready-", ".trash-"
 DISK_IS_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+USE_NEWER = "use the newer version of agent-forge that wrote it"
 CHUNK = 1 << 20
 T = TypeVar("T")
+FileRecords = dict[str, dict[str, Any]]  # sha256 and bytes by file name
 
 
 class Disk:
@@ -58,7 +60,7 @@ class Disk:
         platform.sync_directory(path)
 
     def make_directory(self, path: Path) -> None:
-        """Make it and what is missing above it; each new name is on the disk before the next."""
+        """Make a directory and those missing above it; each is on the disk before the next."""
         if not path.parent.exists():
             self.make_directory(path.parent)
         if not path.exists():
@@ -117,7 +119,7 @@ def _new_file(path: Path) -> Iterator[Writer]:
 
 @contextlib.contextmanager
 def disk_errors(path: Path, size: Callable[[], int] = lambda: 0) -> Iterator[None]:
-    """Name what the system reports while `path` is changed: a full disk, no folder, no way to."""
+    """Turn what the system reports while `path` is changed into the error that names it."""
     try:
         yield
     except OSError as error:
@@ -161,13 +163,13 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def to_json(value: Any, *, sort_keys: bool = True) -> bytes:
-    """One byte form per value: sorted keys, ASCII, no NaN."""
+    """Return the one byte form of a value: sorted keys, ASCII, no NaN."""
     text = json.dumps(value, indent=2, sort_keys=sort_keys, ensure_ascii=True, allow_nan=False)
     return text.encode() + b"\n"
 
 
 def finite(value: Any) -> Any:
-    """The same value with null in place of NaN and infinity: they are not measurements."""
+    """Return the value with None in place of NaN and infinity: they are not measurements."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, dict):
@@ -178,17 +180,17 @@ def finite(value: Any) -> Any:
 
 
 def with_checksum(record: dict[str, Any]) -> bytes:
-    """A record as JSON that carries its own schema number and checksum (see read_sealed)."""
+    """Return a record as JSON with its schema number and checksum (see read_checked)."""
     record = {**record, "schema_version": SCHEMA_VERSION}
     return to_json({**record, "checksum": hashlib.sha256(to_json(record)).hexdigest()})
 
 
 class StagedFolder:
-    """A directory under construction."""
+    """A directory under construction, and the records of the files written so far."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.records: dict[str, dict[str, Any]] = {}
+        self.records: FileRecords = {}
 
     @contextlib.contextmanager
     def writing(self, name: str) -> Iterator[Writer]:
@@ -262,15 +264,15 @@ def finish_replace(path: Path) -> None:
 
 
 def append(path: Path, data: bytes) -> None:
-    """Add lines to a file that only grows; half a line from before does not spoil them."""
+    """Append lines to a file; a half-written line before them is ended first."""
     with disk_errors(path, lambda: len(data)):
         writer = Writer(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
         try:
+            torn = False
             if os.lseek(writer.fd, 0, os.SEEK_END):
                 os.lseek(writer.fd, -1, os.SEEK_END)
-                if os.read(writer.fd, 1) != b"\n":
-                    writer.write(b"\n")
-            writer.write(data)
+                torn = os.read(writer.fd, 1) != b"\n"
+            writer.write(b"\n" + data if torn else data)
         finally:
             os.close(writer.fd)
 
@@ -286,7 +288,7 @@ def sync(path: Path) -> None:
 
 
 def cut(path: Path, size: int) -> None:
-    """Shorten a file that only grows back to what it was at an earlier moment."""
+    """Shorten a file to its first `size` bytes."""
     if path.exists() and path.stat().st_size > size:
         with disk_errors(path):
             disk.truncate(path, size)
@@ -303,7 +305,7 @@ def remove(path: Path) -> None:
 
 
 def remove_tree(path: Path, root: Path) -> None:
-    """Remove a directory below `root`: renamed out of sight first, so that it goes at once."""
+    """Remove a directory below `root`; it is renamed out of sight first, so it goes at once."""
     if path.is_symlink() or root.resolve() not in path.resolve().parents:
         raise HostileInput(f"refused to remove {path}: it is a link or not inside {root}")
     trash = _beside(path, TRASH)
@@ -316,9 +318,9 @@ def remove_tree(path: Path, root: Path) -> None:
 def remove_leftovers(root: Path, *, deep: bool = True) -> list[Path]:
     """Clear up after a process that died: finish what was ready, remove the rest.
 
-    Only for the holder of the tree's lock. Returns what it found.
+    Only for the holder of the tree's lock. Returns the unfinished paths.
     """
-    swept: list[Path] = []
+    found: list[Path] = []
     for folder, directories, names in os.walk(root):
         for name in sorted(directories + names):
             path = Path(folder) / name
@@ -328,10 +330,10 @@ def remove_leftovers(root: Path, *, deep: bool = True) -> list[Path]:
                 _discard(path)
             else:
                 continue
-            swept.append(path)
+            found.append(path)
         unmarked = [d for d in directories if not d.startswith((TEMP, READY, TRASH))]
         directories[:] = unmarked if deep else []
-    return swept
+    return found
 
 
 def _beside(path: Path, mark: str) -> Path:
@@ -343,7 +345,7 @@ def _ready(path: Path) -> Path:
 
 
 def _discard(path: Path) -> None:
-    """Remove what has lost its purpose; if that fails too, the next sweep finds it by its name."""
+    """Remove something unfinished; if that fails, remove_leftovers finds it by its name."""
     with contextlib.suppress(OSError):
         if path.is_dir() and not path.is_symlink():
             disk.remove_tree(path)
@@ -355,7 +357,7 @@ def _discard(path: Path) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Read JSON, ours or of a model; what cannot be read is damage, and is named."""
+    """Read JSON, ours or of a model; what is not readable is damage, and is named."""
     if path.exists() and not path.is_file():  # a pipe would never end
         raise DamagedFile(path, "not a file")
     with _read_errors(path):
@@ -368,7 +370,7 @@ def read_json(path: Path) -> Any:
 
 @contextlib.contextmanager
 def _read_errors(path: Path) -> Iterator[None]:
-    """A disk that cannot give back what it took is damage; other errors are not the file's."""
+    """Turn the error of a failing disk into damage; other errors are not the file's."""
     try:
         yield
     except OSError as error:
@@ -378,7 +380,7 @@ def _read_errors(path: Path) -> Iterator[None]:
 
 
 def read_checked(path: Path) -> dict[str, Any]:
-    """Read a record written by `sealed`; one that was altered in any way is damage."""
+    """Read a record made by `with_checksum`; one that was altered in any way is damage."""
     record = read_json(path)
     if not isinstance(record, dict):
         raise DamagedFile(path, "not a record")
@@ -397,10 +399,8 @@ def refuse_newer(path: Path, record: dict[str, Any]) -> None:
     """Refuse what a newer version wrote: its meaning may have changed."""
     version = record.get("schema_version")
     if isinstance(version, int) and version > SCHEMA_VERSION:
-        raise TooNew(
-            f"{path} has schema {version}; this version reads up to {SCHEMA_VERSION}",
-            hint="use the newer version of agent-forge that wrote it",
-        )
+        reads = f"this version reads up to {SCHEMA_VERSION}"
+        raise TooNew(f"{path} has schema {version}; {reads}", hint=USE_NEWER)
 
 
 def sha256_of(path: Path) -> str:
@@ -411,7 +411,7 @@ def sha256_of(path: Path) -> str:
     return digest.hexdigest()
 
 
-def verify(directory: Path, *, content: bool = True) -> dict[str, dict[str, Any]]:
+def verify(directory: Path, *, content: bool = True) -> FileRecords:
     """Check every file of a directory against its manifest; return the manifest's records.
 
     Without `content` only names and sizes are compared, which reads nothing.
@@ -434,8 +434,8 @@ def verify(directory: Path, *, content: bool = True) -> dict[str, dict[str, Any]
     return records
 
 
-def _records(manifest: dict[str, Any], directory: Path) -> dict[str, dict[str, Any]]:
-    """The file records of a manifest, after a check that it has the form of one."""
+def _records(manifest: dict[str, Any], directory: Path) -> FileRecords:
+    """Return the file records of a manifest that has the form of one."""
     path = directory / MANIFEST
     records = manifest.get("files")
     if not isinstance(records, dict) or not all(
@@ -450,7 +450,7 @@ def _records(manifest: dict[str, Any], directory: Path) -> dict[str, dict[str, A
 
 
 def reading(path: Path, read: Callable[[Path], T]) -> T:
-    """Read a directory that a writer may be replacing: never half of each version."""
+    """Read a directory that a writer may be replacing; never half of each version."""
     for _ in range(20):
         place = path if path.exists() or not _ready(path).exists() else _ready(path)
         before = _manifest_bytes(place)
@@ -478,7 +478,7 @@ def _manifest_bytes(directory: Path) -> bytes | None:
 
 
 def free_bytes(path: Path) -> int:
-    """Free bytes at the nearest existing directory of `path`."""
+    """Return the free bytes at the nearest existing directory of `path`."""
     while not path.exists() and path != path.parent:
         path = path.parent
     return shutil.disk_usage(path).free
@@ -491,7 +491,7 @@ def require_space(path: Path, needed: int) -> None:
 
 
 def tree_bytes(root: Path) -> int:
-    """Bytes of all files below `root`; files that vanish meanwhile count nothing."""
+    """Return the bytes of all files below `root`; files that vanish meanwhile count nothing."""
     total = 0
     for folder, _, names in os.walk(root):
         for name in names:

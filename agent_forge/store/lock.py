@@ -14,10 +14,11 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from agent_forge import platform
 from agent_forge.errors import Busy, NotFound
-from agent_forge.store import files, names
+from agent_forge.store import files, paths
 
 LOCK_FILE = "run.lock"
 PATIENCE_S = 0.4  # a probe by `forge ls` holds the lock for an instant: that is not "busy"
@@ -27,7 +28,7 @@ _held: dict[Path, list[int]] = {}  # lock file -> [open descriptor, blocks insid
 
 
 def _forget_after_fork() -> None:
-    """A forked child must not keep the parent's locks alive after the parent has died."""
+    """Close the parent's locks in a forked child: they must not outlive the parent."""
     global _guard
     _guard = threading.Lock()  # another thread may have held it at the fork
     for fd, _ in _held.values():
@@ -45,7 +46,7 @@ def exclusive(directory: Path, patience_s: float = PATIENCE_S) -> Iterator[None]
     deadline = time.monotonic() + patience_s
     while not _take(path):
         if time.monotonic() > deadline:
-            raise Busy(f"{directory} is in use by {holder(directory)}", hint="wait for it to end")
+            raise busy(directory)
         time.sleep(0.02)
     try:
         yield
@@ -72,14 +73,14 @@ def held(directory: Path) -> Iterator[None]:
 
 
 def is_busy(directory: Path) -> bool:
-    """Whether a living process holds the directory's lock."""
+    """True if a living process holds the directory's lock."""
     path = _lock_path(directory)
     if path in _held:
         return True
     if not path.exists():
         return False
     with files.disk_errors(path):
-        fd = os.open(names.refuse_link(path), platform.PROBE)
+        fd = os.open(paths.refuse_link(path), platform.PROBE)
     try:
         if not platform.try_lock(fd):
             return True
@@ -89,21 +90,30 @@ def is_busy(directory: Path) -> bool:
         os.close(fd)
 
 
+def busy(directory: Path) -> Busy:
+    """Return the error that says who holds the lock."""
+    return Busy(f"{directory} is in use by {holder(directory)}", hint="wait for it to end")
+
+
 def holder(directory: Path) -> str:
-    """Who holds the lock, as far as its file tells."""
-    try:
-        who = json.loads(_lock_path(directory).read_text())
-        return f"process {who['pid']} on {who['host']} since {who['since']} ({who['command']})"
-    except (OSError, ValueError, KeyError, TypeError):
-        return "another process"
+    """Return who holds the lock, as far as its file tells."""
+    who = _announced(directory)
+    told = "process {pid} on {host} since {since} ({command})"
+    return told.format(**who) if who else "another process"
 
 
 def holder_pid(directory: Path) -> int | None:
-    """The process that holds the lock, as far as its file tells."""
+    """Return the process that holds the lock, as far as its file tells."""
+    return _announced(directory).get("pid")
+
+
+def _announced(directory: Path) -> dict[str, Any]:
     try:
-        return int(json.loads(_lock_path(directory).read_text())["pid"])
+        who = json.loads(_lock_path(directory).read_text())
+        texts = {key: who[key] for key in ("host", "since", "command")}
+        return {"pid": int(who["pid"]), **texts}
     except (OSError, ValueError, KeyError, TypeError):
-        return None
+        return {}
 
 
 def _lock_path(directory: Path) -> Path:
@@ -118,7 +128,7 @@ def _take(path: Path) -> bool:
             raise NotFound(f"{path.parent} does not exist")
         with files.disk_errors(path):
             flags = os.O_RDWR | os.O_CREAT | platform.NO_FOLLOW
-            fd = os.open(names.refuse_link(path), flags, 0o644)
+            fd = os.open(paths.refuse_link(path), flags, 0o644)
             try:
                 locked = platform.try_lock(fd) and _is_still(path, fd)
             except OSError:
@@ -133,7 +143,7 @@ def _take(path: Path) -> bool:
 
 
 def _is_still(path: Path, fd: int) -> bool:
-    """Whether the file we locked is the one at `path`: its directory may have been removed."""
+    """True if the file we locked is the one at `path`: its directory may have been removed."""
     try:
         return os.path.samestat(os.fstat(fd), path.stat())
     except FileNotFoundError:
@@ -154,7 +164,7 @@ def _announce(fd: int) -> None:
 
 
 def _leave(path: Path) -> None:
-    """One block less; the last one frees the lock. A forked child has nothing to free."""
+    """Leave one block; the last one frees the lock. A forked child has nothing to free."""
     with _guard:
         entry = _held.get(path)
         if entry is None:

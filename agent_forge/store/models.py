@@ -1,7 +1,8 @@
 """ModelStorage: model directories, saved whole and verified on every load.
 
 A directory holds model.safetensors, config.json, tokenizer files, metadata.json, metrics.json,
-README.md (the card) and manifest.json, and is registered in the registry.
+README.md (the model card) and manifest.json, and has an entry in the registry. The card is made
+from what was recorded, nothing else.
 """
 
 from __future__ import annotations
@@ -15,12 +16,11 @@ import torch
 from torch import nn
 
 from agent_forge.errors import ConfigError, DamagedFile
-from agent_forge.store import files, lock, names
-from agent_forge.store.card import render_card
-from agent_forge.store.metadata import ModelMetadata, read_metadata
-from agent_forge.store.names import model_directory, model_id_for
+from agent_forge.store import files, lock, paths
+from agent_forge.store.records import ModelMetadata, read_metadata
 from agent_forge.store.registry import ModelRegistry, join_tags
 from agent_forge.store.tensors import (
+    OVERHEAD_BYTES,
     join_tied,
     read_tensors,
     split_tied,
@@ -29,10 +29,9 @@ from agent_forge.store.tensors import (
 )
 
 WEIGHTS = "model.safetensors"
-OVERHEAD_BYTES = 1 << 17  # header, metadata and card beside the weights
 Weights = Mapping[str, torch.Tensor]
-Build = Callable[[dict[str, Any]], nn.Module]
-Loaded = tuple[dict[str, torch.Tensor], dict[str, Any], dict[str, Any]]
+FileContents = Sequence[Path] | Mapping[str, bytes]  # files to copy, or contents by name
+LoadedModel = tuple[dict[str, torch.Tensor], dict[str, Any], dict[str, Any]]
 
 
 class ModelStorage:
@@ -42,7 +41,7 @@ class ModelStorage:
         self,
         base_path: Path | str = "storage",
         registry: ModelRegistry | None = None,
-        build: Build | None = None,
+        build: Callable[[dict[str, Any]], nn.Module] | None = None,
     ) -> None:
         self.base_path = Path(base_path)
         self.registry = registry or ModelRegistry(self.base_path / "registry" / "model_registry.db")
@@ -58,56 +57,46 @@ class ModelStorage:
         *,
         config: Mapping[str, Any] | None = None,
         metrics: Mapping[str, Any] | None = None,
-        tokenizer_files: Sequence[Path] | Mapping[str, bytes] = (),
+        tokenizer_files: FileContents = (),
         tags: Sequence[str] = (),
         beside: Mapping[str, bytes] | None = None,
-        story: str = "",
+        card_text: str = "",
     ) -> str:
         """Save a model with all that belongs to it, register it, and return its id.
 
-        `beside` are further files of it, `story` is what the card tells besides the figures.
+        `beside` are further files of it, `card_text` is Markdown for its card.
         """
-        path = model_directory(self.base_path, session_id, phase_name, model_name)
+        path = paths.model_directory(self.base_path, session_id, phase_name, model_name)
         join_tags(tags)
         self.registry.get_session_status(session_id)
         measured = files.finite(dict(metrics or {}))
-        weights, tied = split_tied(_state_dict(model))
+        state = model.state_dict() if isinstance(model, nn.Module) else model
+        weights, tied = split_tied(state)
         files.require_space(path, tensor_bytes(weights) + OVERHEAD_BYTES)
         with lock.held(self.base_path / "sessions" / session_id), files.staging(path) as stage:
             with stage.writing(WEIGHTS) as writer:
                 write_tensors(writer, weights, {"format": "pt"})
-            record = ModelMetadata(
-                **{
-                    **files.finite(dict(metadata)),
-                    "model_id": model_id_for(session_id, phase_name, model_name),
-                    "session_id": session_id,
-                    "phase_name": phase_name,
-                    "model_name": model_name,
-                    "created_at": time.time(),
-                    "parameters": sum(tensor.numel() for tensor in weights.values()),
-                    "size_mb": stage.records[WEIGHTS]["bytes"] / 1e6,
-                    "sha256": stage.records[WEIGHTS]["sha256"],
-                    "tied_weights": tied,
-                    "tags": list(tags),
-                }
-            )
+            own = {
+                "model_id": paths.model_id_for(session_id, phase_name, model_name),
+                "session_id": session_id,
+                "phase_name": phase_name,
+                "model_name": model_name,
+                "created_at": time.time(),
+                "parameters": sum(tensor.numel() for tensor in weights.values()),
+                "size_mb": stage.records[WEIGHTS]["bytes"] / 1e6,
+                "sha256": stage.records[WEIGHTS]["sha256"],
+                "tied_weights": tied,
+                "tags": list(tags),
+            }
+            record = ModelMetadata(**{**files.finite(dict(metadata)), **own})
             stage.write_json("config.json", config or {})
             stage.write_json("metadata.json", record.model_dump())
             stage.write_json("metrics.json", measured)
-            stage.write_bytes("README.md", render_card(record, measured, story).encode())
-            _put(stage, beside or {})
-            _put(stage, tokenizer_files)
-        return self.registry.register_model(
-            session_id,
-            phase_name,
-            model_name,
-            path,
-            record.model_dump(),
-            size_mb=record.size_mb,
-            parameters=record.parameters,
-            tags=tags,
-            created_at=record.created_at,
-        )
+            stage.write_bytes("README.md", model_card(record, measured, card_text).encode())
+            _add_files(stage, beside or {})
+            _add_files(stage, tokenizer_files)
+        registered = record.model_dump()
+        return self.registry.register_model(session_id, phase_name, model_name, path, registered)
 
     def load_model(
         self,
@@ -119,43 +108,28 @@ class ModelStorage:
         """Load a model by its id, or by session, phase and, if there are several, name."""
         if self._build is None:
             raise ConfigError("this storage was opened without a way to build networks")
-        weights, metadata, config = self._load(model_id, session_id, phase_name, model_name)
+        row = self.registry.get_model(model_id, session_id, phase_name, model_name)
+        weights, metadata, config = load_directory(self.find(row["model_id"]))
+        if metadata["model_id"] != row["model_id"]:
+            raise DamagedFile(row["model_path"], f"it says it is {metadata['model_id']}")
         model = self._build(config)
         model.load_state_dict(weights)
         return model, metadata
 
-    def load_weights(
-        self,
-        model_id: str | None = None,
-        session_id: str | None = None,
-        phase_name: str | None = None,
-        model_name: str | None = None,
-    ) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-        """Like load_model, without building the network."""
-        weights, metadata, _ = self._load(model_id, session_id, phase_name, model_name)
-        return weights, metadata
-
-    def find(self, *which: str | None, **named: str | None) -> Path:
-        """The directory of a registered model, named as for load_model."""
-        path = Path(self.registry.get_model(*which, **named)["model_path"])
+    def find(self, model_id: str) -> Path:
+        """Return the directory of a registered model."""
+        path = Path(self.registry.get_model(model_id)["model_path"])
         for place in (path, *path.parents):
             if place == self.base_path:
                 break
-            names.refuse_link(place)
+            paths.refuse_link(place)
         return path
 
-    def _load(self, *which: str | None) -> Loaded:
-        row = self.registry.get_model(*which)
-        loaded = load_directory(self.find(row["model_id"]))
-        if loaded[1]["model_id"] != row["model_id"]:
-            raise DamagedFile(row["model_path"], f"it says it is {loaded[1]['model_id']}")
-        return loaded
 
-
-def load_directory(path: Path) -> Loaded:
+def load_directory(path: Path) -> LoadedModel:
     """Verify a model directory and return its weights, metadata and config."""
 
-    def read(place: Path) -> Loaded:
+    def read(place: Path) -> LoadedModel:
         records = files.verify(place)
         for name in (WEIGHTS, "metadata.json", "config.json"):
             if name not in records:
@@ -170,8 +144,7 @@ def load_directory(path: Path) -> Loaded:
     return files.reading(path, read)
 
 
-def _put(stage: files.StagedFolder, sources: Sequence[Path] | Mapping[str, bytes]) -> None:
-    """Further files of a model: copies, or contents by name."""
+def _add_files(stage: files.StagedFolder, sources: FileContents) -> None:
     if isinstance(sources, Mapping):
         for name, content in sources.items():
             stage.write_bytes(name, content)
@@ -180,5 +153,37 @@ def _put(stage: files.StagedFolder, sources: Sequence[Path] | Mapping[str, bytes
             stage.copy(source)
 
 
-def _state_dict(model: nn.Module | Weights) -> dict[str, torch.Tensor]:
-    return dict(model.state_dict() if isinstance(model, nn.Module) else model)
+def model_card(metadata: ModelMetadata, metrics: Mapping[str, Any], text: str = "") -> str:
+    """Return the card of a model: its metadata, `text`, samples, and the measured metrics."""
+    extra = dict(metadata.model_extra or {})
+    samples = extra.pop("samples", [])
+    if text:  # it tells what these hold, and for people
+        extra = {name: v for name, v in extra.items() if not isinstance(v, dict | list)}
+    facts = {
+        "model id": f"`{metadata.model_id}`",
+        "parameters": f"{metadata.parameters:,}",
+        "size": f"{metadata.size_mb:.2f} MB",
+        "sha256": f"`{metadata.sha256}`",
+    }
+    rows = [*_table_rows(facts), *_table_rows(dict(sorted(extra.items())))]
+    made = f"Made by phase `{metadata.phase_name}` of run `{metadata.session_id}`."
+    lines = ["---", "library_name: agent-forge", "---", f"# {metadata.model_name}", "", made, ""]
+    lines += ["| | |", "|---|---|", *rows, "", *([text, ""] if text else [])]
+    if isinstance(samples, list) and samples:
+        lines += ["## Samples", ""]
+        for sample in samples:
+            lines += [f"> {_cell(sample['prompt'])}", "", _cell(sample["text"]), ""]
+    lines += ["## Measured", ""]
+    if not metrics:
+        return "\n".join([*lines, "Nothing was measured on this model.", ""])
+    rows = _table_rows(dict(sorted(metrics.items())))
+    return "\n".join([*lines, "| metric | value |", "|---|---|", *rows, ""])
+
+
+def _table_rows(values: Mapping[str, Any]) -> list[str]:
+    return [f"| {_cell(name)} | {_cell(value)} |" for name, value in values.items()]
+
+
+def _cell(value: Any) -> str:
+    text = "-" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
+    return text.replace("|", "\\|").replace("\n", " ")

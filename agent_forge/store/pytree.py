@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from agent_forge.store.tensors import memory_key
+
 TAG = "$"
 
 
@@ -49,7 +51,7 @@ def unpack(tensors: Mapping[str, torch.Tensor], skeleton: Any) -> Any:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two nested values are equal to the bit, types included."""
+    """True if two nested values are equal to the bit, types included."""
     tensors, skeleton = pack(one)
     others, other_skeleton = pack(other)
     return (
@@ -59,22 +61,12 @@ def same(one: Any, other: Any) -> bool:
     )
 
 
-def first_not_finite(value: Any) -> str:
-    """Where a nested value holds NaN or infinity, or nothing."""
-    for key, tensor in pack(value)[0].items():
-        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
-            return key.lstrip("0123456789")
-    return ""
-
-
 def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    if one.dtype != other.dtype or one.shape != other.shape:
-        return False
-    return torch.equal(one, other.to(one.device))
+    return one.dtype == other.dtype and torch.equal(one, other.to(one.device))
 
 
 class _Packer:
-    """One walk over a value; `path` is where it stands, for names and messages."""
+    """Walks over a value; `path` is where in it, for names and messages."""
 
     def __init__(self) -> None:
         self.tensors: dict[str, torch.Tensor] = {}
@@ -112,7 +104,7 @@ class _Packer:
 
     def _keep(self, tensor: torch.Tensor, path: str) -> str:
         """Keep a tensor once, however many names it has. The number makes its key unique."""
-        place = (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
+        place = memory_key(tensor)
         key = self._kept.get(place) if tensor.numel() else None
         if key is None:
             key = f"{len(self.tensors)}{path}"

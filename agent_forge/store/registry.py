@@ -1,9 +1,9 @@
 """ModelRegistry: the SQLite index of sessions, models and handoffs.
 
-It is an index: the run directories hold the truth, and `repair` makes the index again from them.
+It is an index: the run directories hold the truth, and `repair_registry` makes it again from them.
 One writer at a time (every write is BEGIN IMMEDIATE, so a lock upgrade can never fail), any number
 of readers in WAL mode, each statement its own short transaction. Every operation opens its own
-connection: one that a fork carried into a child would lose writes. Times are UTC epoch seconds.
+connection: one that a fork carried into a child would lose writes.
 """
 
 from __future__ import annotations
@@ -13,29 +13,21 @@ import json
 import random
 import sqlite3
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from agent_forge.errors import (
-    Busy,
-    CannotWrite,
-    DamagedFile,
-    DiskFull,
-    NotFound,
-    TooNew,
-)
-from agent_forge.store import files, names
-from agent_forge.store.migrations import MIGRATIONS
-from agent_forge.store.rows import HandoffRow, ModelRow, SessionRow
+from agent_forge.errors import Busy, CannotWrite, DamagedFile, DiskFull, NotFound, TooNew
+from agent_forge.store import files, paths
+from agent_forge.store.records import MIGRATIONS, ModelRow, SessionRow
 
 APPLICATION_ID = 0x41464F52  # "AFOR": tells our databases from other people's
 BUSY_TIMEOUT_MS = 30_000
 PAGE_BYTES = 4096
 WAL_LIMIT_BYTES = 16 << 20
 DAMAGE = ("malformed", "no such table", "no such column", "decode to UTF-8")
+REPAIR = "forge doctor --repair makes it again from the run directories"
 _jitter = random.Random()  # of its own: the global generator belongs to the runs
-STATUSES = ("running", "completed", "failed", "paused")
 
 
 class ModelRegistry:
@@ -45,7 +37,7 @@ class ModelRegistry:
         self.db_path = Path(db_path)
         self.root = self.db_path.parent.parent
         with files.disk_errors(self.db_path):
-            names.refuse_link(names.refuse_link(self.db_path.parent) / self.db_path.name)
+            paths.refuse_link(paths.refuse_link(self.db_path.parent) / self.db_path.name)
             self.db_path.parent.mkdir(parents=True, exist_ok=True)
         self._migrate()
 
@@ -62,17 +54,17 @@ class ModelRegistry:
         end_time: float | None = None,
     ) -> None:
         """Add a session; one that is there already stays as it is."""
-        names.safe_name(session_id, "session id")
+        paths.safe_name(session_id, "session id")
         start = time.time() if start_time is None else start_time
+        percent = 100 if status == "completed" else 0
+        config = _json(pipeline_config)
+        values = (session_id, config, start, end_time, status, percent, join_tags(tags))
         with self._writing() as connection:
             connection.execute(
                 "INSERT INTO sessions (session_id, pipeline_config_json, start_time, end_time,"
                 " status, progress_percent, tags) VALUES (?, ?, ?, ?, ?, ?, ?)"
                 " ON CONFLICT (session_id) DO NOTHING",
-                (
-                    *(session_id, _json(pipeline_config), start, end_time, status),
-                    *(100 if status == "completed" else 0, join_tags(tags)),
-                ),
+                values,
             )
 
     def update_session(
@@ -95,22 +87,20 @@ class ModelRegistry:
         if status is not None:
             changes["end_time"] = None if status == "running" else time.time()
         assignments = ", ".join(f"{name} = ?" for name in changes) or "status = status"
+        sql = f"UPDATE sessions SET {assignments} WHERE session_id = ?"
         with self._writing() as connection:
-            cursor = connection.execute(
-                f"UPDATE sessions SET {assignments} WHERE session_id = ?",
-                (*changes.values(), session_id),
-            )
-            if cursor.rowcount == 0:
-                raise NotFound(f"no session {session_id!r}", hint="forge ls shows the sessions")
+            if connection.execute(sql, (*changes.values(), session_id)).rowcount == 0:
+                raise _no_session(session_id)
 
     def get_session_status(self, session_id: str) -> SessionRow:
+        """Return the row of a session."""
         rows = self._read("SELECT * FROM sessions WHERE session_id = ?", (session_id,))
         if not rows:
-            raise NotFound(f"no session {session_id!r}", hint="forge ls shows the sessions")
+            raise _no_session(session_id)
         return _session(rows[0])
 
     def get_all_sessions(self) -> list[SessionRow]:
-        """Newest first."""
+        """Return all sessions, newest first."""
         rows = self._read("SELECT * FROM sessions ORDER BY start_time DESC, session_id DESC")
         return [_session(row) for row in rows]
 
@@ -122,7 +112,7 @@ class ModelRegistry:
             return int(row[0])
 
     def delete_session(self, session_id: str) -> bool:
-        """Forget a session with its models and handoffs; tell whether it was there."""
+        """Remove a session with its models and handoffs; True if it was there."""
         with self._writing() as connection:
             cursor = connection.execute("DELETE FROM sessions WHERE session_id = ?", (session_id,))
             return cursor.rowcount > 0
@@ -136,26 +126,21 @@ class ModelRegistry:
         model_name: str,
         model_path: Path | str,
         metadata: Mapping[str, Any] | None = None,
-        *,
-        size_mb: float | None = None,
-        parameters: int | None = None,
-        tags: Sequence[str] = (),
-        created_at: float | None = None,
     ) -> str:
-        """Add or renew the entry of a model; its path is kept relative to the storage root."""
+        """Add or renew the entry of a model and return its id.
+
+        Its path is kept relative to the storage root. Size, number of weights, time and tags are
+        those in `metadata`, where it has them.
+        """
         for kind, name in (("phase", phase_name), ("model name", model_name)):
-            names.safe_name(name, kind)
-        model_id = names.model_id_for(session_id, phase_name, model_name)
-        values = (
-            *(model_id, session_id, phase_name, model_name, self._relative(Path(model_path))),
-            *(size_mb, parameters, time.time() if created_at is None else created_at),
-            *(_json(metadata or {}), join_tags(tags)),
-        )
+            paths.safe_name(name, kind)
+        model_id = paths.model_id_for(session_id, phase_name, model_name)
+        given = {"created_at": time.time(), "tags": (), **(metadata or {})}
+        key = (model_id, session_id, phase_name, model_name, self._relative(Path(model_path)))
+        measured = (given.get("size_mb"), given.get("parameters"), given["created_at"])
+        values = (*key, *measured, _json(metadata or {}), join_tags(given["tags"]))
         with self._writing() as connection:
-            known = connection.execute(
-                "SELECT 1 FROM sessions WHERE session_id = ?", (session_id,)
-            ).fetchone()
-            if known is None:
+            if not _exists(connection, "sessions", "session_id", session_id):
                 raise NotFound(f"no session {session_id!r}", hint="create the session first")
             connection.execute(
                 "INSERT INTO models (model_id, session_id, phase_name, model_name, model_path,"
@@ -176,20 +161,17 @@ class ModelRegistry:
         phase_name: str | None = None,
         model_name: str | None = None,
     ) -> ModelRow:
-        """The one model that fits; none or several is an error that says which there are."""
-        where = {
-            "model_id": model_id,
-            "session_id": session_id,
-            "phase_name": phase_name,
-            "model_name": model_name,
-        }
-        rows = self._models({f"{k} = ?": v for k, v in where.items() if v is not None})
-        asked = ", ".join(f"{k}={v}" for k, v in where.items() if v is not None) or "anything"
+        """Return the one model that fits; none or several is an error that says which there are."""
+        columns = ("model_id", "session_id", "phase_name", "model_name")
+        values = (model_id, session_id, phase_name, model_name)
+        where = {k: v for k, v in zip(columns, values, strict=True) if v is not None}
+        rows = self._models({f"{column} = ?": value for column, value in where.items()})
+        asked = ", ".join(f"{column}={value}" for column, value in where.items()) or "anything"
         if not rows:
             raise NotFound(f"no model with {asked}", hint="forge models shows the models")
         if len(rows) > 1:
-            names = ", ".join(row["model_id"] for row in rows[:5])
-            raise NotFound(f"{len(rows)} models with {asked}: {names}", hint="name one of them")
+            ids = ", ".join(row["model_id"] for row in rows[:5])
+            raise NotFound(f"{len(rows)} models with {asked}: {ids}", hint="name one of them")
         return rows[0]
 
     def search_models(
@@ -198,9 +180,9 @@ class ModelRegistry:
         session_id: str | None = None,
         tag: str | None = None,
         text: str | None = None,
-        limit: int | None = None,
+        limit: int = -1,
     ) -> list[ModelRow]:
-        """Models by phase, session, tag or a piece of their id; newest first."""
+        """Return models by phase, session, tag or a piece of their id; newest first."""
         where = {
             "phase_name = ?": phase,
             "session_id = ?": session_id,
@@ -209,13 +191,10 @@ class ModelRegistry:
         }
         return self._models({k: v for k, v in where.items() if v is not None}, limit)
 
-    def _models(self, where: Mapping[str, str], limit: int | None = None) -> list[ModelRow]:
+    def _models(self, where: Mapping[str, str], limit: int = -1) -> list[ModelRow]:
         clause = " AND ".join(where) or "1"
-        rows = self._read(
-            f"SELECT * FROM models WHERE {clause} ORDER BY created_at DESC, model_id LIMIT ?",
-            (*where.values(), -1 if limit is None else limit),
-        )
-        return [self._model(row) for row in rows]
+        sql = f"SELECT * FROM models WHERE {clause} ORDER BY created_at DESC, model_id LIMIT ?"
+        return [self._model(row) for row in self._read(sql, (*where.values(), limit))]
 
     def _model(self, row: sqlite3.Row) -> ModelRow:
         values = dict(row)
@@ -231,8 +210,7 @@ class ModelRegistry:
             raise self._damaged(f"a row is not readable ({error})") from error
 
     def _relative(self, path: Path) -> str:
-        root = self.root.resolve()
-        path = path.resolve()
+        root, path = self.root.resolve(), path.resolve()
         return path.relative_to(root).as_posix() if path.is_relative_to(root) else str(path)
 
     # -- handoffs ---------------------------------------------------------------------------------
@@ -242,46 +220,36 @@ class ModelRegistry:
         source_model_id: str,
         target_phase: str,
         *,
-        target_model_id: str | None = None,
         validation_status: str = "pending",
         validation_metrics: Mapping[str, Any] | None = None,
     ) -> str:
-        """Note that a model was offered to a phase; the same handoff again replaces the note."""
+        """Record that a model was offered to a phase, and return the handoff's id.
+
+        The same handoff again replaces the record.
+        """
         handoff_id = f"{source_model_id}-to-{target_phase}"
+        metrics = _json(validation_metrics or {})
         with self._writing() as connection:
-            source = connection.execute(
-                "SELECT phase_name FROM models WHERE model_id = ?", (source_model_id,)
-            ).fetchone()
+            source = _exists(connection, "models", "model_id", source_model_id)
             if source is None:
                 raise NotFound(f"no model {source_model_id!r}")
-            if target_model_id is not None:
-                self._require_model(connection, target_model_id)
+            phases = (source["phase_name"], target_phase)
             connection.execute(
-                "INSERT OR REPLACE INTO phase_handoffs VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-                (
-                    *(handoff_id, source["phase_name"], target_phase, source_model_id),
-                    *(target_model_id, time.time(), validation_status),
-                    _json(validation_metrics or {}),
-                ),
+                "INSERT OR REPLACE INTO phase_handoffs VALUES (?, ?, ?, ?, NULL, ?, ?, ?)",
+                (handoff_id, *phases, source_model_id, time.time(), validation_status, metrics),
             )
         return handoff_id
 
-    def _require_model(self, connection: sqlite3.Connection, model_id: str) -> None:
-        sql = "SELECT 1 FROM models WHERE model_id = ?"
-        if connection.execute(sql, (model_id,)).fetchone() is None:
-            raise NotFound(f"no model {model_id!r}")
-
-    def get_handoffs(self, session_id: str) -> list[HandoffRow]:
+    def get_handoffs(self, session_id: str) -> list[dict[str, Any]]:
+        """Return the handoffs of a session's models, each with the keys of HandoffRecord."""
         rows = self._read(
             "SELECT h.* FROM phase_handoffs h JOIN models m ON m.model_id = h.source_model_id"
             " WHERE m.session_id = ? ORDER BY h.handoff_timestamp, h.handoff_id",
             (session_id,),
         )
-        found = []
-        for row in rows:
-            values = dict(row)
+        found = [dict(row) for row in rows]
+        for values in found:
             values["validation_metrics"] = self._parse(values.pop("validation_metrics_json"))
-            found.append(cast(HandoffRow, values))
         return found
 
     # -- upkeep -----------------------------------------------------------------------------------
@@ -309,7 +277,7 @@ class ModelRegistry:
             raise self._damaged("a row refers to one that does not exist")
 
     def size_bytes(self) -> tuple[int, int]:
-        """Bytes of the database and of its write-ahead log."""
+        """Return the bytes of the database and of its write-ahead log."""
         wal = self.db_path.with_name(self.db_path.name + "-wal")
         return self.db_path.stat().st_size, wal.stat().st_size if wal.exists() else 0
 
@@ -317,19 +285,19 @@ class ModelRegistry:
 
     @contextlib.contextmanager
     def _connection(self) -> Iterator[sqlite3.Connection]:
-        """A connection of one operation's own; what SQLite reports gets its name here."""
-        with self._errors():
-            connection = sqlite3.connect(
-                self.db_path, timeout=BUSY_TIMEOUT_MS / 1000, isolation_level=None
-            )
-            try:
-                connection.row_factory = sqlite3.Row
-                connection.execute("PRAGMA foreign_keys = ON")
-                connection.execute("PRAGMA synchronous = FULL")
-                connection.execute(f"PRAGMA journal_size_limit = {WAL_LIMIT_BYTES}")
-                yield connection
-            finally:
-                connection.close()
+        """A connection for one operation; errors of SQLite become ours here."""
+        timeout_s = BUSY_TIMEOUT_MS / 1000
+        with (
+            self._errors(),
+            contextlib.closing(
+                sqlite3.connect(self.db_path, timeout=timeout_s, isolation_level=None)
+            ) as connection,
+        ):
+            connection.row_factory = sqlite3.Row
+            connection.execute("PRAGMA foreign_keys = ON")
+            connection.execute("PRAGMA synchronous = FULL")
+            connection.execute(f"PRAGMA journal_size_limit = {WAL_LIMIT_BYTES}")
+            yield connection
 
     def _read(self, sql: str, values: Sequence[Any] = ()) -> list[sqlite3.Row]:
         try:
@@ -338,19 +306,20 @@ class ModelRegistry:
         except (CannotWrite, DiskFull):  # SQLite wants to write even for a reader; read without
             if not self.db_path.is_file():
                 raise
-        with self._errors(), contextlib.closing(self._immutable()) as connection:
-            return connection.execute(sql, values).fetchall()
-
-    def _immutable(self) -> sqlite3.Connection:
         uri = self.db_path.resolve().as_uri() + "?immutable=1"
-        connection = sqlite3.connect(uri, isolation_level=None, uri=True)
-        connection.row_factory = sqlite3.Row
-        return connection
+        with (
+            self._errors(),
+            contextlib.closing(sqlite3.connect(uri, isolation_level=None, uri=True)) as connection,
+        ):
+            connection.row_factory = sqlite3.Row
+            return connection.execute(sql, values).fetchall()
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
         with self._connection() as connection:
-            self._begin(connection)
+            connection.execute("PRAGMA busy_timeout = 0")
+            _when_unlocked(lambda: connection.execute("BEGIN IMMEDIATE"))
+            connection.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
             try:
                 yield connection
                 connection.execute("COMMIT")
@@ -360,27 +329,12 @@ class ModelRegistry:
                     connection.execute("ROLLBACK")
                 raise
 
-    def _begin(self, connection: sqlite3.Connection) -> None:
-        """Wait for our turn to write. SQLite's own waiting sleeps so long that it can starve."""
-        deadline = time.monotonic() + BUSY_TIMEOUT_MS / 1000
-        connection.execute("PRAGMA busy_timeout = 0")
-        while True:
-            try:
-                connection.execute("BEGIN IMMEDIATE")
-                break
-            except sqlite3.OperationalError as error:
-                if "locked" not in str(error) or time.monotonic() > deadline:
-                    raise
-                time.sleep(_jitter.uniform(0.001, 0.01))
-        connection.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
-
     def _bound_wal(self, connection: sqlite3.Connection) -> None:
-        """SQLite's own checkpoints give way to readers, so the log could grow without end.
+        """Empty a long write-ahead log: SQLite's own checkpoints give way to readers for ever.
 
         This one waits for them, but not for long: other writers wait for it meanwhile.
         """
-        wal = self.db_path.with_name(self.db_path.name + "-wal")
-        size = wal.stat().st_size if wal.exists() else 0
+        size = self.size_bytes()[1]
         if size > WAL_LIMIT_BYTES // 8:
             patience_ms = 100 if size < WAL_LIMIT_BYTES // 2 else 2000
             connection.execute(f"PRAGMA busy_timeout = {patience_ms}")
@@ -388,7 +342,7 @@ class ModelRegistry:
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
-        """Name what SQLite reports; let programming errors through."""
+        """Turn what SQLite reports into our errors; let programming errors through."""
         try:
             yield
         except sqlite3.DatabaseError as error:
@@ -405,11 +359,7 @@ class ModelRegistry:
             raise
 
     def _damaged(self, problem: str) -> DamagedFile:
-        return DamagedFile(
-            self.db_path,
-            problem,
-            hint="forge doctor --repair makes it again from the run directories",
-        )
+        return DamagedFile(self.db_path, problem, hint=REPAIR)
 
     def _migrate(self) -> None:
         """Bring the schema up to date; all migrations and their number are one transaction."""
@@ -418,7 +368,8 @@ class ModelRegistry:
         self._refuse_foreign()
         with self._connection() as connection:
             connection.execute("PRAGMA auto_vacuum = INCREMENTAL")  # counts before the first table
-            self._switch_to_wal(connection)
+            # Several processes may make the database at once; this switch ignores the timeout.
+            _when_unlocked(lambda: connection.execute("PRAGMA journal_mode = WAL"))
         with self._writing() as connection:
             version = connection.execute("PRAGMA user_version").fetchone()[0]
             for statements in MIGRATIONS[version:]:
@@ -428,7 +379,7 @@ class ModelRegistry:
             connection.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
 
     def _refuse_foreign(self) -> None:
-        """Someone else's database, or a newer one of ours, is left as it is."""
+        """Refuse someone else's database, or a newer one of ours; it stays as it is."""
         tables = self._read("SELECT count(*) FROM sqlite_master")[0][0]
         owner, version = self._version()  # after the count: another process may be making it
         if tables and owner != APPLICATION_ID:
@@ -436,25 +387,35 @@ class ModelRegistry:
         if version > len(MIGRATIONS):
             raise TooNew(
                 f"{self.db_path} has schema {version}; this version reads up to {len(MIGRATIONS)}",
-                hint="use the newer version of agent-forge that wrote it",
+                hint=files.USE_NEWER,
             )
 
     def _version(self) -> tuple[int, int]:
-        """Whose database it is, and how many migrations it has seen."""
+        """Return whose database it is, and how many migrations it has seen."""
         owner, version = (self._read(f"PRAGMA {p}") for p in ("application_id", "user_version"))
         return owner[0][0], version[0][0]
 
-    def _switch_to_wal(self, connection: sqlite3.Connection) -> None:
-        """Several processes may make the database at once; this one switch ignores the timeout."""
-        deadline = time.monotonic() + BUSY_TIMEOUT_MS / 1000
-        while True:
-            try:
-                connection.execute("PRAGMA journal_mode = WAL")
-                return
-            except sqlite3.OperationalError as error:
-                if "locked" not in str(error) or time.monotonic() > deadline:
-                    raise
-                time.sleep(0.01)
+
+def _when_unlocked(attempt: Callable[[], object]) -> None:
+    """Try until no other process holds the lock: SQLite's own waiting can starve a writer."""
+    deadline = time.monotonic() + BUSY_TIMEOUT_MS / 1000
+    while True:
+        try:
+            attempt()
+            return
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() > deadline:
+                raise
+            time.sleep(_jitter.uniform(0.001, 0.01))
+
+
+def _exists(connection: sqlite3.Connection, table: str, column: str, value: str) -> Any:
+    """Return the row of a table with this key, or None."""
+    return connection.execute(f"SELECT * FROM {table} WHERE {column} = ?", (value,)).fetchone()
+
+
+def _no_session(session_id: str) -> NotFound:
+    return NotFound(f"no session {session_id!r}", hint="forge ls shows the sessions")
 
 
 def _session(row: sqlite3.Row) -> SessionRow:
@@ -468,8 +429,8 @@ def _json(value: Mapping[str, Any]) -> str:
 
 
 def join_tags(tags: Sequence[str]) -> str:
-    """Tags as the registry keeps them; a tag is a name like any other."""
-    return ",".join(names.safe_name(tag, "tag") for tag in tags)
+    """Return tags as the registry keeps them; a tag is a name like any other."""
+    return ",".join(paths.safe_name(tag, "tag") for tag in tags)
 
 
 def _split(tags: str) -> list[str]:

@@ -22,34 +22,39 @@ from safetensors import SafetensorError, safe_open
 from agent_forge.errors import DamagedFile, HostileInput, NotFound
 from agent_forge.store.files import Writer
 
-DTYPE_CODES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.float8_e4m3fn: "F8_E4M3",
-    torch.float8_e5m2: "F8_E5M2",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint64: "U64",
-    torch.uint32: "U32",
-    torch.uint16: "U16",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
-DTYPE_OF = {code: dtype for dtype, code in DTYPE_CODES.items()}
+FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+FLOATS_8 = {"F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2}
+SIGNED = {"I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8}
+UNSIGNED = {"U64": torch.uint64, "U32": torch.uint32, "U16": torch.uint16, "U8": torch.uint8}
+DTYPE_OF = {**FLOATS, **FLOATS_8, **SIGNED, **UNSIGNED, "BOOL": torch.bool}
+DTYPE_CODES = {dtype: code for code, dtype in DTYPE_OF.items()}
 PICKLE_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
+StateDict = dict[str, torch.Tensor]
+OVERHEAD_BYTES = 1 << 17  # header, metadata and card beside the weights
 
 
 def tensor_bytes(tensors: Mapping[str, torch.Tensor]) -> int:
-    """Bytes that the tensors take on disk."""
+    """Return the bytes that the tensors take on disk."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
 
 
+def first_not_finite(tensors: Mapping[str, torch.Tensor]) -> str | None:
+    """Return the name of the first tensor that holds NaN or infinity, or None."""
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point():
+            wide = tensor.float() if tensor.element_size() == 1 else tensor  # torch needs it so
+            if not bool(wide.isfinite().all()):
+                return name
+    return None
+
+
+def memory_key(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Return what two tensors have in common that are the same memory in the same shape."""
+    return tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride()
+
+
 class Spec(NamedTuple):
-    """What a file says about a tensor before it is read."""
+    """Type and shape of a tensor, as a file tells them before it is read."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -83,7 +88,7 @@ def write_tensors(
 def write_header(
     writer: Writer, specs: Mapping[str, Spec], metadata: Mapping[str, str] | None = None
 ) -> list[str]:
-    """Begin a safetensors file; the data has to follow in the order that is returned."""
+    """Write the header; return the order of names in which the data has to follow."""
     names = sorted(specs, key=lambda name: -specs[name].dtype.itemsize)
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     offset = 0
@@ -92,11 +97,8 @@ def write_header(
         if spec.dtype not in DTYPE_CODES:
             raise TypeError(f"tensor {name!r} has type {spec.dtype}, which cannot be kept")
         end = offset + spec.nbytes
-        header[name] = {
-            "dtype": DTYPE_CODES[spec.dtype],
-            "shape": list(spec.shape),
-            "data_offsets": [offset, end],
-        }
+        header[name] = {"dtype": DTYPE_CODES[spec.dtype], "shape": list(spec.shape)}
+        header[name]["data_offsets"] = [offset, end]
         offset = end
     text = json.dumps(header, sort_keys=True, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
@@ -115,8 +117,7 @@ def write_data(writer: Writer, tensor: torch.Tensor) -> None:
 class MappedTensors(Mapping[str, torch.Tensor]):
     """A safetensors file that stays on the disk: `specs` from its header, tensors as views of it.
 
-    Views lie where the file puts them, so they are for arithmetic element by element (see
-    read_tensors).
+    Views lie where the file puts them: use them element by element only (see read_tensors).
     """
 
     def __init__(self, path: Path) -> None:
@@ -154,17 +155,16 @@ def _as_damage(path: Path) -> Iterator[None]:
         raise DamagedFile(path, f"not readable as safetensors ({error})") from error
 
 
-def read_tensors(path: Path) -> dict[str, torch.Tensor]:
+def read_tensors(path: Path) -> StateDict:
     """Read a safetensors file into torch's own memory.
 
-    A mapped tensor may lie at another alignment and then give other bits in a matrix product, so
-    every tensor is copied.
+    A mapped tensor may lie at another alignment and then give other bits in a matrix product.
     """
     with _as_damage(path), safe_open(path, framework="pt") as reader:
         return {name: reader.get_tensor(name).clone() for name in reader.keys()}  # noqa: SIM118
 
 
-def read_weights(path: Path, *, mapped: bool = False) -> dict[str, torch.Tensor]:
+def read_weights(path: Path, *, mapped: bool = False) -> StateDict:
     """Read a state dict that someone else wrote: safetensors, or a pickle that holds only data.
 
     `mapped` leaves the tensors of a pickle on the disk where torch can do so.
@@ -187,7 +187,7 @@ def read_weights(path: Path, *, mapped: bool = False) -> dict[str, torch.Tensor]
     return _state_dict_of(content, path, copy=not mapped)
 
 
-def _state_dict_of(content: Any, path: Path, *, copy: bool) -> dict[str, torch.Tensor]:
+def _state_dict_of(content: Any, path: Path, *, copy: bool) -> StateDict:
     for key in ("model_state_dict", "state_dict", "model"):
         if isinstance(content, dict) and isinstance(content.get(key), dict):
             content = content[key]
@@ -219,20 +219,17 @@ def _refuse_zip_bomb(path: Path) -> None:
         raise HostileInput(f"{path} would unpack to more than it is; it was not loaded")
 
 
-def split_tied(
-    state: Mapping[str, torch.Tensor],
-) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """Keep one of each set of names that share the same memory; return the others as aliases.
+def split_tied(state: Mapping[str, torch.Tensor]) -> tuple[StateDict, dict[str, str]]:
+    """Keep one of the names that share the same memory; return the others as aliases.
 
-    The one place that knows about tied weights: files hold each weight once, and `join_tied`
-    gives every name its tensor back. The first name in the model's own order is kept: loaders of
-    tied embeddings look for the embedding, which comes before the head.
+    Files hold each weight once, and `join_tied` gives every name its tensor back. The first name
+    in the model's own order is kept: loaders look for the embedding, which comes before the head.
     """
-    kept: dict[str, torch.Tensor] = {}
+    kept: StateDict = {}
     aliases: dict[str, str] = {}
     first: dict[tuple[Any, ...], str] = {}
     for name, tensor in state.items():
-        place = (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
+        place = memory_key(tensor)
         if tensor.numel() and place in first:
             aliases[name] = first[place]
         else:
@@ -241,8 +238,6 @@ def split_tied(
     return kept, aliases
 
 
-def join_tied(
-    kept: Mapping[str, torch.Tensor], aliases: Mapping[str, str]
-) -> dict[str, torch.Tensor]:
+def join_tied(kept: Mapping[str, torch.Tensor], aliases: Mapping[str, str]) -> StateDict:
     """Undo split_tied: aliases share the tensor of the name that was kept."""
     return {**kept, **{name: kept[target] for name, target in aliases.items()}}

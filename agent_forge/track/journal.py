@@ -1,4 +1,4 @@
-"""A file of JSON lines that only grows, but for what a resumed phase takes back."""
+"""A file of JSON lines that only grows; a resumed phase removes what it wrote too much."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Journal:
                 files.sync(self.path)
 
     def keep(self, phase: str, count: int) -> int:
-        """Keep the first `count` records of a phase and all of the others; how many there are."""
+        """Keep the first `count` records of a phase and all others; return how many it has."""
         with self._lock:
             lines = self.path.read_bytes().splitlines(keepends=True) if self.path.exists() else []
             kept, seen = [], 0
@@ -46,10 +46,9 @@ class Journal:
             return min(seen, count)
 
     def _drop_torn_line(self) -> None:
-        """A process that was killed while writing leaves half a line; it never happened."""
+        """Remove the half line that a process leaves which was killed while writing."""
         if self.path.exists():
-            content = self.path.read_bytes()
-            files.cut(self.path, content.rfind(b"\n") + 1)
+            files.cut(self.path, self.path.read_bytes().rfind(b"\n") + 1)
 
 
 def _phase_of(line: bytes) -> str | None:
@@ -60,9 +59,9 @@ def _phase_of(line: bytes) -> str | None:
 
 
 def read_lines(path: Path, start: int = 0) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The complete lines from byte `start` on, each with the offset behind it.
+    """Yield the complete lines from byte `start` on, each with the offset behind it.
 
-    A reader keeps the last offset and comes back for more; a half-written line is not there yet.
+    A reader keeps the last offset and comes back for more; a half-written line is left for then.
     """
     if not path.exists():
         return

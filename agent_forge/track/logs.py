@@ -17,7 +17,7 @@ from agent_forge.errors import ForgeError
 from agent_forge.store import files
 
 LOG_FILE = "log.jsonl"
-UNTOLD = ("level", "logger", "timestamp")
+HIDDEN = ("event", "level", "logger", "timestamp")
 PROCESSORS: list[Any] = [
     structlog.stdlib.add_log_level,
     structlog.stdlib.add_logger_name,
@@ -27,7 +27,7 @@ PROCESSORS: list[Any] = [
 
 
 class _Handler(logging.Handler):
-    """Hands records over; neither a full disk nor a malformed call is a reason to stop a run."""
+    """Passes records on; neither a full disk nor a malformed call may stop a run."""
 
     def __init__(self, level: int, take: Callable[[logging.LogRecord], None]) -> None:
         super().__init__(level)
@@ -42,10 +42,10 @@ class _Handler(logging.Handler):
             self.handleError(record)
 
 
-def _told(record: logging.LogRecord) -> dict[str, Any]:
-    """A warning in the form of an event."""
+def _as_event(record: logging.LogRecord) -> dict[str, Any]:
+    """Return a warning in the form of an event."""
     message = record.msg if isinstance(record.msg, dict) else {"event": record.getMessage()}
-    details = {k: v for k, v in message.items() if k not in ("event", *UNTOLD)}
+    details = {k: v for k, v in message.items() if k not in HIDDEN}
     return {"event": "warning", "message": message["event"], **details}
 
 
@@ -72,7 +72,7 @@ def logging_to(
 
     handlers = (
         _Handler(logging.NOTSET, write),
-        _Handler(logging.WARNING, lambda record: tell(_told(record))),
+        _Handler(logging.WARNING, lambda record: tell(_as_event(record))),
     )
     logger = logging.getLogger("agent_forge")
     before = logger.level

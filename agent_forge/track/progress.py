@@ -1,6 +1,8 @@
 """Progress for people: Rich bars on a terminal, plain lines elsewhere, JSON lines on request.
 
-A view of the tracker's events: it is told and draws; it decides nothing and writes to stderr only.
+A display is called with records: the events of a tracker, and `loop` and `step`, which tell how far
+a phase, a merge (in bytes) or an evaluation (in tokens) is. An evolution tells its candidates and
+generations. Displays write to stderr, decide nothing and may fail without harm.
 """
 
 from __future__ import annotations
@@ -8,21 +10,22 @@ from __future__ import annotations
 import json
 import sys
 import time
-from types import TracebackType
+from collections.abc import Mapping
 from typing import Any, TextIO
 
 MODES = ("auto", "bars", "plain", "json", "none")
 PLAIN_EVERY_S = 10.0
+TABLE_HEAD = "  gen  best    mean    diversity  hits    ETA  champion"
+Record = Mapping[str, Any]
 
 
-def eta_s(first: int, step: int, total: int, elapsed_s: float) -> float | None:
-    """Seconds left at the pace since `first`; None before there is a pace."""
-    done = step - first
-    return None if done <= 0 else elapsed_s / done * (total - step)
+def eta_s(elapsed_s: float, done: float, left: float) -> float | None:
+    """Return the seconds that `left` takes at the pace of `done`; None before there is a pace."""
+    return elapsed_s * left / done if done > 0 else None
 
 
 def clock(seconds: float | None) -> str:
-    """`1:02:03`, `2:03`, or `-` when not known."""
+    """Return `1:02:03`, `2:03`, or `-` when not known."""
     if seconds is None:
         return "-"
     minutes, second = divmod(round(seconds), 60)
@@ -30,132 +33,181 @@ def clock(seconds: float | None) -> str:
     return f"{hour}:{minute:02d}:{second:02d}" if hour else f"{minute}:{second:02d}"
 
 
-class Progress:
-    """A listener that shows nothing; the other modes derive from it."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self.stream = stream
-        self._began = time.monotonic()
-        self._first = 0
-
-    def __call__(self, record: dict[str, Any]) -> None:
-        if record["event"] == "loop":
-            self._began, self._first = time.monotonic(), record["first"]
-
-    def eta(self, record: dict[str, Any]) -> float | None:
-        """Until the phase is through its steps, at the pace of the present stage."""
-        elapsed = time.monotonic() - self._began
-        end = record["step"] + record.get("left", record["total"] - record["step"])
-        return eta_s(self._first, record["step"], end, elapsed)
-
-    def __enter__(self) -> Progress:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        return None
+def size(n_bytes: float) -> str:
+    """Return bytes as people read them, in steps of 1000."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(n_bytes) < 1000:
+            return f"{n_bytes:.0f} {unit}" if unit == "B" else f"{n_bytes:.1f} {unit}"
+        n_bytes /= 1000
+    return f"{n_bytes:.1f} TB"
 
 
-class PlainProgress(Progress):
-    """One line for each change of state, and one every ten seconds within a loop."""
-
-    def __init__(self, stream: TextIO, every_s: float = PLAIN_EVERY_S) -> None:
-        super().__init__(stream)
-        self._every_s = every_s
-        self._shown = time.monotonic()
-
-    def __call__(self, record: dict[str, Any]) -> None:
-        super().__call__(record)
-        if record["event"] == "loop":
-            return
-        if record["event"] == "step":
-            if time.monotonic() - self._shown < self._every_s:
-                return
-            self._shown = time.monotonic()
-            left = f"ETA {clock(self.eta(record))}"
-            stage = "" if record.get("stage", "main") == "main" else f" {record['stage']}"
-            text = f"{record['phase']}{stage} step {record['step']}/{record['total']}, {left}"
-        else:
-            text = describe(record)
-        print(text, file=self.stream, flush=True)
-
-
-class JsonProgress(Progress):
-    """Every record as one JSON line."""
-
-    def __call__(self, record: dict[str, Any]) -> None:
-        super().__call__(record)
-        if record["event"] == "step":
-            record = {**record, "eta_s": self.eta(record)}
-        print(json.dumps(record, default=str), file=self.stream, flush=True)
-
-
-class BarProgress(Progress):
-    """A Rich bar for each loop, with the lines of state changes above it."""
-
-    def __init__(self, stream: TextIO) -> None:
-        super().__init__(stream)
-        from rich.console import Console
-        from rich.progress import (
-            BarColumn,
-            MofNCompleteColumn,
-            TextColumn,
-            TimeElapsedColumn,
-            TimeRemainingColumn,
-        )
-        from rich.progress import Progress as RichProgress
-
-        self._bars = RichProgress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            console=Console(file=stream),
-        )
-        self._task: Any = None
-
-    def __enter__(self) -> Progress:
-        self._bars.start()
-        return self
-
-    def __exit__(self, *details: Any) -> None:
-        self._bars.stop()
-
-    def __call__(self, record: dict[str, Any]) -> None:
-        if record["event"] == "loop":
-            self._task = self._bars.add_task(
-                record["name"], total=record["total"], completed=record["first"]
-            )
-        elif record["event"] == "step":
-            self._bars.update(self._task, completed=record["step"])
-        else:
-            self._bars.console.print(describe(record), highlight=False, markup=False)
-
-
-def describe(record: dict[str, Any]) -> str:
-    """An event as a line of text."""
-    details = ", ".join(
-        f"{key} {value}" for key, value in record.items() if key not in ("event", "time", "phase")
-    )
+def describe(record: Record) -> str:
+    """Return an event as a line of text."""
+    hidden = ("event", "time", "phase")
+    details = ", ".join(f"{key} {value}" for key, value in record.items() if key not in hidden)
     subject = f"{record['phase']}: " if "phase" in record else ""
     event = str(record.get("event", "?")).replace("_", " ")
     return f"{subject}{event}" + (f" ({details})" if details else "")
 
 
+class Progress:
+    """A display that shows nothing; the others derive from it.
+
+    Time left is that of the whole phase: the time it took so far, by what is done, by what is left.
+    What an earlier process did does not count as done.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+        self._phase: str | None = None
+        self._began = time.monotonic()
+        self._skipped = 0  # steps of this phase that an earlier process did
+        self._candidates = self._generations = 0
+
+    def __call__(self, record: Record) -> None:
+        phase = record.get("phase", record["name"] if record["event"] == "loop" else None)
+        if phase is not None and phase != self._phase:
+            self._phase, self._began, self._skipped = phase, time.monotonic(), 0
+        if record["event"] == "loop":
+            self._skipped += record["first"]
+        self._candidates += record["event"] == "candidate"
+        self._generations += record["event"] == "generation"
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        return None
+
+    def _eta(self, record: Record) -> float | None:
+        done = record.get("done", record["step"])
+        left = record.get("left", record["total"] - record["step"])
+        return eta_s(time.monotonic() - self._began, done - self._skipped, left)
+
+    def _amount(self, record: Record) -> str:
+        """Return how far a step is, as `20/100` or in bytes with their speed."""
+        if record.get("unit") != "bytes":
+            return f"{record['step']}/{record['total']}"
+        speed = record["step"] / max(time.monotonic() - self._began, 1e-9)
+        return f"{size(record['step'])} of {size(record['total'])}, {size(speed)}/s"
+
+    def _lines(self, record: Record) -> list[str]:
+        """Return the lines for anything that is no step."""
+        event = record["event"]
+        if event == "note":
+            return [record["text"]]
+        if event == "candidate":
+            if record["problem"]:
+                return [f"  candidate {record['key'][:8]} failed: {record['problem']}"]
+            first = self._candidates == 1 and not self._generations
+            return [f"a candidate takes about {record['seconds']:.1f} s"] if first else []
+        if event == "generation":
+            return [*([TABLE_HEAD] if self._generations == 1 else []), self._table_line(record)]
+        if event == "verdict":
+            return [f"measuring {record['model']} on unseen items"]
+        return [] if event in ("begun", "loop") else [describe(record)]
+
+    def _table_line(self, record: Record) -> str:
+        n, total = record["generation"], record["generations"]
+        eta = clock(eta_s(time.monotonic() - self._began, n + 1, total - n))
+        mean = record["mean"] if record["mean"] is not None else float("nan")
+        return (
+            f"{n:>5}  {record['best'] or 0:.4f}  {mean:.4f}  {record['diversity'] or 0:>9.3f}"
+            f"  {record['cache_hits']:>4}  {eta:>5}  {record['origin']}"
+        )
+
+
+class PlainProgress(Progress):
+    """One line for each change of state, and one every ten seconds within a loop."""
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__(stream)
+        self._shown = time.monotonic()
+
+    def __call__(self, record: Record) -> None:
+        super().__call__(record)
+        lines = [] if record["event"] == "step" else self._lines(record)
+        due = time.monotonic() - self._shown >= PLAIN_EVERY_S
+        if record["event"] == "step":
+            written = record.get("unit") == "bytes" and record["step"] == record["total"]
+            lines = [self._step_line(record)] if due or written else []
+        elif record["event"] == "candidate" and due and not lines:
+            lines = [f"  {self._candidates} candidates measured"]
+        for line in lines:
+            self._shown = time.monotonic()
+            print(line, file=self.stream, flush=True)
+
+    def _step_line(self, record: Record) -> str:
+        stage = "" if record.get("stage", "main") == "main" else f" {record['stage']}"
+        step = " " if record.get("unit") == "bytes" else " step "
+        what = f"{record['phase']}{stage}{step}{self._amount(record)}"
+        return f"{what}, ETA {clock(self._eta(record))}"
+
+
+class JsonProgress(Progress):
+    """Every record as one JSON line."""
+
+    def __call__(self, record: Record) -> None:
+        super().__call__(record)
+        if record["event"] == "step":
+            record = {**record, "eta_s": self._eta(record)}
+        print(json.dumps(record, default=str), file=self.stream, flush=True)
+
+
+class BarProgress(Progress):
+    """A Rich bar for each phase, with the lines of state changes above it."""
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__(stream)
+        from rich.console import Console
+        from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+        from rich.progress import Progress as RichProgress
+
+        texts = [TextColumn(f"{{task.{name}}}") for name in ("description", "fields[amount]")]
+        columns = (texts[0], BarColumn(), texts[1], TimeElapsedColumn())
+        eta = TextColumn("ETA {task.fields[eta]}")
+        self._bars = RichProgress(*columns, eta, console=Console(file=stream))
+        self._tasks: dict[str, Any] = {}
+
+    def __enter__(self) -> Progress:
+        self._bars.start()
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        self._bars.stop()
+
+    def __call__(self, record: Record) -> None:
+        super().__call__(record)
+        if record["event"] == "generation":
+            n, total = record["generation"], record["generations"]
+            self._draw({"phase": "evolution", "step": n, "total": total})
+        if record["event"] == "step":
+            self._draw(record)
+            return
+        for line in self._lines(record):
+            self._bars.console.print(line, highlight=False, markup=False)
+
+    def _draw(self, record: Record) -> None:
+        phase = record["phase"]
+        if phase not in self._tasks:
+            self._tasks[phase] = self._bars.add_task(phase, amount="", eta="-")
+        stage = "" if record.get("stage", "main") == "main" else f" {record['stage']}"
+        done = record.get("done", record["step"])
+        self._bars.update(
+            self._tasks[phase],
+            description=f"{phase}{stage}",
+            completed=done,
+            total=done + record.get("left", record["total"] - record["step"]),
+            amount=self._amount(record),
+            eta=clock(self._eta(record)),
+        )
+
+
 def make_progress(mode: str = "auto", stream: TextIO | None = None) -> Progress:
-    """The display for a mode; `auto` draws bars only where a person is watching."""
+    """Return the display of a mode; `auto` draws bars only where a person is watching."""
     out = stream or sys.stderr
     if mode == "auto":
         mode = "bars" if out.isatty() else "plain"
-    views: dict[str, type[Progress]] = {
-        "bars": BarProgress,
-        "plain": PlainProgress,
-        "json": JsonProgress,
-        "none": Progress,
-    }
+    views = {"bars": BarProgress, "plain": PlainProgress, "json": JsonProgress, "none": Progress}
     return views[mode](out)

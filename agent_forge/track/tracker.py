@@ -1,20 +1,26 @@
-"""Tracker: the one place where a run's metrics and events are recorded.
+"""Tracker: the one place where a run's metrics and events are recorded; Sampler feeds it.
 
 `metrics.jsonl` and `events.jsonl` in the run directory are the truth. Everything else (progress,
 W&B, dashboard, API, cards) is a view of them, and may fail without harm. What a phase logged after
-its last checkpoint is taken back on resume, so no step appears twice; events are the history of
-state changes and carry no steps.
+its last checkpoint is removed on resume, so no step appears twice; events are the history of state
+changes and carry no steps.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+import psutil
+
+from agent_forge.errors import ForgeError
+from agent_forge.store import files
 from agent_forge.track.journal import Journal, read_lines
 
 log = logging.getLogger(__name__)
@@ -24,7 +30,7 @@ Listener = Callable[[dict[str, Any]], None]
 
 
 def last_metrics(folder: Path) -> dict[str, dict[str, Any]]:
-    """The newest value of every metric in a run directory, with its step."""
+    """Return the newest value of every metric in a run directory, with its step."""
     found: dict[str, dict[str, Any]] = {}
     for _, record in read_lines(folder / METRICS_FILE):
         values = record.get("metrics")
@@ -68,7 +74,7 @@ class Tracker:
         self.tell(record)
 
     def tell(self, record: dict[str, Any]) -> None:
-        """Pass something on to whoever is watching; one that fails is not told again."""
+        """Pass a record on to the listeners; one that fails is not called again."""
         for listener in self.listeners:
             try:
                 listener(record)
@@ -92,3 +98,47 @@ class Tracker:
     def close(self) -> None:
         for sink in self.sinks:
             sink.close()
+
+
+def sample(process: psutil.Process, folder: Path) -> dict[str, float]:
+    """Return one reading of this process and its machine as the metrics `system/*`."""
+    memory = psutil.virtual_memory()
+    values = {
+        "system/cpu_percent": psutil.cpu_percent(),
+        "system/process_cpu_percent": process.cpu_percent(),
+        "system/process_rss_mb": process.memory_info().rss / 1e6,
+        "system/memory_available_mb": memory.available / 1e6,
+        "system/disk_free_mb": files.free_bytes(folder) / 1e6,
+    }
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
+        free, total = torch.cuda.mem_get_info()
+        values["system/gpu_memory_used_mb"] = (total - free) / 1e6
+    return values
+
+
+class Sampler:
+    """A thread that samples every `interval_s` while its block runs; 0 switches it off."""
+
+    def __init__(self, tracker: Tracker, folder: Path, interval_s: float) -> None:
+        self._tracker, self._folder, self._interval_s = tracker, folder, interval_s
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="sampler", daemon=True)
+
+    def __enter__(self) -> Sampler:
+        if self._interval_s > 0:
+            self._thread.start()
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        process = psutil.Process()
+        while not self._stop.wait(self._interval_s):
+            try:
+                self._tracker.log("system", None, sample(process, self._folder))
+            except (ForgeError, OSError, RuntimeError, psutil.Error):
+                continue  # a full disk, say: the run itself will notice and tell

@@ -19,7 +19,7 @@ MAX_WAITING = 10_000
 
 
 class WandbSink:
-    """Calls wandb from one thread of its own, and never waits longer than `patience_s` for it."""
+    """Calls wandb from a thread of its own, and never waits longer than `patience_s` for it."""
 
     def __init__(
         self,
@@ -31,13 +31,9 @@ class WandbSink:
         config: Mapping[str, Any],
         patience_s: float,
     ) -> None:
-        self._settings = {
-            "project": project,
-            "group": group,
-            "dir": str(folder),
-            "mode": "offline" if offline else "online",
-            "config": dict(config),
-        }
+        mode = "offline" if offline else "online"
+        self._settings = {"project": project, "group": group, "dir": str(folder), "mode": mode}
+        self._config = dict(config)
         self._patience_s = patience_s
         self._offline = offline
         self._calls: queue.Queue[Callable[[], None]] = queue.Queue(MAX_WAITING)
@@ -60,7 +56,7 @@ class WandbSink:
         self._hand_over(lambda: self._link(name, path))
 
     def end(self) -> None:
-        """Finish the phase's run, but wait no longer than is worth it, also for a slow one."""
+        """Finish the phase's run; wait for W&B as long as `_patience` says, then leave it out."""
         self._hand_over(self._close)
         patience_s = self._patience()
         began = time.monotonic()
@@ -71,12 +67,12 @@ class WandbSink:
             time.sleep(0.005)
 
     def close(self) -> None:
-        """Let the thread go."""
+        """Let the thread end."""
         self._hand_over(lambda: None)
         self._closed = True
 
     def _patience(self) -> float:
-        """Offline there is nothing to upload: a twentieth of the phase's time is plenty."""
+        """Return how long to wait. Offline nothing is uploaded: 1/20 of the phase is plenty."""
         if not self._offline:
             return self._patience_s
         return min(self._patience_s, max(1.0, 0.05 * (time.monotonic() - self._began)))
@@ -84,13 +80,10 @@ class WandbSink:
     def _open(self, phase: str) -> None:
         import wandb
 
-        group = self._settings["group"]
-        self._run = wandb.init(
-            name=f"{phase}_{group}",
-            job_type=phase,
-            settings=wandb.Settings(silent=True),
-            **self._settings,
-        )
+        name = f"{phase}_{self._settings['group']}"
+        quiet = wandb.Settings(silent=True)
+        own = {"name": name, "job_type": phase, "config": self._config, "settings": quiet}
+        self._run = wandb.init(**own, **self._settings)
         self._run.define_metric("*", step_metric="step")
 
     def _link(self, name: str, path: Path) -> None:

@@ -11,6 +11,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ import pytest
 from agent_forge.cli import doctor, main, runs
 from agent_forge.pipeline.config import load_config
 from agent_forge.store import files, lock
+from agent_forge.store.cleanup import DAY_S
 from agent_forge.store.models import ModelStorage
 from agent_forge.store.sessions import DAY_S, SessionStore
 from tests.support.command_line import Forge, Result
@@ -486,6 +488,11 @@ def test_doctor_of_a_healthy_machine(forge: Forge, stored: SessionStore) -> None
     assert set(rows) == expected
     assert all(row["remedy"] for row in result.document["findings"] if row["status"] == "optional")
     assert all(re.search(rf"^{name} +{rows[name]} ", text.out, re.MULTILINE) for name in rows)
+
+
+def test_doctor_names_the_extras_that_can_be_installed() -> None:
+    project = tomllib.loads((Path(doctor.__file__).parents[2] / "pyproject.toml").read_text())
+    assert {*project["project"]["optional-dependencies"]} == {*doctor.EXTRAS, "dev"}
 
 
 def test_doctor_tells_extras_that_are_there(

@@ -25,9 +25,9 @@ def make(root: Path) -> None:
     storage = ModelStorage(root, sessions.registry)
     storage.save_model(model, "s1", "cognate", "m1", {"seed": 42}, metrics={"loss": 1.5})
     sessions.registry.record_handoff("cognate.m1.s1", "evomerge", validation_status="passed")
-    CheckpointManager(sessions.path("s1") / "phase1_cognate" / "checkpoints").save_checkpoint(
-        model, optimizer, epoch=1, step=30, cursor=[1, 2]
-    )
+    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "cursor": [1, 2]}
+    folder = sessions.path("s1") / "phase1_cognate" / "checkpoints"
+    CheckpointManager(folder).save(state, step=30)
     sessions.set_status("s1", "completed")
     sessions.registry.checkpoint_wal()
 

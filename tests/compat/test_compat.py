@@ -11,8 +11,8 @@ import torch
 
 from agent_forge.errors import TooNew
 from agent_forge.store.checkpoint import CheckpointManager
-from agent_forge.store.migrations import MIGRATIONS
 from agent_forge.store.models import ModelStorage
+from agent_forge.store.records import MIGRATIONS
 from agent_forge.store.registry import ModelRegistry
 from agent_forge.store.sessions import SessionStore
 from tests.support.pico import Pico, build

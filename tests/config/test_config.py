@@ -15,9 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from agent_forge.config.layout import PHASE_FOLDER, PIPELINE_FILE
 from agent_forge.config.load import (
     MAX_FILE_BYTES,
+    PHASE_FOLDER,
+    PIPELINE_FILE,
     _StrictLoader,
     merge,
     parse_json,

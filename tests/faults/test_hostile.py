@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from agent_forge.errors import DamagedFile, ForgeError, HostileInput, NameRefused
 from agent_forge.model.hf import build_network, config_dict
-from agent_forge.store import files, names
+from agent_forge.store import files, paths
 from agent_forge.store.checkpoint import CheckpointManager
 from agent_forge.store.models import ModelStorage, load_directory
-from agent_forge.store.names import model_directory
+from agent_forge.store.paths import model_directory
 from agent_forge.store.sessions import SessionStore
 from agent_forge.store.tensors import read_weights
 from tests.support.faults import Canary
@@ -112,7 +112,7 @@ hostile_names = st.one_of(
 def test_a_name_is_one_plain_segment_or_refused(name: str) -> None:
     root = Path("/srv/storage")
     try:
-        path = names.child(root, name)
+        path = paths.child(root, name)
     except NameRefused:
         return
     assert path.parent == root and re.fullmatch(r"[a-z0-9][a-z0-9_-]{0,63}", name)

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from agent_forge.cli import evo
 from agent_forge.merge import output
 from agent_forge.phases.phase2_evomerge import prepare, staff
 from agent_forge.phases.phase2_evomerge.run import CACHE, JOURNAL
-from agent_forge.store import files, places
+from agent_forge.store import files, paths
+from agent_forge.track.progress import PlainProgress
 from tests.support.command_line import Forge, Patch, start
 from tests.support.evo_models import PARENTS, evo_line, evolved, family
 from tests.support.merge_models import make_models
@@ -41,7 +41,7 @@ def removing(gone: Path, event: str, count: int) -> Patch:
     """A patch: the folder is removed when an evolution tells of its count-th event of a kind."""
 
     def patch() -> None:
-        real, seen = evo._Watch.__call__, 0
+        real, seen = PlainProgress.__call__, 0
 
         def told(self: Any, record: dict[str, Any]) -> None:
             nonlocal seen
@@ -50,7 +50,7 @@ def removing(gone: Path, event: str, count: int) -> Patch:
                 shutil.rmtree(gone)
             real(self, record)
 
-        evo._Watch.__call__ = told  # type: ignore[method-assign]
+        PlainProgress.__call__ = told  # type: ignore[method-assign]
 
     return patch
 
@@ -214,7 +214,7 @@ def test_a_replay_is_refused_where_nothing_can_be_written(
 
 
 def test_looking_whether_a_folder_can_be_written_leaves_no_trace(tmp_path: Path) -> None:
-    places.require_writable(tmp_path / "a" / "b")
+    paths.require_writable(tmp_path / "a" / "b")
     assert not list(tmp_path.iterdir())
 
 

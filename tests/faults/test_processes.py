@@ -19,7 +19,7 @@ import torch
 from agent_forge.errors import Busy
 from agent_forge.store import files
 from agent_forge.store.checkpoint import CheckpointManager
-from agent_forge.store.models import ModelStorage
+from agent_forge.store.models import ModelStorage, load_directory
 from agent_forge.store.registry import WAL_LIMIT_BYTES, ModelRegistry
 from agent_forge.store.sessions import SessionStore
 from tests.support.toy_runs import exit_code, forked
@@ -62,9 +62,8 @@ def test_a_hundred_killed_saves_leave_a_hundred_loadable_models(sessions: Sessio
     for _ in range(100):
         kill_while_saving(sessions.root, chance.uniform(0, 0.02))
         unfinished += any(p.name[0] == "." for p in sessions.path("s1").rglob("*"))
-        weights, metadata = ModelStorage(sessions.root, sessions.registry).load_weights(
-            session_id="s1", phase_name="cognate"
-        )
+        row = sessions.registry.get_model(session_id="s1", phase_name="cognate")
+        weights, metadata, _ = load_directory(Path(row["model_path"]))
         assert (weights["w"] == metadata["n"]).all()
         with sessions.open("s1") as path:
             loaded = CheckpointManager(path / "checkpoints").load_checkpoint()

@@ -30,8 +30,8 @@ from agent_forge.pipeline.environment import prepare, snapshot
 from agent_forge.pipeline.orchestrator import PipelineOrchestrator
 from agent_forge.pipeline.stopping import Stopper
 from agent_forge.store import files
+from agent_forge.store.cleanup import SessionCleanupManager
 from agent_forge.store.registry import ModelRegistry
-from agent_forge.store.sessions import SessionCleanupManager
 from agent_forge.track.journal import read_lines
 from tests.support.fake_wandb import FakeWandb
 from tests.support.toy_runs import (

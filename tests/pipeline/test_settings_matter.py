@@ -24,7 +24,8 @@ from agent_forge.phases.handoffs import RULES
 from agent_forge.pipeline.config import load_config
 from agent_forge.pipeline.orchestrator import PipelineOrchestrator
 from agent_forge.store import files
-from agent_forge.store.sessions import SessionCleanupManager, SessionStore, plan_cleanup
+from agent_forge.store.cleanup import SessionCleanupManager, plan_cleanup
+from agent_forge.store.sessions import SessionStore
 from agent_forge.track.journal import read_lines
 from tests.support import cognate_settings, evomerge_settings
 from tests.support.fake_wandb import FakeWandb

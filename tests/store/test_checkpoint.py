@@ -16,7 +16,7 @@ from torch import nn
 from agent_forge.errors import DamagedFile, DiskFull, NotFound, TooNew
 from agent_forge.store import files
 from agent_forge.store.checkpoint import CheckpointManager
-from agent_forge.store.models import OVERHEAD_BYTES
+from agent_forge.store.tensors import OVERHEAD_BYTES
 from tests.support.pico import Pico
 
 
@@ -46,8 +46,7 @@ class Training:
             self.optimizer,
             epoch=step // 2,
             step=step,
-            metadata={"config_hash": "abc"},
-            cursor={"position": self.cursor},
+            metadata={"config_hash": "abc", "cursor": self.cursor},
             generators={"data": self.data},
             **more,
         )
@@ -55,9 +54,9 @@ class Training:
     def load(self, manager: CheckpointManager) -> int:
         checkpoint = manager.load_checkpoint()
         self.model.load_state_dict(checkpoint.model_state_dict)
-        self.optimizer.load_state_dict(checkpoint.optimizer_state_dict)
+        self.optimizer.load_state_dict(checkpoint.state["optimizer"])
         checkpoint.restore_generators({"data": self.data})
-        self.cursor = checkpoint.cursor["position"]
+        self.cursor = checkpoint.state["metadata"]["cursor"]
         return checkpoint.step
 
 
@@ -87,8 +86,8 @@ def test_the_metadata_and_epoch_come_back(tmp_path: Path) -> None:
     manager = CheckpointManager(tmp_path)
     Training().save(manager, 7)
     checkpoint = manager.load_checkpoint(tmp_path / "step_00000007")
-    assert (checkpoint.step, checkpoint.epoch, checkpoint.skipped) == (7, 3, ())
-    assert checkpoint.metadata == {"config_hash": "abc"}
+    assert (checkpoint.step, checkpoint.state["epoch"], checkpoint.skipped) == (7, 3, ())
+    assert checkpoint.state["metadata"]["config_hash"] == "abc"
     with pytest.raises(ValueError, match="do not fit"):
         checkpoint.restore_generators({})
 
@@ -97,15 +96,14 @@ def test_only_weights_are_required(tmp_path: Path) -> None:
     manager = CheckpointManager(tmp_path)
     manager.save_checkpoint({"w": torch.ones(2)})
     checkpoint = manager.load_checkpoint()
-    assert checkpoint.step == 0 and checkpoint.optimizer_state_dict == {}
+    assert checkpoint.step == 0 and checkpoint.state["optimizer"] == {}
     checkpoint.restore_generators()
 
 
-def test_the_last_and_the_best_are_kept_by_step_not_by_time(tmp_path: Path) -> None:
+def test_the_last_and_the_anchor_are_kept_by_step_not_by_time(tmp_path: Path) -> None:
     manager = CheckpointManager(tmp_path, keep_last=2)
-    scores = {1: 0.1, 2: 0.9, 10: 0.5, 20: 0.3, 30: 0.2}
-    for step, score in scores.items():
-        path = manager.save_checkpoint({"w": torch.ones(1)}, step=step, score=score)
+    for step in (1, 2, 10, 20, 30):
+        path = manager.save({"w": torch.ones(1)}, step=step, anchor=step <= 2)
         os.utime(path, (step, 100 - step))  # a copy or a restore changes file times
     assert [path.name for path in manager.steps()] == [
         "step_00000002",
@@ -206,7 +204,7 @@ def test_a_full_disk_drops_old_checkpoints_then_stops_with_the_last_good_one(
     manager = CheckpointManager(tmp_path, keep_last=4)
     state = {"w": torch.ones(1000)}
     for step in (1, 2, 3):
-        manager.save_checkpoint(state, step=step, score=-step)
+        manager.save(state, step=step, anchor=step == 1)
     damage(tmp_path / "step_00000003" / "state.json", "flip")
     each = files.tree_bytes(tmp_path / "step_00000001")
     room = OVERHEAD_BYTES + 12_000 + int(2.5 * each)
@@ -218,7 +216,8 @@ def test_a_full_disk_drops_old_checkpoints_then_stops_with_the_last_good_one(
         return [int(path.name[5:]) for path in manager.steps()]
 
     monkeypatch.setattr(files, "free_bytes", free)
-    manager.save_checkpoint(state, step=4)  # the damaged one goes; the best and the newest stay
+    # the damaged one goes; the anchor and the newest stay
+    manager.save(state, step=4, anchor=False)
     assert "older checkpoints were removed" in caplog.text and names() == [1, 2, 4]
     with pytest.raises(DiskFull):  # all of them together would not be enough: none goes
         manager.save_checkpoint({"w": torch.ones(10**6)}, step=5)
@@ -230,13 +229,6 @@ def test_a_full_disk_drops_old_checkpoints_then_stops_with_the_last_good_one(
     with pytest.raises(DiskFull) as caught:
         manager.save_checkpoint(state, step=7)
     assert caught.value.exit_code == 5 and manager.load_checkpoint().step == 6
-
-
-def test_a_score_that_is_not_finite_is_none(tmp_path: Path) -> None:
-    manager = CheckpointManager(tmp_path, keep_last=1)
-    for step, score in ((1, 0.5), (2, float("-inf")), (3, float("nan"))):
-        manager.save_checkpoint({"w": torch.ones(1)}, step=step, score=score)
-    assert [path.name for path in manager.steps()] == ["step_00000001", "step_00000003"]
 
 
 def test_a_renamed_checkpoint_is_not_another_step(tmp_path: Path) -> None:
@@ -253,7 +245,7 @@ def test_a_renamed_checkpoint_is_not_another_step(tmp_path: Path) -> None:
 def test_the_order_of_a_mapping_is_kept(tmp_path: Path) -> None:
     """A loop or a sum over it must not change on resume."""
     manager = CheckpointManager(tmp_path)
-    manager.save_checkpoint({"w": torch.ones(1)}, cursor={"z": 1, "a": {"y": 2, "b": 3}})
+    manager.save({"cursor": {"z": 1, "a": {"y": 2, "b": 3}}}, step=0)
     cursor = manager.load_checkpoint().cursor
     assert list(cursor) == ["z", "a"] and list(cursor["a"]) == ["y", "b"]
 
@@ -285,7 +277,7 @@ def test_the_optimizer_state_is_exact(tmp_path: Path) -> None:
     optimizer.step()
     manager = CheckpointManager(tmp_path)
     manager.save_checkpoint(layer, optimizer)
-    found = manager.load_checkpoint().optimizer_state_dict
+    found = manager.load_checkpoint().state["optimizer"]
     expected = optimizer.state_dict()
     assert found["param_groups"] == expected["param_groups"]
     for key, value in expected["state"][0].items():

@@ -47,7 +47,7 @@ def test_a_model_comes_back_as_it_was(storage: ModelStorage, pico: Pico) -> None
     ):
         assert torch.equal(model(tokens), pico(tokens))
         assert metadata["specialization"] == "reasoning"
-    weights, _ = storage.load_weights(model_id)
+    weights = load_directory(storage.find(model_id))[0]
     assert torch.equal(weights["layer.weight"], pico.layer.weight)
 
 
@@ -83,7 +83,7 @@ def test_the_card_shows_what_was_recorded(storage: ModelStorage, pico: Pico) -> 
     assert "| specialization | reasoning |" in card and "| loss/final | 2.5 |" in card
     assert "| accuracy | - |" in card and "| note\\|x | a b |" in card
     storage.save_model(pico, "s1", "cognate", "bare", {})
-    card = (storage.find(model_name="bare") / "README.md").read_text()
+    card = (storage.find("cognate.bare.s1") / "README.md").read_text()
     assert "Nothing was measured" in card
 
 
@@ -97,7 +97,7 @@ def test_saving_again_replaces_the_model(storage: ModelStorage, pico: Pico) -> N
     save(storage, pico)
     nn.init.zeros_(pico.layer.weight)
     save(storage, pico)
-    weights, _ = storage.load_weights("cognate.m1.s1")
+    weights = load_directory(storage.find("cognate.m1.s1"))[0]
     assert not weights["layer.weight"].any()
     assert len(storage.registry.search_models()) == 1
 
@@ -202,6 +202,6 @@ def test_a_model_loads_with_transformers(storage: ModelStorage, tmp_path: Path) 
     torch.manual_seed(0)
     llama = LlamaForCausalLM(config).eval()
     storage.save_model(llama, "s1", "cognate", "llama", {}, config=config.to_dict())
-    again = AutoModelForCausalLM.from_pretrained(storage.find(model_name="llama")).eval()
+    again = AutoModelForCausalLM.from_pretrained(storage.find("cognate.llama.s1")).eval()
     tokens = torch.tensor([[1, 2, 3]])
     assert torch.equal(again(tokens).logits, llama(tokens).logits)

@@ -14,14 +14,15 @@ from hypothesis import strategies as st
 from agent_forge.config.settings import CleanupSettings
 from agent_forge.errors import AlreadyExists, Busy, DamagedFile, HostileInput, NotFound, TooNew
 from agent_forge.store import files, lock
+from agent_forge.store.cleanup import DAY_S, SessionCleanupManager, plan_cleanup
 from agent_forge.store.models import ModelStorage
-from agent_forge.store.repair import repair_registry
 from agent_forge.store.sessions import (
     DAY_S,
     SessionCleanupManager,
     SessionStore,
     plan_cleanup,
     read_session,
+    repair_registry,
 )
 from tests.support.pico import Pico
 

@@ -22,8 +22,7 @@ from agent_forge.track import wandb_sink
 from agent_forge.track.journal import Journal, read_lines
 from agent_forge.track.logs import logging_to
 from agent_forge.track.progress import MODES, clock, describe, eta_s, make_progress
-from agent_forge.track.sampler import Sampler, sample
-from agent_forge.track.tracker import Tracker, last_metrics
+from agent_forge.track.tracker import Sampler, Tracker, last_metrics, sample
 from agent_forge.track.wandb_sink import WandbSink
 from tests.support.fake_wandb import FakeWandb
 from tests.support.polling import until
@@ -195,8 +194,7 @@ def step(n: int) -> dict[str, Any]:
 
 
 def test_the_time_left_follows_the_pace_of_this_process() -> None:
-    assert eta_s(10, 10, 100, 5) is None
-    assert eta_s(10, 40, 100, 30) == 60  # what an earlier process did does not count
+    assert eta_s(5, 0, 90) is None and eta_s(30, 30, 60) == 60
     assert [clock(s) for s in (None, 0, 59.6, 3723)] == ["-", "0:00", "1:00", "1:02:03"]
 
 
@@ -216,6 +214,60 @@ def test_plain_lines_come_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
         "toy step 40/100, ETA 1:00",
         "toy: phase completed (seconds 1.5)",
     ]
+
+
+def test_the_time_left_is_that_of_the_whole_phase(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(progress_module.time, "monotonic", lambda: now)
+    out = io.StringIO()
+    with make_progress("json", out) as display:
+        display({"event": "phase_started", "phase": "toy"})
+        display({**LOOP, "phase": "toy", "name": "toy a", "first": 100})  # done before a kill
+        display({**LOOP, "phase": "toy", "name": "toy b", "first": 50})
+        now = 20.0
+        display({**step(60), "stage": "b", "done": 160, "left": 240})
+        assert json.loads(out.getvalue().splitlines()[-1])["eta_s"] == 20 * 240 / 10
+        now = 30.0
+        display({**LOOP, "phase": "other", "name": "other"})
+        now = 35.0
+        display({**step(20), "phase": "other"})
+    assert json.loads(out.getvalue().splitlines()[-1])["eta_s"] == 5 * 80 / 10
+
+
+def test_a_merge_is_told_in_bytes_and_an_evolution_as_a_table(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(progress_module.time, "monotonic", lambda: now)
+    out, bars = io.StringIO(), io.StringIO()
+    generation = {"event": "generation", "generation": 0, "generations": 3, "best": 0.5}
+    generation |= {"mean": None, "diversity": None, "cache_hits": 1, "origin": "combo 2"}
+    candidate = {"event": "candidate", "key": "0123456789", "problem": None, "seconds": 1.25}
+    with make_progress("plain", out) as plain, make_progress("bars", bars) as drawn:
+        for display in (plain, drawn):
+            now = 0.0
+            display({"event": "loop", "name": "merge", "first": 0})
+            now = 2.0
+            for done in (10**6, 2 * 10**6):
+                told = {"event": "step", "phase": "merge", "unit": "bytes", "step": done}
+                display({**told, "total": 2 * 10**6})
+            for record in (candidate, {**candidate, "problem": "NaN"}, generation, generation):
+                display(record)
+            now = 14.0
+            display({"event": "begun"})
+            display(candidate)
+            display({"event": "verdict", "model": "champion"})
+    assert out.getvalue().splitlines() == [
+        "merge 2.0 MB of 2.0 MB, 1.0 MB/s, ETA 0:00",
+        "a candidate takes about 1.2 s",
+        "  candidate 01234567 failed: NaN",
+        "  gen  best    mean    diversity  hits    ETA  champion",
+        "    0  0.5000  nan      0.000     1   0:06  combo 2",
+        "    0  0.5000  nan      0.000     1   0:06  combo 2",
+        "  3 candidates measured",
+        "measuring champion on unseen items",
+    ]
+    assert "2.0 MB of 2.0 MB" in bars.getvalue() and "combo 2" in bars.getvalue()
 
 
 def test_json_lines_are_json() -> None:

@@ -35,7 +35,7 @@ from agent_forge.model.weights import (
 from agent_forge.search.candidate import Candidate
 from agent_forge.search.operators import generator
 from agent_forge.store import files
-from agent_forge.store.tensors import Spec, write_tensors
+from agent_forge.store.tensors import Spec, first_not_finite, write_tensors
 
 BASE, MEAN = "base", "mean"  # where task vectors start; the mean where no base is given
 METHODS = {"linear": "task_arithmetic"}  # of a blend, where a recipe calls it otherwise
@@ -131,8 +131,7 @@ class CandidateWeights:
         for name, tensor in self.tensors(key):
             if name not in targets:
                 raise ConfigError(f"the network has no {name}")
-            if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
-                raise NotFinite(f"{name} of candidate {key[:8]} holds NaN or infinity")
+            _require_finite(key, {name: tensor})
             targets[name].copy_(tensor)
             flat = tensor.detach().contiguous().reshape(-1)
             found[name] = hashlib.sha256(flat.view(torch.uint8).numpy().data).hexdigest()
@@ -174,9 +173,7 @@ class CandidateWeights:
     def weights(self, key: str) -> Weights:
         """A candidate as weights that can be written; all of it is in memory."""
         made = dict(self.tensors(key))
-        for name, tensor in made.items():
-            if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
-                raise NotFinite(f"{name} of candidate {key[:8]} holds NaN or infinity")
+        _require_finite(key, made)
         first, layers = self.parents[0], self.layers_of(key)
         config = first.config if layers is None else with_layers(first.config, layers)
         return Weights(self.specs_of(key), made.__getitem__, config=config, folder=first.folder)
@@ -360,6 +357,11 @@ class CandidateWeights:
 
     def _recipe(self, method: str, refs: Sequence[str]) -> Recipe:
         return Recipe(merge_method=method, models=[ModelInput(model=ref) for ref in refs])
+
+
+def _require_finite(key: str, tensors: Mapping[str, Tensor]) -> None:
+    if bad := first_not_finite(tensors):
+        raise NotFinite(f"{bad} of candidate {key[:8]} holds NaN or infinity")
 
 
 def _sampled(tensors: Iterable[tuple[str, Tensor]], specs: Mapping[str, Spec]) -> np.ndarray:

@@ -45,7 +45,7 @@ from agent_forge.phases.phase2_evomerge.staff import crew_of
 from agent_forge.search.candidate import Candidate
 from agent_forge.search.candidate import lineage as ancestors
 from agent_forge.search.settings import ACTS_IN
-from agent_forge.store import files, lock, places
+from agent_forge.store import files, lock, paths
 
 CHAMPION = "champion"
 GIVEN = "parent_"  # begins the folders of networks that were given in memory
@@ -221,7 +221,7 @@ def resumed(place: Path, gens: int | None, minutes: float | None, sets: Sequence
             f"{folder} runs a fitness of its own for every candidate: {fitness!r}",
             hint=f"if it is yours: forge evo {again}",
         )
-    places.require_writable(folder)
+    paths.require_writable(folder)
     begun = {**EvoMergeSettings.BEFORE, **record["settings"]}
     update: dict[str, Any] = {"generations": gens, "time_budget_minutes": minutes}
     changed = {name: value for name, value in update.items() if value is not None}
@@ -297,7 +297,7 @@ def replay(lineage: Path, target: Path, progress: ProgressCallback | None = None
     """Make a champion again from its lineage; returns the sha256 of its weights."""
     if target.exists():
         raise AlreadyExists(f"{target} exists", hint="name a folder that does not")
-    places.require_writable(target.parent)
+    paths.require_writable(target.parent)
     record, known = _lineage(lineage)
     sources = record["models"]
     parents = [source["model"] for source in sources]
@@ -306,7 +306,7 @@ def replay(lineage: Path, target: Path, progress: ProgressCallback | None = None
         if weights.sha256() != source["sha256"]:
             raise ConfigError(f"{weights.label} is not the model that the lineage names")
     own = f"{files.TEMP}{secrets.token_hex(4)}-{target.name}.weights"
-    scratch = places.nearest(target.parent) / own
+    scratch = paths.nearest_folder(target.parent) / own
     try:
         with _as_damage(lineage):
             made = CandidateWeights(models, base, known, scratch).weights(record["key"])
@@ -376,7 +376,7 @@ def refuse_place(folder: Path, models: Sequence[str]) -> None:
     strange = sorted(n for n in names - {lock.LOCK_FILE, CACHE} if not n.startswith((GIVEN, ".")))
     if strange and not names & {BEGUN, JOURNAL}:
         raise ConfigError(f"{folder} is no evolution and holds {strange[0]}", hint=other)
-    places.require_writable(folder)
+    paths.require_writable(folder)
 
 
 def _refuse_fewer(folder: Path, generations: int) -> None:

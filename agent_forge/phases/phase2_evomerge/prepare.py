@@ -22,6 +22,7 @@ from agent_forge.phases.phase2_evomerge.fitness import (
     FunctionFitness,
     is_function,
 )
+from agent_forge.store.tensors import first_not_finite
 
 
 def open_parents(refs: Sequence[str], base_ref: str | None) -> tuple[list[Weights], Weights | None]:
@@ -61,10 +62,8 @@ def _on(
 
 
 def _refuse_damaged(weights: Weights) -> None:
-    for name in weights:
-        tensor = weights[name]
-        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
-            raise DamagedFile(weights.label, f"{name} holds NaN or infinity", hint="fetch it again")
+    if bad := first_not_finite(weights):
+        raise DamagedFile(weights.label, f"{bad} holds NaN or infinity", hint="fetch it again")
 
 
 def _subject(first: Weights) -> ModelUnderTest:

@@ -10,7 +10,7 @@ from agent_forge.config.load import did_you_mean
 from agent_forge.config.phases import phase_folder
 from agent_forge.errors import ConfigError, NotFound
 from agent_forge.phases.phase1_cognate import NAMES
-from agent_forge.store.names import SAFE_NAME
+from agent_forge.store.paths import SAFE_NAME
 from agent_forge.store.sessions import SessionStore
 
 KNOWN = {

@@ -37,7 +37,7 @@ from agent_forge.phases.phase2_evomerge.evomerge import _losses
 from agent_forge.phases.phase2_evomerge.fitness import FunctionFitness
 from agent_forge.phases.phase2_evomerge.run import JOURNAL
 from agent_forge.store import files
-from agent_forge.store.models import ModelStorage
+from agent_forge.store.models import ModelStorage, load_directory
 from tests.support.command_line import Forge
 from tests.support.eval_models import own_model
 from tests.support.evo_models import FEW, WEIGHTS_FILE, family, files_of, job, journal, three
@@ -331,7 +331,7 @@ def test_nan_is_damage_everywhere(
         save_file(state, bad / WEIGHTS_FILE, {"format": "pt"})
     else:
         bad = own_model(storage, "bad", 0)
-        state, _ = storage.load_weights("cognate.bad.s1")
+        state = load_directory(bad)[0]
         next(iter(state.values())).view(-1)[3] = math.inf
         tokens = [p for p in bad.iterdir() if "token" in p.name]
         kept = {p.name: p.read_bytes() for p in tokens}

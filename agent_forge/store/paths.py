@@ -1,12 +1,15 @@
-"""Names and places: what may be a name, and where in the storage root things live."""
+"""What may be a name, where things live below the storage root, and what can be written to."""
 
 from __future__ import annotations
 
+import os
 import re
+import secrets
 from pathlib import Path
 
 from agent_forge.config.phases import phase_folder
-from agent_forge.errors import HostileInput, NameRefused
+from agent_forge.errors import CannotWrite, HostileInput, NameRefused
+from agent_forge.store import files
 
 SAFE_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 RESERVED = re.compile(r"con|prn|aux|nul|com[0-9]|lpt[0-9]")  # device names on Windows
@@ -14,7 +17,7 @@ CHECKPOINTS = "checkpoints"  # folder beside the models of a phase
 
 
 def safe_name(name: str, kind: str = "name") -> str:
-    """Return the name if it can be one path segment on every system, and nothing more."""
+    """Return the name if it can be one path segment on every system."""
     if not SAFE_NAME.fullmatch(name) or RESERVED.fullmatch(name):
         raise NameRefused(
             f"{kind} {name!r} is not allowed",
@@ -24,7 +27,7 @@ def safe_name(name: str, kind: str = "name") -> str:
 
 
 def child(root: Path, *names: str) -> Path:
-    """The path root/names...; every name is safe and no link on the way leads elsewhere."""
+    """Return root/names...; every name is safe and no link on the way leads elsewhere."""
     path = root
     for name in names:
         path = refuse_link(path / safe_name(name))
@@ -32,23 +35,38 @@ def child(root: Path, *names: str) -> Path:
 
 
 def refuse_link(path: Path) -> Path:
-    """Return the path unless it is a link: inside the storage root there are none of ours."""
+    """Return the path unless it is a link: we make none inside the storage root."""
     if path.is_symlink():
         raise HostileInput(f"{path} is a link; the store follows none", hint="remove the link")
     return path
 
 
 def model_id_for(session_id: str, phase_name: str, model_name: str) -> str:
-    """One id per place, so that saving the same model again after a crash changes no name.
-
-    No name has a dot in it, so no two places share an id.
-    """
+    """Return one id per place: saving a model again keeps its id, and dots keep places apart."""
     return f"{phase_name}.{model_name}.{session_id}"
 
 
 def model_directory(root: Path, session_id: str, phase_name: str, model_name: str) -> Path:
-    """Where a model lives: storage/sessions/<session>/<phase folder>/<model>."""
+    """Return where a model lives: storage/sessions/<session>/<phase folder>/<model>."""
     if model_name == CHECKPOINTS:
         raise NameRefused(f"a model cannot be named {model_name!r}: its checkpoints live there")
     folder = phase_folder(safe_name(phase_name, "phase"))
     return child(root, "sessions", session_id, folder, model_name)
+
+
+def nearest_folder(folder: Path) -> Path:
+    """Return the folder itself, or the nearest above it that exists."""
+    while not folder.is_dir() and folder != folder.parent:
+        folder = folder.parent
+    return folder
+
+
+def require_writable(folder: Path) -> None:
+    """Refuse a folder that could not be written; the probe leaves no trace."""
+    there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    if not there.is_dir():
+        raise CannotWrite(folder, f"{there} is not a folder")
+    probe = nearest_folder(folder) / f"{files.TEMP}{secrets.token_hex(4)}-probe"
+    with files.disk_errors(folder):
+        os.close(files.disk.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
+        files.disk.remove(probe)

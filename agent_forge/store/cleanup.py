@@ -1,0 +1,147 @@
+"""Which old sessions are removed, and when.
+
+What to remove is decided by a pure function over (sessions, policy, now); `SessionCleanupManager`
+carries it out.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from agent_forge.config.settings import CleanupSettings
+from agent_forge.errors import Busy, ForgeError
+from agent_forge.store import files, lock
+from agent_forge.store.sessions import SessionStore
+
+DAY_S = 86_400
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Removal:
+    """A session that is to be removed, and why."""
+
+    session_id: str
+    reason: str
+    bytes: int = 0
+    end_time: float | None = None
+
+
+def plan_cleanup(
+    sessions: Sequence[Mapping[str, Any]],
+    policy: CleanupSettings,
+    now: float,
+    *,
+    keep: Collection[str] = (),
+    age_days: float | None = None,
+    failed: bool = False,
+    everything: bool = False,
+) -> list[Removal]:
+    """Return the sessions to remove. Running ones and those in `keep` always stay.
+
+    By policy: completed and failed ones past their age, then the oldest beyond the total. Paused
+    and interrupted sessions can be resumed and only go by the total. `age_days` replaces both
+    ages, `failed` takes all failed ones, `everything` takes all that are not running or kept.
+    """
+    asked = age_days is not None or failed or everything
+    max_age = {
+        "completed": policy.max_session_age_days if age_days is None else age_days,
+        "failed": policy.max_failed_session_age_days if age_days is None else age_days,
+    }
+    reasons: dict[str, str] = {}
+    free = [s for s in sessions if s["status"] != "running" and s["session_id"] not in keep]
+    for session in free:
+        status = session["status"]
+        age = (now - (session["end_time"] or session["start_time"])) / DAY_S
+        by_age = (not asked or age_days is not None) and age > max_age.get(status, float("inf"))
+        if everything:
+            reasons[session["session_id"]] = "all were asked for"
+        elif failed and status == "failed":
+            reasons[session["session_id"]] = "failed"
+        elif by_age:
+            reasons[session["session_id"]] = f"{status} {age:.0f} days ago"
+    if not asked:
+        excess = len(sessions) - len(reasons) - policy.max_sessions_total
+        left = [s for s in free if s["session_id"] not in reasons]
+        for session in sorted(left, key=lambda s: s["start_time"])[: max(0, excess)]:
+            reasons[session["session_id"]] = f"more than {policy.max_sessions_total} sessions"
+    ends = {session["session_id"]: session["end_time"] for session in sessions}
+    return [Removal(name, reason, end_time=ends[name]) for name, reason in reasons.items()]
+
+
+class SessionCleanupManager:
+    """Carries out the policy: on request, at start-up and after a session completes."""
+
+    def __init__(self, sessions: SessionStore, policy: CleanupSettings) -> None:
+        self.sessions = sessions
+        self.policy = policy
+        self.kept: list[tuple[str, ForgeError]] = []
+
+    def plan(self, **which: Any) -> list[Removal]:
+        """Return what would be removed now, with its bytes; for `which` see plan_cleanup."""
+        rows: list[dict[str, Any]] = []
+        for row in self.sessions.registry.get_all_sessions():
+            status = self.sessions.status(row)
+            if status == "missing":  # an unmounted disk, perhaps: it goes when its time has come
+                status = "interrupted" if row["status"] == "running" else row["status"]
+            try:
+                self.sessions.path(row["session_id"])
+                rows.append({**row, "status": status})
+            except ForgeError as error:
+                self.kept.append((row["session_id"], error))
+        chosen = plan_cleanup(rows, self.policy, time.time(), **which)
+        size = {r.session_id: files.tree_bytes(self.sessions.path(r.session_id)) for r in chosen}
+        return [replace(removal, bytes=size[removal.session_id]) for removal in chosen]
+
+    def remove(self, removals: Sequence[Removal]) -> list[Removal]:
+        """Remove sessions and return those that are gone; `kept` tells which stayed and why."""
+        gone: list[Removal] = []
+        with self.sessions.changing():
+            for removal in removals:
+                try:
+                    if self._remove(removal):
+                        gone.append(removal)
+                except ForgeError as error:
+                    log.warning("%s stays: %s", removal.session_id, error)
+                    self.kept.append((removal.session_id, error))
+        return gone
+
+    def _remove(self, removal: Removal) -> bool:
+        path = self.sessions.path(removal.session_id)
+        there = path.exists()
+        if there:
+            with lock.exclusive(path):
+                row = self.sessions.registry.get_session_status(path.name)
+                if row["end_time"] != removal.end_time:
+                    raise Busy(f"session {path.name} was resumed meanwhile")
+                files.remove_tree(path, self.sessions.root / "sessions")
+        return self.sessions.registry.delete_session(path.name) or there
+
+    def cleanup_old_sessions(self, *, keep: Collection[str] = ()) -> list[Removal]:
+        """Remove what the policy no longer wants; nothing if automatic cleaning is off."""
+        if not self.policy.auto_cleanup_enabled:
+            return []
+        gone = self.remove(self.plan(keep=keep))
+        for removal in gone:
+            log.warning("old session %s was removed: %s", removal.session_id, removal.reason)
+        return gone
+
+    def auto_cleanup_on_session_complete(self, session_id: str) -> list[Removal]:
+        """Mark a session completed, then clean up."""
+        self.sessions.set_status(session_id, "completed")
+        return self.tidy_up(session_id)
+
+    def tidy_up(self, session_id: str) -> list[Removal]:
+        """After a session has completed: tend the database every N sessions, and clean."""
+        if self.sessions.registry.count_completed() % self.policy.checkpoint_every_n_sessions == 0:
+            self.checkpoint_and_vacuum()
+        return self.cleanup_old_sessions(keep={session_id})
+
+    def checkpoint_and_vacuum(self) -> int:
+        """Empty the write-ahead log and give free pages back; return the bytes reclaimed."""
+        self.sessions.registry.checkpoint_wal()
+        return self.sessions.registry.vacuum_incremental()

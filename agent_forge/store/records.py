@@ -1,0 +1,155 @@
+"""What is recorded: session.json, metadata.json, a handoff, and the tables of the registry.
+
+A phase adds its own keys to a model's metadata (specialization, fitness, compression_ratio ...);
+the handoff rules of the next phase say which of them it needs. All times are UTC epoch seconds.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal, TypedDict
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from agent_forge.errors import DamagedFile
+from agent_forge.store import files
+
+STATUSES = ("running", "completed", "failed", "paused")
+# The registry's schema in numbered steps; `PRAGMA user_version` counts those that a database has
+# seen. A step that was released is never edited. Differences from the specification: times are
+# UTC epoch seconds, references cascade, and a handoff's target model may be unknown (the handoff
+# is checked before the target phase has made one).
+MIGRATIONS: tuple[tuple[str, ...], ...] = (
+    (
+        """CREATE TABLE sessions (
+            session_id TEXT PRIMARY KEY,
+            pipeline_config_json TEXT NOT NULL,
+            start_time REAL NOT NULL,
+            end_time REAL,
+            status TEXT NOT NULL CHECK (status IN ('running', 'completed', 'failed', 'paused')),
+            current_phase TEXT,
+            progress_percent REAL NOT NULL CHECK (progress_percent BETWEEN 0 AND 100),
+            tags TEXT NOT NULL
+        )""",
+        """CREATE TABLE models (
+            model_id TEXT PRIMARY KEY,
+            session_id TEXT NOT NULL REFERENCES sessions ON DELETE CASCADE,
+            phase_name TEXT NOT NULL,
+            model_name TEXT NOT NULL,
+            model_path TEXT NOT NULL,
+            size_mb REAL,
+            parameters INTEGER,
+            created_at REAL NOT NULL,
+            metadata_json TEXT NOT NULL,
+            tags TEXT NOT NULL
+        )""",
+        "CREATE INDEX idx_session ON models (session_id)",
+        "CREATE INDEX idx_phase ON models (phase_name)",
+        "CREATE INDEX idx_created ON models (created_at)",
+        """CREATE TABLE phase_handoffs (
+            handoff_id TEXT PRIMARY KEY,
+            source_phase TEXT NOT NULL,
+            target_phase TEXT NOT NULL,
+            source_model_id TEXT NOT NULL REFERENCES models ON DELETE CASCADE,
+            target_model_id TEXT REFERENCES models ON DELETE CASCADE,
+            handoff_timestamp REAL NOT NULL,
+            validation_status TEXT NOT NULL
+                CHECK (validation_status IN ('passed', 'failed', 'pending')),
+            validation_metrics_json TEXT NOT NULL
+        )""",
+        "CREATE INDEX idx_source ON phase_handoffs (source_model_id)",
+        "CREATE TABLE upkeep (completed_sessions INTEGER NOT NULL)",
+        "INSERT INTO upkeep VALUES (0)",
+    ),
+)
+
+
+class SessionRow(TypedDict):
+    """A row of the table `sessions`."""
+
+    session_id: str
+    pipeline_config_json: str
+    start_time: float
+    end_time: float | None
+    status: str
+    current_phase: str | None
+    progress_percent: float
+    tags: list[str]
+
+
+class ModelRow(TypedDict):
+    """A row of the table `models`; the path is absolute or relative to the working directory."""
+
+    model_id: str
+    session_id: str
+    phase_name: str
+    model_name: str
+    model_path: str
+    size_mb: float | None
+    parameters: int | None
+    created_at: float
+    metadata: dict[str, Any]
+    tags: list[str]
+
+
+class HandoffRecord(BaseModel):
+    """One offer of a model to the next phase, with what was measured and the outcome."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+    handoff_id: str
+    source_phase: str
+    target_phase: str
+    source_model_id: str
+    target_model_id: str | None = Field(None, description="known once the target phase is done")
+    handoff_timestamp: float = Field(description="UTC epoch seconds")
+    validation_status: Literal["passed", "failed", "pending"]
+    validation_metrics: dict[str, Any] = Field(description="the measured values that were judged")
+
+
+class SessionRecord(BaseModel):
+    """session.json of a run directory."""
+
+    model_config = ConfigDict(extra="allow", frozen=True, strict=True, allow_inf_nan=False)
+
+    schema_version: Literal[1] = 1
+    session_id: str
+    created_at: float = Field(description="UTC epoch seconds")
+    ended_at: float | None = Field(None, description="UTC epoch seconds")
+    status: Literal["running", "completed", "failed", "paused"]
+    config: dict[str, Any] = Field(description="the resolved config")
+    tags: list[str]
+
+
+class ModelMetadata(BaseModel):
+    """metadata.json of a model directory."""
+
+    model_config = ConfigDict(
+        extra="allow", frozen=True, strict=True, allow_inf_nan=False, protected_namespaces=()
+    )
+
+    schema_version: Literal[1] = 1
+    model_id: str = Field(description="phase, name and session; unique in a registry")
+    session_id: str = Field(description="the run that made the model")
+    phase_name: str = Field(description="the phase that made it")
+    model_name: str = Field(description="its name within the phase")
+    created_at: float = Field(description="UTC epoch seconds")
+    parameters: int = Field(ge=0, lt=2**63, description="number of weights; tied ones count once")
+    tags: list[str] = Field(default_factory=list, description="for finding it again")
+    size_mb: float = Field(ge=0, description="10^6 bytes of model.safetensors on disk")
+    sha256: str = Field(description="of model.safetensors")
+    tied_weights: dict[str, str] = Field(
+        default_factory=dict, description="name -> name of the weight whose memory it shares"
+    )
+
+
+def read_metadata(path: Path) -> ModelMetadata:
+    """Return metadata.json of a model directory, checked for its form."""
+    place = path / "metadata.json"
+    record = files.read_json(place)
+    if isinstance(record, dict):
+        files.refuse_newer(place, record)
+    try:
+        return ModelMetadata.model_validate(record)
+    except ValidationError as error:
+        raise DamagedFile(place, f"not the metadata of a model ({error})") from error

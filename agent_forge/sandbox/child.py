@@ -7,6 +7,7 @@ gives readable refusals, and is the fence where the kernel has none.
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]  # signal would load enum, which takes longer
 import _thread
 import marshal
 import os
@@ -274,6 +275,11 @@ def report(kind: type[BaseException], error: BaseException, trace: TracebackType
 
 
 def main() -> None:
+    for number in (
+        _signal.SIGTERM,
+        _signal.SIGHUP,
+    ):  # of a shutdown: the caller decides
+        _signal.signal(number, _signal.SIG_IGN)
     request = read_request()
     limits, plan, folder = request["limits"], request["plan"], os.path.realpath(".")
     os.environ.clear()

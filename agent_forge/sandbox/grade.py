@@ -21,7 +21,8 @@ class GradeResult:
 
     @property
     def ok(self) -> bool:
-        return all(self.passed)
+        """True if every test passed; without any test nothing is shown."""
+        return bool(self.passed) and all(self.passed)
 
 
 def check(

@@ -44,10 +44,12 @@ class Closed(BaseException):
 class Peer:
     """One end of the wire. `serves` are the operations that the other end may ask for."""
 
-    def __init__(self, reading: int, writing: int, serves: set[str]) -> None:
+    def __init__(
+        self, reading: int, writing: int, serves: set[str], kind: type[Remote] | None = None
+    ) -> None:
         self.reader, self.writing, self.serves = os.fdopen(reading, "rb"), writing, serves
+        self.kind = kind or Remote  # of the other end's objects
         self.mine: list[Any] = []
-        self.theirs: dict[int, Remote] = {}
         self.names: dict[str, Any] = {}
 
     def send(self, *message: Any) -> None:
@@ -133,9 +135,7 @@ class Peer:
             return {self.decode(key): self.decode(item) for key, item in value}
         if kind == "yours":
             return self.mine[value]
-        if value not in self.theirs:
-            self.theirs[value] = Remote(self, value)
-        return self.theirs[value]
+        return self.kind(self, value)
 
 
 class Remote:
@@ -177,6 +177,20 @@ class Remote:
         return self._ask("repr")
 
 
+class Unproven(Remote):
+    """An object of the answer, which could say of any two of its objects that they are equal.
+
+    To compare two of them, or to put one in a set, is therefore an error.
+    """
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Remote):
+            raise TypeError("objects of the answer cannot be compared: compare plain values")
+        return NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]
+
+
 def index_of(remote: Remote) -> Any:
     return object.__getattribute__(remote, "_index")
 
@@ -211,7 +225,7 @@ def judge(reading: int, writing: int, setup: str, tests: list[str]) -> None:
     Names of the setup, builtins and modules of the standard library are the judge's own. Classes
     of the setup live with the answer, so that instances can be handed to it.
     """
-    peer, verdicts = Peer(reading, writing, {"call"}), os.dup(1)
+    peer, verdicts = Peer(reading, writing, {"call"}, Unproven), os.dup(1)
     sys.stdout = io.StringIO()
     names: dict[str, Any] = {"__name__": "__main__"}
     exec(compile(setup, "<setup>", "exec", dont_inherit=True), names)  # noqa: S102

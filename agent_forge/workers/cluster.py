@@ -108,6 +108,7 @@ def _connect(plan: dict[str, Any], folder: str) -> dict[str, float]:
         logging_level=logging.ERROR,
         **({} if plan["address"] else own),
     )
+    worker.ignore_stop_signals()  # Ray has put a handler of its own in place
     has: dict[str, float] = ray.cluster_resources()
     return has
 
@@ -131,6 +132,10 @@ def _forward(lines: worker.Lines, tasks: worker.Lines, say: Callable[..., None])
 
 class Actor:
     """A worker of the cluster; it is told what to build, so that a failure of that has a name."""
+
+    def __init__(self) -> None:
+        with contextlib.suppress(ValueError):  # Ray did not start it in a main thread
+            worker.ignore_stop_signals()
 
     def prepare(self, make: str, arguments: dict[str, Any], threads: int) -> str:
         self.threads = threads

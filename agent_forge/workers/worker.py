@@ -74,9 +74,16 @@ def _read(inward: IO[bytes], lines: Lines) -> None:
     os._exit(0)
 
 
+def ignore_stop_signals() -> None:
+    """Leave it to the caller when to stop: a shutdown signals every process of a run at once."""
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
+
+
 def main() -> None:
     """Take the pipes for the caller alone: what the work prints goes to stderr."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller decides when to stop
+    ignore_stop_signals()
     inward, outward = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)

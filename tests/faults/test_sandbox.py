@@ -748,6 +748,10 @@ def test_each_test_is_judged() -> None:
     assert check("def f(x): return x + x", SQUARE).passed == (True, False, False)
 
 
+def test_no_test_is_no_proof() -> None:
+    assert not check("def f(x): return x", []).ok
+
+
 WRITES_TO_ALL = """
 import os
 def f(x):
@@ -899,3 +903,43 @@ def test_a_callback_is_called_and_no_more() -> None:
         "def f(g):\n  try: return g.__globals__\n  except Exception as e: return type(e).__name__"
     )
     assert check(code, ["assert f(lambda: 1) == 'PermissionError'"]).ok
+
+
+POINT = """
+class Point:
+    def __init__(self, x, y): self.x, self.y = x, y
+    def __eq__(self, other): return (self.x, self.y) == (other.x, other.y)
+"""
+SAME_INDEX = """
+import sys
+frame, wires = sys._getframe(), []
+while not wires:
+    frame = frame.f_back
+    wires = [v for v in frame.f_locals.values() if hasattr(v, "encode") and hasattr(v, "decode")]
+wire = wires[0]
+old = wire.encode
+wire.encode = lambda value: {"mine": 10**6} if isinstance(value, Point) else old(value)
+def f(x): return Point(0, 0)
+"""
+SINGLETON = """
+class Point:
+    one = object()
+    def __new__(cls, *args): return cls.one
+def f(x): return Point()
+"""
+
+
+@pytest.mark.parametrize("code", [SAME_INDEX, SINGLETON, "def f(x): return Point(x, x + 1)"])
+def test_objects_of_the_answer_are_never_equal(code: str) -> None:
+    """The answer says which of its objects are the same one, so nothing follows from it."""
+    tests = ["assert f(3) == Point(3, 4)", "assert [f(1)] == [Point(1, 2)]"]
+    tests += ["assert f(1) in (Point(1, 2),)", "assert {f(1)} == {Point(1, 2)}"]
+    tests += ["assert f(1) is Point(1, 2)", "assert f(1) != Point(9, 9)", "assert f is f(1)"]
+    tests += ["assert {f(1)} != {Point(9, 9)}", "assert f(1) is not None != f(1)"]
+    assert check(code, tests, setup=POINT).passed == (False,) * 8 + (True,)
+
+
+def test_a_shutdown_does_not_fail_an_answer() -> None:
+    """It signals every process at once; the caller goes on until it has saved."""
+    code = "import os, signal\nfor n in (signal.SIGTERM, signal.SIGHUP): os.kill(os.getpid(), n)"
+    assert run(code + "\nprint(1)").stdout == "1\n"

@@ -359,7 +359,8 @@ def test_an_interrupt_reaches_the_caller_alone(kind: str, tmp_path: Path) -> Non
     with caller(kind, tmp_path) as (process, pids):
         if kind == "processes":
             for pid in pids:
-                os.kill(pid, signal.SIGINT)
+                for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                    os.kill(pid, number)
             time.sleep(0.3)
             assert all(map(alive, pids))
         process.send_signal(signal.SIGINT)

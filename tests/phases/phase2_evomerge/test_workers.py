@@ -74,6 +74,22 @@ def test_a_killed_worker_costs_its_candidate(
     assert champion(again.folder) == champion(there.folder)
 
 
+def test_a_shutdown_that_reaches_the_workers_costs_no_candidate(tmp_path: Path) -> None:
+    """systemd signals every process of a service; what the run journals then is kept for ever."""
+    signalled: set[int] = set()
+
+    def watch(event: dict[str, Any]) -> None:
+        if event["event"] == "candidate" and not signalled:
+            signalled.update(child.pid for child in psutil.Process().children(recursive=True))
+            for pid in signalled:
+                for number in (signal.SIGTERM, signal.SIGHUP):
+                    os.kill(pid, number)
+
+    there = evolve(job(tmp_path / "signalled", workers=2), listen=watch)
+    assert len(signalled) >= 2 and not [r for r in journal(there.folder) if r["problem"]]
+    assert outcome(there.folder) == outcome(evolve(job(tmp_path / "alone", workers=1)).folder)
+
+
 def test_a_fitness_that_raises_in_a_worker_stops_it_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

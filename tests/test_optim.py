@@ -183,7 +183,7 @@ def test_it_learns() -> None:
         optimizer.zero_grad()
         loss.total.backward()
         optimizer.step()
-        losses.append(loss.per_step[-1])
+        losses.append(loss.values["loss"])
     assert losses[-1] < 1.0 < 6.0 < losses[0]
 
 

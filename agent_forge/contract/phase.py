@@ -17,17 +17,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
-from agent_forge.contract.decisions import Decisions
 from agent_forge.contract.metrics import find_metric
-from agent_forge.errors import ConfigError, Interrupted, NotFinite, NotFound
-from agent_forge.store import names
-from agent_forge.store.checkpoint import (
-    CheckpointManager,
-    capture_generators,
-    restore_generators,
-)
+from agent_forge.contract.replay import Decisions, Measurements
+from agent_forge.errors import ConfigError, DamagedFile, Interrupted, NotFinite, NotFound
+from agent_forge.store import files, names
+from agent_forge.store.checkpoint import CheckpointManager, capture_generators, restore_generators
 from agent_forge.store.metadata import read_metadata
 from agent_forge.store.models import ModelStorage, load_directory
 from agent_forge.store.names import CHECKPOINTS, model_id_for
@@ -40,6 +36,10 @@ if TYPE_CHECKING:
 
 
 log = logging.getLogger(__name__)
+Piece = TypeVar("Piece")
+STATE_FILE = "state.json"  # the record of a phase, in its folder
+NAMED_MODELS = "named_models"  # the artifact with the models that are handed over by name
+GENTLER = "settings that learn more gently need a new run"
 
 
 @dataclass
@@ -67,6 +67,7 @@ class PhasePlan:
     disk_bytes: int = 0
     memory_bytes: int = 0
     notes: tuple[str, ...] = ()
+    work: int = 0  # all of the phase, in the time of a step; 0 = its steps are all
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,21 @@ class ModelRef:
     def weights(self) -> dict[str, torch.Tensor]:
         """Its weights, verified against their sha256."""
         return load_directory(self.path)[0]
+
+    def artifact(self, name: str) -> ModelRef | None:
+        """A further model that the phase which made this one handed over by name, or None.
+
+        A run that recorded no names has it in the folder of that name beside this model.
+        """
+        try:
+            state = files.read_checked(self.path.parent / STATE_FILE)
+        except (FileNotFoundError, DamagedFile):
+            state = {}
+        named = state.get("artifacts", {}).get(NAMED_MODELS, {name: name})
+        path = self.path.parent / names.safe_name(named.get(name, name))
+        if name not in named or not (path / "config.json").exists():
+            return None
+        return ModelRef(name, path, read_metadata(path).model_dump())
 
 
 class Stateful(Protocol):
@@ -99,7 +115,10 @@ class PhaseController(ABC):
         self.shared = shared
 
     def validate_input(self, models: Sequence[ModelRef]) -> tuple[bool, str]:
-        """Whether the phase can work with these models; the handoff rules were checked before."""
+        """True if the phase can work with these models, else False and why not.
+
+        The handoff rules were checked before.
+        """
         return True, ""
 
     @abstractmethod
@@ -139,10 +158,10 @@ class PhaseContext:
     check_every: int
     keep_checkpoints: int
     fingerprint: str  # of all that the phase's result depends on
-    planned: int = 0  # steps of all stages together
+    planned: int = 0  # all work of the phase, in steps
     _generators: dict[str, torch.Generator] = field(default_factory=dict)
     _stages: set[str] = field(default_factory=set)
-    _done: int = 0  # steps of the stages before this one
+    _done: int = 0  # work of the stages that have begun, all of their steps
     _began: float = field(default_factory=time.monotonic)
     _seconds_before: float = 0.0  # that earlier attempts took
     _logged: int = 0  # records that the phase has come by
@@ -152,6 +171,7 @@ class PhaseContext:
     def __post_init__(self) -> None:
         """Take back what this phase logged after its last checkpoint, whichever stage's it was."""
         self.decisions = Decisions(self.folder)
+        self._measurements = Measurements(self.folder, self.fingerprint)
         folders = sorted((self.folder / CHECKPOINTS).glob("*"))
         notes = [note for place in folders for note in CheckpointManager(place).notes()]
         sure = max((note["logged"] for note in notes), default=0)
@@ -184,10 +204,7 @@ class PhaseContext:
             if find_metric(name) is None:
                 raise ValueError(f"metric {name!r} is not in contract/metrics.py")
             if not math.isfinite(value):
-                raise NotFinite(
-                    f"{name} became {value} at step {step}",
-                    hint="settings that learn more gently need a new run",
-                )
+                raise NotFinite(f"{name} became {value} at step {step}", hint=GENTLER)
         self._logged += 1
         if self._logged > self._kept:  # else it was logged before the run was interrupted
             self.tracker.log(self.phase, step, values)
@@ -203,9 +220,8 @@ class PhaseContext:
         """The steps still to do, 1 to `total`; every part is restored first and saved on the way.
 
         A phase with several loops gives each its `stage`; one that was finished yields nothing
-        and only restores its parts. A loop that was left early
-        runs again from its last checkpoint on resume, to the same end. With `rolls_back` the
-        loop may call `roll_back`.
+        and only restores its parts. A loop that was left early runs again from its last checkpoint
+        on resume, to the same end. With `rolls_back` the loop may call `roll_back`.
         """
         if stage in self._stages:
             raise ValueError(f"stage {stage!r} is used twice in phase {self.phase}")
@@ -216,9 +232,7 @@ class PhaseContext:
         beginning = rolls_back and manager.anchor() is None
         loop = _Loop(manager, parts, self._snapshot(parts) if beginning else None)
         loop.step = first = self._restore(manager, parts)
-        name = self.phase if stage == "main" else f"{self.phase} {stage}"
-        self.tracker.tell({"event": "loop", "name": name, "first": first, "total": total})
-        told = {"event": "step", "phase": self.phase, "stage": stage, "total": total}
+        self._tell_loop(stage, first, total)
         before = self._done
         self._done += total
         while loop.step < total:
@@ -227,8 +241,7 @@ class PhaseContext:
             yield step
             if loop.step != step:
                 continue  # rolled back
-            left = max(self.planned, self._done) - before - step
-            self.tracker.tell({**told, "step": step, "done": before + step, "left": left})
+            self._tell_step(stage, step, total, before + step)
             if self.should_stop():
                 self._save(manager, stage, step, parts)
                 raise Interrupted(f"stopped after step {step} of {total}")
@@ -238,14 +251,45 @@ class PhaseContext:
             if step % self.check_every == 0:
                 self.check_resources()
 
+    def pieces(self, stage: str, pieces: Sequence[Piece], work: int = 1) -> Iterator[Piece]:
+        """Long pieces of work that are no steps, such as evaluations: the run can stop between two.
+
+        `work` is what one of them costs, in steps: it counts in the progress of the phase. What
+        must not be done again on resume is computed by `once`.
+        """
+        self._tell_loop(stage, 0, len(pieces))
+        for number, piece in enumerate(pieces, start=1):
+            if self.should_stop():
+                raise Interrupted(f"stopped before part {number} of {stage}")
+            yield piece
+            self._done += work
+            self._tell_step(stage, number, len(pieces), self._done)
+
+    def once(self, record: str, key: str, compute: Callable[[], Any]) -> Any:
+        """The value of `compute()`, which a resumed phase does not compute again.
+
+        It is JSON and on the disk before it is returned. What `compute` would log is to be logged
+        from its value, so that it is logged in a resumed run as well.
+        """
+        return self._measurements.once(record, key, compute)
+
+    def artifact(self, name: str) -> ModelRef | None:
+        """A further model of the phase that the inputs came from, such as its trunk, or None."""
+        return self.inputs[0].artifact(name) if self.inputs else None
+
     def tell(self, event: str, **details: Any) -> None:
         """Say what is being done between the steps; for the display, not for the record."""
         self.tracker.tell({"event": event, "phase": self.phase, **details})
 
-    def pause_if_asked(self) -> None:
-        """Between two long pieces of work that are no steps: stop here if that was asked for."""
-        if self.should_stop():
-            raise Interrupted("stopped between two steps")
+    def _tell_loop(self, stage: str, first: int, total: int) -> None:
+        name = self.phase if stage == "main" else f"{self.phase} {stage}"
+        self.tracker.tell({"event": "loop", "name": name, "first": first, "total": total})
+
+    def _tell_step(self, stage: str, step: int, total: int, done: int) -> None:
+        """Tell where the stage is, and how much of the whole phase is done and left."""
+        left = max(self.planned, self._done) - done
+        progress = {"step": step, "total": total, "done": done, "left": left}
+        self.tell("step", stage=stage, **progress, seconds=round(self.seconds, 3))
 
     def roll_back(self, reason: str) -> int:
         """Put every part back to the last regular checkpoint; the loop goes on from there.
@@ -316,9 +360,8 @@ class PhaseContext:
             )
         saved = checkpoint.state["parts"]
         if set(saved) != set(parts):
-            raise ConfigError(
-                f"{checkpoint.path} holds {sorted(saved)}, but the phase has {sorted(parts)}"
-            )
+            text = f"{checkpoint.path} holds {sorted(saved)}, but the phase has {sorted(parts)}"
+            raise ConfigError(text)
         self._put_back(parts, saved, checkpoint.generators)
         self._logged = checkpoint.note["logged"]
         return checkpoint.step
@@ -352,10 +395,8 @@ class PhaseContext:
         }
         bad = first_not_finite(state)
         if bad:
-            raise NotFinite(
-                f"the state at step {step} holds NaN or infinity ({bad})",
-                hint="settings that learn more gently need a new run",
-            )
+            text = f"the state at step {step} holds NaN or infinity ({bad})"
+            raise NotFinite(text, hint=GENTLER)
         self.tracker.metrics.sync()
         note = {"logged": self._logged, "seconds": self.seconds}
         manager.save(

@@ -15,8 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from agent_forge.config.phases import phase_folder
-from agent_forge.contract.decisions import FILE as DECISIONS
-from agent_forge.contract.phase import ModelRef, PhaseContext, PhaseController, PhaseResult
+from agent_forge.contract.phase import (
+    STATE_FILE,
+    ModelRef,
+    PhaseContext,
+    PhaseController,
+    PhaseResult,
+)
+from agent_forge.contract.replay import DECISIONS, MEASUREMENTS
 from agent_forge.errors import (
     DamagedFile,
     ForgeError,
@@ -37,7 +43,6 @@ from agent_forge.store.sessions import SESSION_FILE
 from agent_forge.track.tracker import Tracker
 
 log = logging.getLogger(__name__)
-STATE_FILE = "state.json"
 UNRECORDED = ("models", "all_models")  # references and networks, recorded as outputs
 # Settings that change how a phase is run, not what comes out of it.
 WITHOUT_EFFECT = {"enabled", "checkpoint_every_steps", "gate_policy", "gates"}
@@ -85,7 +90,7 @@ def run_phase(
     plan = controller.plan(inputs)
     resources.require_for(plan, folder, run.config)
     state = _begin(run, controller.name, folder, fingerprint, inputs)
-    return _work(run, controller, inputs, folder, state, plan.steps)
+    return _work(run, controller, inputs, folder, state, plan.work or plan.steps)
 
 
 def _begin(
@@ -112,7 +117,8 @@ def forget(folder: Path, root: Path) -> None:
     """Drop what an attempt with other settings or inputs left to go on from."""
     if (folder / CHECKPOINTS).exists():
         files.remove_tree(folder / CHECKPOINTS, root)
-    files.remove(folder / DECISIONS)
+    for name in (DECISIONS, MEASUREMENTS):
+        files.remove(folder / name)
 
 
 def _work(

@@ -18,12 +18,12 @@ from agent_forge.config.settings import ModelSettings
 from agent_forge.data.loader import TokenizedItem
 from agent_forge.evals.likelihood import batches, measure, padded
 from agent_forge.model.network import ForgeNetwork
+from agent_forge.phases.training import EVERY_STEP
 from agent_forge.train.config import DOMAINS
 
 QUICK_STEPS = 1.3  # recursion steps on average that the adaptive domain is judged at
 AIMED_STEPS = 1.25  # chosen on the selection items, so that the unseen ones stay below
 Batch = tuple[Tensor, Tensor]  # tokens, and which of them are asked for
-EVERY_STEP = 1.0  # a halting threshold that is never reached
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
 
 import torch
 
@@ -27,15 +26,10 @@ from agent_forge.contract.phase import (
     PhaseResult,
 )
 from agent_forge.contract.report import Headline, PhaseReport, Table
-from agent_forge.data.loader import Curriculum
 from agent_forge.errors import PhaseFailed
-from agent_forge.evals.likelihood import measure
-from agent_forge.evals.reopen import confirm
-from agent_forge.model.hf import config_dict
 from agent_forge.model.network import ForgeNetwork
 from agent_forge.optim.config import MuGrokConfig
 from agent_forge.phases.phase1_cognate.assess import (
-    EVERY_STEP,
     SpecialistScores,
     assess,
     average,
@@ -43,13 +37,13 @@ from agent_forge.phases.phase1_cognate.assess import (
     diversity,
 )
 from agent_forge.phases.phase1_cognate.config import SPECIALISTS, CognateSettings, Specialist
+from agent_forge.phases.training import save_network, train_network
 from agent_forge.train.config import DOMAINS, TrainSettings
 from agent_forge.train.corpus import Corpus, build_corpus, validate_corpus
-from agent_forge.train.fit import EVALUATIONS, fit_corpus
-from agent_forge.train.samples import latency_ms, sample_texts
+from agent_forge.train.fit import EVALUATIONS
+from agent_forge.train.samples import latency_ms
 
 FROZEN = ("embedding.", "projection.", "norm.")
-CONFIRMED = 8  # items of each domain that a written model is measured on again
 ITEM_TOKENS = 25  # of an item, about
 THREE = ("model_1", "model_2", "model_3")
 Scores = Mapping[str, SpecialistScores]
@@ -107,7 +101,7 @@ class CognatePhase(PhaseController):
         for name in ("trunk", "control"):
             if name in models:
                 metadata, metrics = {"specialization": "none"}, scores[name].flat()
-                named[name] = self._save(ctx, corpus, name, models[name], metadata, metrics)
+                named[name] = save_network(ctx, corpus, models[name], name, metadata, metrics)
         self._complete(ctx, report, handed, scores, max(latencies))
         report.details = {
             "all_models": three,
@@ -125,8 +119,7 @@ class CognatePhase(PhaseController):
         torch.manual_seed(ctx.seed)
         model = ForgeNetwork(self.shared.model).to(ctx.device)
         how = {"steps": self.config.trunk_steps, "settings": self.config.train, "seed": ctx.seed}
-        _fit(ctx, corpus, model, corpus.curriculum(), stage="trunk", **how)
-        return model
+        return train_network(ctx, corpus, model, corpus.curriculum(), stage="trunk", **how)
 
     def _branch(
         self, ctx: PhaseContext, corpus: Corpus, trunk: ForgeNetwork, number: int
@@ -165,8 +158,7 @@ class CognatePhase(PhaseController):
             for name, parameter in model.named_parameters():
                 parameter.requires_grad_(not name.startswith(FROZEN))
         how = {"stage": stage, "steps": steps, "settings": settings, "seed": seed}
-        _fit(ctx, corpus, model, corpus.constant(mix), **how)
-        return model
+        return train_network(ctx, corpus, model, corpus.constant(mix), **how)
 
     # -- the verdict -------------------------------------------------------------------------------
 
@@ -229,33 +221,7 @@ class CognatePhase(PhaseController):
             f"{n}/{key}": v for n, score in scores.items() for key, v in score.flat().items()
         }
         folder = f"tinytitan-{special.name}"
-        return self._save(ctx, corpus, folder, model, metadata, metrics, report.card())
-
-    def _save(
-        self,
-        ctx: PhaseContext,
-        corpus: Corpus,
-        name: str,
-        model: ForgeNetwork,
-        metadata: dict[str, Any],
-        metrics: dict[str, float],
-        card: str = "",
-    ) -> ModelRef:
-        """Save a model; the file has to score what the network does that was measured."""
-        model.requires_grad_(True)
-        saved = ctx.save_model(
-            name,
-            model,
-            {**metadata, "samples": sample_texts(model, corpus)},
-            config=config_dict(model.settings),
-            metrics=metrics,
-            tokenizer_files=corpus.tokenizer.files(),
-            story=card,
-        )
-        items = [item for domain in DOMAINS for item in corpus.verdict[domain][:CONFIRMED]]
-        recorded = measure(model, items).loss
-        confirm(saved.path, lambda opened: measure(opened.model, items).loss, recorded)
-        return saved
+        return save_network(ctx, corpus, model, folder, metadata, metrics, report.card())
 
     def _complete(
         self,
@@ -296,17 +262,6 @@ class CognatePhase(PhaseController):
             ["latency, 512 tokens", "< 100 ms", f"{latency:.1f} ms"],
         ]
         report.tables = [*report.tables, targets]
-
-
-def _fit(
-    ctx: PhaseContext, corpus: Corpus, model: ForgeNetwork, curriculum: Curriculum, **how: Any
-) -> None:
-    def evaluate() -> float:
-        value = measure(model, corpus.held_out, threshold=EVERY_STEP).nats_per_token
-        model.train()
-        return value
-
-    fit_corpus(ctx, model, corpus, curriculum, evaluate=evaluate, **how)
 
 
 def _like(

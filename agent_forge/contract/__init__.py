@@ -7,5 +7,4 @@
 | phase.py | PhaseController, PhaseContext (steps, pieces, once, artifact), PhaseResult, ModelRef |
 | replay.py | decisions and measurements that a resumed phase replays |
 | report.py | PhaseReport: result, card and headline of a phase from one description |
-| sizes.py | size classes of models |
 """

@@ -39,6 +39,7 @@ log = logging.getLogger(__name__)
 Piece = TypeVar("Piece")
 STATE_FILE = "state.json"  # the record of a phase, in its folder
 NAMED_MODELS = "named_models"  # the artifact with the models that are handed over by name
+SIZE_CLASSES = {"tiny": 50e6, "small": 500e6, "medium": 2e9, "large": math.inf}  # weights below
 GENTLER = "settings that learn more gently need a new run"
 
 
@@ -68,6 +69,12 @@ class PhasePlan:
     memory_bytes: int = 0
     notes: tuple[str, ...] = ()
     work: int = 0  # all of the phase, in the time of a step; 0 = its steps are all
+
+    @property
+    def size_class(self) -> str | None:
+        """The size class of its models in words, or None where their size is not known."""
+        size = self.parameters
+        return None if size is None else next(n for n, most in SIZE_CLASSES.items() if size < most)
 
 
 @dataclass(frozen=True)
@@ -199,7 +206,8 @@ class PhaseContext:
 
     def log(self, step: int | None, metrics: Mapping[str, Any]) -> None:
         """Record measured values. A name must be in the table; NaN stops the run honestly."""
-        values = {name: _number(value) for name, value in metrics.items()}
+        # Tensors and numpy scalars are taken for their value.
+        values = {n: v.item() if hasattr(v, "item") else v for n, v in metrics.items()}
         for name, value in values.items():
             if find_metric(name) is None:
                 raise ValueError(f"metric {name!r} is not in contract/metrics.py")
@@ -245,9 +253,10 @@ class PhaseContext:
             if self.should_stop():
                 self._save(manager, stage, step, parts)
                 raise Interrupted(f"stopped after step {step} of {total}")
-            if self._on_cadence(step) or step == total:
+            regular = step % self.checkpoint_every == 0
+            if regular or step == total:
                 self._save(manager, stage, step, parts)
-                loop.beginning = None if self._on_cadence(step) else loop.beginning
+                loop.beginning = None if regular else loop.beginning
             if step % self.check_every == 0:
                 self.check_resources()
 
@@ -259,7 +268,7 @@ class PhaseContext:
         """
         self._tell_loop(stage, 0, len(pieces))
         for number, piece in enumerate(pieces, start=1):
-            if self.should_stop():
+            if self.should_stop():  # asked for between two pieces
                 raise Interrupted(f"stopped before part {number} of {stage}")
             yield piece
             self._done += work
@@ -316,26 +325,15 @@ class PhaseContext:
         name: str,
         model: nn.Module | Mapping[str, torch.Tensor],
         metadata: Mapping[str, Any],
-        *,
-        config: Mapping[str, Any] | None = None,
-        metrics: Mapping[str, Any] | None = None,
-        tokenizer_files: Sequence[Path] | Mapping[str, bytes] = (),
-        beside: Mapping[str, bytes] | None = None,
-        story: str = "",
+        **options: Any,
     ) -> ModelRef:
-        """Save a model of this phase with its card, register it, and tell the sinks."""
-        model_id = self.storage.save_model(
-            model,
-            self.session_id,
-            self.phase,
-            name,
-            metadata,
-            config=config,
-            metrics=metrics,
-            tokenizer_files=tokenizer_files,
-            beside=beside,
-            story=story,
-        )
+        """Save a model of this phase with its card, register it, and tell the sinks.
+
+        The options are those of `ModelStorage.save_model`: config, metrics, tokenizer_files,
+        beside, story.
+        """
+        place = (self.session_id, self.phase, name)
+        model_id = self.storage.save_model(model, *place, metadata, **options)
         reference = self.model(name)
         self.tracker.artifact(model_id, reference.path)
         return reference
@@ -383,9 +381,6 @@ class PhaseContext:
         state = copy.deepcopy({name: part.state_dict() for name, part in parts.items()})
         return state, capture_generators(self._generators)
 
-    def _on_cadence(self, step: int) -> bool:
-        return step % self.checkpoint_every == 0
-
     def _save(
         self, manager: CheckpointManager, stage: str, step: int, parts: Mapping[str, Stateful]
     ) -> None:
@@ -399,14 +394,7 @@ class PhaseContext:
             raise NotFinite(text, hint=GENTLER)
         self.tracker.metrics.sync()
         note = {"logged": self._logged, "seconds": self.seconds}
-        manager.save(
-            state, step=step, generators=self._generators, note=note, anchor=self._on_cadence(step)
-        )
+        anchor = step % self.checkpoint_every == 0
+        manager.save(state, step=step, generators=self._generators, note=note, anchor=anchor)
         within = {} if stage == "main" else {"stage": stage}
         self.tracker.tell({"event": "checkpoint", "phase": self.phase, **within, "step": step})
-
-
-def _number(value: Any) -> float:
-    """A plain number; tensors and numpy scalars are taken for their value."""
-    number: float = value.item() if hasattr(value, "item") else value
-    return number

@@ -180,13 +180,9 @@ class Loader:
             self._credit[name] -= size
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "made_of": self._made_of,
-            "mix": dict(self._mix),
-            "length": self.length,
-            "credit": dict(self._credit),
-            "at": {name: [stream.epoch, stream.at] for name, stream in self._streams.items()},
-        }
+        at = {name: [stream.epoch, stream.at] for name, stream in self._streams.items()}
+        state = {"made_of": self._made_of, "mix": dict(self._mix), "length": self.length}
+        return {**state, "credit": dict(self._credit), "at": at}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if state["made_of"] != self._made_of:

@@ -19,48 +19,31 @@ OTHER_NAMES = {
 }
 
 
-def _spellings(name: str) -> AliasChoices:
-    return AliasChoices(name, OTHER_NAMES.get(name, name))
-
-
 class MuGrokConfig(Settings):
     """What MuonGrokfast does with a gradient. Some settings have another name in one document."""
 
     model_config = ConfigDict(
         validate_by_name=True,
         validate_by_alias=True,
-        alias_generator=AliasGenerator(validation_alias=_spellings),
+        alias_generator=AliasGenerator(
+            validation_alias=lambda name: AliasChoices(name, OTHER_NAMES.get(name, name))
+        ),
     )
 
     muon: bool = Field(True, description="false lets AdamW update the matrices too")
     muon_lr: float = Field(
-        1e-3,
-        gt=0,
-        description="rate for matrices; updates are scaled to AdamW's size",
+        1e-3, gt=0, description="rate for matrices; updates are scaled to AdamW's size"
     )
     fallback_lr: float = Field(1e-3, gt=0, description="AdamW's rate, for everything else")
     grokfast_alpha: float = Field(
-        0.98,
-        ge=0,
-        lt=1,
-        description="inertia of the running mean of the gradient",
+        0.98, ge=0, lt=1, description="inertia of the running mean of the gradient"
     )
     grokfast_lambda: float = Field(
-        0.0,
-        ge=0,
-        description="how much of that mean is added to the gradient",
+        0.0, ge=0, description="how much of that mean is added to the gradient"
     )
-    ns_steps: int = Field(
-        5,
-        ge=1,
-        le=20,
-        description="Newton-Schulz iterations",
-    )
+    ns_steps: int = Field(5, ge=1, le=20, description="Newton-Schulz iterations")
     momentum: float = Field(
-        0.95,
-        ge=0,
-        lt=1,
-        description="momentum of the matrices' updates (Nesterov)",
+        0.95, ge=0, lt=1, description="momentum of the matrices' updates (Nesterov)"
     )
     weight_decay: float = Field(0.05, ge=0, description="decoupled decay, of matrices only")
     grad_clip: float = Field(

@@ -98,10 +98,6 @@ class MuonGrokfast(torch.optim.Optimizer):
         """What a loss adds to stay near a reference: the coefficient times the mean divergence."""
         return self.config.kl_coefficient * divergence(logits, reference.detach()).mean()
 
-    def reset(self) -> None:
-        """Forget everything about past gradients: a new phase begins."""
-        self.state.clear()
-
     def _clip(self, params: list[Tensor]) -> float:
         grads = [p.grad for p in params if p.grad is not None]
         norm = torch.nn.utils.get_total_norm(grads)

@@ -37,11 +37,10 @@ from agent_forge.phases.phase1_cognate.assess import (
     diversity,
 )
 from agent_forge.phases.phase1_cognate.config import SPECIALISTS, CognateSettings, Specialist
-from agent_forge.phases.training import save_network, train_network
+from agent_forge.phases.training import latency_ms, save_network, train_network
 from agent_forge.train.config import DOMAINS, TrainSettings
 from agent_forge.train.corpus import Corpus, build_corpus, validate_corpus
 from agent_forge.train.fit import EVALUATIONS
-from agent_forge.train.samples import latency_ms
 
 FROZEN = ("embedding.", "projection.", "norm.")
 ITEM_TOKENS = 25  # of an item, about
@@ -86,23 +85,21 @@ class CognatePhase(PhaseController):
         distances = self._distances(ctx, corpus, plain, scores)
         guesses = corpus.baselines()
         ctx.log(None, guesses)
-        report = PhaseReport(
-            _headline(scores), _summary(scores), tables=[_table(scores, guesses), distances]
-        )
-        latencies = [
-            float(ctx.once("latency_ms", name, partial(latency_ms, models[name]))) for name in THREE
-        ]
-        handed = []
-        for name, latency in zip(THREE, latencies, strict=True):
-            ctx.log(None, {f"{name}/latency_ms": latency})
-            ctx.log(None, {f"{name}/final_loss": scores[name].mean_nats})
-            handed.append(self._save_specialist(ctx, corpus, models[name], name, scores, report))
-        named: dict[str, ModelRef] = {}
-        for name in ("trunk", "control"):
-            if name in models:
-                metadata, metrics = {"specialization": "none"}, scores[name].flat()
-                named[name] = save_network(ctx, corpus, models[name], name, metadata, metrics)
-        self._complete(ctx, report, handed, scores, max(latencies))
+        latencies = {
+            name: float(ctx.once("latency_ms", name, partial(latency_ms, models[name])))
+            for name in THREE
+        }
+        tables = [_table(scores, guesses), distances]
+        report = PhaseReport(_headline(scores), _summary(scores), tables=tables)
+        handed = self._save_specialists(ctx, corpus, models, scores, latencies, report)
+        named = {
+            name: save_network(
+                ctx, corpus, models[name], name, {"specialization": "none"}, scores[name].flat()
+            )
+            for name in models
+            if name not in ("average", *THREE)
+        }
+        self._complete(ctx, report, handed, scores, max(latencies.values()))
         report.details = {
             "all_models": three,
             "model_names": [f"TinyTitan-{s.name}" for s in SPECIALISTS],
@@ -199,29 +196,32 @@ class CognatePhase(PhaseController):
 
     # -- what is handed over -----------------------------------------------------------------------
 
-    def _save_specialist(
+    def _save_specialists(
         self,
         ctx: PhaseContext,
         corpus: Corpus,
-        model: ForgeNetwork,
-        name: str,
+        models: Mapping[str, ForgeNetwork],
         scores: Scores,
+        latencies: Mapping[str, float],
         report: PhaseReport,
-    ) -> ModelRef:
-        special = SPECIALISTS[THREE.index(name)]
-        metadata = {
-            "specialization": special.name,
-            "domain": special.domain,
-            "final_loss": scores[name].mean_nats,
-            "seed": special.seed,
-            "trunk": "trunk",
-            "missing_datasets": corpus.missing,
-        }
-        metrics = {
-            f"{n}/{key}": v for n, score in scores.items() for key, v in score.flat().items()
-        }
-        folder = f"tinytitan-{special.name}"
-        return save_network(ctx, corpus, model, folder, metadata, metrics, report.card())
+    ) -> list[ModelRef]:
+        handed = []
+        metrics = {f"{n}/{key}": v for n, s in scores.items() for key, v in s.flat().items()}
+        for name, special in zip(THREE, SPECIALISTS, strict=True):
+            loss = scores[name].mean_nats
+            ctx.log(None, {f"{name}/latency_ms": latencies[name]})
+            ctx.log(None, {f"{name}/final_loss": loss})
+            metadata = {
+                "specialization": special.name,
+                "domain": special.domain,
+                "final_loss": loss,
+                "seed": special.seed,
+                "trunk": "trunk",
+                "missing_datasets": corpus.missing,
+            }
+            about = (f"tinytitan-{special.name}", metadata, metrics, report.card())
+            handed.append(save_network(ctx, corpus, models[name], *about))
+        return handed
 
     def _complete(
         self,

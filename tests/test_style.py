@@ -103,6 +103,28 @@ def test_imports_go_downward_only(path: Path) -> None:
         assert below or (mine, other) in WITHIN, f"{mine} must not import {module}"
 
 
+def room(module: str) -> str:
+    """`agent_forge.phases.phase1_cognate.config` -> `phase1_cognate`; "" where no phase lives."""
+    name = [*module.split("."), "", ""][2] if part(module) == "phases" else ""
+    return name if name.startswith("phase") else ""
+
+
+# Where the models of a run are located moves below the phases; then nothing is left here.
+CROSSES = {"agent_forge.phases.phase2_evomerge.sources"}
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_a_phase_imports_no_other_phase(path: Path) -> None:
+    mine = room(name_of(path))
+    others = {room(module) for module in imports(tree(path))} - {"", mine}
+    assert not mine or not others or name_of(path) in CROSSES, f"{mine} must not import {others}"
+
+
+def test_each_phase_is_a_room() -> None:
+    assert room("agent_forge.phases.phase1_cognate.config") == "phase1_cognate"
+    assert room("agent_forge.phases.training") == room("agent_forge.phases") == ""
+
+
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
 def test_what_answers_at_once_loads_nothing_heavy(path: Path) -> None:
     if part(name_of(path)) not in TORCH_FREE:

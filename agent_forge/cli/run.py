@@ -237,20 +237,18 @@ def _dry_run(
     settings: Any, session: str | None, only: str | None, start: str | None, as_json: bool
 ) -> None:
     """What would run, with its needs; nothing is created."""
-    from agent_forge.contract.sizes import size_class
     from agent_forge.pipeline.orchestrator import PipelineOrchestrator
     from agent_forge.store import files
 
     orchestrator = PipelineOrchestrator(config=settings, session_id=session)
     rows: list[dict[str, Any]] = []
     for name, plan in orchestrator.plan(only, start).items():
-        known = plan.parameters is not None
         rows.append(
             {
                 "phase": name,
                 "steps": plan.steps,
                 "parameters": plan.parameters,
-                "size_class": size_class(plan.parameters or 0).name if known else None,
+                "size_class": plan.size_class,
                 "disk_bytes": plan.disk_bytes,
                 "memory_bytes": plan.memory_bytes,
                 "notes": list(plan.notes),

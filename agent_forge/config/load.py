@@ -200,7 +200,7 @@ def did_you_mean(name: str, known: Sequence[str]) -> str:
 
 def dump_yaml(data: Mapping[str, Any], *, sort_keys: bool = False) -> str:
     """Return data as YAML that parse_yaml reads back as it is."""
-    style = {"default_flow_style": False, "sort_keys": sort_keys, "width": 1000}
+    style: dict[str, Any] = {"default_flow_style": False, "sort_keys": sort_keys, "width": 1000}
     return str(yaml.dump(dict(data), None, _Dumper, **style))
 
 

@@ -1,1 +1,10 @@
-"""What a phase is: its controller, its context, its result, and the rules of handing over."""
+"""What a phase is: its controller, its context, its result, and the rules of handing over.
+
+| file | what is in it |
+|---|---|
+| handoff.py | ModelHandoffValidator: what must hold of models between two phases |
+| metrics.py | the table of metric names that a run may log |
+| phase.py | PhaseController, PhaseContext (steps, pieces, once, artifact), PhaseResult, ModelRef |
+| replay.py | decisions and measurements that a resumed phase replays |
+| report.py | PhaseReport: result, card and headline of a phase from one description |
+"""

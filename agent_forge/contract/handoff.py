@@ -15,15 +15,20 @@ from typing import Any, Literal
 
 log = logging.getLogger(__name__)
 Policy = Literal["fail", "warn"]
+Records = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
 class QualityGate:
     """A threshold on one measured value; the prefix of the name says which way it bounds."""
 
-    name: str  # min_<x> or max_<x>
-    key: str  # where the value stands in the model's metadata
+    name: str  # min_<key> or max_<key>
     threshold: float  # of the specification; a preset may set another
+
+    @property
+    def key(self) -> str:
+        """Where the value stands in the model's metadata."""
+        return self.name[4:]
 
     def passes(self, value: float, threshold: float) -> bool:
         return value >= threshold if self.name.startswith("min_") else value <= threshold
@@ -40,7 +45,7 @@ class HandoffRule:
 
 @dataclass
 class HandoffResult:
-    """The outcome of one handoff, with every value that was judged."""
+    """The outcome of one handoff, with every value that was measured."""
 
     passed: bool
     message: str
@@ -49,7 +54,7 @@ class HandoffResult:
 
 
 class ModelHandoffValidator:
-    """Judges handoffs by a table of rules: (source phase, target phase) -> rule."""
+    """Checks handoffs by a table of rules: (source phase, target phase) -> rule."""
 
     def __init__(
         self,
@@ -63,29 +68,19 @@ class ModelHandoffValidator:
         self._policies = policies or {}
 
     def validate_handoff(
-        self,
-        source_phase: str,
-        target_phase: str,
-        models: Sequence[Any],
-        metadata: Sequence[Mapping[str, Any]],
+        self, source_phase: str, target_phase: str, models: Sequence[Any], metadata: Records
     ) -> tuple[bool, str]:
-        """Whether the models may go on, and why not. One metadata record for each model."""
-        verdict = self.judge(source_phase, target_phase, models, metadata)
-        return verdict.passed, verdict.message
+        """True if the models may go on, else False and why. One metadata record for each model."""
+        result = self.check(source_phase, target_phase, models, metadata)
+        return result.passed, result.message
 
-    def judge(
-        self,
-        source_phase: str,
-        target_phase: str,
-        models: Sequence[Any],
-        metadata: Sequence[Mapping[str, Any]],
+    def check(
+        self, source: str, target: str, models: Sequence[Any], metadata: Records
     ) -> HandoffResult:
         """Like validate_handoff, with the measured values and the warnings."""
-        rule = self.rules.get((source_phase, target_phase))
+        rule = self.rules.get((source, target))
         if rule is None:
-            return HandoffResult(
-                False, f"no handoff is defined from {source_phase} to {target_phase}"
-            )
+            return HandoffResult(False, f"no handoff is defined from {source} to {target}")
         if len(models) != rule.num_models:
             return HandoffResult(False, f"expected {rule.num_models} models, got {len(models)}")
         if len(metadata) != len(models):
@@ -93,35 +88,29 @@ class ModelHandoffValidator:
         weights = [_weights(model) for model in models]
         records = [{**r, "parameters": _count(w)} for r, w in zip(metadata, weights, strict=True)]
         problem = _metadata_problem(rule, records) or _weight_problem(weights)
-        if problem:
-            return HandoffResult(False, problem)
-        verdict = HandoffResult(True, "handoff passed")
-        for gate in rule.gates:
-            self._apply(gate, target_phase, records, verdict)
-        return verdict
+        result = HandoffResult(not problem, problem or "handoff passed")
+        for gate in () if problem else rule.gates:
+            self._apply(gate, target, records, result)
+        return result
 
     def _apply(
-        self,
-        gate: QualityGate,
-        target: str,
-        metadata: Sequence[Mapping[str, Any]],
-        verdict: HandoffResult,
+        self, gate: QualityGate, target: str, metadata: Records, result: HandoffResult
     ) -> None:
         threshold = self._thresholds.get(target, {}).get(gate.name, gate.threshold)
         for i, record in enumerate(metadata):
             value = record[gate.key]
-            verdict.measured[f"{gate.key}[{i}]"] = value
+            result.measured[f"{gate.key}[{i}]"] = value
             if gate.passes(value, threshold):
                 continue
             text = f"model {i}: {gate.key} is {value:.6g}, {gate.name} is {threshold:.6g}"
             if self._policies.get(target, "fail") == "warn":
-                verdict.warnings.append(text)
+                result.warnings.append(text)
                 log.warning("handoff to %s: %s; going on, as the policy says", target, text)
-            elif verdict.passed:
-                verdict.passed, verdict.message = False, text
+            elif result.passed:
+                result.passed, result.message = False, text
 
 
-def _metadata_problem(rule: HandoffRule, metadata: Sequence[Mapping[str, Any]]) -> str:
+def _metadata_problem(rule: HandoffRule, metadata: Records) -> str:
     for i, record in enumerate(metadata):
         for key in (*rule.required_metadata, *(gate.key for gate in rule.gates)):
             if key not in record:

@@ -82,11 +82,10 @@ METRICS = (
 )
 
 
-def _pattern(name: str) -> re.Pattern[str]:
-    return re.compile(re.escape(name).replace(r"\{\}", r"[^/]+"))
+PATTERNS = {m: re.compile(re.escape(m.name).replace(r"\{\}", r"[^/]+")) for m in METRICS}
 
 
 @lru_cache(maxsize=4096)
 def find_metric(name: str) -> Metric | None:
     """The entry that a logged name belongs to."""
-    return next((m for m in METRICS if _pattern(m.name).fullmatch(name)), None)
+    return next((metric for metric, pattern in PATTERNS.items() if pattern.fullmatch(name)), None)

@@ -17,17 +17,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
-from agent_forge.contract.decisions import Decisions
 from agent_forge.contract.metrics import find_metric
-from agent_forge.errors import ConfigError, Interrupted, NotFinite, NotFound
-from agent_forge.store import paths
-from agent_forge.store.checkpoint import (
-    CheckpointManager,
-    capture_generators,
-    restore_generators,
-)
+from agent_forge.contract.replay import Decisions, Measurements
+from agent_forge.errors import ConfigError, DamagedFile, Interrupted, NotFinite, NotFound
+from agent_forge.store import files, paths
+from agent_forge.store.checkpoint import CheckpointManager, capture_generators, restore_generators
 from agent_forge.store.models import ModelStorage, load_directory
 from agent_forge.store.paths import CHECKPOINTS, model_id_for
 from agent_forge.store.pytree import pack, same
@@ -41,6 +37,11 @@ if TYPE_CHECKING:
 
 
 log = logging.getLogger(__name__)
+Piece = TypeVar("Piece")
+STATE_FILE = "state.json"  # the record of a phase, in its folder
+NAMED_MODELS = "named_models"  # the artifact with the models that are handed over by name
+SIZE_CLASSES = {"tiny": 50e6, "small": 500e6, "medium": 2e9, "large": math.inf}  # weights below
+GENTLER = "settings that learn more gently need a new run"
 
 
 @dataclass
@@ -68,6 +69,13 @@ class PhasePlan:
     disk_bytes: int = 0
     memory_bytes: int = 0
     notes: tuple[str, ...] = ()
+    work: int = 0  # all of the phase, in the time of a step; 0 = its steps are all
+
+    @property
+    def size_class(self) -> str | None:
+        """The size class of its models in words, or None where their size is not known."""
+        size = self.parameters
+        return None if size is None else next(n for n, most in SIZE_CLASSES.items() if size < most)
 
 
 @dataclass(frozen=True)
@@ -81,6 +89,21 @@ class ModelRef:
     def weights(self) -> dict[str, torch.Tensor]:
         """Its weights, verified against their sha256."""
         return load_directory(self.path)[0]
+
+    def artifact(self, name: str) -> ModelRef | None:
+        """A further model that the phase which made this one handed over by name, or None.
+
+        A run that recorded no names has it in the folder of that name beside this model.
+        """
+        try:
+            state = files.read_checked(self.path.parent / STATE_FILE)
+        except (FileNotFoundError, DamagedFile):
+            state = {}
+        named = state.get("artifacts", {}).get(NAMED_MODELS, {name: name})
+        path = self.path.parent / paths.safe_name(named.get(name, name))
+        if name not in named or not (path / "config.json").exists():
+            return None
+        return ModelRef(name, path, read_metadata(path).model_dump())
 
 
 class Stateful(Protocol):
@@ -100,7 +123,10 @@ class PhaseController(ABC):
         self.shared = shared
 
     def validate_input(self, models: Sequence[ModelRef]) -> tuple[bool, str]:
-        """Whether the phase can work with these models; the handoff rules were checked before."""
+        """True if the phase can work with these models, else False and why not.
+
+        The handoff rules were checked before.
+        """
         return True, ""
 
     @abstractmethod
@@ -140,10 +166,10 @@ class PhaseContext:
     check_every: int
     keep_checkpoints: int
     fingerprint: str  # of all that the phase's result depends on
-    planned: int = 0  # steps of all stages together
+    planned: int = 0  # all work of the phase, in steps
     _generators: dict[str, torch.Generator] = field(default_factory=dict)
     _stages: set[str] = field(default_factory=set)
-    _done: int = 0  # steps of the stages before this one
+    _done: int = 0  # work of the stages that have begun, all of their steps
     _began: float = field(default_factory=time.monotonic)
     _seconds_before: float = 0.0  # that earlier attempts took
     _logged: int = 0  # records that the phase has come by
@@ -153,6 +179,7 @@ class PhaseContext:
     def __post_init__(self) -> None:
         """Take back what this phase logged after its last checkpoint, whichever stage's it was."""
         self.decisions = Decisions(self.folder)
+        self._measurements = Measurements(self.folder, self.fingerprint)
         folders = sorted((self.folder / CHECKPOINTS).glob("*"))
         notes = [note for place in folders for note in CheckpointManager(place).notes()]
         sure = max((note["logged"] for note in notes), default=0)
@@ -180,15 +207,13 @@ class PhaseContext:
 
     def log(self, step: int | None, metrics: Mapping[str, Any]) -> None:
         """Record measured values. A name must be in the table; NaN stops the run honestly."""
-        values = {name: _number(value) for name, value in metrics.items()}
+        # Tensors and numpy scalars are taken for their value.
+        values = {n: v.item() if hasattr(v, "item") else v for n, v in metrics.items()}
         for name, value in values.items():
             if find_metric(name) is None:
                 raise ValueError(f"metric {name!r} is not in contract/metrics.py")
             if not math.isfinite(value):
-                raise NotFinite(
-                    f"{name} became {value} at step {step}",
-                    hint="settings that learn more gently need a new run",
-                )
+                raise NotFinite(f"{name} became {value} at step {step}", hint=GENTLER)
         self._logged += 1
         if self._logged > self._kept:  # else it was logged before the run was interrupted
             self.tracker.log(self.phase, step, values)
@@ -204,9 +229,8 @@ class PhaseContext:
         """The steps still to do, 1 to `total`; every part is restored first and saved on the way.
 
         A phase with several loops gives each its `stage`; one that was finished yields nothing
-        and only restores its parts. A loop that was left early
-        runs again from its last checkpoint on resume, to the same end. With `rolls_back` the
-        loop may call `roll_back`.
+        and only restores its parts. A loop that was left early runs again from its last checkpoint
+        on resume, to the same end. With `rolls_back` the loop may call `roll_back`.
         """
         if stage in self._stages:
             raise ValueError(f"stage {stage!r} is used twice in phase {self.phase}")
@@ -217,10 +241,7 @@ class PhaseContext:
         beginning = rolls_back and manager.anchor() is None
         loop = _Loop(manager, parts, self._snapshot(parts) if beginning else None)
         loop.step = first = self._restore(manager, parts)
-        name = self.phase if stage == "main" else f"{self.phase} {stage}"
-        loop_told = {"event": "loop", "phase": self.phase, "name": name}
-        self.tracker.tell({**loop_told, "first": first, "total": total})
-        told = {"event": "step", "phase": self.phase, "stage": stage, "total": total}
+        self._tell_loop(stage, first, total)
         before = self._done
         self._done += total
         while loop.step < total:
@@ -229,25 +250,56 @@ class PhaseContext:
             yield step
             if loop.step != step:
                 continue  # rolled back
-            left = max(self.planned, self._done) - before - step
-            self.tracker.tell({**told, "step": step, "done": before + step, "left": left})
+            self._tell_step(stage, step, total, before + step)
             if self.should_stop():
                 self._save(manager, stage, step, parts)
                 raise Interrupted(f"stopped after step {step} of {total}")
-            if self._on_cadence(step) or step == total:
+            regular = step % self.checkpoint_every == 0
+            if regular or step == total:
                 self._save(manager, stage, step, parts)
-                loop.beginning = None if self._on_cadence(step) else loop.beginning
+                loop.beginning = None if regular else loop.beginning
             if step % self.check_every == 0:
                 self.check_resources()
+
+    def pieces(self, stage: str, pieces: Sequence[Piece], work: int = 1) -> Iterator[Piece]:
+        """Long pieces of work that are no steps, such as evaluations: the run can stop between two.
+
+        `work` is what one of them costs, in steps: it counts in the progress of the phase. What
+        must not be done again on resume is computed by `once`.
+        """
+        self._tell_loop(stage, 0, len(pieces))
+        for number, piece in enumerate(pieces, start=1):
+            if self.should_stop():  # asked for between two pieces
+                raise Interrupted(f"stopped before part {number} of {stage}")
+            yield piece
+            self._done += work
+            self._tell_step(stage, number, len(pieces), self._done)
+
+    def once(self, record: str, key: str, compute: Callable[[], Any]) -> Any:
+        """The value of `compute()`, which a resumed phase does not compute again.
+
+        It is JSON and on the disk before it is returned. What `compute` would log is to be logged
+        from its value, so that it is logged in a resumed run as well.
+        """
+        return self._measurements.once(record, key, compute)
+
+    def artifact(self, name: str) -> ModelRef | None:
+        """A further model of the phase that the inputs came from, such as its trunk, or None."""
+        return self.inputs[0].artifact(name) if self.inputs else None
 
     def tell(self, event: str, **details: Any) -> None:
         """Say what is being done between the steps; for the display, not for the record."""
         self.tracker.tell({"event": event, "phase": self.phase, **details})
 
-    def pause_if_asked(self) -> None:
-        """Between two long pieces of work that are no steps: stop here if that was asked for."""
-        if self.should_stop():
-            raise Interrupted("stopped between two steps")
+    def _tell_loop(self, stage: str, first: int, total: int) -> None:
+        name = self.phase if stage == "main" else f"{self.phase} {stage}"
+        self.tell("loop", name=name, first=first, total=total)
+
+    def _tell_step(self, stage: str, step: int, total: int, done: int) -> None:
+        """Tell where the stage is, and how much of the whole phase is done and left."""
+        left = max(self.planned, self._done) - done
+        progress = {"step": step, "total": total, "done": done, "left": left}
+        self.tell("step", stage=stage, **progress, seconds=round(self.seconds, 3))
 
     def roll_back(self, reason: str) -> int:
         """Put every part back to the last regular checkpoint; the loop goes on from there.
@@ -274,26 +326,15 @@ class PhaseContext:
         name: str,
         model: nn.Module | Mapping[str, torch.Tensor],
         metadata: Mapping[str, Any],
-        *,
-        config: Mapping[str, Any] | None = None,
-        metrics: Mapping[str, Any] | None = None,
-        tokenizer_files: Sequence[Path] | Mapping[str, bytes] = (),
-        beside: Mapping[str, bytes] | None = None,
-        story: str = "",
+        **options: Any,
     ) -> ModelRef:
-        """Save a model of this phase with its card, register it, and tell the sinks."""
-        model_id = self.storage.save_model(
-            model,
-            self.session_id,
-            self.phase,
-            name,
-            metadata,
-            config=config,
-            metrics=metrics,
-            tokenizer_files=tokenizer_files,
-            beside=beside,
-            card_text=story,
-        )
+        """Save a model of this phase with its card, register it, and tell the sinks.
+
+        The options are those of `ModelStorage.save_model`: config, metrics, tokenizer_files,
+        beside, card_text.
+        """
+        place = (self.session_id, self.phase, name)
+        model_id = self.storage.save_model(model, *place, metadata, **options)
         reference = self.model(name)
         self.tracker.artifact(model_id, reference.path)
         return reference
@@ -318,9 +359,8 @@ class PhaseContext:
             )
         saved = checkpoint.state["parts"]
         if set(saved) != set(parts):
-            raise ConfigError(
-                f"{checkpoint.path} holds {sorted(saved)}, but the phase has {sorted(parts)}"
-            )
+            text = f"{checkpoint.path} holds {sorted(saved)}, but the phase has {sorted(parts)}"
+            raise ConfigError(text)
         self._put_back(parts, saved, checkpoint.generators)
         self._logged = checkpoint.note["logged"]
         return checkpoint.step
@@ -342,9 +382,6 @@ class PhaseContext:
         state = copy.deepcopy({name: part.state_dict() for name, part in parts.items()})
         return state, capture_generators(self._generators)
 
-    def _on_cadence(self, step: int) -> bool:
-        return step % self.checkpoint_every == 0
-
     def _save(
         self, manager: CheckpointManager, stage: str, step: int, parts: Mapping[str, Stateful]
     ) -> None:
@@ -354,20 +391,11 @@ class PhaseContext:
         }
         if bad := first_not_finite(pack(state)[0]):
             place = bad.lstrip("0123456789")
-            raise NotFinite(
-                f"the state at step {step} holds NaN or infinity ({place})",
-                hint="settings that learn more gently need a new run",
-            )
+            text = f"the state at step {step} holds NaN or infinity ({place})"
+            raise NotFinite(text, hint=GENTLER)
         self.tracker.metrics.sync()
         note = {"logged": self._logged, "seconds": self.seconds}
-        manager.save(
-            state, step=step, generators=self._generators, note=note, anchor=self._on_cadence(step)
-        )
+        anchor = step % self.checkpoint_every == 0
+        manager.save(state, step=step, generators=self._generators, note=note, anchor=anchor)
         within = {} if stage == "main" else {"stage": stage}
         self.tracker.tell({"event": "checkpoint", "phase": self.phase, **within, "step": step})
-
-
-def _number(value: Any) -> float:
-    """A plain number; tensors and numpy scalars are taken for their value."""
-    number: float = value.item() if hasattr(value, "item") else value
-    return number

@@ -31,6 +31,14 @@ Ints = NDArray[np.int64]
 Mix = Mapping[str, float]
 
 
+@dataclass(frozen=True)
+class TokenizedItem:
+    """An item to be measured on: token ids, and of each whether it is asked for."""
+
+    ids: Sequence[int]
+    asked: Sequence[bool]
+
+
 class TokenizedDataset:
     """Documents as one flat array. `learned` says which tokens are learned; None means all.
 
@@ -74,7 +82,7 @@ class TokenizedDataset:
 
 
 class _Stream:
-    """Where a source's stream is, and the order of its documents in this epoch."""
+    """The position in a source's stream, and the order of its documents in this epoch."""
 
     def __init__(self, source: TokenizedDataset, seed: int) -> None:
         self.source, self.seed = source, seed
@@ -87,12 +95,12 @@ class _Stream:
         self.ends = np.cumsum(self.source.lengths[self.order])
 
     def left(self) -> int:
-        """Tokens of the document that comes next, or of what is left of it."""
+        """How many tokens of the present document are left."""
         document = int(np.searchsorted(self.ends, self.at, side="right"))
         return int(self.ends[document]) - self.at
 
     def take(self, n: int) -> slice:
-        """Where the next n tokens of that document are in the flat arrays."""
+        """Go on by n tokens of that document; returns their place in the flat arrays."""
         document = int(np.searchsorted(self.ends, self.at, side="right"))
         original = self.order[document]
         end = int(self.source.starts[original] + self.source.lengths[original])
@@ -137,7 +145,7 @@ class Loader:
         self.use(mix, length)
 
     def use(self, mix: Mix, length: int) -> None:
-        """Go on with other weights or longer rows; every source goes on where it is."""
+        """Change the weights or the length of rows; every source goes on where it is."""
         self._mix = checked_mix(mix, list(self._streams))
         if length < 2:
             raise ConfigError(f"rows of {length} tokens teach nothing")
@@ -172,13 +180,9 @@ class Loader:
             self._credit[name] -= size
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "made_of": self._made_of,
-            "mix": dict(self._mix),
-            "length": self.length,
-            "credit": dict(self._credit),
-            "at": {name: [stream.epoch, stream.at] for name, stream in self._streams.items()},
-        }
+        at = {name: [stream.epoch, stream.at] for name, stream in self._streams.items()}
+        state = {"made_of": self._made_of, "mix": dict(self._mix), "length": self.length}
+        return {**state, "credit": dict(self._credit), "at": at}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if state["made_of"] != self._made_of:
@@ -193,9 +197,8 @@ def checked_mix(mix: Mix, names: Sequence[str]) -> dict[str, float]:
     """Weights as shares that sum to 1, without the zeros, in the order of the sources."""
     for name, weight in mix.items():
         if name not in names:
-            raise ConfigError(
-                f"the mix names an unknown source {name!r}{did_you_mean(name, names)}"
-            )
+            hint = did_you_mean(name, names)
+            raise ConfigError(f"the mix names an unknown source {name!r}{hint}")
         if not (math.isfinite(weight) and weight >= 0):
             raise ConfigError(f"the weight of {name!r} is {weight}; 0 or more is expected")
     total = sum(mix.values())
@@ -219,7 +222,6 @@ class CurriculumStage:
     share: float
     mix: Mix
     length: int
-    levels: tuple[int, ...] = ()
 
 
 class Curriculum:
@@ -229,28 +231,7 @@ class Curriculum:
         self.stages = tuple(stages)
         total = sum(stage.share for stage in stages)
         if not all(stage.share > 0 for stage in stages) or abs(total - 1) > 1e-6:
-            raise ConfigError(
-                f"the shares of a curriculum are above 0 and add up to 1, not {total}"
-            )
-
-    @classmethod
-    def three(cls, stage_of: Mapping[str, int], length: int) -> Curriculum:
-        """Foundation, reasoning, advanced: a source comes in at its stage and stays at half."""
-        for name, number in stage_of.items():
-            if number not in (1, 2, 3):
-                raise ConfigError(f"source {name!r} is of stage {number}; 1, 2 or 3 is expected")
-        stages: list[CurriculumStage] = []
-        for number, share in ((1, 0.3), (2, 0.3), (3, 0.4)):
-            levels = tuple(range(1, number + 1))
-            mix = {
-                name: 1.0 if own == number else 0.5
-                for name, own in stage_of.items()
-                if own in levels
-            }
-            stages.append(
-                CurriculumStage(share, mix or dict.fromkeys(stage_of, 1.0), length, levels)
-            )
-        return cls(stages)
+            raise ConfigError(f"shares of a curriculum are above 0 and add up to 1, not {total}")
 
     def at(self, step: int, total: int) -> CurriculumStage:
         """The stage of a step, counted from 0, of `total`; steps beyond are of the last stage."""

@@ -16,20 +16,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from agent_forge.data.loader import TokenizedItem as TokenizedItem  # read from here, too
 from agent_forge.errors import ConfigError
 from agent_forge.model.network import ForgeNetwork
 
 TOKENS_A_BATCH = 4096
 CHUNK = 1024  # positions whose logits exist at once
 ProgressCallback = Callable[[int, int], None]  # (tokens that are done, of how many)
-
-
-@dataclass(frozen=True)
-class TokenizedItem:
-    """Token ids, and of each whether it is asked for."""
-
-    ids: Sequence[int]
-    asked: Sequence[bool]
 
 
 @dataclass

@@ -97,7 +97,7 @@ class Attention(nn.Module):
         t, s = q.shape[2], k.shape[2]
         rows = torch.linspace(0, t - 1, min(self.watched, t), device=q.device).long()
         logits = (q[:, :, rows] @ k.transpose(2, 3)) * q.shape[-1] ** -0.5
-        seen = self._triangle(t, s, q.device) if mask_TS is None else mask_TS
+        seen = q.new_ones(t, s, dtype=torch.bool).tril(s - t) if mask_TS is None else mask_TS
         logits = logits.masked_fill(~seen[rows], float("-inf"))
         largest, before = logits.amax(dim=(0, 2, 3)), self.largest_logit_H
         self.largest_logit_H = largest if before is None else torch.maximum(largest, before)
@@ -105,10 +105,6 @@ class Attention(nn.Module):
     def begin_step(self) -> None:
         """Forget the logits of what came before."""
         self.largest_logit_H = None
-
-    @staticmethod
-    def _triangle(t: int, s: int, device: torch.device) -> Tensor:
-        return torch.ones(t, s, dtype=torch.bool, device=device).tril(s - t)
 
 
 class SwiGLU(nn.Module):

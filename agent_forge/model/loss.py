@@ -7,12 +7,13 @@ positions; the last one on all.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from agent_forge.errors import ConfigError
@@ -24,36 +25,41 @@ IGNORE = -100
 
 @dataclass
 class LossOutput:
-    """The loss to minimise, and what it consists of."""
+    """What every loss function returns: the loss to minimise, and what was measured beside it."""
 
-    total: Tensor
-    count: int  # tokens that it is a mean of
-    answers: Tensor  # of the last step at those tokens
-    per_step: list[float]  # cross-entropy of each recursion step, in nats a token
-    halting: float
-    gate_entropy: float
-    mean_target: float  # share of tokens for which halting before the last step was right
-    divergence: float | None = None  # from a teacher, in nats a token, where there is one
-
-    def values(self) -> dict[str, float]:
-        """What was measured, by name; `loss` is the cross-entropy of the last step."""
-        steps = {f"loss_step_{i}": loss for i, loss in enumerate(self.per_step, start=1)}
-        extra = {} if self.divergence is None else {"divergence": self.divergence}
-        return {
-            "loss": self.per_step[-1],
-            **steps,
-            "halting_loss": self.halting,
-            "gate_entropy": self.gate_entropy,
-            "halt_rate": self.mean_target,
-            **extra,
-        }
+    total: Tensor  # a mean over `count` tokens
+    count: int
+    values: dict[str, float]  # logged by these names; "loss" is watched for divergence
+    states: Tensor | None = None  # what the network says at those tokens; `head_of` makes logits
 
 
-def token_losses(model: ForgeNetwork, y_ND: Tensor, targets_N: Tensor) -> Tensor:
+def head_of(model: nn.Module) -> Callable[[Tensor], Tensor]:
+    """What turns the `states` of a network into logits."""
+    if isinstance(model, ForgeNetwork):
+        return lambda states: model.logits(model.hidden(states))
+    return lambda logits: logits
+
+
+def states_of(model: nn.Module, tokens_BT: Tensor) -> Tensor:
+    """The states of a causal language model at every position: ours, or one of transformers."""
+    if isinstance(model, ForgeNetwork):
+        return model.answers(tokens_BT)
+    logits: Tensor = model(tokens_BT).logits
+    return logits
+
+
+def vocabulary_of(model: Any) -> int:
+    """How many tokens a causal language model knows."""
+    ours = isinstance(model, ForgeNetwork)
+    return int(model.settings.vocab_size if ours else model.config.vocab_size)
+
+
+def token_losses(model: nn.Module, y_ND: Tensor, targets_N: Tensor) -> Tensor:
     """Cross-entropy of each position, with at most CHUNK rows of logits alive."""
+    head = head_of(model)
 
     def chunk(y: Tensor, targets: Tensor) -> Tensor:
-        logits = model.logits(model.hidden(y)).float()
+        logits = head(y).float()
         return F.cross_entropy(logits, targets, reduction="none", ignore_index=IGNORE)
 
     parts = [
@@ -66,18 +72,33 @@ def token_losses(model: ForgeNetwork, y_ND: Tensor, targets_N: Tensor) -> Tensor
 
 
 def language_loss(
-    model: ForgeNetwork, batch: Sequence[Tensor], generator: torch.Generator
+    model: nn.Module, batch: Sequence[Tensor], generator: torch.Generator
 ) -> LossOutput:
     """The loss of a batch (tokens, targets), a mean over the targets that are not IGNORE.
 
     Every term is a sum over tokens, divided by their number: cutting a batch changes nothing.
+    A network of transformers has one term: the cross-entropy.
     """
     tokens_BT, targets_BT = batch
-    settings = model.settings
-    _check(tokens_BT, targets_BT, settings.vocab_size)
-    features = model.features(tokens_BT)
+    _check(tokens_BT, targets_BT, vocabulary_of(model))
     kept = (targets_BT != IGNORE).flatten().nonzero().squeeze(-1)
     targets = targets_BT.flatten()[kept]
+    if isinstance(model, ForgeNetwork):
+        return _recursive_loss(model, tokens_BT, kept, targets, generator)
+    states = states_of(model, tokens_BT).flatten(0, 1)[kept]
+    total = token_losses(model, states, targets).sum() / max(1, len(targets))
+    return LossOutput(total, len(targets), {"loss": float(total.detach())}, states)
+
+
+def _recursive_loss(
+    model: ForgeNetwork,
+    tokens_BT: Tensor,
+    kept: Tensor,
+    targets: Tensor,
+    generator: torch.Generator,
+) -> LossOutput:
+    """The loss of our network: every recursion step, halting, and the entropy of the gate."""
+    settings, features = model.settings, model.features(tokens_BT)
     x = features.x.flatten(0, 1)[kept]
     y, z = model.recursion.start(x)
     drawn = torch.rand(len(targets), settings.t_max - 1, generator=generator).to(x.device)
@@ -105,15 +126,11 @@ def language_loss(
     total = total + settings.halt_loss_weight * halting
     entropy = features.gate_entropy.flatten()[kept].sum() / max(1, len(targets))
     total = total - settings.gate_entropy_weight * entropy
-    return LossOutput(
-        total,
-        len(targets),
-        answers,
-        [float(loss.mean()) if len(loss) else 0.0 for loss in losses],
-        float(halting.detach()),
-        float(entropy.detach()),
-        rate,
-    )
+    means = [float(loss.mean()) if len(loss) else 0.0 for loss in losses]
+    values = {"loss": means[-1]}
+    values |= {f"loss_step_{i}": loss for i, loss in enumerate(means, start=1)}
+    values |= {"halting_loss": float(halting.detach()), "gate_entropy": float(entropy.detach())}
+    return LossOutput(total, len(targets), values | {"halt_rate": rate}, answers)
 
 
 def _check(tokens: Tensor, targets: Tensor, vocab_size: int) -> None:
@@ -133,10 +150,7 @@ def _check(tokens: Tensor, targets: Tensor, vocab_size: int) -> None:
 
 
 def _halting_loss(
-    model: ForgeNetwork,
-    losses: list[Tensor],
-    halts: list[tuple[Tensor, Tensor]],
-    expected: float,
+    model: ForgeNetwork, losses: list[Tensor], halts: list[tuple[Tensor, Tensor]], expected: float
 ) -> tuple[Tensor, float]:
     """Halting is right where the last step would not be better by more than a margin."""
     final = losses[-1]

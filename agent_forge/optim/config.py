@@ -4,63 +4,53 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import AliasChoices, ConfigDict, Field
+from pydantic import AliasChoices, AliasGenerator, ConfigDict, Field
 
 from agent_forge.config.settings import Settings
 from agent_forge.errors import ConfigError
 
-
-def _named(*names: str) -> AliasChoices:
-    return AliasChoices(*names)
+OTHER_NAMES = {
+    "muon_lr": "lr",
+    "grokfast_alpha": "alpha",
+    "grokfast_lambda": "lam",
+    "ns_steps": "k",
+    "momentum": "beta",
+    "qk_clip_threshold": "qkclip_tau",
+}
 
 
 class MuGrokConfig(Settings):
-    """What MuonGrokfast does with a gradient. A second name is that of the other document."""
+    """What MuonGrokfast does with a gradient. Some settings have another name in one document."""
 
-    model_config = ConfigDict(validate_by_name=True, validate_by_alias=True)
+    model_config = ConfigDict(
+        validate_by_name=True,
+        validate_by_alias=True,
+        alias_generator=AliasGenerator(
+            validation_alias=lambda name: AliasChoices(name, OTHER_NAMES.get(name, name))
+        ),
+    )
 
-    muon: bool = Field(True, description="false gives the matrices to AdamW too")
+    muon: bool = Field(True, description="false lets AdamW update the matrices too")
     muon_lr: float = Field(
-        1e-3,
-        gt=0,
-        validation_alias=_named("muon_lr", "lr"),
-        description="rate for matrices; the update is scaled to the size of AdamW's",
+        1e-3, gt=0, description="rate for matrices; updates are scaled to AdamW's size"
     )
     fallback_lr: float = Field(1e-3, gt=0, description="AdamW's rate, for everything else")
     grokfast_alpha: float = Field(
-        0.98,
-        ge=0,
-        lt=1,
-        validation_alias=_named("grokfast_alpha", "alpha"),
-        description="inertia of the running mean of the gradient",
+        0.98, ge=0, lt=1, description="inertia of the running mean of the gradient"
     )
     grokfast_lambda: float = Field(
-        0.0,
-        ge=0,
-        validation_alias=_named("grokfast_lambda", "lam"),
-        description="how much of that mean is added to the gradient",
+        0.0, ge=0, description="how much of that mean is added to the gradient"
     )
-    ns_steps: int = Field(
-        5,
-        ge=1,
-        le=20,
-        validation_alias=_named("ns_steps", "k"),
-        description="Newton-Schulz iterations",
-    )
+    ns_steps: int = Field(5, ge=1, le=20, description="Newton-Schulz iterations")
     momentum: float = Field(
-        0.95,
-        ge=0,
-        lt=1,
-        validation_alias=_named("momentum", "beta"),
-        description="of the matrices' updates (Nesterov)",
+        0.95, ge=0, lt=1, description="momentum of the matrices' updates (Nesterov)"
     )
-    weight_decay: float = Field(0.05, ge=0, description="decoupled, on matrices only")
-    grad_clip: float = Field(1.0, ge=0, description="largest norm of the whole gradient; 0 = any")
+    weight_decay: float = Field(0.05, ge=0, description="decoupled decay, of matrices only")
+    grad_clip: float = Field(
+        1.0, ge=0, description="largest norm of the whole gradient; 0 clips nothing"
+    )
     qk_clip_threshold: float = Field(
-        30.0,
-        ge=0,
-        validation_alias=_named("qk_clip_threshold", "qkclip_tau"),
-        description="largest attention logit of a head; 0 = any",
+        30.0, ge=0, description="largest attention logit of a head; 0 clips nothing"
     )
     kl_coefficient: float = Field(
         0.0, ge=0, description="weight of the divergence from a reference, where a phase has one"
@@ -85,7 +75,6 @@ PHASE_SETTINGS: dict[int, dict[str, Any]] = {
         "grokfast_lambda": 0.0,
         "ns_steps": 3,
         "momentum": 0.9,
-        "qk_clip_threshold": 30.0,
     },
     3: {
         "muon_lr": 5e-4,

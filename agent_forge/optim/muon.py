@@ -8,9 +8,8 @@ of each head by scaling its query and key weights after the step.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Protocol, cast
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -22,20 +21,10 @@ from agent_forge.errors import NotFinite
 from agent_forge.optim.config import MuGrokConfig
 
 NS_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-ADAM_BETAS = (0.9, 0.95)
+BETA1, BETA2 = 0.9, 0.95  # of AdamW
 ADAM_EPS = 1e-8
 WATCHED_ROWS = 16
 NOT_HIDDEN = ("embedding", "projection", "halting", "lora_")  # matrices that AdamW handles better
-
-
-class ClippedAttention(Protocol):
-    """What QK-clip needs of an attention layer; `model.attention` has it."""
-
-    watched: int
-    largest_logit_H: Tensor | None
-    heads: int
-    q: nn.Linear
-    k: nn.Linear
 
 
 def orthogonalize(x_NRC: Tensor, steps: int) -> Tensor:
@@ -69,29 +58,20 @@ def divergence(logits: Tensor, reference: Tensor) -> Tensor:
 class MuonGrokfast(torch.optim.Optimizer):
     """Give it a model, which it then routes by role and clips by head, or bare parameters."""
 
-    def __init__(
-        self,
-        params: nn.Module | Iterable[nn.Parameter],
-        config: MuGrokConfig,
-        *,
-        straight_through: Callable[[Tensor], Tensor] | None = None,
-    ) -> None:
+    def __init__(self, params: nn.Module | Iterable[nn.Parameter], config: MuGrokConfig) -> None:
         self.config = config
-        self.straight_through = straight_through
         self.metrics: dict[str, float] = {}
-        self._attentions: list[ClippedAttention] = []
+        self._attentions: list[Any] = []  # layers of model.attention whose logits are bounded
         if isinstance(params, nn.Module):
             matrices, rest = split_roles(params)
             if config.qk_clip_threshold:
-                found = [m for m in params.modules() if _is_trained_attention(m)]
-                self._attentions = cast(list[ClippedAttention], found)
+                self._attentions = [m for m in params.modules() if _is_trained_attention(m)]
                 for attention in self._attentions:
                     attention.watched = WATCHED_ROWS
         else:
             given = list(params)
             matrices = [p for p in given if p.ndim == 2]
             rest = [p for p in given if p.ndim != 2]
-        self._quantised = [p for p in matrices if p.requires_grad]
         role, rate = ("muon", config.muon_lr) if config.muon else ("adamw", config.fallback_lr)
         groups = [
             {"params": matrices, "role": role, "lr": rate, "decay": config.weight_decay},
@@ -103,11 +83,9 @@ class MuonGrokfast(torch.optim.Optimizer):
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """One update from the gradients that are there."""
         loss = closure() if closure is not None else None
-        everything = [
-            p for group in self.param_groups for p in group["params"] if p.grad is not None
-        ]
-        self.metrics = {"grad_norm": self._clip(everything)}
-        self._amplify(everything)
+        trained = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+        self.metrics = {"grad_norm": self._clip(trained)}
+        self._amplify(trained)
         for group in self.param_groups:
             params = [p for p in group["params"] if p.grad is not None]
             if params:
@@ -116,34 +94,9 @@ class MuonGrokfast(torch.optim.Optimizer):
         self.metrics["qk_clip_count"] = float(self._clip_attention())
         return loss
 
-    @contextlib.contextmanager
-    def forward_weights(self) -> Iterator[None]:
-        """Within it the matrices are as `straight_through` makes them, and learn as if they were.
-
-        The gradient at the changed weights is applied to the unchanged ones, which are back
-        afterwards.
-        """
-        if self.straight_through is None:
-            yield
-            return
-        matrices: list[Tensor] = list(self._quantised)
-        latent = [p.detach().clone() for p in matrices]
-        try:
-            with torch.no_grad():
-                for p in matrices:
-                    p.copy_(self.straight_through(p))
-            yield
-        finally:
-            with torch.no_grad():
-                torch._foreach_copy_(matrices, latent)
-
     def penalty(self, logits: Tensor, reference: Tensor) -> Tensor:
         """What a loss adds to stay near a reference: the coefficient times the mean divergence."""
         return self.config.kl_coefficient * divergence(logits, reference.detach()).mean()
-
-    def reset(self) -> None:
-        """Forget everything about past gradients: a new phase begins."""
-        self.state.clear()
 
     def _clip(self, params: list[Tensor]) -> float:
         grads = [p.grad for p in params if p.grad is not None]
@@ -204,22 +157,12 @@ class MuonGrokfast(torch.optim.Optimizer):
                 state["step"] = torch.zeros((), dtype=torch.float32, device=p.device)
                 state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(p), torch.zeros_like(p)
         states: list[dict[str, Any]] = [self.state[p] for p in params]
-        adamw(
-            params,
-            [p.grad for p in params if p.grad is not None],
-            [s["exp_avg"] for s in states],
-            [s["exp_avg_sq"] for s in states],
-            [],
-            [s["step"] for s in states],
-            fused=True,
-            amsgrad=False,
-            beta1=ADAM_BETAS[0],
-            beta2=ADAM_BETAS[1],
-            lr=lr,
-            weight_decay=decay,
-            eps=ADAM_EPS,
-            maximize=False,
-        )
+        grads = [p.grad for p in params if p.grad is not None]
+        first, second = [s["exp_avg"] for s in states], [s["exp_avg_sq"] for s in states]
+        options: dict[str, Any] = {"fused": True, "amsgrad": False, "maximize": False}
+        options |= {"beta1": BETA1, "beta2": BETA2, "eps": ADAM_EPS}
+        options |= {"lr": lr, "weight_decay": decay}
+        adamw(params, grads, first, second, [], [s["step"] for s in states], **options)
 
     def _clip_attention(self) -> int:
         """Scale down the heads whose largest logit is beyond the threshold; returns how many."""
@@ -230,24 +173,28 @@ class MuonGrokfast(torch.optim.Optimizer):
                 continue
             factor_H = (self.config.qk_clip_threshold / largest.clamp(min=1e-6)).clamp(max=1.0)
             clipped += int((factor_H < 1).sum())
-            rows = factor_H.repeat_interleave(attention.q.weight.shape[0] // attention.heads)[
-                :, None
-            ]
+            q, k = trained_weight(attention.q), trained_weight(attention.k)
+            rows = factor_H.repeat_interleave(len(q) // attention.heads)[:, None]
             if self.config.mlarope_protected:
-                attention.q.weight.mul_(rows)
+                q.mul_(rows)
             else:
-                attention.q.weight.mul_(rows.sqrt())
-                attention.k.weight.mul_(rows.sqrt())
+                q.mul_(rows.sqrt())
+                k.mul_(rows.sqrt())
             attention.largest_logit_H = None
         return clipped
 
 
-def _is_trained_attention(module: nn.Module) -> bool:
-    """Whether QK-clip may scale the queries and keys: not frozen, and not under LoRA."""
+def trained_weight(linear: Any) -> Tensor:
+    """The stored weight of a linear layer: where it is transformed, what is transformed."""
+    stored: Tensor = linear.weight
+    return linear.parametrizations.weight.original if is_parametrized(linear) else stored
+
+
+def _is_trained_attention(module: Any) -> bool:
+    """True for attention whose queries and keys are trained themselves, not frozen under LoRA."""
     if not hasattr(module, "largest_logit_H"):
         return False
-    linears = (getattr(module, "q"), getattr(module, "k"))  # noqa: B009 - not of every module
-    return not any(is_parametrized(f) or not f.weight.requires_grad for f in linears)
+    return all(trained_weight(linear).requires_grad for linear in (module.q, module.k))
 
 
 def _orthogonality_error(update_NRC: Tensor) -> float:

@@ -1,4 +1,13 @@
-"""The phases that exist, by name. Loading this imports none of them."""
+"""The phases that exist, by name. Loading this imports none of them.
+
+| file | what is in it |
+|---|---|
+| handoffs.py | what each phase requires of the models it is handed |
+| phase1_cognate/ | three specialists from one trunk |
+| phase2_evomerge/ | one model evolved from three |
+| toy.py, toy_config.py | the smallest phase: shows how one is written |
+| training.py | what training phases share: train, measure, compare, sample, save |
+"""
 
 from __future__ import annotations
 

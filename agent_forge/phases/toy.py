@@ -28,11 +28,9 @@ class ToyPhase(PhaseController):
     config: ToySettings
 
     def plan(self, models: Sequence[ModelRef]) -> PhasePlan:
-        weights = self.config.width**2 + self.config.width
-        disk = 150 * self.config.steps + 100 * weights  # a line of metrics a step, checkpoints
-        return PhasePlan(
-            self.config.steps, weights, disk_bytes=disk, memory_bytes=28 * weights + 10**7
-        )
+        steps, weights = self.config.steps, self.config.width**2 + self.config.width
+        disk = 150 * steps + 100 * weights  # a line of metrics a step, checkpoints
+        return PhasePlan(steps, weights, disk_bytes=disk, memory_bytes=28 * weights + 10**7)
 
     def run(self, ctx: PhaseContext) -> PhaseResult:
         width, data = self.config.width, ctx.generator("data")

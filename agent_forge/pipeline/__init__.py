@@ -1,1 +1,10 @@
-"""The pipeline: its whole config, and what runs the phases in order."""
+"""The orchestrator: plan, run, resume, hand over.
+
+| file | what is in it |
+|---|---|
+| config.py | PipelineConfig: all settings of a run; torch-free |
+| environment.py | device, threads, seeds and versions of a run |
+| orchestrator.py | PipelineOrchestrator: the phases of one session, in order |
+| phase_run.py | one phase of a session: its record, its disk and memory, running it |
+| stopping.py | how a run is asked to stop |
+"""

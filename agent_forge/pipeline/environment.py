@@ -56,13 +56,6 @@ def thread_count() -> int:
     return torch.get_num_threads()
 
 
-def out_of_memory() -> type[Exception]:
-    """What torch raises when a device has no memory left."""
-    import torch
-
-    return torch.OutOfMemoryError
-
-
 def seed_everything(seed: int, phase: str) -> None:
     """Begin a phase with the global generators at a place that seed and phase determine."""
     import numpy as np
@@ -77,17 +70,11 @@ def seed_everything(seed: int, phase: str) -> None:
 def _git_commit() -> str | None:
     """The commit of the checkout that the package was loaded from, if it is one."""
     try:
-        done = subprocess.run(
-            ["git", "rev-parse", "HEAD"],
-            cwd=Path(agent_forge.__file__).parent,
-            capture_output=True,
-            text=True,
-            timeout=5,
-            check=False,
-        )
+        here, asked = Path(agent_forge.__file__).parent, ["git", "rev-parse", "HEAD"]
+        done = subprocess.run(asked, cwd=here, capture_output=True, timeout=5, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.stdout.strip() or None
+    return done.stdout.decode().strip() or None
 
 
 def _cpu_name() -> str:

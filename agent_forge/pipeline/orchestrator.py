@@ -33,10 +33,9 @@ from agent_forge.errors import (
 )
 from agent_forge.phases import IMPLEMENTED, load_phase
 from agent_forge.phases.handoffs import RULES
-from agent_forge.pipeline import resources
 from agent_forge.pipeline.config import BEFORE, PipelineConfig, load_config
-from agent_forge.pipeline.environment import out_of_memory, prepare, snapshot, thread_count
-from agent_forge.pipeline.phase_run import Run, outputs_of, read_state, run_phase
+from agent_forge.pipeline.environment import prepare, snapshot, thread_count
+from agent_forge.pipeline.phase_run import Run, outputs_of, read_state, require_for, run_phase
 from agent_forge.pipeline.stopping import Stopper
 from agent_forge.store.cleanup import SessionCleanupManager
 from agent_forge.store.models import ModelStorage
@@ -87,16 +86,13 @@ class PipelineOrchestrator:
                 raise ConfigError(f"unknown phase {name!r}{did_you_mean(name, ORDER)}")
         if only and start:
             raise ConfigError("--only and --from contradict each other", hint="name one of them")
+        enabled = [name for name in ORDER if getattr(self.config.phases, name).enabled]
+        if start and start not in enabled:
+            raise ConfigError(f"phase {start!r} is not enabled in this config")
+        asked = [only] if only else enabled[enabled.index(start) :] if start else enabled
         there = self._controllers or IMPLEMENTED
-        if only:
-            names = [only]
-        else:
-            enabled = [name for name in ORDER if getattr(self.config.phases, name).enabled]
-            names = enabled[enabled.index(start) :] if start in enabled else enabled
-            if start and start not in enabled:
-                raise ConfigError(f"phase {start!r} is not enabled in this config")
-        missing = [name for name in names if name not in there]
-        names = [name for name in names if name in there]
+        missing = [name for name in asked if name not in there]
+        names = [name for name in asked if name in there]
         if names and missing:
             early.warning("not in this version yet: %s", ", ".join(missing))
         if not names:
@@ -125,7 +121,7 @@ class PipelineOrchestrator:
         prepare(self.config.runtime)
         plans = {name: self.controller(name).plan(()) for name in names}
         for name, plan in plans.items():
-            resources.require_for(plan, self.sessions.root / name, self.config)
+            require_for(plan, self.sessions.root / name, self.config)
         return plans
 
     # -- running ----------------------------------------------------------------------------------
@@ -195,22 +191,20 @@ class PipelineOrchestrator:
     def _session_folder(self, asked: Mapping[str, str | None]) -> Path:
         if self._resume:
             return self.sessions.find(self.session_id or "")
-        manager = SessionCleanupManager(self.sessions, self.config.cleanup_policy)
-        manager.cleanup_old_sessions()
+        SessionCleanupManager(self.sessions, self.config.cleanup_policy).cleanup_old_sessions()
+        details = {"config_hash": self.config.canonical_hash(), "environment": snapshot()}
         return self.sessions.create(
             self.config.model_dump(mode="json"),
             to_yaml(self.config),
             session_id=self.session_id,
-            details={
-                "config_hash": self.config.canonical_hash(),
-                "environment": snapshot(),
-                "asked": dict(asked),
-            },
+            details={**details, "asked": dict(asked)},
         )
 
     def _run_all(
         self, run: Run, names: Sequence[str], given: Sequence[ModelRef] | None
     ) -> dict[str, Any]:
+        import torch
+
         results: dict[str, PhaseResult] = {}
         current = ""
         self.sessions.set_status(run.session_id, "running")
@@ -221,12 +215,12 @@ class PipelineOrchestrator:
                 if self.stopper():
                     raise Interrupted(f"stopped before phase {current}")
                 inputs = self._inputs(run, current, results) if given is None else list(given)
-                judge = functools.partial(self._judge, run, current)
-                results[current] = run_phase(run, self.controller(current), inputs, judge)
+                check = functools.partial(self._check_handoff, run, current)
+                results[current] = run_phase(run, self.controller(current), inputs, check)
                 given = None
         except ForgeError as error:
             return self._outcome(run, results, current, error)
-        except (MemoryError, out_of_memory()) as error:
+        except (MemoryError, torch.OutOfMemoryError) as error:
             return self._outcome(run, results, current, NotEnough(f"out of memory: {error}"))
         except Exception as error:
             with contextlib.suppress(OSError, ForgeError):
@@ -303,33 +297,26 @@ class PipelineOrchestrator:
         places = [Path(text) for text in own.get("inputs", [])]
         return [ModelRef(p.name, p, read_metadata(p).model_dump()) for p in places]
 
-    def _judge(self, run: Run, target: str, models: Sequence[ModelRef]) -> None:
-        """Apply the rules of the handoff, note the verdict, and raise if it is no."""
+    def _check_handoff(self, run: Run, target: str, models: Sequence[ModelRef]) -> None:
+        """Apply the rules of the handoff, record the result, and raise if it did not pass."""
         source = _source_of(target)
         if source is None:
             return
-        verdict = self.validator().judge(
-            source, target, [ref.weights() for ref in models], [ref.metadata for ref in models]
-        )
+        weights, metadata = [ref.weights() for ref in models], [ref.metadata for ref in models]
+        found = self.validator().check(source, target, weights, metadata)
         for ref in models:
             with contextlib.suppress(NotFound):  # a model from elsewhere is in no registry of ours
                 self.sessions.registry.record_handoff(
                     ref.metadata["model_id"],
                     target,
-                    validation_status="passed" if verdict.passed else "failed",
-                    validation_metrics={**verdict.measured, "message": verdict.message},
+                    validation_status="passed" if found.passed else "failed",
+                    validation_metrics={**found.measured, "message": found.message},
                 )
-        run.tracker.event(
-            "handoff",
-            phase=target,
-            source=source,
-            passed=verdict.passed,
-            measured=verdict.measured,
-            warnings=verdict.warnings,
-        )
-        if not verdict.passed:
+        details = {"measured": found.measured, "warnings": found.warnings}
+        run.tracker.event("handoff", phase=target, source=source, passed=found.passed, **details)
+        if not found.passed:
             raise HandoffRefused(
-                f"{source} -> {target}: {verdict.message}",
+                f"{source} -> {target}: {found.message}",
                 hint=f"forge resume {run.session_id} --from {source} makes its models anew",
             )
 
@@ -371,12 +358,10 @@ class PipelineOrchestrator:
             elif record["event"] != "step" or time.monotonic() - last < REGISTRY_EVERY_S:
                 return
             last = time.monotonic()
-            phase = record["phase"]
-            done, left = record.get("done", 1), record.get("left", 0)
-            within = done / (done + left)
-            percent = 100 * (list(names).index(phase) + within) / len(names)
+            phase, done, left = record["phase"], record.get("done", 1), record.get("left", 0)
+            share = (list(names).index(phase) + done / (done + left)) / len(names)
             self.sessions.registry.update_session(
-                session_id, current_phase=phase, progress_percent=min(100.0, percent)
+                session_id, current_phase=phase, progress_percent=min(100.0, 100 * share)
             )
 
         return listen

@@ -1,4 +1,4 @@
-"""One phase within a session: its record, whether it is done already, and running it.
+"""One phase within a session: its record, what it needs, whether it is done, and running it.
 
 `state.json` in the phase's folder holds its status, the fingerprint of everything that its result
 depends on, and what came out. A phase that is done with the same fingerprint is not done again.
@@ -14,18 +14,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from agent_forge.config.phases import phase_folder
-from agent_forge.contract.decisions import FILE as DECISIONS
-from agent_forge.contract.phase import ModelRef, PhaseContext, PhaseController, PhaseResult
+from agent_forge.contract.phase import (
+    STATE_FILE,
+    ModelRef,
+    PhaseContext,
+    PhaseController,
+    PhasePlan,
+    PhaseResult,
+)
+from agent_forge.contract.replay import DECISIONS, MEASUREMENTS
 from agent_forge.errors import (
     DamagedFile,
+    DiskFull,
     ForgeError,
     Gone,
     HandoffRefused,
+    NotEnough,
     NotFound,
     PhaseFailed,
 )
-from agent_forge.pipeline import resources
 from agent_forge.pipeline.config import PipelineConfig
 from agent_forge.pipeline.environment import seed_everything
 from agent_forge.store import files, paths
@@ -37,7 +47,6 @@ from agent_forge.store.sessions import SESSION_FILE
 from agent_forge.track.tracker import Tracker
 
 log = logging.getLogger(__name__)
-STATE_FILE = "state.json"
 UNRECORDED = ("models", "all_models")  # references and networks, recorded as outputs
 # Settings that change how a phase is run, not what comes out of it.
 WITHOUT_EFFECT = {"enabled", "checkpoint_every_steps", "gate_policy", "gates"}
@@ -64,11 +73,11 @@ def run_phase(
     run: Run,
     controller: PhaseController,
     inputs: Sequence[ModelRef],
-    judge: Callable[[Sequence[ModelRef]], None],
+    check_handoff: Callable[[Sequence[ModelRef]], None],
 ) -> PhaseResult:
     """Run a phase, or go on with it, or skip it if it is done with the same inputs and config.
 
-    `judge` checks the handoff, and raises if these models may not come in.
+    `check_handoff` raises if these models may not come in.
     """
     folder = run.folder / phase_folder(controller.name)
     fingerprint = fingerprint_of(run, controller, inputs)
@@ -78,14 +87,16 @@ def run_phase(
         if outputs is not None:
             run.tracker.event("phase_skipped", phase=controller.name, reason="done already")
             return _done(controller.name, state, outputs)
-    judge(inputs)
+    check_handoff(inputs)
     accepted, problem = controller.validate_input(inputs)
     if not accepted:
         raise HandoffRefused(f"{controller.name}: {problem}")
     plan = controller.plan(inputs)
-    resources.require_for(plan, folder, run.config)
+    require_for(plan, folder, run.config)
     state = _begin(run, controller.name, folder, fingerprint, inputs)
-    return _work(run, controller, inputs, folder, state, plan.steps)
+    context = _context(run, controller, inputs, folder, state)
+    context.planned = plan.work or plan.steps
+    return _work(run, controller, context, state)
 
 
 def _begin(
@@ -112,19 +123,13 @@ def forget(folder: Path, root: Path) -> None:
     """Drop what an attempt with other settings or inputs left to go on from."""
     if (folder / CHECKPOINTS).exists():
         files.remove_tree(folder / CHECKPOINTS, root)
-    files.remove(folder / DECISIONS)
+    for name in (DECISIONS, MEASUREMENTS):
+        files.remove(folder / name)
 
 
 def _work(
-    run: Run,
-    controller: PhaseController,
-    inputs: Sequence[ModelRef],
-    folder: Path,
-    state: dict[str, Any],
-    planned: int,
+    run: Run, controller: PhaseController, context: PhaseContext, state: dict[str, Any]
 ) -> PhaseResult:
-    context = _context(run, controller, inputs, folder, state)
-    context.planned = planned
     run.tracker.begin_phase(controller.name)
     seed_everything(run.config.runtime.seed, controller.name)
     try:
@@ -133,9 +138,9 @@ def _work(
             raise PhaseFailed(f"{controller.name} returned {type(result).__name__}")
         if not result.success:
             raise PhaseFailed(f"{controller.name}: {result.error or 'no reason given'}")
-        _complete(run, context, result, folder, state)
+        _complete(context, result, state)
     except Exception as error:
-        _record_failure(folder, {**state, "seconds": context.seconds}, error)
+        _record_failure(context.folder, {**state, "seconds": context.seconds}, error)
         run.tracker.end_phase()
         raise
     run.tracker.end_phase()
@@ -144,14 +149,12 @@ def _work(
     return result
 
 
-def _complete(
-    run: Run, context: PhaseContext, result: PhaseResult, folder: Path, state: dict[str, Any]
-) -> None:
+def _complete(context: PhaseContext, result: PhaseResult, state: dict[str, Any]) -> None:
     """Record what came out; only then is the phase done. Old checkpoints have served their time."""
     outputs: list[ModelRef] = result.artifacts.setdefault("models", [])
     result.duration_seconds = context.seconds
     context.log(None, {"phase/duration_seconds": context.seconds, "phase/success": 1})
-    run.tracker.metrics.sync()
+    context.tracker.metrics.sync()
     done = {
         **state,
         "status": "completed",
@@ -160,8 +163,8 @@ def _complete(
         "metrics": _plain(result.metrics),
         "artifacts": _plain({k: v for k, v in result.artifacts.items() if k not in UNRECORDED}),
     }
-    files.write_bytes(folder / STATE_FILE, files.with_checksum(done))
-    for stage in (folder / CHECKPOINTS).glob("*"):
+    files.write_bytes(context.folder / STATE_FILE, files.with_checksum(done))
+    for stage in (context.folder / CHECKPOINTS).glob("*"):
         CheckpointManager(stage, keep_last=1).prune()
 
 
@@ -199,7 +202,7 @@ def _context(
         tracker=run.tracker,
         storage=run.storage,
         should_stop=lambda: _there(run, folder) and run.should_stop(),
-        check_resources=lambda: resources.check_during(folder, run.config),
+        check_resources=lambda: check_during(folder, run.config),
         checkpoint_every=controller.config.checkpoint_every_steps,
         check_every=run.config.runtime.check_every_steps,
         keep_checkpoints=run.config.storage.keep_checkpoints,
@@ -209,13 +212,10 @@ def _context(
 
 def _there(run: Run, folder: Path) -> bool:
     """True; where the records of the run are gone, whatever is written would belong to nothing."""
-    lost = "the session is lost; start a new one"
-    for path, hint in (
-        (run.folder / SESSION_FILE, lost),
-        (folder / STATE_FILE, "resume does the phase again"),
-    ):
-        if not path.exists():
-            raise Gone(path, hint=hint)
+    if not (run.folder / SESSION_FILE).exists():
+        raise Gone(run.folder / SESSION_FILE, hint="the session is lost; start a new one")
+    if not (folder / STATE_FILE).exists():
+        raise Gone(folder / STATE_FILE, hint="resume does the phase again")
     return True
 
 
@@ -273,3 +273,33 @@ def outputs_of(folder: Path, state: dict[str, Any]) -> list[ModelRef] | None:
 def _done(phase: str, state: dict[str, Any], outputs: list[ModelRef]) -> PhaseResult:
     artifacts = {**state["artifacts"], "models": outputs, "skipped": True}
     return PhaseResult(True, None, phase, state["metrics"], artifacts, state["seconds"])
+
+
+def require_for(plan: PhasePlan, folder: Path, config: PipelineConfig) -> None:
+    """Refuse a phase that the machine cannot hold, before it starts."""
+    reserve = int(config.storage.reserve_disk_mb * 1e6)
+    files.require_space(folder, plan.disk_bytes + reserve)
+    needed = plan.memory_bytes + int(config.runtime.reserve_memory_mb * 1e6)
+    available = psutil.virtual_memory().available
+    if needed > available:
+        raise NotEnough(
+            f"not enough memory: {needed:,} bytes needed, {available:,} available",
+            hint="close programs, or choose a smaller preset",
+        )
+
+
+def check_during(folder: Path, config: PipelineConfig) -> None:
+    """Pause before the machine runs out. Old checkpoints go first; the newest stays."""
+    reserve = int(config.storage.reserve_disk_mb * 1e6)
+    if files.free_bytes(folder) < reserve:
+        for stage in (folder / CHECKPOINTS).glob("*"):
+            CheckpointManager(stage).make_room(reserve)
+        free = files.free_bytes(folder)
+        if free < reserve:
+            raise DiskFull(folder, reserve, free)
+    available = psutil.virtual_memory().available
+    if available < config.runtime.reserve_memory_mb * 1e6:
+        raise NotEnough(
+            f"only {available:,} bytes of memory are left on this machine",
+            hint="close programs, then resume",
+        )

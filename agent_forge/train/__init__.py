@@ -1,1 +1,12 @@
-"""The one training loop, LoRA and distillation."""
+"""Training: the one loop that every training phase shares, and what it is fed with.
+
+| file | what is in it |
+|---|---|
+| config.py | TrainSettings, CorpusSettings and the schedule of the rate; torch-free |
+| corpus.py | Corpus: generated tasks, datasets and own texts; mixtures, curriculum, unseen items |
+| distill.py | DistillationLoss: learn from a teacher |
+| fit.py | fit_corpus: train a model on a corpus; fit: the loop over any batches; EarlyStop |
+| parallel.py | World: several processes under torchrun train one network |
+| trainer.py | Trainer: one update at a time, within the memory there is |
+| transforms.py | LoRA and straight-through rounding as parametrisations of weights |
+"""

@@ -1,19 +1,21 @@
-"""Settings of the training loop. Torch-free."""
+"""Settings of training: of the loop, and of the corpus that is learned from. Torch-free."""
 
 from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from agent_forge.config.settings import Settings
 from agent_forge.optim.config import MuGrokConfig
+
+DOMAINS = ("reasoning", "memory", "adaptive")  # of the generated tasks
 
 
 class TrainSettings(Settings):
     """How a network is trained, whatever it is trained on."""
 
-    optimizer: MuGrokConfig = Field(MuGrokConfig(), description="of MuonGrokfast")
+    optimizer: MuGrokConfig = Field(MuGrokConfig(), description="settings of MuonGrokfast")
     accumulate: int = Field(
         1, ge=1, le=4096, description="pieces that a batch is cut into; more need less memory"
     )
@@ -21,7 +23,9 @@ class TrainSettings(Settings):
     warmdown_share: float = Field(
         0.5, ge=0, le=1, description="share of the steps, at the end, in which the rate falls"
     )
-    final_rate: float = Field(0.05, ge=0, le=1, description="share of the rate that is left then")
+    final_rate: float = Field(
+        0.05, ge=0, le=1, description="share of the rate that is left at the end"
+    )
     precision: Literal["auto", "fp32", "bf16"] = Field(
         "auto", description="auto takes bf16 only on hardware that computes faster in it"
     )
@@ -32,6 +36,33 @@ class TrainSettings(Settings):
         0, ge=0, description="evaluations without a gain before training stops; 0 = never"
     )
     min_gain: float = Field(0.001, ge=0, description="fall of the loss, in nats, that is a gain")
+
+
+class CorpusSettings(Settings):
+    """What is learned from, in batches of which size, and what is measured."""
+
+    rows: int = Field(8, ge=1, description="rows of a batch")
+    row_tokens: int = Field(128, ge=16, description="tokens of a row")
+    items_per_family: int = Field(
+        6000, ge=10, le=1_000_000, description="generated tasks of each family"
+    )
+    max_level: int = Field(20, ge=1, le=100, description="difficulty of the generated tasks")
+    families: list[str] = Field(
+        [], description="families of generated tasks; none = those that small models learn"
+    )
+    text_share: float = Field(0.1, ge=0, lt=1, description="share of running text in the mixture")
+    data_dir: str = Field("data", min_length=1, description="folder of real datasets")
+    datasets: list[str] = Field([], description="real datasets to learn from besides")
+    texts: list[str] = Field([], description="your own files: text or JSON lines")
+    evaluation_items: int = Field(
+        2000, ge=1, le=1_000_000, description="unseen items of each domain it is measured on"
+    )
+
+    @model_validator(mode="after")
+    def _families_are_named_once(self) -> CorpusSettings:
+        if len(set(self.families)) != len(self.families):
+            raise ValueError("a family is named twice")
+        return self
 
 
 def rate_factor(step: int, total: int, settings: TrainSettings) -> float:

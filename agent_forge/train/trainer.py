@@ -13,13 +13,14 @@ import contextlib
 import logging
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from agent_forge.contract.decisions import Decisions
+from agent_forge.contract.replay import Decisions
 from agent_forge.errors import Diverged, NotEnough, NotFinite
+from agent_forge.model.loss import LossOutput
 from agent_forge.train.config import TrainSettings, rate_factor
 from agent_forge.train.parallel import World
 
@@ -30,20 +31,11 @@ SMALLEST_FACTOR = 1 / 32
 NO_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
 
 
-class LossOutput(Protocol):
-    """What a loss function returns."""
-
-    total: Tensor  # mean over what is learned
-    count: int  # how much that is
-
-    def values(self) -> dict[str, float]: ...
-
-
 LossFunction = Callable[[Any, Batch, torch.Generator], LossOutput]
 
 
 def bf16_is_faster(device: str) -> bool:
-    """Whether this hardware multiplies bf16 matrices faster than fp32 ones."""
+    """True if this hardware multiplies bf16 matrices faster than fp32 ones."""
     if device.startswith("cuda"):
         return torch.cuda.get_device_capability()[0] >= 8
     return device == "cpu" and bool(torch.cpu._is_amx_tile_supported())
@@ -88,11 +80,7 @@ class Trainer:
         return {"model": self.model, "optimizer": self.optimizer, "trainer": self}
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "factor": self.factor,
-            "recent": list(self.recent),
-            "steps_seen": self.steps_seen,
-        }
+        return {"factor": self.factor, "recent": [*self.recent], "steps_seen": self.steps_seen}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.factor, self.recent = state["factor"], list(state["recent"])
@@ -107,7 +95,7 @@ class Trainer:
         begin = self.generator.get_state()
         while True:
             try:
-                values = self._gradients(mine, self._settle(step))
+                values = self._gradients(mine, self._apply_decisions(step))
                 break
             except (torch.OutOfMemoryError, RuntimeError, MemoryError) as error:
                 if not _out_of_memory(error):
@@ -123,7 +111,7 @@ class Trainer:
             self.optimizer.step()
         except NotFinite as error:
             raise Diverged(f"step {step}: {error}") from error
-        self._tell_modules("end_step")
+        self._notify_modules("end_step")
         self.world.average(list(self.model.buffers()))
         self.steps_seen += 1
         self.recent = [*self.recent[1 - RECENT :], values["loss"]]
@@ -132,15 +120,15 @@ class Trainer:
 
     @property
     def mean_loss(self) -> float:
-        """Of the last hundred steps."""
+        """The mean loss of the last hundred steps."""
         return sum(self.recent) / max(1, len(self.recent))
 
     def expect_other_losses(self) -> None:
-        """The data changes here: what the loss was until now says nothing about what it may be."""
+        """Forget past losses: the data changes, and they no longer tell what is a divergence."""
         self.recent, self.steps_seen = [], 0
 
     def halve_rate(self, factor: float) -> None:
-        """Go on after a divergence at half of the rate that `factor` was."""
+        """Set the rate's factor to half of `factor`, which it was when training diverged."""
         if factor <= SMALLEST_FACTOR:
             raise NotFinite(
                 f"training diverges even at {factor:.3g} of the rate",
@@ -151,19 +139,18 @@ class Trainer:
     def _gradients(self, batch: Batch, pieces: int) -> dict[str, float]:
         """Leave the mean gradient of the batch in the parameters; returns the mean values."""
         self.optimizer.zero_grad(set_to_none=True)
-        self._tell_modules("begin_step")
+        self._notify_modules("begin_step")
         pieces = min(pieces, len(batch[0]))
         sums: dict[str, float] = {}
         count = 0
         cut = zip(*(t.to(self.device).tensor_split(pieces) for t in batch), strict=True)
-        with self._forward_weights():
-            for piece in cut:
-                with self._precision():
-                    loss = self.loss(self.model, piece, self.generator)
-                (loss.total * loss.count).backward()  # type: ignore[no-untyped-call]
-                count += loss.count
-                for name, value in loss.values().items():
-                    sums[name] = sums.get(name, 0.0) + value * loss.count
+        for piece in cut:
+            with self._precision():
+                loss = self.loss(self.model, piece, self.generator)
+            (loss.total * loss.count).backward()  # type: ignore[no-untyped-call]
+            count += loss.count
+            for name, value in loss.values.items():
+                sums[name] = sums.get(name, 0.0) + value * loss.count
         gradients = self.world.gradients(self.model)
         sums, count = self.world.sum(gradients, sums, count)
         if not count:
@@ -171,17 +158,11 @@ class Trainer:
         torch._foreach_mul_(gradients, 1 / count)
         return {name: value / count for name, value in sums.items()}
 
-    def _tell_modules(self, what: str) -> None:
+    def _notify_modules(self, method: str) -> None:
         """Call `begin_step` or `end_step` of the modules that count over a step."""
         for module in self.model.modules():
-            if hasattr(module, what):
-                getattr(module, what)()
-
-    def _forward_weights(self) -> contextlib.AbstractContextManager[None]:
-        """The weights as the optimizer wants them seen: through a straight-through hook or not."""
-        hook = getattr(self.optimizer, "forward_weights", contextlib.nullcontext)
-        context: contextlib.AbstractContextManager[None] = hook()
-        return context
+            if hasattr(module, method):
+                getattr(module, method)()
 
     def _precision(self) -> contextlib.AbstractContextManager[Any]:
         wanted = self.settings.precision
@@ -197,8 +178,8 @@ class Trainer:
                 f"the loss ran away at step {step}: {loss:.3g} after a mean of {self.mean_loss:.3g}"
             )
 
-    def _settle(self, step: int) -> int:
-        """Pieces at this step, and the device, as was decided at this step or an earlier one."""
+    def _apply_decisions(self, step: int) -> int:
+        """Move to the CPU if that was decided by this step; returns the pieces of its batch."""
         if self.decisions.latest("cpu", step) and self.device != "cpu":
             self.device = "cpu"
             self.model.to("cpu")
@@ -209,7 +190,7 @@ class Trainer:
     def _use_less(self, step: int, rows: int) -> None:
         """Decide, for good, to compute smaller pieces from this step on, or on the CPU."""
         self.optimizer.zero_grad(set_to_none=True)
-        pieces = self._settle(step)
+        pieces = self._apply_decisions(step)
         if pieces < rows:
             self.decisions.record("pieces", step, min(2 * pieces, rows))
         elif self.device != "cpu":

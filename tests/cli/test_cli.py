@@ -21,7 +21,7 @@ from agent_forge.pipeline.config import load_config
 from agent_forge.store import files, lock
 from agent_forge.store.cleanup import DAY_S
 from agent_forge.store.models import ModelStorage
-from agent_forge.store.sessions import DAY_S, SessionStore
+from agent_forge.store.sessions import SessionStore
 from tests.support.command_line import Forge, Result
 from tests.support.documents import generate
 from tests.support.pico import Pico

@@ -14,7 +14,7 @@ from torch import nn
 from agent_forge.config.phases import PHASES
 from agent_forge.contract.handoff import ModelHandoffValidator
 from agent_forge.contract.metrics import METRICS, find_metric
-from agent_forge.contract.sizes import SIZE_CLASSES, size_class
+from agent_forge.contract.phase import PhasePlan
 from agent_forge.phases.handoffs import RULES
 from tests.support.handoffs import GOOD, models
 
@@ -79,7 +79,7 @@ def test_a_policy_can_warn_and_a_preset_can_set_the_threshold(
     def verdict(**options: Any) -> Any:
         validator = ModelHandoffValidator(RULES, **options)
         record = {**GOOD["quietstar"], "fitness": 0.5}
-        return validator.judge("evomerge", "quietstar", models("quietstar"), [record])
+        return validator.check("evomerge", "quietstar", models("quietstar"), [record])
 
     assert not verdict().passed
     assert verdict(thresholds={"quietstar": {"min_fitness": 0.5}}).passed
@@ -113,10 +113,9 @@ def test_an_unknown_handoff_is_refused() -> None:
 
 
 def test_size_classes() -> None:
-    found = [size_class(n).name for n in (1, 49_999_999, 50_000_000, 10**9, 2 * 10**9, 10**12)]
-    assert found == ["tiny", "tiny", "small", "medium", "large", "large"]
-    assert [c.target_compression for c in SIZE_CLASSES] == [6, 8, 10, 12]
-    assert [c.batch_size for c in SIZE_CLASSES] == [32, 16, 8, 4]
+    found = [PhasePlan(1, n).size_class for n in (1, 49_999_999, 50_000_000, 10**9, 2 * 10**9)]
+    assert found == ["tiny", "tiny", "small", "medium", "large"]
+    assert PhasePlan(1).size_class is None
 
 
 def test_metric_names_are_unique_and_explained() -> None:

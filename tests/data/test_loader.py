@@ -270,15 +270,13 @@ def test_what_no_model_could_read_is_refused() -> None:
 # -- curriculum -----------------------------------------------------------------------------------
 
 
-def test_three_stages_by_default() -> None:
-    curriculum = Curriculum.three({"text": 1, "math": 2, "qa": 3}, length=64)
+def test_a_step_belongs_to_the_stage_of_its_share() -> None:
+    shares = {"text": 0.3, "math": 0.3, "qa": 0.4}
+    curriculum = Curriculum([CurriculumStage(s, {n: 1.0}, 64) for n, s in shares.items()])
     seen = [curriculum.at(step, 10) for step in range(10)]
     assert [seen.count(stage) for stage in curriculum.stages] == [3, 3, 4]
-    assert [stage.levels for stage in curriculum.stages] == [(1,), (1, 2), (1, 2, 3)]
-    assert curriculum.at(6, 10).mix == {"text": 0.5, "math": 0.5, "qa": 1.0}
+    assert curriculum.at(6, 10).mix == {"qa": 1.0}
     assert curriculum.at(99, 10) is curriculum.stages[-1]
-    late = Curriculum.three({"qa": 3}, length=64)
-    assert [stage.mix for stage in late.stages] == [{"qa": 1.0}] * 3
 
 
 @pytest.mark.parametrize("shares", [[], [0.5], [1.5, -0.5], [float("nan")]])
@@ -288,9 +286,7 @@ def test_shares_that_do_not_add_up_are_refused(shares: list[float]) -> None:
 
 
 def test_steps_and_stages_that_do_not_exist_are_refused() -> None:
-    curriculum = Curriculum.three({"a": 1}, 8)
+    curriculum = Curriculum([CurriculumStage(1.0, {"a": 1}, 8)])
     for step, total in ((-1, 5), (0, 0)):
         with pytest.raises(ConfigError, match="in no stage"):
             curriculum.at(step, total)
-    with pytest.raises(ConfigError, match="stage 4"):
-        Curriculum.three({"a": 4}, 8)

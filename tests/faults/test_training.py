@@ -34,7 +34,7 @@ from agent_forge.pipeline.orchestrator import PipelineOrchestrator
 from agent_forge.store import files
 from agent_forge.track.journal import read_lines
 from agent_forge.train.config import TrainSettings
-from agent_forge.train.loop import Evaluations, fit
+from agent_forge.train.fit import EarlyStop, fit
 from agent_forge.train.trainer import Trainer
 from tests.support.toy_runs import SMALL, die_at, exit_code, folder, forked, metrics
 
@@ -80,10 +80,10 @@ class Training(PhaseController):
             tokens = torch.arange(16).view(2, 8)
             model.eval()
             with torch.no_grad():
-                return language_loss(model, (tokens, tokens), torch.Generator()).per_step[-1]
+                return language_loss(model, (tokens, tokens), torch.Generator()).values["loss"]
 
-        looks = Evaluations(measure, every_steps=4)
-        done = fit(ctx, trainer, batch, parts={}, evaluations=looks)
+        early_stop = EarlyStop(measure, every_steps=4)
+        done = fit(ctx, trainer, batch, parts={}, early_stop=early_stop)
         assert done == 24
         saved = ctx.save_model("net", model, {"step": done}, config=config_dict(model.settings))
         return PhaseResult(True, None, self.name, {}, {"models": [saved]}, ctx.seconds)
@@ -92,11 +92,11 @@ class Training(PhaseController):
         seen, factor = self.trainer.steps_seen, self.trainer.factor
         loss = language_loss(model, piece, generator)
         if self.trouble == "diverges" and seen == 12 and factor > 0.3:
-            loss.per_step[-1] = math.nan
+            loss.values["loss"] = math.nan
         if self.trouble == "diverges early" and seen == 2 and factor > 0.6:
-            loss.per_step[-1] = math.inf
+            loss.values["loss"] = math.inf
         if self.trouble == "always diverges" and seen == 12:
-            loss.per_step[-1] = math.nan
+            loss.values["loss"] = math.nan
         short = self.trouble == "memory once" and not (Path(self.trouble_file)).exists()
         if short and seen == 7:
             Path(self.trouble_file).touch()

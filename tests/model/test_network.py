@@ -51,7 +51,7 @@ def test_the_first_loss_is_that_of_a_guess(preset: str) -> None:
     model = ForgeNetwork(shape)
     x = torch.randint(0, shape.vocab_size, (4, 64))
     loss = language_loss(model, (x, x.roll(1, 1)), torch.Generator().manual_seed(0))
-    for value in loss.per_step:
+    for value in (loss.values[f"loss_step_{i}"] for i in range(1, shape.t_max + 1)):
         assert value == pytest.approx(math.log(shape.vocab_size), abs=0.1)
 
 
@@ -108,11 +108,11 @@ def test_it_learns_to_repeat_a_pattern() -> None:
     first = 0.0
     for _ in range(40):
         loss = language_loss(model, (x[:, :-1], x[:, 1:]), generator)
-        first = first or loss.per_step[-1]
+        first = first or loss.values["loss"]
         optimizer.zero_grad()
         loss.total.backward()
         optimizer.step()
-    assert loss.per_step[-1] < 0.3 < first
+    assert loss.values["loss"] < 0.3 < first
 
 
 # -- attention ------------------------------------------------------------------------------------
@@ -290,7 +290,7 @@ def test_halting_learns_where_a_further_step_would_not_help() -> None:
     generator = torch.Generator().manual_seed(0)
     generous = language_loss(network(halt_margin=100), (x, x), generator)
     strict = language_loss(model, (x, x), generator)
-    assert generous.mean_target == 1.0 and 0 < strict.mean_target < 1
+    assert generous.values["halt_rate"] == 1.0 and 0 < strict.values["halt_rate"] < 1
 
 
 # -- the loss -------------------------------------------------------------------------------------
@@ -316,7 +316,7 @@ def test_ignored_positions_teach_nothing() -> None:
     masked[:, :20] = IGNORE
     other = x.clone()
     losses = [
-        language_loss(model, (other, masked), torch.Generator().manual_seed(0)).per_step[-1],
+        language_loss(model, (other, masked), torch.Generator().manual_seed(0)).values["loss"],
         float(token_losses(model, _last(model, x), targets.flatten()).view(2, 30)[:, 20:].mean()),
     ]
     assert losses[0] == pytest.approx(losses[1], abs=1e-5)

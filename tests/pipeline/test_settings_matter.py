@@ -64,10 +64,10 @@ def exit_code(setting: str, root: Path, patch: pytest.MonkeyPatch) -> Any:
 
 
 def looks(setting: str, root: Path, patch: pytest.MonkeyPatch) -> Any:
-    from agent_forge.pipeline import resources
+    from agent_forge.pipeline import phase_run
 
     seen: list[Path] = []
-    patch.setattr(resources, "check_during", lambda folder, config: seen.append(folder))
+    patch.setattr(phase_run, "check_during", lambda folder, config: seen.append(folder))
     toy_run(root, setting)
     return len(seen)
 

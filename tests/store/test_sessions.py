@@ -17,10 +17,7 @@ from agent_forge.store import files, lock
 from agent_forge.store.cleanup import DAY_S, SessionCleanupManager, plan_cleanup
 from agent_forge.store.models import ModelStorage
 from agent_forge.store.sessions import (
-    DAY_S,
-    SessionCleanupManager,
     SessionStore,
-    plan_cleanup,
     read_session,
     repair_registry,
 )

@@ -13,11 +13,11 @@ from agent_forge.model.loss import language_loss
 from agent_forge.model.network import ForgeNetwork
 from agent_forge.optim.muon import MuonGrokfast
 from agent_forge.phases.phase1_cognate.config import SPECIALISTS
-from agent_forge.phases.phase1_cognate.corpus import Corpus, build_corpus
 from agent_forge.phases.phase1_cognate.phase import CognatePhase
 from agent_forge.pipeline.config import PipelineConfig, load_config
 from agent_forge.pipeline.orchestrator import PipelineOrchestrator
 from agent_forge.store import files
+from agent_forge.train.corpus import Corpus, build_corpus
 from agent_forge.train.trainer import Trainer
 
 QUICK = (
@@ -57,7 +57,7 @@ def learned_from(setting: str, root: Path, patch: pytest.MonkeyPatch) -> Any:
         more = (*more, "phases.cognate.datasets=[svamp]")
     found = corpus(setting, *more)
     settings = config(setting).phases.cognate
-    mix = found.mix("memory", settings.own_share, settings.text_share)
+    mix = found.mix("memory", settings.own_share)
     return [source.fingerprint() for source in found.sources], mix, len(found.verdict["memory"])
 
 

@@ -14,7 +14,7 @@ import torch.multiprocessing as mp
 from torch import Tensor, nn
 
 from agent_forge.config.settings import ModelSettings
-from agent_forge.contract.decisions import Decisions
+from agent_forge.contract.replay import Decisions
 from agent_forge.errors import ConfigError, Diverged, NotEnough, NotFinite
 from agent_forge.model.loss import IGNORE, LossOutput, language_loss
 from agent_forge.model.network import ForgeNetwork
@@ -22,10 +22,16 @@ from agent_forge.optim.config import MuGrokConfig
 from agent_forge.optim.muon import MuonGrokfast
 from agent_forge.train.config import TrainSettings, rate_factor
 from agent_forge.train.distill import DistillationLoss
-from agent_forge.train.loop import Evaluations
-from agent_forge.train.lora import add_lora, fold_lora
+from agent_forge.train.fit import EarlyStop
 from agent_forge.train.parallel import World
 from agent_forge.train.trainer import Trainer, bf16_is_faster
+from agent_forge.train.transforms import (
+    StraightThrough,
+    add_lora,
+    add_transform,
+    fold,
+    transformed,
+)
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 300,
@@ -91,7 +97,7 @@ def test_a_schedule_that_does_not_fit_is_said(caplog: pytest.LogCaptureFixture) 
     with pytest.raises(ValueError, match="0 steps"):
         trainer(network(), total=0)
     with pytest.raises(ValueError, match="every 0 steps"):
-        Evaluations(lambda: 0.0, every_steps=0)
+        EarlyStop(lambda: 0.0, every_steps=0)
 
 
 def test_the_optimizer_gets_the_rate_and_the_loss_falls() -> None:
@@ -216,7 +222,7 @@ def test_another_error_is_not_taken_for_a_lack_of_memory() -> None:
 def test_a_divergence_changes_no_weight() -> None:
     def broken(model: Any, piece: Any, generator: torch.Generator) -> LossOutput:
         loss = language_loss(model, piece, generator)
-        loss.per_step[-1] = math.nan
+        loss.values["loss"] = math.nan
         return loss
 
     model = network()
@@ -294,36 +300,32 @@ def test_straight_through_learns_at_the_changed_weights() -> None:
         return language_loss(model, piece, generator)
 
     model = network()
-    settings = TrainSettings()
-    optimizer = MuonGrokfast(model, settings.optimizer, straight_through=torch.sign)
-    generator = torch.Generator().manual_seed(0)
-    work = Trainer(model, optimizer, spying, settings, total=10, generator=generator)
-    latent = model.blocks[0].mlp.up.weight.detach().clone()  # type: ignore[union-attr]
-    work.step(1, batch())
-    now = model.blocks[0].mlp.up.weight.detach()  # type: ignore[union-attr]
+    names = add_transform(model, lambda _: StraightThrough(torch.sign))
+    assert "blocks.0.mlp.up" in names and names == list(transformed(model))
+    stored: Any = model.blocks[0].mlp.up.parametrizations.weight  # type: ignore[union-attr]
+    latent = stored.original.detach().clone()
+    trainer(model, spying, total=10).step(1, batch())
     assert torch.equal(seen[0], latent.sign())
+    now = stored.original.detach()
     assert 0 < (now - latent).abs().max() < 0.01  # the latent weights moved by one small step
+    fold(model)
+    assert torch.equal(model.blocks[0].mlp.up.weight, now.sign())  # type: ignore[union-attr]
 
 
-def test_straight_through_gives_the_weights_back_whatever_happens() -> None:
-    model = network()
-    count = 0
+def test_qk_clip_scales_what_is_stored_behind_a_transform() -> None:
+    def stored(model: ForgeNetwork) -> dict[str, Tensor]:
+        return {
+            n.replace("parametrizations.weight.original", "weight"): p.detach()
+            for n, p in model.named_parameters()
+        }
 
-    def fails(weight: Tensor) -> Tensor:
-        nonlocal count
-        count += 1
-        if count == 3:
-            raise MemoryError
-        return torch.sign(weight)
-
-    before = [p.clone() for p in model.parameters()]
-    for config in (MuGrokConfig(), MuGrokConfig(muon=False)):
-        count = 0
-        optimizer = MuonGrokfast(model, config, straight_through=fails)
-        with pytest.raises(MemoryError), optimizer.forward_weights():
-            pass
-        assert count == 3
-        assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    plain, changed = network(), network()
+    add_transform(changed, lambda _: StraightThrough(lambda weight: weight.clone()))
+    low = MuGrokConfig(qk_clip_threshold=1e-3)
+    clipped = [
+        trainer(m, optimizer=low).step(1, batch())["qk_clip_count"] for m in (plain, changed)
+    ]
+    assert clipped[0] == clipped[1] > 0 and close(stored(plain), stored(changed), 0.0)
 
 
 def test_the_penalty_is_the_divergence_from_the_reference() -> None:
@@ -357,7 +359,7 @@ def test_lora_trains_a_small_change_and_folds_in() -> None:
     after = model(tokens).detach()
     same = {n: torch.equal(p, frozen[n]) for n, p in model.named_parameters() if n in frozen}
     assert all(same.values()) and not torch.allclose(before, after, atol=1e-3)
-    fold_lora(model)
+    fold(model)
     assert model.state_dict().keys() == network().state_dict().keys()
     assert torch.allclose(model(tokens), after, atol=1e-5)
     with pytest.raises(ConfigError, match="no linear layer is named nothing"):
@@ -388,7 +390,7 @@ def test_distillation_approaches_the_teacher() -> None:
     away = [work.step(step, batch())["divergence"] for step in range(1, 31)]
     assert away[-1] < 0.85 * away[0]
     same = DistillationLoss(student)(student, batch(), torch.Generator())
-    assert same.divergence == pytest.approx(0, abs=1e-5)
+    assert same.values["divergence"] == pytest.approx(0, abs=1e-5)
     plain = language_loss(student, batch(), torch.Generator().manual_seed(0))
     none = DistillationLoss(teacher, share=0.0)
     mixed = none(student, batch(), torch.Generator().manual_seed(0))
@@ -398,7 +400,7 @@ def test_distillation_approaches_the_teacher() -> None:
     with pytest.raises(ConfigError, match="teacher has 300 tokens, the student 400"):
         DistillationLoss(teacher)(network(vocab_size=400), batch(), torch.Generator())
     empty = (batch()[0], torch.full_like(batch()[1], IGNORE))
-    assert DistillationLoss(teacher)(student, empty, torch.Generator()).divergence == 0
+    assert DistillationLoss(teacher)(student, empty, torch.Generator()).values["divergence"] == 0
 
 
 def _train_as(rank: int, folder: str) -> None:

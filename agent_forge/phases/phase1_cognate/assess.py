@@ -8,20 +8,22 @@ over the largest, in multiplications), and of the accuracies (mean over domains 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import combinations
 
 import torch
 from torch import Tensor
 
 from agent_forge.config.settings import ModelSettings
-from agent_forge.evals.likelihood import TokenizedItem, batches, measure, padded
+from agent_forge.data.loader import TokenizedItem
+from agent_forge.evals.likelihood import batches, measure, padded
 from agent_forge.model.network import ForgeNetwork
-from agent_forge.phases.phase1_cognate.config import DOMAINS
+from agent_forge.phases.training import EVERY_STEP
+from agent_forge.train.config import DOMAINS
 
 QUICK_STEPS = 1.3  # recursion steps on average that the adaptive domain is judged at
 AIMED_STEPS = 1.25  # chosen on the selection items, so that the unseen ones stay below
-EVERY_STEP = 1.0  # a halting threshold that is never reached
+Batch = tuple[Tensor, Tensor]  # tokens, and which of them are asked for
 
 
 @dataclass(frozen=True)
@@ -41,9 +43,30 @@ class SpecialistScores:
         return sum(self.accuracy.values()) / len(self.accuracy)
 
     @property
-    def judged(self) -> dict[str, float]:
-        """What each domain is judged by: accuracy, for the adaptive one at few steps."""
+    def by_domain(self) -> dict[str, float]:
+        """What each domain is compared by: accuracy, of the adaptive one at few steps."""
         return {**self.accuracy, "adaptive": self.quick_accuracy}
+
+    @property
+    def mean_nats(self) -> float:
+        return sum(self.nats.values()) / len(self.nats)
+
+    def flat(self) -> dict[str, float]:
+        """All values as one level of names."""
+        values = asdict(self)
+        nested = {f"{k}_{d}": v for k in ("accuracy", "nats") for d, v in values.pop(k).items()}
+        return nested | values
+
+    def metrics(self, name: str) -> dict[str, float]:
+        """What is logged of the model of this name."""
+        values = {f"{name}/accuracy/{d}": v for d, v in self.accuracy.items()}
+        values |= {f"{name}/nats/{d}": v for d, v in self.nats.items()}
+        return values | {
+            f"{name}/accuracy/adaptive_quick": self.quick_accuracy,
+            f"{name}/act/quick_steps": self.quick_steps,
+            f"{name}/act/mean_steps": self.mean_steps,
+            f"{name}/gate/memory_use": self.memory_use,
+        }
 
 
 def assess(
@@ -52,13 +75,14 @@ def assess(
     selection: Mapping[str, Sequence[TokenizedItem]],
 ) -> SpecialistScores:
     """Measure a model on the unseen items of every domain."""
-    outcomes = {d: measure(model, verdict[d], threshold=EVERY_STEP) for d in DOMAINS}
-    quick = measure(model, verdict["adaptive"], threshold=_quick(model, selection["adaptive"]))
+    scores = {d: measure(model, verdict[d], threshold=EVERY_STEP) for d in DOMAINS}
+    threshold = _quick_threshold(model, selection["adaptive"])
+    quick = measure(model, verdict["adaptive"], threshold=threshold)
     own = [measure(model, selection[domain]).mean_steps for domain in DOMAINS]
     steps = sum(own) / len(own)
     return SpecialistScores(
-        accuracy={d: outcome.accuracy for d, outcome in outcomes.items()},
-        nats={d: outcome.nats_per_token for d, outcome in outcomes.items()},
+        accuracy={d: score.accuracy for d, score in scores.items()},
+        nats={d: score.nats_per_token for d, score in scores.items()},
         quick_accuracy=quick.accuracy,
         quick_steps=quick.mean_steps,
         mean_steps=steps,
@@ -68,20 +92,19 @@ def assess(
 
 
 def multiplications(settings: ModelSettings, steps: float) -> float:
-    """Of one token: every matrix once, the recursion as often as it runs."""
+    """How many a token takes: every matrix once, the recursion as often as it runs."""
     weights = settings.weights()
-    step = weights["recursion"] + (settings.micro_steps - 1) * 4 * (
-        settings.d_model * settings.trm_hidden
-    )
+    further = (settings.micro_steps - 1) * 4 * settings.d_model * settings.trm_hidden
+    step = weights["recursion"] + further
     return sum(weights.values()) - weights["recursion"] + steps * step
 
 
-def diversity(reports: Sequence[SpecialistScores], t_max: int) -> float:
+def diversity(scores: Sequence[SpecialistScores], t_max: int) -> float:
     """How different models are, from 0 to 1; the formula is at the top of this file."""
-    steps = _range([r.mean_steps for r in reports]) / max(1, t_max - 1)
-    memory = _range([r.memory_use for r in reports]) / max(r.memory_use for r in reports)
-    cost = _range([r.cost for r in reports]) / max(r.cost for r in reports)
-    accuracy = sum(_range([r.accuracy[d] for r in reports]) for d in DOMAINS) / len(DOMAINS)
+    steps = _range([s.mean_steps for s in scores]) / max(1, t_max - 1)
+    memory = _range([s.memory_use for s in scores]) / max(s.memory_use for s in scores)
+    cost = _range([s.cost for s in scores]) / max(s.cost for s in scores)
+    accuracy = sum(_range([s.accuracy[d] for s in scores]) for d in DOMAINS) / len(DOMAINS)
     return (steps + memory + cost + accuracy) / 4
 
 
@@ -113,9 +136,9 @@ def _range(values: Sequence[float]) -> float:
 
 
 @torch.no_grad()
-def _quick(model: ForgeNetwork, items: Sequence[TokenizedItem]) -> float:
+def _quick_threshold(model: ForgeNetwork, items: Sequence[TokenizedItem]) -> float:
     """The highest halting threshold at which these items take few enough steps."""
-    rows = _halting(model, items)
+    rows = _halting_probabilities(model, items)
     low, high = 0.0, 1.0
     for _ in range(30):
         middle = (low + high) / 2
@@ -125,7 +148,7 @@ def _quick(model: ForgeNetwork, items: Sequence[TokenizedItem]) -> float:
     return low
 
 
-def _halting(model: ForgeNetwork, items: Sequence[TokenizedItem]) -> Tensor:
+def _halting_probabilities(model: ForgeNetwork, items: Sequence[TokenizedItem]) -> Tensor:
     """The halting probability after each step at each asked token: N x T_max."""
     model.eval()
     found = []
@@ -140,9 +163,7 @@ def _halting(model: ForgeNetwork, items: Sequence[TokenizedItem]) -> Tensor:
     return torch.cat(found)
 
 
-def _batched(
-    model: ForgeNetwork, items: Sequence[TokenizedItem]
-) -> Iterator[tuple[Tensor, Tensor]]:
+def _batched(model: ForgeNetwork, items: Sequence[TokenizedItem]) -> Iterator[Batch]:
     device = next(model.parameters()).device
     for rows in batches([len(item.ids) for item in items]):
         yield padded([items[row] for row in rows], device)
@@ -153,10 +174,10 @@ def _memory_use(model: ForgeNetwork, items: Sequence[TokenizedItem]) -> float:
     """How much of the gate's blend is memory, on average."""
     shares: list[float] = []
 
-    def look(_: object, __: object, out: Tensor) -> None:
+    def observe(_: object, __: object, out: Tensor) -> None:
         shares.append(1 - float(torch.sigmoid(out).mean()))
 
-    handle = model.gate.outer.register_forward_hook(look)
+    handle = model.gate.outer.register_forward_hook(observe)
     for tokens, _ in _batched(model, items):
         model.features(tokens)
     handle.remove()

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from agent_forge.config.settings import PhaseSettings, Settings
 from agent_forge.optim.config import MuGrokConfig
-from agent_forge.train.config import TrainSettings
-
-DOMAINS = ("reasoning", "memory", "adaptive")
+from agent_forge.train.config import CorpusSettings, TrainSettings
 
 
 class Specialist(Settings):
@@ -30,49 +28,24 @@ class Specialist(Settings):
         return self.model_dump(exclude={"name", "domain", "seed"})
 
 
-SPECIALISTS = (
-    Specialist(
-        name="reasoning",
-        domain="reasoning",
-        seed=42,
-        halt_threshold=0.95,
-        halt_margin=0.0,
-        memory_capacity=4096,
-        surprise_weight=0.7,
-        novelty_weight=0.3,
-    ),
-    Specialist(
-        name="memory_integration",
-        domain="memory",
-        seed=1337,
-        halt_threshold=0.90,
-        halt_margin=0.01,
-        memory_capacity=8192,
-        surprise_weight=0.5,
-        novelty_weight=0.5,
-    ),
-    Specialist(
-        name="adaptive_computation",
-        domain="adaptive",
-        seed=2023,
-        halt_threshold=0.50,
-        halt_margin=0.05,
-        memory_capacity=2048,
-        surprise_weight=0.3,
-        novelty_weight=0.7,
-    ),
+_FIELDS = tuple(Specialist.model_fields)
+_VALUES = (
+    ("reasoning", "reasoning", 42, 0.95, 0.0, 4096, 0.7, 0.3),
+    ("memory_integration", "memory", 1337, 0.90, 0.01, 8192, 0.5, 0.5),
+    ("adaptive_computation", "adaptive", 2023, 0.50, 0.05, 2048, 0.3, 0.7),
+)
+SPECIALISTS = tuple(
+    Specialist.model_validate(dict(zip(_FIELDS, values, strict=True))) for values in _VALUES
 )
 
 
-class CognateSettings(PhaseSettings):
+class CognateSettings(PhaseSettings, CorpusSettings):
     """What Phase 1 can be told."""
 
     trunk_steps: int = Field(600, ge=1, description="steps of the trunk that all three share")
     branch_steps: int = Field(150, ge=1, description="steps of each specialist")
-    rows: int = Field(8, ge=1, description="rows of a batch")
-    row_tokens: int = Field(128, ge=16, description="tokens of a row")
     train: TrainSettings = Field(
-        TrainSettings(optimizer=MuGrokConfig.from_phase(1)), description="of the trunk"
+        TrainSettings(optimizer=MuGrokConfig.from_phase(1)), description="training of the trunk"
     )
     branch_rate: float = Field(1e-3, gt=0, description="AdamW's rate for the specialists")
     freeze_embeddings: bool = Field(
@@ -84,26 +57,6 @@ class CognateSettings(PhaseSettings):
     control: bool = Field(
         True, description="train one model on everything for as long as the three together"
     )
-    items_per_family: int = Field(
-        6000, ge=10, le=1_000_000, description="generated tasks of each family"
-    )
-    max_level: int = Field(20, ge=1, le=100, description="difficulty of the generated tasks")
-    families: list[str] = Field(
-        [], description="families of generated tasks; none = those that small models learn"
-    )
-    text_share: float = Field(0.1, ge=0, lt=1, description="share of running text in the trunk")
-    data_dir: str = Field("data", min_length=1, description="folder of real datasets")
-    datasets: list[str] = Field([], description="real datasets to learn from besides")
-    texts: list[str] = Field([], description="your own files: text or JSON lines")
-    evaluation_items: int = Field(
-        2000, ge=1, le=1_000_000, description="unseen items of each domain it is measured on"
-    )
     min_diversity: float = Field(
         0.3, ge=0, le=1, description="how different the three must be (docs/cognate.md)"
     )
-
-    @model_validator(mode="after")
-    def _families_cover_the_domains(self) -> CognateSettings:
-        if len(set(self.families)) != len(self.families):
-            raise ValueError("a family is named twice")
-        return self

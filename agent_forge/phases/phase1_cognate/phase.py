@@ -12,16 +12,12 @@ Networks: TRM (arXiv 2510.04871) over a backbone after Titans (arXiv 2501.00663)
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
-from dataclasses import asdict
-from typing import Any
+from collections.abc import Mapping, Sequence
+from functools import partial
 
 import torch
-from torch import Tensor
 
 from agent_forge import platform
-from agent_forge.config.settings import ModelSettings
 from agent_forge.contract.phase import (
     ModelRef,
     PhaseContext,
@@ -29,17 +25,10 @@ from agent_forge.contract.phase import (
     PhasePlan,
     PhaseResult,
 )
-from agent_forge.data import baselines
-from agent_forge.data.loader import Curriculum, CurriculumStage, Loader
+from agent_forge.contract.report import Headline, PhaseReport, Table
 from agent_forge.errors import PhaseFailed
-from agent_forge.evals.likelihood import measure
-from agent_forge.evals.reopen import confirm
-from agent_forge.infer.generate import Sampling, generate
-from agent_forge.model.hf import config_dict
-from agent_forge.model.loss import language_loss
 from agent_forge.model.network import ForgeNetwork
 from agent_forge.optim.config import MuGrokConfig
-from agent_forge.optim.muon import MuonGrokfast
 from agent_forge.phases.phase1_cognate.assess import (
     SpecialistScores,
     assess,
@@ -47,21 +36,16 @@ from agent_forge.phases.phase1_cognate.assess import (
     barriers,
     diversity,
 )
-from agent_forge.phases.phase1_cognate.config import (
-    DOMAINS,
-    SPECIALISTS,
-    CognateSettings,
-    Specialist,
-)
-from agent_forge.phases.phase1_cognate.corpus import Corpus, build_corpus, validate_corpus
-from agent_forge.train.config import TrainSettings
-from agent_forge.train.loop import Evaluations, fit
-from agent_forge.train.trainer import Trainer
+from agent_forge.phases.phase1_cognate.config import SPECIALISTS, CognateSettings, Specialist
+from agent_forge.phases.training import latency_ms, save_network, train_network
+from agent_forge.train.config import DOMAINS, TrainSettings
+from agent_forge.train.corpus import Corpus, build_corpus, validate_corpus
+from agent_forge.train.fit import EVALUATIONS
 
 FROZEN = ("embedding.", "projection.", "norm.")
-EPOCHS = 10
-CONFIRMED = 8  # items of each domain that a written model is measured on again
-SAMPLE_PROMPTS = ("copy k m a t", "sort 52814", "max 4718:2905")
+ITEM_TOKENS = 25  # of an item, about
+THREE = ("model_1", "model_2", "model_3")
+Scores = Mapping[str, SpecialistScores]
 
 
 class CognatePhase(PhaseController):
@@ -73,7 +57,7 @@ class CognatePhase(PhaseController):
     def plan(self, models: Sequence[ModelRef]) -> PhasePlan:
         validate_corpus(self.config)
         c, weights = self.config, self.shared.model.parameters()
-        branches = 3 * c.branch_steps * (2 if c.control else 1)
+        steps = c.trunk_steps + 3 * c.branch_steps * (2 if c.control else 1)
         tokens = c.rows * c.row_tokens
         notes = (
             f"trunk {c.trunk_steps} steps, three branches of {c.branch_steps}"
@@ -81,413 +65,249 @@ class CognatePhase(PhaseController):
             f"{tokens:,} tokens a step; {c.evaluation_items:,} unseen items of each domain",
         )
         return PhasePlan(
-            c.trunk_steps + branches,
+            steps,
             weights,
             disk_bytes=3 * 5 * weights * 4 * 4 + 3 * weights * 4 + 10**7,
             memory_bytes=6 * 4 * weights + 3000 * tokens + 3 * 10**8,
             notes=notes,
+            work=steps + (6 if c.control else 5) * self._work_of_a_verdict(),
         )
 
     def run(self, ctx: PhaseContext) -> PhaseResult:
         corpus = build_corpus(self.config, self.shared.model)
         trunk = self._trunk(ctx, corpus)
-        three = [self._branch(ctx, corpus, trunk, i) for i in range(3)]
-        control = self._control(ctx, corpus, trunk) if self.config.control else None
-        reports = self._judge(ctx, corpus, trunk, three, control)
-        guesses = _baselines(corpus)
+        three = [self._branch(ctx, corpus, trunk, number) for number in (1, 2, 3)]
+        plain = [_like(trunk, model) for model in three]  # as a merge has them
+        models = dict(zip(THREE, three, strict=True)) | {"trunk": trunk, "average": average(plain)}
+        if self.config.control:
+            models["control"] = self._control(ctx, corpus, trunk)
+        scores = self._measure(ctx, corpus, models)
+        distances = self._distances(ctx, corpus, plain, scores)
+        guesses = corpus.baselines()
         ctx.log(None, guesses)
-        self._latencies: list[float] = []
-        refs = [
-            self._save(ctx, corpus, model, number, reports)
-            for number, model in enumerate(three, start=1)
-        ]
-        trunk_ref = self._save_beside(ctx, corpus, "trunk", trunk, reports)
-        if control is not None:
-            self._save_beside(ctx, corpus, "control", control, reports)
-        return self._result(ctx, refs, trunk_ref, three, reports, guesses)
+        latencies = {
+            name: float(ctx.once("latency_ms", name, partial(latency_ms, models[name])))
+            for name in THREE
+        }
+        tables = [_table(scores, guesses), distances]
+        report = PhaseReport(_headline(scores), _summary(scores), tables=tables)
+        handed = self._save_specialists(ctx, corpus, models, scores, latencies, report)
+        named = {
+            name: save_network(
+                ctx, corpus, models[name], name, {"specialization": "none"}, scores[name].flat()
+            )
+            for name in models
+            if name not in ("average", *THREE)
+        }
+        self._complete(ctx, report, handed, scores, max(latencies.values()))
+        report.details = {
+            "all_models": three,
+            "model_names": [f"TinyTitan-{s.name}" for s in SPECIALISTS],
+            "model_ids": [ref.metadata["model_id"] for ref in handed],
+            "seeds": [s.seed for s in SPECIALISTS],
+            "trunk": named["trunk"].metadata["model_id"],
+            "reports": {name: score.flat() for name, score in scores.items()},
+        }
+        return report.result(ctx, handed, three[0], named=named)
 
     # -- training ----------------------------------------------------------------------------------
 
     def _trunk(self, ctx: PhaseContext, corpus: Corpus) -> ForgeNetwork:
         torch.manual_seed(ctx.seed)
         model = ForgeNetwork(self.shared.model).to(ctx.device)
-        optimizer = MuonGrokfast(model, self.config.train.optimizer)
-        curriculum = corpus.curriculum(self.config.text_share, self.config.row_tokens)
-        steps = self.config.trunk_steps
-        self._fit(
-            ctx, corpus, model, optimizer, self.config.train, curriculum, ctx.seed, "trunk", steps
-        )
-        return model
+        how = {"steps": self.config.trunk_steps, "settings": self.config.train, "seed": ctx.seed}
+        return train_network(ctx, corpus, model, corpus.curriculum(), stage="trunk", **how)
 
     def _branch(
-        self, ctx: PhaseContext, corpus: Corpus, trunk: ForgeNetwork, index: int
+        self, ctx: PhaseContext, corpus: Corpus, trunk: ForgeNetwork, number: int
     ) -> ForgeNetwork:
-        special = SPECIALISTS[index]
-        mix = corpus.mix(special.domain, self.config.own_share, self.config.text_share)
-        model = self._grown(trunk, special)
+        special, steps = SPECIALISTS[number - 1], self.config.branch_steps
+        model = _like(trunk, trunk, special)
+        mix = corpus.mix(special.domain, self.config.own_share)
         seed = ctx.seed * 1_000_003 + special.seed
-        self._go_on(ctx, corpus, model, mix, seed, f"model_{index + 1}", self.config.branch_steps)
-        return model
+        return self._train_on(ctx, corpus, model, mix, f"model_{number}", steps, seed)
 
     def _control(self, ctx: PhaseContext, corpus: Corpus, trunk: ForgeNetwork) -> ForgeNetwork:
         """The trunk, trained on all domains for as long as the three branches together."""
-        model = self._grown(trunk, None)
-        mix = corpus.curriculum(self.config.text_share, self.config.row_tokens).stages[-1].mix
-        steps = 3 * self.config.branch_steps
-        self._go_on(ctx, corpus, model, dict(mix), ctx.seed + 1, "control", steps)
-        return model
+        model, steps = _like(trunk, trunk), 3 * self.config.branch_steps
+        return self._train_on(ctx, corpus, model, corpus.mix(), "control", steps, ctx.seed + 1)
 
-    def _grown(self, trunk: ForgeNetwork, special: Specialist | None) -> ForgeNetwork:
-        """A copy of the trunk with the settings of a specialist."""
-        settings: ModelSettings = self.shared.model
-        model = ForgeNetwork(settings.model_copy(update=special.shape() if special else {}))
-        model.load_state_dict(trunk.state_dict())
-        model.to(next(trunk.parameters()).device)
-        if self.config.freeze_embeddings:
-            for name, parameter in model.named_parameters():
-                parameter.requires_grad_(not name.startswith(FROZEN))
-        return model
-
-    def _go_on(
+    def _train_on(
         self,
         ctx: PhaseContext,
         corpus: Corpus,
         model: ForgeNetwork,
         mix: dict[str, float],
-        seed: int,
         stage: str,
         steps: int,
-    ) -> None:
-        """Train a branch: AdamW for everything, at a low rate."""
-        config = MuGrokConfig(muon=False, fallback_lr=self.config.branch_rate, weight_decay=0.0)
+        seed: int,
+    ) -> ForgeNetwork:
+        """Train a copy of the trunk further: AdamW for everything, at a low rate."""
+        trunk, rate = self.config.train, self.config.branch_rate
         settings = TrainSettings(
-            optimizer=config,
+            optimizer=MuGrokConfig(muon=False, fallback_lr=rate, weight_decay=0.0),
             warmup_steps=min(10, steps),
-            accumulate=self.config.train.accumulate,
-            precision=self.config.train.precision,
-            gradient_checkpointing=self.config.train.gradient_checkpointing,
+            accumulate=trunk.accumulate,
+            precision=trunk.precision,
+            gradient_checkpointing=trunk.gradient_checkpointing,
         )
-        optimizer = MuonGrokfast(model, config)
-        always = Curriculum([CurriculumStage(1.0, mix, self.config.row_tokens)])
-        self._fit(ctx, corpus, model, optimizer, settings, always, seed, stage, steps)
-
-    def _fit(
-        self,
-        ctx: PhaseContext,
-        corpus: Corpus,
-        model: ForgeNetwork,
-        optimizer: MuonGrokfast,
-        settings: TrainSettings,
-        curriculum: Curriculum,
-        seed: int,
-        stage: str,
-        steps: int,
-    ) -> None:
-        loader = self._loader(corpus, curriculum.stages[0].mix, seed)
-
-        def batch(step: int) -> tuple[Tensor, Tensor]:
-            now = curriculum.at(step - 1, steps)
-            if step > 1 and now is not curriculum.at(step - 2, steps):
-                trainer.expect_other_losses()
-            loader.use(now.mix, now.length)
-            return loader.next_batch()
-
-        trainer = Trainer(
-            model,
-            optimizer,
-            language_loss,
-            settings,
-            total=steps,
-            generator=ctx.generator(f"loss_{stage}"),
-            device=ctx.device,
-            decisions=ctx.decisions.of(stage),
-        )
-        looks = Evaluations(
-            lambda: _held_out(model, corpus),
-            every_steps=max(1, steps // EPOCHS),
-            patience=settings.patience,
-            min_gain=settings.min_gain,
-        )
-        fit(ctx, trainer, batch, stage=stage, parts={"loader": loader}, evaluations=looks)
-
-    def _loader(self, corpus: Corpus, mix: Any, seed: int) -> Loader:
-        return Loader(
-            corpus.sources,
-            mix,
-            batch=self.config.rows,
-            length=self.config.row_tokens,
-            seed=seed,
-            vocab_size=self.shared.model.vocab_size,
-        )
+        if self.config.freeze_embeddings:
+            for name, parameter in model.named_parameters():
+                parameter.requires_grad_(not name.startswith(FROZEN))
+        how = {"stage": stage, "steps": steps, "settings": settings, "seed": seed}
+        return train_network(ctx, corpus, model, corpus.constant(mix), **how)
 
     # -- the verdict -------------------------------------------------------------------------------
 
-    def _judge(
-        self,
-        ctx: PhaseContext,
-        corpus: Corpus,
-        trunk: ForgeNetwork,
-        three: list[ForgeNetwork],
-        control: ForgeNetwork | None,
+    def _work_of_a_verdict(self) -> int:
+        """What it costs to measure a model, in training steps: a pass forward is a third of one."""
+        items = 4 * self.config.evaluation_items + 6 * min(300, self.config.evaluation_items)
+        return 1 + items * ITEM_TOKENS // (3 * self.config.rows * self.config.row_tokens)
+
+    def _measure(
+        self, ctx: PhaseContext, corpus: Corpus, models: Mapping[str, ForgeNetwork]
     ) -> dict[str, SpecialistScores]:
-        """Measure all models on unseen items; refuse three that are too much alike."""
-        models = {f"model_{n}": model for n, model in enumerate(three, start=1)}
-        models |= {"trunk": trunk, "average": average([_with(trunk, m) for m in three])}
-        if control is not None:
-            models["control"] = control
-        reports = {}
-        for number, (name, model) in enumerate(models.items(), start=1):
-            ctx.pause_if_asked()
-            ctx.tell("measuring", model=name, number=f"{number} of {len(models)}")
-            reports[name] = assess(model, corpus.verdict, corpus.selection)
-            ctx.log(None, _measured(name, reports[name]))
-        different = diversity([reports[f"model_{n}"] for n in (1, 2, 3)], trunk.settings.t_max)
-        apart = barriers([_with(trunk, m) for m in three], corpus.selection)
+        """Measure all models on unseen items."""
+        scores = {}
+        for name in ctx.pieces("verdict", list(models), self._work_of_a_verdict()):
+            scored = partial(assess, models[name], corpus.verdict, corpus.selection)
+            scores[name] = SpecialistScores(**ctx.once("scores", name, scored))
+            ctx.log(None, scores[name].metrics(name))
+        return scores
+
+    def _distances(
+        self, ctx: PhaseContext, corpus: Corpus, plain: Sequence[ForgeNetwork], scores: Scores
+    ) -> Table:
+        """How far apart the three are, as a table; three that are too much alike are refused."""
+        different = diversity([scores[name] for name in THREE], plain[0].settings.t_max)
+        apart = barriers(plain, corpus.selection)
         ctx.log(None, {f"phase/barrier_{pair}": value for pair, value in apart.items()})
         ctx.log(None, {"phase/diversity": different})
-        self._apart, self._different = apart, different
-        if different < self.config.min_diversity:
+        least = self.config.min_diversity
+        if different < least:
             raise PhaseFailed(
                 f"the three models are too much alike: diversity {different:.3f},"
-                f" {self.config.min_diversity} is required",
+                f" {least} is required",
                 hint="more branch_steps or a higher branch_rate make them differ more",
             )
-        return reports
-
-    def _targets(self, ctx: PhaseContext, losses: Sequence[float]) -> list[list[Any]]:
-        """What the specification aims at, beside what was measured here."""
-        return [
-            ["target of the specification", "", "measured"],
-            ["parameters of a model", "25M +- 10 %", f"{self.shared.model.parameters():,}"],
-            ["time", "< 30 min on a GPU", f"{ctx.seconds / 60:.1f} min"],
-            ["memory", "< 8 GB", f"{platform.peak_memory_bytes() / 1e9:.2f} GB"],
-            ["final loss, largest", "< 3.0", max(losses)],
-            ["latency, 512 tokens", "< 100 ms", f"{max(self._latencies):.1f} ms"],
-        ]
+        rows: Table = [["between", "loss barrier (nats/token)"]]
+        rows += [[f"model {pair.replace('_', ' and ')}", value] for pair, value in apart.items()]
+        return [*rows, [f"diversity (at least {least})", different]]
 
     # -- what is handed over -----------------------------------------------------------------------
 
-    def _save(
+    def _save_specialists(
         self,
         ctx: PhaseContext,
         corpus: Corpus,
-        model: ForgeNetwork,
-        number: int,
-        reports: dict[str, SpecialistScores],
-    ) -> ModelRef:
-        special, own = SPECIALISTS[number - 1], reports[f"model_{number}"]
-        model.requires_grad_(True)
-        loss = sum(own.nats.values()) / len(own.nats)
-        metadata = {
-            "specialization": special.name,
-            "domain": special.domain,
-            "final_loss": loss,
-            "seed": special.seed,
-            "trunk": "trunk",
-            "missing_datasets": corpus.missing,
-            "samples": samples(model, corpus),
-        }
-        latency = _latency(model)
-        self._latencies.append(latency)
-        ctx.log(None, {f"model_{number}/latency_ms": latency})
-        ctx.log(None, {f"model_{number}/final_loss": loss})
-        table = {name: _flat(report) for name, report in reports.items()}
-        saved = ctx.save_model(
-            f"tinytitan-{special.name}",
-            model,
-            metadata,
-            config=config_dict(model.settings),
-            metrics={f"{name}/{key}": v for name, row in table.items() for key, v in row.items()},
-            tokenizer_files=corpus.tokenizer.files(),
-        )
-        _confirm(saved, model, corpus)
-        return saved
+        models: Mapping[str, ForgeNetwork],
+        scores: Scores,
+        latencies: Mapping[str, float],
+        report: PhaseReport,
+    ) -> list[ModelRef]:
+        handed = []
+        metrics = {f"{n}/{key}": v for n, s in scores.items() for key, v in s.flat().items()}
+        for name, special in zip(THREE, SPECIALISTS, strict=True):
+            loss = scores[name].mean_nats
+            ctx.log(None, {f"{name}/latency_ms": latencies[name]})
+            ctx.log(None, {f"{name}/final_loss": loss})
+            metadata = {
+                "specialization": special.name,
+                "domain": special.domain,
+                "final_loss": loss,
+                "seed": special.seed,
+                "trunk": "trunk",
+                "missing_datasets": corpus.missing,
+            }
+            about = (f"tinytitan-{special.name}", metadata, metrics, report.card())
+            handed.append(save_network(ctx, corpus, models[name], *about))
+        return handed
 
-    def _save_beside(
+    def _complete(
         self,
         ctx: PhaseContext,
-        corpus: Corpus,
-        name: str,
-        model: ForgeNetwork,
-        reports: dict[str, SpecialistScores],
-    ) -> ModelRef:
-        """The base of every merge of the three, and what such a merge is compared with."""
-        model.requires_grad_(True)
-        saved = ctx.save_model(
-            name,
-            model,
-            {"specialization": "none", "samples": samples(model, corpus)},
-            config=config_dict(model.settings),
-            metrics=_flat(reports[name]),
-            tokenizer_files=corpus.tokenizer.files(),
-        )
-        _confirm(saved, model, corpus)
-        return saved
-
-    def _result(
-        self,
-        ctx: PhaseContext,
-        refs: list[ModelRef],
-        trunk: ModelRef,
-        three: list[ForgeNetwork],
-        reports: dict[str, SpecialistScores],
-        guesses: dict[str, float],
-    ) -> PhaseResult:
+        report: PhaseReport,
+        handed: list[ModelRef],
+        scores: Scores,
+        latency: float,
+    ) -> None:
+        """Log and report the totals: what the specification asks for and what it aims at."""
         weights = self.shared.model.parameters()
-        losses = [float(ref.metadata["final_loss"]) for ref in refs]
-        sizes = [float(ref.metadata["size_mb"]) for ref in refs]
-        totals = {
-            "phase/num_models_created": len(refs),
-            "phase/total_parameters": weights * len(refs),
-            "phase/avg_final_loss": sum(losses) / len(losses),
-        }
-        ctx.log(None, totals)
-        for number, size in enumerate(sizes, start=1):
-            ctx.log(None, {f"model_{number}/size_mb": size, f"model_{number}/parameters": weights})
-        metrics: dict[str, Any] = {
-            "num_models": len(refs),
-            "total_parameters": weights * len(refs),
+        losses = [scores[name].mean_nats for name in THREE]
+        sizes = [float(ref.metadata["size_mb"]) for ref in handed]
+        totals = {"num_models_created": len(handed), "total_parameters": weights * len(handed)}
+        totals["avg_final_loss"] = sum(losses) / len(losses)
+        ctx.log(None, {f"phase/{name}": value for name, value in totals.items()})
+        for name, size in zip(THREE, sizes, strict=True):
+            ctx.log(None, {f"{name}/size_mb": size, f"{name}/parameters": weights})
+        report.metrics = {
+            "num_models": len(handed),
+            "total_parameters": weights * len(handed),
             "parameters_per_model": weights,
             "total_size_mb": sum(sizes),
             "avg_size_mb": sum(sizes) / len(sizes),
             "specializations": [s.name for s in SPECIALISTS],
-            "training_epochs": EPOCHS,
-            **{f"final_loss_model_{n}": loss for n, loss in enumerate(losses, start=1)},
+            "training_epochs": EVALUATIONS,
+            **{f"final_loss_{name}": loss for name, loss in zip(THREE, losses, strict=True)},
             "grokfast_enabled": self.config.train.optimizer.grokfast_lambda > 0,
             "act_enabled": True,
             "titans_memory": True,
         }
-        artifacts = {
-            "models": refs,
-            "all_models": three,
-            "model_names": [f"TinyTitan-{s.name}" for s in SPECIALISTS],
-            "model_ids": [ref.metadata["model_id"] for ref in refs],
-            "seeds": [s.seed for s in SPECIALISTS],
-            "trunk": trunk.metadata["model_id"],
-            "reports": {name: _flat(report) for name, report in reports.items()},
-            "summary": _summary(reports),
-            "tables": [
-                _table(reports, guesses),
-                _pairs(self._apart, self._different, self.config.min_diversity),
-                self._targets(ctx, losses),
-            ],
-        }
-        return PhaseResult(True, three[0], self.name, metrics, artifacts, ctx.seconds)
+        targets: Table = [
+            ["target of the specification", "", "measured"],
+            ["parameters of a model", "25M +- 10 %", f"{weights:,}"],
+            ["time", "< 30 min on a GPU", f"{ctx.seconds / 60:.1f} min"],
+            ["memory", "< 8 GB", f"{platform.peak_memory_bytes() / 1e9:.2f} GB"],
+            ["final loss, largest", "< 3.0", max(losses)],
+            ["latency, 512 tokens", "< 100 ms", f"{latency:.1f} ms"],
+        ]
+        report.tables = [*report.tables, targets]
 
 
-def _pairs(apart: dict[str, float], different: float, least: float) -> list[list[Any]]:
-    """How far apart the three are: the loss between each two, and their diversity."""
-    rows: list[list[Any]] = [["between", "loss barrier (nats/token)"]]
-    rows += [[f"model {pair.replace('_', ' and ')}", value] for pair, value in apart.items()]
-    return [*rows, [f"diversity (at least {least})", different]]
+def _like(
+    trunk: ForgeNetwork, model: ForgeNetwork, special: Specialist | None = None
+) -> ForgeNetwork:
+    """The weights of a model in a network with the trunk's settings, or those of a specialist."""
+    changes = special.shape() if special else {}
+    copy = ForgeNetwork(trunk.settings.model_copy(update=changes))
+    copy.load_state_dict(model.state_dict())
+    return copy.to(next(model.parameters()).device)
 
 
-def _with(trunk: ForgeNetwork, model: ForgeNetwork) -> ForgeNetwork:
-    """The weights of a specialist in a network with the trunk's settings, as a merge has them."""
-    plain = ForgeNetwork(trunk.settings)
-    plain.load_state_dict(model.state_dict())
-    return plain.to(next(model.parameters()).device)
+def _best_at_home(scores: Scores) -> list[str]:
+    """The specialists that are better in their own domain than the two others are."""
+    best = []
+    for name, special in zip(THREE, SPECIALISTS, strict=True):
+        others = [scores[other].by_domain[special.domain] for other in THREE if other != name]
+        if scores[name].by_domain[special.domain] > max(others):
+            best.append(special.name)
+    return best
 
 
-def _confirm(saved: ModelRef, model: ForgeNetwork, corpus: Corpus) -> None:
-    """The file has to score what the network does that was measured."""
-    items = [item for domain in DOMAINS for item in corpus.verdict[domain][:CONFIRMED]]
-    confirm(
-        saved.path, lambda subject: measure(subject.model, items).loss, measure(model, items).loss
-    )
+def _headline(scores: Scores) -> Headline:
+    """Trunk against specialists: each domain is answered by the trunk, then by its specialist."""
+    before = [scores["trunk"].by_domain[s.domain] for s in SPECIALISTS]
+    after = [scores[n].by_domain[s.domain] for n, s in zip(THREE, SPECIALISTS, strict=True)]
+    verdict = f"{len(_best_at_home(scores))} of 3 specialists are the best in their own domain"
+    measured = "accuracy, each domain by the trunk -> by its specialist"
+    return Headline(measured, sum(before) / 3, sum(after) / 3, verdict)
 
 
-def _held_out(model: ForgeNetwork, corpus: Corpus) -> float:
-    items = [item for domain in DOMAINS for item in corpus.selection[domain][:100]]
-    value = measure(model, items, threshold=1.0).nats_per_token
-    model.train()
-    return value
+def _summary(scores: Scores) -> str:
+    """Which specialists are the best in their own domain, and what the other models reach."""
+    others = [n for n in ("trunk", "average", "control") if n in scores]
+    means = ", ".join(f"{name} {scores[name].mean_accuracy:.3f}" for name in others)
+    best = ", ".join(_best_at_home(scores)) or "none"
+    return f"best in its own domain: {best}; mean accuracy: {means}"
 
 
-def _flat(report: SpecialistScores) -> dict[str, float]:
-    """A report as one level of names."""
-    flat: dict[str, float] = {}
-    for name, value in asdict(report).items():
-        if isinstance(value, dict):
-            flat |= {f"{name}_{key}": v for key, v in value.items()}
-        else:
-            flat[name] = value
-    return flat
-
-
-def _summary(reports: dict[str, SpecialistScores]) -> str:
-    """Whether each specialist is the best in its own domain, and what the others reach."""
-    three = [reports[f"model_{n}"] for n in (1, 2, 3)]
-    best = [
-        special.name
-        for special, own in zip(SPECIALISTS, three, strict=True)
-        if all(own.judged[special.domain] > r.judged[special.domain] for r in three if r is not own)
-    ]
-    others = ", ".join(
-        f"{name} {reports[name].mean_accuracy:.3f}"
-        for name in ("trunk", "average", "control")
-        if name in reports
-    )
-    return f"best in its own domain: {', '.join(best) or 'none'}; mean accuracy: {others}"
-
-
-def _table(reports: dict[str, SpecialistScores], guesses: dict[str, float]) -> list[list[Any]]:
+def _table(scores: Scores, guesses: Mapping[str, float]) -> Table:
     """Accuracy on unseen items, domain by domain, with what guessing reaches below."""
-    head = ["model", *DOMAINS, "adaptive <= 1.3 steps", "mean", "steps", "memory use"]
-    rows: list[list[Any]] = [head]
-    for name, r in reports.items():
-        row = [name, *(r.accuracy[d] for d in DOMAINS), r.quick_accuracy, r.mean_accuracy]
-        rows.append([*row, r.mean_steps, r.memory_use])
+    rows: Table = [["model", *DOMAINS, "adaptive <= 1.3 steps", "mean", "steps", "memory use"]]
+    for name, s in scores.items():
+        row = [name, *(s.accuracy[d] for d in DOMAINS), s.quick_accuracy, s.mean_accuracy]
+        rows.append([*row, s.mean_steps, s.memory_use])
     for kind in ("majority", "ngram"):
         values = [guesses[f"baseline/{kind}/{d}"] for d in DOMAINS]
         rows.append([kind, *values, values[-1], sum(values) / 3, "-", "-"])
     return rows
-
-
-def _measured(name: str, report: SpecialistScores) -> dict[str, float]:
-    values = {f"{name}/accuracy/{d}": v for d, v in report.accuracy.items()}
-    values |= {f"{name}/nats/{d}": v for d, v in report.nats.items()}
-    return values | {
-        f"{name}/accuracy/adaptive_quick": report.quick_accuracy,
-        f"{name}/act/quick_steps": report.quick_steps,
-        f"{name}/act/mean_steps": report.mean_steps,
-        f"{name}/gate/memory_use": report.memory_use,
-    }
-
-
-def _baselines(corpus: Corpus) -> dict[str, float]:
-    """What guessing would reach on the same items."""
-    values = {}
-    for domain in DOMAINS:
-        seen, unseen = corpus.seen[domain], corpus.unseen[domain]
-        values[f"baseline/majority/{domain}"] = baselines.majority(seen, unseen)
-        values[f"baseline/ngram/{domain}"] = baselines.ngram(seen, unseen)
-    return values
-
-
-def samples(model: ForgeNetwork, corpus: Corpus) -> list[dict[str, str]]:
-    """What the model says to a few prompts, greedily, and how it goes on with a story."""
-    chats = [
-        corpus.tokenizer.encode_chat([{"role": "user", "content": p}], reply=True)
-        for p in SAMPLE_PROMPTS
-    ]
-    opening = next(p.examples[0].completion for p in corpus.parts if p.domain == "text")
-    start = " ".join(opening.split()[:8])
-    prompts = [*chats, corpus.tokenizer.encode(start)]
-    ends = frozenset((0, 5))
-    made = generate(model, prompts, Sampling(max_new_tokens=60, stop_tokens=ends))
-    texts = [corpus.tokenizer.decode(result.tokens) for result in made]
-    shown = (*SAMPLE_PROMPTS, start)
-    return [{"prompt": p, "text": text} for p, text in zip(shown, texts, strict=True)]
-
-
-def _latency(model: ForgeNetwork) -> float:
-    """Milliseconds for the next token of 512, without a cache; the best of three."""
-    device = next(model.parameters()).device
-    tokens = torch.zeros(1, 512, dtype=torch.long, device=device)
-    took = []
-    for _ in range(3):
-        began = time.perf_counter()
-        model.predict(tokens)
-        took.append(time.perf_counter() - began)
-    return min(took) * 1000

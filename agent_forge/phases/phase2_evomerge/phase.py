@@ -199,7 +199,7 @@ class EvoMergePhase(PhaseController):
             metrics={k: v for k, v in metrics.items() if "/" not in k},
             tokenizer_files=tokenizer,
             beside=beside,
-            story="\n".join(story(run, inputs, conclusion)),
+            card_text="\n".join(story(run, inputs, conclusion)),
         )
         confirm_champion(saved.path, run, inputs, conclusion)
         return saved

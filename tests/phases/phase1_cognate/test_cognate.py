@@ -23,10 +23,10 @@ from agent_forge.phases.phase1_cognate.assess import (
     barriers,
     diversity,
 )
-from agent_forge.phases.phase1_cognate.config import DOMAINS
 from agent_forge.phases.phase1_cognate.phase import CognatePhase
 from agent_forge.pipeline.orchestrator import PipelineOrchestrator
 from agent_forge.store import files
+from agent_forge.train.config import DOMAINS
 from tests.support.cognate_settings import FEW, NAMES, QUICK, config, corpus
 from tests.support.networks import shaken
 from tests.support.toy_runs import die_at, exit_code, folder, forked, metrics
@@ -101,13 +101,13 @@ def test_a_plan_refuses_them_before_any_work(setting: str) -> None:
 
 
 def test_mixes_add_up_and_favour_the_own_domain() -> None:
-    found = corpus(*SMALL)
+    found = corpus(*SMALL, "phases.cognate.text_share=0.2")
     domain_of = {part.name: part.domain for part in found.parts}
-    mix = found.mix("memory", 0.8, 0.2)
+    mix = found.mix("memory", 0.8)
     share = {d: sum(w for n, w in mix.items() if domain_of[n] == d) for d in (*DOMAINS, "text")}
     assert sum(mix.values()) == pytest.approx(1)
     assert share["memory"] > 0.8 > 0.1 > share["reasoning"] == pytest.approx(share["adaptive"])
-    stages = found.curriculum(0.2, 64).stages
+    stages = found.curriculum().stages
     for stage in stages:
         text = sum(w for n, w in stage.mix.items() if domain_of[n] == "text")
         assert sum(stage.mix.values()) == pytest.approx(1) and text == pytest.approx(0.2)

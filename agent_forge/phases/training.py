@@ -1,0 +1,113 @@
+"""What training phases share: train a network of ours, measure, compare, sample and save it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import torch
+
+from agent_forge.contract.phase import ModelRef, PhaseContext
+from agent_forge.data.loader import Curriculum
+from agent_forge.data.tokenizer import END_OF_TEXT, END_OF_TURN, SPECIAL
+from agent_forge.evals.comparison import Comparison, PairedScores, compare_scores
+from agent_forge.evals.likelihood import ItemScores, measure
+from agent_forge.evals.reopen import confirm
+from agent_forge.infer.generate import Sampling, generate
+from agent_forge.model.hf import config_dict
+from agent_forge.model.network import ForgeNetwork
+from agent_forge.train.corpus import TEXT, Corpus
+from agent_forge.train.fit import fit_corpus
+
+EVERY_STEP = 1.0  # a halting threshold that is never reached
+CONFIRMED = 8  # items of each domain that a written model is measured on again
+SAMPLE_PROMPTS = ("copy k m a t", "sort 52814", "max 4718:2905")
+DomainScores = dict[str, ItemScores]
+
+
+def train_network(
+    ctx: PhaseContext, corpus: Corpus, model: ForgeNetwork, curriculum: Curriculum, **options: Any
+) -> ForgeNetwork:
+    """Train a network, evaluated on held-out items on the way; the options are `fit_corpus`'s."""
+
+    def evaluate() -> float:
+        value = measure(model, corpus.held_out, threshold=EVERY_STEP).nats_per_token
+        model.train()
+        return value
+
+    fit_corpus(ctx, model, corpus, curriculum, evaluate=evaluate, **options)
+    return model
+
+
+def measure_domains(
+    ctx: PhaseContext, corpus: Corpus, model: ForgeNetwork, name: str
+) -> DomainScores:
+    """The scores of a network on the unseen items of each domain, logged under its name."""
+    scores = {}
+    for domain, items in corpus.verdict.items():
+        measured = partial(measure, model, items, threshold=EVERY_STEP)
+        scores[domain] = ItemScores(**ctx.once("item scores", f"{name}/{domain}", measured))
+        ctx.log(None, {f"{name}/accuracy/{domain}": scores[domain].accuracy})
+        ctx.log(None, {f"{name}/nats/{domain}": scores[domain].nats_per_token})
+    return scores
+
+
+def compare_domains(
+    corpus: Corpus, reference: Mapping[str, ItemScores], candidate: Mapping[str, ItemScores]
+) -> Comparison:
+    """Whether the candidate is better on the unseen items, domain by domain and over all."""
+    sizes = {d: [len(task.answer.encode()) for task in found] for d, found in corpus.unseen.items()}
+    return compare_scores([PairedScores(d, reference[d], candidate[d], sizes[d]) for d in sizes])
+
+
+def save_network(
+    ctx: PhaseContext,
+    corpus: Corpus,
+    model: ForgeNetwork,
+    name: str,
+    metadata: Mapping[str, Any],
+    metrics: Mapping[str, Any],
+    card: str = "",
+) -> ModelRef:
+    """Save a network with samples of its text. The file has to score what the network does."""
+    model.requires_grad_(True)
+    saved = ctx.save_model(
+        name,
+        model,
+        {**metadata, "samples": sample_texts(model, corpus)},
+        config=config_dict(model.settings),
+        metrics=metrics,
+        tokenizer_files=corpus.tokenizer.files(),
+        card_text=card,
+    )
+    items = [item for found in corpus.verdict.values() for item in found[:CONFIRMED]]
+    recorded = measure(model, items).loss
+    confirm(saved.path, lambda opened: measure(opened.model, items).loss, recorded)
+    return saved
+
+
+def sample_texts(model: ForgeNetwork, corpus: Corpus) -> list[dict[str, str]]:
+    """What the model says to a few prompts, greedily, and how it goes on with a story."""
+    encode = corpus.tokenizer.encode_chat
+    chats = [encode([{"role": "user", "content": p}], reply=True) for p in SAMPLE_PROMPTS]
+    opening = next(p.examples[0].completion for p in corpus.parts if p.domain == TEXT)
+    start = " ".join(opening.split()[:8])
+    prompts = [*chats, corpus.tokenizer.encode(start)]
+    ends = frozenset((SPECIAL[END_OF_TEXT], SPECIAL[END_OF_TURN]))
+    made = generate(model, prompts, Sampling(max_new_tokens=60, stop_tokens=ends))
+    texts = [corpus.tokenizer.decode(result.tokens) for result in made]
+    shown = (*SAMPLE_PROMPTS, start)
+    return [{"prompt": p, "text": text} for p, text in zip(shown, texts, strict=True)]
+
+
+def latency_ms(model: ForgeNetwork) -> float:
+    """Milliseconds for the next token of 512, without a cache; the best of three."""
+    tokens = torch.zeros(1, 512, dtype=torch.long, device=next(model.parameters()).device)
+    took = []
+    for _ in range(3):
+        began = time.perf_counter()
+        model.predict(tokens)
+        took.append(time.perf_counter() - began)
+    return min(took) * 1000

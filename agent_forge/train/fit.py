@@ -1,0 +1,144 @@
+"""The training loop: batches in, updates out, with evaluation, early stop and divergence handled.
+
+It runs on the steps of a phase context, which brings checkpoints, exact resume and the clean stop.
+`fit_corpus` is what a phase calls; `fit` is the loop itself, over any batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from agent_forge.contract.phase import PhaseContext, Stateful
+from agent_forge.data.loader import Curriculum, Loader
+from agent_forge.errors import Diverged
+from agent_forge.model.loss import language_loss, vocabulary_of
+from agent_forge.optim.muon import MuonGrokfast
+from agent_forge.train.config import TrainSettings
+from agent_forge.train.corpus import Corpus
+from agent_forge.train.trainer import Batch, LossFunction, Trainer
+
+EVALUATIONS = 10  # of a stage
+
+
+@dataclass
+class EarlyStop:
+    """Evaluates the model now and then; training stops after `patience` times without a gain."""
+
+    evaluate: Callable[[], float]  # returns a loss: lower is better
+    every_steps: int
+    patience: int = 0
+    min_gain: float = 0.0
+    best: float | None = None
+    without_gain: int = 0
+
+    def __post_init__(self) -> None:
+        if self.every_steps < 1:
+            raise ValueError(f"an evaluation every {self.every_steps} steps")
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best": self.best, "without_gain": self.without_gain}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.best, self.without_gain = state["best"], state["without_gain"]
+
+    def update(self) -> float:
+        """Evaluate, and remember whether it is better than before; returns the loss."""
+        value = self.evaluate()
+        if self.best is None or value < self.best - self.min_gain:
+            self.best, self.without_gain = value, 0
+        else:
+            self.without_gain += 1
+        return value
+
+    @property
+    def reached(self) -> bool:
+        return bool(self.patience) and self.without_gain >= self.patience
+
+
+def fit(
+    ctx: PhaseContext,
+    trainer: Trainer,
+    next_batch: Callable[[int], Batch],
+    *,
+    stage: str = "main",
+    parts: dict[str, Stateful] | None = None,
+    early_stop: EarlyStop | None = None,
+) -> int:
+    """Train for `trainer.total` steps, or until evaluations bring no gain; returns how many
+    there were.
+
+    `next_batch(step)` gives the batch; what it depends on is in `parts` or in a generator of the
+    context. Metrics are logged as <stage>/train/<name>.
+    """
+    state = {**trainer.parts, **(parts or {})}
+    if early_stop:
+        state["evaluations"] = early_stop
+    for step in ctx.steps(trainer.total, state, stage, rolls_back=True):
+        try:
+            values = trainer.step(step, next_batch(step))
+        except Diverged as error:
+            factor = trainer.factor
+            ctx.roll_back(str(error))
+            trainer.halve_rate(factor)
+            continue
+        ctx.log(step, {f"{stage}/train/{name}": value for name, value in values.items()})
+        if early_stop and step % early_stop.every_steps == 0:
+            ctx.log(step, {f"{stage}/train/evaluation_loss": early_stop.update()})
+            if early_stop.reached:
+                break
+    return trainer.steps_seen
+
+
+def fit_corpus(
+    ctx: PhaseContext,
+    model: nn.Module,
+    corpus: Corpus,
+    curriculum: Curriculum,
+    *,
+    stage: str,
+    steps: int,
+    settings: TrainSettings,
+    seed: int,
+    loss: LossFunction = language_loss,
+    evaluate: Callable[[], float] | None = None,
+) -> int:
+    """Train a model on a corpus, mixed as the curriculum says; returns how many steps it took.
+
+    `seed` gives the order of the data. `evaluate` returns a loss on unseen items.
+    """
+    loader = Loader(
+        corpus.sources,
+        curriculum.stages[0].mix,
+        batch=corpus.settings.rows,
+        length=corpus.settings.row_tokens,
+        seed=seed,
+        vocab_size=vocabulary_of(model),
+    )
+    trainer = Trainer(
+        model,
+        MuonGrokfast(model, settings.optimizer),
+        loss,
+        settings,
+        total=steps,
+        generator=ctx.generator(f"loss_{stage}"),
+        device=ctx.device,
+        decisions=ctx.decisions.of(stage),
+    )
+
+    def next_batch(step: int) -> Batch:
+        now = curriculum.at(step - 1, steps)
+        if step > 1 and now is not curriculum.at(step - 2, steps):
+            trainer.expect_other_losses()
+        loader.use(now.mix, now.length)
+        return loader.next_batch()
+
+    early_stop = evaluate and EarlyStop(
+        evaluate, max(1, steps // EVALUATIONS), settings.patience, settings.min_gain
+    )
+    return fit(
+        ctx, trainer, next_batch, stage=stage, parts={"loader": loader}, early_stop=early_stop
+    )

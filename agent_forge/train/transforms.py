@@ -1,0 +1,96 @@
+"""Weight transforms as parametrisations: LoRA, and rounding that is trained straight through.
+
+A transformed layer computes with f(weight) while the weight itself is what is stored, trained and
+checkpointed. `fold` puts f(weight) in its place for good.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from agent_forge.errors import ConfigError
+
+EVERY_MATRIX = ("q", "k", "v", "out", "gate", "up", "down")
+
+
+class LowRank(nn.Module):
+    """LoRA: W + scale * B A. B begins at zero, so that nothing changes at first."""
+
+    def __init__(self, weight: Tensor, rank: int, scale: float, generator: torch.Generator) -> None:
+        super().__init__()
+        rows, columns = weight.shape
+        first = torch.randn(rank, columns, generator=generator) * columns**-0.5
+        self.lora_a = nn.Parameter(first.to(weight))
+        self.lora_b = nn.Parameter(torch.zeros(rows, rank).to(weight))
+        self.scale = scale
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight + self.scale * self.lora_b @ self.lora_a
+
+
+class StraightThrough(nn.Module):
+    """Computes with `change(W)`; the gradient there is applied to W as it is."""
+
+    def __init__(self, change: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.change = change
+
+    def forward(self, weight: Tensor) -> Tensor:
+        with torch.no_grad():
+            changed = self.change(weight)
+        return changed + (weight - weight.detach())
+
+
+def transformed(model: nn.Module) -> dict[str, nn.Module]:
+    """The layers whose weight is transformed, by name."""
+    return {n: m for n, m in model.named_modules() if parametrize.is_parametrized(m, "weight")}
+
+
+def add_transform(
+    model: nn.Module, make: Callable[[Tensor], nn.Module], *, targets: Sequence[str] = EVERY_MATRIX
+) -> list[str]:
+    """Give the linear layers named in `targets` the transform that `make(weight)` returns.
+
+    Returns the names of these layers.
+    """
+    found = [
+        (name, module)
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and name.rpartition(".")[2] in targets
+    ]
+    if not found:
+        raise ConfigError(f"no linear layer is named {', '.join(targets)}")
+    if any(parametrize.is_parametrized(module) for _, module in found):
+        raise ConfigError("the model has a transform such as LoRA already; fold it in first")
+    for _, module in found:
+        parametrize.register_parametrization(module, "weight", make(module.weight))
+    return [name for name, _ in found]
+
+
+def add_lora(
+    model: nn.Module,
+    rank: int,
+    generator: torch.Generator,
+    *,
+    scale: float = 1.0,
+    targets: Sequence[str] = EVERY_MATRIX,
+) -> list[str]:
+    """Freeze the model and give each target a trainable low-rank change; returns their names."""
+    if rank < 1:
+        raise ConfigError(f"LoRA of rank {rank} changes nothing")
+    frozen = list(model.parameters())
+    names = add_transform(model, lambda w: LowRank(w, rank, scale, generator), targets=targets)
+    for parameter in frozen:
+        parameter.requires_grad_(False)
+    return names
+
+
+def fold(model: nn.Module) -> None:
+    """Put the transformed weights in place of the stored ones; the model is an ordinary one."""
+    for layer in transformed(model).values():
+        parametrize.remove_parametrizations(layer, "weight")
+    model.requires_grad_(True)

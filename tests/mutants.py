@@ -183,9 +183,9 @@ MUTANTS = (
     ),
     Mutant(
         "an old evolution goes on with other items",
-        "phases/phase2_evomerge/evolve.py",
-        'begun = {**EvoMergeSettings.BEFORE, **record["settings"]}\n    settings = check',
-        'begun = record["settings"]\n    settings = check',
+        "phases/phase2_evomerge/inputs.py",
+        'begun = {**EvoMergeSettings.BEFORE, **record["settings"]}\n    options',
+        'begun = record["settings"]\n    options',
         "tests/test_splits.py",
     ),
 )

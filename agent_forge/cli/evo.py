@@ -21,8 +21,8 @@ from agent_forge.cli.run import EVOLUTION, conduct, named
 from agent_forge.errors import Cancelled, ConfigError, Interrupted
 
 if TYPE_CHECKING:
-    from agent_forge.phases.phase2_evomerge.evolve import Evolved, Job
-    from agent_forge.phases.phase2_evomerge.evomerge import EvolutionReport
+    from agent_forge.phases.phase2_evomerge.evolution import EvolutionResult
+    from agent_forge.phases.phase2_evomerge.inputs import EvolutionInputs
 
 SPECIALISTS = 3  # of Phase 1
 GENERATIONS = typer.Option(None, "--gens", min=0, max=100_000, help="Generations after the first.")
@@ -88,9 +88,9 @@ def evo(
                 hint="beside it only --gens, --time-budget and --device can be given",
             )
         with _interruptible(resume if resume.is_dir() else resume.parent, dry_run):
-            from agent_forge.phases.phase2_evomerge.evolve import resumed
+            from agent_forge.phases.phase2_evomerge.inputs import resume_inputs
 
-            _do(resumed(resume, gens, time_budget, sets), _device(device), dry_run, as_json)
+            _do(resume_inputs(resume, gens, time_budget, sets), _device(device), dry_run, as_json)
         return
     changes: dict[str, Any] = {"generations": gens, "time_budget_minutes": time_budget}
     changes["data"] = [str(path) for path in data] or None
@@ -99,17 +99,18 @@ def evo(
     refs = _listed(base_models)
     folder = output_dir or Path("evomerge")
     with _interruptible(folder, dry_run):
-        from agent_forge.phases.phase2_evomerge import evolve
+        from agent_forge.phases.phase2_evomerge import inputs
 
         place = _device(device)
-        settings = evolve.settings_of(config, sets, given)
+        settings = inputs.load_settings(config, sets, given)
         if not refs:
-            evolve.check_early(settings, folder, SPECIALISTS)
+            inputs.check_before_models(settings, folder, SPECIALISTS)
     if not refs:
         refs = [_something_to_evolve(storage, device, as_json, dry_run)]
     with _interruptible(folder, dry_run):
-        job = evolve.Job.of(settings, refs, base, 42 if seed is None else seed, folder, storage)
-        _do(job, place, dry_run, as_json)
+        seed = 42 if seed is None else seed
+        located = inputs.locate_inputs(settings, refs, base, seed, folder, storage)
+        _do(located, place, dry_run, as_json)
 
 
 def _listed(base_models: str) -> list[str]:
@@ -134,15 +135,15 @@ def _interruptible(folder: Path, dry_run: bool) -> Iterator[None]:
         ) from None
 
 
-def _do(job: Job, device: str, dry_run: bool, as_json: bool) -> None:
+def _do(inputs: EvolutionInputs, device: str, dry_run: bool, as_json: bool) -> None:
     """The evolution, or what it would be. From when it has begun a signal is a request to stop."""
     if dry_run:
-        return _plan(job, as_json)
-    from agent_forge.phases.phase2_evomerge.evolve import evolve
+        return _plan(inputs, as_json)
+    from agent_forge.phases.phase2_evomerge.evolution import run_evolution
     from agent_forge.pipeline.stopping import Stopper
 
     stopper = Stopper()
-    stopper.watch(job.folder)
+    stopper.watch(inputs.folder)
     watch = (lambda record: None) if as_json else _Watch()
     with contextlib.ExitStack() as stack:
 
@@ -152,7 +153,8 @@ def _do(job: Job, device: str, dry_run: bool, as_json: bool) -> None:
             with contextlib.suppress(OSError):  # the terminal is gone: the work goes on
                 watch(record)
 
-        _report(evolve(job, device=device, listen=listen, should_stop=stopper), as_json)
+        result = run_evolution(inputs, device=device, listen=listen, should_stop=stopper)
+        _report(result, as_json)
 
 
 def _device(device: str) -> str:
@@ -172,7 +174,7 @@ def replay(
 ) -> None:
     """Make a champion again from its parents, byte by byte."""
     with whole_or_nothing(target) as progress:
-        from agent_forge.phases.phase2_evomerge.evolve import replay as make_again
+        from agent_forge.phases.phase2_evomerge.replay import replay as make_again
 
         written = make_again(lineage, target, progress)
         if as_json:
@@ -256,28 +258,27 @@ def _train(storage: Path, device: str, quiet: bool) -> str:
     return session
 
 
-def _plan(job: Job, as_json: bool) -> None:
+def _plan(inputs: EvolutionInputs, as_json: bool) -> None:
     from agent_forge.evals.domains import near_copies
 
-    job.require_room()
-    settings = job.settings
-    parents = list(job.inputs.parents)
+    inputs.require_room()
+    settings, parents = inputs.settings, list(inputs.parent_refs)
     candidates = settings.population_size * (settings.generations + 1) + len(parents) + 1
     record = {
         "parents": parents,
-        "base": job.inputs.base,
-        "seed": job.seed,
-        "output_dir": str(job.folder),
+        "base": inputs.base_ref,
+        "seed": inputs.seed,
+        "output_dir": str(inputs.folder),
         "strategy": settings.strategy,
         "generations": settings.generations,
         "candidates": min(candidates, settings.max_evaluations or candidates),
         "items": {
             split: {domain.name: len(domain.examples) for domain in domains}
-            for split, domains in job.inputs.splits.items()
+            for split, domains in inputs.splits.items()
         },
-        "near_copies": near_copies(job.inputs.splits.get("verdict", ())),
-        "disk_bytes": job.disk_bytes,
-        "notes": list(job.inputs.notes),
+        "near_copies": near_copies(inputs.splits.get("verdict", ())),
+        "disk_bytes": inputs.disk_bytes,
+        "notes": list(inputs.notes),
     }
     if as_json:
         emit_json(**record)
@@ -286,28 +287,26 @@ def _plan(job: Job, as_json: bool) -> None:
         print(f"{key}: {json.dumps(value) if isinstance(value, dict) else value}")
 
 
-def _report(outcome: Evolved, as_json: bool) -> None:
-    conclusion: EvolutionReport | None = outcome.conclusion
-    verdict = conclusion.to_json() if conclusion else None
+def _report(result: EvolutionResult, as_json: bool) -> None:
+    report = result.report
+    verdict = report.to_json() if report else None
     if as_json:
         emit_json(
-            **{"folder": str(outcome.folder), "champion": str(outcome.model_path)},
-            **{"generations": outcome.generations, "reason": outcome.reason},
-            **{"fitness": outcome.fitness, "curve": outcome.curve, "verdict": verdict},
+            **{"folder": str(result.folder), "champion": str(result.model_path)},
+            **{"generations": result.generations, "reason": result.reason},
+            **{"fitness": result.fitness, "curve": result.curve, "verdict": verdict},
         )
         return
-    print(f"champion: {outcome.model_path} ({outcome.origin}); ended: {outcome.reason}")
-    print(f"fitness over generations: {outcome.plot()}")
-    if conclusion is None:
+    print(f"champion: {result.model_path} ({result.origin}); ended: {result.reason}")
+    print(f"fitness over generations: {result.plot()}")
+    if report is None:
         print("no verdict: there are no unseen items beside your own fitness")
         return
-    columns = list(conclusion.champion.raw)
-    rows = [("champion", conclusion.champion)]
-    rows += [(name, rival.score) for name, rival in conclusion.rivals.items()]
+    columns, scores = list(report.champion.raw), report.scores()
     emit_table(
         ("on unseen items", "fitness", *columns),
-        [(n, f"{s.fitness:.4f}", *(f"{s.raw[c]:.4f}" for c in columns)) for n, s in rows],
+        [(n, *(f"{x:.4f}" for x in (s.fitness, *s.raw.values()))) for n, s in scores.items()],
     )
-    for sentence in conclusion.sentences():
+    for sentence in report.sentences():
         print(sentence)
     sys.stdout.flush()

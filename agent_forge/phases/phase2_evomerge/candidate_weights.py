@@ -1,4 +1,4 @@
-"""Where candidates get their weights: each from its inputs, tensor by tensor, whenever needed.
+"""The weights of candidates: each made from its inputs, tensor by tensor, whenever needed.
 
 A candidate is a recipe over other candidates, so its weights can always be made again. Those that
 are made from others than the parents are kept in files while they are needed, which saves time and
@@ -86,7 +86,7 @@ class CandidateWeights:
         folder: Path,
         shared: Path | None = None,
     ) -> None:
-        """`shared` is the folder of another nursery whose files may be read."""
+        """`shared` is the folder of another process whose files may be read."""
         self.parents, self.base, self.known, self.folder = list(parents), base, known, folder
         self._shared = shared
         self._names = [f"parent{i}" for i in range(len(self.parents))]

@@ -1,10 +1,10 @@
 """Racing: a candidate that has fallen behind the champion is not measured to the end.
 
-Every domain's items are met in growing shares, in an order of their own hash. After each share the
-candidate is compared with the champion on the items both have met: fitness is a sum over items but
-for its bounds, so the paired differences give an estimate for the whole set, with a standard error
-that shrinks to nothing as the last item is met. Who is below the champion by `SURE` standard errors
-is dropped, with the estimate as its score. Whoever wins was measured on everything.
+The items of every domain are measured in growing shards, in an order of their own hash. After each
+shard the candidate is compared with the champion on the items that both were measured on: fitness
+is a sum over items but for its bounds, so the paired differences give an estimate for all items,
+with a standard error that reaches zero at the last one. A candidate that is below the champion by
+`SURE` standard errors is dropped with the estimate as its score. Every winner is fully measured.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from numpy.typing import NDArray
 from agent_forge.evals.domains import Domain, content_hash
 from agent_forge.evals.likelihood import ItemScores
 
-SHARES = (0.125, 0.25, 0.5, 1.0)
+SHARES = (0.125, 0.25, 0.5, 1.0)  # of the items, at the end of each shard
 SURE = 1.0  # more of them save little and find nothing better (docs/evomerge.md)
 LEAST = 8  # items of a domain before anything is concluded from them
-PartialResult = tuple[list[int], ItemScores]  # which examples, and what came out for them
+PartialResult = tuple[list[int], ItemScores]  # the measured examples and their scores
 
 
 @dataclass(frozen=True)
 class Incumbent:
-    """The champion to beat: its fitness, and what came out for each item of every domain."""
+    """The champion to beat: its fitness, and its result for each item of every domain."""
 
     key: str
     fitness: float
@@ -38,7 +38,7 @@ class Incumbent:
 
 
 def shards(domain: Domain) -> list[list[int]]:
-    """Which examples of a domain each share adds; a small domain is met as a whole at the end."""
+    """The examples of each shard; those of a small domain are all in the last one."""
     order = _order(domain)
     ends = [round(share * len(order)) for share in SHARES]
     if ends[0] < LEAST:
@@ -46,8 +46,8 @@ def shards(domain: Domain) -> list[list[int]]:
     return [order[a:b] for a, b in zip([0, *ends], ends, strict=False)]
 
 
-def first(domain: Domain) -> list[int]:
-    """The examples of the first share; of a small domain the least that says anything."""
+def first_examples(domain: Domain) -> list[int]:
+    """The examples of the first shard, and at least `LEAST`."""
     order = _order(domain)
     return order[: max(LEAST, round(SHARES[0] * len(order)))]
 
@@ -56,43 +56,48 @@ def _order(domain: Domain) -> list[int]:
     return sorted(range(len(domain.examples)), key=lambda i: content_hash(domain.examples[i]))
 
 
-def ahead(
-    met: Sequence[PartialResult], domain: int, of: Incumbent, a_nat: float, an_answer: float
+def gains_over(
+    incumbent: Incumbent,
+    domain: int,
+    results: Sequence[PartialResult],
+    per_nat: float,
+    per_answer: float,
 ) -> NDArray[np.float64]:
-    """The fitness that a candidate gained on the champion at each item it has met."""
+    """The fitness that a candidate gained on the incumbent at each measured item of a domain."""
+    right, loss = incumbent.right[domain], incumbent.loss[domain]
     gains = [
-        a_nat * (of.loss[domain][i] - loss) + an_answer * (right - of.right[domain][i])
-        for where, outcome in met
-        for i, loss, right in zip(where, outcome.loss, outcome.right, strict=True)
+        per_nat * (loss[i] - own_loss) + per_answer * (own_right - right[i])
+        for examples, scores in results
+        for i, own_loss, own_right in zip(examples, scores.loss, scores.right, strict=True)
     ]
     return np.array(gains)
 
 
 def estimate(gains: Sequence[NDArray[np.float64]], totals: Sequence[int]) -> tuple[float, float]:
-    """The fitness that a candidate is ahead on all items, and the standard error of that.
+    """The fitness that a candidate is ahead by on all items, and the standard error of that.
 
-    `gains` has those of the items met so far, domain by domain; `totals` counts all items.
+    `gains` has those of the measured items, domain by domain; `totals` counts all items.
     """
     value = variance = 0.0
-    for mine, total in zip(gains, totals, strict=True):
-        met = len(mine)
-        if not met:
+    for own, total in zip(gains, totals, strict=True):
+        measured = len(own)
+        if not measured:
             return 0.0, math.inf
-        value += total * float(mine.mean())
-        if met < total:
-            variance += total**2 * (1 - met / total) * float(mine.var(ddof=1)) / met
+        value += total * float(own.mean())
+        if measured < total:
+            variance += total**2 * (1 - measured / total) * float(own.var(ddof=1)) / measured
     return value, math.sqrt(variance)
 
 
-def lost(value: float, error: float) -> bool:
+def has_lost(value: float, error: float) -> bool:
     return value + SURE * error < 0
 
 
-def joined(met: Sequence[PartialResult], count: int) -> ItemScores:
-    """The outcomes of all shares as one, in the order of the examples."""
+def join_shards(results: Sequence[PartialResult], count: int) -> ItemScores:
+    """The scores of all shards as one, in the order of the examples."""
     rows: list[Any] = [None] * count
-    for where, outcome in met:
-        values = zip(outcome.right, outcome.loss, outcome.tokens, outcome.steps, strict=True)
-        for i, row in zip(where, values, strict=True):
+    for examples, scores in results:
+        values = zip(scores.right, scores.loss, scores.tokens, scores.steps, strict=True)
+        for i, row in zip(examples, values, strict=True):
             rows[i] = row
     return ItemScores(*(list(column) for column in zip(*rows, strict=True)))

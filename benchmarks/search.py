@@ -28,9 +28,9 @@ from evomerge import job_of as study_of
 from evomerge import specialists
 from results import command
 
+from agent_forge.evals.fitness import DomainFitness
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
 from agent_forge.phases.phase2_evomerge.evolution import run_evolution
-from agent_forge.phases.phase2_evomerge.fitness import DomainFitness
 from agent_forge.phases.phase2_evomerge.inputs import EvolutionInputs, locate_inputs
 from agent_forge.phases.phase2_evomerge.journal import JOURNAL
 from agent_forge.phases.phase2_evomerge.loop import EvolutionLoop

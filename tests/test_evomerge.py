@@ -18,16 +18,16 @@ from safetensors.torch import load_file, save_file
 
 from agent_forge.errors import ConfigError, ForgeError, NotFound, PhaseFailed
 from agent_forge.evals.domains import from_files, from_tasks, part
+from agent_forge.evals.fitness import (
+    CommandFitness,
+    DomainFitness,
+    FunctionFitness,
+)
 from agent_forge.evals.model_under_test import open_model_under_test
 from agent_forge.phases.phase1_cognate.phase import CognatePhase
 from agent_forge.phases.phase2_evomerge.candidate_weights import CandidateWeights
 from agent_forge.phases.phase2_evomerge.config import WEIGHTS, EvoMergeSettings
 from agent_forge.phases.phase2_evomerge.evolution import EvolutionResult, run_evolution
-from agent_forge.phases.phase2_evomerge.fitness import (
-    CommandFitness,
-    DomainFitness,
-    FunctionFitness,
-)
 from agent_forge.phases.phase2_evomerge.inputs import (
     PRESETS,
     load_settings,

@@ -29,11 +29,11 @@ from agent_forge.evals.comparison import (
     compare_scores,
 )
 from agent_forge.evals.domains import from_files
+from agent_forge.evals.fitness import FunctionFitness
 from agent_forge.evals.likelihood import ItemScores
 from agent_forge.phases.phase2_evomerge import EvoMerge, EvoMergeConfig
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
 from agent_forge.phases.phase2_evomerge.evolution import EvolutionResult, run_evolution
-from agent_forge.phases.phase2_evomerge.fitness import FunctionFitness
 from agent_forge.phases.phase2_evomerge.inputs import locate_inputs, resume_inputs
 from agent_forge.phases.phase2_evomerge.journal import JOURNAL
 from agent_forge.phases.phase2_evomerge.replay import replay

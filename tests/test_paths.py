@@ -17,7 +17,9 @@ from torch.testing import assert_close
 from transformers import AutoModelForCausalLM
 
 from agent_forge.errors import ConfigError
+from agent_forge.evals.fitness import DomainFitness
 from agent_forge.evals.model_under_test import open_model_under_test
+from agent_forge.evals.racing import Incumbent
 from agent_forge.merge.output import write
 from agent_forge.model.folder import open_weights
 from agent_forge.model.network import ForgeNetwork
@@ -25,11 +27,9 @@ from agent_forge.phases.phase2_evomerge.candidate_weights import CandidateWeight
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
 from agent_forge.phases.phase2_evomerge.evaluator import OTHER_NETWORKS, Networks
 from agent_forge.phases.phase2_evomerge.evolution import run_evolution
-from agent_forge.phases.phase2_evomerge.fitness import DomainFitness
 from agent_forge.phases.phase2_evomerge.inputs import resume_inputs
 from agent_forge.phases.phase2_evomerge.journal import CACHE, JOURNAL
 from agent_forge.phases.phase2_evomerge.loop import EvolutionLoop
-from agent_forge.phases.phase2_evomerge.racing import Incumbent
 from agent_forge.phases.phase2_evomerge.replay import replay
 from agent_forge.search import operators
 from agent_forge.search.auto import Auto

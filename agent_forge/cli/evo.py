@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import shlex
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,22 +24,9 @@ if TYPE_CHECKING:
     from agent_forge.phases.phase2_evomerge.inputs import EvolutionInputs
 
 SPECIALISTS = 3  # of Phase 1
-GENERATIONS = typer.Option(None, "--gens", min=0, max=100_000, help="Generations after the first.")
-MINUTES = typer.Option(
-    None,
-    "--time-budget",
-    min=0,
-    max=10_000_000,  # 19 years
-    help="Stop after the generation in which these minutes end.",
-)
-SEED = typer.Option(None, "--seed", min=0, max=MAX_SEED, help="Of every choice; 42 if none.")
-QUICK = (
-    "trunk_steps=400",
-    "branch_steps=80",
-    "control=false",
-    "evaluation_items=300",
-    "min_diversity=0.0",
-)
+SEED = 42
+MOST_MINUTES = 10_000_000  # 19 years
+QUICK = "trunk_steps=400 branch_steps=80 control=false evaluation_items=300 min_diversity=0.0"
 
 app = typer.Typer(
     name="evo",
@@ -60,9 +46,11 @@ def evo(
     data: list[Path] = typer.Option(
         [], "--data", metavar="FILE", help="Text or JSONL to measure on; each file is a domain."
     ),
-    gens: int | None = GENERATIONS,
+    gens: int | None = typer.Option(
+        None, "--gens", min=0, max=100_000, help="Generations after the first."
+    ),
     output_dir: Path | None = typer.Option(
-        None, "--output-dir", help="Where it all goes; if not given, evomerge."
+        None, "--output-dir", help="Where everything is written; if not given, evomerge."
     ),
     config: str | None = typer.Option(
         None, "--config", help="A YAML or JSON file, or one of fast, production, speed."
@@ -71,9 +59,17 @@ def evo(
     resume: Path | None = typer.Option(
         None, "--resume", help="Go on with an evolution: its folder or a checkpoint in it."
     ),
-    time_budget: float | None = MINUTES,
+    time_budget: float | None = typer.Option(
+        None,
+        "--time-budget",
+        min=0,
+        max=MOST_MINUTES,
+        help="Stop after the generation in which these minutes end.",
+    ),
     device: str = typer.Option("auto", "--device", help="auto, cpu, cuda or mps."),
-    seed: int | None = SEED,
+    seed: int | None = typer.Option(
+        None, "--seed", min=0, max=MAX_SEED, help="Every random choice derives from it; 42 if none."
+    ),
     dry_run: bool = typer.Option(False, "--dry-run", help="Only check and say what would happen."),
     as_json: bool = JSON,
 ) -> None:
@@ -90,30 +86,29 @@ def evo(
         with _interruptible(resume if resume.is_dir() else resume.parent, dry_run):
             from agent_forge.phases.phase2_evomerge.inputs import resume_inputs
 
-            _do(resume_inputs(resume, gens, time_budget, sets), _device(device), dry_run, as_json)
+            _run(resume_inputs(resume, gens, time_budget, sets), _device(device), dry_run, as_json)
         return
-    changes: dict[str, Any] = {"generations": gens, "time_budget_minutes": time_budget}
-    changes["data"] = [str(path) for path in data] or None
-    given = {key: value for key, value in changes.items() if value is not None}
+    options: dict[str, Any] = {"generations": gens, "time_budget_minutes": time_budget}
+    options["data"] = [str(path) for path in data] or None
+    options = {key: value for key, value in options.items() if value is not None}
     storage = Path(os.environ.get("FORGE_STORAGE", "storage"))
-    refs = _listed(base_models)
-    folder = output_dir or Path("evomerge")
+    refs, folder = _split(base_models), output_dir or Path("evomerge")
     with _interruptible(folder, dry_run):
         from agent_forge.phases.phase2_evomerge import inputs
 
         place = _device(device)
-        settings = inputs.load_settings(config, sets, given)
+        settings = inputs.load_settings(config, sets, options)
         if not refs:
             inputs.check_before_models(settings, folder, SPECIALISTS)
     if not refs:
-        refs = [_something_to_evolve(storage, device, as_json, dry_run)]
+        refs = [_session_to_evolve(storage, device, as_json, dry_run)]
     with _interruptible(folder, dry_run):
-        seed = 42 if seed is None else seed
+        seed = SEED if seed is None else seed
         located = inputs.locate_inputs(settings, refs, base, seed, folder, storage)
-        _do(located, place, dry_run, as_json)
+        _run(located, place, dry_run, as_json)
 
 
-def _listed(base_models: str) -> list[str]:
+def _split(base_models: str) -> list[str]:
     refs = [ref.strip() for ref in base_models.split(",")] if base_models.strip() else []
     if not all(refs):
         raise ConfigError(f"--base-models {base_models!r} has nothing between two commas")
@@ -135,7 +130,7 @@ def _interruptible(folder: Path, dry_run: bool) -> Iterator[None]:
         ) from None
 
 
-def _do(inputs: EvolutionInputs, device: str, dry_run: bool, as_json: bool) -> None:
+def _run(inputs: EvolutionInputs, device: str, dry_run: bool, as_json: bool) -> None:
     """The evolution, or what it would be. From when it has begun a signal is a request to stop."""
     if dry_run:
         return _plan(inputs, as_json)
@@ -144,17 +139,16 @@ def _do(inputs: EvolutionInputs, device: str, dry_run: bool, as_json: bool) -> N
 
     stopper = Stopper()
     stopper.watch(inputs.folder)
-    watch = (lambda record: None) if as_json else _Watch()
+    show = (lambda record: None) if as_json else _Progress()
     with contextlib.ExitStack() as stack:
 
         def listen(record: dict[str, Any]) -> None:
             if record["event"] == "begun":
                 stack.enter_context(stopper.on_signals())
             with contextlib.suppress(OSError):  # the terminal is gone: the work goes on
-                watch(record)
+                show(record)
 
-        result = run_evolution(inputs, device=device, listen=listen, should_stop=stopper)
-        _report(result, as_json)
+        _report(run_evolution(inputs, device=device, listen=listen, should_stop=stopper), as_json)
 
 
 def _device(device: str) -> str:
@@ -178,12 +172,11 @@ def replay(
 
         written = make_again(lineage, target, progress)
         if as_json:
-            emit_json(folder=str(target), sha256=written)
-            return
+            return emit_json(folder=str(target), sha256=written)
         print(f"{target}: {written}")
 
 
-class _Watch:
+class _Progress:
     """A line for every generation, as a table that grows."""
 
     def __init__(self) -> None:
@@ -191,22 +184,27 @@ class _Watch:
         self._head = self._forecast = False
 
     def __call__(self, record: dict[str, Any]) -> None:
-        if record["event"] == "note":
-            typer.echo(record["text"], err=True)
-        elif record["event"] == "candidate" and record["problem"]:
-            typer.echo(f"  candidate {record['key'][:8]} failed: {record['problem']}", err=True)
-        elif record["event"] == "candidate" and not self._head and not self._forecast:
-            self._forecast = True
-            typer.echo(f"a candidate takes about {record['seconds']:.1f} s", err=True)
-        elif record["event"] == "verdict":
-            typer.echo(f"measuring {record['model']} on unseen items", err=True)
-        elif record["event"] == "generation":
-            if not self._head:
-                typer.echo("  gen  best    mean    diversity  hits    ETA  champion", err=True)
-                self._head = True
-            typer.echo(self._line(record), err=True)
+        for line in self._lines(record):
+            typer.echo(line, err=True)
 
-    def _line(self, record: dict[str, Any]) -> str:
+    def _lines(self, record: dict[str, Any]) -> Iterator[str]:
+        event = record["event"]
+        if event == "note":
+            yield record["text"]
+        elif event == "candidate" and record["problem"]:
+            yield f"  candidate {record['key'][:8]} failed: {record['problem']}"
+        elif event == "candidate" and not self._head and not self._forecast:
+            self._forecast = True
+            yield f"a candidate takes about {record['seconds']:.1f} s"
+        elif event == "verdict":
+            yield f"measuring {record['model']} on unseen items"
+        elif event == "generation":
+            if not self._head:
+                yield "  gen  best    mean    diversity  hits    ETA  champion"
+                self._head = True
+            yield self._row(record)
+
+    def _row(self, record: dict[str, Any]) -> str:
         from agent_forge.track.progress import clock
 
         n, total = record["generation"], record["generations"]
@@ -218,7 +216,7 @@ class _Watch:
         )
 
 
-def _something_to_evolve(storage: Path, device: str, quiet: bool, dry_run: bool) -> str:
+def _session_to_evolve(storage: Path, device: str, quiet: bool, dry_run: bool) -> str:
     """The newest run with specialists; without any, three small ones are trained first."""
     from agent_forge.errors import NotFound
     from agent_forge.phases.phase2_evomerge.sources import newest_session
@@ -243,7 +241,7 @@ def _train(storage: Path, device: str, quiet: bool) -> str:
     from agent_forge.errors import PhaseFailed
     from agent_forge.pipeline.config import load_config
 
-    sets = [f"phases.cognate.{change}" for change in QUICK]
+    sets = [f"phases.cognate.{change}" for change in QUICK.split()]
     sets += [f"runtime.device={device}", f"storage.root={storage}"]
     settings = load_config(preset="tiny", sets=tuple(sets))
     outcome = conduct("none" if quiet else "auto", config=settings, only="cognate")
@@ -262,7 +260,7 @@ def _plan(inputs: EvolutionInputs, as_json: bool) -> None:
     from agent_forge.evals.domains import near_copies
 
     inputs.require_room()
-    settings, parents = inputs.settings, list(inputs.parent_refs)
+    settings, parents, splits = inputs.settings, list(inputs.parent_refs), inputs.splits
     candidates = settings.population_size * (settings.generations + 1) + len(parents) + 1
     record = {
         "parents": parents,
@@ -272,41 +270,36 @@ def _plan(inputs: EvolutionInputs, as_json: bool) -> None:
         "strategy": settings.strategy,
         "generations": settings.generations,
         "candidates": min(candidates, settings.max_evaluations or candidates),
-        "items": {
-            split: {domain.name: len(domain.examples) for domain in domains}
-            for split, domains in inputs.splits.items()
-        },
-        "near_copies": near_copies(inputs.splits.get("verdict", ())),
+        "items": {s: {d.name: len(d.examples) for d in domains} for s, domains in splits.items()},
+        "near_copies": near_copies(splits.get("verdict", ())),
         "disk_bytes": inputs.disk_bytes,
         "notes": list(inputs.notes),
     }
     if as_json:
-        emit_json(**record)
-        return
+        return emit_json(**record)
     for key, value in record.items():
         print(f"{key}: {json.dumps(value) if isinstance(value, dict) else value}")
 
 
 def _report(result: EvolutionResult, as_json: bool) -> None:
     report = result.report
-    verdict = report.to_json() if report else None
     if as_json:
-        emit_json(
-            **{"folder": str(result.folder), "champion": str(result.model_path)},
-            **{"generations": result.generations, "reason": result.reason},
-            **{"fitness": result.fitness, "curve": result.curve, "verdict": verdict},
+        return emit_json(
+            folder=str(result.folder),
+            champion=str(result.model_path),
+            generations=result.generations,
+            reason=result.reason,
+            fitness=result.fitness,
+            curve=result.curve,
+            verdict=report.to_json() if report else None,
         )
-        return
     print(f"champion: {result.model_path} ({result.origin}); ended: {result.reason}")
     print(f"fitness over generations: {result.plot()}")
     if report is None:
-        print("no verdict: there are no unseen items beside your own fitness")
-        return
+        return print("no verdict: there are no unseen items beside your own fitness")
     columns, scores = list(report.champion.raw), report.scores()
     emit_table(
         ("on unseen items", "fitness", *columns),
         [(n, *(f"{x:.4f}" for x in (s.fitness, *s.raw.values()))) for n, s in scores.items()],
     )
-    for sentence in report.sentences():
-        print(sentence)
-    sys.stdout.flush()
+    print("\n".join(report.sentences()), flush=True)

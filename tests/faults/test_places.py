@@ -41,7 +41,7 @@ def removing(gone: Path, event: str, count: int) -> Patch:
     """A patch: the folder is removed when an evolution tells of its count-th event of a kind."""
 
     def patch() -> None:
-        real, seen = evo._Watch.__call__, 0
+        real, seen = evo._Progress.__call__, 0
 
         def told(self: Any, record: dict[str, Any]) -> None:
             nonlocal seen
@@ -50,7 +50,7 @@ def removing(gone: Path, event: str, count: int) -> Patch:
                 shutil.rmtree(gone)
             real(self, record)
 
-        evo._Watch.__call__ = told  # type: ignore[method-assign]
+        evo._Progress.__call__ = told  # type: ignore[method-assign]
 
     return patch
 

@@ -22,15 +22,7 @@ from torch import nn
 from agent_forge.config.settings import ModelSettings
 from agent_forge.errors import ConfigError, ForgeError, PhaseFailed
 from agent_forge.evals.domains import Domain
-from agent_forge.evals.likelihood import ItemScores
-from agent_forge.evals.model_under_test import ModelUnderTest, model_under_test
-from agent_forge.merge.output import write
-from agent_forge.model.folder import MODEL_TYPE
-from agent_forge.model.load import load_network, open_tokenizer, own_name
-from agent_forge.model.network import ForgeNetwork
-from agent_forge.model.weights import Weights, from_memory, with_layers
-from agent_forge.phases.phase2_evomerge.candidate_weights import CandidateWeights
-from agent_forge.phases.phase2_evomerge.fitness import (
+from agent_forge.evals.fitness import (
     CommandFitness,
     DomainFitness,
     Fitness,
@@ -39,10 +31,18 @@ from agent_forge.phases.phase2_evomerge.fitness import (
     is_function,
     shape_parts,
 )
+from agent_forge.evals.likelihood import ItemScores
+from agent_forge.evals.model_under_test import ModelUnderTest, model_under_test
+from agent_forge.evals.racing import Incumbent
+from agent_forge.merge.output import write
+from agent_forge.model.folder import MODEL_TYPE
+from agent_forge.model.load import load_network, open_tokenizer, own_name
+from agent_forge.model.network import ForgeNetwork
+from agent_forge.model.weights import Weights, from_memory, with_layers
+from agent_forge.phases.phase2_evomerge.candidate_weights import CandidateWeights
 from agent_forge.phases.phase2_evomerge.gradient import gradient
 from agent_forge.phases.phase2_evomerge.inputs import EvolutionInputs
 from agent_forge.phases.phase2_evomerge.journal import CACHED
-from agent_forge.phases.phase2_evomerge.racing import Incumbent
 from agent_forge.search.candidate import Candidate, lineage
 
 EMPTY_RESULT: dict[str, Any] = {

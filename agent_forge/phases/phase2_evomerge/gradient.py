@@ -16,11 +16,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from agent_forge.errors import NotFinite
+from agent_forge.evals.fitness import DomainFitness
 from agent_forge.evals.likelihood import TokenizedItem, batches, padded
 from agent_forge.evals.model_under_test import TokenizedDomain
 from agent_forge.model.network import ForgeNetwork
 from agent_forge.phases.phase2_evomerge.candidate_weights import CandidateWeights
-from agent_forge.phases.phase2_evomerge.fitness import DomainFitness
 
 BACKWARD = 3  # passes over the tokens: one forward, and a backward that costs two
 Rows = dict[str, list[float]]

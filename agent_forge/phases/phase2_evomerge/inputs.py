@@ -29,6 +29,7 @@ from agent_forge.evals.domains import (
     part,
     smallest_gain,
 )
+from agent_forge.evals.fitness import function_of, is_function
 from agent_forge.merge.output import refuse_foreign
 from agent_forge.merge.plan import Parents
 from agent_forge.merge.preflight import preflight
@@ -37,7 +38,6 @@ from agent_forge.model.folder import MODEL_TYPE, open_weights, read_config
 from agent_forge.model.load import open_tokenizer
 from agent_forge.model.weights import DEPTHS, Weights, with_same_heads
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
-from agent_forge.phases.phase2_evomerge.fitness import function_of, is_function
 from agent_forge.phases.phase2_evomerge.journal import BEGUN, CACHE, JOURNAL, read_journal
 from agent_forge.phases.phase2_evomerge.sources import locate
 from agent_forge.search.continuous import pymoo
@@ -359,29 +359,18 @@ def open_inputs(
     splits = split_items(settings, always_verdict)
     check_settings(settings, splits, len(parents))
     notes += [*_visible_gain(splits), *copies_told(splits.get("verdict", ()))]
-    models = with_same_heads([*parents, *([opened[base_ref]] if base_ref else [])])
-    count = len(parents)
-    return EvolutionInputs(
-        settings,
-        tuple(parent_refs),
-        base_ref,
-        tuple(models[:count]),
-        models[count] if base_ref else None,
-        splits,
-        folder,
-        seed,
-        tuple(names),
-        control,
-        tuple(notes),
-    )
+    models = open_models(parent_refs, base_ref, opened)
+    more: dict[str, Any] = {"seed": seed, "names": tuple(names), "notes": tuple(notes)}
+    refs = tuple(parent_refs), base_ref
+    return EvolutionInputs(settings, *refs, *models, splits, folder, **more, control_ref=control)
 
 
 def open_models(
-    parent_refs: Sequence[str], base_ref: str | None
+    parent_refs: Sequence[str], base_ref: str | None, opened: Parents | None = None
 ) -> tuple[tuple[Weights, ...], Weights | None]:
     """The weights of all parents and of the base; if one has a head of its own, all have one."""
     refs = [*parent_refs, *([base_ref] if base_ref else [])]
-    models = with_same_heads([open_weights(ref) for ref in refs])
+    models = with_same_heads([opened[ref] if opened else open_weights(ref) for ref in refs])
     return tuple(models[: len(parent_refs)]), models[-1] if base_ref else None
 
 

@@ -27,6 +27,7 @@ import numpy as np
 import torch
 
 from agent_forge.errors import ForgeError, Interrupted, NotFinite, PhaseFailed, WorkersLost
+from agent_forge.evals.racing import Incumbent
 from agent_forge.merge.output import write
 from agent_forge.phases.phase2_evomerge.candidate_weights import CandidateWeights
 from agent_forge.phases.phase2_evomerge.evaluator import CandidateEvaluator, Limits, decode_sample
@@ -39,7 +40,6 @@ from agent_forge.phases.phase2_evomerge.journal import (
     read_cache,
 )
 from agent_forge.phases.phase2_evomerge.parallel import ParallelEvaluator
-from agent_forge.phases.phase2_evomerge.racing import Incumbent
 from agent_forge.search import strategy
 from agent_forge.search.candidate import SHORT, Candidate
 from agent_forge.store import files

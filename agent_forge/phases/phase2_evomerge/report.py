@@ -13,12 +13,12 @@ import torch
 from agent_forge.errors import PhaseFailed
 from agent_forge.evals.comparison import Comparison, PairedScores, compare_scores
 from agent_forge.evals.domains import Domain, copies_told
+from agent_forge.evals.fitness import DomainFitness, Score
 from agent_forge.evals.likelihood import ItemScores
 from agent_forge.evals.model_under_test import ModelUnderTest
 from agent_forge.evals.reopen import confirm
 from agent_forge.model.folder import open_model, open_weights
 from agent_forge.model.weights import Weights
-from agent_forge.phases.phase2_evomerge.fitness import DomainFitness, Score
 from agent_forge.phases.phase2_evomerge.inputs import MODEL_NAMES
 from agent_forge.phases.phase2_evomerge.loop import EvolutionLoop
 from agent_forge.search.candidate import lineage

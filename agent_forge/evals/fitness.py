@@ -34,7 +34,7 @@ from agent_forge.errors import ConfigError, PhaseFailed
 from agent_forge.evals.domains import Domain, beyond_chance, evaluation_hash, perplexity_score
 from agent_forge.evals.likelihood import ItemScores
 from agent_forge.evals.model_under_test import ModelUnderTest, TokenizedDomain
-from agent_forge.phases.phase2_evomerge.racing import (
+from agent_forge.evals.racing import (
     SHARES,
     Incumbent,
     PartialResult,

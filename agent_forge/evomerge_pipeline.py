@@ -75,10 +75,8 @@ def _operator_settings(given: Mapping[str, float]) -> dict[str, float]:
         elif name == "dare_amplification":
             rescale = 1 / (1 - given.get("dare_threshold", 0.9))
             if abs(value - rescale) > 1e-6:
-                raise ConfigError(
-                    f"dare_amplification {value} is not what DARE rescales by: {rescale:g}",
-                    hint="leave it out: it follows from dare_threshold",
-                )
+                problem = f"dare_amplification {value} is not what DARE rescales by: {rescale:g}"
+                raise ConfigError(problem, hint="leave it out: it follows from dare_threshold")
         else:
             why = WITHOUT_MEANING.get(name, "it is not known")
             raise ConfigError(f"merge_operators.{name} cannot be set: {why}")

@@ -40,20 +40,28 @@ app = typer.Typer(
 def evo(
     context: typer.Context,
     base_models: str = typer.Option(
-        "", "--base-models", help="Folders, hub ids or base+adapter, parted by commas; or a run."
+        "",
+        "--base-models",
+        help="Evolve these: folders, hub ids or base+adapter, parted by commas; or a run.",
     ),
-    base: str | None = typer.Option(None, "--base", help="What they were all fine-tuned from."),
+    base: str | None = typer.Option(None, "--base", help="They were all fine-tuned from this."),
     data: list[Path] = typer.Option(
-        [], "--data", metavar="FILE", help="Text or JSONL to measure on; each file is a domain."
+        [], "--data", metavar="FILE", help="Measure on text or JSONL; each file is a domain."
     ),
     gens: int | None = typer.Option(
-        None, "--gens", min=0, max=100_000, help="Generations after the first."
+        None,
+        "--gens",
+        min=0,
+        max=100_000,
+        help="Stop after this many generations; generation 0 is not counted.",
     ),
     output_dir: Path | None = typer.Option(
-        None, "--output-dir", help="Where everything is written; if not given, evomerge."
+        None, "--output-dir", help="Write everything into this folder; evomerge if not given."
     ),
     config: str | None = typer.Option(
-        None, "--config", help="A YAML or JSON file, or one of fast, production, speed."
+        None,
+        "--config",
+        help="Take settings from a YAML or JSON file, or fast, production or speed.",
     ),
     sets: list[str] = SETS,
     resume: Path | None = typer.Option(
@@ -66,11 +74,17 @@ def evo(
         max=MOST_MINUTES,
         help="Stop after the generation in which these minutes end.",
     ),
-    device: str = typer.Option("auto", "--device", help="auto, cpu, cuda or mps."),
+    device: str = typer.Option("auto", "--device", help="Measure on auto, cpu, cuda or mps."),
     seed: int | None = typer.Option(
-        None, "--seed", min=0, max=MAX_SEED, help="Every random choice derives from it; 42 if none."
+        None,
+        "--seed",
+        min=0,
+        max=MAX_SEED,
+        help="Derive every random choice from this; 42 if not given.",
     ),
-    dry_run: bool = typer.Option(False, "--dry-run", help="Only check and say what would happen."),
+    dry_run: bool = typer.Option(
+        False, "--dry-run", help="Only check everything and say what would happen."
+    ),
     as_json: bool = JSON,
 ) -> None:
     """Evolve models into one. Without arguments: the newest Phase 1, or three small ones first."""
@@ -124,10 +138,8 @@ def _interruptible(folder: Path, dry_run: bool) -> Iterator[None]:
         if dry_run or not (folder / EVOLUTION).is_file():
             raise Cancelled("interrupted: nothing was begun") from None
         why = str(error) if isinstance(error, Interrupted) else "left at once"
-        raise Interrupted(
-            f"paused: {why}; what was measured is saved",
-            hint=f"forge evo --resume {shlex.quote(str(folder))}",
-        ) from None
+        problem = f"paused: {why}; what was measured is saved"
+        raise Interrupted(problem, hint=f"forge evo --resume {shlex.quote(str(folder))}") from None
 
 
 def _run(inputs: EvolutionInputs, device: str, dry_run: bool, as_json: bool) -> None:

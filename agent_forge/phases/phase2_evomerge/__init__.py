@@ -12,8 +12,6 @@ journal            what was measured, on disk: journal and cache
 candidate_weights  the weights of every candidate, made from its recipe
 evaluator          measures a candidate in a network of its shape
 parallel           workers that measure candidates at the same time
-fitness            the fitness of a model: on domains, or the user's own function or command
-racing             stop measuring a candidate that has fallen behind the champion
 gradient           the gradient of the fitness by every merge coefficient
 sources            where models come from: folders, adapters, runs, the Hugging Face hub
 """

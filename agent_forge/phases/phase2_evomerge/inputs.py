@@ -188,10 +188,8 @@ def resume_inputs(
     fitness = record["settings"].get("fitness")
     if fitness and f"fitness={fitness}" not in sets:
         again = shlex.join(["--resume", str(place), "--set", f"fitness={fitness}"])
-        raise ConfigError(
-            f"{folder} runs a fitness of its own for every candidate: {fitness!r}",
-            hint=f"if it is yours: forge evo {again}",
-        )
+        problem = f"{folder} runs a fitness of its own for every candidate: {fitness!r}"
+        raise ConfigError(problem, hint=f"if it is yours: forge evo {again}")
     places.require_writable(folder)
     begun = {**EvoMergeSettings.BEFORE, **record["settings"]}
     options: dict[str, Any] = {"generations": gens, "time_budget_minutes": minutes}
@@ -346,10 +344,8 @@ def open_inputs(
     _refuse_twins(parents)
     _check_tokenizer(parents[0])
     if settings.layer_paths and not {*DEPTHS} & {*parents[0].config}:
-        raise ConfigError(
-            f"layer_paths: the config of {parent_refs[0]} does not say how many layers it has",
-            hint="do without: --set layer_paths=0",
-        )
+        problem = f"layer_paths: the config of {parent_refs[0]} does not say how many layers it has"
+        raise ConfigError(problem, hint="do without: --set layer_paths=0")
     size = sum(weights.nbytes for weights in parents)
     if size > LARGE_BYTES:
         notes.append(
@@ -400,10 +396,8 @@ def _glance(model: Weights) -> bytes:
 def _check_tokenizer(first: Weights) -> None:
     """Refuse parents without config or tokenizer; every candidate gets those of the first."""
     if first.folder is None or not first.config:
-        raise ConfigError(
-            f"{first.label} has no config.json: there is nothing to put the weights into",
-            hint="give the folder of a whole model, or BASE+ADAPTER",
-        )
+        problem = f"{first.label} has no config.json: there is nothing to put the weights into"
+        raise ConfigError(problem, hint="give the folder of a whole model, or BASE+ADAPTER")
     if read_config(first.folder)["model_type"] == MODEL_TYPE:
         Tokenizer.load(first.folder)
     else:
@@ -422,7 +416,7 @@ def check_settings(
         function_of(settings.fitness)
     if len(settings.parent_weights) not in (0, parents):
         raise ConfigError(f"{len(settings.parent_weights)} parent_weights, {parents} parents")
-    domains = splits.get("selection", ())
+    domains = splits.get("selection") or splits.get("verdict", ())
     names = [d.name for d in domains]
     measures = [f"{name}/bits_per_byte" for name in names]
     measures += [f"{d.name}/accuracy" for d in domains if d.exact]
@@ -472,10 +466,8 @@ def _part(domain: Domain, split: str, limit: int) -> Domain:
         hint = "give more data: half of it is for selection, a third for the verdict"
         if split == "holdout":
             hint += "; or do without a holdout: --set use_holdout_validation=false"
-        raise ConfigError(
-            f"{domain.name} has {count} items for {split}; {least} are the least",
-            hint=hint + copies_hint(domain),
-        )
+        problem = f"{domain.name} has {count} items for {split}; {least} are the least"
+        raise ConfigError(problem, hint=hint + copies_hint(domain))
     return part(domain, split, limit)
 
 

@@ -224,10 +224,8 @@ class EvolutionLoop:
         self.journal.require_files()
         if result["problem"] and candidate.kind == "parent":
             error = WorkersLost if "died" in result else PhaseFailed
-            raise error(
-                f"{candidate.origin} cannot be measured: {result['problem']}",
-                hint="try the fitness on that model alone first",
-            )
+            problem = f"{candidate.origin} cannot be measured: {result['problem']}"
+            raise error(problem, hint="try the fitness on that model alone first")
         if result["problem"]:
             level = logging.INFO if result["dropped"] else logging.WARNING
             log.log(level, "candidate %s is out: %s", candidate.key[:SHORT], result["problem"])

@@ -17,9 +17,10 @@ from agent_forge.errors import ConfigError
 from agent_forge.phases.phase2_evomerge.api import EvoMerge, EvoMergeConfig
 
 TASKS = {"math": "reasoning", "structured_data": "structured"}  # the documents' names of ours
+OWN_WEIGHT = "every model has a weight of its own: BaseModelConfig(weight=...)"
 WITHOUT_MEANING = {
-    "linear_weight": "every model has a weight of its own: BaseModelConfig(weight=...)",
-    "slerp_t": "every model has a weight of its own: BaseModelConfig(weight=...)",
+    "linear_weight": OWN_WEIGHT,
+    "slerp_t": OWN_WEIGHT,
     "frankenmerge_layers": "FrankenMerge chooses layer by layer, and the evolution varies it",
     "dfs_merge_ratio": "DFS weighs every number by how far the models agree on it",
 }
@@ -38,8 +39,6 @@ class BaseModelConfig:
 class EvolutionConfig(EvoMergeConfig):
     """The settings of EvoMerge, and the models."""
 
-    base_models: Sequence[BaseModelConfig]
-
     def __init__(
         self,
         *,
@@ -52,8 +51,8 @@ class EvolutionConfig(EvoMergeConfig):
             models = [BaseModelConfig(**m) if isinstance(m, Mapping) else m for m in base_models]
         except TypeError as error:
             raise ConfigError(f"base_models: {error}") from error
+        fields |= _operator_settings(merge_operators or {})
         weights = [model.weight for model in models]
-        fields = {**fields, **operators(merge_operators or {})}
         if len(set(weights)) > 1:
             fields["parent_weights"] = weights
         if evaluation_weights and not fields.get("data"):
@@ -65,25 +64,23 @@ class EvolutionConfig(EvoMergeConfig):
         self.__dict__["base_models"] = models
 
 
-def operators(given: Mapping[str, float]) -> dict[str, float]:
+def _operator_settings(given: Mapping[str, float]) -> dict[str, float]:
     """`merge_operators` as settings of ours; what has no counterpart is refused by name."""
-    found: dict[str, float] = {}
+    settings: dict[str, float] = {}
     for name, value in given.items():
         if name == "dare_threshold":
-            found["drop_rate"] = value
+            settings["drop_rate"] = value
         elif name == "ties_threshold":
-            found["keep"] = 1 - value
+            settings["keep"] = 1 - value
         elif name == "dare_amplification":
             rescale = 1 / (1 - given.get("dare_threshold", 0.9))
             if abs(value - rescale) > 1e-6:
-                raise ConfigError(
-                    f"dare_amplification {value} is not what DARE rescales by: {rescale:g}",
-                    hint="leave it out: it follows from dare_threshold",
-                )
+                problem = f"dare_amplification {value} is not what DARE rescales by: {rescale:g}"
+                raise ConfigError(problem, hint="leave it out: it follows from dare_threshold")
         else:
             why = WITHOUT_MEANING.get(name, "it is not known")
             raise ConfigError(f"merge_operators.{name} cannot be set: {why}")
-    return found
+    return settings
 
 
 @dataclass(frozen=True)
@@ -104,9 +101,8 @@ class EvoMergePipeline:
     async def run_evolution(self) -> BestCandidate:
         """To the champion and the verdict."""
         models = self.config.base_models
-        names = [
-            f"{m.name} ({m.domain_specialty})" if m.domain_specialty else m.name for m in models
-        ]
+        specialties = [f" ({m.domain_specialty})" if m.domain_specialty else "" for m in models]
+        names = [m.name + specialty for m, specialty in zip(models, specialties, strict=True)]
         result = await EvoMerge(self.config).evolve([m.path for m in models], names)
         path = Path(result.artifacts["final_checkpoint"])
         return BestCandidate(path, result.metrics["best_fitness"], result)

@@ -31,7 +31,8 @@ from results import command
 
 from agent_forge.phases.phase2_evomerge import candidate_weights
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
-from agent_forge.phases.phase2_evomerge.evolve import Job, evolve
+from agent_forge.phases.phase2_evomerge.evolution import run_evolution
+from agent_forge.phases.phase2_evomerge.inputs import EvolutionInputs, locate_inputs
 from agent_forge.phases.phase2_evomerge.sources import of_session
 from agent_forge.pipeline.config import load_config
 from agent_forge.platform import peak_memory_bytes
@@ -95,7 +96,7 @@ def without(variant: str) -> Iterator[None]:
         with changed:
             yield
     elif variant.startswith("no layer"):
-        with patch.object(candidate_weights, "Groups", OneGroup):
+        with patch.object(candidate_weights, "TensorGroups", OneGroup):
             yield
     else:
         yield
@@ -122,7 +123,7 @@ def specialists(preset: str, seed: int, work: Path) -> str:
     return session
 
 
-def job_of(study: str, seed: int, work: Path, name: str, **changes: Any) -> Job:
+def job_of(study: str, seed: int, work: Path, name: str, **changes: Any) -> EvolutionInputs:
     """The evolution of a study's three models; they are trained if they are not there."""
     settings: dict[str, Any] = {"generations": GENERATIONS[study], "early_stopping": False}
     settings["workers"] = 1  # so that CPU seconds and shares are those of one process
@@ -141,7 +142,9 @@ def job_of(study: str, seed: int, work: Path, name: str, **changes: Any) -> Job:
         settings["max_level"] = load_config(preset=study).phases.evomerge.max_level
     words = "".join(c if c.isalnum() else "_" for c in name)
     folder = work / f"evo_{study}_{seed}_{words}"
-    return Job.of(EvoMergeSettings(**{**settings, **changes}), refs, base, seed, folder, work)
+    return locate_inputs(
+        EvoMergeSettings(**{**settings, **changes}), refs, base, seed, folder, work
+    )
 
 
 def evolved(study: str, seed: int, work: Path, name: str, **changes: Any) -> dict[str, Any]:
@@ -150,14 +153,14 @@ def evolved(study: str, seed: int, work: Path, name: str, **changes: Any) -> dic
     job = job_of(study, seed, work, name, **changes)
     began = time.process_time()
     with without(name):
-        outcome = evolve(job)
-    assert outcome.conclusion is not None
-    found = outcome.conclusion
+        outcome = run_evolution(job)
+    assert outcome.report is not None
+    found = outcome.report
     measure = "accuracy" if "accuracy" in found.champion.parts else "bits_per_byte"
     values: dict[str, Any] = {
         "measure": measure,
         "cpu_s": round(time.process_time() - began, 1),
-        "seconds": {k: round(v, 1) for k, v in outcome.seconds.items()},
+        "seconds": {k: round(v, 1) for k, v in outcome.loop.seconds.items()},
         "peak_mb": round(peak_memory_bytes() / 1e6),
         "model_mb": round(job.inputs.nbytes / len(job.inputs.parents) / 1e6, 1),
         "origin": outcome.origin,
@@ -166,7 +169,7 @@ def evolved(study: str, seed: int, work: Path, name: str, **changes: Any) -> dic
         "curve": [round(value, 5) for value in outcome.curve],
     }
     for rival, short in RIVALS.items():
-        other = found.rivals.get(found.best_parent if rival == "best parent" else rival)
+        other = found.baselines.get(found.best_parent if rival == "best parent" else rival)
         if other is None:
             continue
         gain = other.comparison.overall.gains[measure]

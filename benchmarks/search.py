@@ -28,11 +28,12 @@ from evomerge import job_of as study_of
 from evomerge import specialists
 from results import command
 
+from agent_forge.evals.fitness import DomainFitness
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
-from agent_forge.phases.phase2_evomerge.evolve import Job, evolve
-from agent_forge.phases.phase2_evomerge.evomerge import prepare
-from agent_forge.phases.phase2_evomerge.fitness import DomainFitness
-from agent_forge.phases.phase2_evomerge.run import JOURNAL, EvolutionRun
+from agent_forge.phases.phase2_evomerge.evolution import run_evolution
+from agent_forge.phases.phase2_evomerge.inputs import EvolutionInputs, locate_inputs
+from agent_forge.phases.phase2_evomerge.journal import JOURNAL
+from agent_forge.phases.phase2_evomerge.loop import EvolutionLoop
 from agent_forge.store import files
 from agent_forge.track.journal import read_lines
 
@@ -60,29 +61,31 @@ LENGTH = {"early_stopping": False, "generations": 1000, "max_evaluations": EVALU
 PASSAGES = {"fitness_subset_size": 25, "verdict_items": 100}  # of each fine-tune's text
 
 
-def tuned_job(work: Path, seed: int, name: str, **settings: Any) -> Job:
+def tuned_job(work: Path, seed: int, name: str, **settings: Any) -> EvolutionInputs:
     return study_of("stories", seed, work, f"search {name}", **LENGTH, **PASSAGES, **settings)
 
 
-def job_of(work: Path, seed: int, name: str, **settings: Any) -> Job:
+def job_of(work: Path, seed: int, name: str, **settings: Any) -> EvolutionInputs:
     wanted = LENGTH | {"fitness_subset_size": 100, "verdict_items": 1000, "workers": 1, **settings}
     session = specialists("tiny", seed, work)
     place = work / f"search_{seed}_{name.replace(' ', '_').replace(',', '')}"
-    return Job.of(EvoMergeSettings.model_validate(wanted), [session], None, seed, place, work)
+    return locate_inputs(
+        EvoMergeSettings.model_validate(wanted), [session], None, seed, place, work
+    )
 
 
-def searched(job: Callable[[], Job]) -> dict[str, Any]:
+def searched(job: Callable[[], EvolutionInputs]) -> dict[str, Any]:
     """One search, and each of its champions on unseen items."""
     torch.set_num_threads(1)
     return _curve(job())
 
 
-def _curve(job: Job) -> dict[str, Any]:
-    material = prepare(job.settings, job.inputs, "cpu", job.folder)
-    run = EvolutionRun(job.settings, material, job.folder, seed=job.seed)
+def _curve(job: EvolutionInputs) -> dict[str, Any]:
+    run = EvolutionLoop(job)
     run.run()
     how = job.settings.fitness_weights, job.settings.fitness_floors
-    unseen = DomainFitness(material.subject, job.inputs.splits["verdict"], *how)
+    model = run.evaluator.model_under_test
+    unseen = DomainFitness(model, job.splits["verdict"], *how)
     count = tokens = 0
     cpu, best, curve = 0.0, float("-inf"), []
     for _, line in read_lines(job.folder / JOURNAL):
@@ -93,29 +96,29 @@ def _curve(job: Job) -> dict[str, Any]:
         fitness = line["score"]["fitness"] if line["score"] else float("-inf")
         if fitness > best and not line.get("dropped"):
             best = fitness
-            run.nursery.fill(material.subject.model, line["key"])
+            run.weights.fill(model.model, line["key"])
             curve.append([count, tokens, cpu, best, unseen.score().quality])
     curve.append([count, tokens, cpu, *curve[-1][3:]])
     rounded = [[a, b, *(round(x, 5) for x in rest)] for a, b, *rest in curve]
-    return {"tokens_each": material.fitness.tokens, "curve": rounded}
+    return {"tokens_each": run.evaluator.fitness.tokens, "curve": rounded}
 
 
 def staffed(work: Path, name: str) -> dict[str, Any]:
     """The same evolution by other workers: how long it takes, and what comes out."""
     job = job_of(work, 1, name, fitness_subset_size=250, **CREWS[name])  # about a second each
-    job = Job.of(
+    job = locate_inputs(
         job.settings.model_copy(update={"max_evaluations": 100, "verdict_items": 20}),
-        list(job.inputs.parents),
-        job.inputs.base,
+        list(job.parent_refs),
+        job.base_ref,
         1,
         job.folder,
     )
     began = time.monotonic()
-    outcome = evolve(job)
+    outcome = run_evolution(job)
     seconds = time.monotonic() - began
     return {
         "wall_s": round(seconds, 1),
-        "search_s": round(outcome.seconds["all"], 1),
+        "search_s": round(outcome.loop.seconds["all"], 1),
         "sha256": files.sha256_of(outcome.model_path / "model.safetensors"),
     }
 

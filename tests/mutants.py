@@ -191,9 +191,9 @@ MUTANTS = (
     ),
     Mutant(
         "an old evolution goes on with other items",
-        "phases/phase2_evomerge/evolve.py",
-        'begun = {**EvoMergeSettings.BEFORE, **record["settings"]}\n    update',
-        'begun = record["settings"]\n    update',
+        "phases/phase2_evomerge/inputs.py",
+        'begun = {**EvoMergeSettings.BEFORE, **record["settings"]}\n    options',
+        'begun = record["settings"]\n    options',
         "tests/phases/phase2_evomerge/test_splits.py",
     ),
 )

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import shlex
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,26 +19,13 @@ from agent_forge.cli.run import EVOLUTION, conduct, named
 from agent_forge.errors import Cancelled, ConfigError, Interrupted
 
 if TYPE_CHECKING:
-    from agent_forge.phases.phase2_evomerge.evolve import Evolved, Job
-    from agent_forge.phases.phase2_evomerge.evomerge import EvolutionReport
+    from agent_forge.phases.phase2_evomerge.evolution import EvolutionResult
+    from agent_forge.phases.phase2_evomerge.inputs import EvolutionInputs
 
 SPECIALISTS = 3  # of Phase 1
-GENERATIONS = typer.Option(None, "--gens", min=0, max=100_000, help="Generations after the first.")
-MINUTES = typer.Option(
-    None,
-    "--time-budget",
-    min=0,
-    max=10_000_000,  # 19 years
-    help="Stop after the generation in which these minutes end.",
-)
-SEED = typer.Option(None, "--seed", min=0, max=MAX_SEED, help="Of every choice; 42 if none.")
-QUICK = (
-    "trunk_steps=400",
-    "branch_steps=80",
-    "control=false",
-    "evaluation_items=300",
-    "min_diversity=0.0",
-)
+SEED = 42
+MOST_MINUTES = 10_000_000  # 19 years
+QUICK = "trunk_steps=400 branch_steps=80 control=false evaluation_items=300 min_diversity=0.0"
 
 app = typer.Typer(
     name="evo",
@@ -53,27 +39,51 @@ app = typer.Typer(
 def evo(
     context: typer.Context,
     base_models: str = typer.Option(
-        "", "--base-models", help="Folders, hub ids or base+adapter, parted by commas; or a run."
+        "",
+        "--base-models",
+        help="Evolve these: folders, hub ids or base+adapter, parted by commas; or a run.",
     ),
-    base: str | None = typer.Option(None, "--base", help="What they were all fine-tuned from."),
+    base: str | None = typer.Option(None, "--base", help="They were all fine-tuned from this."),
     data: list[Path] = typer.Option(
-        [], "--data", metavar="FILE", help="Text or JSONL to measure on; each file is a domain."
+        [], "--data", metavar="FILE", help="Measure on text or JSONL; each file is a domain."
     ),
-    gens: int | None = GENERATIONS,
+    gens: int | None = typer.Option(
+        None,
+        "--gens",
+        min=0,
+        max=100_000,
+        help="Stop after this many generations; generation 0 is not counted.",
+    ),
     output_dir: Path | None = typer.Option(
-        None, "--output-dir", help="Where it all goes; if not given, evomerge."
+        None, "--output-dir", help="Write everything into this folder; evomerge if not given."
     ),
     config: str | None = typer.Option(
-        None, "--config", help="A YAML or JSON file, or one of fast, production, speed."
+        None,
+        "--config",
+        help="Take settings from a YAML or JSON file, or fast, production or speed.",
     ),
     sets: list[str] = SETS,
     resume: Path | None = typer.Option(
         None, "--resume", help="Go on with an evolution: its folder or a checkpoint in it."
     ),
-    time_budget: float | None = MINUTES,
-    device: str = typer.Option("auto", "--device", help="auto, cpu, cuda or mps."),
-    seed: int | None = SEED,
-    dry_run: bool = typer.Option(False, "--dry-run", help="Only check and say what would happen."),
+    time_budget: float | None = typer.Option(
+        None,
+        "--time-budget",
+        min=0,
+        max=MOST_MINUTES,
+        help="Stop after the generation in which these minutes end.",
+    ),
+    device: str = typer.Option("auto", "--device", help="Measure on auto, cpu, cuda or mps."),
+    seed: int | None = typer.Option(
+        None,
+        "--seed",
+        min=0,
+        max=MAX_SEED,
+        help="Derive every random choice from this; 42 if not given.",
+    ),
+    dry_run: bool = typer.Option(
+        False, "--dry-run", help="Only check everything and say what would happen."
+    ),
     as_json: bool = JSON,
 ) -> None:
     """Evolve models into one. Without arguments: the newest Phase 1, or three small ones first."""
@@ -87,31 +97,31 @@ def evo(
                 hint="beside it only --gens, --time-budget and --device can be given",
             )
         with _interruptible(resume if resume.is_dir() else resume.parent, dry_run):
-            from agent_forge.phases.phase2_evomerge.evolve import resumed
+            from agent_forge.phases.phase2_evomerge.inputs import resume_inputs
 
-            _do(resumed(resume, gens, time_budget, sets), _device(device), dry_run, as_json)
+            _run(resume_inputs(resume, gens, time_budget, sets), _device(device), dry_run, as_json)
         return
-    changes: dict[str, Any] = {"generations": gens, "time_budget_minutes": time_budget}
-    changes["data"] = [str(path) for path in data] or None
-    given = {key: value for key, value in changes.items() if value is not None}
+    options: dict[str, Any] = {"generations": gens, "time_budget_minutes": time_budget}
+    options["data"] = [str(path) for path in data] or None
+    options = {key: value for key, value in options.items() if value is not None}
     storage = Path(os.environ.get("FORGE_STORAGE", "storage"))
-    refs = _listed(base_models)
-    folder = output_dir or Path("evomerge")
+    refs, folder = _split(base_models), output_dir or Path("evomerge")
     with _interruptible(folder, dry_run):
-        from agent_forge.phases.phase2_evomerge import evolve
+        from agent_forge.phases.phase2_evomerge import inputs
 
         place = _device(device)
-        settings = evolve.settings_of(config, sets, given)
+        settings = inputs.load_settings(config, sets, options)
         if not refs:
-            evolve.check_early(settings, folder, SPECIALISTS)
+            inputs.check_before_models(settings, folder, SPECIALISTS)
     if not refs:
-        refs = [_something_to_evolve(storage, device, as_json, dry_run)]
+        refs = [_session_to_evolve(storage, device, as_json, dry_run)]
     with _interruptible(folder, dry_run):
-        job = evolve.Job.of(settings, refs, base, 42 if seed is None else seed, folder, storage)
-        _do(job, place, dry_run, as_json)
+        seed = SEED if seed is None else seed
+        located = inputs.locate_inputs(settings, refs, base, seed, folder, storage)
+        _run(located, place, dry_run, as_json)
 
 
-def _listed(base_models: str) -> list[str]:
+def _split(base_models: str) -> list[str]:
     refs = [ref.strip() for ref in base_models.split(",")] if base_models.strip() else []
     if not all(refs):
         raise ConfigError(f"--base-models {base_models!r} has nothing between two commas")
@@ -127,22 +137,20 @@ def _interruptible(folder: Path, dry_run: bool) -> Iterator[None]:
         if dry_run or not (folder / EVOLUTION).is_file():
             raise Cancelled("interrupted: nothing was begun") from None
         why = str(error) if isinstance(error, Interrupted) else "left at once"
-        raise Interrupted(
-            f"paused: {why}; what was measured is saved",
-            hint=f"forge evo --resume {shlex.quote(str(folder))}",
-        ) from None
+        problem = f"paused: {why}; what was measured is saved"
+        raise Interrupted(problem, hint=f"forge evo --resume {shlex.quote(str(folder))}") from None
 
 
-def _do(job: Job, device: str, dry_run: bool, as_json: bool) -> None:
+def _run(inputs: EvolutionInputs, device: str, dry_run: bool, as_json: bool) -> None:
     """The evolution, or what it would be. From when it has begun a signal is a request to stop."""
     if dry_run:
-        return _plan(job, as_json)
-    from agent_forge.phases.phase2_evomerge.evolve import evolve
+        return _plan(inputs, as_json)
+    from agent_forge.phases.phase2_evomerge.evolution import run_evolution
     from agent_forge.pipeline.stopping import Stopper
     from agent_forge.track.progress import make_progress
 
     stopper = Stopper()
-    stopper.watch(job.folder)
+    stopper.watch(inputs.folder)
     with contextlib.ExitStack() as stack:
         display = stack.enter_context(make_progress("none" if as_json else "auto"))
 
@@ -152,7 +160,7 @@ def _do(job: Job, device: str, dry_run: bool, as_json: bool) -> None:
             with contextlib.suppress(OSError):  # the terminal is gone: the work goes on
                 display(record)
 
-        _report(evolve(job, device=device, listen=listen, should_stop=stopper), as_json)
+        _report(run_evolution(inputs, device=device, listen=listen, should_stop=stopper), as_json)
 
 
 def _device(device: str) -> str:
@@ -172,16 +180,15 @@ def replay(
 ) -> None:
     """Make a champion again from its parents, byte by byte."""
     with whole_or_nothing(target) as progress:
-        from agent_forge.phases.phase2_evomerge.evolve import replay as make_again
+        from agent_forge.phases.phase2_evomerge.replay import replay as make_again
 
         written = make_again(lineage, target, progress)
         if as_json:
-            emit_json(folder=str(target), sha256=written)
-            return
+            return emit_json(folder=str(target), sha256=written)
         print(f"{target}: {written}")
 
 
-def _something_to_evolve(storage: Path, device: str, quiet: bool, dry_run: bool) -> str:
+def _session_to_evolve(storage: Path, device: str, quiet: bool, dry_run: bool) -> str:
     """The newest run with specialists; without any, three small ones are trained first."""
     from agent_forge.errors import NotFound
     from agent_forge.phases.phase2_evomerge.sources import newest_session
@@ -206,7 +213,7 @@ def _train(storage: Path, device: str, quiet: bool) -> str:
     from agent_forge.errors import PhaseFailed
     from agent_forge.pipeline.config import load_config
 
-    sets = [f"phases.cognate.{change}" for change in QUICK]
+    sets = [f"phases.cognate.{change}" for change in QUICK.split()]
     sets += [f"runtime.device={device}", f"storage.root={storage}"]
     settings = load_config(preset="tiny", sets=tuple(sets))
     outcome = conduct("none" if quiet else "auto", config=settings, only="cognate")
@@ -221,58 +228,50 @@ def _train(storage: Path, device: str, quiet: bool) -> str:
     return session
 
 
-def _plan(job: Job, as_json: bool) -> None:
+def _plan(inputs: EvolutionInputs, as_json: bool) -> None:
     from agent_forge.evals.domains import near_copies
 
-    job.require_room()
-    settings = job.settings
-    parents = list(job.inputs.parents)
+    inputs.require_room()
+    settings, parents, splits = inputs.settings, list(inputs.parent_refs), inputs.splits
     candidates = settings.population_size * (settings.generations + 1) + len(parents) + 1
     record = {
         "parents": parents,
-        "base": job.inputs.base,
-        "seed": job.seed,
-        "output_dir": str(job.folder),
+        "base": inputs.base_ref,
+        "seed": inputs.seed,
+        "output_dir": str(inputs.folder),
         "strategy": settings.strategy,
         "generations": settings.generations,
         "candidates": min(candidates, settings.max_evaluations or candidates),
-        "items": {
-            split: {domain.name: len(domain.examples) for domain in domains}
-            for split, domains in job.inputs.splits.items()
-        },
-        "near_copies": near_copies(job.inputs.splits.get("verdict", ())),
-        "disk_bytes": job.disk_bytes,
-        "notes": list(job.inputs.notes),
+        "items": {s: {d.name: len(d.examples) for d in domains} for s, domains in splits.items()},
+        "near_copies": near_copies(splits.get("verdict", ())),
+        "disk_bytes": inputs.disk_bytes,
+        "notes": list(inputs.notes),
     }
     if as_json:
-        emit_json(**record)
-        return
+        return emit_json(**record)
     for key, value in record.items():
         print(f"{key}: {json.dumps(value) if isinstance(value, dict) else value}")
 
 
-def _report(outcome: Evolved, as_json: bool) -> None:
-    conclusion: EvolutionReport | None = outcome.conclusion
-    verdict = conclusion.to_json() if conclusion else None
+def _report(result: EvolutionResult, as_json: bool) -> None:
+    report = result.report
     if as_json:
-        emit_json(
-            **{"folder": str(outcome.folder), "champion": str(outcome.model_path)},
-            **{"generations": outcome.generations, "reason": outcome.reason},
-            **{"fitness": outcome.fitness, "curve": outcome.curve, "verdict": verdict},
+        return emit_json(
+            folder=str(result.folder),
+            champion=str(result.model_path),
+            generations=result.generations,
+            reason=result.reason,
+            fitness=result.fitness,
+            curve=result.curve,
+            verdict=report.to_json() if report else None,
         )
-        return
-    print(f"champion: {outcome.model_path} ({outcome.origin}); ended: {outcome.reason}")
-    print(f"fitness over generations: {outcome.plot()}")
-    if conclusion is None:
-        print("no verdict: there are no unseen items beside your own fitness")
-        return
-    columns = list(conclusion.champion.raw)
-    rows = [("champion", conclusion.champion)]
-    rows += [(name, rival.score) for name, rival in conclusion.rivals.items()]
+    print(f"champion: {result.model_path} ({result.origin}); ended: {result.reason}")
+    print(f"fitness over generations: {result.plot()}")
+    if report is None:
+        return print("no verdict: there are no unseen items beside your own fitness")
+    columns, scores = list(report.champion.raw), report.scores()
     emit_table(
         ("on unseen items", "fitness", *columns),
-        [(n, f"{s.fitness:.4f}", *(f"{s.raw[c]:.4f}" for c in columns)) for n, s in rows],
+        [(n, *(f"{x:.4f}" for x in (s.fitness, *s.raw.values()))) for n, s in scores.items()],
     )
-    for sentence in conclusion.sentences():
-        print(sentence)
-    sys.stdout.flush()
+    print("\n".join(report.sentences()), flush=True)

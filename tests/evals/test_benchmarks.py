@@ -17,7 +17,7 @@ from agent_forge.evals import graders
 from agent_forge.evals.benchmarks import BENCHMARKS, find, from_benchmarks, from_names
 from agent_forge.evals.domains import AnswerFormat, Domain, evaluation_hash
 from agent_forge.evals.model_under_test import ModelUnderTest, open_model_under_test
-from agent_forge.phases.phase2_evomerge.evolve import evolve
+from agent_forge.phases.phase2_evomerge.evolution import run_evolution
 from agent_forge.store.models import ModelStorage
 from tests.support.command_line import Forge
 from tests.support.eval_models import llama, own_model
@@ -288,7 +288,7 @@ def test_choices_of_a_conversation_are_compared(storage: ModelStorage) -> None:
 
 def test_an_evolution_on_a_pack(tmp_path: Path) -> None:
     few = {"generations": 1, "fitness_subset_size": 4, "verdict_items": 4, "max_level": 2}
-    done = evolve(job(tmp_path / "x", tasks=["pack:math", "pack:multilingual"], **few))
+    done = run_evolution(job(tmp_path / "x", tasks=["pack:math", "pack:multilingual"], **few))
     verdict = json.loads((done.folder / "champion" / "verdict.json").read_text())
     assert {"math/accuracy", "multilingual/accuracy"} <= set(verdict["champion"]["raw"])
     with pytest.raises(ConfigError, match="no pack is called 'maths'"):

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
-from agent_forge.phases.phase2_evomerge.evolve import Job, evolve
+from agent_forge.phases.phase2_evomerge.evolution import run_evolution
+from agent_forge.phases.phase2_evomerge.inputs import locate_inputs
 from agent_forge.search.candidate import Candidate
 from agent_forge.store import files
 from tests.faults.hostile_goods import (
@@ -34,7 +35,10 @@ def champion() -> Path:
     few |= {"use_holdout_validation": False, "max_evaluations": 3, "strategy": "auto"}
     settings = EvoMergeSettings.model_validate({**few, "data": [str(root / "rows.jsonl")]})
     parents = [str(root / "llama" / name) for name in "ab"]
-    return evolve(Job.of(settings, parents, None, 1, root / "evolved")).model_path / "lineage.json"
+    return (
+        run_evolution(locate_inputs(settings, parents, None, 1, root / "evolved")).model_path
+        / "lineage.json"
+    )
 
 
 def lineage(

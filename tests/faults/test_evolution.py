@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from agent_forge.errors import CannotWrite, DiskFull, ForgeError
-from agent_forge.phases.phase2_evomerge.evolve import evolve
+from agent_forge.phases.phase2_evomerge.evolution import run_evolution
 from agent_forge.store import files
 from tests.support.evo_models import family, job, outcome
 from tests.support.faults import FailingDisk
@@ -25,7 +25,7 @@ SMALL: dict[str, Any] = {"fitness_subset_size": 8, "verdict_items": 8, "recipe_m
 
 
 def complete(folder: Path) -> None:
-    assert exit_code(forked(lambda: evolve(job(folder, **SMALL)))) == 0
+    assert exit_code(forked(lambda: run_evolution(job(folder, **SMALL)))) == 0
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any],
 
 def killed(folder: Path, after_s: float) -> bool:
     """Whether an evolution that is killed then was still at it."""
-    pid = forked(lambda: evolve(job(folder, **SMALL)))
+    pid = forked(lambda: run_evolution(job(folder, **SMALL)))
     time.sleep(after_s)
     os.kill(pid, signal.SIGKILL)
     return exit_code(pid) == -signal.SIGKILL
@@ -71,7 +71,7 @@ def test_killed_at_random_a_hundred_times(
 
 def test_killed_again_and_again(tmp_path: Path, reference: tuple[dict[str, Any], float]) -> None:
     for kind, count in (("candidate", 2), ("candidate", 5), ("generation", 1), ("verdict", 2)):
-        dying = partial(evolve, job(tmp_path / "x", **SMALL), listen=die_at(kind, count))
+        dying = partial(run_evolution, job(tmp_path / "x", **SMALL), listen=die_at(kind, count))
         assert exit_code(forked(dying)) == -signal.SIGKILL
     complete(tmp_path / "x")
     assert outcome(tmp_path / "x") == reference[0]
@@ -87,7 +87,7 @@ def test_a_disk_that_fails_for_a_moment(
         with monkeypatch.context() as patch:
             patch.setattr(files, "disk", disk)
             try:
-                evolve(job(tmp_path / "x", **SMALL))
+                run_evolution(job(tmp_path / "x", **SMALL))
             except ForgeError as error:
                 assert isinstance(error, DiskFull | CannotWrite) and error.pauses
         failures += bool(disk.failures)

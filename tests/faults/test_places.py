@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from agent_forge.merge import output
-from agent_forge.phases.phase2_evomerge import prepare, staff
-from agent_forge.phases.phase2_evomerge.run import CACHE, JOURNAL
+from agent_forge.phases.phase2_evomerge import evaluator, parallel
+from agent_forge.phases.phase2_evomerge.journal import CACHE, JOURNAL
 from agent_forge.store import files, paths
 from agent_forge.track.progress import PlainProgress
 from tests.support.command_line import Forge, Patch, start
@@ -96,13 +96,13 @@ def test_the_folder_of_an_evolution_with_workers_disappears(tmp_path: Path, mode
 @FORK
 def test_a_model_disappears_as_workers_open_it(tmp_path: Path, models: Path) -> None:
     def patch() -> None:
-        real = staff.open_pool
+        real = parallel.open_pool
 
         def late(kind: str, *given: Any, **options: Any) -> Any:
             shutil.rmtree(models / "add")
             return real("inline", *given, **options)  # builds as a worker does, in this process
 
-        staff.open_pool = late
+        parallel.open_pool = late
 
     line = evo_line("--set", "workers=2", models=models)
     ends_with_gone(tmp_path, line, patch, str(models / "add"))
@@ -194,7 +194,7 @@ def test_where_nothing_can_be_written_no_work_is_begun(
         "merge": "merge --models m/a,m/b new/out",
     }[what]
     monkeypatch.setattr(files, "disk", ReadOnly())
-    monkeypatch.setattr(prepare, "load_network", None)  # whoever came so far would work already
+    monkeypatch.setattr(evaluator, "load_network", None)  # whoever came so far would work already
     monkeypatch.setattr(output, "lineage", None)
     before = sorted(tmp_path.rglob("*"))
     result = forge(f"{line} {more}")

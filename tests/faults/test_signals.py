@@ -19,8 +19,7 @@ from agent_forge.cli import data, generate, main, runs
 from agent_forge.evals import model_under_test
 from agent_forge.infer import chat
 from agent_forge.merge.engine import Merged
-from agent_forge.phases.phase2_evomerge import evolve as evolution
-from agent_forge.phases.phase2_evomerge import evomerge
+from agent_forge.phases.phase2_evomerge import evolution, inputs, replay, report
 from agent_forge.phases.phase2_evomerge.candidate_weights import CandidateWeights
 from agent_forge.phases.phase2_evomerge.evaluator import CandidateEvaluator
 from agent_forge.pipeline import orchestrator
@@ -80,7 +79,7 @@ def test_a_second_signal_leaves_an_evolution_at_once(tmp_path: Path) -> None:
 
 
 def test_a_verdict_can_be_interrupted(tmp_path: Path) -> None:
-    process = start(tmp_path, evo_line(), waiting(evomerge, "_rivals"))
+    process = start(tmp_path, evo_line(), waiting(report, "_baselines"))
     process.meet()
     process.send("SIGTERM")
     process.go_on()
@@ -91,7 +90,7 @@ def test_a_verdict_can_be_interrupted(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("more", [[], ["--dry-run"]], ids=["loading", "dry run"])
 def test_an_evolution_that_has_not_begun_cannot_be_resumed(tmp_path: Path, more: list[str]) -> None:
-    early = waiting(evolution, "resolve" if more else "prepare")
+    early = waiting(inputs, "open_inputs") if more else waiting(evolution, "EvolutionLoop")
     process = start(tmp_path, evo_line(*more), early)
     process.meet()
     process.send("SIGHUP")
@@ -102,7 +101,7 @@ def test_an_evolution_that_has_not_begun_cannot_be_resumed(tmp_path: Path, more:
 
 def test_an_evolution_that_goes_on_can_be_resumed_from_the_first_moment(tmp_path: Path) -> None:
     shutil.copytree(evolved(), tmp_path / "x")
-    process = start(tmp_path, ["evo", "--resume", "x"], waiting(evolution, "prepare"))
+    process = start(tmp_path, ["evo", "--resume", "x"], waiting(evolution, "EvolutionLoop"))
     process.meet()
     process.send("SIGTERM")
     paused(process)
@@ -205,7 +204,7 @@ def test_an_interrupted_replay_leaves_nothing(tmp_path: Path) -> None:
         real = CandidateWeights.weights
         weights = lambda self, key: (self._write(key), real(self, key))[1]  # noqa: E731
         CandidateWeights.weights = weights  # type: ignore[method-assign]
-        waiting(evolution, "write")()
+        waiting(replay, "write")()
 
     with nothing_changes(tmp_path):
         process = start(tmp_path, line, patch)

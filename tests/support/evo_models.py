@@ -11,15 +11,13 @@ from typing import Any
 
 import scipy.stats  # noqa: F401 - takes a second, and forks have it then
 import torch
+from agent_forge.phases.phase2_evomerge.run import JOURNAL
 from torch import nn
 from torch.nn.functional import cross_entropy
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
-from agent_forge.phases.phase2_evomerge.evolve import (
-    Job,
-)
-from agent_forge.phases.phase2_evomerge.run import JOURNAL
+from agent_forge.phases.phase2_evomerge.inputs import EvolutionInputs, locate_inputs
 from agent_forge.store import files
 from agent_forge.track.journal import read_lines
 from tests.support.command_line import start
@@ -123,13 +121,13 @@ def evolved() -> Path:
     return place / "x"
 
 
-def job(folder: Path, *, base: bool = True, seed: int = 1, **settings: Any) -> Job:
+def job(folder: Path, *, base: bool = True, seed: int = 1, **settings: Any) -> EvolutionInputs:
     """A quick evolution of the three, into a folder."""
     root = family()
     data = {} if {"data", "tasks", "fitness"} & set(settings) else {"data": files_of(root)}
     wanted = EvoMergeSettings.model_validate({**FEW, **data, **settings})
     parents = [str(root / name) for name in PARENTS]
-    return Job.of(wanted, parents, str(root / "base") if base else None, seed, folder)
+    return locate_inputs(wanted, parents, str(root / "base") if base else None, seed, folder)
 
 
 WEIGHTS_FILE = "model.safetensors"

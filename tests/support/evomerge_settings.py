@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 
 from agent_forge.evals.domains import evaluation_hash
-from agent_forge.phases.phase2_evomerge import evomerge, staff
+from agent_forge.phases.phase2_evomerge import inputs, parallel
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
-from agent_forge.phases.phase2_evomerge.evolve import Job
-from agent_forge.phases.phase2_evomerge.prepare import prepare
-from agent_forge.phases.phase2_evomerge.run import CACHE, EvolutionRun
+from agent_forge.phases.phase2_evomerge.inputs import locate_inputs
+from agent_forge.phases.phase2_evomerge.loop import EvolutionLoop
 from agent_forge.pipeline.config import load_config
 from agent_forge.search.settings import ACTS_IN
 from agent_forge.search.strategy import begin
@@ -66,7 +65,7 @@ def measured_on(setting: str, root: Path, patch: pytest.MonkeyPatch) -> Any:
     patch.chdir(family())
     folders = [str(family() / name) for name in PARENTS]
     more = [f"{PHASE}.data=[add.jsonl]"] if "split_by" in setting else []
-    splits = Job.of(settings(setting, *more), folders, None, 1, root).inputs.splits
+    splits = locate_inputs(settings(setting, *more), folders, None, 1, root).splits
     return {split: evaluation_hash(domains) for split, domains in splits.items()}
 
 
@@ -82,9 +81,8 @@ def evolved(setting: str, root: Path, patch: pytest.MonkeyPatch) -> Any:
     more += [f"{PHASE}.fitness_subset_size=100"] if "racing" in setting else []
     more += [f"{PHASE}.layer_paths=1"] if "path_gate" in setting else []
     wanted = settings(setting, *more)
-    job = Job.of(wanted, [str(family() / name) for name in PARENTS], None, 1, root / "x")
-    material = prepare(job.settings, job.inputs, "cpu", job.folder)
-    run = EvolutionRun(wanted, material, job.folder, seed=1, cache=job.folder / CACHE)
+    job = locate_inputs(wanted, [str(family() / name) for name in PARENTS], None, 1, root / "x")
+    run = EvolutionLoop(job)
     run.run()
     lines = [record for _, record in read_lines(job.folder / "journal.jsonl")]
     measured = [{k: r.get(k) for k in ("record", "score", "fitness", "tokens")} for r in lines]
@@ -94,16 +92,16 @@ def evolved(setting: str, root: Path, patch: pytest.MonkeyPatch) -> Any:
 def staffed(setting: str, root: Path, patch: pytest.MonkeyPatch) -> Any:
     """The workers that an evolution starts."""
     asked: list[Any] = []
-    patch.setattr(staff, "open_pool", lambda *a, **k: asked.append((a[:2], k)))
-    patch.setattr(evomerge, "require_ray", lambda: None)  # none is started
+    patch.setattr(parallel, "open_pool", lambda *a, **k: asked.append((a[:2], k)))
+    patch.setattr(inputs, "require_ray", lambda: None)  # none is started
     folders = [str(family() / name) for name in PARENTS]
     on_ray = "cluster" in setting or "executor=ray" in setting
     more = [f"{PHASE}.executor=ray"] if on_ray else []
     more += [] if "workers=" in setting else [f"{PHASE}.workers=2"]
-    job = Job.of(settings(setting, *more), folders, None, 1, root / "x")
-    crew = staff.crew_of(job.settings, job.inputs, "cpu", job.folder)
-    if crew is not None:
-        crew._start()
+    job = locate_inputs(settings(setting, *more), folders, None, 1, root / "x")
+    workers = parallel.ParallelEvaluator.of(job, "cpu")
+    if workers is not None:
+        workers.start()
     return asked
 
 

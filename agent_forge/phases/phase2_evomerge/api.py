@@ -10,17 +10,17 @@ Networks in memory are written to the output folder first, so that a killed evol
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from pydantic import Field
+from pydantic import AliasChoices, AliasGenerator, ConfigDict, Field, model_validator
 from torch import nn
 
-from agent_forge.config.load import did_you_mean, validate
-from agent_forge.config.settings import PhaseSettings, Settings
+from agent_forge.config.load import validate
 from agent_forge.contract.phase import PhaseResult
 from agent_forge.errors import ConfigError
 from agent_forge.merge.output import write
@@ -28,111 +28,108 @@ from agent_forge.model.folder import open_model
 from agent_forge.model.hf import config_dict
 from agent_forge.model.network import ForgeNetwork
 from agent_forge.model.weights import from_memory
-from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
-from agent_forge.phases.phase2_evomerge.evolve import (
-    GIVEN,
-    Evolved,
-    Job,
-    evolve,
-    opened,
+from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings, MeasuredEvolutionSettings
+from agent_forge.phases.phase2_evomerge.evolution import run_evolution
+from agent_forge.phases.phase2_evomerge.inputs import (
+    IN_MEMORY,
+    find_evolution,
+    locate_inputs,
     refuse_place,
 )
 from agent_forge.track.wandb_sink import WandbSink
 
 Model = nn.Module | str | Path
-Told = Callable[[int, float, float], object]
-# What the documents call one thing: the second name is ours.
+GenerationCallback = Callable[[int, float, float], object]
+# The documents have two names for these settings; a field has the first.
 ALIASES = {
-    "elite_size": "elite_count",
-    "max_generations": "generations",
-    "mutation_strength": "mutation_sigma",
-    "plateau_patience": "convergence_patience",
-    "plateau_threshold": "convergence_threshold",
-    "checkpoint_dir": "output_dir",
-    "num_workers": "workers",
+    "elite_count": "elite_size",
+    "generations": "max_generations",
+    "mutation_sigma": "mutation_strength",
+    "convergence_patience": "plateau_patience",
+    "convergence_threshold": "plateau_threshold",
+    "output_dir": "checkpoint_dir",
+    "workers": "num_workers",
 }
+FIELDS = {alias: name for name, alias in ALIASES.items()}
 WANDB_PATIENCE_S = 30.0
 
 
-class ExecutionSettings(Settings):
-    """Where an evolution runs and what it leaves."""
+def _alias(name: str) -> AliasChoices | str:
+    return AliasChoices(name, ALIASES[name]) if name in ALIASES else name
 
-    seed: int = Field(42, ge=0, lt=2**63, description="of every random choice")
-    base: str | None = Field(None, description="what the models were fine-tuned from")
+
+class DocumentedSettings(MeasuredEvolutionSettings):
+    """The settings of an evolution, where it runs and what it leaves, by either name."""
+
+    model_config = ConfigDict(alias_generator=AliasGenerator(validation_alias=_alias))
+
+    seed: int = Field(42, ge=0, lt=2**63, description="every random choice derives from it")
+    base: str | None = Field(None, description="the model that all others were fine-tuned from")
     tokenizer: str | None = Field(
         None, description="folder with the tokenizer of networks in memory, if they name none"
     )
     output_dir: str = Field("evomerge", description="folder of journal, checkpoints and champion")
-    device: Literal["auto", "cpu", "cuda", "mps"] = Field("auto", description="to measure on")
+    device: Literal["auto", "cpu", "cuda", "mps"] = Field(
+        "auto", description="where candidates are measured; they are merged on the CPU"
+    )
     fitness_device: Literal["", "auto", "cpu", "cuda", "mps"] = Field(
-        "", description="the same, and stronger: merging is done by the CPU in any case"
+        "", description="the same; if given, it is used instead of device"
     )
     enable_parallel: bool = Field(True, description="false: one worker, whatever their number")
-    wandb_project: str = Field("", description="mirror the generations there, offline")
+    wandb_project: str = Field("", description="W&B project that generations are mirrored to")
 
+    @model_validator(mode="before")
+    @classmethod
+    def _names_agree(cls, data: dict[str, Any]) -> dict[str, Any]:
+        """Two names of one setting have to agree. Paths are texts."""
+        data = {name: str(v) if isinstance(v, Path) else v for name, v in data.items()}
+        for name, alias in ALIASES.items():
+            if {name, alias} <= set(data) and (value := data.pop(alias)) != data[name]:
+                raise ValueError(f"{alias} and {name} are one thing: {data[name]!r} and {value!r}")
+        return data
 
-EVOLUTION = set(EvoMergeSettings.model_fields) - set(PhaseSettings.model_fields)
-AROUND = set(ExecutionSettings.model_fields)
+    @model_validator(mode="before")
+    @classmethod
+    def _a_quarter_is_elite(cls, data: dict[str, Any]) -> Any:
+        return data if ALIASES["elite_count"] in data else super()._a_quarter_is_elite(data)  # type: ignore[operator]
 
 
 class EvoMergeConfig:
     """All settings of an evolution, by the names of the documents; checked whenever they change."""
 
-    evolution: EvoMergeSettings
-    around: ExecutionSettings
+    settings: DocumentedSettings
 
     def __init__(self, **fields: Any) -> None:
-        object.__setattr__(self, "_given", {})
-        self._change(fields)
+        settings = validate(DocumentedSettings, fields, type(self).__name__)
+        self.__dict__.update(settings=settings, _given=fields)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        self._change({name: value})
+        same = {name, FIELDS.get(name), ALIASES.get(name)}
+        kept = {key: v for key, v in self.__dict__["_given"].items() if key not in same}
+        EvoMergeConfig.__init__(self, **kept, **{name: value})
 
     def __getattr__(self, name: str) -> Any:
-        name = ALIASES.get(name, name)
-        if name in EVOLUTION:
-            return getattr(self.evolution, name)
-        if name in AROUND:
-            return getattr(self.around, name)
-        raise AttributeError(f"there is no setting {name!r}")
+        if FIELDS.get(name, name) not in DocumentedSettings.model_fields:
+            raise AttributeError(f"there is no setting {name!r}")
+        return getattr(self.settings, FIELDS.get(name, name))
 
-    def _change(self, fields: Mapping[str, Any]) -> None:
-        given = {**self.__dict__["_given"], **named(fields)}
-        source = type(self).__name__
-        evolution = {k: v for k, v in given.items() if k in EVOLUTION}
-        around = {k: v for k, v in given.items() if k in AROUND}
-        checked = {
-            "_given": given,
-            "evolution": validate(EvoMergeSettings, evolution, source),
-            "around": validate(ExecutionSettings, around, source),
-        }
-        self.__dict__.update(checked)
+    @property
+    def evolution(self) -> EvoMergeSettings:
+        """The settings of the evolution itself."""
+        settings = self.__dict__["settings"]
+        names = settings.model_fields_set & set(EvoMergeSettings.model_fields)
+        return EvoMergeSettings.model_validate({name: getattr(settings, name) for name in names})
 
     @property
     def target_device(self) -> str:
         """Where to measure; a device that is not there is refused."""
-        wanted = self.around.fitness_device or self.around.device
+        wanted = self.fitness_device or self.device
         there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
         if wanted == "auto":
             return next((name for name in there if there[name]), "cpu")
         if not there.get(wanted, True):
             raise ConfigError(f"device {wanted!r} is not there", hint="device='auto' finds one")
-        return wanted
-
-
-def named(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields by our names. Two names of one thing have to agree, and every name has to be known."""
-    found: dict[str, Any] = {}
-    for given, value in fields.items():
-        name = ALIASES.get(given, given)
-        if name not in EVOLUTION | AROUND:
-            known = [*EVOLUTION, *AROUND, *ALIASES]
-            raise ConfigError(f"there is no setting {name!r}{did_you_mean(name, known)}")
-        value = str(value) if isinstance(value, Path) else value
-        if name in found and found[name] != value:
-            raise ConfigError(f"{given} and {name} are one thing: {value!r} and {found[name]!r}")
-        found[name] = value
-    return found
+        return str(wanted)
 
 
 class EvoMerge:
@@ -140,18 +137,18 @@ class EvoMerge:
 
     def __init__(self, config: EvoMergeConfig | None = None) -> None:
         self.config = config or EvoMergeConfig()
-        self._callbacks: list[Told] = []
+        self._callbacks: list[GenerationCallback] = []
         self._checkpoint: Path | None = None
 
-    def register_callback(self, event: str, told: Told) -> None:
-        """Be told generation, best fitness and diversity after every generation."""
+    def register_callback(self, event: str, callback: GenerationCallback) -> None:
+        """Call back with generation, best fitness and diversity after every generation."""
         if event != "generation":
             raise ConfigError(f"nothing is told of {event!r}", hint="the event is 'generation'")
-        self._callbacks.append(told)
+        self._callbacks.append(callback)
 
     def load_checkpoint(self, path: str | Path) -> None:
         """Go on with the evolution of this checkpoint; its models have to be given again."""
-        self._checkpoint = opened(Path(path))[0]
+        self._checkpoint = find_evolution(Path(path))[0]
 
     async def evolve(self, models: Sequence[Model], names: Sequence[str] = ()) -> PhaseResult:
         """Evolve networks or folders into one, without blocking whoever waits."""
@@ -159,78 +156,75 @@ class EvoMerge:
 
     def run(self, models: Sequence[Model], names: Sequence[str] = ()) -> PhaseResult:
         """The same, at once."""
-        began, around = time.monotonic(), self.config.around
-        device = self.config.target_device
-        folder = self._checkpoint or Path(around.output_dir)
+        began, config, device = time.monotonic(), self.config.settings, self.config.target_device
+        folder = self._checkpoint or Path(config.output_dir)
         refuse_place(folder, [])  # before networks are written there
-        refs = [self._on_disk(model, folder / f"{GIVEN}{i + 1}") for i, model in enumerate(models)]
+        refs = [
+            self._write_network(model, folder / f"{IN_MEMORY}{i + 1}")
+            if isinstance(model, nn.Module)
+            else str(model)
+            for i, model in enumerate(models)
+        ]
         settings = self.config.evolution
-        if not around.enable_parallel:
+        if not config.enable_parallel:
             settings = settings.model_copy(update={"workers": 1})
-        job = Job.of(settings, refs, around.base, around.seed, folder, names=tuple(names))
-        mirror = self._mirror(folder) if around.wandb_project else None
-        try:
-            done = evolve(job, device=device, listen=lambda record: self._tell(record, mirror))
-        finally:
-            if mirror is not None:
-                mirror.end()
-                mirror.close()
-        return result_of(done, time.monotonic() - began)
+        inputs = locate_inputs(settings, refs, config.base, config.seed, folder, names=names)
+        with contextlib.ExitStack() as stack:
+            wandb = self._open_wandb(folder, stack) if config.wandb_project else None
+            listen = lambda record: self._tell(record, wandb)  # noqa: E731
+            done = run_evolution(inputs, device=device, listen=listen)
+        summary, report = done.summary, done.report
+        artifacts = {
+            "evolution_log": str(done.folder / "evolution_log.json"),
+            "final_checkpoint": str(done.model_path),
+            "best_generation": summary["best_generation"],
+            "verdict": report.to_json() if report else None,
+        }
+        model, seconds = open_model(done.model_path)[0], time.monotonic() - began
+        return PhaseResult(True, model, "evomerge", summary, artifacts, seconds)
 
-    def _tell(self, record: Mapping[str, Any], mirror: WandbSink | None) -> None:
+    def _tell(self, record: Mapping[str, Any], wandb: WandbSink | None) -> None:
         if record["event"] != "generation":
             return
         best, diversity = record["best"], record["diversity"]
-        if mirror is not None:
+        if wandb is not None:
             values = {"best_fitness": best, "avg_fitness": record["mean"], "diversity": diversity}
-            mirror.log("evomerge", record["generation"], values)
-        for told in self._callbacks:
-            told(record["generation"], best, diversity)
+            wandb.log("evomerge", record["generation"], values)
+        for callback in self._callbacks:
+            callback(record["generation"], best, diversity)
 
-    def _mirror(self, folder: Path) -> WandbSink:
+    def _open_wandb(self, folder: Path, stack: contextlib.ExitStack) -> WandbSink:
         sink = WandbSink(
             folder,
             group=folder.name,
-            project=self.config.around.wandb_project,
+            project=self.config.wandb_project,
             offline=True,
             config=self.config.evolution.model_dump(mode="json"),
             patience_s=WANDB_PATIENCE_S,
         )
         sink.begin("evomerge")
+        stack.callback(sink.close)
+        stack.callback(sink.end)
         return sink
 
-    def _on_disk(self, model: Model, folder: Path) -> str:
-        """The folder of a model; a network in memory gets one, with the tokenizer of its own."""
-        if not isinstance(model, nn.Module):
-            return str(model)
-        known = getattr(model, "folder", None) or getattr(model, "name_or_path", None)
-        home = Path(self.config.around.tokenizer or known or "")
-        if not (known or self.config.around.tokenizer) or not home.is_dir():
+    def _write_network(self, network: nn.Module, folder: Path) -> str:
+        """Write a network in memory to a folder, with its tokenizer; returns the folder."""
+        known = getattr(network, "folder", None) or getattr(network, "name_or_path", None)
+        place = self.config.tokenizer or known
+        if not place or not Path(place).is_dir():
             raise ConfigError(
                 "a network in memory does not say where its tokenizer is",
                 hint="give EvoMergeConfig(tokenizer=FOLDER), or the model as a folder",
             )
-        state = dict(model.state_dict())
-        if isinstance(model, ForgeNetwork):
-            config = config_dict(model.settings)
+        state = dict(network.state_dict())
+        if isinstance(network, ForgeNetwork):
+            config = config_dict(network.settings)
         else:
-            config = model.config.to_diff_dict()  # type: ignore[union-attr,operator]
-            config["architectures"] = [type(model).__name__]
+            config = network.config.to_diff_dict()  # type: ignore[union-attr,operator]
+            config["architectures"] = [type(network).__name__]
             if config.get("tie_word_embeddings"):
                 state.pop("lm_head.weight", None)
         weights = from_memory(state)
-        weights.config, weights.folder = config, home
+        weights.config, weights.folder = config, Path(place)
         write(weights, folder, force=True)
         return str(folder)
-
-
-def result_of(done: Evolved, seconds: float) -> PhaseResult:
-    """What came out, as every phase says it."""
-    artifacts = {
-        "evolution_log": str(done.folder / "evolution_log.json"),
-        "final_checkpoint": str(done.model_path),
-        "best_generation": done.figures["best_generation"],
-        "verdict": done.conclusion.to_json() if done.conclusion else None,
-    }
-    model = open_model(done.model_path)[0]
-    return PhaseResult(True, model, "evomerge", done.figures, artifacts, seconds)

@@ -1,4 +1,4 @@
-"""Where candidates get their weights: each from its inputs, tensor by tensor, whenever needed.
+"""The weights of candidates: each made from its inputs, tensor by tensor, whenever needed.
 
 A candidate is a recipe over other candidates, so its weights can always be made again. Those that
 are made from others than the parents are kept in files while they are needed, which saves time and
@@ -52,27 +52,23 @@ class TensorGroups:
         for name in names:
             if match := LAYER.match(name):
                 group, text = f"layer {match.group(3)}", match.group(0)
-            elif HEAD.search(name) or BEFORE_LAYERS.search(name):
-                group, text = OUTSIDE, name
             else:
-                group, text = REST, name
-            texts = self.of.setdefault(group, [])
-            if text not in texts:
-                texts.append(text)
+                outside = HEAD.search(name) or BEFORE_LAYERS.search(name)
+                group, text = OUTSIDE if outside else REST, name
+            if text not in self.of.setdefault(group, []):
+                self.of[group].append(text)
 
     @property
     def names(self) -> list[str]:
         return list(self.of)
 
     def group_of(self, name: str) -> str:
-        """The group of a tensor, as a recipe finds it."""
+        """The group of a tensor, by the filters of a recipe."""
         return next(g for g, texts in self.of.items() if any(text in name for text in texts))
 
     def conditional(self, values: Mapping[str, float]) -> list[dict[str, object]]:
-        """One number a group, as a recipe says it."""
-        return [
-            {"filter": text, "value": values[group]} for group in self.of for text in self.of[group]
-        ]
+        """One number a group, as a parameter of a recipe."""
+        return [{"filter": text, "value": values[g]} for g in self.of for text in self.of[g]]
 
 
 class CandidateWeights:
@@ -86,20 +82,17 @@ class CandidateWeights:
         folder: Path,
         shared: Path | None = None,
     ) -> None:
-        """`shared` is the folder of another nursery whose files may be read."""
+        """`shared` is the folder of another process whose files may be read."""
         self.parents, self.base, self.known, self.folder = list(parents), base, known, folder
         self._shared = shared
         self._names = [f"parent{i}" for i in range(len(self.parents))]
         self._originals = Parents()
         self._originals.update(zip(self._names, self.parents, strict=True))
-        if base is not None:
-            self._originals[BASE] = base
+        mean = _mean(self._names)
+        plan = make_plan(mean, self._originals)
         self.origin = MEAN if base is None else BASE
-        plan = make_plan(self._recipe("linear", self._names), self._originals)
-        self.specs = plan.specs
-        if base is None:
-            self._originals[MEAN] = merge(self._recipe("linear", self._names), self._originals)
-        self.groups = TensorGroups(self.specs)
+        self._originals[self.origin] = merge(mean, self._originals) if base is None else base
+        self.specs, self.groups = plan.specs, TensorGroups(plan.specs)
         layers = [job.layer for job in plan.jobs.values() if job.layer is not None]
         self.layers = list(dict.fromkeys(layers))
         self._kept = {path.name for path in folder.glob("*.safetensors")}
@@ -112,12 +105,19 @@ class CandidateWeights:
     def tensors(self, key: str) -> Iterator[tuple[str, Tensor]]:
         """Every tensor of a candidate, one at a time, in the type that models are stored in."""
         path, specs = self._file(key), self.specs_of(key)
-        made = open_weights(path).items() if path.exists() else self._made(self.known[key])
-        for name, tensor in made:
+        source = open_weights(path).items() if path.exists() else self._make(self.known[key])
+        for name, tensor in source:
             if name in specs:  # a base of another type does not change that of the result
                 yield name, tensor.to(specs[name].dtype)
 
-    def _made(self, candidate: Candidate) -> Iterable[tuple[str, Tensor]]:
+    def _finite_tensors(self, key: str) -> Iterator[tuple[str, Tensor]]:
+        """The same; a tensor that is not finite is an error."""
+        for name, tensor in self.tensors(key):
+            if first_not_finite({name: tensor}):
+                raise NotFinite(f"{name} of candidate {key[:8]} holds NaN or infinity")
+            yield name, tensor
+
+    def _make(self, candidate: Candidate) -> Iterable[tuple[str, Tensor]]:
         if candidate.kind == "noise":
             return self._noisy(candidate)
         if candidate.kind == "merge" and candidate.operation["scale"] != 1.0:
@@ -127,21 +127,19 @@ class CandidateWeights:
     def fill(self, network: nn.Module, key: str) -> str:
         """Overwrite the weights of a network with a candidate's; returns their sha256."""
         targets = dict(network.state_dict())
-        found: dict[str, str] = {}
-        for name, tensor in self.tensors(key):
+        hashes: dict[str, str] = {}
+        for name, tensor in self._finite_tensors(key):
             if name not in targets:
                 raise ConfigError(f"the network has no {name}")
-            _require_finite(key, {name: tensor})
             targets[name].copy_(tensor)
             flat = tensor.detach().contiguous().reshape(-1)
-            found[name] = hashlib.sha256(flat.view(torch.uint8).numpy().data).hexdigest()
-        written = {
-            targets[name].data_ptr() for name in found
-        }  # a tied head has no tensor of its own
+            hashes[name] = hashlib.sha256(flat.view(torch.uint8).numpy().data).hexdigest()
+        # A tied head has no tensor of its own.
+        written = {targets[name].data_ptr() for name in hashes}
         if left := [name for name, target in targets.items() if target.data_ptr() not in written]:
             raise ConfigError(f"candidate {key[:8]} has no {left[0]}, which its network needs")
         self._remove_others(self._kept)
-        lines = "".join(f"{name} {found[name]}\n" for name in sorted(found))
+        lines = "".join(f"{name} {hashes[name]}\n" for name in sorted(hashes))
         return hashlib.sha256(lines.encode()).hexdigest()
 
     def keep(self, keys: Iterable[str]) -> None:
@@ -172,20 +170,17 @@ class CandidateWeights:
 
     def weights(self, key: str) -> Weights:
         """A candidate as weights that can be written; all of it is in memory."""
-        made = dict(self.tensors(key))
-        _require_finite(key, made)
+        tensors = dict(self._finite_tensors(key))
         first, layers = self.parents[0], self.layers_of(key)
         config = first.config if layers is None else with_layers(first.config, layers)
-        return Weights(self.specs_of(key), made.__getitem__, config=config, folder=first.folder)
+        return Weights(self.specs_of(key), tensors.__getitem__, config=config, folder=first.folder)
 
     # -- shapes -----------------------------------------------------------------------------------
 
     def layers_of(self, key: str) -> list[int] | None:
         """Which layer each layer of a path was; None for all that have the parents' shape."""
-        candidate = self.known[key]
-        if candidate.kind != "path":
-            return None
-        return [int(layer) for _, layer in candidate.operation["layers"]]
+        path = self.known[key] if self.known[key].kind == "path" else None
+        return [int(layer) for _, layer in path.operation["layers"]] if path else None
 
     def specs_of(self, key: str) -> dict[str, Spec]:
         layers = self.layers_of(key)
@@ -213,21 +208,16 @@ class CandidateWeights:
             return self.parents[int(operation["index"])]
         refs, models = self._inputs(candidate)
         if candidate.kind == "average":
-            return merge(self._recipe("linear", refs), models)
+            return merge(_mean(refs), models)
         if candidate.kind == "shift":
             return merge(self._shift(refs[0], operation["coefficients"]), models)
         if candidate.kind == "blend":
             return merge(self._blend(refs, operation), models)
         if candidate.kind == "path":
             return merge(self._path(refs, operation["layers"]), models)
-        weights = operation["weights"]
-        inputs = [
-            ModelInput(model=ref, parameters={"weight": self._by_group(weights, i)})
-            for i, ref in enumerate(refs)
-        ]
         recipe = Recipe(
             combo=operation["combo"],
-            models=inputs,
+            models=self._weighted(refs, operation["weights"]),
             base_model=BASE if self.base is not None else None,
             parameters={"drop_rate": operation["drop_rate"], "keep": operation["keep"]},
             layers=operation["layers"],
@@ -237,20 +227,14 @@ class CandidateWeights:
 
     def _blend(self, refs: Sequence[str], operation: Mapping[str, Any]) -> Recipe:
         """base + scale * sum c (parent - base), by a method of the merge engine."""
-        density = operation["density"]
-        rows = operation["coefficients"]
+        parameters = {"normalize": False, "lambda": operation["scale"]}
+        if density := operation["density"]:
+            parameters["density"] = self.groups.conditional(density)
         return Recipe(
             merge_method=METHODS.get(operation["method"], operation["method"]),
-            models=[
-                ModelInput(model=ref, parameters={"weight": self._by_group(rows, i)})
-                for i, ref in enumerate(refs)
-            ],
+            models=self._weighted(refs, operation["coefficients"]),
             base_model=self.origin,
-            parameters={
-                "normalize": False,
-                "lambda": operation["scale"],
-                **({"density": self.groups.conditional(density)} if density else {}),
-            },
+            parameters=parameters,
             seed=operation["seed"],
         )
 
@@ -268,8 +252,7 @@ class CandidateWeights:
                 row[own] += 1.0
         else:
             inputs.append(ModelInput(model=ref, parameters={"weight": 1.0}))
-        for i, name in enumerate(self._names):
-            inputs.append(ModelInput(model=name, parameters={"weight": self._by_group(rows, i)}))
+        inputs += self._weighted(self._names, rows)
         if self.base is not None:
             back = self.groups.conditional({group: -total for group, total in sums.items()})
             inputs.append(ModelInput(model=BASE, parameters={"weight": back}))
@@ -291,7 +274,7 @@ class CandidateWeights:
         """base + scale * (merge - base)."""
         plain = Candidate({**candidate.operation, "scale": 1.0}, candidate.inputs)
         refs, models = self._inputs(candidate)
-        base = self.base if self.base is not None else merge(self._recipe("linear", refs), models)
+        base = self.base if self.base is not None else merge(_mean(refs), models)
         for name, tensor in self._merged(plain).items():
             if tensor.is_floating_point():
                 start = base[name].float()
@@ -334,9 +317,9 @@ class CandidateWeights:
         """The file of a candidate, made if it is not there."""
         path = self._file(key)
         if not path.exists():
-            made = dict(self.tensors(key))
+            tensors = dict(self.tensors(key))
             with files.writing(path) as writer:
-                write_tensors(writer, made)
+                write_tensors(writer, tensors)
         return path
 
     def _remove_others(self, names: set[str]) -> None:
@@ -352,16 +335,17 @@ class CandidateWeights:
                 os.link(self._shared / path.name, path)
         return path
 
-    def _by_group(self, rows: Mapping[str, Sequence[float]], i: int) -> list[dict[str, object]]:
-        return self.groups.conditional({group: row[i] for group, row in rows.items()})
+    def _weighted(
+        self, refs: Sequence[str], rows: Mapping[str, Sequence[float]]
+    ) -> list[ModelInput]:
+        """Models with a weight for every group; a row has one number a model."""
+        columns = [{group: row[i] for group, row in rows.items()} for i in range(len(refs))]
+        weights = [{"weight": self.groups.conditional(column)} for column in columns]
+        return [ModelInput(model=r, parameters=w) for r, w in zip(refs, weights, strict=True)]
 
-    def _recipe(self, method: str, refs: Sequence[str]) -> Recipe:
-        return Recipe(merge_method=method, models=[ModelInput(model=ref) for ref in refs])
 
-
-def _require_finite(key: str, tensors: Mapping[str, Tensor]) -> None:
-    if bad := first_not_finite(tensors):
-        raise NotFinite(f"{bad} of candidate {key[:8]} holds NaN or infinity")
+def _mean(refs: Sequence[str]) -> Recipe:
+    return Recipe(merge_method="linear", models=[ModelInput(model=ref) for ref in refs])
 
 
 def _sampled(tensors: Iterable[tuple[str, Tensor]], specs: Mapping[str, Spec]) -> np.ndarray:

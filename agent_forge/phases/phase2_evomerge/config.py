@@ -12,10 +12,8 @@ from agent_forge.search.settings import EvolutionSettings
 WEIGHTS = {"perplexity": 0.4, "accuracy": 0.3, "speed": 0.2, "memory": 0.1}
 
 
-class EvoMergeSettings(EvolutionSettings, PhaseSettings):
-    """How the models are evolved, on what they are measured, and what is kept."""
-
-    BEFORE: ClassVar = {"split_by": "content"}
+class MeasuredEvolutionSettings(EvolutionSettings):
+    """How models are evolved, on what the candidates are measured, and what is kept."""
 
     fitness_weights: dict[str, float] = Field(
         WEIGHTS, description="how much each part of the fitness counts"
@@ -23,19 +21,19 @@ class EvoMergeSettings(EvolutionSettings, PhaseSettings):
     fitness_floors: dict[str, float] = Field(
         {},
         description="worst value allowed, as in maths/accuracy: 0.3 or code/bits_per_byte: 2;"
-        " beyond it the fitness is 0",
+        " a candidate beyond it has the fitness 0",
     )
     domain_weights: dict[str, float] = Field(
         {}, description="how much each domain counts in the fitness; 1 for those not named"
     )
     mixed_precision: bool = Field(
-        False, description="measure in bfloat16 in the search; the verdict never is"
+        False, description="measure candidates in bfloat16; the verdict is in full precision"
     )
     fitness: str = Field(
-        "", description="your own: module:function, or a command that prints a number"
+        "", description="your own fitness: module:function, or a command that prints a number"
     )
     fitness_direction: Literal["maximize", "minimize"] = Field(
-        "maximize", description="of your own fitness"
+        "maximize", description="whether more or less of your own fitness is better"
     )
     data: list[str] = Field([], description="files to measure on, each a domain of its own")
     tasks: list[str] = Field(
@@ -44,15 +42,15 @@ class EvoMergeSettings(EvolutionSettings, PhaseSettings):
     )
     split_by: Literal["prompt", "content"] = Field(
         "prompt",
-        description="what decides the part of an example: its prompt, so that near-copies stay"
+        description="what decides the split of an example: its prompt, so that near-copies stay"
         " together, or (as in evolutions begun before this setting) prompt and answer",
     )
     max_level: int = Field(20, ge=1, le=100, description="difficulty of the generated tasks")
     fitness_subset_size: int = Field(
-        200, ge=1, le=1_000_000, description="items of each domain that the search sees"
+        200, ge=1, le=1_000_000, description="items of each domain that a candidate is measured on"
     )
     verdict_items: int = Field(
-        2000, ge=1, le=1_000_000, description="unseen items of each domain that it rests on"
+        2000, ge=1, le=1_000_000, description="unseen items of each domain for the verdict"
     )
     use_holdout_validation: bool = Field(
         True, description="stop by items that the search does not see, instead of by its own"
@@ -61,14 +59,17 @@ class EvoMergeSettings(EvolutionSettings, PhaseSettings):
         False, description="stop measuring a candidate that has fallen behind the champion"
     )
     path_gate: float = Field(
-        1.2, gt=0, description="most bits a byte of a path on its first items, over the champion's"
+        1.2,
+        gt=0,
+        description="a layer path is dropped if its bits a byte on the first items are more than"
+        " this multiple of the champion's",
     )
     workers: int = Field(
         0, ge=0, le=1024, description="candidates measured at once; 0 = one a core if that pays"
     )
     worker_threads: int = Field(1, ge=1, le=1024, description="CPU threads for each of them")
     executor: Literal["local", "ray"] = Field(
-        "local", description="where they are measured: on this machine, or by Ray"
+        "local", description="where candidates are measured: on this machine, or by Ray"
     )
     cluster: str = Field("", description="address of a Ray cluster; none = one is started here")
     enable_caching: bool = Field(True, description="never measure the same weights twice")
@@ -87,9 +88,8 @@ class EvoMergeSettings(EvolutionSettings, PhaseSettings):
         model of its own.
         """
         merges = self.population_size if self.strategy == "ga" else max(0, self.triples)
-        generation = self.elite_count + merges + 1
         best = min(self.keep_best_models, self.generations // self.checkpoint_every + 1)
-        return 2 * generation + best + 2 + (2 if self.fitness else 0)
+        return 2 * (self.elite_count + merges + 1) + best + 2 + (2 if self.fitness else 0)
 
     @field_validator("fitness_weights")
     @classmethod
@@ -104,7 +104,7 @@ class EvoMergeSettings(EvolutionSettings, PhaseSettings):
         return value
 
     @model_validator(mode="after")
-    def _settings_agree(self) -> EvoMergeSettings:
+    def _settings_agree(self) -> MeasuredEvolutionSettings:
         for name in ("fitness_floors", "domain_weights", "mixed_precision", "racing"):
             if self.fitness and getattr(self, name):
                 raise ValueError(f"{name} has no meaning for a fitness of your own")
@@ -114,9 +114,7 @@ class EvoMergeSettings(EvolutionSettings, PhaseSettings):
         if self.racing and self.strategy == "nsga2":
             raise ValueError("racing knows one fitness: nsga2 has one for every domain")
         if self.fitness and self.layer_paths:
-            raise ValueError(
-                "layer_paths needs bits a byte to go by, which your own fitness has not"
-            )
+            raise ValueError("layer_paths needs bits a byte, which your own fitness has not")
         if not self.layer_paths and self.path_gate != type(self).model_fields["path_gate"].default:
             raise ValueError("path_gate has no meaning without layer_paths")
         if self.cluster and self.executor != "ray":
@@ -125,9 +123,17 @@ class EvoMergeSettings(EvolutionSettings, PhaseSettings):
             raise ValueError("domain_weights are 0 or more")
         if self.data and self.tasks:
             raise ValueError("data and tasks exclude each other: measure on one of them")
-        if (
-            self.checkpoint_every_steps
-            != PhaseSettings.model_fields["checkpoint_every_steps"].default
-        ):
+        return self
+
+
+class EvoMergeSettings(MeasuredEvolutionSettings, PhaseSettings):
+    """The settings of the evolution as a phase."""
+
+    BEFORE: ClassVar = {"split_by": "content"}
+
+    @model_validator(mode="after")
+    def _counts_generations(self) -> EvoMergeSettings:
+        default = PhaseSettings.model_fields["checkpoint_every_steps"].default
+        if self.checkpoint_every_steps != default:
             raise ValueError("an evolution counts generations: set checkpoint_every instead")
         return self

@@ -16,23 +16,23 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from agent_forge.errors import NotFinite
+from agent_forge.evals.fitness import DomainFitness
 from agent_forge.evals.likelihood import TokenizedItem, batches, padded
 from agent_forge.evals.model_under_test import TokenizedDomain
 from agent_forge.model.network import ForgeNetwork
 from agent_forge.phases.phase2_evomerge.candidate_weights import CandidateWeights
-from agent_forge.phases.phase2_evomerge.fitness import DomainFitness
 
 BACKWARD = 3  # passes over the tokens: one forward, and a backward that costs two
 Rows = dict[str, list[float]]
 
 
 def gradient(
-    fitness: DomainFitness, nursery: CandidateWeights, turns: int, turn: int
+    fitness: DomainFitness, weights: CandidateWeights, turns: int, turn: int
 ) -> tuple[Rows, int]:
-    """At the weights that the network has now, on the items of one of the turns; and its tokens."""
-    model = fitness.subject.model
+    """The gradient at the weights that the network has now, on the items of a turn; its tokens."""
+    model = fitness.model_under_test.model
     model.eval()
-    wanted = {name: p for name, p in model.named_parameters() if name in nursery.specs}
+    wanted = {name: p for name, p in model.named_parameters() if name in weights.specs}
     before = {name: p.requires_grad for name, p in model.named_parameters()}
     tokens = 0
     try:
@@ -43,7 +43,7 @@ def gradient(
             items = _part(prepared, turns, turn)
             tokens += BACKWARD * sum(len(prepared.items[n].ids) for n in items)
             _backward(fitness, i, items, *rates)
-        return _by_coefficient(nursery, wanted), tokens
+        return _by_coefficient(weights, wanted), tokens
     finally:
         model.zero_grad(set_to_none=True)
         for name, p in model.named_parameters():
@@ -51,7 +51,7 @@ def gradient(
 
 
 def _part(prepared: TokenizedDomain, turns: int, turn: int) -> list[int]:
-    """Items of some of the examples, others at every turn; of an example its right answer alone."""
+    """The items of a turn: other examples at every turn, and of each its right answer alone."""
     count = int(prepared.example_of[-1]) + 1
     examples = {n for n in range(count) if n % turns == turn % turns} or {0}
     first: dict[int, int] = {}
@@ -62,22 +62,22 @@ def _part(prepared: TokenizedDomain, turns: int, turn: int) -> list[int]:
 
 
 def _backward(
-    fitness: DomainFitness, domain: int, chosen: Sequence[int], a_nat: float, an_answer: float
+    fitness: DomainFitness, domain: int, chosen: Sequence[int], per_nat: float, per_answer: float
 ) -> None:
     """Add the derivatives of a domain's part of the fitness to the network.
 
     The chosen items stand for all of them: for all bytes, and for all examples.
     """
-    model, prepared = fitness.subject.model, fitness.prepared[domain]
+    model, prepared = fitness.model_under_test.model, fitness.prepared[domain]
     device = next(model.parameters()).device
     answers = sorted({int(prepared.answer_of[n]) for n in chosen})
     every = fitness.domains[domain]
-    a_nat *= sum(every.sizes) / sum(int(prepared.sizes[answer]) for answer in answers)
-    an_answer *= len(every.examples) / len(answers)
+    per_nat *= sum(every.sizes) / sum(int(prepared.sizes[answer]) for answer in answers)
+    per_answer *= len(every.examples) / len(answers)
     items = [prepared.items[n] for n in chosen]
-    for rows in batches([len(item.ids) for item in items], fitness.subject.batch_tokens):
+    for rows in batches([len(item.ids) for item in items], fitness.model_under_test.batch_tokens):
         losses = item_losses(model, [items[n] for n in rows], device)
-        value = an_answer * torch.exp(-losses).sum() - a_nat * losses.sum()
+        value = per_answer * torch.exp(-losses).sum() - per_nat * losses.sum()
         value.backward()  # type: ignore[no-untyped-call]
 
 
@@ -99,15 +99,15 @@ def item_losses(model: nn.Module, items: Sequence[TokenizedItem], device: torch.
     return loss.new_zeros(len(items)).index_add(0, owner, loss)
 
 
-def _by_coefficient(nursery: CandidateWeights, parameters: dict[str, nn.Parameter]) -> Rows:
+def _by_coefficient(weights: CandidateWeights, parameters: dict[str, nn.Parameter]) -> Rows:
     """Inner products with the parents' task vectors, summed by group."""
-    found: Rows = {group: [0.0] * len(nursery.parents) for group in nursery.groups.names}
+    found: Rows = {group: [0.0] * len(weights.parents) for group in weights.groups.names}
     for name, parameter in parameters.items():
         if parameter.grad is None:
             continue
         slope = parameter.grad.to("cpu", torch.float32).flatten()
-        row = found[nursery.groups.group_of(name)]
-        for i, vector in enumerate(nursery.task_vectors(name)):
+        row = found[weights.groups.group_of(name)]
+        for i, vector in enumerate(weights.task_vectors(name)):
             row[i] += float(slope @ vector.flatten())
     if not all(math.isfinite(value) for row in found.values() for value in row):
         raise NotFinite("the gradient is not finite")

@@ -1,25 +1,81 @@
-"""What an evolution finds on the disk of what was measured before: its journal, and the cache."""
+"""What an evolution has measured, on disk: its journal, and the cache of results."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from agent_forge.errors import DamagedFile
-from agent_forge.phases.phase2_evomerge.evaluator import CACHED
+from agent_forge.errors import ConfigError, DamagedFile, Gone
+from agent_forge.model.weights import Weights
 from agent_forge.store import files
-from agent_forge.track.journal import read_lines
+from agent_forge.track.journal import Journal, read_lines
 
+JOURNAL, WEIGHTS, CACHE = "journal.jsonl", "weights", "fitness_cache.jsonl"
 BEGUN = "evolution.json"  # beside the journal: what `forge evo` began it with
 FIRST = "begun"  # the record that a journal begins with
+CACHED = ("score", "tokens", "dropped")  # a cached result counts as the tokens it stands for
 LOST = (
     "put a copy of the file back, or begin anew in another folder: with fitness_cache.jsonl"
     " copied there what was measured is not measured again"
 )
 
 
+class EvolutionJournal:
+    """The records of one evolution; the journal of another is refused."""
+
+    def __init__(self, folder: Path, models: Sequence[Weights], fingerprint: str) -> None:
+        self.path, self._models = folder / JOURNAL, models
+        self.records = read_journal(self.path)
+        if self.records and self.records[0]["fingerprint"] != fingerprint:
+            raise ConfigError(
+                f"{folder} holds an evolution of other models, data or settings",
+                hint="go on with what it was begun with, or choose another folder",
+            )
+        self._fingerprint, self._file = fingerprint, Journal(self.path)
+
+    def begin(self) -> None:
+        """Write the first record, if there is none."""
+        if not self.records:
+            self._append({"record": FIRST, "fingerprint": self._fingerprint})
+
+    def write(self, record: str, **values: Any) -> dict[str, Any]:
+        self.require_files()
+        return self._append({"record": record, **values})
+
+    def _append(self, line: dict[str, Any]) -> dict[str, Any]:
+        self._file.write(line)
+        self.records.append(line)
+        return line
+
+    def find(self, record: str, **wanted: Any) -> dict[str, Any] | None:
+        """The first record of this name with these values."""
+        for line in self.records:
+            if line["record"] == record and all(line.get(k) == v for k, v in wanted.items()):
+                return line
+        return None
+
+    def latest(self, key: str) -> Any:
+        """The largest value of this key in any record; 0 if none has it."""
+        return max((record.get(key, 0) for record in self.records), default=0)
+
+    def tokens(self, generation: int) -> int:
+        """Tokens that were evaluated until the end of a generation."""
+        until = (r for r in self.records if r.get("generation", generation + 1) <= generation)
+        return sum(r.get("tokens", 0) for r in until)
+
+    def require_files(self) -> None:
+        """Refuse to go on when the journal or a model is gone: what is mapped would still be read,
+        and the result be written without what lies beside it."""
+        if not self.path.exists():
+            raise Gone(self.path, hint="what was in it is lost; begin it again")
+        for path in (path for model in self._models for path in model.sources):
+            if not path.exists():
+                raise Gone(path, hint="put it back, then resume: what was measured is kept")
+
+
 def read_journal(path: Path) -> list[dict[str, Any]]:
-    """What the journal of an evolution says; [] if none has begun.
+    """The records of a journal; [] if no evolution has begun.
 
     A damaged line is left out, and what it said is measured again. But without the first nobody
     knows which evolution it is of.
@@ -32,13 +88,13 @@ def read_journal(path: Path) -> list[dict[str, Any]]:
     if end != second or first.get("record") != FIRST or "fingerprint" not in first:
         problem = "its first line, which says which evolution it is of, is missing or unreadable"
         raise DamagedFile(path, problem, hint=LOST)
-    if _begun(path.with_name(BEGUN)) not in (None, first["fingerprint"]):
+    if _fingerprint_in(path.with_name(BEGUN)) not in (None, first["fingerprint"]):
         raise DamagedFile(path, f"its first line is of another evolution than {BEGUN}", hint=LOST)
     return [line for _, line in lines if "record" in line]
 
 
-def _begun(path: Path) -> str | None:
-    """The fingerprint of what a folder was begun with, as far as it can be read."""
+def _fingerprint_in(path: Path) -> str | None:
+    """The fingerprint in the record of a begun evolution; None if it cannot be read."""
     try:
         return str(files.read_checked(path)["fingerprint"])
     except (FileNotFoundError, DamagedFile):
@@ -46,7 +102,7 @@ def _begun(path: Path) -> str | None:
 
 
 def read_cache(path: Path | None) -> dict[str, Any]:
-    """What was measured before, by weights and evaluation."""
+    """Earlier results, by weights and evaluation."""
     if path is None or not path.exists():
         return {}
     known = (record for _, record in read_lines(path, 0))

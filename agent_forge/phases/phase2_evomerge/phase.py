@@ -6,7 +6,7 @@ its lineage and the verdict on items that the search never saw.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,35 +17,42 @@ from agent_forge.contract.phase import (
     PhasePlan,
     PhaseResult,
 )
-from agent_forge.errors import PhaseFailed
 from agent_forge.evals.domains import copies_told
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
-from agent_forge.phases.phase2_evomerge.evomerge import (
-    EvolutionReport,
-    Inputs,
-    ancestry,
-    champion_files,
-    confirm_champion,
-    figures,
-    listening,
-    measure_verdict,
-    refuse_senseless,
-    resolve,
-    splits_of,
-    story,
+from agent_forge.phases.phase2_evomerge.evolution import EvolutionResult, run_evolution
+from agent_forge.phases.phase2_evomerge.inputs import (
+    CHAMPION,
+    CONTROL,
+    EvolutionInputs,
+    check_settings,
+    open_inputs,
+    split_items,
 )
-from agent_forge.phases.phase2_evomerge.prepare import prepare
-from agent_forge.phases.phase2_evomerge.run import CACHE, EvolutionRun
-from agent_forge.phases.phase2_evomerge.staff import crew_of
+from agent_forge.phases.phase2_evomerge.loop import EvolutionLoop
+from agent_forge.phases.phase2_evomerge.report import (
+    EvolutionReport,
+    champion_files,
+    champion_lineage,
+    markdown,
+    summary,
+)
 
 FOLDER = "evolution"
 BASE = "trunk"
 PARENTS = 3  # as the handoff from Phase 1 has it
-_NAMES = {"perplexity": "perplexity_score"}  # of the parts: that one is no perplexity
+_PART_NAMES = {"perplexity": "perplexity_score"}  # that part is no perplexity
+_GENERATION_METRICS = {
+    "generation/best_fitness": "best",
+    "generation/avg_fitness": "mean",
+    "generation/diversity_score": "diversity",
+    "generation/fitness_std": "fitness_std",
+    "generation/failed": "failed",
+    "generation/mutation_count": "mutations",
+}
 
 
 class EvoMergePhase(PhaseController):
-    """Evolve, conclude, hand over."""
+    """Evolve, report, hand over."""
 
     name = "evomerge"
     config: EvoMergeSettings
@@ -53,20 +60,19 @@ class EvoMergePhase(PhaseController):
     def plan(self, models: Sequence[ModelRef]) -> PhasePlan:
         c, weights = self.config, self.shared.model.parameters()
         if models:
-            splits = self._resolve(models).splits
+            splits = self._inputs(models, models[0].path, 0).splits
         else:  # Phase 1 need not end before a wrong name is found
-            splits = splits_of(self._measured())
-            refuse_senseless(c, splits, PARENTS)
+            splits = split_items(c, always_verdict=True)
+            check_settings(c, splits, PARENTS)
         candidates = c.population_size * (c.generations + 1) + len(models) + 1
-        candidates = min(candidates, c.max_evaluations or candidates)
         notes = (
             f"{c.generations} generations of {c.population_size} candidates at most",
             f"{c.fitness_subset_size:,} items of each domain a candidate,"
             f" {c.verdict_items:,} unseen ones for the verdict",
-            *copies_told(splits.get("verdict", ())),
+            *copies_told(splits["verdict"]),
         )
         return PhasePlan(
-            candidates,
+            min(candidates, c.max_evaluations or candidates),
             weights,
             disk_bytes=c.models_on_disk * 4 * weights + 10**7,
             memory_bytes=6 * 4 * weights + 3 * 10**8,
@@ -74,147 +80,122 @@ class EvoMergePhase(PhaseController):
         )
 
     def run(self, ctx: PhaseContext) -> PhaseResult:
-        inputs = self._resolve(ctx.inputs)
-        material = prepare(self.config, inputs, ctx.device, ctx.folder / FOLDER)
-        run = EvolutionRun(
-            self.config,
-            material,
-            ctx.folder / FOLDER,
-            seed=ctx.seed,
-            cache=ctx.folder / FOLDER / CACHE,
-            crew=crew_of(self.config, inputs, ctx.device, ctx.folder / FOLDER),
-            listen=listening(self.config, lambda record: self._told(ctx, record)),
+        result = run_evolution(
+            self._inputs(ctx.inputs, ctx.folder / FOLDER, ctx.seed),
+            device=ctx.device,
+            listen=lambda record: _log_generation(ctx, record),
             should_stop=ctx.should_stop,
+            save=lambda loop, report: _save(ctx, loop, report),
         )
-        run.run()
-        names = [ref.name for ref in ctx.inputs]
-        conclusion = measure_verdict(run, inputs, names)
-        if run.search.champion is None or conclusion is None:
-            raise PhaseFailed("no candidate could be measured", hint="forge logs has the reasons")
-        return self._result(ctx, run, inputs, conclusion)
+        return self._result(ctx, result)
 
-    def _resolve(self, models: Sequence[ModelRef]) -> Inputs:
-        folders = [ref.path for ref in models]
-        trunk = folders[0].parent / BASE
-        base = str(trunk) if (trunk / "config.json").exists() else None
-        place = folders[0].parent / FOLDER
-        return resolve(self._measured(), [str(f) for f in folders], base, place)
+    def _inputs(self, models: Sequence[ModelRef], folder: Path, seed: int) -> EvolutionInputs:
+        base, control = _artifact(models, BASE), _artifact(models, CONTROL)
+        return open_inputs(
+            self.config,
+            [str(ref.path) for ref in models],
+            str(base.path) if base else None,
+            folder,
+            seed=seed,
+            names=[ref.name for ref in models],
+            control=str(control.path) if base and control else None,
+            always_verdict=True,
+        )
 
-    def _measured(self) -> EvoMergeSettings:
-        """The settings for items: the verdict is on them, also with a fitness of one's own."""
-        return self.config.model_copy(update={"fitness": ""})
-
-    def _told(self, ctx: PhaseContext, record: dict[str, Any]) -> None:
-        """Metrics and progress of a generation."""
-        if record["event"] != "generation":
-            return
-        n, total = record["generation"], record["generations"]
-        ctx.tell("step", stage="generation", step=n, total=total, done=n, left=total - n)
-        values = {
-            "generation/best_fitness": record["best"],
-            "generation/avg_fitness": record["mean"],
-            "generation/diversity_score": record["diversity"],
-            "generation/fitness_std": record["fitness_std"],
-            "generation/failed": record["failed"],
-            "generation/mutation_count": record["mutations"],
-        }
-        ctx.log(n, {name: value for name, value in values.items() if value is not None})
-        ctx.check_resources()
-
-    def _result(
-        self, ctx: PhaseContext, run: EvolutionRun, inputs: Inputs, conclusion: EvolutionReport
-    ) -> PhaseResult:
-        search, best = run.search, conclusion.best_parent
-        champion = search.champion
-        assert champion is not None
-        known = figures(run)
-        start, end = known["initial_fitness"], known["best_fitness"]
-        metrics = {
-            **{"initial_fitness": start, "final_fitness": end, "best_fitness": end},
-            "fitness_improvement": end - start,
-            "fitness_improvement_percent": 100 * known["improvement_pct"],
-            "compression_ratio": float(len(inputs.parents)),
-            **{f"final_{_NAMES.get(k, k)}": v for k, v in conclusion.champion.parts.items()},
-            "final_perplexity": conclusion.perplexity,
-        }
-        for name, rival in conclusion.rivals.items():
-            over = rival.comparison.overall.gains
-            for measure, gain in over.items():
-                metrics[f"gain/{_key(name)}/{measure}"] = gain.value
+    def _result(self, ctx: PhaseContext, result: EvolutionResult) -> PhaseResult:
+        loop, report = result.loop, result.report
+        assert report is not None  # there always are items for it
+        metrics = _metrics(loop, report)
         ctx.log(None, {f"phase/{k}": v for k, v in metrics.items() if "/" not in k})
-        for combo, count in search.combo_usage.items():
+        for combo, count in loop.search.combo_usage.items():
             ctx.log(None, {f"combo/{combo}/usage": count})
-        saved = self._save(ctx, run, inputs, conclusion, metrics)
+        best = report.best_parent
         artifacts = {
-            "models": [saved],
-            "model_id": saved.metadata["model_id"],
-            "evolution_log": str(ctx.folder / FOLDER),
-            "fitness_curve": [entry["best"] for entry in search.history],
-            "best_generation": known["best_generation"],
-            "operator_gains": search.operator_gains,
-            "verdict": conclusion.to_json(),
-            "summary": f"against the best parent ({best}): "
-            + conclusion.rivals[best].comparison.overall.sentence("it"),
-            "tables": [_table(conclusion)],
+            "models": [result.model],
+            "model_id": result.model.metadata["model_id"],
+            "evolution_log": str(result.folder),
+            "fitness_curve": result.curve,
+            "best_generation": result.summary["best_generation"],
+            "operator_gains": loop.search.operator_gains,
+            "verdict": report.to_json(),
+            "summary": f"against the best parent ({best}): {report.baselines[best].sentence()}",
+            "tables": [_table(report)],
         }
-        return PhaseResult(
-            True,
-            run.bench.model,
-            self.name,
-            {**known, **metrics},
-            artifacts,
-            ctx.seconds,
-        )
-
-    def _save(
-        self,
-        ctx: PhaseContext,
-        run: EvolutionRun,
-        inputs: Inputs,
-        conclusion: EvolutionReport,
-        metrics: dict[str, float],
-    ) -> ModelRef:
-        search = run.search
-        champion = search.champion
-        assert champion is not None
-        weights = run.nursery.weights(champion.key)
-        folder = Path(inputs.parents[0])
-        tokenizer = [p for p in sorted(folder.iterdir()) if "token" in p.name or "chat" in p.name]
-        beside = champion_files(run, inputs, conclusion)
-        del beside["README.md"]  # the store writes the card of a run's model
-        run.bench.fill(champion.key)
-        saved = ctx.save_model(
-            "champion",
-            dict(weights),
-            {
-                "fitness": search.scores[champion.key],
-                "merge_technique": champion.origin,
-                "champion": champion.key,
-                "lineage": ancestry(run, inputs),
-                "verdict": conclusion.sentences(),
-                "accuracy": conclusion.champion.parts.get("accuracy", 0.0),
-                "perplexity": conclusion.perplexity,
-            },
-            config=weights.config,
-            metrics={k: v for k, v in metrics.items() if "/" not in k},
-            tokenizer_files=tokenizer,
-            beside=beside,
-            card_text="\n".join(story(run, inputs, conclusion)),
-        )
-        confirm_champion(saved.path, run, inputs, conclusion)
-        return saved
+        metrics = {**result.summary, **metrics}
+        return PhaseResult(True, loop.evaluator.model, self.name, metrics, artifacts, ctx.seconds)
 
 
-def _key(name: str) -> str:
-    return name.replace(" ", "_")
+def _artifact(models: Sequence[ModelRef], name: str) -> ModelRef | None:
+    """A named model of the phase that the inputs came from."""
+    path = models[0].path.parent / name
+    return ModelRef(name, path, {}) if (path / "config.json").exists() else None
 
 
-def _table(conclusion: EvolutionReport) -> list[list[Any]]:
-    """Raw figures on unseen items, and the gain of the champion over each model."""
-    columns = list(conclusion.champion.raw)
+def _log_generation(ctx: PhaseContext, record: Mapping[str, Any]) -> None:
+    """Metrics and progress of a generation."""
+    if record["event"] != "generation":
+        return
+    n, total = record["generation"], record["generations"]
+    ctx.tell("step", stage="generation", step=n, total=total, done=n, left=total - n)
+    values = {metric: record[key] for metric, key in _GENERATION_METRICS.items()}
+    ctx.log(n, {name: value for name, value in values.items() if value is not None})
+    ctx.check_resources()
+
+
+def _metrics(loop: EvolutionLoop, report: EvolutionReport) -> dict[str, float]:
+    known = summary(loop)
+    start, end = known["initial_fitness"], known["best_fitness"]
+    return {
+        **{"initial_fitness": start, "final_fitness": end, "best_fitness": end},
+        "fitness_improvement": end - start,
+        "fitness_improvement_percent": 100 * known["improvement_pct"],
+        "compression_ratio": float(len(loop.inputs.parents)),
+        **{f"final_{_PART_NAMES.get(k, k)}": v for k, v in report.champion.parts.items()},
+        "final_perplexity": report.perplexity,
+        **{
+            f"gain/{name.replace(' ', '_')}/{measure}": gain.value
+            for name, baseline in report.baselines.items()
+            for measure, gain in baseline.comparison.overall.gains.items()
+        },
+    }
+
+
+def _save(ctx: PhaseContext, loop: EvolutionLoop, report: EvolutionReport | None) -> ModelRef:
+    """Save the champion as a model of the run."""
+    assert report is not None  # there always are items for it
+    champion = loop.champion
+    weights = loop.weights.weights(champion.key)
+    parent = Path(loop.inputs.parent_refs[0])
+    tokenizer = [p for p in sorted(parent.iterdir()) if "token" in p.name or "chat" in p.name]
+    beside = champion_files(loop, report)
+    del beside["README.md"]  # the store writes the card of a run's model
+    loop.evaluator.fill(champion.key)
+    metadata = {
+        "fitness": loop.search.scores[champion.key],
+        "merge_technique": champion.origin,
+        "champion": champion.key,
+        "lineage": champion_lineage(loop),
+        "verdict": report.sentences(),
+        "accuracy": report.champion.parts.get("accuracy", 0.0),
+        "perplexity": report.perplexity,
+    }
+    return ctx.save_model(
+        CHAMPION,
+        dict(weights),
+        metadata,
+        config=weights.config,
+        metrics={k: v for k, v in _metrics(loop, report).items() if "/" not in k},
+        tokenizer_files=tokenizer,
+        beside=beside,
+        card_text="\n".join(markdown(loop, report)),
+    )
+
+
+def _table(report: EvolutionReport) -> list[list[Any]]:
+    """The measured values on unseen items, and the gain of the champion over each model."""
+    columns = list(report.champion.raw)
     rows: list[list[Any]] = [["model", *columns, "champion's gain"]]
-    rows.append(["champion", *(conclusion.champion.raw[c] for c in columns), ""])
-    for name, rival in conclusion.rivals.items():
-        gain = rival.comparison.overall.sentence("it")
-        rows.append([name, *(rival.score.raw[c] for c in columns), gain])
+    for name, score in report.scores().items():
+        gain = report.baselines[name].sentence() if name in report.baselines else ""
+        rows.append([name, *(score.raw[c] for c in columns), gain])
     return rows

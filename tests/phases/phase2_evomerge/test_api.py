@@ -16,8 +16,8 @@ from agent_forge.errors import ConfigError, NotFound
 from agent_forge.evomerge_pipeline import BaseModelConfig, EvolutionConfig, EvoMergePipeline
 from agent_forge.model.network import ForgeNetwork
 from agent_forge.phases import phase2_evomerge
-from agent_forge.phases.phase2_evomerge import EvoMerge, EvoMergeConfig, staff
-from agent_forge.phases.phase2_evomerge.evolve import evolve
+from agent_forge.phases.phase2_evomerge import EvoMerge, EvoMergeConfig, parallel
+from agent_forge.phases.phase2_evomerge.evolution import run_evolution
 from agent_forge.store import files
 from tests.support.eval_models import own_model
 from tests.support.evo_models import FEW, PARENTS, WEIGHTS_FILE, family, files_of, job, outcome
@@ -66,7 +66,7 @@ def test_the_guides_example(tmp_path: Path) -> None:
     loaded = AutoModelForCausalLM.from_pretrained(result.artifacts["final_checkpoint"])
     assert all(torch.equal(state[name], t) for name, t in loaded.state_dict().items())
 
-    same = evolve(job(tmp_path / "y", generations=1, verdict_items=1))
+    same = run_evolution(job(tmp_path / "y", generations=1, verdict_items=1))
     assert outcome(same.folder)["journal"] == outcome(tmp_path / "x")["journal"]
 
     networks = [AutoModelForCausalLM.from_pretrained(folder) for folder in models()]
@@ -120,13 +120,13 @@ def test_workers_device_and_wandb_do_something(
     wandb = FakeWandb()
     monkeypatch.setitem(sys.modules, "wandb", wandb)
     asked: list[int] = []
-    started = staff.open_pool
+    started = parallel.open_pool
 
     def counted(kind: str, count: int, *rest: Any, **more: Any) -> Any:
         asked.append(count)
         return started(kind, count, *rest, **more)
 
-    monkeypatch.setattr(staff, "open_pool", counted)
+    monkeypatch.setattr(parallel, "open_pool", counted)
     quick = {"generations": 0, "num_workers": 2, "wandb_project": "mine"}
     EvoMerge(EvoMergeConfig(**settings(tmp_path / "x", **quick))).run(models())
     alone = settings(tmp_path / "y", generations=0, num_workers=2, enable_parallel=False)
@@ -195,7 +195,7 @@ def test_every_field_of_the_documents() -> None:
         ({"population_size": 5}, "allowed sizes are"),
         ({"elite_count": 3}, "set elite_count to 2"),
         ({"generation": 3}, "did you mean 'generations'"),
-        ({"enabled": True}, "no setting 'enabled'"),
+        ({"enabled": True}, "unknown key 'enabled'"),
         ({"device": "tpu"}, "device"),
     ],
 )

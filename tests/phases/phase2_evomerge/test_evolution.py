@@ -18,26 +18,25 @@ from safetensors.torch import load_file, save_file
 
 from agent_forge.errors import ConfigError, ForgeError, NotFound, PhaseFailed
 from agent_forge.evals.domains import from_files, from_tasks, part
-from agent_forge.evals.model_under_test import open_model_under_test
-from agent_forge.phases.phase1_cognate.phase import CognatePhase
-from agent_forge.phases.phase2_evomerge import evolve as evolving
-from agent_forge.phases.phase2_evomerge.candidate_weights import CandidateWeights
-from agent_forge.phases.phase2_evomerge.config import WEIGHTS, EvoMergeSettings
-from agent_forge.phases.phase2_evomerge.evolve import (
-    Evolved,
-    Job,
-    evolve,
-    replay,
-    resumed,
-    settings_of,
-)
-from agent_forge.phases.phase2_evomerge.fitness import (
+from agent_forge.evals.fitness import (
     CommandFitness,
     DomainFitness,
     FunctionFitness,
 )
+from agent_forge.evals.model_under_test import open_model_under_test
+from agent_forge.phases.phase1_cognate.phase import CognatePhase
+from agent_forge.phases.phase2_evomerge.candidate_weights import CandidateWeights
+from agent_forge.phases.phase2_evomerge.config import WEIGHTS, EvoMergeSettings
+from agent_forge.phases.phase2_evomerge.evolution import EvolutionResult, run_evolution
+from agent_forge.phases.phase2_evomerge.inputs import (
+    PRESETS,
+    load_settings,
+    locate_inputs,
+    resume_inputs,
+)
+from agent_forge.phases.phase2_evomerge.journal import CACHE, JOURNAL
 from agent_forge.phases.phase2_evomerge.phase import EvoMergePhase
-from agent_forge.phases.phase2_evomerge.run import CACHE, JOURNAL
+from agent_forge.phases.phase2_evomerge.replay import replay
 from agent_forge.phases.phase2_evomerge.sources import locate
 from agent_forge.pipeline.orchestrator import PipelineOrchestrator
 from agent_forge.store import files
@@ -62,19 +61,19 @@ from tests.support.toy_runs import folder as folder_of
 
 pytestmark = pytest.mark.slow
 
-Made = Callable[..., Evolved]
+Made = Callable[..., EvolutionResult]
 
 
 @pytest.fixture(scope="module")
-def reference(tmp_path_factory: pytest.TempPathFactory) -> Evolved:
-    return evolve(job(tmp_path_factory.mktemp("reference") / "x"))
+def reference(tmp_path_factory: pytest.TempPathFactory) -> EvolutionResult:
+    return run_evolution(job(tmp_path_factory.mktemp("reference") / "x"))
 
 
 # -- what comes out -------------------------------------------------------------------------------
 
 
 def test_three_llamas_and_three_files_give_a_champion_a_card_and_a_verdict(
-    reference: Evolved,
+    reference: EvolutionResult,
 ) -> None:
     folder = reference.folder
     assert reference.generations == 2 and reference.reason == "generations"
@@ -83,10 +82,10 @@ def test_three_llamas_and_three_files_give_a_champion_a_card_and_a_verdict(
     assert reference.fitness == reference.curve[-1] > best_parent
     card = (reference.model_path / "README.md").read_text()
     assert "On items that the search never saw" in card and "no significant gain" in card
-    conclusion = reference.conclusion
+    conclusion = reference.report
     assert conclusion is not None
     others = ("plain average", "best combo of generation 0", "base")
-    assert list(conclusion.rivals) == [*PARENTS, *others]
+    assert list(conclusion.baselines) == [*PARENTS, *others]
     assert all(s in card for s in conclusion.sentences())
     assert conclusion.sentences()[0].startswith(f"best parent, {conclusion.best_parent}: ")
     assert set(conclusion.retention) == set(PARENTS)
@@ -96,7 +95,7 @@ def test_three_llamas_and_three_files_give_a_champion_a_card_and_a_verdict(
     assert state["generation"] == 2 and len(state["history"]) == 3
 
 
-def test_the_champion_is_a_model_that_opens(reference: Evolved) -> None:
+def test_the_champion_is_a_model_that_opens(reference: EvolutionResult) -> None:
     subject = open_model_under_test(reference.model_path)
     record = next(
         r for r in journal(reference.folder) if r["score"]["fitness"] == reference.fitness
@@ -107,7 +106,9 @@ def test_the_champion_is_a_model_that_opens(reference: Evolved) -> None:
     assert measured.raw == pytest.approx(record["score"]["raw"], abs=1e-5)
 
 
-def test_generation_zero_has_all_combos_and_the_reference_points(reference: Evolved) -> None:
+def test_generation_zero_has_all_combos_and_the_reference_points(
+    reference: EvolutionResult,
+) -> None:
     first = [r for r in journal(reference.folder) if r["generation"] == 0]
     origins = [r["origin"] for r in first]
     assert origins[:4] == ["parent 0", "parent 1", "parent 2", "average"]
@@ -120,7 +121,7 @@ def test_generation_zero_has_all_combos_and_the_reference_points(reference: Evol
 
 
 def test_the_three_splits_share_no_item(tmp_path: Path) -> None:
-    splits = job(tmp_path / "x").inputs.splits
+    splits = job(tmp_path / "x").splits
     seen: set[tuple[str, str]] = set()
     for domains in splits.values():
         for domain in domains:
@@ -130,10 +131,10 @@ def test_the_three_splits_share_no_item(tmp_path: Path) -> None:
 
 
 def test_the_same_seed_gives_the_same_and_another_does_not(
-    reference: Evolved, tmp_path: Path
+    reference: EvolutionResult, tmp_path: Path
 ) -> None:
-    assert outcome(evolve(job(tmp_path / "x")).folder) == outcome(reference.folder)
-    other = evolve(job(tmp_path / "y", seed=2))
+    assert outcome(run_evolution(job(tmp_path / "x")).folder) == outcome(reference.folder)
+    other = run_evolution(job(tmp_path / "y", seed=2))
     assert outcome(other.folder)["journal"] != outcome(reference.folder)["journal"]
 
 
@@ -151,7 +152,7 @@ def test_few_models_are_on_disk_at_any_time(
         return path
 
     monkeypatch.setattr(CandidateWeights, "_write", write)
-    done = evolve(job(tmp_path / "x", generations=5, verdict_items=1, recipe_mutation=0.5))
+    done = run_evolution(job(tmp_path / "x", generations=5, verdict_items=1, recipe_mutation=0.5))
     assert 4 <= most <= 12 - 3
     assert len(list((done.folder / "weights").iterdir())) == 1  # the champion
     assert len(list(done.folder.glob("gen_*"))) == 2
@@ -160,9 +161,9 @@ def test_few_models_are_on_disk_at_any_time(
 def test_without_a_base_and_with_two_parents(tmp_path: Path) -> None:
     root = family()
     wanted = EvoMergeSettings.model_validate({**FEW, "data": files_of(root), "generations": 1})
-    two = Job.of(wanted, [str(root / n) for n in PARENTS[:2]], None, 1, tmp_path / "x")
-    done = evolve(two)
-    assert done.conclusion is not None and "base" not in done.conclusion.rivals
+    two = locate_inputs(wanted, [str(root / n) for n in PARENTS[:2]], None, 1, tmp_path / "x")
+    done = run_evolution(two)
+    assert done.report is not None and "base" not in done.report.baselines
     history = files.read_json(done.folder / "evolution_log.json")["history"]
     # Linear equals its own base here, so DARE after it cannot change anything: twins are replaced.
     assert history[0]["variants"] > 0
@@ -187,9 +188,9 @@ def test_adapters_on_a_base_are_parents(tmp_path: Path) -> None:
         (folder / "adapter_config.json").write_text(json.dumps(settings))
         refs.append(f"{root / 'base'}+{folder}")
     wanted = EvoMergeSettings.model_validate({**FEW, "data": files_of(root), "generations": 1})
-    done = evolve(Job.of(wanted, refs, str(root / "base"), 1, tmp_path / "x"))
-    assert done.conclusion is not None
-    assert set(PARENTS) <= {name.removeprefix("lora-") for name in done.conclusion.rivals}
+    done = run_evolution(locate_inputs(wanted, refs, str(root / "base"), 1, tmp_path / "x"))
+    assert done.report is not None
+    assert set(PARENTS) <= {name.removeprefix("lora-") for name in done.report.baselines}
     state, base = (load_file(p / WEIGHTS_FILE) for p in (done.model_path, root / "base"))
     changed = [name for name in state if not torch.equal(state[name], base[name])]
     assert "model.layers.0.self_attn.q_proj.weight" in changed
@@ -308,15 +309,17 @@ def test_a_command_gets_the_model_of_each_candidate(tmp_path: Path) -> None:
         "print(sum(float(abs(t).sum()) for t in load_file(sys.argv[1]).values()))\n"
     )
     command = f"{sys.executable} {script} {{model}}/model.safetensors"
-    done = evolve(job(tmp_path / "x", fitness=command, generations=0, fitness_direction="minimize"))
+    done = run_evolution(
+        job(tmp_path / "x", fitness=command, generations=0, fitness_direction="minimize")
+    )
     weights = load_file(done.model_path / WEIGHTS_FILE)
     size = sum(float(t.abs().double().sum()) for t in weights.values())
-    assert done.fitness == pytest.approx(-size, rel=1e-4) and done.conclusion is None
+    assert done.fitness == pytest.approx(-size, rel=1e-4) and done.report is None
     assert "There are no unseen items" in (done.model_path / "README.md").read_text()
 
 
 def test_a_failed_candidate_costs_itself_only(own: Path, caplog: pytest.LogCaptureFixture) -> None:
-    done = evolve(job(own / "x", fitness="own_fitness:sometimes"))
+    done = run_evolution(job(own / "x", fitness="own_fitness:sometimes"))
     records = journal(done.folder)
     failed = [r for r in records if r["score"] is None]
     assert 1 < len(failed) < len(records) / 2
@@ -329,20 +332,20 @@ def test_a_failed_candidate_costs_itself_only(own: Path, caplog: pytest.LogCaptu
 
 def test_own_fitness_with_data_has_a_verdict(own: Path) -> None:
     data = files_of(family())
-    done = evolve(job(own / "x", fitness="own_fitness:size", data=data, generations=0))
-    assert done.conclusion is not None and done.conclusion.champion.raw["add/accuracy"] >= 0
+    done = run_evolution(job(own / "x", fitness="own_fitness:size", data=data, generations=0))
+    assert done.report is not None and done.report.champion.raw["add/accuracy"] >= 0
 
 
-def test_the_cache_remembers_across_folders(reference: Evolved, tmp_path: Path) -> None:
+def test_the_cache_remembers_across_folders(reference: EvolutionResult, tmp_path: Path) -> None:
     told: list[dict[str, Any]] = []
     again = job(tmp_path / "x")
     again.folder.mkdir()
     shutil.copy(reference.folder / CACHE, again.folder / CACHE)
-    evolve(again, listen=told.append)
+    run_evolution(again, listen=told.append)
     hits = [r["cache_hits"] for r in told if r["event"] == "generation"]
     assert hits[-1] == len(journal(again.folder)) > 20
     assert outcome(again.folder) == outcome(reference.folder)
-    cold = evolve(job(tmp_path / "y", enable_caching=False))
+    cold = run_evolution(job(tmp_path / "y", enable_caching=False))
     assert not (cold.folder / CACHE).exists()
     assert outcome(cold.folder)["journal"][1:] == outcome(reference.folder)["journal"][1:]
 
@@ -352,7 +355,7 @@ def test_the_cache_remembers_across_folders(reference: Evolved, tmp_path: Path) 
 
 @pytest.mark.parametrize("cut", range(1, 37, 5))
 def test_interrupted_after_any_line_it_ends_in_the_same_bytes(
-    reference: Evolved, tmp_path: Path, cut: int
+    reference: EvolutionResult, tmp_path: Path, cut: int
 ) -> None:
     lines = (reference.folder / JOURNAL).read_bytes().splitlines(keepends=True)
     assert 32 <= len(lines) <= 37 + 5
@@ -363,7 +366,9 @@ def test_interrupted_after_any_line_it_ends_in_the_same_bytes(
     if cut % 3 == 0:
         shutil.rmtree(folder / "weights")
         (folder / CACHE).unlink()
-    assert outcome(evolve(resumed(folder, None, None)).folder) == outcome(reference.folder)
+    assert outcome(run_evolution(resume_inputs(folder, None, None)).folder) == outcome(
+        reference.folder
+    )
 
 
 def test_a_stop_between_two_candidates_is_an_interruption(tmp_path: Path) -> None:
@@ -375,77 +380,83 @@ def test_a_stop_between_two_candidates_is_an_interruption(tmp_path: Path) -> Non
         return seen > 6
 
     with pytest.raises(ForgeError) as stopped:
-        evolve(job(tmp_path / "x"), should_stop=stop)
+        run_evolution(job(tmp_path / "x"), should_stop=stop)
     assert stopped.value.exit_code == 130
     assert len(journal(tmp_path / "x")) == 6
 
 
-def test_more_generations_go_on_where_it_ended(reference: Evolved, tmp_path: Path) -> None:
-    short = evolve(job(tmp_path / "x", generations=1))
+def test_more_generations_go_on_where_it_ended(reference: EvolutionResult, tmp_path: Path) -> None:
+    short = run_evolution(job(tmp_path / "x", generations=1))
     assert short.generations == 1
     checkpoint = short.folder / "evolution_checkpoint_gen_1.json"
-    longer = evolve(resumed(checkpoint, 2, None))
+    longer = run_evolution(resume_inputs(checkpoint, 2, None))
     assert outcome(longer.folder) == outcome(reference.folder)
-    assert evolve(resumed(short.folder, None, None)).generations == 2  # as it was run last
+    assert (
+        run_evolution(resume_inputs(short.folder, None, None)).generations == 2
+    )  # as it was run last
 
 
-def test_what_is_not_this_evolution_is_refused(reference: Evolved, tmp_path: Path) -> None:
-    mine = evolve(job(tmp_path / "x", seed=2, generations=0))
+def test_what_is_not_this_evolution_is_refused(reference: EvolutionResult, tmp_path: Path) -> None:
+    mine = run_evolution(job(tmp_path / "x", seed=2, generations=0))
     before = (mine.folder / JOURNAL).read_bytes()
     with pytest.raises(ConfigError, match="other models, data or settings"):
-        evolve(job(mine.folder, seed=3))
+        run_evolution(job(mine.folder, seed=3))
     with pytest.raises(ConfigError, match="other models, data or settings"):
-        evolve(job(mine.folder, seed=2, base=False))
+        run_evolution(job(mine.folder, seed=2, base=False))
     foreign = mine.folder / "evolution_checkpoint_gen_1.json"
     shutil.copy(reference.folder / foreign.name, foreign)
     with pytest.raises(ConfigError, match="of another evolution"):
-        resumed(foreign, None, None)
+        resume_inputs(foreign, None, None)
     foreign.write_text(foreign.read_text().replace('"generation": 1', '"generation": 9'))
     with pytest.raises(ForgeError, match="checksum"):
-        resumed(foreign, None, None)
+        resume_inputs(foreign, None, None)
     for place in ("generation_30.pt", "nothing", "."):
         with pytest.raises(NotFound):
-            resumed(tmp_path / place, None, None)
+            resume_inputs(tmp_path / place, None, None)
     with pytest.raises(NotFound, match="no checkpoint of this version"):
-        resumed(Path("checkpoints/phase2/generation_30.pt"), None, None)
+        resume_inputs(Path("checkpoints/phase2/generation_30.pt"), None, None)
     assert (mine.folder / JOURNAL).read_bytes() == before
 
 
-def test_the_time_budget_is_written_down(reference: Evolved, tmp_path: Path) -> None:
-    done = evolve(job(tmp_path / "x", time_budget_minutes=1e-6))
+def test_the_time_budget_is_written_down(reference: EvolutionResult, tmp_path: Path) -> None:
+    done = run_evolution(job(tmp_path / "x", time_budget_minutes=1e-6))
     assert (done.reason, done.generations) == ("time budget", 0)
     assert journal(done.folder, "stopped")[0]["generation"] == 0
-    again = evolve(resumed(done.folder, None, None))
+    again = run_evolution(resume_inputs(done.folder, None, None))
     assert outcome(again.folder)["lineage.json"] == files.sha256_of(
         done.model_path / "lineage.json"
     )
     assert (again.reason, again.generations) == ("time budget", 0)
-    more = evolve(resumed(done.folder, None, 1000.0))  # more time: it goes on
+    more = run_evolution(resume_inputs(done.folder, None, 1000.0))  # more time: it goes on
     assert more.reason == "generations"
     assert outcome(more.folder)["lineage.json"] == outcome(reference.folder)["lineage.json"]
 
 
-def test_the_clock_does_not_ask_again_about_the_past(reference: Evolved, tmp_path: Path) -> None:
+def test_the_clock_does_not_ask_again_about_the_past(
+    reference: EvolutionResult, tmp_path: Path
+) -> None:
     """Killed in generation 2 with the time over, it must not end in generation 0 instead."""
     folder = tmp_path / "x"
     shutil.copytree(reference.folder, folder)
     lines = (folder / JOURNAL).read_bytes().splitlines(keepends=True)
     last = next(i for i, line in enumerate(lines) if b'"generation":2' in line)
     (folder / JOURNAL).write_bytes(b"".join(lines[: last + 1]))
-    done = evolve(resumed(folder, 5, 1e-6))
+    done = run_evolution(resume_inputs(folder, 5, 1e-6))
     assert (done.reason, done.generations) == ("time budget", 2)
 
 
 def test_it_stops_early_by_the_holdout(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"generations": 9, "convergence_patience": 2}
-    done = evolve(job(tmp_path / "x", **settings, convergence_threshold=0.9, verdict_items=1))
+    done = run_evolution(
+        job(tmp_path / "x", **settings, convergence_threshold=0.9, verdict_items=1)
+    )
     assert (done.reason, done.generations) == ("converged", 2)
     history = files.read_json(done.folder / "evolution_log.json")["history"]
     assert all(entry["holdout"] is not None for entry in history)
     assert journal(done.folder, "holdout")[0]["fitness"] == history[0]["holdout"]
 
 
-def test_replay_makes_the_champion_again(reference: Evolved, tmp_path: Path) -> None:
+def test_replay_makes_the_champion_again(reference: EvolutionResult, tmp_path: Path) -> None:
     lineage = reference.model_path / "lineage.json"
     wanted = files.sha256_of(reference.model_path / WEIGHTS_FILE)
     assert replay(lineage, tmp_path / "again") == wanted
@@ -524,15 +535,15 @@ def test_too_little_data_says_what_could_be_seen(tmp_path: Path) -> None:
 
 
 def test_large_parents_are_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from agent_forge.phases.phase2_evomerge import evomerge
+    from agent_forge.phases.phase2_evomerge import inputs
 
-    monkeypatch.setattr(evomerge, "LARGE_BYTES", 1000)
+    monkeypatch.setattr(inputs, "LARGE_BYTES", 1000)
     assert any("GB of disk" in note for note in job(tmp_path / "x").inputs.notes)
 
 
-@pytest.mark.parametrize("name", evolving.PRESETS)
+@pytest.mark.parametrize("name", PRESETS)
 def test_presets_are_valid(name: str) -> None:
-    settings = settings_of(name, ["generations=3"], {})
+    settings = load_settings(name, ["generations=3"], {})
     assert settings.generations == 3
     assert settings != EvoMergeSettings(generations=3)
 
@@ -560,7 +571,7 @@ def test_dry_run(forge: Forge, tmp_path: Path) -> None:
     assert fewer.document["candidates"] == 9
 
 
-def test_forge_evo(forge: Forge, tmp_path: Path, reference: Evolved) -> None:
+def test_forge_evo(forge: Forge, tmp_path: Path, reference: EvolutionResult) -> None:
     result = forge(f"evo {quick(family())} --json")
     assert result.code == 0, result.err
     document = result.document

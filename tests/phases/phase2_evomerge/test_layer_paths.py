@@ -17,18 +17,20 @@ from torch.testing import assert_close
 from transformers import AutoModelForCausalLM
 
 from agent_forge.errors import ConfigError
+from agent_forge.evals.fitness import DomainFitness
 from agent_forge.evals.model_under_test import open_model_under_test
+from agent_forge.evals.racing import Incumbent
 from agent_forge.merge.output import write
 from agent_forge.model.folder import open_weights
 from agent_forge.model.network import ForgeNetwork
 from agent_forge.phases.phase2_evomerge.candidate_weights import CandidateWeights
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
-from agent_forge.phases.phase2_evomerge.evolve import evolve, replay, resumed
-from agent_forge.phases.phase2_evomerge.fitness import DomainFitness
-from agent_forge.phases.phase2_evomerge.networks import FEW, Networks
-from agent_forge.phases.phase2_evomerge.prepare import prepare
-from agent_forge.phases.phase2_evomerge.racing import Incumbent
-from agent_forge.phases.phase2_evomerge.run import CACHE, JOURNAL, EvolutionRun
+from agent_forge.phases.phase2_evomerge.evaluator import OTHER_NETWORKS, Networks
+from agent_forge.phases.phase2_evomerge.evolution import run_evolution
+from agent_forge.phases.phase2_evomerge.inputs import resume_inputs
+from agent_forge.phases.phase2_evomerge.journal import CACHE, JOURNAL
+from agent_forge.phases.phase2_evomerge.loop import EvolutionLoop
+from agent_forge.phases.phase2_evomerge.replay import replay
 from agent_forge.search import operators
 from agent_forge.search.auto import Auto
 from agent_forge.search.candidate import Candidate
@@ -159,7 +161,7 @@ def test_few_networks_are_kept_and_building_draws_nothing(tmp_path: Path) -> Non
     found = [networks.of([0] * n) for n in (1, 3, 4, 5)]
     assert torch.equal(torch.random.get_rng_state(), state)
     assert networks.of(None) is model and networks.of([1, 0]) is model
-    assert len(networks._others) == FEW and networks.of([1] * 5) is found[-1]
+    assert len(networks._others) == OTHER_NETWORKS and networks.of([1] * 5) is found[-1]
     assert [len(network.model.layers) for network in found] == [1, 3, 4, 5]
 
 
@@ -237,13 +239,12 @@ def test_auto_moves_the_best_that_can_be_moved() -> None:
 # -- measuring ------------------------------------------------------------------------------------
 
 
-def prepared(folder: Path, **settings: Any) -> EvolutionRun:
+def prepared(folder: Path, **settings: Any) -> EvolutionLoop:
     todo = job(folder, layer_paths=0.5, **settings)
-    material = prepare(todo.settings, todo.inputs, "cpu", folder)
-    return EvolutionRun(todo.settings, material, folder, seed=1)
+    return EvolutionLoop(todo)
 
 
-def known(run: EvolutionRun, layers: list[list[int]]) -> str:
+def known(run: EvolutionLoop, layers: list[list[int]]) -> str:
     made = operators.path(run.search._space, run.search.survivors[-1], operators.generator("x"))
     made = Candidate({"kind": "path", "layers": layers}, made.inputs)
     run.search.candidates[made.key] = made
@@ -253,56 +254,58 @@ def known(run: EvolutionRun, layers: list[list[int]]) -> str:
 def test_a_path_is_measured_in_its_own_shape(tmp_path: Path) -> None:
     run = prepared(tmp_path / "x")
     key, average = known(run, [[0, 0], [0, 1], [0, 1]]), run.search.survivors[-1].key
-    plain = run.bench.measure(average)["score"]
+    plain = run.evaluator.measure(average)["score"]
     assert plain["parts"]["speed"] == plain["parts"]["memory"] == 0.5
-    found = run.bench.measure(key)["score"]
-    cost, size = run.nursery.size(key)
+    found = run.evaluator.measure(key)["score"]
+    cost, size = run.weights.size(key)
     assert found["parts"]["speed"] == 1 / (1 + cost) == 1 / 2.5
     assert found["parts"]["memory"] == 1 / (1 + size) < 0.5
-    write(run.nursery.weights(key), tmp_path / "out")
+    write(run.weights.weights(key), tmp_path / "out")
     subject = open_model_under_test(tmp_path / "out")
-    fitness = run.material.fitness
+    fitness = run.evaluator.fitness
     assert isinstance(fitness, DomainFitness)
     same = DomainFitness(subject, fitness.domains, fitness.weights, {}).score()
     assert same.raw == pytest.approx(found["raw"]) and found["raw"] != plain["raw"]
-    again = run.bench.measure(average)
+    again = run.evaluator.measure(average)
     assert again["score"] == plain and again["hit"]
-    assert again["sample"] and not run.bench.measure(key)["sample"]  # of one shape alone
+    assert again["sample"] and not run.evaluator.measure(key)["sample"]  # of one shape alone
 
 
 def test_the_gate_costs_a_path_its_first_items(tmp_path: Path) -> None:
     run = prepared(tmp_path / "x", fitness_subset_size=100)
     key, average = known(run, [[0, 1]]), run.search.survivors[-1].key
-    bits, tokens = run.bench.glance(average)
-    own, same = run.bench.glance(key)
-    fitness = run.material.fitness
+    bits, tokens = run.evaluator.first_bits(average)
+    own, same = run.evaluator.first_bits(key)
+    fitness = run.evaluator.fitness
     assert same == tokens < 0.2 * fitness.tokens and own > 1.2 * bits
-    out = run.bench.measure(key, (None, 1.2 * bits))
+    out = run.evaluator.measure(key, (None, 1.2 * bits))
     assert out["score"] is None and out["dropped"] and out["tokens"] == tokens
-    assert "bits a byte" in out["problem"] and not run.bench.cache
-    passed = run.bench.measure(key, (None, own))
+    assert "bits a byte" in out["problem"] and not run.evaluator.cache
+    passed = run.evaluator.measure(key, (None, own))
     assert passed["score"] and not passed["dropped"]
     assert passed["tokens"] == tokens + fitness.tokens
-    assert run.bench.measure(key, (None, own))["hit"]
-    assert run.bench.measure(key, (None, 1.2 * bits))["dropped"]  # cached is what that gate let in
+    assert run.evaluator.measure(key, (None, own))["hit"]
+    assert run.evaluator.measure(key, (None, 1.2 * bits))[
+        "dropped"
+    ]  # cached is what that gate let in
 
 
 def test_a_race_knows_what_another_shape_is_worth(tmp_path: Path) -> None:
     data = [str(family() / f"{name}.jsonl") for name in ("twice", "next")]
     run = prepared(tmp_path / "x", racing=True, fitness_subset_size=100, data=data)
     key, average = known(run, [[0, 0], [0, 1], [0, 1]]), run.search.survivors[-1].key
-    fitness = run.material.fitness
+    fitness = run.evaluator.fitness
     assert isinstance(fitness, DomainFitness)
-    scores = {k: run.bench.measure(k)["score"]["fitness"] for k in (key, average)}
-    mine, other = (run.bench.standing(k, scores[k]) for k in (key, average))
+    scores = {k: run.evaluator.measure(k)["score"]["fitness"] for k in (key, average)}
+    mine, other = (run.evaluator.incumbent(k, scores[k]) for k in (key, average))
     assert mine.bonus < 0 == other.bonus
     ahead = sum(
-        a_nat * (sum(other.loss[d]) - sum(mine.loss[d]))
-        + an_answer * (sum(mine.right[d]) - sum(other.right[d]))
-        for d, (a_nat, an_answer) in enumerate(fitness.rates())
+        per_nat * (sum(other.loss[d]) - sum(mine.loss[d]))
+        + per_answer * (sum(mine.right[d]) - sum(other.right[d]))
+        for d, (per_nat, per_answer) in enumerate(fitness.rates())
     )
     assert ahead + mine.bonus == pytest.approx(scores[key] - scores[average], abs=1e-6)
-    run.bench.fill(key)
+    run.evaluator.fill(key)
     level = Incumbent("", 0.5, mine.right, mine.loss, mine.bonus)  # the same: nobody falls behind
     assert fitness.race(level)[1] is not None
     small = Incumbent("", 0.5, mine.right, mine.loss, mine.bonus + 0.2)  # as good and much smaller
@@ -318,7 +321,7 @@ ALL: dict[str, Any] = {
 
 
 def test_a_champion_that_is_a_path_resumes_replays_and_loads(tmp_path: Path) -> None:
-    whole = evolve(job(tmp_path / "whole", **ALL))
+    whole = run_evolution(job(tmp_path / "whole", **ALL))
     lines = (whole.folder / JOURNAL).read_bytes().splitlines(keepends=True)
     records = [record for _, record in read_lines(whole.folder / JOURNAL)]
     best = json.loads((whole.model_path / "lineage.json").read_text())
@@ -328,8 +331,8 @@ def test_a_champion_that_is_a_path_resumes_replays_and_loads(tmp_path: Path) -> 
     for folder in (whole.model_path, whole.folder / "gen_3_best_model"):
         model = open_model_under_test(folder).model
         assert len(model.model.layers) == 1 == model.config.num_hidden_layers  # type: ignore
-    assert whole.conclusion and whole.conclusion.champion.parts["speed"] == 1 / 1.5
-    assert all(r.score.parts["speed"] == 0.5 for r in whole.conclusion.rivals.values())
+    assert whole.report and whole.report.champion.parts["speed"] == 1 / 1.5
+    assert all(r.score.parts["speed"] == 0.5 for r in whole.report.baselines.values())
     sha = replay(whole.model_path / "lineage.json", tmp_path / "again")
     assert sha == files.sha256_of(whole.model_path / "model.safetensors")
     assert files.sha256_of(tmp_path / "again/config.json") == files.sha256_of(
@@ -343,7 +346,7 @@ def test_a_champion_that_is_a_path_resumes_replays_and_loads(tmp_path: Path) -> 
         (folder / JOURNAL).write_bytes(b"".join(lines[:cut]) + lines[cut][:30])
         shutil.rmtree(folder / "weights")
         (folder / CACHE).unlink()
-        assert outcome(evolve(resumed(folder, None, None)).folder) == wanted
+        assert outcome(run_evolution(resume_inputs(folder, None, None)).folder) == wanted
 
 
 def paths_in(folder: Path) -> list[dict[str, Any]]:
@@ -352,8 +355,8 @@ def paths_in(folder: Path) -> list[dict[str, Any]]:
 
 def test_workers_and_races_change_nothing(tmp_path: Path) -> None:
     few: dict[str, Any] = {"layer_paths": 0.7, "fitness_subset_size": 64, "racing": True}
-    alone = evolve(job(tmp_path / "alone", workers=1, **few))
-    there = evolve(job(tmp_path / "two", workers=2, **few))
+    alone = run_evolution(job(tmp_path / "alone", workers=1, **few))
+    there = run_evolution(job(tmp_path / "two", workers=2, **few))
     assert outcome(there.folder) == outcome(alone.folder)
     out = [r for r in paths_in(alone.folder) if r["problem"]]
     assert out and all(r["dropped"] and r["score"] is None and r["sha256"] for r in out)
@@ -364,7 +367,7 @@ def test_auto_has_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     ways = iter((2, 2, 1, 0, 2) * 9)  # mutation, sample, gradient: one may pay for long otherwise
     monkeypatch.setattr(Auto, "_chosen", lambda self: self._ways[next(ways)])
     many = {"layer_paths": 1.0, "path_gate": 100, "generations": 2}
-    done = evolve(job(tmp_path / "x", strategy="auto", **{**ALL, **many}))
+    done = run_evolution(job(tmp_path / "x", strategy="auto", **{**ALL, **many}))
     assert any(r["score"] for r in paths_in(done.folder)) and "path" in done.origin
     kinds = [r["operation"]["kind"] for r in journal(done.folder)]
     assert {"blend", "shift"} & {*kinds[kinds.index("path") :]}  # others than the champion moved
@@ -388,6 +391,6 @@ def test_settings_that_do_nothing_are_refused(wrong: dict[str, Any], words: str)
 
 
 def test_a_model_of_unknown_depth_is_refused(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr("agent_forge.phases.phase2_evomerge.evomerge.DEPTHS", ("elsewhere",))
+    monkeypatch.setattr("agent_forge.phases.phase2_evomerge.inputs.DEPTHS", ("elsewhere",))
     with pytest.raises(ConfigError, match="how many layers"):
         job(tmp_path / "x", layer_paths=0.1)

@@ -29,13 +29,15 @@ from agent_forge.evals.comparison import (
     compare_scores,
 )
 from agent_forge.evals.domains import from_files
+from agent_forge.evals.fitness import FunctionFitness
 from agent_forge.evals.likelihood import ItemScores
 from agent_forge.phases.phase2_evomerge import EvoMerge, EvoMergeConfig
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
-from agent_forge.phases.phase2_evomerge.evolve import Evolved, Job, evolve, replay, resumed
-from agent_forge.phases.phase2_evomerge.evomerge import _losses
-from agent_forge.phases.phase2_evomerge.fitness import FunctionFitness
-from agent_forge.phases.phase2_evomerge.run import JOURNAL
+from agent_forge.phases.phase2_evomerge.evolution import EvolutionResult, run_evolution
+from agent_forge.phases.phase2_evomerge.inputs import locate_inputs, resume_inputs
+from agent_forge.phases.phase2_evomerge.journal import JOURNAL
+from agent_forge.phases.phase2_evomerge.replay import replay
+from agent_forge.phases.phase2_evomerge.report import worse_domains
 from agent_forge.store import files
 from agent_forge.store.models import ModelStorage, load_directory
 from tests.support.command_line import Forge
@@ -46,8 +48,8 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def done(tmp_path_factory: pytest.TempPathFactory) -> Evolved:
-    return evolve(job(tmp_path_factory.mktemp("done") / "x", generations=1, verdict_items=1))
+def done(tmp_path_factory: pytest.TempPathFactory) -> EvolutionResult:
+    return run_evolution(job(tmp_path_factory.mktemp("done") / "x", generations=1, verdict_items=1))
 
 
 def everything(root: Path) -> dict[str, bytes]:
@@ -57,23 +59,25 @@ def everything(root: Path) -> dict[str, bytes]:
 # -- the folder -----------------------------------------------------------------------------------
 
 
-def test_fewer_generations_than_there_are(done: Evolved) -> None:
+def test_fewer_generations_than_there_are(done: EvolutionResult) -> None:
     before = everything(done.folder)
     told = r"holds 1 generations, 0 are asked for"
     with pytest.raises(ConfigError, match=told):
         job(done.folder, generations=0, verdict_items=1)
     with pytest.raises(ConfigError, match=told):
-        resumed(done.folder, 0, None)
+        resume_inputs(done.folder, 0, None)
     assert everything(done.folder) == before
-    assert resumed(done.folder, 1, None).settings.generations == 1
+    assert resume_inputs(done.folder, 1, None).settings.generations == 1
 
 
-def test_a_generation_that_was_only_begun_does_not_count(done: Evolved, tmp_path: Path) -> None:
+def test_a_generation_that_was_only_begun_does_not_count(
+    done: EvolutionResult, tmp_path: Path
+) -> None:
     shutil.copytree(done.folder, tmp_path / "x")
     lines = (done.folder / JOURNAL).read_bytes().splitlines(keepends=True)
     begun = next(i for i, line in enumerate(lines) if b'"generation":1' in line)
     (tmp_path / "x" / JOURNAL).write_bytes(b"".join(lines[: begun + 1]))
-    assert resumed(tmp_path / "x", 0, None).settings.generations == 0
+    assert resume_inputs(tmp_path / "x", 0, None).settings.generations == 0
 
 
 def to_a_parent(root: Path) -> Path:
@@ -129,7 +133,7 @@ def test_a_folder_that_holds_something_else(
     refs = [str(tmp_path / "a"), str(tmp_path / "b")]
     wanted = EvoMergeSettings.model_validate({**FEW, "data": files_of(family())})
     with pytest.raises(ConfigError, match=told):
-        Job.of(wanted, refs, str(tmp_path / "base"), 1, target)
+        locate_inputs(wanted, refs, str(tmp_path / "base"), 1, target)
     assert everything(tmp_path) == before
 
 
@@ -211,9 +215,9 @@ def test_a_dry_run_refuses_what_the_run_would(
 
 
 def test_a_combo_that_was_not_measured_is_no_rival(tmp_path: Path) -> None:
-    few = evolve(job(tmp_path / "x", generations=1, verdict_items=30, max_evaluations=3))
-    assert few.conclusion is not None
-    assert {*few.conclusion.rivals} == {"add", "twice", "next", "plain average", "base"}
+    few = run_evolution(job(tmp_path / "x", generations=1, verdict_items=30, max_evaluations=3))
+    assert few.report is not None
+    assert {*few.report.baselines} == {"add", "twice", "next", "plain average", "base"}
 
 
 def _short_of_holdout(root: Path) -> str:
@@ -261,14 +265,14 @@ def test_a_fitness_that_leaves_is_a_failed_candidate(own: Path) -> None:
     (own / "own_fitness.py").write_text(
         module.replace('raise KeyError("a bad moment")', "raise SystemExit(0)") + leaves
     )
-    done = evolve(job(own / "x", fitness="own_fitness:sometimes", generations=0))
+    done = run_evolution(job(own / "x", fitness="own_fitness:sometimes", generations=0))
     failed = [r for r in journal(done.folder) if r["score"] is None]
     assert failed and all("SystemExit: 0" in r["problem"] for r in failed)
     with pytest.raises(PhaseFailed, match="SystemExit"):  # the first parent: nothing to go on with
-        evolve(job(own / "y", fitness="own_fitness:leaves"))
+        run_evolution(job(own / "y", fitness="own_fitness:leaves"))
     assert not journal(own / "y")
     with pytest.raises(KeyboardInterrupt):
-        evolve(job(own / "z", fitness="own_fitness:asked"))
+        run_evolution(job(own / "z", fitness="own_fitness:asked"))
     (own / "left_fitness.py").write_text("raise SystemExit(0)\n")
     with pytest.raises(ConfigError, match="there is no fitness 'left_fitness:f': SystemExit"):
         FunctionFitness("left_fitness:f", torch.nn.Linear(1, 1), 1)
@@ -279,9 +283,9 @@ def test_floors_that_nobody_meets_are_said(
 ) -> None:
     told = "no model of generation 0 meets fitness_floors (add/accuracy 1)"
     with caplog.at_level(logging.WARNING):
-        evolve(job(tmp_path / "x", generations=0, fitness_floors={"add/accuracy": 0.01}))
+        run_evolution(job(tmp_path / "x", generations=0, fitness_floors={"add/accuracy": 0.01}))
         assert told not in caplog.text
-        evolve(job(tmp_path / "y", generations=0, fitness_floors={"add/accuracy": 1}))
+        run_evolution(job(tmp_path / "y", generations=0, fitness_floors={"add/accuracy": 1}))
     assert caplog.text.count(told) == 1
 
 
@@ -299,7 +303,7 @@ def test_answers_and_texts_are_both_told(tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("\n<|endoftext|>\n".join(f"{n} and one is {n + 1}" for n in range(40)))
     data = [files_of(family())[0], str(text)]
-    found = evolve(job(tmp_path / "x", data=data, generations=0)).conclusion
+    found = run_evolution(job(tmp_path / "x", data=data, generations=0)).report
     assert found is not None
     assert all(" points (" in s and " bits per byte (" in s for s in found.sentences())
 
@@ -354,7 +358,7 @@ def test_nan_is_damage_everywhere(
 # -- replay ---------------------------------------------------------------------------------------
 
 
-def test_replay_of_what_is_no_lineage(done: Evolved, tmp_path: Path) -> None:
+def test_replay_of_what_is_no_lineage(done: EvolutionResult, tmp_path: Path) -> None:
     lineage = done.model_path / "lineage.json"
     whole: dict[str, Any] = json.loads(lineage.read_text())
     wrong: list[Any] = [[], {}, {"a": 1}, 3, {"lineage": None}, {**whole, "key": "0" * 64}]
@@ -372,7 +376,7 @@ def test_replay_of_what_is_no_lineage(done: Evolved, tmp_path: Path) -> None:
     assert not (tmp_path / "again").exists()
 
 
-def test_replay_onto_something(done: Evolved, tmp_path: Path) -> None:
+def test_replay_onto_something(done: EvolutionResult, tmp_path: Path) -> None:
     with pytest.raises(AlreadyExists) as error:
         replay(done.model_path / "lineage.json", tmp_path)
     assert "--force" not in error.value.hint and "name a folder" in error.value.hint
@@ -402,5 +406,7 @@ def test_a_sentence_names_the_domains_that_lost() -> None:
     after = [outcome((losses[0] - 2).tolist()), outcome((losses[1] + 1).tolist())]
     named = zip(("won", "lost"), before, after, strict=True)
     found = compare_scores([PairedScores(name, a, b, [4] * 60, False) for name, a, b in named])
-    assert "; on lost worse than it by" in _losses(found) and "on won" not in _losses(found)
-    assert _losses(Comparison(found.domains[1:], found.overall)) == ""
+    assert "; on lost worse than it by" in worse_domains(found) and "on won" not in worse_domains(
+        found
+    )
+    assert worse_domains(Comparison(found.domains[1:], found.overall)) == ""

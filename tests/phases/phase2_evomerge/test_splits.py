@@ -6,6 +6,7 @@ models, data, record and journal, and in outcome.json what came out.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
 import shutil
@@ -30,12 +31,17 @@ from agent_forge.evals.domains import (
     part,
 )
 from agent_forge.evals.model_under_test import _variants
-from agent_forge.phases.phase2_evomerge import staff
+from agent_forge.phases.phase2_evomerge import parallel
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
-from agent_forge.phases.phase2_evomerge.evolve import BEGUN, Job, evolve, resumed
-from agent_forge.phases.phase2_evomerge.evomerge import splits_of
+from agent_forge.phases.phase2_evomerge.evolution import run_evolution
+from agent_forge.phases.phase2_evomerge.inputs import (
+    EvolutionInputs,
+    locate_inputs,
+    resume_inputs,
+    split_items,
+)
+from agent_forge.phases.phase2_evomerge.journal import BEGUN, JOURNAL
 from agent_forge.phases.phase2_evomerge.phase import EvoMergePhase
-from agent_forge.phases.phase2_evomerge.run import JOURNAL
 from agent_forge.pipeline.config import load_config
 from agent_forge.pipeline.orchestrator import saved_config
 from agent_forge.pipeline.phase_run import fingerprint_of
@@ -137,7 +143,7 @@ def test_one_prompt_for_all_is_too_little_and_says_why(tmp_path: Path) -> None:
     rows = [{"prompt": "Write a poem.", "completion": f"poem {i}"} for i in range(300)]
     path = put(tmp_path / "poems.jsonl", *rows)
     with pytest.raises(ConfigError) as refused:
-        splits_of(EvoMergeSettings(data=[str(path)]))
+        split_items(EvoMergeSettings(data=[str(path)]))
     assert "299 of its rows are near-copies, which stay together" in refused.value.hint
     with pytest.raises(ConfigError) as refused:
         for split in SHARES:
@@ -234,7 +240,7 @@ def test_eval_asks_what_the_verdict_of_an_evolution_asks(models: Path, forge: Fo
     asked = f"eval {models}/a --data {models}/fruit.jsonl --split verdict --json"
     (row,) = forge(asked).document["domains"]
     assert row["bits_per_byte"] == pytest.approx(verdict["fruit/bits_per_byte"], rel=1e-9)
-    splits = splits_of(EvoMergeSettings(data=[f"{models}/fruit.jsonl"]))
+    splits = split_items(EvoMergeSettings(data=[f"{models}/fruit.jsonl"]))
     assert row["items"] == len(splits["verdict"][0].examples) < 240
 
 
@@ -258,14 +264,14 @@ def old(models: Path) -> Path:
 def test_an_old_evolution_goes_on_with_its_own_items(old: Path) -> None:
     before = (old / JOURNAL).read_bytes()
     known = files.read_json(OLD / "outcome.json")
-    job = resumed(old, None, None)
+    job = resume_inputs(old, None, None)
     items = {
         split: {"hash": evaluation_hash(domains), "count": len(domains[0].examples)}
-        for split, domains in job.inputs.splits.items()
+        for split, domains in job.splits.items()
     }
     assert items == known["items"]
     assert any("the verdict may ask what the search saw" in note for note in job.inputs.notes)
-    done = evolve(job)
+    done = run_evolution(job)
     assert (old / JOURNAL).read_bytes() == before
     assert files.read_json(done.model_path / "lineage.json")["key"] == known["champion"]
     table = known["card"].index("| model | fitness | fruit/bits_per_byte | fruit/accuracy |")
@@ -279,36 +285,36 @@ def test_an_old_folder_that_is_named_again_goes_on_too(old: Path) -> None:
     record = files.read_checked(old / BEGUN)
     given = {k: record["settings"][k] for k in ("data", *FEW, "checkpoint_every")}
 
-    def job(**more: Any) -> Job:
+    def job(**more: Any) -> EvolutionInputs:
         settings = EvoMergeSettings(**given, **more)
-        return Job.of(settings, record["parents"], None, record["seed"], old)
+        return locate_inputs(settings, record["parents"], None, record["seed"], old)
 
-    assert evolve(job()).generations == 1
+    assert run_evolution(job()).generations == 1
     with pytest.raises(ConfigError, match="other models, data or settings"):
-        evolve(job(split_by="prompt"))
+        run_evolution(job(split_by="prompt"))
     (old / BEGUN).write_text("{")  # then only the journal can tell
     with pytest.raises(ConfigError, match="other models, data or settings"):
-        evolve(job())
-    assert evolve(job(split_by="content")).generations == 1
+        run_evolution(job())
+    assert run_evolution(job(split_by="content")).generations == 1
 
 
 def test_a_new_evolution_records_its_split_and_keeps_it(models: Path, forge: Forge) -> None:
     assert forge(line(models)).code == 0
     place = Path("evomerge").resolve()
     assert files.read_checked(place / BEGUN)["settings"]["split_by"] == "prompt"
-    assert resumed(place, None, None).settings.split_by == "prompt"
+    assert resume_inputs(place, None, None).settings.split_by == "prompt"
 
 
 def test_workers_get_the_split(old: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
-    monkeypatch.setattr(staff, "open_pool", lambda *given, **more: asked.append(given[3]))
-    job = resumed(old, None, None)
+    monkeypatch.setattr(parallel, "open_pool", lambda *given, **more: asked.append(given[3]))
+    job = resume_inputs(old, None, None)
     settings = job.settings.model_copy(update={"workers": 2})
-    crew = staff.crew_of(settings, job.inputs, "cpu", old)
-    assert crew is not None
-    crew._start()
+    workers = parallel.ParallelEvaluator.of(dataclasses.replace(job, settings=settings), "cpu")
+    assert workers is not None
+    workers.start()
     (arguments,) = asked
-    items = splits_of(EvoMergeSettings.model_validate(arguments["settings"]))["selection"]
+    items = split_items(EvoMergeSettings.model_validate(arguments["settings"]))["selection"]
     known = files.read_json(OLD / "outcome.json")["items"]["selection"]["hash"]
     assert evaluation_hash(items) == known
 

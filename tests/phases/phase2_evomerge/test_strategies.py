@@ -12,13 +12,14 @@ import pytest
 import torch
 
 from agent_forge.errors import ConfigError
+from agent_forge.evals.fitness import DomainFitness
 from agent_forge.evals.likelihood import TokenizedItem, measure
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
-from agent_forge.phases.phase2_evomerge.evolve import evolve, resumed
-from agent_forge.phases.phase2_evomerge.fitness import DomainFitness
+from agent_forge.phases.phase2_evomerge.evolution import run_evolution
 from agent_forge.phases.phase2_evomerge.gradient import BACKWARD, gradient, item_losses
-from agent_forge.phases.phase2_evomerge.prepare import prepare
-from agent_forge.phases.phase2_evomerge.run import CACHE, JOURNAL, EvolutionRun
+from agent_forge.phases.phase2_evomerge.inputs import resume_inputs
+from agent_forge.phases.phase2_evomerge.journal import CACHE, JOURNAL
+from agent_forge.phases.phase2_evomerge.loop import EvolutionLoop
 from agent_forge.search import operators
 from agent_forge.search.strategy import STRATEGIES
 from tests.support.evo_models import job, journal, outcome
@@ -28,20 +29,19 @@ from tests.support.networks import shaken
 pytestmark = pytest.mark.slow
 
 
-def prepared(folder: Path, **settings: Any) -> EvolutionRun:
+def prepared(folder: Path, **settings: Any) -> EvolutionLoop:
     todo = job(folder, **settings)
-    material = prepare(todo.settings, todo.inputs, "cpu", folder)
-    return EvolutionRun(todo.settings, material, folder, seed=1)
+    return EvolutionLoop(todo)
 
 
-def smooth(run: EvolutionRun) -> float:
+def smooth(run: EvolutionLoop) -> float:
     """The fitness with probabilities in place of right answers, without the constant parts."""
-    fitness = run.material.fitness
+    fitness = run.evaluator.fitness
     assert isinstance(fitness, DomainFitness)
     total = 0.0
     for domain, found in zip(fitness.domains, fitness.prepared, strict=True):
         with torch.no_grad():
-            model = fitness.subject.model.double()
+            model = fitness.model_under_test.model.double()
             losses = item_losses(model, found.items, torch.device("cpu")).double()
         bits = float(losses.sum()) / float(torch.log(torch.tensor(2.0))) / sum(domain.sizes)
         total += 0.4 * (1 - bits / domain.unigram_bits) + 0.3 * float(torch.exp(-losses).mean())
@@ -51,19 +51,19 @@ def smooth(run: EvolutionRun) -> float:
 @pytest.mark.parametrize("base", [True, False], ids=["base", "no base"])
 def test_the_gradient_is_what_differences_show(tmp_path: Path, base: bool) -> None:
     run = prepared(tmp_path / "x", base=base, strategy="grad")
-    groups, fitness = run.nursery.groups.names, run.material.fitness
+    groups, fitness = run.weights.groups.names, run.evaluator.fitness
     assert isinstance(fitness, DomainFitness)
     rows = {group: [0.3, 0.5, 0.2] for group in groups}
 
     def put(coefficients: dict[str, list[float]]) -> None:
         made = operators.blend(run.search._space, "linear", coefficients)
         run.search.candidates[made.key] = made
-        run.nursery.fill(run.material.subject.model.float(), made.key)
+        run.weights.fill(run.evaluator.model_under_test.model.float(), made.key)
 
     put(rows)
-    found, tokens = gradient(fitness, run.nursery, 1, 0)
+    found, tokens = gradient(fitness, run.weights, 1, 0)
     assert tokens == BACKWARD * fitness.tokens
-    assert all(p.grad is None for p in run.material.subject.model.parameters())
+    assert all(p.grad is None for p in run.evaluator.model_under_test.model.parameters())
     for group in groups:
         for parent in range(3):
             ends = []
@@ -78,14 +78,14 @@ def test_the_gradient_is_what_differences_show(tmp_path: Path, base: bool) -> No
 
 def test_parts_of_the_items_add_up_to_all(tmp_path: Path) -> None:
     run = prepared(tmp_path / "x", strategy="grad")
-    fitness = run.material.fitness
+    fitness = run.evaluator.fitness
     assert isinstance(fitness, DomainFitness)
-    run.nursery.fill(run.material.subject.model, run.search.survivors[-1].key)
-    parts = [gradient(fitness, run.nursery, 4, turn) for turn in range(4)]
+    run.weights.fill(run.evaluator.model_under_test.model, run.search.survivors[-1].key)
+    parts = [gradient(fitness, run.weights, 4, turn) for turn in range(4)]
     assert sum(tokens for _, tokens in parts) == BACKWARD * fitness.tokens
     assert all(rows != parts[0][0] for rows, _ in parts[1:])
-    again = gradient(fitness, run.nursery, 4, 4)
-    assert again == gradient(fitness, run.nursery, 4, 0)
+    again = gradient(fitness, run.weights, 4, 4)
+    assert again == gradient(fitness, run.weights, 4, 0)
 
 
 def test_our_own_network_is_differentiated_where_it_is_measured() -> None:
@@ -103,9 +103,9 @@ FEW: dict[str, Any] = {"population_size": 4, "generations": 2}
 
 @pytest.mark.parametrize("name", with_pymoo([n for n in STRATEGIES if n != "spec"]))
 def test_a_killed_evolution_ends_in_the_same_bytes(name: str, tmp_path: Path) -> None:
-    whole = evolve(job(tmp_path / "whole", strategy=name, **FEW))
+    whole = run_evolution(job(tmp_path / "whole", strategy=name, **FEW))
     best = max(whole.curve)
-    assert whole.fitness == best and whole.figures["best_fitness"] >= whole.curve[0]
+    assert whole.fitness == best and whole.summary["best_fitness"] >= whole.curve[0]
     lines = (whole.folder / JOURNAL).read_bytes().splitlines(keepends=True)
     wanted = outcome(whole.folder)
     for cut in (3, len(lines) // 2, len(lines) - 3):
@@ -114,11 +114,11 @@ def test_a_killed_evolution_ends_in_the_same_bytes(name: str, tmp_path: Path) ->
         (folder / JOURNAL).write_bytes(b"".join(lines[:cut]) + lines[cut][:30])
         shutil.rmtree(folder / "weights")
         (folder / CACHE).unlink()
-        assert outcome(evolve(resumed(folder, None, None)).folder) == wanted
+        assert outcome(run_evolution(resume_inputs(folder, None, None)).folder) == wanted
 
 
 def test_tokens_are_counted_and_gradients_count_thrice(tmp_path: Path) -> None:
-    done = evolve(job(tmp_path / "x", strategy="grad", gradient_share=0.5, **FEW))
+    done = run_evolution(job(tmp_path / "x", strategy="grad", gradient_share=0.5, **FEW))
     scored, slopes = journal(done.folder), journal(done.folder, "gradient")
     one = scored[0]["tokens"]
     assert one > 0 and {r["tokens"] for r in scored} == {one}
@@ -131,10 +131,10 @@ def test_tokens_are_counted_and_gradients_count_thrice(tmp_path: Path) -> None:
 
 def test_a_budget_of_evaluations_can_be_raised(tmp_path: Path) -> None:
     more = {"strategy": "cma-es", "population_size": 4, "generations": 9}
-    short = evolve(job(tmp_path / "x", max_evaluations=10, **more))
+    short = run_evolution(job(tmp_path / "x", max_evaluations=10, **more))
     assert short.reason == "evaluations" and len(journal(short.folder)) == 10
-    evolve(job(tmp_path / "x", max_evaluations=14, **more))
-    whole = evolve(job(tmp_path / "y", max_evaluations=14, **more))
+    run_evolution(job(tmp_path / "x", max_evaluations=14, **more))
+    whole = run_evolution(job(tmp_path / "y", max_evaluations=14, **more))
     found, wanted = outcome(tmp_path / "x"), outcome(whole.folder)
     assert found["model.safetensors"] == wanted["model.safetensors"]
     assert found["history"] == wanted["history"]
@@ -142,7 +142,7 @@ def test_a_budget_of_evaluations_can_be_raised(tmp_path: Path) -> None:
 
 def test_one_family_with_a_coefficient_a_parent(tmp_path: Path) -> None:
     more = {"blend_method": "ties", "per_layer": False, "density": 0.4}
-    done = evolve(job(tmp_path / "x", strategy="cma-es", **more, **FEW))
+    done = run_evolution(job(tmp_path / "x", strategy="cma-es", **more, **FEW))
     blends = [r["operation"] for r in journal(done.folder) if r["operation"]["kind"] == "blend"]
     assert blends and all(r["method"] == "ties" for r in blends)
     assert all(len({tuple(row) for row in r["coefficients"].values()}) == 1 for r in blends)
@@ -150,13 +150,13 @@ def test_one_family_with_a_coefficient_a_parent(tmp_path: Path) -> None:
 
 @NEEDS_PYMOO
 def test_the_front_is_in_the_log(tmp_path: Path) -> None:
-    done = evolve(job(tmp_path / "x", strategy="nsga2", **FEW))
+    done = run_evolution(job(tmp_path / "x", strategy="nsga2", **FEW))
     front = outcome(done.folder)["history"][-1]["front"]
     assert front and all(set(told) == {"add", "next", "twice"} for told in front.values())
 
 
 def test_gradients_beat_the_average_quickly(tmp_path: Path) -> None:
-    done = evolve(job(tmp_path / "x", strategy="grad", population_size=8, generations=1))
+    done = run_evolution(job(tmp_path / "x", strategy="grad", population_size=8, generations=1))
     scores = {r["operation"]["kind"]: r["score"]["fitness"] for r in journal(done.folder)}
     assert done.fitness > scores["average"] + 0.01
 
@@ -172,17 +172,17 @@ def test_auto_does_without_gradients(tmp_path: Path, monkeypatch: pytest.MonkeyP
         "def size(m): return -float(sum(p.abs().sum() for p in m.parameters()))"
     )
     monkeypatch.chdir(tmp_path)
-    done = evolve(job(tmp_path / "x", strategy="auto", fitness="own:size", **FEW))
+    done = run_evolution(job(tmp_path / "x", strategy="auto", fitness="own:size", **FEW))
     assert {r["tokens"] for r in journal(done.folder, "gradient")} == {0}
     assert done.fitness >= max(r["score"]["fitness"] for r in journal(done.folder))
 
 
 def test_a_strategy_that_is_not_there_is_refused() -> None:
-    from agent_forge.phases.phase2_evomerge.evolve import settings_of
+    from agent_forge.phases.phase2_evomerge.inputs import load_settings
 
     with pytest.raises(ConfigError, match="strategy"):
-        settings_of(None, ["strategy=annealing"], {})
-    assert settings_of(None, ["strategy=cma-es"], {}).strategy == "cma-es"
-    assert settings_of(None, ["generations=3", "shift_sigma=0.2"], {}).strategy == "auto"
-    assert settings_of(None, ["elite_count=2"], {}).strategy == "spec"  # which auto does not have
-    assert settings_of("fast", [], {}).strategy == "spec"
+        load_settings(None, ["strategy=annealing"], {})
+    assert load_settings(None, ["strategy=cma-es"], {}).strategy == "cma-es"
+    assert load_settings(None, ["generations=3", "shift_sigma=0.2"], {}).strategy == "auto"
+    assert load_settings(None, ["elite_count=2"], {}).strategy == "spec"  # which auto does not have
+    assert load_settings("fast", [], {}).strategy == "spec"

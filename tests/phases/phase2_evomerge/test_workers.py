@@ -12,12 +12,12 @@ import psutil
 import pytest
 
 from agent_forge.errors import PhaseFailed, WorkersLost
+from agent_forge.evals.fitness import DomainFitness
+from agent_forge.evals.racing import SHARES, Incumbent, estimate, has_lost, shards
 from agent_forge.phases.phase2_evomerge.evaluator import CandidateEvaluator
-from agent_forge.phases.phase2_evomerge.evolve import evolve
-from agent_forge.phases.phase2_evomerge.fitness import DomainFitness
-from agent_forge.phases.phase2_evomerge.prepare import prepare
-from agent_forge.phases.phase2_evomerge.racing import SHARES, Incumbent, estimate, lost, shards
-from agent_forge.phases.phase2_evomerge.run import JOURNAL, EvolutionRun
+from agent_forge.phases.phase2_evomerge.evolution import run_evolution
+from agent_forge.phases.phase2_evomerge.journal import JOURNAL
+from agent_forge.phases.phase2_evomerge.loop import EvolutionLoop
 from agent_forge.store import files
 from agent_forge.workers import cluster
 from agent_forge.workers.processes import Link
@@ -37,9 +37,9 @@ def champion(folder: Path) -> list[str]:
 def test_as_many_workers_as_you_like_find_the_same(tmp_path: Path, strategy: str) -> None:
     more: dict[str, Any] = {"strategy": strategy, "racing": strategy == "ga"}
     more |= {"fitness_subset_size": 64} if strategy == "ga" else {}
-    alone = evolve(job(tmp_path / "alone", workers=1, **more))
+    alone = run_evolution(job(tmp_path / "alone", workers=1, **more))
     for count in (2, 3) if strategy == "spec" else (2,):
-        there = evolve(job(tmp_path / f"{count}", workers=count, **more))
+        there = run_evolution(job(tmp_path / f"{count}", workers=count, **more))
         assert outcome(there.folder) == outcome(alone.folder)
         assert not list(there.folder.glob("weights/workers/*/*.safetensors"))
 
@@ -57,7 +57,7 @@ def test_a_killed_worker_costs_its_candidate(
             os.kill(self.process.pid, signal.SIGKILL)
 
     monkeypatch.setattr(Link, "say", and_die)
-    there = evolve(job(tmp_path / "killed", workers=2))
+    there = run_evolution(job(tmp_path / "killed", workers=2))
     failed = {r["key"]: r["generation"] for r in journal(there.folder) if r["problem"]}
     assert sorted(failed.values()) == [0, 1, 2] and not fatal
     monkeypatch.undo()
@@ -70,7 +70,7 @@ def test_a_killed_worker_costs_its_candidate(
         return {**found, "score": None, "problem": "as it was"} if key in failed else found
 
     monkeypatch.setattr(CandidateEvaluator, "measure", failing)
-    again = evolve(job(tmp_path / "again", workers=1))
+    again = run_evolution(job(tmp_path / "again", workers=1))
     assert champion(again.folder) == champion(there.folder)
 
 
@@ -85,9 +85,11 @@ def test_a_shutdown_that_reaches_the_workers_costs_no_candidate(tmp_path: Path) 
                 for number in (signal.SIGTERM, signal.SIGHUP):
                     os.kill(pid, number)
 
-    there = evolve(job(tmp_path / "signalled", workers=2), listen=watch)
+    there = run_evolution(job(tmp_path / "signalled", workers=2), listen=watch)
     assert len(signalled) >= 2 and not [r for r in journal(there.folder) if r["problem"]]
-    assert outcome(there.folder) == outcome(evolve(job(tmp_path / "alone", workers=1)).folder)
+    assert outcome(there.folder) == outcome(
+        run_evolution(job(tmp_path / "alone", workers=1)).folder
+    )
 
 
 def test_a_fitness_that_raises_in_a_worker_stops_it_at_once(
@@ -96,7 +98,7 @@ def test_a_fitness_that_raises_in_a_worker_stops_it_at_once(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "bad_score.py").write_text("def bad(model): raise KeyError('no')\n")
     with pytest.raises(PhaseFailed, match="no"):
-        evolve(job(tmp_path / "x", workers=2, data=[], fitness="bad_score:bad"))
+        run_evolution(job(tmp_path / "x", workers=2, data=[], fitness="bad_score:bad"))
 
 
 @pytest.mark.parametrize("executor", [RAY])
@@ -116,10 +118,10 @@ def test_a_cluster_that_goes_away_pauses_a_run_which_goes_on_to_the_same(
 
     work = job(tmp_path / "paused", workers=2, executor=executor)
     with pytest.raises(WorkersLost, match="the Ray cluster is gone") as caught:
-        evolve(work, listen=watch)
+        run_evolution(work, listen=watch)
     assert killed and caught.value.pauses and "resume" in caught.value.hint
-    again = evolve(work)  # on a new cluster
-    alone = evolve(job(tmp_path / "alone", workers=1))
+    again = run_evolution(work)  # on a new cluster
+    alone = run_evolution(job(tmp_path / "alone", workers=1))
     assert outcome(again.folder) == outcome(alone.folder)
 
 
@@ -137,33 +139,32 @@ def test_an_estimate_covers_the_whole_and_ends_in_it() -> None:
         last, none = estimate(every, [160, 80])
         assert last == pytest.approx(whole) and none == 0
     assert inside > 170 and min(wide) > 0
-    assert lost(-1.1, 1.0) and not lost(-0.9, 1.0) and not lost(1.0, 0.1)
+    assert has_lost(-1.1, 1.0) and not has_lost(-0.9, 1.0) and not has_lost(1.0, 0.1)
 
 
 def test_every_item_is_met_once(tmp_path: Path) -> None:
-    domains = job(tmp_path / "x", **MANY).inputs.splits["selection"]
+    domains = job(tmp_path / "x", **MANY).splits["selection"]
     for domain in domains:
         shares = shards(domain)
         assert sorted(i for share in shares for i in share) == list(range(len(domain.examples)))
         assert len(shares) == len(SHARES) and len(shares[0]) == round(len(domain.examples) / 8)
 
 
-def raced(folder: Path, **settings: Any) -> EvolutionRun:
+def raced(folder: Path, **settings: Any) -> EvolutionLoop:
     todo = job(folder, **MANY, racing=True, **settings)
-    material = prepare(todo.settings, todo.inputs, "cpu", folder)
-    return EvolutionRun(todo.settings, material, folder, seed=1)
+    return EvolutionLoop(todo)
 
 
 def test_who_finishes_has_the_score_of_all_items(tmp_path: Path) -> None:
     run = raced(tmp_path / "x")
-    fitness = run.material.fitness
+    fitness = run.evaluator.fitness
     assert isinstance(fitness, DomainFitness)
     keys = [c.key for c in run.search.survivors]
-    run.bench.fill(keys[0])
+    run.evaluator.fill(keys[0])
     assert fitness.race(None)[0] == pytest.approx(fitness.score().fitness)
     value, met, tokens = fitness.race(None)
     assert met is not None and tokens == fitness.tokens
-    best = run.bench.standing(keys[-1], 0.9)
+    best = run.evaluator.incumbent(keys[-1], 0.9)
     raised = Incumbent("", 0.9, best.right, [[x - 3.0 for x in row] for row in best.loss])
     value, met, tokens = fitness.race(raised)  # nobody catches up with this one
     assert met is None and tokens < fitness.tokens / 2 and value < 0.9
@@ -175,28 +176,28 @@ def test_who_finishes_has_the_score_of_all_items(tmp_path: Path) -> None:
 def test_the_estimate_of_the_difference_is_that_of_the_fitness(tmp_path: Path) -> None:
     """On domains where nobody is at a bound: there fitness is no sum any more."""
     run = raced(tmp_path / "x", data=[str(family() / f"{n}.jsonl") for n in ("twice", "next")])
-    fitness = run.material.fitness
+    fitness = run.evaluator.fitness
     assert isinstance(fitness, DomainFitness)
     scores = {}
     keys = [run.search.survivors[-1].key, run.search.population[0b101].key]
     for key in keys:
-        run.bench.fill(key)
+        run.evaluator.fill(key)
         scores[key] = fitness.score().fitness
-    best = run.bench.standing(keys[0], scores[keys[0]])
-    run.bench.fill(keys[1])
+    best = run.evaluator.incumbent(keys[0], scores[keys[0]])
+    run.evaluator.fill(keys[1])
     _, met, _ = fitness.race(None)
     assert met is not None
     ahead = sum(
-        a_nat * (sum(best.loss[d]) - sum(met[d].loss))
-        + an_answer * (sum(met[d].right) - sum(best.right[d]))
-        for d, (a_nat, an_answer) in enumerate(fitness.rates())
+        per_nat * (sum(best.loss[d]) - sum(met[d].loss))
+        + per_answer * (sum(met[d].right) - sum(best.right[d]))
+        for d, (per_nat, per_answer) in enumerate(fitness.rates())
     )
     assert ahead == pytest.approx(scores[keys[1]] - scores[keys[0]], abs=1e-6)
 
 
 def test_a_race_saves_tokens_and_resumes_to_the_same_bytes(tmp_path: Path) -> None:
-    full = evolve(job(tmp_path / "full", **MANY, generations=4))
-    whole = evolve(job(tmp_path / "raced", **MANY, generations=4, racing=True))
+    full = run_evolution(job(tmp_path / "full", **MANY, generations=4))
+    whole = run_evolution(job(tmp_path / "raced", **MANY, generations=4, racing=True))
     spent = [sum(r.get("tokens", 0) for r in journal(x.folder)) for x in (full, whole)]
     assert spent[1] < spent[0]
     dropped = {r["key"] for r in journal(whole.folder) if r.get("dropped")}
@@ -208,7 +209,7 @@ def test_a_race_saves_tokens_and_resumes_to_the_same_bytes(tmp_path: Path) -> No
         folder.mkdir()
         (folder / "evolution.json").write_bytes((whole.folder / "evolution.json").read_bytes())
         (folder / JOURNAL).write_bytes(b"".join(lines[:cut]))
-        evolve(job(folder, **MANY, generations=4, racing=True))
+        run_evolution(job(folder, **MANY, generations=4, racing=True))
         assert outcome(folder) == wanted
-    two = evolve(job(tmp_path / "two", **MANY, generations=4, racing=True, workers=2))
+    two = run_evolution(job(tmp_path / "two", **MANY, generations=4, racing=True, workers=2))
     assert outcome(two.folder) == wanted

@@ -16,9 +16,12 @@ from agent_forge.evals.domains import from_files, part
 from agent_forge.evals.model_under_test import open_model_under_test
 from agent_forge.evals.reopen import confirm
 from agent_forge.model.folder import open_model, open_weights
-from agent_forge.phases.phase2_evomerge import evolve as evolving
+from agent_forge.phases.phase2_evomerge import evolution
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
-from agent_forge.phases.phase2_evomerge.evolve import Evolved, Job, evolve, replay
+from agent_forge.phases.phase2_evomerge.evolution import EvolutionResult, run_evolution
+from agent_forge.phases.phase2_evomerge.inputs import locate_inputs, resume_inputs
+from agent_forge.phases.phase2_evomerge.journal import BEGUN
+from agent_forge.phases.phase2_evomerge.replay import replay
 from agent_forge.store import files
 from tests.support.evo_models import FEW, family
 
@@ -47,12 +50,14 @@ def tied(folder: Path, keep: bool = False) -> Path:
     return copied("add", folder, change, tie_word_embeddings=True)
 
 
-def evolved(parents: list[Path], folder: Path, base: Path | None = None, **more: Any) -> Evolved:
+def evolved(
+    parents: list[Path], folder: Path, base: Path | None = None, **more: Any
+) -> EvolutionResult:
     data = [str(family() / "add.jsonl"), str(family() / "twice.jsonl")]
     changes = {**FEW, "generations": 1, "strategy": "spec", "data": data, **more}
     settings = EvoMergeSettings.model_validate(changes)
     refs = [str(parent) for parent in parents]
-    return evolve(Job.of(settings, refs, str(base) if base else None, 1, folder))
+    return run_evolution(locate_inputs(settings, refs, str(base) if base else None, 1, folder))
 
 
 def bits(model: Path | str) -> float:
@@ -69,13 +74,13 @@ def test_heads_of_both_kinds(first: str, base: str | None, keep: bool, tmp_path:
     parents = [tied(tmp_path / "tied", keep), family() / "twice"]
     parents = parents if first == "tied" else parents[::-1]
     done = evolved(parents, tmp_path / "out", family() / base if base else None)
-    assert done.conclusion is not None
+    assert done.report is not None
     for parent in parents:
-        score = done.conclusion.rivals[parent.name].score
+        score = done.report.baselines[parent.name].score
         assert score.raw[BITS] == pytest.approx(bits(parent), rel=1e-5)
-    assert done.conclusion.champion.raw[BITS] == pytest.approx(bits(done.model_path), rel=1e-5)
+    assert done.report.champion.raw[BITS] == pytest.approx(bits(done.model_path), rel=1e-5)
     if base:
-        score = done.conclusion.rivals["base"].score
+        score = done.report.baselines["base"].score
         assert score.raw[BITS] == pytest.approx(bits(family() / base), rel=1e-5)
     config = json.loads((done.model_path / "config.json").read_text())
     assert not config["tie_word_embeddings"] and HEAD in open_weights(done.model_path)
@@ -89,9 +94,9 @@ def test_a_tied_base_of_untied_parents_and_the_reverse(tmp_path: Path) -> None:
     both = [tied(tmp_path / "t1"), copied("add", tmp_path / "t2", _moved, tie_word_embeddings=True)]
     for number, (parents, below) in enumerate(((untied, base), (both, family() / "base"))):
         done = evolved(parents, tmp_path / f"out{number}", below)
-        assert done.conclusion is not None
+        assert done.report is not None
         for parent in parents:
-            score = done.conclusion.rivals[parent.name].score
+            score = done.report.baselines[parent.name].score
             assert score.raw[BITS] == pytest.approx(bits(parent), rel=1e-5)
 
 
@@ -107,8 +112,8 @@ def test_a_base_of_another_type(tmp_path: Path) -> None:
     ]
     done = evolved(half, tmp_path / "out", family() / "base")
     assert {spec.dtype for spec in open_weights(done.model_path).specs.values()} == {torch.bfloat16}
-    assert done.conclusion is not None
-    assert done.conclusion.champion.raw[BITS] == pytest.approx(bits(done.model_path), rel=1e-5)
+    assert done.report is not None
+    assert done.report.champion.raw[BITS] == pytest.approx(bits(done.model_path), rel=1e-5)
 
 
 @pytest.mark.parametrize("fitness", ["", "tests.support.evo_models:largest"])
@@ -116,7 +121,7 @@ def test_a_champion_that_is_not_what_was_measured(
     fitness: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If what was written differs from what was measured, nothing is handed over."""
-    write = evolving.write
+    write = evolution.write
 
     def wrong(weights: Any, folder: Path, **options: Any) -> None:
         name = "model.norm.weight"
@@ -124,7 +129,7 @@ def test_a_champion_that_is_not_what_was_measured(
         weights._get = lambda n: right(n) * 1.5 if n == name else right(n)
         write(weights, folder, **options)
 
-    monkeypatch.setattr(evolving, "write", wrong)
+    monkeypatch.setattr(evolution, "write", wrong)
     parents = [family() / "add", family() / "twice"]
     with pytest.raises(PhaseFailed, match=r"does not (score|hold) "):
         evolved(parents, tmp_path / "out", **({"data": [], "fitness": fitness} if fitness else {}))
@@ -172,15 +177,15 @@ def test_a_folder_alone_runs_no_fitness(tmp_path: Path) -> None:
     fitness = f"touch {canary}"
     place = "tests.support.evo_models:largest"
     evolved([family() / "add", family() / "twice"], tmp_path / "out", data=[], fitness=place)
-    record = files.read_checked(tmp_path / "out" / evolving.BEGUN)
+    record = files.read_checked(tmp_path / "out" / BEGUN)
     record["settings"]["fitness"] = fitness
-    files.write_bytes(tmp_path / "out" / evolving.BEGUN, files.with_checksum(record))
+    files.write_bytes(tmp_path / "out" / BEGUN, files.with_checksum(record))
     with pytest.raises(ConfigError, match="runs a fitness of its own") as caught:
-        evolving.resumed(tmp_path / "out", 2, None)
+        resume_inputs(tmp_path / "out", 2, None)
     assert fitness in caught.value.hint and not canary.exists()
     with pytest.raises(ConfigError, match="runs a fitness of its own"):
-        evolving.resumed(tmp_path / "out", 2, None, ["fitness=another"])
-    job = evolving.resumed(tmp_path / "out", 2, None, [f"fitness={fitness}"])
+        resume_inputs(tmp_path / "out", 2, None, ["fitness=another"])
+    job = resume_inputs(tmp_path / "out", 2, None, [f"fitness={fitness}"])
     assert job.settings.fitness == fitness
 
 

@@ -1,4 +1,4 @@
-"""What a candidate is worth: one number from 0 to 1 and what it consists of.
+"""The fitness of a candidate: one number from 0 to 1 and the parts that it consists of.
 
     fitness = sum of weight * part; every part is in [0, 1] and means the same for every model
 
@@ -9,7 +9,7 @@
 
 Speed and memory are counted, not measured: a clock's noise must not choose the champion. Only a
 path has another shape than its parents; for all others they damp what the other parts say.
-Perplexity and accuracy are means over domains. Someone's own fitness takes the place of all that.
+Perplexity and accuracy are means over domains. A fitness of the user's own replaces all of that.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from agent_forge.errors import ConfigError, PhaseFailed
 from agent_forge.evals.domains import Domain, beyond_chance, evaluation_hash, perplexity_score
 from agent_forge.evals.likelihood import ItemScores
 from agent_forge.evals.model_under_test import ModelUnderTest, TokenizedDomain
-from agent_forge.phases.phase2_evomerge.racing import (
+from agent_forge.evals.racing import (
     SHARES,
     Incumbent,
     PartialResult,
-    ahead,
     estimate,
-    first,
-    joined,
-    lost,
+    first_examples,
+    gains_over,
+    has_lost,
+    join_shards,
     shards,
 )
 
@@ -66,10 +66,10 @@ class Score:
 
 
 class Fitness(Protocol):
-    """Scores whatever weights the network of the subject has at the moment."""
+    """Scores whatever weights the network has at the moment."""
 
     name: str  # of what is measured: the same for the same items and settings
-    tokens: int  # that a score takes; 0 where nobody knows
+    tokens: int  # that a score takes; 0 if unknown
 
     def score(self) -> Score: ...
 
@@ -79,28 +79,27 @@ class DomainFitness:
 
     def __init__(
         self,
-        subject: ModelUnderTest,
+        model_under_test: ModelUnderTest,
         domains: Sequence[Domain],
         weights: Mapping[str, float],
         floors: Mapping[str, float],
-        shares: Mapping[str, float] | None = None,
+        domain_weights: Mapping[str, float] | None = None,
         mixed: bool = False,
         racing: bool = False,
     ) -> None:
-        self.subject, self.domains = subject, list(domains)
+        self.model_under_test, self.domains = model_under_test, list(domains)
         # In one order, wherever they come from: another one would give other last bits.
         self.weights = {name: weights[name] for name in PARTS if weights.get(name)}
         self.floors = dict(floors)
-        self.shares = [(shares or {}).get(domain.name, 1.0) for domain in domains]
-        self.mixed = mixed
-        self.use(subject.model)
-        self.prepared: list[TokenizedDomain] = [subject.prepare(domain) for domain in domains]
+        self.shares = [(domain_weights or {}).get(domain.name, 1.0) for domain in domains]
+        self.mixed, self.racing = mixed, racing
+        self.use(model_under_test.model)
+        self.prepared = [model_under_test.prepare(domain) for domain in domains]
         self.tokens = sum(len(item.ids) for found in self.prepared for item in found.items)
-        self.racing = racing
-        self._rungs = [shards(domain) for domain in domains] if racing else []
-        self._raced = [
-            [_some(subject, domains[d], examples) for examples in shares]
-            for d, shares in enumerate(self._rungs)
+        self._shards = [shards(domain) for domain in domains] if racing else []
+        self._prepared_shards = [
+            [_prepare_some(model_under_test, domain, examples) for examples in domain_shards]
+            for domain, domain_shards in zip(domains, self._shards, strict=False)
         ]
         how: dict[str, Any] = {"weights": self.weights, "floors": self.floors}
         how |= {"racing": SHARES} if racing else {}  # other batches, so other last bits
@@ -108,100 +107,100 @@ class DomainFitness:
 
     def use(self, model: nn.Module, cost: float = 1.0, size: float = 1.0) -> None:
         """Measure what is in this network; its cost and bytes are multiples of the parents'."""
-        self.subject = replace(self.subject, model=model)
+        self.model_under_test = replace(self.model_under_test, model=model)
         self._shape = shape_parts(cost, size)
 
-    def outcomes(self) -> list[ItemScores]:
-        """What came out for every example, domain by domain."""
-        return [self._measured(prepared) for prepared in self.prepared]
+    def measure(self) -> list[ItemScores]:
+        """The scores of every example, domain by domain."""
+        return [self._measure(prepared) for prepared in self.prepared]
 
-    def _measured(self, prepared: TokenizedDomain) -> ItemScores:
-        device = next(self.subject.model.parameters()).device.type
+    def _measure(self, prepared: TokenizedDomain) -> ItemScores:
+        device = next(self.model_under_test.model.parameters()).device.type
         with torch.autocast(device, torch.bfloat16, enabled=self.mixed):
-            return self.subject.measure(prepared)
+            return self.model_under_test.measure(prepared)
 
     def score(self) -> Score:
-        return self.judge(self.outcomes())
+        return self.score_of(self.measure())
 
-    def glance(self) -> tuple[float, int]:
-        """Bits a byte on the first items of every domain, and the tokens that these have."""
-        found = [
-            (share, self._measured(prepared).bits_per_byte(size))
+    def first_bits(self) -> tuple[float, int]:
+        """Bits a byte on the first items of every domain, and the tokens of these items."""
+        bits = [
+            (share, self._measure(prepared).bits_per_byte(size))
             for share, (size, prepared) in zip(self.shares, self._first, strict=True)
         ]
-        return _mean(found), sum(prepared.tokens for _, prepared in self._first)
+        return _mean(bits), sum(prepared.tokens for _, prepared in self._first)
 
     @cached_property
     def _first(self) -> list[tuple[int, TokenizedDomain]]:
+        """The first items of every domain, with their bytes."""
         found = []
         for domain in self.domains:
-            chosen = tuple(domain.examples[i] for i in first(domain))
-            part = replace(domain, examples=chosen, tasks=(), writing=None)
-            found.append((sum(part.sizes), self.subject.prepare(part)))
+            examples = tuple(domain.examples[i] for i in first_examples(domain))
+            part = replace(domain, examples=examples, tasks=(), writing=None)
+            found.append((sum(part.sizes), self.model_under_test.prepare(part)))
         return found
 
     def bonus(self, shape: Mapping[str, float]) -> float:
-        """What a shape adds to the fitness, over that of the parents."""
-        known = self._known()
-        gains = (known.get(name, 0.0) * (part - 0.5) for name, part in shape.items())
-        return sum(gains) / sum(known.values())
+        """The fitness that a shape adds to that of the parents' shape."""
+        weights = self._used_weights()
+        gains = (weights.get(name, 0.0) * (part - 0.5) for name, part in shape.items())
+        return sum(gains) / sum(weights.values())
 
-    def _known(self) -> dict[str, float]:
-        """The weights of the parts that there are."""
+    def _used_weights(self) -> dict[str, float]:
+        """The weights of the parts that these domains have."""
         exact = any(domain.exact for domain in self.domains)
         return {name: w for name, w in self.weights.items() if name != "accuracy" or exact}
 
-    def race(self, against: Incumbent | None) -> tuple[float, list[ItemScores] | None, int]:
-        """Fitness, outcomes and tokens; of one that fell behind an estimate, and no outcomes."""
-        met: list[list[PartialResult]] = [[] for _ in self.domains]
+    def race(self, incumbent: Incumbent | None) -> tuple[float, list[ItemScores] | None, int]:
+        """Fitness, scores and tokens; if it fell behind, an estimate and None for the scores."""
+        results: list[list[PartialResult]] = [[] for _ in self.domains]
         totals, tokens, rates = [len(d.examples) for d in self.domains], 0, self.rates()
-        for rung in range(len(SHARES)):
-            for d, prepared in enumerate(raced[rung] for raced in self._raced):
+        for shard in range(len(SHARES)):
+            for d, prepared in enumerate(of_domain[shard] for of_domain in self._prepared_shards):
                 if prepared is not None:
-                    met[d].append((self._rungs[d][rung], self._measured(prepared)))
+                    results[d].append((self._shards[d][shard], self._measure(prepared)))
                     tokens += sum(len(item.ids) for item in prepared.items)
-            if against is not None and rung + 1 < len(SHARES):
-                gains = [ahead(m, d, against, *rates[d]) for d, m in enumerate(met)]
+            if incumbent is not None and shard + 1 < len(SHARES):
+                gains = [gains_over(incumbent, d, r, *rates[d]) for d, r in enumerate(results)]
                 value, error = estimate(gains, totals)
-                value += self.bonus(self._shape) - against.bonus
-                if lost(value, error):
-                    return against.fitness + value, None, tokens
-        outcomes = [joined(m, n) for m, n in zip(met, totals, strict=True)]
-        return self.judge(outcomes).fitness, outcomes, tokens
+                value += self.bonus(self._shape) - incumbent.bonus
+                if has_lost(value, error):
+                    return incumbent.fitness + value, None, tokens
+        scores = [join_shards(r, n) for r, n in zip(results, totals, strict=True)]
+        return self.score_of(scores).fitness, scores, tokens
 
     def rates(self) -> list[tuple[float, float]]:
-        """What a nat less and a right answer more add to the fitness, domain by domain."""
-        exact = [domain.exact for domain in self.domains]
-        known = self._known()
-        total = sum(known.values())
-        bits = known.get("perplexity", 0.0) / total / (sum(self.shares) or 1.0)
-        answers = sum(s for s, e in zip(self.shares, exact, strict=True) if e) or 1.0
-        right = known.get("accuracy", 0.0) / total / answers
+        """The fitness that a nat less and a right answer more add, domain by domain."""
+        weights = self._used_weights()
+        total = sum(weights.values())
+        bits = weights.get("perplexity", 0.0) / total / (sum(self.shares) or 1.0)
+        pairs = list(zip(self.shares, self.domains, strict=True))
+        answers = sum(share for share, domain in pairs if domain.exact) or 1.0
+        right = weights.get("accuracy", 0.0) / total / answers
         found = []
-        for share, d in zip(self.shares, self.domains, strict=True):
-            a_nat = bits / math.log(2) / sum(d.sizes) / d.unigram_bits if d.unigram_bits else 0.0
-            guessed = d.chance if d.exact else 1.0
-            an_answer = right / (1 - guessed) / len(d.examples) if guessed < 1 else 0.0
-            found.append((share * a_nat, share * an_answer))
+        for share, d in pairs:
+            per_nat = bits / math.log(2) / sum(d.sizes) / d.unigram_bits if d.unigram_bits else 0.0
+            chance = d.chance if d.exact else 1.0
+            per_answer = right / (1 - chance) / len(d.examples) if chance < 1 else 0.0
+            found.append((share * per_nat, share * per_answer))
         return found
 
-    def judge(self, outcomes: Sequence[ItemScores]) -> Score:
-        """The score that outcomes amount to. Below a floor there is nothing to gain elsewhere."""
+    def score_of(self, scores: Sequence[ItemScores]) -> Score:
+        """The score that items amount to. Below a floor there is nothing to gain elsewhere."""
         raw: dict[str, float] = {}
         perplexity, accuracy = [], []
-        for domain, share, outcome in zip(self.domains, self.shares, outcomes, strict=True):
-            bits = outcome.bits_per_byte(sum(domain.sizes))
+        for domain, share, items in zip(self.domains, self.shares, scores, strict=True):
+            bits = items.bits_per_byte(sum(domain.sizes))
             raw[f"{domain.name}/bits_per_byte"] = bits
             perplexity.append((share, perplexity_score(bits, domain.unigram_bits)))
             if domain.exact:
-                raw[f"{domain.name}/accuracy"] = outcome.accuracy
-                accuracy.append((share, beyond_chance(outcome.accuracy, domain.chance)))
+                raw[f"{domain.name}/accuracy"] = items.accuracy
+                accuracy.append((share, beyond_chance(items.accuracy, domain.chance)))
         parts = {**self._shape, "perplexity": _mean(perplexity)}
         if accuracy:
             parts["accuracy"] = _mean(accuracy)
-        weights = self._known()
-        total = sum(weights.values())
-        fitness = sum(weight * parts[name] for name, weight in weights.items()) / total
+        weights = self._used_weights()
+        fitness = sum(w * parts[name] for name, w in weights.items()) / sum(weights.values())
         if any(_misses(name, raw[name], floor) for name, floor in self.floors.items()):
             fitness = 0.0
         return Score(fitness, parts, raw)
@@ -211,14 +210,14 @@ def shape_parts(cost: float, size: float) -> dict[str, float]:
     return {"speed": 1 / (1 + cost), "memory": 1 / (1 + size)}
 
 
-def _some(
-    subject: ModelUnderTest, domain: Domain, examples: Sequence[int]
+def _prepare_some(
+    model_under_test: ModelUnderTest, domain: Domain, examples: Sequence[int]
 ) -> TokenizedDomain | None:
     if not examples:
         return None
     tasks = tuple(domain.tasks[i] for i in examples) if domain.tasks else ()
     chosen = tuple(domain.examples[i] for i in examples)
-    return subject.prepare(replace(domain, examples=chosen, tasks=tasks))
+    return model_under_test.prepare(replace(domain, examples=chosen, tasks=tasks))
 
 
 def _mean(shares: Sequence[tuple[float, float]]) -> float:
@@ -227,24 +226,24 @@ def _mean(shares: Sequence[tuple[float, float]]) -> float:
 
 
 def _misses(name: str, value: float, floor: float) -> bool:
-    """Whether a figure is worse than its floor: of bits fewer are better."""
+    """True if a value is worse than its floor: of bits fewer are better."""
     return value > floor if name.endswith("/bits_per_byte") else value < floor
 
 
 def is_function(fitness: str) -> bool:
-    """Whether someone's own fitness is a function; else it is a command, or there is none."""
+    """True for `module:function`; else the user's own fitness is a command, or there is none."""
     return ":" in fitness and " " not in fitness
 
 
 def function_of(place: str) -> Callable[[nn.Module], Any]:
-    """What `module:function` names."""
+    """The function that `module:function` names."""
     module, _, attribute = place.partition(":")
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.insert(0, here)  # as `python -m` has it; the command `forge` has not
     try:
         with contextlib.redirect_stdout(sys.stderr):  # stdout is for results
             found = getattr(importlib.import_module(module), attribute)
-    except (Exception, SystemExit) as error:  # someone's own module may do anything
+    except (Exception, SystemExit) as error:  # the user's module may do anything
         raise ConfigError(
             f"there is no fitness {place!r}: {type(error).__name__}: {error}",
             hint="give it as module:function; the module has to be importable from here",
@@ -255,7 +254,7 @@ def function_of(place: str) -> Callable[[nn.Module], Any]:
 
 
 class FunctionFitness:
-    """Someone's own `module:function`, which gets the model and returns a number."""
+    """The user's own `module:function`, which gets the model and returns a number."""
 
     tokens = 0
 
@@ -267,13 +266,13 @@ class FunctionFitness:
         try:
             with contextlib.redirect_stdout(sys.stderr):  # stdout is for results
                 value = self._function(self._model)
-        except (Exception, SystemExit) as error:  # someone's own code may raise anything
+        except (Exception, SystemExit) as error:  # the user's code may raise anything
             raise PhaseFailed(f"{self.name}: {type(error).__name__}: {error}") from error
-        return _own(value, self._sign, self.name)
+        return _own_score(value, self._sign, self.name)
 
 
 class CommandFitness:
-    """Someone's own command, which gets a model directory and prints a number last."""
+    """The user's own command, which gets a model directory and prints a number last."""
 
     tokens = 0
 
@@ -289,14 +288,14 @@ class CommandFitness:
         if words == self._words:
             words.append(str(folder))
         try:
-            code, out, told = _run(words)
+            code, out, errors = _run(words)
         except (OSError, subprocess.TimeoutExpired) as error:
             raise PhaseFailed(f"{self.name}: {error}") from error
         words = out.split()
         if code or not words:
-            said = told.strip().splitlines()[-1:] or ["nothing was printed"]
-            raise PhaseFailed(f"{self.name} ended with {code}: {said[0]}")
-        return _own(words[-1], self._sign, self.name)
+            last = errors.strip().splitlines()[-1:] or ["nothing was printed"]
+            raise PhaseFailed(f"{self.name} ended with {code}: {last[0]}")
+        return _own_score(words[-1], self._sign, self.name)
 
 
 def _run(words: Sequence[str]) -> tuple[int, str, str]:
@@ -305,14 +304,14 @@ def _run(words: Sequence[str]) -> tuple[int, str, str]:
     group = platform.new_group()
     with subprocess.Popen(words, stdout=pipe, stderr=pipe, text=True, **group) as process:
         try:
-            out, told = process.communicate(timeout=CUSTOM_SECONDS)
+            out, errors = process.communicate(timeout=CUSTOM_SECONDS)
         except BaseException:
             platform.kill_group(process)
             raise
-    return process.returncode, out, told
+    return process.returncode, out, errors
 
 
-def _own(value: Any, sign: int, name: str) -> Score:
+def _own_score(value: Any, sign: int, name: str) -> Score:
     try:
         number = float(value)
     except (TypeError, ValueError) as error:

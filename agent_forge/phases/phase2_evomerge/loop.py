@@ -1,0 +1,429 @@
+"""During an evolution: ask, make, measure, tell, advance. Killed, it goes on to the same bytes.
+
+The journal has a line for everything that was measured: candidates, distances, holdouts, and the
+clock's decision to stop. Whatever else there is follows from settings, seed, parents and journal,
+so going on means telling the search again what the journal says.
+
+    evolution.json                      what it was begun with (not in a run of the pipeline)
+    journal.jsonl                       what was measured, in order
+    evolution_checkpoint_gen_N.json     the state after generation N, for people and for --resume
+    gen_N_best_model/                   the champion of then; the last few are kept
+    weights/                            candidates that others are made from (can be made again)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import torch
+
+from agent_forge.errors import ForgeError, Interrupted, NotFinite, PhaseFailed, WorkersLost
+from agent_forge.evals.racing import Incumbent
+from agent_forge.merge.output import write
+from agent_forge.phases.phase2_evomerge.candidate_weights import CandidateWeights
+from agent_forge.phases.phase2_evomerge.evaluator import CandidateEvaluator, Limits, decode_sample
+from agent_forge.phases.phase2_evomerge.inputs import EvolutionInputs
+from agent_forge.phases.phase2_evomerge.journal import (
+    CACHE,
+    CACHED,
+    WEIGHTS,
+    EvolutionJournal,
+    read_cache,
+)
+from agent_forge.phases.phase2_evomerge.parallel import ParallelEvaluator
+from agent_forge.search import strategy
+from agent_forge.search.candidate import SHORT, Candidate
+from agent_forge.store import files
+
+log = logging.getLogger(__name__)
+Listener = Callable[[dict[str, Any]], None]
+# Settings that change nothing in the result. The names of the fitness tell the items.
+WITHOUT_EFFECT = {
+    *("enabled", "gate_policy", "gates", "checkpoint_every_steps", "enable_caching", "data"),
+    *("checkpoint_every", "keep_best_models", "time_budget_minutes", "generations", "split_by"),
+    *("verdict_items", "max_evaluations", "workers", "executor", "cluster"),
+}
+
+
+class EvolutionLoop:
+    """One evolution in the folder of its inputs."""
+
+    def __init__(
+        self,
+        inputs: EvolutionInputs,
+        device: str = "cpu",
+        *,
+        listen: Listener = lambda record: None,
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.inputs, self.settings, self.folder = inputs, inputs.settings, inputs.folder
+        self.listen, self.should_stop = listen, should_stop
+        self.cache_hits = 0
+        self.seconds = {"merge": 0.0, "evaluation": 0.0, "all": 0.0}
+        self.weights = CandidateWeights(inputs.parents, inputs.base, {}, self.folder / WEIGHTS)
+        self.search = strategy.begin(
+            self.settings,
+            parents=len(inputs.parents),
+            groups=self.weights.groups.names,
+            layers=self.weights.layers,
+            seed=inputs.seed,
+        )
+        self.weights.known = self.search.candidates
+        self._cache = self.folder / CACHE if self.settings.enable_caching else None
+        self.evaluator = CandidateEvaluator(inputs, self.weights, read_cache(self._cache), device)
+        self.fingerprint = self._fingerprint()
+        self.journal = EvolutionJournal(self.folder, inputs.models, self.fingerprint)
+        self._parallel = ParallelEvaluator.of(inputs, device)
+        self._items: dict[str, Any] = {}  # of this generation's candidates and the champion
+        self._samples: dict[str, np.ndarray] = {}  # of the weights of this generation's candidates
+        self._incumbents: dict[str, Incumbent] = {}  # the last champions
+        self._count = 0  # candidates measured in this attempt
+        self._began = time.monotonic()
+        self._seconds_before = float(self.journal.latest("elapsed"))
+
+    def _fingerprint(self) -> str:
+        """sha256 of all that the result depends on; a setting at its default can be a new one."""
+        free = WITHOUT_EFFECT | self.settings.unused
+        free |= set() if self.settings.layer_paths else {"layer_paths", "path_gate"}
+        holdout = self.evaluator.holdout
+        content = {
+            "settings": self.settings.model_dump(mode="json", exclude=free, exclude_defaults=True),
+            "models": self.inputs.hashes,
+            "fitness": [self.evaluator.fitness.name, holdout.name if holdout else ""],
+            "seed": self.inputs.seed,
+        }
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+    @property
+    def champion(self) -> Candidate:
+        """The best candidate; without any the evolution has failed."""
+        if self.search.champion is None:
+            hint = "the journal says why"
+            raise PhaseFailed("no candidate could be measured", hint=hint)
+        return self.search.champion
+
+    @property
+    def reason(self) -> str:
+        """Why the evolution ended."""
+        return self.search.finished or "time budget"
+
+    # -- the loop ---------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Evolve until the search is finished or the time is over."""
+        threads = torch.get_num_threads()
+        torch.set_num_threads(self.settings.worker_threads)
+        try:
+            self.journal.begin()
+            self._run()
+        finally:
+            torch.set_num_threads(threads)
+            if self._parallel is not None:
+                self._parallel.close()
+
+    def _run(self) -> None:
+        began, reached = time.monotonic(), self.journal.latest("generation")
+        while self.search.finished is None:
+            self._measure_generation()
+            self._tell_distances()
+            self._tell_holdout()
+            generation = self.search.generation
+            self.search.advance()
+            self.search.history[-1]["tokens"] = self.journal.tokens(generation)
+            if generation >= reached - 1:  # of those before it only the journal is needed
+                with self._timed("merge"):
+                    self.weights.keep(self._needed())
+                self._checkpoint(generation)
+            self._samples.clear()
+            best = {entry["champion"] for entry in self.search.history[-2:]}
+            self._items = {k: v for k, v in self._items.items() if k in best}
+            self._incumbents = {k: v for k, v in self._incumbents.items() if k in best}
+            self.seconds["all"] = time.monotonic() - began
+            self.listen(self._generation_record())
+            if generation >= reached and self._time_is_over(generation):
+                break
+
+    @contextmanager
+    def _timed(self, part: str) -> Iterator[None]:
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[part] += time.perf_counter() - began
+
+    def _generation_record(self) -> dict[str, Any]:
+        """The last generation, for whoever listens."""
+        entry = self.search.history[-1]
+        floors = self.settings.fitness_floors
+        if not entry["generation"] and floors and entry["best"] == 0:
+            log.warning(
+                "no model of generation 0 meets fitness_floors (%s): all have the fitness 0",
+                ", ".join(f"{name} {floor:g}" for name, floor in floors.items()),
+            )
+        champion = self.search.candidates[entry["champion"]] if entry["champion"] else None
+        return {
+            **entry,
+            "event": "generation",
+            "generations": self.settings.generations,
+            "origin": champion.origin if champion else "none",
+            "cache_hits": self.cache_hits,
+            "seconds": dict(self.seconds),
+        }
+
+    def proceed(self, where: str) -> None:
+        """Before each piece of work: stop here if that was asked for, or if it cannot go on."""
+        if self.should_stop():
+            raise Interrupted(f"stopped {where}")
+        self.journal.require_files()
+
+    # -- candidates -------------------------------------------------------------------------------
+
+    def _measure_generation(self) -> None:
+        """Measure until nothing is pending: a duplicate brings a variant to be measured."""
+        seen: dict[str, str] = {}  # sha256 -> the first candidate that has these weights
+        for survivor in self.search.survivors:
+            if self.search.generation and (record := self._candidate_record(survivor.key)):
+                seen.setdefault(record["sha256"], survivor.key)
+        while pending := self.search.pending:
+            candidate = pending[0]
+            record = self._candidate_record(candidate.key) or self._measure(pending)
+            score = record["score"]
+            fitness = -math.inf if score is None else score["fitness"]
+            wanted = candidate.key == self.search.gradient_of
+            gradient = self._gradient(candidate.key) if wanted else None
+            only_gradient = candidate.key in self.search.scores
+            objectives = _objectives(score)
+            self.search.tell(candidate.key, fitness, objectives=objectives, gradient=gradient)
+            if only_gradient:
+                continue
+            twin = seen.setdefault(record["sha256"] or candidate.key, candidate.key)
+            if twin != candidate.key and candidate.kind != "parent":
+                self.search.tell_duplicates([twin, candidate.key])
+
+    def _candidate_record(self, key: str) -> dict[str, Any] | None:
+        return self.journal.find("candidate", key=key)
+
+    def _measure(self, pending: Sequence[Candidate]) -> dict[str, Any]:
+        """Measure the first of these; one that fails costs itself and nothing else."""
+        self.proceed("between two candidates")
+        candidate = pending[0]
+        try:
+            result = self._evaluate(pending)
+        except (ForgeError, OSError):
+            self.journal.require_files()  # if something is not, that is why
+            raise
+        self.journal.require_files()
+        if result["problem"] and candidate.kind == "parent":
+            error = WorkersLost if "died" in result else PhaseFailed
+            problem = f"{candidate.origin} cannot be measured: {result['problem']}"
+            raise error(problem, hint="try the fitness on that model alone first")
+        if result["problem"]:
+            level = logging.INFO if result["dropped"] else logging.WARNING
+            log.log(level, "candidate %s is out: %s", candidate.key[:SHORT], result["problem"])
+        elif result["hit"]:
+            self.cache_hits += 1
+        elif self._cache is not None:
+            line = {"place": result["place"], **{name: result[name] for name in CACHED}}
+            files.append(self._cache, json.dumps(line).encode() + b"\n")
+        self._count += 1
+        for part in ("merge", "evaluation"):
+            self.seconds[part] += result[part]
+        if result["sample"]:
+            self._samples[candidate.key] = decode_sample(result)
+        if result["outcomes"]:
+            self._items[candidate.key] = result["outcomes"]
+        record = self.journal.write(
+            "candidate",
+            key=candidate.key,
+            generation=self.search.generation,
+            origin=candidate.origin,
+            **{name: result[name] for name in ("sha256", "score", "problem", "tokens", "cpu")},
+            **({"dropped": True} if result["dropped"] else {}),
+            elapsed=round(self._elapsed(), 3),
+            operation=dict(candidate.operation),
+            inputs=list(candidate.inputs),
+        )
+        seconds = result["merge"] + result["evaluation"]
+        self.listen({"event": "candidate", "seconds": seconds, **record})
+        return record
+
+    def _evaluate(self, pending: Sequence[Candidate]) -> dict[str, Any]:
+        """The result of the first of these, from this process or from a worker."""
+        new = [c.key for c in pending if not self._candidate_record(c.key)]
+        limits = {key: self._limits(key) for key in new}
+        if self._parallel is not None:
+            spent = self.seconds["merge"] + self.seconds["evaluation"]
+            generations = self.settings.generations - self.search.generation
+            left = generations * self.settings.population_size
+            if self._parallel.pays_off(left * spent / self._count if self._count else 0.0):
+                return self._parallel.measure(self.search.candidates, limits)
+        return self.evaluator.measure(new[0], limits[new[0]])
+
+    def _limits(self, key: str) -> Limits:
+        """What a candidate has to beat: the champion when its generation began, or the average."""
+        born = self.search.born(key)
+        champion = self.search.history[born - 1]["champion"] if born else None
+        gate = None
+        if self.search.candidates[key].kind == "path":
+            candidates = self.search.candidates.values()
+            average = next(c.key for c in candidates if c.kind == "average")
+            gate = self.settings.path_gate * self._first_bits(champion or average)
+        if not self.settings.racing or champion is None:
+            return None, gate
+        if champion not in self._incumbents:
+            fitness, items = self.search.scores[champion], self._items.get(champion)
+            self._incumbents[champion] = self.evaluator.incumbent(champion, fitness, items)
+        return self._incumbents[champion], gate
+
+    def _first_bits(self, key: str) -> float:
+        record = self.journal.find("gate", key=key)
+        if record is None:
+            bits, tokens = self.evaluator.first_bits(key)
+            where = {"key": key, "generation": self.search.generation}
+            record = self.journal.write("gate", **where, bits_per_byte=bits, tokens=tokens)
+        return float(record["bits_per_byte"])
+
+    def _gradient(self, key: str) -> dict[str, list[float]]:
+        """By every coefficient, on the items whose turn it is; {} if there is none."""
+        turn = len(self.search.gradients)
+        record = self.journal.find("gradient", turn=turn, key=key)
+        if record is None:
+            self.proceed("before a gradient")
+            rows: dict[str, list[float]] = {}
+            tokens, began = 0, time.process_time()
+            try:
+                with self._timed("evaluation"):
+                    turns = self.settings.gradient_turns
+                    rows, tokens = self.evaluator.gradient(key, turns, turn)
+            except (NotFinite, RuntimeError, MemoryError) as error:
+                log.warning("candidate %s has no gradient: %s", key[:SHORT], error)
+            cpu = round(time.process_time() - began, 4)
+            where = {"turn": turn, "key": key, "generation": self.search.generation}
+            record = self.journal.write("gradient", **where, rows=rows, tokens=tokens, cpu=cpu)
+        return dict(record["rows"])
+
+    # -- generations ------------------------------------------------------------------------------
+
+    def _tell_distances(self) -> None:
+        generation, scores = self.search.generation, self.search.scores
+        shaped = [c for c in self.search.population if c.kind != "path"]
+        alive = [c.key for c in shaped if scores.get(c.key, -math.inf) > -math.inf]
+        record = self.journal.find("distances", generation=generation, among=len(alive))
+        if record is None:
+            parents = [c.key for c in self.search.candidates.values() if c.kind == "parent"]
+            matrix = self._distances(alive)
+            first = self.journal.find("distances", generation=0)
+            record = self.journal.write(
+                "distances",
+                generation=generation,
+                among=len(alive),
+                mean=_mean_distance(matrix),
+                parents=first["parents"] if first else _mean_distance(self._distances(parents)),
+                matrix=matrix.round(6).tolist() if not generation else [],
+                keys=alive if not generation else [],
+            )
+        self.search.tell_distances(record["mean"], record["parents"])
+
+    def _distances(self, keys: Sequence[str]) -> np.ndarray:
+        """Between every two candidates, on a sample of their weights."""
+        samples = self._samples
+        with self._timed("merge"):
+            for key in keys:
+                if key not in samples:
+                    samples[key] = self.weights.sample(key)
+        matrix = np.zeros((len(keys), len(keys)))
+        for i, j in combinations(range(len(keys)), 2):
+            distance = float(np.linalg.norm(samples[keys[i]] - samples[keys[j]]))
+            matrix[i, j] = matrix[j, i] = distance
+        return matrix
+
+    def _tell_holdout(self) -> None:
+        """The champion on items that the search does not see: they decide when to stop."""
+        champion, holdout = self.search.champion, self.evaluator.holdout
+        if holdout is None or champion is None:
+            return
+        record = self.journal.find("holdout", key=champion.key)
+        if record is None:
+            with self._timed("evaluation"):
+                self.evaluator.fill(champion.key)
+                score = holdout.score()
+            record = self.journal.write("holdout", key=champion.key, fitness=score.fitness)
+        fitness = self.search.scores[champion.key]
+        self.search.tell(champion.key, fitness, holdout=record["fitness"])
+
+    def _needed(self) -> list[str]:
+        """What the open generation is made from and could not be made from that: merges first."""
+        if self.search.finished:
+            return [self.search.champion.key] if self.search.champion else []
+        parents = {c.key for c in self.search.candidates.values() if c.kind == "parent"}
+        merges = [c for c in self.search.population if c.kind == "merge"]
+        merged = [c.key for c in merges if not parents.issuperset(c.inputs)]
+        return merged + [c.inputs[0] if c.kind == "path" else c.key for c in self.search.survivors]
+
+    def _time_is_over(self, generation: int) -> bool:
+        """True if the clock ends it here: once written down, that stays so for this budget."""
+        budget = self.settings.time_budget_minutes
+        decision = {"generation": generation, "budget": budget}
+        if self.journal.find("stopped", **decision):
+            return True
+        if not budget or self.search.finished or self._elapsed() <= 60 * budget:
+            return False
+        self.journal.write("stopped", **decision)
+        return True
+
+    def _elapsed(self) -> float:
+        """Seconds that all attempts took until here."""
+        return self._seconds_before + time.monotonic() - self._began
+
+    def _checkpoint(self, generation: int) -> None:
+        """Write a small readable file after every generation; older ones are of no more use."""
+        self.journal.require_files()
+        champion = self.search.champion
+        content = {
+            "fingerprint": self.fingerprint,
+            "generation": generation,
+            "champion": champion and champion.key,
+            "history": self.search.history,
+            "combo_usage": self.search.combo_usage,
+            "state": self.search.state(),
+        }
+        path = self.folder / f"evolution_checkpoint_gen_{generation}.json"
+        files.write_bytes(path, files.with_checksum(content))
+        if generation % self.settings.checkpoint_every == 0 and champion is not None:
+            self._save_best(generation, champion.key)
+        for old in self.folder.glob("evolution_checkpoint_gen_*.json"):
+            number = int(old.stem.rpartition("_")[2])
+            if number < generation and number % self.settings.checkpoint_every:
+                files.remove(old)
+
+    def _save_best(self, generation: int, key: str) -> None:
+        """Write the champion of now as a model directory; the last few of them are kept."""
+        folder = self.folder / f"gen_{generation}_best_model"
+        if not folder.exists():
+            write(self.weights.weights(key), folder)
+        saved = self.folder.glob("gen_*_best_model")
+        by_generation = sorted(saved, key=lambda folder: int(folder.name.split("_")[1]))
+        for old in by_generation[: -self.settings.keep_best_models]:
+            files.remove_tree(old, self.folder)
+
+
+def _objectives(score: dict[str, Any] | None) -> dict[str, float]:
+    """One number a domain, the fewer bits a byte the better."""
+    suffix = "/bits_per_byte"
+    raw = {} if score is None else score["raw"]
+    return {k.removesuffix(suffix): -v for k, v in raw.items() if k.endswith(suffix)}
+
+
+def _mean_distance(matrix: np.ndarray) -> float:
+    """The mean over pairs."""
+    n = len(matrix)
+    return float(matrix.sum() / (n * (n - 1))) if n > 1 else 0.0

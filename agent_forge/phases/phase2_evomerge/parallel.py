@@ -1,0 +1,149 @@
+"""Workers that measure candidates at the same time, each with an evaluator of its own.
+
+They get all that is pending at once and hand it back one by one, in the order in which it was
+asked for, so the search cannot tell how many they are. A worker that dies costs its candidate.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+from agent_forge.config.load import validate
+from agent_forge.errors import PhaseFailed, WorkersLost
+from agent_forge.phases.phase2_evomerge.candidate_weights import CandidateWeights
+from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
+from agent_forge.phases.phase2_evomerge.evaluator import (
+    EMPTY_RESULT,
+    CandidateEvaluator,
+    Limits,
+    worker_task,
+)
+from agent_forge.phases.phase2_evomerge.inputs import (
+    EvolutionInputs,
+    open_models,
+    portable_settings,
+    split_items,
+)
+from agent_forge.phases.phase2_evomerge.journal import CACHE, WEIGHTS, read_cache
+from agent_forge.search.candidate import Candidate
+from agent_forge.store import files
+from agent_forge.workers import Failure, Pool, open_pool
+from agent_forge.workers.worker import Work
+
+SCRATCH = "workers"  # below the weights of an evolution: theirs while they work
+OWN_BYTES = 500_000_000  # of a worker, beside its network and what it merges
+COPIES = 3  # of a network in single precision, at most, while one is merged
+WORTH_S = 30.0  # of serial work: below it workers are not started unless they were asked for
+
+
+class ParallelEvaluator:
+    """Measures candidates by workers, which are started with the first task."""
+
+    def __init__(self, inputs: EvolutionInputs, device: str, count: int, devices: int) -> None:
+        self._inputs, self._device, self._count, self._devices = inputs, device, count, devices
+        self._pool: Pool | None = None
+        self._submitted: list[str] = []  # the keys of all tasks
+        self._results: dict[str, dict[str, Any]] = {}  # not asked for yet
+
+    @classmethod
+    def of(cls, inputs: EvolutionInputs, device: str) -> ParallelEvaluator | None:
+        """The workers that the settings ask for; None if this process is to measure alone."""
+        settings = inputs.settings
+        devices = torch.cuda.device_count() if device.startswith("cuda") else 0
+        count = settings.workers or devices or _workers_that_fit(inputs)
+        if settings.executor == "local" and count == 1:
+            return None
+        return cls(inputs, device, count, devices)
+
+    def pays_off(self, serial_seconds: float) -> bool:
+        """True if workers are to be used for this much serial work."""
+        settings = self._inputs.settings
+        asked_for = settings.workers > 0 or settings.executor != "local"
+        return bool(self._pool) or asked_for or serial_seconds > WORTH_S
+
+    def start(self) -> Pool:
+        settings, folder = self._inputs.settings, self._inputs.folder
+        scratch = folder / WEIGHTS / SCRATCH
+        if scratch.exists():  # of a run that was killed
+            files.remove_tree(scratch, folder)
+        arguments = {
+            "settings": {**portable_settings(settings), "verdict_items": 1},  # no worker reads them
+            "parents": list(self._inputs.parent_refs),
+            "base": self._inputs.base_ref,
+            "device": self._device,
+            "folder": str(folder.resolve()),
+        }
+        return open_pool(
+            "processes" if settings.executor == "local" else "ray",
+            self._count,
+            f"{__name__}:start_worker",
+            arguments,
+            threads=settings.worker_threads,
+            devices=self._devices,
+            address=settings.cluster or None,
+        )
+
+    def measure(
+        self, candidates: Mapping[str, Candidate], pending: Mapping[str, Limits]
+    ) -> dict[str, Any]:
+        """The result of the first that is pending; the others are under way."""
+        if self._pool is None:
+            self._pool = self.start()
+        for key, limits in pending.items():
+            if key not in self._submitted:
+                self._pool.submit(len(self._submitted), worker_task(candidates, key, limits))
+                self._submitted.append(key)
+        first = next(iter(pending))
+        while first not in self._results:
+            number, result = next(self._pool.results())
+            self._results[self._submitted[number]] = _checked(result)
+        return self._results.pop(first)
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None
+
+
+def _checked(result: Any) -> dict[str, Any]:
+    """The result of a worker; if it died, the result of a candidate that failed."""
+    if isinstance(result, Failure):
+        if result.kind == "raised":
+            raise PhaseFailed(f"a worker failed: {result.message}")
+        return {**EMPTY_RESULT, "problem": f"its worker {result.kind}", "died": True}
+    if "paused" in result:
+        raise WorkersLost(f"a worker had to stop: {result['paused']}", hint="resume the run")
+    return dict(result)
+
+
+def _workers_that_fit(inputs: EvolutionInputs) -> int:
+    """One for every core that its threads can have, as far as there is memory."""
+    cores = (os.cpu_count() or 1) // inputs.settings.worker_threads
+    model = 4 * COPIES * inputs.nbytes // (2 * len(inputs.parents))  # stored in 16 bits or more
+    memory = psutil.virtual_memory().available // (model + OWN_BYTES)
+    return max(1, min(cores, memory))
+
+
+def start_worker(
+    settings: dict[str, Any], parents: list[str], base: str | None, device: str, folder: str
+) -> Work:
+    """The function that measures in a worker; it opens the models for itself, once."""
+    checked = validate(EvoMergeSettings, settings, "the evolution")
+    place = Path(folder)
+    scratch = place / WEIGHTS / SCRATCH
+    for made in (scratch.parent, scratch):  # not the evolution's own: if it is gone, that is it
+        made.mkdir(exist_ok=True)
+    own = Path(tempfile.mkdtemp(dir=scratch))
+    models = open_models(parents, base)
+    splits = split_items(checked)
+    inputs = EvolutionInputs(checked, tuple(parents), base, *models, splits, own)
+    weights = CandidateWeights(*models, {}, own, place / WEIGHTS)
+    cache = read_cache(place / CACHE if checked.enable_caching else None)
+    return CandidateEvaluator(inputs, weights, cache, device).work

@@ -1,0 +1,275 @@
+"""After an evolution: the verdict on unseen items, and what is written beside the champion."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from agent_forge.errors import PhaseFailed
+from agent_forge.evals.comparison import Comparison, PairedScores, compare_scores
+from agent_forge.evals.domains import Domain, copies_told
+from agent_forge.evals.fitness import DomainFitness, Score
+from agent_forge.evals.likelihood import ItemScores
+from agent_forge.evals.model_under_test import ModelUnderTest
+from agent_forge.evals.reopen import confirm
+from agent_forge.model.folder import open_model, open_weights
+from agent_forge.model.weights import Weights
+from agent_forge.phases.phase2_evomerge.inputs import MODEL_NAMES
+from agent_forge.phases.phase2_evomerge.loop import EvolutionLoop
+from agent_forge.search.candidate import lineage
+from agent_forge.store import files
+
+CONFIRMED = 8  # items of each domain that the written champion is measured on again
+REASONS = {"converged": "threshold_met", "generations": "max_generations"}  # as the guide has it
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """A model that the champion is compared with."""
+
+    score: Score
+    comparison: Comparison
+
+    def sentence(self) -> str:
+        """The champion's gain over it in words."""
+        return self.comparison.overall.sentence("it")
+
+
+@dataclass(frozen=True)
+class EvolutionReport:
+    """How the champion does on items that the search never saw."""
+
+    champion: Score
+    baselines: dict[str, Baseline]
+    best_parent: str
+    perplexity: float  # of the champion, a token
+    retention: dict[str, float] = field(default_factory=dict)
+    items: tuple[ItemScores, ...] = ()  # of the champion, by domain
+
+    def sentences(self) -> list[str]:
+        """The result in words, the best parent first."""
+        names = [self.best_parent, *(n for n in self.baselines if n != self.best_parent)]
+        return [
+            f"{'best parent, ' if name == self.best_parent else ''}{name}: "
+            + self.baselines[name].sentence()
+            + worse_domains(self.baselines[name].comparison)
+            for name in names
+        ]
+
+    def scores(self) -> dict[str, Score]:
+        """The score of every model, the champion's first."""
+        return {MODEL_NAMES[0]: self.champion} | {n: b.score for n, b in self.baselines.items()}
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "champion": asdict(self.champion),
+            "best_parent": self.best_parent,
+            "perplexity": self.perplexity,
+            "retention": self.retention,
+            "rivals": {name: asdict(baseline) for name, baseline in self.baselines.items()},
+            "sentences": self.sentences(),
+        }
+
+    def table(self) -> list[str]:
+        """The measured values of every model, as Markdown."""
+        columns = list(self.champion.raw)
+        lines = [
+            f"| model | fitness | {' | '.join(columns)} |",
+            "|---|---|" + "---|" * len(columns),
+        ]
+        for name, score in self.scores().items():
+            values = [score.fitness, *(score.raw[column] for column in columns)]
+            lines.append(f"| {name} | {' | '.join(f'{value:.4f}' for value in values)} |")
+        return lines
+
+
+def worse_domains(comparison: Comparison) -> str:
+    """The domains in which a model is worse, though it need not be so over all."""
+    if len(comparison.domains) < 2:
+        return ""
+    short = {domain.name: domain.sentence("it").split(" (")[0] for domain in comparison.domains}
+    return "".join(f"; on {name} {text}" for name, text in short.items() if text[:5] == "worse")
+
+
+# -- the verdict ----------------------------------------------------------------------------------
+
+
+def measure_verdict(loop: EvolutionLoop) -> EvolutionReport | None:
+    """Compare champion and baselines on the untouched items; None if there are no such items."""
+    if not loop.inputs.splits:
+        return None
+    domains, names, s = loop.inputs.splits["verdict"], loop.inputs.names, loop.settings
+    weights = s.fitness_weights, s.fitness_floors, s.domain_weights
+    fitness = DomainFitness(loop.evaluator.model_under_test, domains, *weights)
+    items: dict[str, list[ItemScores]] = {}
+    scores: dict[str, Score] = {}
+    for name, model in {MODEL_NAMES[0]: loop.champion.key, **_baselines(loop)}.items():
+        loop.proceed("during the verdict")
+        _use(fitness, loop, model)
+        loop.listen({"event": "verdict", "model": name})
+        items[name] = fitness.measure()
+        scores[name] = fitness.score_of(items[name])
+    loop.journal.require_files()
+    own, own_score = items.pop(MODEL_NAMES[0]), scores.pop(MODEL_NAMES[0])
+    baselines = {n: Baseline(scores[n], _compare(domains, its, own)) for n, its in items.items()}
+    best = max(names, key=lambda name: scores[name].quality)
+    nats = sum(sum(o.loss) for o in own) / sum(sum(o.tokens) for o in own)
+    kept = _retention(own_score, [scores[name] for name in names])
+    perplexity = math.exp(min(700, nats))
+    return EvolutionReport(own_score, baselines, best, perplexity, kept, tuple(own))
+
+
+def _use(fitness: DomainFitness, loop: EvolutionLoop, model: str | Weights) -> None:
+    """Put a candidate, or a model that is none, into the network that the fitness measures."""
+    if isinstance(model, str):
+        loop.evaluator.fill(model)
+        fitness.use(loop.evaluator.model, *loop.weights.size(model))
+        return
+    network = loop.evaluator.model_under_test.model
+    fitness.use(network)
+    state = network.state_dict()
+    for tensor in loop.weights.specs:
+        state[tensor].copy_(model[tensor])
+
+
+def _baselines(loop: EvolutionLoop) -> dict[str, str | Weights]:
+    """What the champion has to beat: parents, average, best combo, base, and joint training."""
+    candidates, scores, inputs = loop.search.candidates, loop.search.scores, loop.inputs
+    parents = [key for key, c in candidates.items() if c.kind == "parent"]
+    combos = [c.key for c in candidates.values() if c.origin.startswith("combo ")]
+    measured = [key for key in combos if math.isfinite(scores.get(key, math.nan))]
+    found: dict[str, str | Weights] = dict(zip(inputs.names, parents, strict=True))
+    _, average, combo, base, joint = MODEL_NAMES
+    found[average] = next(key for key, c in candidates.items() if c.kind == "average")
+    if measured:
+        found[combo] = max(measured, key=lambda key: scores[key])
+    if inputs.base is not None:
+        found[base] = inputs.base
+    if inputs.control_ref is not None:
+        found[joint] = open_weights(inputs.control_ref)
+    return found
+
+
+def _compare(
+    domains: Sequence[Domain], reference: Sequence[ItemScores], own: Sequence[ItemScores]
+) -> Comparison:
+    both = zip(domains, reference, own, strict=True)
+    return compare_scores([PairedScores(d.name, a, b, d.sizes, d.exact) for d, a, b in both])
+
+
+def _retention(own: Score, parents: Sequence[Score]) -> dict[str, float]:
+    """Accuracy of the champion over that of the best parent, for every domain."""
+    found = {}
+    for name, value in own.raw.items():
+        best = max(parent.raw[name] for parent in parents)
+        if name.endswith("/accuracy") and best > 0:
+            found[name.removesuffix("/accuracy")] = value / best
+    return found
+
+
+def confirm_champion(folder: Path, loop: EvolutionLoop, report: EvolutionReport | None) -> None:
+    """The file has to score what the verdict says; without a verdict, to hold what was measured."""
+    if report is None:  # a fitness of the user's own may take hours, so the weights are compared
+        loop.evaluator.fill(loop.champion.key)
+        state = open_model(folder)[0].state_dict()
+        for name, tensor in loop.evaluator.model.state_dict().items():
+            if not torch.equal(tensor.cpu().float(), state[name].float()):
+                raise PhaseFailed(f"{folder} does not hold the weights that were measured: {name}")
+        return
+    few = [
+        replace(d, examples=d.examples[:CONFIRMED], tasks=d.tasks[:CONFIRMED], writing=None)
+        for d in loop.inputs.splits["verdict"]
+    ]
+    recorded = [
+        loss for d, o in zip(few, report.items, strict=True) for loss in o.loss[: len(d.examples)]
+    ]
+
+    def measure(model: ModelUnderTest) -> list[float]:
+        return [loss for d in few for loss in model.measure(model.prepare(d)).loss]
+
+    confirm(folder, measure, recorded)
+
+
+# -- what is told ---------------------------------------------------------------------------------
+
+
+def summary(loop: EvolutionLoop) -> dict[str, Any]:
+    """The specification's figures of an evolution, on what the search saw."""
+    search, champion = loop.search, loop.champion
+    end = search.scores[champion.key]
+    start = max(v for k, v in search.scores.items() if search.candidates[k].kind == "parent")
+    record = loop.journal.find("candidate", key=champion.key) or {}
+    merges = [c for c in lineage(search.candidates, champion.key) if c.kind == "merge"]
+    last = search.history[-1]
+    return {
+        **{"best_fitness": end, "initial_fitness": start, "improvement": end - start},
+        "improvement_pct": (end - start) / abs(start) if start else 0.0,
+        "improvement_over_generation_0": end - search.history[0]["best"],
+        "generations_run": last["generation"],
+        "convergence_reason": REASONS.get(loop.reason, loop.reason),
+        "final_diversity": last["diversity"],
+        "best_combo": merges[-1].operation["combo"] if merges else None,
+        "combo_usage": search.combo_usage,
+        "fitness_components": (record.get("score") or {}).get("parts", {}),
+        "best_generation": int(record.get("generation", 0)),
+    }
+
+
+def champion_lineage(loop: EvolutionLoop) -> dict[str, Any]:
+    """All that it takes to make the champion again."""
+    inputs, key = loop.inputs, loop.champion.key
+    both = zip(inputs.refs, inputs.hashes, strict=True)
+    return {
+        "key": key,
+        "seed": inputs.seed,
+        "models": [{"model": ref, "sha256": sha} for ref, sha in both],  # parents, then the base
+        "has_base": inputs.base is not None,
+        "candidates": [c.to_json() for c in lineage(loop.search.candidates, key)],
+    }
+
+
+def champion_files(loop: EvolutionLoop, report: EvolutionReport | None) -> dict[str, bytes]:
+    """What stands beside the champion's weights: lineage, verdict, card."""
+    head = ("---", "library_name: transformers", "tags:", "- merge", "- evolution", "---")
+    card = "\n".join([*head, "# Evolved merge", "", *markdown(loop, report), ""])
+    return {
+        "lineage.json": files.to_json(champion_lineage(loop)),
+        "verdict.json": files.to_json(files.finite(report.to_json() if report else {})),
+        "README.md": card.encode(),
+    }
+
+
+def markdown(loop: EvolutionLoop, report: EvolutionReport | None) -> list[str]:
+    """What was merged, what came out, and whether it is better, as lines of Markdown."""
+    inputs, search = loop.inputs, loop.search
+    lines = [
+        f"Champion of {search.history[-1]['generation']} generations after generation 0"
+        f" ({len(search.scores)} candidates, seed {inputs.seed}, ended: {loop.reason}),"
+        f" made by: {loop.champion.origin}.",
+        *("", "| parent | sha256 of its weights |", "|---|---|"),
+    ]
+    parents = zip(inputs.parent_refs, inputs.hashes, strict=False)
+    lines += [f"| `{Path(ref).name}` | `{sha}` |" for ref, sha in parents]
+    base = f"`{Path(inputs.base_ref).name}`" if inputs.base_ref else "none, their mean"
+    lines += ["", f"Base: {base}."]
+    if failed := sum(score == -math.inf for score in search.scores.values()):
+        lines += [f"{failed} candidates failed; the journal says why."]
+    for split, domains in inputs.splits.items():
+        counts = ", ".join(f"{d.name} {len(d.examples)}" for d in domains)
+        lines += [f"Items for {split}: {counts}."]
+    if loop.settings.split_by == "prompt":  # the card of an older evolution stays as it was
+        lines += [f"There are {note}." for note in copies_told(inputs.splits.get("verdict", ()))]
+    lines += ["", "## Verdict", ""]
+    if report is None:
+        lines += ["There are no unseen items: the fitness was a function or command of the user."]
+    else:
+        lines += ["On items that the search never saw (of bits per byte fewer are better):", ""]
+        lines += [f"- {sentence}" for sentence in report.sentences()]
+        lines += ["", *report.table()]
+    again = "`forge evo replay lineage.json OUT` makes the same weights from the same parents."
+    return [*lines, "", again]

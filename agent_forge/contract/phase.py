@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from agent_forge.model.opened import OpenedModel
 
 log = logging.getLogger(__name__)
 
@@ -80,6 +81,12 @@ class ModelRef:
     def weights(self) -> dict[str, torch.Tensor]:
         """Its weights, verified against their sha256."""
         return load_directory(self.path)[0]
+
+    def open(self) -> OpenedModel:
+        """Its network and tokenizer, verified likewise."""
+        from agent_forge.model.opened import open_model  # transformers takes seconds to load
+
+        return open_model(self.path)
 
 
 class Stateful(Protocol):

@@ -16,25 +16,27 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from agent_forge.errors import ConfigError
+from agent_forge.evals.domains import Domain, smallest_gain
 
 DRAWS = 10_000
 CELLS = 1 << 22  # of a block of draws: bounds the memory
 LEVEL = 0.05
 ACCURACY, BITS, NATS = "accuracy", "bits_per_byte", "nats_per_token"
 UNITS = {ACCURACY: (100, "points"), BITS: (1, "bits per byte"), NATS: (1, "nats per token")}
+COLUMNS = ("domain", "measure", "n", "A", "B", "gain of B", "95 % interval", "p", "verdict")
 
 Floats = NDArray[np.float64]
 
 
 class Scored(Protocol):
-    """What came out for each item: an Outcome."""
+    """The scores of each item, as ItemScores has them."""
 
     @property
     def right(self) -> Sequence[bool]: ...
@@ -97,6 +99,21 @@ class Verdict:
         told += [BITS] if not answers or answers < self.gains[BITS].n else []
         return "; ".join(self._told(measure, reference) for measure in told)
 
+    def rows(self) -> list[tuple[Any, ...]]:
+        """A row under COLUMNS for each measure."""
+        rows = []
+        for measure, (scale, unit) in UNITS.items():
+            if gain := self.gains.get(measure):
+                values = (gain.reference, gain.candidate, gain.value, gain.low, gain.high)
+                a, b, value, low, high = (f"{scale * x:.{1 if scale > 1 else 4}f}" for x in values)
+                name = f"{measure}, {unit}" if scale > 1 else unit
+                row = (self.name, name, gain.n, a, b, value, f"{low}..{high}", f"{gain.p:.4f}")
+                rows.append((*row, gain.verdict))
+        return rows
+
+    def to_json(self) -> dict[str, Any]:
+        return {name: {**asdict(g), "verdict": g.verdict} for name, g in self.gains.items()}
+
     def _told(self, measure: str, reference: str) -> str:
         gain = self.gains[measure]
         scale, unit = UNITS[measure]
@@ -115,6 +132,73 @@ class Comparison:
 
     domains: tuple[Verdict, ...]
     overall: Verdict
+
+    @property
+    def verdict(self) -> str:
+        """better, worse or unclear over all: by accuracy where there are answers."""
+        gains = self.overall.gains
+        return gains[ACCURACY if ACCURACY in gains else BITS].verdict
+
+    def sentence(self, reference: str = "the reference") -> str:
+        """The result over all in words."""
+        return self.overall.sentence(reference)
+
+    def losses(self) -> str:
+        """In words, in which of several domains the candidate is worse; empty if in none."""
+        if len(self.domains) < 2:
+            return ""
+        told = {domain.name: domain.sentence("it").split(" (")[0] for domain in self.domains}
+        return "".join(f"; on {n} {said}" for n, said in told.items() if said.startswith("worse"))
+
+    def rows(self) -> list[tuple[Any, ...]]:
+        """The rows of a table under COLUMNS: each measure of each domain, accuracy in points."""
+        several = [self.overall] if len(self.domains) > 1 else []
+        return [row for verdict in (*self.domains, *several) for row in verdict.rows()]
+
+    def to_json(self) -> dict[str, Any]:
+        """All gains with their verdicts, by domain and over all."""
+        by_domain = {verdict.name: verdict.to_json() for verdict in self.domains}
+        return {"domains": by_domain, "overall": self.overall.to_json()}
+
+    def metrics(self) -> dict[str, float]:
+        """The values of the candidate and its gains over all, by name."""
+        gains = self.overall.gains.items()
+        return {name: g.candidate for name, g in gains} | {f"{n}_gain": g.value for n, g in gains}
+
+
+def compare(
+    reference: Sequence[Scored], candidate: Sequence[Scored], items: Sequence[Domain], seed: int = 0
+) -> Comparison:
+    """Compare two models by their scores on the same domains."""
+    scored = zip(items, reference, candidate, strict=True)
+    pairs = [PairedScores(d.name, a, b, d.sizes, d.exact) for d, a, b in scored]
+    return compare_scores(pairs, seed=seed)
+
+
+def card_section(candidate: str, comparisons: Mapping[str, Comparison]) -> list[str]:
+    """Markdown about a candidate and the models it was compared with: a sentence and a row each."""
+    first = next(iter(comparisons.values()))
+    columns = [(v.name, m) for v in first.domains for m in UNITS if m in v.gains and m != NATS]
+
+    def row(name: str, comparison: Comparison, side: str) -> str:
+        gains = {verdict.name: verdict.gains for verdict in comparison.domains}
+        values = (getattr(gains[domain][measure], side) for domain, measure in columns)
+        return f"| {name} | {' | '.join(f'{value:.4f}' for value in values)} |"
+
+    return [
+        *(f"- {name}: {c.sentence('it')}{c.losses()}" for name, c in comparisons.items()),
+        "",
+        f"| model | {' | '.join(f'{domain}/{measure}' for domain, measure in columns)} |",
+        f"|---|{'---|' * len(columns)}",
+        row(candidate, first, "candidate"),
+        *(row(name, comparison, "reference") for name, comparison in comparisons.items()),
+    ]
+
+
+def detectable_gain(items: Sequence[Domain]) -> tuple[int, float | None]:
+    """How many answers there are, and the smallest gain in accuracy that so many can show."""
+    answers = sum(len(domain.examples) for domain in items if domain.exact)
+    return answers, smallest_gain(answers) if answers else None
 
 
 def compare_scores(

@@ -8,7 +8,7 @@ always the same ones, so that a score does not depend on what else is measured.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,11 +17,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from agent_forge.errors import ConfigError
+from agent_forge.infer.generate import ProgressCallback, batches, no_progress
 from agent_forge.model.network import ForgeNetwork
 
 TOKENS_A_BATCH = 4096
 CHUNK = 1024  # positions whose logits exist at once
-ProgressCallback = Callable[[int, int], None]  # (tokens that are done, of how many)
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class TokenizedItem:
 
 @dataclass
 class ItemScores:
-    """What came out for each item, in their order."""
+    """The scores of each item, in their order."""
 
     right: list[bool] = field(default_factory=list)
     loss: list[float] = field(default_factory=list)  # nats, summed over the asked tokens
@@ -69,7 +69,7 @@ def measure(
     *,
     threshold: float | None = None,
     batch_tokens: int = TOKENS_A_BATCH,
-    progress: ProgressCallback = lambda done, total: None,
+    progress: ProgressCallback = no_progress,
 ) -> ItemScores:
     """Score every item. `threshold` is that of halting; 1 takes all recursion steps."""
     if not items:
@@ -85,31 +85,13 @@ def measure(
         owner = asked[:, 1:].nonzero()[:, 0]
         for place, row in enumerate(rows):
             mine = owner == place
-            count = int(mine.sum())
-            results[row] = (
-                bool(right[mine].all()),
-                float(loss[mine].sum()),
-                count,
-                float(steps[mine].float().mean()),
-            )
+            means = float(loss[mine].sum()), int(mine.sum()), float(steps[mine].float().mean())
+            results[row] = (bool(right[mine].all()), *means)
         done += sum(lengths[i] for i in rows)
         progress(done, sum(lengths))
     ordered = [results[i] for i in range(len(items))]
     columns: list[Any] = [list(column) for column in zip(*ordered, strict=True)]
     return ItemScores(*columns)
-
-
-def batches(lengths: Sequence[int], most: int = TOKENS_A_BATCH) -> Iterator[list[int]]:
-    """Items of similar length together, longest last; which go together depends on lengths only."""
-    order = sorted(range(len(lengths)), key=lambda i: (lengths[i], i))
-    batch: list[int] = []
-    for i in order:
-        if batch and (len(batch) + 1) * lengths[i] > most:
-            yield batch
-            batch = []
-        batch.append(i)
-    if batch:
-        yield batch
 
 
 def padded(items: Sequence[TokenizedItem], device: torch.device) -> tuple[Tensor, Tensor]:

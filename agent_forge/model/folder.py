@@ -16,8 +16,6 @@ from agent_forge.errors import ConfigError, DamagedFile, HostileInput, NotFound
 from agent_forge.store import files
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from agent_forge.model.weights import Weights
 
 MODEL_TYPE = "agent_forge"
@@ -147,24 +145,3 @@ def open_weights(ref: str | Path) -> Weights:
             single = {"": path / name}
             return read_shards(text, path, read_index(path / name) if name in INDEX else single)
     raise NotFound(f"{text} holds no weights", hint=f"it needs one of {', '.join(SINGLE + INDEX)}")
-
-
-def open_model(ref: str | Path) -> tuple[nn.Module, Any]:
-    """The network of a model with its weights, and the tokenizer of any model but ours."""
-    config = read_config(ref)
-    # Here, so that what is no model is refused before transformers is loaded.
-    from agent_forge.model.load import load_network, open_tokenizer
-    from agent_forge.store.models import load_directory
-
-    folder, ours = home_of(ref), config["model_type"] == MODEL_TYPE
-    if ours and folder == Path(ref) and (folder / "metadata.json").is_file():  # saved by a run
-        state = load_directory(folder)[0]
-    else:
-        weights = open_weights(ref)
-        weights.verify()
-        state = {name: weights[name] for name in weights}
-    for name, tensor in state.items():
-        if tensor.is_floating_point() and not bool(tensor.float().isfinite().all()):
-            raise DamagedFile(ref, f"{name} holds NaN or infinity", hint="fetch it again")
-    model = load_network(config, state, str(ref))
-    return model.eval(), None if ours else open_tokenizer(folder)

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from agent_forge.config.settings import ModelSettings
-from agent_forge.evals.likelihood import TokenizedItem, batches, measure, padded
+from agent_forge.evals.likelihood import TOKENS_A_BATCH, TokenizedItem, measure, padded
+from agent_forge.infer.generate import batches
 from agent_forge.model.network import ForgeNetwork
 from agent_forge.phases.phase1_cognate.config import DOMAINS
 
@@ -144,7 +145,7 @@ def _batched(
     model: ForgeNetwork, items: Sequence[TokenizedItem]
 ) -> Iterator[tuple[Tensor, Tensor]]:
     device = next(model.parameters()).device
-    for rows in batches([len(item.ids) for item in items]):
+    for rows in batches([len(item.ids) for item in items], TOKENS_A_BATCH):
         yield padded([items[row] for row in rows], device)
 
 

@@ -33,7 +33,7 @@ from agent_forge.data import baselines
 from agent_forge.data.loader import Curriculum, CurriculumStage, Loader
 from agent_forge.errors import PhaseFailed
 from agent_forge.evals.likelihood import measure
-from agent_forge.evals.reopen import confirm
+from agent_forge.evals.model_under_test import confirm
 from agent_forge.infer.generate import Sampling, generate
 from agent_forge.model.hf import config_dict
 from agent_forge.model.loss import language_loss

@@ -24,9 +24,9 @@ from agent_forge.config.settings import PhaseSettings, Settings
 from agent_forge.contract.phase import PhaseResult
 from agent_forge.errors import ConfigError
 from agent_forge.merge.output import write
-from agent_forge.model.folder import open_model
 from agent_forge.model.hf import config_dict
 from agent_forge.model.network import ForgeNetwork
+from agent_forge.model.opened import open_model
 from agent_forge.model.weights import from_memory
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
 from agent_forge.phases.phase2_evomerge.evolve import (
@@ -232,5 +232,5 @@ def result_of(done: Evolved, seconds: float) -> PhaseResult:
         "best_generation": done.figures["best_generation"],
         "verdict": done.conclusion.to_json() if done.conclusion else None,
     }
-    model = open_model(done.model_path)[0]
+    model = open_model(done.model_path).network
     return PhaseResult(True, model, "evomerge", done.figures, artifacts, seconds)

@@ -22,6 +22,7 @@ from agent_forge.errors import (
     PhaseFailed,
 )
 from agent_forge.merge.output import ProgressCallback, refuse_foreign, write
+from agent_forge.model.locate import locate_parents
 from agent_forge.phases.phase2_evomerge.candidate_weights import CandidateWeights
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
 from agent_forge.phases.phase2_evomerge.evomerge import (
@@ -40,7 +41,6 @@ from agent_forge.phases.phase2_evomerge.evomerge import (
 from agent_forge.phases.phase2_evomerge.journal import BEGUN, read_journal
 from agent_forge.phases.phase2_evomerge.prepare import open_parents, prepare
 from agent_forge.phases.phase2_evomerge.run import CACHE, JOURNAL, WEIGHTS, EvolutionRun
-from agent_forge.phases.phase2_evomerge.sources import locate
 from agent_forge.phases.phase2_evomerge.staff import crew_of
 from agent_forge.search.candidate import Candidate
 from agent_forge.search.candidate import lineage as ancestors
@@ -89,8 +89,8 @@ class Job:
         storage: Path = Path("storage"),
         names: Sequence[str] = (),
     ) -> Job:
-        parents, known = locate(refs, storage)
-        below = locate([base], storage)[0][0] if base else known
+        parents, known = locate_parents(refs, storage)
+        below = locate_parents([base], storage)[0][0] if base else known
         if len({*names, *OTHERS}) < len(names) + len(OTHERS):
             raise ConfigError(f"the names {', '.join(names)} do not tell all models apart")
         refuse_place(folder, [*parents, *([below] if below else [])])

@@ -28,12 +28,12 @@ from agent_forge.evals.domains import (
     smallest_gain,
 )
 from agent_forge.evals.likelihood import ItemScores
-from agent_forge.evals.model_under_test import ModelUnderTest
-from agent_forge.evals.reopen import confirm
+from agent_forge.evals.model_under_test import ModelUnderTest, confirm
 from agent_forge.merge.preflight import preflight
 from agent_forge.merge.recipe import ModelInput, Recipe
-from agent_forge.model.folder import MODEL_TYPE, open_model, open_weights, read_config
+from agent_forge.model.folder import MODEL_TYPE, open_weights, read_config
 from agent_forge.model.load import open_tokenizer
+from agent_forge.model.opened import open_model
 from agent_forge.model.weights import DEPTHS, Weights
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
 from agent_forge.phases.phase2_evomerge.fitness import (
@@ -329,7 +329,7 @@ def _compare_weights(folder: Path, run: EvolutionRun) -> None:
     champion = run.search.champion
     assert champion is not None
     run.bench.fill(champion.key)
-    measured, found = run.bench.model.state_dict(), open_model(folder)[0].state_dict()
+    measured, found = run.bench.model.state_dict(), open_model(folder).network.state_dict()
     for name, tensor in measured.items():
         if not torch.equal(tensor.cpu().float(), found[name].float()):
             raise PhaseFailed(f"{folder} does not hold the weights that were measured: {name}")

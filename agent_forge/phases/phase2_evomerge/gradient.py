@@ -16,8 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from agent_forge.errors import NotFinite
-from agent_forge.evals.likelihood import TokenizedItem, batches, padded
+from agent_forge.evals.likelihood import TokenizedItem, padded
 from agent_forge.evals.model_under_test import TokenizedDomain
+from agent_forge.infer.generate import batches
 from agent_forge.model.network import ForgeNetwork
 from agent_forge.phases.phase2_evomerge.candidate_weights import CandidateWeights
 from agent_forge.phases.phase2_evomerge.fitness import DomainFitness

@@ -10,7 +10,8 @@ from agent_forge.evals.domains import Domain
 from agent_forge.evals.model_under_test import ModelUnderTest, model_under_test
 from agent_forge.merge.output import write
 from agent_forge.model.folder import MODEL_TYPE, open_weights
-from agent_forge.model.load import load_network, open_tokenizer, own_name
+from agent_forge.model.load import load_network, own_name
+from agent_forge.model.opened import with_tokenizer
 from agent_forge.model.weights import Weights, from_memory, with_same_heads
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
 from agent_forge.phases.phase2_evomerge.evaluator import Material
@@ -78,7 +79,7 @@ def _subject(first: Weights) -> ModelUnderTest:
             f"{first.label}: transformers renames {strange[0]} when it loads it",
             hint="open and save it once with transformers (save_pretrained), and give that folder",
         )
-    return model_under_test(model, None if ours else open_tokenizer(first.folder), first.folder)
+    return model_under_test(with_tokenizer(model, first.folder))
 
 
 def _writer(subject: ModelUnderTest, parent: Weights, folder: Path) -> Callable[[], Path]:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from agent_forge.infer.generate import Generated, Sampling, generate, rollouts, stream
+from agent_forge.infer.generate import Generated, Sampling, generate, stream
 from tests.test_model import network
 
 PROMPTS = [[5, 6, 7], [5, 6, 7, 9, 8], [5, 6], [4]]
@@ -24,6 +24,13 @@ def llama() -> LlamaForCausalLM:
 
 def decode(tokens: Any) -> str:
     return "".join(chr(97 + t % 26) for t in tokens)
+
+
+def rollouts(model: Any, prompts: Any, sampling: Sampling, samples: int) -> list[list[Generated]]:
+    how: Any = {"samples": samples, "log_probabilities": True, "decode": decode}
+    made = generate(model, prompts, sampling, **how)
+    assert len(made) == samples * len(prompts)
+    return [made[i : i + samples] for i in range(0, len(made), samples)]
 
 
 KINDS: Any = pytest.mark.parametrize("build", [network, llama], ids=["ours", "transformers"])
@@ -49,8 +56,7 @@ def test_rollouts_have_the_log_probabilities_of_a_plain_forward_pass(
     free = [made.tokens[4] for made in generate(model, PROMPTS, how)]
     stops = frozenset(free[:2])  # so that some end early, by a token that has a probability too
     sampling = Sampling(9, temperature, 20, seed=3, halt_threshold=1.0, stop_tokens=stops)
-    found = rollouts(model, PROMPTS, sampling, samples=3, decode=decode)
-    assert [len(samples) for samples in found] == [3] * len(PROMPTS)
+    found = rollouts(model, PROMPTS, sampling, 3)
     ended = {made.stopped_by for samples in found for made in samples}
     assert "token" in ended
     for prompt, samples in zip(PROMPTS, found, strict=True):
@@ -64,13 +70,13 @@ def test_rollouts_have_the_log_probabilities_of_a_plain_forward_pass(
 @KINDS
 def test_samples_of_a_prompt_differ_and_the_first_is_what_generation_gives(build: Any) -> None:
     model, sampling = build(), Sampling(12, temperature=2.0, seed=5)
-    found = rollouts(model, PROMPTS, sampling, samples=4)
+    found = rollouts(model, PROMPTS, sampling, 4)
     single = generate(model, PROMPTS, sampling)
     assert [samples[0].tokens for samples in found] == [made.tokens for made in single]
     assert not single[0].log_probabilities
     for samples in found:
         assert len({tuple(made.tokens) for made in samples}) == 4
-    again = rollouts(model, PROMPTS[2:3], sampling, samples=4)
+    again = rollouts(model, PROMPTS[2:3], sampling, 4)
     assert [m.tokens for m in again[0]] == [m.tokens for m in found[2]]
 
 

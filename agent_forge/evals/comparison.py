@@ -8,7 +8,6 @@ random for losses: an item may as well have gone the other way round if the mode
 
 Over several domains the mean of their gains counts, so that a large file does not outvote a small
 one: items are resampled within their domain, and signs flipped with the weight of their domain.
-No torch: whatever has right, loss and size of items can be judged.
 """
 
 from __future__ import annotations
@@ -17,13 +16,16 @@ import hashlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from agent_forge.errors import ConfigError
 from agent_forge.evals.domains import Domain, smallest_gain
+
+if TYPE_CHECKING:  # it loads torch, which nothing here needs
+    from agent_forge.evals.likelihood import ItemScores
 
 DRAWS = 10_000
 CELLS = 1 << 22  # of a block of draws: bounds the memory
@@ -35,24 +37,13 @@ COLUMNS = ("domain", "measure", "n", "A", "B", "gain of B", "95 % interval", "p"
 Floats = NDArray[np.float64]
 
 
-class Scored(Protocol):
-    """The scores of each item, as ItemScores has them."""
-
-    @property
-    def right(self) -> Sequence[bool]: ...
-    @property
-    def loss(self) -> Sequence[float]: ...  # nats of the whole item
-    @property
-    def tokens(self) -> Sequence[int]: ...
-
-
 @dataclass(frozen=True)
 class PairedScores:
     """Two models on the items of a domain. `sizes` are the bytes that each item asks for."""
 
     name: str
-    reference: Scored
-    candidate: Scored
+    reference: ItemScores
+    candidate: ItemScores
     sizes: Sequence[int]
     exact: bool = True  # whether right and wrong mean anything
 
@@ -167,7 +158,10 @@ class Comparison:
 
 
 def compare(
-    reference: Sequence[Scored], candidate: Sequence[Scored], items: Sequence[Domain], seed: int = 0
+    reference: Sequence[ItemScores],
+    candidate: Sequence[ItemScores],
+    items: Sequence[Domain],
+    seed: int = 0,
 ) -> Comparison:
     """Compare two models by their scores on the same domains."""
     scored = zip(items, reference, candidate, strict=True)
@@ -207,15 +201,12 @@ def compare_scores(
     """Compare two models. The same seed gives the same numbers, whatever else is compared."""
     if not pairs:
         raise ConfigError("there is nothing to compare")
-    terms = [_terms(pair) for pair in pairs]
-    drawn = [
-        _bootstrap(columns, _generator(seed, "bootstrap", pair.name), draws)
-        for pair, columns in zip(pairs, terms, strict=True)
-    ]
-    verdicts = []
-    for pair, columns, draw in zip(pairs, terms, drawn, strict=True):
+    terms, drawn, verdicts = [_terms(pair) for pair in pairs], [], []
+    for pair, columns in zip(pairs, terms, strict=True):
+        draw = _bootstrap(columns, _generator(seed, "bootstrap", pair.name), draws)
         gains = {m: _gain([t], [draw[m]], m, seed, pair.name, draws) for m, t in columns.items()}
         verdicts.append(Verdict(pair.name, gains))
+        drawn.append(draw)
     if len(pairs) == 1:
         return Comparison(tuple(verdicts), verdicts[0])
     overall = {}
@@ -251,7 +242,7 @@ def _terms(pair: PairedScores) -> dict[str, _Terms]:
 
 
 def _quotient(reference: Floats, candidate: Floats, weight: Floats, *, better: int) -> _Terms:
-    """`better`: whether more (1) or less (-1) is."""
+    """The terms of a measure of which more (`better` 1) or less (-1) is better."""
     values = (float(column.sum() / weight.sum()) for column in (reference, candidate))
     return _Terms(better * (candidate - reference), weight, *values)
 
@@ -267,15 +258,11 @@ def _gain(
         p = mcnemar(int((gain > 0).sum()), int((gain < 0).sum()))
     else:
         p = sign_flip(np.concatenate(shares), _generator(seed, measure, name), draws)
-    return Gain(
-        reference=float(np.mean([t.reference for t in terms])),
-        candidate=float(np.mean([t.candidate for t in terms])),
-        value=float(sum(share.sum() for share in shares)),
-        low=float(low),
-        high=float(high),
-        p=p,
-        n=sum(len(t.gain) for t in terms),
+    reference, candidate = (
+        float(np.mean([getattr(t, side) for t in terms])) for side in ("reference", "candidate")
     )
+    value, n = float(sum(share.sum() for share in shares)), sum(len(t.gain) for t in terms)
+    return Gain(reference, candidate, value, float(low), float(high), p, n)
 
 
 def mcnemar(gained: int, lost: int) -> float:
@@ -312,13 +299,13 @@ def _bootstrap(
 
 
 def _blocks(draws: int, n: int) -> Iterator[int]:
-    """How many draws to make at once."""
+    """The draws that are made at once, block by block."""
     most = max(1, CELLS // max(1, n))
     for first in range(0, draws, most):
         yield min(most, draws - first)
 
 
 def _generator(seed: int, *names: str) -> np.random.Generator:
-    """A stream of its own for every use."""
+    """A random stream of its own for every use."""
     key = hashlib.sha256("\0".join((str(seed), *names)).encode()).digest()
     return np.random.default_rng(int.from_bytes(key[:16], "little"))

@@ -1,5 +1,5 @@
 """Generating text.
 
-generate    the engine: greedy, sampled, streamed, batched, rollouts with log-probabilities
+generate    the engine: greedy or sampled, streamed or batched; rollouts with log-probabilities
 chat        a model that continues a text or replies to a conversation
 """

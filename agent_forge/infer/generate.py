@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -75,35 +76,41 @@ class Generated:
         return self.stopped_by == "length"
 
 
+@torch.no_grad()
 def generate(
     network: nn.Module,
     prompts: Sequence[Sequence[int]],
     sampling: Sampling,
     *,
+    samples: int = 1,
+    log_probabilities: bool = False,
     decode: Decode | None = None,
     progress: ProgressCallback = no_progress,
 ) -> list[Generated]:
-    """Continue every prompt; returns the results in the order of the prompts."""
-    return _generate(network, prompts, [0] * len(prompts), sampling, decode, progress)
+    """Continue every prompt `samples` times; returns all samples of the first prompt, and so on.
 
-
-def rollouts(
-    network: nn.Module,
-    prompts: Sequence[Sequence[int]],
-    sampling: Sampling,
-    *,
-    samples: int = 1,
-    decode: Decode | None = None,
-    progress: ProgressCallback = no_progress,
-) -> list[list[Generated]]:
-    """Continue every prompt `samples` times; returns them with log-probabilities, by prompt.
-
-    A log-probability is that of the network itself, whatever the temperature, top_k and top_p.
+    `log_probabilities` are those of the network itself, whatever the temperature, top_k and top_p.
     """
-    rows = [prompt for prompt in prompts for _ in range(samples)]
-    numbers = [number for _ in prompts for number in range(samples)]
-    found = _generate(network, rows, numbers, sampling, decode, progress, log_probabilities=True)
-    return [found[i : i + samples] for i in range(0, len(found), samples)]
+    if sampling.stop_strings and decode is None:
+        raise ValueError("stop strings need a way to decode")
+    if not all(prompts):
+        raise ConfigError("a prompt has at least one token")
+    start, shared = _reader(network, sampling), shared_prefix(list(map(tuple, prompts)))
+    if shared:
+        start.read(torch.tensor([list(prompts[0][:shared])]))
+    numbered = [(prompt, number) for prompt in prompts for number in range(samples)]
+    rows = [_Row(list(p), own_generator(sampling.seed, p, number)) for p, number in numbered]
+    done, total = 0, sum(len(row.prompt) for row in rows)
+    for chosen in batches([len(r.prompt) + sampling.max_new_tokens for r in rows], CACHED_TOKENS):
+        reader, live = start.copy(), [rows[i] for i in chosen]
+        if shared:
+            reader.select(torch.zeros(len(live), dtype=torch.long))
+        batch = _Batch(reader, live, sampling, decode, shared, log_probabilities)
+        while batch.live:
+            batch.advance()
+        done += sum(len(rows[i].prompt) for i in chosen)
+        progress(done, total)
+    return [row.result for row in rows]
 
 
 @torch.no_grad()
@@ -111,8 +118,9 @@ def stream(
     network: nn.Module, prompt: Sequence[int], sampling: Sampling, decode: Decode
 ) -> Iterator[str]:
     """Continue one prompt piece by piece. Text that could become a stop string is held back."""
-    reader, result, shown = _reader(network, sampling, batched=False), Generated(), 0
-    batch = _Batch(reader, [prompt], [result], [reader.generator(prompt)], sampling, decode)
+    reader = _reader(network, sampling, batched=False)
+    row = _Row(list(prompt), reader.generator(prompt))
+    batch, result, shown = _Batch(reader, [row], sampling, decode), row.result, 0
     longest = max(map(len, sampling.stop_strings), default=1)
     while not result.stopped_by:
         batch.advance()
@@ -162,44 +170,6 @@ def shared_prefix(prompts: Sequence[tuple[int, ...]]) -> int:
     return next((i for i, same in enumerate(alike) if not same or i == shortest - 1), 0)
 
 
-@torch.no_grad()
-def _generate(
-    network: nn.Module,
-    prompts: Sequence[Sequence[int]],
-    numbers: Sequence[int],  # which sample of its prompt each row is
-    sampling: Sampling,
-    decode: Decode | None,
-    progress: ProgressCallback,
-    *,
-    log_probabilities: bool = False,
-) -> list[Generated]:
-    if sampling.stop_strings and decode is None:
-        raise ValueError("stop strings need a way to decode")
-    if not all(prompts):
-        raise ConfigError("a prompt has at least one token")
-    results = [Generated() for _ in prompts]
-    start, shared = _reader(network, sampling), shared_prefix(list(map(tuple, prompts)))
-    if shared:
-        start.read(torch.tensor([list(prompts[0][:shared])]))
-    done, total = 0, sum(map(len, prompts))
-    for rows in batches([len(p) + sampling.max_new_tokens for p in prompts], CACHED_TOKENS):
-        batch = _Batch(
-            start.copy(),
-            [prompts[i] for i in rows],
-            [results[i] for i in rows],
-            [own_generator(sampling.seed, prompts[i], numbers[i]) for i in rows],
-            sampling,
-            decode,
-            shared=shared,
-            log_probabilities=log_probabilities,
-        )
-        while batch.live:
-            batch.advance()
-        done += sum(len(prompts[i]) for i in rows)
-        progress(done, total)
-    return results
-
-
 def own_generator(seed: int, prompt: Sequence[int], number: int = 0) -> torch.Generator:
     """A random stream of its own for every seed, prompt and sample of that prompt."""
     value = seed
@@ -208,29 +178,32 @@ def own_generator(seed: int, prompt: Sequence[int], number: int = 0) -> torch.Ge
     return torch.Generator().manual_seed(value)
 
 
+@dataclass
+class _Row:
+    """One prompt of a batch."""
+
+    prompt: list[int]
+    generator: torch.Generator
+    result: Generated = field(default_factory=Generated)
+
+
 class _Batch:
-    """Prompts that are continued in step, of which the reader has read the shared beginning."""
+    """Rows that are continued in step; the reader has read the beginning that all share."""
 
     def __init__(
         self,
-        reader: _ForgeReader | _TransformersReader,
-        prompts: Sequence[Sequence[int]],
-        results: Sequence[Generated],
-        generators: Sequence[torch.Generator],
+        reader: _Reader,
+        rows: list[_Row],
         sampling: Sampling,
         decode: Decode | None,
-        *,
         shared: int = 0,
         log_probabilities: bool = False,
     ) -> None:
-        self.reader, self.prompts, self.results = reader, prompts, results
-        self.generators, self.sampling, self.decode = generators, sampling, decode
+        self.reader, self.sampling, self.decode = reader, sampling, decode
         self.log_probabilities = log_probabilities
-        self.live = list(range(len(prompts)))  # rows that have not ended
-        self.place = min(map(len, prompts))  # tokens of a row before the next one
-        self.tokens = torch.tensor([list(prompt[shared : self.place]) for prompt in prompts])
-        if shared:
-            reader.select(torch.zeros(len(prompts), dtype=torch.long))
+        self.live = rows  # those that have not ended
+        self.place = min(len(row.prompt) for row in rows)  # of the next token in each row
+        self.tokens = torch.tensor([row.prompt[shared : self.place] for row in rows])
 
     def advance(self) -> None:
         """One more token for every row that has not ended."""
@@ -238,17 +211,17 @@ class _Batch:
         likeliest = logits_BV.argmax(-1).tolist() if self.sampling.temperature == 0 else []
         staying, following = [], []
         for i, row in enumerate(self.live):
-            prompt, result = self.prompts[row], self.results[row]
-            if self.place < len(prompt):
-                token = prompt[self.place]
+            if self.place < len(row.prompt):
+                token = row.prompt[self.place]
             else:
-                token = likeliest[i] if likeliest else self._draw(logits_BV[i], row)
-                result.steps.append(int(steps_B[i]))
+                draw = row.generator
+                token = likeliest[i] if likeliest else choose(logits_BV[i], self.sampling, draw)
+                row.result.steps.append(int(steps_B[i]))
                 if self.log_probabilities:
-                    logits_V = logits_BV[i].float()
-                    result.log_probabilities.append(float(logits_V.log_softmax(-1)[token]))
-                self._add(result, token)
-            if not result.stopped_by:
+                    log_p = float(logits_BV[i].float().log_softmax(-1)[token])
+                    row.result.log_probabilities.append(log_p)
+                self._add(row.result, token)
+            if not row.result.stopped_by:
                 staying.append(i)
                 following.append(token)
         if staying and len(staying) < len(self.live):
@@ -257,56 +230,42 @@ class _Batch:
         self.tokens = torch.tensor(following)[:, None]
         self.place += 1
 
-    def _draw(self, logits_V: Tensor, row: int) -> int:
-        return choose(logits_V, self.sampling, self.generators[row])
-
     def _add(self, result: Generated, token: int) -> None:
         """Take one more token into a result, and end it if it is to end."""
-        stops = self.sampling.stop_strings
+        decode, stops = self.decode or (lambda ids: ""), self.sampling.stop_strings
         if token in self.sampling.stop_tokens:
-            result.stopped_by, result.stop_token = "token", token
+            result.stopped_by, result.stop_token, stops = "token", token, ()
         else:
             result.tokens.append(token)
-            if stops and self._holds(result.tokens[-TAIL - max(map(len, stops)) :]):
+            tail = decode(result.tokens[-TAIL - max(map(len, stops)) :]) if stops else ""
+            if any(stop in tail for stop in stops):
                 result.stopped_by = "string"
             elif len(result.tokens) == self.sampling.max_new_tokens:
-                result.stopped_by = "length"
-        if result.stopped_by and self.decode:
-            text = self.decode(result.tokens)
-            ends = [text.find(stop) for stop in stops if stop in text]
-            result.text = text[: min(ends)] if ends and result.stopped_by == "string" else text
-
-    def _holds(self, tokens: Sequence[int]) -> bool:
-        assert self.decode is not None
-        text = self.decode(tokens)
-        return any(stop in text for stop in self.sampling.stop_strings)
+                result.stopped_by, stops = "length", ()
+        if result.stopped_by:
+            text = decode(result.tokens)
+            result.text = text[: min((text.find(s) for s in stops if s in text), default=None)]
 
 
 # -- the two kinds of networks, with what they have read ------------------------------------------
 
 
-class _ForgeReader:
-    """Our network, with its keys, values and memory."""
+class _Reader(ABC):
+    """A network that remembers what it has read."""
 
-    def __init__(self, network: ForgeNetwork, sampling: Sampling) -> None:
-        self.network, self.sampling, self.cache = network.eval(), sampling, network.new_cache()
+    def __init__(self, network: nn.Module, sampling: Sampling) -> None:
+        self.network, self.sampling = network.eval(), sampling
         self.device = next(network.parameters()).device
 
+    @abstractmethod
     def read(self, tokens_BT: Tensor) -> tuple[Tensor, Tensor]:
         """Logits of the last position, and the recursion steps of each row."""
-        threshold = self.sampling.halt_threshold
-        return self.network.predict(tokens_BT.to(self.device), self.cache, threshold=threshold)
 
+    @abstractmethod
     def select(self, rows_B: Tensor) -> None:
         """Go on with these rows of what was read."""
-        rows = rows_B.to(self.device)
-        for layer in self.cache.layers:
-            if layer.k is not None and layer.v is not None:
-                layer.k, layer.v = layer.k[rows], layer.v[rows]
-        carry = self.cache.memory.carry
-        carry.update({name: state[rows] for name, state in carry.items()})
 
-    def copy(self) -> _ForgeReader:
+    def copy(self) -> _Reader:
         return copy.deepcopy(self, {id(self.network): self.network})
 
     def generator(self, prompt: Sequence[int]) -> torch.Generator:
@@ -314,12 +273,34 @@ class _ForgeReader:
         return own_generator(self.sampling.seed, prompt)
 
 
-class _TransformersReader:
+class _ForgeReader(_Reader):
+    """Our network, with its keys, values and memory."""
+
+    network: ForgeNetwork
+
+    def __init__(self, network: ForgeNetwork, sampling: Sampling) -> None:
+        super().__init__(network, sampling)
+        self.cache = network.new_cache()
+
+    def read(self, tokens_BT: Tensor) -> tuple[Tensor, Tensor]:
+        threshold = self.sampling.halt_threshold
+        return self.network.predict(tokens_BT.to(self.device), self.cache, threshold=threshold)
+
+    def select(self, rows_B: Tensor) -> None:
+        rows = rows_B.to(self.device)
+        for layer in self.cache.layers:
+            if layer.k is not None and layer.v is not None:
+                layer.k, layer.v = layer.k[rows], layer.v[rows]
+        carry = self.cache.memory.carry
+        carry.update({name: state[rows] for name, state in carry.items()})
+
+
+class _TransformersReader(_Reader):
     """A causal language model of transformers. Without a cache it reads the whole text again."""
 
     def __init__(self, network: nn.Module, sampling: Sampling, *, batched: bool) -> None:
-        self.network, self.sampling, self.batched = network.eval(), sampling, batched
-        self.device = next(network.parameters()).device
+        super().__init__(network, sampling)
+        self.batched = batched
         self.past: Any = None
         self.text_BT: Tensor | None = None  # what was read, where there is no cache
         known = inspect.signature(network.forward).parameters
@@ -342,17 +323,12 @@ class _TransformersReader:
     def select(self, rows_B: Tensor) -> None:
         self.past.batch_select_indices(rows_B.to(self.device))
 
-    def copy(self) -> _TransformersReader:
-        return copy.deepcopy(self, {id(self.network): self.network})
-
     def generator(self, prompt: Sequence[int]) -> torch.Generator:
-        """The random stream of a single prompt: of the seed alone, as it always was."""
+        """That of the seed alone, as it always was."""
         return torch.Generator().manual_seed(self.sampling.seed)
 
 
-def _reader(
-    network: nn.Module, sampling: Sampling, *, batched: bool = True
-) -> _ForgeReader | _TransformersReader:
+def _reader(network: nn.Module, sampling: Sampling, *, batched: bool = True) -> _Reader:
     if isinstance(network, ForgeNetwork):
         return _ForgeReader(network, sampling)
     return _TransformersReader(network, sampling, batched=batched)

@@ -1,4 +1,4 @@
-"""Whether one model is better than another, from what both did with the same items.
+"""Comparing models by what each did with the same items: is one better than the other?
 
 Three measures, each a sum over items over a sum of weights: accuracy (right answers over items),
 bits per byte and, where both read the text in the same tokens, nats per token. A gain is positive
@@ -55,7 +55,7 @@ class PairedScores:
 
 @dataclass(frozen=True)
 class Gain:
-    """One measure: the two values, their difference (positive is better) and how sure it is."""
+    """One measure of two models: their values, the gain (positive is better), how sure it is."""
 
     reference: float
     candidate: float
@@ -81,10 +81,7 @@ class Verdict:
     gains: Mapping[str, Gain]
 
     def sentence(self, reference: str = "the reference") -> str:
-        """The result in words: by accuracy where there are answers, by bits per byte elsewhere.
-
-        Of answers and texts together it tells both, each with the items it rests on.
-        """
+        """The result in words: of answers by accuracy, of texts by bits per byte."""
         answers = self.gains[ACCURACY].n if ACCURACY in self.gains else 0
         told = [ACCURACY] if answers else []
         told += [BITS] if not answers or answers < self.gains[BITS].n else []

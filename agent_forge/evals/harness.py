@@ -44,15 +44,9 @@ def measure(
         if name not in manager.all_tasks:
             raise ConfigError(f"lm-eval has no task {name!r}", hint="lm-eval ls tasks lists them")
     network, tokenizer = _as_transformers(model)
-    found = simple_evaluate(
-        model=HFLM(pretrained=network, tokenizer=tokenizer, device="cpu", batch_size=1),
-        tasks=list(names),
-        num_fewshot=shots,
-        limit=limit,
-        task_manager=manager,
-        bootstrap_iters=0,
-        log_samples=False,
-    )
+    wrapped = HFLM(pretrained=network, tokenizer=tokenizer, device="cpu", batch_size=1)
+    how = {"num_fewshot": shots, "limit": limit, "bootstrap_iters": 0, "log_samples": False}
+    found = simple_evaluate(model=wrapped, tasks=list(names), task_manager=manager, **how)
     counts = found["n-samples"]
     return [_row(name, scores, counts.get(name, {})) for name, scores in found["results"].items()]
 
@@ -61,12 +55,8 @@ def _row(name: str, scores: dict[str, Any], counts: dict[str, int]) -> dict[str,
     """The library names a score with its filter, as in `acc,none`."""
     numbers = {k: v for k, v in scores.items() if isinstance(v, int | float)}
     first = next((numbers[k] for s in SCORES for k in numbers if k.split(",")[0] == s), None)
-    return {
-        "domain": f"{PREFIX}{name}",
-        "items": counts.get("effective"),
-        "accuracy": first,
-        "scores": numbers,
-    }
+    row = {"domain": f"{PREFIX}{name}", "items": counts.get("effective"), "accuracy": first}
+    return {**row, "scores": numbers}
 
 
 def _as_transformers(model: Path) -> tuple[Any, Any]:

@@ -1,8 +1,8 @@
-"""What a model thinks of given text: exact match of answers, loss and bits per byte.
+"""Scores of given text: exact match, loss and bits per byte, in a single pass.
 
-An answer counts when every token of it, and the end of the turn, is the likeliest one. That is what
-greedy generation would write, at the cost of a single pass. Items are put into batches by length,
-always the same ones, so that a score does not depend on what else is measured.
+An answer is right when every token of it, and the end of the turn, is the likeliest one: greedy
+generation would write it. Items are put into batches by length alone, so that a score does not
+depend on what else is measured.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CHUNK = 1024  # positions whose logits exist at once
 
 @dataclass(frozen=True)
 class TokenizedItem:
-    """Token ids, and of each whether it is asked for."""
+    """Token ids, and for each whether it is asked for."""
 
     ids: Sequence[int]
     asked: Sequence[bool]
@@ -40,10 +40,10 @@ class ItemScores:
     loss: list[float] = field(default_factory=list)  # nats, summed over the asked tokens
     tokens: list[int] = field(default_factory=list)  # asked
     steps: list[float] = field(default_factory=list)  # recursion steps, mean over those tokens
-    # Where answers were written:
-    truncated: list[bool] = field(default_factory=list)  # no end where the limit was
+    # Of generated answers:
+    truncated: list[bool] = field(default_factory=list)  # without an end where the limit was
     empty: list[bool] = field(default_factory=list)  # nothing but blanks
-    cut: list[bool] = field(default_factory=list)  # a prompt longer than the model can read
+    cut: list[bool] = field(default_factory=list)  # to a prompt longer than the model can read
 
     @property
     def accuracy(self) -> float:
@@ -77,21 +77,19 @@ def measure(
     model.eval()
     device = next(model.parameters()).device
     results: dict[int, tuple[bool, float, int, float]] = {}
-    lengths = [len(item.ids) for item in items]
-    done = 0
+    lengths, done = [len(item.ids) for item in items], 0
     for rows in batches(lengths, batch_tokens):
         tokens, asked = padded([items[i] for i in rows], device)
         right, loss, steps = _score(model, tokens, asked, threshold)
         owner = asked[:, 1:].nonzero()[:, 0]
         for place, row in enumerate(rows):
             mine = owner == place
-            means = float(loss[mine].sum()), int(mine.sum()), float(steps[mine].float().mean())
-            results[row] = (bool(right[mine].all()), *means)
+            numbers = float(loss[mine].sum()), int(mine.sum()), float(steps[mine].float().mean())
+            results[row] = (bool(right[mine].all()), *numbers)
         done += sum(lengths[i] for i in rows)
         progress(done, sum(lengths))
-    ordered = [results[i] for i in range(len(items))]
-    columns: list[Any] = [list(column) for column in zip(*ordered, strict=True)]
-    return ItemScores(*columns)
+    columns: Any = zip(*(results[i] for i in range(len(items))), strict=True)
+    return ItemScores(*map(list, columns))
 
 
 def padded(items: Sequence[TokenizedItem], device: torch.device) -> tuple[Tensor, Tensor]:
@@ -111,7 +109,7 @@ def padded(items: Sequence[TokenizedItem], device: torch.device) -> tuple[Tensor
 def _score(
     model: nn.Module, tokens: Tensor, asked: Tensor, threshold: float | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """For every asked token: whether it is the likeliest, its loss, the steps it took."""
+    """For every asked token: whether it is the likeliest, its loss, and its recursion steps."""
     wanted = asked[:, 1:]
     targets = tokens[:, 1:][wanted]
     if not isinstance(model, ForgeNetwork):

@@ -28,11 +28,11 @@ from agent_forge.model.weights import Weights
 from agent_forge.store.tensors import Spec, spec_of
 
 # Settings that would fetch code, read other files than ours or change what a network returns.
-IGNORED = (
-    *("attn_implementation", "_attn_implementation", "experts_implementation"),
-    *("_experts_implementation", "fusion_config", "transformers_weights", "kernel_config"),
-    *("return_dict", "torchscript", "output_attentions", "output_hidden_states"),
-)
+IGNORED = """
+    attn_implementation _attn_implementation experts_implementation _experts_implementation
+    fusion_config transformers_weights kernel_config return_dict torchscript output_attentions
+    output_hidden_states
+"""
 COUNTED = re.compile(r"^(num|n)_\w*(layer|block|expert|head)")
 MOST = 10_000  # layers, heads or experts that a config may count
 CONVERTED_BYTES = 2 << 30  # weights that are loaded to see whether they can be converted
@@ -62,14 +62,9 @@ def load_network(config: Mapping[str, Any], state: Mapping[str, Tensor], place: 
     }
     kind, shape = _architecture(config, place)
     with refusing(place):
-        model, report = kind.from_pretrained(
-            None,
-            config=shape,
-            state_dict=copies,
-            dtype=torch.float32,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,
-        )
+        told = {"output_loading_info": True, "ignore_mismatched_sizes": True}
+        weights = {"state_dict": copies, "dtype": torch.float32}
+        model, report = kind.from_pretrained(None, config=shape, **weights, **told)
     _refuse(place, "missing", report["missing_keys"])
     _refuse(place, "not of this network", report["unexpected_keys"])
     _refuse(place, "of another shape", [name for name, *_ in report["mismatched_keys"]])
@@ -117,7 +112,7 @@ def _specs(state: Mapping[str, Tensor]) -> dict[str, Spec]:
 
 
 def _needed(config: Mapping[str, Any], place: str) -> Needed:
-    """The tensors of the network of a config; fine-tunes of one base share the answer."""
+    """The tensors that the network of a config needs; fine-tunes of one base share the answer."""
     _refuse_counts(config, place)
     with refusing(place):
         text = json.dumps(config, sort_keys=True)
@@ -130,7 +125,7 @@ def _needed(config: Mapping[str, Any], place: str) -> Needed:
 
 @lru_cache(maxsize=16)
 def _needed_by(text: str, kind: Any) -> Needed:
-    """Built without memory, so that a config of any size costs nothing."""
+    """The same, from a network without memory, so that a config of any size costs nothing."""
     config = json.loads(text)
     with torch.device("meta"):
         if kind is None:
@@ -173,7 +168,7 @@ def _architecture(config: Mapping[str, Any], place: str) -> tuple[Any, Any]:
     if config.get("quantization_config"):
         raise ConfigError(f"{place} is quantised; only whole weights are read")
     _refuse_counts(config, place)
-    kept = {key: value for key, value in config.items() if key not in IGNORED}
+    kept = {key: value for key, value in config.items() if key not in IGNORED.split()}
     with refusing(place):
         shape = CONFIG_MAPPING[model_type].from_dict(kept)
         kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(shape)]
@@ -199,7 +194,7 @@ def _refuse(place: str, what: str, names: Iterable[str]) -> None:
 
 @contextlib.contextmanager
 def refusing(place: str | Path) -> Iterator[None]:
-    """Whatever transformers says about files that are not ours is about the files."""
+    """Turn whatever transformers raises about files that are not ours into DamagedFile."""
     logging.disable_progress_bar()
     before = logging.get_verbosity()
     logging.set_verbosity(logging.CRITICAL)

@@ -90,11 +90,9 @@ class TransformersModel(OpenedModel):
     def __init__(self, network: Any, folder: Path) -> None:
         self.network, self.tokenizer = network, open_tokenizer(folder)
         self.vocab_size = int(network.get_input_embeddings().weight.shape[0])
-        self.max_length = getattr(network.config, "max_position_embeddings", None) or None
-        if self.max_length is not None and not (
-            isinstance(self.max_length, int) and self.max_length >= LEAST_LENGTH
-        ):
-            raise DamagedFile(folder / CONFIG, f"max_position_embeddings is {self.max_length!r}")
+        self.max_length = longest = getattr(network.config, "max_position_embeddings", 0) or None
+        if longest is not None and (not isinstance(longest, int) or longest < LEAST_LENGTH):
+            raise DamagedFile(folder / CONFIG, f"max_position_embeddings is {longest!r}")
         self.chats = bool(self.tokenizer.chat_template)
         self.end_tokens = _end_tokens(folder, network, self.tokenizer)
 

@@ -87,7 +87,7 @@ def eval(
     """Measure accuracy, perplexity and bits per byte of a model."""
     harness = [name for name in pack if name.startswith(HARNESS)]
     own = [name for name in pack if name not in harness]
-    wanted = _Wanted(data, tasks, own, shots, folder, items, split, level)
+    wanted = _Wanted(data, tasks, own, shots, folder, items, split, _levels(level))
     (place,) = _located([model])
     rows: list[dict[str, Any]] = []
     if data or tasks or own or not harness:
@@ -121,9 +121,10 @@ def compare(
     as_json: bool = JSON,
 ) -> None:
     """Test whether model B is better than model A on the same items."""
+    wanted = _Wanted(data, tasks, pack, shots, folder, items, split, _levels(level))
     models = [reference, candidate]
     places = _located(models)
-    domains = _domains(places, _Wanted(data, tasks, pack, shots, folder, items, split, level))
+    domains = _domains(places, wanted)
     from agent_forge.evals import comparison
 
     scores = [_measured(*pair, domains, as_json) for pair in zip(models, places, strict=True)]
@@ -151,7 +152,7 @@ class _Wanted(NamedTuple):
     folder: Path
     items: int | None
     split: str | None
-    level: str
+    levels: tuple[int, int]
 
 
 def _located(models: Sequence[Path]) -> list[Path]:
@@ -171,10 +172,9 @@ def _domains(models: Sequence[Path], wanted: _Wanted) -> list[Domain]:
     from agent_forge.evals.benchmarks import from_benchmarks
     from agent_forge.evals.domains import TASK_ITEMS, from_files, from_tasks, part
 
-    data, tasks, packs, shots, folder, items, split, level = wanted
+    data, tasks, packs, shots, folder, items, split, levels = wanted
     if shots is not None and not packs:
         raise ConfigError("--shots are worked examples of a pack", hint="name one: --pack NAME")
-    levels = _levels(level)
     ours = [_is_ours(model) for model in models]
     domains = [part(domain, split, items) for domain in from_files(data)]
     if tasks or (not data and not packs and all(ours)):

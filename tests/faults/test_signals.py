@@ -313,7 +313,7 @@ def test_ctrl_c_at_the_prompt_ends_a_chat(tmp_path: Path, kind: str, code: int) 
         chat.open_chat_model = lambda folder: None  # type: ignore[assignment,return-value]
         waiting(generate, "_line")()
 
-    process = start(tmp_path, ["chat", "m/a"], patch, stdin=reader)
+    process = start(tmp_path, ["chat", "."], patch, stdin=reader)
     process.meet()
     process.go_on()
     time.sleep(0.1)  # it reads what nobody types

@@ -23,8 +23,8 @@ from results import done, record, write_section
 from agent_forge.data.readers import Example
 from agent_forge.data.tasks import make
 from agent_forge.evals.benchmarks import from_benchmarks
-from agent_forge.evals.greedy import Answer, Rules, generate
 from agent_forge.evals.model_under_test import ModelUnderTest, open_model_under_test
+from agent_forge.infer.generate import Generated, Sampling, generate
 
 BENCHMARK = "evaluate"
 PROMPTS, NEW_TOKENS, ROUNDS, GOAL = 100, 64, 3, 3.0
@@ -39,7 +39,7 @@ def beginnings(subject: ModelUnderTest, header: str = "") -> Prompts:
         task = make("story", "verdict", i, level=(1, 60))
         words = f"{task.question} {task.answer}".split()
         texts.append(header + " ".join(words[: 3 + 7 * i % 38]))
-    return [tuple(subject.given(Example(text, ""))) for text in texts]
+    return [tuple(subject.encode_prompt(Example(text, ""))) for text in texts]
 
 
 def cells(subject: ModelUnderTest) -> dict[str, Prompts]:
@@ -50,7 +50,7 @@ def cells(subject: ModelUnderTest) -> dict[str, Prompts]:
     return {
         "beginnings of stories": beginnings(subject),
         "behind a shared beginning": beginnings(subject, header),
-        "pack math": [tuple(subject.given(example)) for example in pack.examples],
+        "pack math": [tuple(subject.encode_prompt(example)) for example in pack.examples],
     }
 
 
@@ -65,23 +65,23 @@ def one_by_one(subject: ModelUnderTest, prompts: Prompts) -> list[list[int]]:
                 attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
                 max_new_tokens=NEW_TOKENS,
                 do_sample=False,
-                eos_token_id=sorted(subject.ends) or None,
+                eos_token_id=sorted(subject.opened.end_tokens) or None,
                 pad_token_id=0,
             )
             tokens: list[int] = out[0, len(prompt) :].tolist()
-            made.append(tokens[:-1] if tokens[-1] in subject.ends else tokens)
+            made.append(tokens[:-1] if tokens[-1] in subject.opened.end_tokens else tokens)
     return made
 
 
 def measured(subject: ModelUnderTest, prompts: Prompts) -> dict[str, Any]:
     """CPU seconds of both sides, and how many answers are equal."""
-    rules = Rules(subject.decode, subject.ends, NEW_TOKENS)
+    sampling = Sampling(NEW_TOKENS, stop_tokens=subject.opened.end_tokens)
     seconds: dict[str, list[float]] = {"batched": [], "one by one": []}
-    answers: list[Answer] = []
+    answers: list[Generated] = []
     single: list[list[int]] = []
     for _ in range(ROUNDS):
         began = time.process_time()
-        answers = generate(subject.model, prompts, rules)
+        answers = generate(subject.model, prompts, sampling, decode=subject.opened.decode)
         seconds["batched"].append(time.process_time() - began)
         began = time.process_time()
         single = one_by_one(subject, prompts)

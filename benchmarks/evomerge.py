@@ -29,11 +29,11 @@ import torch
 from finetunes import DOMAINS
 from results import command
 
+from agent_forge.model.locate import specialists_of
 from agent_forge.phases.phase2_evomerge import candidate_weights
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
 from agent_forge.phases.phase2_evomerge.evolution import run_evolution
 from agent_forge.phases.phase2_evomerge.inputs import EvolutionInputs, locate_inputs
-from agent_forge.phases.phase2_evomerge.sources import of_session
 from agent_forge.pipeline.config import load_config
 from agent_forge.platform import peak_memory_bytes
 from agent_forge.search import operators
@@ -112,7 +112,7 @@ class OneGroup(candidate_weights.TensorGroups):
 def specialists(preset: str, seed: int, work: Path) -> str:
     """The session of Phase 1 with this preset and seed; trained if it is not there."""
     session = f"{preset}_{seed}"
-    if of_session(session, work) is None:
+    if specialists_of(session, work) is None:
         words = ["run", "--preset", preset, "--only", "cognate", "--session", session]
         words += ["--set", f"runtime.seed={seed}"]
         if (work / "sessions" / session).exists():

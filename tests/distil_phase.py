@@ -23,9 +23,9 @@ from agent_forge.contract.phase import (
 from agent_forge.contract.report import Headline, PhaseReport
 from agent_forge.data.tokenizer import Tokenizer
 from agent_forge.evals.comparison import ACCURACY
-from agent_forge.model.folder import open_model
 from agent_forge.model.loss import language_loss
 from agent_forge.model.network import ForgeNetwork
+from agent_forge.model.opened import open_model
 from agent_forge.phases.training import (
     compare_domains,
     measure_domains,
@@ -57,7 +57,7 @@ class DistilPhase(PhaseController):
         return PhasePlan(2 * self.config.steps, work=2 * self.config.steps + 3)
 
     def run(self, ctx: PhaseContext) -> PhaseResult:
-        teacher = open_model(ctx.inputs[0].path)[0].to(ctx.device)
+        teacher = open_model(ctx.inputs[0].path).network.to(ctx.device)
         assert isinstance(teacher, ForgeNetwork)
         tokenizer = Tokenizer.load(ctx.inputs[0].path)
         corpus = build_corpus(self.config, teacher.settings, tokenizer)

@@ -191,7 +191,7 @@ def replay(
 def _session_to_evolve(storage: Path, device: str, quiet: bool, dry_run: bool) -> str:
     """The newest run with specialists; without any, three small ones are trained first."""
     from agent_forge.errors import NotFound
-    from agent_forge.phases.phase2_evomerge.sources import newest_session
+    from agent_forge.model.locate import newest_session
 
     session = newest_session(storage)
     if session is None and dry_run:

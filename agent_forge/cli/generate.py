@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,26 +13,28 @@ from agent_forge.cli.config import JSON, MAX_SEED
 from agent_forge.cli.output import emit_json
 
 if TYPE_CHECKING:
-    from agent_forge.infer.chat import ChatModel
     from agent_forge.infer.generate import Sampling
 
-MODEL = typer.Argument(help="A model directory, ours or any Hugging Face causal LM.")
-TOKENS = typer.Option(128, "--max-tokens", min=1, max=1_000_000, help="Longest answer.")
+MODEL_FORMS = "A folder, a run, an id of the Hugging Face hub, or BASE+ADAPTER."
+MODEL = typer.Argument(help=f"The model. {MODEL_FORMS}")
+TOKENS = typer.Option(
+    128, "--max-tokens", min=1, max=1_000_000, help="The longest answer, in tokens."
+)
 TEMPERATURE = typer.Option(
-    0.0, "--temperature", min=0, max=1000, help="0 takes the likeliest token."
+    0.0, "--temperature", min=0, max=1000, help="How freely to choose. 0 takes the likeliest token."
 )
 TOP_K = typer.Option(
-    0, "--top-k", min=0, max=1_000_000, help="Choose among the k likeliest; 0 = all."
+    0, "--top-k", min=0, max=1_000_000, help="Choose among the k likeliest tokens. 0 means all."
 )
 TOP_P = typer.Option(
-    1.0, "--top-p", min=0, max=1, help="Choose among the likeliest with this probability."
+    1.0, "--top-p", min=0, max=1, help="Choose among the likeliest with this probability together."
 )
-SEED = typer.Option(0, "--seed", min=0, max=MAX_SEED, help="Of the choices.")
+SEED = typer.Option(0, "--seed", min=0, max=MAX_SEED, help="Seed of the random choices.")
 
 
 def generate(
     model: Path = MODEL,
-    prompt: str = typer.Argument(help="Text to go on with; - reads it from stdin."),
+    prompt: str = typer.Argument(help="The text to continue; - reads it from stdin."),
     max_tokens: int = TOKENS,
     temperature: float = TEMPERATURE,
     top_k: int = TOP_K,
@@ -40,19 +42,17 @@ def generate(
     seed: int = SEED,
     as_json: bool = JSON,
 ) -> None:
-    """Go on with a text."""
+    """Continue a text."""
     sampling = _sampling(max_tokens, temperature, top_k, top_p, seed)
     from agent_forge.infer.chat import check_prompt, open_chat_model
+    from agent_forge.model.locate import locate_model
 
     text = check_prompt(_from_stdin(sys.stdin.read) if prompt == "-" else prompt)
-    pieces = open_chat_model(model).complete(text, sampling)
+    pieces = open_chat_model(locate_model(model)).complete(text, sampling)
     if as_json:
         emit_json(model=str(model), prompt=text, text="".join(pieces))
-        return
-    for piece in pieces:
-        typer.echo(piece, nl=False)
-        sys.stdout.flush()
-    typer.echo()
+    else:
+        _print(pieces)
 
 
 def chat(
@@ -64,32 +64,37 @@ def chat(
     top_p: float = TOP_P,
     seed: int = SEED,
 ) -> None:
-    """Talk to a model: a line is a turn; an empty line, Ctrl-D or Ctrl-C ends it."""
+    """Talk to a model, line by line.
+
+    An empty line, Ctrl-D or Ctrl-C ends the conversation.
+    """
     sampling = _sampling(max_tokens, temperature, top_k, top_p, seed)
     from agent_forge.infer.chat import check_prompt, open_chat_model
+    from agent_forge.model.locate import locate_model
 
     if system:
         check_prompt(system, "--system")
-    voice = open_chat_model(model)
+    speaker = open_chat_model(locate_model(model))
     turns = [{"role": "system", "content": system}] if system else []
     try:
-        _converse(voice, turns, sampling)
+        while said := _line():
+            turns.append({"role": "user", "content": said})
+            turns.append({"role": "assistant", "content": _print(speaker.reply(turns, sampling))})
     except KeyboardInterrupt as error:
         if str(error) not in ("", "SIGINT"):  # it was not Ctrl-C
             raise
         typer.echo()
 
 
-def _converse(voice: ChatModel, turns: list[dict[str, str]], sampling: Sampling) -> None:
-    while said := _line():
-        turns.append({"role": "user", "content": said})
-        answer = ""
-        for piece in voice.reply(turns, sampling):
-            answer += piece
-            typer.echo(piece, nl=False)
-            sys.stdout.flush()
-        typer.echo()
-        turns.append({"role": "assistant", "content": answer})
+def _print(pieces: Iterable[str]) -> str:
+    """Print the pieces of a text as they come; returns the text."""
+    text = ""
+    for piece in pieces:
+        text += piece
+        typer.echo(piece, nl=False)
+        sys.stdout.flush()
+    typer.echo()
+    return text
 
 
 def _line() -> str:
@@ -100,7 +105,7 @@ def _line() -> str:
 
 
 def _from_stdin(read: Callable[[int], str]) -> str:
-    """What comes, but no more than it takes to see that it is too much."""
+    """Read the input, but no more than it takes to see that it is too long."""
     from agent_forge.data.records import MAX_CHARACTERS
     from agent_forge.errors import ConfigError
 

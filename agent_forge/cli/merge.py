@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from agent_forge.merge.preflight import Preflight
     from agent_forge.merge.recipe import Recipe
 
+REFERENCES = ("model", "base_model", "tokenizer_source", "source")  # what names a model in a recipe
 Progress = Callable[[str, int, int], None]  # tensor, bytes done, bytes in all
 
 
@@ -29,7 +30,10 @@ def merge(
         metavar="[RECIPE] OUT",
     ),
     models: str | None = typer.Option(
-        None, "--models", metavar="A,B,C", help="Models to merge: folders, or BASE+ADAPTER."
+        None,
+        "--models",
+        metavar="A,B,C",
+        help="Models to merge: folders, runs, hub ids, BASE+ADAPTER.",
     ),
     method: str | None = typer.Option(
         None, "--method", help="The method: linear, slerp, ties, dare_ties, ..."
@@ -66,7 +70,7 @@ def merge(
     given = {k: v for k, v in {**said, "seed": seed}.items() if v is not None}
     out, eight = paths[-1], given.get("combo") == "all"
     with whole_or_nothing(out) as watch:
-        recipe = _recipe({**given, "combo": 0} if eight else given, sets, paths)
+        recipe = _located(_recipe({**given, "combo": 0} if eight else given, sets, paths))
         from agent_forge.merge.combos import ALL, combo_name
         from agent_forge.merge.preflight import check_target, preflight
 
@@ -124,6 +128,28 @@ def _recipe(given: dict[str, Any], sets: list[str], paths: list[Path]) -> Recipe
         hint = "leave it out, or list it among the models to merge it too"
         raise ConfigError(f"{recipe.merge_method} has no base, so --base has no meaning", hint=hint)
     return recipe
+
+
+def _located(recipe: Recipe) -> Recipe:
+    """The same recipe with the path of each model that is named by a run, a hub id or an alias."""
+    from agent_forge.config.load import validate
+    from agent_forge.merge.recipe import Recipe
+    from agent_forge.model.locate import locate_model
+
+    places = {ref: locate_model(ref) for ref in recipe.references()}
+    if all(ref == place for ref, place in places.items()):
+        return recipe
+
+    def replaced(value: Any, key: str = "") -> Any:
+        if isinstance(value, dict):
+            return {name: replaced(inner, name) for name, inner in value.items()}
+        if isinstance(value, list):
+            return [replaced(inner) for inner in value]
+        return places.get(value, value) if key in REFERENCES else value
+
+    data = replaced(recipe.model_dump(exclude_unset=True))
+    data["parents"] = {places.get(ref, ref): digest for ref, digest in recipe.parents.items()}
+    return validate(Recipe, data, "the recipe")
 
 
 def _write(

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from agent_forge.model.opened import OpenedModel
 
 log = logging.getLogger(__name__)
 Piece = TypeVar("Piece")
@@ -104,6 +105,12 @@ class ModelRef:
         if name not in named or not (path / "config.json").exists():
             return None
         return ModelRef(name, path, read_metadata(path).model_dump())
+
+    def open(self) -> OpenedModel:
+        """Its network and tokenizer, verified likewise."""
+        from agent_forge.model.opened import open_model  # transformers takes seconds to load
+
+        return open_model(self.path)
 
 
 class Stateful(Protocol):

@@ -1,9 +1,9 @@
-"""Packs: what models are measured on by name, generated ones and published ones from a folder.
+"""Benchmarks (packs, as users call them): what models are measured on by name.
 
-A pack says where its items come from, who grades them and how long an answer may be; without a
-length they are measured by likelihood, as choices. Of published sets the test set is the verdict,
-and what a search sees comes from the rest; where a set has no parts, a hash of each prompt decides.
-Worked examples before the question are of the training part, the same for every item.
+A benchmark says where its items come from, who grades them and how long an answer may be; without
+an answer format they are measured by likelihood, as choices. Of a published set the test part is
+the verdict, and what a search sees comes from the rest; where a set has no parts, a hash of each
+prompt decides. Worked examples before the question are of the training part, the same for all.
 """
 
 from __future__ import annotations
@@ -21,24 +21,13 @@ from agent_forge.data.readers import Example
 from agent_forge.data.tasks import Task, as_example, make
 from agent_forge.data.tasks.checks import words
 from agent_forge.errors import ConfigError, NotFound
-from agent_forge.evals import graders, readers
-from agent_forge.evals.domains import (
-    LEVELS,
-    AnswerFormat,
-    Domain,
-    SplitBy,
-    answer,
-    content_hash,
-    from_tasks,
-    generated,
-    part,
-    prompt_hash,
-)
+from agent_forge.evals import domains, graders, readers
+from agent_forge.evals.domains import LEVELS, AnswerFormat, Domain, SplitBy, content_hash
 from agent_forge.evals.harness import PREFIX as HARNESS
 
 FOLDER = "AGENT_FORGE_DATA"  # the environment variable that names the folder of all datasets
-PREFIX = "pack:"  # of a pack among names of tasks
-BENCHMARK_ITEMS = 500  # of a generated pack
+PREFIX = "pack:"  # of a benchmark among names of tasks
+BENCHMARK_ITEMS = 500  # of a generated benchmark
 SEEN = 2000  # training items that a guess rests on
 MATH = ("addition", "subtraction", "multiplication", "expression", "word_problem")
 CODE = ("code_list", "code_string", "code_number")
@@ -54,47 +43,44 @@ class Benchmark:
 
     name: str
     kind: str  # math, code, multilingual, structured or knowledge
-    grade: graders.Grade
-    writing: AnswerFormat | None = None  # None: by likelihood
+    grade: graders.Grade = graders.same
+    writing: AnswerFormat | None = None  # None: measured by likelihood
     families: tuple[str, ...] = ()
     read: Callable[[Path, str], Iterator[Example]] | None = None  # None: a dataset of that name
     shots: int = 0  # worked examples
 
 
-_WORKED = AnswerFormat(256, NEXT_QUESTION)
 _SHORT = AnswerFormat(64, NEXT_QUESTION)
-_PLAIN = AnswerFormat(128, ("\n\n",))
+_WORDS = AnswerFormat(32, ("\n",))
+_PARAGRAPH = AnswerFormat(256, ("\n\n",))
+_BODY = AnswerFormat(384, ("\ndef ", "\nclass ", "\n#", *NO_FUNCTION))
+_JSON = AnswerFormat(256, ("\n\nCSV",))
 _TABLE = (
-    Benchmark("math", "math", graders.math, _PLAIN, MATH),
+    Benchmark("math", "math", graders.math, AnswerFormat(128, ("\n\n",)), MATH),
     Benchmark("code", "code", graders.code, AnswerFormat(256, ("\n\n", *NO_FUNCTION)), CODE),
-    Benchmark("multilingual", "multilingual", graders.same, None, LANGUAGES),
-    Benchmark(
-        "structured", "structured", graders.document, AnswerFormat(256, ("\n\n",)), STRUCTURED
-    ),
-    Benchmark("gsm8k", "math", graders.math, _WORKED, shots=4),
+    Benchmark("multilingual", "multilingual", families=LANGUAGES),
+    Benchmark("structured", "structured", graders.document, _PARAGRAPH, STRUCTURED),
+    Benchmark("gsm8k", "math", graders.math, AnswerFormat(256, NEXT_QUESTION), shots=4),
     Benchmark("svamp", "math", graders.math, _SHORT, shots=4),
     Benchmark("asdiv", "math", graders.math, _SHORT, shots=4),
     Benchmark("mbpp", "code", graders.code, AnswerFormat(256, NO_FUNCTION), shots=3),
-    Benchmark(
-        *("humaneval", "code", graders.completed),
-        AnswerFormat(384, ("\ndef ", "\nclass ", "\n#", *NO_FUNCTION)),
-        read=readers.humaneval,
-    ),
-    *(Benchmark(name, "knowledge", graders.same) for name in ("arc_easy", "arc_challenge", "piqa")),
-    *(Benchmark(name, "knowledge", graders.same) for name in ("boolq", "hellaswag", "strategyqa")),
-    Benchmark("hotpotqa", "knowledge", words, AnswerFormat(32, ("\n",)), shots=2),
-    Benchmark("drop", "knowledge", words, AnswerFormat(32, ("\n",)), shots=2),
-    Benchmark("xcopa", "multilingual", graders.same, read=readers.xcopa),
-    Benchmark("flores", "multilingual", graders.same, read=readers.flores),
-    Benchmark("flores_language", "multilingual", graders.same, read=readers.flores_language),
-    Benchmark("tatoeba", "multilingual", graders.same, read=readers.tatoeba),
-    Benchmark("jsontestsuite", "structured", graders.same, read=readers.json_test_suite),
-    Benchmark(
-        *("csv_spectrum", "structured", graders.document, AnswerFormat(256, ("\n\nCSV",))),
-        read=readers.csv_spectrum,
-    ),
+    Benchmark("humaneval", "code", graders.completed, _BODY, read=readers.humaneval),
+    Benchmark("arc_easy", "knowledge"),
+    Benchmark("arc_challenge", "knowledge"),
+    Benchmark("piqa", "knowledge"),
+    Benchmark("boolq", "knowledge"),
+    Benchmark("hellaswag", "knowledge"),
+    Benchmark("strategyqa", "knowledge"),
+    Benchmark("hotpotqa", "knowledge", words, _WORDS, shots=2),
+    Benchmark("drop", "knowledge", words, _WORDS, shots=2),
+    Benchmark("xcopa", "multilingual", read=readers.xcopa),
+    Benchmark("flores", "multilingual", read=readers.flores),
+    Benchmark("flores_language", "multilingual", read=readers.flores_language),
+    Benchmark("tatoeba", "multilingual", read=readers.tatoeba),
+    Benchmark("jsontestsuite", "structured", read=readers.json_test_suite),
+    Benchmark("csv_spectrum", "structured", graders.document, _JSON, read=readers.csv_spectrum),
 )
-BENCHMARKS: dict[str, Benchmark] = {pack.name: pack for pack in _TABLE}
+BENCHMARKS: dict[str, Benchmark] = {benchmark.name: benchmark for benchmark in _TABLE}
 
 
 def from_benchmarks(
@@ -107,7 +93,7 @@ def from_benchmarks(
     shots: int | None = None,
     split_by: SplitBy = "prompt",
 ) -> list[Domain]:
-    """Each pack as a domain. `name:part` takes one part of it, such as a language of xcopa."""
+    """Each benchmark as a domain; `name:part` is one part of it, such as a language of xcopa."""
     if len(set(names)) < len(names):
         raise ConfigError("a pack is given twice")
     place = folder or Path(os.environ.get(FOLDER, "data"))
@@ -122,19 +108,19 @@ def from_names(
     levels: tuple[int, int],
     split_by: SplitBy = "prompt",
 ) -> list[Domain]:
-    """Generated tasks and, as `pack:NAME`, packs: what the settings of an evolution name."""
+    """Generated tasks and, as `pack:NAME`, benchmarks: what the settings of an evolution name."""
     packs = [name.removeprefix(PREFIX) for name in names if name.startswith(PREFIX)]
     tasks = [name for name in names if not name.startswith(PREFIX)]
     found = from_benchmarks(packs, split=split, count=count, levels=levels, split_by=split_by)
     if tasks or not packs:
-        found = from_tasks(tasks, split=split, count=count, levels=levels) + found
+        found = domains.from_tasks(tasks, split=split, count=count, levels=levels) + found
     if len({domain.name for domain in found}) < len(found):
         raise ConfigError("a pack and tasks have the same name", hint="name one of them")
     return found
 
 
 def find(name: str) -> tuple[Benchmark, str]:
-    """A pack by its name, and the part of it that is wanted."""
+    """A benchmark by its name, and the part of it that is wanted."""
     stem, _, wanted = name.partition(":")
     if f"{stem}:" == HARNESS:
         raise ConfigError(
@@ -143,13 +129,10 @@ def find(name: str) -> tuple[Benchmark, str]:
         )
     if stem not in BENCHMARKS:
         raise ConfigError(f"no pack is called {stem!r}{did_you_mean(stem, list(BENCHMARKS))}")
-    pack = BENCHMARKS[stem]
-    if wanted and pack.read not in readers.IN_PARTS:
+    benchmark = BENCHMARKS[stem]
+    if wanted and benchmark.read not in readers.IN_PARTS:
         raise ConfigError(f"the pack {stem!r} has no parts, so {name!r} names none")
-    return pack, wanted
-
-
-# -- from a pack to a domain ----------------------------------------------------------------------
+    return benchmark, wanted
 
 
 def _domain(
@@ -161,93 +144,89 @@ def _domain(
     shots: int | None,
     split_by: SplitBy,
 ) -> Domain:
-    pack, wanted = find(name)
-    if pack.families:
-        domain, seen = _generated(pack, split, count or BENCHMARK_ITEMS, levels)
-    elif pack.read:
-        whole = replace(_whole(pack, list(pack.read(folder, wanted)), name), split_by=split_by)
-        domain, seen = part(whole, split, count), []
+    benchmark, wanted = find(name)
+    seen: list[Example] = []
+    if benchmark.families:
+        domain, seen = _generated(benchmark, split, count or BENCHMARK_ITEMS, levels)
+    elif benchmark.read:
+        whole = _whole(benchmark, list(benchmark.read(folder, wanted)), name)
+        domain = domains.part(replace(whole, split_by=split_by), split, count)
     else:
-        domain, seen = _dataset(pack, split, count, folder, split_by)
-    worked = _worked(pack, seen, pack.shots if shots is None else shots)
+        domain, seen = _dataset(benchmark, split, count, folder, split_by)
+    worked = _worked(benchmark, seen, benchmark.shots if shots is None else shots)
     shown = {content_hash(example) for example in worked}
     domain = _chosen(domain, lambda example: content_hash(example) not in shown)
     taken = shown | set(map(content_hash, domain.examples))
+    # What guesses may rest on: nothing that is asked or shown.
+    free = [] if benchmark.families else [e for e in seen if content_hash(e) not in taken]
     return replace(
         domain,
         name=name,
         examples=tuple(_after(worked, example) for example in domain.examples),
-        writing=pack.writing,
-        grade=pack.grade,
-        # What guesses may rest on: nothing that is asked or shown.
-        seen=()
-        if pack.families
-        else tuple(_task(pack, example) for example in seen if content_hash(example) not in taken),
+        writing=benchmark.writing,
+        grade=benchmark.grade,
+        seen=tuple(_task(benchmark, example) for example in free),
     )
 
 
 def _chosen(domain: Domain, keep: Callable[[Example], bool]) -> Domain:
-    chosen = [i for i, example in enumerate(domain.examples) if keep(example)]
-    return replace(
-        domain,
-        examples=tuple(domain.examples[i] for i in chosen),
-        tasks=tuple(domain.tasks[i] for i in chosen),
-    )
+    return domain.select(i for i, example in enumerate(domain.examples) if keep(example))
 
 
 def _generated(
-    pack: Benchmark, split: str | None, count: int, levels: tuple[int, int]
+    benchmark: Benchmark, split: str | None, count: int, levels: tuple[int, int]
 ) -> tuple[Domain, list[Example]]:
-    domain = generated(pack.name, pack.families, split or "verdict", count, levels)
-    if pack.writing is None:
+    families = benchmark.families
+    domain = domains.generated(benchmark.name, families, split or "verdict", count, levels)
+    if benchmark.writing is None:
         pairs = zip(domain.examples, domain.tasks, strict=True)
         choices = (replace(e, choices=_mixed(e.completion, t.distractors)) for e, t in pairs)
         domain = replace(domain, examples=tuple(choices))
-    families = itertools.cycle(pack.families)
-    return domain, [as_example(make(next(families), "train", i, level=levels)) for i in range(32)]
+    drawn = zip(range(32), itertools.cycle(families), strict=False)
+    return domain, [as_example(make(family, "train", i, level=levels)) for i, family in drawn]
 
 
 def _dataset(
-    pack: Benchmark, split: str | None, count: int | None, folder: Path, split_by: SplitBy
+    benchmark: Benchmark, split: str | None, count: int | None, folder: Path, split_by: SplitBy
 ) -> tuple[Domain, list[Example]]:
-    """A published set. Holdout is cut from what a selection could see.
+    """A published set, and its training items; holdout is cut from what a selection could see.
 
-    Without a split it is the published test set, or all of a set that has none.
+    Without a split it is the published test part, or all of a set that has none.
     """
     side: str | None = "verdict" if split in (None, "verdict") else "selection"
-    paths = datasets.local_files(datasets.find(pack.name), folder)
+    paths = datasets.local_files(datasets.find(benchmark.name), folder)
     if split is None and len({datasets.kind_of_file(path) for path in paths}) == 1:
-        side = side if datasets.find(pack.name).kind_of else None
-    found = list(datasets.read(pack.name, folder, split=side))
+        side = side if datasets.find(benchmark.name).kind_of else None
+    found = list(datasets.read(benchmark.name, folder, split=side))
     if not found:
         raise NotFound(
-            f"{folder} has no items of {pack.name!r} for {split}",
+            f"{folder} has no items of {benchmark.name!r} for {split}",
             hint="put its training file beside the test file",
         )
-    domain = _whole(pack, found, pack.name)
+    domain = _whole(benchmark, found, benchmark.name)
     if side == "selection":
         domain = _chosen(domain, lambda example: _held(example, split_by) == (split == "holdout"))
-    seen = itertools.islice(datasets.read(pack.name, folder, split="train"), SEEN)
-    return part(domain, None, count), list(seen)
+    seen = itertools.islice(datasets.read(benchmark.name, folder, split="train"), SEEN)
+    return domains.part(domain, None, count), list(seen)
 
 
 def _held(example: Example, split_by: SplitBy) -> bool:
-    """A fifth of what a selection could see is for holdout alone."""
-    return (prompt_hash if split_by == "prompt" else content_hash)(example)[0] < 51
+    """True for the fifth of what a selection could see that is for holdout alone."""
+    return (domains.prompt_hash if split_by == "prompt" else content_hash)(example)[0] < 51
 
 
-def _whole(pack: Benchmark, found: Sequence[Example], name: str) -> Domain:
+def _whole(benchmark: Benchmark, found: Sequence[Example], name: str) -> Domain:
     kept = {content_hash(example): example for example in reversed(found)}
     examples = tuple(reversed(kept.values()))
-    return Domain(name, examples, True, tuple(_task(pack, example) for example in examples))
+    return Domain(name, examples, True, tuple(_task(benchmark, example) for example in examples))
 
 
-def _task(pack: Benchmark, example: Example) -> Task:
-    """What a grader compares with: of a worked solution the number it comes to."""
+def _task(benchmark: Benchmark, example: Example) -> Task:
+    """What a grader compares with: of a worked solution its final number."""
     right = example.completion
-    if pack.kind == "math":
+    if benchmark.kind == "math":
         right = right.rpartition("####")[2].strip()
-    return Task(pack.name, 1, example.split, example.prompt, right, tests=example.tests)
+    return Task(benchmark.name, 1, example.split, example.prompt, right, tests=example.tests)
 
 
 def _mixed(right: str, wrong: Sequence[str]) -> tuple[str, ...]:
@@ -255,27 +234,25 @@ def _mixed(right: str, wrong: Sequence[str]) -> tuple[str, ...]:
     return tuple(sorted({right, *wrong}, key=lambda c: hashlib.sha256(c.encode()).digest()))
 
 
-def _worked(pack: Benchmark, seen: Sequence[Example], shots: int) -> list[Example]:
-    """The worked examples: short ones, so that small models can read them."""
+def _worked(benchmark: Benchmark, seen: Sequence[Example], shots: int) -> list[Example]:
+    """Worked examples, short ones, so that small models can read them."""
     if shots > len(seen):
         raise ConfigError(
-            f"{pack.name}: {shots} worked examples are wanted, its training part has {len(seen)}",
+            f"{benchmark.name}: {shots} worked examples are wanted, its training part"
+            f" has {len(seen)}",
             hint="--shots 0, or put its training file into the folder",
         )
-    short = sorted(seen, key=lambda e: (len(e.prompt) + len(answer(e)), content_hash(e)))
+    short = sorted(seen, key=lambda e: (len(e.prompt) + len(domains.answer(e)), content_hash(e)))
     middle = short[len(short) // 4 :] or short  # the very shortest are odd ones
     return (middle if len(middle) >= shots else short)[:shots]
 
 
 def _after(worked: Sequence[Example], example: Example) -> Example:
-    """An example behind worked ones: as earlier turns where it is a turn."""
+    """An example with worked ones before it: as earlier turns where it is a conversation."""
     if not worked:
         return example
-    before = "".join(f"{shot.prompt}{_gap(shot)}{shot.completion.rstrip()}\n\n" for shot in worked)
+    pairs = [(f"{e.prompt}\n" if e.messages else e.prompt, e.completion) for e in worked]
+    before = "".join(f"{prompt}{completion.rstrip()}\n\n" for prompt, completion in pairs)
     turns = tuple(turn for shot in worked for turn in shot.messages)
     messages = (*turns, *example.messages) if example.messages else ()
     return replace(example, prompt=before + example.prompt, messages=messages)
-
-
-def _gap(shot: Example) -> str:
-    return "\n" if shot.messages else ""

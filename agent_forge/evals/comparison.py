@@ -1,4 +1,4 @@
-"""Whether one model is better than another, from what both did with the same items.
+"""Comparing models by what each did with the same items: is one better than the other?
 
 Three measures, each a sum over items over a sum of weights: accuracy (right answers over items),
 bits per byte and, where both read the text in the same tokens, nats per token. A gain is positive
@@ -8,7 +8,6 @@ random for losses: an item may as well have gone the other way round if the mode
 
 Over several domains the mean of their gains counts, so that a large file does not outvote a small
 one: items are resampled within their domain, and signs flipped with the weight of their domain.
-No torch: whatever has right, loss and size of items can be judged.
 """
 
 from __future__ import annotations
@@ -16,32 +15,26 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from agent_forge.errors import ConfigError
+from agent_forge.evals.domains import Domain, smallest_gain
+
+if TYPE_CHECKING:  # it loads torch, which nothing here needs
+    from agent_forge.evals.likelihood import ItemScores
 
 DRAWS = 10_000
 CELLS = 1 << 22  # of a block of draws: bounds the memory
 LEVEL = 0.05
 ACCURACY, BITS, NATS = "accuracy", "bits_per_byte", "nats_per_token"
 UNITS = {ACCURACY: (100, "points"), BITS: (1, "bits per byte"), NATS: (1, "nats per token")}
+COLUMNS = ("domain", "measure", "n", "A", "B", "gain of B", "95 % interval", "p", "verdict")
 
 Floats = NDArray[np.float64]
-
-
-class Scored(Protocol):
-    """What came out for each item: an Outcome."""
-
-    @property
-    def right(self) -> Sequence[bool]: ...
-    @property
-    def loss(self) -> Sequence[float]: ...  # nats of the whole item
-    @property
-    def tokens(self) -> Sequence[int]: ...
 
 
 @dataclass(frozen=True)
@@ -49,8 +42,8 @@ class PairedScores:
     """Two models on the items of a domain. `sizes` are the bytes that each item asks for."""
 
     name: str
-    reference: Scored
-    candidate: Scored
+    reference: ItemScores
+    candidate: ItemScores
     sizes: Sequence[int]
     exact: bool = True  # whether right and wrong mean anything
 
@@ -62,7 +55,7 @@ class PairedScores:
 
 @dataclass(frozen=True)
 class Gain:
-    """One measure: the two values, their difference (positive is better) and how sure it is."""
+    """One measure of two models: their values, the gain (positive is better), how sure it is."""
 
     reference: float
     candidate: float
@@ -88,14 +81,26 @@ class Verdict:
     gains: Mapping[str, Gain]
 
     def sentence(self, reference: str = "the reference") -> str:
-        """The result in words: by accuracy where there are answers, by bits per byte elsewhere.
-
-        Of answers and texts together it tells both, each with the items it rests on.
-        """
+        """The result in words: of answers by accuracy, of texts by bits per byte."""
         answers = self.gains[ACCURACY].n if ACCURACY in self.gains else 0
         told = [ACCURACY] if answers else []
         told += [BITS] if not answers or answers < self.gains[BITS].n else []
         return "; ".join(self._told(measure, reference) for measure in told)
+
+    def rows(self) -> list[tuple[Any, ...]]:
+        """A row under COLUMNS for each measure."""
+        rows = []
+        for measure, (scale, unit) in UNITS.items():
+            if gain := self.gains.get(measure):
+                values = (gain.reference, gain.candidate, gain.value, gain.low, gain.high)
+                a, b, value, low, high = (f"{scale * x:.{1 if scale > 1 else 4}f}" for x in values)
+                name = f"{measure}, {unit}" if scale > 1 else unit
+                row = (self.name, name, gain.n, a, b, value, f"{low}..{high}", f"{gain.p:.4f}")
+                rows.append((*row, gain.verdict))
+        return rows
+
+    def to_json(self) -> dict[str, Any]:
+        return {name: {**asdict(g), "verdict": g.verdict} for name, g in self.gains.items()}
 
     def _told(self, measure: str, reference: str) -> str:
         gain = self.gains[measure]
@@ -116,6 +121,76 @@ class Comparison:
     domains: tuple[Verdict, ...]
     overall: Verdict
 
+    @property
+    def verdict(self) -> str:
+        """better, worse or unclear over all: by accuracy where there are answers."""
+        gains = self.overall.gains
+        return gains[ACCURACY if ACCURACY in gains else BITS].verdict
+
+    def sentence(self, reference: str = "the reference") -> str:
+        """The result over all in words."""
+        return self.overall.sentence(reference)
+
+    def losses(self) -> str:
+        """In words, in which of several domains the candidate is worse; empty if in none."""
+        if len(self.domains) < 2:
+            return ""
+        told = {domain.name: domain.sentence("it").split(" (")[0] for domain in self.domains}
+        return "".join(f"; on {n} {said}" for n, said in told.items() if said.startswith("worse"))
+
+    def rows(self) -> list[tuple[Any, ...]]:
+        """The rows of a table under COLUMNS: each measure of each domain, accuracy in points."""
+        several = [self.overall] if len(self.domains) > 1 else []
+        return [row for verdict in (*self.domains, *several) for row in verdict.rows()]
+
+    def to_json(self) -> dict[str, Any]:
+        """All gains with their verdicts, by domain and over all."""
+        by_domain = {verdict.name: verdict.to_json() for verdict in self.domains}
+        return {"domains": by_domain, "overall": self.overall.to_json()}
+
+    def metrics(self) -> dict[str, float]:
+        """The values of the candidate and its gains over all, by name."""
+        gains = self.overall.gains.items()
+        return {name: g.candidate for name, g in gains} | {f"{n}_gain": g.value for n, g in gains}
+
+
+def compare(
+    reference: Sequence[ItemScores],
+    candidate: Sequence[ItemScores],
+    items: Sequence[Domain],
+    seed: int = 0,
+) -> Comparison:
+    """Compare two models by their scores on the same domains."""
+    scored = zip(items, reference, candidate, strict=True)
+    pairs = [PairedScores(d.name, a, b, d.sizes, d.exact) for d, a, b in scored]
+    return compare_scores(pairs, seed=seed)
+
+
+def card_section(candidate: str, comparisons: Mapping[str, Comparison]) -> list[str]:
+    """Markdown about a candidate and the models it was compared with: a sentence and a row each."""
+    first = next(iter(comparisons.values()))
+    columns = [(v.name, m) for v in first.domains for m in UNITS if m in v.gains and m != NATS]
+
+    def row(name: str, comparison: Comparison, side: str) -> str:
+        gains = {verdict.name: verdict.gains for verdict in comparison.domains}
+        values = (getattr(gains[domain][measure], side) for domain, measure in columns)
+        return f"| {name} | {' | '.join(f'{value:.4f}' for value in values)} |"
+
+    return [
+        *(f"- {name}: {c.sentence('it')}{c.losses()}" for name, c in comparisons.items()),
+        "",
+        f"| model | {' | '.join(f'{domain}/{measure}' for domain, measure in columns)} |",
+        f"|---|{'---|' * len(columns)}",
+        row(candidate, first, "candidate"),
+        *(row(name, comparison, "reference") for name, comparison in comparisons.items()),
+    ]
+
+
+def detectable_gain(items: Sequence[Domain]) -> tuple[int, float | None]:
+    """How many answers there are, and the smallest gain in accuracy that so many can show."""
+    answers = sum(len(domain.examples) for domain in items if domain.exact)
+    return answers, smallest_gain(answers) if answers else None
+
 
 def compare_scores(
     pairs: Sequence[PairedScores], *, seed: int = 0, draws: int = DRAWS
@@ -123,15 +198,12 @@ def compare_scores(
     """Compare two models. The same seed gives the same numbers, whatever else is compared."""
     if not pairs:
         raise ConfigError("there is nothing to compare")
-    terms = [_terms(pair) for pair in pairs]
-    drawn = [
-        _bootstrap(columns, _generator(seed, "bootstrap", pair.name), draws)
-        for pair, columns in zip(pairs, terms, strict=True)
-    ]
-    verdicts = []
-    for pair, columns, draw in zip(pairs, terms, drawn, strict=True):
+    terms, drawn, verdicts = [_terms(pair) for pair in pairs], [], []
+    for pair, columns in zip(pairs, terms, strict=True):
+        draw = _bootstrap(columns, _generator(seed, "bootstrap", pair.name), draws)
         gains = {m: _gain([t], [draw[m]], m, seed, pair.name, draws) for m, t in columns.items()}
         verdicts.append(Verdict(pair.name, gains))
+        drawn.append(draw)
     if len(pairs) == 1:
         return Comparison(tuple(verdicts), verdicts[0])
     overall = {}
@@ -167,7 +239,7 @@ def _terms(pair: PairedScores) -> dict[str, _Terms]:
 
 
 def _quotient(reference: Floats, candidate: Floats, weight: Floats, *, better: int) -> _Terms:
-    """`better`: whether more (1) or less (-1) is."""
+    """The terms of a measure of which more (`better` 1) or less (-1) is better."""
     values = (float(column.sum() / weight.sum()) for column in (reference, candidate))
     return _Terms(better * (candidate - reference), weight, *values)
 
@@ -183,15 +255,11 @@ def _gain(
         p = mcnemar(int((gain > 0).sum()), int((gain < 0).sum()))
     else:
         p = sign_flip(np.concatenate(shares), _generator(seed, measure, name), draws)
-    return Gain(
-        reference=float(np.mean([t.reference for t in terms])),
-        candidate=float(np.mean([t.candidate for t in terms])),
-        value=float(sum(share.sum() for share in shares)),
-        low=float(low),
-        high=float(high),
-        p=p,
-        n=sum(len(t.gain) for t in terms),
+    reference, candidate = (
+        float(np.mean([getattr(t, side) for t in terms])) for side in ("reference", "candidate")
     )
+    value, n = float(sum(share.sum() for share in shares)), sum(len(t.gain) for t in terms)
+    return Gain(reference, candidate, value, float(low), float(high), p, n)
 
 
 def mcnemar(gained: int, lost: int) -> float:
@@ -228,13 +296,13 @@ def _bootstrap(
 
 
 def _blocks(draws: int, n: int) -> Iterator[int]:
-    """How many draws to make at once."""
+    """The draws that are made at once, block by block."""
     most = max(1, CELLS // max(1, n))
     for first in range(0, draws, most):
         yield min(most, draws - first)
 
 
 def _generator(seed: int, *names: str) -> np.random.Generator:
-    """A stream of its own for every use."""
+    """A random stream of its own for every use."""
     key = hashlib.sha256("\0".join((str(seed), *names)).encode()).digest()
     return np.random.default_rng(int.from_bytes(key[:16], "little"))

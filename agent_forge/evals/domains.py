@@ -1,11 +1,10 @@
-"""What models are judged on: the examples of a file or of generated tasks, in three disjoint parts.
+"""Domains: the examples of a file or of generated tasks, in three disjoint parts.
 
 A search looks at `selection`, stops early by `holdout`, and only the last comparison reads
 `verdict`. A hash of an example's prompt names its part, so a near-copy (the same prompt with other
-case, spaces or punctuation, or with another answer), in this file or another, is always on the same
-side. Within a domain an exact copy counts once: ten copies are no ten items. Of running text, which
-has no prompt, all of it decides. Its first word is given, so that every tokenizer is asked for the
-same bytes.
+case, spaces or punctuation, or with another answer), in this file or another, is always in the same
+part. Within a domain an exact copy counts once. Running text has no prompt: a hash of all of it
+names its part, and its first word is given, so that every tokenizer is asked for the same bytes.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -28,6 +27,7 @@ from agent_forge.data.datasets import read_own
 from agent_forge.data.readers import Example
 from agent_forge.data.tasks import DOMAINS, FAMILIES, Task, as_example, is_right, make
 from agent_forge.errors import ConfigError
+from agent_forge.evals.graders import GRADER_IDS, Grade
 
 SHARES = {"selection": 0.50, "holdout": 0.15, "verdict": 0.35}
 LEVELS = (1, 20)  # of generated tasks, as Phase 1 learns them
@@ -42,34 +42,35 @@ SplitBy = Literal["prompt", "content"]  # the latter: prompt and answer, as it w
 
 @dataclass(frozen=True)
 class AnswerFormat:
-    """How answers are written, where they are: what ends one, beside the model's own end."""
+    """What ends a generated answer, beside the model's own end tokens."""
 
     max_new_tokens: int
-    stop: tuple[str, ...] = ()  # for models that go on with the text instead of chatting
-
-    @property
-    def key(self) -> str:
-        """Its part of an evaluation's hash; scores are cached by that, so it stays as it is."""
-        return f"Writing(max_new_tokens={self.max_new_tokens!r}, stop={self.stop!r})"
+    stop: tuple[str, ...] = ()  # for models that continue the text instead of chatting
 
 
 @dataclass(frozen=True)
 class Domain:
     """Examples that share a score. `exact`: there are answers, which are right or wrong.
 
-    With `writing` the model writes its answers and `grade` says which are right; else they are
-    measured by likelihood.
+    With `writing` the model generates its answers and `grade` says which are right; without it
+    they are measured by likelihood.
     """
 
     name: str
     examples: tuple[Example, ...]
     exact: bool = True
-    tasks: tuple[Task, ...] = ()  # behind the examples, where they are generated or graded
+    tasks: tuple[Task, ...] = ()  # those of the examples, if they are generated or graded
     writing: AnswerFormat | None = None
-    grade: Callable[[Task, str], bool] = is_right
+    grade: Grade = is_right
     seen: tuple[Task, ...] = ()  # what guesses rest on; none: generated ones, or its own
     split_by: SplitBy = "prompt"
-    near_copies: int = 0  # in its file, whatever part of it this is
+    near_copies: int = 0  # in its whole file
+
+    def select(self, numbers: Iterable[int]) -> Domain:
+        """The domain with these of its examples."""
+        chosen = list(numbers)
+        tasks = tuple(self.tasks[i] for i in chosen) if self.tasks else ()
+        return replace(self, examples=tuple(self.examples[i] for i in chosen), tasks=tasks)
 
     @property
     def sizes(self) -> list[int]:
@@ -84,18 +85,18 @@ class Domain:
 
     @cached_property
     def unigram_bits(self) -> float:
-        """What a model that only counts bytes needs for the answers, in bits a byte."""
+        """Bits per byte of the answers for a model that only counts bytes."""
         return unigram_bits(answer(example) for example in self.examples)
 
     @cached_property
     def parts(self) -> list[str]:
-        """The one part that each example, and every near-copy of it, is in."""
+        """The part of each example and of every near-copy of it."""
         if self.split_by == "content":
             return [_part_at(content_hash(example)) for example in self.examples]
         return [_part_at(prompt_hash(example, self.exact)) for example in self.examples]
 
     def baselines(self) -> dict[str, float]:
-        """What guessing by what was seen would score, by name; empty for text."""
+        """The accuracy of guessing from what was seen, by name of the guess; empty for text."""
         if not self.tasks or not self.exact:
             return {}
         seen: Sequence[Task] = self.seen
@@ -104,12 +105,9 @@ class Domain:
             levels = min(t.level for t in self.tasks), max(t.level for t in self.tasks)
             numbers = range(len(self.tasks))
             seen = [make(families[i % len(families)], "train", i, level=levels) for i in numbers]
-        if not seen:  # only a set to measure on: what its own most frequent answer would score
-            return {"majority": baselines.majority(self.tasks, self.tasks, self.grade)}
-        return {
-            "majority": baselines.majority(seen, self.tasks, self.grade),
-            "ngram": baselines.ngram(seen, self.tasks, grade=self.grade),
-        }
+        majority = baselines.majority(seen or self.tasks, self.tasks, self.grade)
+        ngram = {"ngram": baselines.ngram(seen, self.tasks, grade=self.grade)} if seen else {}
+        return {"majority": majority, **ngram}
 
 
 def from_files(paths: Sequence[Path], split_by: SplitBy = "prompt") -> list[Domain]:
@@ -136,7 +134,7 @@ def from_tasks(
     count: int = TASK_ITEMS,
     levels: tuple[int, int] = LEVELS,
 ) -> list[Domain]:
-    """Generated tasks: a family or all of a domain; without names what small models can learn."""
+    """Generated tasks by family or domain; without names all that small models can learn."""
     groups = {name: _families(name) for name in names}
     if not names:
         learnable = [f.name for f in FAMILIES.values() if f.learnable]
@@ -147,10 +145,9 @@ def from_tasks(
 
 def part(domain: Domain, split: str | None = None, limit: int | None = None) -> Domain:
     """The examples of one split, and of these at most `limit`, chosen by their hash."""
-    if split not in (None, *SHARES):
-        raise ConfigError(f"unknown split {split!r}{did_you_mean(str(split), list(SHARES))}")
     mine = domain.examples
     if split is not None:
+        _check_split(split)
         mine = tuple(e for e, its in zip(mine, domain.parts, strict=True) if its == split)
     if not mine:
         raise ConfigError(
@@ -159,16 +156,16 @@ def part(domain: Domain, split: str | None = None, limit: int | None = None) -> 
             + copies_hint(domain),
         )
     kept = set(sorted(map(content_hash, mine))[:limit])
-    chosen = [i for i, e in enumerate(domain.examples) if content_hash(e) in kept]
-    return replace(
-        domain,
-        examples=tuple(domain.examples[i] for i in chosen),
-        tasks=tuple(domain.tasks[i] for i in chosen) if domain.tasks else (),
-    )
+    return domain.select(i for i, e in enumerate(domain.examples) if content_hash(e) in kept)
+
+
+def _check_split(split: str) -> None:
+    if split not in SHARES:
+        raise ConfigError(f"unknown split {split!r}{did_you_mean(split, list(SHARES))}")
 
 
 def _part_at(digest: bytes) -> str:
-    """The part in which a hash lies."""
+    """The part that a hash names."""
     place = int.from_bytes(digest[-4:], "big") / 2**32
     for split, share in SHARES.items():
         place -= share
@@ -200,44 +197,45 @@ def folded(text: str) -> str:
 
 
 def near_copies(domains: Sequence[Domain]) -> dict[str, int]:
-    """Rows of a file beyond the first of their prompt, for each domain that has any."""
+    """How many rows of each domain repeat a prompt; only domains that have such rows."""
     return {domain.name: domain.near_copies for domain in domains if domain.near_copies}
 
 
 def copies_told(domains: Sequence[Domain]) -> list[str]:
-    """The same in words; nothing where there are none."""
-    counts = [f"{name} {count}" for name, count in near_copies(domains).items()]
-    if not counts:
-        return []
+    """One sentence about near-copies, in a list; an empty list if there are none."""
+    counts = ", ".join(f"{name} {count}" for name, count in near_copies(domains).items())
     told = "near-copies (rows that repeat a prompt, or a text, but for case, spaces, punctuation)"
     where = "each is in the part of the first"
-    if domains[0].split_by == "content":
+    if counts and domains[0].split_by == "content":
         where = "split by content, so the verdict may ask what the search saw"
-    return [f"{told}: {', '.join(counts)}; {where}"]
+    return [f"{told}: {counts}; {where}"] if counts else []
 
 
 def copies_hint(domain: Domain) -> str:
-    """The rest of a hint where a part of a domain is too small: near-copies may be why."""
+    """The end of a hint about a part that is too small: near-copies may be the reason."""
     if not domain.near_copies or domain.split_by == "content":
         return ""
     return f"; {domain.near_copies} of its rows are near-copies, which stay together"
 
 
 def answer(example: Example) -> str:
-    """What is asked for, as text: the completion, and the tools that it calls."""
+    """The text that is asked for: the completion, and the tool calls in it."""
     last = reply_of(example)
     calls = example.messages[last].get("tool_calls") if last is not None else None
     return example.completion + (json.dumps(calls, ensure_ascii=False) if calls else "")
 
 
 def reply_of(example: Example) -> int | None:
-    """Which message is asked for: the last one of the assistant; None without a conversation."""
+    """The index of the assistant's last message, which is asked for; None if there is none."""
     said = [i for i, m in enumerate(example.messages) if m["role"] == "assistant"]
     return said[-1] if said else None
 
 
 def evaluation_hash(domains: Sequence[Domain], **settings: Any) -> str:
-    """The sha256 of what is asked and how: with a model's hash the key of its scores."""
+    """The sha256 of what is asked and how: with a model's hash the key of its scores.
+
+    Caches hold scores under this hash, so what goes into it never changes its form.
+    """
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode())
     for domain in domains:
         digest.update(f"\0{domain.name}/{domain.exact}".encode())
@@ -246,16 +244,10 @@ def evaluation_hash(domains: Sequence[Domain], **settings: Any) -> str:
             asked = [example.prompt, answer(example), choices, example.messages]
             digest.update(b"\0" + json.dumps(asked, default=str).encode())
         if domain.writing:
+            ends = f"max_new_tokens={domain.writing.max_new_tokens}, stop={domain.writing.stop!r}"
             tests = [task.tests for task in domain.tasks]
-            digest.update(
-                f"({domain.writing.key}, {_grader_key(domain.grade)!r}, {tests!r})".encode()
-            )
+            digest.update(f"(Writing({ends}), {GRADER_IDS[domain.grade]!r}, {tests!r})".encode())
     return digest.hexdigest()
-
-
-def _grader_key(grade: Callable[[Task, str], bool]) -> str:
-    """The name of a grader in an evaluation's hash, whatever the function is called."""
-    return "check" if grade is is_right else grade.__name__
 
 
 # -- scores that can be compared ------------------------------------------------------------------
@@ -338,14 +330,16 @@ def generated(
     name: str, families: tuple[str, ...], split: str, count: int, levels: tuple[int, int]
 ) -> Domain:
     """Items that no model was trained on; holdout is cut from what a selection could draw."""
-    if split not in SHARES:
-        raise ConfigError(f"unknown split {split!r}{did_you_mean(split, list(SHARES))}")
+    _check_split(split)
     source = "verdict" if split == "verdict" else "selection"
     kept: dict[bytes, tuple[Example, Task]] = {}
     for i in range(DRAWS_AN_ITEM * count):
         task = make(families[i % len(families)], source, i, level=levels)
         example = _asked(as_example(task))
-        if example and (split == "verdict" or _held(example) == (split == "holdout")):
+        if example is None:
+            continue
+        held = _part_at(content_hash(example)) == "holdout"
+        if split == "verdict" or held == (split == "holdout"):
             kept.setdefault(content_hash(example), (example, task))
         if len(kept) == count:
             break
@@ -353,8 +347,3 @@ def generated(
         raise ConfigError(f"{name} has no items for {split} at levels {levels[0]} to {levels[1]}")
     examples, behind = zip(*kept.values(), strict=True)
     return Domain(name, examples, families != (TEXT,), behind)
-
-
-def _held(example: Example) -> bool:
-    """Whether a generated item of a selection is for holdout alone."""
-    return _part_at(content_hash(example)) == "holdout"

@@ -1,4 +1,4 @@
-"""Whether a generated text is right: numbers compared, functions run, documents parsed.
+"""Graders: is a generated text right? Numbers are compared, functions run, documents parsed.
 
 Each grader takes the task and all that the model wrote. Nothing of it is executed or compiled in
 this process: code goes to the sandbox, documents through parsers that only read.
@@ -11,8 +11,8 @@ import re
 from collections.abc import Callable
 from fractions import Fraction
 
-from agent_forge.data.tasks import FAMILIES, Task
-from agent_forge.data.tasks.checks import MAX_TEXT, json_document
+from agent_forge.data.tasks import FAMILIES, Task, is_right
+from agent_forge.data.tasks.checks import MAX_TEXT, json_document, words
 from agent_forge.sandbox import Limits, check
 
 Grade = Callable[[Task, str], bool]
@@ -41,10 +41,10 @@ BEGINS = re.compile(r"^(?:def|async def|class|import|from|@)\b", re.MULTILINE)
 
 
 def final_number(text: str) -> tuple[Fraction, bool] | None:
-    """The answer that a text comes to, and whether it is a percentage.
+    """The number that a text gives as its answer, and whether it is a percentage.
 
-    What stands after the last `####`, in the last box, or after the last "answer is"; where nothing
-    is marked, the last number of all.
+    It stands after the last `####`, in the last box, or after the last "answer is"; where nothing
+    is marked, it is the last number of all.
     """
     text = LATEX.sub(r"\1/\2", text[:MAX_TEXT].replace("\\!", "").replace("{,}", ","))
     boxes = [match.end() for match in BOXED.finditer(text)]
@@ -60,7 +60,7 @@ def final_number(text: str) -> tuple[Fraction, bool] | None:
 
 
 def math(task: Task, text: str) -> bool:
-    """The final number equals that of the answer; 50 % may be written as 50, 50% or 0.5."""
+    """True if the final number is that of the answer; 50 % may be written as 50, 50% or 0.5."""
     expected, found = final_number(task.answer), final_number(text)
     if expected is None or found is None:
         return False
@@ -103,25 +103,21 @@ def source(text: str) -> str:
 
 
 def code(task: Task, text: str) -> bool:
-    """The function passes all tests. Whatever else it does costs nothing but its own score."""
+    """True if the function in the text passes all tests of the task."""
     return _passes(source(text), task)
 
 
 def completed(task: Task, text: str) -> bool:
-    """The same where the question is the beginning of the function and the text goes on with it."""
-    fenced = FENCE.search(text)
-    if fenced or BEGINS.match(text):
+    """The same for a question that is the beginning of the function, which the text continues."""
+    if FENCE.search(text) or BEGINS.match(text):
         return _passes(f"{task.question}\n    pass\n\n{source(text)}", task)
     return _passes(task.question + text, task)
 
 
 def _passes(program: str, task: Task) -> bool:
-    """Run it, unless there is no function in it."""
-    if "def " not in program or len(program) > MAX_TEXT:
-        return False
-    try:
-        program.encode()
-    except UnicodeEncodeError:
+    """True if a program passes the tests; without a function, or as no text, it is not run."""
+    surrogates = any("\ud800" <= c <= "\udfff" for c in program)
+    if "def " not in program or len(program) > MAX_TEXT or surrogates:
         return False
     return check(program, task.tests, limits=LIMITS).ok
 
@@ -130,7 +126,7 @@ def _passes(program: str, task: Task) -> bool:
 
 
 def document(task: Task, text: str) -> bool:
-    """JSON, CSV or YAML with the content of the answer; in fences or bare.
+    """True if the text is JSON, CSV or YAML with the content of the answer, in fences or bare.
 
     Around bare JSON there may be words: its first object or list counts.
     """
@@ -154,5 +150,17 @@ def _bare_json(text: str) -> str:
 
 
 def same(task: Task, text: str) -> bool:
-    """The very answer, as one of several choices is."""
+    """True if the text is the answer itself, as one of several choices is."""
     return text.strip() == task.answer.strip()
+
+
+# What stands for a grader in the hash of an evaluation, under which scores are cached.
+GRADER_IDS: dict[Grade, str] = {
+    is_right: "check",
+    math: "math",
+    code: "code",
+    completed: "completed",
+    document: "document",
+    same: "same",
+    words: "words",
+}

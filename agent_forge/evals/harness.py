@@ -43,16 +43,10 @@ def measure(
     for name in names:
         if name not in manager.all_tasks:
             raise ConfigError(f"lm-eval has no task {name!r}", hint="lm-eval ls tasks lists them")
-    network, tokenizer = _opened(model)
-    found = simple_evaluate(
-        model=HFLM(pretrained=network, tokenizer=tokenizer, device="cpu", batch_size=1),
-        tasks=list(names),
-        num_fewshot=shots,
-        limit=limit,
-        task_manager=manager,
-        bootstrap_iters=0,
-        log_samples=False,
-    )
+    network, tokenizer = _as_transformers(model)
+    wrapped = HFLM(pretrained=network, tokenizer=tokenizer, device="cpu", batch_size=1)
+    how = {"num_fewshot": shots, "limit": limit, "bootstrap_iters": 0, "log_samples": False}
+    found = simple_evaluate(model=wrapped, tasks=list(names), task_manager=manager, **how)
     counts = found["n-samples"]
     return [_row(name, scores, counts.get(name, {})) for name, scores in found["results"].items()]
 
@@ -61,24 +55,20 @@ def _row(name: str, scores: dict[str, Any], counts: dict[str, int]) -> dict[str,
     """The library names a score with its filter, as in `acc,none`."""
     numbers = {k: v for k, v in scores.items() if isinstance(v, int | float)}
     first = next((numbers[k] for s in SCORES for k in numbers if k.split(",")[0] == s), None)
-    return {
-        "domain": f"{PREFIX}{name}",
-        "items": counts.get("effective"),
-        "accuracy": first,
-        "scores": numbers,
-    }
+    row = {"domain": f"{PREFIX}{name}", "items": counts.get("effective"), "accuracy": first}
+    return {**row, "scores": numbers}
 
 
-def _opened(model: Path) -> tuple[Any, Any]:
-    """A model as transformers has it, ours in its class there, with a tokenizer of transformers."""
-    from agent_forge.model.folder import home_of, open_model
+def _as_transformers(model: Path) -> tuple[Any, Any]:
+    """A network and a tokenizer of transformers; ours in its class there."""
+    from agent_forge.model.folder import home_of
     from agent_forge.model.hf import ForgeConfig, ForgeForCausalLM, config_dict
     from agent_forge.model.load import open_tokenizer
-    from agent_forge.model.network import ForgeNetwork
+    from agent_forge.model.opened import TransformersModel, open_model
 
-    network, tokenizer = open_model(model)
-    if not isinstance(network, ForgeNetwork):
-        return network, tokenizer
-    wrapped = ForgeForCausalLM(ForgeConfig(**config_dict(network.settings))).eval()
-    wrapped.network.load_state_dict(network.state_dict())
+    opened: Any = open_model(model)
+    if isinstance(opened, TransformersModel):
+        return opened.network, opened.tokenizer
+    wrapped = ForgeForCausalLM(ForgeConfig(**config_dict(opened.network.settings))).eval()
+    wrapped.network.load_state_dict(opened.network.state_dict())
     return wrapped, open_tokenizer(home_of(model))

@@ -1,14 +1,14 @@
-"""What a model thinks of given text: exact match of answers, loss and bits per byte.
+"""Scores of given text: exact match, loss and bits per byte, in a single pass.
 
-An answer counts when every token of it, and the end of the turn, is the likeliest one. That is what
-greedy generation would write, at the cost of a single pass. Items are put into batches by length,
-always the same ones, so that a score does not depend on what else is measured.
+An answer is right when every token of it, and the end of the turn, is the likeliest one: greedy
+generation would write it. Items are put into batches by length alone, so that a score does not
+depend on what else is measured.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,27 +16,27 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from agent_forge.data.loader import TokenizedItem as TokenizedItem  # read from here, too
+from agent_forge.data.loader import TokenizedItem
 from agent_forge.errors import ConfigError
+from agent_forge.infer.generate import ProgressCallback, batches, no_progress
 from agent_forge.model.network import ForgeNetwork
 
 TOKENS_A_BATCH = 4096
 CHUNK = 1024  # positions whose logits exist at once
-ProgressCallback = Callable[[int, int], None]  # (tokens that are done, of how many)
 
 
 @dataclass
 class ItemScores:
-    """What came out for each item, in their order."""
+    """The scores of each item, in their order."""
 
     right: list[bool] = field(default_factory=list)
     loss: list[float] = field(default_factory=list)  # nats, summed over the asked tokens
     tokens: list[int] = field(default_factory=list)  # asked
     steps: list[float] = field(default_factory=list)  # recursion steps, mean over those tokens
-    # Where answers were written:
-    truncated: list[bool] = field(default_factory=list)  # no end where the limit was
+    # Of generated answers:
+    truncated: list[bool] = field(default_factory=list)  # without an end where the limit was
     empty: list[bool] = field(default_factory=list)  # nothing but blanks
-    cut: list[bool] = field(default_factory=list)  # a prompt longer than the model can read
+    cut: list[bool] = field(default_factory=list)  # to a prompt longer than the model can read
 
     @property
     def accuracy(self) -> float:
@@ -62,7 +62,7 @@ def measure(
     *,
     threshold: float | None = None,
     batch_tokens: int = TOKENS_A_BATCH,
-    progress: ProgressCallback = lambda done, total: None,
+    progress: ProgressCallback = no_progress,
 ) -> ItemScores:
     """Score every item. `threshold` is that of halting; 1 takes all recursion steps."""
     if not items:
@@ -70,39 +70,19 @@ def measure(
     model.eval()
     device = next(model.parameters()).device
     results: dict[int, tuple[bool, float, int, float]] = {}
-    lengths = [len(item.ids) for item in items]
-    done = 0
+    lengths, done = [len(item.ids) for item in items], 0
     for rows in batches(lengths, batch_tokens):
         tokens, asked = padded([items[i] for i in rows], device)
         right, loss, steps = _score(model, tokens, asked, threshold)
         owner = asked[:, 1:].nonzero()[:, 0]
         for place, row in enumerate(rows):
             mine = owner == place
-            count = int(mine.sum())
-            results[row] = (
-                bool(right[mine].all()),
-                float(loss[mine].sum()),
-                count,
-                float(steps[mine].float().mean()),
-            )
+            numbers = float(loss[mine].sum()), int(mine.sum()), float(steps[mine].float().mean())
+            results[row] = (bool(right[mine].all()), *numbers)
         done += sum(lengths[i] for i in rows)
         progress(done, sum(lengths))
-    ordered = [results[i] for i in range(len(items))]
-    columns: list[Any] = [list(column) for column in zip(*ordered, strict=True)]
-    return ItemScores(*columns)
-
-
-def batches(lengths: Sequence[int], most: int = TOKENS_A_BATCH) -> Iterator[list[int]]:
-    """Items of similar length together, longest last; which go together depends on lengths only."""
-    order = sorted(range(len(lengths)), key=lambda i: (lengths[i], i))
-    batch: list[int] = []
-    for i in order:
-        if batch and (len(batch) + 1) * lengths[i] > most:
-            yield batch
-            batch = []
-        batch.append(i)
-    if batch:
-        yield batch
+    columns: Any = zip(*(results[i] for i in range(len(items))), strict=True)
+    return ItemScores(*map(list, columns))
 
 
 def padded(items: Sequence[TokenizedItem], device: torch.device) -> tuple[Tensor, Tensor]:
@@ -122,7 +102,7 @@ def padded(items: Sequence[TokenizedItem], device: torch.device) -> tuple[Tensor
 def _score(
     model: nn.Module, tokens: Tensor, asked: Tensor, threshold: float | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """For every asked token: whether it is the likeliest, its loss, the steps it took."""
+    """For every asked token: whether it is the likeliest, its loss, and its recursion steps."""
     wanted = asked[:, 1:]
     targets = tokens[:, 1:][wanted]
     if not isinstance(model, ForgeNetwork):

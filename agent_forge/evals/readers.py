@@ -1,7 +1,6 @@
-"""Published sets that are only for measuring, as their files lie in a folder of their own.
+"""Readers of published sets that are for measuring alone, not for training.
 
-They are not among the datasets that models are trained on. Each reader takes the folder of all
-sets and, where a set has parts such as languages, the one that is wanted.
+Each takes the folder of all sets and, where a set has parts such as languages, the wanted one.
 """
 
 from __future__ import annotations
@@ -14,25 +13,26 @@ from dataclasses import replace
 from pathlib import Path
 
 from agent_forge.data.readers import Example, asked
-from agent_forge.data.records import Row, lines, rows
+from agent_forge.data.records import lines, rows
 from agent_forge.errors import ConfigError, DamagedFile, NotFound
 
-LANGUAGES = {
-    **{"ara": "Arabic", "arb": "Arabic", "cmn": "Chinese", "zho": "Chinese", "deu": "German"},
-    **{"eng": "English", "fra": "French", "hin": "Hindi", "jpn": "Japanese", "por": "Portuguese"},
-    **{"rus": "Russian", "spa": "Spanish", "swh": "Swahili", "tha": "Thai", "ita": "Italian"},
-    **{"nld": "Dutch", "tur": "Turkish", "vie": "Vietnamese", "kor": "Korean", "pol": "Polish"},
-}
+_NAMES = """
+    ara Arabic  arb Arabic  cmn Chinese  zho Chinese  deu German  eng English  fra French
+    hin Hindi  jpn Japanese  por Portuguese  rus Russian  spa Spanish  swh Swahili  tha Thai
+    ita Italian  nld Dutch  tur Turkish  vie Vietnamese  kor Korean  pol Polish
+"""
+LANGUAGES = dict(zip(_NAMES.split()[::2], _NAMES.split()[1::2], strict=True))
 OTHERS = 3  # wrong translations beside the right one
 NEAR = 6  # they are among so many of the next longer and the next shorter ones
 
 
 def humaneval(folder: Path, wanted: str) -> Iterator[Example]:
     """Functions to complete; the test calls what was asked for by its name."""
-    for row in _rows(folder, "humaneval", "*.jsonl*"):
-        name, question = row.text("entry_point"), row.text("prompt")
-        test = f"{row.text('test')}\ncheck({name})"
-        yield Example(question, row.text("canonical_solution"), "humaneval", tests=(test,))
+    for path in _files(folder, "humaneval", "*.jsonl*"):
+        for row in rows(path):
+            name, question = row.text("entry_point"), row.text("prompt")
+            test = f"{row.text('test')}\ncheck({name})"
+            yield Example(question, row.text("canonical_solution"), "humaneval", tests=(test,))
 
 
 def xcopa(folder: Path, wanted: str) -> Iterator[Example]:
@@ -117,11 +117,6 @@ def _files(folder: Path, name: str, pattern: str) -> list[Path]:
     return found
 
 
-def _rows(folder: Path, name: str, pattern: str) -> Iterator[Row]:
-    for path in _files(folder, name, pattern):
-        yield from rows(path)
-
-
 def _sentences(path: Path) -> list[str]:
     if not path.is_file():
         raise NotFound(f"{path} is missing")
@@ -143,7 +138,7 @@ def _flores(folder: Path, wanted: str) -> dict[str, list[str]]:
 def _translations(
     target: str, given: Sequence[str], right: Sequence[str], source: str = "English"
 ) -> Iterator[Example]:
-    """The wrong ones are those of about the same length, so that length tells nothing."""
+    """Sentences to translate; the wrong choices are about as long as the right one."""
     order = sorted(range(len(right)), key=lambda i: (len(right[i].encode()), i))
     for rank, i in enumerate(order):
         near = sorted(order[max(0, rank - NEAR) : rank + NEAR], key=lambda j: abs(j - i))

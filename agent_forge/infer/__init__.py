@@ -1,1 +1,5 @@
-"""Generating text: with caches, in batches, as a stream."""
+"""Generating text.
+
+generate    the engine: greedy or sampled, streamed or batched; rollouts with log-probabilities
+chat        a model that continues a text or replies to a conversation
+"""

@@ -1,26 +1,41 @@
-"""Generation with keys, values and memory cached: greedy or sampled, batched, with stop strings.
+"""The one generation engine, for our networks and for causal language models of transformers.
 
-Prompts of one length share a batch, so that no padding is ever seen; each prompt draws from a
-generator of its own, so that its text does not depend on who else is in the batch.
+What all prompts begin with is read once and its cache copied. The rows of a batch then keep in
+step: they read together up to the end of the shortest prompt, and from there on one token a row,
+the next of its prompt while there is one, else a new one. So nothing is padded or masked, each
+token of a row is computed once, and any network with a cache will do. A row that has ended leaves
+the batch. Each draws from a generator of its own: its text does not depend on the others.
 """
 
 from __future__ import annotations
 
+import copy
+import inspect
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from agent_forge.errors import ConfigError
 from agent_forge.model.network import ForgeNetwork
 
-COLDEST = 0.001  # temperature that is told from 0: logits over less could overflow
+LOWEST_TEMPERATURE = 0.001  # above 0: logits over less could overflow
+CACHED_TOKENS = 16_384  # of all rows of a batch: what the caches hold
+TAIL = 8  # tokens that are decoded to look for a stop string, beside its own length
 Decode = Callable[[Sequence[int]], str]
+ProgressCallback = Callable[[int, int], None]  # (tokens that are done, of how many)
+
+
+def no_progress(done: int, total: int) -> None:
+    """A progress callback that does nothing."""
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the next token is chosen. Temperature 0 takes the likeliest."""
+    """How the next token is chosen, and what ends a text. Temperature 0 takes the likeliest."""
 
     max_new_tokens: int = 128
     temperature: float = 0.0
@@ -29,11 +44,12 @@ class Sampling:
     seed: int = 0
     stop_tokens: frozenset[int] = frozenset()
     stop_strings: tuple[str, ...] = ()
-    halt_threshold: float | None = None  # None = the model's own
+    halt_threshold: float | None = None  # of our networks; None = the model's own
 
     def __post_init__(self) -> None:
-        if self.temperature and not COLDEST <= self.temperature <= 1 / COLDEST:
-            raise ValueError(f"temperature is 0, or from {COLDEST} to {1 / COLDEST:.0f}")
+        low, high = LOWEST_TEMPERATURE, 1 / LOWEST_TEMPERATURE
+        if self.temperature and not low <= self.temperature <= high:
+            raise ValueError(f"temperature is 0, or from {low} to {high:.0f}")
         if self.top_k < 0 or not 0 < self.top_p <= 1:
             raise ValueError("top_k is at least 0, top_p is above 0 and at most 1")
         if self.max_new_tokens < 1 or not 0 <= self.seed < 2**63:
@@ -42,12 +58,79 @@ class Sampling:
 
 @dataclass
 class Generated:
-    """What came out for one prompt."""
+    """The continuation of one prompt.
+
+    `steps` and `log_probabilities` have an entry for each token, and one for the stop token.
+    """
 
     tokens: list[int] = field(default_factory=list)
-    text: str = ""
-    stopped_by: str = "length"  # length, token, string
-    steps: list[int] = field(default_factory=list)  # recursion steps that each token took
+    text: str = ""  # empty without a way to decode
+    stopped_by: str = ""  # length, token or string; empty while it goes on
+    stop_token: int | None = None  # the one that ended it; not among the tokens
+    steps: list[int] = field(default_factory=list)  # recursion steps of our networks
+    log_probabilities: list[float] = field(default_factory=list)  # of the network itself, in nats
+
+    @property
+    def truncated(self) -> bool:
+        """True if the text had no end where the limit was."""
+        return self.stopped_by == "length"
+
+
+@torch.no_grad()
+def generate(
+    network: nn.Module,
+    prompts: Sequence[Sequence[int]],
+    sampling: Sampling,
+    *,
+    samples: int = 1,
+    log_probabilities: bool = False,
+    decode: Decode | None = None,
+    progress: ProgressCallback = no_progress,
+) -> list[Generated]:
+    """Continue every prompt `samples` times; returns all samples of the first prompt, and so on.
+
+    `log_probabilities` are those of the network itself, whatever the temperature, top_k and top_p.
+    """
+    if sampling.stop_strings and decode is None:
+        raise ValueError("stop strings need a way to decode")
+    if not all(prompts):
+        raise ConfigError("a prompt has at least one token")
+    start, shared = _reader(network, sampling), shared_prefix(list(map(tuple, prompts)))
+    if shared:
+        start.read(torch.tensor([list(prompts[0][:shared])]))
+    numbered = [(prompt, number) for prompt in prompts for number in range(samples)]
+    rows = [_Row(list(p), own_generator(sampling.seed, p, number)) for p, number in numbered]
+    done, total = 0, sum(len(row.prompt) for row in rows)
+    for chosen in batches([len(r.prompt) + sampling.max_new_tokens for r in rows], CACHED_TOKENS):
+        reader, live = start.copy(), [rows[i] for i in chosen]
+        if shared:
+            reader.select(torch.zeros(len(live), dtype=torch.long))
+        batch = _Batch(reader, live, sampling, decode, shared, log_probabilities)
+        while batch.live:
+            batch.advance()
+        done += sum(len(rows[i].prompt) for i in chosen)
+        progress(done, total)
+    return [row.result for row in rows]
+
+
+@torch.no_grad()
+def stream(
+    network: nn.Module, prompt: Sequence[int], sampling: Sampling, decode: Decode
+) -> Iterator[str]:
+    """Continue one prompt piece by piece. Text that could become a stop string is held back."""
+    reader = _reader(network, sampling, batched=False)
+    row = _Row(list(prompt), reader.generator(prompt))
+    batch, result, shown = _Batch(reader, [row], sampling, decode), row.result, 0
+    longest = max(map(len, sampling.stop_strings), default=1)
+    while not result.stopped_by:
+        batch.advance()
+        text = result.text
+        if not result.stopped_by:
+            text = decode(result.tokens)
+            text = text[: max(shown, len(text) - longest + 1)]
+        if len(text) > shown and not text.endswith("\ufffd"):  # half a character is no text yet
+            yield text[shown:]
+            shown = len(text)
 
 
 def choose(logits_V: Tensor, sampling: Sampling, generator: torch.Generator) -> int:
@@ -65,97 +148,187 @@ def choose(logits_V: Tensor, sampling: Sampling, generator: torch.Generator) -> 
     return int(torch.multinomial(probabilities.cpu(), 1, generator=generator))
 
 
-def generate(
-    model: ForgeNetwork,
-    prompts: Sequence[Sequence[int]],
-    sampling: Sampling,
-    *,
-    decode: Decode | None = None,
-) -> list[Generated]:
-    """Continue every prompt; results in the order of the prompts."""
-    if sampling.stop_strings and decode is None:
-        raise ValueError("stop strings need a way to decode")
-    if any(not prompt for prompt in prompts):
-        raise ValueError("a prompt has at least one token")
-    results: dict[int, Generated] = {}
-    for length in sorted({len(prompt) for prompt in prompts}):
-        rows = [i for i, prompt in enumerate(prompts) if len(prompt) == length]
-        batch = _Batch(model, [prompts[i] for i in rows], sampling, decode)
-        while not batch.done():
-            batch.advance()
-        results |= dict(zip(rows, batch.results, strict=True))
-    return [results[i] for i in range(len(prompts))]
+def batches(lengths: Sequence[int], most: int) -> Iterator[list[int]]:
+    """Items of similar length together, longest last; which go together depends on lengths only."""
+    order = sorted(range(len(lengths)), key=lambda i: (lengths[i], i))
+    batch: list[int] = []
+    for i in order:
+        if batch and (len(batch) + 1) * lengths[i] > most:
+            yield batch
+            batch = []
+        batch.append(i)
+    if batch:
+        yield batch
 
 
-def stream(
-    model: ForgeNetwork, prompt: Sequence[int], sampling: Sampling, decode: Decode
-) -> Iterator[str]:
-    """Continue one prompt piece by piece. Text that could become a stop string is held back."""
-    batch = _Batch(model, [prompt], sampling, decode)
-    result, shown = batch.results[0], 0
-    longest = max((len(s) for s in sampling.stop_strings), default=1)
-    while not batch.done():
-        batch.advance()
-        held = 0 if batch.done() else longest - 1
-        text = result.text[: max(shown, len(result.text) - held)]
-        if len(text) > shown and not text.endswith("\ufffd"):  # half a character is no text yet
-            yield text[shown:]
-            shown = len(text)
+def shared_prefix(prompts: Sequence[tuple[int, ...]]) -> int:
+    """How many tokens all prompts begin with; each keeps one to itself."""
+    if not prompts:
+        return 0
+    first, last, shortest = min(prompts), max(prompts), min(map(len, prompts))
+    alike = (a == b for a, b in zip(first, last, strict=False))
+    return next((i for i, same in enumerate(alike) if not same or i == shortest - 1), 0)
+
+
+def own_generator(seed: int, prompt: Sequence[int], number: int = 0) -> torch.Generator:
+    """A random stream of its own for every seed, prompt and sample of that prompt."""
+    value = seed
+    for token in (*prompt, *([-1 - number] if number else [])):
+        value = (value * 1_000_003 + token + 1) % (2**63 - 1)
+    return torch.Generator().manual_seed(value)
+
+
+@dataclass
+class _Row:
+    """One prompt of a batch."""
+
+    prompt: list[int]
+    generator: torch.Generator
+    result: Generated = field(default_factory=Generated)
 
 
 class _Batch:
-    """Prompts of one length on their way."""
+    """Rows that are continued in step; the reader has read the beginning that all share."""
 
     def __init__(
         self,
-        model: ForgeNetwork,
-        prompts: Sequence[Sequence[int]],
+        reader: _Reader,
+        rows: list[_Row],
         sampling: Sampling,
         decode: Decode | None,
+        shared: int = 0,
+        log_probabilities: bool = False,
     ) -> None:
-        self.model, self.sampling, self.decode = model.eval(), sampling, decode
-        self.results = [Generated() for _ in prompts]
-        self._active = [True] * len(prompts)
-        self._cache = model.new_cache()
-        device = next(model.parameters()).device
-        self._next = torch.tensor([list(p) for p in prompts], device=device)
-        self._generators = [_generator(sampling.seed, prompt) for prompt in prompts]
-
-    def done(self) -> bool:
-        return not any(self._active)
+        self.reader, self.sampling, self.decode = reader, sampling, decode
+        self.log_probabilities = log_probabilities
+        self.live = rows  # those that have not ended
+        self.place = min(len(row.prompt) for row in rows)  # of the next token in each row
+        self.tokens = torch.tensor([row.prompt[shared : self.place] for row in rows])
 
     def advance(self) -> None:
-        """One more token for every prompt that has not stopped."""
-        logits, steps = self.model.predict(
-            self._next, self._cache, threshold=self.sampling.halt_threshold
-        )
-        chosen = []
-        for row, result in enumerate(self.results):
-            token = choose(logits[row], self.sampling, self._generators[row])
-            chosen.append(token)
-            if self._active[row]:
-                self._add(row, result, token, int(steps[row]))
-        self._next = torch.tensor(chosen, device=self._next.device)[:, None]
+        """One more token for every row that has not ended."""
+        logits_BV, steps_B = self.reader.read(self.tokens)
+        likeliest = logits_BV.argmax(-1).tolist() if self.sampling.temperature == 0 else []
+        staying, following = [], []
+        for i, row in enumerate(self.live):
+            if self.place < len(row.prompt):
+                token = row.prompt[self.place]
+            else:
+                draw = row.generator
+                token = likeliest[i] if likeliest else choose(logits_BV[i], self.sampling, draw)
+                row.result.steps.append(int(steps_B[i]))
+                if self.log_probabilities:
+                    log_p = float(logits_BV[i].float().log_softmax(-1)[token])
+                    row.result.log_probabilities.append(log_p)
+                self._add(row.result, token)
+            if not row.result.stopped_by:
+                staying.append(i)
+                following.append(token)
+        if staying and len(staying) < len(self.live):
+            self.reader.select(torch.tensor(staying))
+        self.live = [self.live[i] for i in staying]
+        self.tokens = torch.tensor(following)[:, None]
+        self.place += 1
 
-    def _add(self, row: int, result: Generated, token: int, steps: int) -> None:
-        result.steps.append(steps)
+    def _add(self, result: Generated, token: int) -> None:
+        """Take one more token into a result, and end it if it is to end."""
+        decode, stops = self.decode or (lambda ids: ""), self.sampling.stop_strings
         if token in self.sampling.stop_tokens:
-            result.stopped_by, self._active[row] = "token", False
-            return
-        result.tokens.append(token)
-        if self.decode is not None:
-            result.text = self.decode(result.tokens)
-            found = [result.text.find(s) for s in self.sampling.stop_strings if s in result.text]
-            if found:
-                result.text = result.text[: min(found)]
-                result.stopped_by, self._active[row] = "string", False
-        if len(result.tokens) == self.sampling.max_new_tokens:
-            self._active[row] = False
+            result.stopped_by, result.stop_token, stops = "token", token, ()
+        else:
+            result.tokens.append(token)
+            tail = decode(result.tokens[-TAIL - max(map(len, stops)) :]) if stops else ""
+            if any(stop in tail for stop in stops):
+                result.stopped_by = "string"
+            elif len(result.tokens) == self.sampling.max_new_tokens:
+                result.stopped_by, stops = "length", ()
+        if result.stopped_by:
+            text = decode(result.tokens)
+            result.text = text[: min((text.find(s) for s in stops if s in text), default=None)]
 
 
-def _generator(seed: int, prompt: Sequence[int]) -> torch.Generator:
-    """A stream of its own for every seed and prompt."""
-    value = seed
-    for token in prompt:
-        value = (value * 1_000_003 + token + 1) % (2**63 - 1)
-    return torch.Generator().manual_seed(value)
+# -- the two kinds of networks, with what they have read ------------------------------------------
+
+
+class _Reader(ABC):
+    """A network that remembers what it has read."""
+
+    def __init__(self, network: nn.Module, sampling: Sampling) -> None:
+        self.network, self.sampling = network.eval(), sampling
+        self.device = next(network.parameters()).device
+
+    @abstractmethod
+    def read(self, tokens_BT: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits of the last position, and the recursion steps of each row."""
+
+    @abstractmethod
+    def select(self, rows_B: Tensor) -> None:
+        """Go on with these rows of what was read."""
+
+    def copy(self) -> _Reader:
+        return copy.deepcopy(self, {id(self.network): self.network})
+
+    def generator(self, prompt: Sequence[int]) -> torch.Generator:
+        """The random stream of a single prompt."""
+        return own_generator(self.sampling.seed, prompt)
+
+
+class _ForgeReader(_Reader):
+    """Our network, with its keys, values and memory."""
+
+    network: ForgeNetwork
+
+    def __init__(self, network: ForgeNetwork, sampling: Sampling) -> None:
+        super().__init__(network, sampling)
+        self.cache = network.new_cache()
+
+    def read(self, tokens_BT: Tensor) -> tuple[Tensor, Tensor]:
+        threshold = self.sampling.halt_threshold
+        return self.network.predict(tokens_BT.to(self.device), self.cache, threshold=threshold)
+
+    def select(self, rows_B: Tensor) -> None:
+        rows = rows_B.to(self.device)
+        for layer in self.cache.layers:
+            if layer.k is not None and layer.v is not None:
+                layer.k, layer.v = layer.k[rows], layer.v[rows]
+        carry = self.cache.memory.carry
+        carry.update({name: state[rows] for name, state in carry.items()})
+
+
+class _TransformersReader(_Reader):
+    """A causal language model of transformers. Without a cache it reads the whole text again."""
+
+    def __init__(self, network: nn.Module, sampling: Sampling, *, batched: bool) -> None:
+        super().__init__(network, sampling)
+        self.batched = batched
+        self.past: Any = None
+        self.text_BT: Tensor | None = None  # what was read, where there is no cache
+        known = inspect.signature(network.forward).parameters
+        self.last_only = {"logits_to_keep": 1} if "logits_to_keep" in known else {}
+
+    def read(self, tokens_BT: Tensor) -> tuple[Tensor, Tensor]:
+        tokens = tokens_BT.to(self.device)
+        if self.text_BT is not None:
+            tokens = torch.cat([self.text_BT, tokens], 1)
+        out = self.network(tokens, past_key_values=self.past, use_cache=True, **self.last_only)
+        self.past = getattr(out, "past_key_values", None)
+        self.text_BT = tokens if self.past is None else None
+        if self.batched and not hasattr(self.past, "batch_select_indices"):
+            raise ConfigError(
+                f"{type(self.network).__name__} keeps no cache whose rows can be chosen",
+                hint="measure it by likelihood: --tasks or --data",
+            )
+        return out.logits[:, -1], torch.ones(len(tokens), dtype=torch.long)
+
+    def select(self, rows_B: Tensor) -> None:
+        self.past.batch_select_indices(rows_B.to(self.device))
+
+    def generator(self, prompt: Sequence[int]) -> torch.Generator:
+        """That of the seed alone, as it always was."""
+        return torch.Generator().manual_seed(self.sampling.seed)
+
+
+def _reader(network: nn.Module, sampling: Sampling, *, batched: bool = True) -> _Reader:
+    if isinstance(network, ForgeNetwork):
+        return _ForgeReader(network, sampling)
+    return _TransformersReader(network, sampling, batched=batched)

@@ -1,1 +1,17 @@
-"""The network: a Titans-MAG backbone with a recursive head (TRM) that learns when to halt (ACT)."""
+"""The network, a Titans-MAG backbone with a recursive head (TRM) that learns when to halt (ACT);
+and models on the disk, ours and those of others.
+
+network      the assembled network, its cache, the next token
+attention    sliding-window attention and blocks
+memory       the neural memory and its gate
+recursion    the recursive head and halting
+loss         losses of training
+weights      tensors by name, read when asked for, whatever they come from
+adapter      LoRA adapters on a base
+folder       what a model folder may hold; its config and weights
+load         from tensors to a network that needs exactly these
+chat         conversations as text, by chat templates with limits
+opened       an open model: network, tokenizer, end tokens
+locate       from what a user calls a model to its path
+hf           our network as a model of transformers
+"""

@@ -35,13 +35,12 @@ BETWEEN = re.compile(r"\.(modules_to_save|base_layer)\.")  # where peft puts a w
 UNCHANGED_BASE = (None, True, False, "gaussian", "eva")  # initialisations that leave the base alone
 TRANSPOSED = ("gpt2", "openai-gpt", "imagegpt")  # architectures whose layers are Conv1D
 # Settings that are handled here, or that say how the adapter was trained and not what it is.
-KNOWN = {
-    *("r", "lora_alpha", "use_rslora", "fan_in_fan_out", "peft_type", "init_lora_weights"),
-    *("task_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision"),
-    *("inference_mode", "target_modules", "exclude_modules", "modules_to_save", "lora_dropout"),
-    *("layers_to_transform", "layers_pattern", "megatron_core", "qalora_group_size", "bias"),
-    *("loftq_config", "eva_config", "corda_config", "lora_ga_config", "runtime_config"),
-}
+KNOWN = """
+    r lora_alpha use_rslora fan_in_fan_out peft_type init_lora_weights task_type auto_mapping
+    peft_version base_model_name_or_path revision inference_mode target_modules exclude_modules
+    modules_to_save lora_dropout layers_to_transform layers_pattern megatron_core
+    qalora_group_size bias loftq_config eva_config corda_config lora_ga_config runtime_config
+"""
 
 
 def is_adapter(folder: Path) -> bool:
@@ -65,7 +64,7 @@ def read_settings(folder: Path) -> dict[str, Any]:
     if str(settings.get("peft_type", "LORA")).upper() != "LORA":
         raise ConfigError(f"{folder}: only LoRA adapters are supported")
     for key, value in settings.items():
-        if value and key not in KNOWN:
+        if value and key not in KNOWN.split():
             raise ConfigError(f"{folder}: {key!r} of an adapter is not supported", hint=MERGE_FIRST)
     start = settings.get("init_lora_weights")
     if not isinstance(start, str | bool | None) or start not in UNCHANGED_BASE:
@@ -111,14 +110,8 @@ def adapt(base: Weights, folder: Path) -> Weights:
         whole: Tensor = weight.float() + (update.T if turned[name] else update)
         return whole.to(weight.dtype)
 
-    return Weights(
-        base.specs,
-        get,
-        label=f"{base.label}+{folder}",
-        config=base.config,
-        folder=base.folder,
-        sources=[*base.sources, path] if base.sources else [],
-    )
+    sources = [*base.sources, path] if base.sources else []
+    return base.derived(get, label=f"{base.label}+{folder}", sources=sources)
 
 
 def _is_transposed(base: Weights, name: str, said: bool) -> bool:

@@ -25,11 +25,8 @@ def render(tokenizer: Any, messages: Sequence[Mapping[str, Any]], *, reply: bool
         if any(ast.find(nodes.Pow) for ast in _parsed(tokenizer)):
             raise ValueError("powers (**) are not computed: one of them can take forever")
         with _time_limit(SECONDS), platform.memory_limit(MEMORY_BYTES):
-            text = tokenizer.apply_chat_template(
-                [dict(message) for message in messages],
-                tokenize=False,
-                add_generation_prompt=reply,
-            )
+            turns = [dict(message) for message in messages]
+            text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=reply)
     except _TooSlow:
         raise _refused(f"takes more than {SECONDS:g} s") from None
     except Exception as error:

@@ -1,8 +1,7 @@
-"""The one way to open a model: a folder, a file of weights, or `base+adapter`.
+"""Model folders: what is in one, and what in it is refused, with the file and the reason.
 
-Whoever made it, no code of a folder is run and nobody is asked whether it may; what the files hold
-and what the network needs have to be the same tensors, name by name; and what cannot be read as a
-model is refused with the file and the reason.
+Whoever made a folder, no code of it is run and nobody is asked whether it may. A reference to a
+model is a folder, a file of weights, or `base+adapter`.
 """
 
 from __future__ import annotations
@@ -16,30 +15,27 @@ from agent_forge.errors import ConfigError, DamagedFile, HostileInput, NotFound
 from agent_forge.store import files
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from agent_forge.model.weights import Weights
 
 MODEL_TYPE = "agent_forge"
 CONFIG = "config.json"
-# What transformers reads beside the weights, and where it would look for code to run.
-RECORDS = (
-    *(CONFIG, "tokenizer_config.json", "generation_config.json", "processor_config.json"),
-    *("preprocessor_config.json", "video_preprocessor_config.json", "special_tokens_map.json"),
-    *("added_tokens.json", "adapter_config.json", "metadata.json"),
-)
+# Stems of the JSON files that transformers reads, and where it would look for code to run.
+RECORDS = """
+    config tokenizer_config generation_config processor_config preprocessor_config
+    video_preprocessor_config special_tokens_map added_tokens adapter_config metadata
+"""
 RECORD_BYTES = 16 << 20
 # A tokenizer has at least one of these, whoever made it.
-VOCABULARIES = (
-    *("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model"),
-    *("sentencepiece.bpe.model", "tekken.json"),
-)
+VOCABULARIES = """
+    tokenizer.json tokenizer.model vocab.json vocab.txt spiece.model sentencepiece.bpe.model
+    tekken.json
+"""
 
 
 def refuse_code(folder: Path) -> None:
-    """Refuse a folder that asks for code of its own, and records that are none."""
-    for name in RECORDS:
-        path = folder / name
+    """Refuse a folder that asks for code of its own to be run, or has damaged records."""
+    for stem in RECORDS.split():
+        path = folder / f"{stem}.json"
         if not path.is_file():
             continue
         if path.stat().st_size > RECORD_BYTES:
@@ -74,7 +70,7 @@ def entries(record: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def read_config(ref: str | Path) -> dict[str, Any]:
-    """The config of a language model; what is none is refused before any weight is read."""
+    """The config of a model; what is no language model is refused before a weight is read."""
     folder = home_of(ref)
     if not folder.is_dir():
         raise NotFound(f"{folder} is not a folder", hint="forge models lists the models of runs")
@@ -84,7 +80,7 @@ def read_config(ref: str | Path) -> dict[str, Any]:
     config: dict[str, Any] = files.read_json(folder / CONFIG)
     if not isinstance(config.get("model_type"), str):
         raise ConfigError(f"{folder} is not a language model: its config names no model_type")
-    if not any((folder / name).is_file() for name in VOCABULARIES):
+    if not any((folder / name).is_file() for name in VOCABULARIES.split()):
         raise DamagedFile(
             folder,
             "it has no tokenizer",
@@ -94,7 +90,7 @@ def read_config(ref: str | Path) -> dict[str, Any]:
 
 
 def home_of(ref: str | Path) -> Path:
-    """The folder that has config and tokenizer of a model: of an adapter, that of its base."""
+    """The folder with config and tokenizer of a model: of an adapter, that of its base."""
     from agent_forge.model.adapter import is_adapter, read_settings
 
     path = _path(ref)
@@ -147,24 +143,3 @@ def open_weights(ref: str | Path) -> Weights:
             single = {"": path / name}
             return read_shards(text, path, read_index(path / name) if name in INDEX else single)
     raise NotFound(f"{text} holds no weights", hint=f"it needs one of {', '.join(SINGLE + INDEX)}")
-
-
-def open_model(ref: str | Path) -> tuple[nn.Module, Any]:
-    """The network of a model with its weights, and the tokenizer of any model but ours."""
-    config = read_config(ref)
-    # Here, so that what is no model is refused before transformers is loaded.
-    from agent_forge.model.load import load_network, open_tokenizer
-    from agent_forge.store.models import load_directory
-    from agent_forge.store.tensors import first_not_finite
-
-    folder, ours = home_of(ref), config["model_type"] == MODEL_TYPE
-    if ours and folder == Path(ref) and (folder / "metadata.json").is_file():  # saved by a run
-        state = load_directory(folder)[0]
-    else:
-        weights = open_weights(ref)
-        weights.verify()
-        state = {name: weights[name] for name in weights}
-    if bad := first_not_finite(state):
-        raise DamagedFile(ref, f"{bad} holds NaN or infinity", hint="fetch it again")
-    model = load_network(config, state, str(ref))
-    return model.eval(), None if ours else open_tokenizer(folder)

@@ -25,15 +25,14 @@ from agent_forge.errors import ConfigError, DamagedFile, ForgeError
 from agent_forge.model.folder import MODEL_TYPE, entries
 from agent_forge.model.hf import ForgeForCausalLM, build_network
 from agent_forge.model.weights import Weights
-from agent_forge.store import files
 from agent_forge.store.tensors import Spec, spec_of
 
 # Settings that would fetch code, read other files than ours or change what a network returns.
-IGNORED = (
-    *("attn_implementation", "_attn_implementation", "experts_implementation"),
-    *("_experts_implementation", "fusion_config", "transformers_weights", "kernel_config"),
-    *("return_dict", "torchscript", "output_attentions", "output_hidden_states"),
-)
+IGNORED = """
+    attn_implementation _attn_implementation experts_implementation _experts_implementation
+    fusion_config transformers_weights kernel_config return_dict torchscript output_attentions
+    output_hidden_states
+"""
 COUNTED = re.compile(r"^(num|n)_\w*(layer|block|expert|head)")
 MOST = 10_000  # layers, heads or experts that a config may count
 CONVERTED_BYTES = 2 << 30  # weights that are loaded to see whether they can be converted
@@ -62,21 +61,16 @@ def load_network(config: Mapping[str, Any], state: Mapping[str, Tensor], place: 
         for name, tensor in state.items()
     }
     kind, shape = _architecture(config, place)
-    with _as_damage(place):
-        model, report = kind.from_pretrained(
-            None,
-            config=shape,
-            state_dict=copies,
-            dtype=torch.float32,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,
-        )
+    with refusing(place):
+        told = {"output_loading_info": True, "ignore_mismatched_sizes": True}
+        weights = {"state_dict": copies, "dtype": torch.float32}
+        model, report = kind.from_pretrained(None, config=shape, **weights, **told)
     _refuse(place, "missing", report["missing_keys"])
     _refuse(place, "not of this network", report["unexpected_keys"])
     _refuse(place, "of another shape", [name for name, *_ in report["mismatched_keys"]])
     if report.get("error_msgs"):
         raise DamagedFile(place, f"transformers cannot use it ({report['error_msgs'][0]})")
-    with _as_damage(place), torch.no_grad():  # a config may fit and still not work
+    with refusing(place), torch.no_grad():  # a config may fit and still not work
         logits = model.eval()(torch.tensor([[0, 0], [0, 1]])).logits
     if not bool(logits.isfinite().all()):
         raise DamagedFile(place, "its network gives NaN or infinity")
@@ -118,20 +112,20 @@ def _specs(state: Mapping[str, Tensor]) -> dict[str, Spec]:
 
 
 def _needed(config: Mapping[str, Any], place: str) -> Needed:
-    """The tensors of the network of a config; fine-tunes of one base share the answer."""
+    """The tensors that the network of a config needs; fine-tunes of one base share the answer."""
     _refuse_counts(config, place)
-    with _as_damage(place):
+    with refusing(place):
         text = json.dumps(config, sort_keys=True)
     if config["model_type"] == MODEL_TYPE:
         return _needed_by(text, None)
     kind, _ = _architecture(config, place)
-    with _as_damage(place):
+    with refusing(place):
         return _needed_by(text, kind)
 
 
 @lru_cache(maxsize=16)
 def _needed_by(text: str, kind: Any) -> Needed:
-    """Built without memory, so that a config of any size costs nothing."""
+    """The same, from a network without memory, so that a config of any size costs nothing."""
     config = json.loads(text)
     with torch.device("meta"):
         if kind is None:
@@ -174,8 +168,8 @@ def _architecture(config: Mapping[str, Any], place: str) -> tuple[Any, Any]:
     if config.get("quantization_config"):
         raise ConfigError(f"{place} is quantised; only whole weights are read")
     _refuse_counts(config, place)
-    kept = {key: value for key, value in config.items() if key not in IGNORED}
-    with _as_damage(place):
+    kept = {key: value for key, value in config.items() if key not in IGNORED.split()}
+    with refusing(place):
         shape = CONFIG_MAPPING[model_type].from_dict(kept)
         kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(shape)]
     return (kind[0] if isinstance(kind, tuple) else kind), shape
@@ -199,8 +193,8 @@ def _refuse(place: str, what: str, names: Iterable[str]) -> None:
 
 
 @contextlib.contextmanager
-def _as_damage(place: str | Path) -> Iterator[None]:
-    """Whatever transformers says about files that are not ours is about the files."""
+def refusing(place: str | Path) -> Iterator[None]:
+    """Turn whatever transformers raises about files that are not ours into DamagedFile."""
     logging.disable_progress_bar()
     before = logging.get_verbosity()
     logging.set_verbosity(logging.CRITICAL)
@@ -217,27 +211,5 @@ def _as_damage(place: str | Path) -> Iterator[None]:
 
 def open_tokenizer(folder: Path) -> Any:
     """The tokenizer of any maker. Nothing is downloaded and no code of the folder is run."""
-    with _as_damage(folder):
+    with refusing(folder):
         return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-
-
-def encode(tokenizer: Any, text: str, *, special: bool) -> list[int]:
-    """The ids of a text; `special`: with the start that the tokenizer adds to a text of its own."""
-    with _as_damage("the tokenizer"):
-        ids = list(tokenizer(text, add_special_tokens=special, verbose=False).input_ids)
-    if not ids:
-        raise ConfigError("the tokenizer gives no token for a text")
-    return ids
-
-
-def end_tokens(folder: Path, model: Any, tokenizer: Any) -> frozenset[int]:
-    """The tokens that end an answer, as its maker's `generate` has them."""
-    path = folder / "generation_config.json"
-    said = files.read_json(path).get("eos_token_id") if path.is_file() else None
-    if not path.is_file():
-        said = getattr(model.config, "eos_token_id", None)
-    ends = said if isinstance(said, list) else [said, tokenizer.eos_token_id]
-    known = [end for end in ends if end is not None]
-    if not all(isinstance(end, int) for end in known):
-        raise DamagedFile(path, f"eos_token_id is {said!r}, a number or a list is needed")
-    return frozenset(known)

@@ -60,6 +60,12 @@ class Weights(Mapping[str, Tensor]):
         self._by_layer: dict[int | None, list[str]] | None = None
         self.sources = tuple(sources)  # the files that the tensors come from
 
+    def derived(self, get: Callable[[str], Tensor], **changes: Any) -> Weights:
+        """Weights of the same model with other tensors; `changes` are arguments of Weights."""
+        same = {"label": self.label, "config": self.config, "folder": self.folder}
+        kept = {"specs": self.specs, **same, "sources": self.sources}
+        return Weights(get=get, **{**kept, **changes})
+
     def __getitem__(self, name: str) -> Tensor:
         if name not in self.specs:
             raise KeyError(name)
@@ -97,26 +103,21 @@ class Weights(Mapping[str, Tensor]):
                 digest.update(flat.view(torch.uint8).numpy().data)
             return digest.hexdigest()
         found = self.verify()
-        return found[0] if len(found) == 1 else _joined(found)
+        digest.update(" ".join(found).encode())
+        return found[0] if len(found) == 1 else digest.hexdigest()
 
     def verify(self) -> list[str]:
         """The sha256 of every file; one that differs from the manifest beside it is damaged."""
-        found = [files.sha256_of(path) for path in self.sources]
-        for path, value in zip(self.sources, found, strict=True):
-            _compare_with_manifest(path, value)
+        found = []
+        for path in self.sources:
+            found.append(sha256 := files.sha256_of(path))
+            if not (path.parent / files.MANIFEST).is_file():
+                continue
+            record = files.verify(path.parent, content=False).get(path.name)
+            if record is not None and record["sha256"] != sha256:
+                told = f"sha256 {sha256[:12]}..., expected {record['sha256'][:12]}..."
+                raise DamagedFile(path, told)
         return found
-
-
-def _joined(hashes: Sequence[str]) -> str:
-    return hashlib.sha256(" ".join(hashes).encode()).hexdigest()
-
-
-def _compare_with_manifest(path: Path, found: str) -> None:
-    if not (path.parent / files.MANIFEST).is_file():
-        return
-    record = files.verify(path.parent, content=False).get(path.name)
-    if record is not None and record["sha256"] != found:
-        raise DamagedFile(path, f"sha256 {found[:12]}..., expected {record['sha256'][:12]}...")
 
 
 # -- names ----------------------------------------------------------------------------------------
@@ -171,13 +172,10 @@ def with_same_heads(models: Sequence[Weights]) -> list[Weights]:
 def _untied(weights: Weights, head: str) -> Weights:
     """A tied model with its embedding as its head."""
     embedding = next(name for name in weights if TOKEN_EMBEDDING.search(name))
-    return Weights(
-        {**weights.specs, head: weights.specs[embedding]},
+    return weights.derived(
         lambda name: weights[embedding if name == head else name],
-        label=weights.label,
+        specs={**weights.specs, head: weights.specs[embedding]},
         config={**weights.config, "tie_word_embeddings": False},
-        folder=weights.folder,
-        sources=weights.sources,
     )
 
 

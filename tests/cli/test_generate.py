@@ -12,9 +12,10 @@ from tokenizers import Tokenizer as Core
 from tokenizers import models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from agent_forge.contract.phase import ModelRef
 from agent_forge.data.tokenizer import Tokenizer
 from agent_forge.errors import ConfigError, DamagedFile, NotFound
-from agent_forge.infer.chat import open_chat_model
+from agent_forge.infer.chat import ChatModel, open_chat_model
 from agent_forge.infer.generate import Sampling
 from agent_forge.infer.generate import generate as generate_ids
 from agent_forge.model.hf import config_dict
@@ -137,6 +138,17 @@ def test_a_merged_model_of_ours_speaks(ours: Path, tmp_path: Path) -> None:
     for name in ("metadata.json", "metrics.json", "manifest.json"):
         (copy / name).unlink()
     assert "".join(open_chat_model(copy).complete("red", Sampling(6))) == said
+
+
+def test_a_model_that_is_handed_over_opens_verified(ours: Path) -> None:
+    ref = ModelRef("m1", ours, {})
+    said = "".join(open_chat_model(ours).complete("red", Sampling(6)))
+    assert "".join(ChatModel(ref.open()).complete("red", Sampling(6))) == said
+    content = bytearray((ours / "model.safetensors").read_bytes())
+    content[-1] ^= 1
+    (ours / "model.safetensors").write_bytes(content)
+    with pytest.raises(DamagedFile):
+        ref.open()
 
 
 def test_what_is_no_text_is_refused(ours: Path, foreign: Path, tmp_path: Path) -> None:

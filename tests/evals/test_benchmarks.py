@@ -267,15 +267,15 @@ def with_template(tmp_path: Path, template: str | None) -> ModelUnderTest:
 def test_stop_strings_are_for_models_that_do_not_chat(tmp_path: Path) -> None:
     (domain,) = from_benchmarks(["math"], count=4)
     chatting, going_on = (with_template(tmp_path, t) for t in (CHAT, None))
-    text = chatting.decode(chatting.given(domain.examples[0]))
+    text = chatting.opened.decode(chatting.encode_prompt(domain.examples[0]))
     assert text.endswith("[end]\n[assistant]")
-    assert going_on.decode(going_on.given(domain.examples[0])).endswith("\n")
+    assert going_on.opened.decode(going_on.encode_prompt(domain.examples[0])).endswith("\n")
     free = {s: s.write(domain, s.prepare(domain).prompts)[0][0].text for s in (chatting, going_on)}
     for subject, said in free.items():
         stops = AnswerFormat(128, (said[3:5],))
         changed = Domain(domain.name, domain.examples, True, domain.tasks, stops)
         again = subject.write(changed, subject.prepare(changed).prompts)[0][0].text
-        assert (again == said) == subject.chats
+        assert (again == said) == subject.opened.chats
 
 
 def test_choices_of_a_conversation_are_compared(storage: ModelStorage) -> None:

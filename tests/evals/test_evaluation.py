@@ -34,10 +34,10 @@ from agent_forge.evals.domains import (
     from_tasks,
     part,
 )
-from agent_forge.evals.likelihood import ItemScores, batches, padded
+from agent_forge.evals.likelihood import ItemScores, padded
 from agent_forge.evals.model_under_test import ModelUnderTest, open_model_under_test, windows
 from agent_forge.infer.chat import open_chat_model
-from agent_forge.infer.generate import Sampling
+from agent_forge.infer.generate import Sampling, batches
 from agent_forge.store.models import ModelStorage
 from tests.support.command_line import Forge
 from tests.support.data_files import put

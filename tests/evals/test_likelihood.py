@@ -10,9 +10,10 @@ import torch.nn.functional as F
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from agent_forge.data.loader import TokenizedItem
 from agent_forge.errors import ConfigError
-from agent_forge.evals.likelihood import TOKENS_A_BATCH, TokenizedItem, batches, measure
-from agent_forge.infer.generate import Sampling, generate
+from agent_forge.evals.likelihood import TOKENS_A_BATCH, measure
+from agent_forge.infer.generate import Sampling, batches, generate
 from agent_forge.model.network import ForgeNetwork
 from tests.support.networks import shaken
 
@@ -62,7 +63,7 @@ def test_a_score_does_not_depend_on_what_else_is_measured() -> None:
 
 def test_batches_hold_every_item_once_and_stay_small() -> None:
     lengths = [7, 900, 3, 3000, 5000, 7, 1]
-    found = list(batches(lengths))
+    found = list(batches(lengths, TOKENS_A_BATCH))
     assert sorted(i for batch in found for i in batch) == list(range(7))
     for batch in found:
         assert len(batch) == 1 or len(batch) * max(lengths[i] for i in batch) <= TOKENS_A_BATCH

@@ -359,11 +359,11 @@ class Echo:
 def test_a_bad_line_ends_a_chat(
     forge: Forge, monkeypatch: pytest.MonkeyPatch, content: bytes, word: str
 ) -> None:
-    monkeypatch.setattr(chat, "open_voice", lambda folder: Echo())
+    monkeypatch.setattr(chat, "open_chat_model", lambda folder: Echo())
     monkeypatch.setattr("sys.stdin", stdin(content))
-    refused(forge("chat no"), 2, word)
+    refused(forge("chat ."), 2, word)
     monkeypatch.setattr("sys.stdin", stdin(b"a\0\x01\x1b[2J\nb\n"))
-    assert forge("chat no").out == "1\n3\n"
+    assert forge("chat .").out == "1\n3\n"
 
 
 # -- numbers --------------------------------------------------------------------------------------

@@ -282,12 +282,12 @@ def test_a_system_without_hangups(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("line", "place", "name", "kind"),
     [
-        ("eval base --data add.jsonl", model_under_test, "open_subject", "SIGINT"),
-        ("eval base --data add.jsonl", model_under_test, "open_subject", "SIGTERM"),
-        ("eval base --data add.jsonl", model_under_test, "open_subject", "SIGHUP"),
-        ("compare base add --data add.jsonl", model_under_test, "open_subject", "SIGINT"),
-        ("generate base hello", chat, "open_voice", "SIGHUP"),
-        ("chat base", chat, "open_voice", "SIGINT"),
+        ("eval base --data add.jsonl", model_under_test, "open_model_under_test", "SIGINT"),
+        ("eval base --data add.jsonl", model_under_test, "open_model_under_test", "SIGTERM"),
+        ("eval base --data add.jsonl", model_under_test, "open_model_under_test", "SIGHUP"),
+        ("compare base add --data add.jsonl", model_under_test, "open_model_under_test", "SIGINT"),
+        ("generate base hello", chat, "open_chat_model", "SIGHUP"),
+        ("chat base", chat, "open_chat_model", "SIGINT"),
         ("data ls", data, "_listed", "SIGINT"),
         ("ls", runs, "_open", "SIGTERM"),
     ],
@@ -311,7 +311,7 @@ def test_ctrl_c_at_the_prompt_ends_a_chat(tmp_path: Path, kind: str, code: int) 
         chat.open_chat_model = lambda folder: None  # type: ignore[assignment,return-value]
         waiting(generate, "_line")()
 
-    process = start(tmp_path, ["chat", "m/a"], patch, stdin=reader)
+    process = start(tmp_path, ["chat", "."], patch, stdin=reader)
     process.meet()
     process.go_on()
     time.sleep(0.1)  # it reads what nobody types

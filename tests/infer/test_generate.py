@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from agent_forge.errors import ConfigError
 from agent_forge.infer.generate import Sampling, choose, generate, stream
 from tests.support.networks import network
 
@@ -101,7 +102,7 @@ def test_bad_settings_are_refused(changes: dict[str, float]) -> None:
 
 
 def test_bad_prompts_are_refused() -> None:
-    with pytest.raises(ValueError, match="at least one token"):
+    with pytest.raises(ConfigError, match="at least one token"):
         generate(network(), [[]], Sampling())
     with pytest.raises(ValueError, match="decode"):
         generate(network(), [[1]], Sampling(stop_strings=("x",)))

@@ -21,12 +21,12 @@ NAMES = ("tinytitan-reasoning", "tinytitan-memory_integration", "tinytitan-adapt
 def load_phase1_models(session_id: str, storage: Path | str = "storage") -> list[ForgeNetwork]:
     """The three specialists of a finished run, verified against their sha256."""
     from agent_forge.config.phases import phase_folder
-    from agent_forge.model.folder import open_model
+    from agent_forge.model.opened import open_model
 
     folder = Path(storage) / "sessions" / session_id / phase_folder("cognate")
     models = []
     for name in NAMES:
-        model = cast("ForgeNetwork", open_model(folder / name)[0])
+        model = cast("ForgeNetwork", open_model(folder / name).network)
         model.folder = folder / name
         models.append(model)
     return models

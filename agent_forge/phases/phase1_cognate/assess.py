@@ -16,7 +16,8 @@ from torch import Tensor
 
 from agent_forge.config.settings import ModelSettings
 from agent_forge.data.loader import TokenizedItem
-from agent_forge.evals.likelihood import batches, measure, padded
+from agent_forge.evals.likelihood import TOKENS_A_BATCH, measure, padded
+from agent_forge.infer.generate import batches
 from agent_forge.model.network import ForgeNetwork
 from agent_forge.phases.training import EVERY_STEP
 from agent_forge.train.config import DOMAINS
@@ -165,7 +166,7 @@ def _halting_probabilities(model: ForgeNetwork, items: Sequence[TokenizedItem]) 
 
 def _batched(model: ForgeNetwork, items: Sequence[TokenizedItem]) -> Iterator[Batch]:
     device = next(model.parameters()).device
-    for rows in batches([len(item.ids) for item in items]):
+    for rows in batches([len(item.ids) for item in items], TOKENS_A_BATCH):
         yield padded([items[row] for row in rows], device)
 
 

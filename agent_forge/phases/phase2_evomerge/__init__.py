@@ -13,7 +13,6 @@ candidate_weights  the weights of every candidate, made from its recipe
 evaluator          measures a candidate in a network of its shape
 parallel           workers that measure candidates at the same time
 gradient           the gradient of the fitness by every merge coefficient
-sources            where models come from: folders, adapters, runs, the Hugging Face hub
 """
 
 from __future__ import annotations

@@ -24,9 +24,9 @@ from agent_forge.config.load import validate
 from agent_forge.contract.phase import PhaseResult
 from agent_forge.errors import ConfigError
 from agent_forge.merge.output import write
-from agent_forge.model.folder import open_model
 from agent_forge.model.hf import config_dict
 from agent_forge.model.network import ForgeNetwork
+from agent_forge.model.opened import open_model
 from agent_forge.model.weights import from_memory
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings, MeasuredEvolutionSettings
 from agent_forge.phases.phase2_evomerge.evolution import run_evolution
@@ -180,7 +180,7 @@ class EvoMerge:
             "best_generation": summary["best_generation"],
             "verdict": report.to_json() if report else None,
         }
-        model, seconds = open_model(done.model_path)[0], time.monotonic() - began
+        model, seconds = open_model(done.model_path).network, time.monotonic() - began
         return PhaseResult(True, model, "evomerge", summary, artifacts, seconds)
 
     def _tell(self, record: Mapping[str, Any], wandb: WandbSink | None) -> None:

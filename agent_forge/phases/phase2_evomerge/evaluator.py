@@ -36,8 +36,9 @@ from agent_forge.evals.model_under_test import ModelUnderTest, model_under_test
 from agent_forge.evals.racing import Incumbent
 from agent_forge.merge.output import write
 from agent_forge.model.folder import MODEL_TYPE
-from agent_forge.model.load import load_network, open_tokenizer, own_name
+from agent_forge.model.load import load_network, own_name
 from agent_forge.model.network import ForgeNetwork
+from agent_forge.model.opened import with_tokenizer
 from agent_forge.model.weights import Weights, from_memory, with_layers
 from agent_forge.phases.phase2_evomerge.candidate_weights import CandidateWeights
 from agent_forge.phases.phase2_evomerge.gradient import gradient
@@ -224,7 +225,7 @@ def _load(first: Weights) -> ModelUnderTest:
             f"{first.label}: transformers renames {unknown[0]} when it loads it",
             hint="open and save it once with transformers (save_pretrained), and give that folder",
         )
-    return model_under_test(model, None if ours else open_tokenizer(first.folder), first.folder)
+    return model_under_test(with_tokenizer(model, first.folder))
 
 
 class Networks:

@@ -15,10 +15,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from agent_forge.data.loader import TokenizedItem
 from agent_forge.errors import NotFinite
 from agent_forge.evals.fitness import DomainFitness
-from agent_forge.evals.likelihood import TokenizedItem, batches, padded
+from agent_forge.evals.likelihood import padded
 from agent_forge.evals.model_under_test import TokenizedDomain
+from agent_forge.infer.generate import batches
 from agent_forge.model.network import ForgeNetwork
 from agent_forge.phases.phase2_evomerge.candidate_weights import CandidateWeights
 

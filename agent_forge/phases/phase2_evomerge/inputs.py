@@ -36,10 +36,10 @@ from agent_forge.merge.preflight import preflight
 from agent_forge.merge.recipe import ModelInput, Recipe
 from agent_forge.model.folder import MODEL_TYPE, open_weights, read_config
 from agent_forge.model.load import open_tokenizer
+from agent_forge.model.locate import locate_parents
 from agent_forge.model.weights import DEPTHS, Weights, with_same_heads
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
 from agent_forge.phases.phase2_evomerge.journal import BEGUN, CACHE, JOURNAL, read_journal
-from agent_forge.phases.phase2_evomerge.sources import locate
 from agent_forge.search.continuous import pymoo
 from agent_forge.search.settings import ACTS_IN
 from agent_forge.store import files, lock, paths
@@ -165,8 +165,8 @@ def locate_inputs(
     names: Sequence[str] = (),
 ) -> EvolutionInputs:
     """The inputs of an evolution in a folder of its own, from whatever names its models."""
-    parents, known = locate(refs, storage)
-    base = locate([base], storage)[0][0] if base else known
+    parents, known = locate_parents(refs, storage)
+    base = locate_parents([base], storage)[0][0] if base else known
     if len({*names, *MODEL_NAMES}) < len(names) + len(MODEL_NAMES):
         raise ConfigError(f"the names {', '.join(names)} do not tell all models apart")
     refuse_place(folder, [*parents, *([base] if base else [])])

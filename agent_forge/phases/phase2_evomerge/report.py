@@ -15,9 +15,9 @@ from agent_forge.evals.comparison import Comparison, PairedScores, compare_score
 from agent_forge.evals.domains import Domain, copies_told
 from agent_forge.evals.fitness import DomainFitness, Score
 from agent_forge.evals.likelihood import ItemScores
-from agent_forge.evals.model_under_test import ModelUnderTest
-from agent_forge.evals.reopen import confirm
-from agent_forge.model.folder import open_model, open_weights
+from agent_forge.evals.model_under_test import ModelUnderTest, confirm
+from agent_forge.model.folder import open_weights
+from agent_forge.model.opened import open_model
 from agent_forge.model.weights import Weights
 from agent_forge.phases.phase2_evomerge.inputs import MODEL_NAMES
 from agent_forge.phases.phase2_evomerge.loop import EvolutionLoop
@@ -176,7 +176,7 @@ def confirm_champion(folder: Path, loop: EvolutionLoop, report: EvolutionReport 
     """The file has to score what the verdict says; without a verdict, to hold what was measured."""
     if report is None:  # a fitness of the user's own may take hours, so the weights are compared
         loop.evaluator.fill(loop.champion.key)
-        state = open_model(folder)[0].state_dict()
+        state = open_model(folder).network.state_dict()
         for name, tensor in loop.evaluator.model.state_dict().items():
             if not torch.equal(tensor.cpu().float(), state[name].float()):
                 raise PhaseFailed(f"{folder} does not hold the weights that were measured: {name}")

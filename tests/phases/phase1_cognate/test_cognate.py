@@ -12,8 +12,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from agent_forge.data.loader import TokenizedItem
 from agent_forge.errors import ConfigError, ForgeError
-from agent_forge.evals.likelihood import TokenizedItem, measure
+from agent_forge.evals.likelihood import measure
 from agent_forge.model import hf
 from agent_forge.phases.phase1_cognate import load_phase1_models
 from agent_forge.phases.phase1_cognate.assess import (

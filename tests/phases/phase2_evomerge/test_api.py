@@ -78,10 +78,10 @@ def test_the_guides_example(tmp_path: Path) -> None:
 
 
 def test_networks_of_ours(storage: Any, tmp_path: Path) -> None:
-    from agent_forge.model.folder import open_model
+    from agent_forge.model.opened import open_model
 
     folders = [own_model(storage, f"m{n}", n) for n in range(3)]
-    networks = [open_model(folder)[0] for folder in folders]
+    networks = [open_model(folder).network for folder in folders]
     config = EvoMergeConfig(
         **{**SHORT, "generations": 0, "fitness_subset_size": 4, "seed": 1},
         **{"tasks": ["copy"], "max_level": 2, "output_dir": tmp_path / "x", "device": "cpu"},

@@ -24,6 +24,7 @@ from agent_forge.evals.fitness import (
     FunctionFitness,
 )
 from agent_forge.evals.model_under_test import open_model_under_test
+from agent_forge.model.locate import locate_parents
 from agent_forge.phases.phase1_cognate.phase import CognatePhase
 from agent_forge.phases.phase2_evomerge.candidate_weights import CandidateWeights
 from agent_forge.phases.phase2_evomerge.config import WEIGHTS, EvoMergeSettings
@@ -37,7 +38,6 @@ from agent_forge.phases.phase2_evomerge.inputs import (
 from agent_forge.phases.phase2_evomerge.journal import CACHE, JOURNAL
 from agent_forge.phases.phase2_evomerge.phase import EvoMergePhase
 from agent_forge.phases.phase2_evomerge.replay import replay
-from agent_forge.phases.phase2_evomerge.sources import locate
 from agent_forge.pipeline.orchestrator import PipelineOrchestrator
 from agent_forge.store import files
 from agent_forge.track.journal import read_lines
@@ -605,9 +605,12 @@ def test_gens_zero_is_zero(forge: Forge, tmp_path: Path) -> None:
 def test_where_models_come_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     folder = str(family() / "add")
-    assert locate([folder, f"{folder}+{folder}"], tmp_path)[0] == [folder, f"{folder}+{folder}"]
+    assert locate_parents([folder, f"{folder}+{folder}"], tmp_path)[0] == [
+        folder,
+        f"{folder}+{folder}",
+    ]
     with pytest.raises(NotFound, match="deepseek"):
-        locate(["deepsek"], tmp_path)
+        locate_parents(["deepsek"], tmp_path)
 
 
 # -- in the pipeline ------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ from agent_forge.evals.domains import (
     from_tasks,
     part,
 )
-from agent_forge.evals.model_under_test import _variants
+from agent_forge.evals.model_under_test import variants
 from agent_forge.phases.phase2_evomerge import parallel
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
 from agent_forge.phases.phase2_evomerge.evolution import run_evolution
@@ -184,7 +184,7 @@ def test_a_choice_that_is_listed_twice_counts_once() -> None:
     twice = Example("p", "a", choices=("a", "b", "b", "a"))
     once = Example("p", "a", choices=("a", "b"))
     assert Domain("d", (twice,)).chance == Domain("d", (once,)).chance == 0.5
-    assert [e.completion for e in _variants(twice)] == ["a", "b"]
+    assert [e.completion for e in variants(twice)] == ["a", "b"]
     assert evaluation_hash([Domain("d", (twice,))]) == evaluation_hash([Domain("d", (once,))])
 
 

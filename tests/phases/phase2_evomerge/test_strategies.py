@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 import torch
 
+from agent_forge.data.loader import TokenizedItem
 from agent_forge.errors import ConfigError
 from agent_forge.evals.fitness import DomainFitness
-from agent_forge.evals.likelihood import TokenizedItem, measure
+from agent_forge.evals.likelihood import measure
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
 from agent_forge.phases.phase2_evomerge.evolution import run_evolution
 from agent_forge.phases.phase2_evomerge.gradient import BACKWARD, gradient, item_losses

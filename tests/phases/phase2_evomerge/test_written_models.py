@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save_file
 
 from agent_forge.errors import ConfigError, DamagedFile, PhaseFailed
 from agent_forge.evals.domains import from_files, part
-from agent_forge.evals.model_under_test import open_model_under_test
-from agent_forge.evals.reopen import confirm
-from agent_forge.model.folder import open_model, open_weights
+from agent_forge.evals.model_under_test import confirm, open_model_under_test
+from agent_forge.model.folder import open_weights
+from agent_forge.model.opened import open_model
 from agent_forge.phases.phase2_evomerge import evolution
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
 from agent_forge.phases.phase2_evomerge.evolution import EvolutionResult, run_evolution

@@ -1,0 +1,148 @@
+"""From what a user calls a model to its path: a path, a run, an id of the hub, or an alias.
+
+What exists as a path is that path; `base+adapter` names two models. A run is known by its records:
+state.json of a phase lists the models that it handed over.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from agent_forge.config.load import did_you_mean
+from agent_forge.config.phases import ORDER, phase_folder
+from agent_forge.errors import ConfigError, DamagedFile, NotFound
+from agent_forge.store import files
+from agent_forge.store.paths import SAFE_NAME
+from agent_forge.store.sessions import SessionStore
+
+ALIASES = {
+    "deepseek": "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B",
+    "nemotron": "nvidia/Nemotron-Research-Reasoning-Qwen-1.5B",
+    "qwen2": "Qwen/Qwen2-1.5B-Instruct",
+}
+HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+TRUNK = "trunk"  # what Phase 1 trains its specialists from
+
+
+def default_storage() -> Path:
+    """The storage root of commands that have no option for it."""
+    return Path(os.environ.get("FORGE_STORAGE", "storage"))
+
+
+def locate_model(ref: str | Path, storage: Path | None = None) -> str:
+    """The path of one model, downloaded if need be; a run stands for the model it ended with."""
+    text = str(ref)
+    if _exists(text):
+        return text
+    return "+".join(_one(part, storage or default_storage()) for part in text.split("+"))
+
+
+def locate_parents(refs: Sequence[str], storage: Path) -> tuple[list[str], str | None]:
+    """The paths of models to merge, and their base where it is known.
+
+    A single name may be a run: its specialists and their trunk are meant.
+    """
+    if len(refs) == 1 and (found := specialists_of(refs[0], storage)):
+        return found
+    return [_resolved(locate_model(ref, storage)) for ref in refs], None
+
+
+def _resolved(ref: str) -> str:
+    parts = [ref] if _exists(ref) else ref.split("+")
+    return "+".join(str(Path(part).resolve()) for part in parts)
+
+
+def specialists_of(session: str, storage: Path) -> tuple[list[str], str] | None:
+    """The specialists of a run and their trunk; None unless it has finished Phase 1."""
+    models = _outputs(session, "cognate", storage)
+    trunk = models[0].with_name(TRUNK) if models else None
+    if trunk is None or not all((path / "config.json").is_file() for path in (*models, trunk)):
+        return None
+    return [str(path) for path in models], str(trunk)
+
+
+def newest_session(storage: Path) -> str | None:
+    """The newest run that has finished Phase 1."""
+    if not storage.exists():
+        return None
+    sessions = (row["session_id"] for row in SessionStore(storage).registry.get_all_sessions())
+    return next((name for name in sessions if specialists_of(name, storage)), None)
+
+
+def _exists(ref: str) -> bool:
+    try:
+        return Path(ref).expanduser().exists()
+    except (OSError, RuntimeError, ValueError):  # no name of a file
+        return False
+
+
+def _one(ref: str, storage: Path) -> str:
+    if _exists(ref):
+        return ref
+    if SAFE_NAME.fullmatch(ref) and (storage / "sessions" / ref).is_dir():
+        return _final_model(ref, storage)
+    name = ALIASES.get(ref.lower(), ref)
+    if HUB_ID.fullmatch(name):
+        return _download(name)
+    raise NotFound(
+        f"{ref} is not a folder, and no run has that name{did_you_mean(ref, list(ALIASES))}",
+        hint="give a folder, an id of the Hugging Face hub (owner/name), or a session of forge run",
+    )
+
+
+def _final_model(session: str, storage: Path) -> str:
+    """The one model that the last finished phase of a run handed over."""
+    for phase in reversed(ORDER):
+        if models := _outputs(session, phase, storage):
+            if len(models) == 1:
+                return str(models[0])
+            names = ", ".join(map(str, models))
+            raise ConfigError(
+                f"run {session} ends with {len(models)} models", hint=f"one of {names}"
+            )
+    raise NotFound(f"run {session} has no finished phase", hint=f"forge resume {session}")
+
+
+def _outputs(session: str, phase: str, storage: Path) -> list[Path]:
+    """The models that a phase of a run handed over; none unless it is finished."""
+    folder = storage / "sessions" / session / phase_folder(phase)
+    if not SAFE_NAME.fullmatch(session):
+        return []
+    try:
+        state: dict[str, Any] = files.read_checked(folder / "state.json")
+    except (FileNotFoundError, DamagedFile):
+        return []
+    names = [str(output["name"]) for output in state.get("outputs", [])]
+    return [folder / name for name in names if SAFE_NAME.fullmatch(name)]
+
+
+def _download(name: str) -> str:
+    """The folder of a model of the hub, fetched unless it is on this disk."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+    )
+
+    wanted = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja"]
+    try:
+        return str(snapshot_download(name, allow_patterns=wanted))
+    except GatedRepoError as error:
+        raise ConfigError(
+            f"{name} asks for a licence to be accepted",
+            hint="accept it on its page, then `hf auth login`",
+        ) from error
+    except RepositoryNotFoundError as error:
+        raise NotFound(f"the hub has no model {name!r}, or it is private") from error
+    except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
+        raise NotFound(
+            f"{name} does not exist on this disk and could not be downloaded"
+            f" ({type(error).__name__})",
+            hint="check the connection, or download it elsewhere and give its folder",
+        ) from error

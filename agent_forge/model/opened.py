@@ -1,0 +1,176 @@
+"""An open model: its network, and its way from text to tokens and back, whoever made it.
+
+All that differs between our tokenizer and those of transformers is in the two classes here.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from agent_forge.data.tokenizer import END_OF_TEXT, END_OF_TURN, SPECIAL, Tokenizer
+from agent_forge.errors import ConfigError, DamagedFile
+from agent_forge.model.chat import render
+from agent_forge.model.folder import CONFIG, MODEL_TYPE, home_of, open_weights, read_config
+from agent_forge.model.load import load_network, open_tokenizer, refusing
+from agent_forge.model.network import ForgeNetwork
+from agent_forge.store import files
+from agent_forge.store.models import load_directory
+from agent_forge.store.tensors import first_not_finite
+
+LEAST_LENGTH = 2  # tokens: one that is given, one that is asked for
+Message = Mapping[str, Any]
+Asked = tuple[list[int], int]  # token ids, and where those that are asked for begin
+
+
+class OpenedModel(ABC):
+    """A network with its tokenizer, ready to be used."""
+
+    network: nn.Module
+    end_tokens: frozenset[int]  # any of them ends an answer
+    max_length: int | None  # tokens that the network can read; None: any number
+    chats: bool  # True if the model has a form for conversations
+
+    @abstractmethod
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text that the network is to continue."""
+
+    @abstractmethod
+    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+        """The ids of a conversation up to where the next reply begins."""
+
+    @abstractmethod
+    def encode_answer(self, prompt: str, answer: str) -> Asked:
+        """A text whose end, the answer, is asked for."""
+
+    @abstractmethod
+    def encode_reply(self, messages: Sequence[Message]) -> Asked:
+        """A conversation whose last message is asked for, with the end of its turn."""
+
+    @abstractmethod
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ids, without special tokens."""
+
+
+class ForgeModel(OpenedModel):
+    """Our network. Special tokens are placed by their ids, as in training."""
+
+    end_tokens = frozenset((SPECIAL[END_OF_TEXT], SPECIAL[END_OF_TURN]))
+    max_length = None
+    chats = True
+
+    def __init__(self, network: ForgeNetwork, folder: Path) -> None:
+        self.network, self.tokenizer = network, Tokenizer.load(folder)
+        self.tokenizer.fits(network.settings)
+
+    def encode(self, text: str) -> list[int]:
+        return self.tokenizer.encode(text)
+
+    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+        return self.tokenizer.encode_chat(messages, reply=True)
+
+    def encode_answer(self, prompt: str, answer: str) -> Asked:
+        given = self.tokenizer.encode(prompt)
+        return given + self.tokenizer.encode(answer), len(given)
+
+    def encode_reply(self, messages: Sequence[Message]) -> Asked:
+        return self.tokenizer.encode_chat(messages), len(self.encode_chat(messages[:-1]))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Ids beyond the tokenizer, which a network may have, stand for nothing."""
+        return self.tokenizer.decode(i for i in ids if i < self.tokenizer.vocab_size)
+
+
+class TransformersModel(OpenedModel):
+    """A causal language model of transformers, with the tokenizer and template of its maker."""
+
+    def __init__(self, network: Any, folder: Path) -> None:
+        self.network, self.tokenizer = network, open_tokenizer(folder)
+        self.vocab_size = int(network.get_input_embeddings().weight.shape[0])
+        self.max_length = longest = getattr(network.config, "max_position_embeddings", 0) or None
+        if longest is not None and (not isinstance(longest, int) or longest < LEAST_LENGTH):
+            raise DamagedFile(folder / CONFIG, f"max_position_embeddings is {longest!r}")
+        self.chats = bool(self.tokenizer.chat_template)
+        self.end_tokens = _end_tokens(folder, network, self.tokenizer)
+
+    def encode(self, text: str) -> list[int]:
+        return self._ids(text, special=True)
+
+    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+        if not self.chats:  # a model that was never taught to chat continues the text
+            return self.encode("\n".join(message["content"] for message in messages))
+        return self._ids(render(self.tokenizer, messages, reply=True), special=False)
+
+    def encode_answer(self, prompt: str, answer: str) -> Asked:
+        return self._asked(prompt, prompt + answer, special=True)
+
+    def encode_reply(self, messages: Sequence[Message]) -> Asked:
+        given = render(self.tokenizer, messages[:-1], reply=True)
+        whole = render(self.tokenizer, messages, reply=False).rstrip()
+        return self._asked(given, whole, special=False)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return str(self.tokenizer.decode(ids, skip_special_tokens=True))
+
+    def _asked(self, given: str, whole: str, *, special: bool) -> Asked:
+        """All is asked for from where the whole text differs from what is given.
+
+        So a token that reaches from the prompt into the answer is asked for, and a template may
+        write a finished turn in another way than one that begins.
+        """
+        before, ids = self._ids(given, special=special), self._ids(whole, special=special)
+        pairs = enumerate(zip(before, ids, strict=False))
+        start = next((i for i, (a, b) in pairs if a != b), min(len(before), len(ids) - 1))
+        return ids, max(start, 1)
+
+    def _ids(self, text: str, *, special: bool) -> list[int]:
+        """`special`: with the start that the tokenizer adds to a text of its own."""
+        with refusing("the tokenizer"):
+            ids = list(self.tokenizer(text, add_special_tokens=special, verbose=False).input_ids)
+        if not ids:
+            raise ConfigError("the tokenizer gives no token for a text")
+        if max(ids) >= self.vocab_size:
+            raise ConfigError(
+                f"token {max(ids)} is outside the vocabulary of {self.vocab_size}",
+                hint="the tokenizer in the folder does not fit the model",
+            )
+        return ids
+
+
+def open_model(ref: str | Path) -> OpenedModel:
+    """The model in a folder or of `base+adapter`; its files are verified against their manifest."""
+    config, folder = read_config(ref), home_of(ref)
+    ours = config["model_type"] == MODEL_TYPE
+    if ours and folder == Path(ref) and (folder / "metadata.json").is_file():  # saved by a run
+        state = load_directory(folder)[0]
+    else:
+        weights = open_weights(ref)
+        weights.verify()
+        state = {name: weights[name] for name in weights}
+    if bad := first_not_finite(state):
+        raise DamagedFile(ref, f"{bad} holds NaN or infinity", hint="fetch it again")
+    return with_tokenizer(load_network(config, state, str(ref)).eval(), folder)
+
+
+def with_tokenizer(network: nn.Module, folder: Path) -> OpenedModel:
+    """A network with the tokenizer in a folder."""
+    if isinstance(network, ForgeNetwork):
+        return ForgeModel(network, folder)
+    return TransformersModel(network, folder)
+
+
+def _end_tokens(folder: Path, network: Any, tokenizer: Any) -> frozenset[int]:
+    """The tokens that end an answer, as its maker's `generate` has them."""
+    path = folder / "generation_config.json"
+    said = files.read_json(path).get("eos_token_id") if path.is_file() else None
+    if not path.is_file():
+        said = getattr(network.config, "eos_token_id", None)
+    ends = said if isinstance(said, list) else [said, tokenizer.eos_token_id]
+    known = [end for end in ends if end is not None]
+    if not all(isinstance(end, int) for end in known):
+        raise DamagedFile(path, f"eos_token_id is {said!r}, a number or a list is needed")
+    return frozenset(known)

@@ -1,0 +1,85 @@
+"""All that is told about two or more models on the same domains comes from one comparison."""
+
+from __future__ import annotations
+
+import pytest
+
+from agent_forge.data.readers import Example
+from agent_forge.evals.comparison import (
+    ACCURACY,
+    BITS,
+    COLUMNS,
+    PairedScores,
+    card_section,
+    compare,
+    compare_scores,
+    detectable_gain,
+)
+from agent_forge.evals.domains import Domain, smallest_gain
+from agent_forge.evals.likelihood import ItemScores
+
+ITEMS = 40
+
+
+def scores(right: int, loss: float) -> ItemScores:
+    """The first `right` items are right; each has the same loss."""
+    return ItemScores([i < right for i in range(ITEMS)], [loss] * ITEMS, [2] * ITEMS, [])
+
+
+def domain(name: str, exact: bool = True) -> Domain:
+    return Domain(name, tuple(Example(f"{i} ", "four") for i in range(ITEMS)), exact)
+
+
+DOMAINS = [domain("sums"), domain("words"), domain("text", exact=False)]
+BEFORE = [scores(5, 3.0), scores(30, 2.0), scores(0, 4.0)]
+AFTER = [scores(35, 2.0), scores(10, 3.0), scores(0, 3.0)]
+
+
+def test_scores_are_paired_by_domain() -> None:
+    found = compare(BEFORE, AFTER, DOMAINS, seed=7)
+    pairs = [
+        PairedScores(d.name, a, b, d.sizes, d.exact)
+        for d, a, b in zip(DOMAINS, BEFORE, AFTER, strict=True)
+    ]
+    assert found == compare_scores(pairs, seed=7)
+    with pytest.raises(ValueError, match="shorter"):
+        compare(BEFORE[:2], AFTER, DOMAINS)
+
+
+def test_one_comparison_gives_verdict_sentence_rows_json_and_metrics() -> None:
+    found = compare(BEFORE, AFTER, DOMAINS)
+    assert found.verdict == found.overall.gains[ACCURACY].verdict
+    assert found.sentence("it") == found.overall.sentence("it")
+    assert found.losses().startswith("; on words worse than it by 50.0 points")
+    rows = found.rows()
+    assert all(len(row) == len(COLUMNS) for row in rows)
+    assert [row[0] for row in rows[:2]] == ["sums", "sums"] and rows[-1][0] == "all domains"
+    assert rows[3][:5] == ("words", "accuracy, points", ITEMS, "75.0", "25.0")
+    told = found.to_json()
+    assert list(told["domains"]) == ["sums", "words", "text"]
+    assert told["overall"][ACCURACY]["verdict"] == found.verdict
+    metrics = found.metrics()
+    assert metrics[ACCURACY] == pytest.approx((35 + 10) / 2 / ITEMS)
+    assert metrics[f"{BITS}_gain"] == found.overall.gains[BITS].value
+    alone = compare(BEFORE[2:], AFTER[2:], DOMAINS[2:])
+    assert alone.verdict == "better" and alone.losses() == ""
+    assert {row[0] for row in alone.rows()} == {"text"}
+
+
+def test_a_card_has_a_sentence_and_a_row_for_each_model() -> None:
+    found = compare(BEFORE, AFTER, DOMAINS)
+    same = compare(AFTER, AFTER, DOMAINS)
+    lines = card_section("mine", {"before": found, "control": same})
+    assert lines[0] == f"- before: {found.sentence('it')}{found.losses()}"
+    assert lines[1].startswith("- control: no significant gain over it")
+    assert lines[3].startswith("| model | sums/accuracy | sums/bits_per_byte | words/accuracy |")
+    assert [line.split(" | ")[:2] for line in lines[5:]] == [
+        ["| mine", "0.8750"],
+        ["| before", "0.1250"],
+        ["| control", "0.8750"],
+    ]
+
+
+def test_only_answers_count_for_the_gain_that_can_be_shown() -> None:
+    assert detectable_gain(DOMAINS) == (2 * ITEMS, smallest_gain(2 * ITEMS))
+    assert detectable_gain(DOMAINS[2:]) == (0, None)

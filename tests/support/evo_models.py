@@ -11,13 +11,13 @@ from typing import Any
 
 import scipy.stats  # noqa: F401 - takes a second, and forks have it then
 import torch
-from agent_forge.phases.phase2_evomerge.run import JOURNAL
 from torch import nn
 from torch.nn.functional import cross_entropy
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
 from agent_forge.phases.phase2_evomerge.inputs import EvolutionInputs, locate_inputs
+from agent_forge.phases.phase2_evomerge.journal import JOURNAL
 from agent_forge.store import files
 from agent_forge.track.journal import read_lines
 from tests.support.command_line import start

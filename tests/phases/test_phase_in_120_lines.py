@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from agent_forge.store.metadata import read_metadata
-from tests.toy_runs import SMALL, die_at, exit_code, folder, forked, metrics
 
 from agent_forge.contract.phase import ModelRef
 from agent_forge.model.hf import config_dict
@@ -20,10 +18,12 @@ from agent_forge.pipeline.config import load_config
 from agent_forge.pipeline.orchestrator import PipelineOrchestrator
 from agent_forge.store import files
 from agent_forge.store.models import ModelStorage
+from agent_forge.store.records import read_metadata
 from agent_forge.store.sessions import SessionStore
 from agent_forge.train.corpus import build_corpus
-from tests import distil_phase
-from tests.distil_phase import DistilPhase, DistilSettings
+from tests.support import distil_phase
+from tests.support.distil_phase import DistilPhase, DistilSettings
+from tests.support.toy_runs import SMALL, die_at, exit_code, folder, forked, metrics
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
 SHAPE = (

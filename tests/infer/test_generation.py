@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from tests.test_model import network
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from agent_forge.infer.generate import Generated, Sampling, generate, stream
+from tests.support.networks import network
 
 PROMPTS = [[5, 6, 7], [5, 6, 7, 9, 8], [5, 6], [4]]
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.evo_models import family
 
 from agent_forge.errors import ConfigError, NotFound
 from agent_forge.model import locate
 from agent_forge.model.locate import locate_model, locate_parents, newest_session, specialists_of
 from agent_forge.store import files
 from tests.support.command_line import Forge
+from tests.support.evo_models import family
 
 SPECIALISTS = ("a", "b", "c")
 

@@ -1,4 +1,4 @@
-"""Judge an answer by tests that it cannot see, fake or stop: see peers.py for how."""
+"""Judge an answer by tests that it cannot see, fake or stop: see protocol.py for how."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from agent_forge.sandbox.run import Child, ExecutionResult, Limits, compiled, watch
 
-PEERS = Path(__file__).with_name("peers.py")
+PROTOCOL = Path(__file__).with_name("protocol.py")
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ def check(
     try:
         judging = f"judge({to_judge[0]}, {to_answer[1]}, {setup!r}, {list(tests)!r})"
         answering = f"answer({to_answer[0]}, {to_judge[1]}, {code!r}, {setup!r})"
-        both = compiled(PEERS)
+        both = compiled(PROTOCOL)
         with (
             Child(both, judging, limits=limits, fds=(to_judge[0], to_answer[1])) as judge,
             Child(both, answering, limits=limits, fds=(to_answer[0], to_judge[1])) as answer,

@@ -286,6 +286,7 @@ def test_choices_of_a_conversation_are_compared(storage: ModelStorage) -> None:
     assert 0.2 < domain.chance < 0.6
 
 
+@pytest.mark.slow
 def test_an_evolution_on_a_pack(tmp_path: Path) -> None:
     few = {"generations": 1, "fitness_subset_size": 4, "verdict_items": 4, "max_level": 2}
     done = run_evolution(job(tmp_path / "x", tasks=["pack:math", "pack:multilingual"], **few))
@@ -298,6 +299,7 @@ def test_an_evolution_on_a_pack(tmp_path: Path) -> None:
 # -- the command line -----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_eval_of_packs(storage: ModelStorage, folder: Path, forge: Forge) -> None:
     model = own_model(storage, "m1", 0)
     packs = "--pack math --pack gsm8k --pack multilingual --pack humaneval"
@@ -314,6 +316,7 @@ def test_eval_of_packs(storage: ModelStorage, folder: Path, forge: Forge) -> Non
     assert "truncated" not in forge(f"eval {model} --tasks copy --items 3").out
 
 
+@pytest.mark.slow
 def test_compare_on_a_pack(storage: ModelStorage, forge: Forge) -> None:
     a, b = (own_model(storage, name, seed) for seed, name in enumerate(("m1", "m2")))
     found = forge(f"compare {a} {b} --pack structured --items 5 --json")

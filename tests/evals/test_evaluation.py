@@ -542,6 +542,7 @@ def test_a_better_model_is_found(
     assert "worse than" in again.out and "answers can show gains from" in again.err
 
 
+@pytest.mark.slow
 def test_models_of_two_makers_are_compared(ours: Path, foreign: Path, forge: Forge) -> None:
     line = f"compare {ours} {foreign} --tasks copy --tasks story --items 20 --json"
     result = forge(line)

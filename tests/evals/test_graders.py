@@ -129,6 +129,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.slow
 def test_a_hostile_answer_costs_only_its_own_score(name: str, tmp_path: Path) -> None:
     target = tmp_path / "written"
     with socket.create_server(("127.0.0.1", 0)) as server:

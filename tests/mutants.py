@@ -155,14 +155,14 @@ MUTANTS = (
     ),
     Mutant(
         "equal scores go to whoever was told first",
-        "search/evolution.py",
-        "(-self.scores[k], self._births[k].generation, k)",
+        "search/base.py",
+        "(-self.scores[k], self._origins[k].generation, k)",
         "-self.scores[k]",
         "tests/test_search.py",
     ),
     Mutant(
         "a failed candidate becomes elite",
-        "search/evolution.py",
+        "search/base.py",
         "if self.scores.get(key, -math.inf) > -math.inf]",
         "if key in self.scores]",
         "tests/test_search.py",

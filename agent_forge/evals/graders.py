@@ -13,7 +13,7 @@ from fractions import Fraction
 
 from agent_forge.data.tasks import FAMILIES, Task
 from agent_forge.data.tasks.checks import MAX_TEXT, json_document
-from agent_forge.sandbox import Limits, check
+from agent_forge.sandbox import Limits, run_tests
 
 Grade = Callable[[Task, str], bool]
 
@@ -123,7 +123,7 @@ def _passes(program: str, task: Task) -> bool:
         program.encode()
     except UnicodeEncodeError:
         return False
-    return check(program, task.tests, limits=LIMITS).ok
+    return run_tests(program, task.tests, limits=LIMITS).ok
 
 
 # -- structured data ------------------------------------------------------------------------------

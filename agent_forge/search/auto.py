@@ -72,7 +72,6 @@ class Auto(Search):
         self._sigma = self.settings.start_sigma
         self._force = 1.0  # of mutations
         self._rounds = 0
-        self._used = 0  # gradients that were looked at
         self._round: Round | None = None  # that waits for its scores
         self._cost = 0.0  # of that
         masks = operators.mask_seed(self.seed)
@@ -186,11 +185,9 @@ class Auto(Search):
             descent = Descent(box, point, best.key, step, turns, self.seed, self._rounds)
             self._descent = descent
         if descent.needs_gradient:
-            if self._used == len(self.gradients):
-                self.gradient_of = descent.key
+            if (rows := self._wanted_gradient(descent.key)) is None:
                 return
-            self._used = len(self.gradients)
-            descent.learn(self.gradients[-1][1])
+            descent.learn(rows)
             self._cost += BACKWARD * self.settings.gradient_share
         self._start_round(arm, [descent.propose(f"gradient step from {best.key[:SHORT]}")])
 

@@ -69,6 +69,7 @@ class Search:
         self._closed: list[dict[str, Any]] = []  # what was told in each closed generation
         self._measured: list[str] = []  # the populations of closed generations
         self._strength = 1.0  # of mutations
+        self._gradients_used = 0
         self._tried: list[list[str]]  # candidates of each place; the last one counts
         self._distances: tuple[float, float] | None
         self._duplicates: set[str]  # equal to another, and still so after the last variant
@@ -106,6 +107,14 @@ class Search:
         self._add(candidate, Origin(self.generation, operator, against or self._space.parents))
         self._tried.append([candidate.key])
         return True
+
+    def _wanted_gradient(self, key: str) -> Rows | None:
+        """The gradient at a candidate; None if it was not told yet: then it is asked for."""
+        if self._gradients_used == len(self.gradients):
+            self.gradient_of = key
+            return None
+        self._gradients_used = len(self.gradients)
+        return self.gradients[-1][1]
 
     # -- asking and telling -----------------------------------------------------------------------
 

@@ -99,7 +99,6 @@ class Gradient(Search):
         turns = s.gradient_turns
         self._descent = Descent(box, start, average, s.gradient_step, turns, self.seed, "grad")
         self._trial: str | None = None
-        self._used = 0  # gradients that were looked at
 
     def _more(self) -> None:
         descent = self._descent
@@ -109,11 +108,9 @@ class Gradient(Search):
                 descent.observe(self._trial, better)
                 self._trial = None
             if descent.needs_gradient:
-                if self._used == len(self.gradients):
-                    self.gradient_of = descent.key
+                if (rows := self._wanted_gradient(descent.key)) is None:
                     return
-                descent.learn(self.gradients[-1][1])
-                self._used = len(self.gradients)
+                descent.learn(rows)
             made = descent.propose("gradient step")
             self._trial = made.key
             if made.key not in self.scores:

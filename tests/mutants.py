@@ -164,7 +164,7 @@ MUTANTS = (
     Mutant(
         "equal scores go to whoever was told first",
         "search/base.py",
-        "(-self.scores[k], self._births[k].generation, k)",
+        "(-self.scores[k], self._origins[k].generation, k)",
         "-self.scores[k]",
         "tests/search/test_evolution.py",
     ),

@@ -11,9 +11,15 @@ import re
 from collections.abc import Callable
 from fractions import Fraction
 
-from agent_forge.data.tasks import FAMILIES, Task, is_right
-from agent_forge.data.tasks.checks import MAX_TEXT, json_document, words
-from agent_forge.sandbox import Limits, check
+from agent_forge.data.tasks import is_right
+from agent_forge.data.tasks.checks import words
+from agent_forge.sandbox import check
+from agent_forge.data.tasks import FAMILIES
+from agent_forge.data.tasks import Task
+from agent_forge.data.tasks.checks import MAX_TEXT
+from agent_forge.data.tasks.checks import json_document
+from agent_forge.sandbox import Limits
+from agent_forge.sandbox import run_tests
 
 Grade = Callable[[Task, str], bool]
 
@@ -119,7 +125,7 @@ def _passes(program: str, task: Task) -> bool:
     surrogates = any("\ud800" <= c <= "\udfff" for c in program)
     if "def " not in program or len(program) > MAX_TEXT or surrogates:
         return False
-    return check(program, task.tests, limits=LIMITS).ok
+    return run_tests(program, task.tests, limits=LIMITS).ok
 
 
 # -- structured data ------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 MEMORY_EXIT = 113  # how it says that memory ran out
 OPEN_FILES = 64
 FILES_WITHOUT_DISK = 256  # files it may write where it has no small disk of its own
-NEW_WORLD = 0x10000000 | 0x00020000 | 0x40000000 | 0x08000000  # user, mounts, network, ipc
+NEW_NAMESPACES = 0x10000000 | 0x00020000 | 0x40000000 | 0x08000000  # user, mounts, network, ipc
 BIND, UNMOUNT_ALL, NO_DEVICES_NO_PROGRAMS = 0x1000 | 0x4000, 2, 2 | 4 | 8
 MOUNT_SETATTR, EVERYWHERE, READ_ONLY = 442, 0x8000, struct.pack("QQQQ", 1, 0, 0, 0)
 READ, READ_DIRECTORY, WRITE = 1 << 2, 1 << 3, 1 << 1
@@ -33,18 +33,15 @@ WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 REFUSED_MODULES = {"ctypes", "_ctypes"}
 REFUSED_PARTS = {"ctypes", "subprocess", "pty", "syslog", "webbrowser", "fcntl"}
 PATH_PARTS = {"os", "shutil", "tempfile", "sqlite3"}
-REFUSED_EVENTS = {
-    *("os.fork", "os.forkpty", "os.exec", "os.posix_spawn", "os.spawn", "os.system", "os.killpg"),
-    *("gc.get_objects", "gc.get_referrers", "signal.pthread_kill", "resource.prlimit"),
-}
-READING_EVENTS = {
-    *("os.listdir", "os.scandir", "os.walk", "os.fwalk", "os.chdir"),
-    *("os.getxattr", "os.listxattr"),
-}
+REFUSED_CALLS = ("fork", "forkpty", "exec", "posix_spawn", "spawn", "system", "killpg")
+REFUSED_EVENTS = {f"os.{name}" for name in REFUSED_CALLS}
+REFUSED_EVENTS |= {"gc.get_objects", "gc.get_referrers", "signal.pthread_kill", "resource.prlimit"}
+READING_CALLS = ("listdir", "scandir", "walk", "fwalk", "chdir", "getxattr", "listxattr")
+READING_EVENTS = {f"os.{name}" for name in READING_CALLS}
 
 
 def read_request() -> dict[str, Any]:
-    """The request stands before the code's own input."""
+    """The request, which stands before the code's own input."""
     size, data = int.from_bytes(os.read(0, 8), "little"), b""
     while len(data) < size:
         data += os.read(0, size - len(data))
@@ -52,8 +49,8 @@ def read_request() -> dict[str, Any]:
     return request
 
 
-def limit(limits: dict[str, Any]) -> None:
-    """Limits of the system, which the code can lower only."""
+def set_limits(limits: dict[str, Any]) -> None:
+    """Set limits of the system, which the code can only lower."""
     import resource
 
     for name, value in (
@@ -75,7 +72,7 @@ def limit(limits: dict[str, Any]) -> None:
 
 
 def confine(request: dict[str, Any], folder: str) -> dict[str, bool]:
-    """Put on every layer that this kernel grants; tell which did."""
+    """Put on every layer; returns which of them this kernel grants."""
     import ctypes
 
     plan, limits = request["plan"], request["limits"]
@@ -92,14 +89,14 @@ def confine(request: dict[str, Any], folder: str) -> dict[str, bool]:
     if os.getppid() != request["caller"]:  # it is dead already
         os._exit(1)
     libraries = {*plan["readable"], *sys.path, f"{sys.base_prefix}/lib"}
-    layers = new_world(call, folder, {*libraries, "/dev/null"}, limits)
+    layers = new_namespaces(call, folder, {*libraries, "/dev/null"}, limits)
     os.chdir(folder)
     call("prctl", 38, 1, 0, 0, 0)  # no new privileges
     call("prctl", 4, 0, 0, 0, 0)  # not to be looked into by others of this user
     layers["landlock"] = landlock(call, folder, libraries)
     empty = struct.pack("Ii", 0x20080522, 0)
     layers["no_capabilities"] = call("capset", empty, bytes(24)) == 0
-    limit(limits)
+    set_limits(limits)
     code = plan["filter"].replace(struct.pack("<I", plan["self"]), struct.pack("<I", os.getpid()))
     kept = ctypes.create_string_buffer(code, len(code))
     program = struct.pack("HP", len(code) // 8, ctypes.addressof(kept))
@@ -109,26 +106,25 @@ def confine(request: dict[str, Any], folder: str) -> dict[str, bool]:
     return layers
 
 
-def new_world(
+def new_namespaces(
     call: Callable[..., int], folder: str, kept: set[str], limits: dict[str, Any]
 ) -> dict[str, bool]:
-    """No network, every mount read-only, few files, and a small disk in place of the folder."""
+    """Take away network and writable mounts; leave few files, and a small disk as the folder."""
     user, group = os.getuid(), os.getgid()
     maps = {"setgroups": "deny", "uid_map": f"{user} {user} 1", "gid_map": f"{group} {group} 1"}
-    alone = call("unshare", NEW_WORLD) == 0
-    read_only = root = own_disk = False
-    if alone:
-        try:
-            for name, text in maps.items():
-                fd = os.open(f"/proc/self/{name}", os.O_WRONLY)
-                os.write(fd, text.encode())
-                os.close(fd)
-        except OSError:  # then nothing can be mounted either
-            return {"namespaces": alone}
-        read_only = call("syscall", MOUNT_SETATTR, -100, b"/", EVERYWHERE, READ_ONLY, 32) == 0
-        root = own_root(call, folder, kept)
-        own_disk = new_disk(call, folder, f"size={limits['file_mb']}m,nr_inodes=1024,mode=700")
-    return {"namespaces": alone, "read_only": read_only, "own_root": root, "own_disk": own_disk}
+    if call("unshare", NEW_NAMESPACES) != 0:
+        return {}
+    try:
+        for name, text in maps.items():
+            fd = os.open(f"/proc/self/{name}", os.O_WRONLY)
+            os.write(fd, text.encode())
+            os.close(fd)
+    except OSError:  # then nothing can be mounted either
+        return {"namespaces": True}
+    read_only = call("syscall", MOUNT_SETATTR, -100, b"/", EVERYWHERE, READ_ONLY, 32) == 0
+    root = own_root(call, folder, kept)
+    own_disk = new_disk(call, folder, f"size={limits['file_mb']}m,nr_inodes=1024,mode=700")
+    return {"namespaces": True, "read_only": read_only, "own_root": root, "own_disk": own_disk}
 
 
 def new_disk(call: Callable[..., int], folder: str, options: str) -> bool:
@@ -146,7 +142,7 @@ def own_root(call: Callable[..., int], folder: str, kept: set[str]) -> bool:
         return False
     try:
         for path in sorted(kept):
-            keep(call, path, folder + path)
+            bind_mount(call, path, folder + path)
         os.makedirs(folder + folder, exist_ok=True)  # noqa: PTH103
         call("syscall", MOUNT_SETATTR, -100, os.fsencode(folder), 0, READ_ONLY, 32)
         os.chroot(folder)
@@ -156,7 +152,7 @@ def own_root(call: Callable[..., int], folder: str, kept: set[str]) -> bool:
     return True
 
 
-def keep(call: Callable[..., int], path: str, place: str) -> None:
+def bind_mount(call: Callable[..., int], path: str, place: str) -> None:
     """Show a file or folder in another place too, unless a folder around it is there already."""
     if not os.path.exists(path) or os.path.exists(place):  # noqa: PTH110
         return
@@ -176,9 +172,8 @@ def landlock(call: Callable[..., int], folder: str, readable: set[str]) -> bool:
         return False
     rights = (1 << (13, 14, 15, 15, 16)[min(version, 5) - 1]) - 1
     network, scope = (3 if version >= 4 else 0), (3 if version >= 6 else 0)
-    attributes = struct.pack("QQQ", rights, network, scope)[
-        : 8 * (1 + (version > 3) + (version > 5))
-    ]
+    known = 8 * (1 + (version > 3) + (version > 5))
+    attributes = struct.pack("QQQ", rights, network, scope)[:known]
     rules = call("syscall", 444, attributes, len(attributes), 0)
     if rules < 0:
         return False
@@ -202,10 +197,10 @@ def landlock(call: Callable[..., int], folder: str, readable: set[str]) -> bool:
 # -- the audit hook -------------------------------------------------------------------------------
 
 
-def guard(folder: str, files: int | None) -> Callable[[str, tuple[Any, ...]], None]:
-    """A hook that refuses what the code has no business with."""
+def audit_hook(folder: str, files: int | None) -> Callable[[str, tuple[Any, ...]], None]:
+    """A hook that refuses what code has no business with; it may write so many files."""
     real, me = os.path.realpath, os.getpid()
-    readable = (*map(real, sys.path), *("/usr/share/zoneinfo", "/etc/localtime", "/dev/urandom"))
+    readable = (*map(real, sys.path), "/usr/share/zoneinfo", "/etc/localtime", "/dev/urandom")
     written = 0
 
     def inside(path: Any, writing: bool) -> bool:
@@ -217,7 +212,7 @@ def guard(folder: str, files: int | None) -> Callable[[str, tuple[Any, ...]], No
         library = any(f"{place}/".startswith(f"{root}/") for root in readable)
         return library and not writing and "-packages" not in place
 
-    def fine(event: str, args: tuple[Any, ...]) -> bool:
+    def allowed(event: str, args: tuple[Any, ...]) -> bool:
         nonlocal written
         part = event.partition(".")[0]
         if event == "open":
@@ -237,14 +232,14 @@ def guard(folder: str, files: int | None) -> Callable[[str, tuple[Any, ...]], No
         return True
 
     def hook(event: str, args: tuple[Any, ...]) -> None:
-        if not fine(event, args):
+        if not allowed(event, args):
             raise PermissionError(f"the sandbox refuses {event}")
 
     return hook
 
 
 def limit_threads(processes: int) -> None:
-    """Not every version of Python has an audit event for a new thread."""
+    """Refuse more threads: not every version of Python has an audit event for a new one."""
 
     def limited(start: Callable[..., Any]) -> Callable[..., Any]:
         def start_one(*args: Any, **named: Any) -> Any:
@@ -263,7 +258,7 @@ def limit_threads(processes: int) -> None:
 
 
 def report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Show an error of the code without the frames of this file."""
+    """Print an error of the code without the frames of this file."""
     sys.stdout.flush()
     if issubclass(kind, MemoryError):
         os.write(2, b"MemoryError\n")
@@ -285,13 +280,13 @@ def main() -> None:
     os.environ.clear()
     sys.path.pop(0)  # the working directory
     if plan is None:
-        limit(limits)
+        set_limits(limits)
         layers = {}
     else:
         layers = confine(request, folder)
     if request["hook"]:
         files = None if layers.get("own_disk") else FILES_WITHOUT_DISK
-        sys.addaudithook(guard(folder, files))
+        sys.addaudithook(audit_hook(folder, files))
         limit_threads(limits["processes"])
     if not request["code"]:
         os.write(1, repr(layers).encode())

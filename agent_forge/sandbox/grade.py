@@ -1,4 +1,4 @@
-"""Judge an answer by tests that it cannot see, fake or stop: see protocol.py for how."""
+"""Grade an answer by tests that it cannot see, fake or stop: see protocol.py for how."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ PROTOCOL = Path(__file__).with_name("protocol.py")
 
 @dataclass(frozen=True)
 class GradeResult:
-    """One verdict for each test, and how the process with the answer ended."""
+    """Which of the tests passed, and how the process with the answer ended."""
 
     passed: tuple[bool, ...]
-    outcome: ExecutionResult
+    execution: ExecutionResult
 
     @property
     def ok(self) -> bool:
@@ -25,7 +25,7 @@ class GradeResult:
         return bool(self.passed) and all(self.passed)
 
 
-def check(
+def run_tests(
     code: str, tests: Sequence[str], *, setup: str = "", limits: Limits | None = None
 ) -> GradeResult:
     """Run each test (statements, mostly one assert) against what `code` defines.
@@ -34,22 +34,22 @@ def check(
     nothing; one that was never reached has not passed.
     """
     limits = limits or Limits()
-    to_answer, to_judge = os.pipe(), os.pipe()
-    ends = [*to_answer, *to_judge]
+    (answer_in, tests_out), (tests_in, answer_out) = os.pipe(), os.pipe()
+    ends = [answer_in, tests_out, tests_in, answer_out]
     try:
-        judging = f"judge({to_judge[0]}, {to_answer[1]}, {setup!r}, {list(tests)!r})"
-        answering = f"answer({to_answer[0]}, {to_judge[1]}, {code!r}, {setup!r})"
+        tester = f"test_answer({tests_in}, {tests_out}, {setup!r}, {list(tests)!r})"
+        server = f"serve_answer({answer_in}, {answer_out}, {code!r}, {setup!r})"
         both = compiled(PROTOCOL)
         with (
-            Child(both, judging, limits=limits, fds=(to_judge[0], to_answer[1])) as judge,
-            Child(both, answering, limits=limits, fds=(to_answer[0], to_judge[1])) as answer,
+            Child(both, tester, limits=limits, fds=(tests_in, tests_out)) as testing,
+            Child(both, server, limits=limits, fds=(answer_in, answer_out)) as answering,
         ):
             while ends:
                 os.close(ends.pop())
-            watch([judge, answer])
-            said = judge.outcome().stdout
-            passed = tuple(said[n : n + 1] == "1" for n in range(len(tests)))
-            return GradeResult(passed, answer.outcome())
+            watch([testing, answering])
+            grades = testing.result().stdout
+            passed = tuple(grades[n : n + 1] == "1" for n in range(len(tests)))
+            return GradeResult(passed, answering.result())
     finally:
         for fd in ends:
             os.close(fd)

@@ -1,10 +1,10 @@
-"""Two confined processes: one holds the answer, the other judges it. Neither trusts its wire.
+"""Two confined processes: one holds the answer, the other runs the tests. Neither trusts the other.
 
-This file is sent to both as the beginning of their program. The judge runs the tests; whatever
-the answer defines is a `Remote` there, which asks the other process. Only plain values come back,
-built anew from JSON; all other objects stay where they are and equal nothing. So the tests, what
-they expect and the verdict are out of the answer's reach, and its only way to pass is to return
-what a right answer returns.
+This file is sent to both as the beginning of their program. Whatever the answer defines is a proxy
+in the test process, which asks the other one. Only plain values come back, built anew from JSON;
+all other objects stay where they are and equal nothing. So the tests, what they expect and the
+grades are out of the answer's reach, and its only way to pass is to return what a right answer
+returns.
 """
 
 from __future__ import annotations
@@ -23,33 +23,33 @@ if TYPE_CHECKING:
     from typing import Any
 
 MAX_MESSAGE = 16 << 20
-PLAIN: dict[str, Callable[[Any], Any]] = {
+SCALARS: dict[str, Callable[[Any], Any]] = {
     "int": lambda text: int(text, 16),
     "float": float.fromhex,
     "complex": lambda parts: complex(*map(float.fromhex, parts)),
     "bytes": bytes.fromhex,
 }
-CONTAINERS = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
+CONTAINERS: dict[str, Any] = {kind.__name__: kind for kind in (list, tuple, set, frozenset)}
 OPERATIONS: dict[str, Callable[..., Any]] = {
     "call": lambda target, args, named: target(*args, **named),
-    **{"get": getattr, "set": setattr, "iter": iter, "next": next, "len": len, "str": str},
-    **{"repr": repr, "bool": bool, "item": lambda target, key: target[key]},
+    "get": getattr,
+    "set": setattr,
+    "item": lambda target, key: target[key],
 }
+OPERATIONS |= {of.__name__: of for of in (iter, next, len, str, repr, bool)}
 
 
 class Closed(BaseException):
     """The other process is gone, or does not keep to the protocol: nothing can pass any more."""
 
 
-class Peer:
-    """One end of the wire. `serves` are the operations that the other end may ask for."""
+class Connection:
+    """One end of the pipes. `serves` are the operations that the other end may ask for."""
 
-    def __init__(
-        self, reading: int, writing: int, serves: set[str], kind: type[Remote] | None = None
-    ) -> None:
+    def __init__(self, reading: int, writing: int, serves: set[str], proxy: type[Proxy]) -> None:
         self.reader, self.writing, self.serves = os.fdopen(reading, "rb"), writing, serves
-        self.kind = kind or Remote  # of the other end's objects
-        self.mine: list[Any] = []
+        self.proxy = proxy  # for objects of the other end
+        self.mine: list[Any] = []  # objects that the other end has a proxy for
         self.names: dict[str, Any] = {}
 
     def send(self, *message: Any) -> None:
@@ -70,8 +70,8 @@ class Peer:
             raise Closed
         return message
 
-    def ask(self, operation: str, target: Remote | str, *args: Any) -> Any:
-        """Have an operation done at the other end; serve what it asks for meanwhile."""
+    def ask(self, operation: str, target: Proxy | str, *args: Any) -> Any:
+        """The result of an operation at the other end; serves what that asks for meanwhile."""
         self.send("ask", operation, *map(self.encode, (target, *args)))
         while True:
             match self.receive():
@@ -79,7 +79,7 @@ class Peer:
                     self.serve(wanted, values)
                 case ["value", value, *after]:
                     if operation == "call" and args:
-                        give_back(args[0], [self.decode(item) for item in after])
+                        copy_back(args[0], [self.decode(item) for item in after])
                     return self.decode(value)
                 case ["raised", str(name), str(text)]:
                     kind = getattr(builtins, name, None)
@@ -105,8 +105,8 @@ class Peer:
             return value
         if isinstance(value, str):
             return str.__str__(value)
-        if isinstance(value, Remote):
-            return {"yours": index_of(value)}
+        if isinstance(value, Proxy):
+            return {"yours": object.__getattribute__(value, "_index")}
         if isinstance(value, int):
             return {"int": hex(value)}
         if isinstance(value, float):
@@ -127,76 +127,58 @@ class Peer:
         if data is None or isinstance(data, bool | str):
             return data
         ((kind, value),) = data.items()
-        if kind in PLAIN:
-            return PLAIN[kind](value)
+        if kind in SCALARS:
+            return SCALARS[kind](value)
         if kind in CONTAINERS:
             return CONTAINERS[kind](self.decode(item) for item in value)
         if kind == "dict":
             return {self.decode(key): self.decode(item) for key, item in value}
-        if kind == "yours":
-            return self.mine[value]
-        return self.kind(self, value)
+        return self.mine[value] if kind == "yours" else self.proxy(self, value)
 
 
-class Remote:
-    """An object of the other process. It has no equality, order or arithmetic of its own."""
+def forward(operation: str) -> Any:
+    """A method that asks the other process to do this operation."""
+    return lambda proxy, *args: proxy._ask(operation, *args)
 
-    def __init__(self, peer: Peer, index: int) -> None:
-        object.__setattr__(self, "_ask", lambda what, *args: peer.ask(what, self, *args))
+
+class Proxy:
+    """Stands for an object of the other process. It has no order or arithmetic of its own."""
+
+    _ask: Any
+
+    def __init__(self, connection: Connection, index: int) -> None:
+        object.__setattr__(self, "_ask", lambda what, *args: connection.ask(what, self, *args))
         object.__setattr__(self, "_index", index)
 
     def __call__(self, *args: Any, **named: Any) -> Any:
         return self._ask("call", list(args), named)
 
-    def __getattr__(self, name: str) -> Any:
-        return self._ask("get", name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        self._ask("set", name, value)
-
-    def __getitem__(self, key: Any) -> Any:
-        return self._ask("item", key)
-
     def __iter__(self) -> Any:
         items = self._ask("iter")
-        return items if isinstance(items, Remote) else iter(())
+        return items if isinstance(items, Proxy) else iter(())
 
-    def __next__(self) -> Any:
-        return self._ask("next")
-
-    def __len__(self) -> Any:
-        return self._ask("len")
-
-    def __bool__(self) -> Any:
-        return self._ask("bool")
-
-    def __str__(self) -> Any:
-        return self._ask("str")
-
-    def __repr__(self) -> Any:
-        return self._ask("repr")
+    __getattr__, __setattr__, __getitem__ = map(forward, ("get", "set", "item"))
+    __next__, __len__, __bool__, __str__, __repr__ = map(
+        forward, ("next", "len", "bool", "str", "repr")
+    )
 
 
-class Unproven(Remote):
-    """An object of the answer, which could say of any two of its objects that they are equal.
+class AnswerProxy(Proxy):
+    """Stands for an object of the answer, which could claim that any two of its objects are equal.
 
     To compare two of them, or to put one in a set, is therefore an error.
     """
 
     def __eq__(self, other: object) -> bool:
-        if isinstance(other, Remote):
+        if isinstance(other, Proxy):
             raise TypeError("objects of the answer cannot be compared: compare plain values")
         return NotImplemented
 
     __hash__ = None  # type: ignore[assignment]
 
 
-def index_of(remote: Remote) -> Any:
-    return object.__getattribute__(remote, "_index")
-
-
-def give_back(before: list[Any], after: list[Any]) -> None:
-    """Arguments travel as copies: what the call did to lists, dicts and sets is done to them."""
+def copy_back(before: list[Any], after: list[Any]) -> None:
+    """Do to the arguments (lists, dicts, sets) what the call did to their copies."""
     for old, new in zip(before, after, strict=False):
         if type(old) is type(new) and isinstance(old, list):
             old[:] = new
@@ -205,42 +187,46 @@ def give_back(before: list[Any], after: list[Any]) -> None:
             old.update(new)
 
 
-def answer(reading: int, writing: int, code: str, setup: str) -> None:
-    """Run the answer, then do what the judge asks with what it defined."""
-    peer = Peer(reading, writing, {"name", *OPERATIONS})
+def run_source(source: str, name: str, names: dict[str, Any]) -> None:
+    exec(compile(source, f"<{name}>", "exec", dont_inherit=True), names)  # noqa: S102
+
+
+def serve_answer(reading: int, writing: int, code: str, setup: str) -> None:
+    """Run the answer, then do what the tests ask with what it defined."""
+    connection = Connection(reading, writing, {"name", *OPERATIONS}, Proxy)
     module = sys.modules["__main__"] = type(sys)("__main__")
-    peer.names = module.__dict__
+    names = connection.names = module.__dict__
     for source in (setup, code):
-        exec(compile(source, "<answer>", "exec", dont_inherit=True), peer.names)  # noqa: S102
-    peer.send("ready", *[name for name in peer.names if isinstance(name, str)])
-    with contextlib.suppress(Closed):  # the judge is done
+        run_source(source, "answer", names)
+    connection.send("ready", *[name for name in names if isinstance(name, str)])
+    with contextlib.suppress(Closed):  # the tests are over
         while True:
-            _, wanted, *values = peer.receive()
-            peer.serve(wanted, values)
+            _, wanted, *values = connection.receive()
+            connection.serve(wanted, values)
 
 
-def judge(reading: int, writing: int, setup: str, tests: list[str]) -> None:
+def test_answer(reading: int, writing: int, setup: str, tests: list[str]) -> None:
     """Run each test and write 1 or 0 for it.
 
-    Names of the setup, builtins and modules of the standard library are the judge's own. Classes
-    of the setup live with the answer, so that instances can be handed to it.
+    Names of the setup, builtins and modules of the standard library are this process's own.
+    Classes of the setup live with the answer, so that instances can be handed to it.
     """
-    peer, verdicts = Peer(reading, writing, {"call"}, Unproven), os.dup(1)
+    connection, grades = Connection(reading, writing, {"call"}, AnswerProxy), os.dup(1)
     sys.stdout = io.StringIO()
     names: dict[str, Any] = {"__name__": "__main__"}
-    exec(compile(setup, "<setup>", "exec", dont_inherit=True), names)  # noqa: S102
+    run_source(setup, "setup", names)
     own = {n for n, v in names.items() if not (isinstance(v, type) and v.__module__ == "__main__")}
-    _, *theirs = peer.receive()
-    for name in theirs:
+    _, *defined = connection.receive()
+    for name in defined:
         wanted = isinstance(name, str) and any(name in test for test in tests)
         if not wanted or name in own or hasattr(builtins, name):
             continue
         module = name in sys.stdlib_module_names and any(f"{name}." in test for test in tests)
-        names[name] = importlib.import_module(name) if module else peer.ask("name", name)
+        names[name] = importlib.import_module(name) if module else connection.ask("name", name)
     for test in tests:
         try:
-            exec(compile(test, "<test>", "exec", dont_inherit=True), names)  # noqa: S102
+            run_source(test, "test", names)
         except Exception:  # noqa: BLE001 - a test that raises has not passed
-            os.write(verdicts, b"0")
+            os.write(grades, b"0")
         else:
-            os.write(verdicts, b"1")
+            os.write(grades, b"1")

@@ -37,10 +37,8 @@ BEGIN = "import marshal, os; exec(marshal.loads(os.read(0, {size})))"
 ENVIRONMENT = {"PYTHONHASHSEED": "0"}
 LOOK_EVERY_S = 0.02  # for a process that ends with its output held open
 CHUNK = 1 << 16
-LAYERS = (
-    *("limits", "audit_hook", "namespaces", "read_only", "own_root", "own_disk"),
-    *("landlock", "no_capabilities", "seccomp"),
-)
+NAMESPACE_LAYERS = ("namespaces", "read_only", "own_root", "own_disk")
+LAYERS = ("limits", "audit_hook", *NAMESPACE_LAYERS, "landlock", "no_capabilities", "seccomp")
 
 
 @dataclass(frozen=True)
@@ -69,8 +67,8 @@ class Limits:
 class ExecutionResult:
     """How it ended: ok, error (it failed), timeout, memory, output (too much), killed (a signal).
 
-    "ok" means that the process ended with exit code 0, which the code can bring about as it
-    likes; whether an answer is right is for `check` to say.
+    "ok" means exit code 0, which code can bring about as it likes; `run_tests` says whether an
+    answer is right.
     """
 
     status: str
@@ -83,10 +81,10 @@ class ExecutionResult:
 
 
 def run(code: str, *, stdin: str = "", limits: Limits | None = None) -> ExecutionResult:
-    """Run Python code and tell how it ended; nothing that it does is an error here."""
+    """Run Python code and return how it ended; whatever it does, nothing is raised here."""
     with Child(code, stdin=stdin, limits=limits or Limits()) as child:
         watch([child])
-        return child.outcome()
+        return child.result()
 
 
 @functools.cache
@@ -97,20 +95,20 @@ def compiled(source: Path) -> CodeType:
 
 @functools.cache
 def layers() -> dict[str, bool]:
-    """Which layers hold on this machine; a process that is confined like any other tells."""
+    """Which layers hold on this machine, as a confined process finds them."""
     with Child(limits=Limits()) as child:
         watch([child])
-        outcome = child.outcome()
-    if outcome.status != "ok":
-        raise ForgeError(f"the sandbox does not start here: {outcome.stderr.strip()}")
-    held = {"limits": True, "audit_hook": True, **ast.literal_eval(outcome.stdout)}
+        result = child.result()
+    if result.status != "ok":
+        raise ForgeError(f"the sandbox does not start here: {result.stderr.strip()}")
+    held = {"limits": True, "audit_hook": True, **ast.literal_eval(result.stdout)}
     return {name: held.get(name, False) for name in LAYERS}
 
 
 class Child:
     """One confined process, its folder and what it has written so far.
 
-    Parts of its code run one after the other in one namespace; without any it tells its layers.
+    Parts of its code run one after the other in one namespace; without any it prints its layers.
     """
 
     hook = True  # tests take it away to see the kernel's layers alone
@@ -123,18 +121,13 @@ class Child:
                 "this system cannot run untrusted code: it has no process limits",
                 hint="use Linux, macOS or the Windows Subsystem for Linux",
             )
-        request = {
-            "code": code,
-            "limits": asdict(limits),
-            "plan": platform.confinement(threads=limits.processes > 1),
-            "hook": self.hook,
-            "caller": os.getpid(),
-        }
+        request = {"code": code, "limits": asdict(limits), "hook": self.hook}
+        request |= {"plan": platform.confinement(threads=limits.processes > 1)}
+        request |= {"caller": os.getpid()}
         self.limits = limits
-        self.ended = ""  # why, once it is over
+        self.status = ""  # how it ended, once it has
         self.truncated = False
-        self.exit_code = 0
-        self.cpu_seconds = 0.0
+        self.exit_code, self.seconds, self.cpu_seconds = 0, 0.0, 0.0
         self.folder = Path(tempfile.mkdtemp(prefix="forge-sandbox-"))
         try:
             program, sent = marshal.dumps(compiled(CHILD)), marshal.dumps(request)
@@ -145,7 +138,6 @@ class Child:
         except BaseException:
             remove_folder(self.folder)
             raise
-        self.seconds = 0.0
         assert self.process.stdout and self.process.stderr
         self.output = {self.process.stdout: bytearray(), self.process.stderr: bytearray()}
 
@@ -166,13 +158,13 @@ class Child:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.end("killed")
+        self.kill("killed")
         for stream in self.output:
             stream.close()
         remove_folder(self.folder)
 
     def read(self, stream: IO[bytes]) -> bool:
-        """Take what has been written; False at the end of the stream. Too much ends it all."""
+        """Take what has been written; False at the end of the stream. Too much output kills it."""
         kept = self.output[stream]
         try:
             data = os.read(stream.fileno(), CHUNK)
@@ -182,51 +174,44 @@ class Child:
         kept += data[:room]
         if len(data) > room:
             self.truncated = True
-            self.end("output")
-            self.ended = "output"  # also where it ended by itself
+            self.kill("output")
+            self.status = "output"  # also where it ended by itself
             return False
         return bool(data)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Notice that it has ended, or that its time is up."""
-        if not self.ended and platform.has_ended(self.process.pid):
-            self.end("")
+        if not self.status and platform.has_ended(self.process.pid):
+            self.kill("")
             for stream in self.output:
                 while self.read(stream):
                     pass
-        elif not self.ended and time.monotonic() - self.began > self.limits.wall_seconds:
-            self.end("timeout")
+        elif not self.status and time.monotonic() - self.began > self.limits.wall_seconds:
+            self.kill("timeout")
 
-    def end(self, why: str) -> None:
-        """Kill it and its whole group; without a reason, say how it ended by itself."""
-        if self.ended:
+    def kill(self, status: str) -> None:
+        """Kill it and its whole group; without a status, the exit code says how it ended."""
+        if self.status:
             return
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        _, status, usage = os.wait4(self.process.pid, 0)
-        self.exit_code = self.process.returncode = os.waitstatus_to_exitcode(status)
+        _, code, usage = os.wait4(self.process.pid, 0)
+        self.exit_code = self.process.returncode = os.waitstatus_to_exitcode(code)
         self.cpu_seconds = usage.ru_utime + usage.ru_stime
         self.seconds = time.monotonic() - self.began
-        self.ended = why or self._how()
+        self.status = status or self._own_status()
 
-    def _how(self) -> str:
+    def _own_status(self) -> str:
         if self.exit_code == MEMORY_EXIT:
             return "memory"
         if self.exit_code >= 0:
             return "error" if self.exit_code else "ok"
         return "timeout" if self.cpu_seconds >= self.limits.cpu_seconds else "killed"
 
-    def outcome(self) -> ExecutionResult:
-        texts = [bytes(kept).decode("utf-8", "replace") for kept in self.output.values()]
-        return ExecutionResult(
-            status=self.ended,
-            exit_code=self.exit_code,
-            stdout=texts[0],
-            stderr=texts[1],
-            seconds=self.seconds,
-            cpu_seconds=self.cpu_seconds,
-            truncated=self.truncated,
-        )
+    def result(self) -> ExecutionResult:
+        out, err = (bytes(kept).decode("utf-8", "replace") for kept in self.output.values())
+        used = (self.seconds, self.cpu_seconds, self.truncated)
+        return ExecutionResult(self.status, self.exit_code, out, err, *used)
 
 
 def watch(children: Sequence[Child]) -> None:
@@ -236,16 +221,16 @@ def watch(children: Sequence[Child]) -> None:
             for stream in child.output:
                 os.set_blocking(stream.fileno(), False)
                 selector.register(stream, selectors.EVENT_READ, child)
-        while not all(child.ended for child in children):
+        while not all(child.status for child in children):
             for key, _ in selector.select(LOOK_EVERY_S if selector.get_map() else 0.001):
                 if not key.data.read(key.fileobj):
                     selector.unregister(key.fileobj)
             for child in children:
-                child.look()
-            if children[0].ended:
+                child.poll()
+            if children[0].status:
                 for child in children[1:]:
-                    child.look()
-                    child.end("ok")
+                    child.poll()
+                    child.kill("ok")
 
 
 def read_only(*data: bytes) -> IO[bytes]:

@@ -1,5 +1,16 @@
-"""Searching among anything that can be scored: candidates, strategies, evolution. No torch.
+"""Search among anything that can be scored. No torch.
 
 A strategy reads no clock, no file and no global random state: what it asks for next follows from
 its settings, its seed and what it was told.
+
+settings     the settings of an evolution, and which strategy each of them acts in (no numpy)
+candidate    candidates: an operation on other candidates, named by its content
+operators    how candidates are made: merges, blends, shifts, noise, layer paths, recipe mutations
+base         ask, tell, advance: what all strategies share
+evolution    strategy spec: elites are mutated, losers are merged
+genetic      strategy ga: tournaments, crossover, shared fitness
+continuous   strategies cma-es and nsga2: vectors of coefficients
+gradient     strategy grad: steps along the gradient
+auto         strategy auto: whichever operator gained most for its cost
+strategy     the table of strategies
 """

@@ -75,16 +75,12 @@ class Candidate:
         return str(self.operation["kind"])
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "key": self.key,
-            "operation": dict(self.operation),
-            "inputs": list(self.inputs),
-            "origin": self.origin,
-        }
+        made_from = {"operation": dict(self.operation), "inputs": list(self.inputs)}
+        return {"key": self.key, **made_from, "origin": self.origin}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Candidate:
-        """The candidate of `to_json`; one whose key does not fit its content is refused."""
+        """The candidate of `to_json`; raises ValueError if its key does not fit its content."""
         made = cls(data["operation"], tuple(data["inputs"]), data["origin"])
         if made.key != data["key"]:
             raise ValueError(f"candidate {data['key'][:SHORT]} is not what its key says")
@@ -92,7 +88,7 @@ class Candidate:
 
 
 def lineage(candidates: Mapping[str, Candidate], key: str) -> list[Candidate]:
-    """All that a candidate was made from and itself, each after its inputs."""
+    """A candidate with all that it was made from, each after its inputs."""
     found: dict[str, Candidate] = {}
     waiting = [key]
     while waiting:

@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 
 from agent_forge.errors import ConfigError
 from agent_forge.search import operators
-from agent_forge.search.base import Proposal, Rows, Search
+from agent_forge.search.base import Search
 from agent_forge.search.candidate import Candidate
+from agent_forge.search.operators import Rows
 
 Vector = NDArray[np.float64]
 COEFFICIENT, MOVED = (-0.2, 1.2), (-1.0, 1.0)  # bounds; of a candidate that is moved
@@ -63,37 +64,31 @@ class Box:
         return np.array(parts, dtype=np.float64)
 
     def candidate(self, x: Vector, origin: str) -> Candidate:
-        """What a vector stands for; beyond the bounds it is what is nearest."""
+        """The candidate that a vector describes; out of the bounds, the nearest within."""
         x = np.clip(x, *self.bounds)
-        rows, parents = self.shape
-        grid = x[: rows * parents].reshape(rows, parents).tolist()
-        groups = self.space.groups
-        coefficients = dict(zip(groups, grid * (1 if self.per_layer else len(groups)), strict=True))
+        groups, repeats = self.space.groups, 1 if self.per_layer else len(self.space.groups)
+        size = math.prod(self.shape)
+        grid = x[:size].reshape(self.shape).tolist()
+        coefficients = dict(zip(groups, grid * repeats, strict=True))
         if self.anchor:
             return operators.shifted(self.anchor, coefficients, origin)
-        kept = x[rows * parents :][: self._densities].tolist()
-        density = dict(zip(groups, kept * (1 if self.per_layer else len(groups)), strict=False))
+        kept = x[size:][: self._densities].tolist()
+        density = dict(zip(groups, kept * repeats, strict=False))
         scale = float(x[-1]) if self.scaled else 1.0
         return operators.blend(
-            self.space,
-            self.method,
-            coefficients,
-            density=density,
-            scale=scale,
-            seed=self.seed,
-            origin=origin,
+            self.space, self.method, coefficients, density, scale, self.seed, origin
         )
 
     def vector(self, rows: Rows) -> Vector:
-        """A number for every coefficient, as a gradient has them."""
+        """Coefficients of every group, or a gradient by them, as a vector."""
         grid = np.array([rows[group] for group in self.space.groups], dtype=np.float64)
         return (grid if self.per_layer else grid.sum(0, keepdims=True)).reshape(-1)
 
 
-def place_of(
+def coefficients_of(
     space: operators.Space, known: Mapping[str, Candidate], key: str
 ) -> tuple[str | None, Vector]:
-    """Coefficients of a candidate, and what they are added to; None: to the base alone."""
+    """What a candidate's coefficients are added to (None: the base), and the coefficients."""
     candidate, n, groups = known[key], len(space.parents), len(space.groups)
     operation = candidate.operation
     if candidate.kind == "average":
@@ -103,7 +98,7 @@ def place_of(
     if candidate.kind == "blend" and operation["method"] == "linear":
         return None, operation["scale"] * Box(space).vector(operation["coefficients"])
     if candidate.kind == "shift":
-        anchor, before = place_of(space, known, candidate.inputs[0])
+        anchor, before = coefficients_of(space, known, candidate.inputs[0])
         return anchor, before + Box(space).vector(operation["coefficients"])
     return key, np.zeros(groups * n)
 
@@ -112,23 +107,16 @@ class Cma:
     """pycma on a box, with random numbers of its own."""
 
     def __init__(self, box: Box, start: Vector, sigma: float, size: int, *seed: int | str) -> None:
+        self.box, rng = box, operators.generator(*seed, "cma")
+        low, high = box.bounds
+        options = {"bounds": [low.tolist(), high.tolist()], "popsize": size, "verbose": -9}
+        options |= {"randn": lambda *shape: rng.standard_normal(shape), "seed": math.nan}
+        inside = np.clip(start, low + 1e-6, high - 1e-6)
         with warnings.catch_warnings():  # it misses matplotlib, which only its plots need
             warnings.simplefilter("ignore")
             import cma
-        self.box, self._seed, self._rng = box, seed, operators.generator(*seed, "cma")
-        low, high = box.bounds
-        options = {
-            "bounds": [low.tolist(), high.tolist()],
-            "popsize": size,
-            "randn": lambda *shape: self._rng.standard_normal(shape),
-            "seed": math.nan,
-            "verbose": -9,
-        }
-        inside = np.clip(start, low + 1e-6, high - 1e-6)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+
             self._search = cma.CMAEvolutionStrategy(inside, sigma, options)
-        self._size = size
 
     @property
     def mean(self) -> Vector:
@@ -150,54 +138,50 @@ class Cma:
             self._search.tell(points, costs)
 
 
-class _Boxed(Search):
-    """What both have in common: vectors are asked for, scores of their candidates come back."""
-
-    def _begin(self) -> None:
-        s = self.settings
-        masks = operators.draw_seed(operators.generator(self.seed, "masks"))
-        self._box = Box(self._space, s.blend_method, s.per_layer, scaled=True, seed=masks)
-        self._start = self._box.start(s.density)
-        self._asked: list[tuple[Vector, str]] = []
-
-    def _want(self, points: Sequence[Vector]) -> None:
-        self._asked = []
-        for point in points:
-            made = self._box.candidate(point, f"{self.settings.strategy} {self.generation}")
-            self._asked.append((point, made.key))
-            self._put(Proposal("sample", made))
-
-
-class CmaEs(_Boxed):
-    """Points around a mean, which is measured too, and the mean moves to the better ones."""
+class _BoxSearch(Search):
+    """Proposes points of a box; `_proposed` are those of this generation, with their keys."""
 
     mutating = ("sample",)
 
-    def _begin(self) -> None:
-        super()._begin()
+    def _first_generation(self) -> None:
+        s, masks = self.settings, operators.mask_seed(self.seed)
+        self._box = Box(self._space, s.blend_method, s.per_layer, scaled=True, seed=masks)
+        self._start = self._box.start(s.density)
+
+    def _propose_points(self, points: Sequence[Vector]) -> None:
+        self._proposed: list[tuple[Vector, str]] = []
+        for point in points:
+            made = self._box.candidate(point, f"{self.settings.strategy} {self.generation}")
+            self._proposed.append((point, made.key))
+            self._propose("sample", made)
+
+
+class CmaEs(_BoxSearch):
+    """Points around a mean, which is measured too, and the mean moves to the better ones."""
+
+    def _first_generation(self) -> None:
+        super()._first_generation()
         size = self.settings.population_size - 1
         self._cma = Cma(self._box, self._start, self.settings.start_sigma, size, self.seed)
         if self.settings.blend_method != "linear":  # elsewhere it is the average
-            self._put(Proposal("mean", self._box.candidate(self._start, "cma-es mean")))
-        self._want(self._cma.ask())
+            self._propose("mean", self._box.candidate(self._start, "cma-es mean"))
+        self._propose_points(self._cma.ask())
 
-    def _next(self, best: Sequence[str], last: Sequence[str]) -> None:
-        points, keys = zip(*self._asked, strict=True)
+    def _next_generation(self, best: Sequence[str], last: Sequence[str]) -> None:
+        points, keys = zip(*self._proposed, strict=True)
         self._cma.tell(points, [self.scores[key] for key in keys])
-        self._put(Proposal("mean", self._box.candidate(self._cma.mean, "cma-es mean")))
-        self._want(self._cma.ask())
+        self._propose("mean", self._box.candidate(self._cma.mean, "cma-es mean"))
+        self._propose_points(self._cma.ask())
 
-    def _extra(self) -> dict[str, Any]:
+    def _strategy_record(self) -> dict[str, Any]:
         return {"sigma": self._cma.sigma}
 
 
-class Nsga2(_Boxed):
+class Nsga2(_BoxSearch):
     """One objective a domain; the champion is the best by fitness."""
 
-    mutating = ("sample",)
-
-    def _begin(self) -> None:
-        super()._begin()
+    def _first_generation(self) -> None:
+        super()._first_generation()
         pymoo()
         self._search: Any = None
         s = self.settings
@@ -205,45 +189,45 @@ class Nsga2(_Boxed):
         spread = rng.standard_normal((s.population_size, len(self._start))) * s.start_sigma
         spread[0] = 0.0
         self._sampling = np.clip(self._start + spread, *self._box.bounds)
-        self._want(list(self._sampling))
+        self._propose_points(list(self._sampling))
 
-    def _next(self, best: Sequence[str], last: Sequence[str]) -> None:
+    def _next_generation(self, best: Sequence[str], last: Sequence[str]) -> None:
         NSGA2, Problem, Evaluator, StaticProblem, NoTermination = pymoo()
-        costs = self._costs([key for _, key in self._asked])
+        costs = self._costs([key for _, key in self._proposed])
         if self._search is None:
             low, high = self._box.bounds
             self._problem = Problem(n_var=len(low), n_obj=costs.shape[1], xl=low, xu=high)
             self._search = NSGA2(pop_size=len(self._sampling), sampling=self._sampling)
             seed = operators.draw_seed(operators.generator(self.seed, "nsga2", "all"))
             self._search.setup(self._problem, termination=NoTermination(), seed=seed, verbose=False)
-            self._told_of = self._search.ask()
-        Evaluator().eval(StaticProblem(self._problem, F=costs), self._told_of)
-        self._search.tell(infills=self._told_of)
-        self._told_of = self._search.ask()
-        self._want([np.asarray(x, dtype=np.float64) for x in self._told_of.get("X")])
+            self._individuals = self._search.ask()
+        Evaluator().eval(StaticProblem(self._problem, F=costs), self._individuals)
+        self._search.tell(infills=self._individuals)
+        self._individuals = self._search.ask()
+        self._propose_points([np.asarray(x, dtype=np.float64) for x in self._individuals.get("X")])
 
     def _costs(self, keys: Sequence[str]) -> Vector:
-        names = sorted({name for told in self.objectives.values() for name in told}) or ["fitness"]
-        rows = []
-        for key in keys:
-            known: Mapping[str, float] = self.objectives.get(key, {"fitness": self.scores[key]})
-            failed = self.scores[key] == -math.inf
-            rows.append([FAILED if failed else -known[name] for name in names])
-        return np.array(rows)
+        names = sorted({n for known in self.objectives.values() for n in known}) or ["fitness"]
 
-    def _extra(self) -> dict[str, Any]:
-        """The front so far: whom nobody beats in every domain."""
-        told = {k: v for k, v in self.objectives.items() if self.scores[k] > -math.inf}
-        front = [k for k, v in told.items() if not any(_beats(w, v) for w in told.values())]
-        return {"front": {key: told[key] for key in sorted(front)}}
+        def costs(key: str, score: float) -> list[float]:
+            known = self.objectives.get(key, {"fitness": score})
+            return [FAILED if score == -math.inf else -known[name] for name in names]
+
+        return np.array([costs(key, self.scores[key]) for key in keys])
+
+    def _strategy_record(self) -> dict[str, Any]:
+        """The Pareto front so far: those that no other dominates."""
+        known = {k: v for k, v in self.objectives.items() if self.scores[k] > -math.inf}
+        front = [k for k, v in known.items() if not any(_dominates(w, v) for w in known.values())]
+        return {"front": {key: known[key] for key in sorted(front)}}
 
 
-def _beats(one: Mapping[str, float], other: Mapping[str, float]) -> bool:
+def _dominates(one: Mapping[str, float], other: Mapping[str, float]) -> bool:
     return all(one[n] >= other[n] for n in other) and any(one[n] > other[n] for n in other)
 
 
 def pymoo() -> tuple[Any, ...]:
-    """The parts of an optional library, or who needs it."""
+    """The parts of pymoo that are used here; an error if it is not installed."""
     try:
         from pymoo.algorithms.moo.nsga2 import NSGA2
         from pymoo.core.evaluator import Evaluator

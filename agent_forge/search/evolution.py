@@ -17,8 +17,7 @@ which are mutated but not merged.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import count
 from typing import Any, NamedTuple
 
@@ -44,88 +43,13 @@ class Place(NamedTuple):
 class Evolution(Search):
     """The specification's scheme, for anything that can be scored."""
 
-    def _begin(self) -> None:
+    def _first_generation(self) -> None:
         size = self.settings.population_size
         combos = [*sorted(operators.COMBOS[:size]), *[None] * (size - len(operators.COMBOS))]
-        self._places: list[Place] = []
         self._fill_all([Place("combo", self._space.parents, combo) for combo in combos])
 
-    def _fill_all(self, places: Sequence[Place]) -> None:
-        """What each place is for, and what is tried there."""
-        low = self._diversity_below(self.settings.min_diversity)
-        self._strength = self.settings.mutation_boost if low else 1.0
-        self._places = list(places)
-        self._slots = [[] for _ in places]
-        for slot in range(len(places)):
-            self._fill(slot)
-
-    def tell_duplicates(self, keys: Sequence[str]) -> None:
-        """These have equal weights: the first stays, each other place gets a variant to ask for."""
-        for key in sorted(set(keys), key=self._order)[1:]:
-            slot = next((n for n, tried in enumerate(self._slots) if tried[-1] == key), None)
-            if slot is None or key in self._alike:
-                continue  # a reference point, or replaced already
-            if len(self._slots[slot]) <= MOST_VARIANTS:
-                self._fill(slot)
-            else:
-                self._alike.add(key)
-
-    def _told(self) -> dict[str, Any]:
-        variants = [len(tried) - 1 for tried in self._slots]
-        return {**super()._told(), "variants": variants, "alike": sorted(self._alike)}
-
-    def _tell_again(self, told: Mapping[str, Any]) -> None:
-        for slot, variants in enumerate(told["variants"]):
-            for _ in range(variants):
-                self._fill(slot)
-        self._alike = set(told["alike"])
-        for key, score in told["scores"].items():
-            objectives = told.get("objectives", {}).get(key)
-            self.tell(key, -math.inf if score is None else score, objectives=objectives)
-        for key, holdout in told["holdouts"].items():
-            self.tell(key, self.scores[key], holdout=holdout)
-        if told["distances"]:
-            self.tell_distances(*told["distances"])
-
-    # -- a generation -----------------------------------------------------------------------------
-
-    def _diversity_below(self, threshold: float) -> bool:
-        diversity = self.history[-1]["diversity"] if self.history else None
-        return diversity is not None and diversity < threshold
-
-    def _fill(self, slot: int) -> None:
-        """A candidate that was never there before for a place, or another instead of its last."""
-        place, tried = self._places[slot], self._slots[slot]
-        for attempt in count():
-            rng = operators.generator(
-                self.seed, self.generation, slot, len(tried), attempt, place.use
-            )
-            if attempt == MOST_ATTEMPTS:
-                place = Place("reseed", self._space.parents)
-            operator, made = self._made(place, rng, again=bool(tried))
-            if made.key not in self.candidates:
-                break
-        self._add(made, Origin(self.generation, operator, place.inputs))
-        tried.append(made.key)
-
-    def _made(self, place: Place, rng: Generator, *, again: bool) -> tuple[str, Candidate]:
-        if place.use == "mutant":
-            elite = self.candidates[place.inputs[0]]
-            return operators.mutate(self._space, elite, rng, self._strength, again=again)
-        combo, seed = place.combo, operators.draw_seed(rng)
-        if combo is None:
-            combo = int(rng.integers(len(operators.COMBOS)))
-        elif not again:
-            seed = operators.draw_seed(
-                operators.generator(self.seed, "masks")
-            )  # shared, so one pass makes them all
-        made = operators.combo_of(self._space, combo, place.inputs, seed, place.use)
-        plain = place.use == "losers" or place.combo is not None
-        return place.use, made if plain and not again else operators.variant(self._space, made, rng)
-
-    def _next(self, elites: Sequence[str], last: Sequence[str]) -> None:
-        settings, parents = self.settings, self._space.parents
-        new = Place("reseed", parents)
+    def _next_generation(self, elites: Sequence[str], last: Sequence[str]) -> None:
+        settings, new = self.settings, Place("reseed", self._space.parents)
         losers = [key for key in self._ranked(last) if key not in elites]
         losers = [key for key in losers if self.candidates[key].kind != "path"]
         losers = losers[-TRIPLE * settings.triples :]
@@ -139,6 +63,60 @@ class Evolution(Search):
         if self._diversity_below(settings.diversity_reseed_threshold):
             places[-2:] = [new, new]
         self._fill_all(places)
+
+    def _diversity_below(self, threshold: float) -> bool:
+        diversity = self.history[-1]["diversity"] if self.history else None
+        return diversity is not None and diversity < threshold
+
+    def _fill_all(self, places: Sequence[Place]) -> None:
+        """Begin a population with these places, and fill each of them."""
+        low = self._diversity_below(self.settings.min_diversity)
+        self._strength = self.settings.mutation_boost if low else 1.0
+        self._places, self._tried = list(places), [[] for _ in places]
+        for index in range(len(places)):
+            self._fill(index)
+
+    def _fill(self, index: int) -> None:
+        """Find a candidate that was never there before; it replaces the last one of its place."""
+        place, tried = self._places[index], self._tried[index]
+        for attempt in count():
+            label = (self.seed, self.generation, index, len(tried), attempt, place.use)
+            if attempt == MOST_ATTEMPTS:
+                place = Place("reseed", self._space.parents)
+            rng = operators.generator(*label)
+            operator, candidate = self._candidate_for(place, rng, again=bool(tried))
+            if candidate.key not in self.candidates:
+                break
+        self._add(candidate, Origin(self.generation, operator, place.inputs))
+        tried.append(candidate.key)
+
+    def _candidate_for(self, place: Place, rng: Generator, *, again: bool) -> tuple[str, Candidate]:
+        if place.use == "mutant":
+            elite = self.candidates[place.inputs[0]]
+            return operators.mutate(self._space, elite, rng, self._strength, again=again)
+        combo, seed = place.combo, operators.draw_seed(rng)
+        if combo is None:
+            combo = int(rng.integers(len(operators.COMBOS)))
+        elif not again:
+            seed = operators.mask_seed(self.seed)
+        made = operators.combo_of(self._space, combo, place.inputs, seed, place.use)
+        plain = place.use == "losers" or place.combo is not None
+        return place.use, made if plain and not again else operators.variant(self._space, made, rng)
+
+    def tell_duplicates(self, keys: Sequence[str]) -> None:
+        """These have equal weights: the first stays, each other place gets a variant to ask for."""
+        for key in sorted(set(keys), key=self._position)[1:]:
+            if key not in self._population() or key in self._duplicates:
+                continue  # a reference point, or replaced already
+            index = self._population().index(key)
+            if len(self._tried[index]) <= MOST_VARIANTS:
+                self._fill(index)
+            else:
+                self._duplicates.add(key)
+
+    def _observed(self) -> dict[str, Any]:
+        variants = [len(tried) - 1 for tried in self._tried]
+        return {**super()._observed(), "variants": variants, "alike": sorted(self._duplicates)}
 
     def _mutations(self) -> int:
         return sum(place.use == "mutant" for place in self._places)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -20,12 +20,13 @@ COMBOS = (0b000, 0b011, 0b101, 0b110, 0b001, 0b010, 0b100, 0b111)
 ODDS = 1.0  # step of a drop rate or kept share, in log-odds
 MORE_STEPS = 0.5  # the chance of another change of a path, after each of them
 T = TypeVar("T")
+Rows = Mapping[str, Sequence[float]]  # one number a parent for every group
 DIGITS = 6  # of every number that is drawn, so that a recipe stays readable
 
 
-def generator(*place: int | str) -> Generator:
+def generator(*label: int | str) -> Generator:
     """The random numbers of one decision; no other decision shares or moves them."""
-    digest = hashlib.sha256("/".join(map(str, place)).encode()).digest()
+    digest = hashlib.sha256("/".join(map(str, label)).encode()).digest()
     return Generator(np.random.Philox(key=int.from_bytes(digest[:16], "little")))
 
 
@@ -33,9 +34,14 @@ def draw_seed(rng: Generator) -> int:
     return int(rng.integers(2**32))
 
 
+def mask_seed(seed: int) -> int:
+    """The seed of DARE's masks that all first combos share, so that one pass makes them all."""
+    return draw_seed(generator(seed, "masks"))
+
+
 @dataclass(frozen=True)
 class Space:
-    """What there is to vary: the parents' keys, the groups of weights, and the layers."""
+    """What can vary: the parents' keys, the groups of weights and the layers."""
 
     parents: tuple[str, ...]
     groups: tuple[str, ...]
@@ -47,7 +53,7 @@ class Space:
 
 
 def combo_of(space: Space, combo: int, inputs: Sequence[str], seed: int, origin: str) -> Candidate:
-    """One of the eight combos, with every input alike, but for what is said of the parents."""
+    """One of the eight combos; all inputs weigh the same, unless the settings weigh the parents."""
     known = space.settings.parent_weights
     row = known if known and tuple(inputs) == space.parents else [1.0] * len(inputs)
     operation = {
@@ -66,11 +72,12 @@ def combo_of(space: Space, combo: int, inputs: Sequence[str], seed: int, origin:
 def variant(space: Space, merge: Candidate, rng: Generator) -> Candidate:
     """The same combo of the same inputs, with other weights, drop rate and kept share."""
     step = space.settings.shift_sigma * len(merge.inputs)
+    recipe = merge.operation
     changed = {
-        **merge.operation,
-        "weights": {g: _times(w, rng, step) for g, w in merge.operation["weights"].items()},
-        "drop_rate": _odds(merge.operation["drop_rate"], rng, ODDS),
-        "keep": _odds(merge.operation["keep"], rng, ODDS),
+        **recipe,
+        "weights": {g: _scaled(w, rng, step) for g, w in recipe["weights"].items()},
+        "drop_rate": _odds(recipe["drop_rate"], rng, ODDS),
+        "keep": _odds(recipe["keep"], rng, ODDS),
     }
     return Candidate(changed, merge.inputs, f"variant of {merge.origin}")
 
@@ -78,8 +85,7 @@ def variant(space: Space, merge: Candidate, rng: Generator) -> Candidate:
 def blend(
     space: Space,
     method: str,
-    coefficients: Mapping[str, Sequence[float]],
-    *,
+    coefficients: Rows,
     density: Mapping[str, float] | None = None,
     scale: float = 1.0,
     seed: int = 0,
@@ -89,7 +95,7 @@ def blend(
     operation = {
         "kind": "blend",
         "method": method,
-        "coefficients": {g: [rounded(c) for c in row] for g, row in coefficients.items()},
+        "coefficients": _rounded_rows(coefficients),
         "density": {g: rounded(d) for g, d in (density or {}).items()},
         "scale": rounded(scale),
         "seed": seed if method.startswith("dare") else 0,
@@ -97,10 +103,10 @@ def blend(
     return Candidate(operation, space.parents, origin)
 
 
-def shifted(of: str, coefficients: Mapping[str, Sequence[float]], origin: str) -> Candidate:
+def shifted(of: str, coefficients: Rows, origin: str) -> Candidate:
     """A candidate moved along the parents' task vectors."""
-    rows = {g: [rounded(c) for c in row] for g, row in coefficients.items()}
-    return Candidate({"kind": "shift", "coefficients": rows}, (of,), origin)
+    operation = {"kind": "shift", "coefficients": _rounded_rows(coefficients)}
+    return Candidate(operation, (of,), origin)
 
 
 # -- mutations ------------------------------------------------------------------------------------
@@ -113,7 +119,8 @@ def mutate(
 
     The recipe of a merge of the parents is varied itself. Whatever is made from other candidates
     is shifted, which needs only its own weights: those it was made from may be gone by then.
-    `again` leaves out what has few outcomes, after one that was not new. A path has paths.
+    `again` leaves out what has few outcomes, after one that was not new. Mutants of a path are
+    paths.
     """
     settings = space.settings
     if elite.kind == "path" or (
@@ -127,14 +134,14 @@ def mutate(
         menu += _recipe_menu(space, elite.operation, again)
     if rng.random() >= settings.recipe_mutation:
         menu = ["noise"]
-    name = one(menu, rng)
+    name = pick(menu, rng)
     if name == "noise":
         sigma, rate = settings.mutation_sigma * strength, settings.mutation_rate
         operation = {"kind": "noise", "sigma": sigma, "rate": rate, "seed": draw_seed(rng)}
     elif name == "shift":
-        operation = {"kind": "shift", "coefficients": _coefficients(space, rng, strength)}
+        operation = {"kind": "shift", "coefficients": _random_shift(space, rng, strength)}
     else:
-        changed = _changed(name, space, elite.operation, rng, strength)
+        changed = _mutated_fields(name, space, elite.operation, rng, strength)
         operation, inputs = {**elite.operation, **changed}, elite.inputs
     return name, Candidate(operation, inputs, f"{name} mutation of {elite.key[:SHORT]}")
 
@@ -153,36 +160,31 @@ def path(space: Space, of: Candidate, rng: Generator) -> Candidate:
         menu = ["swap"]
         menu += ["skip"] if len(layers) > 1 else []
         menu += ["repeat"] if len(layers) < len(space.layers) * 3 // 2 else []
-        name, at = one(menu, rng), int(rng.integers(len(layers)))
+        name, at = pick(menu, rng), int(rng.integers(len(layers)))
         if name == "skip":
             del layers[at]
         elif name == "repeat":
             layers.insert(at, layers[at])
         else:
             source, layer = layers[at]
-            layers[at] = [one([i for i in range(len(inputs)) if i != source], rng), layer]
+            layers[at] = [pick([i for i in range(len(inputs)) if i != source], rng), layer]
         if rng.random() >= MORE_STEPS:
             operation = {"kind": "path", "layers": layers}
             return Candidate(operation, inputs, f"path mutation of {of.key[:SHORT]}")
 
 
-def recipe_change(
-    space: Space,
-    operation: Mapping[str, Any],
-    rng: Generator,
-    allowed: Callable[[int], bool],
-    *,
-    again: bool = False,
+def mutated_recipe(
+    space: Space, recipe: Mapping[str, Any], rng: Generator, combos: Sequence[int], *, again: bool
 ) -> dict[str, Any]:
-    """A mutation of a recipe of the parents: the fields that it changes."""
-    menu = _recipe_menu(space, operation, again)
-    if "combo" in menu and not any(allowed(operation["combo"] ^ bit) for bit in BITS):
+    """A recipe of the parents with one mutation, among these combos."""
+    menu = _recipe_menu(space, recipe, again)
+    if "combo" in menu and not {recipe["combo"] ^ bit for bit in BITS} & {*combos}:
         menu.remove("combo")
-    name = one(menu, rng)
+    name = pick(menu, rng)
     while True:
-        changed = _changed(name, space, operation, rng, 1.0)
-        if name != "combo" or allowed(changed["combo"]):
-            return changed
+        made = {**recipe, **_mutated_fields(name, space, recipe, rng, 1.0)}
+        if name != "combo" or made["combo"] in combos:
+            return made
 
 
 def _recipe_menu(space: Space, operation: Mapping[str, Any], again: bool) -> list[str]:
@@ -195,14 +197,14 @@ def _recipe_menu(space: Space, operation: Mapping[str, Any], again: bool) -> lis
     return menu
 
 
-def _coefficients(space: Space, rng: Generator, strength: float) -> dict[str, list[float]]:
+def _random_shift(space: Space, rng: Generator, strength: float) -> dict[str, list[float]]:
     """A step in one group: the smaller the part, the likelier it is an improvement."""
     steps = rng.standard_normal(len(space.parents)) * space.settings.shift_sigma * strength
     still = {group: [0.0] * len(space.parents) for group in space.groups}
-    return {**still, one(space.groups, rng): [rounded(step) for step in steps]}
+    return {**still, pick(space.groups, rng): [rounded(step) for step in steps]}
 
 
-def _changed(
+def _mutated_fields(
     name: str, space: Space, operation: Mapping[str, Any], rng: Generator, strength: float
 ) -> dict[str, Any]:
     """The fields of a merge that a mutation changes.
@@ -212,38 +214,39 @@ def _changed(
     """
     step = space.settings.shift_sigma * len(space.parents) * strength
     if name == "weights":
-        group = one(space.groups, rng)
-        return {name: {**operation[name], group: _times(operation[name][group], rng, step)}}
+        group = pick(space.groups, rng)
+        return {name: {**operation[name], group: _scaled(operation[name][group], rng, step)}}
     if name == "scale":
-        return {name: _times([operation[name]], rng, step)[0]}
+        return {name: _scaled([operation[name]], rng, step)[0]}
     if name in ("drop_rate", "keep"):
         return {name: _odds(operation[name], rng, ODDS * strength)}
     if name == "combo":  # a choice of layers goes with FrankenMerge alone
-        combo = operation[name] ^ one(BITS, rng)
+        combo = operation[name] ^ pick(BITS, rng)
         return {name: combo, "layers": {} if combo & SELECTION else operation["layers"]}
-    layer, layers = one(space.layers, rng), operation["layers"]  # 0 is the merged one
+    layer, layers = pick(space.layers, rng), operation["layers"]  # 0 is the merged one
     choices = [n for n in range(len(space.parents) + 1) if n != layers.get(layer)]
-    return {"layers": {**layers, layer: one(choices, rng)}}
+    return {"layers": {**layers, layer: pick(choices, rng)}}
 
 
-def one(of: Sequence[T], rng: Generator) -> T:
-    return of[int(rng.integers(len(of)))]
+def pick(items: Sequence[T], rng: Generator) -> T:
+    return items[int(rng.integers(len(items)))]
 
 
 # -- numbers --------------------------------------------------------------------------------------
 
 
 def rounded(value: float) -> float:
-    """As every number of a recipe is."""
     return round(float(value), DIGITS) + 0.0  # no negative zero
 
 
-def _times(values: Sequence[float], rng: Generator, step: float) -> list[float]:
+def _rounded_rows(rows: Rows) -> dict[str, list[float]]:
+    return {group: [rounded(value) for value in row] for group, row in rows.items()}
+
+
+def _scaled(values: Sequence[float], rng: Generator, step: float) -> list[float]:
     """Each value times a random factor around 1; nothing positive becomes zero or boundless."""
-    return [
-        min(max(rounded(v * math.exp(min(step * rng.standard_normal(), 9))), 1e-6), 1e6)
-        for v in values
-    ]
+    factors = (math.exp(min(step * rng.standard_normal(), 9)) for _ in values)
+    return [min(max(rounded(v * f), 1e-6), 1e6) for v, f in zip(values, factors, strict=True)]
 
 
 def _odds(share: float, rng: Generator, step: float) -> float:

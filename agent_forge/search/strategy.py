@@ -1,4 +1,4 @@
-"""What every strategy of search can do, so that whoever scores need not know which one it is.
+"""The strategies by name, so that whoever scores need not know which one searches.
 
 spec     the specification's elites and losers: recipes, generation by generation
 ga       tournaments, crossover of recipes, shared fitness
@@ -10,8 +10,7 @@ auto     all of it, where it pays most
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from agent_forge.search.auto import Auto
 from agent_forge.search.base import Search
@@ -39,11 +38,6 @@ def begin(
     seed: int,
     layers: Sequence[str] = (),
 ) -> Search:
-    """The strategy that the settings name, at its beginning."""
-    made = STRATEGIES[settings.strategy]
-    return made(settings, parents=parents, groups=groups, seed=seed, layers=layers)
-
-
-def resume(settings: EvolutionSettings, state: Mapping[str, Any]) -> Search:
-    """The same with all that it was told before."""
-    return STRATEGIES[settings.strategy].from_state(settings, state)
+    """The search that the settings name, at its beginning."""
+    strategy = STRATEGIES[settings.strategy]
+    return strategy(settings, parents=parents, groups=groups, seed=seed, layers=layers)

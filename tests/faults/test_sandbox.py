@@ -24,7 +24,7 @@ import pytest
 
 from agent_forge import platform, sandbox
 from agent_forge.errors import ConfigError, ForgeError
-from agent_forge.sandbox import Limits, check
+from agent_forge.sandbox import Limits, run_tests
 from agent_forge.sandbox import run as free_run
 from agent_forge.sandbox.run import Child, remove_folder
 
@@ -36,7 +36,7 @@ linux = pytest.mark.skipif(
 SHORT = Limits(cpu_seconds=1, wall_seconds=5, memory_mb=256, file_mb=4, output_bytes=10_000)
 QUICK = Limits(cpu_seconds=1, wall_seconds=0.25, memory_mb=256)
 MODES = ("all", "kernel", "hook")
-NAMESPACES, LANDLOCK = 'call("unshare", NEW_WORLD)', 'call("syscall", 446, rules, 0)'
+NAMESPACES, LANDLOCK = 'call("unshare", NEW_NAMESPACES)', 'call("syscall", 446, rules, 0)'
 DENIED = {
     "no namespaces": {NAMESPACES: "-1"},
     "no root": {"os.chroot(folder)": "raise OSError"},
@@ -89,7 +89,7 @@ def mode(
     return str(request.param)
 
 
-def run(code: str, limits: Limits = SHORT, stdin: str = "") -> sandbox.Outcome:
+def run(code: str, limits: Limits = SHORT, stdin: str = "") -> sandbox.ExecutionResult:
     began = time.monotonic()
     outcome = free_run(code, limits=limits, stdin=stdin)
     assert time.monotonic() - began < limits.wall_seconds + 20
@@ -741,15 +741,15 @@ SQUARE = ["assert f(2) == 4", "assert f(3) == 9", "assert f(-1) == 1"]
 
 
 def test_each_test_is_judged() -> None:
-    result = check("def f(x):\n    return x * x", [*SQUARE, "assert f(1) == 2", "f(", "1 / 0"])
+    result = run_tests("def f(x):\n    return x * x", [*SQUARE, "assert f(1) == 2", "f(", "1 / 0"])
     assert result.passed == (True, True, True, False, False, False) and not result.ok
-    assert result.outcome.status == "ok"
-    assert check("def f(x): return x ** 2", SQUARE).ok
-    assert check("def f(x): return x + x", SQUARE).passed == (True, False, False)
+    assert result.execution.status == "ok"
+    assert run_tests("def f(x): return x ** 2", SQUARE).ok
+    assert run_tests("def f(x): return x + x", SQUARE).passed == (True, False, False)
 
 
 def test_no_test_is_no_proof() -> None:
-    assert not check("def f(x): return x", []).ok
+    assert not run_tests("def f(x): return x", []).ok
 
 
 WRITES_TO_ALL = """
@@ -810,7 +810,7 @@ def test_success_cannot_be_faked(name: str) -> None:
     tests = ["assert f(2) == 4 and f(3) == 9", "assert sorted([f(5)]) == [25]", "assert 36 == f(6)"]
     tests += ["assert math.isclose(f(7), 49)", "assert abs(f(8) - 64) < 1e-6"]
     limits = Limits(cpu_seconds=1, wall_seconds=0.8, memory_mb=256)
-    assert check(CHEATS[name], tests, limits=limits).passed == (False,) * 5
+    assert run_tests(CHEATS[name], tests, limits=limits).passed == (False,) * 5
 
 
 @pytest.mark.parametrize("mode", ["kernel"], indirect=True)
@@ -827,7 +827,7 @@ def f(x):
                 except OSError: pass
     return found
 """
-    assert check(code, ["assert f(1) == 0", "assert f(1) == 1"]).passed == (True, False)
+    assert run_tests(code, ["assert f(1) == 0", "assert f(1) == 1"]).passed == (True, False)
 
 
 def test_values_of_every_plain_kind_are_compared() -> None:
@@ -844,8 +844,8 @@ def test_values_of_every_plain_kind_are_compared() -> None:
     ]
     values += ["[1, [2]]", "(1, 2)", "{1: 'a', (2,): None}", "{1, 2}", "frozenset({3})", "[]", "''"]
     tests = [f"assert f({v}) == {v} and type(f({v})) is type({v})" for v in values]
-    assert all(check("def f(x): return x", tests).passed)
-    assert check("def f(x): return [x]", tests).passed == (False,) * len(tests)
+    assert all(run_tests("def f(x): return x", tests).passed)
+    assert run_tests("def f(x): return [x]", tests).passed == (False,) * len(tests)
 
 
 ANSWER = """
@@ -887,22 +887,22 @@ def close(a, b): return abs(a - b) < 1e-6
 
 
 def test_objects_generators_callbacks_and_errors_pass_the_wire() -> None:
-    result = check(ANSWER, TESTS, setup=SETUP)
+    result = run_tests(ANSWER, TESTS, setup=SETUP)
     assert result.passed == (True,) * len(TESTS), result
     wrong = [f"{test}\nassert False" for test in TESTS]
-    assert not any(check(ANSWER, wrong, setup=SETUP).passed)
+    assert not any(run_tests(ANSWER, wrong, setup=SETUP).passed)
 
 
 def test_the_setup_of_the_judge_cannot_be_replaced() -> None:
     code = "def close(a, b): return True\ndef f(x): return 0"
-    assert check(code, ["assert close(f(1), 5)"], setup=SETUP).passed == (False,)
+    assert run_tests(code, ["assert close(f(1), 5)"], setup=SETUP).passed == (False,)
 
 
 def test_a_callback_is_called_and_no_more() -> None:
     code = (
         "def f(g):\n  try: return g.__globals__\n  except Exception as e: return type(e).__name__"
     )
-    assert check(code, ["assert f(lambda: 1) == 'PermissionError'"]).ok
+    assert run_tests(code, ["assert f(lambda: 1) == 'PermissionError'"]).ok
 
 
 POINT = """
@@ -936,7 +936,7 @@ def test_objects_of_the_answer_are_never_equal(code: str) -> None:
     tests += ["assert f(1) in (Point(1, 2),)", "assert {f(1)} == {Point(1, 2)}"]
     tests += ["assert f(1) is Point(1, 2)", "assert f(1) != Point(9, 9)", "assert f is f(1)"]
     tests += ["assert {f(1)} != {Point(9, 9)}", "assert f(1) is not None != f(1)"]
-    assert check(code, tests, setup=POINT).passed == (False,) * 8 + (True,)
+    assert run_tests(code, tests, setup=POINT).passed == (False,) * 8 + (True,)
 
 
 def test_a_shutdown_does_not_fail_an_answer() -> None:

@@ -364,8 +364,8 @@ def test_workers_and_races_change_nothing(tmp_path: Path) -> None:
 
 
 def test_auto_has_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ways = iter((2, 2, 1, 0, 2) * 9)  # mutation, sample, gradient: one may pay for long otherwise
-    monkeypatch.setattr(Auto, "_chosen", lambda self: self._ways[next(ways)])
+    arms = iter((2, 2, 1, 0, 2) * 9)  # mutation, sample, gradient: one may pay for long otherwise
+    monkeypatch.setattr(Auto, "_choose", lambda self: self._arms[next(arms)])
     many = {"layer_paths": 1.0, "path_gate": 100, "generations": 2}
     done = run_evolution(job(tmp_path / "x", strategy="auto", **{**ALL, **many}))
     assert any(r["score"] for r in paths_in(done.folder)) and "path" in done.origin

@@ -200,8 +200,9 @@ def did_you_mean(name: str, known: Sequence[str]) -> str:
 
 def dump_yaml(data: Mapping[str, Any], *, sort_keys: bool = False) -> str:
     """Return data as YAML that parse_yaml reads back as it is."""
-    style = {"default_flow_style": False, "sort_keys": sort_keys, "width": 1000}
-    return str(yaml.dump(dict(data), None, _Dumper, **style))
+    return yaml.dump(
+        dict(data), None, _Dumper, default_flow_style=False, sort_keys=sort_keys, width=1000
+    )
 
 
 def to_yaml(config: Settings) -> str:

@@ -234,7 +234,7 @@ REFUSED_CALLS = {
 # Calls that are allowed or refused by an argument.
 KILL, TGKILL, PRLIMIT, CLONE = (62, 129), (234, 131), (302, 261), (56, 220)
 FCNTL, IOCTL, SOCKETPAIR, PRCTL = (72, 25), (16, 29), (53, 199), (157, 167)
-# The name of the process; anything else, such as the tie to its caller's death, is settled.
+# Only the name of the process; the tie to its caller's death, for example, stays as it is.
 GRANTED_PRCTL = (15, 16)
 # Copies, flags and locks; the others send signals, watch folders, hold up whoever opens a file
 # and enlarge pipes.

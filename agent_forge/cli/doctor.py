@@ -121,8 +121,8 @@ def _registry(storage: Path, repair: bool) -> Finding:
 
     try:
         if repair:
-            said = repair_registry(storage)
-            return Finding("registry", "problem" if "not readable" in said else "ok", said)
+            report = repair_registry(storage)
+            return Finding("registry", "problem" if "not readable" in report else "ok", report)
         if not has_registry(storage):
             return Finding("registry", "ok", f"nothing is stored in {storage} yet")
         store = SessionStore(storage)

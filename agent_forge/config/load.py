@@ -52,8 +52,8 @@ def load(
         given = merge(given, parse_set(item))
     named = [name for name in (preset, given.pop("preset", None)) if name is not None]
     if len(named) == 2 and named[0] != named[1]:
-        told = f"--preset says {preset!r} but {path or '--set'} says {named[1]!r}"
-        raise ConfigError(told, hint="name one of them")
+        message = f"--preset says {preset!r} but {path or '--set'} says {named[1]!r}"
+        raise ConfigError(message, hint="name one of them")
     name = named[0] if named else DEFAULT_PRESET
     data = merge({**read_preset(name), "preset": name}, given)
     sources = [f"preset {name}", *([str(path)] if path else []), *(["--set"] if sets else [])]

@@ -14,6 +14,10 @@ class ForgeError(Exception):
 
     exit_code = 1
 
+    def __init_subclass__(cls, exit_code: int | None = None) -> None:
+        if exit_code is not None:
+            cls.exit_code = exit_code
+
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
         self.hint = hint
@@ -24,56 +28,40 @@ class ForgeError(Exception):
         return self.exit_code in (5, 130)
 
 
-class ConfigError(ForgeError):
+class ConfigError(ForgeError, exit_code=2):
     """A setting is unknown, malformed or contradicts another."""
 
-    exit_code = 2
 
-
-class NameRefused(ForgeError):
+class NameRefused(ForgeError, exit_code=2):
     """A name that could leave the storage root, or that some file system would not take."""
 
-    exit_code = 2
 
-
-class NotFound(ForgeError):
+class NotFound(ForgeError, exit_code=2):
     """What was asked for does not exist."""
 
-    exit_code = 2
 
-
-class AlreadyExists(ForgeError):
+class AlreadyExists(ForgeError, exit_code=2):
     """Something that must not be overwritten is in the way."""
 
-    exit_code = 2
 
-
-class DamagedFile(ForgeError):
+class DamagedFile(ForgeError, exit_code=4):
     """A file is not what was written: truncated, altered, missing or unreadable."""
-
-    exit_code = 4
 
     def __init__(self, path: Path | str, problem: str, *, hint: str = "") -> None:
         super().__init__(f"{path} is damaged: {problem}", hint=hint)
         self.path = Path(path)
 
 
-class HostileInput(ForgeError):
+class HostileInput(ForgeError, exit_code=4):
     """Input that would run code, exhaust the machine or reach outside its place."""
 
-    exit_code = 4
 
-
-class TooNew(ForgeError):
+class TooNew(ForgeError, exit_code=4):
     """Written by a newer version than this one: refused, not guessed."""
 
-    exit_code = 4
 
-
-class DiskFull(ForgeError):
+class DiskFull(ForgeError, exit_code=5):
     """Not enough disk for what is about to be written, or the disk filled up while writing."""
-
-    exit_code = 5
 
     def __init__(self, path: Path | str, needed: int, free: int) -> None:
         super().__init__(
@@ -84,10 +72,8 @@ class DiskFull(ForgeError):
         self.free = free
 
 
-class CannotWrite(ForgeError):
+class CannotWrite(ForgeError, exit_code=5):
     """The disk refused a change: no permission, read-only, or failing."""
-
-    exit_code = 5
 
     def __init__(self, path: Path | str, problem: str) -> None:
         super().__init__(
@@ -96,22 +82,16 @@ class CannotWrite(ForgeError):
         )
 
 
-class NotEnough(ForgeError):
+class NotEnough(ForgeError, exit_code=5):
     """Not enough memory for what is about to start."""
 
-    exit_code = 5
 
-
-class WorkersLost(ForgeError):
+class WorkersLost(ForgeError, exit_code=5):
     """The workers are gone, or die whatever they are given: the run pauses and can go on."""
 
-    exit_code = 5
 
-
-class HandoffRefused(ForgeError):
+class HandoffRefused(ForgeError, exit_code=3):
     """A model does not fulfil what the next phase requires."""
-
-    exit_code = 3
 
 
 class NotFinite(ForgeError):
@@ -126,10 +106,8 @@ class PhaseFailed(ForgeError):
     """A phase ended without success."""
 
 
-class Gone(ForgeError):
+class Gone(ForgeError, exit_code=5):
     """A file or folder that was there when the work began has disappeared under it."""
-
-    exit_code = 5
 
     def __init__(self, path: Path, *, hint: str = "") -> None:
         while not path.parent.exists() and path != path.parent:
@@ -137,19 +115,13 @@ class Gone(ForgeError):
         super().__init__(f"{path} is gone: it was removed or moved meanwhile", hint=hint)
 
 
-class Interrupted(ForgeError):
+class Interrupted(ForgeError, exit_code=130):
     """Stopped on request, with everything saved."""
 
-    exit_code = 130
 
-
-class Cancelled(Interrupted):
+class Cancelled(Interrupted, exit_code=1):
     """Stopped on request, with nothing that could be resumed."""
 
-    exit_code = 1
 
-
-class Busy(ForgeError):
+class Busy(ForgeError, exit_code=6):
     """Another process holds the run directory."""
-
-    exit_code = 6

@@ -44,7 +44,7 @@ LOCKED_BYTE = 1 << 30  # Windows locks byte ranges: one far behind any text the 
 
 
 def peak_memory_bytes() -> int:
-    """The most memory that this process has had."""
+    """Return the most memory that this process has had."""
     if resource is None:
         return int(psutil.Process().memory_info().peak_wset)
     unit = 1 if sys.platform == "darwin" else 1024
@@ -52,7 +52,7 @@ def peak_memory_bytes() -> int:
 
 
 def try_lock(fd: int) -> bool:
-    """Take the exclusive lock of an open file; the system frees it when the process dies."""
+    """Take the exclusive lock of an open file, which ends with the process; False if it is held."""
     try:
         if fcntl is not None:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -82,7 +82,7 @@ def after_fork(forget: Callable[[], None]) -> None:
 
 
 def sync_file(fd: int) -> None:
-    """Put a file's content on the disk itself; plain fsync stops at the drive's cache on macOS."""
+    """Put a file's content on the disk; plain fsync stops at the drive's cache on macOS."""
     full_sync = getattr(fcntl, "F_FULLFSYNC", None)
     if full_sync is not None:
         with contextlib.suppress(OSError):  # some file systems do not have it
@@ -102,33 +102,9 @@ def sync_directory(path: Path) -> None:
         os.close(fd)
 
 
-def set_limits(
-    *,
-    cpu_seconds: int | None = None,
-    memory_bytes: int | None = None,
-    file_bytes: int | None = None,
-    processes: int | None = None,
-) -> bool:
-    """Limit this process and its children; False where the system has no such limits."""
-    if resource is None:
-        return False
-    for name, value in (
-        ("RLIMIT_CPU", cpu_seconds),
-        ("RLIMIT_AS", memory_bytes),
-        ("RLIMIT_FSIZE", file_bytes),
-        ("RLIMIT_NPROC", processes),
-    ):
-        if value is not None:
-            kind = getattr(resource, name)
-            _, ceiling = resource.getrlimit(kind)
-            limit = value if ceiling == resource.RLIM_INFINITY else min(value, ceiling)
-            resource.setrlimit(kind, (limit, ceiling))
-    return True
-
-
 @contextlib.contextmanager
 def memory_limit(more_bytes: int) -> Iterator[None]:
-    """Let this process take at most so much more memory within the block, where it can be said."""
+    """Limit the memory that this process may take in addition within the block; Linux only."""
     if not sys.platform.startswith("linux"):
         yield
         return
@@ -143,12 +119,12 @@ def memory_limit(more_bytes: int) -> Iterator[None]:
 
 
 def can_limit() -> bool:
-    """Whether processes can be limited here at all."""
+    """True if this system can limit processes."""
     return resource is not None
 
 
 def new_group() -> dict[str, Any]:
-    """Arguments for subprocess.Popen that give the child a process group of its own."""
+    """Return arguments for subprocess.Popen that give the child its own process group."""
     if sys.platform == "win32":
         return {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP}
     return {"start_new_session": True}
@@ -165,11 +141,9 @@ def kill_group(process: subprocess.Popen[Any]) -> None:
 
 
 def has_ended(pid: int) -> bool:
-    """Whether a child has ended; it is not waited for, so that its id stays taken."""
+    """True if a child has ended; it is not waited for, so that its id stays taken."""
     if hasattr(os, "waitid"):
         return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-    import psutil
-
     return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
 
 
@@ -183,13 +157,13 @@ LEAVING = (KeyboardInterrupt, SystemExit, Interrupted)
 def on_stop_signals(handle: Callable[[str], None]) -> Iterator[None]:
     """Call `handle` with the name of every signal that asks to stop while the block runs.
 
-    Only the main thread may, so only it does. A SIGHUP that is ignored (nohup) stays ignored.
+    Only the main thread can receive signals. A SIGHUP that is ignored (nohup) stays ignored.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
-    def told(number: int, frame: FrameType | None) -> None:
+    def receive(number: int, frame: FrameType | None) -> None:
         _forget_lost_terminal()
         handle(signal.Signals(number).name)
 
@@ -199,7 +173,7 @@ def on_stop_signals(handle: Callable[[str], None]) -> Iterator[None]:
         del before[signal.SIGHUP]
     try:
         for kind in before:
-            signal.signal(kind, told)
+            signal.signal(kind, receive)
         yield
     finally:
         for kind, handler in before.items():
@@ -207,7 +181,7 @@ def on_stop_signals(handle: Callable[[str], None]) -> Iterator[None]:
 
 
 def _forget_lost_terminal() -> None:
-    """Have output go nowhere if its terminal has hung up: every write to it would be an error."""
+    """Discard output whose terminal has hung up: every write to it would be an error."""
     for fd in (1, 2):
         try:
             os.write(fd, b"")
@@ -217,7 +191,7 @@ def _forget_lost_terminal() -> None:
 
 
 def interrupt(name: str) -> None:
-    """Raise KeyboardInterrupt with the name of a signal, unless one is being cleaned up after."""
+    """Raise KeyboardInterrupt with the name of a signal, unless one is being handled already."""
     if not isinstance(sys.exc_info()[1], LEAVING):
         raise KeyboardInterrupt(name)
 
@@ -257,10 +231,10 @@ REFUSED_CALLS = {
     **{"setxattr": (188, 5), "lsetxattr": (189, 6), "fsetxattr": (190, 7)},
     **{"removexattr": (197, 14), "lremovexattr": (198, 15), "fremovexattr": (199, 16)},
 }
-# Calls that are judged by an argument.
+# Calls that are allowed or refused by an argument.
 KILL, TGKILL, PRLIMIT, CLONE = (62, 129), (234, 131), (302, 261), (56, 220)
 FCNTL, IOCTL, SOCKETPAIR, PRCTL = (72, 25), (16, 29), (53, 199), (157, 167)
-# The name of the process; anything else, such as the tie to its caller's death, is settled.
+# Only the name of the process; the tie to its caller's death, for example, stays as it is.
 GRANTED_PRCTL = (15, 16)
 # Copies, flags and locks; the others send signals, watch folders, hold up whoever opens a file
 # and enlarge pipes.
@@ -276,7 +250,7 @@ READABLE = (
 
 
 def confinement(*, threads: bool) -> dict[str, Any] | None:
-    """What a process needs to confine itself on Linux; None on any other system."""
+    """Return what a process needs to confine itself on Linux; None on any other system."""
     if sys.platform != "linux":
         return None
     return {"filter": _call_filter(os.uname().machine, threads), "self": SELF, "readable": READABLE}
@@ -284,7 +258,7 @@ def confinement(*, threads: bool) -> dict[str, Any] | None:
 
 @functools.cache
 def _call_filter(machine: str, threads: bool) -> bytes:
-    """A seccomp program (classic BPF); empty where the numbers of the calls are not known."""
+    """Return a seccomp program (classic BPF); empty if the machine's call numbers are unknown."""
     if machine not in MACHINES or sys.byteorder != "little":
         return b""
     column, architecture = MACHINES[machine]
@@ -297,7 +271,7 @@ def _call_filter(machine: str, threads: bool) -> bytes:
         *[(load, 0, 0, 0), (at_least, 0, 1, FIRST_YOUNG_CALL), absent],
     ]
 
-    def judge(call: tuple[int, int], *steps: tuple[int, int, int, int]) -> None:
+    def rule(call: tuple[int, int], *steps: tuple[int, int, int, int]) -> None:
         program.extend([(equal, 0, len(steps), call[column]), *steps])
 
     def by_value(
@@ -308,13 +282,13 @@ def _call_filter(machine: str, threads: bool) -> bytes:
 
     for call in REFUSED_CALLS.values():
         if call[column] >= 0:
-            judge(call, refuse)
-    judge(KILL, argument[0], (equal, 0, 1, SELF), allow, refuse)
-    judge(TGKILL, argument[0], (equal, 0, 1, SELF), allow, refuse)
-    judge(PRLIMIT, argument[0], (equal, 1, 0, 0), (equal, 0, 1, SELF), allow, refuse)
-    judge(CLONE, argument[0], (any_bit, 0, 1, 0x10000 if threads else 0), allow, again)
-    judge(PRCTL, argument[0], *by_value(GRANTED_PRCTL, allow, refuse))
-    judge(FCNTL, argument[1], *by_value(GRANTED_FCNTL, allow, refuse))
-    judge(IOCTL, argument[1], *by_value(REFUSED_IOCTL, refuse, allow))
-    judge(SOCKETPAIR, argument[1], (mask, 0, 0, 0xF), (equal, 0, 1, 1), allow, refuse)
+            rule(call, refuse)
+    rule(KILL, argument[0], (equal, 0, 1, SELF), allow, refuse)
+    rule(TGKILL, argument[0], (equal, 0, 1, SELF), allow, refuse)
+    rule(PRLIMIT, argument[0], (equal, 1, 0, 0), (equal, 0, 1, SELF), allow, refuse)
+    rule(CLONE, argument[0], (any_bit, 0, 1, 0x10000 if threads else 0), allow, again)
+    rule(PRCTL, argument[0], *by_value(GRANTED_PRCTL, allow, refuse))
+    rule(FCNTL, argument[1], *by_value(GRANTED_FCNTL, allow, refuse))
+    rule(IOCTL, argument[1], *by_value(REFUSED_IOCTL, refuse, allow))
+    rule(SOCKETPAIR, argument[1], (mask, 0, 0, 0xF), (equal, 0, 1, 1), allow, refuse)
     return b"".join(struct.pack("<HBBI", *step) for step in [*program, allow])

@@ -73,7 +73,7 @@ def test_the_store_works_without_the_posix_modules(
 
 
 def test_there_are_no_limits_without_the_posix_modules(without_posix: WindowsLocks) -> None:
-    assert platform.set_limits(cpu_seconds=1) is False
+    assert platform.can_limit() is False
 
 
 def test_the_posix_modules_are_back() -> None:
@@ -88,35 +88,6 @@ def test_macos_syncs_through_the_drives_cache(
     monkeypatch.setattr(platform.fcntl, "fcntl", lambda fd, what: calls.append(what))
     files.write_text(tmp_path / "a", "x")
     assert calls == [51, 51]  # the file, then its folder
-
-
-LIMITED = """
-import sys
-from agent_forge import platform
-assert platform.set_limits(**{%r: %d})
-%s
-"""
-
-
-@pytest.mark.parametrize(
-    ("limit", "value", "work", "sign"),
-    [
-        (
-            "file_bytes",
-            1000,
-            "f = open('x', 'wb'); f.write(b'0' * 2000); f.flush()",
-            "File too large",
-        ),
-        ("memory_bytes", 400_000_000, "bytearray(10**9)", "MemoryError"),
-        ("cpu_seconds", 1, "while True: pass", ""),
-    ],
-)
-def test_limits_bind_a_child(tmp_path: Path, limit: str, value: int, work: str, sign: str) -> None:
-    code = LIMITED % (limit, value, work)
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60
-    )
-    assert done.returncode != 0 and sign in done.stderr
 
 
 def test_a_whole_group_is_killed(tmp_path: Path) -> None:

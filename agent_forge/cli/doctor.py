@@ -38,19 +38,13 @@ class Finding(NamedTuple):
 def doctor(
     storage: Path = STORAGE,
     repair: bool = typer.Option(
-        False, "--repair", help="Make a damaged registry again from the run directories."
+        False, "--repair", help="Rebuild a damaged registry from the run directories."
     ),
     as_json: bool = JSON,
 ) -> None:
-    """Check Python, torch, device, memory, disk, optional parts and the registry."""
-    findings = [
-        *_machine(storage),
-        _torch(),
-        *_extras(),
-        _native(),
-        _sandbox(),
-        _registry(storage, repair),
-    ]
+    """Check this machine, the optional parts and the registry."""
+    own = (_native(), _sandbox(), _registry(storage, repair))
+    findings = [*_machine(storage), _torch(), *_extras(), *own]
     problems = [finding for finding in findings if finding.status == "problem"]
     if as_json:
         emit_json(healthy=not problems, findings=[finding._asdict() for finding in findings])
@@ -127,8 +121,8 @@ def _registry(storage: Path, repair: bool) -> Finding:
 
     try:
         if repair:
-            said = repair_registry(storage)
-            return Finding("registry", "problem" if "not readable" in said else "ok", said)
+            report = repair_registry(storage)
+            return Finding("registry", "problem" if "not readable" in report else "ok", report)
         if not has_registry(storage):
             return Finding("registry", "ok", f"nothing is stored in {storage} yet")
         store = SessionStore(storage)

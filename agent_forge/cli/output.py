@@ -28,12 +28,12 @@ def emit_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
 
 
 def plain(value: Any) -> str:
-    """A value as text without control characters, which could rewrite the screen."""
+    """Return a value as text without control characters, which could rewrite the screen."""
     return "".join(c if c.isprintable() else "?" for c in str(value))
 
 
 def when(epoch_s: float | None) -> str | None:
-    """A time as people read it, UTC; `-` (None) where it is none."""
+    """Return a time as people read it, in UTC; None if it is none."""
     try:
         return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(epoch_s)) if epoch_s else None
     except (TypeError, ValueError, OverflowError, OSError):

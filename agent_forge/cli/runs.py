@@ -1,4 +1,4 @@
-"""`forge ls`, `show`, `models`, `clean` and `vacuum`: what is stored, and what may go."""
+"""`forge ls`, `show`, `models`, `clean` and `vacuum`: what is stored, and what can be removed."""
 
 from __future__ import annotations
 
@@ -18,30 +18,29 @@ if TYPE_CHECKING:
     from agent_forge.store.cleanup import Removal
     from agent_forge.store.sessions import SessionStore
 
+SHOWN = ("session_id", "status", "current_phase", "progress_percent", "start_time", "tags")
 STORAGE = typer.Option(
     Path("storage"), "--storage", envvar="FORGE_STORAGE", help="The storage root."
 )
 
 
 def has_registry(storage: Path) -> bool:
-    """Whether anything was ever stored; run directories without a registry are damage."""
+    """True if anything was ever stored; run directories without a registry are damage."""
     from agent_forge.errors import ConfigError, DamagedFile
-    from agent_forge.store.sessions import SESSION_FILE
+    from agent_forge.store.registry import REPAIR
+    from agent_forge.store.sessions import REGISTRY, SESSION_FILE
 
     if storage.exists() and not storage.is_dir():
         raise ConfigError(f"{storage} is not a folder")
-    path = storage / "registry" / "model_registry.db"
+    path = storage / REGISTRY
     there = path.exists() and path.stat().st_size > 0
     if not there and any((storage / "sessions").glob(f"*/{SESSION_FILE}")):
-        problem = "empty" if path.exists() else "missing"
-        raise DamagedFile(
-            path, problem, hint="forge doctor --repair makes it again from the run directories"
-        )
+        raise DamagedFile(path, "empty" if path.exists() else "missing", hint=REPAIR)
     return there
 
 
 def _open(storage: Path) -> SessionStore | None:
-    """The store, or None where nothing was ever stored: looking creates nothing."""
+    """Return the store, or None where nothing was ever stored: looking creates nothing."""
     from agent_forge.store.sessions import SessionStore
 
     if not has_registry(storage):
@@ -54,32 +53,20 @@ def ls(storage: Path = STORAGE, as_json: bool = JSON) -> None:
     """List the sessions, newest first."""
     store = _open(storage)
     rows = store.registry.get_all_sessions() if store else []
-    sessions: list[dict[str, Any]] = [
-        {
-            "session_id": row["session_id"],
-            "status": store.status(row),
-            "current_phase": row["current_phase"],
-            "progress_percent": row["progress_percent"],
-            "start_time": row["start_time"],
-            "end_time": row["end_time"],
-            "tags": row["tags"],
-        }
-        for row in rows
-        if store
-    ]
+    sessions: list[dict[str, Any]] = []
+    for row in rows:
+        found: dict[str, Any] = {**row, "status": store.status(row) if store else ""}
+        sessions.append({key: found[key] for key in (*SHOWN, "end_time")})
     if as_json:
         emit_json(sessions=sessions)
     elif sessions:
-        emit_table(
-            ("session", "status", "phase", "done", "started (UTC)", "tags"),
-            [
-                (
-                    *(s["session_id"], s["status"], s["current_phase"]),
-                    *(f"{s['progress_percent']:.0f} %", when(s["start_time"]), _tags(s["tags"])),
-                )
-                for s in sessions
-            ],
-        )
+        columns = ("session", "status", "phase", "done", "started (UTC)", "tags")
+        cells = [
+            {**s, "progress_percent": f"{s['progress_percent']:.0f} %"}
+            | {"start_time": when(s["start_time"]), "tags": ", ".join(s["tags"])}
+            for s in sessions
+        ]
+        emit_table(columns, [[cell[key] for key in SHOWN] for cell in cells])
 
 
 def models(
@@ -96,18 +83,13 @@ def models(
     if as_json:
         emit_json(models=rows)
     elif rows:
-        emit_table(
-            ("model", "phase", "parameters", "size", "made (UTC)", "tags"),
-            [
-                (
-                    *(row["model_id"], row["phase_name"]),
-                    None if row["parameters"] is None else f"{row['parameters']:,}",
-                    None if row["size_mb"] is None else size(row["size_mb"] * 1e6),
-                    *(when(row["created_at"]), _tags(row["tags"])),
-                )
-                for row in rows
-            ],
-        )
+        table = []
+        for row in rows:
+            count = None if row["parameters"] is None else f"{row['parameters']:,}"
+            on_disk = None if row["size_mb"] is None else size(row["size_mb"] * 1e6)
+            made, tags = when(row["created_at"]), ", ".join(row["tags"])
+            table.append((row["model_id"], row["phase_name"], count, on_disk, made, tags))
+        emit_table(("model", "phase", "parameters", "size", "made (UTC)", "tags"), table)
 
 
 def show(
@@ -143,7 +125,7 @@ def show(
 
 
 def _verified(place: Path) -> int:
-    """How many files of a model, a checkpoint or a run directory are as they were written."""
+    """Verify a model, a checkpoint or a run directory; return the number of its files."""
     from agent_forge.errors import DamagedFile
     from agent_forge.store import files
     from agent_forge.store.sessions import read_session
@@ -181,20 +163,20 @@ def _print_entry(key: str, value: Any) -> None:
     elif isinstance(value, dict):
         value = "\n    ".join(["", *(f"{k}: {v}" for k, v in sorted(value.items()))])
     elif isinstance(value, list):
-        value = _tags(value)
+        value = ", ".join(value)
     print(f"{key}: {'-' if value in (None, '') else value}")
 
 
 def clean(
     age: float | None = typer.Option(
-        None, "--age", min=0, max=1e6, help="All finished more than this many days ago."
+        None, "--age", min=0, max=1e6, help="Remove all that ended so many days ago."
     ),
-    failed: bool = typer.Option(False, "--failed", help="All that failed."),
-    everything: bool = typer.Option(False, "--all", help="All that are not running."),
-    dry_run: bool = typer.Option(False, "--dry-run", help="Only say what would go."),
+    failed: bool = typer.Option(False, "--failed", help="Remove all that failed."),
+    everything: bool = typer.Option(False, "--all", help="Remove all that are not running."),
+    dry_run: bool = typer.Option(False, "--dry-run", help="Only list what would be removed."),
     yes: bool = typer.Option(False, "--yes", help="Do not ask."),
-    cron: bool = typer.Option(False, "--cron", help="Only print a crontab line for it."),
-    config: Path | None = typer.Option(None, "--config", help="Whose cleanup_policy to follow."),
+    cron: bool = typer.Option(False, "--cron", help="Only print a crontab line for this."),
+    config: Path | None = typer.Option(None, "--config", help="Whose cleanup_policy is used."),
     storage: Path | None = typer.Option(
         None, "--storage", envvar="FORGE_STORAGE", help="The storage root (storage.root)."
     ),
@@ -230,7 +212,7 @@ def clean(
 
 
 def _cron_command(chosen: list[str], storage: Path, config: Path | None) -> str:
-    """The command for a crontab: absolute, as cron has no PATH of ours; `%` would end the line."""
+    """Return the command for a crontab: absolute, as cron has no PATH; `%` would end the line."""
     forge = shutil.which("forge", path=str(Path(sys.executable).parent)) or "forge"
     command = [forge, "clean", *chosen, "--yes", "--storage", str(storage.resolve())]
     command += ["--config", str(config.resolve())] if config else []
@@ -254,16 +236,13 @@ def _confirm(removals: list[Removal], yes: bool) -> None:
 def _report_removals(removals: list[Removal], dry_run: bool, as_json: bool) -> None:
     freed = sum(removal.bytes for removal in removals)
     if as_json:
-        rows = [
-            {"session_id": r.session_id, "reason": r.reason, "bytes": r.bytes} for r in removals
-        ]
+        keys = ("session_id", "reason", "bytes")
+        rows = [{key: getattr(removal, key) for key in keys} for removal in removals]
         emit_json(dry_run=dry_run, removed=rows, bytes=freed)
         return
     if removals:
-        emit_table(
-            ("session", "size", "because"),
-            [(r.session_id, size(r.bytes), r.reason) for r in removals],
-        )
+        table = [(r.session_id, size(r.bytes), r.reason) for r in removals]
+        emit_table(("session", "size", "because"), table)
     did = "would free" if dry_run else "freed"
     typer.echo(f"{len(removals)} sessions, {did} {size(freed)}", err=True)
 
@@ -281,7 +260,3 @@ def vacuum(storage: Path = STORAGE, as_json: bool = JSON) -> None:
         emit_json(bytes_before=before, bytes_after=after)
     else:
         print(f"registry: {size(before)} -> {size(after)}")
-
-
-def _tags(tags: list[str]) -> str:
-    return ", ".join(tags)

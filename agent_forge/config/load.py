@@ -52,8 +52,8 @@ def load(
         given = merge(given, parse_set(item))
     named = [name for name in (preset, given.pop("preset", None)) if name is not None]
     if len(named) == 2 and named[0] != named[1]:
-        told = f"--preset says {preset!r} but {path or '--set'} says {named[1]!r}"
-        raise ConfigError(told, hint="name one of them")
+        message = f"--preset says {preset!r} but {path or '--set'} says {named[1]!r}"
+        raise ConfigError(message, hint="name one of them")
     name = named[0] if named else DEFAULT_PRESET
     data = merge({**read_preset(name), "preset": name}, given)
     sources = [f"preset {name}", *([str(path)] if path else []), *(["--set"] if sets else [])]
@@ -200,8 +200,9 @@ def did_you_mean(name: str, known: Sequence[str]) -> str:
 
 def dump_yaml(data: Mapping[str, Any], *, sort_keys: bool = False) -> str:
     """Return data as YAML that parse_yaml reads back as it is."""
-    style: dict[str, Any] = {"default_flow_style": False, "sort_keys": sort_keys, "width": 1000}
-    return str(yaml.dump(dict(data), None, _Dumper, **style))
+    return yaml.dump(
+        dict(data), None, _Dumper, default_flow_style=False, sort_keys=sort_keys, width=1000
+    )
 
 
 def to_yaml(config: Settings) -> str:

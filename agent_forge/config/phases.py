@@ -16,7 +16,7 @@ ORDER = ("toy", *PHASES)  # the toy shows how a phase is written; it stands alon
 
 
 def phase_folder(phase_name: str) -> str:
-    """The folder of a phase in a run directory and in the package: `phase2_evomerge`."""
+    """Return the folder of a phase in a run directory and in the package: `phase2_evomerge`."""
     if phase_name not in PHASES:
         return phase_name
     return f"phase{PHASES.index(phase_name) + 1}_{phase_name}"

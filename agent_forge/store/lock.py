@@ -98,8 +98,9 @@ def busy(directory: Path) -> Busy:
 def holder(directory: Path) -> str:
     """Return who holds the lock, as far as its file tells."""
     who = _announced(directory)
-    told = "process {pid} on {host} since {since} ({command})"
-    return told.format(**who) if who else "another process"
+    if not who:
+        return "another process"
+    return "process {pid} on {host} since {since} ({command})".format(**who)
 
 
 def holder_pid(directory: Path) -> int | None:

@@ -203,11 +203,11 @@ def read_session(path: Path) -> dict[str, Any]:
     except (ValidationError, NameRefused) as error:
         raise DamagedFile(place, f"not the record of a session ({error})") from error
     if record["session_id"] != path.name:
-        told = record["session_id"]
+        named = record["session_id"]
         raise DamagedFile(
             place,
-            f"the record of session {told!r}, not of this one",
-            hint=f"a run directory keeps its name: {path.with_name(told)}",
+            f"the record of session {named!r}, not of this one",
+            hint=f"a run directory keeps its name: {path.with_name(named)}",
         )
     return record
 
@@ -220,11 +220,11 @@ def repair_registry(root: Path) -> str:
     """
     if not root.is_dir():
         raise NotFound(f"{root} does not exist")
-    said = "sound"
+    report = "sound"
     try:
         SessionStore(root).registry.integrity_check()
     except DamagedFile as error:
-        said = f"{error}; kept as {_set_aside(root)}"
+        report = f"{error}; kept as {_set_aside(root)}"
     store = SessionStore(root)
     before, found, unreadable = _count_entries(store), 0, []
     for path in store.run_directories():
@@ -235,8 +235,8 @@ def repair_registry(root: Path) -> str:
             continue
         found += 1
         unreadable += store.register_models(path)
-    said += f"; {found} run directories, {_count_entries(store) - before} entries added"
-    return f"{said}; not readable: {'; '.join(unreadable)}" if unreadable else said
+    report += f"; {found} run directories, {_count_entries(store) - before} entries added"
+    return f"{report}; not readable: {'; '.join(unreadable)}" if unreadable else report
 
 
 def _count_entries(store: SessionStore) -> int:

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from agent_forge import platform
 from agent_forge.errors import CannotWrite, DamagedFile, DiskFull, ForgeError
 from agent_forge.store import files
 from agent_forge.store.checkpoint import CheckpointManager
@@ -119,10 +118,12 @@ def test_the_nth_failure_leaves_the_last_good_state(
 @pytest.mark.skipif(sys.platform == "win32", reason="needs fork and file-size limits")
 def test_a_file_size_limit_is_a_full_disk(root: Path) -> None:
     """The system itself refuses to write on: the same promise without any injection."""
+    import resource
+
     prepare(root)
     pid = os.fork()
     if pid == 0:
-        platform.set_limits(file_bytes=100_000)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
         try:
             big = {"w": torch.ones(100_000)}
             ModelStorage(root, build=build).save_model(big, "s1", "cognate", "m1", {"step": 1})

@@ -145,7 +145,8 @@ def plain_loss(model: Any, batch: Any, generator: torch.Generator) -> LossOutput
         x = block(x, None, 0)
     kept = targets.flatten() != IGNORE
     losses = token_losses(model, x.flatten(0, 1)[kept], targets.flatten()[kept])
-    return LossOutput(losses.mean(), len(losses), x, [float(losses.mean().detach())], 0.0, 0.0, 1.0)
+    mean = float(losses.mean().detach())
+    return LossOutput(losses.mean(), len(losses), {"loss": mean, "loss_step_1": mean}, x)
 
 
 class WithoutMemory(ForgeNetwork):
@@ -210,8 +211,9 @@ def held_out(model: nn.Module, loss: Any, source: TokenizedDataset) -> list[floa
     with torch.no_grad():
         for _ in range(HELD_OUT):
             value = loss(model, batches.next_batch(), torch.Generator().manual_seed(0))
-            sums = sums or [0.0] * len(value.per_step)
-            sums = [a + b * value.count for a, b in zip(sums, value.per_step, strict=True)]
+            steps = [v for name, v in value.values.items() if name.startswith("loss_step_")]
+            sums = sums or [0.0] * len(steps)
+            sums = [a + b * value.count for a, b in zip(sums, steps, strict=True)]
             count += value.count
     model.settings = exact
     return [total / count for total in sums]

@@ -68,8 +68,7 @@ def fit(
     parts: dict[str, Stateful] | None = None,
     early_stop: EarlyStop | None = None,
 ) -> int:
-    """Train for `trainer.total` steps, or until evaluations bring no gain; returns how many
-    there were.
+    """Train for `trainer.total` steps or until the early stop; returns how many steps it took.
 
     `next_batch(step)` gives the batch; what it depends on is in `parts` or in a generator of the
     context. Metrics are logged as <stage>/train/<name>.

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.multiprocessing as mp
 from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from agent_forge.config.settings import ModelSettings
 from agent_forge.contract.replay import Decisions
@@ -19,7 +20,7 @@ from agent_forge.errors import ConfigError, Diverged, NotEnough, NotFinite
 from agent_forge.model.loss import IGNORE, LossOutput, language_loss
 from agent_forge.model.network import ForgeNetwork
 from agent_forge.optim.config import MuGrokConfig
-from agent_forge.optim.muon import MuonGrokfast
+from agent_forge.optim.muon import MuonGrokfast, divergence
 from agent_forge.train.config import TrainSettings, rate_factor
 from agent_forge.train.distill import DistillationLoss
 from agent_forge.train.fit import EarlyStop
@@ -401,6 +402,29 @@ def test_distillation_approaches_the_teacher() -> None:
         DistillationLoss(teacher)(network(vocab_size=400), batch(), torch.Generator())
     empty = (batch()[0], torch.full_like(batch()[1], IGNORE))
     assert DistillationLoss(teacher)(student, empty, torch.Generator()).values["divergence"] == 0
+
+
+def test_models_of_transformers_teach_and_learn() -> None:
+    def llama(seed: int) -> LlamaForCausalLM:
+        torch.manual_seed(seed)
+        sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
+        return LlamaForCausalLM(LlamaConfig(vocab_size=300, num_attention_heads=2, **sizes))
+
+    tokens, targets = batch()
+    plain = language_loss(llama(0), (tokens, targets), torch.Generator())
+    wanted = nn.functional.cross_entropy(llama(0)(tokens).logits.flatten(0, 1), targets.flatten())
+    assert plain.values["loss"] == pytest.approx(wanted.item()) == plain.total.item()
+    for teacher, student in ((llama(1), llama(2)), (network(1), llama(2)), (llama(1), network(2))):
+        loss = DistillationLoss(teacher)(student, (tokens, targets), torch.Generator())
+        kept = targets.flatten() != IGNORE
+        logits = [getattr(m(tokens), "logits", None) for m in (student, teacher)]
+        own, other = (
+            (m(tokens) if found is None else found).flatten(0, 1)[kept]
+            for m, found in zip((student, teacher), logits, strict=True)
+        )
+        expected = divergence(own, other).mean().item()
+        assert loss.values["divergence"] == pytest.approx(expected, rel=1e-4)
+        loss.total.backward()  # type: ignore[no-untyped-call]
 
 
 def _train_as(rank: int, folder: str) -> None:

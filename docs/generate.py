@@ -78,13 +78,13 @@ Written by `make docs`; do not edit.
 
 Every family makes items of level 1 (short, small numbers) to 100, from a seed, with an exact
 verifier; nothing is downloaded. `agent_forge.data.tasks.make` is a pure function of its arguments
-and `check` says whether a text is a right answer:
+and `is_right` is true if a text answers a task:
 
 ```python
-from agent_forge.data.tasks import check, make
+from agent_forge.data.tasks import is_right, make
 
 task = make("word_problem", "train", 7, level=(1, 20))
-assert check(task, task.answer)
+assert is_right(task, task.answer)
 ```
 
 The three splits (`train`, `selection`, `verdict`) share no operands: a hash of what an item asks

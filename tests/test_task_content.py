@@ -12,10 +12,10 @@ import yaml
 
 from agent_forge.data import baselines
 from agent_forge.data.tasks import DOMAINS, FAMILIES, SPLITS, Task, make
-from agent_forge.data.tasks.memory import FACTS
+from agent_forge.data.tasks.common_sense import FLOATS, KINDS, RELATIONS, SINKS, SIZES
 from agent_forge.data.tasks.multilingual import LANGUAGES, LEXICON, OWN, WORDS
-from agent_forge.data.tasks.ontology import FLOATS, KINDS, RELATIONS, SINKS, SIZES
 from agent_forge.data.tasks.stories import BOYS, GIRLS
+from agent_forge.data.tasks.symbols import FACTS
 from tests.test_tasks import LEARNABLE, every_family, run, some
 
 BARE = {*LEARNABLE, *DOMAINS["structured"], *DOMAINS["code"], *DOMAINS["multilingual"]}
@@ -150,8 +150,8 @@ def test_the_ontology_is_unambiguous() -> None:
     for one, other in combinations(KINDS.values(), 2):
         assert not set(one) & set(other)
     for relation in RELATIONS.values():
-        assert len(set(relation.pairs.values())) == len(relation.pairs) >= 10
-        assert not set(relation.pairs) & set(relation.pairs.values())
+        assert len(set(relation["pairs"].values())) == len(relation["pairs"]) >= 10
+        assert not set(relation["pairs"]) & set(relation["pairs"].values())
     assert not set(FLOATS) & set(SINKS)
     for task in some("size_order", 300):
         most, answer, *others = eval(task.operands)

@@ -1,8 +1,22 @@
 """Generated tasks with exact verifiers, at levels 1 to 100; nothing is downloaded.
 
-`make` is a pure function: the same arguments give the same task on any machine. `check` says
-whether a text answers it. The splits (`train`, `selection`, `verdict`) share no operands, and no
-wordings where a family has any.
+`make` is a pure function: the same arguments give the same task on any machine. `is_right` is true
+if a text answers a task. The splits (`train`, `selection`, `verdict`) share no operands, and no
+wordings where a family has any. Words, templates and wordings are in the .json files beside the
+modules; families.json lists all families in their order.
+
+| file | what is in it |
+|---|---|
+| base | Task, Family, the split of an item, the reader of the data files |
+| checks | the verifiers, and what each of them forgives |
+| symbols | digits place by place, copies, positions, facts, sequences |
+| arithmetic, word_problems | numbers, with worked steps |
+| memory | pairs to look up, a sentence hidden in a long text |
+| common_sense | kinds, sizes, what floats, what belongs together |
+| code | small Python functions with assertions |
+| structured | JSON, YAML and CSV: read a field, convert |
+| multilingual | everyday words in six languages |
+| stories | short stories from templates, and questions about them |
 """
 
 from __future__ import annotations
@@ -17,26 +31,23 @@ from agent_forge.data.tasks import (
     arithmetic,
     code,
     common_sense,
-    digits,
     memory,
     multilingual,
-    patterns,
     stories,
     structured,
+    symbols,
     word_problems,
 )
-from agent_forge.data.tasks.base import MAX_LEVEL, SPLITS, Family, Task
+from agent_forge.data.tasks.base import DESCRIPTIONS, MAX_LEVEL, SPLITS, Family, Task
 from agent_forge.errors import ConfigError
 
-__all__ = ["DOMAINS", "FAMILIES", "SPLITS", "Family", "Task", "as_example", "check", "make"]
+__all__ = ["DOMAINS", "FAMILIES", "SPLITS", "Family", "Task", "as_example", "is_right", "make"]
 
 Run = Callable[[str, tuple[str, ...]], bool]  # (source, tests): whether every test passes
 
-MODULES = (
-    *(digits, arithmetic, word_problems, memory, patterns, common_sense),
-    *(code, structured, multilingual, stories),
-)
-FAMILIES: dict[str, Family] = {f.name: f for module in MODULES for f in module.FAMILIES}
+_MODULES = (symbols, arithmetic, word_problems, memory, common_sense, code, structured)
+_BY_NAME = {f.name: f for m in (*_MODULES, multilingual, stories) for f in m.FAMILIES}
+FAMILIES: dict[str, Family] = {name: _BY_NAME[name] for name in DESCRIPTIONS}  # in that order
 DOMAINS: dict[str, tuple[str, ...]] = {
     domain: tuple(f.name for f in FAMILIES.values() if f.domain == domain)
     for domain in dict.fromkeys(f.domain for f in FAMILIES.values())

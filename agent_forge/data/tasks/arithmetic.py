@@ -5,37 +5,7 @@ from __future__ import annotations
 from random import Random
 
 from agent_forge.data.tasks import checks
-from agent_forge.data.tasks.base import (
-    Build,
-    Draw,
-    Family,
-    Operands,
-    Question,
-    Wordings,
-    scaled,
-    wrong,
-)
-
-SUM_WORDINGS = {
-    "train": ("What is {a} + {b}?", "{a} + {b} =", "Add {a} and {b}."),
-    "selection": ("Compute {a} + {b}.", "Find the sum of {a} and {b}."),
-    "verdict": ("How much is {a} plus {b}?", "Work out {a} + {b}."),
-}
-DIFFERENCE_WORDINGS = {
-    "train": ("What is {a} - {b}?", "{a} - {b} =", "Subtract {b} from {a}."),
-    "selection": ("Compute {a} - {b}.", "Find the difference of {a} and {b}."),
-    "verdict": ("How much is {a} minus {b}?", "Work out {a} - {b}."),
-}
-PRODUCT_WORDINGS = {
-    "train": ("What is {a} * {b}?", "{a} * {b} =", "Multiply {a} by {b}."),
-    "selection": ("Compute {a} * {b}.", "Find the product of {a} and {b}."),
-    "verdict": ("How much is {a} times {b}?", "Work out {a} * {b}."),
-}
-EXPRESSION_WORDINGS = {
-    "train": ("What is {text}?", "{text} =", "Evaluate {text}."),
-    "selection": ("Compute {text}.", "Find the value of {text}."),
-    "verdict": ("How much is {text}?", "Work out {text}."),
-}
+from agent_forge.data.tasks.base import Operands, Question, family, scaled, wording, wrong
 
 
 def two_sorted(level: int, rng: Random) -> Operands:
@@ -69,7 +39,7 @@ def addition(operands: tuple[int, int], level: int, split: str, rng: Random) -> 
         lines.append(f"{x} + {y}{carried} = {total}, write {total % 10}{then}")
     if carry:
         lines.append(f"write {carry}")
-    return _item(rng.choice(SUM_WORDINGS[split]).format(a=a, b=b), a + b, lines, rng)
+    return _question(wording("addition", split, rng).format(a=a, b=b), a + b, lines, rng)
 
 
 def subtraction(operands: tuple[int, int], level: int, split: str, rng: Random) -> Question:
@@ -83,7 +53,7 @@ def subtraction(operands: tuple[int, int], level: int, split: str, rng: Random) 
         then = ", borrow 1" if lent else ""
         lines.append(f"{x + 10 * lent} - {y}{taken} = {digit}, write {digit}{then}")
         borrow = int(lent)
-    return _item(rng.choice(DIFFERENCE_WORDINGS[split]).format(a=a, b=b), a - b, lines, rng)
+    return _question(wording("subtraction", split, rng).format(a=a, b=b), a - b, lines, rng)
 
 
 def multiplication(operands: tuple[int, int], level: int, split: str, rng: Random) -> Question:
@@ -99,7 +69,7 @@ def multiplication(operands: tuple[int, int], level: int, split: str, rng: Rando
         if total:
             lines.append(f"{total} + {large * part} = {total + large * part}")
         total += large * part
-    return _item(rng.choice(PRODUCT_WORDINGS[split]).format(a=a, b=b), a * b, lines, rng)
+    return _question(wording("multiplication", split, rng).format(a=a, b=b), a * b, lines, rng)
 
 
 def expression(level: int, rng: Random) -> Operands:
@@ -124,7 +94,7 @@ def evaluate(operands: Operands, level: int, split: str, rng: Random) -> Questio
         after = {"+": value + number, "-": value - number, "*": value * number}[operator]
         lines.append(f"{value} {operator} {number} = {after}")
         value = after
-    return _item(rng.choice(EXPRESSION_WORDINGS[split]).format(text=text), value, lines, rng)
+    return _question(wording("expression", split, rng).format(text=text), value, lines, rng)
 
 
 def near_numbers(answer: int, rng: Random) -> tuple[str, ...]:
@@ -142,17 +112,13 @@ def _columns(a: int, b: int) -> list[tuple[int, int]]:
     return [(int(p), int(q)) for p, q in zip(reversed(x), reversed(y), strict=True)]
 
 
-def _item(question: str, answer: int, lines: list[str], rng: Random) -> Question:
+def _question(question: str, answer: int, lines: list[str], rng: Random) -> Question:
     return Question(question, str(answer), "\n".join(lines), near_numbers(answer, rng))
 
 
-def _family(name: str, summary: str, draw: Draw, build: Build, wordings: Wordings) -> Family:
-    return Family(name, "reasoning", "math", summary, draw, build, checks.number, wordings=wordings)
-
-
 FAMILIES = (
-    _family("addition", "the sum of two numbers", two_sorted, addition, SUM_WORDINGS),
-    _family("subtraction", "a difference", two_falling, subtraction, DIFFERENCE_WORDINGS),
-    _family("multiplication", "a product", factors, multiplication, PRODUCT_WORDINGS),
-    _family("expression", "several operations", expression, evaluate, EXPRESSION_WORDINGS),
+    family("addition", two_sorted, addition, checks.number),
+    family("subtraction", two_falling, subtraction, checks.number),
+    family("multiplication", factors, multiplication, checks.number),
+    family("expression", expression, evaluate, checks.number),
 )

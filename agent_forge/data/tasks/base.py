@@ -1,10 +1,10 @@
 """What a task and a family of tasks are, and how an item falls into a split.
 
 An item is drawn in two steps. `draw` picks the operands: what the item asks about, without any
-wording. The sha256 of family and operands names the one split that may hold them, so a generator
-draws until the operands belong to its split. `build` then words the question, with wordings that
-belong to that split alone. Families of bare symbols have no wording; their splits differ in
-operands only.
+wording. The sha256 of family and operands names the one split that may hold them, so a family
+draws until the operands belong to the split that was asked for. `build` then words the question,
+with wordings that belong to that split alone. Families of bare symbols have no wording; their
+splits differ in operands only.
 
 Everything random comes from the given `random.Random`, so an item is the same on any machine.
 """
@@ -12,8 +12,10 @@ Everything random comes from the given `random.Random`, so an item is the same o
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
@@ -22,7 +24,15 @@ MAX_LEVEL = 100
 MAX_DRAWS = 10_000
 
 Operands = tuple[Any, ...]  # of numbers and strings: their repr names the item
-Wordings = Mapping[str, tuple[str, ...]]  # split -> templates of a question
+Wordings = Mapping[str, Sequence[str]]  # split -> templates of a question
+
+
+def load(name: str) -> Any:
+    """The content of the data file `name`.json in this folder. The order of its lists matters."""
+    return json.loads((Path(__file__).parent / f"{name}.json").read_text(encoding="utf-8"))
+
+
+DESCRIPTIONS: dict[str, dict[str, Any]] = load("families")  # domain, category, summary, wordings
 
 
 @dataclass(frozen=True)
@@ -55,6 +65,7 @@ class Question(NamedTuple):
 
 
 Draw = Callable[[int, Random], Operands]  # (level, rng)
+Accept = Callable[[Task, str], bool]  # True if the text answers the task
 Build = Callable[[Any, int, str, Random], Question]  # (operands, level, split, rng)
 
 
@@ -63,12 +74,12 @@ class Family:
     """A kind of task. `learnable`: a model of 1M weights learns low levels in a minute of CPU."""
 
     name: str
+    draw: Draw
+    build: Build
+    accept: Accept | None  # None: answers are code, and must be run
     domain: str
     category: str  # math, qa, code, cs (common sense) or lang
     summary: str
-    draw: Draw
-    build: Build
-    accept: Callable[[Task, str], bool] | None  # None: answers are code, and must be run
     learnable: bool = False
     wordings: Wordings = field(default_factory=dict)  # empty: symbols only, one form for all
 
@@ -81,6 +92,22 @@ class Family:
                 item = self.build(operands, level, split, rng)
                 return Task(self.name, level, split, *item, text)
         raise RuntimeError(f"{self.name} has no item of level {level} in split {split!r}")
+
+
+def family(
+    name: str, draw: Draw, build: Build, accept: Accept | None, wordings: Wordings | None = None
+) -> Family:
+    """The family that families.json describes under this name; `wordings` if it has none there."""
+    described = DESCRIPTIONS[name]
+    if wordings is not None:
+        described = {**described, "wordings": wordings}
+    return Family(name, draw, build, accept, **described)
+
+
+def wording(name: str, split: str, rng: Random) -> str:
+    """One of the templates that families.json gives the family `name` for a split."""
+    text: str = rng.choice(DESCRIPTIONS[name]["wordings"][split])
+    return text
 
 
 def split_of(family: str, operands: str) -> str:

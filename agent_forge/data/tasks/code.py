@@ -13,22 +13,13 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from agent_forge.data.tasks.base import Family, Operands, Question, scaled
+from agent_forge.data.tasks.base import Family, Operands, Question, family, load, scaled
 
 INPUTS = 6
-WORDINGS = {
-    "train": (
-        "Write a Python function solve({variable}). It is given {noun}: {steps}. Return {result}.",
-        "Define solve({variable}) in Python for {noun}. It should {steps}, and return {result}.",
-    ),
-    "selection": (
-        "In Python, solve({variable}) receives {noun}. Make it {steps}, and give back {result}.",
-    ),
-    "verdict": (
-        "A function solve({variable}) in Python shall take {noun}, {steps}, and hand back "
-        "{result}. Write it.",
-    ),
-}
+_data = load("code")
+WORDINGS = _data["wordings"]
+
+Chain = Sequence[tuple[Any, ...]]  # (operation, parameters...); the last names the result
 
 
 @dataclass(frozen=True)
@@ -38,7 +29,14 @@ class Operation:
     phrase: str
     source: str
     apply: Callable[..., Any]
-    parameters: Callable[[Random], tuple[Any, ...]] = lambda rng: ()
+    between: tuple[int, int] | None = None  # the parameter is a whole number from this range
+    letters: int = 0  # the parameters are so many different letters
+
+    def parameters(self, rng: Random) -> tuple[Any, ...]:
+        """Random parameters for the operation, as many as it takes."""
+        if self.between is not None:
+            return (rng.randint(*self.between),)
+        return tuple(rng.sample("aeilnorst", self.letters)) if self.letters else ()
 
 
 @dataclass(frozen=True)
@@ -53,210 +51,82 @@ class Kind:
     probes: list[Any]  # inputs on which a function worth asking for gives different results
 
 
-def between(low: int, high: int) -> Callable[[Random], tuple[int]]:
-    """One whole number as parameter."""
-    return lambda rng: (rng.randint(low, high),)
-
-
-def characters(count: int) -> Callable[[Random], tuple[str, ...]]:
-    """Different letters as parameters."""
-    return lambda rng: tuple(rng.sample("aeilnorst", count))
-
-
-NOUNS = ("tall", "stone", "river", "garden", "lantern", "oil", "street", "iron", "salt", "nation")
-LISTS = Kind(
-    "xs",
-    "a list of whole numbers",
-    {
-        "above": Operation(
-            "keep only the numbers greater than {0}",
-            "xs = [x for x in xs if x > {0}]",
-            lambda xs, k: [x for x in xs if x > k],
-            between(-9, 30),
-        ),
-        "below": Operation(
-            "keep only the numbers less than {0}",
-            "xs = [x for x in xs if x < {0}]",
-            lambda xs, k: [x for x in xs if x < k],
-            between(-9, 30),
-        ),
-        "multiples": Operation(
-            "keep only the numbers that {0} divides",
-            "xs = [x for x in xs if x % {0} == 0]",
-            lambda xs, k: [x for x in xs if x % k == 0],
-            between(2, 6),
-        ),
-        "others": Operation(
-            "drop the numbers that {0} divides",
-            "xs = [x for x in xs if x % {0} != 0]",
-            lambda xs, k: [x for x in xs if x % k],
-            between(2, 6),
-        ),
-        "add": Operation(
-            "add {0} to each number",
-            "xs = [x + {0} for x in xs]",
-            lambda xs, k: [x + k for x in xs],
-            between(1, 40),
-        ),
-        "times": Operation(
-            "multiply each number by {0}",
-            "xs = [x * {0} for x in xs]",
-            lambda xs, k: [x * k for x in xs],
-            between(2, 20),
-        ),
-        "from": Operation(
-            "subtract each number from {0}",
-            "xs = [{0} - x for x in xs]",
-            lambda xs, k: [k - x for x in xs],
-            between(1, 40),
-        ),
-        "square": Operation(
-            "square each number",
-            "xs = [x * x for x in xs]",
-            lambda xs: [x * x for x in xs],
-        ),
-        "absolute": Operation(
-            "take the absolute value of each number",
-            "xs = [abs(x) for x in xs]",
-            lambda xs: [abs(x) for x in xs],
-        ),
-        "sort": Operation("sort the numbers in rising order", "xs = sorted(xs)", sorted),
-        "turn": Operation("reverse the list", "xs = xs[::-1]", lambda xs: xs[::-1]),
-        "unique": Operation(
-            "keep only the first of equal numbers",
-            "xs = list(dict.fromkeys(xs))",
-            lambda xs: list(dict.fromkeys(xs)),
-        ),
-        "skip": Operation(
-            "leave out the first {0} of the list",
-            "xs = xs[{0}:]",
-            lambda xs, k: xs[k:],
-            between(1, 4),
-        ),
+# What each operation of code.json does.
+MEANINGS: dict[str, dict[str, Callable[..., Any]]] = {
+    "list": {
+        "above": lambda xs, k: [x for x in xs if x > k],
+        "below": lambda xs, k: [x for x in xs if x < k],
+        "multiples": lambda xs, k: [x for x in xs if x % k == 0],
+        "others": lambda xs, k: [x for x in xs if x % k],
+        "add": lambda xs, k: [x + k for x in xs],
+        "times": lambda xs, k: [x * k for x in xs],
+        "from": lambda xs, k: [k - x for x in xs],
+        "square": lambda xs: [x * x for x in xs],
+        "absolute": lambda xs: [abs(x) for x in xs],
+        "sort": sorted,
+        "turn": lambda xs: xs[::-1],
+        "unique": lambda xs: list(dict.fromkeys(xs)),
+        "skip": lambda xs, k: xs[k:],
+        "list": lambda xs: xs,
+        "sum": sum,
+        "count": len,
+        "largest": lambda xs: max(xs, default=0),
     },
-    {
-        "list": Operation("the resulting list", "return xs", lambda xs: xs),
-        "sum": Operation("the sum of the result", "return sum(xs)", sum),
-        "count": Operation("how many numbers there are in the end", "return len(xs)", len),
-        "largest": Operation(
-            "the largest number of the result, or 0 if it is empty",
-            "return max(xs, default=0)",
-            lambda xs: max(xs, default=0),
-        ),
+    "string": {
+        "turn": lambda s: s[::-1],
+        "without": lambda s, c: s.replace(c, ""),
+        "swap": lambda s, c, d: s.replace(c, d),
+        "first": lambda s, k: s[:k],
+        "last": lambda s, k: s[-k:],
+        "skip": lambda s, k: s[k:],
+        "repeat": lambda s, k: s * k,
+        "vowels": lambda s: "".join(c for c in s if c not in "aeiou"),
+        "append": lambda s, c: s + c,
+        "prepend": lambda s, c: c + s,
+        "second": lambda s: s[::2],
+        "words": lambda s: " ".join(s.split()[::-1]),
+        "string": lambda s: s,
+        "upper": str.upper,
+        "length": len,
+        "count": lambda s, c: s.count(c),
     },
-    lambda rng: rng.choices(range(-25, 46), k=rng.randint(3, 6)) + rng.choices(range(9), k=3),
-    [[-25, 12, 7, 7, 30, 40, -8], [5, -11, 3, 18, 36, 44, 5, 60], [], [-6, 24, -18, 20, 9, 1, 2]],
-)
+    "number": {
+        "add": lambda n, k: n + k,
+        "minus": lambda n, k: n - k,
+        "times": lambda n, k: n * k,
+        "modulo": lambda n, k: n % k,
+        "halve": lambda n, k: n // k,
+        "square": lambda n: n * n,
+        "absolute": abs,
+        "floor": max,
+        "digits": lambda n: sum(int(d) for d in str(abs(n))),
+        "number": lambda n: n,
+        "text": str,
+        "divides": lambda n, k: n % k == 0,
+    },
+}
 
-STRINGS = Kind(
-    "s",
-    "a string of lower-case words",
-    {
-        "turn": Operation("reverse the string", "s = s[::-1]", lambda s: s[::-1]),
-        "without": Operation(
-            'remove every letter "{0}"',
-            's = s.replace("{0}", "")',
-            lambda s, c: s.replace(c, ""),
-            characters(1),
-        ),
-        "swap": Operation(
-            'replace every letter "{0}" by "{1}"',
-            's = s.replace("{0}", "{1}")',
-            lambda s, c, d: s.replace(c, d),
-            characters(2),
-        ),
-        "first": Operation(
-            "keep only the first {0} characters", "s = s[:{0}]", lambda s, k: s[:k], between(3, 12)
-        ),
-        "last": Operation(
-            "keep only the last {0} characters", "s = s[-{0}:]", lambda s, k: s[-k:], between(3, 12)
-        ),
-        "skip": Operation(
-            "leave out the first {0} characters", "s = s[{0}:]", lambda s, k: s[k:], between(1, 6)
-        ),
-        "repeat": Operation(
-            "repeat the string {0} times", "s = s * {0}", lambda s, k: s * k, between(2, 5)
-        ),
-        "vowels": Operation(
-            "remove the vowels a, e, i, o and u",
-            's = "".join(c for c in s if c not in "aeiou")',
-            lambda s: "".join(c for c in s if c not in "aeiou"),
-        ),
-        "append": Operation(
-            'append the letter "{0}"', 's = s + "{0}"', lambda s, c: s + c, characters(1)
-        ),
-        "prepend": Operation(
-            'put the letter "{0}" in front', 's = "{0}" + s', lambda s, c: c + s, characters(1)
-        ),
-        "second": Operation(
-            "keep every second character, from the first on", "s = s[::2]", lambda s: s[::2]
-        ),
-        "words": Operation(
-            "reverse the order of the words",
-            's = " ".join(s.split()[::-1])',
-            lambda s: " ".join(s.split()[::-1]),
-        ),
-    },
-    {
-        "string": Operation("the resulting string", "return s", lambda s: s),
-        "upper": Operation("the result in upper case", "return s.upper()", str.upper),
-        "length": Operation("the length of the result", "return len(s)", len),
-        "count": Operation(
-            'how often "{0}" occurs in the result',
-            'return s.count("{0}")',
-            lambda s, c: s.count(c),
-            characters(1),
-        ),
-    },
-    lambda rng: " ".join(rng.sample(NOUNS, rng.randint(2, 4))),
-    ["stone river", "tall oil lantern salt", "garden iron nation", "street"],
-)
 
-NUMBERS = Kind(
-    "n",
-    "a whole number",
-    {
-        "add": Operation("add {0}", "n = n + {0}", lambda n, k: n + k, between(1, 60)),
-        "minus": Operation("subtract {0}", "n = n - {0}", lambda n, k: n - k, between(1, 60)),
-        "times": Operation("multiply by {0}", "n = n * {0}", lambda n, k: n * k, between(2, 30)),
-        "modulo": Operation(
-            "take the remainder of division by {0}",
-            "n = n % {0}",
-            lambda n, k: n % k,
-            between(5, 60),
-        ),
-        "halve": Operation(
-            "divide by {0}, rounding down", "n = n // {0}", lambda n, k: n // k, between(2, 9)
-        ),
-        "square": Operation("square it", "n = n * n", lambda n: n * n),
-        "absolute": Operation("take its absolute value", "n = abs(n)", abs),
-        "floor": Operation(
-            "replace it by {0} if it is less than {0}",
-            "n = max(n, {0})",
-            max,
-            between(1, 30),
-        ),
-        "digits": Operation(
-            "take the sum of its digits, without the sign",
-            "n = sum(int(d) for d in str(abs(n)))",
-            lambda n: sum(int(d) for d in str(abs(n))),
-        ),
-    },
-    {
-        "number": Operation("the result", "return n", lambda n: n),
-        "text": Operation("the result as a string", "return str(n)", str),
-        "divides": Operation(
-            "whether {0} divides the result",
-            "return n % {0} == 0",
-            lambda n, k: n % k == 0,
-            between(2, 5),
-        ),
-    },
-    lambda rng: rng.randint(-40, 160),
-    [-37, 0, 1, 12, 30, 59, 123, 160],
-)
+def _kind(name: str, random_input: Callable[[Random], Any]) -> Kind:
+    """The kind of function that code.json has under this name."""
+    texts, meanings = _data["kinds"][name], MEANINGS[name]
+    steps, results = (
+        {key: Operation(apply=meanings[key], **text) for key, text in texts[part].items()}
+        for part in ("steps", "results")
+    )
+    return Kind(texts["variable"], texts["noun"], steps, results, random_input, texts["probes"])
 
-Chain = Sequence[tuple[Any, ...]]  # (operation, parameters...); the last names the result
+
+def random_list(rng: Random) -> list[int]:
+    return rng.choices(range(-25, 46), k=rng.randint(3, 6)) + rng.choices(range(9), k=3)
+
+
+def random_string(rng: Random) -> str:
+    return " ".join(rng.sample(_data["nouns"], rng.randint(2, 4)))
+
+
+def random_number(rng: Random) -> int:
+    return rng.randint(-40, 160)
 
 
 def draw(kind: Kind, level: int, rng: Random) -> Operands:
@@ -324,21 +194,18 @@ def _changed(kind: Kind, chain: Chain, rng: Random) -> Chain:
     return (*chain[:place], (name, *table[name].parameters(rng)), *chain[place + 1 :])
 
 
-def _family(name: str, summary: str, kind: Kind) -> Family:
-    return Family(
-        name,
-        "code",
-        "code",
-        summary,
-        lambda level, rng: draw(kind, level, rng),
-        lambda operands, level, split, rng: build(kind, operands, split, rng),
-        None,
-        wordings=WORDINGS,
-    )
+def _family(name: str, kind: Kind) -> Family:
+    def draw_chain(level: int, rng: Random) -> Operands:
+        return draw(kind, level, rng)
+
+    def build_question(operands: Chain, level: int, split: str, rng: Random) -> Question:
+        return build(kind, operands, split, rng)
+
+    return family(name, draw_chain, build_question, None, wordings=WORDINGS)
 
 
 FAMILIES = (
-    _family("code_list", "a function over a list of numbers", LISTS),
-    _family("code_string", "a function over a string", STRINGS),
-    _family("code_number", "a function over a number", NUMBERS),
+    _family("code_list", _kind("list", random_list)),
+    _family("code_string", _kind("string", random_string)),
+    _family("code_number", _kind("number", random_number)),
 )

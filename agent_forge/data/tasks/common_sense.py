@@ -1,7 +1,9 @@
 """Common sense: what belongs together, what is bigger, what floats, what does not fit.
 
-The facts of the ontology occur in every split, as they do in life; what an item asks (its subject
-together with the choices) and the wording do not.
+Its facts (common_sense.json) occur in every split, as they do in life; what an item asks (its
+subject together with the choices) and the wording do not. They are what nobody would dispute:
+kinds share no word, sizes are compared when they are far apart, and a partner in a relation fits
+its own subject and no other of the same table.
 """
 
 from __future__ import annotations
@@ -9,34 +11,23 @@ from __future__ import annotations
 from random import Random
 
 from agent_forge.data.tasks import checks
-from agent_forge.data.tasks.base import SPLITS, Family, Operands, Question, scaled, wrong
-from agent_forge.data.tasks.ontology import FLOATS, KINDS, RELATIONS, SINKS, SIZES
+from agent_forge.data.tasks.base import (
+    SPLITS,
+    Operands,
+    Question,
+    family,
+    load,
+    scaled,
+    wording,
+    wrong,
+)
 
-ODD_WORDINGS = {
-    "train": (
-        "Which word does not belong: {items}?",
-        "One of these is not like the others: {items}. Which one?",
-        "Find the odd one out: {items}.",
-    ),
-    "selection": ("All but one are of a kind: {items}. Name the exception.",),
-    "verdict": ("Which would you leave out: {items}?", "{items}: what is misplaced?"),
-}
-SIZE_WORDINGS = {
-    "train": (
-        "Which is the {most}: {items}?",
-        "Name the {most} of these: {items}.",
-    ),
-    "selection": ("Side by side, which one is {most}: {items}?",),
-    "verdict": ("What would you call the {most}: {items}?",),
-}
-FLOAT_WORDINGS = {
-    "train": (
-        "Which of these {does} in water: {items}?",
-        "Put into a pond, only one of these {does}: {items}. Which?",
-    ),
-    "selection": ("A child drops one into a lake, and it {does}: {items}?",),
-    "verdict": ("In a full bathtub only one {does}: {items}. Name it.",),
-}
+_facts = load("common_sense")
+KINDS: dict[str, list[str]] = _facts["kinds"]
+SIZES: dict[str, float] = _facts["centimetres"]  # the longest side of a usual one
+FLOATS, SINKS = _facts["floats"], _facts["sinks"]
+# A relation has pairs (subject: the one partner that fits), and questions for each split.
+RELATIONS = _facts["relations"]
 
 
 def odd_operands(level: int, rng: Random) -> Operands:
@@ -49,12 +40,8 @@ def odd_operands(level: int, rng: Random) -> Operands:
 def odd_one_out(operands: tuple[str, ...], level: int, split: str, rng: Random) -> Question:
     """The one word of another kind."""
     odd, *rest = operands
-    return Question(
-        rng.choice(ODD_WORDINGS[split]).format(items=_listed([odd, *rest], rng)),
-        odd,
-        "",
-        tuple(rng.sample(rest, 3)),
-    )
+    question = wording("odd_one_out", split, rng).format(items=_listed([odd, *rest], rng))
+    return Question(question, odd, "", tuple(rng.sample(rest, 3)))
 
 
 def size_operands(level: int, rng: Random) -> Operands:
@@ -71,9 +58,11 @@ def size_operands(level: int, rng: Random) -> Operands:
 def size_order(operands: tuple[str, ...], level: int, split: str, rng: Random) -> Question:
     """The biggest or the smallest of some things."""
     most, answer, *rest = operands
-    items = _listed([_one(thing) for thing in (answer, *rest)], rng)
-    text = rng.choice(SIZE_WORDINGS[split]).format(most=most, items=items)
-    return Question(text, _one(answer), "", tuple(map(_one, rng.sample(rest, min(3, len(rest))))))
+    items = _listed([_with_article(thing) for thing in (answer, *rest)], rng)
+    question = wording("size_order", split, rng).format(most=most, items=items)
+    return Question(
+        question, _with_article(answer), "", tuple(map(_with_article, _some(rest, rng)))
+    )
 
 
 def float_operands(level: int, rng: Random) -> Operands:
@@ -86,14 +75,16 @@ def float_operands(level: int, rng: Random) -> Operands:
 def what_floats(operands: tuple[str, ...], level: int, split: str, rng: Random) -> Question:
     """The one thing that floats, or the one that sinks."""
     does, answer, *rest = operands
-    text = rng.choice(FLOAT_WORDINGS[split]).format(does=does, items=_listed([answer, *rest], rng))
-    return Question(text, answer, "", tuple(rng.sample(rest, min(3, len(rest)))))
+    question = wording("what_floats", split, rng).format(
+        items=_listed([answer, *rest], rng), does=does
+    )
+    return Question(question, answer, "", _some(rest, rng))
 
 
 def relation_operands(level: int, rng: Random) -> Operands:
     """A relation, a subject, and partners of other subjects to choose among."""
     name = rng.choice(list(RELATIONS))
-    pairs = RELATIONS[name].pairs
+    pairs = RELATIONS[name]["pairs"]
     subject, *others = rng.sample(list(pairs), 1 + scaled(level, 2, 9))
     return (name, subject, *sorted(pairs[other] for other in others))
 
@@ -101,30 +92,32 @@ def relation_operands(level: int, rng: Random) -> Operands:
 def multiple_choice(operands: tuple[str, ...], level: int, split: str, rng: Random) -> Question:
     """A question with lettered choices; the answer is the letter."""
     name, subject, *others = operands
-    relation = RELATIONS[name]
-    right = relation.pairs[subject]
+    right = RELATIONS[name]["pairs"][subject]
     options = rng.sample([right, *others], len(others) + 1)
-    lines = "\n".join(f"{chr(65 + i)}) {option}" for i, option in enumerate(options))
-    answer = chr(65 + options.index(right))
-    asked = rng.choice(getattr(relation, split)).format(subject=subject)
     letters = [chr(65 + i) for i in range(len(options))]
-    return Question(
-        f"{asked}\n{lines}", answer, "", wrong(answer, *rng.sample(letters, len(letters)))
+    lines = "\n".join(
+        f"{letter}) {option}" for letter, option in zip(letters, options, strict=True)
     )
+    answer = letters[options.index(right)]
+    question = f"{_ask_relation(name, subject, split, rng)}\n{lines}"
+    return Question(question, answer, "", wrong(answer, *rng.sample(letters, len(letters))))
 
 
 def relation(operands: tuple[str, ...], level: int, split: str, rng: Random) -> Question:
     """The same questions, with the choices in the text; the answer is in words."""
     name, subject, *others = operands
-    table = RELATIONS[name]
-    right = table.pairs[subject]
-    asked = rng.choice(getattr(table, split)).format(subject=subject)
-    text = f"{asked} ({_listed([right, *others], rng)})"
-    return Question(text, right, "", tuple(rng.sample(others, min(3, len(others)))))
+    right = RELATIONS[name]["pairs"][subject]
+    asked = _ask_relation(name, subject, split, rng)
+    question = f"{asked} ({_listed([right, *others], rng)})"
+    return Question(question, right, "", _some(others, rng))
 
 
-def _one(thing: str) -> str:
-    """A thing with its article."""
+def _ask_relation(name: str, subject: str, split: str, rng: Random) -> str:
+    text: str = rng.choice(RELATIONS[name][split])
+    return text.format(subject=subject)
+
+
+def _with_article(thing: str) -> str:
     if thing in ("sun", "moon", "planet Earth"):
         return thing if thing == "planet Earth" else f"the {thing}"
     return f"{'an' if thing[0] in 'aeio' else 'a'} {thing}"
@@ -136,61 +129,32 @@ def _listed(items: list[str], rng: Random) -> str:
     return f"{', '.join(mixed[:-1])} or {mixed[-1]}"
 
 
-RELATION_WORDINGS = {
-    split: tuple(text for table in RELATIONS.values() for text in getattr(table, split))
-    for split in SPLITS
-}
+def _some(items: list[str], rng: Random) -> tuple[str, ...]:
+    """Three of the items, or all if there are fewer."""
+    return tuple(rng.sample(items, min(3, len(items))))
+
+
+def _relation_wordings(choices: str) -> dict[str, list[str]]:
+    """The questions of all relations, each with the gap for its choices."""
+    return {s: [text + choices for r in RELATIONS.values() for text in r[s]] for s in SPLITS}
 
 
 FAMILIES = (
-    Family(
-        "odd_one_out",
-        "adaptive",
-        "cs",
-        "the word of another kind",
-        odd_operands,
-        odd_one_out,
-        checks.words,
-        wordings=ODD_WORDINGS,
-    ),
-    Family(
-        "size_order",
-        "adaptive",
-        "cs",
-        "the biggest or smallest of some things",
-        size_operands,
-        size_order,
-        checks.words,
-        wordings=SIZE_WORDINGS,
-    ),
-    Family(
-        "what_floats",
-        "adaptive",
-        "cs",
-        "the one thing that floats, or sinks",
-        float_operands,
-        what_floats,
-        checks.words,
-        wordings=FLOAT_WORDINGS,
-    ),
-    Family(
+    family("odd_one_out", odd_operands, odd_one_out, checks.words),
+    family("size_order", size_operands, size_order, checks.words),
+    family("what_floats", float_operands, what_floats, checks.words),
+    family(
         "relation",
-        "adaptive",
-        "cs",
-        "what belongs to a thing: its use, home, material, opposite",
         relation_operands,
         relation,
         checks.words,
-        wordings={s: tuple(f"{t} ({{items}})" for t in RELATION_WORDINGS[s]) for s in SPLITS},
+        wordings=_relation_wordings(" ({items})"),
     ),
-    Family(
+    family(
         "multiple_choice",
-        "adaptive",
-        "cs",
-        "the letter of the right choice",
         relation_operands,
         multiple_choice,
         checks.letter,
-        wordings={s: tuple(f"{t}\n{{options}}" for t in RELATION_WORDINGS[s]) for s in SPLITS},
+        wordings=_relation_wordings("\n{options}"),
     ),
 )

@@ -6,46 +6,31 @@ Answers are parsed and compared, so layout, quotes and the order of keys do not 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
 
 from agent_forge.data.tasks import checks
-from agent_forge.data.tasks.base import Family, Operands, Question, Task, scaled, wrong
+from agent_forge.data.tasks.base import (
+    Accept,
+    Family,
+    Operands,
+    Question,
+    family,
+    load,
+    scaled,
+    wording,
+    wrong,
+)
 from agent_forge.data.tasks.memory import PEOPLE
 
 Record = dict[str, Any]
 
-WORDS = {
-    "city": ("Oslo", "Rome", "Paris", "Berlin", "Madrid", "Vienna", "Dublin", "Athens", "Lima"),
-    "colour": ("red", "blue", "green", "yellow", "black", "white", "brown", "purple"),
-    "job": ("baker", "nurse", "pilot", "farmer", "teacher", "painter", "doctor", "sailor"),
-    "pet": ("cat", "dog", "rabbit", "parrot", "hamster", "goldfish", "turtle"),
-    "fruit": ("apple", "pear", "banana", "cherry", "plum", "grape", "mango"),
-}
-NUMBERS = {
-    "age": tuple(range(5, 91)),
-    "score": tuple(range(1000)),
-    "room": tuple(range(1, 401)),
-    "height": tuple(range(90, 211)),
-}
-VALUES: dict[str, tuple[str | int, ...]] = {**WORDS, **NUMBERS}
-
-EXTRACT_WORDINGS = {
-    "train": (
-        "{document}\nWhat is the {field} of {name}?",
-        "Here is some {form}:\n{document}\nGive the {field} of {name}.",
-    ),
-    "selection": ("Read this {form} and tell the {field} of {name}:\n{document}",),
-    "verdict": ("{name} is in the following {form}. Which {field} is noted?\n{document}",),
-}
-CONVERT_WORDINGS = {
-    "train": (
-        "Convert this {form} to {target}; numbers stay numbers:\n{document}",
-        "Write as {target} what is {form} here, with numbers as numbers:\n{document}",
-    ),
-    "selection": ("Here is {form}. I need it as {target}, no number as text.\n{document}",),
-    "verdict": ("{document}\nTurn the {form} above into {target} without quoting numbers.",),
+_data = load("structured")
+CONVERSIONS = _data["wordings"]
+VALUES: dict[str, Sequence[str | int]] = {
+    **_data["words"],
+    **{name: range(*bounds) for name, bounds in _data["ranges"].items()},
 }
 
 
@@ -72,12 +57,8 @@ def to_csv(records: list[Record]) -> str:
     return "\n".join(lines)
 
 
-FORMS: dict[str, Callable[[list[Record]], str]] = {
-    "JSON": to_json,
-    "YAML": to_yaml,
-    "CSV": to_csv,
-}
-CHECKS: dict[str, Callable[[Task, str], bool]] = {
+FORMS: dict[str, Callable[[list[Record]], str]] = {"JSON": to_json, "YAML": to_yaml, "CSV": to_csv}
+CHECKS: dict[str, Accept] = {
     "JSON": checks.json_document,
     "YAML": checks.yaml_document,
     "CSV": checks.csv_document,
@@ -103,7 +84,7 @@ def extract(operands: Operands, level: int, split: str, rng: Random) -> Question
     name, field, fields, *rows = operands
     form = rng.choice(list(FORMS))
     records = _records(fields, rows)
-    text = rng.choice(EXTRACT_WORDINGS[split]).format(
+    text = wording("extract_field", split, rng).format(
         document=FORMS[form](records), form=form, field=field, name=name
     )
     record = next(record for record in records if record["name"] == name)
@@ -119,7 +100,7 @@ def convert(operands: Operands, target: str, split: str, rng: Random) -> Questio
     fields, *rows = operands
     form = rng.choice([name for name in FORMS if name != target])
     records = _records(fields, rows)
-    text = rng.choice(CONVERT_WORDINGS[split]).format(
+    text = rng.choice(CONVERSIONS[split]).format(
         document=FORMS[form](records), form=form, target=target
     )
     write = FORMS[target]
@@ -138,31 +119,14 @@ def _records(fields: tuple[str, ...], rows: list[tuple[Any, ...]]) -> list[Recor
 
 
 def _conversion(target: str) -> Family:
-    return Family(
-        f"to_{target.lower()}",
-        "structured",
-        "code",
-        f"write records as {target}",
-        table,
-        lambda operands, level, split, rng: convert(operands, target, split, rng),
-        CHECKS[target],
-        wordings={
-            split: tuple(text.replace("{target}", target) for text in texts)
-            for split, texts in CONVERT_WORDINGS.items()
-        },
-    )
+    def build(operands: Operands, level: int, split: str, rng: Random) -> Question:
+        return convert(operands, target, split, rng)
+
+    wordings = {s: [t.replace("{target}", target) for t in CONVERSIONS[s]] for s in CONVERSIONS}
+    return family(f"to_{target.lower()}", table, build, CHECKS[target], wordings=wordings)
 
 
 FAMILIES = (
-    Family(
-        "extract_field",
-        "structured",
-        "qa",
-        "one value of a record in JSON, YAML or CSV",
-        question,
-        extract,
-        checks.value,
-        wordings=EXTRACT_WORDINGS,
-    ),
+    family("extract_field", question, extract, checks.value),
     *(_conversion(target) for target in FORMS),
 )

@@ -192,29 +192,30 @@ def inside(task: str, folder: Path) -> list[str]:
 
 
 def warm(folder: Path) -> dict[str, Any]:
-    """Merges into tensors that exist, from parents that stay open: as a search does it.
+    """Merges of parents that stay open, as a search makes them.
 
     `first_s` measures the parents too (thresholds, inner products), `again_s` finds that done:
     both are CPU seconds of one thread. `wall_s` is the clock with two threads.
     """
-    from agent_forge.merge.engine import Parents, merge, merge_into
+    from agent_forge.merge.engine import Parents, merge
     from agent_forge.merge.recipe import parse_recipe
 
     first, again, wall = {}, {}, {}
     for method in METHODS:
         parents, wanted = Parents(), parse_recipe(yaml.safe_dump(recipe(method, folder)))
-        tensors = {name: torch.zeros_like(t) for name, t in merge(wanted, Parents()).items()}
         seconds = []
         for _ in range(4):
             began = time.process_time()
-            merge_into(tensors, wanted, parents)
+            for tensor in merge(wanted, parents).values():
+                del tensor  # not two of them at a time
             seconds.append(time.process_time() - began)
         first[method] = round(seconds[0], 3)
         again[method] = round(statistics.median(seconds[1:]), 3)
         clock = []
         for _ in range(5):
             began = time.perf_counter()
-            merge_into(tensors, wanted, parents, threads=2)
+            for tensor in merge(wanted, parents, threads=2).values():
+                del tensor
             clock.append(time.perf_counter() - began)
         wall[method] = round(statistics.median(clock), 3)
     return {"first_s": first, "again_s": again, "wall_s": wall}
@@ -222,7 +223,7 @@ def warm(folder: Path) -> dict[str, Any]:
 
 def combos(folder: Path) -> dict[str, Any]:
     """CPU seconds of the eight combos, one by one and in one pass; no result is kept."""
-    from agent_forge.merge.engine import Parents, merge, merge_combos
+    from agent_forge.merge.engine import Parents, merge
     from agent_forge.merge.recipe import parse_recipe
 
     base, *tuned = (str(folder / name) for name in MODELS)
@@ -237,7 +238,9 @@ def combos(folder: Path) -> dict[str, Any]:
     single = time.process_time() - began
     began = time.process_time()
     made = 0
-    for _, versions in merge_combos(recipes[0], Parents()):
+    merged = merge(recipes[0], Parents())
+    for name in merged:
+        versions = merged.combos(name)
         made += len(versions)
         del versions
     shared = time.process_time() - began

@@ -11,14 +11,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from agent_forge.errors import AlreadyExists, ConfigError, DamagedFile, NotEnough, NotFinite
-from agent_forge.merge import engine, output
+from agent_forge.merge import output
 from agent_forge.merge.combos import ALL, combo_name
-from agent_forge.merge.engine import Parents, choose_layers, merge, merge_combos, merge_into
+from agent_forge.merge.engine import Merged, Parents, merge
 from agent_forge.merge.output import write, write_combos
 from agent_forge.merge.recipe import Recipe, read_recipe
 from agent_forge.model.folder import open_weights
 from agent_forge.store import files
-from tests.merge_models import NAMES, OWN, family, make_models, recipe, save, tuned
+from tests.merge_models import NAMES, family, make_models, recipe, save, tuned
 
 FAMILIES = ("llama", "gpt2", "qwen2", "forge")
 
@@ -63,20 +63,29 @@ def test_all_eight_combos_load_and_are_finite(kind: str, tmp_path: Path) -> None
 def test_one_combo_is_the_same_alone_and_among_eight(number: int) -> None:
     parents = in_memory()
     alone = merge(combo(number), parents)
-    together = {name: versions[number] for name, versions in merge_combos(combo(), in_memory())}
+    eight = merge(combo(), in_memory())
+    together = {name: eight.combos(name)[number] for name in eight}
     assert set(alone) == set(together)
     assert all(torch.equal(alone[name], together[name]) for name in alone)
 
 
-def test_large_tensors_come_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine.portions, "__defaults__", (7000,))
-    seen: dict[str, set[int]] = {}
-    portions = 0
-    for name, versions in merge_combos(combo(), in_memory()):
-        assert not seen.setdefault(name, set()) & set(versions)
-        seen[name] |= set(versions)
-        portions += 1
-    assert portions > len(seen) and all(found == set(ALL) for found in seen.values())
+def test_few_versions_of_a_large_tensor_are_held_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = make_models(tmp_path / "models")
+    whole = write_combos(recipe(root, "combo", combo=0), tmp_path / "whole")
+    monkeypatch.setattr(output, "TOGETHER_BYTES", 7000)
+    calls: list[tuple[str, int]] = []
+    real = Merged.combos
+
+    def combos(self: Merged, name: str, which: Any = ALL) -> Any:
+        calls.append((name, len(which)))
+        return real(self, name, which)
+
+    monkeypatch.setattr(Merged, "combos", combos)
+    parts = write_combos(recipe(root, "combo", combo=0), tmp_path / "parts")
+    assert {count for _, count in calls} > {8} and len(calls) > len({name for name, _ in calls})
+    assert all(parts[n].sha256 == whole[n].sha256 for n in ALL)
 
 
 def test_the_base_may_be_the_mean() -> None:
@@ -90,23 +99,6 @@ def test_slerp_of_the_whole_model() -> None:
     name = "model.layers.0.mlp.up_proj.weight"
     assert not torch.equal(by_tensor[name], whole[name])
     torch.testing.assert_close(by_tensor[name], whole[name], rtol=0.05, atol=0.01)
-
-
-def test_merge_into_a_network(tmp_path: Path) -> None:
-    from agent_forge.config.settings import ModelSettings
-    from agent_forge.model.network import ForgeNetwork
-
-    network = ForgeNetwork(ModelSettings.model_validate(OWN))
-    parents = in_memory("forge")
-    before = network.embedding.weight.data_ptr()
-    assert merge_into(network, combo(6), parents) == []
-    assert network.embedding.weight.data_ptr() == before
-    merged = merge(combo(6), in_memory("forge"))
-    assert all(torch.equal(t, merged[name]) for name, t in network.state_dict().items())
-    with pytest.raises(ConfigError, match="has no"):
-        merge_into({}, combo(6), parents)
-    with pytest.raises(ConfigError, match="cannot hold"):
-        merge_into({name: torch.empty(3) for name in merged}, combo(6), parents)
 
 
 HUGE = torch.linspace(1.7e38, 3.4e38, 50)
@@ -206,35 +198,12 @@ def test_layers_can_be_named(tmp_path: Path) -> None:
         assert torch.equal(merged[name], wanted), name
 
 
-def test_layers_by_gradient_and_by_trial() -> None:
-    """A loss that is the distance to parent c in layer 1, and to parent a in layer 0."""
-    goal = {name: tuned(1 if ".layers.0." in name else 3)[name] for name in tuned(0)}
-
-    def loss(weights: Any) -> float:
-        return sum(float(((weights[n] - goal[n]) ** 2).sum()) for n in weights)
-
-    def gradient(weights: Any) -> dict[str, torch.Tensor]:
-        return {n: 2 * (weights[n] - goal[n]) for n in weights}
-
-    for chosen in (
-        choose_layers(combo(0), in_memory(), gradient=gradient),
-        choose_layers(combo(0), in_memory(), loss=loss),
-    ):
-        assert chosen.layers == {"0": 1, "1": 3}
-    free = choose_layers(combo(0), in_memory())
-    assert set(free.layers) == {"0", "1"}
-    one, other = merge(free, in_memory()), merge(combo(0), in_memory())
-    assert all(torch.equal(one[name], other[name]) for name in one)
-
-
-def test_importance_replaces_distance_in_dfs() -> None:
-    shape = {n: t.shape for n, t in tuned(0).items()}
-    only_b = [{n: torch.full(s, v) for n, s in shape.items()} for v in (0.0, 3.0, 0.0)]
-    merged = merge(combo(1), in_memory(), importance=only_b)
-    before = merge(combo(0, layers={"0": 0}), in_memory())  # what DFS starts from
-    for name in merged:
-        wanted = 0.75 * tuned(2)[name] + 0.25 * before[name]  # it has the mean importance, 1
-        torch.testing.assert_close(merged[name], wanted)
+def test_layers_that_were_chosen_can_be_named() -> None:
+    free = merge(combo(0), in_memory())
+    chosen = free.chosen_layers(0)
+    assert set(chosen) == {"0", "1"}
+    named = merge(combo(0, layers=chosen), in_memory())
+    assert all(torch.equal(named[name], free[name]) for name in named)
 
 
 def test_layers_without_data_go_to_the_most_central() -> None:
@@ -247,7 +216,7 @@ def test_layers_without_data_go_to_the_most_central() -> None:
             if ".layers.1." in name:
                 state[name] = shared[name] + 0.1 * (state[name] - tuned(0)[name])
     parents.update(Parents(dict(zip("abc", states, strict=True))))
-    chosen = choose_layers(combo(0), parents).layers
+    chosen = merge(combo(0), parents).chosen_layers(0)
     assert chosen["0"] == 0 and chosen["1"] > 0
     merged = merge(combo(0), parents)
     name = "model.layers.1.mlp.up_proj.weight"

@@ -363,18 +363,12 @@ def test_literal_ties_follows_the_specification() -> None:
 
 def test_dfs_trusts_what_is_near_the_consensus() -> None:
     parents = [torch.tensor([0.0]), torch.tensor([0.1]), torch.tensor([5.0])]
-    share = combos.parents_share(parents, None)
+    share = combos.parents_share(parents)
     fused = float(combos.dfs(torch.tensor([0.05]), share))
     plain = float(sum([*parents, torch.tensor([0.05])]) / 4)
     assert 0 < fused < plain
-    scaled = combos.parents_share([100 * p for p in parents], None)
+    scaled = combos.parents_share([100 * p for p in parents])
     assert float(combos.dfs(torch.tensor([5.0]), scaled)) == pytest.approx(100 * fused, rel=1e-5)
-
-
-def test_dfs_follows_given_importance() -> None:
-    parents = [torch.tensor([0.0]), torch.tensor([9.0])]
-    share = combos.parents_share(parents, [torch.tensor([0.0]), torch.tensor([2.0])])
-    assert float(combos.dfs(torch.tensor([3.0]), share, False)) == pytest.approx((9 * 2 + 3) / 3)
 
 
 def test_agreement_finds_the_most_central() -> None:

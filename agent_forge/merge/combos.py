@@ -18,7 +18,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -26,7 +25,7 @@ from torch import Tensor
 
 from agent_forge.errors import ConfigError
 from agent_forge.merge.inputs import TensorInputs, kept_share, mean, select
-from agent_forge.merge.methods import STANDARD, Method, Params, Parts, angle, trim_below
+from agent_forge.merge.methods import STANDARD, Kernel, Method, Params, Parts, angle, trim_below
 
 COMBO = "combo"
 STAGES = (("linear", "slerp"), ("dare", "ties"), ("frankenmerge", "dfs"))
@@ -152,24 +151,13 @@ def literal_ties(merged: Tensor, parents: Sequence[Tensor], threshold: float) ->
 # -- stage 3 --------------------------------------------------------------------------------------
 
 
-def frankenmerge(merged: Tensor, parents: Sequence[Tensor], choice: int) -> Tensor:
-    """The layer of the merged model (0) or of parent n, as it is."""
-    return parents[choice - 1] if choice else merged
-
-
-def parents_share(
-    parents: Sequence[Tensor], importance: Sequence[Tensor] | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def parents_share(parents: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """What DFS needs of the parents: weighted sum of offsets, weights, consensus, scale."""
     consensus = mean(parents)
     offsets = [parent - consensus for parent in parents]
-    if importance is not None:
-        weights = [value + 1e-12 for value in importance]
-        scale = mean(weights)
-    else:
-        distances = [offset.abs() for offset in offsets]
-        scale = mean(distances).add_(1e-30)
-        weights = [distance.add_(scale).reciprocal_() for distance in distances]
+    distances = [offset.abs() for offset in offsets]
+    scale = mean(distances).add_(1e-30)
+    weights = [distance.add_(scale).reciprocal_() for distance in distances]
     total, weight = offsets[0].mul_(weights[0]), weights[0].clone()
     for offset, w in zip(offsets[1:], weights[1:], strict=True):
         total.addcmul_(offset, w)
@@ -177,17 +165,14 @@ def parents_share(
     return total, weight, consensus, scale
 
 
-def dfs(
-    merged: Tensor, share: tuple[Tensor, Tensor, Tensor, Tensor], by_distance: bool = True
-) -> Tensor:
+def dfs(merged: Tensor, share: tuple[Tensor, Tensor, Tensor, Tensor]) -> Tensor:
     """Dynamic fusion: sum w_c x_c / sum w_c over the merged model and the parents.
 
-    A candidate's weight is its importance: given for the parents (the merged model has their
-    mean), else 1 / (distance to the parents' consensus + their mean distance to it).
+    A candidate's weight is 1 / (distance to the parents' consensus + their mean distance to it).
     """
     total, weight, consensus, scale = share
     offset = merged - consensus
-    own = offset.abs().add_(scale).reciprocal_() if by_distance else scale
+    own = offset.abs().add_(scale).reciprocal_()
     return torch.addcmul(total, offset, own).div_(weight + own).add_(consensus)
 
 
@@ -201,9 +186,7 @@ def second_stage(
     curved = any(i == "slerp" for i, _ in pairs)
     products = (x.anchored() if anchored is None else anchored) if curved else np.zeros(())
     c = {i: interpolation(products, p["weight"], i == "slerp") for i in {i for i, _ in pairs}}
-    if (
-        x.centred
-    ):  # the differences sum to zero: take out what cancels, so that nothing stays nothing
+    if x.centred:  # the differences sum to zero: what cancels is taken out, so that it stays zero
         for value in c.values():
             value[1:] -= value[1:].mean()
             value[np.abs(value) < 1e-12] = 0.0
@@ -273,9 +256,7 @@ def fuse(
     p: Params,
     which: Sequence[int],
     choices: Mapping[Pair, int],
-    *,
     anchored: np.ndarray | None = None,
-    importance: Sequence[Tensor] | None = None,
 ) -> Fused:
     """Combos of one tensor: a function of a run of the parents and the base.
 
@@ -289,20 +270,15 @@ def fuse(
 
     def kernel(parts: Parts, base: Tensor, start: int) -> dict[int, Tensor]:
         merged = stage2(parts, base, start) if stage2 else {}
-        share = None
-        if fusing and not p["literal"]:
-            stop = start + base.numel()
-            weights = None if importance is None else [f[start:stop].float() for f in importance]
-            share = parents_share(parts, weights)
+        share = parents_share(parts) if fusing and not p["literal"] else None
         results = {}
         for combo, (i, t, s) in plan.items():
-            if s == "frankenmerge":
-                m = merged.get((i, t), base)
-                results[combo] = frankenmerge(m, parts, taken[combo])
+            if s == "frankenmerge":  # the layer of the merged model (0) or of parent n, as it is
+                results[combo] = parts[taken[combo] - 1] if taken[combo] else merged[i, t]
             elif share is None:  # literal: the specification's weights cancel, the mean is left
                 results[combo] = mean([merged[i, t], *parts])
             else:
-                results[combo] = dfs(merged[i, t], share, importance is None)
+                results[combo] = dfs(merged[i, t], share)
         return results
 
     return kernel
@@ -321,17 +297,12 @@ def agreement(gram: np.ndarray) -> int:
     return int(np.argmax(scores >= scores.max() - 1e-9))
 
 
+def _computed_by_fuse(x: TensorInputs, p: Params) -> Kernel:
+    raise AssertionError("combos are computed by fuse")
+
+
+_SHARED = {"drop_rate": 0.9, "keep": 0.2, "whole_model": False, "literal": False}
 METHODS: dict[str, Method] = {
     **STANDARD,
-    COMBO: Method(
-        lambda x, p: _refuse(x),
-        {"drop_rate": 0.9, "keep": 0.2, "whole_model": False, "literal": False},
-        {"weight": 1.0},
-        base="beside",
-        least=2,
-    ),
+    COMBO: Method(_computed_by_fuse, _SHARED, {"weight": 1.0}, base="beside", least=2),
 }
-
-
-def _refuse(x: TensorInputs) -> Any:
-    raise AssertionError("combos are computed by fuse")

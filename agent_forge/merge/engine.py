@@ -3,7 +3,6 @@
     weights = merge(parse_recipe(text))       # nothing is computed yet
     weights["model.norm.weight"]              # one tensor
     write(weights, Path("out"))               # the whole model, streamed
-    merge_into(network, recipe, parents)      # into memory that is there already
 
 Arithmetic is in fp32 and rounds once, to the type of the result. A combo with NaN, infinity or no
 variance is replaced by the plain mean and noted; NaN or infinity from another method is an error.
@@ -11,27 +10,25 @@ variance is replaced by the plain mean and noted; NaN or infinity from another m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from agent_forge.errors import ConfigError, DamagedFile, NotFinite
 from agent_forge.merge.combos import ALL, COMBO, Pair, agreement, combo_stages, fuse, second_stage
-from agent_forge.merge.inputs import KEPT_DRAWS, RUN, Cache, TensorInputs, mean
-from agent_forge.merge.methods import Kernel, Rows
+from agent_forge.merge.inputs import RUN, Cache, TensorInputs, mean
+from agent_forge.merge.methods import Rows
 from agent_forge.merge.plan import MergePlan, Parents, TensorMerge, make_plan
 from agent_forge.merge.recipe import Recipe
 from agent_forge.model.weights import Weights, with_layers
-from agent_forge.store.tensors import Spec
 
-Gradient = Callable[[Weights], Mapping[str, Tensor]]
-Fill = Callable[[int], list[Tensor]]  # position -> the results of one run
-TOGETHER_BYTES = 256_000_000  # versions of one tensor that are held at the same time
-SAMPLE = 1  # runs of a tensor that the data-free layer score looks at
+ComputeRun = Callable[[int], list[Tensor]]  # position -> the results of one run
+Bounds = tuple[float, float]  # the least and the largest value of a tensor
+SAMPLE = 1  # runs of a tensor that the layer score looks at
 
 
 class Note(NamedTuple):
@@ -50,7 +47,6 @@ class Merged(Weights):
         self.plan = plan
         self.recipe = plan.recipe
         self.notes: list[Note] = []
-        self.importance: Sequence[Mapping[str, Tensor]] | None = None
         self._cache: Cache = {} if cache is None else cache
         self._anchored: np.ndarray | None = None
         choice = plan.recipe.vocabulary()
@@ -58,63 +54,45 @@ class Merged(Weights):
         self._whole = plan.recipe.model_copy(update={"combo": None, "layers": {}}).canonical_hash()
         self._pool = ThreadPoolExecutor(threads) if threads > 1 else None
 
-    def compute(self, name: str, out: Tensor | None = None) -> Tensor:
-        """One tensor; `out` is overwritten if it is given."""
+    def compute(self, name: str) -> Tensor:
+        """One tensor of the result."""
         job = self.plan.jobs[name]
-        target = torch.empty(job.spec.shape, dtype=job.spec.dtype) if out is None else out
-        if job.spec.shape != tuple(target.shape):
-            raise ConfigError(f"{name}: {list(target.shape)} cannot hold {list(job.spec.shape)}")
-        if self.recipe.merge_method == COMBO and job.floating:
-            assert self.recipe.combo is not None
-            return self.combos(name, [self.recipe.combo], {self.recipe.combo: target})[
-                self.recipe.combo
-            ]
+        if self.recipe.combo is not None:
+            return self.combos(name, [self.recipe.combo])[self.recipe.combo]
+        result = torch.empty(job.spec.shape, dtype=job.spec.dtype)
         if not job.floating:
-            return target.copy_(self._agreed(job))
+            return result.copy_(self._agreed(job))
         inputs = self._inputs(job)
         if not inputs.tensors:  # nothing but a base
-            return target.copy_(self._tensor(job.base))
+            return result.copy_(self._tensor(job.base))
         kernel = self.recipe.method().build(inputs, job.params)
         if isinstance(kernel, Rows):
-            _by_rows(inputs, kernel, target)
-            low, high = torch.aminmax(target)
+            _by_rows(inputs, kernel, result)
+            low, high = torch.aminmax(result)
             bounds = float(low), float(high)
         else:
-            (bounds,) = self._fill(inputs, _runs(inputs, kernel), [target], job.spec)
-        self._check(job, inputs, target, bounds)
-        return target
+            by_run = kernel  # for mypy: it is no longer of either type
+            (bounds,) = self._fill(inputs, lambda at: [by_run(*inputs.run(at), at)], [result])
+        self._check(job, inputs, result, bounds)
+        return result
 
-    def combos(
-        self, name: str, which: Sequence[int] = ALL, out: Mapping[int, Tensor] | None = None
-    ) -> dict[int, Tensor]:
+    def combos(self, name: str, which: Sequence[int] = ALL) -> dict[int, Tensor]:
         """One tensor of several combos, in one pass over the parents."""
         job = self.plan.jobs[name]
-        spec = job.spec
-        results = (
-            dict(out) if out else {n: torch.empty(spec.shape, dtype=spec.dtype) for n in which}
-        )
+        results = {n: torch.empty(job.spec.shape, dtype=job.spec.dtype) for n in which}
         if not job.floating:
             return {n: result.copy_(self._agreed(job)) for n, result in results.items()}
         inputs = self._inputs(job)
-        importance = None
-        if self.importance is not None:
-            importance = [parent[name].reshape(-1) for parent in self.importance]
-        kernel = fuse(
-            inputs,
-            job.params,
-            which,
-            self.layer_choices(job, which),
-            anchored=self._whole_model(job),
-            importance=importance,
-        )
+        choices = self.layer_choices(job, which)
+        kernel = fuse(inputs, job.params, which, choices, self._whole_model(job))
 
-        def fill(start: int) -> list[Tensor]:
+        def compute_run(start: int) -> list[Tensor]:
             parts, base = inputs.run(start)
             assert base is not None
             found = kernel(parts, base, start)
             return [found[n] for n in which]
 
-        bounds = self._fill(inputs, fill, [results[n] for n in which], spec)
+        bounds = self._fill(inputs, compute_run, [results[n] for n in which])
         for n, found in zip(which, bounds, strict=True):
             self._check(job, inputs, results[n], found, n)
         return results
@@ -200,18 +178,17 @@ class Merged(Weights):
         return first
 
     def _fill(
-        self, inputs: TensorInputs, fill: Fill, targets: Sequence[Tensor], spec: Spec
-    ) -> list[tuple[float, float]]:
-        """Compute and round every run; return the least and the largest value of each result."""
-        flats = [target.detach().view(-1) for target in targets]
+        self, inputs: TensorInputs, compute_run: ComputeRun, results: Sequence[Tensor]
+    ) -> list[Bounds]:
+        """Compute and round every run; return the bounds of each result."""
+        flats = [result.view(-1) for result in results]
 
-        def work(start: int) -> list[tuple[float, float]]:
+        def work(start: int) -> list[Bounds]:
             bounds = []
             with torch.no_grad():
-                for flat, result in zip(flats, fill(start), strict=True):
-                    place = flat[start : start + RUN]
-                    place.copy_(result if flat.dtype == spec.dtype else result.to(spec.dtype))
-                    low, high = torch.aminmax(place)
+                for flat, run in zip(flats, compute_run(start), strict=True):
+                    part = flat[start : start + RUN].copy_(run)
+                    low, high = torch.aminmax(part)
                     bounds.append((float(low), float(high)))
             return bounds
 
@@ -219,20 +196,19 @@ class Merged(Weights):
         found = list(self._pool.map(work, starts) if self._pool else map(work, starts))
         if not found:
             return [(0.0, 0.0)] * len(flats)
-        table = np.array(found)
-        return [
-            (float(table[:, i, 0].min()), float(table[:, i, 1].max())) for i in range(len(flats))
-        ]
+        table = np.array(found)  # run, result, bound
+        lows, highs = table[:, :, 0].min(0).tolist(), table[:, :, 1].max(0).tolist()
+        return list(zip(lows, highs, strict=True))
 
     def _check(
         self,
         job: TensorMerge,
         inputs: TensorInputs,
-        target: Tensor,
-        bounds: tuple[float, float],
+        result: Tensor,
+        bounds: Bounds,
         combo: int | None = None,
     ) -> None:
-        """A combo that cannot be used becomes the mean of its parents, and is noted.
+        """Replace a combo that cannot be used by the mean of its parents, and note it.
 
         What any other method gives is what was asked for, as long as it is finite.
         """
@@ -242,7 +218,7 @@ class Merged(Weights):
             return
         if not finite:
             self._refuse_damaged(job)
-        flat = target.detach().view(-1)
+        flat = result.view(-1)
         if combo is not None:
             with torch.no_grad():
                 average = torch.cat([mean(parts) for _, parts, _ in inputs.runs()])
@@ -268,14 +244,6 @@ class Merged(Weights):
                     f"{name} holds NaN or infinity",
                     hint="fetch it again",
                 )
-
-
-def _runs(inputs: TensorInputs, kernel: Kernel) -> Fill:
-    def fill(start: int) -> list[Tensor]:
-        parts, base = inputs.run(start)
-        return [kernel(parts, base, start)]
-
-    return fill
 
 
 def _by_rows(inputs: TensorInputs, rows: Rows, target: Tensor) -> None:
@@ -318,104 +286,7 @@ def output_config(plan: MergePlan) -> dict[str, object]:
     return config
 
 
-# -- what the world calls -------------------------------------------------------------------------
-
-
-def merge(
-    recipe: Recipe,
-    parents: Parents | None = None,
-    *,
-    importance: Sequence[Mapping[str, Tensor]] | None = None,
-    threads: int = 1,
-) -> Merged:
-    """The weights that a recipe gives. Parents that are not handed in are opened from disk.
-
-    `importance` (one mapping a parent, such as Fisher information) replaces the distance to the
-    consensus as the weight of DFS.
-    """
+def merge(recipe: Recipe, parents: Parents | None = None, *, threads: int = 1) -> Merged:
+    """The weights that a recipe gives. Parents that are not handed in are opened from disk."""
     opened = Parents() if parents is None else parents
-    merged = Merged(make_plan(recipe, opened), opened.cache, threads)
-    merged.importance = importance
-    return merged
-
-
-def merge_into(
-    target: nn.Module | Mapping[str, Tensor], recipe: Recipe, parents: Parents, threads: int = 1
-) -> list[Note]:
-    """Overwrite a network's weights, or tensors that exist already, with those of a recipe.
-
-    Thresholds, inner products and random numbers stay in `parents.cache`, so the next recipe is
-    cheaper.
-    """
-    tensors = dict(target.state_dict()) if isinstance(target, nn.Module) else target
-    parents.cache.setdefault(KEPT_DRAWS, {})
-    merged = merge(recipe, parents)
-    for name in merged:
-        if name not in tensors:
-            raise ConfigError(f"the network to fill has no {name}")
-    with ThreadPoolExecutor(threads) as pool:  # whole tensors: runs are too small to share out
-        for _ in pool.map(lambda name: merged.compute(name, tensors[name]), merged):
-            pass
-    return sorted(merged.notes, key=lambda note: list(merged).index(note.name))
-
-
-def merge_combos(
-    recipe: Recipe, parents: Parents, which: Sequence[int] = ALL, threads: int = 1
-) -> Iterator[tuple[str, dict[int, Tensor]]]:
-    """Several combos of the same parents in one pass: each tensor's name with its versions.
-
-    Versions of a large tensor come in several portions, so that memory stays small.
-    """
-    merged = merge(recipe, parents, threads=threads)
-    for name, spec in merged.specs.items():
-        for portion in portions(which, spec.nbytes):
-            yield name, merged.combos(name, portion)
-
-
-def portions(
-    which: Sequence[int], nbytes: int, together_bytes: int = TOGETHER_BYTES
-) -> list[list[int]]:
-    """As many combos at a time as may be held together; one at least."""
-    count = max(1, min(len(which), together_bytes // max(1, nbytes)))
-    return [list(which[start : start + count]) for start in range(0, len(which), count)]
-
-
-def choose_layers(
-    recipe: Recipe,
-    parents: Parents,
-    *,
-    gradient: Gradient | None = None,
-    loss: Callable[[Weights], float] | None = None,
-) -> Recipe:
-    """The recipe with FrankenMerge's choice of layers written into it.
-
-    `gradient` gives the gradient of a calibration loss at the merged weights: the candidate with
-    the lowest first-order estimate <gradient, w_candidate - w_merged> is taken. `loss` tries every
-    exchange in earnest. Without either the data-free score decides.
-    """
-    assert recipe.combo is not None
-    if gradient is None and loss is None:
-        chosen = merge(recipe, parents).chosen_layers(recipe.combo)
-        return recipe.model_copy(update={"layers": chosen})
-    plan = make_plan(recipe, parents)
-    numbers = list(dict.fromkeys(job.layer for job in plan.jobs.values() if job.layer is not None))
-    stay = recipe.model_copy(update={"layers": dict.fromkeys(numbers, 0)})
-    merged = merge(stay, parents)
-    count = 1 + len(next(iter(plan.jobs.values())).inputs)
-    if gradient is not None:
-        scores = {n: np.zeros(count) for n in numbers}
-        slope = gradient(merged)
-        for name, job in plan.jobs.items():
-            if job.layer is None or name not in slope:
-                continue
-            g, here = slope[name].float().flatten(), merged[name].float().flatten()
-            for i, (ref, there) in enumerate(job.inputs, 1):
-                step = plan.models[ref][there].float().flatten() - here
-                scores[job.layer][i] += float(g @ step)
-        return stay.model_copy(update={"layers": {n: int(np.argmin(s)) for n, s in scores.items()}})
-    assert loss is not None
-    chosen = dict(stay.layers)
-    for n in numbers:
-        tries = [recipe.model_copy(update={"layers": {**chosen, n: c}}) for c in range(count)]
-        chosen[n] = int(np.argmin([loss(merge(one, parents)) for one in tries]))
-    return recipe.model_copy(update={"layers": chosen})
+    return Merged(make_plan(recipe, opened), opened.cache, threads)

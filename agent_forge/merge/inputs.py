@@ -18,8 +18,6 @@ from torch import Tensor
 RUN = 1 << 17  # elements at a time: three parents and scratch fit into a second-level cache
 DRAWS_A_STEP = 16  # 16-bit numbers in one step of the Philox counter
 LOW = 0xFFFF
-KEPT_DRAWS = ("draws",)  # where a cache keeps random numbers, if it does
-KEPT_BYTES = 256_000_000
 
 Cache = dict[tuple[Any, ...], Any]
 
@@ -91,10 +89,8 @@ class TensorInputs:
 
         Without a base the first input is in its place: small angles stay exact either way.
         """
-        key = ("anchored", *self._key)
-        if not self._key or key not in self._cache:
-            self._cache[key] = self._anchored()
-        return self._cache[key]  # type: ignore[no-any-return]
+        found: np.ndarray = self._once(("anchored",), self._anchored)
+        return found
 
     def _anchored(self) -> np.ndarray:
         total: np.ndarray = np.zeros(())
@@ -103,6 +99,13 @@ class TensorInputs:
             rows = torch.stack([anchor, *(part.sub_(anchor) for part in others)])
             total = total + (rows @ rows.T).double().numpy()
         return total
+
+    def _once(self, what: tuple[Any, ...], measure: Callable[[], Any]) -> Any:
+        """What was measured on these inputs, from the cache if they have a key in it."""
+        key = (*what, *self._key)
+        if not self._key or key not in self._cache:
+            self._cache[key] = measure()
+        return self._cache[key]
 
     def gram(self) -> np.ndarray:
         """Inner products of the inputs, or of their differences from the base if there is one."""
@@ -114,24 +117,17 @@ class TensorInputs:
         return np.asarray(change @ anchored @ change.T)
 
     def mask(self, name: str, start: int, density: float) -> Tensor:
-        """The random mask of a run (see dare_mask); a search keeps the numbers behind it."""
-        count = min(RUN, self.numel - start)
-        kept: dict[Any, np.ndarray] | None = self._cache.get(KEPT_DRAWS)
-        if kept is None:
-            return dare_mask(self.seed, name, start, count, density)
-        key = (self.seed, name, start)
-        if key not in kept:
-            if sum(numbers.nbytes for numbers in kept.values()) > KEPT_BYTES:
-                kept.clear()
-            kept[key] = draws(self.seed, name, start, count)
-        return _below(kept[key], density)
+        """The random mask of a run (see dare_mask)."""
+        return dare_mask(self.seed, name, start, min(RUN, self.numel - start), density)
 
     def magnitudes(self, i: int, ranks: tuple[int, ...]) -> list[float]:
         """The magnitudes of task vector i at these ranks, counted from the smallest."""
-        key = ("magnitudes", *self._key, i, ranks)
-        if not self._key or key not in self._cache:
-            self._cache[key] = select(lambda: (d for _, d in self.deltas(i)), ranks)
-        return list(self._cache[key])
+        return list(
+            self._once(
+                ("magnitudes", i, ranks),
+                lambda: select(lambda: (d for _, d in self.deltas(i)), ranks),
+            )
+        )
 
 
 def mean(parts: Sequence[Tensor]) -> Tensor:
@@ -181,25 +177,17 @@ def kept_share(density: float) -> float:
     return max(1, round(density * 65536)) / 65536
 
 
-def draws(seed: int, name: str, start: int, count: int) -> np.ndarray:
-    """The 16-bit random numbers of the elements from `start` on.
+def dare_mask(seed: int, name: str, start: int, count: int, density: float) -> Tensor:
+    """1 for the elements from `start` on that are kept, else 0.
 
-    The generator is counter-based and keyed by seed and name, so element k always gets number k:
-    whoever asks, in whatever order.
+    Each element has a 16-bit random number. Their generator is counter-based and keyed by seed and
+    name, so element k always gets number k: whoever asks, in whatever order.
     """
+    if density <= 0:
+        return torch.zeros(count)
     step, skip = divmod(start, DRAWS_A_STEP)
     generator = np.random.Philox(key=_mask_key(seed, name), counter=step)
     words = generator.random_raw(-(-(skip + count) // DRAWS_A_STEP) * 4)
-    return words.astype("<u8", copy=False).view("<u2")[skip : skip + count]
-
-
-def dare_mask(seed: int, name: str, start: int, count: int, density: float) -> Tensor:
-    """1 for the elements from `start` on that are kept, else 0."""
-    if density <= 0:
-        return torch.zeros(count)
-    return _below(draws(seed, name, start, count), density)
-
-
-def _below(numbers: np.ndarray, density: float) -> Tensor:
+    numbers = words.astype("<u8", copy=False).view("<u2")[skip : skip + count]
     kept = numbers < round(kept_share(density) * 65536)
     return torch.from_numpy(kept.view(np.uint8)).float()  # whole numbers convert faster than bools

@@ -13,21 +13,16 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import psutil
+from torch import Tensor
 
 from agent_forge import platform
-from agent_forge.errors import (
-    AlreadyExists,
-    ConfigError,
-    DamagedFile,
-    HostileInput,
-    NotEnough,
-)
+from agent_forge.errors import AlreadyExists, ConfigError, DamagedFile, HostileInput, NotEnough
 from agent_forge.merge.combos import ALL, combo_name
-from agent_forge.merge.engine import TOGETHER_BYTES, Merged, Note, merge, portions
+from agent_forge.merge.engine import Merged, Note, merge
 from agent_forge.merge.inputs import RUN
-from agent_forge.merge.plan import Parents
 from agent_forge.merge.recipe import Recipe, to_yaml
 from agent_forge.merge.vocabulary import write_tokenizer
 from agent_forge.model.weights import Weights, shards_of, writing_shards
@@ -35,6 +30,7 @@ from agent_forge.store import files
 from agent_forge.store.tensors import Spec
 
 SHARD_BYTES = 5_000_000_000
+TOGETHER_BYTES = 256_000_000  # versions of one tensor that are held at the same time
 SCRATCH_BYTES = 24 * 4 * RUN  # of the arithmetic, for each thread
 OVERHEAD_BYTES = 1 << 20
 SHOWN = 8  # files in a message
@@ -81,34 +77,14 @@ def write(
     beside: Mapping[str, bytes] | None = None,
 ) -> Written:
     """Write weights as a model folder, tensor by tensor; `beside` are further files of it."""
-    refuse_existing(folder, weights, force)
-    began, peak = time.monotonic(), anonymous_bytes()
-    require_room([folder], weights, max_ram)
-    recipe = _final_recipe(weights)
-    clear_leftovers(folder)
-    done = 0
-    with contextlib.ExitStack() as claims, files.staging(folder, replace=force) as stage:
-        claims.enter_context(claimed(stage.path))  # until it is published
-        for name, put in writing_shards(stage, weights.specs, shard_bytes):
-            put(weights[name])
-            peak = max(peak, anonymous_bytes())
-            done += weights.specs[name].nbytes
-            if progress:
-                progress(name, done, weights.nbytes)
-        notes = list(weights.notes) if isinstance(weights, Merged) else []
-        _write_rest(stage, weights, recipe, notes)
-        for name, content in (beside or {}).items():
-            stage.write_bytes(name, content)
-        refuse_existing(folder, weights, force)  # another merge may have been faster
-    hashes = {name: stage.records[name]["sha256"] for name in shards_of(weights.specs, shard_bytes)}
-    return Written(folder, done, time.monotonic() - began, peak, hashes, notes)
+    combo = weights.recipe.combo if isinstance(weights, Merged) else None
+    return _write(weights, {combo: folder}, force, max_ram, shard_bytes, progress, beside)[combo]
 
 
 def write_combos(
     recipe: Recipe,
     folder: Path,
     *,
-    parents: Parents | None = None,
     which: Sequence[int] = ALL,
     force: bool = False,
     max_ram: int | None = None,
@@ -116,57 +92,97 @@ def write_combos(
     progress: ProgressCallback | None = None,
 ) -> dict[int, Written]:
     """Write several combos of the same parents, one folder each, in one pass over the parents."""
+    merged = merge(recipe, threads=threads)
+    folders: dict[int | None, Path] = {n: folder / combo_name(n) for n in which}
+    written = _write(merged, folders, force, max_ram, SHARD_BYTES, progress)
+    return {n: written[n] for n in which}
+
+
+def _write(
+    weights: Weights,
+    folders: Mapping[int | None, Path],  # of each combo; None for what is no combo
+    force: bool,
+    max_ram: int | None,
+    shard_bytes: int,
+    progress: ProgressCallback | None,
+    beside: Mapping[str, bytes] | None = None,
+) -> dict[int | None, Written]:
+    """Write all folders in one pass; none of them appears before all are complete."""
     began, peak = time.monotonic(), anonymous_bytes()
-    merged = merge(recipe, parents, threads=threads)
-    folders = {n: folder / combo_name(n) for n in which}
-    for path in folders.values():
-        refuse_existing(path, merged, force)
-    require_room(list(folders.values()), merged, max_ram)
-    hashes = lineage(merged)
-    for path in folders.values():
-        clear_leftovers(path)
+    for folder in folders.values():
+        refuse_existing(folder, weights, force)
+    require_room(list(folders.values()), weights, max_ram)
+    parents = lineage(weights) if isinstance(weights, Merged) else {}
+    with contextlib.ExitStack() as claims, contextlib.ExitStack() as staging:
+        stages = {}
+        for n, folder in folders.items():
+            clear_leftovers(folder)
+            stages[n] = staging.enter_context(files.staging(folder, replace=force))
+            claims.enter_context(claimed(stages[n].path))  # until it is published
+        for used in _write_tensors(weights, stages, max_ram, shard_bytes, progress):
+            peak = max(peak, used)
+        for n, stage in stages.items():
+            _write_rest(stage, weights, _final_recipe(weights, n, parents), _notes(weights, n))
+            for name, content in (beside or {}).items():
+                stage.write_bytes(name, content)
+        for folder in folders.values():
+            refuse_existing(folder, weights, force)  # another merge may have been faster
+    seconds, names = time.monotonic() - began, shards_of(weights.specs, shard_bytes)
+    found = {}
+    for n, stage in stages.items():
+        hashes = {name: stage.records[name]["sha256"] for name in names}
+        notes = _notes(weights, n)
+        found[n] = Written(folders[n], weights.nbytes, seconds, peak, hashes, notes)
+    return found
+
+
+def _write_tensors(
+    weights: Weights,
+    stages: Mapping[int | None, files.StagedFolder],
+    max_ram: int | None,
+    shard_bytes: int,
+    progress: ProgressCallback | None,
+) -> Iterator[int]:
+    """Write all tensors; yields the memory that is in use while versions of one are held."""
+    shards = [writing_shards(stage, weights.specs, shard_bytes) for stage in stages.values()]
     done = 0
-
-    def notes_of(combo: int) -> list[Note]:
-        return [note for note in merged.notes if note.combo == combo]
-
-    with contextlib.ExitStack() as claims, contextlib.ExitStack() as stack:
-        stages = {n: stack.enter_context(files.staging(folders[n], replace=force)) for n in which}
-        for stage in stages.values():
-            claims.enter_context(claimed(stage.path))
-        writers = [writing_shards(stages[n], merged.specs, SHARD_BYTES) for n in which]
-        for puts in zip(*writers, strict=True):
-            name = puts[0][0]
-            for group in portions(which, merged.specs[name].nbytes, _room(max_ram)):
-                versions = merged.combos(name, group)
-                peak = max(peak, anonymous_bytes())
-                for n in group:
-                    puts[list(which).index(n)][1](versions.pop(n))
-            done += merged.specs[name].nbytes
-            if progress:
-                progress(name, done * len(which), merged.nbytes * len(which))
-        for n in which:
-            own = {"combo": n, "parents": hashes, "layers": merged.chosen_layers(n)}
-            single = recipe.model_copy(update=own)
-            _write_rest(stages[n], merged, single, notes_of(n))
-        for path in folders.values():
-            refuse_existing(path, merged, force)  # another merge may have been faster
-    seconds = time.monotonic() - began
-    return {
-        n: Written(
-            folders[n],
-            done,
-            seconds,
-            peak,
-            {f: stages[n].records[f]["sha256"] for f in shards_of(merged.specs, SHARD_BYTES)},
-            notes_of(n),
-        )
-        for n in which
-    }
+    for puts in zip(*shards, strict=True):
+        name = puts[0][0]
+        nbytes = weights.specs[name].nbytes
+        together = max(1, _room(max_ram) // max(1, nbytes))
+        todo = [(n, put) for n, (_, put) in zip(stages, puts, strict=True)]
+        for start in range(0, len(todo), together):
+            group = todo[start : start + together]
+            combos = [n for n, _ in group if n is not None]
+            versions: dict[Any, Tensor] = {}
+            if combos and isinstance(weights, Merged):
+                versions.update(weights.combos(name, combos))
+            else:
+                versions[None] = weights[name]
+            yield anonymous_bytes()
+            for n, put in group:
+                put(versions.pop(n))
+        done += nbytes
+        if progress:
+            progress(name, done * len(stages), weights.nbytes * len(stages))
 
 
 def _room(max_ram: int | None) -> int:
     return TOGETHER_BYTES if max_ram is None else min(TOGETHER_BYTES, max_ram - anonymous_bytes())
+
+
+def _notes(weights: Weights, combo: int | None) -> list[Note]:
+    notes = weights.notes if isinstance(weights, Merged) else []
+    return [note for note in notes if note.combo == combo]
+
+
+def _final_recipe(weights: Weights, combo: int | None, parents: dict[str, str]) -> Recipe | None:
+    """The recipe with all that is needed to make the same bytes again."""
+    if not isinstance(weights, Merged):
+        return None
+    layers = {} if combo is None else weights.chosen_layers(combo)
+    update = {"combo": combo, "layers": layers, "parents": parents}
+    return weights.recipe.model_copy(update=update)
 
 
 def refuse_existing(folder: Path, weights: Weights, force: bool) -> None:
@@ -260,16 +276,6 @@ def require_room(folders: Sequence[Path], weights: Weights, max_ram: int | None)
 
 
 # -- the files beside the weights -----------------------------------------------------------------
-
-
-def _final_recipe(weights: Weights) -> Recipe | None:
-    """The recipe with all that is needed to make the same bytes again."""
-    if not isinstance(weights, Merged):
-        return None
-    update: dict[str, object] = {"parents": lineage(weights)}
-    if weights.recipe.combo is not None:
-        update["layers"] = weights.chosen_layers(weights.recipe.combo)
-    return weights.recipe.model_copy(update=update)
 
 
 def _write_rest(

@@ -97,7 +97,9 @@ def make_plan(recipe: Recipe, parents: Parents) -> MergePlan:
     models: Mapping[str, Weights] = parents
     vocabulary = None
     if choice := recipe.vocabulary():
-        models, vocabulary = align(recipe.references(), parents, choice, recipe.base_model)
+        multiple = choice.pad_to_multiple_of or 1
+        names = recipe.references()
+        models, vocabulary = align(names, parents, choice.source, multiple, recipe.base_model)
     parts = recipe.slices or [_whole(recipe, models)]
     jobs: dict[str, TensorMerge] = {}
     done: list[int] = []

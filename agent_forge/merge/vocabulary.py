@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,19 +21,10 @@ from agent_forge.store import files
 from agent_forge.store.tensors import Spec
 
 TOKENIZER = "tokenizer.json"
-TOKENIZER_FILES = (
-    *(TOKENIZER, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
-    *("tokenizer.model", "vocab.json", "merges.txt", "vocab.txt"),
-    *("chat_template.jinja", "chat_template.json", "generation_config.json"),
-)
-
-
-class Choice(Protocol):
-    @property
-    def source(self) -> str: ...
-
-    @property
-    def pad_to_multiple_of(self) -> int | None: ...
+CONFIG = "tokenizer_config.json"
+TOKENIZER_FILES = [TOKENIZER, CONFIG, "special_tokens_map.json", "added_tokens.json"]
+TOKENIZER_FILES += ["tokenizer.model", "vocab.json", "merges.txt", "vocab.txt"]
+TOKENIZER_FILES += ["chat_template.jinja", "chat_template.json", "generation_config.json"]
 
 
 @dataclass(frozen=True)
@@ -79,13 +70,18 @@ def rows_of(weights: Weights) -> int | None:
 
 
 def align(
-    references: Sequence[str], models: Mapping[str, Weights], choice: Choice, preferred: str | None
+    references: Sequence[str],
+    models: Mapping[str, Weights],
+    source: str,
+    multiple: int,
+    preferred: str | None,
 ) -> tuple[dict[str, Weights], Vocabulary]:
     """The models with their vocabularies made equal, and the vocabulary that they have then.
 
     The first reference counts as the base; a `preferred` one gives its rows to models without.
+    `source` is base, union or a model; rows are added up to a multiple of `multiple`.
     """
-    base, source = references[0], choice.source
+    base = references[0]
     base_tokens = _usable(models[base])
     if base_tokens is None:
         raise ConfigError(
@@ -108,7 +104,6 @@ def align(
                     result[token] = added[token] = following
                     following += 1
     n = max(result.values()) + 1
-    multiple = choice.pad_to_multiple_of or 1
     vocabulary = Vocabulary(result, models[owner].folder, added, -(-n // multiple) * multiple)
     tables = {ref: _table(vocabulary, n, tokens[ref]) for ref in references}
     aligned = {ref: _aligned(ref, preferred, models, tables, n, vocabulary) for ref in references}
@@ -213,9 +208,6 @@ def write_tokenizer(
                 entry = _entry((token, i))
                 config["added_tokens_decoder"][str(entry.pop("id"))] = entry
         stage.write_bytes(CONFIG, files.to_json(config, sort_keys=False))
-
-
-CONFIG = "tokenizer_config.json"
 
 
 def _entry(item: tuple[str, int]) -> dict[str, Any]:

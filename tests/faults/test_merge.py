@@ -220,11 +220,11 @@ def test_an_interrupt_leaves_nothing(
     real = Merged.compute
     seen: list[str] = []
 
-    def compute(self: Merged, name: str, out: torch.Tensor | None = None) -> torch.Tensor:
+    def compute(self: Merged, name: str) -> torch.Tensor:
         seen.append(name)
         if len(seen) == 5:
             raise KeyboardInterrupt
-        return real(self, name, out)
+        return real(self, name)
 
     monkeypatch.setattr(Merged, "compute", compute)
     monkeypatch.setattr(Merged, "__getitem__", compute)
@@ -318,7 +318,7 @@ def test_the_second_of_two_writers_refuses(
 
     real = files.finish_replace
     if late:  # after the last look at the folder
-        monkeypatch.setattr(files, "settle", lambda path: (other(), real(path))[1])
+        monkeypatch.setattr(files, "finish_replace", lambda path: (other(), real(path))[1])
     with pytest.raises(CannotWrite if late else AlreadyExists, match=r"not empty|exists|denied"):
         write(merge(recipe(root)), out, progress=None if late else other)
     assert "slerp" in (out / "README.md").read_text()

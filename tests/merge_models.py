@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from agent_forge.config.settings import ModelSettings
+from agent_forge.merge.combos import ALL, combo_name
+from agent_forge.merge.engine import merge
+from agent_forge.merge.output import ProgressCallback, Written, write_folders
 from agent_forge.merge.recipe import Recipe
 
 NAMES = ("base", "a", "b", "c")
@@ -84,3 +88,15 @@ def recipe(root: Path, method: str = "linear", **fields: Any) -> Recipe:
     if method not in ("linear", "slerp", "passthrough"):
         data["base_model"] = str(root / "base")
     return Recipe.model_validate({**data, **fields})
+
+
+def write_combos(
+    recipe: Recipe,
+    folder: Path,
+    which: Sequence[int] = ALL,
+    progress: ProgressCallback | None = None,
+) -> dict[int, Written]:
+    """Combos of the same parents, one folder each, as `forge merge --combo all` writes them."""
+    folders: dict[int | None, Path] = {n: folder / combo_name(n) for n in which}
+    written = write_folders(merge(recipe), folders, progress=progress)
+    return {n: written[n] for n in which}

@@ -14,11 +14,11 @@ from agent_forge.errors import AlreadyExists, ConfigError, DamagedFile, NotEnoug
 from agent_forge.merge import output
 from agent_forge.merge.combos import ALL, combo_name
 from agent_forge.merge.engine import Merged, Parents, merge
-from agent_forge.merge.output import write, write_combos
+from agent_forge.merge.output import write
 from agent_forge.merge.recipe import Recipe, read_recipe
 from agent_forge.model.folder import open_weights
 from agent_forge.store import files
-from tests.merge_models import NAMES, family, make_models, recipe, save, tuned
+from tests.merge_models import NAMES, family, make_models, recipe, save, tuned, write_combos
 
 FAMILIES = ("llama", "gpt2", "qwen2", "forge")
 

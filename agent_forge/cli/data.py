@@ -24,7 +24,7 @@ COUNTED_BYTES = 50_000_000  # larger sets are only counted by verify
 
 app = typer.Typer(
     name="data",
-    help="The datasets: list, download, check and look into them.",
+    help="List, download, check and show datasets.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -32,25 +32,20 @@ app = typer.Typer(
 
 @app.command()
 def ls(folder: Path = FOLDER, as_json: bool = JSON) -> None:
-    """List all known datasets, and which of them are there."""
+    """List the known datasets and which are on this machine."""
     from agent_forge.data.datasets import DATASETS
 
     sets = [_listed(name, folder) for name in DATASETS]
     if as_json:
         emit_json(data_dir=str(folder), datasets=sets)
         return
-    emit_table(
-        ("dataset", "category", "stage", "local", "examples", "size", "licence"),
-        [
-            (
-                *(s["name"], s["category"], s["stage"]),
-                "damaged" if s["problem"] else "yes" if s["files"] else "no",
-                None if s["examples"] is None else f"{s['examples']:,}",
-                *(size(s["bytes"]) if s["files"] else None, s["licence"]),
-            )
-            for s in sets
-        ],
-    )
+    rows = []
+    for s in sets:
+        local = "damaged" if s["problem"] else "yes" if s["files"] else "no"
+        count = None if s["examples"] is None else f"{s['examples']:,}"
+        space = size(s["bytes"]) if s["files"] else None
+        rows.append((s["name"], s["category"], s["stage"], local, count, space, s["licence"]))
+    emit_table(("dataset", "category", "stage", "local", "examples", "size", "licence"), rows)
 
 
 def _listed(name: str, folder: Path) -> dict[str, Any]:
@@ -66,11 +61,14 @@ def _listed(name: str, folder: Path) -> dict[str, Any]:
             examples = sum(1 for _ in read(name, folder))
         except ForgeError as error:
             problem = str(error)
+    fields = ("category", "stage", "hub", "config", "licence")
     return {
-        **{"name": name, "category": dataset.category, "stage": dataset.stage},
-        **{"hub": dataset.hub, "config": dataset.config, "licence": dataset.licence},
-        **{"files": [str(path) for path in paths], "bytes": n_bytes},
-        **{"examples": examples, "problem": problem},
+        "name": name,
+        **{field: getattr(dataset, field) for field in fields},
+        "files": [str(path) for path in paths],
+        "bytes": n_bytes,
+        "examples": examples,
+        "problem": problem,
     }
 
 
@@ -78,12 +76,15 @@ def _listed(name: str, folder: Path) -> dict[str, Any]:
 def fetch(
     names: list[str] = typer.Argument(help="The datasets to download."),
     limit: int = typer.Option(
-        20_000, "--limit", min=0, max=10**12, help="Rows of each published split; 0 = all."
+        20_000, "--limit", min=0, max=10**12, help="Most rows of each published split; 0 means all."
     ),
     folder: Path = FOLDER,
     as_json: bool = JSON,
 ) -> None:
-    """Download datasets from the Hugging Face hub (needs the extra `data`)."""
+    """Download datasets from the Hugging Face hub.
+
+    This needs the extra `data`.
+    """
     from agent_forge.data import datasets
 
     for name in names:
@@ -95,19 +96,23 @@ def fetch(
     if as_json:
         emit_json(data_dir=str(folder), fetched=fetched)
         return
-    emit_table(
-        ("dataset", "from", "examples", "licence"),
-        [(r["name"], r["hub"], f"{sum(r['examples'].values()):,}", r["licence"]) for r in fetched],
-    )
+    counts = [f"{sum(r['examples'].values()):,}" for r in fetched]
+    rows = [(r["name"], r["hub"], n, r["licence"]) for r, n in zip(fetched, counts, strict=True)]
+    emit_table(("dataset", "from", "examples", "licence"), rows)
 
 
 @app.command()
 def verify(
-    names: list[str] | None = typer.Argument(None, help="Datasets; all that are there if none."),
+    names: list[str] | None = typer.Argument(
+        None, help="The datasets to read; all local ones if none is named."
+    ),
     folder: Path = FOLDER,
     as_json: bool = JSON,
 ) -> None:
-    """Read every line: count examples and copies, name what is damaged (exit code 4)."""
+    """Read every line of datasets and name what is damaged.
+
+    Counts examples and copies too. The exit code is 4 if anything is damaged.
+    """
     from agent_forge.data import datasets
     from agent_forge.errors import DamagedFile
 
@@ -126,16 +131,12 @@ def verify(
     if as_json and not damaged:
         emit_json(data_dir=str(folder), verified=reports)
     elif reports and not as_json:
-        emit_table(
-            ("dataset", "examples", *datasets.SPLITS, "copies", "in two splits", "size"),
-            [
-                (
-                    *(r["name"], r["examples"], *r["splits"].values()),
-                    *(r["duplicates"], r["in_two_splits"], size(r["bytes"])),
-                )
-                for r in reports
-            ],
-        )
+        rows = []
+        for r in reports:
+            copies = (r["duplicates"], r["in_two_splits"], size(r["bytes"]))
+            rows.append((r["name"], r["examples"], *r["splits"].values(), *copies))
+        columns = ("dataset", "examples", *datasets.SPLITS, "copies", "in two splits", "size")
+        emit_table(columns, rows)
     if damaged:
         raise damaged[0]
     if not reports:
@@ -145,8 +146,8 @@ def verify(
 @app.command()
 def show(
     name: str = typer.Argument(help="A dataset, or the path of a file or folder of your own."),
-    n: int = typer.Option(3, "-n", min=1, max=1_000_000, help="How many examples."),
-    split: str | None = typer.Option(None, "--split", help="train, selection or verdict."),
+    n: int = typer.Option(3, "-n", min=1, max=1_000_000, help="The number of examples to show."),
+    split: str | None = typer.Option(None, "--split", help="Only train, selection or verdict."),
     folder: Path = FOLDER,
     as_json: bool = JSON,
 ) -> None:

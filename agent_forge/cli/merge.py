@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ import typer
 from agent_forge import platform
 from agent_forge.cli.config import JSON, MAX_SEED, SETS
 from agent_forge.cli.output import emit_json, emit_table, plain, size
-from agent_forge.errors import Cancelled
+from agent_forge.errors import Cancelled, ConfigError
 
 if TYPE_CHECKING:
     from agent_forge.merge.output import Written
@@ -28,43 +28,56 @@ Progress = Callable[[str, int, int], None]  # tensor, bytes done, bytes in all
 
 def merge(
     paths: list[Path] = typer.Argument(
-        help="Two paths: a recipe and the folder to write; the folder alone with --models.",
+        help="A recipe and the folder to write; the folder alone with --models.",
         metavar="[RECIPE] OUT",
     ),
     models: str | None = typer.Option(
         None, "--models", metavar="A,B,C", help="Models to merge: folders, or BASE+ADAPTER."
     ),
-    method: str | None = typer.Option(None, "--method", help="linear, slerp, ties, dare_ties, ..."),
-    combo: str | None = typer.Option(
-        None, "--combo", help="0 to 7, 110, slerp-ties-frankenmerge; all writes eight folders."
+    method: str | None = typer.Option(
+        None, "--method", help="The method: linear, slerp, ties, dare_ties, ..."
     ),
-    base: str | None = typer.Option(None, "--base", help="Where task vectors start."),
+    combo: str | None = typer.Option(
+        None, "--combo", help="0 to 7, 110, slerp-ties-frankenmerge, or all (eight folders)."
+    ),
+    base: str | None = typer.Option(
+        None, "--base", help="The model that task vectors are differences from."
+    ),
     sets: list[str] = SETS,
     seed: int | None = typer.Option(
-        None, "--seed", min=0, max=MAX_SEED, help="Seed of random masks."
+        None, "--seed", min=0, max=MAX_SEED, help="The seed of random masks."
     ),
     max_ram: float | None = typer.Option(
         None, "--max-ram", metavar="MB", min=1, max=1e9, help="Refuse to use more memory than this."
     ),
     threads: int = typer.Option(
-        0, "--threads", min=0, max=1024, help="CPU threads; 0 = all cores."
+        0, "--threads", min=0, max=1024, help="The number of CPU threads; 0 means all cores."
     ),
     force: bool = typer.Option(False, "--force", help="Replace an earlier model in OUT."),
-    dry_run: bool = typer.Option(False, "--dry-run", help="Only check, and say what it takes."),
+    dry_run: bool = typer.Option(
+        False, "--dry-run", help="Only check, and forecast disk, memory and time."
+    ),
     as_json: bool = JSON,
 ) -> None:
-    """Merge models into one, or check whether they can be merged (--dry-run)."""
-    out, given = _given(paths, models, method, combo, base, seed)
-    every = given.get("combo") == "all"
-    with whole_or_nothing(out) as written:
-        recipe = _recipe({**given, "combo": 0} if every else given, sets, paths)
+    """Merge models into one, or only check them (--dry-run)."""
+    if len(paths) != (1 if models else 2):
+        needed = "one folder to write is" if models else "a recipe and one folder to write are"
+        example = "forge merge RECIPE.yml OUT, or forge merge --models a,b --method linear OUT"
+        raise ConfigError(f"{needed} needed", hint=example)
+    named = [{"model": ref.strip()} for ref in (models or "").split(",") if ref.strip()]
+    said = {"models": named or None, "merge_method": method, "combo": combo, "base_model": base}
+    given = {k: v for k, v in {**said, "seed": seed}.items() if v is not None}
+    out, eight = paths[-1], given.get("combo") == "all"
+    with whole_or_nothing(out) as watch:
+        recipe = _recipe({**given, "combo": 0} if eight else given, sets, paths)
         from agent_forge.merge.combos import ALL, combo_name
         from agent_forge.merge.preflight import check_target, preflight
 
         report = preflight(recipe, out)
-        limit = None if max_ram is None else int(max_ram * 1e6)
-        folders = [out / combo_name(n) for n in ALL] if every else [out]
-        check_target(report, folders, force=force, max_ram=limit)
+        max_bytes = None if max_ram is None else int(max_ram * 1e6)
+        folders: dict[int | None, Path]
+        folders = {n: out / combo_name(n) for n in ALL} if eight else {recipe.combo: out}
+        check_target(report, list(folders.values()), force=force, max_ram=max_bytes)
         if dry_run:
             _show(report, recipe, as_json)
             raise typer.Exit(report.error.exit_code if report.error else 0)
@@ -72,21 +85,21 @@ def merge(
         for problem in report.problems:
             typer.echo(f"{problem.level}: {plain(problem.what)}; {plain(problem.remedy)}", err=True)
         cores = threads or os.cpu_count() or 1
-        _report(_write(recipe, out, every, force, limit, cores, written), as_json)
+        _report(_write(recipe, folders, force, max_bytes, cores, watch), as_json)
 
 
 @contextlib.contextmanager
 def whole_or_nothing(out: Path) -> Iterator[Progress]:
-    """An interrupt ends the block with nothing written, until all weights are there.
+    """Run a block that an interrupt ends with nothing written.
 
-    Yields what has to be told of the progress: from the last byte on signals are left unheard,
-    since putting the model in its place takes an instant.
+    Yields a function that is to be told of the progress: from the last byte on signals are
+    ignored, since putting the model in its place takes an instant.
     """
-    with contextlib.ExitStack() as deaf:
+    with contextlib.ExitStack() as ignoring:
 
         def progress(name: str, done: int, total: int) -> None:
             if done == total:
-                deaf.enter_context(platform.on_stop_signals(lambda name: None))
+                ignoring.enter_context(platform.on_stop_signals(lambda name: None))
 
         try:
             yield progress
@@ -94,35 +107,10 @@ def whole_or_nothing(out: Path) -> Iterator[Progress]:
             raise Cancelled(f"interrupted: nothing was written to {out}") from None
 
 
-def _given(
-    paths: list[Path],
-    models: str | None,
-    method: str | None,
-    combo: str | None,
-    base: str | None,
-    seed: int | None,
-) -> tuple[Path, dict[str, Any]]:
-    """The output folder, and what the options say about the recipe."""
-    from agent_forge.errors import ConfigError
-
-    wanted = 1 if models else 2
-    if len(paths) != wanted:
-        raise ConfigError(
-            "one folder to write is needed"
-            if models
-            else "a recipe and one folder to write are needed",
-            hint="forge merge RECIPE.yml OUT, or forge merge --models a,b --method linear OUT",
-        )
-    named = [{"model": ref.strip()} for ref in (models or "").split(",") if ref.strip()]
-    options = {"models": named or None, "merge_method": method, "combo": combo, "base_model": base}
-    return paths[-1], {k: v for k, v in {**options, "seed": seed}.items() if v is not None}
-
-
 def _recipe(given: dict[str, Any], sets: list[str], paths: list[Path]) -> Recipe:
     """The file, then the options, then --set: the later ones stand."""
     from agent_forge.config.load import merge as joined
     from agent_forge.config.load import parse_set, validate
-    from agent_forge.errors import ConfigError
     from agent_forge.merge.recipe import Recipe, read_data
 
     if len(paths) == 2 and paths[0].is_dir():
@@ -147,32 +135,26 @@ def _recipe(given: dict[str, Any], sets: list[str], paths: list[Path]) -> Recipe
 
 def _write(
     recipe: Recipe,
-    out: Path,
-    every: bool,
+    folders: Mapping[int | None, Path],
     force: bool,
-    limit: int | None,
+    max_bytes: int | None,
     threads: int,
-    written: Progress,
+    watch: Progress,
 ) -> list[Written]:
     import torch
 
     from agent_forge.merge.engine import merge as merge_weights
-    from agent_forge.merge.output import write, write_combos
+    from agent_forge.merge.output import write_folders
 
     torch.set_num_threads(1)  # the engine spreads runs over threads itself
     with _progress() as show:
 
         def progress(name: str, done: int, total: int) -> None:
-            written(name, done, total)
+            watch(name, done, total)
             show(name, done, total)
 
-        if every:
-            found = write_combos(
-                recipe, out, force=force, max_ram=limit, threads=threads, progress=progress
-            )
-            return list(found.values())
         weights = merge_weights(recipe, threads=threads)
-        return [write(weights, out, force=force, max_ram=limit, progress=progress)]
+        return [*write_folders(weights, folders, force, max_bytes, progress=progress).values()]
 
 
 @contextlib.contextmanager
@@ -181,17 +163,12 @@ def _progress() -> Iterator[Progress]:
     from agent_forge.track.progress import clock, eta_s
 
     if sys.stderr.isatty():
+        from rich import progress as rich_progress
         from rich.console import Console
-        from rich.progress import (
-            BarColumn,
-            DownloadColumn,
-            Progress,
-            TimeRemainingColumn,
-            TransferSpeedColumn,
-        )
 
-        columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-        with Progress("merging", *columns, console=Console(stderr=True)) as bar:
+        size_and_speed = (rich_progress.DownloadColumn(), rich_progress.TransferSpeedColumn())
+        columns = (rich_progress.BarColumn(), *size_and_speed, rich_progress.TimeRemainingColumn())
+        with rich_progress.Progress("merging", *columns, console=Console(stderr=True)) as bar:
             task = bar.add_task("")
             yield lambda name, done, total: bar.update(task, completed=done, total=total)
         return
@@ -211,7 +188,6 @@ def _progress() -> Iterator[Progress]:
 
 def _show(report: Preflight, recipe: Recipe, as_json: bool) -> None:
     """The verdict of a dry run."""
-    from agent_forge.errors import ConfigError
     from agent_forge.merge.recipe import to_mergekit
 
     problems = [{"level": p.level, "what": p.what, "remedy": p.remedy} for p in report.problems]
@@ -240,18 +216,7 @@ def _show(report: Preflight, recipe: Recipe, as_json: bool) -> None:
 
 def _report(written: list[Written], as_json: bool) -> None:
     if as_json:
-        rows = [
-            {
-                "folder": str(w.folder),
-                "bytes": w.bytes,
-                "seconds": round(w.seconds, 3),
-                "peak_memory_bytes": w.peak_bytes,
-                "sha256": w.sha256,
-                "replaced_by_mean": [note._asdict() for note in w.notes],
-            }
-            for w in written
-        ]
-        emit_json(merged=rows)
+        emit_json(merged=[_row(w) for w in written])
         return
     for w in written:
         print(w.folder)
@@ -262,3 +227,14 @@ def _report(written: list[Written], as_json: bool) -> None:
         f" peak memory {size(first.peak_bytes)}{replaced if count else ''}",
         err=True,
     )
+
+
+def _row(written: Written) -> dict[str, Any]:
+    return {
+        "folder": str(written.folder),
+        "bytes": written.bytes,
+        "seconds": round(written.seconds, 3),
+        "peak_memory_bytes": written.peak_bytes,
+        "sha256": written.sha256,
+        "replaced_by_mean": [note._asdict() for note in written.notes],
+    }

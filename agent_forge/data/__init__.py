@@ -1,1 +1,12 @@
-"""Text in and out: tokenizer, generated tasks, readers of real datasets, loader."""
+"""Text in and out: tokenizer, generated tasks, readers of real datasets, loader.
+
+| file | what is in it |
+|---|---|
+| tasks/ | generated tasks with exact verifiers |
+| records | rows of JSON, JSONL, CSV, text and Parquet files, with limits |
+| readers | the examples in a row, one small generator for each dataset |
+| datasets | the datasets by name (datasets.json), their splits, download and verification |
+| tokenizer | byte-level BPE with special tokens at fixed ids, and the chat format |
+| loader | batches of fixed length, with a position that can be saved |
+| baselines | scores without understanding: the most frequent answer, n-grams |
+"""

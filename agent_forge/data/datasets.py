@@ -35,7 +35,7 @@ ALL = "all"
 
 @dataclass(frozen=True)
 class Dataset:
-    """One row of the table. Of `patterns`, the first that names any file is used."""
+    """A dataset of datasets.json. Of `patterns`, the first that names any file is used."""
 
     name: str
     hub: str
@@ -44,73 +44,19 @@ class Dataset:
     stage: int  # of the curriculum, 1 to 3
     licence: str
     reader: Reader
-    patterns: tuple[str, ...] = (NAMED_BY_SPLIT,)
-    folders: tuple[str, ...] = ()
+    patterns: Sequence[str] = (NAMED_BY_SPLIT,)
+    folders: Sequence[str] = ()
     kind_of: Callable[[Row], str] | None = None
 
 
-_R = readers
-_TEXT = (NAMED_BY_SPLIT, "*")
-_TABLE = (
-    Dataset("gsm8k", "openai/gsm8k", "main", "math", 1, "MIT", _R.gsm8k),
-    Dataset(
-        *("svamp", "ChilleD/SVAMP", "", "math", 1, "MIT", _R.svamp),
-        patterns=("SVAMP*", NAMED_BY_SPLIT),
-    ),
-    Dataset(
-        *("asdiv", "MU-NLPC/Calc-asdiv_a", "", "math", 1, "CC BY-NC 4.0", _R.asdiv),
-        patterns=(NAMED_BY_SPLIT, "*asdiv*"),
-    ),
-    Dataset(
-        *("mbpp", "google-research-datasets/mbpp", "full", "code", 1, "CC BY 4.0", _R.mbpp),
-        patterns=("mbpp.json*", "sanitized-mbpp.json*", NAMED_BY_SPLIT),
-        kind_of=_R.mbpp_kind,
-    ),
-    Dataset(
-        *("codexglue", "google/code_x_glue_ct_code_to_text", "python", "code", 2),
-        *("C-UDA 1.0", _R.codexglue),
-    ),
-    Dataset("arc_easy", "allenai/ai2_arc", "ARC-Easy", "qa", 2, "CC BY-SA 4.0", _R.arc),
-    Dataset("arc_challenge", "allenai/ai2_arc", "ARC-Challenge", "qa", 2, "CC BY-SA 4.0", _R.arc),
-    Dataset(
-        *("hotpotqa", "hotpotqa/hotpot_qa", "distractor", "qa", 3, "CC BY-SA 4.0", _R.hotpotqa),
-        patterns=("*train*|*dev*|*valid*",),
-    ),
-    Dataset(
-        *("drop", "ucinlp/drop", "", "qa", 3, "CC BY-SA 4.0", _R.drop),
-        patterns=("*train*|*dev*|*valid*",),
-    ),
-    Dataset("strategyqa", "ChilleD/StrategyQA", "", "qa", 3, "MIT", _R.strategyqa),
-    Dataset(
-        *("piqa", "baber/piqa", "", "cs", 2, "AFL 3.0", _R.piqa),
-        patterns=("train*|valid*|dev*",),
-    ),
-    Dataset(
-        *("hellaswag", "Rowan/hellaswag", "", "cs", 3, "MIT", _R.hellaswag),
-        patterns=("*train*|*val*|*dev*",),
-    ),
-    Dataset(
-        *("boolq", "google/boolq", "", "qa", 2, "CC BY-SA 3.0", _R.boolq),
-        patterns=("train.*|train-*|*valid*|dev.*",),
-    ),
-    Dataset(
-        *("wikitext", "Salesforce/wikitext", "wikitext-2-raw-v1", "lang", 2, "CC BY-SA 3.0"),
-        *(_R.text, _TEXT, ("wikitext2", "wikitext-2", "wikitext-2-raw")),
-    ),
-    Dataset(
-        *("fineweb_edu", "HuggingFaceFW/fineweb-edu", "sample-10BT", "lang", 3, "ODC-By 1.0"),
-        *(_R.text, _TEXT, ("fineweb-edu",)),
-    ),
-    Dataset(
-        "openwebtext", "Skylion007/openwebtext", "", "lang", 3, "CC0 (list only)", _R.text, _TEXT
-    ),
-    Dataset(
-        *("tinystories", "roneneldan/TinyStories", "", "lang", 1, "CDLA-Sharing 1.0", _R.text),
-        patterns=("*train*|*valid*", "*.json*", "*"),
-        folders=("TinyStories",),
-    ),
-)
-DATASETS: dict[str, Dataset] = {dataset.name: dataset for dataset in _TABLE}
+def _from_table(name: str, row: dict[str, Any]) -> Dataset:
+    for key in {"reader", "kind_of"} & row.keys():
+        row[key] = getattr(readers, row[key])
+    return Dataset(name, **row)
+
+
+_TABLE = json.loads(Path(__file__).with_name("datasets.json").read_text(encoding="utf-8"))
+DATASETS: dict[str, Dataset] = {name: _from_table(name, row) for name, row in _TABLE.items()}
 
 
 def find(name: str) -> Dataset:
@@ -126,16 +72,17 @@ def local_files(dataset: Dataset, folder: Path) -> list[Path]:
         place = folder / name
         if (place / SAVED).is_file():
             return [place / SAVED]
-        there = sorted(p for p in place.glob("*") if p.is_file() and p.name.endswith(SUFFIXES))
+        there = _readable(place)
         for patterns in dataset.patterns:
-            named = [
-                path
-                for path in there
-                if any(fnmatch.fnmatchcase(path.name, pattern) for pattern in patterns.split("|"))
-            ]
-            if named:
+            wanted = patterns.split("|")
+            if named := [p for p in there if any(fnmatch.fnmatchcase(p.name, w) for w in wanted)]:
                 return named
     return []
+
+
+def _readable(folder: Path) -> list[Path]:
+    """The files of a folder that can be read, by their suffix."""
+    return sorted(p for p in folder.glob("*") if p.is_file() and p.name.endswith(SUFFIXES))
 
 
 def missing(names: Iterable[str], folder: Path) -> list[str]:
@@ -164,7 +111,7 @@ def read_own(path: Path, *, split: str | None = None) -> Iterator[Example]:
         raise NotFound(f"{path} does not exist")
     paths = [path]
     if path.is_dir():
-        paths = sorted(p for p in path.glob("*") if p.is_file() and p.name.endswith(SUFFIXES))
+        paths = _readable(path)
         if not paths:
             raise NotFound(f"{path} has no files that end in {', '.join(SUFFIXES)}")
     return _examples(Dataset(path.stem, "", "", "own", 1, "your own", readers.own), paths, split)
@@ -178,13 +125,15 @@ def _examples(dataset: Dataset, paths: list[Path], split: str | None) -> Iterato
 
 
 def _all_examples(dataset: Dataset, paths: list[Path]) -> Iterator[Example]:
-    kinds = {kind_of_file(path) for path in paths}
-    if dataset.kind_of:
-        kinds = _kinds(dataset.kind_of, paths)
+    kind_of = dataset.kind_of
+    if kind_of:
+        kinds = {kind_of(row) for path in paths for row in rows(path)}
+    else:
+        kinds = {kind_of_file(path) for path in paths}
     for path in paths:
         found = 0
         for row in _labelled(path):
-            kind = dataset.kind_of(row) if dataset.kind_of else kind_of_file(path)
+            kind = kind_of(row) if kind_of else kind_of_file(path)
             for example in _read_row(dataset, row):
                 found += 1
                 side = split_of(example, kind, kinds)
@@ -202,10 +151,6 @@ def _read_row(dataset: Dataset, row: Row) -> list[Example]:
         raise row.damaged(problem) from error
 
 
-def _kinds(kind_of: Callable[[Row], str], paths: Sequence[Path]) -> set[str]:
-    return {kind_of(row) for path in paths for row in rows(path)}
-
-
 def kind_of_file(path: Path) -> str:
     """train, valid or test by the words of a file's name, else all."""
     words = re.split(r"[^a-z]+", path.name.lower())
@@ -219,11 +164,14 @@ def split_of(example: Example, kind: str, kinds: set[str]) -> str:
         return "verdict"
     if verdict == "test" and {"train", "valid"} <= kinds:
         return "selection" if kind == "valid" else "train"
-    content = f"{example.prompt}\0{example.completion}".encode()
-    number = int.from_bytes(hashlib.sha256(content).digest()[:4], "big") % 100
+    number = int.from_bytes(_digest(example)[:4], "big") % 100
     if number < 5:
         return "selection"
     return "verdict" if number < 10 and verdict is None else "train"
+
+
+def _digest(example: Example) -> bytes:
+    return hashlib.sha256(f"{example.prompt}\0{example.completion}".encode()).digest()
 
 
 def _labelled(path: Path) -> Iterator[Row]:
@@ -298,33 +246,28 @@ def _keep(
 ) -> dict[str, Any]:
     """Write the examples of all published splits, and where they are from."""
     seen: dict[str, int] = {}
+    record: dict[str, Any]
     with files.staging(place) as stage:
         with stage.writing(SAVED) as writer:
             for kind, part in parts.items():
-                for example in _fetched(dataset, part, f"{dataset.hub} {kind}", limit):
-                    writer.write(_line_of(example, KINDS.get(kind, "train")))
-                    seen[kind] = seen.get(kind, 0) + 1
+                for number, value in enumerate(itertools.islice(part, limit or None), start=1):
+                    row = Row(value, Path(dataset.hub), f"{dataset.hub} {kind}, row {number}")
+                    for example in _read_row(dataset, row):
+                        writer.write(_line_of(example, KINDS.get(kind, "train")))
+                        seen[kind] = seen.get(kind, 0) + 1
         if not seen:
             raise DamagedFile(dataset.hub, "it has no examples")
-        record = {
-            **{"name": dataset.name, "hub": dataset.hub, "config": dataset.config},
-            **{"licence": dataset.licence, "examples": seen, "limit": limit},
-        }
+        record = {"name": dataset.name, "hub": dataset.hub, "config": dataset.config}
+        record |= {"licence": dataset.licence, "examples": seen, "limit": limit}
         stage.write_json(RECORD, record)
     return record
 
 
-def _fetched(dataset: Dataset, part: Any, where: str, limit: int) -> Iterator[Example]:
-    for number, value in enumerate(itertools.islice(part, limit or None), start=1):
-        yield from _read_row(dataset, Row(value, Path(dataset.hub), f"{where}, row {number}"))
-
-
 def _line_of(example: Example, kind: str) -> bytes:
-    record = {
-        **{"prompt": example.prompt, "completion": example.completion},
-        **{"choices": list(example.choices), "split": kind},
-        **({"tests": list(example.tests)} if example.tests else {}),
-    }
+    record: dict[str, Any] = {"prompt": example.prompt, "completion": example.completion}
+    record |= {"choices": list(example.choices), "split": kind}
+    if example.tests:
+        record["tests"] = list(example.tests)
     return json.dumps(record).encode() + b"\n"
 
 
@@ -338,13 +281,15 @@ def verify(name: str, folder: Path) -> dict[str, Any]:
     leaked = 0
     for example in read(name, folder):
         counts[example.split] += 1
-        content = f"{example.prompt}\0{example.completion}".encode()
-        first = seen.setdefault(hashlib.sha256(content).digest(), example.split)
+        first = seen.setdefault(_digest(example), example.split)
         leaked += first != example.split
     total = sum(counts.values())
     return {
-        **{"name": name, "examples": total, "splits": counts},
-        **{"duplicates": total - len(seen), "in_two_splits": leaked},
+        "name": name,
+        "examples": total,
+        "splits": counts,
+        "duplicates": total - len(seen),
+        "in_two_splits": leaked,
         "bytes": sum(path.stat().st_size for path in paths),
         "files": {str(path): files.sha256_of(path) for path in paths},
     }

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,16 +27,11 @@ TOOL_CALL, END_OF_CALL = "<|tool_call|>", "<|end_call|>"
 TOOL_RESULT, END_OF_RESULT = "<|tool_result|>", "<|end_result|>"
 THINKING, END_OF_THINKING = "[thinking]", "[/endthinking]"
 ROLES = ("system", "user", "assistant")
-STRATEGIES = (
-    *("<step>", "<mece>", "<falsify>", "<expert>", "<orthogonal>"),
-    *("<doubt>", "<bayesian>", "<multidomain>", "<correct>", "<uncertain>"),
-)
-_NAMES = (
-    *(END_OF_TEXT, PADDING),
-    *(f"<|{role}|>" for role in ROLES),
-    *(END_OF_TURN, TOOL_CALL, END_OF_CALL, TOOL_RESULT, END_OF_RESULT),
-    *(THINKING, END_OF_THINKING, *STRATEGIES),
-)
+STRATEGIES = ["<step>", "<mece>", "<falsify>", "<expert>", "<orthogonal>"]
+STRATEGIES += ["<doubt>", "<bayesian>", "<multidomain>", "<correct>", "<uncertain>"]
+_NAMES = [END_OF_TEXT, PADDING, *(f"<|{role}|>" for role in ROLES), END_OF_TURN]
+_NAMES += [TOOL_CALL, END_OF_CALL, TOOL_RESULT, END_OF_RESULT]
+_NAMES += [THINKING, END_OF_THINKING, *STRATEGIES]
 SPECIAL: dict[str, int] = {name: i for i, name in enumerate(_NAMES)}
 SMALLEST_VOCAB = len(SPECIAL) + 256
 
@@ -87,12 +82,9 @@ class Tokenizer:
                 f" and 256 bytes need {SMALLEST_VOCAB}"
             )
         core = tokenizers.Tokenizer(models.BPE())
-        core.pre_tokenizer = pre_tokenizers.Sequence(
-            [
-                pre_tokenizers.Digits(individual_digits=True),
-                pre_tokenizers.ByteLevel(add_prefix_space=False),
-            ]
-        )
+        digits = pre_tokenizers.Digits(individual_digits=True)
+        letters = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        core.pre_tokenizer = pre_tokenizers.Sequence([digits, letters])
         core.decoder = decoders.ByteLevel()
         trainer = trainers.BpeTrainer(
             vocab_size=vocab_size,
@@ -101,9 +93,17 @@ class Tokenizer:
             initial_alphabet=sorted(_byte_letters()),
             show_progress=False,
         )
-        counted = _Counted(texts)
-        core.train_from_iterator(counted, trainer)
-        if not counted.characters:
+        characters = 0
+
+        def checked() -> Iterator[str]:
+            nonlocal characters
+            for text in texts:
+                _refuse_surrogates(text)
+                characters += len(text)
+                yield text
+
+        core.train_from_iterator(checked(), trainer)
+        if not characters:
             raise ConfigError("a tokenizer cannot be trained on no text")
         return cls(core)
 
@@ -223,23 +223,6 @@ class Tokenizer:
         """Write these files into a folder."""
         for name, content in self.files().items():
             files.write_bytes(folder / name, content)
-
-
-class _Counted:
-    """Texts on their way to the trainer, refused where they are no texts."""
-
-    def __init__(self, texts: Iterable[str]) -> None:
-        self._texts = iter(texts)
-        self.characters = 0
-
-    def __iter__(self) -> _Counted:
-        return self
-
-    def __next__(self) -> str:
-        text = next(self._texts)
-        _refuse_surrogates(text)
-        self.characters += len(text)
-        return text
 
 
 def _parts(message: Message, number: int) -> list[str | int]:

@@ -134,9 +134,8 @@ def multislerp(x: TensorInputs, p: Params) -> Kernel:
     weights = np.array(p["weight"], dtype=np.float64)
     if p["normalize_weights"]:
         if weights.sum() == 0:
-            raise ConfigError(
-                "multislerp: the weights sum to zero", hint="set normalize_weights: false"
-            )
+            hint = "set normalize_weights: false"
+            raise ConfigError("multislerp: the weights sum to zero", hint=hint)
         weights = weights / weights.sum()
     norms = np.sqrt(np.diag(gram))
     unit = np.diag(1 / (norms + eps))  # rows: the unit vectors as combinations of the inputs
@@ -145,9 +144,8 @@ def multislerp(x: TensorInputs, p: Params) -> Kernel:
     if length < eps:
         if n == 2:
             return combination([float(w) for w in weights])
-        raise ConfigError(
-            f"multislerp: the weighted directions of {x.name} cancel out", hint="change a weight"
-        )
+        problem = f"multislerp: the weighted directions of {x.name} cancel out"
+        raise ConfigError(problem, hint="change a weight")
     mean = mean / length
     tangent = weights @ (unit - np.outer(unit @ gram @ mean, mean))
     turn = math.sqrt(max(float(tangent @ gram @ tangent), 0.0)) + eps
@@ -338,36 +336,25 @@ def task_vectors(x: TensorInputs, p: Params, keep: Keep | None, consensus: bool)
 
 
 def _task_method(
-    keep: Keep | None,
-    *,
-    consensus: bool,
-    normalize: bool = False,
-    rescale: bool = False,
+    keep: Keep | None, *, consensus: bool, normalize: bool = False, rescale: bool = False
 ) -> Method:
-    return Method(
-        lambda x, p: task_vectors(x, p, keep, consensus),
-        shared={"normalize": normalize, "rescale": rescale, "lambda": 1.0, "int8_mask": False},
-        per_input={"weight": 1.0, "density": 1.0}
-        | ({"gamma": 0.01} if keep is keep_middle else {}),
-        base="required",
-        least=0,
-    )
+    def build(x: TensorInputs, p: Params) -> Kernel:
+        return task_vectors(x, p, keep, consensus)
+
+    shared = {"normalize": normalize, "rescale": rescale, "lambda": 1.0, "int8_mask": False}
+    per_input = {"weight": 1.0, "density": 1.0}
+    if keep is keep_middle:
+        per_input["gamma"] = 0.01
+    return Method(build, shared, per_input, base="required", least=0)
 
 
+_NUSLERP = {"nuslerp_flatten": True, "nuslerp_row_wise": False}
+_MULTISLERP = {"normalize_weights": True, "eps": 1e-8}
 STANDARD: dict[str, Method] = {
     "linear": Method(linear, {"normalize": True}, {"weight": 1.0}),
     "slerp": Method(slerp, {"t": 0.5}, base="first", least=2),
-    "nuslerp": Method(
-        nuslerp,
-        {"nuslerp_flatten": True, "nuslerp_row_wise": False},
-        {"weight": 1.0},
-        base="optional",
-        least=2,
-        most=2,
-    ),
-    "multislerp": Method(
-        multislerp, {"normalize_weights": True, "eps": 1e-8}, {"weight": 1.0}, base="optional"
-    ),
+    "nuslerp": Method(nuslerp, _NUSLERP, {"weight": 1.0}, base="optional", least=2, most=2),
+    "multislerp": Method(multislerp, _MULTISLERP, {"weight": 1.0}, base="optional"),
     "model_stock": Method(model_stock, {"filter_wise": False}, base="required", least=2),
     "passthrough": Method(passthrough, per_input={"scale": None}, most=1),
     "task_arithmetic": _task_method(None, consensus=False),

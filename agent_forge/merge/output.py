@@ -20,11 +20,11 @@ from torch import Tensor
 
 from agent_forge import platform
 from agent_forge.errors import AlreadyExists, ConfigError, DamagedFile, HostileInput, NotEnough
-from agent_forge.merge.combos import ALL, combo_name
-from agent_forge.merge.engine import Merged, Note, merge
+from agent_forge.merge.combos import combo_name
+from agent_forge.merge.engine import Merged, Note
 from agent_forge.merge.inputs import RUN
 from agent_forge.merge.recipe import Recipe, to_yaml
-from agent_forge.merge.vocabulary import write_tokenizer
+from agent_forge.merge.vocabulary import Vocabulary, write_tokenizer
 from agent_forge.model.weights import Weights, shards_of, writing_shards
 from agent_forge.store import files
 from agent_forge.store.tensors import Spec
@@ -78,36 +78,20 @@ def write(
 ) -> Written:
     """Write weights as a model folder, tensor by tensor; `beside` are further files of it."""
     combo = weights.recipe.combo if isinstance(weights, Merged) else None
-    return _write(weights, {combo: folder}, force, max_ram, shard_bytes, progress, beside)[combo]
+    folders: dict[int | None, Path] = {combo: folder}
+    return write_folders(weights, folders, force, max_ram, shard_bytes, progress, beside)[combo]
 
 
-def write_combos(
-    recipe: Recipe,
-    folder: Path,
-    *,
-    which: Sequence[int] = ALL,
+def write_folders(
+    weights: Weights,
+    folders: Mapping[int | None, Path],
     force: bool = False,
     max_ram: int | None = None,
-    threads: int = 1,
+    shard_bytes: int = SHARD_BYTES,
     progress: ProgressCallback | None = None,
-) -> dict[int, Written]:
-    """Write several combos of the same parents, one folder each, in one pass over the parents."""
-    merged = merge(recipe, threads=threads)
-    folders: dict[int | None, Path] = {n: folder / combo_name(n) for n in which}
-    written = _write(merged, folders, force, max_ram, SHARD_BYTES, progress)
-    return {n: written[n] for n in which}
-
-
-def _write(
-    weights: Weights,
-    folders: Mapping[int | None, Path],  # of each combo; None for what is no combo
-    force: bool,
-    max_ram: int | None,
-    shard_bytes: int,
-    progress: ProgressCallback | None,
     beside: Mapping[str, bytes] | None = None,
 ) -> dict[int | None, Written]:
-    """Write all folders in one pass; none of them appears before all are complete."""
+    """Write one folder a combo (None: no combo) in one pass; none appears before all are done."""
     began, peak = time.monotonic(), anonymous_bytes()
     for folder in folders.values():
         refuse_existing(folder, weights, force)
@@ -283,13 +267,12 @@ def _write_rest(
 ) -> None:
     if weights.config:
         stage.write_bytes("config.json", files.to_json(weights.config, sort_keys=False))
-    if recipe is None and weights.folder is not None:
+    if recipe is None:
         write_tokenizer(stage, weights.folder, {})
-    if recipe is not None and isinstance(weights, Merged):
-        vocabulary = weights.plan.vocabulary
+    elif isinstance(weights, Merged):
         first = weights.plan.models[recipe.references()[0]].folder
-        owner = vocabulary.folder if vocabulary else first
-        write_tokenizer(stage, owner, vocabulary.added if vocabulary else {})
+        vocabulary = weights.plan.vocabulary or Vocabulary({}, first)
+        write_tokenizer(stage, vocabulary.folder, vocabulary.added)
         stage.write_bytes("recipe.yml", to_yaml(recipe).encode())
         stage.write_bytes("README.md", card(weights, recipe, notes).encode())
 
@@ -297,17 +280,29 @@ def _write_rest(
 def card(weights: Weights, recipe: Recipe, notes: Sequence[Note]) -> str:
     """The model card: what was merged, how, and from which bytes."""
     how = recipe.merge_method if recipe.combo is None else combo_name(recipe.combo)
-    lines = [
-        *("---", "library_name: transformers", "tags:", "- merge", "---"),
-        *("# Merged model", ""),
-        f"Merged with agent-forge: **{how}**, seed {recipe.seed},"
-        f" {weights.parameters:,} parameters.",
-        *("", "| parent | sha256 of its weights |", "|---|---|"),
-        *(f"| `{ref}` | `{digest}` |" for ref, digest in recipe.parents.items()),
-        *("", "`forge merge recipe.yml OUT` makes the same bytes again from the same parents:"),
-        *("", "```yaml", to_yaml(recipe).rstrip(), "```", ""),
-    ]
+    parents = "\n".join(f"| `{ref}` | `{digest}` |" for ref, digest in recipe.parents.items())
+    text = f"""---
+library_name: transformers
+tags:
+- merge
+---
+# Merged model
+
+Merged with agent-forge: **{how}**, seed {recipe.seed}, {weights.parameters:,} parameters.
+
+| parent | sha256 of its weights |
+|---|---|
+{parents}
+
+`forge merge recipe.yml OUT` makes the same bytes again from the same parents:
+
+```yaml
+{to_yaml(recipe).rstrip()}
+```
+"""
     if notes:
-        lines += ["Replaced by the plain mean of the parents, because the method gave"]
-        lines += ["", *(f"- {note.problem}: `{note.name}`" for note in notes), ""]
-    return "\n".join(lines)
+        replaced = "\n".join(f"- {note.problem}: `{note.name}`" for note in notes)
+        text += (
+            f"\nReplaced by the plain mean of the parents, because the method gave\n\n{replaced}\n"
+        )
+    return text

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any
@@ -48,12 +48,11 @@ class Parents(dict[str, Weights]):
         super().__init__({ref: from_memory(m, ref) for ref, m in (models or {}).items()})
         self.cache: Cache = {}
 
-    def open(self, recipe: Recipe) -> Parents:
-        """The same with every model that the recipe names."""
-        for ref in recipe.references():
+    def open(self, references: Iterable[str]) -> None:
+        """Open the models that are not open yet."""
+        for ref in references:
             if ref not in self:
                 self[ref] = open_weights(ref)
-        return self
 
 
 @dataclass(frozen=True)
@@ -93,7 +92,7 @@ class MergePlan:
 
 def make_plan(recipe: Recipe, parents: Parents) -> MergePlan:
     """Check that the parents fit together, and say what is computed from what."""
-    parents.open(recipe)
+    parents.open(recipe.references())
     models: Mapping[str, Weights] = parents
     vocabulary = None
     if choice := recipe.vocabulary():
@@ -137,19 +136,14 @@ def _whole(recipe: Recipe, models: Mapping[str, Weights]) -> Slice:
     counts = {ref: layer_count(models[ref]) for ref in recipe.references()}
     if len(set(counts.values())) > 1:
         found = ", ".join(f"{ref}: {n}" for ref, n in counts.items())
-        raise ConfigError(
-            f"the models have different numbers of layers ({found})",
-            hint="use slices to say which layers go together",
-        )
-    n = next(iter(counts.values()))
-    return Slice.model_construct(
-        sources=[
-            SliceSource.model_construct(model=m.model, parameters=m.parameters, layer_range=[0, n])
-            for m in recipe.models
-        ],
-        base_model=None,
-        parameters={},
-    )
+        hint = "use slices to say which layers go together"
+        raise ConfigError(f"the models have different numbers of layers ({found})", hint=hint)
+    layers = [0, next(iter(counts.values()))]
+    sources = [
+        SliceSource.model_construct(model=m.model, parameters=m.parameters, layer_range=layers)
+        for m in recipe.models
+    ]
+    return Slice.model_construct(sources=sources, base_model=None, parameters={})
 
 
 class _Planner:
@@ -172,12 +166,10 @@ class _Planner:
         self.base = base if self.method.base not in ADDS_BASE and base in first else None
         self.first = {ref: first[ref] for ref in [*inputs, *([self.base] if self.base else [])]}
         self.own = {s.model: s.parameters for s in part.sources}
+        low, high = part.sources[0].layer_range
         for ref, start in self.first.items():
-            length = part.sources[0].layer_range[1] - part.sources[0].layer_range[0]
-            if start + length > layer_count(models[ref]):
-                raise ConfigError(
-                    f"{ref} has {layer_count(models[ref])} layers, not {start + length}"
-                )
+            if (end := start + high - low) > (count := layer_count(models[ref])):
+                raise ConfigError(f"{ref} has {count} layers, not {end}")
 
     def layer(self, i: int, out: int, position: float) -> Iterator[tuple[str, TensorMerge]]:
         """Layer `out` of the result, from layer i of the slice."""
@@ -207,13 +199,10 @@ class _Planner:
         specs = {ref: self.models[ref].specs[at] for ref, (_, at) in found.items()}
         if len({spec.shape for spec in specs.values()}) > 1:
             shapes = ", ".join(f"{ref}: {list(spec.shape)}" for ref, spec in specs.items())
-            vocabulary = TOKEN_EMBEDDING.search(name) or HEAD.search(name)
-            raise ConfigError(
-                f"{name} has different shapes ({shapes})",
-                hint="tokenizer: union (or base) in the recipe makes the vocabularies equal"
-                if vocabulary
-                else "only models of the same architecture and size can be merged",
-            )
+            hint = "only models of the same architecture and size can be merged"
+            if TOKEN_EMBEDDING.search(name) or HEAD.search(name):
+                hint = "tokenizer: union (or base) in the recipe makes the vocabularies equal"
+            raise ConfigError(f"{name} has different shapes ({shapes})", hint=hint)
         return TensorMerge(
             name,
             Spec(self._type(specs), next(iter(specs.values())).shape),
@@ -239,19 +228,16 @@ class _Planner:
             for key, default in self.method.shared.items()
         }
         for key, default in self.method.per_input.items():
-            params[key] = [
-                first_value(
-                    [self.own.get(ref, {}), *common], key, places[ref][1], position, default
-                )
-                for ref in self.inputs
-            ]
+            params[key] = values = []
+            for ref in self.inputs:
+                scopes = [self.own.get(ref, {}), *common]
+                values.append(first_value(scopes, key, places[ref][1], position, default))
         return params
 
 
 def _names_at(weights: Weights, layer: int | None) -> list[str]:
     """The tensors of a layer, named as in layer 0; or those outside the layers."""
-    index = weights.by_layer()
-    names = index.get(layer, [])
+    names = weights.by_layer().get(layer, [])
     return names if layer is None else [at_layer(name, 0) for name in names]
 
 

@@ -28,18 +28,21 @@ from agent_forge.store.places import require_writable
 SAMPLED_TENSORS = 8
 SAMPLED_ELEMENTS = 1 << 14
 FAR = 0.5  # relative distance above which two models hardly come from one base
-WITHOUT_EFFECT = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache")
+# Settings without effect on a merge, and settings that are compared on their own.
+WITHOUT_EFFECT = {"_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache"}
+WITHOUT_EFFECT |= {"architectures", "model_type", "tie_word_embeddings", "vocab_size"}
 # CPU nanoseconds an element and input, as measured by benchmarks/merge.py on one core.
 COST_NS = {"task_arithmetic": 1.2, "ties": 6.0, "dare_linear": 4.0, "dare_ties": 6.0}
 COST_NS |= {"breadcrumbs": 6.0, "breadcrumbs_ties": 8.0, COMBO: 10.0}
 COST_DEFAULT_NS, HASH_AND_WRITE_NS = 1.5, 2.0
+Level = Literal["error", "warning", "note"]
 
 
 @dataclass(frozen=True)
 class Problem:
     """Something that stands in the way (error) or that one should know (warning, note)."""
 
-    level: Literal["error", "warning", "note"]
+    level: Level
     what: str
     remedy: str = ""
     cause: ForgeError | None = None
@@ -60,11 +63,9 @@ class Preflight:
 
     @property
     def error(self) -> ForgeError | None:
-        """The first that stands in the way."""
-        for problem in self.problems:
-            if problem.level == "error":
-                return problem.cause or ConfigError(problem.what, hint=problem.remedy)
-        return None
+        """The first problem that stands in the way, as an exception."""
+        errors = (p for p in self.problems if p.level == "error")
+        return next((p.cause or ConfigError(p.what, hint=p.remedy) for p in errors), None)
 
     def require(self) -> MergePlan:
         """The plan, or the first error."""
@@ -73,16 +74,12 @@ class Preflight:
         assert self.plan is not None
         return self.plan
 
-    def errors(self) -> list[ForgeError]:
-        found = [problem for problem in self.problems if problem.level == "error"]
-        return [p.cause or ConfigError(p.what, hint=p.remedy) for p in found]
-
-    def add(self, level: Literal["error", "warning", "note"], what: str, remedy: str = "") -> None:
+    def add(self, level: Level, what: str, remedy: str) -> None:
         self.problems.append(Problem(level, what, remedy))
 
     @contextmanager
     def noting(self) -> Iterator[None]:
-        """An error of ours in the block becomes a problem."""
+        """Turn an error of ours in the block into a problem."""
         try:
             yield
         except ForgeError as error:
@@ -96,7 +93,7 @@ def preflight(recipe: Recipe, out: Path, parents: Parents | None = None) -> Pref
     models: dict[str, Weights] = {}
     for ref in recipe.references():
         with report.noting():
-            opened.open(recipe.model_copy(update=_only(ref)))
+            opened.open([ref])
             _check_alone(report, ref, opened[ref])
             models[ref] = opened[ref]
     if len(models) == len(recipe.references()):
@@ -118,42 +115,32 @@ def check_target(
     if report.plan is None:
         return
     merged = Merged(report.plan)
-    try:
+    with report.noting():
         for folder in folders:
             refuse_existing(folder, merged, force)
             require_writable(folder.parent)
         require_room(folders, merged, max_ram)
-    except ForgeError as error:
-        report.problems.append(Problem("error", str(error), error.hint, error))
-
-
-def _only(ref: str) -> dict[str, Any]:
-    return {"models": [], "slices": [], "base_model": ref}
 
 
 def _check_alone(report: Preflight, ref: str, weights: Weights) -> None:
-    """Whether the tensors are those of the network in the config, and its head what it says."""
+    """Report tensors that are not those of the network in the config, and a head that differs."""
     if not weights.config or not weights.sources:
         return
     if not check_tensors(weights):
         kind = weights.config.get("model_type")
         report.add("note", f"{ref}: its tensors were not compared with a network {kind!r}", "")
     if weights.config.get("tie_word_embeddings") and not is_tied(weights):
-        report.add(
-            "warning",
-            f"{ref}: its config ties the head to the embedding, its file has another head",
-            "the head in the file counts; the result is not tied",
-        )
+        what = f"{ref}: its config ties the head to the embedding, its file has another head"
+        report.add("warning", what, "the head in the file counts; the result is not tied")
 
 
 def _compare_configs(report: Preflight, models: dict[str, Weights]) -> None:
-    """Architecture, tied weights, positions, and whatever else shapes the network."""
+    """Compare architecture, tied weights, positions, and whatever else shapes the network."""
     known = {ref: weights for ref, weights in models.items() if weights.config}
     for ref in (ref for ref in models if ref not in known):
-        level: Literal["error", "warning"] = "error" if known else "warning"
-        report.add(
-            level, f"{ref} has no config.json", "put the one of its model beside its weights"
-        )
+        level: Level = "error" if known else "warning"
+        remedy = "put the one of its model beside its weights"
+        report.add(level, f"{ref} has no config.json", remedy)
     (first_ref, first), *others = (known or models).items()
     named = first.config.get("architectures")
     report.facts["architecture"] = named[0] if named and isinstance(named, list) else "unknown"
@@ -161,29 +148,18 @@ def _compare_configs(report: Preflight, models: dict[str, Weights]) -> None:
         pair = f"{first_ref} and {ref}"
         if weights.config.get("model_type") != first.config.get("model_type"):
             kinds = f"{first.config.get('model_type')} and {weights.config.get('model_type')}"
-            report.add(
-                "error", f"{pair} are different architectures ({kinds})", "merge like with like"
-            )
+            what = f"{pair} are different architectures ({kinds})"
+            report.add("error", what, "merge like with like")
             continue
         if is_tied(weights) != is_tied(first):
-            report.add(
-                "warning",
-                f"{pair}: only one has its head tied to its embedding",
-                "the result gets a head of its own",
-            )
-        for key in sorted(set(first.config) | set(weights.config)):
+            what = f"{pair}: only one has its head tied to its embedding"
+            report.add("warning", what, "the result gets a head of its own")
+        for key in sorted({*first.config, *weights.config} - WITHOUT_EFFECT):
             one, two = first.config.get(key), weights.config.get(key)
-            if one == two or key in WITHOUT_EFFECT or key in HANDLED:
-                continue
-            remedy = f"the result takes that of {first_ref}"
-            report.add(
-                "warning" if "rope" in key else "note",
-                f"{pair} differ in {key}: {one!r} and {two!r}",
-                remedy,
-            )
-
-
-HANDLED = ("architectures", "model_type", "tie_word_embeddings", "vocab_size")
+            if one != two:
+                what = f"{pair} differ in {key}: {one!r} and {two!r}"
+                level = "warning" if "rope" in key else "note"
+                report.add(level, what, f"the result takes that of {first_ref}")
 
 
 def _compare_vocabularies(report: Preflight, recipe: Recipe, models: dict[str, Weights]) -> None:
@@ -208,10 +184,9 @@ def _compare_vocabularies(report: Preflight, recipe: Recipe, models: dict[str, W
 
 
 def _compare_types(report: Preflight, models: dict[str, Weights]) -> None:
-    kinds = {
-        ref: sorted({str(s.dtype).removeprefix("torch.") for s in w.specs.values()})
-        for ref, w in models.items()
-    }
+    kinds: dict[str, list[str]] = {}
+    for ref, weights in models.items():
+        kinds[ref] = sorted({str(s.dtype).removeprefix("torch.") for s in weights.specs.values()})
     report.facts["types"] = kinds
     if len({tuple(kind) for kind in kinds.values()}) > 1:
         report.add("note", f"the models have different types: {kinds}", "set out_dtype")
@@ -234,12 +209,9 @@ def _same_base(report: Preflight, recipe: Recipe, models: dict[str, Weights]) ->
                 size += float(torch.sum(a**2))
         distances[ref] = (apart / size) ** 0.5 if size else 0.0
         if distances[ref] > FAR:
-            report.add(
-                "warning",
-                f"{ref} is far from {first_ref} (relative distance {distances[ref]:.2f}):"
-                " they hardly come from one base",
-                "merge fine-tunes of the same base; others average to noise",
-            )
+            apart_by = f"{ref} is far from {first_ref} (relative distance {distances[ref]:.2f})"
+            remedy = "merge fine-tunes of the same base; others average to noise"
+            report.add("warning", f"{apart_by}: they hardly come from one base", remedy)
         elif distances[ref] == 0:
             report.add("note", f"{ref} equals {first_ref} on all samples", "is it listed twice?")
     report.facts["distance"] = {ref: round(value, 4) for ref, value in distances.items()}

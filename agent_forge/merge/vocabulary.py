@@ -106,7 +106,9 @@ def align(
     n = max(result.values()) + 1
     vocabulary = Vocabulary(result, models[owner].folder, added, -(-n // multiple) * multiple)
     tables = {ref: _table(vocabulary, n, tokens[ref]) for ref in references}
-    aligned = {ref: _aligned(ref, preferred, models, tables, n, vocabulary) for ref in references}
+    aligned = {
+        ref: _aligned(ref, preferred, models, tables, n, vocabulary.size) for ref in references
+    }
     return {**models, **aligned}, vocabulary
 
 
@@ -132,35 +134,30 @@ def _aligned(
     models: Mapping[str, Weights],
     tables: Mapping[str, Tensor],
     n: int,
-    vocabulary: Vocabulary,
+    size: int,
 ) -> Weights:
+    """A model whose embedding and head have `size` rows, the first n as the tables say."""
     weights = models[ref]
     specs = dict(weights.specs)
-    for name in specs:
-        if TOKEN_EMBEDDING.search(name) or HEAD.search(name):
-            specs[name] = Spec(specs[name].dtype, (vocabulary.size, *specs[name].shape[1:]))
+    by_token = {name for name in specs if TOKEN_EMBEDDING.search(name) or HEAD.search(name)}
+    for name in by_token:
+        specs[name] = Spec(specs[name].dtype, (size, *specs[name].shape[1:]))
 
     def get(name: str) -> Tensor:
-        if not (TOKEN_EMBEDDING.search(name) or HEAD.search(name)):
+        if name not in by_token:
             return weights[name]
-        with_it = [r for r in tables if name in models[r].specs]
-        tensors = {r: models[r][name] for r in with_it}
+        tensors = {r: models[r][name] for r in tables if name in models[r].specs}
         missing = tables[ref] < 0
         rows = tensors[ref][tables[ref].clamp(min=0)]
         rows[missing] = _substitutes(tensors, tables, missing, preferred).to(rows.dtype)
-        if vocabulary.size == n:
+        if size == n:
             return rows
         padding = rows.float().mean(0, keepdim=True).to(rows.dtype)
-        return torch.cat([rows, padding.expand(vocabulary.size - n, *rows.shape[1:])])
+        return torch.cat([rows, padding.expand(size - n, *rows.shape[1:])])
 
-    return Weights(
-        specs,
-        get,
-        label=weights.label,
-        config={**weights.config, "vocab_size": vocabulary.size},
-        folder=weights.folder,
-        sources=weights.sources,
-    )
+    config = {**weights.config, "vocab_size": size}
+    folder, sources = weights.folder, weights.sources
+    return Weights(specs, get, label=weights.label, config=config, folder=folder, sources=sources)
 
 
 def _substitutes(

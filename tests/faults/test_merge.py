@@ -25,13 +25,13 @@ from agent_forge.errors import (
     HostileInput,
 )
 from agent_forge.merge.engine import merge
-from agent_forge.merge.output import clear_leftovers, refuse_existing, write, write_combos
+from agent_forge.merge.output import clear_leftovers, refuse_existing, write
 from agent_forge.merge.recipe import Recipe
 from agent_forge.store import files
 from tests.command_line import Forge
 from tests.faults.test_hostile import Canary
 from tests.faults.test_io import FailingDisk
-from tests.merge_models import make_models, recipe
+from tests.merge_models import make_models, recipe, write_combos
 from tests.toy_runs import exit_code, forked
 
 FILE = "model.safetensors"

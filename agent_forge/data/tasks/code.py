@@ -201,7 +201,7 @@ def _family(name: str, kind: Kind) -> Family:
     def build_question(operands: Chain, level: int, split: str, rng: Random) -> Question:
         return build(kind, operands, split, rng)
 
-    return family(name, draw_chain, build_question, None, wordings=WORDINGS)
+    return family(name, draw_chain, build_question, None, WORDINGS)
 
 
 FAMILIES = (

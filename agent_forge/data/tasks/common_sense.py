@@ -139,22 +139,11 @@ def _relation_wordings(choices: str) -> dict[str, list[str]]:
     return {s: [text + choices for r in RELATIONS.values() for text in r[s]] for s in SPLITS}
 
 
+_ITEMS, _OPTIONS = _relation_wordings(" ({items})"), _relation_wordings("\n{options}")
 FAMILIES = (
     family("odd_one_out", odd_operands, odd_one_out, checks.words),
     family("size_order", size_operands, size_order, checks.words),
     family("what_floats", float_operands, what_floats, checks.words),
-    family(
-        "relation",
-        relation_operands,
-        relation,
-        checks.words,
-        wordings=_relation_wordings(" ({items})"),
-    ),
-    family(
-        "multiple_choice",
-        relation_operands,
-        multiple_choice,
-        checks.letter,
-        wordings=_relation_wordings("\n{options}"),
-    ),
+    family("relation", relation_operands, relation, checks.words, _ITEMS),
+    family("multiple_choice", relation_operands, multiple_choice, checks.letter, _OPTIONS),
 )

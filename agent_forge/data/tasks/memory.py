@@ -58,5 +58,5 @@ NEEDLE_WORDINGS = {
 }
 FAMILIES = (
     family("key_value", pairs, key_value, checks.number),
-    family("needle", needle_operands, needle, checks.number, wordings=NEEDLE_WORDINGS),
+    family("needle", needle_operands, needle, checks.number, NEEDLE_WORDINGS),
 )

@@ -121,5 +121,5 @@ QUESTION_WORDINGS = {
 }
 FAMILIES = (
     family("story", cast, story, checks.whole_text),
-    family("story_qa", cast_and_question, story_qa, checks.words, wordings=QUESTION_WORDINGS),
+    family("story_qa", cast_and_question, story_qa, checks.words, QUESTION_WORDINGS),
 )

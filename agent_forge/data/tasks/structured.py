@@ -58,11 +58,7 @@ def to_csv(records: list[Record]) -> str:
 
 
 FORMS: dict[str, Callable[[list[Record]], str]] = {"JSON": to_json, "YAML": to_yaml, "CSV": to_csv}
-CHECKS: dict[str, Accept] = {
-    "JSON": checks.json_document,
-    "YAML": checks.yaml_document,
-    "CSV": checks.csv_document,
-}
+ACCEPT: list[Accept] = [checks.json_document, checks.yaml_document, checks.csv_document]
 
 
 def table(level: int, rng: Random, fewest: int = 1) -> Operands:
@@ -118,15 +114,15 @@ def _records(fields: tuple[str, ...], rows: list[tuple[Any, ...]]) -> list[Recor
     return [dict(zip(fields, row, strict=True)) for row in rows]
 
 
-def _conversion(target: str) -> Family:
+def _conversion(target: str, accept: Accept) -> Family:
     def build(operands: Operands, level: int, split: str, rng: Random) -> Question:
         return convert(operands, target, split, rng)
 
     wordings = {s: [t.replace("{target}", target) for t in CONVERSIONS[s]] for s in CONVERSIONS}
-    return family(f"to_{target.lower()}", table, build, CHECKS[target], wordings=wordings)
+    return family(f"to_{target.lower()}", table, build, accept, wordings)
 
 
 FAMILIES = (
     family("extract_field", question, extract, checks.value),
-    *(_conversion(target) for target in FORMS),
+    *map(_conversion, FORMS, ACCEPT),
 )

@@ -123,4 +123,4 @@ def build(operands: Operands, level: int, split: str, rng: Random) -> Question:
 
 
 WORDINGS = {s: [text for t in TEMPLATES.values() for text in t[s]] for s in SPLITS}
-FAMILIES = (family("word_problem", draw, build, checks.number, wordings=WORDINGS),)
+FAMILIES = (family("word_problem", draw, build, checks.number, WORDINGS),)

@@ -1,7 +1,7 @@
-"""What one scores without understanding: an accuracy is read beside these, never alone.
+"""Accuracies that need no understanding; the accuracy of a model is read beside them, never alone.
 
-Both are given training items and tested on others, by the checks that models face. Code is never
-run for them: a guess at code counts when it is the reference itself.
+Both baselines learn from training items and are tested on others, with the checks that models
+face. Code is never run for them: a guess at code is right if it equals the reference.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The datasets by name: where they come from, what a local folder holds, how they are split.
+"""The datasets by name: their origin (datasets.json), local files, splits and download.
 
 Examples are for training, for selection (what a search may look at) or for the verdict (what only
 the last comparison reads). A published test set is the verdict; without one, a hash of each example
@@ -86,7 +86,7 @@ def _readable(folder: Path) -> list[Path]:
 
 
 def missing(names: Iterable[str], folder: Path) -> list[str]:
-    """Which of the wanted datasets are not in the data folder."""
+    """The names of the wanted datasets that the data folder lacks."""
     return [name for name in names if not local_files(find(name), folder)]
 
 
@@ -194,7 +194,7 @@ def _labelled(path: Path) -> Iterator[Row]:
 def tokenise(
     tokenizer: Tokenizer, examples: Iterable[Example]
 ) -> tuple[list[list[int]], list[list[bool]]]:
-    """Token documents and what is learned of each: the completion, or all of a plain text."""
+    """Token ids and a mask of what is learned: the completion, or all of a plain text."""
     documents: list[list[int]] = []
     masks: list[list[bool]] = []
     remaining = iter(examples)
@@ -272,7 +272,7 @@ def _line_of(example: Example, kind: str) -> bytes:
 
 
 def verify(name: str, folder: Path) -> dict[str, Any]:
-    """Read every line of a dataset: how many examples, of which split, how many twice."""
+    """Read every line of a dataset; returns counts of examples, splits and copies, and sha256."""
     paths = local_files(find(name), folder)
     if paths and (paths[0].parent / RECORD).exists():
         files.verify(paths[0].parent)

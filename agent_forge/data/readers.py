@@ -1,7 +1,7 @@
-"""From the rows of each dataset to examples: one small generator a shape.
+"""From the rows of each dataset to training examples: one small generator for each kind of row.
 
-A reader knows the shape of the original files and of the Hugging Face version. Where an answer is
-one of several, `choices` has them all.
+A reader knows the fields of the original files and of the Hugging Face version. If an answer is
+one of several choices, `choices` has them all.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ CALCULATOR = re.compile(r"<<[^<>]*>>")
 
 @dataclass(frozen=True)
 class Example:
-    """What is asked and what is to be learned; plain text has no prompt.
+    """A prompt and the completion that is learned; plain text has no prompt.
 
     `messages` is set for conversations, whose prompt and completion are then only for reading.
     """
@@ -37,7 +37,7 @@ Reader = Callable[[Row], Iterator[Example]]
 
 
 def asked(question: str, answer: str, context: str = "", *choices: str) -> Example:
-    """The one form in which all questions are put."""
+    """An example in the form that all questions share."""
     before = f"{context.strip()}\n" if context.strip() else ""
     prompt = f"{before}Question: {question.strip()}\nAnswer:"
     return Example(prompt, f" {answer.strip()}", choices=tuple(f" {c.strip()}" for c in choices))
@@ -207,7 +207,7 @@ def own(row: Row) -> Iterator[Example]:
 
 
 def _choices(row: Row, completion: str) -> tuple[str, ...]:
-    """What the completion was chosen from, where a row says it."""
+    """The choices that a row gives beside its completion, if any."""
     listed = row.entries(row.value.get("choices") or [], "choices")
     choices = tuple(row.checked(choice, "choices") for choice in listed)
     row.refuse_long("".join(choices), "field 'choices'")
@@ -239,7 +239,7 @@ def _conversation(row: Row) -> Example:
 
 
 def saved(row: Row) -> Iterator[Example]:
-    """What `forge data fetch` wrote."""
+    """A row that `forge data fetch` wrote."""
     values = row.value if isinstance(row.value, Mapping) else {}
     prompt = values.get("prompt")
     if not isinstance(prompt, str):

@@ -1,7 +1,7 @@
 """Rows from files: JSON, JSONL (also gzipped), CSV, plain text and, with pyarrow, Parquet.
 
-What is wrong with a file is said with its line and, for a wrong encoding, its byte. How much a row
-may hold is limited, so that no file takes more memory than the model that reads it.
+Errors name the line of the file and, for a wrong encoding, the byte. The size of a row is limited,
+so that no file takes more memory than the model that reads it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ UTF16 = (b"\xff\xfe", b"\xfe\xff")
 
 @dataclass(frozen=True)
 class Row:
-    """One row of a file, which knows where it stands."""
+    """One row of a file; `where` names its place in the file for error messages."""
 
     value: Any
     path: Path
@@ -46,7 +46,7 @@ class Row:
         return isinstance(self.value, Mapping) and self.value.get(name) is not None
 
     def get(self, *names: str) -> Any:
-        """The first of these fields that is there."""
+        """The value of the first of these fields that exists."""
         if not isinstance(self.value, Mapping):
             raise self.damaged(f"{type(self.value).__name__} where an object with fields belongs")
         for name in names:
@@ -55,7 +55,7 @@ class Row:
         raise self.damaged(f"field {' or '.join(map(repr, names))} is missing")
 
     def text(self, *names: str) -> str:
-        """The first of these fields, which has to be text that is not blank."""
+        """The first of these fields as text; blank text is an error."""
         return self.checked(self.get(*names), names[0])
 
     def checked(self, value: Any, name: str) -> str:
@@ -85,7 +85,7 @@ class Row:
             )
 
     def entries(self, value: Any, name: str) -> list[Any]:
-        """A value that has to be a list, of a sane length."""
+        """A value that must be a list of at most MAX_ENTRIES."""
         if not isinstance(value, list):
             raise self.damaged(f"field {name!r} is not a list")
         if len(value) > MAX_ENTRIES:
@@ -95,7 +95,7 @@ class Row:
         return value
 
     def index(self, name: str, size: int) -> int:
-        """A field that counts from 0 into `size` choices."""
+        """A field that is the number of a choice, from 0 to `size` - 1."""
         value = self.get(name)
         if not str(value).isdecimal() or int(value) >= size:
             raise self.damaged(f"field {name!r} is {value!r}, 0 to {size - 1} is expected")
@@ -236,7 +236,7 @@ def _document(start: int, piece: list[str]) -> Iterator[tuple[int, str]]:
 
 
 def _short(line: str) -> Iterator[str]:
-    """A line as it is; one without end is cut behind spaces."""
+    """A line as it is, or in pieces that end behind spaces if it is very long."""
     start = 0
     if len(line) + PIECE_CHARACTERS > MAX_CHARACTERS:  # the lines before it may be as long
         while len(line) - start > PIECE_CHARACTERS:

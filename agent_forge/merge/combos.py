@@ -229,7 +229,7 @@ def _literal_stage(
         return difference(base, [part - base for part in parts], c[i]).add_(base)
 
     def spread(i: str) -> Iterator[Tensor]:
-        for _, parts, base in x.runs():
+        for parts, base in x.runs():
             assert base is not None
             m = merged(parts, base, i)
             yield mean([(m - part).abs() for part in parts])

@@ -100,7 +100,7 @@ class Merged(Weights):
     # -- layers -----------------------------------------------------------------------------------
 
     def layer_choices(self, job: TensorMerge, which: Sequence[int]) -> dict[Pair, int]:
-        """What FrankenMerge takes for the layer of a tensor, after each stage 2 that it follows."""
+        """The candidate that FrankenMerge takes for a tensor's layer, after each stage 2."""
         pairs = [(i, t) for i, t, s in map(combo_stages, which) if s == "frankenmerge"]
         if job.layer is None or not pairs:
             return {}
@@ -113,7 +113,7 @@ class Merged(Weights):
         return known
 
     def _score_layer(self, layer: str, pairs: Sequence[Pair]) -> dict[Pair, int]:
-        """Which candidate agrees best with the others, on a sample of the layer's weights."""
+        """The candidate that agrees best with the others, on a sample of the layer's weights."""
         total = dict.fromkeys(pairs, np.zeros(()))
         for job in self.plan.jobs.values():
             if job.layer != layer or not job.floating:
@@ -131,7 +131,7 @@ class Merged(Weights):
         return {pair: agreement(gram) for pair, gram in total.items()}
 
     def chosen_layers(self, combo: int) -> dict[str, int]:
-        """Layer -> candidate of a combo, as it was or would be chosen."""
+        """For each layer the candidate that a combo takes, as it goes into its recipe."""
         i, t, s = combo_stages(combo)
         if s != "frankenmerge":
             return {}
@@ -221,7 +221,7 @@ class Merged(Weights):
         flat = result.view(-1)
         if combo is not None:
             with torch.no_grad():
-                average = torch.cat([mean(parts) for _, parts, _ in inputs.runs()])
+                average = torch.cat([mean(parts) for parts, _ in inputs.runs()])
                 if finite and bool((average == average[:1]).all()):  # constant in the parents too
                     return
                 flat.copy_(average.to(job.spec.dtype))

@@ -67,22 +67,21 @@ class TensorInputs:
             return parts, self.read(self.base, start, stop)
         return parts, mean(parts) if self.centred else None
 
-    def runs(self) -> Iterator[tuple[int, list[Tensor], Tensor | None]]:
-        """Position, inputs and base of each run."""
-        for start in range(0, self.numel, RUN):
-            yield start, *self.run(start)
+    def runs(self) -> Iterator[tuple[list[Tensor], Tensor | None]]:
+        """The inputs and the base of each run."""
+        return map(self.run, range(0, self.numel, RUN))
 
-    def deltas(self, i: int) -> Iterator[tuple[int, Tensor]]:
+    def deltas(self, i: int) -> Iterator[Tensor]:
         """The difference of input i from the base, run by run."""
         for start in range(0, self.numel, RUN):
             if self.base is None:
                 parts, base = self.run(start)
                 assert base is not None
-                yield start, parts[i].sub_(base)
+                yield parts[i].sub_(base)
             else:
                 stop = min(start + RUN, self.numel)
                 delta = self.read(self.tensors[i], start, stop)
-                yield start, delta.sub_(self.read(self.base, start, stop))
+                yield delta.sub_(self.read(self.base, start, stop))
 
     def anchored(self) -> np.ndarray:
         """Inner products, in fp64, of the base and the differences from it.
@@ -94,7 +93,7 @@ class TensorInputs:
 
     def _anchored(self) -> np.ndarray:
         total: np.ndarray = np.zeros(())
-        for _, parts, base in self.runs():
+        for parts, base in self.runs():
             anchor, *others = parts if base is None else [base, *parts]
             rows = torch.stack([anchor, *(part.sub_(anchor) for part in others)])
             total = total + (rows @ rows.T).double().numpy()
@@ -122,12 +121,8 @@ class TensorInputs:
 
     def magnitudes(self, i: int, ranks: tuple[int, ...]) -> list[float]:
         """The magnitudes of task vector i at these ranks, counted from the smallest."""
-        return list(
-            self._once(
-                ("magnitudes", i, ranks),
-                lambda: select(lambda: (d for _, d in self.deltas(i)), ranks),
-            )
-        )
+        what = ("magnitudes", i, ranks)
+        return list(self._once(what, lambda: select(lambda: self.deltas(i), ranks)))
 
 
 def mean(parts: Sequence[Tensor]) -> Tensor:

@@ -241,7 +241,7 @@ def l1_factor(
     (lowest, kept), (low, high) = ranks, bounds
     before = between = 0.0
     under = inside = 0
-    for _, delta in x.deltas(i):
+    for delta in x.deltas(i):
         size = delta.abs_()
         before += float(size.sum(dtype=torch.float64))
         middle = (size > low) & (size < high)

@@ -1,4 +1,4 @@
-"""From a recipe and its parents to one job a tensor: which inputs, which base, which parameters."""
+"""From a recipe and its parents to one TensorMerge for each output tensor."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Parents(dict[str, Weights]):
 
 @dataclass(frozen=True)
 class TensorMerge:
-    """One output tensor."""
+    """One output tensor: its inputs, base and parameters."""
 
     name: str
     spec: Spec
@@ -91,7 +91,7 @@ class MergePlan:
 
 
 def make_plan(recipe: Recipe, parents: Parents) -> MergePlan:
-    """Check that the parents fit together, and say what is computed from what."""
+    """The plan of a recipe; parents that do not fit together are an error."""
     parents.open(recipe.references())
     models: Mapping[str, Weights] = parents
     vocabulary = None

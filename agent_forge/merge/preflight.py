@@ -1,4 +1,4 @@
-"""Preflight: whether models can be merged, told from headers and configs before any work.
+"""Preflight: can models be merged? Answered from headers and configs, before any work.
 
 Every problem comes with its remedy. Nothing but small samples of the weights is read.
 """
@@ -87,7 +87,7 @@ class Preflight:
 
 
 def preflight(recipe: Recipe, out: Path, parents: Parents | None = None) -> Preflight:
-    """Look at everything that could go wrong, and say what the merge will take."""
+    """Report all that could go wrong, and forecast disk, memory and time."""
     report = Preflight()
     opened = Parents() if parents is None else parents
     models: dict[str, Weights] = {}

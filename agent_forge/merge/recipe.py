@@ -25,6 +25,7 @@ EVERYWHERE = {"int8_mask"}  # a memory option of mergekit; masks are never store
 RANGES = {"drop_rate": (0.0, 0.9999), "keep": (0.0001, 1.0)}
 RANGES |= dict.fromkeys(("density", "gamma", "t"), (0.0, 1.0))
 LARGEST = 3.4e38  # what fp32 can hold
+ADDS_BASE = ("ignored", "first")  # a base that is not listed is one more input for these
 OURS = ("combo", "seed", "layers", "parents")
 
 
@@ -52,51 +53,53 @@ Parameters = Annotated[dict[str, Any], BeforeValidator(lambda v: {} if v is None
 class ModelInput(Settings):
     """One model of a merge, with parameters of its own."""
 
-    model: Reference = Field(description="folder or file; base+adapter for a LoRA")
-    parameters: Parameters = Field({}, description="of this model alone")
+    model: Reference = Field(description="a folder or a file; base+adapter for a LoRA")
+    parameters: Parameters = Field({}, description="parameters for this model alone")
 
 
 class SliceSource(ModelInput):
     """Some layers of a model."""
 
     layer_range: list[Annotated[int, Field(ge=0)]] = Field(
-        min_length=2, max_length=2, description="first, last + 1"
+        min_length=2, max_length=2, description="the first layer, and the last one + 1"
     )
 
 
 class Slice(Settings):
     """A run of output layers, merged from equally long runs of input layers."""
 
-    sources: list[SliceSource] = Field(min_length=1, description="where the layers come from")
-    base_model: Reference | None = Field(None, description="the base within this slice")
-    parameters: Parameters = Field({}, description="of this slice")
+    sources: list[SliceSource] = Field(min_length=1, description="the layers that are merged")
+    base_model: Reference | None = Field(None, description="the base for this slice")
+    parameters: Parameters = Field({}, description="parameters for this slice")
 
 
 class TokenizerChoice(Settings):
     """Whose vocabulary the result has."""
 
     source: Reference = Field("union", description="base, union or a model")
-    pad_to_multiple_of: int | None = Field(None, ge=1, description="rows are added up to this")
+    pad_to_multiple_of: int | None = Field(None, ge=1, description="rows are added up to it")
 
 
 class Recipe(Settings):
     """Everything that determines the result of a merge, beside the parents' bytes."""
 
-    merge_method: str = Field(COMBO, description="how tensors are merged")
-    models: list[ModelInput] = Field([], description="what is merged")
-    slices: list[Slice] = Field([], max_length=1000, description="or: which layers are stacked")
-    base_model: Reference | None = Field(None, description="where task vectors start")
-    parameters: Parameters = Field({}, description="of the method")
+    merge_method: str = Field(COMBO, description="the method by which tensors are merged")
+    models: list[ModelInput] = Field([], description="the models that are merged")
+    slices: list[Slice] = Field([], max_length=1000, description="or the layers to stack")
+    base_model: Reference | None = Field(None, description="task vectors are differences from it")
+    parameters: Parameters = Field({}, description="parameters of the method")
     dtype: TypeName | None = Field(None, description="inputs are rounded to this type first")
-    out_dtype: TypeName | None = Field(None, description="type of the result")
-    tokenizer_source: Reference | None = Field(None, description="base, union or a model")
-    tokenizer: TokenizerChoice | None = Field(None, description="the same with more to say")
-    combo: int | None = Field(None, description="one of the eight combinations")
-    seed: int = Field(0, ge=0, lt=2**63, description="of every random mask")
-    layers: dict[str, int] = Field(
-        {}, description="FrankenMerge: layer -> 0 for the merged one, n for parent n"
+    out_dtype: TypeName | None = Field(None, description="the type of the result")
+    tokenizer_source: Reference | None = Field(
+        None, description="whose vocabulary the result has: base, union or a model"
     )
-    parents: dict[str, str] = Field({}, description="sha256 that each parent has to have")
+    tokenizer: TokenizerChoice | None = Field(None, description="the same, and padding")
+    combo: int | None = Field(None, description="one of the eight combinations")
+    seed: int = Field(0, ge=0, lt=2**63, description="the seed of every random mask")
+    layers: dict[str, int] = Field(
+        {}, description="FrankenMerge takes for a layer: 0 the merged one, n that of parent n"
+    )
+    parents: dict[str, str] = Field({}, description="the sha256 that each parent must have")
 
     @field_validator("combo", mode="before")
     @classmethod
@@ -153,7 +156,7 @@ class Recipe(Settings):
 
 
 def _groups(recipe: Recipe) -> Iterator[tuple[str, Parameters, bool]]:
-    """Where parameters stand, and whether those of the whole merge may stand there too."""
+    """Each place with parameters, and whether parameters of the whole merge may stand there."""
     yield "parameters", recipe.parameters, True
     for i, model in enumerate(recipe.models):
         yield f"models.{i}.parameters", model.parameters, False
@@ -170,10 +173,8 @@ def _check_parameter(
     if name in EVERYWHERE:
         return
     if name not in known:
-        names = list(known)
-        raise ValueError(
-            f"{method_name} has no parameter {name!r} ({where}){did_you_mean(name, names)}"
-        )
+        near = did_you_mean(name, list(known))
+        raise ValueError(f"{method_name} has no parameter {name!r} ({where}){near}")
     if name in method.shared and not shared:
         raise ValueError(f"{name!r} is of the whole merge, so it cannot stand in {where}")
     for value in _values(setting, f"{where}.{name}"):
@@ -194,9 +195,8 @@ def _values(setting: Any, where: str) -> Iterator[Any]:
         if not setting:
             raise ValueError(f"{where}: the list is empty")
         plain = [not isinstance(item, Mapping) for item in setting]
-        if any(plain) and (
-            not all(plain) or any(i is None or isinstance(i, list) for i in setting)
-        ):
+        nested = any(item is None or isinstance(item, list) for item in setting)
+        if any(plain) and (nested or not all(plain)):
             raise ValueError(f"{where}: a list holds numbers, or conditional values, not both")
         for item in setting:
             yield from _values(item, where)
@@ -237,9 +237,6 @@ def _check_count(recipe: Recipe, method: Method) -> None:
             least, most = method.least, method.most
             wanted = f"exactly {least}" if least == most else f"{least} to {most or 'any number'}"
             raise ValueError(f"{recipe.merge_method} takes {wanted} models beside a base, not {n}")
-
-
-ADDS_BASE = ("ignored", "first")  # a base that is not listed is one more input for these
 
 
 # -- values ---------------------------------------------------------------------------------------
@@ -283,7 +280,7 @@ def first_value(
 
 
 def filters(recipe: Recipe) -> Iterator[tuple[str, str]]:
-    """Where a filter stands, and what it looks for."""
+    """Each filter of a recipe: its place, and the text that it looks for."""
     for where, settings, _ in _groups(recipe):
         for name, setting in settings.items():
             for option in setting if isinstance(setting, list) else [setting]:

@@ -62,7 +62,7 @@ def make(
     seed: int = 0,
     level: int | tuple[int, int] = (1, MAX_LEVEL),
 ) -> Task:
-    """The item number `index` of a split; of one level, or of a level drawn evenly from a range."""
+    """Item number `index` of a split, at one level or at a level drawn evenly from a range."""
     low, high = (level, level) if isinstance(level, int) else level
     _validate(family, split, low, high)
     digest = hashlib.sha256(f"{family}/{split}/{index}/{seed}/{low}-{high}".encode()).digest()
@@ -72,7 +72,7 @@ def make(
 
 
 def is_right(task: Task, text: str, run: Run | None = None) -> bool:
-    """Whether `text` is a right answer; `checks` says what each family forgives.
+    """True if `text` is a right answer; `checks` says what each family forgives.
 
     Code is run against the tests of its task, by `run`: nothing is executed without it.
     """

@@ -1,4 +1,4 @@
-"""Verifiers: whether the text of a model is a right answer. Each says what it forgives.
+"""Verifiers: each returns True if a model's text is a right answer, and says what it forgives.
 
 Only the first line that is not empty counts, unless said otherwise: models go on talking.
 """

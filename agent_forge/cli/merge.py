@@ -114,10 +114,8 @@ def _recipe(given: dict[str, Any], sets: list[str], paths: list[Path]) -> Recipe
     from agent_forge.merge.recipe import Recipe, read_data
 
     if len(paths) == 2 and paths[0].is_dir():
-        raise ConfigError(
-            f"{paths[0]} is a folder, not a recipe",
-            hint=f"name the file ({paths[0] / 'recipe.yml'}), or the models with --models",
-        )
+        hint = f"name the file ({paths[0] / 'recipe.yml'}), or the models with --models"
+        raise ConfigError(f"{paths[0]} is a folder, not a recipe", hint=hint)
     data = read_data(paths[0]) if len(paths) == 2 else {}
     data = joined(data, given)
     for item in sets:
@@ -126,10 +124,8 @@ def _recipe(given: dict[str, Any], sets: list[str], paths: list[Path]) -> Recipe
         data["merge_method"] = "linear"
     recipe = validate(Recipe, data, str(paths[0]) if len(paths) == 2 else "the options")
     if "base_model" in given and recipe.method().base == "ignored":
-        raise ConfigError(
-            f"{recipe.merge_method} has no base, so --base has no meaning",
-            hint="leave it out, or list it among the models to merge it too",
-        )
+        hint = "leave it out, or list it among the models to merge it too"
+        raise ConfigError(f"{recipe.merge_method} has no base, so --base has no meaning", hint=hint)
     return recipe
 
 

@@ -221,24 +221,20 @@ def fetch(name: str, folder: Path, *, limit: int = 20_000) -> dict[str, Any]:
     try:
         import datasets
     except ImportError:
-        raise ConfigError(
-            "fetching needs the library datasets", hint="pip install 'agent-forge[data]'"
-        ) from None
+        hint = "pip install 'agent-forge[data]'"
+        raise ConfigError("fetching needs the library datasets", hint=hint) from None
     place = folder / name
     if place.exists() and not (place / RECORD).exists():
-        raise AlreadyExists(
-            f"{place} has files that were not fetched", hint="move them, or use another folder"
-        )
+        hint = "move them, or use another folder"
+        raise AlreadyExists(f"{place} has files that were not fetched", hint=hint)
     try:
         parts = datasets.load_dataset(dataset.hub, dataset.config or None, streaming=True)
         return _keep(dataset, parts, place, limit)
     except ForgeError:
         raise
     except Exception as error:  # whatever the network stack of the library raises
-        raise ConfigError(
-            f"cannot fetch {name} from {dataset.hub}: {error}",
-            hint=f"go online, or put the files into {place} by hand",
-        ) from error
+        hint = f"go online, or put the files into {place} by hand"
+        raise ConfigError(f"cannot fetch {name} from {dataset.hub}: {error}", hint=hint) from error
 
 
 def _keep(

@@ -79,19 +79,16 @@ class Row:
 
     def refuse_long(self, text: str, what: str) -> None:
         if len(text) > MAX_CHARACTERS:
-            raise self.damaged(
-                f"{what} has {len(text):,} characters, at most {MAX_CHARACTERS:,} are read",
-                "split it into several rows",
-            )
+            problem = f"{what} has {len(text):,} characters, at most {MAX_CHARACTERS:,} are read"
+            raise self.damaged(problem, "split it into several rows")
 
     def entries(self, value: Any, name: str) -> list[Any]:
         """A value that must be a list of at most MAX_ENTRIES."""
         if not isinstance(value, list):
             raise self.damaged(f"field {name!r} is not a list")
         if len(value) > MAX_ENTRIES:
-            raise self.damaged(
-                f"field {name!r} has {len(value):,} entries, at most {MAX_ENTRIES:,} are read"
-            )
+            count = f"{len(value):,} entries, at most {MAX_ENTRIES:,} are read"
+            raise self.damaged(f"field {name!r} has {count}")
         return value
 
     def index(self, name: str, size: int) -> int:
@@ -132,19 +129,14 @@ def lines(path: Path) -> Iterator[tuple[int, str]]:
             try:
                 text = content.decode("utf-8-sig" if number == 1 else "utf-8")
             except UnicodeDecodeError as error:
-                raise DamagedFile(
-                    path,
-                    f"line {number}: byte {offset + error.start} is not UTF-8",
-                    hint="save it as UTF-8",
-                ) from None
+                problem = f"line {number}: byte {offset + error.start} is not UTF-8"
+                raise DamagedFile(path, problem, hint="save it as UTF-8") from None
             if "\0" in text:
                 raise DamagedFile(path, f"line {number}: a NUL byte; it is no text file")
             offset += len(content)
             if offset > ALLOWED_GROWTH and offset > MAX_GROWTH * raw.tell():
-                raise HostileInput(
-                    f"{path} grows more than {MAX_GROWTH}-fold when it is unpacked",
-                    hint="unpack it yourself and look at what it holds",
-                )
+                problem = f"{path} grows more than {MAX_GROWTH}-fold when it is unpacked"
+                raise HostileInput(problem, hint="unpack it yourself and look at what it holds")
             yield number, text
 
 
@@ -252,9 +244,8 @@ def _parquet(path: Path) -> Iterator[Row]:
         import pyarrow
         import pyarrow.parquet
     except ImportError:
-        raise ConfigError(
-            f"reading {path} needs pyarrow", hint="pip install 'agent-forge[data]'"
-        ) from None
+        hint = "pip install 'agent-forge[data]'"
+        raise ConfigError(f"reading {path} needs pyarrow", hint=hint) from None
     number = itertools.count(1)
     try:
         for batch in pyarrow.parquet.ParquetFile(path).iter_batches():

@@ -184,19 +184,18 @@ class Tokenizer:
     def _require_specials(self) -> None:
         for name, i in SPECIAL.items():
             if self._specials.get(i) != name.encode():
+                hint = "use a tokenizer that agent-forge trained"
                 raise ConfigError(
-                    f"this tokenizer has no special token {name} at id {i}",
-                    hint="use a tokenizer that agent-forge trained",
+                    f"this tokenizer has no special token {name} at id {i}", hint=hint
                 )
 
     def fits(self, settings: ModelSettings) -> None:
         """Refuse a tokenizer that a network of this shape cannot be used with."""
         self._require_specials()
         if self.vocab_size > settings.vocab_size:
-            raise ConfigError(
-                f"the tokenizer has {self.vocab_size} tokens, the model only {settings.vocab_size}",
-                hint=f"--set model.vocab_size={self.vocab_size}, or train a smaller tokenizer",
-            )
+            counts = f"{self.vocab_size} tokens, the model only {settings.vocab_size}"
+            hint = f"--set model.vocab_size={self.vocab_size}, or train a smaller tokenizer"
+            raise ConfigError(f"the tokenizer has {counts}", hint=hint)
 
     # -- files ------------------------------------------------------------------------------------
 

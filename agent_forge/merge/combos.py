@@ -46,10 +46,8 @@ def parse_combo(value: int | str) -> int:
     parts = text.replace("+", "-").split("-")
     if len(parts) == 3 and all(part in stage for part, stage in zip(parts, STAGES, strict=True)):
         return int("".join(str(s.index(p)) for p, s in zip(parts, STAGES, strict=True)), 2)
-    raise ConfigError(
-        f"unknown combo {value!r}",
-        hint='0 to 7, three bits in quotes ("110"), or names (slerp-ties-frankenmerge)',
-    )
+    hint = '0 to 7, three bits in quotes ("110"), or names (slerp-ties-frankenmerge)'
+    raise ConfigError(f"unknown combo {value!r}", hint=hint)
 
 
 def combo_stages(combo: int) -> tuple[str, str, str]:

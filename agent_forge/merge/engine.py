@@ -226,10 +226,9 @@ class Merged(Weights):
                     return
                 flat.copy_(average.to(job.spec.dtype))
         if not bool(flat.isfinite().all()):
-            raise NotFinite(
-                f"{self.recipe.merge_method} gives NaN or infinity for {job.name}",
-                hint="the parents are finite: look at the parameters and at out_dtype",
-            )
+            problem = f"{self.recipe.merge_method} gives NaN or infinity for {job.name}"
+            hint = "the parents are finite: look at the parameters and at out_dtype"
+            raise NotFinite(problem, hint=hint)
         note = Note(job.name, "no variance" if finite else "NaN or infinity", combo)
         if note not in self.notes:
             self.notes.append(note)
@@ -239,11 +238,8 @@ class Merged(Weights):
         for ref, name in filter(None, (*job.inputs, job.base)):
             model = self.plan.models[ref]
             if not bool(model[name].float().isfinite().all()):
-                raise DamagedFile(
-                    model.sources[0] if len(model.sources) == 1 else ref,
-                    f"{name} holds NaN or infinity",
-                    hint="fetch it again",
-                )
+                place = model.sources[0] if len(model.sources) == 1 else ref
+                raise DamagedFile(place, f"{name} holds NaN or infinity", hint="fetch it again")
 
 
 def _by_rows(inputs: TensorInputs, rows: Rows, target: Tensor) -> None:

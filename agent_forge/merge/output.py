@@ -60,9 +60,8 @@ def lineage(merged: Merged) -> dict[str, str]:
     found = {ref: merged.plan.models[ref].sha256() for ref in merged.recipe.references()}
     for ref, expected in merged.recipe.parents.items():
         if ref in found and found[ref] != expected:
-            raise DamagedFile(
-                ref, f"sha256 {found[ref][:12]}..., the recipe says {expected[:12]}..."
-            )
+            problem = f"sha256 {found[ref][:12]}..., the recipe says {expected[:12]}..."
+            raise DamagedFile(ref, problem)
     return found
 
 
@@ -204,10 +203,8 @@ def refuse_foreign(folder: Path) -> None:
             own = {*files.verify(folder), files.MANIFEST}
     if strange := sorted(there - own):
         listed = ", ".join(strange[:SHOWN]) + (" ..." if len(strange) > SHOWN else "")
-        raise AlreadyExists(
-            f"{folder} is not replaced: it holds what was not written here ({listed})",
-            hint="name another folder, or move these files away",
-        )
+        problem = f"{folder} is not replaced: it holds what was not written here ({listed})"
+        raise AlreadyExists(problem, hint="name another folder, or move these files away")
 
 
 @contextlib.contextmanager

@@ -125,10 +125,8 @@ def _check_filters(recipe: Recipe, jobs: Mapping[str, TensorMerge]) -> None:
     names = {name for job in jobs.values() for _, name in job.inputs} | {*jobs, "lm_head.weight"}
     for where, wanted in filters(recipe):
         if not any(wanted in name for name in names):
-            raise ConfigError(
-                f"{where}: the filter {wanted!r} matches no tensor",
-                hint=f"a filter is a part of a name, such as {next(iter(jobs))}",
-            )
+            hint = f"a filter is a part of a name, such as {next(iter(jobs))}"
+            raise ConfigError(f"{where}: the filter {wanted!r} matches no tensor", hint=hint)
 
 
 def _whole(recipe: Recipe, models: Mapping[str, Weights]) -> Slice:
@@ -192,10 +190,9 @@ class _Planner:
         found = {ref: (ref, _find(self.models[ref], place[1])) for ref, place in places.items()}
         if lacking := [ref for ref, (_, at) in found.items() if not at]:
             having = ", ".join(ref for ref in found if ref not in lacking)
-            raise ConfigError(
-                f"tensor {name!r} is in {having} but missing in {', '.join(lacking)}",
-                hint="only models of the same architecture can be merged",
-            )
+            problem = f"tensor {name!r} is in {having} but missing in {', '.join(lacking)}"
+            hint = "only models of the same architecture can be merged"
+            raise ConfigError(problem, hint=hint)
         specs = {ref: self.models[ref].specs[at] for ref, (_, at) in found.items()}
         if len({spec.shape for spec in specs.values()}) > 1:
             shapes = ", ".join(f"{ref}: {list(spec.shape)}" for ref, spec in specs.items())

@@ -84,16 +84,13 @@ def align(
     base = references[0]
     base_tokens = _usable(models[base])
     if base_tokens is None:
-        raise ConfigError(
-            f"{base} has no {TOKENIZER}, so its vocabulary is not known",
-            hint="leave tokenizer out of the recipe if all vocabularies are equal",
-        )
+        hint = "leave tokenizer out of the recipe if all vocabularies are equal"
+        raise ConfigError(f"{base} has no {TOKENIZER}, so its vocabulary is not known", hint=hint)
     tokens = {ref: _usable(models[ref]) or base_tokens for ref in references}
     owner = base if source in ("base", "union") else source
     if owner not in tokens:
-        raise ConfigError(
-            f"tokenizer {source!r} is neither base nor union nor a model of the merge"
-        )
+        kinds = "neither base nor union nor a model of the merge"
+        raise ConfigError(f"tokenizer {source!r} is {kinds}")
     result = dict(tokens[owner])
     added: dict[str, int] = {}
     if source == "union":

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -143,7 +144,7 @@ def draw(kind: Kind, level: int, rng: Random) -> Operands:
             return tuple(chain)
 
 
-def build(kind: Kind, operands: Chain, split: str, rng: Random) -> Question:
+def build(kind: Kind, operands: Chain, level: int, split: str, rng: Random) -> Question:
     """The chain in words, as source, and as assertions on inputs that tell it from others."""
     *steps, result = operands
     phrases = [kind.steps[name].phrase.format(*values) for name, *values in steps]
@@ -194,18 +195,13 @@ def _changed(kind: Kind, chain: Chain, rng: Random) -> Chain:
     return (*chain[:place], (name, *table[name].parameters(rng)), *chain[place + 1 :])
 
 
-def _family(name: str, kind: Kind) -> Family:
-    def draw_chain(level: int, rng: Random) -> Operands:
-        return draw(kind, level, rng)
-
-    def build_question(operands: Chain, level: int, split: str, rng: Random) -> Question:
-        return build(kind, operands, split, rng)
-
-    return family(name, draw_chain, build_question, None, WORDINGS)
+def _family(name: str, random_input: Callable[[Random], Any]) -> Family:
+    kind = _kind(name, random_input)
+    return family(f"code_{name}", partial(draw, kind), partial(build, kind), None, WORDINGS)
 
 
 FAMILIES = (
-    _family("code_list", _kind("list", random_list)),
-    _family("code_string", _kind("string", random_string)),
-    _family("code_number", _kind("number", random_number)),
+    _family("list", random_list),
+    _family("string", random_string),
+    _family("number", random_number),
 )

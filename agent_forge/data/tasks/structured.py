@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -91,7 +92,7 @@ def extract(operands: Operands, level: int, split: str, rng: Random) -> Question
     return Question(text, answer, "", wrong(answer, *same_field[:3], *same_record[:2], spare))
 
 
-def convert(operands: Operands, target: str, split: str, rng: Random) -> Question:
+def convert(target: str, operands: Operands, level: int, split: str, rng: Random) -> Question:
     """The records in another form."""
     fields, *rows = operands
     form = rng.choice([name for name in FORMS if name != target])
@@ -115,11 +116,8 @@ def _records(fields: tuple[str, ...], rows: list[tuple[Any, ...]]) -> list[Recor
 
 
 def _conversion(target: str, accept: Accept) -> Family:
-    def build(operands: Operands, level: int, split: str, rng: Random) -> Question:
-        return convert(operands, target, split, rng)
-
     wordings = {s: [t.replace("{target}", target) for t in CONVERSIONS[s]] for s in CONVERSIONS}
-    return family(f"to_{target.lower()}", table, build, accept, wordings)
+    return family(f"to_{target.lower()}", table, partial(convert, target), accept, wordings)
 
 
 FAMILIES = (

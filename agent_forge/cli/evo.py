@@ -26,21 +26,13 @@ if TYPE_CHECKING:
 SPECIALISTS = 3  # of Phase 1
 DEFAULT_SEED = 42
 MODELS = typer.Option(
-    "",
-    "--base-models",
-    help="Evolve these: folders, hub ids or base+adapter, parted by commas; or a run.",
+    "", "--base-models", help="Evolve folders, hub ids or base+adapter, parted by commas; or a run."
 )
 GENERATIONS = typer.Option(
-    None,
-    "--gens",
-    min=0,
-    max=100_000,
-    help="Stop after this many generations; generation 0 is not counted.",
+    None, "--gens", min=0, max=100_000, help="Stop after so many generations beside generation 0."
 )
 CONFIG = typer.Option(
-    None,
-    "--config",
-    help="Take settings from a YAML or JSON file, or fast, production or speed.",
+    None, "--config", help="Take settings from a YAML or JSON file, or fast, production or speed."
 )
 MINUTES = typer.Option(
     None,
@@ -50,11 +42,7 @@ MINUTES = typer.Option(
     help="Stop after the generation in which these minutes end.",
 )
 SEED = typer.Option(
-    None,
-    "--seed",
-    min=0,
-    max=MAX_SEED,
-    help="Derive every random choice from this; 42 if not given.",
+    None, "--seed", min=0, max=MAX_SEED, help="Derive every random choice from this; 42 if none."
 )
 DRY_RUN = typer.Option(False, "--dry-run", help="Only check everything and say what would happen.")
 QUICK = "trunk_steps=400 branch_steps=80 control=false evaluation_items=300 min_diversity=0.0"

@@ -162,7 +162,7 @@ def evolved(study: str, seed: int, work: Path, name: str, **changes: Any) -> dic
         "cpu_s": round(time.process_time() - began, 1),
         "seconds": {k: round(v, 1) for k, v in outcome.loop.seconds.items()},
         "peak_mb": round(peak_memory_bytes() / 1e6),
-        "model_mb": round(job.inputs.nbytes / len(job.inputs.parents) / 1e6, 1),
+        "model_mb": round(job.nbytes / len(job.parents) / 1e6, 1),
         "origin": outcome.origin,
         "quality": round(found.champion.quality, 5),
         "champion": round(level(found.champion.raw, measure), 5),

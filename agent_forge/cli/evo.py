@@ -23,8 +23,27 @@ if TYPE_CHECKING:
     from agent_forge.phases.phase2_evomerge.inputs import EvolutionInputs
 
 SPECIALISTS = 3  # of Phase 1
-SEED = 42
-MOST_MINUTES = 10_000_000  # 19 years
+DEFAULT_SEED = 42
+MODELS = typer.Option(
+    "", "--base-models", help="Evolve folders, hub ids or base+adapter, parted by commas; or a run."
+)
+GENERATIONS = typer.Option(
+    None, "--gens", min=0, max=100_000, help="Stop after so many generations beside generation 0."
+)
+CONFIG = typer.Option(
+    None, "--config", help="Take settings from a YAML or JSON file, or fast, production or speed."
+)
+MINUTES = typer.Option(
+    None,
+    "--time-budget",
+    min=0,
+    max=10_000_000,  # 19 years
+    help="Stop after the generation in which these minutes end.",
+)
+SEED = typer.Option(
+    None, "--seed", min=0, max=MAX_SEED, help="Derive every random choice from this; 42 if none."
+)
+DRY_RUN = typer.Option(False, "--dry-run", help="Only check everything and say what would happen.")
 QUICK = "trunk_steps=400 branch_steps=80 control=false evaluation_items=300 min_diversity=0.0"
 
 app = typer.Typer(
@@ -38,52 +57,24 @@ app = typer.Typer(
 @app.callback()
 def evo(
     context: typer.Context,
-    base_models: str = typer.Option(
-        "",
-        "--base-models",
-        help="Evolve these: folders, hub ids or base+adapter, parted by commas; or a run.",
-    ),
+    base_models: str = MODELS,
     base: str | None = typer.Option(None, "--base", help="They were all fine-tuned from this."),
     data: list[Path] = typer.Option(
         [], "--data", metavar="FILE", help="Measure on text or JSONL; each file is a domain."
     ),
-    gens: int | None = typer.Option(
-        None,
-        "--gens",
-        min=0,
-        max=100_000,
-        help="Stop after this many generations; generation 0 is not counted.",
-    ),
+    gens: int | None = GENERATIONS,
     output_dir: Path | None = typer.Option(
         None, "--output-dir", help="Write everything into this folder; evomerge if not given."
     ),
-    config: str | None = typer.Option(
-        None,
-        "--config",
-        help="Take settings from a YAML or JSON file, or fast, production or speed.",
-    ),
+    config: str | None = CONFIG,
     sets: list[str] = SETS,
     resume: Path | None = typer.Option(
         None, "--resume", help="Go on with an evolution: its folder or a checkpoint in it."
     ),
-    time_budget: float | None = typer.Option(
-        None,
-        "--time-budget",
-        min=0,
-        max=MOST_MINUTES,
-        help="Stop after the generation in which these minutes end.",
-    ),
+    time_budget: float | None = MINUTES,
     device: str = typer.Option("auto", "--device", help="Measure on auto, cpu, cuda or mps."),
-    seed: int | None = typer.Option(
-        None,
-        "--seed",
-        min=0,
-        max=MAX_SEED,
-        help="Derive every random choice from this; 42 if not given.",
-    ),
-    dry_run: bool = typer.Option(
-        False, "--dry-run", help="Only check everything and say what would happen."
-    ),
+    seed: int | None = SEED,
+    dry_run: bool = DRY_RUN,
     as_json: bool = JSON,
 ) -> None:
     """Evolve models into one. Without arguments: the newest Phase 1, or three small ones first."""
@@ -116,7 +107,7 @@ def evo(
     if not refs:
         refs = [_session_to_evolve(storage, device, as_json, dry_run)]
     with _interruptible(folder, dry_run):
-        seed = SEED if seed is None else seed
+        seed = DEFAULT_SEED if seed is None else seed
         located = inputs.locate_inputs(settings, refs, base, seed, folder, storage)
         _run(located, place, dry_run, as_json)
 

@@ -530,7 +530,7 @@ def test_bad_input_stops_before_the_first_evaluation(
 
 
 def test_too_little_data_says_what_could_be_seen(tmp_path: Path) -> None:
-    notes = job(tmp_path / "x").inputs.notes
+    notes = job(tmp_path / "x").notes
     assert any("90 answers for the verdict: gains from about" in note for note in notes)
 
 
@@ -538,7 +538,7 @@ def test_large_parents_are_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     from agent_forge.phases.phase2_evomerge import inputs
 
     monkeypatch.setattr(inputs, "LARGE_BYTES", 1000)
-    assert any("GB of disk" in note for note in job(tmp_path / "x").inputs.notes)
+    assert any("GB of disk" in note for note in job(tmp_path / "x").notes)
 
 
 @pytest.mark.parametrize("name", PRESETS)

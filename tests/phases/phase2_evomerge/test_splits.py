@@ -270,7 +270,7 @@ def test_an_old_evolution_goes_on_with_its_own_items(old: Path) -> None:
         for split, domains in job.splits.items()
     }
     assert items == known["items"]
-    assert any("the verdict may ask what the search saw" in note for note in job.inputs.notes)
+    assert any("the verdict may ask what the search saw" in note for note in job.notes)
     done = run_evolution(job)
     assert (old / JOURNAL).read_bytes() == before
     assert files.read_json(done.model_path / "lineage.json")["key"] == known["champion"]

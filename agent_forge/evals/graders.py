@@ -11,15 +11,9 @@ import re
 from collections.abc import Callable
 from fractions import Fraction
 
-from agent_forge.data.tasks import is_right
-from agent_forge.data.tasks.checks import words
-from agent_forge.sandbox import check
-from agent_forge.data.tasks import FAMILIES
-from agent_forge.data.tasks import Task
-from agent_forge.data.tasks.checks import MAX_TEXT
-from agent_forge.data.tasks.checks import json_document
-from agent_forge.sandbox import Limits
-from agent_forge.sandbox import run_tests
+from agent_forge.data.tasks import FAMILIES, Task, is_right
+from agent_forge.data.tasks.checks import MAX_TEXT, json_document, words
+from agent_forge.sandbox import Limits, run_tests
 
 Grade = Callable[[Task, str], bool]
 

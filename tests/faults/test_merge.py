@@ -29,13 +29,9 @@ from agent_forge.merge.output import clear_leftovers, refuse_existing, write
 from agent_forge.merge.recipe import Recipe
 from agent_forge.store import files
 from tests.support.command_line import Forge
-from tests.support.faults import Canary
-from tests.support.faults import FailingDisk
-from tests.support.merge_models import make_models
-from tests.support.merge_models import recipe
-from tests.support.merge_models import write_combos
-from tests.support.toy_runs import exit_code
-from tests.support.toy_runs import forked
+from tests.support.faults import Canary, FailingDisk
+from tests.support.merge_models import make_models, recipe, write_combos
+from tests.support.toy_runs import exit_code, forked
 
 FILE = "model.safetensors"
 

@@ -18,13 +18,7 @@ from agent_forge.merge.output import write
 from agent_forge.merge.recipe import Recipe, read_recipe
 from agent_forge.model.folder import open_weights
 from agent_forge.store import files
-from tests.support.merge_models import NAMES
-from tests.support.merge_models import family
-from tests.support.merge_models import make_models
-from tests.support.merge_models import recipe
-from tests.support.merge_models import save
-from tests.support.merge_models import tuned
-from tests.support.merge_models import write_combos
+from tests.support.merge_models import NAMES, family, make_models, recipe, save, tuned, write_combos
 
 FAMILIES = ("llama", "gpt2", "qwen2", "forge")
 

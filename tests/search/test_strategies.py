@@ -21,11 +21,8 @@ from agent_forge.search.candidate import Candidate
 from agent_forge.search.continuous import Box, coefficients_of
 from agent_forge.search.genetic import combos_of, distance
 from agent_forge.search.settings import ACTS_IN, EvolutionSettings
-from agent_forge.search.strategy import resume
-from tests.support.extras import NEEDS_PYMOO
-from tests.support.extras import with_pymoo
-from agent_forge.search.strategy import STRATEGIES
-from agent_forge.search.strategy import begin
+from agent_forge.search.strategy import STRATEGIES, begin
+from tests.support.extras import NEEDS_PYMOO, with_pymoo
 
 GROUPS = ("embeddings", "layers.0", "layers.1", "rest")
 PARENTS = 3

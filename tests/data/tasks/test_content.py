@@ -16,10 +16,7 @@ from agent_forge.data.tasks.common_sense import FLOATS, KINDS, RELATIONS, SINKS,
 from agent_forge.data.tasks.multilingual import LANGUAGES, LEXICON, OWN, WORDS
 from agent_forge.data.tasks.stories import BOYS, GIRLS
 from agent_forge.data.tasks.symbols import FACTS
-from tests.support.task_samples import LEARNABLE
-from tests.support.task_samples import every_family
-from tests.support.task_samples import run
-from tests.support.task_samples import some
+from tests.support.task_samples import LEARNABLE, every_family, run, some
 
 BARE = {*LEARNABLE, *DOMAINS["structured"], *DOMAINS["code"], *DOMAINS["multilingual"]}
 

@@ -21,17 +21,19 @@ def export_archive(
     """Pack a session or a model by its id; returns the manifest's records."""
     if not target.name.endswith(SUFFIXES):
         raise ConfigError(f"{target}: an archive ends in {', '.join(SUFFIXES)}")
-    if target.exists() and not overwrite:
+    if (target.exists() or target.is_symlink()) and not overwrite:
         raise AlreadyExists(f"{target} exists", hint="--force overwrites it")
     source = _find(sessions, name)
     if target.resolve().is_relative_to(source.resolve()):
         raise ConfigError(f"{target} is inside what it would hold")
     session = sessions.path(source.relative_to(sessions.root / "sessions").parts[0])
     with lock.held(session):
-        return _export(source, target, dry_run)
+        return _export(source, target, overwrite, dry_run)
 
 
-def _export(source: Path, target: Path, dry_run: bool) -> dict[str, dict[str, Any]]:
+def _export(
+    source: Path, target: Path, overwrite: bool, dry_run: bool
+) -> dict[str, dict[str, Any]]:
     """Nothing changes meanwhile: the run's lock is ours."""
     paths = sorted(p for p in source.rglob("*") if p.is_file() and _belongs(p, source))
     for manifest in (p for p in paths if p.name == files.MANIFEST):
@@ -45,7 +47,7 @@ def _export(source: Path, target: Path, dry_run: bool) -> dict[str, dict[str, An
     }
     if not dry_run:
         files.require_space(target, sum(record["bytes"] for record in records.values()))
-        _write(target, source, paths, records)
+        _write(target, overwrite, paths, records)
     return records
 
 
@@ -71,10 +73,10 @@ def _belongs(path: Path, source: Path) -> bool:
 
 
 def _write(
-    target: Path, source: Path, paths: list[Path], records: dict[str, dict[str, Any]]
+    target: Path, overwrite: bool, paths: list[Path], records: dict[str, dict[str, Any]]
 ) -> None:
     manifest = files.to_json({"schema_version": files.SCHEMA_VERSION, "files": records})
-    with files.writing(target) as writer:
+    with files.writing(target, replace=overwrite) as writer:
         stream = cast(io.BufferedIOBase, _Stream(writer))
         packed = None if target.name.endswith(".tar") else gzip.GzipFile("", "wb", 6, stream, 0)
         with tarfile.open(mode="w|", fileobj=packed or stream, format=tarfile.PAX_FORMAT) as tar:

@@ -18,7 +18,15 @@ from typing import Any, Protocol
 
 from pydantic import ValidationError
 
-from agent_forge.errors import AlreadyExists, Busy, DamagedFile, ForgeError, NameRefused, NotFound
+from agent_forge.errors import (
+    AlreadyExists,
+    Busy,
+    DamagedFile,
+    ForgeError,
+    HostileInput,
+    NameRefused,
+    NotFound,
+)
 from agent_forge.store import files, lock, names, places
 from agent_forge.store.metadata import SessionRecord, read_metadata
 from agent_forge.store.registry import STATUSES, ModelRegistry, join_tags
@@ -358,6 +366,11 @@ class SessionCleanupManager:
         path = self.sessions.path(removal.session_id)
         there = path.exists()
         if there:
+            if not (path / SESSION_FILE).is_file():
+                raise HostileInput(
+                    f"{path} is no session: it has no {SESSION_FILE}",
+                    hint="move it elsewhere; what is in it was not written here",
+                )
             with lock.exclusive(path):
                 row = self.sessions.registry.get_session_status(path.name)
                 if row["end_time"] != removal.end_time:

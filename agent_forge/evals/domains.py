@@ -34,6 +34,7 @@ LEVELS = (1, 20)  # of generated tasks, as Phase 1 learns them
 TASK_ITEMS = 2000
 DRAWS_AN_ITEM = 10  # a family of few items repeats itself; copies are left out
 FIRST_WORD = re.compile(r"\s*\S+(?=\s)|\s*\S")
+QUESTION_FORM = re.compile(r"\A(.*\n)?Question: (.*)\nAnswer:\Z", re.DOTALL)
 POWER = (1.959964 + 0.841621) ** 2  # of the normal quantiles for 5 % two-sided and 80 %
 DISCORDANCE = 0.2
 TEXT = "story"  # the one family without answers: it is measured alone
@@ -65,6 +66,7 @@ class Domain:
     seen: tuple[Task, ...] = ()  # what guesses rest on; none: generated ones, or its own
     split_by: SplitBy = "prompt"
     near_copies: int = 0  # in its whole file
+    repeated: int = 0  # rows of its file that an earlier file has too; they count there
 
     def select(self, numbers: Iterable[int]) -> Domain:
         """The domain with these of its examples."""
@@ -114,6 +116,7 @@ def from_files(paths: Sequence[Path], split_by: SplitBy = "prompt") -> list[Doma
     """Every file a domain, named after it."""
     found: dict[str, Domain] = {}
     places: dict[Path, Path] = {}
+    seen: set[bytes] = set()
     for path in paths:
         try:
             real = path.resolve()
@@ -123,7 +126,7 @@ def from_files(paths: Sequence[Path], split_by: SplitBy = "prompt") -> list[Doma
             raise ConfigError(f"{path} is given twice: it is the same file as {first}")
         places[real] = path
         name = str(path) if path.stem in found else path.stem
-        found[name] = replace(_read(path, name), split_by=split_by)
+        found[name] = _read(path, name, split_by, seen)
     return list(found.values())
 
 
@@ -180,20 +183,40 @@ def content_hash(example: Example) -> bytes:
     return hashlib.sha256(said.encode()).digest()
 
 
+def exact_hash(example: Example) -> bytes:
+    """The sha256 of all that is asked: only exact copies share it."""
+    said = [example.prompt, answer(example), example.choices, example.messages]
+    return hashlib.sha256(json.dumps(said, default=str).encode()).digest()
+
+
 def prompt_hash(example: Example, exact: bool = True) -> bytes:
     """The sha256 that near-copies share: of the prompt; of running text (not `exact`) all of it."""
-    said = example.prompt if exact else example.prompt + example.completion
+    said = _prompt_text(example) if exact else example.prompt + example.completion
     return hashlib.sha256(folded(said).encode()).digest()
 
 
-def folded(text: str) -> str:
-    """A text without what near-copies differ in: case, spaces, punctuation, forms of a character.
+def _prompt_text(example: Example) -> str:
+    """What is asked, without the form it comes in: of a conversation all but the system's words."""
+    last = reply_of(example)
+    if last is None:
+        return QUESTION_FORM.sub(r"\1\2", example.prompt)
+    return "\n".join(m["content"] for m in example.messages[:last] if m["role"] != "system")
 
-    A text of punctuation alone keeps it.
+
+def folded(text: str) -> str:
+    """The letters, digits and symbols of a text: near-copies differ in nothing else.
+
+    Case, spaces, punctuation, marks, invisible characters and forms of a character are left out. A
+    text of punctuation alone keeps it.
     """
     plain = normalize("NFKC", normalize("NFKC", text).casefold())
-    punctuation = {ord(c): None for c in set(plain) if category(c).startswith("P")}
-    return " ".join(plain.translate(punctuation).split()) or " ".join(plain.split())
+    left_out = {ord(c): None for c in set(plain) if not _tells_apart(category(c))}
+    return plain.translate(left_out) or "".join(plain.split())
+
+
+def _tells_apart(kind: str) -> bool:
+    """True for a Unicode category whose characters make two texts different questions."""
+    return kind[0] in "LN" or kind in ("Mc", "Sm", "Sc", "So")
 
 
 def near_copies(domains: Sequence[Domain]) -> dict[str, int]:
@@ -202,13 +225,15 @@ def near_copies(domains: Sequence[Domain]) -> dict[str, int]:
 
 
 def copies_told(domains: Sequence[Domain]) -> list[str]:
-    """One sentence about near-copies, in a list; an empty list if there are none."""
+    """Sentences about near-copies and repeated rows; an empty list if there are none."""
     counts = ", ".join(f"{name} {count}" for name, count in near_copies(domains).items())
+    repeated = ", ".join(f"{d.name} {d.repeated}" for d in domains if d.repeated)
+    notes = [f"rows that an earlier file has too, left out: {repeated}"] if repeated else []
     told = "near-copies (rows that repeat a prompt, or a text, but for case, spaces, punctuation)"
     where = "each is in the part of the first"
     if counts and domains[0].split_by == "content":
         where = "split by content, so the verdict may ask what the search saw"
-    return [f"{told}: {counts}; {where}"] if counts else []
+    return ([f"{told}: {counts}; {where}"] if counts else []) + notes
 
 
 def copies_hint(domain: Domain) -> str:
@@ -286,13 +311,15 @@ def smallest_gain(n: int, discordance: float = DISCORDANCE) -> float:
 # -- making examples ------------------------------------------------------------------------------
 
 
-def _read(path: Path, name: str) -> Domain:
+def _read(path: Path, name: str, split_by: SplitBy, seen: set[bytes]) -> Domain:
+    """The examples of a file, each once; what earlier files have (`seen`) counts there."""
     kept: dict[bytes, Example] = {}
     kinds = set()
+    copy_of = content_hash if split_by == "content" else exact_hash
     for example in read_own(path):
         asked = _asked(example)
         if asked:
-            kept.setdefault(content_hash(asked), asked)
+            kept.setdefault(copy_of(asked), asked)
             kinds.add(bool(example.prompt))
     if not kept:
         raise ConfigError(f"{path} has nothing to ask for")
@@ -301,9 +328,16 @@ def _read(path: Path, name: str) -> Domain:
             f"some rows of {path} have answers, others are text",
             hint="make two files of it: each has a score of its own",
         )
-    examples, exact = tuple(kept.values()), kinds.pop()
+    fresh = kept if split_by == "content" else {k: e for k, e in kept.items() if k not in seen}
+    seen |= set(kept)
+    if not fresh:
+        raise ConfigError(
+            f"all rows of {path} are in the files before it", hint="give each row once"
+        )
+    examples, exact = tuple(fresh.values()), kinds.pop()
     groups = {prompt_hash(example, exact) for example in examples}
-    return Domain(name, examples, exact, near_copies=len(examples) - len(groups))
+    copies, repeated = len(examples) - len(groups), len(kept) - len(fresh)
+    return Domain(name, examples, exact, split_by=split_by, near_copies=copies, repeated=repeated)
 
 
 def _asked(example: Example) -> Example | None:

@@ -21,7 +21,7 @@ def export_archive(
     """Pack a session or a model by its id; return the manifest's records."""
     if not target.name.endswith(SUFFIXES):
         raise ConfigError(f"{target}: an archive ends in {', '.join(SUFFIXES)}")
-    if target.exists() and not overwrite:
+    if (target.exists() or target.is_symlink()) and not overwrite:
         raise AlreadyExists(f"{target} exists", hint="--force overwrites it")
     source = _find(sessions, name)
     if target.resolve().is_relative_to(source.resolve()):
@@ -37,7 +37,7 @@ def export_archive(
             records[f"{source.name}/{path.relative_to(source).as_posix()}"] = record
         if not dry_run:
             files.require_space(target, sum(record["bytes"] for record in records.values()))
-            _write(target, paths, records)
+            _write(target, overwrite, paths, records)
     return records
 
 
@@ -61,9 +61,9 @@ def _belongs(path: Path, source: Path) -> bool:
     return not (unfinished or path.is_symlink() or path.name == lock.LOCK_FILE)
 
 
-def _write(target: Path, paths: list[Path], records: files.FileRecords) -> None:
+def _write(target: Path, overwrite: bool, paths: list[Path], records: files.FileRecords) -> None:
     manifest = files.to_json({"schema_version": files.SCHEMA_VERSION, "files": records})
-    with files.writing(target) as writer:
+    with files.writing(target, replace=overwrite) as writer:
         stream = cast(io.BufferedIOBase, _Stream(writer))
         packed = None if target.name.endswith(".tar") else gzip.GzipFile("", "wb", 6, stream, 0)
         with tarfile.open(mode="w|", fileobj=packed or stream, format=tarfile.PAX_FORMAT) as tar:

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from agent_forge.config.settings import CleanupSettings
-from agent_forge.errors import Busy, ForgeError
+from agent_forge.errors import Busy, ForgeError, HostileInput
 from agent_forge.store import files, lock
-from agent_forge.store.sessions import SessionStore
+from agent_forge.store.sessions import SESSION_FILE, SessionStore
 
 DAY_S = 86_400
 log = logging.getLogger(__name__)
@@ -114,6 +114,11 @@ class SessionCleanupManager:
         path = self.sessions.path(removal.session_id)
         there = path.exists()
         if there:
+            if not (path / SESSION_FILE).is_file():
+                raise HostileInput(
+                    f"{path} is no session: it has no {SESSION_FILE}",
+                    hint="move it elsewhere; what is in it was not written here",
+                )
             with lock.exclusive(path):
                 row = self.sessions.registry.get_session_status(path.name)
                 if row["end_time"] != removal.end_time:

@@ -15,15 +15,16 @@ import hashlib
 import json
 import math
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from agent_forge import platform
 from agent_forge.config import strict_json
 from agent_forge.errors import (
+    AlreadyExists,
     CannotWrite,
     DamagedFile,
     DiskFull,
@@ -33,51 +34,17 @@ from agent_forge.errors import (
     NotFound,
     TooNew,
 )
+from agent_forge.store.disk import Disk
 
 MANIFEST = "manifest.json"
 SCHEMA_VERSION = 1
 TEMP, READY, TRASH = ".tmp-", ".ready-", ".trash-"
+LEFTOVER = re.compile(r"\.(tmp|trash)-[0-9a-f]{8}-.+")  # as `_beside` names it, and nobody else
 DISK_IS_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 USE_NEWER = "use the newer version of agent-forge that wrote it"
 CHUNK = 1 << 20
 T = TypeVar("T")
 FileRecords = dict[str, dict[str, Any]]  # sha256 and bytes by file name
-
-
-class Disk:
-    """The calls that change the disk, one method each: tests make the N-th of them fail."""
-
-    def open(self, path: Path, flags: int) -> int:
-        return os.open(path, flags | platform.BINARY | platform.NO_FOLLOW, 0o644)
-
-    def write(self, fd: int, data: memoryview) -> int:
-        return os.write(fd, data)
-
-    def sync(self, fd: int) -> None:
-        platform.sync_file(fd)
-
-    def sync_directory(self, path: Path) -> None:
-        platform.sync_directory(path)
-
-    def make_directory(self, path: Path) -> None:
-        """Make a directory and those missing above it; each is on the disk before the next."""
-        if not path.parent.exists():
-            self.make_directory(path.parent)
-        if not path.exists():
-            path.mkdir(exist_ok=True)
-            platform.sync_directory(path.parent)
-
-    def replace(self, source: Path, target: Path) -> None:
-        source.replace(target)
-
-    def truncate(self, path: Path, size: int) -> None:
-        os.truncate(path, size)
-
-    def remove(self, path: Path) -> None:
-        path.unlink()
-
-    def remove_tree(self, path: Path) -> None:
-        shutil.rmtree(path)
 
 
 disk = Disk()
@@ -133,8 +100,11 @@ def disk_errors(path: Path, size: Callable[[], int] = lambda: 0) -> Iterator[Non
 
 
 @contextlib.contextmanager
-def writing(path: Path) -> Iterator[Writer]:
-    """Write a file: it appears at `path`, synced and whole, when the block ends without error."""
+def writing(path: Path, *, replace: bool = True) -> Iterator[Writer]:
+    """Write a file: it appears at `path`, synced and whole, when the block ends without error.
+
+    Without `replace` a file that has appeared there meanwhile stays, and this fails.
+    """
     temp = _beside(path, TEMP)
     writer: Writer | None = None
     with disk_errors(path, lambda: writer.size if writer else 0):
@@ -142,8 +112,11 @@ def writing(path: Path) -> Iterator[Writer]:
             disk.make_directory(path.parent)
             with _new_file(temp) as writer:
                 yield writer
-            disk.replace(temp, path)
+            (disk.replace if replace else disk.place)(temp, path)
             disk.sync_directory(path.parent)
+        except FileExistsError:
+            _discard(temp)
+            raise AlreadyExists(f"{path} exists", hint="it was made meanwhile; it stays") from None
         except BaseException:
             _discard(temp)
             raise
@@ -243,22 +216,33 @@ def _publish(built: Path, path: Path, replace: bool) -> None:
         disk.sync_directory(path.parent)
         return
     disk.replace(built, _ready(path))
-    disk.sync_directory(path.parent)
-    finish_replace(path)
+    try:
+        disk.sync_directory(path.parent)
+        _swap(path)
+    except OSError:
+        if path.exists():  # the old one is still in place, so the new one was never there
+            _discard(_ready(path))
+        raise
 
 
 def finish_replace(path: Path) -> None:
     """Finish a replacement that was cut short: once `.ready-*` exists, it is the new version."""
     ready = _ready(path)
-    if not ready.exists():
+    if not ready.exists() or ready.is_symlink():
         return
-    if ready.is_symlink() or not (ready / MANIFEST).is_file():  # not of our making
-        _discard(ready)
+    try:
+        verify(ready, content=False)
+    except (DamagedFile, HostileInput, NotFound):  # somebody else gave it that name
         return
+    _swap(path)
+
+
+def _swap(path: Path) -> None:
+    """Put the directory that is ready in the place of the old one."""
     old = _beside(path, TRASH)
     if path.exists():
         disk.replace(path, old)
-    disk.replace(ready, path)
+    disk.replace(_ready(path), path)
     disk.sync_directory(path.parent)
     _discard(old)
 
@@ -318,15 +302,18 @@ def remove_tree(path: Path, root: Path) -> None:
 def remove_leftovers(root: Path, *, deep: bool = True) -> list[Path]:
     """Clear up after a process that died: finish what was ready, remove the rest.
 
-    Only for the holder of the tree's lock. Returns the unfinished paths.
+    Only for the holder of the tree's lock. Returns the unfinished paths. Names that only look like
+    ours are left alone.
     """
+    if root.is_symlink():
+        raise HostileInput(f"{root} is a link; the store follows none", hint="remove the link")
     found: list[Path] = []
     for folder, directories, names in os.walk(root):
         for name in sorted(directories + names):
             path = Path(folder) / name
             if name.startswith(READY):
                 finish_replace(path.with_name(name.removeprefix(READY)))
-            elif name.startswith((TEMP, TRASH)):
+            elif LEFTOVER.fullmatch(name):
                 _discard(path)
             else:
                 continue

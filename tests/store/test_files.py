@@ -151,9 +151,9 @@ def test_a_new_replacement_comes_after_an_unfinished_one(
 
 def test_sweep_removes_only_what_is_unfinished(tmp_path: Path) -> None:
     make_directory(tmp_path / "phase" / "model", "kept")
-    (tmp_path / "phase" / f"{files.TEMP}1234-x").mkdir()
-    (tmp_path / "phase" / f"{files.TEMP}1234-x" / "y").write_text("")
-    (tmp_path / f"{files.TRASH}1234-y").write_text("")
+    (tmp_path / "phase" / f"{files.TEMP}12345678-x").mkdir()
+    (tmp_path / "phase" / f"{files.TEMP}12345678-x" / "y").write_text("")
+    (tmp_path / f"{files.TRASH}12345678-y").write_text("")
     assert len(files.remove_leftovers(tmp_path)) == 2
     assert names(tmp_path) == {"phase"} and names(tmp_path / "phase") == {"model"}
 

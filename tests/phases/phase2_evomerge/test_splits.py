@@ -98,7 +98,7 @@ def test_near_copies_are_together_in_whatever_file_and_form(tmp_path: Path) -> N
     rows = [{"prompt": text, "completion": "red"} for text in asked]
     before = ("Which colour", "HAS", "fruit")
     chats = [[*before, f"{i}", "blue"] for i in range(60)]
-    roles = ("system", "user", "assistant", "user", "assistant")
+    roles = ("user", "user", "assistant", "user", "assistant")
     talks = [
         {"messages": [{"role": r, "content": c} for r, c in zip(roles, chat, strict=True)]}
         for chat in chats
@@ -134,8 +134,8 @@ def test_exact_copies_are_left_out_and_near_ones_counted(tmp_path: Path) -> None
     prompts = ("a b", "a  b", "A b!", "c")
     rows = [{"prompt": prompt, "completion": "x"} for prompt in prompts]
     (domain,) = from_files([put(tmp_path / "x.jsonl", *rows, {**rows[0], "completion": "y"})])
-    assert [e.prompt for e in domain.examples] == ["a b", "A b!", "c", "a b"]
-    assert domain.near_copies == 2
+    assert [e.prompt for e in domain.examples] == ["a b", "a  b", "A b!", "c", "a b"]
+    assert domain.near_copies == 3
     assert from_files([OLD / "fruit.jsonl"])[0].near_copies == NEAR
 
 

@@ -7,9 +7,11 @@ of the file have to be those of the network. Nothing in a folder makes it fetch 
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,6 +20,13 @@ import torch
 from torch import Tensor, nn
 from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoTokenizer
 from transformers import __version__ as VERSION
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import (
+    WeightConverter,
+    apply_renamings,
+    dot_natural_key,
+    rename_source_key,
+)
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 from transformers.utils import logging
 
@@ -37,6 +46,7 @@ IGNORED = (
 COUNTED = re.compile(r"^(num|n)_\w*(layer|block|expert|head)")
 MOST = 10_000  # layers, heads or experts that a config may count
 CONVERTED_BYTES = 2 << 30  # weights that are loaded to see whether they can be converted
+OLD_BUFFERS = r"(^|\.)(rotary_emb\.inv_freq|(attn|attention)\.(masked_)?bias|position_ids)$"
 SHOWN = 5  # names of tensors in a message
 
 
@@ -45,21 +55,28 @@ class Needed(NamedTuple):
 
     specs: dict[str, Spec]
     tied: frozenset[str]
+    prefix: str = ""  # names of a file may have it or not
+    transforms: tuple[Any, ...] = ()  # how transformers renames and joins the tensors of a file
+    ignored: str = "(?!)"  # a pattern of tensors that a file may hold for nothing
 
 
 def load_network(config: Mapping[str, Any], state: Mapping[str, Tensor], place: str) -> nn.Module:
     """A network with these weights, in fp32; tensors that are missing or left over are an error."""
     if config["model_type"] == MODEL_TYPE:
+        _refuse_aliases({*_needed(config, place).specs}, state, own_name, place)
         own = {own_name(name): tensor for name, tensor in state.items()}
         _compare(_needed(config, place), _specs(own), place)
         network = build_network(dict(config))
         network.load_state_dict(own)
         return network
-    _refuse_early(_needed(config, place), _specs(state), place)
+    needed = _needed(config, place)
+    _refuse_early(needed, _specs(state), place)
+    _refuse_surplus(needed, state, place)
     # Copied: a mapped tensor may lie at another alignment and then give other bits.
     copies = {
         name: tensor.to(torch.float32 if tensor.is_floating_point() else tensor.dtype, copy=True)
         for name, tensor in state.items()
+        if name in needed.specs or not _is_ignored(name, needed)
     }
     kind, shape = _architecture(config, place)
     with _as_damage(place):
@@ -93,6 +110,7 @@ def check_tensors(weights: Weights) -> bool:
     """
     config, place = weights.config, weights.label
     if config.get("model_type") == MODEL_TYPE:
+        _refuse_aliases({*_needed(config, place).specs}, weights, own_name, place)
         own = {own_name(name): spec for name, spec in weights.specs.items()}
         _compare(_needed(config, place), own, place)
         return True
@@ -102,6 +120,7 @@ def check_tensors(weights: Weights) -> bool:
     _refuse_early(needed, weights.specs, place)
     if {*needed.specs} - needed.tied == {*weights.specs} - needed.tied:
         return True
+    _refuse_surplus(needed, weights, place)
     if weights.nbytes > CONVERTED_BYTES:
         return False
     load_network(config, {name: weights[name] for name in weights}, place)
@@ -137,7 +156,14 @@ def _needed_by(text: str, kind: Any) -> Needed:
         if kind is None:
             return Needed(_specs(build_network(config).state_dict()), frozenset())
         skeleton = kind(_architecture(config, "")[1])
-    return Needed(_specs(skeleton.state_dict()), frozenset(skeleton.all_tied_weights_keys))
+    ignored = [f"({p})" for p in skeleton._keys_to_ignore_on_load_unexpected or ()]
+    return Needed(
+        _specs(skeleton.state_dict()),
+        frozenset(skeleton.all_tied_weights_keys),
+        skeleton.base_model_prefix,
+        tuple(get_model_conversion_mapping(skeleton)),
+        "|".join([*ignored, OLD_BUFFERS]),
+    )
 
 
 def _compare(needed: Needed, found: Mapping[str, Spec], place: str) -> None:
@@ -156,6 +182,68 @@ def _refuse_early(needed: Needed, found: Mapping[str, Spec], place: str) -> None
     own = sum(spec.numel for name, spec in needed.specs.items() if name not in needed.tied)
     if own > sum(spec.numel for spec in found.values()):
         _refuse(place, "missing", set(needed.specs) - set(found) - needed.tied)
+
+
+def _refuse_surplus(needed: Needed, found: Iterable[str], place: str) -> None:
+    """Refuse names that stand for no tensor of the network, and two that stand for one.
+
+    transformers drops the former, and of the latter takes the one that comes last by its name.
+    """
+    known = {*needed.specs}
+    if known.issuperset(names := {*found}):
+        return
+    targets = _targets(needed, names)
+    renamings = copy.deepcopy([t for t in needed.transforms if not isinstance(t, WeightConverter)])
+    again = re.compile(rf"^({re.escape(needed.prefix)}\.)+" if needed.prefix else "(?!)")
+
+    def plain(name: str) -> str:
+        return again.sub("", apply_renamings(name, renamings))
+
+    used = [name for name, (target, _) in targets.items() if target in known]
+    _refuse_aliases(known, used, plain, place)
+    sources: dict[str, list[str]] = defaultdict(list)
+    for name in used:
+        sources[targets[name][0]].append(name)
+    for several in sources.values():  # they are right only as the parts of one
+        if len(several) > 1 and any(targets[name][1] is None for name in several):
+            _refuse(place, "two names for one", several)
+    strange = [name for name in targets if name not in used]
+    _refuse(place, "not of this network", [n for n in strange if not _is_ignored(n, needed)])
+
+
+def _refuse_aliases(
+    known: set[str], found: Iterable[str], plain: Callable[[str], str], place: str
+) -> None:
+    """Refuse names that are the same without what may stand before them."""
+    alike: dict[str, list[str]] = defaultdict(list)
+    for name in found:
+        alike[plain(name)].append(name)
+    for names in alike.values():
+        if len(names) > 1 and not known.issuperset(names):
+            _refuse(place, "two names for one", names)
+
+
+def _targets(needed: Needed, found: Iterable[str]) -> dict[str, tuple[str, str | None]]:
+    """The tensor of the network that each name stands for, and the pattern that joins it to others.
+
+    As in transformers' own loading, which goes by the names in this order.
+    """
+    transforms = copy.deepcopy(needed.transforms)  # some remember what they have met
+    converters = [t for t in transforms if isinstance(t, WeightConverter)]
+    renamings = [t for t in transforms if not isinstance(t, WeightConverter)]
+    rest = needed.prefix, needed.specs
+    targets: dict[str, tuple[str, str | None]] = {}
+    for name in sorted(found, key=dot_natural_key):
+        targets[name] = rename_source_key(name, renamings, converters, *rest)
+        if targets[name][0] not in needed.specs and name in needed.specs:
+            targets[name] = rename_source_key(name, [], [], *rest)
+    return targets
+
+
+def _is_ignored(name: str, needed: Needed) -> bool:
+    """True for buffers of old files; a pattern of transformers may fit weights as well."""
+    weight = any(other.endswith(f".{name}") or name.endswith(f".{other}") for other in needed.specs)
+    return not weight and re.search(needed.ignored, name) is not None
 
 
 def _is_causal(config: Mapping[str, Any]) -> bool:

@@ -227,11 +227,13 @@ def read_shards(label: str, folder: Path, where: dict[str, Path]) -> Weights:
     config = files.read_json(config_file) if config_file.is_file() else {}
     if not isinstance(config, dict):
         raise DamagedFile(config_file, "not a record")
+    stem = "transformer."  # the first GPT-2 files name tensors without it
     bare = config.get("model_type") == "gpt2" and any(name.startswith("h.") for name in specs)
-    prefix = "transformer." if bare else ""  # the first GPT-2 files name tensors without it
+    bare = bare and not any(name.startswith(stem) for name in specs)
+    names = {stem + n if bare and not HEAD.search(n) else n: n for n in specs}
     return Weights(
-        {prefix + name: spec for name, spec in specs.items()},
-        lambda name: shards[place[name.removeprefix(prefix)]][name.removeprefix(prefix)],
+        {name: specs[old] for name, old in names.items()},
+        lambda name: shards[place[names[name]]][names[name]],
         label=label,
         config=config,
         folder=folder,

@@ -1,0 +1,137 @@
+"""What an attack on merging and opening models found: wrong weights in silence, results that no
+command can open, edits that nobody noticed. Each of these was possible once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from agent_forge.errors import DamagedFile
+from agent_forge.merge.preflight import preflight
+from agent_forge.merge.recipe import Recipe
+from agent_forge.model.folder import open_model
+from tests.command_line import Forge
+from tests.faults import hostile_goods as goods
+from tests.test_judge import byte_tokenizer
+
+UP = "model.layers.0.mlp.up_proj.weight"
+SMALL = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2, "vocab_size": 260}
+ONE = {"num_hidden_layers": 1}
+State = dict[str, torch.Tensor]
+
+
+def copy(family: str, target: Path, *changes: goods.Change) -> Path:
+    """A sound small model of a family, with these changes."""
+    folder = goods.copied(goods.goods() / family / "a", target)
+    for change in changes:
+        change(folder)
+    return folder
+
+
+def made(target: Path, model_type: str, seed: int = 0, **shape: Any) -> Path:
+    """A small model of another family, as transformers writes it."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(seed)
+    config = AutoConfig.for_model(model_type, **{**SMALL, **shape})
+    AutoModelForCausalLM.from_config(config).save_pretrained(target)
+    byte_tokenizer().save_pretrained(target)
+    return target
+
+
+def linear(*models: Path | str, **fields: Any) -> Recipe:
+    listed = [{"model": str(model)} for model in models]
+    return Recipe.model_validate({"merge_method": "linear", "models": listed, **fields})
+
+
+# -- tensors that the network does not ask for ----------------------------------------------------
+
+
+def beside(name: str, other: str) -> goods.Change:
+    """Another tensor of the shape of one that is there."""
+    return goods.tensors(lambda s: {**s, other: torch.randn(s[name].shape)})
+
+
+ALIASES = {
+    "no prefix": ("llama", UP, UP.removeprefix("model.")),
+    "the prefix twice": ("llama", "model.norm.weight", "model.model.norm.weight"),
+    "a norm without prefix": ("llama", "model.norm.weight", "norm.weight"),
+    "bare gpt2": ("gpt2", "transformer.h.0.attn.c_attn.weight", "h.0.attn.c_attn.weight"),
+    "a bias": ("gpt2", "transformer.h.0.attn.c_attn.bias", "h.0.attn.c_attn.bias"),
+    "ours": ("ours", "projection.weight", "network.projection.weight"),
+}
+
+
+@pytest.mark.parametrize("case", ALIASES)
+def test_a_second_name_for_a_tensor(tmp_path: Path, case: str) -> None:
+    """transformers lets it replace the right one, or leaves it out, without a word."""
+    family, name, other = ALIASES[case]
+    forget = goods.without("manifest.json", "metadata.json")
+    good = copy(family, tmp_path / "good", forget)
+    bad = copy(family, tmp_path / "bad", forget, beside(name, other))
+    with pytest.raises(DamagedFile, match=other.replace(".", r"\.")):
+        open_model(bad)
+    error = preflight(linear(good, bad), tmp_path / "out").error
+    assert isinstance(error, DamagedFile) and other in str(error)
+
+
+def test_two_heads_under_two_names(tmp_path: Path) -> None:
+    model = made(tmp_path / "neox", "gpt_neox", **ONE)
+    open_model(model)
+    goods.tensors(lambda s: {**s, "lm_head.weight": torch.randn(260, 16)})(model)
+    goods.tensors(lambda s: {**s, "embed_out.weight": torch.randn(260, 16)})(model)
+    with pytest.raises(DamagedFile, match=r"embed_out\.weight, lm_head\.weight"):
+        open_model(model)
+
+
+def test_an_expert_twice(tmp_path: Path) -> None:
+    """Experts that transformers joins into one tensor, and one of them without its prefix."""
+    model = made(tmp_path / "m", "mixtral", **ONE, num_key_value_heads=2, num_local_experts=2)
+    open_model(model)
+    names: list[str] = []
+    goods.tensors(lambda s: names.extend(s))(model)
+    expert = next(name for name in names if "experts.0." in name)
+    beside(expert, expert.removeprefix("model."))(model)
+    with pytest.raises(DamagedFile, match="two names for one"):
+        open_model(model)
+
+
+def old_buffers(s: State) -> State:
+    names = ("transformer.h.0.attn.bias", "transformer.h.1.attn.masked_bias")
+    return {**s, **{name: torch.ones(1, 1, 4, 4) for name in names}}
+
+
+def bare(s: State) -> State:
+    return {k.removeprefix("transformer."): v for k, v in old_buffers(s).items()}
+
+
+def with_head(s: State) -> State:
+    return {**bare(s), "lm_head.weight": s["transformer.wte.weight"].clone()}
+
+
+def rotary(s: State) -> State:
+    return {**s, "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}
+
+
+@pytest.mark.parametrize(
+    ("family", "edit"),
+    [("gpt2", old_buffers), ("gpt2", bare), ("gpt2", with_head), ("llama", rotary)],
+)
+def test_what_old_files_hold_besides(
+    tmp_path: Path, family: str, edit: Callable[[State], State]
+) -> None:
+    """Buffers that were once saved, and the names of the first GPT-2 files."""
+    good = open_model(copy(family, tmp_path / "good"))[0].state_dict()
+    found = open_model(copy(family, tmp_path / "old", goods.tensors(edit)))[0].state_dict()
+    assert {*found} == {*good}
+    assert all(torch.equal(found[name], good[name]) for name in good)
+
+
+def test_the_command_names_the_tensor(tmp_path: Path, forge: Forge) -> None:
+    copy("llama", tmp_path / "bad", beside(UP, UP.removeprefix("model.")))
+    result = forge(f"eval bad --data {goods.goods()}/rows.jsonl")
+    assert result.code == 4 and "layers.0.mlp.up_proj.weight" in result.err

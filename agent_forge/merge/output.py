@@ -59,15 +59,21 @@ def anonymous_bytes() -> int:
     return int(info.rss - getattr(info, "shared", 0))
 
 
-def lineage(merged: Merged) -> dict[str, str]:
-    """The sha256 of every parent; one that is not what the recipe says is an error."""
-    found = {ref: merged.plan.models[ref].sha256() for ref in merged.recipe.references()}
-    for ref, expected in merged.recipe.parents.items():
-        if ref in found and found[ref] != expected:
-            raise DamagedFile(
-                ref, f"sha256 {found[ref][:12]}..., the recipe says {expected[:12]}..."
-            )
-    return found
+def lineage(merged: Merged) -> dict[str, dict[str, str]]:
+    """The hashes of every parent, as a recipe has them; one that differs from it is an error."""
+    models = {ref: merged.plan.models[ref] for ref in merged.recipe.references()}
+    weights = {ref: model.sha256() for ref, model in models.items()}
+    settings = {ref: model.settings_sha256() for ref, model in models.items() if model.folder}
+    _compare(weights, merged.recipe.parents, "sha256")
+    what = "its config, tokenizer or adapter settings were changed: sha256"
+    _compare(settings, merged.recipe.parents_settings, what)
+    return {"parents": weights, "parents_settings": settings}
+
+
+def _compare(found: Mapping[str, str], expected: Mapping[str, str], what: str) -> None:
+    for ref, value in expected.items():
+        if ref in found and found[ref] != value:
+            raise DamagedFile(ref, f"{what} {found[ref][:12]}..., the recipe says {value[:12]}...")
 
 
 def write(
@@ -146,7 +152,7 @@ def write_combos(
             if progress:
                 progress(name, done * len(which), merged.nbytes * len(which))
         for n in which:
-            own = {"combo": n, "parents": hashes, "layers": merged.chosen_layers(n)}
+            own = {"combo": n, **hashes, "layers": merged.chosen_layers(n)}
             single = recipe.model_copy(update=own)
             _write_rest(stages[n], merged, single, notes_of(n))
         for path in folders.values():
@@ -266,7 +272,7 @@ def _final_recipe(weights: Weights) -> Recipe | None:
     """The recipe with all that is needed to make the same bytes again."""
     if not isinstance(weights, Merged):
         return None
-    update: dict[str, object] = {"parents": lineage(weights)}
+    update: dict[str, object] = {**lineage(weights)}
     if weights.recipe.combo is not None:
         update["layers"] = weights.chosen_layers(weights.recipe.combo)
     return weights.recipe.model_copy(update=update)

@@ -25,7 +25,7 @@ EVERYWHERE = {"int8_mask"}  # a memory option of mergekit; masks are never store
 RANGES = {"drop_rate": (0.0, 0.9999), "keep": (0.0001, 1.0)}
 RANGES |= dict.fromkeys(("density", "gamma", "t"), (0.0, 1.0))
 LARGEST = 3.4e38  # what fp32 can hold
-OURS = ("combo", "seed", "layers", "parents")
+OURS = ("combo", "seed", "layers", "parents", "parents_settings")
 
 
 def _reference(value: Any) -> Any:
@@ -97,6 +97,10 @@ class Recipe(Settings):
         {}, description="FrankenMerge: layer -> 0 for the merged one, n for parent n"
     )
     parents: dict[str, str] = Field({}, description="sha256 that each parent has to have")
+    parents_settings: dict[str, str] = Field(
+        {},
+        description="sha256 of the config, tokenizer and adapter settings of each",
+    )
 
     @field_validator("combo", mode="before")
     @classmethod

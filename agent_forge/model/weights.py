@@ -36,6 +36,13 @@ TOKEN_EMBEDDING = re.compile(
 HEAD = re.compile(r"(^|\.)(lm_head|embed_out)\.weight$")
 BEFORE_LAYERS = re.compile(r"embed|wte|wpe|projection")
 DEPTHS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")  # as configs call it
+# Files beside the weights that change what a model computes; an adapter has settings of its own.
+SETTINGS_FILES = (
+    *("config.json", "adapter_config.json", "generation_config.json", "tokenizer.json"),
+    *("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.model"),
+    *("vocab.json", "merges.txt", "vocab.txt", "spiece.model", "sentencepiece.bpe.model"),
+    *("tekken.json", "chat_template.jinja", "chat_template.json"),
+)
 EACH_LAYER = ("layer_types", "no_rope_layers")  # lists in a config with an entry for each layer
 
 
@@ -98,6 +105,16 @@ class Weights(Mapping[str, Tensor]):
             return digest.hexdigest()
         found = self.verify()
         return found[0] if len(found) == 1 else _joined(found)
+
+    def settings_sha256(self) -> str:
+        """One hash of the files beside the weights that change what the model computes."""
+        folders = [*([self.folder] if self.folder else []), *(p.parent for p in self.sources)]
+        digest = hashlib.sha256()
+        for folder in dict.fromkeys(folders):
+            for name in SETTINGS_FILES:
+                if (folder / name).is_file():
+                    digest.update(f"{name} {files.sha256_of(folder / name)}\n".encode())
+        return digest.hexdigest()
 
     def verify(self) -> list[str]:
         """The sha256 of every file; one that differs from the manifest beside it is damaged."""

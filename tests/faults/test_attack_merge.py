@@ -3,12 +3,15 @@ command can open, edits that nobody noticed. Each of these was possible once."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import yaml
+from safetensors.torch import save_file
 
 from agent_forge.errors import DamagedFile
 from agent_forge.merge.preflight import preflight
@@ -135,3 +138,56 @@ def test_the_command_names_the_tensor(tmp_path: Path, forge: Forge) -> None:
     copy("llama", tmp_path / "bad", beside(UP, UP.removeprefix("model.")))
     result = forge(f"eval bad --data {goods.goods()}/rows.jsonl")
     assert result.code == 4 and "layers.0.mlp.up_proj.weight" in result.err
+
+
+# -- parents that were edited ---------------------------------------------------------------------
+
+
+def lora(target: Path, alpha: int) -> Path:
+    """An adapter of one layer for the small Llama."""
+    target.mkdir(exist_ok=True)
+    settings = {"peft_type": "LORA", "r": 2, "lora_alpha": alpha, "target_modules": [UP[:-7]]}
+    (target / "adapter_config.json").write_text(json.dumps(settings))
+    torch.manual_seed(0)
+    name, shapes = f"base_model.model.{UP[:-7]}", {"A": (2, 16), "B": (24, 2)}
+    update = {f"{name}.lora_{half}.weight": torch.randn(s) for half, s in shapes.items()}
+    save_file(update, target / "adapter_model.safetensors")
+    return target
+
+
+def test_an_adapter_with_another_scale_is_another_parent(tmp_path: Path, forge: Forge) -> None:
+    """Its weights are the same file, so their hash alone does not tell."""
+    copy("llama", tmp_path / "a")
+    copy("llama", tmp_path / "b")
+    lora(tmp_path / "lora", 8)
+    assert forge("merge --models a+lora,b m1").code == 0
+    again = forge("merge m1/recipe.yml m2")
+    assert again.code == 0
+    recipe = (tmp_path / "m1/recipe.yml").read_text()
+    assert (tmp_path / "m2/recipe.yml").read_text() == recipe
+    lora(tmp_path / "lora", 80)
+    changed = forge("merge m1/recipe.yml m3")
+    assert changed.code == 4 and "a+lora is damaged" in changed.err
+    assert "adapter settings" in changed.err and not (tmp_path / "m3").exists()
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json"])
+def test_edited_settings_of_a_parent(tmp_path: Path, forge: Forge, name: str) -> None:
+    for model in "ab":
+        copy("llama", tmp_path / model)
+    assert forge("merge --models a,b m1").code == 0
+    goods.keys(name, note=1)(tmp_path / "b")
+    assert forge("merge m1/recipe.yml m2").code == 4
+
+
+def test_a_recipe_of_an_older_version_still_holds(tmp_path: Path, forge: Forge) -> None:
+    """It knows the hashes of the weights alone."""
+    copy("llama", tmp_path / "a")
+    copy("llama", tmp_path / "b")
+    assert forge("merge --models a,b m1").code == 0
+    recipe = yaml.safe_load((tmp_path / "m1/recipe.yml").read_text())
+    assert set(recipe.pop("parents_settings")) == set(recipe["parents"]) == {"a", "b"}
+    (tmp_path / "old.yml").write_text(yaml.safe_dump(recipe))
+    assert forge("merge old.yml m2").code == 0
+    weights = [(tmp_path / m / goods.WEIGHTS).read_bytes() for m in ("m1", "m2")]
+    assert weights[0] == weights[1]

@@ -29,6 +29,7 @@ RECORDS = (
     *("added_tokens.json", "adapter_config.json", "metadata.json"),
 )
 RECORD_BYTES = 16 << 20
+OTHER_FILES = ("configuration_files", "fast_tokenizer_files")  # which transformers would read
 # A tokenizer has at least one of these, whoever made it.
 VOCABULARIES = (
     *("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model"),
@@ -56,6 +57,12 @@ def refuse_code(folder: Path) -> None:
                 f"{path} asks for code of its own to be run (auto_map); none is ever run",
                 hint="if transformers knows this architecture itself, remove auto_map in a copy",
             )
+        for key in OTHER_FILES:
+            if record.get(key):
+                raise ConfigError(
+                    f"{path}: {key} names files of other versions, which are not read",
+                    hint=f"remove {key} in a copy, with the file of your choice in place",
+                )
         for key, value in record.items():
             if key.endswith("_file") and isinstance(value, str) and Path(value).name != value:
                 raise HostileInput(f"{path}: {key} names {value!r}, which is outside its folder")

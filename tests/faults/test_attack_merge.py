@@ -191,3 +191,25 @@ def test_a_recipe_of_an_older_version_still_holds(tmp_path: Path, forge: Forge) 
     assert forge("merge old.yml m2").code == 0
     weights = [(tmp_path / m / goods.WEIGHTS).read_bytes() for m in ("m1", "m2")]
     assert weights[0] == weights[1]
+
+
+# -- files that are not what they seem ------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value"),
+    [
+        ("config.json", "configuration_files", "config.4.0.0.json"),
+        ("tokenizer_config.json", "fast_tokenizer_files", "tokenizer.4.0.0.json"),
+    ],
+)
+@pytest.mark.parametrize("line", ["eval bad --data {}/rows.jsonl", "merge --models bad,good out"])
+def test_files_of_other_versions(
+    tmp_path: Path, forge: Forge, line: str, name: str, key: str, value: str
+) -> None:
+    """transformers would read another config or tokenizer than the one that we see."""
+    copy("llama", tmp_path / "good")
+    bad = copy("llama", tmp_path / "bad", goods.keys(name, **{key: [value]}))
+    (bad / value).write_bytes((bad / value.replace(".4.0.0", "")).read_bytes())
+    result = forge(line.format(goods.goods()))
+    assert result.code == 2 and key in result.err

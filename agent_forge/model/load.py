@@ -262,11 +262,22 @@ def _architecture(config: Mapping[str, Any], place: str) -> tuple[Any, Any]:
     if config.get("quantization_config"):
         raise ConfigError(f"{place} is quantised; only whole weights are read")
     _refuse_counts(config, place)
-    kept = {key: value for key, value in config.items() if key not in IGNORED}
+    kept = _with_floats({key: value for key, value in config.items() if key not in IGNORED})
     with _as_damage(place):
         shape = CONFIG_MAPPING[model_type].from_dict(kept)
         kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(shape)]
     return (kind[0] if isinstance(kind, tuple) else kind), shape
+
+
+def _with_floats(value: Any) -> Any:
+    """The same with the numbers that transformers writes as {"__float__": "Infinity"}."""
+    if isinstance(value, list):
+        return [_with_floats(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if set(value) == {"__float__"} and value["__float__"] in ("Infinity", "-Infinity"):
+        return float(value["__float__"])
+    return {key: _with_floats(item) for key, item in value.items()}
 
 
 def _refuse_counts(config: Mapping[str, Any], place: str) -> None:

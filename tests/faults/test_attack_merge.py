@@ -213,3 +213,15 @@ def test_files_of_other_versions(
     (bad / value).write_bytes((bad / value.replace(".4.0.0", "")).read_bytes())
     result = forge(line.format(goods.goods()))
     assert result.code == 2 and key in result.err
+
+
+def test_an_infinite_limit_in_a_config(tmp_path: Path, forge: Forge) -> None:
+    """As transformers writes Mamba2: {"__float__": "Infinity"} in time_step_limit."""
+    shape = {"num_heads": 4, "head_dim": 8, "n_groups": 1, "state_size": 8, "chunk_size": 16}
+    for seed, name in enumerate("ab"):
+        made(tmp_path / name, "mamba2", seed, **ONE, **shape, tie_word_embeddings=False)
+    assert "__float__" in (tmp_path / "a/config.json").read_text()
+    assert forge("merge --models a,b m").code == 0
+    assert "__float__" in (tmp_path / "m/config.json").read_text()
+    for model in "am":
+        assert open_model(tmp_path / model)[0].config.time_step_limit[1] == float("inf")

@@ -225,6 +225,12 @@ class _Planner:
         wanted = self.recipe.out_dtype or self.recipe.dtype
         if wanted and all(dtype.is_floating_point for dtype in types):
             return getattr(torch, wanted)  # type: ignore[no-any-return]
+        for ref, spec in specs.items():
+            if spec.is_floating and spec.dtype.itemsize == 1:
+                raise ConfigError(
+                    f"{ref} has weights of 8 bits ({spec.dtype}), in which nothing can be merged",
+                    hint="set out_dtype: bfloat16 in the recipe, or convert the model first",
+                )
         try:
             return reduce(torch.promote_types, types)
         except RuntimeError as error:  # 8-bit floats have no common type with others

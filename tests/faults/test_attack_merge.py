@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from agent_forge.errors import DamagedFile
 from agent_forge.merge.preflight import preflight
@@ -225,3 +225,55 @@ def test_an_infinite_limit_in_a_config(tmp_path: Path, forge: Forge) -> None:
     assert "__float__" in (tmp_path / "m/config.json").read_text()
     for model in "am":
         assert open_model(tmp_path / model)[0].config.time_step_limit[1] == float("inf")
+
+
+def eight_bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to(torch.float8_e4m3fn)
+
+
+def test_weights_of_eight_bits_are_measured_and_not_merged(tmp_path: Path, forge: Forge) -> None:
+    for name in "ab":
+        copy("llama", tmp_path / name, goods.each(eight_bits))
+    data = f"--data {goods.goods()}/rows.jsonl"
+    assert forge(f"eval a {data}").code == 0
+    for line in ("merge --models a,b out", f"evo --base-models a,b {data} --output-dir out"):
+        for option in ("", " --dry-run"):
+            result = forge(line + option)
+            assert result.code == 2 and "8 bits" in result.out + result.err
+    assert not (tmp_path / "out").exists()
+    assert forge("merge --models a,b --set out_dtype=bfloat16 out").code == 0
+    found, wanted = open_model(tmp_path / "out")[0], open_model(tmp_path / "a")[0]
+    assert torch.equal(found.state_dict()[UP], wanted.state_dict()[UP])
+
+
+def nested(weight: torch.Tensor) -> torch.Tensor:
+    return torch.nested.nested_tensor([weight, weight])
+
+
+def four_bits(weight: torch.Tensor) -> torch.Tensor:
+    return weight.to(torch.uint8).view(torch.float4_e2m1fn_x2)
+
+
+ODD = {
+    "sparse": torch.Tensor.to_sparse,
+    "csr": torch.Tensor.to_sparse_csr,
+    "meta": lambda weight: weight.to("meta"),
+    "nested": nested,
+    "float4": four_bits,
+    "complex": lambda weight: weight.to(torch.complex64),
+}
+
+
+@pytest.mark.parametrize("kind", ODD)
+@pytest.mark.filterwarnings("ignore")
+def test_a_pickle_of_tensors_that_are_not_plain(tmp_path: Path, forge: Forge, kind: str) -> None:
+    edit: Callable[[torch.Tensor], torch.Tensor] = ODD[kind]  # type: ignore[assignment]
+    odd = goods.torch_file(
+        "pytorch_model.bin", lambda bad: (s := load_file(bad / goods.WEIGHTS)) | {UP: edit(s[UP])}
+    )
+    copy("llama", tmp_path / "bad", odd, goods.without(goods.WEIGHTS))
+    copy("llama", tmp_path / "good")
+    data = f"--data {goods.goods()}/rows.jsonl"
+    for line in (f"eval bad {data}", "generate bad hello", "merge --models good,bad out"):
+        result = forge(line)
+        assert result.code == 4 and UP in result.err and "only plain tensors" in result.err

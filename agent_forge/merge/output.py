@@ -32,6 +32,7 @@ from agent_forge.merge.recipe import Recipe, to_yaml
 from agent_forge.merge.vocabulary import write_tokenizer
 from agent_forge.model.weights import Weights, shards_of, writing_shards
 from agent_forge.store import files
+from agent_forge.store.places import require_short
 from agent_forge.store.tensors import Spec
 
 SHARD_BYTES = 5_000_000_000
@@ -180,6 +181,7 @@ def refuse_existing(folder: Path, weights: Weights, force: bool) -> None:
 
     A folder in a parent, and one that a parent or the current folder lies in, is always refused.
     """
+    require_short(folder)
     models = list(weights.plan.models.values()) if isinstance(weights, Merged) else [weights]
     kept = {m.folder for m in models if m.folder} | {p.parent for m in models for p in m.sources}
     kept |= {p.resolve().parent for m in models for p in m.sources}  # a file may be a link

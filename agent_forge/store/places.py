@@ -6,8 +6,11 @@ import os
 import secrets
 from pathlib import Path
 
-from agent_forge.errors import CannotWrite
+from agent_forge.errors import CannotWrite, NameRefused
 from agent_forge.store import files
+
+NAME_BYTES, PATH_BYTES = 255, 4096  # the longest that file systems take
+MARK_BYTES = len(f"{files.TRASH}00000000-")  # what an unfinished folder has before its name
 
 
 def nearest(folder: Path) -> Path:
@@ -15,6 +18,18 @@ def nearest(folder: Path) -> Path:
     while not folder.is_dir() and folder != folder.parent:
         folder = folder.parent
     return folder
+
+
+def require_short(folder: Path) -> None:
+    """Refuse a folder whose name, or that of its unfinished version, the disk would not take."""
+    sizes = [len(os.fsencode(part)) for part in folder.parts]
+    sizes[-1:] = [MARK_BYTES + size for size in sizes[-1:]]
+    whole = len(os.fsencode(folder.absolute())) + MARK_BYTES + NAME_BYTES
+    if max(sizes, default=0) > NAME_BYTES or whole > PATH_BYTES:
+        raise NameRefused(
+            f"{str(folder)[:60]}... is too long a name",
+            hint=f"the name of a folder has at most {NAME_BYTES - MARK_BYTES} bytes here",
+        )
 
 
 def require_writable(folder: Path) -> None:

@@ -277,3 +277,22 @@ def test_a_pickle_of_tensors_that_are_not_plain(tmp_path: Path, forge: Forge, ki
     for line in (f"eval bad {data}", "generate bad hello", "merge --models good,bad out"):
         result = forge(line)
         assert result.code == 4 and UP in result.err and "only plain tensors" in result.err
+
+
+# -- places that cannot be written ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [("x" * 239, 0), ("x" * 240, 2), ("x" * 245, 2), ("y" * 300 + "/x", 2), ("x/" * 2100, 2)],
+    ids=["just right", "one too many", "with a mark", "a folder above", "a whole path"],
+)
+def test_names_too_long_for_the_disk(tmp_path: Path, forge: Forge, name: str, code: int) -> None:
+    """A dry run and a run say the same, before the work."""
+    for model in "ab":
+        copy("llama", tmp_path / model)
+    before = sorted(tmp_path.iterdir())
+    for option in (" --dry-run", ""):
+        result = forge(f"merge --models a,b {name}{option}")
+        assert result.code == code and ("too long" in result.out + result.err) == (code != 0)
+        assert sorted(tmp_path.iterdir()) == before or not (code or option)

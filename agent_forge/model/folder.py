@@ -29,7 +29,9 @@ RECORDS = (
     *("added_tokens.json", "adapter_config.json", "metadata.json"),
 )
 RECORD_BYTES = 16 << 20
+VERIFIED_BYTES = 1_000_000_000  # files of our own are compared whole up to this much of weights
 OTHER_FILES = ("configuration_files", "fast_tokenizer_files")  # which transformers would read
+WEIGHTS = (".safetensors", ".bin")
 # A tokenizer has at least one of these, whoever made it.
 VOCABULARIES = (
     *("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model"),
@@ -144,6 +146,7 @@ def open_weights(ref: str | Path) -> Weights:
         return adapt(open_weights(base), _path(adapter))
     if not path.exists():
         raise NotFound(f"{text} does not exist", hint="a model is a folder or file on this machine")
+    _refuse_edited(path if path.is_dir() else path.parent)
     if path.is_file():
         return read_shards(text, path.parent, {"": path})
     refuse_code(path)
@@ -154,6 +157,23 @@ def open_weights(ref: str | Path) -> Weights:
             single = {"": path / name}
             return read_shards(text, path, read_index(path / name) if name in INDEX else single)
     raise NotFound(f"{text} holds no weights", hint=f"it needs one of {', '.join(SINGLE + INDEX)}")
+
+
+def _refuse_edited(folder: Path) -> None:
+    """Refuse a folder of our own in which a file is not what was written."""
+
+    def compare(place: Path) -> None:
+        records = files.verify(place, content=False)
+        weights = {name for name in records if name.endswith(WEIGHTS)}
+        if sum(records[name]["bytes"] for name in weights) > VERIFIED_BYTES:
+            records = {name: record for name, record in records.items() if name not in weights}
+        for name, record in records.items():
+            if (found := files.sha256_of(place / name)) != (expected := record["sha256"]):
+                told = f"sha256 {found[:12]}..., expected {expected[:12]}..."
+                raise DamagedFile(place / name, told)
+
+    if (folder / files.MANIFEST).is_file():
+        files.reading(folder, compare)
 
 
 def open_model(ref: str | Path) -> tuple[nn.Module, Any]:

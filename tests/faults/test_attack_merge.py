@@ -296,3 +296,41 @@ def test_names_too_long_for_the_disk(tmp_path: Path, forge: Forge, name: str, co
         result = forge(f"merge --models a,b {name}{option}")
         assert result.code == code and ("too long" in result.out + result.err) == (code != 0)
         assert sorted(tmp_path.iterdir()) == before or not (code or option)
+
+
+# -- our own folders ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [
+        ("config.json", b"1e-06", b"5e-01"),
+        ("tokenizer.json", b'"b"', b'"B"'),
+        ("chat_template.jinja", b"assistant", b"Assistant"),
+        (goods.WEIGHTS, b"", b""),
+    ],
+)
+def test_an_edit_that_keeps_the_size(
+    tmp_path: Path, forge: Forge, name: str, old: bytes, new: bytes
+) -> None:
+    """The manifest knows the sha256 of every file that we wrote; each command compares them."""
+    for model in "ab":
+        copy("llama", tmp_path / model)
+    assert forge("merge --models a,b m").code == 0
+    assert forge("generate m hello").code == 0
+    path = tmp_path / "m" / name
+    content = path.read_bytes()
+    edited = content.replace(old, new) if old else content[:-1] + bytes([content[-1] ^ 1])
+    assert edited != content and len(edited) == len(content)
+    path.write_bytes(edited)
+    data = f"--data {goods.goods()}/rows.jsonl"
+    for line in (
+        f"eval m {data}",
+        "generate m hello",
+        "merge --models m,a out --dry-run",
+        "merge --models a,m out",
+        f"evo --base-models m,a {data} --output-dir out --dry-run",
+    ):
+        result = forge(line)
+        told = result.out + result.err
+        assert result.code == 4 and "sha256" in told and name.split(".")[0] in told, line

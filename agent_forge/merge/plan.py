@@ -187,7 +187,12 @@ class _Planner:
 
     def outside_layers(self, *, before: bool) -> Iterator[tuple[str, TensorMerge]]:
         names = {ref: _names_at(self.models[ref], None) for ref in self.first}
-        tied = all(is_tied(self.models[ref]) for ref in self.first)
+        models = [self.models[ref] for ref in self.recipe.references()]
+        tied = all(is_tied(weights) for weights in models)
+        if (
+            not tied
+        ):  # the last slice may be of a tied model, and the result has a head all the same
+            names["heads"] = [name for weights in models for name in weights if HEAD.search(name)]
         for name in dict.fromkeys(name for found in names.values() for name in found):
             if bool(BEFORE_LAYERS.search(name)) != before or (tied and HEAD.search(name)):
                 continue

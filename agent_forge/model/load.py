@@ -33,7 +33,7 @@ from transformers.utils import logging
 from agent_forge.errors import ConfigError, DamagedFile, ForgeError
 from agent_forge.model.folder import MODEL_TYPE, entries
 from agent_forge.model.hf import ForgeForCausalLM, build_network
-from agent_forge.model.weights import Weights
+from agent_forge.model.weights import EACH_LAYER, Weights
 from agent_forge.store import files
 from agent_forge.store.tensors import Spec, spec_of
 
@@ -47,6 +47,8 @@ COUNTED = re.compile(r"^(num|n)_\w*(layer|block|expert|head)")
 MOST = 10_000  # layers, heads or experts that a config may count
 CONVERTED_BYTES = 2 << 30  # weights that are loaded to see whether they can be converted
 OLD_BUFFERS = r"(^|\.)(rotary_emb\.inv_freq|(attn|attention)\.(masked_)?bias|position_ids)$"
+# Where configs of transformers say what each layer is; some compute it from other settings.
+LAYER_KINDS = (*EACH_LAYER, "attention_layers", "layers_block_type", "layers_num_experts")
 SHOWN = 5  # names of tensors in a message
 
 
@@ -125,6 +127,31 @@ def check_tensors(weights: Weights) -> bool:
         return False
     load_network(config, {name: weights[name] for name in weights}, place)
     return True
+
+
+def check_result(config: Mapping[str, Any], specs: Mapping[str, Spec], place: str) -> None:
+    """Refuse tensors, not yet computed, that would not be those of the network in a config."""
+    if config.get("model_type") == MODEL_TYPE:
+        _compare(_needed(config, place), {own_name(n): spec for n, spec in specs.items()}, place)
+    elif _is_causal(config):
+        needed = _needed(config, place)
+        _refuse_early(needed, specs, place)
+        _refuse_surplus(needed, specs, place)
+        made = {target for target, _ in _targets(needed, specs).values()}
+        if not any(len(t.target_patterns) > 1 for t in needed.transforms):
+            _refuse(place, "missing", {*needed.specs} - made - needed.tied)
+
+
+def layer_kinds(config: Mapping[str, Any], *, computed: bool = True) -> dict[str, list[Any]]:
+    """What each layer is, as transformers completes a config; empty if it does not know it.
+
+    `computed`: with lists that follow from other settings, so that a config cannot hold them.
+    """
+    if config.get("model_type") == MODEL_TYPE or not _is_causal(config):
+        return {}
+    shape = _architecture(config, str(config["model_type"]))[1]
+    found = {k: getattr(shape, k, None) for k in LAYER_KINDS if computed or k in vars(shape)}
+    return {key: list(value) for key, value in found.items() if isinstance(value, list | tuple)}
 
 
 def own_name(name: str) -> str:

@@ -43,7 +43,8 @@ SETTINGS_FILES = (
     *("vocab.json", "merges.txt", "vocab.txt", "spiece.model", "sentencepiece.bpe.model"),
     *("tekken.json", "chat_template.jinja", "chat_template.json"),
 )
-EACH_LAYER = ("layer_types", "no_rope_layers")  # lists in a config with an entry for each layer
+# Lists in a config with an entry for each layer; GPT-Neo has its own in a form of its own.
+EACH_LAYER = ("layer_types", "no_rope_layers", "mlp_layer_types", "indexer_types")
 
 
 class Weights(Mapping[str, Tensor]):
@@ -155,11 +156,22 @@ def layer_count(weights: Weights) -> int:
 
 
 def with_layers(config: Mapping[str, Any], layers: Sequence[int]) -> dict[str, Any]:
-    """The config of a model that has these layers of another one, in this order."""
+    """The config of a model that has these layers of another one, in this order.
+
+    Where the layers are of several kinds the config says so for each, also if it did not before:
+    what transformers takes for granted goes by the number of a layer.
+    """
+    from agent_forge.model.load import layer_kinds  # loads transformers, which takes seconds
+
     found = {key: len(layers) if key in DEPTHS else value for key, value in config.items()}
+    granted = layer_kinds(config, computed=False)
     for key in EACH_LAYER:
-        if isinstance(values := found.get(key), list):
+        values = found.get(key) or granted.get(key)
+        if isinstance(values, list) and (key in config or len({*map(str, values)}) > 1):
             found[key] = [values[min(layer, len(values) - 1)] for layer in layers]
+    if "attention_types" in found and (kinds := granted.get("attention_layers")):
+        found["attention_types"] = [[[kinds[layer] for layer in layers], 1]]
+        found.pop("attention_layers", None)
     return found
 
 

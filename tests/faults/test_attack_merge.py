@@ -334,3 +334,72 @@ def test_an_edit_that_keeps_the_size(
         result = forge(line)
         told = result.out + result.err
         assert result.code == 4 and "sha256" in told and name.split(".")[0] in told, line
+
+
+# -- slices ---------------------------------------------------------------------------------------
+
+
+def sliced(folder: Path, *parts: tuple[str, int, int]) -> str:
+    """A recipe of these layers of these models."""
+    sources = [[{"model": model, "layer_range": [start, stop]}] for model, start, stop in parts]
+    recipe = {"merge_method": "passthrough", "slices": [{"sources": s} for s in sources]}
+    (folder / "slices.yml").write_text(json.dumps(recipe))
+    return "merge slices.yml out"
+
+
+def four_layers(target: Path, model_type: str, **shape: Any) -> Path:
+    return made(target, model_type, num_hidden_layers=4, num_key_value_heads=2, **shape)
+
+
+def test_layers_keep_their_kind_where_the_config_does_not_name_it(
+    tmp_path: Path, forge: Forge
+) -> None:
+    """Gemma 2 as it was published: every other layer has a window, from the first one on."""
+    model = four_layers(tmp_path / "g", "gemma2", head_dim=8, sliding_window=4)
+    wanted = open_model(model)[0].config.layer_types[1:4]
+    goods.no_keys("config.json", "layer_types")(model)
+    assert forge(sliced(tmp_path, ("g", 1, 4))).code == 0
+    found = open_model(tmp_path / "out")[0].config
+    assert found.layer_types == wanted and found.num_hidden_layers == 3
+    assert len({*wanted}) == 2
+
+
+def test_layers_of_gpt_neo_keep_their_kind(tmp_path: Path, forge: Forge) -> None:
+    made(tmp_path / "n", "gpt_neo", num_layers=4, num_heads=2, window_size=4,
+         attention_types=[[["global", "local"], 2]])  # fmt: skip
+    assert forge(sliced(tmp_path, ("n", 1, 2), ("n", 0, 2))).code == 0
+    assert open_model(tmp_path / "out")[0].config.attention_layers == ["local", "global", "local"]
+
+
+JAMBA = {"num_experts": 2, "mamba_d_state": 8, "mamba_dt_rank": 4, "use_mamba_kernels": False}
+JAMBA |= {"attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2}
+DEEPSEEK = {"q_lora_rank": 8, "kv_lora_rank": 8, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8}
+DEEPSEEK |= {"v_head_dim": 8, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 2}
+DEEPSEEK |= {"topk_group": 1, "moe_intermediate_size": 8, "first_k_dense_replace": 1}
+
+
+@pytest.mark.parametrize(
+    ("model_type", "shape", "told"), [("jamba", JAMBA, "mamba"), ("deepseek_v3", DEEPSEEK, "mlp")]
+)
+@pytest.mark.parametrize("option", ["", " --dry-run"])
+def test_a_result_that_could_not_be_opened_is_not_written(
+    tmp_path: Path, forge: Forge, model_type: str, shape: dict[str, Any], told: str, option: str
+) -> None:
+    """The config has no way to say that the layers begin with another kind."""
+    four_layers(tmp_path / "m", model_type, **shape)
+    assert forge(sliced(tmp_path, ("m", 0, 4)) + " --dry-run").code == 0
+    result = forge(sliced(tmp_path, ("m", 1, 4)) + option)
+    assert result.code == 2 and told in result.out + result.err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("order", ["tu", "ut"])
+def test_slices_of_a_tied_and_an_untied_model(tmp_path: Path, forge: Forge, order: str) -> None:
+    """The result gets a head of its own, as the warning says: that of the last model."""
+    copy("llama", tmp_path / "u")
+    copy("llama", tmp_path / "t", goods.lost("lm_head"), goods.config(tie_word_embeddings=True))
+    result = forge(sliced(tmp_path, (order[0], 0, 1), (order[1], 1, 2)))
+    assert result.code == 0 and "a head of its own" in result.err
+    found = open_model(tmp_path / "out")[0].state_dict()["lm_head.weight"]
+    last = open_model(tmp_path / order[1])[0].state_dict()["lm_head.weight"]
+    assert torch.equal(found, last)

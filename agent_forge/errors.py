@@ -50,6 +50,7 @@ class DamagedFile(ForgeError, exit_code=4):
     def __init__(self, path: Path | str, problem: str, *, hint: str = "") -> None:
         super().__init__(f"{path} is damaged: {problem}", hint=hint)
         self.path = Path(path)
+        self.problem = problem
 
 
 class HostileInput(ForgeError, exit_code=4):

@@ -27,6 +27,7 @@ from agent_forge.merge.recipe import Recipe, to_yaml
 from agent_forge.merge.vocabulary import Vocabulary, write_tokenizer
 from agent_forge.model.weights import Weights, shards_of, writing_shards
 from agent_forge.store import files
+from agent_forge.store.paths import require_short
 from agent_forge.store.tensors import Spec
 
 SHARD_BYTES = 5_000_000_000
@@ -55,14 +56,21 @@ def anonymous_bytes() -> int:
     return int(info.rss - getattr(info, "shared", 0))
 
 
-def lineage(merged: Merged) -> dict[str, str]:
-    """The sha256 of every parent; one that is not what the recipe says is an error."""
-    found = {ref: merged.plan.models[ref].sha256() for ref in merged.recipe.references()}
-    for ref, expected in merged.recipe.parents.items():
-        if ref in found and found[ref] != expected:
-            problem = f"sha256 {found[ref][:12]}..., the recipe says {expected[:12]}..."
-            raise DamagedFile(ref, problem)
-    return found
+def lineage(merged: Merged) -> dict[str, dict[str, str]]:
+    """The hashes of every parent, as a recipe has them; one that differs from it is an error."""
+    models = {ref: merged.plan.models[ref] for ref in merged.recipe.references()}
+    weights = {ref: model.sha256() for ref, model in models.items()}
+    settings = {ref: model.settings_sha256() for ref, model in models.items() if model.folder}
+    _compare(weights, merged.recipe.parents, "sha256")
+    what = "its config, tokenizer or adapter settings were changed: sha256"
+    _compare(settings, merged.recipe.parents_settings, what)
+    return {"parents": weights, "parents_settings": settings}
+
+
+def _compare(found: Mapping[str, str], expected: Mapping[str, str], what: str) -> None:
+    for ref, value in expected.items():
+        if ref in found and found[ref] != value:
+            raise DamagedFile(ref, f"{what} {found[ref][:12]}..., the recipe says {value[:12]}...")
 
 
 def write(
@@ -159,12 +167,12 @@ def _notes(weights: Weights, combo: int | None) -> list[Note]:
     return [note for note in notes if note.combo == combo]
 
 
-def _final_recipe(weights: Weights, combo: int | None, parents: dict[str, str]) -> Recipe | None:
+def _final_recipe(weights: Weights, combo: int | None, hashes: Mapping[str, Any]) -> Recipe | None:
     """The recipe with all that is needed to make the same bytes again."""
     if not isinstance(weights, Merged):
         return None
     layers = {} if combo is None else weights.chosen_layers(combo)
-    update = {"combo": combo, "layers": layers, "parents": parents}
+    update = {"combo": combo, "layers": layers, **hashes}
     return weights.recipe.model_copy(update=update)
 
 
@@ -173,6 +181,7 @@ def refuse_existing(folder: Path, weights: Weights, force: bool) -> None:
 
     A folder in a parent, and one that a parent or the current folder lies in, is always refused.
     """
+    require_short(folder)
     models = list(weights.plan.models.values()) if isinstance(weights, Merged) else [weights]
     kept = {m.folder for m in models if m.folder} | {p.parent for m in models for p in m.sources}
     kept |= {p.resolve().parent for m in models for p in m.sources}  # a file may be a link

@@ -179,7 +179,12 @@ class _Planner:
 
     def outside_layers(self, *, before: bool) -> Iterator[tuple[str, TensorMerge]]:
         names = {ref: _names_at(self.models[ref], None) for ref in self.first}
-        tied = all(is_tied(self.models[ref]) for ref in self.first)
+        models = [self.models[ref] for ref in self.recipe.references()]
+        tied = all(is_tied(weights) for weights in models)
+        if (
+            not tied
+        ):  # the last slice may be of a tied model, and the result has a head all the same
+            names["heads"] = [name for weights in models for name in weights if HEAD.search(name)]
         for name in dict.fromkeys(name for found in names.values() for name in found):
             if bool(BEFORE_LAYERS.search(name)) != before or (tied and HEAD.search(name)):
                 continue
@@ -213,6 +218,12 @@ class _Planner:
         wanted = self.recipe.out_dtype or self.recipe.dtype
         if wanted and all(dtype.is_floating_point for dtype in types):
             return getattr(torch, wanted)  # type: ignore[no-any-return]
+        for ref, spec in specs.items():
+            if spec.is_floating and spec.dtype.itemsize == 1:
+                raise ConfigError(
+                    f"{ref} has weights of 8 bits ({spec.dtype}), in which nothing can be merged",
+                    hint="set out_dtype: bfloat16 in the recipe, or convert the model first",
+                )
         try:
             return reduce(torch.promote_types, types)
         except RuntimeError as error:  # 8-bit floats have no common type with others

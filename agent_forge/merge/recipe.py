@@ -26,7 +26,7 @@ RANGES = {"drop_rate": (0.0, 0.9999), "keep": (0.0001, 1.0)}
 RANGES |= dict.fromkeys(("density", "gamma", "t"), (0.0, 1.0))
 LARGEST = 3.4e38  # what fp32 can hold
 ADDS_BASE = ("ignored", "first")  # a base that is not listed is one more input for these
-OURS = ("combo", "seed", "layers", "parents")
+OURS = ("combo", "seed", "layers", "parents", "parents_settings")
 
 
 def _reference(value: Any) -> Any:
@@ -100,6 +100,9 @@ class Recipe(Settings):
         {}, description="FrankenMerge takes for a layer: 0 the merged one, n that of parent n"
     )
     parents: dict[str, str] = Field({}, description="the sha256 that each parent must have")
+    parents_settings: dict[str, str] = Field(
+        {}, description="the sha256 of the config, tokenizer and adapter settings of each parent"
+    )
 
     @field_validator("combo", mode="before")
     @classmethod

@@ -25,6 +25,9 @@ RECORDS = """
     video_preprocessor_config special_tokens_map added_tokens adapter_config metadata
 """
 RECORD_BYTES = 16 << 20
+VERIFIED_BYTES = 1_000_000_000  # files of our own are compared whole up to this much of weights
+OTHER_FILES = ("configuration_files", "fast_tokenizer_files")  # which transformers would read
+WEIGHTS = (".safetensors", ".bin")
 # A tokenizer has at least one of these, whoever made it.
 VOCABULARIES = """
     tokenizer.json tokenizer.model vocab.json vocab.txt spiece.model sentencepiece.bpe.model
@@ -52,6 +55,12 @@ def refuse_code(folder: Path) -> None:
                 f"{path} asks for code of its own to be run (auto_map); none is ever run",
                 hint="if transformers knows this architecture itself, remove auto_map in a copy",
             )
+        for key in OTHER_FILES:
+            if record.get(key):
+                raise ConfigError(
+                    f"{path}: {key} names files of other versions, which are not read",
+                    hint=f"remove {key} in a copy, with the file of your choice in place",
+                )
         for key, value in record.items():
             if key.endswith("_file") and isinstance(value, str) and Path(value).name != value:
                 raise HostileInput(f"{path}: {key} names {value!r}, which is outside its folder")
@@ -133,6 +142,7 @@ def open_weights(ref: str | Path) -> Weights:
         return adapt(open_weights(base), _path(adapter))
     if not path.exists():
         raise NotFound(f"{text} does not exist", hint="a model is a folder or file on this machine")
+    _refuse_edited(path if path.is_dir() else path.parent)
     if path.is_file():
         return read_shards(text, path.parent, {"": path})
     refuse_code(path)
@@ -143,3 +153,20 @@ def open_weights(ref: str | Path) -> Weights:
             single = {"": path / name}
             return read_shards(text, path, read_index(path / name) if name in INDEX else single)
     raise NotFound(f"{text} holds no weights", hint=f"it needs one of {', '.join(SINGLE + INDEX)}")
+
+
+def _refuse_edited(folder: Path) -> None:
+    """Refuse a folder of our own in which a file is not what was written."""
+
+    def compare(place: Path) -> None:
+        records = files.verify(place, content=False)
+        weights = {name for name in records if name.endswith(WEIGHTS)}
+        if sum(records[name]["bytes"] for name in weights) > VERIFIED_BYTES:
+            records = {name: record for name, record in records.items() if name not in weights}
+        for name, record in records.items():
+            if (found := files.sha256_of(place / name)) != (expected := record["sha256"]):
+                told = f"sha256 {found[:12]}..., expected {expected[:12]}..."
+                raise DamagedFile(place / name, told)
+
+    if (folder / files.MANIFEST).is_file():
+        files.reading(folder, compare)

@@ -7,9 +7,11 @@ of the file have to be those of the network. Nothing in a folder makes it fetch 
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,13 +20,20 @@ import torch
 from torch import Tensor, nn
 from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoTokenizer
 from transformers import __version__ as VERSION
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import (
+    WeightConverter,
+    apply_renamings,
+    dot_natural_key,
+    rename_source_key,
+)
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 from transformers.utils import logging
 
 from agent_forge.errors import ConfigError, DamagedFile, ForgeError
 from agent_forge.model.folder import MODEL_TYPE, entries
 from agent_forge.model.hf import ForgeForCausalLM, build_network
-from agent_forge.model.weights import Weights
+from agent_forge.model.weights import EACH_LAYER, Weights
 from agent_forge.store.tensors import Spec, spec_of
 
 # Settings that would fetch code, read other files than ours or change what a network returns.
@@ -36,6 +45,9 @@ IGNORED = """
 COUNTED = re.compile(r"^(num|n)_\w*(layer|block|expert|head)")
 MOST = 10_000  # layers, heads or experts that a config may count
 CONVERTED_BYTES = 2 << 30  # weights that are loaded to see whether they can be converted
+OLD_BUFFERS = r"(^|\.)(rotary_emb\.inv_freq|(attn|attention)\.(masked_)?bias|position_ids)$"
+# Where configs of transformers say what each layer is; some compute it from other settings.
+LAYER_KINDS = (*EACH_LAYER, "attention_layers", "layers_block_type", "layers_num_experts")
 SHOWN = 5  # names of tensors in a message
 
 
@@ -44,21 +56,28 @@ class Needed(NamedTuple):
 
     specs: dict[str, Spec]
     tied: frozenset[str]
+    prefix: str = ""  # names of a file may have it or not
+    transforms: tuple[Any, ...] = ()  # how transformers renames and joins the tensors of a file
+    ignored: str = "(?!)"  # a pattern of tensors that a file may hold for nothing
 
 
 def load_network(config: Mapping[str, Any], state: Mapping[str, Tensor], place: str) -> nn.Module:
     """A network with these weights, in fp32; tensors that are missing or left over are an error."""
     if config["model_type"] == MODEL_TYPE:
+        _refuse_aliases({*_needed(config, place).specs}, state, own_name, place)
         own = {own_name(name): tensor for name, tensor in state.items()}
         _compare(_needed(config, place), _specs(own), place)
         network = build_network(dict(config))
         network.load_state_dict(own)
         return network
-    _refuse_early(_needed(config, place), _specs(state), place)
+    needed = _needed(config, place)
+    _refuse_early(needed, _specs(state), place)
+    _refuse_surplus(needed, state, place)
     # Copied: a mapped tensor may lie at another alignment and then give other bits.
     copies = {
         name: tensor.to(torch.float32 if tensor.is_floating_point() else tensor.dtype, copy=True)
         for name, tensor in state.items()
+        if name in needed.specs or not _is_ignored(name, needed)
     }
     kind, shape = _architecture(config, place)
     with refusing(place):
@@ -87,6 +106,7 @@ def check_tensors(weights: Weights) -> bool:
     """
     config, place = weights.config, weights.label
     if config.get("model_type") == MODEL_TYPE:
+        _refuse_aliases({*_needed(config, place).specs}, weights, own_name, place)
         own = {own_name(name): spec for name, spec in weights.specs.items()}
         _compare(_needed(config, place), own, place)
         return True
@@ -96,10 +116,36 @@ def check_tensors(weights: Weights) -> bool:
     _refuse_early(needed, weights.specs, place)
     if {*needed.specs} - needed.tied == {*weights.specs} - needed.tied:
         return True
+    _refuse_surplus(needed, weights, place)
     if weights.nbytes > CONVERTED_BYTES:
         return False
     load_network(config, {name: weights[name] for name in weights}, place)
     return True
+
+
+def check_result(config: Mapping[str, Any], specs: Mapping[str, Spec], place: str) -> None:
+    """Refuse tensors, not yet computed, that would not be those of the network in a config."""
+    if config.get("model_type") == MODEL_TYPE:
+        _compare(_needed(config, place), {own_name(n): spec for n, spec in specs.items()}, place)
+    elif _is_causal(config):
+        needed = _needed(config, place)
+        _refuse_early(needed, specs, place)
+        _refuse_surplus(needed, specs, place)
+        made = {target for target, _ in _targets(needed, specs).values()}
+        if not any(len(t.target_patterns) > 1 for t in needed.transforms):
+            _refuse(place, "missing", {*needed.specs} - made - needed.tied)
+
+
+def layer_kinds(config: Mapping[str, Any], *, computed: bool = True) -> dict[str, list[Any]]:
+    """What each layer is, as transformers completes a config; empty if it does not know it.
+
+    `computed`: with lists that follow from other settings, so that a config cannot hold them.
+    """
+    if config.get("model_type") == MODEL_TYPE or not _is_causal(config):
+        return {}
+    shape = _architecture(config, str(config["model_type"]))[1]
+    found = {k: getattr(shape, k, None) for k in LAYER_KINDS if computed or k in vars(shape)}
+    return {key: list(value) for key, value in found.items() if isinstance(value, list | tuple)}
 
 
 def own_name(name: str) -> str:
@@ -131,7 +177,14 @@ def _needed_by(text: str, kind: Any) -> Needed:
         if kind is None:
             return Needed(_specs(build_network(config).state_dict()), frozenset())
         skeleton = kind(_architecture(config, "")[1])
-    return Needed(_specs(skeleton.state_dict()), frozenset(skeleton.all_tied_weights_keys))
+    ignored = [f"({p})" for p in skeleton._keys_to_ignore_on_load_unexpected or ()]
+    return Needed(
+        _specs(skeleton.state_dict()),
+        frozenset(skeleton.all_tied_weights_keys),
+        skeleton.base_model_prefix,
+        tuple(get_model_conversion_mapping(skeleton)),
+        "|".join([*ignored, OLD_BUFFERS]),
+    )
 
 
 def _compare(needed: Needed, found: Mapping[str, Spec], place: str) -> None:
@@ -152,6 +205,68 @@ def _refuse_early(needed: Needed, found: Mapping[str, Spec], place: str) -> None
         _refuse(place, "missing", set(needed.specs) - set(found) - needed.tied)
 
 
+def _refuse_surplus(needed: Needed, found: Iterable[str], place: str) -> None:
+    """Refuse names that stand for no tensor of the network, and two that stand for one.
+
+    transformers drops the former, and of the latter takes the one that comes last by its name.
+    """
+    known = {*needed.specs}
+    if known.issuperset(names := {*found}):
+        return
+    targets = _targets(needed, names)
+    renamings = copy.deepcopy([t for t in needed.transforms if not isinstance(t, WeightConverter)])
+    again = re.compile(rf"^({re.escape(needed.prefix)}\.)+" if needed.prefix else "(?!)")
+
+    def plain(name: str) -> str:
+        return again.sub("", apply_renamings(name, renamings))
+
+    used = [name for name, (target, _) in targets.items() if target in known]
+    _refuse_aliases(known, used, plain, place)
+    sources: dict[str, list[str]] = defaultdict(list)
+    for name in used:
+        sources[targets[name][0]].append(name)
+    for several in sources.values():  # they are right only as the parts of one
+        if len(several) > 1 and any(targets[name][1] is None for name in several):
+            _refuse(place, "two names for one", several)
+    strange = [name for name in targets if name not in used]
+    _refuse(place, "not of this network", [n for n in strange if not _is_ignored(n, needed)])
+
+
+def _refuse_aliases(
+    known: set[str], found: Iterable[str], plain: Callable[[str], str], place: str
+) -> None:
+    """Refuse names that are the same without what may stand before them."""
+    alike: dict[str, list[str]] = defaultdict(list)
+    for name in found:
+        alike[plain(name)].append(name)
+    for names in alike.values():
+        if len(names) > 1 and not known.issuperset(names):
+            _refuse(place, "two names for one", names)
+
+
+def _targets(needed: Needed, found: Iterable[str]) -> dict[str, tuple[str, str | None]]:
+    """The tensor of the network that each name stands for, and the pattern that joins it to others.
+
+    As in transformers' own loading, which goes by the names in this order.
+    """
+    transforms = copy.deepcopy(needed.transforms)  # some remember what they have met
+    converters = [t for t in transforms if isinstance(t, WeightConverter)]
+    renamings = [t for t in transforms if not isinstance(t, WeightConverter)]
+    rest = needed.prefix, needed.specs
+    targets: dict[str, tuple[str, str | None]] = {}
+    for name in sorted(found, key=dot_natural_key):
+        targets[name] = rename_source_key(name, renamings, converters, *rest)
+        if targets[name][0] not in needed.specs and name in needed.specs:
+            targets[name] = rename_source_key(name, [], [], *rest)
+    return targets
+
+
+def _is_ignored(name: str, needed: Needed) -> bool:
+    """True for buffers of old files; a pattern of transformers may fit weights as well."""
+    weight = any(other.endswith(f".{name}") or name.endswith(f".{other}") for other in needed.specs)
+    return not weight and re.search(needed.ignored, name) is not None
+
+
 def _is_causal(config: Mapping[str, Any]) -> bool:
     """True if transformers has a causal language model for this config."""
     known = CONFIG_MAPPING_NAMES.get(str(config.get("model_type")))
@@ -168,11 +283,22 @@ def _architecture(config: Mapping[str, Any], place: str) -> tuple[Any, Any]:
     if config.get("quantization_config"):
         raise ConfigError(f"{place} is quantised; only whole weights are read")
     _refuse_counts(config, place)
-    kept = {key: value for key, value in config.items() if key not in IGNORED.split()}
+    kept = _with_floats({k: v for k, v in config.items() if k not in IGNORED.split()})
     with refusing(place):
         shape = CONFIG_MAPPING[model_type].from_dict(kept)
         kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(shape)]
     return (kind[0] if isinstance(kind, tuple) else kind), shape
+
+
+def _with_floats(value: Any) -> Any:
+    """The same with the numbers that transformers writes as {"__float__": "Infinity"}."""
+    if isinstance(value, list):
+        return [_with_floats(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if set(value) == {"__float__"} and value["__float__"] in ("Infinity", "-Infinity"):
+        return float(value["__float__"])
+    return {key: _with_floats(item) for key, item in value.items()}
 
 
 def _refuse_counts(config: Mapping[str, Any], place: str) -> None:

@@ -36,7 +36,15 @@ TOKEN_EMBEDDING = re.compile(
 HEAD = re.compile(r"(^|\.)(lm_head|embed_out)\.weight$")
 BEFORE_LAYERS = re.compile(r"embed|wte|wpe|projection")
 DEPTHS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")  # as configs call it
-EACH_LAYER = ("layer_types", "no_rope_layers")  # lists in a config with an entry for each layer
+# Files beside the weights that change what a model computes; an adapter has settings of its own.
+SETTINGS_FILES = (
+    *("config.json", "adapter_config.json", "generation_config.json", "tokenizer.json"),
+    *("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.model"),
+    *("vocab.json", "merges.txt", "vocab.txt", "spiece.model", "sentencepiece.bpe.model"),
+    *("tekken.json", "chat_template.jinja", "chat_template.json"),
+)
+# Lists in a config with an entry for each layer; GPT-Neo has its own in a form of its own.
+EACH_LAYER = ("layer_types", "no_rope_layers", "mlp_layer_types", "indexer_types")
 
 
 class Weights(Mapping[str, Tensor]):
@@ -106,6 +114,16 @@ class Weights(Mapping[str, Tensor]):
         digest.update(" ".join(found).encode())
         return found[0] if len(found) == 1 else digest.hexdigest()
 
+    def settings_sha256(self) -> str:
+        """One hash of the files beside the weights that change what the model computes."""
+        folders = [*([self.folder] if self.folder else []), *(p.parent for p in self.sources)]
+        digest = hashlib.sha256()
+        for folder in dict.fromkeys(folders):
+            for name in SETTINGS_FILES:
+                if (folder / name).is_file():
+                    digest.update(f"{name} {files.sha256_of(folder / name)}\n".encode())
+        return digest.hexdigest()
+
     def verify(self) -> list[str]:
         """The sha256 of every file; one that differs from the manifest beside it is damaged."""
         found = []
@@ -139,11 +157,22 @@ def layer_count(weights: Weights) -> int:
 
 
 def with_layers(config: Mapping[str, Any], layers: Sequence[int]) -> dict[str, Any]:
-    """The config of a model that has these layers of another one, in this order."""
+    """The config of a model that has these layers of another one, in this order.
+
+    Where the layers are of several kinds the config says so for each, also if it did not before:
+    what transformers takes for granted goes by the number of a layer.
+    """
+    from agent_forge.model.load import layer_kinds  # loads transformers, which takes seconds
+
     found = {key: len(layers) if key in DEPTHS else value for key, value in config.items()}
+    granted = layer_kinds(config, computed=False)
     for key in EACH_LAYER:
-        if isinstance(values := found.get(key), list):
+        values = found.get(key) or granted.get(key)
+        if isinstance(values, list) and (key in config or len({*map(str, values)}) > 1):
             found[key] = [values[min(layer, len(values) - 1)] for layer in layers]
+    if "attention_types" in found and (kinds := granted.get("attention_layers")):
+        found["attention_types"] = [[[kinds[layer] for layer in layers], 1]]
+        found.pop("attention_layers", None)
     return found
 
 
@@ -225,11 +254,13 @@ def read_shards(label: str, folder: Path, where: dict[str, Path]) -> Weights:
     config = files.read_json(config_file) if config_file.is_file() else {}
     if not isinstance(config, dict):
         raise DamagedFile(config_file, "not a record")
+    stem = "transformer."  # the first GPT-2 files name tensors without it
     bare = config.get("model_type") == "gpt2" and any(name.startswith("h.") for name in specs)
-    prefix = "transformer." if bare else ""  # the first GPT-2 files name tensors without it
+    bare = bare and not any(name.startswith(stem) for name in specs)
+    names = {stem + n if bare and not HEAD.search(n) else n: n for n in specs}
     return Weights(
-        {prefix + name: spec for name, spec in specs.items()},
-        lambda name: shards[place[name.removeprefix(prefix)]][name.removeprefix(prefix)],
+        {name: specs[old] for name, old in names.items()},
+        lambda name: shards[place[names[name]]][names[name]],
         label=label,
         config=config,
         folder=folder,

@@ -14,6 +14,8 @@ from agent_forge.store import files
 SAFE_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 RESERVED = re.compile(r"con|prn|aux|nul|com[0-9]|lpt[0-9]")  # device names on Windows
 CHECKPOINTS = "checkpoints"  # folder beside the models of a phase
+NAME_BYTES, PATH_BYTES = 255, 4096  # the longest that file systems take
+MARK_BYTES = len(f"{files.TRASH}00000000-")  # what an unfinished folder has before its name
 
 
 def safe_name(name: str, kind: str = "name") -> str:
@@ -70,3 +72,15 @@ def require_writable(folder: Path) -> None:
     with files.disk_errors(folder):
         os.close(files.disk.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
         files.disk.remove(probe)
+
+
+def require_short(folder: Path) -> None:
+    """Refuse a folder whose name, or that of its unfinished version, the disk would not take."""
+    sizes = [len(os.fsencode(part)) for part in folder.parts]
+    sizes[-1:] = [MARK_BYTES + size for size in sizes[-1:]]
+    whole = len(os.fsencode(folder.absolute())) + MARK_BYTES + NAME_BYTES
+    if max(sizes, default=0) > NAME_BYTES or whole > PATH_BYTES:
+        raise NameRefused(
+            f"{str(folder)[:60]}... is too long a name",
+            hint=f"the name of a folder has at most {NAME_BYTES - MARK_BYTES} bytes here",
+        )

@@ -197,12 +197,22 @@ def _state_dict_of(content: Any, path: Path, *, copy: bool) -> StateDict:
     ):
         raise DamagedFile(path, "holds no state dict (names with tensors)")
     for name, tensor in content.items():
+        if not _is_plain(tensor):
+            kind = "nested" if tensor.is_nested else "meta" if tensor.is_meta else tensor.layout
+            told = f"tensor {name!r} is {kind} of {tensor.dtype}; only plain tensors are read"
+            raise DamagedFile(path, told, hint="ask its author for a safetensors file")
         if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
             raise HostileInput(f"{path}: tensor {name!r} claims more than the file holds")
     if not copy:
         return {name: tensor.detach() for name, tensor in content.items()}
     kept, aliases = split_tied(content)
     return join_tied({name: tensor.detach().clone() for name, tensor in kept.items()}, aliases)
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """True for a tensor with all of its elements, of a type that we can keep."""
+    dense = tensor.layout == torch.strided and not tensor.is_nested and not tensor.is_meta
+    return dense and tensor.dtype in DTYPE_CODES
 
 
 def _refuse_zip_bomb(path: Path) -> None:

@@ -54,16 +54,27 @@ def resume(
     session: str = typer.Argument(help="A session id; `forge ls` shows them."),
     only: str | None = ONLY,
     start: str | None = FROM,
+    sets: list[str] = typer.Option(
+        [], "--set", metavar="KEY=VALUE", help="Only a fitness of your own, named again."
+    ),
     storage: Path = STORAGE,
     progress: str = PROGRESS,
     as_json: bool = JSON,
 ) -> None:
     """Go on with a session where it stopped; what is done already is not done again."""
-    from agent_forge.pipeline.config import load_config
+    from agent_forge.errors import ConfigError
+    from agent_forge.pipeline.config import FITNESS, load_config
 
     _check_progress(progress)
+    for text in sets:
+        if not text.startswith(f"{FITNESS}="):
+            raise ConfigError(
+                f"--set {text}: a session goes on with the settings that it was begun with",
+                hint=f"only {FITNESS} can be named, and as it was; start a new run for others",
+            )
     root = _at(load_config(), storage)
-    _start(progress, as_json, only=only, start=start, config=root, session_id=session, resume=True)
+    options: dict[str, Any] = {"session_id": session, "resume": True, "sets": tuple(sets)}
+    _start(progress, as_json, only=only, start=start, config=root, **options)
 
 
 def _at(settings: PipelineConfig, storage: Path) -> PipelineConfig:
@@ -126,6 +137,7 @@ def conduct(
     config: PipelineConfig,
     session_id: str | None = None,
     resume: bool = False,
+    sets: tuple[str, ...] = (),
     only: str | None = None,
     start: str | None = None,
 ) -> dict[str, Any]:
@@ -137,7 +149,8 @@ def conduct(
         from agent_forge.pipeline.orchestrator import PipelineOrchestrator
         from agent_forge.track.progress import make_progress
 
-        orchestrator = PipelineOrchestrator(config=config, session_id=session_id, resume=resume)
+        begun: dict[str, Any] = {"session_id": session_id, "resume": resume, "sets": sets}
+        orchestrator = PipelineOrchestrator(config=config, **begun)
         with make_progress(progress) as display:
             return orchestrator.run(only=only, start=start, listeners=[display])
     except KeyboardInterrupt:

@@ -15,7 +15,7 @@ Perplexity and accuracy are means over domains. A fitness of the user's own repl
 from __future__ import annotations
 
 import contextlib
-import importlib
+import importlib.util
 import math
 import shlex
 import subprocess
@@ -233,6 +233,18 @@ def _misses(name: str, value: float, floor: float) -> bool:
 def is_function(fitness: str) -> bool:
     """True for `module:function`; else the user's own fitness is a command, or there is none."""
     return ":" in fitness and " " not in fitness
+
+
+def require_module(place: str) -> None:
+    """Refuse a function whose module is not there, without running any of it."""
+    name = place.partition(":")[0].partition(".")[0]
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.insert(0, here)
+    if importlib.util.find_spec(name) is None:
+        raise ConfigError(
+            f"there is no fitness {place!r}: no module {name!r}",
+            hint="give it as module:function; the module has to be importable from here",
+        )
 
 
 def function_of(place: str) -> Callable[[nn.Module], Any]:

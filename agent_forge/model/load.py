@@ -42,6 +42,15 @@ IGNORED = """
     fusion_config transformers_weights kernel_config return_dict torchscript output_attentions
     output_hidden_states
 """
+# Settings that change nothing in what a network computes from the same weights and tokens.
+WITHOUT_EFFECT = """
+architectures attn_implementation bos_token_id chunk_size_feed_forward decoder_start_token_id dtype
+eos_token_id experts_implementation finetuning_task gradient_checkpointing id2label
+initializer_range label2id max_position_embeddings name_or_path output_attentions
+output_hidden_states pad_token_id pretraining_tp problem_type return_dict sep_token_id
+task_specific_params tie_word_embeddings tokenizer_class torch_dtype torchscript
+transformers_version use_cache vocab_size
+"""
 COUNTED = re.compile(r"^(num|n)_\w*(layer|block|expert|head)")
 MOST = 10_000  # layers, heads or experts that a config may count
 CONVERTED_BYTES = 2 << 30  # weights that are loaded to see whether they can be converted
@@ -288,6 +297,16 @@ def _architecture(config: Mapping[str, Any], place: str) -> tuple[Any, Any]:
         shape = CONFIG_MAPPING[model_type].from_dict(kept)
         kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(shape)]
     return (kind[0] if isinstance(kind, tuple) else kind), shape
+
+
+def computing_settings(config: Mapping[str, Any], place: str) -> dict[str, Any]:
+    """The settings of a network that change what it computes, with the defaults of its kind."""
+    known = config if not _is_causal(config) else _architecture(config, place)[1].to_dict()
+    return {
+        key: value
+        for key, value in known.items()
+        if key not in WITHOUT_EFFECT.split() and "dropout" not in key and not key.startswith("_")
+    }
 
 
 def _with_floats(value: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from pydantic import Field, model_validator
@@ -19,7 +20,7 @@ from agent_forge.config.settings import (
 )
 from agent_forge.phases.handoffs import RULES
 from agent_forge.phases.phase1_cognate.config import CognateSettings
-from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
+from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings, own_fitness_refused
 from agent_forge.phases.toy_config import ToySettings
 
 
@@ -37,6 +38,7 @@ class PhaseConfigs(Settings):
     final_compression: PhaseSettings = PhaseSettings()
 
 
+FITNESS = "phases.evomerge.fitness"
 # For the record of a run that was begun before there were these settings.
 BEFORE = {"phases": {name: dict(settings.BEFORE) for name, settings in PhaseConfigs()}}
 
@@ -69,7 +71,17 @@ def load_config(
     *, preset: str | None = None, path: Path | None = None, sets: tuple[str, ...] = ()
 ) -> PipelineConfig:
     """The pipeline's config from a preset, a file or folder, and `--set` items."""
-    return load(PipelineConfig, preset=preset, path=path, sets=sets)
+    config = load(PipelineConfig, preset=preset, path=path, sets=sets)
+    if path is not None:
+        refuse_own_fitness(config, str(path), sets)
+    return config
+
+
+def refuse_own_fitness(config: PipelineConfig, source: str, sets: Sequence[str]) -> None:
+    """Refuse a file that names code to run, unless the command line names the same."""
+    fitness = config.phases.evomerge.fitness
+    if fitness and f"{FITNESS}={fitness}" not in sets:
+        raise own_fitness_refused(source, fitness, FITNESS)
 
 
 def config_folder(config: PipelineConfig) -> dict[str, str]:

@@ -33,7 +33,12 @@ from agent_forge.errors import (
 )
 from agent_forge.phases import IMPLEMENTED, load_phase
 from agent_forge.phases.handoffs import RULES
-from agent_forge.pipeline.config import BEFORE, PipelineConfig, load_config
+from agent_forge.pipeline.config import (
+    BEFORE,
+    PipelineConfig,
+    load_config,
+    refuse_own_fitness,
+)
 from agent_forge.pipeline.environment import prepare, snapshot, thread_count
 from agent_forge.pipeline.phase_run import Run, outputs_of, read_state, require_for, run_phase
 from agent_forge.pipeline.stopping import Stopper
@@ -65,6 +70,7 @@ class PipelineOrchestrator:
         resume: bool = False,
         listeners: Sequence[Listener] = (),
         controllers: Controllers | None = None,
+        sets: Sequence[str] = (),
     ) -> None:
         path = Path(config_path) if config_path is not None else None
         self.config = config or load_config(path=path)
@@ -75,7 +81,7 @@ class PipelineOrchestrator:
         self._listeners = tuple(listeners)
         self._controllers = controllers
         if resume:
-            self.config = saved_config(self.sessions, session_id or "")
+            self.config = saved_config(self.sessions, session_id or "", sets)
 
     # -- planning ---------------------------------------------------------------------------------
 
@@ -373,7 +379,9 @@ def _source_of(phase: str) -> str | None:
     return PHASES[index - 1] if index else None
 
 
-def saved_config(sessions: SessionStore, session_id: str) -> PipelineConfig:
+def saved_config(
+    sessions: SessionStore, session_id: str, sets: Sequence[str] = ()
+) -> PipelineConfig:
     """The config that a session was started with; the storage root is where it is found now.
 
     session.json has it under a checksum. config.yaml beside it is for people; one that was edited
@@ -383,6 +391,7 @@ def saved_config(sessions: SessionStore, session_id: str) -> PipelineConfig:
     record = merge(BEFORE, read_session(folder)["config"])
     moved = {"storage": {**record.get("storage", {}), "root": str(sessions.root)}}
     config = validate(PipelineConfig, {**record, **moved}, str(folder))
+    refuse_own_fitness(config, f"session {session_id}", sets)
     path = folder / CONFIG_FILE
     try:
         given = merge(BEFORE, read_one(path))

@@ -209,6 +209,17 @@ def staging(path: Path, *, manifest: bool = True, replace: bool = True) -> Itera
             raise
 
 
+def unfinished(path: Path) -> Path:
+    """A name beside a path for its next version, which `remove_leftovers` knows."""
+    return _beside(path, TEMP)
+
+
+def publish(built: Path, path: Path) -> None:
+    """Put a folder with a manifest in the place of another one, or where there is none."""
+    with disk_errors(path):
+        _publish(built, path, replace=True)
+
+
 def _publish(built: Path, path: Path, replace: bool) -> None:
     finish_replace(path)
     if not replace or not path.exists():

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from agent_forge.evals.domains import evaluation_hash
-from agent_forge.phases.phase2_evomerge import inputs, parallel
+from agent_forge.phases.phase2_evomerge import checks, parallel
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
 from agent_forge.phases.phase2_evomerge.inputs import locate_inputs
 from agent_forge.phases.phase2_evomerge.loop import EvolutionLoop
@@ -93,7 +93,7 @@ def staffed(setting: str, root: Path, patch: pytest.MonkeyPatch) -> Any:
     """The workers that an evolution starts."""
     asked: list[Any] = []
     patch.setattr(parallel, "open_pool", lambda *a, **k: asked.append((a[:2], k)))
-    patch.setattr(inputs, "require_ray", lambda: None)  # none is started
+    patch.setattr(checks, "require_ray", lambda: None)  # none is started
     folders = [str(family() / name) for name in PARENTS]
     on_ray = "cluster" in setting or "executor=ray" in setting
     more = [f"{PHASE}.executor=ray"] if on_ray else []

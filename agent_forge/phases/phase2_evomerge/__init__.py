@@ -4,6 +4,7 @@ config             settings of the phase; torch-free
 phase              the phase of the pipeline: from its context to run_evolution and back
 api                EvoMerge and EvoMergeConfig, by the names of the documents
 evolution          run_evolution: one evolution from its inputs to the champion
+checks             what is refused before any work
 inputs             before: check settings and models, open the models, split the items
 loop               during: ask, make, measure, tell, advance
 report             after: the verdict on unseen items, the champion's files, the summary

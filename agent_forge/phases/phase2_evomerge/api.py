@@ -28,14 +28,10 @@ from agent_forge.model.hf import config_dict
 from agent_forge.model.network import ForgeNetwork
 from agent_forge.model.opened import open_model
 from agent_forge.model.weights import from_memory
+from agent_forge.phases.phase2_evomerge.checks import IN_MEMORY, refuse_place
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings, MeasuredEvolutionSettings
 from agent_forge.phases.phase2_evomerge.evolution import run_evolution
-from agent_forge.phases.phase2_evomerge.inputs import (
-    IN_MEMORY,
-    find_evolution,
-    locate_inputs,
-    refuse_place,
-)
+from agent_forge.phases.phase2_evomerge.inputs import find_evolution, locate_inputs
 from agent_forge.track.wandb_sink import WandbSink
 
 Model = nn.Module | str | Path

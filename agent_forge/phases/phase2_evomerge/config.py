@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 from pydantic import Field, field_validator, model_validator
 
 from agent_forge.config.settings import PhaseSettings
+from agent_forge.errors import ConfigError
 from agent_forge.search.settings import EvolutionSettings
 
 WEIGHTS = {"perplexity": 0.4, "accuracy": 0.3, "speed": 0.2, "memory": 0.1}
@@ -137,3 +138,11 @@ class EvoMergeSettings(MeasuredEvolutionSettings, PhaseSettings):
         if self.checkpoint_every_steps != default:
             raise ValueError("an evolution counts generations: set checkpoint_every instead")
         return self
+
+
+def own_fitness_refused(source: str, fitness: str, key: str) -> ConfigError:
+    """The error for a file that names code to run: only the command line may."""
+    return ConfigError(
+        f"{source} names code to be run as fitness: {fitness!r}; no file may",
+        hint=f"if it is yours, name it on the command line as well: --set {key}={fitness}",
+    )

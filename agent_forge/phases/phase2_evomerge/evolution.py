@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from agent_forge.contract.phase import ModelRef
-from agent_forge.errors import ForgeError
-from agent_forge.merge.output import write
-from agent_forge.phases.phase2_evomerge.inputs import CHAMPION, EvolutionInputs, write_begun
-from agent_forge.phases.phase2_evomerge.journal import WEIGHTS
+from agent_forge.merge.output import refuse_foreign, write
+from agent_forge.phases.phase2_evomerge.checks import CHAMPION
+from agent_forge.phases.phase2_evomerge.inputs import EvolutionInputs, write_begun
+from agent_forge.phases.phase2_evomerge.journal import LOG, WEIGHTS
 from agent_forge.phases.phase2_evomerge.loop import EvolutionLoop, Listener
 from agent_forge.phases.phase2_evomerge.report import (
     EvolutionReport,
@@ -104,7 +104,7 @@ def run_evolution(
         search = result.loop.search
         log: dict[str, Any] = {"history": search.history, "operators": search.operator_gains}
         log |= {"combo_usage": search.combo_usage, "seconds": result.loop.seconds}
-        files.write_json(folder / "evolution_log.json", files.finite(log))
+        files.write_json(folder / LOG, files.finite(log))
         return result
 
 
@@ -123,17 +123,22 @@ def _run(
     loop.run()
     report = measure_verdict(loop)
     model = (save or _save)(loop, report)
-    try:
+    if save is not None:
         confirm_champion(model.path, loop, report)
-    except ForgeError:
-        if save is None:
-            files.remove_tree(model.path, inputs.folder)
-        raise
     return EvolutionResult(loop, report, model)
 
 
 def _save(loop: EvolutionLoop, report: EvolutionReport | None) -> ModelRef:
-    """Write the champion into the folder of the evolution."""
+    """Write the champion into the folder of the evolution; an earlier one stays until it fits."""
     target, beside = loop.folder / CHAMPION, champion_files(loop, report)
-    write(loop.weights.weights(loop.champion.key), target, force=True, beside=beside)
+    if target.exists():
+        refuse_foreign(target)
+    built = files.unfinished(target)
+    try:
+        write(loop.weights.weights(loop.champion.key), built, beside=beside)
+        confirm_champion(built, loop, report)
+        files.publish(built, target)
+    finally:
+        if built.exists():
+            files.remove_tree(built, loop.folder)
     return ModelRef(CHAMPION, target, {})

@@ -6,7 +6,6 @@ decides when to stop, and only the comparison at the end reads `verdict`.
 
 from __future__ import annotations
 
-import hashlib
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,46 +13,45 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from agent_forge.config.load import did_you_mean, parse_set, read_one, validate
 from agent_forge.config.load import merge as join
-from agent_forge.data.tokenizer import Tokenizer
 from agent_forge.errors import ConfigError, DamagedFile, NotFound
 from agent_forge.evals.benchmarks import from_names
 from agent_forge.evals.domains import (
     Domain,
     copies_hint,
     copies_told,
+    evaluation_hash,
     from_files,
     part,
     smallest_gain,
 )
-from agent_forge.evals.fitness import function_of, is_function
-from agent_forge.merge.output import refuse_foreign
 from agent_forge.merge.plan import Parents
 from agent_forge.merge.preflight import preflight
 from agent_forge.merge.recipe import ModelInput, Recipe
-from agent_forge.model.folder import MODEL_TYPE, open_weights, read_config
-from agent_forge.model.load import open_tokenizer
+from agent_forge.model.folder import open_weights
 from agent_forge.model.locate import locate_parents
 from agent_forge.model.weights import DEPTHS, Weights, with_same_heads
-from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
-from agent_forge.phases.phase2_evomerge.journal import BEGUN, CACHE, JOURNAL, read_journal
-from agent_forge.search.continuous import pymoo
+from agent_forge.phases.phase2_evomerge.checks import (
+    CHAMPION,
+    check_settings,
+    check_tokenizer,
+    refuse_fewer,
+    refuse_other_networks,
+    refuse_place,
+    refuse_twins,
+)
+from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings, own_fitness_refused
+from agent_forge.phases.phase2_evomerge.journal import BEGUN, read_begun
 from agent_forge.search.settings import ACTS_IN
-from agent_forge.store import files, lock, paths
+from agent_forge.store import files
 from agent_forge.store.tensors import first_not_finite
-from agent_forge.workers import require_ray
 
 LEAST_ITEMS = 20  # of a split of the user's own data
 LARGE_BYTES = 1_000_000_000  # the specification's limit for all parents together
-CHAMPION = "champion"
 CONTROL = "control"  # beside the trunk of Phase 1: trained on everything for as long
 MODEL_NAMES = (CHAMPION, "plain average", "best combo of generation 0", "base", "joint training")
-IN_MEMORY = "parent_"  # begins the folders of networks that were given in memory
 AUTO = "auto"
-GLANCE_TENSORS, GLANCE_ELEMENTS = 8, 256  # compared before two models are compared as a whole
 PRESETS: dict[str, dict[str, Any]] = {
     "fast": {"generations": 20, "population_size": 4, "fitness_subset_size": 100},
     "production": {
@@ -139,6 +137,8 @@ def load_settings(
     by_set: dict[str, Any] = {}
     for text in sets:
         by_set = join(by_set, parse_set(text))
+    if merged.get("fitness") and by_set.get("fitness") != merged["fitness"]:
+        raise own_fitness_refused(str(config), merged["fitness"], "fitness")
     for name, value in options.items():
         if by_set.get(name, value) != value:
             raise ConfigError(f"{name} is {by_set[name]} by --set and {value} by its own option")
@@ -151,7 +151,7 @@ def load_settings(
 def check_before_models(settings: EvoMergeSettings, folder: Path, parents: int) -> None:
     """Check all that does not need the models: they may still have to be trained."""
     refuse_place(folder, [])
-    _refuse_fewer(folder, settings.generations)
+    refuse_fewer(folder, settings.generations)
     check_settings(settings, split_items(settings), parents)
 
 
@@ -170,11 +170,13 @@ def locate_inputs(
     if len({*names, *MODEL_NAMES}) < len(names) + len(MODEL_NAMES):
         raise ConfigError(f"the names {', '.join(names)} do not tell all models apart")
     refuse_place(folder, [*parents, *([base] if base else [])])
-    _refuse_fewer(folder, settings.generations)
+    refuse_fewer(folder, settings.generations)
     settings = _split_as_begun(settings, folder)
     names = names or _short_names(parents)
     control = control_beside(base)
-    return open_inputs(settings, parents, base, folder, seed=seed, names=names, control=control)
+    inputs = open_inputs(settings, parents, base, folder, seed=seed, names=names, control=control)
+    _refuse_changed(inputs)
+    return inputs
 
 
 def resume_inputs(
@@ -190,15 +192,17 @@ def resume_inputs(
         again = shlex.join(["--resume", str(place), "--set", f"fitness={fitness}"])
         problem = f"{folder} runs a fitness of its own for every candidate: {fitness!r}"
         raise ConfigError(problem, hint=f"if it is yours: forge evo {again}")
-    paths.require_writable(folder)
+    refuse_place(folder, [*record["parents"], *([record["base"]] if record["base"] else [])])
     begun = {**EvoMergeSettings.BEFORE, **record["settings"]}
     options: dict[str, Any] = {"generations": gens, "time_budget_minutes": minutes}
     changed = {name: value for name, value in options.items() if value is not None}
     settings = validate(EvoMergeSettings, {**begun, **changed}, str(folder / BEGUN))
-    _refuse_fewer(folder, settings.generations)
+    refuse_fewer(folder, settings.generations)
     parents, base, seed, names = (record[key] for key in ("parents", "base", "seed", "names"))
     control = control_beside(base)
-    return open_inputs(settings, parents, base, folder, seed=seed, names=names, control=control)
+    inputs = open_inputs(settings, parents, base, folder, seed=seed, names=names, control=control)
+    _refuse_changed(inputs)
+    return inputs
 
 
 def find_evolution(place: Path) -> tuple[Path, dict[str, Any]]:
@@ -211,26 +215,10 @@ def find_evolution(place: Path) -> tuple[Path, dict[str, Any]]:
     folder = place if place.is_dir() else place.parent
     if not (folder / BEGUN).is_file():
         raise NotFound(f"{folder} holds no evolution", hint=f"it would have a file {BEGUN}")
-    record = _read_begun(folder)
+    record = read_begun(folder)
     if place.is_file() and files.read_checked(place).get("fingerprint") != record["fingerprint"]:
         raise ConfigError(f"{place} is of another evolution than the one in its folder")
     return folder, record
-
-
-def _read_begun(folder: Path) -> dict[str, Any]:
-    """What an evolution was begun with."""
-    record = files.read_checked(folder / BEGUN)
-    lists = [record.get(key) for key in ("parents", "names")]
-    if not (
-        all(isinstance(texts, list) and texts for texts in lists)
-        and all(isinstance(text, str) for texts in lists for text in texts or ())
-        and isinstance(record.get("settings"), dict)
-        and isinstance(record.get("base"), str | None)
-        and isinstance(record.get("seed"), int)
-        and isinstance(record.get("fingerprint"), str)
-    ):
-        raise DamagedFile(folder / BEGUN, "not what an evolution was begun with")
-    return record
 
 
 def write_begun(inputs: EvolutionInputs, fingerprint: str) -> None:
@@ -242,8 +230,41 @@ def write_begun(inputs: EvolutionInputs, fingerprint: str) -> None:
         "base": inputs.base_ref,
         "seed": inputs.seed,
         "fingerprint": fingerprint,
+        **_unfingerprinted(inputs),
     }
     files.write_bytes(inputs.folder / BEGUN, files.with_checksum(record))
+
+
+def _unfingerprinted(inputs: EvolutionInputs) -> dict[str, Any]:
+    """What the result depends on beside the fingerprint, which evolutions had before these."""
+    verdict = inputs.splits.get("verdict", ())
+    return {
+        "model_settings": [model.settings_sha256() for model in inputs.models],
+        "verdict": {str(inputs.settings.verdict_items): evaluation_hash(verdict)},
+    }
+
+
+def _refuse_changed(inputs: EvolutionInputs) -> None:
+    """Refuse to go on with models or unseen items that were edited since the evolution began."""
+    try:
+        record = read_begun(inputs.folder)
+    except (FileNotFoundError, DamagedFile):  # the first run, or one that notes it anew
+        return
+    now = _unfingerprinted(inputs)
+    settings = record.get("model_settings", now["model_settings"])
+    for ref, before, found in zip(inputs.refs, settings, now["model_settings"], strict=False):
+        if before != found and record["parents"] == list(inputs.parent_refs):
+            raise ConfigError(
+                f"{ref}: its config, tokenizer or adapter settings were changed since"
+                f" {inputs.folder} was begun",
+                hint="put them back, or begin anew in another folder",
+            )
+    for count, found in now["verdict"].items():
+        if record.get("verdict", {}).get(count, found) != found:
+            raise ConfigError(
+                f"the items for the verdict were changed since {inputs.folder} was begun",
+                hint="put the data back, or begin anew in another folder",
+            )
 
 
 def portable_settings(settings: EvoMergeSettings) -> dict[str, Any]:
@@ -257,7 +278,7 @@ def _split_as_begun(settings: EvoMergeSettings, folder: Path) -> EvoMergeSetting
     if "split_by" in settings.model_fields_set or not (folder / BEGUN).is_file():
         return settings
     try:
-        record = _read_begun(folder)
+        record = read_begun(folder)
     except DamagedFile:  # it is written anew; the journal refuses other items than its own
         return settings
     begun = {**EvoMergeSettings.BEFORE, **record["settings"]}
@@ -274,44 +295,6 @@ def _short_names(parents: Sequence[str]) -> list[str]:
     """Short names of the parents; paths where these would not tell all models apart."""
     short = [Path(ref).name for ref in parents]
     return short if len({*short, *MODEL_NAMES}) == len(short) + len(MODEL_NAMES) else list(parents)
-
-
-# -- checks ---------------------------------------------------------------------------------------
-
-
-def refuse_place(folder: Path, models: Sequence[str]) -> None:
-    """Refuse a folder that cannot be written, or in which it could replace what is not its own."""
-    here, other = folder.resolve(), "name another folder with --output-dir"
-    there = next(place for place in (here, *here.parents) if place.exists())
-    if not there.is_dir():
-        raise ConfigError(f"{folder} cannot be a folder: {there} is a file", hint=other)
-    for ref in models:
-        parts = [ref] if Path(ref).exists() else ref.split("+")
-        for place in (Path(name).expanduser().resolve() for name in parts):
-            inside = here in place.parents
-            own = inside and place.relative_to(here).parts[0].startswith(IN_MEMORY)
-            if here == place or place in here.parents or (inside and not own):
-                relation = "holds" if inside else "is" if here == place else "lies in"
-                raise ConfigError(f"{folder} {relation} the model {place}", hint=other)
-    if (here / CHAMPION).exists():
-        refuse_foreign(here / CHAMPION)
-    names = {path.name for path in here.iterdir()} if here.exists() else set()
-    foreign = names - {lock.LOCK_FILE, CACHE}
-    foreign = {name for name in foreign if not name.startswith((IN_MEMORY, "."))}
-    if foreign and not names & {BEGUN, JOURNAL}:
-        raise ConfigError(f"{folder} is no evolution and holds {min(foreign)}", hint=other)
-    paths.require_writable(folder)
-
-
-def _refuse_fewer(folder: Path, generations: int) -> None:
-    """Refuse to end before what a folder already holds: its champion would be replaced."""
-    records = read_journal(folder / JOURNAL)
-    done = max((r["generation"] for r in records if r["record"] == "distances"), default=0)
-    if generations < done:
-        raise ConfigError(
-            f"{folder} holds {done} generations, {generations} are asked for",
-            hint=f"give --gens {done} or more, or another folder for a shorter evolution",
-        )
 
 
 def open_inputs(
@@ -341,8 +324,11 @@ def open_inputs(
     report.require()
     notes = [f"{p.what}" for p in report.problems if p.level == "warning"]
     parents = [opened[ref] for ref in parent_refs]
-    _refuse_twins(parents)
-    _check_tokenizer(parents[0])
+    refuse_twins(parents)
+    check_tokenizer(parents[0])
+    refuse_other_networks(
+        [opened[ref] for ref in (*parent_refs, *([base_ref] if base_ref else []))]
+    )
     if settings.layer_paths and not {*DEPTHS} & {*parents[0].config}:
         problem = f"layer_paths: the config of {parent_refs[0]} does not say how many layers it has"
         raise ConfigError(problem, hint="do without: --set layer_paths=0")
@@ -368,70 +354,6 @@ def open_models(
     refs = [*parent_refs, *([base_ref] if base_ref else [])]
     models = with_same_heads([opened[ref] if opened else open_weights(ref) for ref in refs])
     return tuple(models[: len(parent_refs)]), models[-1] if base_ref else None
-
-
-def _refuse_twins(models: Sequence[Weights]) -> None:
-    """Refuse two models with the same weights. What differs at a glance is read no further."""
-    seen: dict[bytes, list[Weights]] = {}
-    for model in models:
-        alike = seen.setdefault(_glance(model), [])
-        for other in alike:
-            if model.sha256() == other.sha256():
-                raise ConfigError(
-                    f"{model.label} has the same weights as {other.label}",
-                    hint="merged with itself a model stays what it is: leave one of them out",
-                )
-        alike.append(model)
-
-
-def _glance(model: Weights) -> bytes:
-    """A hash of the first elements of some tensors."""
-    digest = hashlib.sha256()
-    for name in sorted(model.specs)[:: max(1, len(model.specs) // GLANCE_TENSORS)]:
-        first = model[name].detach().reshape(-1)[:GLANCE_ELEMENTS].cpu().contiguous()
-        digest.update(first.view(torch.uint8).numpy().data)
-    return digest.digest()
-
-
-def _check_tokenizer(first: Weights) -> None:
-    """Refuse parents without config or tokenizer; every candidate gets those of the first."""
-    if first.folder is None or not first.config:
-        problem = f"{first.label} has no config.json: there is nothing to put the weights into"
-        raise ConfigError(problem, hint="give the folder of a whole model, or BASE+ADAPTER")
-    if read_config(first.folder)["model_type"] == MODEL_TYPE:
-        Tokenizer.load(first.folder)
-    else:
-        open_tokenizer(first.folder)
-
-
-def check_settings(
-    settings: EvoMergeSettings, splits: Mapping[str, Sequence[Domain]], parents: int
-) -> None:
-    """Refuse what does not fit these domains and parents, or needs what is not installed."""
-    if settings.executor == "ray":
-        require_ray()
-    if settings.strategy == "nsga2":
-        pymoo()
-    if is_function(settings.fitness):
-        function_of(settings.fitness)
-    if len(settings.parent_weights) not in (0, parents):
-        raise ConfigError(f"{len(settings.parent_weights)} parent_weights, {parents} parents")
-    domains = splits.get("selection") or splits.get("verdict", ())
-    names = [d.name for d in domains]
-    measures = [f"{name}/bits_per_byte" for name in names]
-    measures += [f"{d.name}/accuracy" for d in domains if d.exact]
-    for setting, allowed in (("fitness_floors", measures), ("domain_weights", names)):
-        for name in getattr(settings, setting):
-            if name not in allowed:
-                raise ConfigError(f"{setting}: no {name!r}", hint=f"known: {', '.join(allowed)}")
-    if names and not any(settings.domain_weights.get(name, 1.0) for name in names):
-        raise ConfigError("domain_weights: no domain counts", hint="one has to be above 0")
-    answers = any(domain.exact for domain in domains)
-    if domains and not answers and not settings.fitness_weights.get("perplexity"):
-        raise ConfigError(
-            "fitness_weights count accuracy, and there are no answers to be right",
-            hint="give data with prompt and completion, or perplexity a weight",
-        )
 
 
 # -- items ----------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from agent_forge.store import files
 from agent_forge.track.journal import Journal, read_lines
 
 JOURNAL, WEIGHTS, CACHE = "journal.jsonl", "weights", "fitness_cache.jsonl"
+LOG = "evolution_log.json"
 BEGUN = "evolution.json"  # beside the journal: what `forge evo` began it with
 FIRST = "begun"  # the record that a journal begins with
 CACHED = ("score", "tokens", "dropped")  # a cached result counts as the tokens it stands for
@@ -99,6 +100,22 @@ def _fingerprint_in(path: Path) -> str | None:
         return str(files.read_checked(path)["fingerprint"])
     except (FileNotFoundError, DamagedFile):
         return None
+
+
+def read_begun(folder: Path) -> dict[str, Any]:
+    """What an evolution was begun with."""
+    record = files.read_checked(folder / BEGUN)
+    lists = [record.get(key) for key in ("parents", "names")]
+    if not (
+        all(isinstance(texts, list) and texts for texts in lists)
+        and all(isinstance(text, str) for texts in lists for text in texts or ())
+        and isinstance(record.get("settings"), dict)
+        and isinstance(record.get("base"), str | None)
+        and isinstance(record.get("seed"), int)
+        and isinstance(record.get("fingerprint"), str)
+    ):
+        raise DamagedFile(folder / BEGUN, "not what an evolution was begun with")
+    return record
 
 
 def read_cache(path: Path | None) -> dict[str, Any]:

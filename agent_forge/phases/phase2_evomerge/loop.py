@@ -17,18 +17,27 @@ import hashlib
 import json
 import logging
 import math
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from agent_forge.errors import ForgeError, Interrupted, NotFinite, PhaseFailed, WorkersLost
+from agent_forge.errors import (
+    AlreadyExists,
+    ForgeError,
+    Interrupted,
+    NotFinite,
+    PhaseFailed,
+    WorkersLost,
+)
 from agent_forge.evals.racing import Incumbent
-from agent_forge.merge.output import write
+from agent_forge.merge.output import refuse_foreign, write
 from agent_forge.phases.phase2_evomerge.candidate_weights import CandidateWeights
 from agent_forge.phases.phase2_evomerge.evaluator import CandidateEvaluator, Limits, decode_sample
 from agent_forge.phases.phase2_evomerge.inputs import EvolutionInputs
@@ -45,6 +54,8 @@ from agent_forge.search.candidate import SHORT, Candidate
 from agent_forge.store import files
 
 log = logging.getLogger(__name__)
+CHECKPOINT_NAME = re.compile(r"evolution_checkpoint_gen_(\d{1,9})\.json")
+BEST_NAME = re.compile(r"gen_(\d{1,9})_best_model")
 Listener = Callable[[dict[str, Any]], None]
 # Settings that change nothing in the result. The names of the fitness tell the items.
 WITHOUT_EFFECT = {
@@ -400,8 +411,7 @@ class EvolutionLoop:
         files.write_bytes(path, files.with_checksum(content))
         if generation % self.settings.checkpoint_every == 0 and champion is not None:
             self._save_best(generation, champion.key)
-        for old in self.folder.glob("evolution_checkpoint_gen_*.json"):
-            number = int(old.stem.rpartition("_")[2])
+        for number, old in self._numbered(CHECKPOINT_NAME):
             if number < generation and number % self.settings.checkpoint_every:
                 files.remove(old)
 
@@ -410,10 +420,15 @@ class EvolutionLoop:
         folder = self.folder / f"gen_{generation}_best_model"
         if not folder.exists():
             write(self.weights.weights(key), folder)
-        saved = self.folder.glob("gen_*_best_model")
-        by_generation = sorted(saved, key=lambda folder: int(folder.name.split("_")[1]))
-        for old in by_generation[: -self.settings.keep_best_models]:
-            files.remove_tree(old, self.folder)
+        for _, old in self._numbered(BEST_NAME)[: -self.settings.keep_best_models]:
+            with suppress(AlreadyExists):  # it holds what was not written here, so it stays
+                refuse_foreign(old)
+                files.remove_tree(old, self.folder)
+
+    def _numbered(self, name: re.Pattern[str]) -> list[tuple[int, Path]]:
+        """What the folder holds under this name, by generation."""
+        matches = ((name.fullmatch(path.name), path) for path in self.folder.iterdir())
+        return sorted((int(match[1]), path) for match, path in matches if match)
 
 
 def _objectives(score: dict[str, Any] | None) -> dict[str, float]:

@@ -18,13 +18,12 @@ from agent_forge.contract.phase import (
     PhaseResult,
 )
 from agent_forge.evals.domains import copies_told
+from agent_forge.phases.phase2_evomerge.checks import CHAMPION, check_settings
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
 from agent_forge.phases.phase2_evomerge.evolution import EvolutionResult, run_evolution
 from agent_forge.phases.phase2_evomerge.inputs import (
-    CHAMPION,
     CONTROL,
     EvolutionInputs,
-    check_settings,
     open_inputs,
     split_items,
 )
@@ -90,7 +89,7 @@ class EvoMergePhase(PhaseController):
         return self._result(ctx, result)
 
     def _inputs(self, models: Sequence[ModelRef], folder: Path, seed: int) -> EvolutionInputs:
-        base, control = _artifact(models, BASE), _artifact(models, CONTROL)
+        base, control = models[0].artifact(BASE), models[0].artifact(CONTROL)
         return open_inputs(
             self.config,
             [str(ref.path) for ref in models],
@@ -123,12 +122,6 @@ class EvoMergePhase(PhaseController):
         }
         metrics = {**result.summary, **metrics}
         return PhaseResult(True, loop.evaluator.model, self.name, metrics, artifacts, ctx.seconds)
-
-
-def _artifact(models: Sequence[ModelRef], name: str) -> ModelRef | None:
-    """A named model of the phase that the inputs came from."""
-    path = models[0].path.parent / name
-    return ModelRef(name, path, {}) if (path / "config.json").exists() else None
 
 
 def _log_generation(ctx: PhaseContext, record: Mapping[str, Any]) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 from agent_forge.errors import AlreadyExists, ConfigError, DamagedFile, NotFinite, NotFound
 from agent_forge.merge.output import ProgressCallback, write
 from agent_forge.phases.phase2_evomerge.candidate_weights import CandidateWeights
+from agent_forge.phases.phase2_evomerge.checks import refuse_place
 from agent_forge.phases.phase2_evomerge.inputs import open_models
 from agent_forge.search.candidate import Candidate, lineage
 from agent_forge.store import files, paths
@@ -29,12 +30,17 @@ def replay(path: Path, target: Path, progress: ProgressCallback | None = None) -
     paths.require_writable(target.parent)
     record, candidates = _read_lineage(path)
     refs = [source["model"] for source in record["models"]]
+    refuse_place(target, refs)
     parents, base = open_models(refs, refs.pop() if record["has_base"] else None)
     for weights, source in zip(
         [*parents, *([base] if base else [])], record["models"], strict=True
     ):
         if weights.sha256() != source["sha256"]:
             raise ConfigError(f"{weights.label} is not the model that the lineage names")
+        found = weights.settings_sha256()
+        if source.get("settings_sha256", found) != found:
+            problem = "its config, tokenizer or adapter settings are not those of the lineage"
+            raise ConfigError(f"{weights.label}: {problem}")
     own = f"{files.TEMP}{secrets.token_hex(4)}-{target.name}.weights"
     scratch = paths.nearest_folder(target.parent) / own
     try:

@@ -15,10 +15,8 @@ from agent_forge.evals.comparison import Comparison, PairedScores, compare_score
 from agent_forge.evals.domains import Domain, copies_told
 from agent_forge.evals.fitness import DomainFitness, Score
 from agent_forge.evals.likelihood import ItemScores
-from agent_forge.evals.model_under_test import ModelUnderTest, confirm
-from agent_forge.model.folder import open_weights
+from agent_forge.evals.model_under_test import ModelUnderTest, confirm, open_model_under_test
 from agent_forge.model.opened import open_model
-from agent_forge.model.weights import Weights
 from agent_forge.phases.phase2_evomerge.inputs import MODEL_NAMES
 from agent_forge.phases.phase2_evomerge.loop import EvolutionLoop
 from agent_forge.search.candidate import lineage
@@ -26,6 +24,10 @@ from agent_forge.store import files
 
 CONFIRMED = 8  # items of each domain that the written champion is measured on again
 REASONS = {"converged": "threshold_met", "generations": "max_generations"}  # as the guide has it
+
+
+class OnDisk(str):
+    """The reference of a model that is measured as its files have it; a candidate has a key."""
 
 
 @dataclass(frozen=True)
@@ -105,13 +107,18 @@ def measure_verdict(loop: EvolutionLoop) -> EvolutionReport | None:
         return None
     domains, names, s = loop.inputs.splits["verdict"], loop.inputs.names, loop.settings
     weights = s.fitness_weights, s.fitness_floors, s.domain_weights
-    fitness = DomainFitness(loop.evaluator.model_under_test, domains, *weights)
+    shared = DomainFitness(loop.evaluator.model_under_test, domains, *weights)
     items: dict[str, list[ItemScores]] = {}
     scores: dict[str, Score] = {}
     for name, model in {MODEL_NAMES[0]: loop.champion.key, **_baselines(loop)}.items():
         loop.proceed("during the verdict")
-        _use(fitness, loop, model)
         loop.listen({"event": "verdict", "model": name})
+        if isinstance(model, OnDisk):
+            fitness = DomainFitness(_opened(loop, model), domains, *weights)
+        else:
+            fitness = shared
+            loop.evaluator.fill(model)
+            fitness.use(loop.evaluator.model, *loop.weights.size(model))
         items[name] = fitness.measure()
         scores[name] = fitness.score_of(items[name])
     loop.journal.require_files()
@@ -124,34 +131,28 @@ def measure_verdict(loop: EvolutionLoop) -> EvolutionReport | None:
     return EvolutionReport(own_score, baselines, best, perplexity, kept, tuple(own))
 
 
-def _use(fitness: DomainFitness, loop: EvolutionLoop, model: str | Weights) -> None:
-    """Put a candidate, or a model that is none, into the network that the fitness measures."""
-    if isinstance(model, str):
-        loop.evaluator.fill(model)
-        fitness.use(loop.evaluator.model, *loop.weights.size(model))
-        return
-    network = loop.evaluator.model_under_test.model
-    fitness.use(network)
-    state = network.state_dict()
-    for tensor in loop.weights.specs:
-        state[tensor].copy_(model[tensor])
+def _opened(loop: EvolutionLoop, model: OnDisk) -> ModelUnderTest:
+    """A model as its own files have it: config and tokenizer may differ from the first parent's."""
+    found = open_model_under_test(model)
+    found.model.to(next(loop.evaluator.model.parameters()).device)
+    return found
 
 
-def _baselines(loop: EvolutionLoop) -> dict[str, str | Weights]:
+def _baselines(loop: EvolutionLoop) -> dict[str, str]:
     """What the champion has to beat: parents, average, best combo, base, and joint training."""
     candidates, scores, inputs = loop.search.candidates, loop.search.scores, loop.inputs
-    parents = [key for key, c in candidates.items() if c.kind == "parent"]
     combos = [c.key for c in candidates.values() if c.origin.startswith("combo ")]
     measured = [key for key in combos if math.isfinite(scores.get(key, math.nan))]
-    found: dict[str, str | Weights] = dict(zip(inputs.names, parents, strict=True))
+    parents = map(OnDisk, inputs.parent_refs)
+    found: dict[str, str] = dict(zip(inputs.names, parents, strict=True))
     _, average, combo, base, joint = MODEL_NAMES
     found[average] = next(key for key, c in candidates.items() if c.kind == "average")
     if measured:
         found[combo] = max(measured, key=lambda key: scores[key])
-    if inputs.base is not None:
-        found[base] = inputs.base
+    if inputs.base_ref is not None:
+        found[base] = OnDisk(inputs.base_ref)
     if inputs.control_ref is not None:
-        found[joint] = open_weights(inputs.control_ref)
+        found[joint] = OnDisk(inputs.control_ref)
     return found
 
 
@@ -223,11 +224,15 @@ def summary(loop: EvolutionLoop) -> dict[str, Any]:
 def champion_lineage(loop: EvolutionLoop) -> dict[str, Any]:
     """All that it takes to make the champion again."""
     inputs, key = loop.inputs, loop.champion.key
-    both = zip(inputs.refs, inputs.hashes, strict=True)
+    settings = [model.settings_sha256() for model in inputs.models]
+    models = [
+        {"model": ref, "sha256": sha, "settings_sha256": own}
+        for ref, sha, own in zip(inputs.refs, inputs.hashes, settings, strict=True)
+    ]
     return {
         "key": key,
         "seed": inputs.seed,
-        "models": [{"model": ref, "sha256": sha} for ref, sha in both],  # parents, then the base
+        "models": models,  # the parents, then the base
         "has_base": inputs.base is not None,
         "candidates": [c.to_json() for c in lineage(loop.search.candidates, key)],
     }

@@ -1,0 +1,167 @@
+"""What an evolution refuses before any work: places, models and settings that do not fit."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+from agent_forge.data.tokenizer import Tokenizer
+from agent_forge.errors import ConfigError, DamagedFile
+from agent_forge.evals.domains import Domain
+from agent_forge.evals.fitness import is_function, require_module
+from agent_forge.merge.output import refuse_foreign
+from agent_forge.model.folder import MODEL_TYPE, read_config
+from agent_forge.model.load import computing_settings, open_tokenizer
+from agent_forge.model.weights import Weights
+from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
+from agent_forge.phases.phase2_evomerge.journal import (
+    BEGUN,
+    CACHE,
+    JOURNAL,
+    LOG,
+    WEIGHTS,
+    read_begun,
+    read_journal,
+)
+from agent_forge.search.continuous import pymoo
+from agent_forge.store import lock, paths
+from agent_forge.workers import require_ray
+
+CHAMPION = "champion"
+IN_MEMORY = "parent_"  # begins the folders of networks that were given in memory
+GLANCE_TENSORS, GLANCE_ELEMENTS = 8, 256  # compared before two models are compared as a whole
+
+
+def refuse_place(folder: Path, models: Sequence[str]) -> None:
+    """Refuse a folder that cannot be written, or in which it could replace what is not its own."""
+    here, other = folder.resolve(), "name another folder with --output-dir"
+    there = next(place for place in (here, *here.parents) if place.exists())
+    if not there.is_dir():
+        raise ConfigError(f"{folder} cannot be a folder: {there} is a file", hint=other)
+    for ref in models:
+        parts = [ref] if Path(ref).exists() else ref.split("+")
+        for place in (Path(name).expanduser().resolve() for name in parts):
+            inside = here in place.parents
+            own = inside and place.relative_to(here).parts[0].startswith(IN_MEMORY)
+            if here == place or place in here.parents or (inside and not own):
+                relation = "holds" if inside else "is" if here == place else "lies in"
+                raise ConfigError(f"{folder} {relation} the model {place}", hint=other)
+    for name in (BEGUN, JOURNAL, CACHE, WEIGHTS, CHAMPION, LOG):
+        paths.refuse_link(here / name)
+    if (here / CHAMPION).exists():
+        refuse_foreign(here / CHAMPION)
+    names = {path.name for path in here.iterdir()} if here.exists() else set()
+    foreign = names - {lock.LOCK_FILE, CACHE}
+    foreign = {name for name in foreign if not name.startswith((IN_MEMORY, "."))}
+    if foreign and not _is_evolution(here):
+        raise ConfigError(f"{folder} is no evolution and holds {min(foreign)}", hint=other)
+    paths.require_writable(folder)
+
+
+def _is_evolution(folder: Path) -> bool:
+    """True if the record or the journal in a folder is that of an evolution, not only its name."""
+    try:
+        read_begun(folder)
+        return True
+    except (FileNotFoundError, DamagedFile):
+        pass
+    try:
+        return bool(read_journal(folder / JOURNAL))
+    except DamagedFile:
+        return False
+
+
+def refuse_fewer(folder: Path, generations: int) -> None:
+    """Refuse to end before what a folder already holds: its champion would be replaced."""
+    records = read_journal(folder / JOURNAL)
+    done = max((r["generation"] for r in records if r["record"] == "distances"), default=0)
+    if generations < done:
+        raise ConfigError(
+            f"{folder} holds {done} generations, {generations} are asked for",
+            hint=f"give --gens {done} or more, or another folder for a shorter evolution",
+        )
+
+
+def refuse_twins(models: Sequence[Weights]) -> None:
+    """Refuse two models with the same weights. What differs at a glance is read no further."""
+    seen: dict[bytes, list[Weights]] = {}
+    for model in models:
+        alike = seen.setdefault(_glance(model), [])
+        for other in alike:
+            if model.sha256() == other.sha256():
+                raise ConfigError(
+                    f"{model.label} has the same weights as {other.label}",
+                    hint="merged with itself a model stays what it is: leave one of them out",
+                )
+        alike.append(model)
+
+
+def _glance(model: Weights) -> bytes:
+    """A hash of the first elements of some tensors."""
+    digest = hashlib.sha256()
+    for name in sorted(model.specs)[:: max(1, len(model.specs) // GLANCE_TENSORS)]:
+        first = model[name].detach().reshape(-1)[:GLANCE_ELEMENTS].cpu().contiguous()
+        digest.update(first.view(torch.uint8).numpy().data)
+    return digest.digest()
+
+
+def refuse_other_networks(models: Sequence[Weights]) -> None:
+    """Refuse models that compute in another way than the first: all weights go into its network.
+
+    Of our own networks only the halting differs, which no weight depends on.
+    """
+    if models[0].config.get("model_type") == MODEL_TYPE:
+        return
+    first, *others = (computing_settings(model.config, model.label) for model in models)
+    for model, other in zip(models[1:], others, strict=True):
+        if different := sorted(k for k in {*first, *other} if first.get(k) != other.get(k)):
+            key = different[0]
+            raise ConfigError(
+                f"{model.label} computes in another way than {models[0].label}:"
+                f" {key} is {other.get(key)!r}, not {first.get(key)!r}",
+                hint="merge fine-tunes of one base; or make the configs equal, if that is right",
+            )
+
+
+def check_tokenizer(first: Weights) -> None:
+    """Refuse parents without config or tokenizer; every candidate gets those of the first."""
+    if first.folder is None or not first.config:
+        problem = f"{first.label} has no config.json: there is nothing to put the weights into"
+        raise ConfigError(problem, hint="give the folder of a whole model, or BASE+ADAPTER")
+    if read_config(first.folder)["model_type"] == MODEL_TYPE:
+        Tokenizer.load(first.folder)
+    else:
+        open_tokenizer(first.folder)
+
+
+def check_settings(
+    settings: EvoMergeSettings, splits: Mapping[str, Sequence[Domain]], parents: int
+) -> None:
+    """Refuse what does not fit these domains and parents, or needs what is not installed."""
+    if settings.executor == "ray":
+        require_ray()
+    if settings.strategy == "nsga2":
+        pymoo()
+    if is_function(settings.fitness):
+        require_module(settings.fitness)
+    if len(settings.parent_weights) not in (0, parents):
+        raise ConfigError(f"{len(settings.parent_weights)} parent_weights, {parents} parents")
+    domains = splits.get("selection") or splits.get("verdict", ())
+    names = [d.name for d in domains]
+    measures = [f"{name}/bits_per_byte" for name in names]
+    measures += [f"{d.name}/accuracy" for d in domains if d.exact]
+    for setting, allowed in (("fitness_floors", measures), ("domain_weights", names)):
+        for name in getattr(settings, setting):
+            if name not in allowed:
+                raise ConfigError(f"{setting}: no {name!r}", hint=f"known: {', '.join(allowed)}")
+    if names and not any(settings.domain_weights.get(name, 1.0) for name in names):
+        raise ConfigError("domain_weights: no domain counts", hint="one has to be above 0")
+    answers = any(domain.exact for domain in domains)
+    if domains and not answers and not settings.fitness_weights.get("perplexity"):
+        raise ConfigError(
+            "fitness_weights count accuracy, and there are no answers to be right",
+            hint="give data with prompt and completion, or perplexity a weight",
+        )

@@ -1,0 +1,195 @@
+"""What an attack on evolutions found: files, configs, edited models and rows that were trusted."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+
+from agent_forge.errors import ConfigError, ForgeError, PhaseFailed
+from agent_forge.phases.phase2_evomerge import evolution
+from agent_forge.phases.phase2_evomerge.evolution import run_evolution
+from agent_forge.phases.phase2_evomerge.inputs import locate_inputs, resume_inputs
+from agent_forge.phases.phase2_evomerge.replay import replay
+from agent_forge.store import files
+from tests.support.command_line import Forge
+from tests.support.evo_models import PARENTS, family, job
+
+FAST: dict[str, Any] = {"generations": 0, "fitness_subset_size": 8, "verdict_items": 20}
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> Path:
+    """A copy of the small Llamas that may be edited."""
+    shutil.copytree(family(), tmp_path / "models")
+    return tmp_path / "models"
+
+
+def begin(models: Path, folder: Path, **more: Any) -> Any:
+    settings = job(folder, **{**FAST, **more}).settings
+    settings = settings.model_copy(
+        update={"data": [str(models / f"{name}.jsonl") for name in PARENTS]}
+    )
+    refs = [str(models / name) for name in PARENTS]
+    return locate_inputs(settings, refs, str(models / "base"), 5, folder)
+
+
+# -- files ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["evolution.json", "journal.jsonl"])
+def test_a_name_alone_makes_no_evolution(name: str, tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    (folder / "weights").mkdir(parents=True)
+    (folder / "weights" / "mine.safetensors").write_text("mine")
+    (folder / name).write_text("dear diary")
+    with pytest.raises(ForgeError):
+        job(folder, **FAST)
+    assert (folder / name).read_text() == "dear diary"
+    assert (folder / "weights" / "mine.safetensors").read_text() == "mine"
+
+
+def test_links_in_an_evolution_are_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "x"
+    run_evolution(job(folder, **FAST))
+    store = tmp_path / "store"
+    store.mkdir()
+    (store / "important.safetensors").write_text("mine")
+    files.remove_tree(folder / "weights", folder)
+    (folder / "weights").symlink_to(store)
+    with pytest.raises(ForgeError, match="is a link"):
+        resume_inputs(folder, 1, None)
+    assert (store / "important.safetensors").read_text() == "mine"
+
+
+def test_what_a_person_put_beside_stays(tmp_path: Path) -> None:
+    folder = tmp_path / "x"
+    settings = {**FAST, "checkpoint_every": 1, "keep_best_models": 1}
+    run_evolution(job(folder, **settings))
+    (folder / "gen_0_best_model" / "NOTES.md").write_text("mine")
+    shutil.copytree(folder / "gen_0_best_model", folder / "gen_0_published_best_model")
+    (folder / "evolution_checkpoint_gen_backup.json").write_text("{}")
+    run_evolution(resume_inputs(folder, 2, None))
+    kept = ("gen_0_best_model/NOTES.md", "gen_0_published_best_model/NOTES.md")
+    assert all((folder / name).is_file() for name in kept)
+    assert (folder / "evolution_checkpoint_gen_backup.json").is_file()
+
+
+def test_a_champion_stays_until_the_next_one_fits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "x"
+    run_evolution(job(folder, **FAST))
+    before = files.sha256_of(folder / "champion" / "model.safetensors")
+
+    def refuse(*arguments: Any) -> None:
+        raise PhaseFailed("does not score what was measured")
+
+    monkeypatch.setattr(evolution, "confirm_champion", refuse)
+    with pytest.raises(PhaseFailed):
+        run_evolution(resume_inputs(folder, 1, None))
+    assert files.sha256_of(folder / "champion" / "model.safetensors") == before
+    assert not list(folder.glob(".tmp-*"))
+
+
+def test_a_replay_does_not_write_into_a_parent(models: Path, tmp_path: Path) -> None:
+    run_evolution(begin(models, tmp_path / "x"))
+    with pytest.raises(ConfigError, match="lies in"):
+        replay(tmp_path / "x" / "champion" / "lineage.json", models / "add" / "sub")
+    assert not (models / "add" / "sub").exists()
+
+
+# -- edited models and items ----------------------------------------------------------------------
+
+
+def edit(path: Path, key: str, value: Any) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), key: value}))
+
+
+def test_an_edited_config_is_noticed(models: Path, tmp_path: Path) -> None:
+    run_evolution(begin(models, tmp_path / "x"))
+    for name in ("base", *PARENTS):
+        edit(models / name / "config.json", "rms_norm_eps", 0.5)
+    with pytest.raises(ConfigError, match="were changed since"):
+        resume_inputs(tmp_path / "x", 1, None)
+    with pytest.raises(ConfigError, match="not those of the lineage"):
+        replay(tmp_path / "x" / "champion" / "lineage.json", tmp_path / "again")
+
+
+def test_edited_items_of_the_verdict_are_noticed(models: Path, tmp_path: Path) -> None:
+    inputs = begin(models, tmp_path / "x")
+    run_evolution(inputs)
+    asked = {e.prompt for d in inputs.splits["verdict"] for e in d.examples}
+    path = models / "add.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    for row in rows:
+        row["completion"] = "7" if row["prompt"] in asked else row["completion"]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    with pytest.raises(ConfigError, match="items for the verdict were changed"):
+        resume_inputs(tmp_path / "x", 1, None)
+
+
+def test_models_that_compute_differently_are_refused(models: Path, tmp_path: Path) -> None:
+    edit(models / PARENTS[1] / "config.json", "rms_norm_eps", 1.0)
+    with pytest.raises(ConfigError, match="rms_norm_eps is 1.0"):
+        begin(models, tmp_path / "x")
+
+
+def test_every_model_is_measured_as_its_own_files_have_it(
+    models: Path, tmp_path: Path, forge: Forge
+) -> None:
+    """A tokenizer that begins every text with another token."""
+    place = models / PARENTS[1]
+    tokenizer = AutoTokenizer.from_pretrained(place)
+    tokenizer.backend_tokenizer.post_processor = _with_start()
+    tokenizer.save_pretrained(place)
+    result = run_evolution(begin(models, tmp_path / "x"))
+    assert result.report is not None
+    told = result.report.baselines[PARENTS[1]].score.raw["add/bits_per_byte"]
+    options = f"--data {models / 'add.jsonl'} --split verdict --items 20 --json"
+    measured = forge(f"eval {place} {options}").document["domains"][0]["bits_per_byte"]
+    assert told == pytest.approx(measured, rel=1e-6)
+
+
+def _with_start() -> Any:
+    from tokenizers.processors import TemplateProcessing
+
+    return TemplateProcessing(single="[X] $A", special_tokens=[("[X]", 0)])
+
+
+# -- code -----------------------------------------------------------------------------------------
+
+
+def test_no_file_names_code_to_run(
+    tmp_path: Path, forge: Forge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    canary = tmp_path / "canary"
+    (tmp_path / "evil.py").write_text(f"open({str(canary)!r}, 'w')\ndef score(m): return 1.0\n")
+    (tmp_path / "evo.json").write_text(json.dumps({"fitness": "evil:score", "generations": 0}))
+    config = {"phases": {"evomerge": {"fitness": "evil:score"}}}
+    (tmp_path / "run.json").write_text(json.dumps(config))
+    parents = ",".join(str(family() / name) for name in PARENTS)
+    for line in (
+        f"evo --base-models {parents} --config evo.json --dry-run",
+        f"evo --base-models {parents} --config evo.json",
+        f"evo --base-models {parents} --set fitness=evil:score --dry-run",
+        "run --preset smoke --config run.json --dry-run",
+        "run --preset smoke --config run.json",
+    ):
+        result = forge(line)
+        assert result.code == (0 if "--set" in line else 2), (line, result)
+        assert not canary.exists(), line
+
+
+def test_a_session_alone_runs_no_fitness(tmp_path: Path, forge: Forge) -> None:
+    line = "run --preset smoke --only cognate --session s --set phases.evomerge.fitness=evil:score"
+    (tmp_path / "evil.py").write_text("def score(m): return 1.0\n")
+    quick = "--set phases.cognate.trunk_steps=1 --set phases.cognate.branch_steps=1"
+    assert forge(f"{line} {quick} --set phases.cognate.evaluation_items=2").code == 0
+    result = forge("resume s --from evomerge")
+    assert result.code == 2 and "names code to be run" in result.err
+    assert forge("resume s --set runtime.seed=1").code == 2

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from agent_forge.cli.config import JSON, PRESET, SETS
-from agent_forge.cli.output import emit_json, emit_table, size
+from agent_forge.cli.output import emit_json, emit_table, plain, size
 from agent_forge.cli.runs import STORAGE
 
 if TYPE_CHECKING:
@@ -124,9 +124,10 @@ def _start(
 ) -> None:
     """Run with a display, print the outcome, and leave with its exit code."""
     outcome = conduct(progress, only=only, start=start, **options)
-    _report(outcome, as_json)
+    root = Path(options["config"].storage.root)
+    _report(root, outcome, as_json)
     if progress != "json":
-        _advise(Path(options["config"].storage.root), outcome)
+        _advise(root, outcome)
     if outcome["exit_code"]:
         raise typer.Exit(outcome["exit_code"])
 
@@ -184,7 +185,14 @@ def _record(root: Path, session: str) -> Path:
     return SessionStore(root).path(session) / SESSION_FILE
 
 
-def _report(outcome: dict[str, Any], as_json: bool) -> None:
+def _report(root: Path, outcome: dict[str, Any], as_json: bool) -> None:
+    from agent_forge.cli.status import run_lines
+
+    if not as_json:
+        record = _record(root, outcome["session_id"])
+        for line in run_lines(record.parent) if record.is_file() else []:
+            print(plain(line))
+        return
     rows = [
         {
             "phase": name,
@@ -197,35 +205,20 @@ def _report(outcome: dict[str, Any], as_json: bool) -> None:
         }
         for name, result in outcome["results"].items()
     ]
-    if as_json:
-        kept = ("success", "session_id", "status", "error", "failed_phase", "failed_handoff")
-        emit_json(**{k: outcome[k] for k in kept if k in outcome}, phases=rows)
-    elif rows:
-        emit_table(
-            ("phase", "seconds", "measured", "model"),
-            [
-                (
-                    r["phase"] + (" (done before)" if r["skipped"] else ""),
-                    f"{r['seconds']:.1f}",
-                    r["summary"] or ", ".join(f"{k} {_shown(v)}" for k, v in r["metrics"].items()),
-                    ", ".join(r["models"]),
-                )
-                for r in rows
-            ],
-        )
-        for table in (table for r in rows for table in r["tables"]):
-            typer.echo()
-            emit_table(tuple(table[0]), [tuple(map(_shown, row)) for row in table[1:]])
-
-
-def _shown(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    kept = ("success", "session_id", "status", "error", "failed_phase", "failed_handoff")
+    emit_json(**{k: outcome[k] for k in kept if k in outcome}, phases=rows)
 
 
 def _advise(root: Path, outcome: dict[str, Any]) -> None:
     """The last lines, on stderr: how it ended and the next command."""
     session = named(root, outcome["session_id"])
     if outcome["success"]:
+        models = [ref for r in outcome["results"].values() for ref in r.artifacts["models"]]
+        if models and (models[-1].path / "tokenizer.json").is_file():
+            place = shlex.quote(str(models[-1].path))
+            typer.echo(f"talk to it: forge chat {place}", err=True)
+            typer.echo(f"measure it: forge eval {place}", err=True)
+        typer.echo(f"all metrics: forge status {session} --metrics", err=True)
         typer.echo(f"done; next: forge show {session}", err=True)
         return
     typer.echo(f"{outcome['status']}: {outcome['error']}", err=True)

@@ -13,13 +13,16 @@ from agent_forge.cli.config import JSON
 from agent_forge.cli.output import emit_json, emit_table, plain, when
 from agent_forge.cli.runs import STORAGE
 
+LINES = 28  # of the account of a run; two are left for what is said around it
+
 
 def status(
     session: str | None = typer.Argument(None, help="A session id; the newest by default."),
+    metrics: bool = typer.Option(False, "--metrics", help="Print the last value of every metric."),
     storage: Path = STORAGE,
     as_json: bool = JSON,
 ) -> None:
-    """Where a session stands: status, phase, progress, and what it measured last."""
+    """Say where a session stands and what each of its phases measured."""
     from agent_forge.errors import NotFound
     from agent_forge.store.sessions import SessionStore
     from agent_forge.track.tracker import last_metrics
@@ -43,11 +46,51 @@ def status(
         emit_json(**record)
         return
     for key, value in record.items():
-        if key == "metrics":
-            emit_table(("metric", "step", "value"), [_metric_row(*m) for m in value.items()])
-        else:
+        if key != "metrics":
             text = when(value) if key.endswith("_time") else value
             print(f"{key}: {'-' if text is None else text}")
+    for line in run_lines(store.path(row["session_id"])):
+        print(plain(line))
+    if metrics:
+        entries = record["metrics"].items()
+        emit_table(("metric", "step", "value"), [_metric_row(*entry) for entry in entries])
+
+
+def run_lines(folder: Path) -> list[str]:
+    """A run in at most thirty lines: what each phase did and measured, the model, its own words."""
+    from agent_forge.config.phases import ORDER, phase_folder
+    from agent_forge.phases import SUMMARY
+    from agent_forge.pipeline.phase_run import read_state
+
+    lines: list[str] = []
+    samples: list[dict[str, str]] = []
+    model: Path | None = None
+    for phase in ORDER:
+        place = folder / phase_folder(phase)
+        state = read_state(place)
+        if state is None:
+            continue
+        done = state["status"] == "completed"
+        took = f"{state['seconds']:.0f} s" if "seconds" in state else "-"
+        lines.append(f"{phase:<18}{SUMMARY[phase]:<44}{took if done else state['status']:>10}")
+        artifacts = state.get("artifacts", {})
+        if headline := artifacts.get("headline"):
+            before, after = (_figure(headline[key]) for key in ("before", "after"))
+            lines.append(f"  on unseen items: {headline['measure']}: {before} -> {after}")
+            lines.append(f"  {headline['verdict']}")
+        elif artifacts.get("summary"):
+            lines.append(f"  {artifacts['summary']}")
+        for output in state.get("outputs", [])[-1:]:
+            model, samples = place / output["name"], artifacts.get("samples") or samples
+    if model is not None:
+        lines += [f"model: {model}"]
+    said = [(" ".join(s["prompt"].split()), " ".join(s["text"].split())) for s in samples[:3]]
+    lines += [f"  {prompt[:30]!r} -> {text[:60]!r}" for prompt, text in said]
+    return lines[:LINES]
+
+
+def _figure(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"
 
 
 def _metric_row(name: str, entry: dict[str, Any]) -> tuple[Any, ...]:

@@ -82,10 +82,13 @@ class Verdict:
 
     def sentence(self, reference: str = "the reference") -> str:
         """The result in words: of answers by accuracy, of texts by bits per byte."""
+        return "; ".join(self._told(measure, reference) for measure in self.measures())
+
+    def measures(self) -> list[str]:
+        """What the result is told by: accuracy of answers, and bits a byte of texts."""
         answers = self.gains[ACCURACY].n if ACCURACY in self.gains else 0
-        told = [ACCURACY] if answers else []
-        told += [BITS] if not answers or answers < self.gains[BITS].n else []
-        return "; ".join(self._told(measure, reference) for measure in told)
+        texts = not answers or answers < self.gains[BITS].n
+        return [ACCURACY] * bool(answers) + [BITS] * texts
 
     def rows(self) -> list[tuple[Any, ...]]:
         """A row under COLUMNS for each measure."""

@@ -7,6 +7,7 @@ its lineage and the verdict on items that the search never saw.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from agent_forge.contract.phase import (
     PhasePlan,
     PhaseResult,
 )
+from agent_forge.contract.report import Headline
 from agent_forge.evals.domains import copies_told
 from agent_forge.phases.phase2_evomerge.checks import CHAMPION, check_settings
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
@@ -35,6 +37,7 @@ from agent_forge.phases.phase2_evomerge.report import (
     markdown,
     summary,
 )
+from agent_forge.phases.training import sample_replies
 
 FOLDER = "evolution"
 BASE = "trunk"
@@ -110,6 +113,8 @@ class EvoMergePhase(PhaseController):
             ctx.log(None, {f"combo/{combo}/usage": count})
         best = report.best_parent
         artifacts = {
+            "headline": asdict(_headline(report)),
+            "samples": sample_replies(result.model.open()),
             "models": [result.model],
             "model_id": result.model.metadata["model_id"],
             "evolution_log": str(result.folder),
@@ -122,6 +127,14 @@ class EvoMergePhase(PhaseController):
         }
         metrics = {**result.summary, **metrics}
         return PhaseResult(True, loop.evaluator.model, self.name, metrics, artifacts, ctx.seconds)
+
+
+def _headline(report: EvolutionReport) -> Headline:
+    """Best parent against champion, by what can tell them apart on the unseen items."""
+    overall = report.baselines[report.best_parent].comparison.overall
+    measure = overall.measures()[0]
+    gain, name = overall.gains[measure], f"{measure}, best parent -> champion"
+    return Headline(name, gain.reference, gain.candidate, overall.sentence("the best parent"))
 
 
 def _log_generation(ctx: PhaseContext, record: Mapping[str, Any]) -> None:

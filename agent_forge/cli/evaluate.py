@@ -63,7 +63,7 @@ LEVEL = typer.Option(
     "1-20", "--level", help="The difficulty of generated tasks: a level from 1 to 100, or a range."
 )
 SHARES = {"accuracy": "accuracy", "majority": "majority", "n-gram": "ngram", "chance": "chance"}
-WRITTEN_SHARES = {"truncated": "truncated", "empty": "empty", "cut": "cut"}
+WRITTEN_SHARES = ("truncated", "empty", "cut")
 NUMBERS = {
     "perplexity": "perplexity",
     "bits/byte": "bits_per_byte",
@@ -233,6 +233,7 @@ def _row(domain: Domain, scores: ItemScores, recursive: bool) -> dict[str, Any]:
 
     bits = scores.bits_per_byte(sum(domain.sizes))
     guesses = domain.baselines()
+    written = {name: getattr(scores, name) for name in WRITTEN_SHARES}
     return {
         "domain": domain.name,
         "items": len(domain.examples),
@@ -247,18 +248,14 @@ def _row(domain: Domain, scores: ItemScores, recursive: bool) -> dict[str, Any]:
         "perplexity_score": perplexity_score(bits, domain.unigram_bits),
         "nats_per_token": scores.nats_per_token,
         "steps": scores.mean_steps if recursive else None,
-        **{key: _share(getattr(scores, key)) for key in WRITTEN_SHARES.values()},
+        **{name: sum(flags) / len(flags) if flags else None for name, flags in written.items()},
     }
-
-
-def _share(flags: Sequence[bool]) -> float | None:
-    return sum(flags) / len(flags) if flags else None
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[Any]]]:
     """Columns and cells; the rates of written answers only where there are any."""
     written = any(row.get("truncated") is not None for row in rows)
-    shares = SHARES | (WRITTEN_SHARES if written else {})
+    shares = SHARES | ({name: name for name in WRITTEN_SHARES} if written else {})
 
     def percent(row: dict[str, Any], key: str) -> str | None:
         value = row.get(key)

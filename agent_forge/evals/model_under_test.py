@@ -23,13 +23,7 @@ from agent_forge.data.readers import Example
 from agent_forge.errors import ConfigError, NotFinite, PhaseFailed
 from agent_forge.evals.domains import Domain, answer, reply_of
 from agent_forge.evals.likelihood import TOKENS_A_BATCH, ItemScores, measure
-from agent_forge.infer.generate import (
-    Generated,
-    ProgressCallback,
-    Sampling,
-    generate,
-    no_progress,
-)
+from agent_forge.infer.generate import Generated, ProgressCallback, Sampling, generate, no_progress
 from agent_forge.model.opened import Asked, OpenedModel, TransformersModel, open_model
 
 LOGITS_AT_ONCE = 1 << 26  # 256 MB in single precision

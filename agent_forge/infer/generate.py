@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -192,7 +191,7 @@ class _Batch:
 
     def __init__(
         self,
-        reader: _Reader,
+        reader: _ForgeReader | _TransformersReader,
         rows: list[_Row],
         sampling: Sampling,
         decode: Decode | None,
@@ -250,22 +249,14 @@ class _Batch:
 # -- the two kinds of networks, with what they have read ------------------------------------------
 
 
-class _Reader(ABC):
+class _Reader:
     """A network that remembers what it has read."""
 
     def __init__(self, network: nn.Module, sampling: Sampling) -> None:
         self.network, self.sampling = network.eval(), sampling
         self.device = next(network.parameters()).device
 
-    @abstractmethod
-    def read(self, tokens_BT: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits of the last position, and the recursion steps of each row."""
-
-    @abstractmethod
-    def select(self, rows_B: Tensor) -> None:
-        """Go on with these rows of what was read."""
-
-    def copy(self) -> _Reader:
+    def copy(self) -> Any:
         return copy.deepcopy(self, {id(self.network): self.network})
 
     def generator(self, prompt: Sequence[int]) -> torch.Generator:
@@ -283,10 +274,12 @@ class _ForgeReader(_Reader):
         self.cache = network.new_cache()
 
     def read(self, tokens_BT: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits of the last position, and the recursion steps of each row."""
         threshold = self.sampling.halt_threshold
         return self.network.predict(tokens_BT.to(self.device), self.cache, threshold=threshold)
 
     def select(self, rows_B: Tensor) -> None:
+        """Go on with these rows of what was read."""
         rows = rows_B.to(self.device)
         for layer in self.cache.layers:
             if layer.k is not None and layer.v is not None:
@@ -328,7 +321,9 @@ class _TransformersReader(_Reader):
         return torch.Generator().manual_seed(self.sampling.seed)
 
 
-def _reader(network: nn.Module, sampling: Sampling, *, batched: bool = True) -> _Reader:
+def _reader(
+    network: nn.Module, sampling: Sampling, *, batched: bool = True
+) -> _ForgeReader | _TransformersReader:
     if isinstance(network, ForgeNetwork):
         return _ForgeReader(network, sampling)
     return _TransformersReader(network, sampling, batched=batched)

@@ -28,17 +28,13 @@ HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 TRUNK = "trunk"  # what Phase 1 trains its specialists from
 
 
-def default_storage() -> Path:
-    """The storage root of commands that have no option for it."""
-    return Path(os.environ.get("FORGE_STORAGE", "storage"))
-
-
 def locate_model(ref: str | Path, storage: Path | None = None) -> str:
     """The path of one model, downloaded if need be; a run stands for the model it ended with."""
     text = str(ref)
     if _exists(text):
         return text
-    return "+".join(_one(part, storage or default_storage()) for part in text.split("+"))
+    root = storage or Path(os.environ.get("FORGE_STORAGE", "storage"))
+    return "+".join(_one(part, root) for part in text.split("+"))
 
 
 def locate_parents(refs: Sequence[str], storage: Path) -> tuple[list[str], str | None]:
@@ -122,25 +118,19 @@ def _outputs(session: str, phase: str, storage: Path) -> list[Path]:
 
 def _download(name: str) -> str:
     """The folder of a model of the hub, fetched unless it is on this disk."""
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import (
-        GatedRepoError,
-        HfHubHTTPError,
-        LocalEntryNotFoundError,
-        RepositoryNotFoundError,
-    )
+    from huggingface_hub import errors, snapshot_download
 
     wanted = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja"]
     try:
         return str(snapshot_download(name, allow_patterns=wanted))
-    except GatedRepoError as error:
+    except errors.GatedRepoError as error:
         raise ConfigError(
             f"{name} asks for a licence to be accepted",
             hint="accept it on its page, then `hf auth login`",
         ) from error
-    except RepositoryNotFoundError as error:
+    except errors.RepositoryNotFoundError as error:
         raise NotFound(f"the hub has no model {name!r}, or it is private") from error
-    except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
+    except (errors.LocalEntryNotFoundError, errors.HfHubHTTPError, OSError) as error:
         raise NotFound(
             f"{name} does not exist on this disk and could not be downloaded"
             f" ({type(error).__name__})",

@@ -5,7 +5,6 @@ All that differs between our tokenizer and those of transformers is in the two c
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,73 +26,49 @@ Message = Mapping[str, Any]
 Asked = tuple[list[int], int]  # token ids, and where those that are asked for begin
 
 
-class OpenedModel(ABC):
-    """A network with its tokenizer, ready to be used."""
+class ForgeModel:
+    """Our network with its tokenizer. Special tokens are placed by their ids, as in training."""
 
-    network: nn.Module
-    end_tokens: frozenset[int]  # any of them ends an answer
-    max_length: int | None  # tokens that the network can read; None: any number
-    chats: bool  # True if the model has a form for conversations
-
-    @abstractmethod
-    def encode(self, text: str) -> list[int]:
-        """The ids of a text that the network is to continue."""
-
-    @abstractmethod
-    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
-        """The ids of a conversation up to where the next reply begins."""
-
-    @abstractmethod
-    def encode_answer(self, prompt: str, answer: str) -> Asked:
-        """A text whose end, the answer, is asked for."""
-
-    @abstractmethod
-    def encode_reply(self, messages: Sequence[Message]) -> Asked:
-        """A conversation whose last message is asked for, with the end of its turn."""
-
-    @abstractmethod
-    def decode(self, ids: Sequence[int]) -> str:
-        """The text of ids, without special tokens."""
-
-
-class ForgeModel(OpenedModel):
-    """Our network. Special tokens are placed by their ids, as in training."""
-
-    end_tokens = frozenset((SPECIAL[END_OF_TEXT], SPECIAL[END_OF_TURN]))
-    max_length = None
-    chats = True
+    end_tokens = frozenset((SPECIAL[END_OF_TEXT], SPECIAL[END_OF_TURN]))  # each ends an answer
+    max_length = None  # tokens that the network can read; None: any number
+    chats = True  # it has a form for conversations
 
     def __init__(self, network: ForgeNetwork, folder: Path) -> None:
         self.network, self.tokenizer = network, Tokenizer.load(folder)
         self.tokenizer.fits(network.settings)
 
     def encode(self, text: str) -> list[int]:
+        """The ids of a text that the network is to continue."""
         return self.tokenizer.encode(text)
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+        """The ids of a conversation up to where the next reply begins."""
         return self.tokenizer.encode_chat(messages, reply=True)
 
     def encode_answer(self, prompt: str, answer: str) -> Asked:
+        """A text whose end, the answer, is asked for."""
         given = self.tokenizer.encode(prompt)
         return given + self.tokenizer.encode(answer), len(given)
 
     def encode_reply(self, messages: Sequence[Message]) -> Asked:
+        """A conversation whose last message is asked for, with the end of its turn."""
         return self.tokenizer.encode_chat(messages), len(self.encode_chat(messages[:-1]))
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Ids beyond the tokenizer, which a network may have, stand for nothing."""
+        """The text of ids, without special tokens and ids that only the network has."""
         return self.tokenizer.decode(i for i in ids if i < self.tokenizer.vocab_size)
 
 
-class TransformersModel(OpenedModel):
+class TransformersModel:
     """A causal language model of transformers, with the tokenizer and template of its maker."""
 
     def __init__(self, network: Any, folder: Path) -> None:
         self.network, self.tokenizer = network, open_tokenizer(folder)
         self.vocab_size = int(network.get_input_embeddings().weight.shape[0])
-        self.max_length = longest = getattr(network.config, "max_position_embeddings", 0) or None
+        longest = getattr(network.config, "max_position_embeddings", 0) or None
         if longest is not None and (not isinstance(longest, int) or longest < LEAST_LENGTH):
             raise DamagedFile(folder / CONFIG, f"max_position_embeddings is {longest!r}")
+        self.max_length: int | None = longest
         self.chats = bool(self.tokenizer.chat_template)
         self.end_tokens = _end_tokens(folder, network, self.tokenizer)
 
@@ -139,6 +114,9 @@ class TransformersModel(OpenedModel):
                 hint="the tokenizer in the folder does not fit the model",
             )
         return ids
+
+
+OpenedModel = ForgeModel | TransformersModel
 
 
 def open_model(ref: str | Path) -> OpenedModel:

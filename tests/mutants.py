@@ -150,7 +150,7 @@ MUTANTS = (
     Mutant(
         "a parent that has changed is merged all the same",
         "merge/output.py",
-        "if ref in found and found[ref] != expected:",
+        "if ref in found and found[ref] != value:",
         "if False:",
         "tests/merge/test_engine.py",
     ),
@@ -177,10 +177,10 @@ MUTANTS = (
     ),
     Mutant(
         "a resumed evolution forgets which candidates failed",
-        "search/evolution.py",
-        "self.tell(key, -math.inf if score is None else score, objectives=objectives)",
-        "score is None or self.tell(key, score, objectives=objectives)",
-        "tests/search/test_evolution.py",
+        "phases/phase2_evomerge/loop.py",
+        'fitness = -math.inf if score is None else score["fitness"]',
+        'fitness = 0.0 if score is None else score["fitness"]',
+        "tests/phases/phase2_evomerge/test_evolution.py",
     ),
     Mutant(
         "another answer to a prompt may be in another part",

@@ -61,10 +61,7 @@ def merge(
     as_json: bool = JSON,
 ) -> None:
     """Merge models into one, or only check them (--dry-run)."""
-    if len(paths) != (1 if models else 2):
-        needed = "one folder to write is" if models else "a recipe and one folder to write are"
-        example = "forge merge RECIPE.yml OUT, or forge merge --models a,b --method linear OUT"
-        raise ConfigError(f"{needed} needed", hint=example)
+    _check_paths(paths, bool(models))
     named = [{"model": ref.strip()} for ref in (models or "").split(",") if ref.strip()]
     said = {"models": named or None, "merge_method": method, "combo": combo, "base_model": base}
     given = {k: v for k, v in {**said, "seed": seed}.items() if v is not None}
@@ -87,6 +84,15 @@ def merge(
             typer.echo(f"{problem.level}: {plain(problem.what)}; {plain(problem.remedy)}", err=True)
         cores = threads or os.cpu_count() or 1
         _report(_write(recipe, folders, force, max_bytes, cores, watch), as_json)
+
+
+def _check_paths(paths: list[Path], models_given: bool) -> None:
+    if len(paths) != (1 if models_given else 2):
+        needed = (
+            "one folder to write is" if models_given else "a recipe and one folder to write are"
+        )
+        example = "forge merge RECIPE.yml OUT, or forge merge --models a,b --method linear OUT"
+        raise ConfigError(f"{needed} needed", hint=example)
 
 
 @contextlib.contextmanager

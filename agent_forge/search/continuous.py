@@ -163,7 +163,7 @@ class CmaEs(_BoxSearch):
         super()._first_generation()
         size = self.settings.population_size - 1
         self._cma = Cma(self._box, self._start, self.settings.start_sigma, size, self.seed)
-        if self.settings.blend_method != "linear":  # elsewhere it is the average
+        if self.settings.blend_method != "linear":  # with linear it is the average, which is there
             self._propose("mean", self._box.candidate(self._start, "cma-es mean"))
         self._propose_points(self._cma.ask())
 

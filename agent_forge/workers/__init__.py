@@ -2,6 +2,11 @@
 
 Which of them it is, how many and who is done first changes nothing: each task runs alone in its
 worker with a fixed number of threads, and the results come in the order of submission.
+
+pool        what every executor promises, and the one that works in this process
+processes   worker processes of this machine
+cluster     workers on a Ray cluster
+worker      the worker's side, the same for all three
 """
 
 from __future__ import annotations
@@ -57,6 +62,6 @@ def open_pool(
         raise ConfigError("only the executor ray takes the address of a cluster")
     if kind == "ray":
         require_ray()
-    plan = {"count": count, "make": make, "arguments": json.loads(json.dumps(arguments or {}))}
-    plan |= {"threads": threads, "seconds": seconds, "devices": devices, "address": address}
-    return EXECUTORS[kind](plan)
+    settings = {"count": count, "make": make, "arguments": json.loads(json.dumps(arguments or {}))}
+    settings |= {"threads": threads, "seconds": seconds, "devices": devices, "address": address}
+    return EXECUTORS[kind](settings)

@@ -20,14 +20,15 @@ from typing import IO, Any
 
 from agent_forge.errors import WorkersLost
 from agent_forge.workers import worker
-from agent_forge.workers.pool import Pool, refused
-from agent_forge.workers.processes import Link, thread_variables
+from agent_forge.workers.pool import Pool, not_set_up, too_long
+from agent_forge.workers.processes import WorkerProcess, thread_variables
 
 ALIVE_EVERY_S = 1.0
-SILENCE_S = 60.0  # of a driver that should say every second that the cluster answers
+SILENCE_S = 60.0  # of a driver that should report every second that the cluster answers
 PROBE_S = 20.0
 CLOSE_S = 10.0
 OBJECT_BYTES = 1 << 27  # what passes through Ray are short texts
+Send = Callable[..., None]
 
 
 class Cluster(Pool):
@@ -35,35 +36,35 @@ class Cluster(Pool):
 
     _gone = False
 
-    def __init__(self, plan: dict[str, Any]) -> None:
-        super().__init__(plan)
-        self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._link = Link(plan, self._inbox, driver=f"{__name__}:drive")
+    def __init__(self, settings: dict[str, Any]) -> None:
+        super().__init__(settings)
+        self._inbox: worker.Messages = queue.SimpleQueue()
+        self._driver = WorkerProcess(settings, self._inbox, driver=f"{__name__}:drive")
 
     def close(self) -> None:
         if not self._gone:
-            self._link.say(None)
+            self._driver.send(None)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._link.process.wait(CLOSE_S)
-        self._link.end()
+                self._driver.process.wait(CLOSE_S)
+        self._driver.end()
 
-    def _give(self) -> None:
+    def _assign(self) -> None:
         while self._waiting:
-            self._link.say(self._waiting.popleft())
+            self._driver.send(self._waiting.popleft())
 
     def _step(self) -> None:
         try:
-            _, words = self._inbox.get(timeout=SILENCE_S)
+            _, message = self._inbox.get(timeout=SILENCE_S)
         except queue.Empty:
-            words = ["gone", f"it has not answered for {SILENCE_S:g} s"]
-        said, *rest = words or ["gone", "Ray ended its process"]
-        if said == "done":
+            message = ["gone", f"it has not answered for {SILENCE_S:g} s"]
+        event, *rest = message or ["gone", "Ray ended its process"]
+        if event == "done":
             self._done(*rest)
-        elif said == "lost":
+        elif event == "lost":
             self._lost(*rest)
-        elif said == "refused":
-            raise refused(*rest)
-        elif said == "gone":
+        elif event == "refused":
+            raise not_set_up(*rest)
+        elif event == "gone":
             self._gone = True
             raise WorkersLost(
                 f"the Ray cluster is gone: {rest[0]}",
@@ -71,111 +72,109 @@ class Cluster(Pool):
             )
 
 
-def drive(plan: dict[str, Any], lines: worker.Lines, outward: IO[bytes]) -> None:
-    """The driver: connect, keep the actors busy, say every second that the cluster answers."""
-    guard = threading.Lock()
+def drive(settings: dict[str, Any], inbox: worker.Messages, outward: IO[bytes]) -> None:
+    """The driver: connect, keep the actors busy, report every second that the cluster answers."""
+    lock = threading.Lock()
+    count = settings["count"]
 
-    def say(*words: Any) -> None:
-        with guard:
-            worker.say(outward, *words)
+    def send(*message: Any) -> None:
+        with lock:
+            worker.send(outward, *message)
 
     with tempfile.TemporaryDirectory(prefix="forge-ray-", ignore_cleanup_errors=True) as folder:
         try:
-            has = _connect(plan, folder)
+            has = _connect(settings, folder)
         except (OSError, RuntimeError, ValueError) as error:
-            return say("gone", f"{type(error).__name__}: {error}")
-        for name, each in (("CPU", plan["threads"]), ("GPU", min(plan["devices"], 1))):
-            if has.get(name, 0) < plan["count"] * each:
-                return say("refused", f"of {plan['count'] * each} {name} it has {has.get(name, 0)}")
-        tasks: worker.Lines = queue.SimpleQueue()
-        for _ in range(plan["count"]):
-            threading.Thread(target=_keep, args=(plan, tasks, say), daemon=True).start()
-        _forward(lines, tasks, say)
-    os._exit(0)  # the threads still wait for answers
+            return send("gone", f"{type(error).__name__}: {error}")
+        for name, each in (("CPU", settings["threads"]), ("GPU", min(settings["devices"], 1))):
+            if has.get(name, 0) < count * each:
+                return send("refused", f"of {count * each} {name} it has {has.get(name, 0)}")
+        tasks: worker.Messages = queue.SimpleQueue()
+        for _ in range(count):
+            threading.Thread(target=_run_actor, args=(settings, tasks, send), daemon=True).start()
+        _forward(inbox, tasks, send)
+    os._exit(0)  # the threads still wait for results
 
 
-def _connect(plan: dict[str, Any], folder: str) -> dict[str, float]:
-    """Join the cluster, or start one here; tell what it has."""
+def _connect(settings: dict[str, Any], folder: str) -> dict[str, float]:
+    """Join the cluster, or start one here; returns its resources."""
     import ray
 
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     os.environ["PYTHONPATH"] = os.pathsep.join(path or str(Path.cwd()) for path in sys.path)
-    own = {"num_cpus": plan["count"] * plan["threads"], "include_dashboard": False}
-    own |= {"object_store_memory": OBJECT_BYTES, "_temp_dir": folder}
-    ray.init(
-        plan["address"] or "local",
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-        **({} if plan["address"] else own),
-    )
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    if not settings["address"]:
+        options |= {"num_cpus": settings["count"] * settings["threads"], "_temp_dir": folder}
+        options |= {"object_store_memory": OBJECT_BYTES, "include_dashboard": False}
+    ray.init(settings["address"] or "local", **options)
     worker.ignore_stop_signals()  # Ray has put a handler of its own in place
     has: dict[str, float] = ray.cluster_resources()
     return has
 
 
-def _forward(lines: worker.Lines, tasks: worker.Lines, say: Callable[..., None]) -> None:
+def _forward(inbox: worker.Messages, tasks: worker.Messages, send: Send) -> None:
     """Pass tasks on until the caller says that it is over."""
     import ray
 
     while True:
         try:
-            line = lines.get(timeout=ALIVE_EVERY_S)
+            task = inbox.get(timeout=ALIVE_EVERY_S)
         except queue.Empty:
             ray.cluster_resources()  # does not return while the cluster is gone
-            say("alive")
+            send("alive")
             continue
-        if line is None:
+        if task is None:
             ray.shutdown()
             return
-        tasks.put(line)
+        tasks.put(task)
 
 
 class Actor:
-    """A worker of the cluster; it is told what to build, so that a failure of that has a name."""
+    """A worker of the cluster; `prepare` builds its work, so that a failure of that has a name."""
 
     def __init__(self) -> None:
         with contextlib.suppress(ValueError):  # Ray did not start it in a main thread
             worker.ignore_stop_signals()
 
-    def prepare(self, make: str, arguments: dict[str, Any], threads: int) -> str:
-        self.threads = threads
-        self.work, problem = worker.build(make, arguments, threads)
+    def prepare(self, settings: dict[str, Any]) -> str:
+        self.threads = settings["threads"]
+        self.work, problem = worker.build(settings)
         return problem
 
     def run(self, task: str) -> tuple[str | None, str]:
         assert self.work
-        return worker.answer(self.work, task, self.threads)
+        return worker.run_task(self.work, task, self.threads)
 
 
-def _keep(plan: dict[str, Any], tasks: worker.Lines, say: Callable[..., None]) -> None:
+def _run_actor(settings: dict[str, Any], tasks: worker.Messages, send: Send) -> None:
     """Keep one actor at work; when it is lost, with the task that it has, start another."""
     import ray
     from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
-    threads, seconds = plan["threads"], plan["seconds"]
     new = ray.remote(Actor).options(
-        num_cpus=threads,
-        num_gpus=min(plan["devices"], 1),  # never run on a cluster with GPUs
-        runtime_env={"env_vars": thread_variables(threads)},
+        num_cpus=settings["threads"],
+        num_gpus=min(settings["devices"], 1),  # never run on a cluster with GPUs
+        runtime_env={"env_vars": thread_variables(settings["threads"])},
     )
     while True:
         number, actor = None, new.remote()
         try:
-            problem = ray.get(actor.prepare.remote(plan["make"], plan["arguments"], threads))
+            problem = ray.get(actor.prepare.remote(settings))
             while not problem:
                 number, task = tasks.get()
-                say("done", number, *ray.get(actor.run.remote(task), timeout=seconds))
+                result = ray.get(actor.run.remote(task), timeout=settings["seconds"])
+                send("done", number, *result)
                 number = None
-            return say("refused", problem)
+            return send("refused", problem)
         except RayTaskError as error:  # agent_forge itself is not there
-            return say("refused", str(error))
+            return send("refused", str(error))
         except GetTimeoutError:
             ray.kill(actor)
-            say("lost", number, "timeout", f"more than {seconds:g} s")
+            send("lost", number, "timeout", too_long(settings["seconds"]))
         except RayError as error:
             how = " ".join(str(error).split())
             try:  # is it the actor, or everything?
                 ray.get(ray.remote(lambda: 0).options(num_cpus=0).remote(), timeout=PROBE_S)
             except RayError:
-                return say("gone", how)
-            say("lost", number, "died", how)
+                return send("gone", how)
+            send("lost", number, "died", how)

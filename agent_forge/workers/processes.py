@@ -20,36 +20,36 @@ from pathlib import Path
 from typing import Any
 
 from agent_forge import platform
-from agent_forge.workers.pool import Pool, refused
+from agent_forge.workers.pool import Pool, not_set_up, too_long
+from agent_forge.workers.worker import Messages
 
 PROGRAM = Path(__file__).with_name("worker.py")
-LOOK_EVERY_S = 0.5
-THREADS = (
-    *("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"),
-    *("NUMEXPR_NUM_THREADS", "VECLIB_MAXIMUM_THREADS"),
-)
+CHECK_EVERY_S = 0.5
+NEVER = float("inf")
+LIBRARIES = ("OMP", "MKL", "OPENBLAS", "NUMEXPR")
 
 
 def thread_variables(threads: int) -> dict[str, str]:
     """Fix the threads of all that is imported later: their number can change the last bit."""
-    return dict.fromkeys(THREADS, str(threads))
+    names = [f"{library}_NUM_THREADS" for library in LIBRARIES]
+    return dict.fromkeys([*names, "VECLIB_MAXIMUM_THREADS"], str(threads))
 
 
-class Link:
-    """A process that runs `worker.py`, the lines to it, and the thread that reads its lines."""
+class WorkerProcess:
+    """A process that runs `worker.py`, its pipe, and the thread that reads its messages."""
 
     number: int | None = None  # of the task that it has
     ready = False
-    deadline = float("inf")
+    deadline = NEVER
 
     def __init__(
-        self, plan: dict[str, Any], inbox: queue.SimpleQueue[Any], index: int = 0, driver: str = ""
+        self, settings: dict[str, Any], inbox: Messages, index: int = 0, driver: str = ""
     ) -> None:
         self.index = index
-        variables = thread_variables(plan["threads"])
-        if plan["devices"] and not driver:  # a GPU each; never run on a machine with one
+        variables = thread_variables(settings["threads"])
+        if settings["devices"] and not driver:  # a GPU each; never run on a machine with one
             every = os.environ.get("CUDA_VISIBLE_DEVICES")
-            names = every.split(",") if every else [str(n) for n in range(plan["devices"])]
+            names = every.split(",") if every else [str(n) for n in range(settings["devices"])]
             variables["CUDA_VISIBLE_DEVICES"] = names[index]
         self.process = subprocess.Popen(
             [sys.executable, str(PROGRAM)],
@@ -58,10 +58,10 @@ class Link:
             env={**os.environ, **variables},
             **platform.new_group(),
         )
-        threading.Thread(target=self._read, args=(inbox,), daemon=True).start()
-        self.say({**plan, "path": sys.path, "driver": driver})
+        threading.Thread(target=self._receive, args=(inbox,), daemon=True).start()
+        self.send({**settings, "path": sys.path, "driver": driver})
 
-    def _read(self, inbox: queue.SimpleQueue[Any]) -> None:
+    def _receive(self, inbox: Messages) -> None:
         assert self.process.stdout
         with self.process.stdout as lines:
             for line in lines:
@@ -69,15 +69,15 @@ class Link:
                     inbox.put((self, json.loads(line)))
         inbox.put((self, None))
 
-    def say(self, words: Any) -> None:
-        """Send one line. If nobody reads it any more, that shows where its answers are read."""
+    def send(self, message: Any) -> None:
+        """Send one line; if the process is gone, `_receive` notices."""
         assert self.process.stdin
         with contextlib.suppress(OSError):
-            self.process.stdin.write(json.dumps(words).encode() + b"\n")
+            self.process.stdin.write(json.dumps(message).encode() + b"\n")
             self.process.stdin.flush()
 
     def end(self) -> str:
-        """Kill it with all that it started, and say how it had ended."""
+        """Kill it with all that it started; returns how it had ended."""
         platform.kill_group(self.process)
         assert self.process.stdin
         with contextlib.suppress(OSError):
@@ -89,56 +89,57 @@ class Link:
 class Processes(Pool):
     """`count` processes on this machine."""
 
-    def __init__(self, plan: dict[str, Any]) -> None:
-        super().__init__(plan)
-        self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._links = [Link(plan, self._inbox, index) for index in range(plan["count"])]
+    def __init__(self, settings: dict[str, Any]) -> None:
+        super().__init__(settings)
+        self._inbox: Messages = queue.SimpleQueue()
+        indices = range(settings["count"])
+        self._workers = [WorkerProcess(settings, self._inbox, index) for index in indices]
 
     def close(self) -> None:
-        for link in self._links:
-            link.end()
+        for worker in self._workers:
+            worker.end()
 
-    def _give(self) -> None:
-        for link in self._links:
-            idle = link.ready and link.number is None
-            if self._waiting and idle and not platform.has_ended(link.process.pid):
-                link.number, task = self._waiting.popleft()
-                link.deadline = time.monotonic() + (self.plan["seconds"] or float("inf"))
-                link.say(task)
+    def _assign(self) -> None:
+        for worker in self._workers:
+            idle = worker.ready and worker.number is None
+            if self._waiting and idle and not platform.has_ended(worker.process.pid):
+                worker.number, task = self._waiting.popleft()
+                worker.deadline = time.monotonic() + (self.settings["seconds"] or NEVER)
+                worker.send(task)
 
     def _step(self) -> None:
-        soonest = min(link.deadline for link in self._links) - time.monotonic()
+        soonest = min(worker.deadline for worker in self._workers) - time.monotonic()
         try:
-            link, words = self._inbox.get(timeout=max(0.0, min(soonest, LOOK_EVERY_S)))
+            worker, message = self._inbox.get(timeout=max(0.0, min(soonest, CHECK_EVERY_S)))
         except queue.Empty:
-            self._look()
+            self._check()
         else:
-            if link in self._links:  # else one that was given up
-                self._hear(link, words)
-        self._give()
+            if worker in self._workers:  # else one that was given up
+                self._handle(worker, message)
+        self._assign()
 
-    def _hear(self, link: Link, words: list[Any] | None) -> None:
-        if words is None:
-            self._replace(link, "died")
-        elif words[0] == "ready":
-            if words[1]:
-                raise refused(words[1])
-            link.ready = True
+    def _handle(self, worker: WorkerProcess, message: list[Any] | None) -> None:
+        if message is None:
+            self._replace(worker, "died")
+        elif message[0] == "ready":
+            if message[1]:
+                raise not_set_up(message[1])
+            worker.ready = True
         else:
-            assert link.number is not None
-            self._done(link.number, *words[1:])
-            link.number, link.deadline = None, float("inf")
+            assert worker.number is not None
+            self._done(worker.number, *message[1:])
+            worker.number, worker.deadline = None, NEVER
 
-    def _look(self) -> None:
-        """See to those whose time is up, and to any whose end left its pipe open."""
-        for link in list(self._links):
-            if link.deadline < time.monotonic():
-                self._replace(link, "timeout")
-            elif platform.has_ended(link.process.pid) and self._inbox.empty():
-                self._replace(link, "died")
+    def _check(self) -> None:
+        """Replace workers whose time is up, and any whose end left its pipe open."""
+        for worker in list(self._workers):
+            if worker.deadline < time.monotonic():
+                self._replace(worker, "timeout")
+            elif platform.has_ended(worker.process.pid) and self._inbox.empty():
+                self._replace(worker, "died")
 
-    def _replace(self, link: Link, kind: str) -> None:
-        how = link.end()
-        self._links[link.index] = Link(self.plan, self._inbox, link.index)
-        late = f"more than {self.plan['seconds'] or 0:g} s"
-        self._lost(link.number, kind, late if kind == "timeout" else how)
+    def _replace(self, worker: WorkerProcess, kind: str) -> None:
+        how = worker.end()
+        self._workers[worker.index] = WorkerProcess(self.settings, self._inbox, worker.index)
+        late = too_long(self.settings["seconds"])
+        self._lost(worker.number, kind, late if kind == "timeout" else how)

@@ -1,6 +1,6 @@
-"""The worker's side: build the work function once, then answer one task after the other.
+"""The worker's side: build the work function once, then run one task after the other.
 
-Run as a program this is a worker process; the other executors call `build` and `answer` as they
+Run as a program this is a worker process; the other executors call `build` and `run_task` as they
 are, so a task is treated the same wherever it runs. Only the standard library is imported here:
 everything heavy comes after the environment and the import path are those that the caller gave.
 """
@@ -18,27 +18,28 @@ from collections.abc import Callable
 from typing import IO, Any
 
 Work = Callable[[Any], Any]
-Lines = queue.SimpleQueue[Any]
+Messages = queue.SimpleQueue[Any]
 
 
-def build(make: str, arguments: dict[str, Any], threads: int) -> tuple[Work | None, str]:
-    """Call `module:function`: it returns the work function. Or what went wrong."""
-    return _attempt(lambda: find(make)(**arguments), threads)
+def build(settings: dict[str, Any]) -> tuple[Work | None, str]:
+    """The work function that the function `make` returns, or None and what went wrong."""
+    return _attempt(lambda: find(settings["make"])(**settings["arguments"]), settings["threads"])
 
 
-def answer(work: Work, task: str, threads: int) -> tuple[str | None, str]:
-    """The result of one task, both as JSON; or what went wrong, which may be the JSON."""
+def run_task(work: Work, task: str, threads: int) -> tuple[str | None, str]:
+    """The result of one task, both as JSON; or None and what went wrong, which may be the JSON."""
     return _attempt(lambda: json.dumps(work(json.loads(task))), threads)
 
 
 def find(name: str) -> Callable[..., Any]:
+    """The function that "module:function" names."""
     module, _, function = name.partition(":")
     found: Callable[..., Any] = getattr(importlib.import_module(module), function)
     return found
 
 
 def _attempt(call: Callable[[], Any], threads: int) -> tuple[Any, str]:
-    """What the call gives, or what it raised; torch has exactly `threads` threads meanwhile."""
+    """What the call returns, or what it raised; torch has exactly `threads` threads meanwhile."""
     torch = sys.modules.get("torch")
     before = torch.get_num_threads() if torch else 0
     try:
@@ -52,23 +53,23 @@ def _attempt(call: Callable[[], Any], threads: int) -> tuple[Any, str]:
             torch.set_num_threads(before)
 
 
-def say(outward: IO[bytes], *words: Any) -> None:
-    outward.write(json.dumps(words).encode() + b"\n")
+def send(outward: IO[bytes], *message: Any) -> None:
+    outward.write(json.dumps(message).encode() + b"\n")
     outward.flush()
 
 
-def serve(plan: dict[str, Any], lines: Lines, outward: IO[bytes]) -> None:
-    """Answer tasks until the caller ends this process."""
-    work, problem = build(plan["make"], plan["arguments"], plan["threads"])
-    say(outward, "ready", problem)
+def serve(settings: dict[str, Any], inbox: Messages, outward: IO[bytes]) -> None:
+    """Run tasks until the caller ends this process."""
+    work, problem = build(settings)
+    send(outward, "ready", problem)
     while work:
-        say(outward, "done", *answer(work, lines.get(), plan["threads"]))
+        send(outward, "done", *run_task(work, inbox.get(), settings["threads"]))
 
 
-def _read(inward: IO[bytes], lines: Lines) -> None:
-    """Pass on what the caller says; when it ends, so does this process with all it has started."""
+def _receive(inward: IO[bytes], inbox: Messages) -> None:
+    """Queue what the caller sends; when it ends, so does this process with all it has started."""
     for line in inward:
-        lines.put(json.loads(line))
+        inbox.put(json.loads(line))
     if hasattr(os, "killpg"):
         os.killpg(0, signal.SIGKILL)
     os._exit(0)
@@ -87,11 +88,11 @@ def main() -> None:
     inward, outward = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
-    lines: Lines = queue.SimpleQueue()
-    threading.Thread(target=_read, args=(inward, lines), daemon=True).start()
-    plan = lines.get()
-    sys.path[:] = plan["path"]
-    (find(plan["driver"]) if plan["driver"] else serve)(plan, lines, outward)
+    inbox: Messages = queue.SimpleQueue()
+    threading.Thread(target=_receive, args=(inward, inbox), daemon=True).start()
+    settings = inbox.get()
+    sys.path[:] = settings["path"]
+    (find(settings["driver"]) if settings["driver"] else serve)(settings, inbox, outward)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import load_file, save_file
-from tests.test_judge import byte_tokenizer
 
 from agent_forge.errors import DamagedFile
 from agent_forge.merge.preflight import preflight
@@ -20,6 +19,7 @@ from agent_forge.merge.recipe import Recipe
 from agent_forge.model.folder import open_model
 from tests.faults import hostile_goods as goods
 from tests.support.command_line import Forge
+from tests.support.tokenizers import byte_tokenizer
 
 UP = "model.layers.0.mlp.up_proj.weight"
 SMALL = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2, "vocab_size": 260}

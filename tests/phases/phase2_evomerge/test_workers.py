@@ -20,7 +20,7 @@ from agent_forge.phases.phase2_evomerge.journal import JOURNAL
 from agent_forge.phases.phase2_evomerge.loop import EvolutionLoop
 from agent_forge.store import files
 from agent_forge.workers import cluster
-from agent_forge.workers.processes import Link
+from agent_forge.workers.processes import WorkerProcess
 from tests.support.evo_models import family, job, journal, outcome
 from tests.support.extras import RAY
 
@@ -48,15 +48,15 @@ def test_a_killed_worker_costs_its_candidate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One in every generation; the champion is that of a run in which just these failed."""
-    say, fatal = Link.say, {7, 14, 22}
+    send, fatal = WorkerProcess.send, {7, 14, 22}
 
-    def and_die(self: Link, words: Any) -> None:
-        say(self, words)
+    def and_die(self: WorkerProcess, message: Any) -> None:
+        send(self, message)
         if self.number in fatal:
             fatal.remove(self.number)
             os.kill(self.process.pid, signal.SIGKILL)
 
-    monkeypatch.setattr(Link, "say", and_die)
+    monkeypatch.setattr(WorkerProcess, "send", and_die)
     there = run_evolution(job(tmp_path / "killed", workers=2))
     failed = {r["key"]: r["generation"] for r in journal(there.folder) if r["problem"]}
     assert sorted(failed.values()) == [0, 1, 2] and not fatal

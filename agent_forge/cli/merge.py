@@ -86,10 +86,10 @@ def merge(
         _report(_write(recipe, folders, force, max_bytes, cores, watch), as_json)
 
 
-def _check_paths(paths: list[Path], models_given: bool) -> None:
-    if len(paths) != (1 if models_given else 2):
+def _check_paths(paths: list[Path], named: bool) -> None:
+    if len(paths) != (1 if named else 2):
         needed = (
-            "one folder to write is" if models_given else "a recipe and one folder to write are"
+            "one folder to write is" if named else "a recipe and one folder to write are"
         )
         example = "forge merge RECIPE.yml OUT, or forge merge --models a,b --method linear OUT"
         raise ConfigError(f"{needed} needed", hint=example)

@@ -26,7 +26,7 @@ Progress = Callable[[str, int, int], None]  # tensor, bytes done, bytes in all
 
 def merge(
     paths: list[Path] = typer.Argument(
-        help="A recipe and the folder to write; the folder alone with --models.",
+        help="Two paths: a recipe and the folder to write; the folder alone with --models.",
         metavar="[RECIPE] OUT",
     ),
     models: str | None = typer.Option(
@@ -67,7 +67,8 @@ def merge(
     given = {k: v for k, v in {**said, "seed": seed}.items() if v is not None}
     out, eight = paths[-1], given.get("combo") == "all"
     with whole_or_nothing(out) as watch:
-        recipe = _located(_recipe({**given, "combo": 0} if eight else given, sets, paths))
+        recipe = _recipe({**given, "combo": 0} if eight else given, sets, paths)
+        recipe = _located(recipe, {base, *(model["model"] for model in named)})
         from agent_forge.merge.combos import ALL, combo_name
         from agent_forge.merge.preflight import check_target, preflight
 
@@ -88,9 +89,7 @@ def merge(
 
 def _check_paths(paths: list[Path], named: bool) -> None:
     if len(paths) != (1 if named else 2):
-        needed = (
-            "one folder to write is" if named else "a recipe and one folder to write are"
-        )
+        needed = "one folder to write is" if named else "a recipe and one folder to write are"
         example = "forge merge RECIPE.yml OUT, or forge merge --models a,b --method linear OUT"
         raise ConfigError(f"{needed} needed", hint=example)
 
@@ -136,13 +135,16 @@ def _recipe(given: dict[str, Any], sets: list[str], paths: list[Path]) -> Recipe
     return recipe
 
 
-def _located(recipe: Recipe) -> Recipe:
-    """The same recipe with the path of each model that is named by a run, a hub id or an alias."""
+def _located(recipe: Recipe, named: set[str | None]) -> Recipe:
+    """The same recipe with the paths of the models that the command line names.
+
+    They may be runs, hub ids or aliases. A recipe alone makes nothing be fetched.
+    """
     from agent_forge.config.load import validate
     from agent_forge.merge.recipe import Recipe
     from agent_forge.model.locate import locate_model
 
-    places = {ref: locate_model(ref) for ref in recipe.references()}
+    places = {ref: locate_model(ref) for ref in recipe.references() if ref in named}
     if all(ref == place for ref, place in places.items()):
         return recipe
 

@@ -197,7 +197,7 @@ def test_a_copy_is_on_the_same_side_and_counts_once(tmp_path: Path) -> None:
         assert parts[::2] == parts[1::2] and len(set(parts)) > 1
     rows = [{"prompt": p, "completion": "c"} for p in ("x", "y", "x ", "x")]
     (found,) = from_files([put(tmp_path / "own.jsonl", *rows)])
-    assert [e.prompt for e in found.examples] == ["x", "y"]
+    assert [e.prompt for e in found.examples] == ["x", "y", "x "]
 
 
 def test_a_subset_does_not_depend_on_the_order() -> None:

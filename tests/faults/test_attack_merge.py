@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from agent_forge.errors import DamagedFile
 from agent_forge.merge.preflight import preflight
 from agent_forge.merge.recipe import Recipe
-from agent_forge.model.folder import open_model
+from agent_forge.model.opened import open_model
 from tests.faults import hostile_goods as goods
 from tests.support.command_line import Forge
 from tests.support.tokenizers import byte_tokenizer
@@ -128,8 +128,8 @@ def test_what_old_files_hold_besides(
     tmp_path: Path, family: str, edit: Callable[[State], State]
 ) -> None:
     """Buffers that were once saved, and the names of the first GPT-2 files."""
-    good = open_model(copy(family, tmp_path / "good"))[0].state_dict()
-    found = open_model(copy(family, tmp_path / "old", goods.tensors(edit)))[0].state_dict()
+    good = open_model(copy(family, tmp_path / "good")).network.state_dict()
+    found = open_model(copy(family, tmp_path / "old", goods.tensors(edit))).network.state_dict()
     assert {*found} == {*good}
     assert all(torch.equal(found[name], good[name]) for name in good)
 
@@ -224,7 +224,7 @@ def test_an_infinite_limit_in_a_config(tmp_path: Path, forge: Forge) -> None:
     assert forge("merge --models a,b m").code == 0
     assert "__float__" in (tmp_path / "m/config.json").read_text()
     for model in "am":
-        assert open_model(tmp_path / model)[0].config.time_step_limit[1] == float("inf")
+        assert open_model(tmp_path / model).network.config.time_step_limit[1] == float("inf")
 
 
 def eight_bits(tensor: torch.Tensor) -> torch.Tensor:
@@ -242,7 +242,7 @@ def test_weights_of_eight_bits_are_measured_and_not_merged(tmp_path: Path, forge
             assert result.code == 2 and "8 bits" in result.out + result.err
     assert not (tmp_path / "out").exists()
     assert forge("merge --models a,b --set out_dtype=bfloat16 out").code == 0
-    found, wanted = open_model(tmp_path / "out")[0], open_model(tmp_path / "a")[0]
+    found, wanted = open_model(tmp_path / "out").network, open_model(tmp_path / "a").network
     assert torch.equal(found.state_dict()[UP], wanted.state_dict()[UP])
 
 
@@ -356,10 +356,10 @@ def test_layers_keep_their_kind_where_the_config_does_not_name_it(
 ) -> None:
     """Gemma 2 as it was published: every other layer has a window, from the first one on."""
     model = four_layers(tmp_path / "g", "gemma2", head_dim=8, sliding_window=4)
-    wanted = open_model(model)[0].config.layer_types[1:4]
+    wanted = open_model(model).network.config.layer_types[1:4]
     goods.no_keys("config.json", "layer_types")(model)
     assert forge(sliced(tmp_path, ("g", 1, 4))).code == 0
-    found = open_model(tmp_path / "out")[0].config
+    found = open_model(tmp_path / "out").network.config
     assert found.layer_types == wanted and found.num_hidden_layers == 3
     assert len({*wanted}) == 2
 
@@ -368,7 +368,11 @@ def test_layers_of_gpt_neo_keep_their_kind(tmp_path: Path, forge: Forge) -> None
     made(tmp_path / "n", "gpt_neo", num_layers=4, num_heads=2, window_size=4,
          attention_types=[[["global", "local"], 2]])  # fmt: skip
     assert forge(sliced(tmp_path, ("n", 1, 2), ("n", 0, 2))).code == 0
-    assert open_model(tmp_path / "out")[0].config.attention_layers == ["local", "global", "local"]
+    assert open_model(tmp_path / "out").network.config.attention_layers == [
+        "local",
+        "global",
+        "local",
+    ]
 
 
 JAMBA = {"num_experts": 2, "mamba_d_state": 8, "mamba_dt_rank": 4, "use_mamba_kernels": False}
@@ -400,6 +404,6 @@ def test_slices_of_a_tied_and_an_untied_model(tmp_path: Path, forge: Forge, orde
     copy("llama", tmp_path / "t", goods.lost("lm_head"), goods.config(tie_word_embeddings=True))
     result = forge(sliced(tmp_path, (order[0], 0, 1), (order[1], 1, 2)))
     assert result.code == 0 and "a head of its own" in result.err
-    found = open_model(tmp_path / "out")[0].state_dict()["lm_head.weight"]
-    last = open_model(tmp_path / order[1])[0].state_dict()["lm_head.weight"]
+    found = open_model(tmp_path / "out").network.state_dict()["lm_head.weight"]
+    last = open_model(tmp_path / order[1]).network.state_dict()["lm_head.weight"]
     assert torch.equal(found, last)

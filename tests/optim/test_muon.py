@@ -163,7 +163,7 @@ def test_resuming_is_exact(tmp_path: Any) -> None:
     again, loaded = network(), manager.load_checkpoint()
     again.load_state_dict(loaded.model_state_dict)
     resumed = MuonGrokfast(again, settings)
-    resumed.load_state_dict(loaded.optimizer_state_dict)
+    resumed.load_state_dict(loaded.state["optimizer"])
     train(again, resumed, range(3, 6))
     for name, value in first.state_dict().items():
         assert torch.equal(again.state_dict()[name], value), name

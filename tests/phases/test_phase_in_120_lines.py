@@ -51,7 +51,7 @@ def teacher(root: Path) -> ModelRef:
     storage.save_model(
         model, "before", "forge", "grown", said, config=shape, tokenizer_files=tokens
     )
-    path = storage.find(session_id="before", phase_name="forge", model_name="grown")
+    path = storage.find("forge.grown.before")
     return ModelRef("grown", path, read_metadata(path).model_dump())
 
 

@@ -17,7 +17,7 @@ from agent_forge.errors import (
     NotFound,
     TooNew,
 )
-from agent_forge.store import files
+from agent_forge.store import disk, files
 
 
 def names(folder: Path) -> set[str]:
@@ -258,7 +258,7 @@ def test_new_folders_are_on_the_disk_one_after_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: list[str] = []
-    monkeypatch.setattr(files.platform, "sync_directory", lambda path: synced.append(path.name))
+    monkeypatch.setattr(disk.platform, "sync_directory", lambda path: synced.append(path.name))
     files.disk.make_directory(tmp_path / "a" / "b")
     assert synced == [tmp_path.name, "a"]
 

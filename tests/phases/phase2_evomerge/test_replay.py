@@ -65,7 +65,7 @@ def models(storage: ModelStorage, *names: str) -> ModelRef:
     for name in names:
         config = {"model_type": "x"}
         storage.save_model({"w": torch.ones(2)}, "s1", "cognate", name, {}, config=config)
-    path = storage.find(session_id="s1", phase_name="cognate", model_name=names[0])
+    path = storage.find(f"cognate.{names[0]}.s1")
     return ModelRef(names[0], path, {})
 
 

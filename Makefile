@@ -30,7 +30,6 @@ install: $(STAMP)
 
 demo: $(STAMP)
 	@$(BIN)/forge run --preset tiny --session demo_$$(date +%Y%m%d_%H%M%S)
-	@$(BIN)/forge status
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -m "not soak" -n 2 --cov --cov-report=

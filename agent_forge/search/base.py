@@ -305,6 +305,16 @@ class Search:
                 return "converged"
         return "generations" if self.generation >= settings.generations else None
 
+    def generations_left(self) -> int:
+        """How many generations are to come unless the champion improves."""
+        settings, history = self.settings, self.history
+        left = settings.generations - len(history) + 1
+        if self.finished or not settings.early_stopping or not history:
+            return 0 if self.finished else left
+        values = [entry["holdout"] or entry["best"] or -math.inf for entry in history]
+        since = len(values) - 1 - values.index(max(values))
+        return max(1, min(left, settings.convergence_patience - since))
+
     def _record(self) -> dict[str, Any]:
         """The figures of the open generation."""
         population = [key for key in self._population() if key in self.scores]

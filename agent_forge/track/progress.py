@@ -109,8 +109,8 @@ class Progress:
         return [] if event in ("begun", "loop") else [describe(record)]
 
     def _table_line(self, record: Record) -> str:
-        n, total = record["generation"], record["generations"]
-        eta = clock(eta_s(time.monotonic() - self._began, n + 1, total - n))
+        n = record["generation"]
+        eta = clock(eta_s(time.monotonic() - self._began, n + 1, record["left"]))
         mean = record["mean"] if record["mean"] is not None else float("nan")
         return (
             f"{n:>5}  {record['best'] or 0:.4f}  {mean:.4f}  {record['diversity'] or 0:>9.3f}"

@@ -781,3 +781,16 @@ def test_it_loads_nothing_heavy(module: str, absent: list[str]) -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
     assert result.stdout.strip() == "[]"
+
+
+def test_how_many_generations_are_left() -> None:
+    """As many as patience lasts, unless the champion improves; none when it has ended."""
+    patience = {"convergence_patience": 3, "convergence_threshold": 0.5, "generations": 9}
+    search = start(**patience)
+    left = []
+    while search.finished is None:
+        while asked := search.ask():
+            search.tell(asked[0].key, 0.25 if search.generation < 1 else 0.2)
+        search.advance()
+        left.append(search.generations_left())
+    assert left[0] == 3 and left[-1] == 0 and left == sorted(left, reverse=True)

@@ -240,7 +240,7 @@ def test_a_merge_is_told_in_bytes_and_an_evolution_as_a_table(
     now = 0.0
     monkeypatch.setattr(progress_module.time, "monotonic", lambda: now)
     out, bars = io.StringIO(), io.StringIO()
-    generation = {"event": "generation", "generation": 0, "generations": 3, "best": 0.5}
+    generation = {"event": "generation", "generation": 0, "generations": 3, "left": 3, "best": 0.5}
     generation |= {"mean": None, "diversity": None, "cache_hits": 1, "origin": "combo 2"}
     candidate = {"event": "candidate", "key": "0123456789", "problem": None, "seconds": 1.25}
     with make_progress("plain", out) as plain, make_progress("bars", bars) as drawn:

@@ -185,6 +185,7 @@ class EvolutionLoop:
             **entry,
             "event": "generation",
             "generations": self.settings.generations,
+            "left": self.search.generations_left(),
             "origin": champion.origin if champion else "none",
             "cache_hits": self.cache_hits,
             "seconds": dict(self.seconds),

@@ -25,6 +25,7 @@ from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
 from agent_forge.phases.phase2_evomerge.evolution import EvolutionResult, run_evolution
 from agent_forge.phases.phase2_evomerge.inputs import (
     CONTROL,
+    MODEL_NAMES,
     EvolutionInputs,
     open_inputs,
     split_items,
@@ -85,7 +86,7 @@ class EvoMergePhase(PhaseController):
         result = run_evolution(
             self._inputs(ctx.inputs, ctx.folder / FOLDER, ctx.seed),
             device=ctx.device,
-            listen=lambda record: _log_generation(ctx, record),
+            listen=lambda record: self._log_generation(ctx, record),
             should_stop=ctx.should_stop,
             save=lambda loop, report: _save(ctx, loop, report),
         )
@@ -103,6 +104,19 @@ class EvoMergePhase(PhaseController):
             control=str(control.path) if base and control else None,
             always_verdict=True,
         )
+
+    def _log_generation(self, ctx: PhaseContext, record: Mapping[str, Any]) -> None:
+        """Metrics and progress of a generation; work is counted in items that are measured."""
+        if record["event"] != "generation":
+            return
+        n, c = record["generation"], self.config
+        one = c.population_size * c.fitness_subset_size
+        verdict = (PARENTS + len(MODEL_NAMES)) * c.verdict_items
+        work = {"done": (n + 1) * one, "left": record["left"] * one + verdict}
+        ctx.tell("step", stage="generation", step=n, total=record["generations"], **work)
+        values = {metric: record[key] for metric, key in _GENERATION_METRICS.items()}
+        ctx.log(n, {name: value for name, value in values.items() if value is not None})
+        ctx.check_resources()
 
     def _result(self, ctx: PhaseContext, result: EvolutionResult) -> PhaseResult:
         loop, report = result.loop, result.report
@@ -135,17 +149,6 @@ def _headline(report: EvolutionReport) -> Headline:
     measure = overall.measures()[0]
     gain, name = overall.gains[measure], f"{measure}, best parent -> champion"
     return Headline(name, gain.reference, gain.candidate, overall.sentence("the best parent"))
-
-
-def _log_generation(ctx: PhaseContext, record: Mapping[str, Any]) -> None:
-    """Metrics and progress of a generation."""
-    if record["event"] != "generation":
-        return
-    n, total = record["generation"], record["generations"]
-    ctx.tell("step", stage="generation", step=n, total=total, done=n, left=total - n)
-    values = {metric: record[key] for metric, key in _GENERATION_METRICS.items()}
-    ctx.log(n, {name: value for name, value in values.items() if value is not None})
-    ctx.check_resources()
 
 
 def _metrics(loop: EvolutionLoop, report: EvolutionReport) -> dict[str, float]:

@@ -30,10 +30,7 @@ def merge(
         metavar="[RECIPE] OUT",
     ),
     models: str | None = typer.Option(
-        None,
-        "--models",
-        metavar="A,B,C",
-        help="Models to merge: folders, runs, hub ids, BASE+ADAPTER.",
+        None, "--models", metavar="A,B,C", help="Models: folders, runs, hub ids, BASE+ADAPTER."
     ),
     method: str | None = typer.Option(
         None, "--method", help="The method: linear, slerp, ties, dare_ties, ..."
@@ -64,7 +61,7 @@ def merge(
     _check_paths(paths, bool(models))
     named = [{"model": ref.strip()} for ref in (models or "").split(",") if ref.strip()]
     said = {"models": named or None, "merge_method": method, "combo": combo, "base_model": base}
-    given = {k: v for k, v in {**said, "seed": seed}.items() if v is not None}
+    given = {key: value for key, value in (*said.items(), ("seed", seed)) if value is not None}
     out, eight = paths[-1], given.get("combo") == "all"
     with whole_or_nothing(out) as watch:
         recipe = _recipe({**given, "combo": 0} if eight else given, sets, paths)

@@ -190,7 +190,9 @@ def _report(root: Path, outcome: dict[str, Any], as_json: bool) -> None:
 
     if not as_json:
         record = _record(root, outcome["session_id"])
-        for line in run_lines(record.parent) if record.is_file() else []:
+        results = outcome["results"].items()
+        before = [name for name, result in results if result.artifacts.get("skipped")]
+        for line in run_lines(record.parent, before) if record.is_file() else []:
             print(plain(line))
         return
     rows = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ def status(
         emit_table(("metric", "step", "value"), [_metric_row(*entry) for entry in entries])
 
 
-def run_lines(folder: Path) -> list[str]:
+def run_lines(folder: Path, done_before: Collection[str] = ()) -> list[str]:
     """A run in at most thirty lines: what each phase did and measured, the model, its own words."""
     from agent_forge.config.phases import ORDER, phase_folder
     from agent_forge.phases import SUMMARY
@@ -72,14 +73,15 @@ def run_lines(folder: Path) -> list[str]:
             continue
         done = state["status"] == "completed"
         took = f"{state['seconds']:.0f} s" if "seconds" in state else "-"
-        lines.append(f"{phase:<18}{SUMMARY[phase]:<44}{took if done else state['status']:>10}")
+        name = f"{phase} (done before)" if phase in done_before else phase
+        lines.append(f"{name:<18}{SUMMARY[phase]:<44}{took if done else state['status']:>10}")
         artifacts = state.get("artifacts", {})
         if headline := artifacts.get("headline"):
             before, after = (_figure(headline[key]) for key in ("before", "after"))
             lines.append(f"  on unseen items: {headline['measure']}: {before} -> {after}")
             lines.append(f"  {headline['verdict']}")
-        elif artifacts.get("summary"):
-            lines.append(f"  {artifacts['summary']}")
+        elif told := artifacts.get("summary") or _first_metrics(state.get("metrics", {})):
+            lines.append(f"  {told}")
         for output in state.get("outputs", [])[-1:]:
             model, samples = place / output["name"], artifacts.get("samples") or samples
     if model is not None:
@@ -87,6 +89,11 @@ def run_lines(folder: Path) -> list[str]:
     said = [(" ".join(s["prompt"].split()), " ".join(s["text"].split())) for s in samples[:3]]
     lines += [f"  {prompt[:30]!r} -> {text[:60]!r}" for prompt, text in said]
     return lines[:LINES]
+
+
+def _first_metrics(metrics: dict[str, Any]) -> str:
+    numbers = [(k, v) for k, v in metrics.items() if isinstance(v, float)]
+    return ", ".join(f"{name} {value:.4g}" for name, value in numbers[:3])
 
 
 def _figure(value: float | None) -> str:

@@ -35,8 +35,9 @@ def done(root: Path) -> Path:
 def test_a_run_from_start_to_end(forge: Forge, root: Path) -> None:
     result = forge(TOY + " --progress plain")
     assert result.code == 0
-    row = r"(?m)^toy +[\d.]+ +toy/final_loss \S+ +storage/sessions/r/toy/linear$"
-    assert re.search(row, result.out)
+    row = r"(?m)^toy +train a linear model.* \d+ s\n  toy/final_loss \S+$"
+    assert re.search(row, result.out) and "model: storage/sessions/r/toy/linear" in result.out
+    assert len(result.out.splitlines()) <= 30
     assert "toy: phase completed" in result.err
     assert result.err.strip().endswith("done; next: forge show r")
     again = forge("resume r --progress none")
@@ -163,8 +164,10 @@ def test_stop_asks_a_running_session(forge: Forge, root: Path) -> None:
 
 
 def test_status_tells_where_it_stands(forge: Forge, done: Path) -> None:
-    result = forge("status")
-    assert "status: completed" in result.out
+    short = forge("status")
+    assert "status: completed" in short.out and "toy/final_loss" in short.out
+    assert not re.search(r"toy/loss +24", short.out) and len(short.out.splitlines()) <= 30
+    result = forge("status --metrics")
     assert re.search(r"toy/loss +24 +\S+", result.out)
     document = forge("status r --json").document
     assert document["metrics"]["toy/loss"]["step"] == 24

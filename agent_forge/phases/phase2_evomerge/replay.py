@@ -30,7 +30,6 @@ def replay(path: Path, target: Path, progress: ProgressCallback | None = None) -
     paths.require_writable(target.parent)
     record, candidates = _read_lineage(path)
     refs = [source["model"] for source in record["models"]]
-    refuse_place(target, refs)
     parents, base = open_models(refs, refs.pop() if record["has_base"] else None)
     for weights, source in zip(
         [*parents, *([base] if base else [])], record["models"], strict=True
@@ -41,6 +40,7 @@ def replay(path: Path, target: Path, progress: ProgressCallback | None = None) -
         if source.get("settings_sha256", found) != found:
             problem = "its config, tokenizer or adapter settings are not those of the lineage"
             raise ConfigError(f"{weights.label}: {problem}")
+    refuse_place(target, [source["model"] for source in record["models"]])
     own = f"{files.TEMP}{secrets.token_hex(4)}-{target.name}.weights"
     scratch = paths.nearest_folder(target.parent) / own
     try:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from agent_forge.errors import PhaseFailed
+from agent_forge.errors import ForgeError, PhaseFailed
 from agent_forge.evals.comparison import Comparison, PairedScores, compare_scores
 from agent_forge.evals.domains import Domain, copies_told
 from agent_forge.evals.fitness import DomainFitness, Score
@@ -133,7 +133,11 @@ def measure_verdict(loop: EvolutionLoop) -> EvolutionReport | None:
 
 def _opened(loop: EvolutionLoop, model: OnDisk) -> ModelUnderTest:
     """A model as its own files have it: config and tokenizer may differ from the first parent's."""
-    found = open_model_under_test(model)
+    try:
+        found = open_model_under_test(model)
+    except (ForgeError, OSError):
+        loop.journal.require_files()  # if one is gone, that is why
+        raise
     found.model.to(next(loop.evaluator.model.parameters()).device)
     return found
 

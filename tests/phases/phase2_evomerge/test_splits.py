@@ -290,7 +290,7 @@ def test_an_old_folder_that_is_named_again_goes_on_too(old: Path) -> None:
         return locate_inputs(settings, record["parents"], None, record["seed"], old)
 
     assert run_evolution(job()).generations == 1
-    with pytest.raises(ConfigError, match="other models, data or settings"):
+    with pytest.raises(ConfigError, match="items for the verdict were changed"):
         run_evolution(job(split_by="prompt"))
     (old / BEGUN).write_text("{")  # then only the journal can tell
     with pytest.raises(ConfigError, match="other models, data or settings"):

@@ -20,6 +20,7 @@ import psutil
 import pytest
 import torch
 
+from agent_forge import platform
 from agent_forge.errors import ConfigError, ForgeError, WorkersLost
 from agent_forge.workers import Failure, Pool, cluster, open_pool
 from tests.support.extras import RAY
@@ -202,6 +203,8 @@ def test_a_worker_killed_while_idle_costs_nothing(kind: str) -> None:
         [pid] = run(pool, ("pid", 0))
         os.kill(pid, signal.SIGKILL)
         gone_soon({pid})
+        if kind == "processes":  # its threads may end a moment later
+            until(lambda: platform.has_ended(pid))
         pool.submit(1, {"pid": 0})
         [(_, outcome)] = pool.results()
         if kind == "processes":  # Ray tells of it only when the actor is asked

@@ -107,7 +107,7 @@ class PhaseFailed(ForgeError):
     """A phase ended without success."""
 
 
-class Gone(ForgeError, exit_code=5):
+class PathDisappeared(ForgeError, exit_code=5):
     """A file or folder that was there when the work began has disappeared under it."""
 
     def __init__(self, path: Path, *, hint: str = "") -> None:

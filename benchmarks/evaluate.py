@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from results import done, record, write_section
 
-from agent_forge.data.readers import Example
+from agent_forge.data.dataset_rows import Example
 from agent_forge.data.tasks import make
 from agent_forge.evals.benchmarks import from_benchmarks
 from agent_forge.evals.model_under_test import ModelUnderTest, open_model_under_test

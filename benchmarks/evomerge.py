@@ -37,7 +37,7 @@ from agent_forge.phases.phase2_evomerge.inputs import EvolutionInputs, locate_in
 from agent_forge.pipeline.config import load_config
 from agent_forge.platform import peak_memory_bytes
 from agent_forge.search import operators
-from agent_forge.search.evolution import Evolution, Place
+from agent_forge.search.evolution import EvolutionSearch, PopulationSlot
 
 NAME = "evomerge"
 SEEDS = {"tiny": (1, 2, 3), "small": (1,), "stories": (1, 2, 3)}
@@ -74,14 +74,14 @@ CHANGED: dict[str, dict[str, Any]] = {
 def without(variant: str) -> Iterator[None]:
     """The evolution without one of its operators, where no setting turns it off."""
     if variant.startswith("no loser"):
-        fill = Evolution._fill_all
+        fill = EvolutionSearch._fill_all
 
-        def mutants(self: Evolution, places: Sequence[Place]) -> None:
+        def mutants(self: EvolutionSearch, places: Sequence[PopulationSlot]) -> None:
             best = [place.inputs for place in places if place.use == "mutant"]
-            kept = [p if p.use != "losers" else Place("mutant", best[0]) for p in places]
+            kept = [p if p.use != "losers" else PopulationSlot("mutant", best[0]) for p in places]
             fill(self, kept)
 
-        with patch.object(Evolution, "_fill_all", mutants):
+        with patch.object(EvolutionSearch, "_fill_all", mutants):
             yield
     elif variant.startswith("no combos"):
         combo_of, menu = operators.combo_of, operators._recipe_menu

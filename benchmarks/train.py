@@ -32,13 +32,13 @@ from torch.nn import functional as F
 
 from agent_forge.config.settings import ModelSettings
 from agent_forge.data import tasks
-from agent_forge.data.loader import Loader, TokenizedDataset
+from agent_forge.data.loader import BatchLoader, TokenizedDataset
 from agent_forge.data.tokenizer import Tokenizer
 from agent_forge.errors import Diverged
 from agent_forge.infer.generate import Sampling, generate
-from agent_forge.model.attention import ROPE_BASE, Block, RMSNorm
+from agent_forge.model.attention import ROPE_BASE, RMSNorm, TransformerBlock
 from agent_forge.model.loss import IGNORE, LossOutput, language_loss, token_losses
-from agent_forge.model.network import Cache, Features, ForgeNetwork
+from agent_forge.model.network import BackboneOutput, ForgeNetwork, GenerationCache
 from agent_forge.optim.config import MuGrokConfig
 from agent_forge.optim.muon import MuonGrokfast, split_roles
 from agent_forge.pipeline.config import load_config
@@ -104,10 +104,10 @@ def turns(task: tasks.Task) -> list[dict[str, str]]:
     ]
 
 
-def loader(source: TokenizedDataset, seed: int, rows: int = ROWS) -> Loader:
+def loader(source: TokenizedDataset, seed: int, rows: int = ROWS) -> BatchLoader:
     vocab = preset("tiny").vocab_size
     mix = {source.name: 1.0}
-    return Loader([source], mix, batch=rows, length=LENGTH, seed=seed, vocab_size=vocab)
+    return BatchLoader([source], mix, batch=rows, length=LENGTH, seed=seed, vocab_size=vocab)
 
 
 def preset(name: str) -> ModelSettings:
@@ -126,7 +126,8 @@ class PlainGPT(nn.Module):
         self.embedding = nn.Embedding(s.vocab_size, s.d_model)
         nn.init.normal_(self.embedding.weight, std=0.02)
         self.blocks = nn.ModuleList(
-            Block(s.d_model, s.n_heads, s.ffn_hidden, s.sw_window) for _ in range(s.n_layers)
+            TransformerBlock(s.d_model, s.n_heads, s.ffn_hidden, s.sw_window)
+            for _ in range(s.n_layers)
         )
         self.norm = RMSNorm(s.d_model)
 
@@ -157,12 +158,12 @@ class WithoutMemory(ForgeNetwork):
         self.features_norm = self.gate.norm
         del self.memory, self.gate
 
-    def features(self, tokens_BT: Tensor, cache: Cache | None = None) -> Features:
+    def features(self, tokens_BT: Tensor, cache: GenerationCache | None = None) -> BackboneOutput:
         x = self.projection(self.embedding(tokens_BT))
         x = F.rms_norm(x, x.shape[-1:], eps=1e-6)
         for block in self.blocks:
             x = block(x, None, 0)
-        return Features(self.features_norm(x), x.new_zeros(x.shape[:-1]))
+        return BackboneOutput(self.features_norm(x), x.new_zeros(x.shape[:-1]))
 
 
 def of_size(settings: ModelSettings, build: Callable[[ModelSettings], nn.Module]) -> nn.Module:
@@ -401,7 +402,7 @@ def speed(preset_name: str, rows: int, threads: int, steps: int) -> dict[str, An
     generator = torch.Generator().manual_seed(0)
     trainer = Trainer(model, optimizer, loss, TrainSettings(), total=steps, generator=generator)
     ids = torch.randint(30, settings.vocab_size, (200, 400), generator=generator).tolist()
-    batches = Loader(
+    batches = BatchLoader(
         [TokenizedDataset("x", ids)],
         {"x": 1.0},
         batch=rows,

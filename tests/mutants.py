@@ -135,7 +135,7 @@ MUTANTS = (
     ),
     Mutant(
         "DARE masks depend on the run that asks",
-        "merge/inputs.py",
+        "merge/tensor_inputs.py",
         "np.random.Philox(key=_mask_key(seed, name), counter=step)",
         "np.random.Philox(key=_mask_key(seed, name), counter=0)",
         "tests/merge/test_methods.py",

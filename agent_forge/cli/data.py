@@ -14,7 +14,7 @@ from agent_forge.cli.config import JSON
 from agent_forge.cli.output import emit_json, emit_table, size
 
 if TYPE_CHECKING:
-    from agent_forge.data.readers import Example
+    from agent_forge.data.dataset_rows import Example
     from agent_forge.errors import ForgeError
 
 FOLDER = typer.Option(

@@ -28,7 +28,7 @@ LOW_DISK_BYTES = 5 * 10**9
 LOW_MEMORY_BYTES = 2 * 10**9
 
 
-class Finding(NamedTuple):
+class DoctorFinding(NamedTuple):
     name: str
     status: str  # ok, optional (not there, not needed), problem
     details: str
@@ -54,77 +54,83 @@ def doctor(
         raise typer.Exit(1)
 
 
-def _machine(storage: Path) -> Iterator[Finding]:
+def _machine(storage: Path) -> Iterator[DoctorFinding]:
     import psutil
 
     from agent_forge.store import files
 
-    yield Finding("python", "ok", f"{platform.python_version()} on {platform.system()}")
-    yield Finding("cpu", "ok", f"{os.cpu_count()} cores, {platform.machine()}")
+    yield DoctorFinding("python", "ok", f"{platform.python_version()} on {platform.system()}")
+    yield DoctorFinding("cpu", "ok", f"{os.cpu_count()} cores, {platform.machine()}")
     memory = psutil.virtual_memory()
     found = f"{size(memory.available)} free of {size(memory.total)}"
     low = memory.available < LOW_MEMORY_BYTES
-    yield Finding("memory", "problem" if low else "ok", found, "close programs" if low else "")
+    yield DoctorFinding(
+        "memory", "problem" if low else "ok", found, "close programs" if low else ""
+    )
     free = files.free_bytes(storage.resolve())
     low = free < LOW_DISK_BYTES
     remedy = "forge clean --dry-run shows what could go" if low else ""
-    yield Finding("disk", "problem" if low else "ok", f"{size(free)} free", remedy)
+    yield DoctorFinding("disk", "problem" if low else "ok", f"{size(free)} free", remedy)
 
 
-def _torch() -> Finding:
+def _torch() -> DoctorFinding:
     try:
         import torch
     except ImportError as error:
-        return Finding("torch", "problem", str(error), "pip install torch")
+        return DoctorFinding("torch", "problem", str(error), "pip install torch")
     if torch.cuda.is_available():
         device = torch.cuda.get_device_name()
     elif torch.backends.mps.is_available():
         device = "Apple GPU (mps)"
     else:
         device = f"CPU with {torch.get_num_threads()} threads (no GPU; none is needed)"
-    return Finding("torch", "ok", f"{torch.__version__}, {device}")
+    return DoctorFinding("torch", "ok", f"{torch.__version__}, {device}")
 
 
-def _extras() -> Iterator[Finding]:
+def _extras() -> Iterator[DoctorFinding]:
     for extra, (package, purpose) in EXTRAS.items():
         try:
-            yield Finding(extra, "ok", f"{package} {importlib.metadata.version(package)}")
+            yield DoctorFinding(extra, "ok", f"{package} {importlib.metadata.version(package)}")
         except importlib.metadata.PackageNotFoundError:
             remedy = f"pip install -c constraints.txt -e '.[{extra}]'"
-            yield Finding(extra, "optional", f"not installed: {purpose}", remedy)
+            yield DoctorFinding(extra, "optional", f"not installed: {purpose}", remedy)
 
 
-def _native() -> Finding:
+def _native() -> DoctorFinding:
     compiler = shutil.which("cc") or shutil.which("clang") or shutil.which("cl")
     if compiler is None:
-        return Finding("native", "optional", "no C compiler", "install gcc or clang")
-    return Finding("native", "ok", f"C compiler {Path(compiler).name}; this version has no kernels")
+        return DoctorFinding("native", "optional", "no C compiler", "install gcc or clang")
+    return DoctorFinding(
+        "native", "ok", f"C compiler {Path(compiler).name}; this version has no kernels"
+    )
 
 
-def _sandbox() -> Finding:
+def _sandbox() -> DoctorFinding:
     from agent_forge import sandbox
 
     try:
         layers = sandbox.layers()
     except (ForgeError, OSError) as error:
-        return Finding("sandbox", "optional", str(error), getattr(error, "hint", ""))
+        return DoctorFinding("sandbox", "optional", str(error), getattr(error, "hint", ""))
     found = ", ".join(name for name, held in layers.items() if held)
     missing = [name for name in sandbox.LAYERS if not layers[name]]
     if missing:
         remedy = f"docs/sandbox.md tells what it means to be without {', '.join(missing)}"
-        return Finding("sandbox", "optional", found, remedy)
-    return Finding("sandbox", "ok", found)
+        return DoctorFinding("sandbox", "optional", found, remedy)
+    return DoctorFinding("sandbox", "ok", found)
 
 
-def _registry(storage: Path, repair: bool) -> Finding:
+def _registry(storage: Path, repair: bool) -> DoctorFinding:
     from agent_forge.store.sessions import SessionStore, repair_registry
 
     try:
         if repair:
             report = repair_registry(storage)
-            return Finding("registry", "problem" if "not readable" in report else "ok", report)
+            return DoctorFinding(
+                "registry", "problem" if "not readable" in report else "ok", report
+            )
         if not has_registry(storage):
-            return Finding("registry", "ok", f"nothing is stored in {storage} yet")
+            return DoctorFinding("registry", "ok", f"nothing is stored in {storage} yet")
         store = SessionStore(storage)
         registry = store.registry
         registry.integrity_check()
@@ -132,8 +138,8 @@ def _registry(storage: Path, repair: bool) -> Finding:
         listed = {row["session_id"] for row in registry.get_all_sessions()}
         unlisted = [p.name for p in store.run_directories() if p.name not in listed]
     except (ForgeError, OSError) as error:
-        return Finding("registry", "problem", str(error), getattr(error, "hint", ""))
+        return DoctorFinding("registry", "problem", str(error), getattr(error, "hint", ""))
     if unlisted:
         found = f"not listed: {', '.join(unlisted[:5])}"
-        return Finding("registry", "problem", found, "forge doctor --repair")
-    return Finding("registry", "ok", str(storage / "registry"))
+        return DoctorFinding("registry", "problem", found, "forge doctor --repair")
+    return DoctorFinding("registry", "ok", str(storage / "registry"))

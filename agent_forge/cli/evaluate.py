@@ -15,7 +15,7 @@ from agent_forge.cli.data import FOLDER
 from agent_forge.cli.generate import MODEL, MODEL_FORMS
 from agent_forge.cli.output import emit_json, emit_table
 from agent_forge.errors import ConfigError, DamagedFile, NotFinite
-from agent_forge.evals.harness import PREFIX as HARNESS
+from agent_forge.evals.lm_eval_harness import PREFIX as HARNESS
 
 if TYPE_CHECKING:
     from agent_forge.evals.domains import Domain
@@ -96,7 +96,7 @@ def eval(
         recursive = _is_ours(place)
         rows = [_row(d, s, recursive) for d, s in zip(domains, scores, strict=True)]
     if harness:
-        from agent_forge.evals.harness import measure
+        from agent_forge.evals.lm_eval_harness import measure
 
         names = [name.removeprefix(HARNESS) for name in harness]
         rows += measure(place, names, limit=items, shots=shots, folder=folder)

@@ -106,7 +106,7 @@ def _line() -> str:
 
 def _from_stdin(read: Callable[[int], str]) -> str:
     """Read the input, but no more than it takes to see that it is too long."""
-    from agent_forge.data.records import MAX_CHARACTERS
+    from agent_forge.data.row_files import MAX_CHARACTERS
     from agent_forge.errors import ConfigError
 
     try:

@@ -16,7 +16,7 @@ from agent_forge.cli.output import emit_json, emit_table, plain, size
 from agent_forge.errors import Cancelled, ConfigError
 
 if TYPE_CHECKING:
-    from agent_forge.merge.output import Written
+    from agent_forge.merge.output import WrittenMerge
     from agent_forge.merge.preflight import Preflight
     from agent_forge.merge.recipe import Recipe
 
@@ -164,7 +164,7 @@ def _write(
     max_bytes: int | None,
     threads: int,
     watch: Progress,
-) -> list[Written]:
+) -> list[WrittenMerge]:
     import torch
 
     from agent_forge.merge.engine import merge as merge_weights
@@ -212,7 +212,7 @@ def _show(report: Preflight, recipe: Recipe, as_json: bool) -> None:
     typer.echo(f"can be merged: {report.verdict}", err=True)
 
 
-def _report(written: list[Written], as_json: bool) -> None:
+def _report(written: list[WrittenMerge], as_json: bool) -> None:
     if as_json:
         emit_json(merged=[_row(w) for w in written])
         return
@@ -227,7 +227,7 @@ def _report(written: list[Written], as_json: bool) -> None:
     )
 
 
-def _row(written: Written) -> dict[str, Any]:
+def _row(written: WrittenMerge) -> dict[str, Any]:
     return {
         "folder": str(written.folder),
         "bytes": written.bytes,

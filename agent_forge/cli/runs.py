@@ -15,7 +15,7 @@ from agent_forge.cli.config import JSON
 from agent_forge.cli.output import emit_json, emit_table, size, when
 
 if TYPE_CHECKING:
-    from agent_forge.store.cleanup import Removal
+    from agent_forge.store.cleanup import CleanupRemoval
     from agent_forge.store.sessions import SessionStore
 
 SHOWN = ("session_id", "status", "current_phase", "progress_percent", "start_time", "tags")
@@ -200,7 +200,7 @@ def clean(
         return
     store = _open(root)
     manager = SessionCleanupManager(store, policy) if store else None
-    removals: list[Removal] = []
+    removals: list[CleanupRemoval] = []
     if manager:
         removals = manager.plan(age_days=age, failed=failed, everything=everything)
         if removals and not dry_run:
@@ -219,7 +219,7 @@ def _cron_command(chosen: list[str], storage: Path, config: Path | None) -> str:
     return shlex.join(command).replace("%", r"\%")
 
 
-def _confirm(removals: list[Removal], yes: bool) -> None:
+def _confirm(removals: list[CleanupRemoval], yes: bool) -> None:
     from agent_forge.errors import ConfigError
 
     if yes:
@@ -233,7 +233,7 @@ def _confirm(removals: list[Removal], yes: bool) -> None:
         raise typer.Exit(1)
 
 
-def _report_removals(removals: list[Removal], dry_run: bool, as_json: bool) -> None:
+def _report_removals(removals: list[CleanupRemoval], dry_run: bool, as_json: bool) -> None:
     freed = sum(removal.bytes for removal in removals)
     if as_json:
         keys = ("session_id", "reason", "bytes")

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from agent_forge.config.load import did_you_mean
-from agent_forge.data import readers
-from agent_forge.data.readers import Example, Reader
-from agent_forge.data.records import SUFFIXES, Row, rows
+from agent_forge.data import dataset_rows
+from agent_forge.data.dataset_rows import Example, Reader
+from agent_forge.data.row_files import SUFFIXES, DataRow, rows
 from agent_forge.data.tokenizer import Tokenizer
 from agent_forge.errors import AlreadyExists, ConfigError, DamagedFile, ForgeError, NotFound
 from agent_forge.store import files
@@ -46,12 +46,12 @@ class Dataset:
     reader: Reader
     patterns: Sequence[str] = (NAMED_BY_SPLIT,)
     folders: Sequence[str] = ()
-    kind_of: Callable[[Row], str] | None = None
+    kind_of: Callable[[DataRow], str] | None = None
 
 
 def _from_table(name: str, row: dict[str, Any]) -> Dataset:
     for key in {"reader", "kind_of"} & row.keys():
-        row[key] = getattr(readers, row[key])
+        row[key] = getattr(dataset_rows, row[key])
     return Dataset(name, **row)
 
 
@@ -101,7 +101,7 @@ def read(name: str, folder: Path, *, split: str | None = None) -> Iterator[Examp
             hint=f"forge data fetch {name}, or put the files there",
         )
     if paths[0].name == SAVED:
-        dataset = replace(dataset, reader=readers.saved, kind_of=readers.saved_kind)
+        dataset = replace(dataset, reader=dataset_rows.saved, kind_of=dataset_rows.saved_kind)
     return _examples(dataset, paths, split)
 
 
@@ -114,7 +114,9 @@ def read_own(path: Path, *, split: str | None = None) -> Iterator[Example]:
         paths = _readable(path)
         if not paths:
             raise NotFound(f"{path} has no files that end in {', '.join(SUFFIXES)}")
-    return _examples(Dataset(path.stem, "", "", "own", 1, "your own", readers.own), paths, split)
+    return _examples(
+        Dataset(path.stem, "", "", "own", 1, "your own", dataset_rows.own), paths, split
+    )
 
 
 def _examples(dataset: Dataset, paths: list[Path], split: str | None) -> Iterator[Example]:
@@ -142,7 +144,7 @@ def _all_examples(dataset: Dataset, paths: list[Path]) -> Iterator[Example]:
             raise DamagedFile(path, "it has rows, but no example to learn from")
 
 
-def _read_row(dataset: Dataset, row: Row) -> list[Example]:
+def _read_row(dataset: Dataset, row: DataRow) -> list[Example]:
     """The examples of a row; one of another shape than the reader knows is damaged."""
     try:
         return list(dataset.reader(row))
@@ -174,7 +176,7 @@ def _digest(example: Example) -> bytes:
     return hashlib.sha256(f"{example.prompt}\0{example.completion}".encode()).digest()
 
 
-def _labelled(path: Path) -> Iterator[Row]:
+def _labelled(path: Path) -> Iterator[DataRow]:
     """The rows of a file; labels in a file beside it (as PIQA has them) become a field."""
     beside = path.with_name(f"{path.name.split('.')[0]}-labels.lst")
     if not beside.is_file():
@@ -247,7 +249,7 @@ def _keep(
         with stage.writing(SAVED) as writer:
             for kind, part in parts.items():
                 for number, value in enumerate(itertools.islice(part, limit or None), start=1):
-                    row = Row(value, Path(dataset.hub), f"{dataset.hub} {kind}, row {number}")
+                    row = DataRow(value, Path(dataset.hub), f"{dataset.hub} {kind}, row {number}")
                     for example in _read_row(dataset, row):
                         writer.write(_line_of(example, KINDS.get(kind, "train")))
                         seen[kind] = seen.get(kind, 0) + 1

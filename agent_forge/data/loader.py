@@ -111,7 +111,7 @@ class _Stream:
         return slice(start, start + n)
 
 
-class Loader:
+class BatchLoader:
     """Batches of `batch` rows of `length` tokens. `state_dict` is all that the next one needs."""
 
     def __init__(

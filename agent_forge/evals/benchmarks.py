@@ -17,13 +17,13 @@ from pathlib import Path
 
 from agent_forge.config.load import did_you_mean
 from agent_forge.data import datasets
-from agent_forge.data.readers import Example
+from agent_forge.data.dataset_rows import Example
 from agent_forge.data.tasks import Task, as_example, make
-from agent_forge.data.tasks.checks import words
+from agent_forge.data.tasks.verifiers import words
 from agent_forge.errors import ConfigError, NotFound
-from agent_forge.evals import domains, graders, readers
+from agent_forge.evals import benchmark_rows, domains, graders
 from agent_forge.evals.domains import LEVELS, AnswerFormat, Domain, SplitBy, content_hash
-from agent_forge.evals.harness import PREFIX as HARNESS
+from agent_forge.evals.lm_eval_harness import PREFIX as HARNESS
 
 FOLDER = "AGENT_FORGE_DATA"  # the environment variable that names the folder of all datasets
 PREFIX = "pack:"  # of a benchmark among names of tasks
@@ -64,7 +64,7 @@ _TABLE = (
     Benchmark("svamp", "math", graders.math, _SHORT, shots=4),
     Benchmark("asdiv", "math", graders.math, _SHORT, shots=4),
     Benchmark("mbpp", "code", graders.code, AnswerFormat(256, NO_FUNCTION), shots=3),
-    Benchmark("humaneval", "code", graders.completed, _BODY, read=readers.humaneval),
+    Benchmark("humaneval", "code", graders.completed, _BODY, read=benchmark_rows.humaneval),
     Benchmark("arc_easy", "knowledge"),
     Benchmark("arc_challenge", "knowledge"),
     Benchmark("piqa", "knowledge"),
@@ -73,12 +73,14 @@ _TABLE = (
     Benchmark("strategyqa", "knowledge"),
     Benchmark("hotpotqa", "knowledge", words, _WORDS, shots=2),
     Benchmark("drop", "knowledge", words, _WORDS, shots=2),
-    Benchmark("xcopa", "multilingual", read=readers.xcopa),
-    Benchmark("flores", "multilingual", read=readers.flores),
-    Benchmark("flores_language", "multilingual", read=readers.flores_language),
-    Benchmark("tatoeba", "multilingual", read=readers.tatoeba),
-    Benchmark("jsontestsuite", "structured", read=readers.json_test_suite),
-    Benchmark("csv_spectrum", "structured", graders.document, _JSON, read=readers.csv_spectrum),
+    Benchmark("xcopa", "multilingual", read=benchmark_rows.xcopa),
+    Benchmark("flores", "multilingual", read=benchmark_rows.flores),
+    Benchmark("flores_language", "multilingual", read=benchmark_rows.flores_language),
+    Benchmark("tatoeba", "multilingual", read=benchmark_rows.tatoeba),
+    Benchmark("jsontestsuite", "structured", read=benchmark_rows.json_test_suite),
+    Benchmark(
+        "csv_spectrum", "structured", graders.document, _JSON, read=benchmark_rows.csv_spectrum
+    ),
 )
 BENCHMARKS: dict[str, Benchmark] = {benchmark.name: benchmark for benchmark in _TABLE}
 
@@ -130,7 +132,7 @@ def find(name: str) -> tuple[Benchmark, str]:
     if stem not in BENCHMARKS:
         raise ConfigError(f"no pack is called {stem!r}{did_you_mean(stem, list(BENCHMARKS))}")
     benchmark = BENCHMARKS[stem]
-    if wanted and benchmark.read not in readers.IN_PARTS:
+    if wanted and benchmark.read not in benchmark_rows.IN_PARTS:
         raise ConfigError(f"the pack {stem!r} has no parts, so {name!r} names none")
     return benchmark, wanted
 

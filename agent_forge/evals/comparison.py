@@ -74,7 +74,7 @@ class Gain:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class DomainGains:
     """The gains by measure, of one domain or as the mean of all."""
 
     name: str
@@ -121,8 +121,8 @@ class Verdict:
 class Comparison:
     """A verdict for every domain, and one over all."""
 
-    domains: tuple[Verdict, ...]
-    overall: Verdict
+    domains: tuple[DomainGains, ...]
+    overall: DomainGains
 
     @property
     def verdict(self) -> str:
@@ -205,7 +205,7 @@ def compare_scores(
     for pair, columns in zip(pairs, terms, strict=True):
         draw = _bootstrap(columns, _generator(seed, "bootstrap", pair.name), draws)
         gains = {m: _gain([t], [draw[m]], m, seed, pair.name, draws) for m, t in columns.items()}
-        verdicts.append(Verdict(pair.name, gains))
+        verdicts.append(DomainGains(pair.name, gains))
         drawn.append(draw)
     if len(pairs) == 1:
         return Comparison(tuple(verdicts), verdicts[0])
@@ -215,7 +215,7 @@ def compare_scores(
         if having and (measure != NATS or len(having) == len(pairs)):
             chosen, lines = [terms[i][measure] for i in having], [drawn[i][measure] for i in having]
             overall[measure] = _gain(chosen, lines, measure, seed, "all domains", draws)
-    return Comparison(tuple(verdicts), Verdict("all domains", overall))
+    return Comparison(tuple(verdicts), DomainGains("all domains", overall))
 
 
 @dataclass(frozen=True)

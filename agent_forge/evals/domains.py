@@ -23,8 +23,8 @@ from unicodedata import category, normalize
 
 from agent_forge.config.load import did_you_mean
 from agent_forge.data import baselines
+from agent_forge.data.dataset_rows import Example
 from agent_forge.data.datasets import read_own
-from agent_forge.data.readers import Example
 from agent_forge.data.tasks import DOMAINS, FAMILIES, Task, as_example, is_right, make
 from agent_forge.errors import ConfigError
 from agent_forge.evals.graders import GRADER_IDS, Grade

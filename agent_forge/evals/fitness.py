@@ -51,7 +51,7 @@ CUSTOM_SECONDS = 3600.0
 
 
 @dataclass(frozen=True)
-class Score:
+class FitnessScore:
     """A measured candidate. `raw` has the figures behind the parts, by domain."""
 
     fitness: float
@@ -71,7 +71,7 @@ class Fitness(Protocol):
     name: str  # of what is measured: the same for the same items and settings
     tokens: int  # that a score takes; 0 if unknown
 
-    def score(self) -> Score: ...
+    def score(self) -> FitnessScore: ...
 
 
 class DomainFitness:
@@ -119,7 +119,7 @@ class DomainFitness:
         with torch.autocast(device, torch.bfloat16, enabled=self.mixed):
             return self.model_under_test.measure(prepared)
 
-    def score(self) -> Score:
+    def score(self) -> FitnessScore:
         return self.score_of(self.measure())
 
     def first_bits(self) -> tuple[float, int]:
@@ -185,7 +185,7 @@ class DomainFitness:
             found.append((share * per_nat, share * per_answer))
         return found
 
-    def score_of(self, scores: Sequence[ItemScores]) -> Score:
+    def score_of(self, scores: Sequence[ItemScores]) -> FitnessScore:
         """The score that items amount to. Below a floor there is nothing to gain elsewhere."""
         raw: dict[str, float] = {}
         perplexity, accuracy = [], []
@@ -203,7 +203,7 @@ class DomainFitness:
         fitness = sum(w * parts[name] for name, w in weights.items()) / sum(weights.values())
         if any(_misses(name, raw[name], floor) for name, floor in self.floors.items()):
             fitness = 0.0
-        return Score(fitness, parts, raw)
+        return FitnessScore(fitness, parts, raw)
 
 
 def shape_parts(cost: float, size: float) -> dict[str, float]:
@@ -274,7 +274,7 @@ class FunctionFitness:
         self._function = function_of(place)
         self._model, self._sign, self.name = model, sign, f"function {place} {sign}"
 
-    def score(self) -> Score:
+    def score(self) -> FitnessScore:
         try:
             with contextlib.redirect_stdout(sys.stderr):  # stdout is for results
                 value = self._function(self._model)
@@ -294,7 +294,7 @@ class CommandFitness:
             raise ConfigError("the fitness command is empty")
         self._write, self._sign, self.name = write, sign, f"command {command} {sign}"
 
-    def score(self) -> Score:
+    def score(self) -> FitnessScore:
         folder = self._write()
         words = [word.replace("{model}", str(folder)) for word in self._words]
         if words == self._words:
@@ -323,11 +323,11 @@ def _run(words: Sequence[str]) -> tuple[int, str, str]:
     return process.returncode, out, errors
 
 
-def _own_score(value: Any, sign: int, name: str) -> Score:
+def _own_score(value: Any, sign: int, name: str) -> FitnessScore:
     try:
         number = float(value)
     except (TypeError, ValueError) as error:
         raise PhaseFailed(f"{name} gave {value!r}, which is no number") from error
     if not math.isfinite(number):
         raise PhaseFailed(f"{name} gave {number}")
-    return Score(sign * number, {}, {"own": number})
+    return FitnessScore(sign * number, {}, {"own": number})

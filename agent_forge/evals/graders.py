@@ -12,12 +12,12 @@ from collections.abc import Callable
 from fractions import Fraction
 
 from agent_forge.data.tasks import FAMILIES, Task, is_right
-from agent_forge.data.tasks.checks import MAX_TEXT, json_document, words
-from agent_forge.sandbox import Limits, run_tests
+from agent_forge.data.tasks.verifiers import MAX_TEXT, json_document, words
+from agent_forge.sandbox import SandboxLimits, run_tests
 
 Grade = Callable[[Task, str], bool]
 
-LIMITS = Limits(cpu_seconds=3, wall_seconds=6.0)
+LIMITS = SandboxLimits(cpu_seconds=3, wall_seconds=6.0)
 LONGEST_NUMBER = 60
 MARKS = (r"####", r"answer\s+is\s*:?", r"answer\s*:", r"answer\s*=")
 MARK = re.compile("|".join(MARKS), re.IGNORECASE)

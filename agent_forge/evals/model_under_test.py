@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
+from agent_forge.data.dataset_rows import Example
 from agent_forge.data.loader import TokenizedItem
-from agent_forge.data.readers import Example
 from agent_forge.errors import ConfigError, NotFinite, PhaseFailed
 from agent_forge.evals.domains import Domain, answer, reply_of
 from agent_forge.evals.likelihood import TOKENS_A_BATCH, ItemScores, measure

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from agent_forge.data.records import MAX_CHARACTERS
+from agent_forge.data.row_files import MAX_CHARACTERS
 from agent_forge.errors import ConfigError
 from agent_forge.infer.generate import Sampling, stream
 from agent_forge.model.opened import Message, OpenedModel, open_model

@@ -24,8 +24,16 @@ import torch
 from torch import Tensor
 
 from agent_forge.errors import ConfigError
-from agent_forge.merge.inputs import TensorInputs, kept_share, mean, select
-from agent_forge.merge.methods import STANDARD, Kernel, Method, Params, Parts, angle, trim_below
+from agent_forge.merge.methods import (
+    STANDARD,
+    Kernel,
+    MergeMethod,
+    Params,
+    Parts,
+    angle,
+    trim_below,
+)
+from agent_forge.merge.tensor_inputs import TensorInputs, kept_share, mean, select
 
 COMBO = "combo"
 STAGES = (("linear", "slerp"), ("dare", "ties"), ("frankenmerge", "dfs"))
@@ -300,7 +308,7 @@ def _computed_by_fuse(x: TensorInputs, p: Params) -> Kernel:
 
 
 _SHARED = {"drop_rate": 0.9, "keep": 0.2, "whole_model": False, "literal": False}
-METHODS: dict[str, Method] = {
+METHODS: dict[str, MergeMethod] = {
     **STANDARD,
-    COMBO: Method(_computed_by_fuse, _SHARED, {"weight": 1.0}, base="beside", least=2),
+    COMBO: MergeMethod(_computed_by_fuse, _SHARED, {"weight": 1.0}, base="beside", least=2),
 }

@@ -20,10 +20,10 @@ from torch import Tensor
 
 from agent_forge.errors import ConfigError, DamagedFile, NotFinite
 from agent_forge.merge.combos import ALL, COMBO, Pair, agreement, combo_stages, fuse, second_stage
-from agent_forge.merge.inputs import RUN, Cache, TensorInputs, mean
-from agent_forge.merge.methods import Rows
+from agent_forge.merge.methods import RowKernel
 from agent_forge.merge.plan import MergePlan, Parents, TensorMerge, make_plan
 from agent_forge.merge.recipe import Recipe
+from agent_forge.merge.tensor_inputs import RUN, Cache, TensorInputs, mean
 from agent_forge.model.weights import Weights, with_layers
 from agent_forge.store.tensors import first_not_finite
 
@@ -32,7 +32,7 @@ Bounds = tuple[float, float]  # the least and the largest value of a tensor
 SAMPLE = 1  # runs of a tensor that the layer score looks at
 
 
-class Note(NamedTuple):
+class TensorProblem(NamedTuple):
     """A tensor of a combo that was not usable as computed."""
 
     name: str
@@ -40,14 +40,14 @@ class Note(NamedTuple):
     combo: int | None = None
 
 
-class Merged(Weights):
+class MergedWeights(Weights):
     """The result of a merge; each tensor is computed when it is asked for."""
 
     def __init__(self, plan: MergePlan, cache: Cache | None = None, threads: int = 1) -> None:
         super().__init__(plan.specs, self.compute, label="merge", config=output_config(plan))
         self.plan = plan
         self.recipe = plan.recipe
-        self.notes: list[Note] = []
+        self.notes: list[TensorProblem] = []
         self._cache: Cache = {} if cache is None else cache
         self._anchored: np.ndarray | None = None
         choice = plan.recipe.vocabulary()
@@ -67,7 +67,7 @@ class Merged(Weights):
         if not inputs.tensors:  # nothing but a base
             return result.copy_(self._tensor(job.base))
         kernel = self.recipe.method().build(inputs, job.params)
-        if isinstance(kernel, Rows):
+        if isinstance(kernel, RowKernel):
             _by_rows(inputs, kernel, result)
             low, high = torch.aminmax(result)
             bounds = float(low), float(high)
@@ -230,7 +230,7 @@ class Merged(Weights):
             problem = f"{self.recipe.merge_method} gives NaN or infinity for {job.name}"
             hint = "the parents are finite: look at the parameters and at out_dtype"
             raise NotFinite(problem, hint=hint)
-        note = Note(job.name, "no variance" if finite else "NaN or infinity", combo)
+        note = TensorProblem(job.name, "no variance" if finite else "NaN or infinity", combo)
         if note not in self.notes:
             self.notes.append(note)
 
@@ -243,7 +243,7 @@ class Merged(Weights):
                 raise DamagedFile(place, f"{name} holds NaN or infinity", hint="fetch it again")
 
 
-def _by_rows(inputs: TensorInputs, rows: Rows, target: Tensor) -> None:
+def _by_rows(inputs: TensorInputs, rows: RowKernel, target: Tensor) -> None:
     """Runs of whole vectors; vectors along the first axis are turned to the last."""
     shape = inputs.shape if len(inputs.shape) > 1 else (1, *inputs.shape)
 
@@ -283,7 +283,7 @@ def output_config(plan: MergePlan) -> dict[str, object]:
     return config
 
 
-def merge(recipe: Recipe, parents: Parents | None = None, *, threads: int = 1) -> Merged:
+def merge(recipe: Recipe, parents: Parents | None = None, *, threads: int = 1) -> MergedWeights:
     """The weights that a recipe gives. Parents that are not handed in are opened from disk."""
     opened = Parents() if parents is None else parents
-    return Merged(make_plan(recipe, opened), opened.cache, threads)
+    return MergedWeights(make_plan(recipe, opened), opened.cache, threads)

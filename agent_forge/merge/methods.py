@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from agent_forge.errors import ConfigError
-from agent_forge.merge.inputs import TensorInputs, kept_share
+from agent_forge.merge.tensor_inputs import TensorInputs, kept_share
 
 Params = Mapping[str, Any]
 Parts = list[Tensor]
@@ -27,7 +27,7 @@ Kernel = Callable[[Parts, Tensor | None, int], Tensor]  # parts, base, position 
 
 
 @dataclass(frozen=True)
-class Rows:
+class RowKernel:
     """A kernel that needs whole vectors: along the last axis (-1) or the first (0)."""
 
     kernel: Kernel
@@ -35,10 +35,10 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class Method:
+class MergeMethod:
     """A method with its parameters (name -> default) and what it asks of its inputs."""
 
-    build: Callable[[TensorInputs, Params], Kernel | Rows]
+    build: Callable[[TensorInputs, Params], Kernel | RowKernel]
     shared: Mapping[str, Any] = field(default_factory=dict)
     per_input: Mapping[str, Any] = field(default_factory=dict)  # of every input but the base
     base: Literal["ignored", "first", "optional", "required", "beside"] = "ignored"
@@ -101,7 +101,7 @@ def slerp(x: TensorInputs, p: Params) -> Kernel:
     return combination([float(c) for c in result])
 
 
-def nuslerp(x: TensorInputs, p: Params) -> Kernel | Rows:
+def nuslerp(x: TensorInputs, p: Params) -> Kernel | RowKernel:
     """Spherical interpolation of two models or task vectors, by tensor or by row."""
     w0, w1 = p["weight"]
     t = 0.5 if abs(w0 + w1) < 1e-6 else w1 / (w0 + w1)
@@ -119,7 +119,7 @@ def nuslerp(x: TensorInputs, p: Params) -> Kernel | Rows:
         result = torch.where(straight, (1 - t) * a + t * b, curved)
         return result if base is None else result.add_(base)
 
-    return Rows(kernel, axis=0 if p["nuslerp_row_wise"] else -1)
+    return RowKernel(kernel, axis=0 if p["nuslerp_row_wise"] else -1)
 
 
 def multislerp(x: TensorInputs, p: Params) -> Kernel:
@@ -160,7 +160,7 @@ def stock_ratio(cosine: Tensor, count: int) -> Tensor:
     return torch.where(singular, 0.0, count * cosine / torch.where(singular, 1.0, below))
 
 
-def model_stock(x: TensorInputs, p: Params) -> Kernel | Rows:
+def model_stock(x: TensorInputs, p: Params) -> Kernel | RowKernel:
     """Between base and mean, by the angle between the task vectors."""
     n = len(x.tensors)
     pairs = [(i, j) for i in range(n) for j in range(i + 1, n)]
@@ -182,7 +182,7 @@ def model_stock(x: TensorInputs, p: Params) -> Kernel | Rows:
         t = stock_ratio(torch.stack(cosines).mean(0), n)
         return t * (sum(deltas[1:], deltas[0]) / n) + base
 
-    return Rows(kernel)
+    return RowKernel(kernel)
 
 
 def passthrough(x: TensorInputs, p: Params) -> Kernel:
@@ -337,7 +337,7 @@ def task_vectors(x: TensorInputs, p: Params, keep: Keep | None, consensus: bool)
 
 def _task_method(
     keep: Keep | None, *, consensus: bool, normalize: bool = False, rescale: bool = False
-) -> Method:
+) -> MergeMethod:
     def build(x: TensorInputs, p: Params) -> Kernel:
         return task_vectors(x, p, keep, consensus)
 
@@ -345,18 +345,18 @@ def _task_method(
     per_input = {"weight": 1.0, "density": 1.0}
     if keep is keep_middle:
         per_input["gamma"] = 0.01
-    return Method(build, shared, per_input, base="required", least=0)
+    return MergeMethod(build, shared, per_input, base="required", least=0)
 
 
 _NUSLERP = {"nuslerp_flatten": True, "nuslerp_row_wise": False}
 _MULTISLERP = {"normalize_weights": True, "eps": 1e-8}
-STANDARD: dict[str, Method] = {
-    "linear": Method(linear, {"normalize": True}, {"weight": 1.0}),
-    "slerp": Method(slerp, {"t": 0.5}, base="first", least=2),
-    "nuslerp": Method(nuslerp, _NUSLERP, {"weight": 1.0}, base="optional", least=2, most=2),
-    "multislerp": Method(multislerp, _MULTISLERP, {"weight": 1.0}, base="optional"),
-    "model_stock": Method(model_stock, {"filter_wise": False}, base="required", least=2),
-    "passthrough": Method(passthrough, per_input={"scale": None}, most=1),
+STANDARD: dict[str, MergeMethod] = {
+    "linear": MergeMethod(linear, {"normalize": True}, {"weight": 1.0}),
+    "slerp": MergeMethod(slerp, {"t": 0.5}, base="first", least=2),
+    "nuslerp": MergeMethod(nuslerp, _NUSLERP, {"weight": 1.0}, base="optional", least=2, most=2),
+    "multislerp": MergeMethod(multislerp, _MULTISLERP, {"weight": 1.0}, base="optional"),
+    "model_stock": MergeMethod(model_stock, {"filter_wise": False}, base="required", least=2),
+    "passthrough": MergeMethod(passthrough, per_input={"scale": None}, most=1),
     "task_arithmetic": _task_method(None, consensus=False),
     "ties": _task_method(keep_largest, consensus=True, normalize=True),
     "dare_linear": _task_method(keep_random, consensus=False, rescale=True),

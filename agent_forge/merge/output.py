@@ -21,14 +21,14 @@ from torch import Tensor
 from agent_forge import platform
 from agent_forge.errors import AlreadyExists, ConfigError, DamagedFile, HostileInput, NotEnough
 from agent_forge.merge.combos import combo_name
-from agent_forge.merge.engine import Merged, Note
-from agent_forge.merge.inputs import RUN
+from agent_forge.merge.engine import MergedWeights, TensorProblem
 from agent_forge.merge.recipe import Recipe, to_yaml
+from agent_forge.merge.tensor_inputs import RUN
 from agent_forge.merge.vocabulary import Vocabulary, write_tokenizer
 from agent_forge.model.weights import Weights, shards_of, writing_shards
 from agent_forge.store import files
 from agent_forge.store.paths import require_short
-from agent_forge.store.tensors import Spec
+from agent_forge.store.tensors import TensorSpec
 
 SHARD_BYTES = 5_000_000_000
 TOGETHER_BYTES = 256_000_000  # versions of one tensor that are held at the same time
@@ -39,7 +39,7 @@ ProgressCallback = Callable[[str, int, int], None]  # tensor, bytes done, bytes 
 
 
 @dataclass
-class Written:
+class WrittenMerge:
     """What was written, and what it took."""
 
     folder: Path
@@ -47,7 +47,7 @@ class Written:
     seconds: float
     peak_bytes: int  # memory that cannot be given back; mapped files are not in it
     sha256: dict[str, str] = field(default_factory=dict)  # of each file of weights
-    notes: list[Note] = field(default_factory=list)
+    notes: list[TensorProblem] = field(default_factory=list)
 
 
 def anonymous_bytes() -> int:
@@ -56,7 +56,7 @@ def anonymous_bytes() -> int:
     return int(info.rss - getattr(info, "shared", 0))
 
 
-def lineage(merged: Merged) -> dict[str, dict[str, str]]:
+def lineage(merged: MergedWeights) -> dict[str, dict[str, str]]:
     """The hashes of every parent, as a recipe has them; one that differs from it is an error."""
     models = {ref: merged.plan.models[ref] for ref in merged.recipe.references()}
     weights = {ref: model.sha256() for ref, model in models.items()}
@@ -82,9 +82,9 @@ def write(
     shard_bytes: int = SHARD_BYTES,
     progress: ProgressCallback | None = None,
     beside: Mapping[str, bytes] | None = None,
-) -> Written:
+) -> WrittenMerge:
     """Write weights as a model folder, tensor by tensor; `beside` are further files of it."""
-    combo = weights.recipe.combo if isinstance(weights, Merged) else None
+    combo = weights.recipe.combo if isinstance(weights, MergedWeights) else None
     folders: dict[int | None, Path] = {combo: folder}
     return write_folders(weights, folders, force, max_ram, shard_bytes, progress, beside)[combo]
 
@@ -97,13 +97,13 @@ def write_folders(
     shard_bytes: int = SHARD_BYTES,
     progress: ProgressCallback | None = None,
     beside: Mapping[str, bytes] | None = None,
-) -> dict[int | None, Written]:
+) -> dict[int | None, WrittenMerge]:
     """Write one folder a combo (None: no combo) in one pass; none appears before all are done."""
     began, peak = time.monotonic(), anonymous_bytes()
     for folder in folders.values():
         refuse_existing(folder, weights, force)
     require_room(list(folders.values()), weights, max_ram)
-    parents = lineage(weights) if isinstance(weights, Merged) else {}
+    parents = lineage(weights) if isinstance(weights, MergedWeights) else {}
     with contextlib.ExitStack() as claims, contextlib.ExitStack() as staging:
         stages = {}
         for n, folder in folders.items():
@@ -123,7 +123,7 @@ def write_folders(
     for n, stage in stages.items():
         hashes = {name: stage.records[name]["sha256"] for name in names}
         notes = _notes(weights, n)
-        found[n] = Written(folders[n], weights.nbytes, seconds, peak, hashes, notes)
+        found[n] = WrittenMerge(folders[n], weights.nbytes, seconds, peak, hashes, notes)
     return found
 
 
@@ -146,7 +146,7 @@ def _write_tensors(
             group = todo[start : start + together]
             combos = [n for n, _ in group if n is not None]
             versions: dict[Any, Tensor] = {}
-            if combos and isinstance(weights, Merged):
+            if combos and isinstance(weights, MergedWeights):
                 versions.update(weights.combos(name, combos))
             else:
                 versions[None] = weights[name]
@@ -162,14 +162,14 @@ def _room(max_ram: int | None) -> int:
     return TOGETHER_BYTES if max_ram is None else min(TOGETHER_BYTES, max_ram - anonymous_bytes())
 
 
-def _notes(weights: Weights, combo: int | None) -> list[Note]:
-    notes = weights.notes if isinstance(weights, Merged) else []
+def _notes(weights: Weights, combo: int | None) -> list[TensorProblem]:
+    notes = weights.notes if isinstance(weights, MergedWeights) else []
     return [note for note in notes if note.combo == combo]
 
 
 def _final_recipe(weights: Weights, combo: int | None, hashes: Mapping[str, Any]) -> Recipe | None:
     """The recipe with all that is needed to make the same bytes again."""
-    if not isinstance(weights, Merged):
+    if not isinstance(weights, MergedWeights):
         return None
     layers = {} if combo is None else weights.chosen_layers(combo)
     update = {"combo": combo, "layers": layers, **hashes}
@@ -182,7 +182,7 @@ def refuse_existing(folder: Path, weights: Weights, force: bool) -> None:
     A folder in a parent, and one that a parent or the current folder lies in, is always refused.
     """
     require_short(folder)
-    models = list(weights.plan.models.values()) if isinstance(weights, Merged) else [weights]
+    models = list(weights.plan.models.values()) if isinstance(weights, MergedWeights) else [weights]
     kept = {m.folder for m in models if m.folder} | {p.parent for m in models for p in m.sources}
     kept |= {p.resolve().parent for m in models for p in m.sources}  # a file may be a link
     here, other = folder.resolve(), "name another folder"
@@ -247,7 +247,7 @@ def _open_folder(folder: Path) -> int | None:
     return None
 
 
-def need_bytes(specs: Mapping[str, Spec], threads: int = 1) -> int:
+def need_bytes(specs: Mapping[str, TensorSpec], threads: int = 1) -> int:
     """Memory that a merge takes beside what the process has already."""
     largest = max((spec.nbytes for spec in specs.values()), default=0)
     return largest + threads * SCRATCH_BYTES
@@ -269,13 +269,16 @@ def require_room(folders: Sequence[Path], weights: Weights, max_ram: int | None)
 
 
 def _write_rest(
-    stage: files.StagedFolder, weights: Weights, recipe: Recipe | None, notes: Sequence[Note]
+    stage: files.StagedFolder,
+    weights: Weights,
+    recipe: Recipe | None,
+    notes: Sequence[TensorProblem],
 ) -> None:
     if weights.config:
         stage.write_bytes("config.json", files.to_json(weights.config, sort_keys=False))
     if recipe is None:
         write_tokenizer(stage, weights.folder, {})
-    elif isinstance(weights, Merged):
+    elif isinstance(weights, MergedWeights):
         first = weights.plan.models[recipe.references()[0]].folder
         vocabulary = weights.plan.vocabulary or Vocabulary({}, first)
         write_tokenizer(stage, vocabulary.folder, vocabulary.added)
@@ -283,7 +286,7 @@ def _write_rest(
         stage.write_bytes("README.md", card(weights, recipe, notes).encode())
 
 
-def card(weights: Weights, recipe: Recipe, notes: Sequence[Note]) -> str:
+def card(weights: Weights, recipe: Recipe, notes: Sequence[TensorProblem]) -> str:
     """The model card: what was merged, how, and from which bytes."""
     how = recipe.merge_method if recipe.combo is None else combo_name(recipe.combo)
     parents = "\n".join(f"| `{ref}` | `{digest}` |" for ref, digest in recipe.parents.items())

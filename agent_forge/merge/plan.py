@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from agent_forge.errors import ConfigError
-from agent_forge.merge.inputs import Cache
 from agent_forge.merge.recipe import (
     ADDS_BASE,
     Parameters,
@@ -21,6 +20,7 @@ from agent_forge.merge.recipe import (
     filters,
     first_value,
 )
+from agent_forge.merge.tensor_inputs import Cache
 from agent_forge.merge.vocabulary import Vocabulary, align
 from agent_forge.model.folder import open_weights
 from agent_forge.model.weights import (
@@ -34,9 +34,9 @@ from agent_forge.model.weights import (
     layer_count,
     layer_of,
 )
-from agent_forge.store.tensors import Spec
+from agent_forge.store.tensors import TensorSpec
 
-Place = tuple[str, str]  # a model and the name of a tensor in it
+TensorPlace = tuple[str, str]  # a model and the name of a tensor in it
 
 
 class Parents(dict[str, Weights]):
@@ -60,9 +60,9 @@ class TensorMerge:
     """One output tensor: its inputs, base and parameters."""
 
     name: str
-    spec: Spec
-    inputs: tuple[Place, ...]
-    base: Place | None
+    spec: TensorSpec
+    inputs: tuple[TensorPlace, ...]
+    base: TensorPlace | None
     params: dict[str, Any] = field(hash=False)  # shared values, and a list for each per-input one
 
     @property
@@ -86,7 +86,7 @@ class MergePlan:
     layers: tuple[int, ...]  # of the first source, one for each layer of the result
 
     @property
-    def specs(self) -> dict[str, Spec]:
+    def specs(self) -> dict[str, TensorSpec]:
         return {name: job.spec for name, job in self.jobs.items()}
 
 
@@ -191,7 +191,7 @@ class _Planner:
             places = {ref: (ref, name) for ref in self.first}
             yield name, self._job(name, places, 0.0)
 
-    def _job(self, name: str, places: dict[str, Place], position: float) -> TensorMerge:
+    def _job(self, name: str, places: dict[str, TensorPlace], position: float) -> TensorMerge:
         found = {ref: (ref, _find(self.models[ref], place[1])) for ref, place in places.items()}
         if lacking := [ref for ref, (_, at) in found.items() if not at]:
             having = ", ".join(ref for ref in found if ref not in lacking)
@@ -207,13 +207,13 @@ class _Planner:
             raise ConfigError(f"{name} has different shapes ({shapes})", hint=hint)
         return TensorMerge(
             name,
-            Spec(self._type(specs), next(iter(specs.values())).shape),
+            TensorSpec(self._type(specs), next(iter(specs.values())).shape),
             tuple(found[ref] for ref in self.inputs),
             found[self.base] if self.base else None,
             self._params(name, places, position),
         )
 
-    def _type(self, specs: Mapping[str, Spec]) -> torch.dtype:
+    def _type(self, specs: Mapping[str, TensorSpec]) -> torch.dtype:
         types = [spec.dtype for spec in specs.values()]
         wanted = self.recipe.out_dtype or self.recipe.dtype
         if wanted and all(dtype.is_floating_point for dtype in types):
@@ -229,7 +229,7 @@ class _Planner:
         except RuntimeError as error:  # 8-bit floats have no common type with others
             raise ConfigError(f"weights of types {types} cannot be merged ({error})") from error
 
-    def _params(self, name: str, places: dict[str, Place], position: float) -> dict[str, Any]:
+    def _params(self, name: str, places: dict[str, TensorPlace], position: float) -> dict[str, Any]:
         common: list[Parameters] = [self.part.parameters, self.recipe.parameters]
         params = {
             key: first_value(common, key, name, position, default)

@@ -15,7 +15,7 @@ import torch
 
 from agent_forge.errors import ConfigError, DamagedFile, ForgeError
 from agent_forge.merge.combos import COMBO, combo_stages
-from agent_forge.merge.engine import Merged, output_config
+from agent_forge.merge.engine import MergedWeights, output_config
 from agent_forge.merge.output import anonymous_bytes, need_bytes, refuse_existing, require_room
 from agent_forge.merge.plan import MergePlan, Parents, make_plan
 from agent_forge.merge.recipe import Recipe
@@ -39,7 +39,7 @@ Level = Literal["error", "warning", "note"]
 
 
 @dataclass(frozen=True)
-class Problem:
+class MergeProblem:
     """Something that stands in the way (error) or that one should know (warning, note)."""
 
     level: Level
@@ -52,7 +52,7 @@ class Problem:
 class Preflight:
     """The verdict and what it rests on."""
 
-    problems: list[Problem] = field(default_factory=list)
+    problems: list[MergeProblem] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
     plan: MergePlan | None = None
 
@@ -75,7 +75,7 @@ class Preflight:
         return self.plan
 
     def add(self, level: Level, what: str, remedy: str) -> None:
-        self.problems.append(Problem(level, what, remedy))
+        self.problems.append(MergeProblem(level, what, remedy))
 
     @contextmanager
     def noting(self) -> Iterator[None]:
@@ -83,7 +83,7 @@ class Preflight:
         try:
             yield
         except ForgeError as error:
-            self.problems.append(Problem("error", str(error), error.hint, error))
+            self.problems.append(MergeProblem("error", str(error), error.hint, error))
 
 
 def preflight(recipe: Recipe, out: Path, parents: Parents | None = None) -> Preflight:
@@ -116,7 +116,7 @@ def check_target(
     """Add what the writer would refuse: a folder, the disk or the memory."""
     if report.plan is None:
         return
-    merged = Merged(report.plan)
+    merged = MergedWeights(report.plan)
     with report.noting():
         for folder in folders:
             refuse_existing(folder, merged, force)

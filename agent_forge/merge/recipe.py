@@ -18,7 +18,7 @@ from agent_forge.config.load import did_you_mean, dump_yaml, parse_yaml, read_on
 from agent_forge.config.settings import Settings
 from agent_forge.errors import ConfigError
 from agent_forge.merge.combos import COMBO, METHODS, combo_stages, parse_combo
-from agent_forge.merge.methods import Method
+from agent_forge.merge.methods import MergeMethod
 
 TYPES = ("bfloat16", "float16", "float32", "float64")
 EVERYWHERE = {"int8_mask"}  # a memory option of mergekit; masks are never stored here
@@ -142,7 +142,7 @@ class Recipe(Settings):
             raise ValueError(f"layers: 0 is the merged one, 1 to {len(self.models)} are the models")
         return self
 
-    def method(self) -> Method:
+    def method(self) -> MergeMethod:
         return METHODS[self.merge_method]
 
     def vocabulary(self) -> TokenizerChoice | None:
@@ -170,7 +170,7 @@ def _groups(recipe: Recipe) -> Iterator[tuple[str, Parameters, bool]]:
 
 
 def _check_parameter(
-    method: Method, method_name: str, where: str, name: str, setting: Any, shared: bool
+    method: MergeMethod, method_name: str, where: str, name: str, setting: Any, shared: bool
 ) -> None:
     known = {**method.shared, **method.per_input}
     if name in EVERYWHERE:
@@ -222,7 +222,7 @@ def _typed(value: Any, default: Any, where: str) -> Any:
     raise ValueError(f"{where}: {value!r} is not {kind}")
 
 
-def _check_count(recipe: Recipe, method: Method) -> None:
+def _check_count(recipe: Recipe, method: MergeMethod) -> None:
     parts: list[Slice | None] = [*recipe.slices] or [None]
     for part in parts:
         names = [s.model for s in (part.sources if part else recipe.models)]

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from agent_forge.errors import ConfigError, DamagedFile, Gone
+from agent_forge.errors import ConfigError, DamagedFile, PathDisappeared
 from agent_forge.model.weights import HEAD, TOKEN_EMBEDDING, Weights
 from agent_forge.store import files
-from agent_forge.store.tensors import Spec
+from agent_forge.store.tensors import TensorSpec
 
 TOKENIZER = "tokenizer.json"
 CONFIG = "tokenizer_config.json"
@@ -138,7 +138,7 @@ def _aligned(
     specs = dict(weights.specs)
     by_token = {name for name in specs if TOKEN_EMBEDDING.search(name) or HEAD.search(name)}
     for name in by_token:
-        specs[name] = Spec(specs[name].dtype, (size, *specs[name].shape[1:]))
+        specs[name] = TensorSpec(specs[name].dtype, (size, *specs[name].shape[1:]))
 
     def get(name: str) -> Tensor:
         if name not in by_token:
@@ -186,7 +186,7 @@ def write_tokenizer(
     if folder is None:
         return
     if not folder.is_dir():
-        raise Gone(folder, hint="put it back, then run it again")
+        raise PathDisappeared(folder, hint="put it back, then run it again")
     for name in TOKENIZER_FILES:
         if (folder / name).is_file() and not (added and name in (TOKENIZER, CONFIG)):
             stage.copy(folder / name)

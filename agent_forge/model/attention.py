@@ -124,7 +124,7 @@ class SwiGLU(nn.Module):
         return out
 
 
-class Block(nn.Module):
+class TransformerBlock(nn.Module):
     """Pre-norm attention and SwiGLU, each added to the residual stream."""
 
     def __init__(self, width: int, heads: int, hidden: int, window: int) -> None:

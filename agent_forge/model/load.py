@@ -34,7 +34,7 @@ from agent_forge.errors import ConfigError, DamagedFile, ForgeError
 from agent_forge.model.folder import MODEL_TYPE, entries
 from agent_forge.model.hf import ForgeForCausalLM, build_network
 from agent_forge.model.weights import EACH_LAYER, Weights
-from agent_forge.store.tensors import Spec, spec_of
+from agent_forge.store.tensors import TensorSpec, spec_of
 
 # Settings that would fetch code, read other files than ours or change what a network returns.
 IGNORED = """
@@ -60,10 +60,10 @@ LAYER_KINDS = (*EACH_LAYER, "attention_layers", "layers_block_type", "layers_num
 SHOWN = 5  # names of tensors in a message
 
 
-class Needed(NamedTuple):
+class ExpectedTensors(NamedTuple):
     """The tensors of a network; those in `tied` are others of them again."""
 
-    specs: dict[str, Spec]
+    specs: dict[str, TensorSpec]
     tied: frozenset[str]
     prefix: str = ""  # names of a file may have it or not
     transforms: tuple[Any, ...] = ()  # how transformers renames and joins the tensors of a file
@@ -132,7 +132,7 @@ def check_tensors(weights: Weights) -> bool:
     return True
 
 
-def check_result(config: Mapping[str, Any], specs: Mapping[str, Spec], place: str) -> None:
+def check_result(config: Mapping[str, Any], specs: Mapping[str, TensorSpec], place: str) -> None:
     """Refuse tensors, not yet computed, that would not be those of the network in a config."""
     if config.get("model_type") == MODEL_TYPE:
         _compare(_needed(config, place), {own_name(n): spec for n, spec in specs.items()}, place)
@@ -162,11 +162,11 @@ def own_name(name: str) -> str:
     return name.removeprefix(f"{ForgeForCausalLM.base_model_prefix}.")
 
 
-def _specs(state: Mapping[str, Tensor]) -> dict[str, Spec]:
+def _specs(state: Mapping[str, Tensor]) -> dict[str, TensorSpec]:
     return {name: spec_of(tensor) for name, tensor in state.items()}
 
 
-def _needed(config: Mapping[str, Any], place: str) -> Needed:
+def _needed(config: Mapping[str, Any], place: str) -> ExpectedTensors:
     """The tensors that the network of a config needs; fine-tunes of one base share the answer."""
     _refuse_counts(config, place)
     with refusing(place):
@@ -179,15 +179,15 @@ def _needed(config: Mapping[str, Any], place: str) -> Needed:
 
 
 @lru_cache(maxsize=16)
-def _needed_by(text: str, kind: Any) -> Needed:
+def _needed_by(text: str, kind: Any) -> ExpectedTensors:
     """The same, from a network without memory, so that a config of any size costs nothing."""
     config = json.loads(text)
     with torch.device("meta"):
         if kind is None:
-            return Needed(_specs(build_network(config).state_dict()), frozenset())
+            return ExpectedTensors(_specs(build_network(config).state_dict()), frozenset())
         skeleton = kind(_architecture(config, "")[1])
     ignored = [f"({p})" for p in skeleton._keys_to_ignore_on_load_unexpected or ()]
-    return Needed(
+    return ExpectedTensors(
         _specs(skeleton.state_dict()),
         frozenset(skeleton.all_tied_weights_keys),
         skeleton.base_model_prefix,
@@ -196,13 +196,13 @@ def _needed_by(text: str, kind: Any) -> Needed:
     )
 
 
-def _compare(needed: Needed, found: Mapping[str, Spec], place: str) -> None:
+def _compare(needed: ExpectedTensors, found: Mapping[str, TensorSpec], place: str) -> None:
     _refuse(place, "missing", set(needed.specs) - set(found))
     _refuse(place, "not of this network", set(found) - set(needed.specs))
     _refuse_early(needed, found, place)
 
 
-def _refuse_early(needed: Needed, found: Mapping[str, Spec], place: str) -> None:
+def _refuse_early(needed: ExpectedTensors, found: Mapping[str, TensorSpec], place: str) -> None:
     """Refuse what cannot fit before a network of the config's size takes memory."""
     both = [name for name in needed.specs if name in found]
     other = [name for name in both if needed.specs[name].shape != found[name].shape]
@@ -214,7 +214,7 @@ def _refuse_early(needed: Needed, found: Mapping[str, Spec], place: str) -> None
         _refuse(place, "missing", set(needed.specs) - set(found) - needed.tied)
 
 
-def _refuse_surplus(needed: Needed, found: Iterable[str], place: str) -> None:
+def _refuse_surplus(needed: ExpectedTensors, found: Iterable[str], place: str) -> None:
     """Refuse names that stand for no tensor of the network, and two that stand for one.
 
     transformers drops the former, and of the latter takes the one that comes last by its name.
@@ -253,7 +253,7 @@ def _refuse_aliases(
             _refuse(place, "two names for one", names)
 
 
-def _targets(needed: Needed, found: Iterable[str]) -> dict[str, tuple[str, str | None]]:
+def _targets(needed: ExpectedTensors, found: Iterable[str]) -> dict[str, tuple[str, str | None]]:
     """The tensor of the network that each name stands for, and the pattern that joins it to others.
 
     As in transformers' own loading, which goes by the names in this order.
@@ -270,7 +270,7 @@ def _targets(needed: Needed, found: Iterable[str]) -> dict[str, tuple[str, str |
     return targets
 
 
-def _is_ignored(name: str, needed: Needed) -> bool:
+def _is_ignored(name: str, needed: ExpectedTensors) -> bool:
     """True for buffers of old files; a pattern of transformers may fit weights as well."""
     weight = any(other.endswith(f".{name}") or name.endswith(f".{other}") for other in needed.specs)
     return not weight and re.search(needed.ignored, name) is not None

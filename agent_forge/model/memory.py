@@ -55,7 +55,7 @@ class MemoryState:
         return self.carry.get(name, torch.zeros_like(like_BC))
 
 
-class Memory(nn.Module):
+class NeuralMemory(nn.Module):
     """Reads what earlier tokens left; every token sees only itself and its past."""
 
     def __init__(

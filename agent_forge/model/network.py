@@ -15,15 +15,15 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from agent_forge.config.settings import ModelSettings
-from agent_forge.model.attention import Block, KeyValues, RMSNorm
-from agent_forge.model.memory import Memory, MemoryGate, MemoryState
-from agent_forge.model.recursion import Halting, Recursion
+from agent_forge.model.attention import KeyValues, RMSNorm, TransformerBlock
+from agent_forge.model.memory import MemoryGate, MemoryState, NeuralMemory
+from agent_forge.model.recursion import HaltingHead, Recursion
 
 EMBEDDING_STD = 0.02
 
 
 @dataclass
-class Cache:
+class GenerationCache:
     """All that a next token needs of the past: keys and values, the memory, the position."""
 
     layers: list[KeyValues]
@@ -32,7 +32,7 @@ class Cache:
 
 
 @dataclass
-class Features:
+class BackboneOutput:
     """What the backbone makes of the tokens, before the recursion."""
 
     x: Tensor
@@ -53,20 +53,21 @@ class ForgeNetwork(nn.Module):
         nn.init.normal_(self.embedding.weight, std=EMBEDDING_STD)
         nn.init.normal_(self.projection.weight, std=s.d_model**-0.5)
         self.blocks = nn.ModuleList(
-            Block(s.d_model, s.n_heads, s.ffn_hidden, s.sw_window) for _ in range(s.n_layers)
+            TransformerBlock(s.d_model, s.n_heads, s.ffn_hidden, s.sw_window)
+            for _ in range(s.n_layers)
         )
-        self.memory = Memory(
+        self.memory = NeuralMemory(
             s.d_model, s.d_mem, s.memory_capacity, s.surprise_weight, s.novelty_weight
         )
         self.gate = MemoryGate(s.d_model, s.gate_hidden)
         self.recursion = Recursion(s.d_model, s.trm_hidden, s.micro_steps, s.t_max)
-        self.halting = Halting(s.d_model, s.t_max, s.halt_ema)
+        self.halting = HaltingHead(s.d_model, s.t_max, s.halt_ema)
         self.norm = RMSNorm(s.d_model)
 
-    def new_cache(self) -> Cache:
-        return Cache([KeyValues() for _ in self.blocks])
+    def new_cache(self) -> GenerationCache:
+        return GenerationCache([KeyValues() for _ in self.blocks])
 
-    def features(self, tokens_BT: Tensor, cache: Cache | None = None) -> Features:
+    def features(self, tokens_BT: Tensor, cache: GenerationCache | None = None) -> BackboneOutput:
         """Backbone, memory and gate: computed once, whatever the depth of the recursion."""
         x = self.projection(self.embedding(tokens_BT))
         x = F.rms_norm(x, x.shape[-1:], eps=1e-6)  # else the blocks drown the small embedding
@@ -81,7 +82,7 @@ class ForgeNetwork(nn.Module):
         if cache:
             cache.position += tokens_BT.shape[1]
         blended, entropy = self.gate(x, remembered)
-        return Features(blended, entropy)
+        return BackboneOutput(blended, entropy)
 
     def hidden(self, y: Tensor) -> Tensor:
         """An answer in the rank of the embedding; `logits` is one product away."""
@@ -90,7 +91,7 @@ class ForgeNetwork(nn.Module):
     def logits(self, hidden: Tensor) -> Tensor:
         return F.linear(hidden, self.embedding.weight)
 
-    def answers(self, tokens_BT: Tensor, cache: Cache | None = None) -> Tensor:
+    def answers(self, tokens_BT: Tensor, cache: GenerationCache | None = None) -> Tensor:
         """The answer at every position, after all recursion steps."""
         x = self.features(tokens_BT, cache).x
         y, z = self.recursion.start(x)
@@ -98,7 +99,7 @@ class ForgeNetwork(nn.Module):
             y, z = self.recursion(x, y, z)
         return y
 
-    def forward(self, tokens_BT: Tensor, cache: Cache | None = None) -> Tensor:
+    def forward(self, tokens_BT: Tensor, cache: GenerationCache | None = None) -> Tensor:
         """Logits for every position, after all recursion steps."""
         return self.logits(self.hidden(self.answers(tokens_BT, cache)))
 
@@ -121,7 +122,11 @@ class ForgeNetwork(nn.Module):
 
     @torch.no_grad()
     def predict(
-        self, tokens_BT: Tensor, cache: Cache | None = None, *, threshold: float | None = None
+        self,
+        tokens_BT: Tensor,
+        cache: GenerationCache | None = None,
+        *,
+        threshold: float | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Logits of the last position, and the steps that each row took."""
         x = self.features(tokens_BT, cache).x[:, -1]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from agent_forge.model.attention import RMSNorm
 
 
-class Refiner(nn.Module):
+class RecursionMLP(nn.Module):
     """A two-layer network on the concatenation of its inputs."""
 
     def __init__(self, inputs: int, width: int, hidden: int, *, starts_at_zero: bool) -> None:
@@ -37,9 +37,9 @@ class Recursion(nn.Module):
     def __init__(self, width: int, hidden: int, micro_steps: int, steps: int) -> None:
         super().__init__()
         self.micro_steps, self.steps = micro_steps, steps
-        self.refine = Refiner(3, width, hidden, starts_at_zero=False)
+        self.refine = RecursionMLP(3, width, hidden, starts_at_zero=False)
         self.norm = RMSNorm(width)
-        self.update = Refiner(2, width, hidden, starts_at_zero=True)
+        self.update = RecursionMLP(2, width, hidden, starts_at_zero=True)
         self.y_start = nn.Parameter(torch.zeros(width))
         self.z_start = nn.Parameter(torch.zeros(width))
 
@@ -52,7 +52,7 @@ class Recursion(nn.Module):
         return y + self.update(y, z) / self.steps, z  # all steps together move y as one would
 
 
-class Halting(nn.Module):
+class HaltingHead(nn.Module):
     """The probability that further steps would not help, with a running calibration.
 
     The head learns from a target of 0 or 1 for each token. The two running means let inference

@@ -20,7 +20,7 @@ from agent_forge.errors import DamagedFile, HostileInput
 from agent_forge.store import files
 from agent_forge.store.tensors import (
     MappedTensors,
-    Spec,
+    TensorSpec,
     read_weights,
     spec_of,
     write_data,
@@ -52,7 +52,7 @@ class Weights(Mapping[str, Tensor]):
 
     def __init__(
         self,
-        specs: Mapping[str, Spec],
+        specs: Mapping[str, TensorSpec],
         get: Callable[[str], Tensor],
         *,
         label: str = "memory",
@@ -237,7 +237,7 @@ def read_index(index: Path) -> dict[str, Path]:
 def read_shards(label: str, folder: Path, where: dict[str, Path]) -> Weights:
     """The weights in these files, read when asked for; `{"": file}` stands for all of one file."""
     shards: dict[Path, Mapping[str, Tensor]] = {}
-    specs: dict[str, Spec] = {}
+    specs: dict[str, TensorSpec] = {}
     place: dict[str, Path] = {}
     for path in sorted(set(where.values())):
         shards[path] = content = open_file(path)
@@ -278,7 +278,7 @@ def open_file(path: Path) -> Mapping[str, Tensor]:
 # -- writing --------------------------------------------------------------------------------------
 
 
-def shards_of(specs: Mapping[str, Spec], shard_bytes: int) -> dict[str, list[str]]:
+def shards_of(specs: Mapping[str, TensorSpec], shard_bytes: int) -> dict[str, list[str]]:
     """File name -> the tensors in it, filled in order up to `shard_bytes` each."""
     shards: list[list[str]] = [[]]
     size = 0
@@ -295,7 +295,7 @@ def shards_of(specs: Mapping[str, Spec], shard_bytes: int) -> dict[str, list[str
 
 
 def writing_shards(
-    stage: files.StagedFolder, specs: Mapping[str, Spec], shard_bytes: int
+    stage: files.StagedFolder, specs: Mapping[str, TensorSpec], shard_bytes: int
 ) -> Iterator[tuple[str, Callable[[Tensor], None]]]:
     """Write a model tensor by tensor: yields each name with the function that takes its tensor."""
     shards = shards_of(specs, shard_bytes)

@@ -25,11 +25,11 @@ from agent_forge.errors import (
     CannotWrite,
     ConfigError,
     ForgeError,
-    Gone,
     HandoffRefused,
     Interrupted,
     NotEnough,
     NotFound,
+    PathDisappeared,
 )
 from agent_forge.phases import IMPLEMENTED, load_phase
 from agent_forge.phases.handoffs import RULES
@@ -40,14 +40,20 @@ from agent_forge.pipeline.config import (
     refuse_own_fitness,
 )
 from agent_forge.pipeline.environment import prepare, snapshot, thread_count
-from agent_forge.pipeline.phase_run import Run, outputs_of, read_state, require_for, run_phase
-from agent_forge.pipeline.stopping import Stopper
+from agent_forge.pipeline.phase_run import (
+    RunContext,
+    outputs_of,
+    read_state,
+    require_for,
+    run_phase,
+)
+from agent_forge.pipeline.stopping import StopSignals
 from agent_forge.store.cleanup import SessionCleanupManager
 from agent_forge.store.models import ModelStorage
 from agent_forge.store.records import read_metadata
 from agent_forge.store.sessions import CONFIG_FILE, SESSION_FILE, SessionStore, read_session
 from agent_forge.track.logs import logging_to
-from agent_forge.track.tracker import Listener, Sampler, Sink, Tracker
+from agent_forge.track.tracker import Listener, ResourceSampler, Sink, Tracker
 from agent_forge.track.wandb_sink import WandbSink
 
 log = structlog.stdlib.get_logger(__name__)
@@ -76,7 +82,7 @@ class PipelineOrchestrator:
         self.config = config or load_config(path=path)
         self.sessions = SessionStore(self.config.storage.root)
         self.session_id = session_id
-        self.stopper = Stopper()
+        self.stopper = StopSignals()
         self._resume = resume
         self._listeners = tuple(listeners)
         self._controllers = controllers
@@ -164,10 +170,12 @@ class PipelineOrchestrator:
             stack.enter_context(self.stopper.on_signals())
             self.stopper.watch(folder)
             storage = ModelStorage(self.sessions.root, self.sessions.registry)
-            run = Run(folder, self.config, device, thread_count(), tracker, storage, self.stopper)
+            run = RunContext(
+                folder, self.config, device, thread_count(), tracker, storage, self.stopper
+            )
             self._warn_of_other_versions(folder)
             try:
-                with Sampler(tracker, folder, self.config.tracking.sample_every_s):
+                with ResourceSampler(tracker, folder, self.config.tracking.sample_every_s):
                     return self._run_all(run, names, input_models)
             finally:
                 tracker.close()
@@ -207,7 +215,7 @@ class PipelineOrchestrator:
         )
 
     def _run_all(
-        self, run: Run, names: Sequence[str], given: Sequence[ModelRef] | None
+        self, run: RunContext, names: Sequence[str], given: Sequence[ModelRef] | None
     ) -> dict[str, Any]:
         import torch
 
@@ -235,7 +243,7 @@ class PipelineOrchestrator:
         return self._outcome(run, results, current, None)
 
     def _outcome(
-        self, run: Run, results: dict[str, PhaseResult], phase: str, error: ForgeError | None
+        self, run: RunContext, results: dict[str, PhaseResult], phase: str, error: ForgeError | None
     ) -> dict[str, Any]:
         """How the run ended; disk, memory and requests only pause it."""
         status = "completed" if error is None else "paused" if error.pauses else "failed"
@@ -245,7 +253,9 @@ class PipelineOrchestrator:
             if error is None:  # a run whose end could not be recorded has not ended
                 said = CannotWrite(run.folder, f"the end of the run ({problem})")
                 gone = not (run.folder / SESSION_FILE).exists()
-                return self._outcome(run, results, phase, Gone(run.folder) if gone else said)
+                return self._outcome(
+                    run, results, phase, PathDisappeared(run.folder) if gone else said
+                )
             log.warning("could not record how the run ended", problem=str(problem))
         outcome: dict[str, Any] = {
             "success": error is None,
@@ -263,7 +273,7 @@ class PipelineOrchestrator:
             return {**outcome, "failed_handoff": f"{_source_of(phase) or 'input'} -> {phase}"}
         return {**outcome, "failed_phase": phase}
 
-    def _end(self, run: Run, status: str, error: str) -> None:
+    def _end(self, run: RunContext, status: str, error: str) -> None:
         """Record how it ended, in the directory first; then tidy up, if that works."""
         details = {"error": error} if error else {}
         self.sessions.set_status(run.session_id, status)
@@ -287,7 +297,9 @@ class PipelineOrchestrator:
 
     # -- handing over -----------------------------------------------------------------------------
 
-    def _inputs(self, run: Run, phase: str, results: Mapping[str, PhaseResult]) -> list[ModelRef]:
+    def _inputs(
+        self, run: RunContext, phase: str, results: Mapping[str, PhaseResult]
+    ) -> list[ModelRef]:
         """The models of the phase before, or those that were given at the first start."""
         source = _source_of(phase)
         if source is None:
@@ -303,7 +315,7 @@ class PipelineOrchestrator:
         places = [Path(text) for text in own.get("inputs", [])]
         return [ModelRef(p.name, p, read_metadata(p).model_dump()) for p in places]
 
-    def _check_handoff(self, run: Run, target: str, models: Sequence[ModelRef]) -> None:
+    def _check_handoff(self, run: RunContext, target: str, models: Sequence[ModelRef]) -> None:
         """Apply the rules of the handoff, record the result, and raise if it did not pass."""
         source = _source_of(target)
         if source is None:

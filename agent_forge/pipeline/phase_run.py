@@ -30,10 +30,10 @@ from agent_forge.errors import (
     DamagedFile,
     DiskFull,
     ForgeError,
-    Gone,
     HandoffRefused,
     NotEnough,
     NotFound,
+    PathDisappeared,
     PhaseFailed,
 )
 from agent_forge.pipeline.config import PipelineConfig
@@ -53,7 +53,7 @@ WITHOUT_EFFECT = {"enabled", "checkpoint_every_steps", "gate_policy", "gates"}
 
 
 @dataclass
-class Run:
+class RunContext:
     """What the phases of one run share."""
 
     folder: Path
@@ -70,7 +70,7 @@ class Run:
 
 
 def run_phase(
-    run: Run,
+    run: RunContext,
     controller: PhaseController,
     inputs: Sequence[ModelRef],
     check_handoff: Callable[[Sequence[ModelRef]], None],
@@ -100,7 +100,7 @@ def run_phase(
 
 
 def _begin(
-    run: Run, phase: str, folder: Path, fingerprint: str, inputs: Sequence[ModelRef]
+    run: RunContext, phase: str, folder: Path, fingerprint: str, inputs: Sequence[ModelRef]
 ) -> dict[str, Any]:
     """Record that the phase has begun, before anything of it exists."""
     before = read_state(folder)
@@ -128,7 +128,7 @@ def forget(folder: Path, root: Path) -> None:
 
 
 def _work(
-    run: Run, controller: PhaseController, context: PhaseContext, state: dict[str, Any]
+    run: RunContext, controller: PhaseController, context: PhaseContext, state: dict[str, Any]
 ) -> PhaseResult:
     run.tracker.begin_phase(controller.name)
     seed_everything(run.config.runtime.seed, controller.name)
@@ -186,7 +186,7 @@ def _record_failure(folder: Path, state: dict[str, Any], error: Exception) -> No
 
 
 def _context(
-    run: Run,
+    run: RunContext,
     controller: PhaseController,
     inputs: Sequence[ModelRef],
     folder: Path,
@@ -210,16 +210,18 @@ def _context(
     )
 
 
-def _there(run: Run, folder: Path) -> bool:
+def _there(run: RunContext, folder: Path) -> bool:
     """True; where the records of the run are gone, whatever is written would belong to nothing."""
     if not (run.folder / SESSION_FILE).exists():
-        raise Gone(run.folder / SESSION_FILE, hint="the session is lost; start a new one")
+        raise PathDisappeared(
+            run.folder / SESSION_FILE, hint="the session is lost; start a new one"
+        )
     if not (folder / STATE_FILE).exists():
-        raise Gone(folder / STATE_FILE, hint="resume does the phase again")
+        raise PathDisappeared(folder / STATE_FILE, hint="resume does the phase again")
     return True
 
 
-def fingerprint_of(run: Run, controller: PhaseController, inputs: Sequence[ModelRef]) -> str:
+def fingerprint_of(run: RunContext, controller: PhaseController, inputs: Sequence[ModelRef]) -> str:
     """sha256 of everything that the phase's result depends on.
 
     Defaults are left out, so that a run survives an update which adds a setting.

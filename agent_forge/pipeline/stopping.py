@@ -12,7 +12,7 @@ from agent_forge.store import files, lock
 STOP_FILE = "stop"
 
 
-class Stopper:
+class StopSignals:
     """Says whether to stop. The first request lets the step finish; a second one leaves at once."""
 
     def __init__(self) -> None:

@@ -7,6 +7,14 @@ protocol   what those two say to each other
 """
 
 from agent_forge.sandbox.grade import GradeResult, run_tests
-from agent_forge.sandbox.run import LAYERS, ExecutionResult, Limits, layers, run
+from agent_forge.sandbox.run import LAYERS, ExecutionResult, SandboxLimits, layers, run
 
-__all__ = ["LAYERS", "ExecutionResult", "GradeResult", "Limits", "layers", "run", "run_tests"]
+__all__ = [
+    "LAYERS",
+    "ExecutionResult",
+    "GradeResult",
+    "SandboxLimits",
+    "layers",
+    "run",
+    "run_tests",
+]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent_forge.sandbox.run import Child, ExecutionResult, Limits, compiled, watch
+from agent_forge.sandbox.run import ExecutionResult, SandboxLimits, SandboxProcess, compiled, watch
 
 PROTOCOL = Path(__file__).with_name("protocol.py")
 
@@ -26,14 +26,14 @@ class GradeResult:
 
 
 def run_tests(
-    code: str, tests: Sequence[str], *, setup: str = "", limits: Limits | None = None
+    code: str, tests: Sequence[str], *, setup: str = "", limits: SandboxLimits | None = None
 ) -> GradeResult:
     """Run each test (statements, mostly one assert) against what `code` defines.
 
     `setup` runs on both sides before the code and before the tests. A test passes if it raises
     nothing; one that was never reached has not passed.
     """
-    limits = limits or Limits()
+    limits = limits or SandboxLimits()
     (answer_in, tests_out), (tests_in, answer_out) = os.pipe(), os.pipe()
     ends = [answer_in, tests_out, tests_in, answer_out]
     try:
@@ -41,8 +41,8 @@ def run_tests(
         server = f"serve_answer({answer_in}, {answer_out}, {code!r}, {setup!r})"
         both = compiled(PROTOCOL)
         with (
-            Child(both, tester, limits=limits, fds=(tests_in, tests_out)) as testing,
-            Child(both, server, limits=limits, fds=(answer_in, answer_out)) as answering,
+            SandboxProcess(both, tester, limits=limits, fds=(tests_in, tests_out)) as testing,
+            SandboxProcess(both, server, limits=limits, fds=(answer_in, answer_out)) as answering,
         ):
             while ends:
                 os.close(ends.pop())

@@ -39,14 +39,16 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
 OPERATIONS |= {of.__name__: of for of in (iter, next, len, str, repr, bool)}
 
 
-class Closed(BaseException):
+class ConnectionClosed(BaseException):
     """The other process is gone, or does not keep to the protocol: nothing can pass any more."""
 
 
 class Connection:
     """One end of the pipes. `serves` are the operations that the other end may ask for."""
 
-    def __init__(self, reading: int, writing: int, serves: set[str], proxy: type[Proxy]) -> None:
+    def __init__(
+        self, reading: int, writing: int, serves: set[str], proxy: type[RemoteObject]
+    ) -> None:
         self.reader, self.writing, self.serves = os.fdopen(reading, "rb"), writing, serves
         self.proxy = proxy  # for objects of the other end
         self.mine: list[Any] = []  # objects that the other end has a proxy for
@@ -58,19 +60,19 @@ class Connection:
             while data:
                 data = data[os.write(self.writing, data) :]
         except OSError:
-            raise Closed from None
+            raise ConnectionClosed from None
 
     def receive(self) -> list[Any]:
         line = self.reader.readline(MAX_MESSAGE)
         try:
             message = json.loads(line)
         except (ValueError, RecursionError):
-            raise Closed from None
+            raise ConnectionClosed from None
         if not line.endswith(b"\n") or not isinstance(message, list) or not message:
-            raise Closed
+            raise ConnectionClosed
         return message
 
-    def ask(self, operation: str, target: Proxy | str, *args: Any) -> Any:
+    def ask(self, operation: str, target: RemoteObject | str, *args: Any) -> Any:
         """The result of an operation at the other end; serves what that asks for meanwhile."""
         self.send("ask", operation, *map(self.encode, (target, *args)))
         while True:
@@ -86,7 +88,7 @@ class Connection:
                     fits = isinstance(kind, type) and issubclass(kind, Exception)
                     raise (kind if fits else RuntimeError)(text)  # type: ignore[misc]
                 case _:
-                    raise Closed
+                    raise ConnectionClosed
 
     def serve(self, operation: str, values: list[Any]) -> None:
         try:
@@ -105,7 +107,7 @@ class Connection:
             return value
         if isinstance(value, str):
             return str.__str__(value)
-        if isinstance(value, Proxy):
+        if isinstance(value, RemoteObject):
             return {"yours": object.__getattribute__(value, "_index")}
         if isinstance(value, int):
             return {"int": hex(value)}
@@ -141,7 +143,7 @@ def forward(operation: str) -> Any:
     return lambda proxy, *args: proxy._ask(operation, *args)
 
 
-class Proxy:
+class RemoteObject:
     """Stands for an object of the other process. It has no order or arithmetic of its own."""
 
     _ask: Any
@@ -155,7 +157,7 @@ class Proxy:
 
     def __iter__(self) -> Any:
         items = self._ask("iter")
-        return items if isinstance(items, Proxy) else iter(())
+        return items if isinstance(items, RemoteObject) else iter(())
 
     __getattr__, __setattr__, __getitem__ = map(forward, ("get", "set", "item"))
     __next__, __len__, __bool__, __str__, __repr__ = map(
@@ -163,14 +165,14 @@ class Proxy:
     )
 
 
-class AnswerProxy(Proxy):
+class UntrustedObject(RemoteObject):
     """Stands for an object of the answer, which could claim that any two of its objects are equal.
 
     To compare two of them, or to put one in a set, is therefore an error.
     """
 
     def __eq__(self, other: object) -> bool:
-        if isinstance(other, Proxy):
+        if isinstance(other, RemoteObject):
             raise TypeError("objects of the answer cannot be compared: compare plain values")
         return NotImplemented
 
@@ -193,13 +195,13 @@ def run_source(source: str, name: str, names: dict[str, Any]) -> None:
 
 def serve_answer(reading: int, writing: int, code: str, setup: str) -> None:
     """Run the answer, then do what the tests ask with what it defined."""
-    connection = Connection(reading, writing, {"name", *OPERATIONS}, Proxy)
+    connection = Connection(reading, writing, {"name", *OPERATIONS}, RemoteObject)
     module = sys.modules["__main__"] = type(sys)("__main__")
     names = connection.names = module.__dict__
     for source in (setup, code):
         run_source(source, "answer", names)
     connection.send("ready", *[name for name in names if isinstance(name, str)])
-    with contextlib.suppress(Closed):  # the tests are over
+    with contextlib.suppress(ConnectionClosed):  # the tests are over
         while True:
             _, wanted, *values = connection.receive()
             connection.serve(wanted, values)
@@ -211,7 +213,7 @@ def test_answer(reading: int, writing: int, setup: str, tests: list[str]) -> Non
     Names of the setup, builtins and modules of the standard library are this process's own.
     Classes of the setup live with the answer, so that instances can be handed to it.
     """
-    connection, grades = Connection(reading, writing, {"call"}, AnswerProxy), os.dup(1)
+    connection, grades = Connection(reading, writing, {"call"}, UntrustedObject), os.dup(1)
     sys.stdout = io.StringIO()
     names: dict[str, Any] = {"__name__": "__main__"}
     run_source(setup, "setup", names)

@@ -42,7 +42,7 @@ LAYERS = ("limits", "audit_hook", *NAMESPACE_LAYERS, "landlock", "no_capabilitie
 
 
 @dataclass(frozen=True)
-class Limits:
+class SandboxLimits:
     """What the code may use. `processes` counts threads too; other programs never start."""
 
     cpu_seconds: int = 5
@@ -80,9 +80,9 @@ class ExecutionResult:
     truncated: bool
 
 
-def run(code: str, *, stdin: str = "", limits: Limits | None = None) -> ExecutionResult:
+def run(code: str, *, stdin: str = "", limits: SandboxLimits | None = None) -> ExecutionResult:
     """Run Python code and return how it ended; whatever it does, nothing is raised here."""
-    with Child(code, stdin=stdin, limits=limits or Limits()) as child:
+    with SandboxProcess(code, stdin=stdin, limits=limits or SandboxLimits()) as child:
         watch([child])
         return child.result()
 
@@ -96,7 +96,7 @@ def compiled(source: Path) -> CodeType:
 @functools.cache
 def layers() -> dict[str, bool]:
     """Which layers hold on this machine, as a confined process finds them."""
-    with Child(limits=Limits()) as child:
+    with SandboxProcess(limits=SandboxLimits()) as child:
         watch([child])
         result = child.result()
     if result.status != "ok":
@@ -105,7 +105,7 @@ def layers() -> dict[str, bool]:
     return {name: held.get(name, False) for name in LAYERS}
 
 
-class Child:
+class SandboxProcess:
     """One confined process, its folder and what it has written so far.
 
     Parts of its code run one after the other in one namespace; without any it prints its layers.
@@ -114,7 +114,7 @@ class Child:
     hook = True  # tests take it away to see the kernel's layers alone
 
     def __init__(
-        self, *code: str | CodeType, limits: Limits, stdin: str = "", fds: Sequence[int] = ()
+        self, *code: str | CodeType, limits: SandboxLimits, stdin: str = "", fds: Sequence[int] = ()
     ) -> None:
         if not platform.can_limit():
             raise ForgeError(
@@ -154,7 +154,7 @@ class Child:
             **platform.new_group(),
         )
 
-    def __enter__(self) -> Child:
+    def __enter__(self) -> SandboxProcess:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -214,7 +214,7 @@ class Child:
         return ExecutionResult(self.status, self.exit_code, out, err, *used)
 
 
-def watch(children: Sequence[Child]) -> None:
+def watch(children: Sequence[SandboxProcess]) -> None:
     """Read and keep the time until all have ended; the end of the first is the end of the rest."""
     with selectors.DefaultSelector() as selector:
         for child in children:

@@ -21,7 +21,7 @@ from agent_forge.search.settings import EvolutionSettings
 FORMAT = 1  # of the state
 
 
-class Origin(NamedTuple):
+class CandidateOrigin(NamedTuple):
     """When and how a candidate came about, and what it has to beat to be an improvement."""
 
     generation: int
@@ -29,7 +29,7 @@ class Origin(NamedTuple):
     against: tuple[str, ...] = ()
 
 
-class Search:
+class SearchStrategy:
     """Ask what to score, tell the scores (-inf: failed), advance, until it is finished.
 
     The order in which the scores of one `ask` arrive changes nothing. There is no champion before
@@ -64,7 +64,7 @@ class Search:
         self.history: list[dict[str, Any]] = []
         self.gradient_of: str | None = None  # the candidate whose gradient is wanted now
         self.finished: str | None = None  # generations, evaluations, converged, or failed
-        self._origins: dict[str, Origin] = {}
+        self._origins: dict[str, CandidateOrigin] = {}
         self._holdouts: dict[str, float] = {}
         self._closed: list[dict[str, Any]] = []  # what was told in each closed generation
         self._measured: list[str] = []  # the populations of closed generations
@@ -77,10 +77,10 @@ class Search:
             Candidate({"kind": "parent", "index": i}, (), f"parent {i}") for i in range(parents)
         ]
         keys = tuple(model.key for model in models)
-        self._space = operators.Space(keys, (*groups,), (*layers,), settings)
+        self._space = operators.SearchSpace(keys, (*groups,), (*layers,), settings)
         models.append(Candidate({"kind": "average"}, keys, "average"))
         for model in models:
-            self._add(model, Origin(0, model.kind))
+            self._add(model, CandidateOrigin(0, model.kind))
         self._open([model.key for model in models])
         self._first_generation()
 
@@ -104,7 +104,9 @@ class Search:
         """Add a candidate to the population; False if it was proposed before."""
         if candidate.key in self.candidates:
             return False
-        self._add(candidate, Origin(self.generation, operator, against or self._space.parents))
+        self._add(
+            candidate, CandidateOrigin(self.generation, operator, against or self._space.parents)
+        )
         self._tried.append([candidate.key])
         return True
 
@@ -346,7 +348,7 @@ class Search:
 
     # -- keys -------------------------------------------------------------------------------------
 
-    def _add(self, candidate: Candidate, origin: Origin) -> None:
+    def _add(self, candidate: Candidate, origin: CandidateOrigin) -> None:
         self.candidates[candidate.key], self._origins[candidate.key] = candidate, origin
 
     def _population(self) -> list[str]:

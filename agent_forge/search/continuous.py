@@ -1,8 +1,8 @@
 """Search over numbers: coefficients of the parents' task vectors, densities and a scale.
 
-`Box` translates between vectors and candidates. CMA-ES (pycma) asks for points around a mean that
-moves to the better ones; NSGA-II (pymoo) keeps a front where no domain gains without another's
-loss. Both get random numbers of their own and read no others.
+`CandidateVector` translates between vectors and candidates. CMA-ES (pycma) asks for points
+around a mean that moves to the better ones; NSGA-II (pymoo) keeps a front where no domain gains
+without another's loss. Both get random numbers of their own and read no others.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from agent_forge.errors import ConfigError
 from agent_forge.search import operators
-from agent_forge.search.base import Search
+from agent_forge.search.base import SearchStrategy
 from agent_forge.search.candidate import Candidate
 from agent_forge.search.operators import Rows
 
@@ -29,13 +29,13 @@ FAILED = 1e9  # what a failed candidate costs
 
 
 @dataclass(frozen=True)
-class Box:
+class CandidateVector:
     """The numbers of a candidate as a vector: coefficients by group and parent, densities, scale.
 
     With an `anchor` the coefficients are added to that candidate, whatever it is made of.
     """
 
-    space: operators.Space
+    space: operators.SearchSpace
     method: str = "linear"
     per_layer: bool = True
     scaled: bool = False
@@ -86,7 +86,7 @@ class Box:
 
 
 def coefficients_of(
-    space: operators.Space, known: Mapping[str, Candidate], key: str
+    space: operators.SearchSpace, known: Mapping[str, Candidate], key: str
 ) -> tuple[str | None, Vector]:
     """What a candidate's coefficients are added to (None: the base), and the coefficients."""
     candidate, n, groups = known[key], len(space.parents), len(space.groups)
@@ -96,17 +96,19 @@ def coefficients_of(
     if candidate.kind == "parent":
         return None, np.tile(np.eye(n)[operation["index"]], groups)
     if candidate.kind == "blend" and operation["method"] == "linear":
-        return None, operation["scale"] * Box(space).vector(operation["coefficients"])
+        return None, operation["scale"] * CandidateVector(space).vector(operation["coefficients"])
     if candidate.kind == "shift":
         anchor, before = coefficients_of(space, known, candidate.inputs[0])
-        return anchor, before + Box(space).vector(operation["coefficients"])
+        return anchor, before + CandidateVector(space).vector(operation["coefficients"])
     return key, np.zeros(groups * n)
 
 
 class Cma:
     """pycma on a box, with random numbers of its own."""
 
-    def __init__(self, box: Box, start: Vector, sigma: float, size: int, *seed: int | str) -> None:
+    def __init__(
+        self, box: CandidateVector, start: Vector, sigma: float, size: int, *seed: int | str
+    ) -> None:
         self.box, rng = box, operators.generator(*seed, "cma")
         low, high = box.bounds
         options = {"bounds": [low.tolist(), high.tolist()], "popsize": size, "verbose": -9}
@@ -138,14 +140,16 @@ class Cma:
             self._search.tell(points, costs)
 
 
-class _BoxSearch(Search):
+class _VectorSearch(SearchStrategy):
     """Proposes points of a box; `_proposed` are those of this generation, with their keys."""
 
     mutating = ("sample",)
 
     def _first_generation(self) -> None:
         s, masks = self.settings, operators.mask_seed(self.seed)
-        self._box = Box(self._space, s.blend_method, s.per_layer, scaled=True, seed=masks)
+        self._box = CandidateVector(
+            self._space, s.blend_method, s.per_layer, scaled=True, seed=masks
+        )
         self._start = self._box.start(s.density)
 
     def _propose_points(self, points: Sequence[Vector]) -> None:
@@ -156,7 +160,7 @@ class _BoxSearch(Search):
             self._propose("sample", made)
 
 
-class CmaEs(_BoxSearch):
+class CmaEs(_VectorSearch):
     """Points around a mean, which is measured too, and the mean moves to the better ones."""
 
     def _first_generation(self) -> None:
@@ -177,7 +181,7 @@ class CmaEs(_BoxSearch):
         return {"sigma": self._cma.sigma}
 
 
-class Nsga2(_BoxSearch):
+class Nsga2(_VectorSearch):
     """One objective a domain; the champion is the best by fitness."""
 
     def _first_generation(self) -> None:

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from numpy.random import Generator
 
 from agent_forge.search import operators
-from agent_forge.search.base import Origin, Search
+from agent_forge.search.base import CandidateOrigin, SearchStrategy
 from agent_forge.search.candidate import Candidate
 from agent_forge.search.settings import MUTANTS, TRIPLE
 
@@ -32,7 +32,7 @@ MOST_VARIANTS = 4  # a place whose candidates keep coinciding with others is lef
 MOST_ATTEMPTS = 50  # at a mutant that was never there: a short path has few others
 
 
-class Place(NamedTuple):
+class PopulationSlot(NamedTuple):
     """What a place in the population is for: a mutant, the losers' child, or a combo."""
 
     use: str
@@ -40,26 +40,26 @@ class Place(NamedTuple):
     combo: int | None = None
 
 
-class Evolution(Search):
+class EvolutionSearch(SearchStrategy):
     """The specification's scheme, for anything that can be scored."""
 
     def _first_generation(self) -> None:
         size = self.settings.population_size
         combos = [*sorted(operators.COMBOS[:size]), *[None] * (size - len(operators.COMBOS))]
-        self._fill_all([Place("combo", self._space.parents, combo) for combo in combos])
+        self._fill_all([PopulationSlot("combo", self._space.parents, combo) for combo in combos])
 
     def _next_generation(self, elites: Sequence[str], last: Sequence[str]) -> None:
-        settings, new = self.settings, Place("reseed", self._space.parents)
+        settings, new = self.settings, PopulationSlot("reseed", self._space.parents)
         losers = [key for key in self._ranked(last) if key not in elites]
         losers = [key for key in losers if self.candidates[key].kind != "path"]
         losers = losers[-TRIPLE * settings.triples :]
         places = [
-            Place("mutant", (elites[n // MUTANTS % len(elites)],)) if elites else new
+            PopulationSlot("mutant", (elites[n // MUTANTS % len(elites)],)) if elites else new
             for n in range(MUTANTS * settings.elite_count)
         ]
         for n in range(settings.triples):
             triple = tuple(losers[TRIPLE * n : TRIPLE * (n + 1)])
-            places.append(Place("losers", triple) if len(triple) == TRIPLE else new)
+            places.append(PopulationSlot("losers", triple) if len(triple) == TRIPLE else new)
         if self._diversity_below(settings.diversity_reseed_threshold):
             places[-2:] = [new, new]
         self._fill_all(places)
@@ -68,7 +68,7 @@ class Evolution(Search):
         diversity = self.history[-1]["diversity"] if self.history else None
         return diversity is not None and diversity < threshold
 
-    def _fill_all(self, places: Sequence[Place]) -> None:
+    def _fill_all(self, places: Sequence[PopulationSlot]) -> None:
         """Begin a population with these places, and fill each of them."""
         low = self._diversity_below(self.settings.min_diversity)
         self._strength = self.settings.mutation_boost if low else 1.0
@@ -82,15 +82,17 @@ class Evolution(Search):
         for attempt in count():
             label = (self.seed, self.generation, index, len(tried), attempt, place.use)
             if attempt == MOST_ATTEMPTS:
-                place = Place("reseed", self._space.parents)
+                place = PopulationSlot("reseed", self._space.parents)
             rng = operators.generator(*label)
             operator, candidate = self._candidate_for(place, rng, again=bool(tried))
             if candidate.key not in self.candidates:
                 break
-        self._add(candidate, Origin(self.generation, operator, place.inputs))
+        self._add(candidate, CandidateOrigin(self.generation, operator, place.inputs))
         tried.append(candidate.key)
 
-    def _candidate_for(self, place: Place, rng: Generator, *, again: bool) -> tuple[str, Candidate]:
+    def _candidate_for(
+        self, place: PopulationSlot, rng: Generator, *, again: bool
+    ) -> tuple[str, Candidate]:
         if place.use == "mutant":
             elite = self.candidates[place.inputs[0]]
             return operators.mutate(self._space, elite, rng, self._strength, again=again)

@@ -15,7 +15,7 @@ from typing import Any
 from numpy.random import Generator
 
 from agent_forge.search import operators
-from agent_forge.search.base import Search
+from agent_forge.search.base import SearchStrategy
 from agent_forge.search.candidate import SHORT, Candidate
 from agent_forge.search.settings import PAIRS, EvolutionSettings
 
@@ -44,7 +44,7 @@ def distance(one: Mapping[str, Any], other: Mapping[str, Any]) -> float:
     return float(bits + sum(rows) / len(rows) + shares + scale) / 4
 
 
-class Genetic(Search):
+class GeneticSearch(SearchStrategy):
     """Children of the winners of tournaments; the best stay until they are beaten.
 
     A generation is bred before the last two of the one before have a score: nobody waits for them.

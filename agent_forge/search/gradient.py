@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from agent_forge.search import operators
-from agent_forge.search.base import Search
+from agent_forge.search.base import SearchStrategy
 from agent_forge.search.candidate import Candidate
-from agent_forge.search.continuous import Box, Vector
+from agent_forge.search.continuous import CandidateVector, Vector
 from agent_forge.search.operators import Rows
 
 LONGER, SHORTER = 1.6, 0.4
@@ -25,11 +25,17 @@ SHORTEST, LONGEST = 0.01, 4.0  # of the first step; below that it begins anew
 MOMENTUM, SQUARES, FLOOR = 0.6, 0.9, 0.3
 
 
-class Descent:
+class GradientDescent:
     """A point, the direction that gradients show from it, and a step length that scores decide."""
 
     def __init__(
-        self, box: Box, point: Vector, key: str, step: float, turns: int, *seed: int | str
+        self,
+        box: CandidateVector,
+        point: Vector,
+        key: str,
+        step: float,
+        turns: int,
+        *seed: int | str,
     ) -> None:
         """After `turns` gradients all items have been looked at: then directions are drawn."""
         self.box, self.point, self.key, self.first, self.step = box, point, key, step, step
@@ -88,16 +94,18 @@ def _unit(direction: Vector) -> Vector:
     return direction / length if length else direction
 
 
-class Gradient(Search):
+class GradientSearch(SearchStrategy):
     """Coefficients of every group, from the parents' average on."""
 
     mutating = ("gradient",)
 
     def _first_generation(self) -> None:
-        box, s = Box(self._space), self.settings
+        box, s = CandidateVector(self._space), self.settings
         start, average = box.start(), self._survivors[-1]
         turns = s.gradient_turns
-        self._descent = Descent(box, start, average, s.gradient_step, turns, self.seed, "grad")
+        self._descent = GradientDescent(
+            box, start, average, s.gradient_step, turns, self.seed, "grad"
+        )
         self._trial: str | None = None
 
     def _more(self) -> None:

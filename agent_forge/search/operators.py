@@ -40,7 +40,7 @@ def mask_seed(seed: int) -> int:
 
 
 @dataclass(frozen=True)
-class Space:
+class SearchSpace:
     """What can vary: the parents' keys, the groups of weights and the layers."""
 
     parents: tuple[str, ...]
@@ -52,7 +52,9 @@ class Space:
 # -- merges ---------------------------------------------------------------------------------------
 
 
-def combo_of(space: Space, combo: int, inputs: Sequence[str], seed: int, origin: str) -> Candidate:
+def combo_of(
+    space: SearchSpace, combo: int, inputs: Sequence[str], seed: int, origin: str
+) -> Candidate:
     """One of the eight combos; all inputs weigh the same, unless the settings weigh the parents."""
     known = space.settings.parent_weights
     row = known if known and tuple(inputs) == space.parents else [1.0] * len(inputs)
@@ -69,7 +71,7 @@ def combo_of(space: Space, combo: int, inputs: Sequence[str], seed: int, origin:
     return Candidate(operation, tuple(inputs), f"{origin} {combo:03b}")
 
 
-def variant(space: Space, merge: Candidate, rng: Generator) -> Candidate:
+def variant(space: SearchSpace, merge: Candidate, rng: Generator) -> Candidate:
     """The same combo of the same inputs, with other weights, drop rate and kept share."""
     step = space.settings.shift_sigma * len(merge.inputs)
     recipe = merge.operation
@@ -83,7 +85,7 @@ def variant(space: Space, merge: Candidate, rng: Generator) -> Candidate:
 
 
 def blend(
-    space: Space,
+    space: SearchSpace,
     method: str,
     coefficients: Rows,
     density: Mapping[str, float] | None = None,
@@ -113,7 +115,7 @@ def shifted(of: str, coefficients: Rows, origin: str) -> Candidate:
 
 
 def mutate(
-    space: Space, elite: Candidate, rng: Generator, strength: float, *, again: bool = False
+    space: SearchSpace, elite: Candidate, rng: Generator, strength: float, *, again: bool = False
 ) -> tuple[str, Candidate]:
     """A mutant, and the name of what was done to it.
 
@@ -146,7 +148,7 @@ def mutate(
     return name, Candidate(operation, inputs, f"{name} mutation of {elite.key[:SHORT]}")
 
 
-def path(space: Space, of: Candidate, rng: Generator) -> Candidate:
+def path(space: SearchSpace, of: Candidate, rng: Generator) -> Candidate:
     """Another path through the layers of a candidate and of the parents.
 
     One layer is skipped, repeated or taken from another input, and perhaps some more. There is
@@ -174,7 +176,12 @@ def path(space: Space, of: Candidate, rng: Generator) -> Candidate:
 
 
 def mutated_recipe(
-    space: Space, recipe: Mapping[str, Any], rng: Generator, combos: Sequence[int], *, again: bool
+    space: SearchSpace,
+    recipe: Mapping[str, Any],
+    rng: Generator,
+    combos: Sequence[int],
+    *,
+    again: bool,
 ) -> dict[str, Any]:
     """A recipe of the parents with one mutation, among these combos."""
     menu = _recipe_menu(space, recipe, again)
@@ -187,7 +194,7 @@ def mutated_recipe(
             return made
 
 
-def _recipe_menu(space: Space, operation: Mapping[str, Any], again: bool) -> list[str]:
+def _recipe_menu(space: SearchSpace, operation: Mapping[str, Any], again: bool) -> list[str]:
     """The mutations that this combo would notice."""
     menu = ["weights", "scale", "keep" if operation["combo"] & ARITHMETIC else "drop_rate"]
     if not again:
@@ -197,7 +204,7 @@ def _recipe_menu(space: Space, operation: Mapping[str, Any], again: bool) -> lis
     return menu
 
 
-def _random_shift(space: Space, rng: Generator, strength: float) -> dict[str, list[float]]:
+def _random_shift(space: SearchSpace, rng: Generator, strength: float) -> dict[str, list[float]]:
     """A step in one group: the smaller the part, the likelier it is an improvement."""
     steps = rng.standard_normal(len(space.parents)) * space.settings.shift_sigma * strength
     still = {group: [0.0] * len(space.parents) for group in space.groups}
@@ -205,7 +212,7 @@ def _random_shift(space: Space, rng: Generator, strength: float) -> dict[str, li
 
 
 def _mutated_fields(
-    name: str, space: Space, operation: Mapping[str, Any], rng: Generator, strength: float
+    name: str, space: SearchSpace, operation: Mapping[str, Any], rng: Generator, strength: float
 ) -> dict[str, Any]:
     """The fields of a merge that a mutation changes.
 

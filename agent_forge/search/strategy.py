@@ -12,21 +12,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from agent_forge.search.auto import Auto
-from agent_forge.search.base import Search
+from agent_forge.search.base import SearchStrategy
 from agent_forge.search.continuous import CmaEs, Nsga2
-from agent_forge.search.evolution import Evolution
-from agent_forge.search.genetic import Genetic
-from agent_forge.search.gradient import Gradient
+from agent_forge.search.evolution import EvolutionSearch
+from agent_forge.search.genetic import GeneticSearch
+from agent_forge.search.gradient import GradientSearch
+from agent_forge.search.portfolio import PortfolioSearch
 from agent_forge.search.settings import EvolutionSettings
 
-STRATEGIES: dict[str, type[Search]] = {
-    "spec": Evolution,
-    "ga": Genetic,
+STRATEGIES: dict[str, type[SearchStrategy]] = {
+    "spec": EvolutionSearch,
+    "ga": GeneticSearch,
     "cma-es": CmaEs,
     "nsga2": Nsga2,
-    "grad": Gradient,
-    "auto": Auto,
+    "grad": GradientSearch,
+    "auto": PortfolioSearch,
 }
 
 
@@ -37,7 +37,7 @@ def begin(
     groups: Sequence[str],
     seed: int,
     layers: Sequence[str] = (),
-) -> Search:
+) -> SearchStrategy:
     """The search that the settings name, at its beginning."""
     strategy = STRATEGIES[settings.strategy]
     return strategy(settings, parents=parents, groups=groups, seed=seed, layers=layers)

@@ -85,7 +85,7 @@ def _entry(name: str, size: int) -> tarfile.TarInfo:
 class _Stream(io.RawIOBase):
     """The durable writer in the form that tarfile and gzip want."""
 
-    def __init__(self, writer: files.Writer) -> None:
+    def __init__(self, writer: files.HashingWriter) -> None:
         self._writer = writer
 
     def writable(self) -> bool:

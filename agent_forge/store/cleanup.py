@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Removal:
+class CleanupRemoval:
     """A session that is to be removed, and why."""
 
     session_id: str
@@ -40,7 +40,7 @@ def plan_cleanup(
     age_days: float | None = None,
     failed: bool = False,
     everything: bool = False,
-) -> list[Removal]:
+) -> list[CleanupRemoval]:
     """Return the sessions to remove. Running ones and those in `keep` always stay.
 
     By policy: completed and failed ones past their age, then the oldest beyond the total. Paused
@@ -70,7 +70,7 @@ def plan_cleanup(
         for session in sorted(left, key=lambda s: s["start_time"])[: max(0, excess)]:
             reasons[session["session_id"]] = f"more than {policy.max_sessions_total} sessions"
     ends = {session["session_id"]: session["end_time"] for session in sessions}
-    return [Removal(name, reason, end_time=ends[name]) for name, reason in reasons.items()]
+    return [CleanupRemoval(name, reason, end_time=ends[name]) for name, reason in reasons.items()]
 
 
 class SessionCleanupManager:
@@ -81,7 +81,7 @@ class SessionCleanupManager:
         self.policy = policy
         self.kept: list[tuple[str, ForgeError]] = []
 
-    def plan(self, **which: Any) -> list[Removal]:
+    def plan(self, **which: Any) -> list[CleanupRemoval]:
         """Return what would be removed now, with its bytes; for `which` see plan_cleanup."""
         rows: list[dict[str, Any]] = []
         for row in self.sessions.registry.get_all_sessions():
@@ -97,9 +97,9 @@ class SessionCleanupManager:
         size = {r.session_id: files.tree_bytes(self.sessions.path(r.session_id)) for r in chosen}
         return [replace(removal, bytes=size[removal.session_id]) for removal in chosen]
 
-    def remove(self, removals: Sequence[Removal]) -> list[Removal]:
+    def remove(self, removals: Sequence[CleanupRemoval]) -> list[CleanupRemoval]:
         """Remove sessions and return those that are gone; `kept` tells which stayed and why."""
-        gone: list[Removal] = []
+        gone: list[CleanupRemoval] = []
         with self.sessions.changing():
             for removal in removals:
                 try:
@@ -110,7 +110,7 @@ class SessionCleanupManager:
                     self.kept.append((removal.session_id, error))
         return gone
 
-    def _remove(self, removal: Removal) -> bool:
+    def _remove(self, removal: CleanupRemoval) -> bool:
         path = self.sessions.path(removal.session_id)
         there = path.exists()
         if there:
@@ -126,7 +126,7 @@ class SessionCleanupManager:
                 files.remove_tree(path, self.sessions.root / "sessions")
         return self.sessions.registry.delete_session(path.name) or there
 
-    def cleanup_old_sessions(self, *, keep: Collection[str] = ()) -> list[Removal]:
+    def cleanup_old_sessions(self, *, keep: Collection[str] = ()) -> list[CleanupRemoval]:
         """Remove what the policy no longer wants; nothing if automatic cleaning is off."""
         if not self.policy.auto_cleanup_enabled:
             return []
@@ -135,12 +135,12 @@ class SessionCleanupManager:
             log.warning("old session %s was removed: %s", removal.session_id, removal.reason)
         return gone
 
-    def auto_cleanup_on_session_complete(self, session_id: str) -> list[Removal]:
+    def auto_cleanup_on_session_complete(self, session_id: str) -> list[CleanupRemoval]:
         """Mark a session completed, then clean up."""
         self.sessions.set_status(session_id, "completed")
         return self.tidy_up(session_id)
 
-    def tidy_up(self, session_id: str) -> list[Removal]:
+    def tidy_up(self, session_id: str) -> list[CleanupRemoval]:
         """After a session has completed: tend the database every N sessions, and clean."""
         if self.sessions.registry.count_completed() % self.policy.checkpoint_every_n_sessions == 0:
             self.checkpoint_and_vacuum()

@@ -9,7 +9,7 @@ from pathlib import Path
 from agent_forge import platform
 
 
-class Disk:
+class FileSystemCalls:
     """The calls that change the disk, one method each: tests make the N-th of them fail."""
 
     def open(self, path: Path, flags: int) -> int:

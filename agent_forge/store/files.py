@@ -28,13 +28,13 @@ from agent_forge.errors import (
     CannotWrite,
     DamagedFile,
     DiskFull,
-    Gone,
     HostileInput,
     NameRefused,
     NotFound,
+    PathDisappeared,
     TooNew,
 )
-from agent_forge.store.disk import Disk
+from agent_forge.store.disk import FileSystemCalls
 
 MANIFEST = "manifest.json"
 SCHEMA_VERSION = 1
@@ -47,13 +47,13 @@ T = TypeVar("T")
 FileRecords = dict[str, dict[str, Any]]  # sha256 and bytes by file name
 
 
-disk = Disk()
+disk = FileSystemCalls()
 
 
 # -- writing --------------------------------------------------------------------------------------
 
 
-class Writer:
+class HashingWriter:
     """An open file that counts and hashes what goes through it."""
 
     def __init__(self, path: Path, flags: int) -> None:
@@ -75,8 +75,8 @@ class Writer:
 
 
 @contextlib.contextmanager
-def _new_file(path: Path) -> Iterator[Writer]:
-    writer = Writer(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+def _new_file(path: Path) -> Iterator[HashingWriter]:
+    writer = HashingWriter(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
     try:
         yield writer
         disk.sync(writer.fd)
@@ -95,18 +95,18 @@ def disk_errors(path: Path, size: Callable[[], int] = lambda: 0) -> Iterator[Non
         if error.errno == errno.ELOOP:
             raise HostileInput(f"{path} is a link; the store follows none") from error
         if error.errno == errno.ENOENT and not path.parent.exists():
-            raise Gone(path) from error
+            raise PathDisappeared(path) from error
         raise CannotWrite(path, error.strerror or str(error)) from error
 
 
 @contextlib.contextmanager
-def writing(path: Path, *, replace: bool = True) -> Iterator[Writer]:
+def writing(path: Path, *, replace: bool = True) -> Iterator[HashingWriter]:
     """Write a file: it appears at `path`, synced and whole, when the block ends without error.
 
     Without `replace` a file that has appeared there meanwhile stays, and this fails.
     """
     temp = _beside(path, TEMP)
-    writer: Writer | None = None
+    writer: HashingWriter | None = None
     with disk_errors(path, lambda: writer.size if writer else 0):
         try:
             disk.make_directory(path.parent)
@@ -166,7 +166,7 @@ class StagedFolder:
         self.records: FileRecords = {}
 
     @contextlib.contextmanager
-    def writing(self, name: str) -> Iterator[Writer]:
+    def writing(self, name: str) -> Iterator[HashingWriter]:
         if Path(name).name != name or name in ("", ".", "..", MANIFEST) or name in self.records:
             raise NameRefused(f"{name!r} cannot be a file of this directory")
         with _new_file(self.path / name) as writer:
@@ -261,7 +261,7 @@ def _swap(path: Path) -> None:
 def append(path: Path, data: bytes) -> None:
     """Append lines to a file; a half-written line before them is ended first."""
     with disk_errors(path, lambda: len(data)):
-        writer = Writer(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
+        writer = HashingWriter(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
         try:
             torn = False
             if os.lseek(writer.fd, 0, os.SEEK_END):

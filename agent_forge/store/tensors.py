@@ -20,7 +20,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from agent_forge.errors import DamagedFile, HostileInput, NotFound
-from agent_forge.store.files import Writer
+from agent_forge.store.files import HashingWriter
 
 FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 FLOATS_8 = {"F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2}
@@ -53,7 +53,7 @@ def memory_key(tensor: torch.Tensor) -> tuple[Any, ...]:
     return tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride()
 
 
-class Spec(NamedTuple):
+class TensorSpec(NamedTuple):
     """Type and shape of a tensor, as a file tells them before it is read."""
 
     dtype: torch.dtype
@@ -72,12 +72,14 @@ class Spec(NamedTuple):
         return self.dtype.is_floating_point
 
 
-def spec_of(tensor: torch.Tensor) -> Spec:
-    return Spec(tensor.dtype, tuple(tensor.shape))
+def spec_of(tensor: torch.Tensor) -> TensorSpec:
+    return TensorSpec(tensor.dtype, tuple(tensor.shape))
 
 
 def write_tensors(
-    writer: Writer, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None = None
+    writer: HashingWriter,
+    tensors: Mapping[str, torch.Tensor],
+    metadata: Mapping[str, str] | None = None,
 ) -> None:
     """Write tensors in the safetensors format; widest types first, so that all stay aligned."""
     specs = {name: spec_of(tensors[name]) for name in sorted(tensors)}
@@ -86,7 +88,9 @@ def write_tensors(
 
 
 def write_header(
-    writer: Writer, specs: Mapping[str, Spec], metadata: Mapping[str, str] | None = None
+    writer: HashingWriter,
+    specs: Mapping[str, TensorSpec],
+    metadata: Mapping[str, str] | None = None,
 ) -> list[str]:
     """Write the header; return the order of names in which the data has to follow."""
     names = sorted(specs, key=lambda name: -specs[name].dtype.itemsize)
@@ -107,7 +111,7 @@ def write_header(
     return names
 
 
-def write_data(writer: Writer, tensor: torch.Tensor) -> None:
+def write_data(writer: HashingWriter, tensor: torch.Tensor) -> None:
     """Write the bytes of one tensor."""
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     if flat.numel():
@@ -127,7 +131,7 @@ class MappedTensors(Mapping[str, torch.Tensor]):
             self._reader = reader
             slices = {name: reader.get_slice(name) for name in reader.keys()}  # noqa: SIM118
             self.specs = {
-                name: Spec(DTYPE_OF[part.get_dtype()], tuple(part.get_shape()))
+                name: TensorSpec(DTYPE_OF[part.get_dtype()], tuple(part.get_shape()))
                 for name, part in slices.items()
             }
 

@@ -117,7 +117,7 @@ def sample(process: psutil.Process, folder: Path) -> dict[str, float]:
     return values
 
 
-class Sampler:
+class ResourceSampler:
     """A thread that samples every `interval_s` while its block runs; 0 switches it off."""
 
     def __init__(self, tracker: Tracker, folder: Path, interval_s: float) -> None:
@@ -125,7 +125,7 @@ class Sampler:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="sampler", daemon=True)
 
-    def __enter__(self) -> Sampler:
+    def __enter__(self) -> ResourceSampler:
         if self._interval_s > 0:
             self._thread.start()
         return self

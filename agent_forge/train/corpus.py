@@ -14,8 +14,8 @@ from pathlib import Path
 
 from agent_forge.config.settings import ModelSettings
 from agent_forge.data import baselines, datasets, tasks
+from agent_forge.data.dataset_rows import Example
 from agent_forge.data.loader import Curriculum, CurriculumStage, TokenizedDataset, TokenizedItem
-from agent_forge.data.readers import Example
 from agent_forge.data.tokenizer import Tokenizer
 from agent_forge.errors import ConfigError
 from agent_forge.train.config import DOMAINS, CorpusSettings

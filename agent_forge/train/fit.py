@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 
 from agent_forge.contract.phase import PhaseContext, Stateful
-from agent_forge.data.loader import Curriculum, Loader
+from agent_forge.data.loader import BatchLoader, Curriculum
 from agent_forge.errors import Diverged
 from agent_forge.model.loss import language_loss, vocabulary_of
 from agent_forge.optim.muon import MuonGrokfast
@@ -109,7 +109,7 @@ def fit_corpus(
 
     `seed` gives the order of the data. `evaluate` returns a loss on unseen items.
     """
-    loader = Loader(
+    loader = BatchLoader(
         corpus.sources,
         curriculum.stages[0].mix,
         batch=corpus.settings.rows,

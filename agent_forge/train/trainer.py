@@ -22,7 +22,7 @@ from agent_forge.contract.replay import Decisions
 from agent_forge.errors import Diverged, NotEnough, NotFinite
 from agent_forge.model.loss import LossOutput
 from agent_forge.train.config import TrainSettings, rate_factor
-from agent_forge.train.parallel import World
+from agent_forge.train.data_parallel import TrainingProcesses
 
 log = logging.getLogger(__name__)
 Batch = Sequence[Tensor]  # tensors of equal length along the first dimension
@@ -55,11 +55,11 @@ class Trainer:
         generator: torch.Generator,
         device: str = "cpu",
         decisions: Decisions | None = None,
-        world: World | None = None,
+        world: TrainingProcesses | None = None,
     ) -> None:
         self.model, self.optimizer, self.loss = model, optimizer, loss
         self.settings, self.total, self.generator = settings, total, generator
-        self.device, self.world = device, world or World()
+        self.device, self.world = device, world or TrainingProcesses()
         self.decisions = decisions or Decisions()
         self.factor = 1.0  # of the rate; halved at each divergence
         self.recent: list[float] = []  # losses of the last steps

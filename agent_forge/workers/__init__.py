@@ -17,13 +17,17 @@ import json
 from typing import Any
 
 from agent_forge.errors import ConfigError
-from agent_forge.workers.cluster import Cluster
-from agent_forge.workers.pool import Failure, Inline, Pool
-from agent_forge.workers.processes import Processes
+from agent_forge.workers.process_pool import ProcessPool
+from agent_forge.workers.ray_pool import RayPool
+from agent_forge.workers.worker_pool import InlinePool, WorkerFailure, WorkerPool
 
-__all__ = ["EXECUTORS", "Failure", "Pool", "open_pool", "require_ray"]
+__all__ = ["EXECUTORS", "WorkerFailure", "WorkerPool", "open_pool", "require_ray"]
 
-EXECUTORS: dict[str, type[Pool]] = {"inline": Inline, "processes": Processes, "ray": Cluster}
+EXECUTORS: dict[str, type[WorkerPool]] = {
+    "inline": InlinePool,
+    "processes": ProcessPool,
+    "ray": RayPool,
+}
 
 
 def require_ray() -> None:
@@ -43,7 +47,7 @@ def open_pool(
     seconds: float | None = None,
     devices: int = 0,
     address: str | None = None,
-) -> Pool:
+) -> WorkerPool:
     """Workers that each call `make` ("module:function") once, for the function that does a task.
 
     `threads` is what torch and the like may use for one task, `seconds` how long a task may take.

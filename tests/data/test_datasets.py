@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from agent_forge.data import records
+from agent_forge.data import row_files
+from agent_forge.data.dataset_rows import Example
 from agent_forge.data.datasets import (
     DATASETS,
     SPLITS,
@@ -28,7 +29,6 @@ from agent_forge.data.datasets import (
     tokenise,
     verify,
 )
-from agent_forge.data.readers import Example
 from agent_forge.errors import AlreadyExists, ConfigError, DamagedFile, NotFound
 from tests.support.data_files import put
 from tests.support.tokenizers import TOKENIZER
@@ -315,7 +315,7 @@ def test_a_bad_file_is_named_with_its_place(
 
 
 def test_a_huge_line_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(records, "LINE_BYTES", 1 << 20)
+    monkeypatch.setattr(row_files, "LINE_BYTES", 1 << 20)
     path = put(tmp_path / "a.jsonl", {"text": "a"}, {"text": "b" * (1 << 20)})
     with pytest.raises(DamagedFile, match="line 2 is longer than 1 MiB"):
         list(read_own(path))

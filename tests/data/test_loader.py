@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from agent_forge.data.loader import (
     END,
     IGNORE,
+    BatchLoader,
     Curriculum,
     CurriculumStage,
-    Loader,
     TokenizedDataset,
     shuffled,
 )
@@ -38,12 +38,12 @@ def source(name: str, documents: int = 7, first: int = 30) -> TokenizedDataset:
 
 def loader(
     *sources: TokenizedDataset, mix: dict[str, float] | None = None, **options: Any
-) -> Loader:
+) -> BatchLoader:
     given_options = {"batch": 4, "length": 8, "seed": 1, "vocab_size": 1000, **options}
-    return Loader(sources, mix or {s.name: 1 for s in sources}, **given_options)
+    return BatchLoader(sources, mix or {s.name: 1 for s in sources}, **given_options)
 
 
-def rows(batches: int, loader: Loader) -> list[tuple[list[int], list[int]]]:
+def rows(batches: int, loader: BatchLoader) -> list[tuple[list[int], list[int]]]:
     made = [loader.next_batch() for _ in range(batches)]
     return [
         (row, goal)
@@ -142,10 +142,10 @@ def test_a_long_prompt_gives_no_rows_without_targets() -> None:
 def test_cut_anywhere_the_next_batch_is_the_same(
     cut: int, changes: list[tuple[int, int, int]], seed: int
 ) -> None:
-    def new() -> Loader:
+    def new() -> BatchLoader:
         return loader(source("a"), source("b", 3, 100), source("c", 1, 200), batch=3, seed=seed)
 
-    def change(loader: Loader, step: int) -> None:
+    def change(loader: BatchLoader, step: int) -> None:
         for at, length, weight in changes:
             if at == step:
                 loader.use({"a": weight, "c": 1 / 3}, length)
@@ -235,7 +235,7 @@ def test_a_weight_of_zero_leaves_a_source_where_it_is() -> None:
 )
 def test_a_mix_that_is_none_is_refused(mix: dict[str, float], problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
-        Loader([source("a"), source("b")], mix, batch=1, length=8, seed=1, vocab_size=1000)
+        BatchLoader([source("a"), source("b")], mix, batch=1, length=8, seed=1, vocab_size=1000)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from agent_forge.data.readers import Example
+from agent_forge.data.dataset_rows import Example
 from agent_forge.data.tasks import Task
 from agent_forge.errors import ConfigError, DamagedFile, NotFound
 from agent_forge.evals import graders

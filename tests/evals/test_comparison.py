@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent_forge.data.readers import Example
+from agent_forge.data.dataset_rows import Example
 from agent_forge.evals.comparison import (
     ACCURACY,
     BITS,

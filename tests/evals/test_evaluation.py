@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from agent_forge.data.readers import Example
+from agent_forge.data.dataset_rows import Example
 from agent_forge.data.tokenizer import Tokenizer
 from agent_forge.errors import ConfigError, DamagedFile, NotFinite
 from agent_forge.evals import domains, model_under_test
@@ -20,9 +20,9 @@ from agent_forge.evals.comparison import (
     ACCURACY,
     BITS,
     NATS,
+    DomainGains,
     Gain,
     PairedScores,
-    Verdict,
     compare_scores,
     mcnemar,
     sign_flip,
@@ -498,8 +498,8 @@ def test_other_items_are_refused() -> None:
     ],
 )
 def test_a_verdict_in_words(gain: Gain, told: str) -> None:
-    assert Verdict("d", {ACCURACY: gain, BITS: gain}).sentence("A") == told
-    assert "bits per byte" in Verdict("d", {BITS: gain}).sentence()
+    assert DomainGains("d", {ACCURACY: gain, BITS: gain}).sentence("A") == told
+    assert "bits per byte" in DomainGains("d", {BITS: gain}).sentence()
 
 
 # -- forge compare --------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import yaml
 
 from agent_forge.errors import ConfigError
 from agent_forge.evals.domains import from_files
-from agent_forge.evals.harness import OWN, measure
+from agent_forge.evals.lm_eval_harness import OWN, measure
 from agent_forge.evals.model_under_test import open_model_under_test
 from agent_forge.store.models import ModelStorage
 from tests.support.command_line import Forge

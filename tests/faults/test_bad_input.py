@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from agent_forge.data import datasets, records
+from agent_forge.data import datasets, row_files
 from agent_forge.evals import model_under_test
 from agent_forge.infer import chat
 from agent_forge.store import files
@@ -24,7 +24,7 @@ from tests.support.evo_models import rows
 from tests.support.merge_models import make_models
 from tests.support.tokenizers import byte_tokenizer
 
-LONG = records.MAX_CHARACTERS + 1
+LONG = row_files.MAX_CHARACTERS + 1
 QUICK_S = 20.0  # far below what the work itself would take
 
 
@@ -265,7 +265,7 @@ def test_a_long_text_is_read_in_pieces(forge: Forge, tmp_path: Path, name: str, 
     pieces = [
         e["completion"] for e in forge(f"data show {name} -n 99999 --json").document["examples"]
     ]
-    assert "".join(pieces) == text and max(map(len, pieces)) < 2 * records.PIECE_CHARACTERS
+    assert "".join(pieces) == text and max(map(len, pieces)) < 2 * row_files.PIECE_CHARACTERS
 
 
 def test_a_pipe_a_device_and_what_may_not_be_read(

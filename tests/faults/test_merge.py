@@ -217,19 +217,19 @@ def test_the_work_of_a_living_process_is_not_a_leftover(root: Path, tmp_path: Pa
 def test_an_interrupt_leaves_nothing(
     root: Path, tmp_path: Path, forge: Forge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from agent_forge.merge.engine import Merged
+    from agent_forge.merge.engine import MergedWeights
 
-    real = Merged.compute
+    real = MergedWeights.compute
     seen: list[str] = []
 
-    def compute(self: Merged, name: str) -> torch.Tensor:
+    def compute(self: MergedWeights, name: str) -> torch.Tensor:
         seen.append(name)
         if len(seen) == 5:
             raise KeyboardInterrupt
         return real(self, name)
 
-    monkeypatch.setattr(Merged, "compute", compute)
-    monkeypatch.setattr(Merged, "__getitem__", compute)
+    monkeypatch.setattr(MergedWeights, "compute", compute)
+    monkeypatch.setattr(MergedWeights, "__getitem__", compute)
     result = forge(f"merge --models {root}/a,{root}/b out")
     assert result.code == 1 and "nothing was written" in result.err
     assert len(seen) == 5

@@ -24,17 +24,17 @@ import pytest
 
 from agent_forge import platform, sandbox
 from agent_forge.errors import ConfigError, ForgeError
-from agent_forge.sandbox import Limits, run_tests
+from agent_forge.sandbox import SandboxLimits, run_tests
 from agent_forge.sandbox import run as free_run
-from agent_forge.sandbox.run import Child, remove_folder
+from agent_forge.sandbox.run import SandboxProcess, remove_folder
 
 runner = sys.modules["agent_forge.sandbox.run"]
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs process limits")
 linux = pytest.mark.skipif(
     sys.platform != "linux" or not all(sandbox.layers().values()), reason="needs every layer"
 )
-SHORT = Limits(cpu_seconds=1, wall_seconds=5, memory_mb=256, file_mb=4, output_bytes=10_000)
-QUICK = Limits(cpu_seconds=1, wall_seconds=0.25, memory_mb=256)
+SHORT = SandboxLimits(cpu_seconds=1, wall_seconds=5, memory_mb=256, file_mb=4, output_bytes=10_000)
+QUICK = SandboxLimits(cpu_seconds=1, wall_seconds=0.25, memory_mb=256)
 MODES = ("all", "kernel", "hook")
 NAMESPACES, LANDLOCK = 'call("unshare", NEW_NAMESPACES)', 'call("syscall", 446, rules, 0)'
 DENIED = {
@@ -75,7 +75,7 @@ def mode(
     if request.param in ("kernel", "only calls", *DENIED):
         if not (sys.platform == "linux" and all(sandbox.layers().values())):
             pytest.skip("needs every layer of the kernel")
-        monkeypatch.setattr(Child, "hook", False)
+        monkeypatch.setattr(SandboxProcess, "hook", False)
     if request.param in ("only calls", *DENIED):
         source = runner.CHILD.read_text()
         for granted, denied in DENIED.get(request.param, ONLY_CALLS).items():
@@ -89,7 +89,7 @@ def mode(
     return str(request.param)
 
 
-def run(code: str, limits: Limits = SHORT, stdin: str = "") -> sandbox.ExecutionResult:
+def run(code: str, limits: SandboxLimits = SHORT, stdin: str = "") -> sandbox.ExecutionResult:
     began = time.monotonic()
     outcome = free_run(code, limits=limits, stdin=stdin)
     assert time.monotonic() - began < limits.wall_seconds + 20
@@ -132,7 +132,7 @@ print(__name__, open("/dev/null").read(), len(__import__("os").urandom(3)))
 
 @pytest.mark.parametrize("mode", MODES, indirect=True)
 def test_the_standard_library_works(mode: str) -> None:
-    outcome = run(USEFUL, Limits())
+    outcome = run(USEFUL, SandboxLimits())
     assert (outcome.status, outcome.stdout) == ("ok", "__main__  3\n"), outcome.stderr
 
 
@@ -149,8 +149,8 @@ def work(n): print(n)
 for n in range(3):
     t = threading.Thread(target=work, args=(n,)); t.start(); t.join()
 """
-    assert run(code, Limits(processes=4)).stdout == "0\n1\n2\n"
-    outcome = run(code, Limits(processes=1))
+    assert run(code, SandboxLimits(processes=4)).stdout == "0\n1\n2\n"
+    outcome = run(code, SandboxLimits(processes=1))
     assert outcome.status == "error" and outcome.stdout == ""
 
 
@@ -158,7 +158,7 @@ for n in range(3):
 @pytest.mark.parametrize("value", [0, -1, float("nan"), float("inf")])
 def test_limits_that_are_none_are_refused(field: str, value: float) -> None:
     with pytest.raises(ConfigError, match=field):
-        Limits(**{field: value})  # type: ignore[arg-type]
+        SandboxLimits(**{field: value})  # type: ignore[arg-type]
 
 
 def test_a_system_without_limits_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -574,7 +574,7 @@ def test_time_is_limited(code: str, mode: str) -> None:
 
 def test_cpu_time_is_limited_even_against_its_will() -> None:
     deaf = "import signal; signal.signal(signal.SIGXCPU, signal.SIG_IGN)\nwhile True: pass"
-    outcome = run(deaf, Limits(cpu_seconds=1, wall_seconds=20))
+    outcome = run(deaf, SandboxLimits(cpu_seconds=1, wall_seconds=20))
     assert outcome.status == "timeout" and 1 <= outcome.cpu_seconds < 3
     assert outcome.exit_code == -signal.SIGKILL
 
@@ -584,7 +584,7 @@ def test_cpu_time_is_limited_even_against_its_will() -> None:
     ["x = bytearray(10**9)", "x = []\nwhile True: x.append(bytes(10**6))", "x = 'a' * 10**12"],
 )
 def test_memory_is_limited(code: str) -> None:
-    assert run(code, Limits(memory_mb=128)).status == "memory"
+    assert run(code, SandboxLimits(memory_mb=128)).status == "memory"
 
 
 @pytest.mark.parametrize("stream", [1, 2])
@@ -620,7 +620,7 @@ print(written >> 20)
 @linux
 @pytest.mark.parametrize("mode", ["all", "no root"], indirect=True)
 def test_the_disk_is_not_filled(mode: str) -> None:
-    assert 2 <= int(run(FILLS, Limits(file_mb=4)).stdout) <= 4
+    assert 2 <= int(run(FILLS, SandboxLimits(file_mb=4)).stdout) <= 4
     assert run("f = open('a', 'wb')\nwhile True: f.write(bytes(1 << 20))").status == "error"
 
 
@@ -645,7 +645,7 @@ def test_the_disk_is_not_filled_without_a_disk_of_its_own(mode: str) -> None:
     ids=["deleted", "unreadable", "deep", "links"],
 )
 def test_the_folder_goes_whatever_is_in_it(code: str, mode: str) -> None:
-    run(code, Limits(wall_seconds=3))  # the fixture looks that nothing is left
+    run(code, SandboxLimits(wall_seconds=3))  # the fixture looks that nothing is left
 
 
 def test_an_unreadable_folder_is_removed_by_whoever_is_not_root() -> None:
@@ -687,7 +687,7 @@ def test_deep_folders_and_links_are_removed(tmp_path: Path, secret: Path) -> Non
 def test_runs_side_by_side() -> None:
     seen: list[str] = []
     threads = [
-        threading.Thread(target=lambda n=n: seen.append(run(f"print({n})", Limits()).stdout))
+        threading.Thread(target=lambda n=n: seen.append(run(f"print({n})", SandboxLimits()).stdout))
         for n in range(6)
     ]
     for thread in threads:
@@ -710,13 +710,13 @@ def test_the_child_dies_with_its_caller(
 ) -> None:
     if sys.platform != "linux":
         pytest.skip("needs a signal at the parent's death")
-    monkeypatch.setattr(Child, "hook", first == "pass")
+    monkeypatch.setattr(SandboxProcess, "hook", first == "pass")
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
         ready = "" if at_once else "print(1, flush=True)"
         code = f"{first}\n{ready}\nimport time; time.sleep(30)"
-        with Child(code, limits=Limits(wall_seconds=40)) as child:
+        with SandboxProcess(code, limits=SandboxLimits(wall_seconds=40)) as child:
             os.write(writer, f"{child.process.pid} {child.folder}".encode())
             if not at_once:
                 os.read(next(iter(child.output)).fileno(), 1)
@@ -809,7 +809,7 @@ CHEATS = {
 def test_success_cannot_be_faked(name: str) -> None:
     tests = ["assert f(2) == 4 and f(3) == 9", "assert sorted([f(5)]) == [25]", "assert 36 == f(6)"]
     tests += ["assert math.isclose(f(7), 49)", "assert abs(f(8) - 64) < 1e-6"]
-    limits = Limits(cpu_seconds=1, wall_seconds=0.8, memory_mb=256)
+    limits = SandboxLimits(cpu_seconds=1, wall_seconds=0.8, memory_mb=256)
     assert run_tests(CHEATS[name], tests, limits=limits).passed == (False,) * 5
 
 

@@ -18,12 +18,12 @@ import pytest
 from agent_forge.cli import data, generate, main, runs
 from agent_forge.evals import model_under_test
 from agent_forge.infer import chat
-from agent_forge.merge.engine import Merged
+from agent_forge.merge.engine import MergedWeights
 from agent_forge.phases.phase2_evomerge import evolution, inputs, replay, report
 from agent_forge.phases.phase2_evomerge.candidate_weights import CandidateWeights
 from agent_forge.phases.phase2_evomerge.evaluator import CandidateEvaluator
 from agent_forge.pipeline import orchestrator
-from agent_forge.pipeline.stopping import Stopper
+from agent_forge.pipeline.stopping import StopSignals
 from agent_forge.store import files, lock
 from tests.support.command_line import PATIENCE_S, Forge, Process, start, waiting
 from tests.support.evo_models import evo_line, evolved, family, journal, outcome
@@ -170,7 +170,7 @@ def test_an_interrupted_merge_leaves_nothing(tmp_path: Path, kind: str, more: li
     line = ["merge", "--models", "m/a,m/b,m/c", "y/out", "--threads", "1", *more]
 
     def patch() -> None:
-        waiting(Merged, "combos" if more else "compute", at=5)()
+        waiting(MergedWeights, "combos" if more else "compute", at=5)()
         waiting(files.Disk, "remove_tree", mark="late")()
 
     with nothing_changes(tmp_path):
@@ -268,7 +268,7 @@ def test_a_terminal_that_closes_pauses_a_run(tmp_path: Path) -> None:
 
 def test_a_system_without_hangups(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(signal, "SIGHUP")
-    stopper, before = Stopper(), signal.getsignal(signal.SIGTERM)
+    stopper, before = StopSignals(), signal.getsignal(signal.SIGTERM)
     with stopper.on_signals():
         assert not stopper()
         os.kill(os.getpid(), signal.SIGTERM)

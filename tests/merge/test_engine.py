@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from agent_forge.errors import AlreadyExists, ConfigError, DamagedFile, NotEnough, NotFinite
 from agent_forge.merge import output
 from agent_forge.merge.combos import ALL, combo_name
-from agent_forge.merge.engine import Merged, Parents, merge
+from agent_forge.merge.engine import MergedWeights, Parents, merge
 from agent_forge.merge.output import write
 from agent_forge.merge.recipe import Recipe, read_recipe
 from agent_forge.model.folder import open_weights
@@ -76,13 +76,13 @@ def test_few_versions_of_a_large_tensor_are_held_together(
     whole = write_combos(recipe(root, "combo", combo=0), tmp_path / "whole")
     monkeypatch.setattr(output, "TOGETHER_BYTES", 7000)
     calls: list[tuple[str, int]] = []
-    real = Merged.combos
+    real = MergedWeights.combos
 
-    def combos(self: Merged, name: str, which: Any = ALL) -> Any:
+    def combos(self: MergedWeights, name: str, which: Any = ALL) -> Any:
         calls.append((name, len(which)))
         return real(self, name, which)
 
-    monkeypatch.setattr(Merged, "combos", combos)
+    monkeypatch.setattr(MergedWeights, "combos", combos)
     parts = write_combos(recipe(root, "combo", combo=0), tmp_path / "parts")
     assert {count for _, count in calls} > {8} and len(calls) > len({name for name, _ in calls})
     assert all(parts[n].sha256 == whole[n].sha256 for n in ALL)

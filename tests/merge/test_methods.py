@@ -16,8 +16,8 @@ from agent_forge.errors import ConfigError
 from agent_forge.merge import combos
 from agent_forge.merge.combos import ALL, METHODS, combo_name, parse_combo
 from agent_forge.merge.engine import Parents, merge
-from agent_forge.merge.inputs import RUN, TensorInputs, dare_mask, kept_share, select
 from agent_forge.merge.recipe import Recipe
+from agent_forge.merge.tensor_inputs import RUN, TensorInputs, dare_mask, kept_share, select
 
 SPARSE = ("ties", "dare_linear", "dare_ties", "breadcrumbs", "breadcrumbs_ties")
 SYMMETRIC = ("linear", "task_arithmetic", "ties", "breadcrumbs", "model_stock", "multislerp")
@@ -200,11 +200,11 @@ def test_selection_finds_the_exact_value(values: list[float], data: Any) -> None
 
 
 def test_thresholds_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    from agent_forge.merge import inputs
+    from agent_forge.merge import tensor_inputs
 
     calls: list[int] = []
-    real = inputs.select
-    monkeypatch.setattr(inputs, "select", lambda *a: calls.append(1) or real(*a))
+    real = tensor_inputs.select
+    monkeypatch.setattr(tensor_inputs, "select", lambda *a: calls.append(1) or real(*a))
     parents = Parents({n: {"w": noise(i)} for i, n in enumerate("abc")})
     for weight in (0.2, 0.7):
         recipe = Recipe.model_validate(

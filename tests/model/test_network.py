@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from agent_forge.model.attention import Attention, KeyValues, RMSNorm, rotate
 from agent_forge.model.loss import IGNORE, language_loss, token_losses
-from agent_forge.model.memory import Memory, MemoryGate, MemoryState, decaying_sum
+from agent_forge.model.memory import MemoryGate, MemoryState, NeuralMemory, decaying_sum
 from agent_forge.model.network import ForgeNetwork
-from agent_forge.model.recursion import Halting, Recursion
+from agent_forge.model.recursion import HaltingHead, Recursion
 from agent_forge.pipeline.config import load_config
 from tests.support.networks import network, settings, shake, tokens
 
@@ -143,7 +143,7 @@ def test_attention_equals_the_formula() -> None:
 
 def test_a_memory_in_bf16_still_forgets() -> None:
     torch.manual_seed(0)
-    memory = Memory(8, 4, 4096, 0.5, 0.5)
+    memory = NeuralMemory(8, 4, 4096, 0.5, 0.5)
     x = torch.randn(1, 300, 8)
     exact = memory(x)
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -194,7 +194,7 @@ def test_the_memory_reaches_further_with_more_capacity() -> None:
     """How much of a token's trace is left 2,000 tokens later."""
 
     def trace(capacity: int) -> float:
-        memory = Memory(4, 8, capacity, 0.5, 0.5)
+        memory = NeuralMemory(4, 8, capacity, 0.5, 0.5)
         return float(memory.decays(torch.zeros(1)).max() ** 2000)
 
     assert trace(256) < 0.01 < 0.2 < trace(4096)
@@ -207,7 +207,7 @@ def test_surprise_and_novelty_change_what_is_written() -> None:
 
     def read(surprise: float, novelty: float) -> Tensor:
         torch.manual_seed(1)
-        found: Tensor = Memory(8, 8, 4096, surprise, novelty)(x)
+        found: Tensor = NeuralMemory(8, 8, 4096, surprise, novelty)(x)
         return found
 
     assert not torch.allclose(read(1, 0), read(0, 1), atol=1e-3)
@@ -217,14 +217,14 @@ def test_surprise_and_novelty_change_what_is_written() -> None:
 def test_the_memory_does_not_fade_in() -> None:
     """The first token already reads itself at full strength: the sum is divided by its weights."""
     torch.manual_seed(0)
-    memory = Memory(8, 8, 4096, 0.5, 0.5)
+    memory = NeuralMemory(8, 8, 4096, 0.5, 0.5)
     x = torch.randn(1, 1, 8)
     assert torch.allclose(memory(x), memory.norm(memory.up(memory.down(x))), atol=1e-5)
 
 
 def test_the_memory_state_goes_on() -> None:
     torch.manual_seed(0)
-    memory = Memory(8, 8, 4096, 0.7, 0.3)
+    memory = NeuralMemory(8, 8, 4096, 0.7, 0.3)
     x = torch.randn(2, 90, 8)
     state = MemoryState()
     parts = [memory(part, state) for part in x.split(25, 1)]
@@ -272,7 +272,7 @@ def test_prediction_halts_by_its_threshold() -> None:
 
 
 def test_halting_starts_shy_and_is_calibrated() -> None:
-    halting = Halting(4, 3, ema=0.5)
+    halting = HaltingHead(4, 3, ema=0.5)
     z = torch.randn(100, 4)
     assert float(torch.sigmoid(halting.head(z)).mean().detach()) == pytest.approx(0.047, abs=1e-3)
     for _ in range(30):

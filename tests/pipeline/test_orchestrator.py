@@ -28,7 +28,7 @@ from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
 from agent_forge.pipeline.config import load_config
 from agent_forge.pipeline.environment import prepare, snapshot
 from agent_forge.pipeline.orchestrator import PipelineOrchestrator
-from agent_forge.pipeline.stopping import Stopper
+from agent_forge.pipeline.stopping import StopSignals
 from agent_forge.store import files
 from agent_forge.store.cleanup import SessionCleanupManager
 from agent_forge.store.registry import ModelRegistry
@@ -520,7 +520,7 @@ def test_device_and_threads_are_as_asked(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_signals_stay_with_the_main_thread() -> None:
-    stopper = Stopper()
+    stopper = StopSignals()
     problems: list[BaseException] = []
 
     def elsewhere() -> None:

@@ -20,10 +20,10 @@ import pytest
 from pydantic import ValidationError
 
 from agent_forge.errors import ConfigError, NotFinite
-from agent_forge.search.base import Search
+from agent_forge.search.base import SearchStrategy
 from agent_forge.search.candidate import Candidate, lineage
-from agent_forge.search.evolution import MOST_VARIANTS, Evolution
-from agent_forge.search.operators import Space, combo_of, generator, mutate
+from agent_forge.search.evolution import MOST_VARIANTS, EvolutionSearch
+from agent_forge.search.operators import SearchSpace, combo_of, generator, mutate
 from agent_forge.search.settings import ACTS_IN, EvolutionSettings
 from tests.support.searches import GROUPS, LAYERS, Score, by_key, run, start, step
 
@@ -75,7 +75,7 @@ class World:
         return 1 - float(np.mean((self.make(candidates, key) - self.target) ** 2))
 
 
-def trace(evolution: Evolution) -> tuple[list[str], list[dict[str, Any]], str | None]:
+def trace(evolution: EvolutionSearch) -> tuple[list[str], list[dict[str, Any]], str | None]:
     """All that a run did."""
     return list(evolution.candidates), evolution.history, evolution.finished
 
@@ -280,12 +280,14 @@ def test_operator_gains_compare_a_child_with_its_best_input() -> None:
 # -- mutation -------------------------------------------------------------------------------------
 
 
-def space(**settings: Any) -> Space:
+def space(**settings: Any) -> SearchSpace:
     keys = tuple(parent(n).key for n in range(3))
-    return Space(keys, GROUPS, LAYERS, EvolutionSettings(**settings))
+    return SearchSpace(keys, GROUPS, LAYERS, EvolutionSettings(**settings))
 
 
-def mutants(elite: Candidate, where: Space, count: int = 150) -> Iterator[tuple[str, Candidate]]:
+def mutants(
+    elite: Candidate, where: SearchSpace, count: int = 150
+) -> Iterator[tuple[str, Candidate]]:
     for n in range(count):
         yield mutate(where, elite, generator("test", n), 1.0)
 
@@ -499,7 +501,7 @@ def test_settings_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
 def test_a_search_without_anything_to_search_is_refused(wrong: dict[str, Any]) -> None:
     given: dict[str, Any] = {"parents": 3, "groups": GROUPS, "seed": 0, **wrong}
     with pytest.raises(ConfigError):
-        Evolution(EvolutionSettings(), **given)
+        EvolutionSearch(EvolutionSettings(), **given)
 
 
 # -- stopping and diversity -----------------------------------------------------------------------
@@ -526,7 +528,7 @@ def test_a_slow_but_steady_gain_is_no_convergence() -> None:
 
 
 def test_the_holdout_decides_when_it_is_told() -> None:
-    def go(holdout: Callable[[int], float | None]) -> Evolution:
+    def go(holdout: Callable[[int], float | None]) -> EvolutionSearch:
         evolution = start(generations=30, convergence_patience=4)
         while evolution.finished is None:
             for candidate in evolution.ask():
@@ -547,7 +549,7 @@ def test_the_holdout_decides_when_it_is_told() -> None:
 
 
 def test_low_diversity_strengthens_mutation_and_then_reseeds() -> None:
-    def children(diversity: float | None) -> Evolution:
+    def children(diversity: float | None) -> EvolutionSearch:
         evolution = start(recipe_mutation=0.0, mutation_boost=3.0)
         step(evolution, diversity=diversity)
         return evolution
@@ -713,7 +715,7 @@ def test_duplicates_in_any_order_give_the_same(generation: int) -> None:
 # -- state and reproduction -----------------------------------------------------------------------
 
 
-def flaky_world(evolution: Evolution) -> Score:
+def flaky_world(evolution: EvolutionSearch) -> Score:
     world = World(3)
 
     def score(candidate: Candidate) -> float:
@@ -723,7 +725,7 @@ def flaky_world(evolution: Evolution) -> Score:
     return score
 
 
-def eventful(evolution: Evolution, shuffle: random.Random | None = None) -> None:
+def eventful(evolution: EvolutionSearch, shuffle: random.Random | None = None) -> None:
     """A generation with duplicates, failures, distances and holdouts, told in any order."""
     score, number = flaky_world(evolution), evolution.generation
     if number % 3 == 0 and not any(evolution.state()["generations"][-1]["variants"]):
@@ -739,7 +741,7 @@ def eventful(evolution: Evolution, shuffle: random.Random | None = None) -> None
     evolution.advance()
 
 
-def finish(evolution: Evolution, shuffle: random.Random | None = None) -> Evolution:
+def finish(evolution: EvolutionSearch, shuffle: random.Random | None = None) -> EvolutionSearch:
     while evolution.finished is None:
         eventful(evolution, shuffle)
     return evolution
@@ -767,7 +769,7 @@ def test_the_same_seed_gives_the_same_candidates_in_every_version() -> None:
 
 
 def test_it_is_a_strategy() -> None:
-    assert isinstance(start(), Search)
+    assert isinstance(start(), SearchStrategy)
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,9 @@ from pydantic import ValidationError
 
 from agent_forge.errors import ConfigError, NotFinite
 from agent_forge.search import operators
-from agent_forge.search.base import Search
+from agent_forge.search.base import SearchStrategy
 from agent_forge.search.candidate import Candidate
-from agent_forge.search.continuous import Box, coefficients_of
+from agent_forge.search.continuous import CandidateVector, coefficients_of
 from agent_forge.search.genetic import combos_of, distance
 from agent_forge.search.settings import ACTS_IN, EvolutionSettings
 from agent_forge.search.strategy import STRATEGIES, begin
@@ -30,7 +30,7 @@ NAMES = list(STRATEGIES)
 BEST = np.array([[0.1, 0.7, 0.2], [0.5, 0.1, 0.5], [0.0, 0.4, 0.6], [0.3, 0.3, 0.9]])
 
 
-def start(name: str, seed: int = 0, **settings: Any) -> Search:
+def start(name: str, seed: int = 0, **settings: Any) -> SearchStrategy:
     made = EvolutionSettings(**{"strategy": name, "generations": 4, **settings})
     return begin(made, parents=PARENTS, groups=GROUPS, seed=seed, layers=("0", "1"))
 
@@ -38,7 +38,7 @@ def start(name: str, seed: int = 0, **settings: Any) -> Search:
 class Bowl:
     """Coefficients are all that there is of a model, and their distance from BEST is the loss."""
 
-    def __init__(self, search: Search) -> None:
+    def __init__(self, search: SearchStrategy) -> None:
         self.search = search
 
     def grid(self, candidate: Candidate) -> np.ndarray:
@@ -74,7 +74,7 @@ class Bowl:
         return {"a": -float(losses[:2].sum()), "b": -float(losses[2:].sum())}
 
 
-def tell(search: Search, candidate: Candidate) -> None:
+def tell(search: SearchStrategy, candidate: Candidate) -> None:
     bowl = Bowl(search)
     search.tell(
         candidate.key,
@@ -84,7 +84,9 @@ def tell(search: Search, candidate: Candidate) -> None:
     )
 
 
-def measure(search: Search, order: Callable[[list[Candidate]], Candidate] = lambda c: c[0]) -> None:
+def measure(
+    search: SearchStrategy, order: Callable[[list[Candidate]], Candidate] = lambda c: c[0]
+) -> None:
     while asked := search.ask():
         tell(search, order(asked))
     champion = search.champion
@@ -93,14 +95,16 @@ def measure(search: Search, order: Callable[[list[Candidate]], Candidate] = lamb
     search.tell_distances(1.0, 2.0)
 
 
-def run(search: Search, order: Callable[[list[Candidate]], Candidate] = lambda c: c[0]) -> Search:
+def run(
+    search: SearchStrategy, order: Callable[[list[Candidate]], Candidate] = lambda c: c[0]
+) -> SearchStrategy:
     while search.finished is None:
         measure(search, order)
         search.advance()
     return search
 
 
-def trace(search: Search) -> tuple[list[str], list[dict[str, Any]], str | None]:
+def trace(search: SearchStrategy) -> tuple[list[str], list[dict[str, Any]], str | None]:
     return list(search.candidates), search.history, search.finished
 
 
@@ -211,7 +215,7 @@ def test_what_is_no_gradient_is_refused() -> None:
 def guessed(seed: int, evaluations: int, *, recipes: bool = False) -> float:
     """The best of random coefficients around the average, or of random recipes."""
     search = start("cma-es")
-    box, rng = Box(search._space), np.random.default_rng(seed)
+    box, rng = CandidateVector(search._space), np.random.default_rng(seed)
     scores = [Bowl(search).score(c) for c in search.survivors]
     while len(scores) < evaluations:
         if recipes:
@@ -334,9 +338,9 @@ def test_a_chain_of_shifts_is_one_place() -> None:
 
 def test_a_box_is_one_row_or_one_a_group() -> None:
     space = start("cma-es")._space
-    wide = Box(space, "ties", per_layer=True, scaled=True)
+    wide = CandidateVector(space, "ties", per_layer=True, scaled=True)
     assert len(wide.start(0.5)) == 4 * 3 + 4 + 1
-    narrow = Box(space, "dare_ties", per_layer=False, scaled=True, seed=7)
+    narrow = CandidateVector(space, "dare_ties", per_layer=False, scaled=True, seed=7)
     made = narrow.candidate(np.array([0.1, 0.2, 2.0, 0.5, 1.5]), "x").operation
     assert made["coefficients"] == {g: [0.1, 0.2, 1.2] for g in GROUPS}  # the bound
     assert made["density"] == dict.fromkeys(GROUPS, 0.5)

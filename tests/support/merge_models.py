@@ -15,7 +15,7 @@ from torch import Tensor
 from agent_forge.config.settings import ModelSettings
 from agent_forge.merge.combos import ALL, combo_name
 from agent_forge.merge.engine import merge
-from agent_forge.merge.output import ProgressCallback, Written, write_folders
+from agent_forge.merge.output import ProgressCallback, WrittenMerge, write_folders
 from agent_forge.merge.recipe import Recipe
 
 NAMES = ("base", "a", "b", "c")
@@ -95,7 +95,7 @@ def write_combos(
     folder: Path,
     which: Sequence[int] = ALL,
     progress: ProgressCallback | None = None,
-) -> dict[int, Written]:
+) -> dict[int, WrittenMerge]:
     """Combos of the same parents, one folder each, as `forge merge --combo all` writes them."""
     folders: dict[int | None, Path] = {n: folder / combo_name(n) for n in which}
     written = write_folders(merge(recipe), folders, progress=progress)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from agent_forge.search.candidate import Candidate
-from agent_forge.search.evolution import Evolution
+from agent_forge.search.evolution import EvolutionSearch
 from agent_forge.search.settings import EvolutionSettings
 
 GROUPS = ("embeddings", "layers.0", "layers.1", "rest")
@@ -21,13 +21,13 @@ def by_key(candidate: Candidate) -> float:
 
 def start(
     seed: int = 0, parents: int = 3, layers: tuple[str, ...] = LAYERS, **settings: Any
-) -> Evolution:
-    return Evolution(
+) -> EvolutionSearch:
+    return EvolutionSearch(
         EvolutionSettings(**settings), parents=parents, groups=GROUPS, seed=seed, layers=layers
     )
 
 
-def step(evolution: Evolution, score: Score = by_key, diversity: float | None = None) -> None:
+def step(evolution: EvolutionSearch, score: Score = by_key, diversity: float | None = None) -> None:
     for candidate in evolution.ask():
         evolution.tell(candidate.key, score(candidate))
     if diversity is not None:
@@ -35,7 +35,9 @@ def step(evolution: Evolution, score: Score = by_key, diversity: float | None = 
     evolution.advance()
 
 
-def run(evolution: Evolution, score: Score = by_key, diversity: float | None = None) -> Evolution:
+def run(
+    evolution: EvolutionSearch, score: Score = by_key, diversity: float | None = None
+) -> EvolutionSearch:
     while evolution.finished is None:
         step(evolution, score, diversity)
     return evolution

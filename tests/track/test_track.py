@@ -22,7 +22,7 @@ from agent_forge.track import wandb_sink
 from agent_forge.track.journal import Journal, read_lines
 from agent_forge.track.logs import logging_to
 from agent_forge.track.progress import MODES, clock, describe, eta_s, make_progress
-from agent_forge.track.tracker import Sampler, Tracker, last_metrics, sample
+from agent_forge.track.tracker import ResourceSampler, Tracker, last_metrics, sample
 from agent_forge.track.wandb_sink import WandbSink
 from tests.support.fake_wandb import FakeWandb
 from tests.support.polling import until
@@ -118,7 +118,7 @@ def test_threads_write_whole_lines(tmp_path: Path) -> None:
 def test_the_sampler_measures_this_machine(tmp_path: Path) -> None:
     tracker = Tracker(tmp_path)
     journal = tmp_path / "metrics.jsonl"
-    with Sampler(tracker, tmp_path, 0.02):
+    with ResourceSampler(tracker, tmp_path, 0.02):
         until(lambda: journal.exists() and len(lines(journal)) >= 2)
     found = last_metrics(tmp_path)
     assert 1 < found["system/process_rss_mb"]["value"] < psutil.virtual_memory().total / 1e6
@@ -133,7 +133,7 @@ def test_the_sampler_can_be_off_and_survives_a_full_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tracker = Tracker(tmp_path)
-    with Sampler(tracker, tmp_path, 0):
+    with ResourceSampler(tracker, tmp_path, 0):
         time.sleep(0.05)
     assert not (tmp_path / "metrics.jsonl").exists()
 
@@ -144,7 +144,7 @@ def test_the_sampler_can_be_off_and_survives_a_full_disk(
         raise DiskFull(tmp_path, 1, 0)
 
     monkeypatch.setattr(tracker, "log", full)
-    with Sampler(tracker, tmp_path, 0.01) as sampler:
+    with ResourceSampler(tracker, tmp_path, 0.01) as sampler:
         until(lambda: len(calls) > 2)
         assert sampler._thread.is_alive()
 

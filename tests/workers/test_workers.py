@@ -22,7 +22,7 @@ import torch
 
 from agent_forge import platform
 from agent_forge.errors import ConfigError, ForgeError, WorkersLost
-from agent_forge.workers import Failure, Pool, cluster, open_pool
+from agent_forge.workers import WorkerFailure, WorkerPool, open_pool, ray_pool
 from tests.support.extras import RAY
 from tests.support.polling import until
 
@@ -32,7 +32,7 @@ EXECUTORS = pytest.mark.parametrize("kind", ["inline", "processes", RAY])
 APART = pytest.mark.parametrize("kind", ["processes", RAY])  # workers that can die alone
 
 
-def run(pool: Pool, *tasks: tuple[str, Any]) -> list[Any]:
+def run(pool: WorkerPool, *tasks: tuple[str, Any]) -> list[Any]:
     """The outcomes of tasks that are submitted all at once."""
     for number, (name, value) in enumerate(tasks):
         pool.submit(number, {name: value})
@@ -82,7 +82,9 @@ def varied() -> list[tuple[str, Any]]:
 def test_the_outcomes_are_equal_whoever_has_worked(kind: str, count: int) -> None:
     with open_pool("inline", 1, MAKE, {"base": 7}) as pool:
         expected = run(pool, *varied())
-    assert expected[0] == [7, 0.3] and expected[12] == Failure("raised", "ValueError: no such head")
+    assert expected[0] == [7, 0.3] and expected[12] == WorkerFailure(
+        "raised", "ValueError: no such head"
+    )
     assert expected[14] == [1, 2, 0]
     assert expected[15].message.startswith("TypeError") and expected[16].kind == "raised"
     if (kind, count) != ("inline", 1):
@@ -178,7 +180,7 @@ def test_a_worker_that_dies_costs_its_task(kind: str) -> None:
     tasks = [task for death in deaths for task in (death, ("echo", 1), ("echo", 2))]
     with open_pool(kind, 2, MAKE) as pool:
         outcomes = run(pool, *tasks)
-    assert [o.kind if isinstance(o, Failure) else o for o in outcomes] == ["died", 1, 2] * 4
+    assert [o.kind if isinstance(o, WorkerFailure) else o for o in outcomes] == ["died", 1, 2] * 4
     if kind == "processes":
         messages = ["SIGKILL", "exit code 3", "SIGSEGV", "exit code 0"]
         assert [outcome.message for outcome in outcomes[::3]] == messages
@@ -215,7 +217,7 @@ def test_a_worker_killed_while_idle_costs_nothing(kind: str) -> None:
 def test_what_raises_leaves_its_worker(kind: str) -> None:
     with open_pool(kind, 1, MAKE) as pool:
         before, failure, after = run(pool, ("pid", 0), ("fail", "x"), ("pid", 0))
-    assert before == after and failure == Failure("raised", "ValueError: x")
+    assert before == after and failure == WorkerFailure("raised", "ValueError: x")
     assert before != os.getpid()
 
 
@@ -225,7 +227,7 @@ def test_a_task_without_time_left_costs_itself(kind: str) -> None:
         endless = 1.0 if kind == "inline" else 1000.0
         began = time.monotonic()
         outcomes = run(pool, ("slow", 0.01), ("slow", endless), ("echo", 1), ("echo", 2))
-    assert outcomes == [[0, 0.01], Failure("timeout", "more than 0.8 s"), 1, 2]
+    assert outcomes == [[0, 0.01], WorkerFailure("timeout", "more than 0.8 s"), 1, 2]
     assert time.monotonic() - began < 60
 
 
@@ -238,14 +240,14 @@ def test_the_end_of_one_that_was_given_up_is_not_taken_for_another() -> None:
 @pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
 def test_half_an_answer_is_none() -> None:
     with open_pool("processes", 1, MAKE) as pool:
-        assert run(pool, ("half", None), ("echo", 1)) == [Failure("died", "exit code 4"), 1]
+        assert run(pool, ("half", None), ("echo", 1)) == [WorkerFailure("died", "exit code 4"), 1]
 
 
 def test_a_fork_that_keeps_the_pipe_open_hides_no_death(tmp_path: Path) -> None:
     with open_pool("processes", 1, MAKE) as pool:
         outcomes = run(pool, ("fork", str(tmp_path / "pid")), ("echo", 1))
     os.kill(pid_in(tmp_path / "pid"), signal.SIGKILL)
-    assert outcomes == [Failure("died", "exit code 5"), 1]
+    assert outcomes == [WorkerFailure("died", "exit code 5"), 1]
 
 
 @EXECUTORS
@@ -284,7 +286,7 @@ def test_tasks_that_all_kill_their_workers_pause_the_run() -> None:
 def test_deaths_with_something_done_in_between_go_on() -> None:
     with open_pool("processes", 1, MAKE) as pool:
         outcomes = run(pool, *[("exit", 1), ("echo", 1)] * 8)
-    assert outcomes == [Failure("died", "exit code 1"), 1] * 8
+    assert outcomes == [WorkerFailure("died", "exit code 1"), 1] * 8
 
 
 # -- the end of it --------------------------------------------------------------------------------
@@ -386,7 +388,7 @@ def parts_of_ray(*names: str) -> set[int]:
 def test_a_cluster_that_goes_away_pauses_the_run(
     kind: str, parts: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cluster, "SILENCE_S", 20.0)
+    monkeypatch.setattr(ray_pool, "SILENCE_S", 20.0)
     with open_pool(kind, 2, MAKE) as pool:
         assert run(pool, ("echo", 1), ("echo", 2)) == [1, 2]
         pool.submit(2, {"announce": str(tmp_path / "pid")})
@@ -411,7 +413,7 @@ def test_a_cluster_that_goes_away_pauses_the_run(
 def test_a_cluster_that_is_there_is_used_and_left(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cluster, "SILENCE_S", 30.0)
+    monkeypatch.setattr(ray_pool, "SILENCE_S", 30.0)
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
     monkeypatch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))  # of this cluster alone
     ray, address = str(Path(sys.executable).with_name("ray")), "127.0.0.1:26379"

@@ -26,7 +26,7 @@ import hashlib
 from collections.abc import Callable
 from random import Random
 
-from agent_forge.data.readers import Example
+from agent_forge.data.dataset_rows import Example
 from agent_forge.data.tasks import (
     arithmetic,
     code,
@@ -38,7 +38,7 @@ from agent_forge.data.tasks import (
     symbols,
     word_problems,
 )
-from agent_forge.data.tasks.base import DESCRIPTIONS, MAX_LEVEL, SPLITS, Family, Task
+from agent_forge.data.tasks.base import DESCRIPTIONS, MAX_LEVEL, SPLITS, Task, TaskFamily
 from agent_forge.errors import ConfigError
 
 __all__ = ["DOMAINS", "FAMILIES", "SPLITS", "Family", "Task", "as_example", "is_right", "make"]
@@ -47,7 +47,7 @@ Run = Callable[[str, tuple[str, ...]], bool]  # (source, tests): whether every t
 
 _MODULES = (symbols, arithmetic, word_problems, memory, common_sense, code, structured)
 _BY_NAME = {f.name: f for m in (*_MODULES, multilingual, stories) for f in m.FAMILIES}
-FAMILIES: dict[str, Family] = {name: _BY_NAME[name] for name in DESCRIPTIONS}  # in that order
+FAMILIES: dict[str, TaskFamily] = {name: _BY_NAME[name] for name in DESCRIPTIONS}  # in that order
 DOMAINS: dict[str, tuple[str, ...]] = {
     domain: tuple(f.name for f in FAMILIES.values() if f.domain == domain)
     for domain in dict.fromkeys(f.domain for f in FAMILIES.values())
@@ -106,6 +106,6 @@ def _validate(family: str, split: str, low: int, high: int) -> None:
         )
 
 
-def _near(name: str, known: dict[str, Family]) -> str:
+def _near(name: str, known: dict[str, TaskFamily]) -> str:
     near = difflib.get_close_matches(name, known, n=1)
     return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from agent_forge.data.tasks import checks
+from agent_forge.data.tasks import verifiers
 from agent_forge.data.tasks.base import Operands, Question, family, scaled, wording, wrong
 
 
@@ -117,8 +117,8 @@ def _question(question: str, answer: int, lines: list[str], rng: Random) -> Ques
 
 
 FAMILIES = (
-    family("addition", two_sorted, addition, checks.number),
-    family("subtraction", two_falling, subtraction, checks.number),
-    family("multiplication", factors, multiplication, checks.number),
-    family("expression", expression, evaluate, checks.number),
+    family("addition", two_sorted, addition, verifiers.number),
+    family("subtraction", two_falling, subtraction, verifiers.number),
+    family("multiplication", factors, multiplication, verifiers.number),
+    family("expression", expression, evaluate, verifiers.number),
 )

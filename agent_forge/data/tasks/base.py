@@ -70,7 +70,7 @@ Build = Callable[[Any, int, str, Random], Question]  # (operands, level, split, 
 
 
 @dataclass(frozen=True)
-class Family:
+class TaskFamily:
     """A kind of task. `learnable`: a model of 1M weights learns low levels in a minute of CPU."""
 
     name: str
@@ -96,12 +96,12 @@ class Family:
 
 def family(
     name: str, draw: Draw, build: Build, accept: Accept | None, wordings: Wordings | None = None
-) -> Family:
+) -> TaskFamily:
     """The family that families.json describes under this name; `wordings` if it has none there."""
     described = DESCRIPTIONS[name]
     if wordings is not None:
         described = {**described, "wordings": wordings}
-    return Family(name, draw, build, accept, **described)
+    return TaskFamily(name, draw, build, accept, **described)
 
 
 def wording(name: str, split: str, rng: Random) -> str:

@@ -14,7 +14,7 @@ from functools import partial
 from random import Random
 from typing import Any
 
-from agent_forge.data.tasks.base import Family, Operands, Question, family, load, scaled
+from agent_forge.data.tasks.base import Operands, Question, TaskFamily, family, load, scaled
 
 INPUTS = 6
 _data = load("code")
@@ -24,7 +24,7 @@ Chain = Sequence[tuple[Any, ...]]  # (operation, parameters...); the last names 
 
 
 @dataclass(frozen=True)
-class Operation:
+class ChainStep:
     """One step of a chain; {0} and {1} in phrase and source are its parameters."""
 
     phrase: str
@@ -41,13 +41,13 @@ class Operation:
 
 
 @dataclass(frozen=True)
-class Kind:
+class ValueType:
     """What a function works on, the steps it may take, and what it may return."""
 
     variable: str
     noun: str
-    steps: dict[str, Operation]
-    results: dict[str, Operation]
+    steps: dict[str, ChainStep]
+    results: dict[str, ChainStep]
     input: Callable[[Random], Any]
     probes: list[Any]  # inputs on which a function worth asking for gives different results
 
@@ -108,14 +108,16 @@ MEANINGS: dict[str, dict[str, Callable[..., Any]]] = {
 }
 
 
-def _kind(name: str, random_input: Callable[[Random], Any]) -> Kind:
+def _kind(name: str, random_input: Callable[[Random], Any]) -> ValueType:
     """The kind of function that code.json has under this name."""
     texts, meanings = _data["kinds"][name], MEANINGS[name]
     steps, results = (
-        {key: Operation(apply=meanings[key], **text) for key, text in texts[part].items()}
+        {key: ChainStep(apply=meanings[key], **text) for key, text in texts[part].items()}
         for part in ("steps", "results")
     )
-    return Kind(texts["variable"], texts["noun"], steps, results, random_input, texts["probes"])
+    return ValueType(
+        texts["variable"], texts["noun"], steps, results, random_input, texts["probes"]
+    )
 
 
 def random_list(rng: Random) -> list[int]:
@@ -130,7 +132,7 @@ def random_number(rng: Random) -> int:
     return rng.randint(-40, 160)
 
 
-def draw(kind: Kind, level: int, rng: Random) -> Operands:
+def draw(kind: ValueType, level: int, rng: Random) -> Operands:
     """Some steps, no two of a sort in a row, and the result; never one that is always the same."""
     while True:
         names = rng.choices(tuple(kind.steps), k=scaled(level, 1, 6))
@@ -144,7 +146,7 @@ def draw(kind: Kind, level: int, rng: Random) -> Operands:
             return tuple(chain)
 
 
-def build(kind: Kind, operands: Chain, level: int, split: str, rng: Random) -> Question:
+def build(kind: ValueType, operands: Chain, level: int, split: str, rng: Random) -> Question:
     """The chain in words, as source, and as assertions on inputs that tell it from others."""
     *steps, result = operands
     phrases = [kind.steps[name].phrase.format(*values) for name, *values in steps]
@@ -171,7 +173,7 @@ def build(kind: Kind, operands: Chain, level: int, split: str, rng: Random) -> Q
     return Question(question, source(kind, operands), "", tuple(bad), tests)
 
 
-def source(kind: Kind, chain: Chain) -> str:
+def source(kind: ValueType, chain: Chain) -> str:
     """A function of one line a step."""
     *steps, result = chain
     lines = [kind.steps[name].source.format(*values) for name, *values in steps]
@@ -179,7 +181,7 @@ def source(kind: Kind, chain: Chain) -> str:
     return "\n".join([f"def solve({kind.variable}):", *(f"    {line}" for line in lines)])
 
 
-def run(kind: Kind, chain: Chain, given: Any) -> Any:
+def run(kind: ValueType, chain: Chain, given: Any) -> Any:
     """What the function of a chain returns."""
     *steps, result = chain
     for name, *values in steps:
@@ -187,7 +189,7 @@ def run(kind: Kind, chain: Chain, given: Any) -> Any:
     return kind.results[result[0]].apply(given, *result[1:])
 
 
-def _changed(kind: Kind, chain: Chain, rng: Random) -> Chain:
+def _changed(kind: ValueType, chain: Chain, rng: Random) -> Chain:
     """The chain with one operation replaced by another, or by itself with other parameters."""
     place = int(rng.random() * len(chain))
     table = kind.results if place == len(chain) - 1 else kind.steps
@@ -195,7 +197,7 @@ def _changed(kind: Kind, chain: Chain, rng: Random) -> Chain:
     return (*chain[:place], (name, *table[name].parameters(rng)), *chain[place + 1 :])
 
 
-def _family(name: str, random_input: Callable[[Random], Any]) -> Family:
+def _family(name: str, random_input: Callable[[Random], Any]) -> TaskFamily:
     kind = _kind(name, random_input)
     return family(f"code_{name}", partial(draw, kind), partial(build, kind), None, WORDINGS)
 

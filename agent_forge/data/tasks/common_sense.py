@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from random import Random
 
-from agent_forge.data.tasks import checks
+from agent_forge.data.tasks import verifiers
 from agent_forge.data.tasks.base import (
     SPLITS,
     Operands,
@@ -141,9 +141,9 @@ def _relation_wordings(choices: str) -> dict[str, list[str]]:
 
 _ITEMS, _OPTIONS = _relation_wordings(" ({items})"), _relation_wordings("\n{options}")
 FAMILIES = (
-    family("odd_one_out", odd_operands, odd_one_out, checks.words),
-    family("size_order", size_operands, size_order, checks.words),
-    family("what_floats", float_operands, what_floats, checks.words),
-    family("relation", relation_operands, relation, checks.words, _ITEMS),
-    family("multiple_choice", relation_operands, multiple_choice, checks.letter, _OPTIONS),
+    family("odd_one_out", odd_operands, odd_one_out, verifiers.words),
+    family("size_order", size_operands, size_order, verifiers.words),
+    family("what_floats", float_operands, what_floats, verifiers.words),
+    family("relation", relation_operands, relation, verifiers.words, _ITEMS),
+    family("multiple_choice", relation_operands, multiple_choice, verifiers.letter, _OPTIONS),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from agent_forge.data.tasks import checks
+from agent_forge.data.tasks import verifiers
 from agent_forge.data.tasks.base import Operands, Question, family, load, scaled, wording, wrong
 
 _words = load("memory")
@@ -57,6 +57,6 @@ NEEDLE_WORDINGS = {
     for split, entries in NEEDLES.items()
 }
 FAMILIES = (
-    family("key_value", pairs, key_value, checks.number),
-    family("needle", needle_operands, needle, checks.number, NEEDLE_WORDINGS),
+    family("key_value", pairs, key_value, verifiers.number),
+    family("needle", needle_operands, needle, verifiers.number, NEEDLE_WORDINGS),
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from random import Random
 
-from agent_forge.data.tasks import checks
+from agent_forge.data.tasks import verifiers
 from agent_forge.data.tasks.base import Operands, Question, family, load, scaled, wording, wrong
 
 _data = load("multilingual")
@@ -84,7 +84,7 @@ def _list_question(text: str, answer: list[str], place: int, others: list[str]) 
 
 
 FAMILIES = (
-    family("translate", words_and_languages, translate, checks.words),
-    family("name_languages", words_of_languages, name_languages, checks.words),
-    family("choose_translation", word_and_options, choose_translation, checks.words),
+    family("translate", words_and_languages, translate, verifiers.words),
+    family("name_languages", words_of_languages, name_languages, verifiers.words),
+    family("choose_translation", word_and_options, choose_translation, verifiers.words),
 )

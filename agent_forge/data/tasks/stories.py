@@ -15,7 +15,7 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
-from agent_forge.data.tasks import checks
+from agent_forge.data.tasks import verifiers
 from agent_forge.data.tasks.base import Operands, Question, family, load, scaled, wording, wrong
 
 _data = load("stories")
@@ -120,6 +120,6 @@ QUESTION_WORDINGS = {
     for split, asked in QUESTIONS.items()
 }
 FAMILIES = (
-    family("story", cast, story, checks.whole_text),
-    family("story_qa", cast_and_question, story_qa, checks.words, QUESTION_WORDINGS),
+    family("story", cast, story, verifiers.whole_text),
+    family("story_qa", cast_and_question, story_qa, verifiers.words, QUESTION_WORDINGS),
 )

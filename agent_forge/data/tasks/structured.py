@@ -11,12 +11,12 @@ from functools import partial
 from random import Random
 from typing import Any
 
-from agent_forge.data.tasks import checks
+from agent_forge.data.tasks import verifiers
 from agent_forge.data.tasks.base import (
     Accept,
-    Family,
     Operands,
     Question,
+    TaskFamily,
     family,
     load,
     scaled,
@@ -59,7 +59,7 @@ def to_csv(records: list[Record]) -> str:
 
 
 FORMS: dict[str, Callable[[list[Record]], str]] = {"JSON": to_json, "YAML": to_yaml, "CSV": to_csv}
-ACCEPT: list[Accept] = [checks.json_document, checks.yaml_document, checks.csv_document]
+ACCEPT: list[Accept] = [verifiers.json_document, verifiers.yaml_document, verifiers.csv_document]
 
 
 def table(level: int, rng: Random, fewest: int = 1) -> Operands:
@@ -115,12 +115,12 @@ def _records(fields: tuple[str, ...], rows: list[tuple[Any, ...]]) -> list[Recor
     return [dict(zip(fields, row, strict=True)) for row in rows]
 
 
-def _conversion(target: str, accept: Accept) -> Family:
+def _conversion(target: str, accept: Accept) -> TaskFamily:
     wordings = {s: [t.replace("{target}", target) for t in CONVERSIONS[s]] for s in CONVERSIONS}
     return family(f"to_{target.lower()}", table, partial(convert, target), accept, wordings)
 
 
 FAMILIES = (
-    family("extract_field", question, extract, checks.value),
+    family("extract_field", question, extract, verifiers.value),
     *map(_conversion, FORMS, ACCEPT),
 )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from random import Random
 
-from agent_forge.data.tasks import checks
+from agent_forge.data.tasks import verifiers
 from agent_forge.data.tasks.base import Draw, Operands, Question, family, scaled, wording, wrong
 
 DIGITS = "0123456789"
@@ -184,15 +184,15 @@ def continue_pattern(operands: Operands, level: int, split: str, rng: Random) ->
 
 
 FAMILIES = (
-    family("digit_max", unordered_numbers, maximum, checks.symbols),
-    family("digit_compare", two_numbers, compare, checks.symbols),
-    family("digit_shift", shift_and_number, shift, checks.symbols),
-    family("copy", string_of(LETTERS, 4, 26), copy, checks.symbols),
-    family("letter_at", letters_and_places, letter_at, checks.symbols),
-    family("reverse", string_of(LETTERS, 4, 26), reverse, checks.symbols),
-    family("facts", lookups, facts, checks.symbols),
-    family("rotate", string_of(LETTERS, 5, 26), rotate, checks.symbols),
-    family("every_second", string_of(LETTERS, 5, 26), every_second, checks.symbols),
-    family("sort_digits", string_of(DIGITS, 4, 22), sort_digits, checks.symbols),
-    family("continue_pattern", sequence, continue_pattern, checks.value),
+    family("digit_max", unordered_numbers, maximum, verifiers.symbols),
+    family("digit_compare", two_numbers, compare, verifiers.symbols),
+    family("digit_shift", shift_and_number, shift, verifiers.symbols),
+    family("copy", string_of(LETTERS, 4, 26), copy, verifiers.symbols),
+    family("letter_at", letters_and_places, letter_at, verifiers.symbols),
+    family("reverse", string_of(LETTERS, 4, 26), reverse, verifiers.symbols),
+    family("facts", lookups, facts, verifiers.symbols),
+    family("rotate", string_of(LETTERS, 5, 26), rotate, verifiers.symbols),
+    family("every_second", string_of(LETTERS, 5, 26), every_second, verifiers.symbols),
+    family("sort_digits", string_of(DIGITS, 4, 22), sort_digits, verifiers.symbols),
+    family("continue_pattern", sequence, continue_pattern, verifiers.value),
 )

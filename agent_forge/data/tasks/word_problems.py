@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from random import Random
 
-from agent_forge.data.tasks import checks
+from agent_forge.data.tasks import verifiers
 from agent_forge.data.tasks.arithmetic import near_numbers
 from agent_forge.data.tasks.base import SPLITS, Operands, Question, family, load
 from agent_forge.data.tasks.memory import PEOPLE
@@ -123,4 +123,4 @@ def build(operands: Operands, level: int, split: str, rng: Random) -> Question:
 
 
 WORDINGS = {s: [text for t in TEMPLATES.values() for text in t[s]] for s in SPLITS}
-FAMILIES = (family("word_problem", draw, build, checks.number, WORDINGS),)
+FAMILIES = (family("word_problem", draw, build, verifiers.number, WORDINGS),)

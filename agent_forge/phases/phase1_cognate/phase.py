@@ -29,14 +29,14 @@ from agent_forge.contract.report import Headline, PhaseReport, Table
 from agent_forge.errors import PhaseFailed
 from agent_forge.model.network import ForgeNetwork
 from agent_forge.optim.config import MuGrokConfig
-from agent_forge.phases.phase1_cognate.assess import (
+from agent_forge.phases.phase1_cognate.config import SPECIALISTS, CognateSettings, Specialist
+from agent_forge.phases.phase1_cognate.specialist_scores import (
     SpecialistScores,
     assess,
     average,
     barriers,
     diversity,
 )
-from agent_forge.phases.phase1_cognate.config import SPECIALISTS, CognateSettings, Specialist
 from agent_forge.phases.training import latency_ms, save_network, train_network
 from agent_forge.train.config import DOMAINS, TrainSettings
 from agent_forge.train.corpus import Corpus, build_corpus, validate_corpus

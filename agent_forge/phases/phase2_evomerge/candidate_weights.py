@@ -35,7 +35,7 @@ from agent_forge.model.weights import (
 from agent_forge.search.candidate import Candidate
 from agent_forge.search.operators import generator
 from agent_forge.store import files
-from agent_forge.store.tensors import Spec, first_not_finite, write_tensors
+from agent_forge.store.tensors import TensorSpec, first_not_finite, write_tensors
 
 BASE, MEAN = "base", "mean"  # where task vectors start; the mean where no base is given
 METHODS = {"linear": "task_arithmetic"}  # of a blend, where a recipe calls it otherwise
@@ -182,7 +182,7 @@ class CandidateWeights:
         path = self.known[key] if self.known[key].kind == "path" else None
         return [int(layer) for _, layer in path.operation["layers"]] if path else None
 
-    def specs_of(self, key: str) -> dict[str, Spec]:
+    def specs_of(self, key: str) -> dict[str, TensorSpec]:
         layers = self.layers_of(key)
         if layers is None:
             return self.specs
@@ -348,7 +348,7 @@ def _mean(refs: Sequence[str]) -> Recipe:
     return Recipe(merge_method="linear", models=[ModelInput(model=ref) for ref in refs])
 
 
-def _sampled(tensors: Iterable[tuple[str, Tensor]], specs: Mapping[str, Spec]) -> np.ndarray:
+def _sampled(tensors: Iterable[tuple[str, Tensor]], specs: Mapping[str, TensorSpec]) -> np.ndarray:
     matrices = {name for name, spec in specs.items() if len(spec.shape) > 1}
     every = max(1, sum(specs[name].numel for name in matrices) // SAMPLED)
     parts = {

@@ -26,8 +26,8 @@ from agent_forge.evals.fitness import (
     CommandFitness,
     DomainFitness,
     Fitness,
+    FitnessScore,
     FunctionFitness,
-    Score,
     is_function,
     shape_parts,
 )
@@ -41,7 +41,7 @@ from agent_forge.model.network import ForgeNetwork
 from agent_forge.model.opened import with_tokenizer
 from agent_forge.model.weights import Weights, from_memory, with_layers
 from agent_forge.phases.phase2_evomerge.candidate_weights import CandidateWeights
-from agent_forge.phases.phase2_evomerge.gradient import gradient
+from agent_forge.phases.phase2_evomerge.fitness_gradient import gradient
 from agent_forge.phases.phase2_evomerge.inputs import EvolutionInputs
 from agent_forge.phases.phase2_evomerge.journal import CACHED
 from agent_forge.search.candidate import Candidate, lineage
@@ -84,7 +84,7 @@ class CandidateEvaluator:
         self.holdout: DomainFitness | None = None
         if "holdout" in inputs.splits and not inputs.settings.fitness:
             self.holdout = self._on(inputs, inputs.splits["holdout"])
-        self._networks = Networks(self.model)
+        self._networks = NetworkCache(self.model)
         self._filled = ""  # the candidate whose weights the model has
 
     def _fitness(self, inputs: EvolutionInputs) -> Fitness:
@@ -161,7 +161,7 @@ class CandidateEvaluator:
         result: dict[str, Any] = {"tokens": fitness.tokens}
         if isinstance(fitness, DomainFitness) and fitness.racing:
             estimate, items, result["tokens"] = fitness.race(incumbent)
-            score = Score(estimate) if items is None else fitness.score_of(items)
+            score = FitnessScore(estimate) if items is None else fitness.score_of(items)
             result |= {"dropped": items is None, "outcomes": _plain(items or ())}
         else:
             score = fitness.score()
@@ -228,7 +228,7 @@ def _load(first: Weights) -> ModelUnderTest:
     return model_under_test(with_tokenizer(model, first.folder))
 
 
-class Networks:
+class NetworkCache:
     """One network for all candidates of the parents' shape, and a few of other depths."""
 
     def __init__(self, model: nn.Module) -> None:

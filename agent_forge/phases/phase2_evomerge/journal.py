@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from agent_forge.errors import ConfigError, DamagedFile, Gone
+from agent_forge.errors import ConfigError, DamagedFile, PathDisappeared
 from agent_forge.model.weights import Weights
 from agent_forge.store import files
 from agent_forge.track.journal import Journal, read_lines
@@ -69,10 +69,12 @@ class EvolutionJournal:
         """Refuse to go on when the journal or a model is gone: what is mapped would still be read,
         and the result be written without what lies beside it."""
         if not self.path.exists():
-            raise Gone(self.path, hint="what was in it is lost; begin it again")
+            raise PathDisappeared(self.path, hint="what was in it is lost; begin it again")
         for path in (path for model in self._models for path in model.sources):
             if not path.exists():
-                raise Gone(path, hint="put it back, then resume: what was measured is kept")
+                raise PathDisappeared(
+                    path, hint="put it back, then resume: what was measured is kept"
+                )
 
 
 def read_journal(path: Path) -> list[dict[str, Any]]:

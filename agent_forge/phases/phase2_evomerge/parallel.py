@@ -34,7 +34,7 @@ from agent_forge.phases.phase2_evomerge.inputs import (
 from agent_forge.phases.phase2_evomerge.journal import CACHE, WEIGHTS, read_cache
 from agent_forge.search.candidate import Candidate
 from agent_forge.store import files
-from agent_forge.workers import Failure, Pool, open_pool
+from agent_forge.workers import WorkerFailure, WorkerPool, open_pool
 from agent_forge.workers.worker import Work
 
 SCRATCH = "workers"  # below the weights of an evolution: theirs while they work
@@ -48,7 +48,7 @@ class ParallelEvaluator:
 
     def __init__(self, inputs: EvolutionInputs, device: str, count: int, devices: int) -> None:
         self._inputs, self._device, self._count, self._devices = inputs, device, count, devices
-        self._pool: Pool | None = None
+        self._pool: WorkerPool | None = None
         self._submitted: list[str] = []  # the keys of all tasks
         self._results: dict[str, dict[str, Any]] = {}  # not asked for yet
 
@@ -68,7 +68,7 @@ class ParallelEvaluator:
         asked_for = settings.workers > 0 or settings.executor != "local"
         return bool(self._pool) or asked_for or serial_seconds > WORTH_S
 
-    def start(self) -> Pool:
+    def start(self) -> WorkerPool:
         settings, folder = self._inputs.settings, self._inputs.folder
         scratch = folder / WEIGHTS / SCRATCH
         if scratch.exists():  # of a run that was killed
@@ -114,7 +114,7 @@ class ParallelEvaluator:
 
 def _checked(result: Any) -> dict[str, Any]:
     """The result of a worker; if it died, the result of a candidate that failed."""
-    if isinstance(result, Failure):
+    if isinstance(result, WorkerFailure):
         if result.kind == "raised":
             raise PhaseFailed(f"a worker failed: {result.message}")
         return {**EMPTY_RESULT, "problem": f"its worker {result.kind}", "died": True}

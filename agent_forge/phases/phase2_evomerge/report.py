@@ -13,7 +13,7 @@ import torch
 from agent_forge.errors import ForgeError, PhaseFailed
 from agent_forge.evals.comparison import Comparison, PairedScores, compare_scores
 from agent_forge.evals.domains import Domain, copies_told
-from agent_forge.evals.fitness import DomainFitness, Score
+from agent_forge.evals.fitness import DomainFitness, FitnessScore
 from agent_forge.evals.likelihood import ItemScores
 from agent_forge.evals.model_under_test import ModelUnderTest, confirm, open_model_under_test
 from agent_forge.model.opened import open_model
@@ -34,7 +34,7 @@ class OnDisk(str):
 class Baseline:
     """A model that the champion is compared with."""
 
-    score: Score
+    score: FitnessScore
     comparison: Comparison
 
     def sentence(self) -> str:
@@ -46,7 +46,7 @@ class Baseline:
 class EvolutionReport:
     """How the champion does on items that the search never saw."""
 
-    champion: Score
+    champion: FitnessScore
     baselines: dict[str, Baseline]
     best_parent: str
     perplexity: float  # of the champion, a token
@@ -63,7 +63,7 @@ class EvolutionReport:
             for name in names
         ]
 
-    def scores(self) -> dict[str, Score]:
+    def scores(self) -> dict[str, FitnessScore]:
         """The score of every model, the champion's first."""
         return {MODEL_NAMES[0]: self.champion} | {n: b.score for n, b in self.baselines.items()}
 
@@ -109,7 +109,7 @@ def measure_verdict(loop: EvolutionLoop) -> EvolutionReport | None:
     weights = s.fitness_weights, s.fitness_floors, s.domain_weights
     shared = DomainFitness(loop.evaluator.model_under_test, domains, *weights)
     items: dict[str, list[ItemScores]] = {}
-    scores: dict[str, Score] = {}
+    scores: dict[str, FitnessScore] = {}
     for name, model in {MODEL_NAMES[0]: loop.champion.key, **_baselines(loop)}.items():
         loop.proceed("during the verdict")
         loop.listen({"event": "verdict", "model": name})
@@ -167,7 +167,7 @@ def _compare(
     return compare_scores([PairedScores(d.name, a, b, d.sizes, d.exact) for d, a, b in both])
 
 
-def _retention(own: Score, parents: Sequence[Score]) -> dict[str, float]:
+def _retention(own: FitnessScore, parents: Sequence[FitnessScore]) -> dict[str, float]:
     """Accuracy of the champion over that of the best parent, for every domain."""
     found = {}
     for name, value in own.raw.items():

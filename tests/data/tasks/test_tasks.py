@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_forge.data.tasks import DOMAINS, FAMILIES, SPLITS, Task, base, checks, is_right, make
+from agent_forge.data.tasks import DOMAINS, FAMILIES, SPLITS, Task, base, is_right, make, verifiers
 from agent_forge.errors import ConfigError
 from tests.support.task_samples import LEARNABLE, every_family, fingerprint, run, some
 
@@ -217,18 +217,18 @@ def near_misses(task: Task) -> list[str]:
     accept = FAMILIES[task.family].accept
     if accept is None:
         return ["", "def solve(", "solve = None", "def solve(x):\n    return None"]
-    if accept is checks.number and not answer.startswith("-"):
+    if accept is verifiers.number and not answer.startswith("-"):
         return ["", f"-{answer}", f"{answer}1", f"{answer}.5", f"{answer},000", f"x{answer}"]
     return {
-        checks.symbols: ["", answer[:-1], f"{answer} {answer[0]}", f"{answer[0]} {answer}"],
-        checks.number: ["", answer[1:], f"{answer}1", f"{answer}.5", f"{answer},000"],
-        checks.words: ["", f"{answer}x", f"x{answer}", f"{answer} {answer}", f"not {answer}"],
-        checks.letter: ["", "a clock", f"{answer}{answer}", f"x{answer})", "?"],
-        checks.whole_text: ["", answer[: len(answer) // 2], f"{answer} And so on."],
-        checks.value: ["", f"{answer}x", f"{answer}1", f"{answer} {answer}"],
-        checks.json_document: ["", "[]", answer[:-1], answer.replace('"name"', '"Name"')],
-        checks.yaml_document: ["", "- 1", f"{answer}\n- x", answer.replace("name:", "Name:")],
-        checks.csv_document: ["", "name", f"{answer}\nx", answer.replace("name,", "Name,")],
+        verifiers.symbols: ["", answer[:-1], f"{answer} {answer[0]}", f"{answer[0]} {answer}"],
+        verifiers.number: ["", answer[1:], f"{answer}1", f"{answer}.5", f"{answer},000"],
+        verifiers.words: ["", f"{answer}x", f"x{answer}", f"{answer} {answer}", f"not {answer}"],
+        verifiers.letter: ["", "a clock", f"{answer}{answer}", f"x{answer})", "?"],
+        verifiers.whole_text: ["", answer[: len(answer) // 2], f"{answer} And so on."],
+        verifiers.value: ["", f"{answer}x", f"{answer}1", f"{answer} {answer}"],
+        verifiers.json_document: ["", "[]", answer[:-1], answer.replace('"name"', '"Name"')],
+        verifiers.yaml_document: ["", "- 1", f"{answer}\n- x", answer.replace("name:", "Name:")],
+        verifiers.csv_document: ["", "name", f"{answer}\nx", answer.replace("name,", "Name,")],
     }[accept]
 
 

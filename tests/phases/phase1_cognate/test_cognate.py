@@ -17,14 +17,14 @@ from agent_forge.errors import ConfigError, ForgeError
 from agent_forge.evals.likelihood import measure
 from agent_forge.model import hf
 from agent_forge.phases.phase1_cognate import load_phase1_models
-from agent_forge.phases.phase1_cognate.assess import (
+from agent_forge.phases.phase1_cognate.phase import CognatePhase
+from agent_forge.phases.phase1_cognate.specialist_scores import (
     SpecialistScores,
     assess,
     average,
     barriers,
     diversity,
 )
-from agent_forge.phases.phase1_cognate.phase import CognatePhase
 from agent_forge.pipeline.orchestrator import PipelineOrchestrator
 from agent_forge.store import files
 from agent_forge.train.config import DOMAINS

@@ -25,15 +25,15 @@ from agent_forge.model.folder import open_weights
 from agent_forge.model.network import ForgeNetwork
 from agent_forge.phases.phase2_evomerge.candidate_weights import CandidateWeights
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
-from agent_forge.phases.phase2_evomerge.evaluator import OTHER_NETWORKS, Networks
+from agent_forge.phases.phase2_evomerge.evaluator import OTHER_NETWORKS, NetworkCache
 from agent_forge.phases.phase2_evomerge.evolution import run_evolution
 from agent_forge.phases.phase2_evomerge.inputs import resume_inputs
 from agent_forge.phases.phase2_evomerge.journal import CACHE, JOURNAL
 from agent_forge.phases.phase2_evomerge.loop import EvolutionLoop
 from agent_forge.phases.phase2_evomerge.replay import replay
 from agent_forge.search import operators
-from agent_forge.search.auto import Auto
 from agent_forge.search.candidate import Candidate
+from agent_forge.search.portfolio import PortfolioSearch
 from agent_forge.search.settings import EvolutionSettings
 from agent_forge.store import files
 from agent_forge.track.journal import read_lines
@@ -124,7 +124,7 @@ def test_a_path_is_the_layers_copied_by_hand(kind: str, name: str, tmp_path: Pat
     config = json.loads((tmp_path / "out/config.json").read_text())
     depth = {config[k] for k in ("num_hidden_layers", "n_layer", "n_layers") if k in config}
     assert depth == {len(PATHS[name])}
-    network = Networks(getattr(whole[2], "network", whole[2])).of(nursery.layers_of(made.key))
+    network = NetworkCache(getattr(whole[2], "network", whole[2])).of(nursery.layers_of(made.key))
     nursery.fill(network, made.key)
     assert_close(logits(network), logits(wanted), rtol=1e-5, atol=1e-6)
 
@@ -156,7 +156,7 @@ def test_sizes_are_counted(tmp_path: Path) -> None:
 
 def test_few_networks_are_kept_and_building_draws_nothing(tmp_path: Path) -> None:
     model = loaded(make_models(tmp_path) / "a")
-    networks = Networks(model)
+    networks = NetworkCache(model)
     state = torch.random.get_rng_state()
     found = [networks.of([0] * n) for n in (1, 3, 4, 5)]
     assert torch.equal(torch.random.get_rng_state(), state)
@@ -168,10 +168,10 @@ def test_few_networks_are_kept_and_building_draws_nothing(tmp_path: Path) -> Non
 # -- the search -----------------------------------------------------------------------------------
 
 
-def space(n: int = 4, **settings: Any) -> operators.Space:
+def space(n: int = 4, **settings: Any) -> operators.SearchSpace:
     keys = tuple(p.key for p in PARENTS)
     names = tuple(str(i) for i in range(n))
-    return operators.Space(keys, GROUPS, names, EvolutionSettings(**settings))
+    return operators.SearchSpace(keys, GROUPS, names, EvolutionSettings(**settings))
 
 
 def test_a_share_of_the_mutants_are_paths() -> None:
@@ -222,7 +222,7 @@ def test_auto_moves_the_best_that_can_be_moved() -> None:
     settings = EvolutionSettings(
         strategy="auto", layer_paths=1.0, generations=12, early_stopping=False
     )
-    search = Auto(settings, parents=3, groups=GROUPS, seed=1, layers=LAYERS)
+    search = PortfolioSearch(settings, parents=3, groups=GROUPS, seed=1, layers=LAYERS)
     while search.finished is None:
         while asked := search.ask():
             made = asked[0]
@@ -365,7 +365,7 @@ def test_workers_and_races_change_nothing(tmp_path: Path) -> None:
 
 def test_auto_has_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     arms = iter((2, 2, 1, 0, 2) * 9)  # mutation, sample, gradient: one may pay for long otherwise
-    monkeypatch.setattr(Auto, "_choose", lambda self: self._arms[next(arms)])
+    monkeypatch.setattr(PortfolioSearch, "_choose", lambda self: self._arms[next(arms)])
     many = {"layer_paths": 1.0, "path_gate": 100, "generations": 2}
     done = run_evolution(job(tmp_path / "x", strategy="auto", **{**ALL, **many}))
     assert any(r["score"] for r in paths_in(done.folder)) and "path" in done.origin

@@ -23,9 +23,9 @@ from agent_forge.evals.comparison import (
     ACCURACY,
     BITS,
     Comparison,
+    DomainGains,
     Gain,
     PairedScores,
-    Verdict,
     compare_scores,
 )
 from agent_forge.evals.domains import from_files
@@ -292,13 +292,13 @@ def test_floors_that_nobody_meets_are_said(
 def test_answers_and_texts_are_both_told(tmp_path: Path) -> None:
     better = Gain(0.5, 0.6, 0.1, 0.05, 0.15, 0.001, 90)
     worse = Gain(2.0, 2.1, -0.1, -0.2, -0.05, 0.001, 120)
-    both = Verdict("all domains", {ACCURACY: better, BITS: worse}).sentence("it")
+    both = DomainGains("all domains", {ACCURACY: better, BITS: worse}).sentence("it")
     assert both == (
         "better than it by 10.0 points (95 % interval 5.0..15.0, p = 0.001, n = 90);"
         " worse than it by 0.1000 bits per byte"
         " (95 % interval -0.2000..-0.0500, p = 0.001, n = 120)"
     )
-    alone = Verdict("answers", {ACCURACY: better, BITS: better}).sentence("it")
+    alone = DomainGains("answers", {ACCURACY: better, BITS: better}).sentence("it")
     assert "points" in alone and "bits per byte" not in alone
     text = tmp_path / "text.txt"
     text.write_text("\n<|endoftext|>\n".join(f"{n} and one is {n + 1}" for n in range(40)))

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from agent_forge.data.readers import Example
+from agent_forge.data.dataset_rows import Example
 from agent_forge.errors import ConfigError
 from agent_forge.evals.benchmarks import from_benchmarks
 from agent_forge.evals.domains import (

@@ -17,7 +17,7 @@ from agent_forge.evals.fitness import DomainFitness
 from agent_forge.evals.likelihood import measure
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
 from agent_forge.phases.phase2_evomerge.evolution import run_evolution
-from agent_forge.phases.phase2_evomerge.gradient import BACKWARD, gradient, item_losses
+from agent_forge.phases.phase2_evomerge.fitness_gradient import BACKWARD, gradient, item_losses
 from agent_forge.phases.phase2_evomerge.inputs import resume_inputs
 from agent_forge.phases.phase2_evomerge.journal import CACHE, JOURNAL
 from agent_forge.phases.phase2_evomerge.loop import EvolutionLoop

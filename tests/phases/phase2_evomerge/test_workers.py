@@ -19,8 +19,8 @@ from agent_forge.phases.phase2_evomerge.evolution import run_evolution
 from agent_forge.phases.phase2_evomerge.journal import JOURNAL
 from agent_forge.phases.phase2_evomerge.loop import EvolutionLoop
 from agent_forge.store import files
-from agent_forge.workers import cluster
-from agent_forge.workers.processes import WorkerProcess
+from agent_forge.workers import ray_pool
+from agent_forge.workers.process_pool import WorkerProcess
 from tests.support.evo_models import family, job, journal, outcome
 from tests.support.extras import RAY
 
@@ -105,7 +105,7 @@ def test_a_fitness_that_raises_in_a_worker_stops_it_at_once(
 def test_a_cluster_that_goes_away_pauses_a_run_which_goes_on_to_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, executor: str
 ) -> None:
-    monkeypatch.setattr(cluster, "SILENCE_S", 20.0)
+    monkeypatch.setattr(ray_pool, "SILENCE_S", 20.0)
     killed: set[int] = set()
 
     def watch(event: dict[str, Any]) -> None:

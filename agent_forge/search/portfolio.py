@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from agent_forge.search import operators
-from agent_forge.search.base import Search
+from agent_forge.search.base import SearchStrategy
 from agent_forge.search.candidate import SHORT, Candidate
-from agent_forge.search.continuous import Box, Cma, Vector, coefficients_of
-from agent_forge.search.gradient import TRIES, Descent
+from agent_forge.search.continuous import CandidateVector, Cma, Vector, coefficients_of
+from agent_forge.search.gradient import TRIES, GradientDescent
 
 COMBOS = 4  # that are tried first
 SAMPLES = 6  # points of one round of CMA-ES
@@ -49,7 +49,7 @@ class Arm:
 
 
 @dataclass(frozen=True)
-class Round:
+class ArmProposal:
     """What an arm has proposed: the champion's score before, the candidates and their points."""
 
     arm: Arm
@@ -58,21 +58,21 @@ class Round:
     points: list[Vector]
 
 
-class Auto(Search):
+class PortfolioSearch(SearchStrategy):
     """Spends where improvement per cost was largest."""
 
     mutating = ("gradient", "sample", "mutation")
 
     def _first_generation(self) -> None:
         self._arms = [Arm(name) for name in ("gradient", "sample", "mutation", "combo")]
-        self._descent: Descent | None = None
+        self._descent: GradientDescent | None = None
         self._cma: Cma | None = None
         self._cma_keys: set[str] = set()  # its centre and its points
         self._average = self._survivors[-1]
         self._sigma = self.settings.start_sigma
         self._force = 1.0  # of mutations
         self._rounds = 0
-        self._round: Round | None = None  # that waits for its scores
+        self._round: ArmProposal | None = None  # that waits for its scores
         self._cost = 0.0  # of that
         masks = operators.mask_seed(self.seed)
         for combo in operators.COMBOS[:COMBOS]:
@@ -112,13 +112,13 @@ class Auto(Search):
     ) -> None:
         best = self.champion
         before = self.scores[best.key] if best else -math.inf
-        self._round = Round(arm, before, [c.key for c in made], list(points))
+        self._round = ArmProposal(arm, before, [c.key for c in made], list(points))
         self._cost += len(made)
         self._rounds += 1
         for candidate in made:
             self._propose(arm.name, candidate, (best.key,) if best else ())
 
-    def _observe(self, ended: Round) -> None:
+    def _observe(self, ended: ArmProposal) -> None:
         """Reward the arm of the last round, and let it learn."""
         after = max(self.scores[key] for key in ended.keys)
         improved = math.isfinite(ended.before) and after > ended.before
@@ -159,10 +159,10 @@ class Auto(Search):
         others = [key for key in self.scores if self.candidates[key].kind != "path"]
         return self.candidates[self._ranked(others)[0]]
 
-    def _point_of(self, key: str) -> tuple[Box, Vector]:
+    def _point_of(self, key: str) -> tuple[CandidateVector, Vector]:
         """A candidate as a vector, and the box that it is in."""
         anchor, point = coefficients_of(self._space, self.candidates, key)
-        return Box(self._space, anchor=anchor), point
+        return CandidateVector(self._space, anchor=anchor), point
 
     def _mutant(self, best: Candidate) -> Candidate:
         rng = operators.generator(self.seed, self._rounds, "mutation")
@@ -182,7 +182,7 @@ class Auto(Search):
             step = descent.step if descent else self.settings.gradient_step
             box, point = self._point_of(best.key)
             turns = self.settings.gradient_turns
-            descent = Descent(box, point, best.key, step, turns, self.seed, self._rounds)
+            descent = GradientDescent(box, point, best.key, step, turns, self.seed, self._rounds)
             self._descent = descent
         if descent.needs_gradient:
             if (rows := self._wanted_gradient(descent.key)) is None:

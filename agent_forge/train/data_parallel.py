@@ -12,14 +12,14 @@ from torch import Tensor, nn
 
 
 @dataclass(frozen=True)
-class World:
+class TrainingProcesses:
     """The processes that train one network together; alone, every method changes nothing."""
 
     rank: int = 0
     size: int = 1
 
     @classmethod
-    def join(cls) -> World:
+    def join(cls) -> TrainingProcesses:
         """Join the processes that torchrun started, if it did.
 
         The first of them is the one to save checkpoints; a run directory has one writer.

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from agent_forge.data.readers import Example, asked
-from agent_forge.data.records import lines, rows
+from agent_forge.data.dataset_rows import Example, asked
+from agent_forge.data.row_files import lines, rows
 from agent_forge.errors import ConfigError, DamagedFile, NotFound
 
 _NAMES = """

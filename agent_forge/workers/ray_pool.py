@@ -20,8 +20,8 @@ from typing import IO, Any
 
 from agent_forge.errors import WorkersLost
 from agent_forge.workers import worker
-from agent_forge.workers.pool import Pool, not_set_up, too_long
-from agent_forge.workers.processes import WorkerProcess, thread_variables
+from agent_forge.workers.process_pool import WorkerProcess, thread_variables
+from agent_forge.workers.worker_pool import WorkerPool, not_set_up, too_long
 
 ALIVE_EVERY_S = 1.0
 SILENCE_S = 60.0  # of a driver that should report every second that the cluster answers
@@ -31,7 +31,7 @@ OBJECT_BYTES = 1 << 27  # what passes through Ray are short texts
 Send = Callable[..., None]
 
 
-class Cluster(Pool):
+class RayPool(WorkerPool):
     """`count` actors, asked through the driver."""
 
     _gone = False
@@ -129,7 +129,7 @@ def _forward(inbox: worker.Messages, tasks: worker.Messages, send: Send) -> None
         tasks.put(task)
 
 
-class Actor:
+class RayWorker:
     """A worker of the cluster; `prepare` builds its work, so that a failure of that has a name."""
 
     def __init__(self) -> None:
@@ -151,7 +151,7 @@ def _run_actor(settings: dict[str, Any], tasks: worker.Messages, send: Send) -> 
     import ray
     from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
-    new = ray.remote(Actor).options(
+    new = ray.remote(RayWorker).options(
         num_cpus=settings["threads"],
         num_gpus=min(settings["devices"], 1),  # never run on a cluster with GPUs
         runtime_env={"env_vars": thread_variables(settings["threads"])},

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from agent_forge.data.records import MAX_CHARACTERS, Row, pieces
+from agent_forge.data.row_files import MAX_CHARACTERS, DataRow, pieces
 
 CALCULATOR = re.compile(r"<<[^<>]*>>")
 
@@ -33,7 +33,7 @@ class Example:
     tests: tuple[str, ...] = ()  # of code: what a right answer passes
 
 
-Reader = Callable[[Row], Iterator[Example]]
+Reader = Callable[[DataRow], Iterator[Example]]
 
 
 def asked(question: str, answer: str, context: str = "", *choices: str) -> Example:
@@ -47,22 +47,22 @@ def coded(task: str, code: str) -> Example:
     return Example(f'"""\n{task.strip()}\n"""\n', f"{code.strip()}\n")
 
 
-def gsm8k(row: Row) -> Iterator[Example]:
+def gsm8k(row: DataRow) -> Iterator[Example]:
     yield asked(row.text("question"), CALCULATOR.sub("", row.text("answer")))
 
 
-def svamp(row: Row) -> Iterator[Example]:
+def svamp(row: DataRow) -> Iterator[Example]:
     body = row.text("Body").strip()
     body += "" if body.endswith((".", "?", "!", ",")) else "."
     yield asked(f"{body} {row.text('Question')}", row.text("Answer"))
 
 
-def asdiv(row: Row) -> Iterator[Example]:
+def asdiv(row: DataRow) -> Iterator[Example]:
     body = f"{row.text('body').strip()} " if row.has("body") else ""
     yield asked(f"{body}{row.text('question')}", row.text("result", "answer"))
 
 
-def mbpp(row: Row) -> Iterator[Example]:
+def mbpp(row: DataRow) -> Iterator[Example]:
     tests = row.entries(row.get("test_list"), "test_list")
     if not tests:
         raise row.damaged("field 'test_list' is empty")
@@ -72,7 +72,7 @@ def mbpp(row: Row) -> Iterator[Example]:
     yield replace(coded(task, row.text("code")), tests=tuple(before + test for test in kept))
 
 
-def mbpp_kind(row: Row) -> str:
+def mbpp_kind(row: DataRow) -> str:
     """The published split: 11-510 test, 511-600 validation, the rest for training."""
     task = row.get("task_id")
     if not isinstance(task, int):
@@ -80,18 +80,18 @@ def mbpp_kind(row: Row) -> str:
     return "test" if 11 <= task <= 510 else "valid" if 511 <= task <= 600 else "train"
 
 
-def codexglue(row: Row) -> Iterator[Example]:
+def codexglue(row: DataRow) -> Iterator[Example]:
     yield coded(row.text("docstring"), row.text("code"))
 
 
-def arc(row: Row) -> Iterator[Example]:
+def arc(row: DataRow) -> Iterator[Example]:
     question = row.get("question")
     if isinstance(question, Mapping):  # the original nests it
-        inner = Row(question, row.path, row.where)
+        inner = DataRow(question, row.path, row.where)
         stem, listed = inner.text("stem"), inner.get("choices")
         pairs = [(c.get("label"), c.get("text")) for c in listed if isinstance(c, Mapping)]
     else:
-        choices = Row(row.get("choices"), row.path, row.where)
+        choices = DataRow(row.get("choices"), row.path, row.where)
         stem = row.text("question")
         pairs = list(zip(choices.get("label"), choices.get("text"), strict=False))
     texts = {str(label): row.checked(text, "choices") for label, text in pairs}
@@ -101,11 +101,11 @@ def arc(row: Row) -> Iterator[Example]:
     yield asked(stem, texts[key], "", *texts.values())
 
 
-def hotpotqa(row: Row) -> Iterator[Example]:
+def hotpotqa(row: DataRow) -> Iterator[Example]:
     yield asked(row.text("question"), row.text("answer"), _supporting(row))
 
 
-def _supporting(row: Row) -> str:
+def _supporting(row: DataRow) -> str:
     """The sentences that the answer rests on, where the file has them."""
     if not (row.has("context") and row.has("supporting_facts")):
         return ""
@@ -121,17 +121,17 @@ def _supporting(row: Row) -> str:
         raise row.damaged("fields 'context' and 'supporting_facts' do not fit") from None
 
 
-def drop(row: Row) -> Iterator[Example]:
+def drop(row: DataRow) -> Iterator[Example]:
     passage = row.text("passage")
     if not row.has("qa_pairs"):  # Hugging Face: one question a row
-        spans = Row(row.get("answers_spans"), row.path, row.where).get("spans")
+        spans = DataRow(row.get("answers_spans"), row.path, row.where).get("spans")
         if not isinstance(spans, list) or not spans:
             raise row.damaged("field 'answers_spans' has no spans")
         yield asked(row.text("question"), row.checked(spans[0], "spans"), passage)
         return
     for pair in row.get("qa_pairs"):
-        inner = Row(pair, row.path, row.where)
-        answer = Row(inner.get("answer"), row.path, row.where)
+        inner = DataRow(pair, row.path, row.where)
+        answer = DataRow(inner.get("answer"), row.path, row.where)
         spans = answer.value.get("spans") or []
         number = str(answer.value.get("number") or "")
         date = " ".join(str(part) for part in (answer.value.get("date") or {}).values() if part)
@@ -139,20 +139,20 @@ def drop(row: Row) -> Iterator[Example]:
         yield asked(inner.text("question"), row.checked(said, "answer"), passage)
 
 
-def strategyqa(row: Row) -> Iterator[Example]:
+def strategyqa(row: DataRow) -> Iterator[Example]:
     facts = row.value.get("facts") if row.has("facts") else []
     context = facts if isinstance(facts, str) else " ".join(row.checked(f, "facts") for f in facts)
     yield asked(row.text("question"), row.text("answer"), context, "no", "yes")
 
 
-def piqa(row: Row) -> Iterator[Example]:
+def piqa(row: DataRow) -> Iterator[Example]:
     if row.get("label") == -1:  # the published test set has no answers
         return
     choices = (row.text("sol1"), row.text("sol2"))
     yield asked(row.text("goal"), choices[row.index("label", 2)], "", *choices)
 
 
-def hellaswag(row: Row) -> Iterator[Example]:
+def hellaswag(row: DataRow) -> Iterator[Example]:
     if row.value.get("label") == "":  # the published test set has no answers
         return
     endings = row.entries(row.get("endings"), "endings")
@@ -161,7 +161,7 @@ def hellaswag(row: Row) -> Iterator[Example]:
     yield Example(row.text("ctx").strip(), gold, choices=choices)
 
 
-def boolq(row: Row) -> Iterator[Example]:
+def boolq(row: DataRow) -> Iterator[Example]:
     if row.has("query"):  # passage and question in one, as evaluation suites keep it
         passage, _, question = row.text("query").rpartition("\nQuestion:")
         listed = row.entries(row.get("choices"), "choices")
@@ -172,7 +172,7 @@ def boolq(row: Row) -> Iterator[Example]:
     yield asked(row.text("question"), row.text("answer"), row.text("passage"), "no", "yes")
 
 
-def text(row: Row) -> Iterator[Example]:
+def text(row: DataRow) -> Iterator[Example]:
     """Plain text: a field `text`, or a row that is a text; blank ones are skipped.
 
     One that is longer than any text may be is cut as a file of plain text is.
@@ -187,7 +187,7 @@ def text(row: Row) -> Iterator[Example]:
             yield Example("", row.checked(text, "text"))
 
 
-def own(row: Row) -> Iterator[Example]:
+def own(row: DataRow) -> Iterator[Example]:
     """A user's row: prompt/completion (and choices), messages, question/answer or text."""
     if row.has("messages"):
         yield _conversation(row)
@@ -206,7 +206,7 @@ def own(row: Row) -> Iterator[Example]:
         )
 
 
-def _choices(row: Row, completion: str) -> tuple[str, ...]:
+def _choices(row: DataRow, completion: str) -> tuple[str, ...]:
     """The choices that a row gives beside its completion, if any."""
     listed = row.entries(row.value.get("choices") or [], "choices")
     choices = tuple(row.checked(choice, "choices") for choice in listed)
@@ -216,12 +216,12 @@ def _choices(row: Row, completion: str) -> tuple[str, ...]:
     return choices
 
 
-def _conversation(row: Row) -> Example:
+def _conversation(row: DataRow) -> Example:
     messages = row.entries(row.get("messages"), "messages")
     row.refuse_long(json.dumps(messages, ensure_ascii=False, default=str), "field 'messages'")
     kept: list[dict[str, Any]] = []
     for number, message in enumerate(messages, start=1):
-        inner = Row(message, row.path, f"{row.where}, message {number}")
+        inner = DataRow(message, row.path, f"{row.where}, message {number}")
         role = inner.text("role")
         if role not in ("system", "user", "assistant", "tool"):
             raise inner.damaged(f"role {role!r} is none of system, user, assistant, tool")
@@ -238,7 +238,7 @@ def _conversation(row: Row) -> Example:
     return Example(before, kept[last]["content"], messages=tuple(kept))
 
 
-def saved(row: Row) -> Iterator[Example]:
+def saved(row: DataRow) -> Iterator[Example]:
     """A row that `forge data fetch` wrote."""
     values = row.value if isinstance(row.value, Mapping) else {}
     prompt = values.get("prompt")
@@ -250,7 +250,7 @@ def saved(row: Row) -> Iterator[Example]:
     yield Example(prompt, row.text("completion"), choices=options, tests=tests)
 
 
-def saved_kind(row: Row) -> str:
+def saved_kind(row: DataRow) -> str:
     kind = row.text("split")
     if kind not in ("train", "valid", "test"):
         raise row.damaged(f"field 'split' is {kind!r}")

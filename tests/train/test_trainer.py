@@ -22,11 +22,11 @@ from agent_forge.model.network import ForgeNetwork
 from agent_forge.optim.config import MuGrokConfig
 from agent_forge.optim.muon import MuonGrokfast, divergence
 from agent_forge.train.config import TrainSettings, rate_factor
+from agent_forge.train.data_parallel import TrainingProcesses
 from agent_forge.train.distill import DistillationLoss
 from agent_forge.train.fit import EarlyStop
-from agent_forge.train.parallel import World
 from agent_forge.train.trainer import Trainer, bf16_is_faster
-from agent_forge.train.transforms import (
+from agent_forge.train.weight_transforms import (
     StraightThrough,
     add_lora,
     add_transform,
@@ -433,7 +433,7 @@ def _train_as(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", f"file://{folder}/meet", rank=rank, world_size=2)
     low = MuGrokConfig(qk_clip_threshold=0.05)
-    work = trainer(network(supervised_share=1.0), world=World(rank, 2), optimizer=low)
+    work = trainer(network(supervised_share=1.0), world=TrainingProcesses(rank, 2), optimizer=low)
     values = [work.step(step, uneven(step)) for step in range(1, 4)]
     torch.save((values[-1]["loss"], dict(work.model.state_dict())), f"{folder}/{rank}.pt")
     dist.barrier()
@@ -463,4 +463,4 @@ def test_two_processes_train_what_one_would(tmp_path: Path) -> None:
 
 def test_a_batch_that_does_not_divide_among_processes_is_refused() -> None:
     with pytest.raises(ValueError, match="8 rows do not divide among 3"):
-        World(0, 3).share(batch())
+        TrainingProcesses(0, 3).share(batch())

@@ -20,14 +20,14 @@ DEATHS_PER_WORKER = 5  # in a row, with no task done in between: then it is not 
 
 
 @dataclass(frozen=True)
-class Failure:
+class WorkerFailure:
     """What a task has instead of a result."""
 
     kind: str  # raised, died (with its worker), timeout
     message: str
 
 
-class Pool:
+class WorkerPool:
     """Takes tasks and returns their results; to be closed, so use it in a `with`."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
@@ -38,7 +38,7 @@ class Pool:
         self._results: dict[int, Any] = {}
         self._deaths = 0  # since a task was done
 
-    def __enter__(self) -> Pool:
+    def __enter__(self) -> WorkerPool:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -73,13 +73,13 @@ class Pool:
 
     def _done(self, number: int, result: str | None, problem: str) -> None:
         self._deaths = 0
-        failed = Failure("raised", problem)
+        failed = WorkerFailure("raised", problem)
         self._results[number] = failed if result is None else json.loads(result)
 
     def _lost(self, number: int | None, kind: str, how: str) -> None:
         """A worker is gone, with the task that it had; too many are not the tasks' fault."""
         if number is not None:
-            self._results[number] = Failure(kind, how)
+            self._results[number] = WorkerFailure(kind, how)
         self._deaths += kind == "died"
         if self._deaths >= DEATHS_PER_WORKER * self.settings["count"]:
             raise WorkersLost(
@@ -97,7 +97,7 @@ def not_set_up(problem: str) -> ForgeError:
     return ForgeError(f"a worker cannot be set up: {problem}")
 
 
-class Inline(Pool):
+class InlinePool(WorkerPool):
     """Tasks run in this process, one by one, when their results are asked for.
 
     Nothing can be stopped here: a task that took too long counts as such once it has ended.

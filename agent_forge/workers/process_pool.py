@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from agent_forge import platform
-from agent_forge.workers.pool import Pool, not_set_up, too_long
 from agent_forge.workers.worker import Messages
+from agent_forge.workers.worker_pool import WorkerPool, not_set_up, too_long
 
 PROGRAM = Path(__file__).with_name("worker.py")
 CHECK_EVERY_S = 0.5
@@ -86,7 +86,7 @@ class WorkerProcess:
         return f"exit code {code}" if code >= 0 else signal.Signals(-code).name
 
 
-class Processes(Pool):
+class ProcessPool(WorkerPool):
     """`count` processes on this machine."""
 
     def __init__(self, settings: dict[str, Any]) -> None:

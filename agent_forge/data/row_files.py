@@ -32,7 +32,7 @@ UTF16 = (b"\xff\xfe", b"\xfe\xff")
 
 
 @dataclass(frozen=True)
-class Row:
+class DataRow:
     """One row of a file; `where` names its place in the file for error messages."""
 
     value: Any
@@ -99,7 +99,7 @@ class Row:
         return int(value)
 
 
-def rows(path: Path) -> Iterator[Row]:
+def rows(path: Path) -> Iterator[DataRow]:
     """The rows of a file, by its suffix; a file without any is damaged."""
     if path.exists() and not path.is_file():  # a pipe could be waited for without end
         raise ConfigError(f"{path} is not a file", hint="save what comes from it in one")
@@ -164,14 +164,14 @@ def _parse(text: str, path: Path, where: str) -> Any:
         raise DamagedFile(path, f"{where}not readable as JSON ({error})") from None
 
 
-def _jsonl(path: Path) -> Iterator[Row]:
+def _jsonl(path: Path) -> Iterator[DataRow]:
     for number, line in lines(path):
         if line.strip():
             where = f"line {number}"
-            yield Row(_parse(line, path, f"{where}: "), path, where)
+            yield DataRow(_parse(line, path, f"{where}: "), path, where)
 
 
-def _json(path: Path) -> Iterator[Row]:
+def _json(path: Path) -> Iterator[DataRow]:
     """A list, an object that holds one list, or an object whose values are the rows."""
     if path.stat().st_size > JSON_BYTES:
         raise DamagedFile(path, f"larger than {JSON_BYTES >> 30} GiB", hint="save it as JSONL")
@@ -185,21 +185,21 @@ def _json(path: Path) -> Iterator[Row]:
     if not isinstance(value, list):
         raise DamagedFile(path, "a list of rows is expected")
     for number, item in enumerate(value, start=1):
-        yield Row(item, path, f"item {number}")
+        yield DataRow(item, path, f"item {number}")
 
 
-def _csv(path: Path) -> Iterator[Row]:
+def _csv(path: Path) -> Iterator[DataRow]:
     reader = csv.DictReader((line for _, line in lines(path)), strict=True)
     try:
         for value in reader:
-            yield Row(value, path, f"line {reader.line_num}")
+            yield DataRow(value, path, f"line {reader.line_num}")
     except csv.Error as error:
         raise DamagedFile(path, f"line {reader.reader.line_num}: {error}") from None
 
 
-def _text(path: Path) -> Iterator[Row]:
+def _text(path: Path) -> Iterator[DataRow]:
     for start, piece in pieces(lines(path)):
-        yield Row({"text": piece}, path, f"line {start}")
+        yield DataRow({"text": piece}, path, f"line {start}")
 
 
 def pieces(numbered: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:
@@ -239,7 +239,7 @@ def _short(line: str) -> Iterator[str]:
     yield line[start:]
 
 
-def _parquet(path: Path) -> Iterator[Row]:
+def _parquet(path: Path) -> Iterator[DataRow]:
     try:
         import pyarrow
         import pyarrow.parquet
@@ -250,6 +250,6 @@ def _parquet(path: Path) -> Iterator[Row]:
     try:
         for batch in pyarrow.parquet.ParquetFile(path).iter_batches():
             for value in batch.to_pylist():
-                yield Row(value, path, f"row {next(number)}")
+                yield DataRow(value, path, f"row {next(number)}")
     except (pyarrow.ArrowException, OSError) as error:
         raise DamagedFile(path, f"not readable as Parquet ({error})") from error

@@ -3,8 +3,8 @@
 | file | what is in it |
 |---|---|
 | tasks/ | generated tasks with exact verifiers |
-| records | rows of JSON, JSONL, CSV, text and Parquet files, with limits |
-| readers | the examples in a row, one small generator for each dataset |
+| row_files | rows of JSON, JSONL, CSV, text and Parquet files, with limits |
+| dataset_rows | the examples in a row, one small generator for each dataset |
 | datasets | the datasets by name (datasets.json), their splits, download and verification |
 | tokenizer | byte-level BPE with special tokens at fixed ids, and the chat format |
 | loader | batches of fixed length, with a position that can be saved |

@@ -2,10 +2,10 @@
 
 domains             examples that share a score, in three disjoint parts; hashes of evaluations
 benchmarks          domains by name: generated ones, and published sets from a folder
-readers             published sets that are only for measuring
+benchmark_rows      published sets that are only for measuring
 graders             is a generated answer right?
 likelihood          loss and exact match of given text
 model_under_test    a model on a domain: tokens, scores, generated answers; confirming a saved model
 comparison          is one model better than another? Paired tests, intervals, tables, sentences
-harness             tasks of lm-evaluation-harness
+lm_eval_harness     tasks of lm-evaluation-harness
 """

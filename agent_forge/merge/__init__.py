@@ -4,7 +4,7 @@
 |---|---|
 | recipe | a merge as YAML: mergekit's fields and ours, validated |
 | plan | from a recipe and its parents to one TensorMerge for each output tensor |
-| inputs | the inputs of one tensor, read in runs; inner products, thresholds, masks |
+| tensor_inputs | the inputs of one tensor, read in runs; inner products, thresholds, masks |
 | methods | the standard methods, each a small function |
 | combos | the six techniques and their eight combinations |
 | engine | `merge`: weights that are computed when they are asked for |

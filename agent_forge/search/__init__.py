@@ -11,6 +11,6 @@ evolution    strategy spec: elites are mutated, losers are merged
 genetic      strategy ga: tournaments, crossover, shared fitness
 continuous   strategies cma-es and nsga2: vectors of coefficients
 gradient     strategy grad: steps along the gradient
-auto         strategy auto: whichever operator gained most for its cost
+portfolio    strategy auto: whichever operator gained most for its cost
 strategy     the table of strategies
 """

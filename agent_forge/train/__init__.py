@@ -6,7 +6,7 @@
 | corpus.py | Corpus: generated tasks, datasets and own texts; mixtures, curriculum, unseen items |
 | distill.py | DistillationLoss: learn from a teacher |
 | fit.py | fit_corpus: train a model on a corpus; fit: the loop over any batches; EarlyStop |
-| parallel.py | World: several processes under torchrun train one network |
+| data_parallel.py | TrainingProcesses: several processes under torchrun train one network |
 | trainer.py | Trainer: one update at a time, within the memory there is |
-| transforms.py | LoRA and straight-through rounding as parametrisations of weights |
+| weight_transforms.py | LoRA and straight-through rounding as parametrisations of weights |
 """

@@ -3,10 +3,10 @@
 Which of them it is, how many and who is done first changes nothing: each task runs alone in its
 worker with a fixed number of threads, and the results come in the order of submission.
 
-pool        what every executor promises, and the one that works in this process
-processes   worker processes of this machine
-cluster     workers on a Ray cluster
-worker      the worker's side, the same for all three
+worker_pool   what every executor promises, and the one that works in this process
+process_pool  worker processes of this machine
+ray_pool      workers on a Ray cluster
+worker        the worker's side, the same for all three
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ modules; families.json lists all families in their order.
 | file | what is in it |
 |---|---|
 | base | Task, Family, the split of an item, the reader of the data files |
-| checks | the verifiers, and what each of them forgives |
+| verifiers | the verifiers, and what each of them forgives |
 | symbols | digits place by place, copies, positions, facts, sequences |
 | arithmetic, word_problems | numbers, with worked steps |
 | memory | pairs to look up, a sentence hidden in a long text |
@@ -41,7 +41,7 @@ from agent_forge.data.tasks import (
 from agent_forge.data.tasks.base import DESCRIPTIONS, MAX_LEVEL, SPLITS, Task, TaskFamily
 from agent_forge.errors import ConfigError
 
-__all__ = ["DOMAINS", "FAMILIES", "SPLITS", "Family", "Task", "as_example", "is_right", "make"]
+__all__ = ["DOMAINS", "FAMILIES", "SPLITS", "Task", "TaskFamily", "as_example", "is_right", "make"]
 
 Run = Callable[[str, tuple[str, ...]], bool]  # (source, tests): whether every test passes
 
@@ -72,7 +72,7 @@ def make(
 
 
 def is_right(task: Task, text: str, run: Run | None = None) -> bool:
-    """True if `text` is a right answer; `checks` says what each family forgives.
+    """True if `text` is a right answer; `verifiers` says what each family forgives.
 
     Code is run against the tests of its task, by `run`: nothing is executed without it.
     """

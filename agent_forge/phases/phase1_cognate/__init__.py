@@ -2,7 +2,7 @@
 
 | file | what is in it |
 |---|---|
-| assess.py | how good and how different the models are |
+| specialist_scores.py | how good and how different the models are |
 | config.py | CognateSettings and the three specialists; torch-free |
 | phase.py | CognatePhase: trunk, branches, control, verdict |
 """

@@ -13,7 +13,7 @@ journal            what was measured, on disk: journal and cache
 candidate_weights  the weights of every candidate, made from its recipe
 evaluator          measures a candidate in a network of its shape
 parallel           workers that measure candidates at the same time
-gradient           the gradient of the fitness by every merge coefficient
+fitness_gradient   the gradient of the fitness by every merge coefficient
 """
 
 from __future__ import annotations

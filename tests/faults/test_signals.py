@@ -171,7 +171,7 @@ def test_an_interrupted_merge_leaves_nothing(tmp_path: Path, kind: str, more: li
 
     def patch() -> None:
         waiting(MergedWeights, "combos" if more else "compute", at=5)()
-        waiting(files.Disk, "remove_tree", mark="late")()
+        waiting(files.FileSystemCalls, "remove_tree", mark="late")()
 
     with nothing_changes(tmp_path):
         process = start(tmp_path, line, patch)

@@ -205,7 +205,7 @@ def test_a_disk_that_cannot_read_is_damage(tmp_path: Path, monkeypatch: pytest.M
         files.read_json(tmp_path / "model" / "b.json")
 
 
-class RecordingDisk(files.Disk):
+class RecordingDisk(files.FileSystemCalls):
     """Notes the order of what reaches the disk."""
 
     def __init__(self) -> None:

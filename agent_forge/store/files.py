@@ -18,7 +18,7 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -41,7 +41,6 @@ SCHEMA_VERSION = 1
 TEMP, READY, TRASH = ".tmp-", ".ready-", ".trash-"
 LEFTOVER = re.compile(r"\.(tmp|trash)-[0-9a-f]{8}-.+")  # as `_beside` names it, and nobody else
 DISK_IS_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-USE_NEWER = "use the newer version of agent-forge that wrote it"
 CHUNK = 1 << 20
 T = TypeVar("T")
 FileRecords = dict[str, dict[str, Any]]  # sha256 and bytes by file name
@@ -393,12 +392,12 @@ def read_checked(path: Path) -> dict[str, Any]:
     return record
 
 
-def refuse_newer(path: Path, record: dict[str, Any]) -> None:
+def refuse_newer(path: Path, record: Mapping[str, Any], newest: int = SCHEMA_VERSION) -> None:
     """Refuse what a newer version wrote: its meaning may have changed."""
     version = record.get("schema_version")
-    if isinstance(version, int) and version > SCHEMA_VERSION:
-        reads = f"this version reads up to {SCHEMA_VERSION}"
-        raise TooNew(f"{path} has schema {version}; {reads}", hint=USE_NEWER)
+    if isinstance(version, int) and version > newest:
+        hint = "use the newer version of agent-forge that wrote it"
+        raise TooNew(f"{path} has schema {version}; this version reads up to {newest}", hint=hint)
 
 
 def sha256_of(path: Path) -> str:

@@ -42,19 +42,6 @@ class Checkpoint:
     note: Any = None
     skipped: tuple[str, ...] = ()
 
-    @property
-    def model_state_dict(self) -> dict[str, torch.Tensor]:
-        return dict(self.state["model"])
-
-    @property
-    def cursor(self) -> Any:
-        """Where the data stood, in checkpoints of older versions."""
-        return self.state["cursor"]
-
-    def restore_generators(self, generators: Generators | None = None) -> None:
-        """Put every random generator back to where it was."""
-        restore_generators(self.generators, generators)
-
 
 class CheckpointManager:
     """Keeps the last `keep_last` checkpoints of a directory, and the newest anchor."""
@@ -135,8 +122,7 @@ class CheckpointManager:
             except DamagedFile as error:
                 log.warning("%s; going back to the checkpoint before it", error)
                 skipped.append(str(error))
-        hint = "; ".join(skipped)
-        raise NotFound(f"no usable checkpoint in {self.checkpoint_dir}", hint=hint)
+        raise NotFound(f"no usable checkpoint in {self.checkpoint_dir}", hint="; ".join(skipped))
 
     def anchor(self) -> Path | None:
         """Return the newest checkpoint that a roll-back may go to, if its record is readable."""
@@ -150,8 +136,8 @@ class CheckpointManager:
         return None
 
     def _anchors(self) -> list[Path]:
-        records = ((path, _record_of(path)) for path in reversed(self.steps()))
-        return [path for path, record in records if record.get("anchor", bool(record))]
+        records = {path: _record_of(path) for path in reversed(self.steps())}
+        return [path for path, record in records.items() if record.get("anchor", bool(record))]
 
     def notes(self) -> list[Any]:
         """Return the notes of all checkpoints that can be read, without reading their tensors."""
@@ -232,9 +218,7 @@ def restore_generators(state: Mapping[str, Any], generators: Generators | None =
 
 
 def _step_of(path: Path) -> int:
-    match = NAME.fullmatch(path.name)
-    assert match is not None
-    return int(match[1])
+    return int(path.name.removeprefix("step_"))
 
 
 def _is_whole(path: Path, *, content: bool = True) -> bool:
@@ -258,19 +242,17 @@ def _read(path: Path, skipped: tuple[str, ...] = ()) -> Checkpoint:
     if not NAME.fullmatch(path.name):
         raise NotFound(f"{path} is not a checkpoint directory (step_00000030)")
     step = _step_of(path)
-    return files.reading(path, lambda place: _read_verified(place, step, skipped))
 
+    def read(place: Path) -> Checkpoint:
+        files.verify(place)
+        record = files.read_json(place / "state.json")
+        try:
+            files.refuse_newer(place, record)
+            if record["step"] != step:
+                raise ValueError(f"it holds step {record['step']}")
+            content = unpack(read_tensors(place / "tensors.safetensors"), record["state"])
+            return Checkpoint(place, step, **content, note=record["note"], skipped=skipped)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise DamagedFile(place, f"not a checkpoint ({error!r})") from error
 
-def _read_verified(path: Path, step: int, skipped: tuple[str, ...]) -> Checkpoint:
-    files.verify(path)
-    record = files.read_json(path / "state.json")
-    try:
-        files.refuse_newer(path, record)
-        if record["step"] != step:
-            raise ValueError(f"it holds step {record['step']}")
-        content = unpack(read_tensors(path / "tensors.safetensors"), record["state"])
-        return Checkpoint(
-            path, step, content["state"], content["generators"], record["note"], skipped
-        )
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise DamagedFile(path, f"not a checkpoint ({error!r})") from error
+    return files.reading(path, read)

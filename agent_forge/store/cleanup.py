@@ -115,10 +115,8 @@ class SessionCleanupManager:
         there = path.exists()
         if there:
             if not (path / SESSION_FILE).is_file():
-                raise HostileInput(
-                    f"{path} is no session: it has no {SESSION_FILE}",
-                    hint="move it elsewhere; what is in it was not written here",
-                )
+                hint = "move it elsewhere; what is in it was not written here"
+                raise HostileInput(f"{path} is no session: it has no {SESSION_FILE}", hint=hint)
             with lock.exclusive(path):
                 row = self.sessions.registry.get_session_status(path.name)
                 if row["end_time"] != removal.end_time:

@@ -39,17 +39,12 @@ from agent_forge.store.disk import FileSystemCalls
 MANIFEST = "manifest.json"
 SCHEMA_VERSION = 1
 TEMP, READY, TRASH = ".tmp-", ".ready-", ".trash-"
-LEFTOVER = re.compile(r"\.(tmp|trash)-[0-9a-f]{8}-.+")  # as `_beside` names it, and nobody else
+LEFTOVER = re.compile(r"\.(tmp|trash)-[0-9a-f]{8}-.+")  # as `unfinished` names it, and nobody else
 DISK_IS_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 CHUNK = 1 << 20
 T = TypeVar("T")
 FileRecords = dict[str, dict[str, Any]]  # sha256 and bytes by file name
-
-
 disk = FileSystemCalls()
-
-
-# -- writing --------------------------------------------------------------------------------------
 
 
 class HashingWriter:
@@ -61,12 +56,13 @@ class HashingWriter:
         self._hash = hashlib.sha256()
         self.fd = disk.open(path, flags)
 
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        view = memoryview(data).cast("B")
+    def write(self, data: bytes | bytearray | memoryview) -> int:
+        left = view = memoryview(data).cast("B")
         self._hash.update(view)
         self.size += len(view)
-        while len(view):
-            view = view[disk.write(self.fd, view[:CHUNK]) :]
+        while len(left):
+            left = left[disk.write(self.fd, left[:CHUNK]) :]
+        return len(view)
 
     @property
     def record(self) -> dict[str, Any]:
@@ -104,7 +100,7 @@ def writing(path: Path, *, replace: bool = True) -> Iterator[HashingWriter]:
 
     Without `replace` a file that has appeared there meanwhile stays, and this fails.
     """
-    temp = _beside(path, TEMP)
+    temp = unfinished(path)
     writer: HashingWriter | None = None
     with disk_errors(path, lambda: writer.size if writer else 0):
         try:
@@ -128,10 +124,6 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 def write_text(path: Path, text: str) -> None:
     write_bytes(path, text.encode())
-
-
-def write_json(path: Path, value: Any) -> None:
-    write_bytes(path, to_json(value))
 
 
 def to_json(value: Any, *, sort_keys: bool = True) -> bytes:
@@ -188,7 +180,7 @@ class StagedFolder:
 @contextlib.contextmanager
 def staging(path: Path, *, manifest: bool = True, replace: bool = True) -> Iterator[StagedFolder]:
     """Build a directory: it appears at `path`, whole and with its manifest, or not at all."""
-    stage = StagedFolder(_beside(path, TEMP))
+    stage = StagedFolder(unfinished(path))
     missing = [parent for parent in path.parents if not parent.exists()]
     with disk_errors(path, lambda: sum(r["bytes"] for r in stage.records.values())):
         try:
@@ -199,7 +191,7 @@ def staging(path: Path, *, manifest: bool = True, replace: bool = True) -> Itera
                 with _new_file(stage.path / MANIFEST) as writer:
                     writer.write(with_checksum({"files": stage.records}))
             disk.sync_directory(stage.path)
-            _publish(stage.path, path, replace)
+            publish(stage.path, path, replace=replace)
         except BaseException:
             _discard(stage.path)
             with contextlib.suppress(OSError):  # one that holds something stays
@@ -208,31 +200,22 @@ def staging(path: Path, *, manifest: bool = True, replace: bool = True) -> Itera
             raise
 
 
-def unfinished(path: Path) -> Path:
-    """A name beside a path for its next version, which `remove_leftovers` knows."""
-    return _beside(path, TEMP)
-
-
-def publish(built: Path, path: Path) -> None:
+def publish(built: Path, path: Path, *, replace: bool = True) -> None:
     """Put a folder with a manifest in the place of another one, or where there is none."""
-    with disk_errors(path):
-        _publish(built, path, replace=True)
-
-
-def _publish(built: Path, path: Path, replace: bool) -> None:
-    finish_replace(path)
-    if not replace or not path.exists():
-        disk.replace(built, path)  # the system refuses it if another writer was faster
-        disk.sync_directory(path.parent)
-        return
-    disk.replace(built, _ready(path))
-    try:
-        disk.sync_directory(path.parent)
-        _swap(path)
-    except OSError:
-        if path.exists():  # the old one is still in place, so the new one was never there
-            _discard(_ready(path))
-        raise
+    with disk_errors(path, lambda: tree_bytes(built)):
+        finish_replace(path)
+        if not replace or not path.exists():
+            disk.replace(built, path)  # the system refuses it if another writer was faster
+            disk.sync_directory(path.parent)
+            return
+        disk.replace(built, _ready(path))
+        try:
+            disk.sync_directory(path.parent)
+            _swap(path)
+        except OSError:
+            if path.exists():  # the old one is still in place, so the new one was never there
+                _discard(_ready(path))
+            raise
 
 
 def finish_replace(path: Path) -> None:
@@ -249,7 +232,7 @@ def finish_replace(path: Path) -> None:
 
 def _swap(path: Path) -> None:
     """Put the directory that is ready in the place of the old one."""
-    old = _beside(path, TRASH)
+    old = unfinished(path, TRASH)
     if path.exists():
         disk.replace(path, old)
     disk.replace(_ready(path), path)
@@ -295,14 +278,11 @@ def remove(path: Path) -> None:
             disk.remove(path)
 
 
-# -- removing -------------------------------------------------------------------------------------
-
-
 def remove_tree(path: Path, root: Path) -> None:
     """Remove a directory below `root`; it is renamed out of sight first, so it goes at once."""
     if path.is_symlink() or root.resolve() not in path.resolve().parents:
         raise HostileInput(f"refused to remove {path}: it is a link or not inside {root}")
-    trash = _beside(path, TRASH)
+    trash = unfinished(path, TRASH)
     with disk_errors(path):
         disk.replace(path, trash)
         disk.sync_directory(path.parent)
@@ -333,7 +313,8 @@ def remove_leftovers(root: Path, *, deep: bool = True) -> list[Path]:
     return found
 
 
-def _beside(path: Path, mark: str) -> Path:
+def unfinished(path: Path, mark: str = TEMP) -> Path:
+    """Return a name beside a path, for its next or last version, that `remove_leftovers` knows."""
     return path.with_name(f"{mark}{secrets.token_hex(4)}-{path.name}")
 
 
@@ -348,9 +329,6 @@ def _discard(path: Path) -> None:
             disk.remove_tree(path)
         else:
             disk.remove(path)
-
-
-# -- reading --------------------------------------------------------------------------------------
 
 
 def read_json(path: Path) -> Any:
@@ -414,11 +392,15 @@ def verify(directory: Path, *, content: bool = True) -> FileRecords:
     Without `content` only names and sizes are compared, which reads nothing.
     """
     try:
-        records = _records(read_checked(directory / MANIFEST), directory)
+        records = read_checked(directory / MANIFEST).get("files")
     except FileNotFoundError:
         raise DamagedFile(directory, f"it has no {MANIFEST}") from None
+    if not isinstance(records, dict) or not all(map(_is_file_record, records.values())):
+        raise DamagedFile(directory / MANIFEST, "not a manifest")
     for name, record in records.items():
         path = directory / name
+        if path.name != name or name in (".", ".."):
+            raise HostileInput(f"{directory / MANIFEST} names {name!r}, which is outside of it")
         if not path.is_file() or path.is_symlink():
             raise DamagedFile(path, "missing")
         size = path.stat().st_size
@@ -431,19 +413,9 @@ def verify(directory: Path, *, content: bool = True) -> FileRecords:
     return records
 
 
-def _records(manifest: dict[str, Any], directory: Path) -> FileRecords:
-    """Return the file records of a manifest that has the form of one."""
-    path = directory / MANIFEST
-    records = manifest.get("files")
-    if not isinstance(records, dict) or not all(
-        isinstance(r, dict) and isinstance(r.get("sha256"), str) and isinstance(r.get("bytes"), int)
-        for r in records.values()
-    ):
-        raise DamagedFile(path, "not a manifest")
-    for name in records:
-        if Path(name).name != name or name in (".", ".."):
-            raise HostileInput(f"{path} names {name!r}, which is outside the directory")
-    return records
+def _is_file_record(record: Any) -> bool:
+    types = {"sha256": str, "bytes": int}
+    return isinstance(record, dict) and all(isinstance(record.get(k), t) for k, t in types.items())
 
 
 def reading(path: Path, read: Callable[[Path], T]) -> T:
@@ -471,14 +443,16 @@ def _manifest_bytes(directory: Path) -> bytes | None:
     return None
 
 
-# -- space ----------------------------------------------------------------------------------------
-
-
 def free_bytes(path: Path) -> int:
-    """Return the free bytes at the nearest existing directory of `path`."""
-    while not path.exists() and path != path.parent:
+    """Return the free bytes at the nearest existing folder of `path`."""
+    return shutil.disk_usage(nearest_folder(path)).free
+
+
+def nearest_folder(path: Path) -> Path:
+    """Return the path itself if it is a folder, or the nearest above it."""
+    while not path.is_dir() and path != path.parent:
         path = path.parent
-    return shutil.disk_usage(path).free
+    return path
 
 
 def require_space(path: Path, needed: int) -> None:

@@ -97,10 +97,9 @@ def busy(directory: Path) -> Busy:
 
 def holder(directory: Path) -> str:
     """Return who holds the lock, as far as its file tells."""
+    text = "process {pid} on {host} since {since} ({command})"
     who = _announced(directory)
-    if not who:
-        return "another process"
-    return "process {pid} on {host} since {since} ({command})".format(**who)
+    return text.format(**who) if who else "another process"
 
 
 def holder_pid(directory: Path) -> int | None:
@@ -131,14 +130,13 @@ def _take(path: Path) -> bool:
             flags = os.O_RDWR | os.O_CREAT | platform.NO_FOLLOW
             fd = os.open(paths.refuse_link(path), flags, 0o644)
             try:
-                locked = platform.try_lock(fd) and _is_still(path, fd)
-            except OSError:
-                os.close(fd)
-                raise
-        if not locked:
-            os.close(fd)
+                if platform.try_lock(fd) and _is_still(path, fd):
+                    _held[path] = [fd, 1]
+            finally:
+                if path not in _held:
+                    os.close(fd)
+        if path not in _held:
             return False
-        _held[path] = [fd, 1]
     _announce(fd)
     return True
 

@@ -104,14 +104,13 @@ class SessionStore:
     def _free_path(self, session_id: str | None) -> Path:
         """Return where a new session goes; without an id, a time stamp that is not taken."""
         stamp = time.strftime("session_%Y%m%d_%H%M%S", time.gmtime())
-        wanted = stamp if session_id is None else session_id
-        others = [f"{wanted}_{n}" for n in range(2, 1000)] if session_id is None else []
-        for path in map(self.path, [wanted, *others]):
+        stamps = [stamp, *(f"{stamp}_{n}" for n in range(2, 1000))]
+        names = stamps if session_id is None else [session_id]
+        for path in map(self.path, names):
             if not path.exists():
                 return path
-        raise AlreadyExists(
-            f"session {wanted!r} exists already", hint=f"continue it: forge resume {wanted}"
-        )
+        hint = f"continue it: forge resume {names[0]}"
+        raise AlreadyExists(f"session {names[0]!r} exists already", hint=hint)
 
     def path(self, session_id: str) -> Path:
         """Return where a session of this id lives, whether or not it exists."""
@@ -121,9 +120,8 @@ class SessionStore:
         """Return the directory of an existing session."""
         path = self.path(session_id)
         if not (path / SESSION_FILE).is_file():
-            raise NotFound(
-                f"no session {session_id!r} in {self.root}", hint="forge ls shows the sessions"
-            )
+            hint = "forge ls shows the sessions"
+            raise NotFound(f"no session {session_id!r} in {self.root}", hint=hint)
         return path
 
     @contextlib.contextmanager
@@ -149,24 +147,21 @@ class SessionStore:
 
     def register_models(self, path: Path) -> list[str]:
         """Put the models of a run directory into the registry; return what is not readable."""
-        known = {row["model_id"] for row in self.registry.search_models(session_id=path.name)}
+        listed = {row["model_id"] for row in self.registry.search_models(session_id=path.name)}
         problems = []
-        for manifest in sorted(path.glob(f"*/*/{files.MANIFEST}")):
+        for model in sorted(manifest.parent for manifest in path.glob(f"*/*/{files.MANIFEST}")):
+            if not (model / "metadata.json").exists():  # checkpoints have manifests too
+                continue
             try:
-                self._register_model(path.name, manifest.parent, known)
+                record = read_metadata(model)
+                if (record.session_id, record.model_name) != (path.name, model.name):
+                    raise DamagedFile(model, f"it says it is {record.model_id}")
+                if record.model_id not in listed:
+                    names = path.name, record.phase_name, record.model_name
+                    self.registry.register_model(*names, model, record.model_dump())
             except (ForgeError, OSError) as error:
                 problems.append(str(error))
         return problems
-
-    def _register_model(self, session_id: str, path: Path, known: set[str]) -> None:
-        if not (path / "metadata.json").exists():  # checkpoints have manifests too
-            return
-        record = read_metadata(path)
-        if record.session_id != session_id or record.model_name != path.name:
-            raise DamagedFile(path, f"it says it is {record.model_id}")
-        if record.model_id not in known:
-            names = session_id, record.phase_name, record.model_name
-            self.registry.register_model(*names, path, record.model_dump())
 
     def set_status(self, session_id: str, status: str) -> None:
         """Change a session's status, in its directory first, then in the registry."""
@@ -202,13 +197,9 @@ def read_session(path: Path) -> dict[str, Any]:
         join_tags(record["tags"])
     except (ValidationError, NameRefused) as error:
         raise DamagedFile(place, f"not the record of a session ({error})") from error
-    if record["session_id"] != path.name:
-        named = record["session_id"]
-        raise DamagedFile(
-            place,
-            f"the record of session {named!r}, not of this one",
-            hint=f"a run directory keeps its name: {path.with_name(named)}",
-        )
+    if (named := record["session_id"]) != path.name:
+        hint = f"a run directory keeps its name: {path.with_name(named)}"
+        raise DamagedFile(place, f"the record of session {named!r}, not of this one", hint=hint)
     return record
 
 
@@ -226,16 +217,15 @@ def repair_registry(root: Path) -> str:
     except DamagedFile as error:
         report = f"{error}; kept as {_set_aside(root)}"
     store = SessionStore(root)
-    before, found, unreadable = _count_entries(store), 0, []
+    before, count, unreadable = _count_entries(store), 0, []
     for path in store.run_directories():
         try:
             store.register(read_session(path))
+            count += 1
+            unreadable += store.register_models(path)
         except (ForgeError, OSError) as error:
             unreadable.append(str(error))
-            continue
-        found += 1
-        unreadable += store.register_models(path)
-    report += f"; {found} run directories, {_count_entries(store) - before} entries added"
+    report += f"; {count} run directories, {_count_entries(store) - before} entries added"
     return f"{report}; not readable: {'; '.join(unreadable)}" if unreadable else report
 
 

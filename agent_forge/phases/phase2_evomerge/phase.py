@@ -194,7 +194,7 @@ def _save(ctx: PhaseContext, loop: EvolutionLoop, report: EvolutionReport | None
         metadata,
         config=weights.config,
         metrics={k: v for k, v in _metrics(loop, report).items() if "/" not in k},
-        tokenizer_files=tokenizer,
+        tokenizer_files={p.name: p.read_bytes() for p in tokenizer},
         beside=beside,
         card_text="\n".join(markdown(loop, report)),
     )

@@ -85,7 +85,7 @@ class ModelHandoffValidator:
             return HandoffResult(False, f"expected {rule.num_models} models, got {len(models)}")
         if len(metadata) != len(models):
             return HandoffResult(False, f"expected a metadata record a model, got {len(metadata)}")
-        weights = [_weights(model) for model in models]
+        weights = [m if isinstance(m, Mapping) else m.state_dict() for m in models]
         records = [{**r, "parameters": _count(w)} for r, w in zip(metadata, weights, strict=True)]
         problem = _metadata_problem(rule, records) or _weight_problem(weights)
         result = HandoffResult(not problem, problem or "handoff passed")
@@ -128,11 +128,6 @@ def _count(weights: Mapping[str, Any]) -> int:
     """How many weights there really are, tied ones once: a gate does not take anyone's word."""
     seen = {(t.data_ptr(), tuple(t.shape)): t.numel() for t in weights.values()}
     return sum(seen.values())
-
-
-def _weights(model: Any) -> Mapping[str, Any]:
-    state: Mapping[str, Any] = model if isinstance(model, Mapping) else model.state_dict()
-    return state
 
 
 def _weight_problem(models: Sequence[Mapping[str, Any]]) -> str:

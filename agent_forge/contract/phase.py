@@ -149,9 +149,10 @@ class PhaseController(ABC):
 class _Loop:
     """A loop over steps. `beginning` is the state before the first, until a checkpoint has it."""
 
+    stage: str
     manager: CheckpointManager
     parts: Mapping[str, Stateful]
-    beginning: tuple[Any, Any] | None
+    beginning: tuple[Any, Any] | None = None
     step: int = 0
 
 
@@ -242,13 +243,13 @@ class PhaseContext:
         if stage in self._stages:
             raise ValueError(f"stage {stage!r} is used twice in phase {self.phase}")
         self._stages.add(stage)
-        manager = CheckpointManager(
-            self.folder / CHECKPOINTS / paths.safe_name(stage, "stage"), self.keep_checkpoints
-        )
-        beginning = rolls_back and manager.anchor() is None
-        loop = _Loop(manager, parts, self._snapshot(parts) if beginning else None)
-        loop.step = first = self._restore(manager, parts)
-        self._tell_loop(stage, first, total)
+        place = self.folder / CHECKPOINTS / paths.safe_name(stage, "stage")
+        loop = _Loop(stage, CheckpointManager(place, self.keep_checkpoints), parts)
+        if rolls_back and loop.manager.anchor() is None:
+            state = copy.deepcopy({name: part.state_dict() for name, part in parts.items()})
+            loop.beginning = state, capture_generators(self._generators)
+        self._restore(loop)
+        self._tell_loop(stage, loop.step, total)
         before = self._done
         self._done += total
         while loop.step < total:
@@ -259,11 +260,11 @@ class PhaseContext:
                 continue  # rolled back
             self._tell_step(stage, step, total, before + step)
             if self.should_stop():
-                self._save(manager, stage, step, parts)
+                self._save(loop)
                 raise Interrupted(f"stopped after step {step} of {total}")
             regular = step % self.checkpoint_every == 0
             if regular or step == total:
-                self._save(manager, stage, step, parts)
+                self._save(loop)
                 loop.beginning = None if regular else loop.beginning
             if step % self.check_every == 0:
                 self.check_resources()
@@ -335,15 +336,15 @@ class PhaseContext:
         metadata: Mapping[str, Any],
         **options: Any,
     ) -> ModelRef:
-        """Save a model of this phase with its card, register it, and tell the sinks.
+        """Save a model of this phase, register it, and tell the sinks.
 
-        The options are those of `ModelStorage.save_model`: config, metrics, tokenizer_files,
-        beside, card_text.
+        The options are those of `ModelStorage.save_model`.
         """
-        place = (self.session_id, self.phase, name)
-        model_id = self.storage.save_model(model, *place, metadata, **options)
+        names = (self.session_id, self.phase, name)
+        model_id = self.storage.save_model(model, *names, metadata, **options)
         reference = self.model(name)
-        self.tracker.artifact(model_id, reference.path)
+        for sink in self.tracker.sinks:
+            sink.artifact(model_id, reference.path)
         return reference
 
     def model(self, name: str) -> ModelRef:
@@ -351,26 +352,23 @@ class PhaseContext:
         path = self.storage.find(model_id_for(self.session_id, self.phase, name))
         return ModelRef(name, path, read_metadata(path).model_dump())
 
-    def _restore(self, manager: CheckpointManager, parts: Mapping[str, Stateful]) -> int:
-        if not manager.steps():
-            return 0
+    def _restore(self, loop: _Loop) -> None:
+        """Put a loop back to its newest checkpoint, if it has one."""
+        if not loop.manager.steps():
+            return
         try:
-            checkpoint = manager.load_checkpoint()
+            checkpoint = loop.manager.load_checkpoint()
         except NotFound as error:
             log.warning("%s; the stage begins anew", error)
-            return 0
+            return
+        path, saved, parts = checkpoint.path, checkpoint.state["parts"], loop.parts
         if checkpoint.state["fingerprint"] != self.fingerprint:
-            raise ConfigError(
-                f"{checkpoint.path} belongs to other settings or inputs",
-                hint="start a new session for the new settings",
-            )
-        saved = checkpoint.state["parts"]
+            hint = "start a new session for the new settings"
+            raise ConfigError(f"{path} belongs to other settings or inputs", hint=hint)
         if set(saved) != set(parts):
-            text = f"{checkpoint.path} holds {sorted(saved)}, but the phase has {sorted(parts)}"
-            raise ConfigError(text)
+            raise ConfigError(f"{path} holds {sorted(saved)}, but the phase has {sorted(parts)}")
         self._put_back(parts, saved, checkpoint.generators)
-        self._logged = checkpoint.note["logged"]
-        return checkpoint.step
+        self._logged, loop.step = checkpoint.note["logged"], checkpoint.step
 
     def _put_back(
         self, parts: Mapping[str, Stateful], saved: Mapping[str, Any], generators: Mapping[str, Any]
@@ -385,24 +383,16 @@ class PhaseContext:
             self._generators[name].manual_seed(self._seed_of(name))
         restore_generators(generators, given)
 
-    def _snapshot(self, parts: Mapping[str, Stateful]) -> tuple[Any, Any]:
-        state = copy.deepcopy({name: part.state_dict() for name, part in parts.items()})
-        return state, capture_generators(self._generators)
-
-    def _save(
-        self, manager: CheckpointManager, stage: str, step: int, parts: Mapping[str, Stateful]
-    ) -> None:
-        state = {
-            "fingerprint": self.fingerprint,
-            "parts": {name: part.state_dict() for name, part in parts.items()},
-        }
+    def _save(self, loop: _Loop) -> None:
+        step, parts = loop.step, {name: part.state_dict() for name, part in loop.parts.items()}
+        state = {"fingerprint": self.fingerprint, "parts": parts}
         if bad := first_not_finite(pack(state)[0]):
-            place = bad.lstrip("0123456789")
-            text = f"the state at step {step} holds NaN or infinity ({place})"
+            path = bad.lstrip("0123456789")
+            text = f"the state at step {step} holds NaN or infinity ({path})"
             raise NotFinite(text, hint=GENTLER)
         self.tracker.metrics.sync()
         note = {"logged": self._logged, "seconds": self.seconds}
         anchor = step % self.checkpoint_every == 0
-        manager.save(state, step=step, generators=self._generators, note=note, anchor=anchor)
-        within = {} if stage == "main" else {"stage": stage}
-        self.tracker.tell({"event": "checkpoint", "phase": self.phase, **within, "step": step})
+        loop.manager.save(state, step=step, generators=self._generators, note=note, anchor=anchor)
+        within = {} if loop.stage == "main" else {"stage": loop.stage}
+        self.tell("checkpoint", **within, step=step)

@@ -18,7 +18,8 @@ class Journal:
         self.path = path
         self._lock = threading.Lock()
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._drop_torn_line()
+        if path.exists():  # drop the half line that a process leaves which was killed while writing
+            files.cut(path, path.read_bytes().rfind(b"\n") + 1)
 
     def write(self, record: Mapping[str, Any]) -> None:
         line = json.dumps(record, separators=(",", ":"), allow_nan=False)
@@ -44,11 +45,6 @@ class Journal:
             if len(kept) < len(lines):
                 files.write_bytes(self.path, b"".join(kept))
             return min(seen, count)
-
-    def _drop_torn_line(self) -> None:
-        """Remove the half line that a process leaves which was killed while writing."""
-        if self.path.exists():
-            files.cut(self.path, self.path.read_bytes().rfind(b"\n") + 1)
 
 
 def _phase_of(line: bytes) -> str | None:

@@ -29,13 +29,13 @@ PROCESSORS: list[Any] = [
 class _Handler(logging.Handler):
     """Passes records on; neither a full disk nor a malformed call may stop a run."""
 
-    def __init__(self, level: int, take: Callable[[logging.LogRecord], None]) -> None:
+    def __init__(self, level: int, write: Callable[[logging.LogRecord], None]) -> None:
         super().__init__(level)
-        self._take = take
+        self._write = write
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            self._take(record)
+            self._write(record)
         except ForgeError:
             return
         except Exception:  # noqa: BLE001 - see above
@@ -76,12 +76,12 @@ def logging_to(
     )
     logger = logging.getLogger("agent_forge")
     before = logger.level
-    for one in handlers:
-        logger.addHandler(one)
+    for handler in handlers:
+        logger.addHandler(handler)
     logger.setLevel(level)
     try:
         yield
     finally:
-        for one in handlers:
-            logger.removeHandler(one)
+        for handler in handlers:
+            logger.removeHandler(handler)
         logger.setLevel(before)

@@ -23,7 +23,7 @@ from agent_forge.phases.phase2_evomerge import evolution, inputs, replay, report
 from agent_forge.phases.phase2_evomerge.candidate_weights import CandidateWeights
 from agent_forge.phases.phase2_evomerge.evaluator import CandidateEvaluator
 from agent_forge.pipeline import orchestrator
-from agent_forge.pipeline.stopping import StopSignals
+from agent_forge.pipeline.environment import StopSignals
 from agent_forge.store import files, lock
 from tests.support.command_line import PATIENCE_S, Forge, Process, start, waiting
 from tests.support.evo_models import evo_line, evolved, family, journal, outcome

@@ -1,7 +1,4 @@
-"""What differs between Linux, macOS and Windows: locks, fsync, limits, process groups, sandboxes.
-
-Nothing else in the package asks which system it runs on.
-"""
+"""What differs between Linux, macOS and Windows; nothing else asks which system it runs on."""
 
 from __future__ import annotations
 

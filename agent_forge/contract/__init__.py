@@ -4,7 +4,6 @@
 |---|---|
 | handoff.py | ModelHandoffValidator: what must hold of models between two phases |
 | metrics.py | the names that a run may log, from the table in metrics.json |
-| phase.py | PhaseController, PhaseContext (steps, pieces, once, artifact), PhaseResult, ModelRef |
+| phase.py | PhaseController, PhaseContext, ModelRef, PhaseReport and PhaseResult |
 | replay.py | decisions and measurements that a resumed phase replays |
-| report.py | PhaseReport: result, card and headline of a phase from one description |
 """

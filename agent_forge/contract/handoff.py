@@ -7,6 +7,7 @@ stop the run or warn. A gate prints what was measured and never edits it.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 from collections.abc import Mapping, Sequence
@@ -89,17 +90,11 @@ class ModelHandoffValidator:
         records = [{**r, "parameters": _count(w)} for r, w in zip(metadata, weights, strict=True)]
         problem = _metadata_problem(rule, records) or _weight_problem(weights)
         result = HandoffResult(not problem, problem or "handoff passed")
-        for gate in () if problem else rule.gates:
-            self._apply(gate, target, records, result)
-        return result
-
-    def _apply(
-        self, gate: QualityGate, target: str, metadata: Records, result: HandoffResult
-    ) -> None:
-        threshold = self._thresholds.get(target, {}).get(gate.name, gate.threshold)
-        for i, record in enumerate(metadata):
-            value = record[gate.key]
-            result.measured[f"{gate.key}[{i}]"] = value
+        for gate, (i, record) in itertools.product(rule.gates, enumerate(records)):
+            if problem:
+                break
+            threshold = self._thresholds.get(target, {}).get(gate.name, gate.threshold)
+            value = result.measured[f"{gate.key}[{i}]"] = record[gate.key]
             if gate.passes(value, threshold):
                 continue
             text = f"model {i}: {gate.key} is {value:.6g}, {gate.name} is {threshold:.6g}"
@@ -108,6 +103,7 @@ class ModelHandoffValidator:
                 log.warning("handoff to %s: %s; going on, as the policy says", target, text)
             elif result.passed:
                 result.passed, result.message = False, text
+        return result
 
 
 def _metadata_problem(rule: HandoffRule, metadata: Records) -> str:

@@ -66,10 +66,11 @@ class Measurements:
         }
 
     def once(self, record: str, key: str, compute: Callable[[], Any]) -> Any:
-        """The recorded value, or what `compute` returns, recorded before anybody uses it.
+        """The value of `compute()`, which a resumed phase does not compute again.
 
-        It is returned as JSON gives it back, the first time as every other time: a dataclass as a
-        dictionary, a tuple as a list.
+        It is on the disk before it is returned, always as JSON gives it back: a dataclass as a
+        dictionary, a tuple as a list. What `compute` would log is to be logged from its value, so
+        that it is logged in a resumed run as well.
         """
         if (record, key) not in self._values:
             value = compute()

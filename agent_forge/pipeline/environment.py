@@ -20,7 +20,6 @@ from agent_forge.errors import ConfigError
 from agent_forge.store import files, lock
 
 STOP_FILE = "stop"  # `forge stop` writes it
-RECORDED = ("torch", "numpy", "safetensors", "transformers", "tokenizers")
 
 
 def snapshot() -> dict[str, Any]:
@@ -32,9 +31,15 @@ def snapshot() -> dict[str, Any]:
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "cpu": _cpu_name(),
         "cores": os.cpu_count(),
-        "packages": {name: importlib.metadata.version(name) for name in RECORDED},
+        "packages": versions(),
         "argv": sys.argv,
     }
+
+
+def versions() -> dict[str, str]:
+    """The versions of the packages that a result depends on."""
+    names = ("torch", "numpy", "safetensors", "transformers", "tokenizers")
+    return {name: importlib.metadata.version(name) for name in names}
 
 
 def prepare(runtime: RuntimeSettings) -> str:

@@ -33,13 +33,8 @@ from agent_forge.errors import (
 )
 from agent_forge.phases import IMPLEMENTED, load_phase
 from agent_forge.phases.handoffs import RULES
-from agent_forge.pipeline.config import (
-    BEFORE,
-    PipelineConfig,
-    load_config,
-    refuse_own_fitness,
-)
-from agent_forge.pipeline.environment import StopSignals, prepare, snapshot, thread_count
+from agent_forge.pipeline.config import BEFORE, PipelineConfig, load_config, refuse_own_fitness
+from agent_forge.pipeline.environment import StopSignals, prepare, snapshot, thread_count, versions
 from agent_forge.pipeline.phase_run import (
     RunContext,
     outputs_of,
@@ -115,10 +110,7 @@ class PipelineOrchestrator:
         return cls(getattr(self.config.phases, name), self.config)
 
     def plan(self, only: str | None = None, start: str | None = None) -> dict[str, PhasePlan]:
-        """What each phase would do, after a check of all that a new run could be refused for.
-
-        A later phase plans without the models it will be handed.
-        """
+        """What each phase would do, after a check of all that a new run could be refused for."""
         names = self.phase_names(only, start)
         self.sessions.check_new(self.session_id)
         if source := _source_of(names[0]):
@@ -126,7 +118,7 @@ class PipelineOrchestrator:
             hint = f"begin with {source}, or go on with a session that has them: forge resume"
             raise HandoffRefused(text, hint=hint)
         prepare(self.config.runtime)
-        plans = {name: self.controller(name).plan(()) for name in names}
+        plans = {name: self.controller(name).plan(()) for name in names}  # no models yet
         for name, plan in plans.items():
             require_for(plan, self.sessions.root / name, self.config)
         return plans
@@ -281,8 +273,7 @@ class PipelineOrchestrator:
     def _warn_of_other_versions(self, folder: Path) -> None:
         """A resumed run is only promised to be equal under the versions that began it."""
         before = read_session(folder).get("environment", {}).get("packages", {})
-        now = snapshot()["packages"]
-        changed = [name for name, version in before.items() if now.get(name) != version]
+        changed = [name for name, version in before.items() if versions().get(name) != version]
         if changed:
             log.warning("versions have changed since the run began", packages=changed)
 

@@ -77,10 +77,7 @@ def run_phase(
     inputs: Sequence[ModelRef],
     check_handoff: Callable[[Sequence[ModelRef]], None],
 ) -> PhaseResult:
-    """Run a phase, or go on with it, or skip it if it is done with the same inputs and config.
-
-    `check_handoff` raises if these models may not come in.
-    """
+    """Run a phase, go on with it, or skip it if it is done; `check_handoff` may refuse inputs."""
     folder = run.folder / phase_folder(controller.name)
     fingerprint = fingerprint_of(run, controller, inputs)
     state = read_state(folder)
@@ -124,8 +121,11 @@ def _begin(
     """Record that the phase has begun, before anything of it exists."""
     before = read_state(folder)
     goes_on = before is None or before["fingerprint"] == fingerprint
-    if not goes_on:
-        forget(folder, run.folder)
+    if not goes_on:  # drop what an attempt with other settings or inputs left to go on from
+        if (folder / CHECKPOINTS).exists():
+            files.remove_tree(folder / CHECKPOINTS, run.folder)
+        for name in (DECISIONS, MEASUREMENTS):
+            files.remove(folder / name)
     state = {
         "phase": phase,
         "status": "running",
@@ -136,14 +136,6 @@ def _begin(
     files.write_bytes(folder / STATE_FILE, files.with_checksum(state))
     run.tracker.event("phase_resumed" if before and goes_on else "phase_started", phase=phase)
     return state
-
-
-def forget(folder: Path, root: Path) -> None:
-    """Drop what an attempt with other settings or inputs left to go on from."""
-    if (folder / CHECKPOINTS).exists():
-        files.remove_tree(folder / CHECKPOINTS, root)
-    for name in (DECISIONS, MEASUREMENTS):
-        files.remove(folder / name)
 
 
 def _work(
@@ -216,10 +208,7 @@ def _there(run: RunContext, folder: Path) -> bool:
 
 
 def fingerprint_of(run: RunContext, controller: PhaseController, inputs: Sequence[ModelRef]) -> str:
-    """sha256 of everything that the phase's result depends on.
-
-    Defaults are left out, so that a run survives an update which adds a setting.
-    """
+    """sha256 of everything that the phase's result depends on (see Settings.decisive)."""
     content = {
         "phase": controller.name,
         "settings": controller.config.decisive(WITHOUT_EFFECT),

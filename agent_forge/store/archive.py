@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import io
 import tarfile
@@ -42,12 +43,11 @@ def export_archive(
 
 
 def _find(sessions: SessionStore, name: str) -> Path:
-    for row in sessions.registry.search_models():
-        if row["model_id"] == name:
-            path = Path(row["model_path"])
-            if not path.is_dir():
-                raise DamagedFile(path, "missing")
-            return path
+    with contextlib.suppress(NotFound):
+        path = Path(sessions.registry.get_model(name)["model_path"])
+        if not path.is_dir():
+            raise DamagedFile(path, "missing")
+        return path
     try:
         return sessions.find(name)
     except NotFound:

@@ -124,18 +124,15 @@ class CheckpointManager:
                 skipped.append(str(error))
         raise NotFound(f"no usable checkpoint in {self.checkpoint_dir}", hint="; ".join(skipped))
 
-    def anchor(self) -> Path | None:
-        """Return the newest checkpoint that a roll-back may go to, if its record is readable."""
-        return next(iter(self._anchors()), None)
-
     def load_anchor(self) -> Checkpoint | None:
         """Read the newest anchor that is whole; None if there is none."""
-        for path in self._anchors():
+        for path in self.anchors():
             with contextlib.suppress(DamagedFile):
                 return _read(path)
         return None
 
-    def _anchors(self) -> list[Path]:
+    def anchors(self) -> list[Path]:
+        """Return the checkpoints that a roll-back may go to, newest first, by readable records."""
         records = {path: _record_of(path) for path in reversed(self.steps())}
         return [path for path, record in records.items() if record.get("anchor", bool(record))]
 
@@ -148,8 +145,8 @@ class CheckpointManager:
         """Return the checkpoint directories, oldest first."""
         if not self.checkpoint_dir.is_dir():
             return []
-        found = (p for p in self.checkpoint_dir.iterdir() if NAME.fullmatch(p.name))
-        return sorted((p for p in found if not p.is_symlink()), key=_step_of)
+        names = (p for p in self.checkpoint_dir.iterdir() if NAME.fullmatch(p.name))
+        return sorted((p for p in names if not p.is_symlink()), key=_step_of)
 
     def _write(self, path: Path, tensors: Mapping[str, torch.Tensor], record: Any) -> None:
         files.require_space(path, tensor_bytes(tensors) + OVERHEAD_BYTES)
@@ -161,7 +158,7 @@ class CheckpointManager:
     def prune(self) -> None:
         """Keep the last ones that have all their bytes, and the anchor."""
         whole = [path for path in self.steps() if _is_whole(path, content=False)]
-        keep = {*whole[-self.keep_last :], self.anchor()}
+        keep = {*whole[-self.keep_last :], *self.anchors()[:1]}
         for path in self.steps():
             if path not in keep:
                 files.remove_tree(path, self.checkpoint_dir)
@@ -172,8 +169,8 @@ class CheckpointManager:
         The newest whole one stays; if even that would not do, all stay. True if there is room now.
         """
         newest = next((path for path in reversed(self.steps()) if _is_whole(path)), None)
-        anchor = self.anchor()
-        others = sorted((p for p in self.steps() if p != newest), key=lambda p: p == anchor)
+        anchor = self.anchors()[:1]
+        others = sorted((p for p in self.steps() if p != newest), key=lambda p: p in anchor)
         free = files.free_bytes(self.checkpoint_dir)
         if free + sum(map(files.tree_bytes, others)) < needed:
             return False

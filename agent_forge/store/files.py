@@ -96,10 +96,7 @@ def disk_errors(path: Path, size: Callable[[], int] = lambda: 0) -> Iterator[Non
 
 @contextlib.contextmanager
 def writing(path: Path, *, replace: bool = True) -> Iterator[HashingWriter]:
-    """Write a file: it appears at `path`, synced and whole, when the block ends without error.
-
-    Without `replace` a file that has appeared there meanwhile stays, and this fails.
-    """
+    """Write a file: it appears at `path`, whole, after the block; else what is there stays."""
     temp = unfinished(path)
     writer: HashingWriter | None = None
     with disk_errors(path, lambda: writer.size if writer else 0):
@@ -290,10 +287,9 @@ def remove_tree(path: Path, root: Path) -> None:
 
 
 def remove_leftovers(root: Path, *, deep: bool = True) -> list[Path]:
-    """Clear up after a process that died: finish what was ready, remove the rest.
+    """Finish what a process that died had ready, remove and return what it had not.
 
-    Only for the holder of the tree's lock. Returns the unfinished paths. Names that only look like
-    ours are left alone.
+    Only for the holder of the tree's lock. Names that only look like ours are left alone.
     """
     if root.is_symlink():
         raise HostileInput(f"{root} is a link; the store follows none", hint="remove the link")
@@ -387,10 +383,8 @@ def sha256_of(path: Path) -> str:
 
 
 def verify(directory: Path, *, content: bool = True) -> FileRecords:
-    """Check every file of a directory against its manifest; return the manifest's records.
-
-    Without `content` only names and sizes are compared, which reads nothing.
-    """
+    """Check the files of a directory against its manifest (without `content`: names and sizes
+    only, which reads nothing) and return the manifest's records."""
     try:
         records = read_checked(directory / MANIFEST).get("files")
     except FileNotFoundError:

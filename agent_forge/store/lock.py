@@ -1,7 +1,4 @@
-"""The lock of a run directory: held by the operating system, so it is proof of life.
-
-The text in the lock file (who holds it) is for people only; the lock itself decides.
-"""
+"""The lock of a run directory: held by the system, so proof of life; its text is for people."""
 
 from __future__ import annotations
 

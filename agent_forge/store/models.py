@@ -92,8 +92,8 @@ class ModelStorage:
             stage.write_bytes("README.md", model_card(record, measured, card_text).encode())
             for name, content in (*(beside or {}).items(), *(tokenizer_files or {}).items()):
                 stage.write_bytes(name, content)
-        registered = record.model_dump()
-        return self.registry.register_model(session_id, phase_name, model_name, path, registered)
+        names = (session_id, phase_name, model_name)
+        return self.registry.register_model(*names, path, record.model_dump())
 
     def load_model(
         self,
@@ -161,11 +161,9 @@ def model_card(metadata: ModelMetadata, metrics: Mapping[str, Any], text: str = 
         lines += ["## Samples", ""]
         for sample in samples:
             lines += [f"> {_cell(sample['prompt'])}", "", _cell(sample["text"]), ""]
-    lines += ["## Measured", ""]
-    if not metrics:
-        return "\n".join([*lines, "Nothing was measured on this model.", ""])
-    rows = _table_rows(dict(sorted(metrics.items())))
-    return "\n".join([*lines, "| metric | value |", "|---|---|", *rows, ""])
+    table = ["| metric | value |", "|---|---|", *_table_rows(dict(sorted(metrics.items())))]
+    measured = table if metrics else ["Nothing was measured on this model."]
+    return "\n".join([*lines, "## Measured", "", *measured, ""])
 
 
 def _table_rows(values: Mapping[str, Any]) -> list[str]:

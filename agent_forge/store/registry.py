@@ -124,10 +124,9 @@ class ModelRegistry:
         model_path: Path | str,
         metadata: Mapping[str, Any] | None = None,
     ) -> str:
-        """Add or renew the entry of a model and return its id.
+        """Add or renew the entry of a model, with the size, time and tags that its metadata has.
 
-        Its path is kept relative to the storage root. Size, number of weights, time and tags are
-        those in `metadata`, where it has them.
+        Its path is kept relative to the storage root. Returns its id.
         """
         known = metadata or {}
         root, path = self.root.resolve(), Path(model_path).resolve()
@@ -199,10 +198,7 @@ class ModelRegistry:
         validation_status: str = "pending",
         validation_metrics: Mapping[str, Any] | None = None,
     ) -> str:
-        """Record that a model was offered to a phase, and return the handoff's id.
-
-        The same handoff again replaces the record.
-        """
+        """Record that a model was offered to a phase, or replace that record; return its id."""
         values = {
             "handoff_id": f"{source_model_id}-to-{target_phase}",
             "target_phase": target_phase,

@@ -63,7 +63,7 @@ class SessionStore:
             with files.staging(path, manifest=False) as stage:
                 stage.write_bytes(CONFIG_FILE, config_text.encode())
                 stage.write_bytes(SESSION_FILE, files.with_checksum(record))
-            self.register(read_session(path))
+            self.register(path)
         return path
 
     def check_new(self, session_id: str | None) -> None:
@@ -91,8 +91,7 @@ class SessionStore:
         for path in self.run_directories():
             if path.name not in listed:
                 with contextlib.suppress(ForgeError, OSError):
-                    self.register(read_session(path))
-                    for problem in self.register_models(path):
+                    for problem in self.register(path):
                         log.warning("%s", problem)
 
     def run_directories(self) -> Iterator[Path]:
@@ -130,23 +129,20 @@ class SessionStore:
         path = self.find(session_id)
         with lock.exclusive(path):
             files.remove_leftovers(path)
-            self.register(read_session(path))  # its maker may have died before
-            self.register_models(path)
+            self.register(path)  # its maker may have died before
             yield path
 
-    def register(self, record: Mapping[str, Any]) -> None:
-        """Put a session into the registry as its directory tells it, unless it is there."""
+    def register(self, path: Path) -> list[str]:
+        """Register a run directory and its models, unless they are; return problems of models."""
+        session = read_session(path)
         self.registry.create_session(
-            record["session_id"],
-            record["config"],
-            record["tags"],
-            status=record["status"],
-            start_time=record["created_at"],
-            end_time=record["ended_at"],
+            path.name,
+            session["config"],
+            session["tags"],
+            status=session["status"],
+            start_time=session["created_at"],
+            end_time=session["ended_at"],
         )
-
-    def register_models(self, path: Path) -> list[str]:
-        """Put the models of a run directory into the registry; return what is not readable."""
         listed = {row["model_id"] for row in self.registry.search_models(session_id=path.name)}
         problems = []
         for model in sorted(manifest.parent for manifest in path.glob(f"*/*/{files.MANIFEST}")):
@@ -220,9 +216,8 @@ def repair_registry(root: Path) -> str:
     before, count, unreadable = _count_entries(store), 0, []
     for path in store.run_directories():
         try:
-            store.register(read_session(path))
+            unreadable += store.register(path)
             count += 1
-            unreadable += store.register_models(path)
         except (ForgeError, OSError) as error:
             unreadable.append(str(error))
     report += f"; {count} run directories, {_count_entries(store) - before} entries added"

@@ -161,19 +161,14 @@ def _as_damage(path: Path) -> Iterator[None]:
 
 
 def read_tensors(path: Path) -> StateDict:
-    """Read a safetensors file into torch's own memory.
-
-    A mapped tensor may lie at another alignment and then give other bits in a matrix product.
-    """
+    """Read a safetensors file into torch's own memory."""
+    # A mapped tensor may lie at another alignment and then give other bits in a matrix product.
     with _as_damage(path), safe_open(path, framework="pt") as reader:
         return {name: reader.get_tensor(name).clone() for name in reader.keys()}  # noqa: SIM118
 
 
 def read_weights(path: Path, *, mapped: bool = False) -> StateDict:
-    """Read a state dict that someone else wrote: safetensors, or a pickle that holds only data.
-
-    `mapped` leaves the tensors of a pickle on the disk where torch can do so.
-    """
+    """Read someone else's state dict: safetensors, or a pickle (`mapped`: left on the disk)."""
     if not path.is_file():
         raise NotFound(f"{path} does not exist, or is not a file")
     if path.suffix not in PICKLE_SUFFIXES:

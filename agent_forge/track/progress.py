@@ -13,7 +13,6 @@ import time
 from collections.abc import Mapping
 from typing import Any, TextIO
 
-MODES = ("auto", "bars", "plain", "json", "none")
 PLAIN_EVERY_S = 10.0
 TABLE_HEAD = "  gen  best    mean    diversity  hits    ETA  champion"
 Record = Mapping[str, Any]
@@ -111,19 +110,16 @@ class Progress:
             first = self._candidates == 1 and not self._generations
             return [f"a candidate takes about {record['seconds']:.1f} s"] if first else []
         if event == "generation":
-            return [*([TABLE_HEAD] if self._generations == 1 else []), self._table_line(record)]
+            n = record["generation"]
+            eta = clock(eta_s(time.monotonic() - self._began, n + 1, record["left"]))
+            mean = record["mean"] if record["mean"] is not None else float("nan")
+            best, diversity = record["best"] or 0, record["diversity"] or 0
+            line = f"{n:>5}  {best:.4f}  {mean:.4f}  {diversity:>9.3f}  {record['cache_hits']:>4}"
+            line += f"  {eta:>5}  {record['origin']}"
+            return [TABLE_HEAD, line] if self._generations == 1 else [line]
         if event == "verdict":
             return [f"measuring {record['model']} on unseen items"]
         return [] if event in ("begun", "loop") else [describe(record)]
-
-    def _table_line(self, record: Record) -> str:
-        n = record["generation"]
-        eta = clock(eta_s(time.monotonic() - self._began, n + 1, record["left"]))
-        mean = record["mean"] if record["mean"] is not None else float("nan")
-        return (
-            f"{n:>5}  {record['best'] or 0:.4f}  {mean:.4f}  {record['diversity'] or 0:>9.3f}"
-            f"  {record['cache_hits']:>4}  {eta:>5}  {record['origin']}"
-        )
 
 
 class PlainProgress(Progress):
@@ -198,10 +194,13 @@ class BarProgress(Progress):
         self._bars.update(self._tasks[phase], **self._step(record))
 
 
+DISPLAYS = {"bars": BarProgress, "plain": PlainProgress, "json": JsonProgress, "none": Progress}
+MODES = ("auto", *DISPLAYS)
+
+
 def make_progress(mode: str = "auto", stream: TextIO | None = None) -> Progress:
     """Return the display of a mode; `auto` draws bars only where a person is watching."""
     out = stream or sys.stderr
     if mode == "auto":
         mode = "bars" if out.isatty() else "plain"
-    views = {"bars": BarProgress, "plain": PlainProgress, "json": JsonProgress, "none": Progress}
-    return views[mode](out)
+    return DISPLAYS[mode](out)

@@ -1,9 +1,7 @@
-"""Tracker: the one place where a run's metrics and events are recorded; Sampler feeds it.
+"""Tracker: a run's metrics and events; `metrics.jsonl` and `events.jsonl` are the truth.
 
-`metrics.jsonl` and `events.jsonl` in the run directory are the truth. Everything else (progress,
-W&B, dashboard, API, cards) is a view of them, and may fail without harm. What a phase logged after
-its last checkpoint is removed on resume, so no step appears twice; events are the history of state
-changes and carry no steps.
+Everything else (progress, W&B, dashboard, API, cards) is a view of them, and may fail without harm.
+What a phase logged after its last checkpoint is removed on resume, so no step appears twice.
 """
 
 from __future__ import annotations

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from agent_forge.contract.phase import (
+    Headline,
     ModelRef,
     PhaseContext,
     PhaseController,
     PhasePlan,
     PhaseResult,
 )
-from agent_forge.contract.report import Headline
 from agent_forge.evals.domains import copies_told
 from agent_forge.phases.phase2_evomerge.checks import CHAMPION, check_settings
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings

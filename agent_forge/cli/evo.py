@@ -137,11 +137,10 @@ def _run(inputs: EvolutionInputs, device: str, dry_run: bool, as_json: bool) -> 
     if dry_run:
         return _plan(inputs, as_json)
     from agent_forge.phases.phase2_evomerge.evolution import run_evolution
-    from agent_forge.pipeline.stopping import StopSignals
+    from agent_forge.pipeline.environment import StopSignals
     from agent_forge.track.progress import make_progress
 
-    stopper = StopSignals()
-    stopper.watch(inputs.folder)
+    stopper = StopSignals(inputs.folder)
     with contextlib.ExitStack() as stack:
         display = stack.enter_context(make_progress("none" if as_json else "auto"))
 

@@ -88,7 +88,7 @@ def stop(
     storage: Path = STORAGE,
 ) -> None:
     """Ask what is running to stop after its present step and save everything."""
-    from agent_forge.pipeline.stopping import request_stop
+    from agent_forge.pipeline.environment import request_stop
     from agent_forge.store import lock
     from agent_forge.store.sessions import SessionStore
 

@@ -19,13 +19,15 @@ import torch
 
 from agent_forge import platform
 from agent_forge.contract.phase import (
+    Headline,
     ModelRef,
     PhaseContext,
     PhaseController,
     PhasePlan,
+    PhaseReport,
     PhaseResult,
+    Table,
 )
-from agent_forge.contract.report import Headline, PhaseReport, Table
 from agent_forge.errors import PhaseFailed
 from agent_forge.model.network import ForgeNetwork
 from agent_forge.optim.config import MuGrokConfig

@@ -104,7 +104,7 @@ def run_evolution(
         search = result.loop.search
         log: dict[str, Any] = {"history": search.history, "operators": search.operator_gains}
         log |= {"combo_usage": search.combo_usage, "seconds": result.loop.seconds}
-        files.write_json(folder / LOG, files.finite(log))
+        files.write_bytes(folder / LOG, files.to_json(files.finite(log)))
         return result
 
 

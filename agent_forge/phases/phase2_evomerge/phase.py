@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from agent_forge.contract.phase import (
+    Headline,
     ModelRef,
     PhaseContext,
     PhaseController,
     PhasePlan,
     PhaseResult,
 )
-from agent_forge.contract.report import Headline
 from agent_forge.evals.domains import copies_told
 from agent_forge.phases.phase2_evomerge.checks import CHAMPION, check_settings
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
@@ -194,7 +194,7 @@ def _save(ctx: PhaseContext, loop: EvolutionLoop, report: EvolutionReport | None
         metadata,
         config=weights.config,
         metrics={k: v for k, v in _metrics(loop, report).items() if "/" not in k},
-        tokenizer_files=tokenizer,
+        tokenizer_files={p.name: p.read_bytes() for p in tokenizer},
         beside=beside,
         card_text="\n".join(markdown(loop, report)),
     )

@@ -42,7 +42,7 @@ def replay(path: Path, target: Path, progress: ProgressCallback | None = None) -
             raise ConfigError(f"{weights.label}: {problem}")
     refuse_place(target, [source["model"] for source in record["models"]])
     own = f"{files.TEMP}{secrets.token_hex(4)}-{target.name}.weights"
-    scratch = paths.nearest_folder(target.parent) / own
+    scratch = files.nearest_folder(target.parent) / own
     try:
         with _as_damage(path):
             champion = CandidateWeights(parents, base, candidates, scratch).weights(record["key"])

@@ -24,7 +24,6 @@ MAX_LEVEL = 100
 MAX_DRAWS = 10_000
 
 Operands = tuple[Any, ...]  # of numbers and strings: their repr names the item
-Wordings = Mapping[str, Sequence[str]]  # split -> templates of a question
 
 
 def load(name: str) -> Any:
@@ -59,8 +58,8 @@ class Question(NamedTuple):
 
     question: str
     answer: str
+    distractors: tuple[str, ...] = ()  # candidates: the first three that are not the answer count
     steps: str = ""
-    distractors: tuple[str, ...] = ()
     tests: tuple[str, ...] = ()
 
 
@@ -81,7 +80,7 @@ class TaskFamily:
     category: str  # math, qa, code, cs (common sense) or lang
     summary: str
     learnable: bool = False
-    wordings: Wordings = field(default_factory=dict)  # empty: symbols only, one form for all
+    wordings: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def generate(self, level: int, split: str, rng: Random) -> Task:
         """One item of the split; draws until the operands belong to it."""
@@ -89,25 +88,24 @@ class TaskFamily:
             operands = self.draw(level, rng)
             text = repr(operands)
             if split_of(self.name, text) == split:
-                item = self.build(operands, level, split, rng)
-                return Task(self.name, level, split, *item, text)
+                asked, answer, others, steps, tests = self.build(operands, level, split, rng)
+                wrong = tuple(c for c in dict.fromkeys(others) if c != answer)[:3]
+                return Task(self.name, level, split, asked, answer, steps, wrong, tests, text)
         raise RuntimeError(f"{self.name} has no item of level {level} in split {split!r}")
 
 
 def family(
-    name: str, draw: Draw, build: Build, accept: Accept | None, wordings: Wordings | None = None
+    name: str, draw: Draw, build: Build, accept: Accept | None, wordings: Any = None
 ) -> TaskFamily:
     """The family that families.json describes under this name; `wordings` if it has none there."""
-    described = DESCRIPTIONS[name]
-    if wordings is not None:
-        described = {**described, "wordings": wordings}
-    return TaskFamily(name, draw, build, accept, **described)
+    other = {"wordings": wordings} if wordings else {}
+    return TaskFamily(name, draw, build, accept, **DESCRIPTIONS[name], **other)
 
 
-def wording(name: str, split: str, rng: Random) -> str:
-    """One of the templates that families.json gives the family `name` for a split."""
-    text: str = rng.choice(DESCRIPTIONS[name]["wordings"][split])
-    return text
+def wording(family: str, split: str, rng: Random, /, **gaps: Any) -> str:
+    """One of the templates that families.json gives a family for a split, with its gaps filled."""
+    template: str = rng.choice(DESCRIPTIONS[family]["wordings"][split])
+    return template.format(**gaps)
 
 
 def split_of(family: str, operands: str) -> str:
@@ -119,11 +117,6 @@ def split_of(family: str, operands: str) -> str:
 def scaled(level: int, low: int, high: int) -> int:
     """A size that grows evenly from `low` at level 1 to `high` at level 100."""
     return low + (high - low) * (level - 1) // (MAX_LEVEL - 1)
-
-
-def wrong(answer: str, *candidates: str, limit: int = 3) -> tuple[str, ...]:
-    """The first few distinct candidates that are not the answer."""
-    return tuple(c for c in dict.fromkeys(candidates) if c != answer)[:limit]
 
 
 def _digest(family: str, operands: str) -> bytes:

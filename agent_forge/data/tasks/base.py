@@ -24,6 +24,7 @@ MAX_LEVEL = 100
 MAX_DRAWS = 10_000
 
 Operands = tuple[Any, ...]  # of numbers and strings: their repr names the item
+Wordings = Mapping[str, Sequence[str]]  # split -> templates of a question
 
 
 def load(name: str) -> Any:
@@ -80,7 +81,7 @@ class TaskFamily:
     category: str  # math, qa, code, cs (common sense) or lang
     summary: str
     learnable: bool = False
-    wordings: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    wordings: Wordings = field(default_factory=dict)  # empty: symbols only, one form for all
 
     def generate(self, level: int, split: str, rng: Random) -> Task:
         """One item of the split; draws until the operands belong to it."""
@@ -95,11 +96,11 @@ class TaskFamily:
 
 
 def family(
-    name: str, draw: Draw, build: Build, accept: Accept | None, wordings: Any = None
+    name: str, draw: Draw, build: Build, accept: Accept | None, wordings: Wordings | None = None
 ) -> TaskFamily:
     """The family that families.json describes under this name; `wordings` if it has none there."""
-    other = {"wordings": wordings} if wordings else {}
-    return TaskFamily(name, draw, build, accept, **DESCRIPTIONS[name], **other)
+    described = DESCRIPTIONS[name] | ({"wordings": wordings} if wordings else {})
+    return TaskFamily(name, draw, build, accept, **described)
 
 
 def wording(family: str, split: str, rng: Random, /, **gaps: Any) -> str:

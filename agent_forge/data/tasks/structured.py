@@ -12,15 +12,7 @@ from random import Random
 from typing import Any
 
 from agent_forge.data.tasks import verifiers
-from agent_forge.data.tasks.base import (
-    Operands,
-    Question,
-    TaskFamily,
-    family,
-    load,
-    scaled,
-    wording,
-)
+from agent_forge.data.tasks.base import Operands, Question, family, load, scaled, wording
 from agent_forge.data.tasks.memory import PEOPLE
 
 Record = dict[str, Any]
@@ -41,16 +33,12 @@ def to_yaml(records: list[Record]) -> str:
 
 def to_csv(records: list[Record]) -> str:
     """A header and one line a record; the values hold no commas."""
-    lines = [",".join(records[0])]
-    lines += [",".join(map(str, record.values())) for record in records]
-    return "\n".join(lines)
+    rows = [list(records[0]), *(record.values() for record in records)]
+    return "\n".join(",".join(map(str, row)) for row in rows)
 
 
-FORMS: dict[str, Callable[[list[Record]], str]] = {
-    "JSON": json.dumps,
-    "YAML": to_yaml,
-    "CSV": to_csv,
-}
+Write = Callable[[list[Record]], str]
+FORMS: dict[str, Write] = {"JSON": json.dumps, "YAML": to_yaml, "CSV": to_csv}
 
 
 def table(level: int, rng: Random, fewest: int = 1) -> Operands:
@@ -99,13 +87,15 @@ def _records(fields: tuple[str, ...], rows: list[tuple[Any, ...]]) -> list[Recor
     return [dict(zip(fields, row, strict=True)) for row in rows]
 
 
-def _conversion(target: str) -> TaskFamily:
-    accept = getattr(verifiers, f"{target.lower()}_document")
-    wordings = {s: [t.replace("{target}", target) for t in CONVERSIONS[s]] for s in CONVERSIONS}
-    return family(f"to_{target.lower()}", table, partial(convert, target), accept, wordings)
+def _wordings(target: str) -> dict[str, list[str]]:
+    return {s: [t.replace("{target}", target) for t in texts] for s, texts in CONVERSIONS.items()}
 
 
+_accept = (verifiers.json_document, verifiers.yaml_document, verifiers.csv_document)
 FAMILIES = (
     family("extract_field", question, extract, verifiers.value),
-    *map(_conversion, FORMS),
+    *(
+        family(f"to_{form.lower()}", table, partial(convert, form), accept, _wordings(form))
+        for form, accept in zip(FORMS, _accept, strict=True)
+    ),
 )

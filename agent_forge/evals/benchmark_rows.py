@@ -102,9 +102,6 @@ def csv_spectrum(folder: Path, wanted: str) -> Iterator[Example]:
 IN_PARTS = (xcopa, flores, flores_language, tatoeba)
 
 
-# -- files and lines ------------------------------------------------------------------------------
-
-
 def _files(folder: Path, name: str, pattern: str) -> list[Path]:
     """The files of a set; the folder may have the name of a release, as flores200_dev."""
     places = [folder / name, *sorted(folder.glob(f"{name}[0-9_]*"))]

@@ -275,9 +275,6 @@ def evaluation_hash(domains: Sequence[Domain], **settings: Any) -> str:
     return digest.hexdigest()
 
 
-# -- scores that can be compared ------------------------------------------------------------------
-
-
 def unigram_bits(texts: Iterable[str]) -> float:
     """The entropy of the bytes of all texts together, in bits a byte."""
     counts: Counter[int] = Counter()
@@ -306,9 +303,6 @@ def smallest_gain(n: int, discordance: float = DISCORDANCE) -> float:
     at least the difference itself, which bounds the answer by 7.85 / n where n is small.
     """
     return min(1.0, max(math.sqrt(POWER * discordance / n), POWER / n)) if n else 1.0
-
-
-# -- making examples ------------------------------------------------------------------------------
 
 
 def _read(path: Path, name: str, split_by: SplitBy, seen: set[bytes]) -> Domain:

@@ -37,9 +37,6 @@ TOP_LEVEL = re.compile(
 BEGINS = re.compile(r"^(?:def|async def|class|import|from|@)\b", re.MULTILINE)
 
 
-# -- math -----------------------------------------------------------------------------------------
-
-
 def final_number(text: str) -> tuple[Fraction, bool] | None:
     """The number that a text gives as its answer, and whether it is a percentage.
 
@@ -81,9 +78,6 @@ def _value(match: re.Match[str]) -> Fraction | None:
     return -value if match["sign"] in ("-", "\u2212") or match["inner"] else value
 
 
-# -- code -----------------------------------------------------------------------------------------
-
-
 def source(text: str) -> str:
     """The program in a text: its first block in fences, else from the first definition on.
 
@@ -120,9 +114,6 @@ def _passes(program: str, task: Task) -> bool:
     if "def " not in program or len(program) > MAX_TEXT or surrogates:
         return False
     return run_tests(program, task.tests, limits=LIMITS).ok
-
-
-# -- structured data ------------------------------------------------------------------------------
 
 
 def document(task: Task, text: str) -> bool:

@@ -84,8 +84,6 @@ class SearchStrategy:
         self._open([model.key for model in models])
         self._first_generation()
 
-    # -- what a strategy brings -------------------------------------------------------------------
-
     def _first_generation(self) -> None:
         """Propose generation 0; the parents and their average are asked for beside it."""
         raise NotImplementedError
@@ -117,8 +115,6 @@ class SearchStrategy:
             return None
         self._gradients_used = len(self.gradients)
         return self.gradients[-1][1]
-
-    # -- asking and telling -----------------------------------------------------------------------
 
     def ask(self) -> list[Candidate]:
         """What is wanted now: the reference points, then the population; at last a gradient."""
@@ -213,8 +209,6 @@ class SearchStrategy:
         self._distances, self._duplicates = None, set()
         self._gradients_before = len(self.gradients)
 
-    # -- results ----------------------------------------------------------------------------------
-
     @property
     def champion(self) -> Candidate | None:
         """The best of all that was told so far, the open generation included."""
@@ -286,8 +280,6 @@ class SearchStrategy:
         }
         return observed | {name: value for name, value in more.items() if value}
 
-    # -- a generation -----------------------------------------------------------------------------
-
     def _budget_spent(self) -> bool:
         most = self.settings.max_evaluations
         return bool(most) and len(self.scores) >= most
@@ -345,8 +337,6 @@ class SearchStrategy:
 
     def _mutations(self) -> int:
         return sum(self._origins[key].operator in self.mutating for key in self._population())
-
-    # -- keys -------------------------------------------------------------------------------------
 
     def _add(self, candidate: Candidate, origin: CandidateOrigin) -> None:
         self.candidates[candidate.key], self._origins[candidate.key] = candidate, origin

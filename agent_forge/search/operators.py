@@ -49,9 +49,6 @@ class SearchSpace:
     settings: EvolutionSettings
 
 
-# -- merges ---------------------------------------------------------------------------------------
-
-
 def combo_of(
     space: SearchSpace, combo: int, inputs: Sequence[str], seed: int, origin: str
 ) -> Candidate:
@@ -109,9 +106,6 @@ def shifted(of: str, coefficients: Rows, origin: str) -> Candidate:
     """A candidate moved along the parents' task vectors."""
     operation = {"kind": "shift", "coefficients": _rounded_rows(coefficients)}
     return Candidate(operation, (of,), origin)
-
-
-# -- mutations ------------------------------------------------------------------------------------
 
 
 def mutate(
@@ -237,9 +231,6 @@ def _mutated_fields(
 
 def pick(items: Sequence[T], rng: Generator) -> T:
     return items[int(rng.integers(len(items)))]
-
-
-# -- numbers --------------------------------------------------------------------------------------
 
 
 def rounded(value: float) -> float:

@@ -79,8 +79,6 @@ class PortfolioSearch(SearchStrategy):
             made = operators.combo_of(self._space, combo, self._space.parents, masks, "combo")
             self._propose("combo", made)
 
-    # -- a round ----------------------------------------------------------------------------------
-
     def _more(self) -> None:
         for _ in range(100):  # a point that was proposed before has its score at once
             if len(self._tried) >= self.settings.population_size:
@@ -149,8 +147,6 @@ class PortfolioSearch(SearchStrategy):
             return arm.value + EXPLORATION * top * bonus
 
         return max(self._arms, key=lambda arm: (bound(arm), -arm.uses))
-
-    # -- the arms ---------------------------------------------------------------------------------
 
     def _movable(self, best: Candidate) -> Candidate:
         """The best of those that have the parents' shape, so that task vectors can be added."""

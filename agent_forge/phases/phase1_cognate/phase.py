@@ -110,8 +110,6 @@ class CognatePhase(PhaseController):
         }
         return report.result(ctx, handed, three[0], named=named)
 
-    # -- training ----------------------------------------------------------------------------------
-
     def _trunk(self, ctx: PhaseContext, corpus: Corpus) -> ForgeNetwork:
         torch.manual_seed(ctx.seed)
         model = ForgeNetwork(self.shared.model).to(ctx.device)
@@ -157,8 +155,6 @@ class CognatePhase(PhaseController):
         how = {"stage": stage, "steps": steps, "settings": settings, "seed": seed}
         return train_network(ctx, corpus, model, corpus.constant(mix), **how)
 
-    # -- the verdict -------------------------------------------------------------------------------
-
     def _work_of_a_verdict(self) -> int:
         """What it costs to measure a model, in training steps: a pass forward is a third of one."""
         items = 4 * self.config.evaluation_items + 6 * min(300, self.config.evaluation_items)
@@ -193,8 +189,6 @@ class CognatePhase(PhaseController):
         rows: Table = [["between", "loss barrier (nats/token)"]]
         rows += [[f"model {pair.replace('_', ' and ')}", value] for pair, value in apart.items()]
         return [*rows, [f"diversity (at least {least})", different]]
-
-    # -- what is handed over -----------------------------------------------------------------------
 
     def _save_specialists(
         self,

@@ -100,8 +100,6 @@ class CandidateWeights:
     def learn(self, candidate: Candidate) -> None:
         self.known[candidate.key] = candidate
 
-    # -- weights ----------------------------------------------------------------------------------
-
     def tensors(self, key: str) -> Iterator[tuple[str, Tensor]]:
         """Every tensor of a candidate, one at a time, in the type that models are stored in."""
         path, specs = self._file(key), self.specs_of(key)
@@ -175,8 +173,6 @@ class CandidateWeights:
         config = first.config if layers is None else with_layers(first.config, layers)
         return Weights(self.specs_of(key), tensors.__getitem__, config=config, folder=first.folder)
 
-    # -- shapes -----------------------------------------------------------------------------------
-
     def layers_of(self, key: str) -> list[int] | None:
         """Which layer each layer of a path was; None for all that have the parents' shape."""
         path = self.known[key] if self.known[key].kind == "path" else None
@@ -199,8 +195,6 @@ class CandidateWeights:
         inside = [sum(s.numel for n, s in x.items() if layer_of(n) is not None) for x in both]
         nbytes = [sum(spec.nbytes for spec in specs.values()) for specs in both]
         return inside[0] / inside[1], nbytes[0] / nbytes[1]
-
-    # -- how each kind is made --------------------------------------------------------------------
 
     def _merged(self, candidate: Candidate) -> Mapping[str, Tensor]:
         operation = candidate.operation
@@ -294,8 +288,6 @@ class CandidateWeights:
                 moved = tensor.float() + torch.from_numpy(noise).view(tensor.shape)
                 tensor = moved.to(tensor.dtype)
             yield name, tensor
-
-    # -- inputs -----------------------------------------------------------------------------------
 
     def _inputs(self, candidate: Candidate) -> tuple[list[str], Parents]:
         """What a recipe calls the inputs of a candidate, and the models behind the names."""

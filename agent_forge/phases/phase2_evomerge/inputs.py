@@ -115,9 +115,6 @@ class EvolutionInputs:
                 raise DamagedFile(weights.label, problem, hint="fetch it again")
 
 
-# -- from a user's words to inputs ----------------------------------------------------------------
-
-
 def load_settings(
     config: str | None, sets: Sequence[str], options: Mapping[str, Any]
 ) -> EvoMergeSettings:
@@ -354,9 +351,6 @@ def open_models(
     refs = [*parent_refs, *([base_ref] if base_ref else [])]
     models = with_same_heads([opened[ref] if opened else open_weights(ref) for ref in refs])
     return tuple(models[: len(parent_refs)]), models[-1] if base_ref else None
-
-
-# -- items ----------------------------------------------------------------------------------------
 
 
 def split_items(

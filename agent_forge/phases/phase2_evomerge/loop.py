@@ -127,8 +127,6 @@ class EvolutionLoop:
         """Why the evolution ended."""
         return self.search.finished or "time budget"
 
-    # -- the loop ---------------------------------------------------------------------------------
-
     def run(self) -> None:
         """Evolve until the search is finished or the time is over."""
         threads = torch.get_num_threads()
@@ -196,8 +194,6 @@ class EvolutionLoop:
         if self.should_stop():
             raise Interrupted(f"stopped {where}")
         self.journal.require_files()
-
-    # -- candidates -------------------------------------------------------------------------------
 
     def _measure_generation(self) -> None:
         """Measure until nothing is pending: a duplicate brings a variant to be measured."""
@@ -322,8 +318,6 @@ class EvolutionLoop:
             where = {"turn": turn, "key": key, "generation": self.search.generation}
             record = self.journal.write("gradient", **where, rows=rows, tokens=tokens, cpu=cpu)
         return dict(record["rows"])
-
-    # -- generations ------------------------------------------------------------------------------
 
     def _tell_distances(self) -> None:
         generation, scores = self.search.generation, self.search.scores

@@ -98,9 +98,6 @@ def worse_domains(comparison: Comparison) -> str:
     return "".join(f"; on {name} {text}" for name, text in short.items() if text[:5] == "worse")
 
 
-# -- the verdict ----------------------------------------------------------------------------------
-
-
 def measure_verdict(loop: EvolutionLoop) -> EvolutionReport | None:
     """Compare champion and baselines on the untouched items; None if there are no such items."""
     if not loop.inputs.splits:
@@ -198,9 +195,6 @@ def confirm_champion(folder: Path, loop: EvolutionLoop, report: EvolutionReport 
         return [loss for d in few for loss in model.measure(model.prepare(d)).loss]
 
     confirm(folder, measure, recorded)
-
-
-# -- what is told ---------------------------------------------------------------------------------
 
 
 def summary(loop: EvolutionLoop) -> dict[str, Any]:

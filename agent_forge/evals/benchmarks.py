@@ -42,7 +42,6 @@ class Benchmark:
     """One row of the table. Where there are `families` it is generated."""
 
     name: str
-    kind: str  # math, code, multilingual, structured or knowledge
     grade: graders.Grade = graders.same
     writing: AnswerFormat | None = None  # None: measured by likelihood
     families: tuple[str, ...] = ()
@@ -52,35 +51,32 @@ class Benchmark:
 
 _SHORT = AnswerFormat(64, NEXT_QUESTION)
 _WORDS = AnswerFormat(32, ("\n",))
-_PARAGRAPH = AnswerFormat(256, ("\n\n",))
 _BODY = AnswerFormat(384, ("\ndef ", "\nclass ", "\n#", *NO_FUNCTION))
 _JSON = AnswerFormat(256, ("\n\nCSV",))
 _TABLE = (
-    Benchmark("math", "math", graders.math, AnswerFormat(128, ("\n\n",)), MATH),
-    Benchmark("code", "code", graders.code, AnswerFormat(256, ("\n\n", *NO_FUNCTION)), CODE),
-    Benchmark("multilingual", "multilingual", families=LANGUAGES),
-    Benchmark("structured", "structured", graders.document, _PARAGRAPH, STRUCTURED),
-    Benchmark("gsm8k", "math", graders.math, AnswerFormat(256, NEXT_QUESTION), shots=4),
-    Benchmark("svamp", "math", graders.math, _SHORT, shots=4),
-    Benchmark("asdiv", "math", graders.math, _SHORT, shots=4),
-    Benchmark("mbpp", "code", graders.code, AnswerFormat(256, NO_FUNCTION), shots=3),
-    Benchmark("humaneval", "code", graders.completed, _BODY, read=benchmark_rows.humaneval),
-    Benchmark("arc_easy", "knowledge"),
-    Benchmark("arc_challenge", "knowledge"),
-    Benchmark("piqa", "knowledge"),
-    Benchmark("boolq", "knowledge"),
-    Benchmark("hellaswag", "knowledge"),
-    Benchmark("strategyqa", "knowledge"),
-    Benchmark("hotpotqa", "knowledge", words, _WORDS, shots=2),
-    Benchmark("drop", "knowledge", words, _WORDS, shots=2),
-    Benchmark("xcopa", "multilingual", read=benchmark_rows.xcopa),
-    Benchmark("flores", "multilingual", read=benchmark_rows.flores),
-    Benchmark("flores_language", "multilingual", read=benchmark_rows.flores_language),
-    Benchmark("tatoeba", "multilingual", read=benchmark_rows.tatoeba),
-    Benchmark("jsontestsuite", "structured", read=benchmark_rows.json_test_suite),
-    Benchmark(
-        "csv_spectrum", "structured", graders.document, _JSON, read=benchmark_rows.csv_spectrum
-    ),
+    Benchmark("math", graders.math, AnswerFormat(128, ("\n\n",)), MATH),
+    Benchmark("code", graders.code, AnswerFormat(256, ("\n\n", *NO_FUNCTION)), CODE),
+    Benchmark("multilingual", families=LANGUAGES),
+    Benchmark("structured", graders.document, AnswerFormat(256, ("\n\n",)), STRUCTURED),
+    Benchmark("gsm8k", graders.math, AnswerFormat(256, NEXT_QUESTION), shots=4),
+    Benchmark("svamp", graders.math, _SHORT, shots=4),
+    Benchmark("asdiv", graders.math, _SHORT, shots=4),
+    Benchmark("mbpp", graders.code, AnswerFormat(256, NO_FUNCTION), shots=3),
+    Benchmark("humaneval", graders.completed, _BODY, read=benchmark_rows.humaneval),
+    Benchmark("arc_easy"),
+    Benchmark("arc_challenge"),
+    Benchmark("piqa"),
+    Benchmark("boolq"),
+    Benchmark("hellaswag"),
+    Benchmark("strategyqa"),
+    Benchmark("hotpotqa", words, _WORDS, shots=2),
+    Benchmark("drop", words, _WORDS, shots=2),
+    Benchmark("xcopa", read=benchmark_rows.xcopa),
+    Benchmark("flores", read=benchmark_rows.flores),
+    Benchmark("flores_language", read=benchmark_rows.flores_language),
+    Benchmark("tatoeba", read=benchmark_rows.tatoeba),
+    Benchmark("jsontestsuite", read=benchmark_rows.json_test_suite),
+    Benchmark("csv_spectrum", graders.document, _JSON, read=benchmark_rows.csv_spectrum),
 )
 BENCHMARKS: dict[str, Benchmark] = {benchmark.name: benchmark for benchmark in _TABLE}
 
@@ -99,7 +95,34 @@ def from_benchmarks(
     if len(set(names)) < len(names):
         raise ConfigError("a pack is given twice")
     place = folder or Path(os.environ.get(FOLDER, "data"))
-    return [_domain(name, split, count, levels, place, shots, split_by) for name in names]
+    found = []
+    for name in names:
+        benchmark, wanted = find(name)
+        seen: list[Example] = []
+        if benchmark.families:
+            domain, seen = _generated(benchmark, split, count or BENCHMARK_ITEMS, levels)
+        elif benchmark.read:
+            whole = _whole(benchmark, list(benchmark.read(place, wanted)), name)
+            domain = domains.part(replace(whole, split_by=split_by), split, count)
+        else:
+            domain, seen = _dataset(benchmark, split, count, place, split_by)
+        worked = _worked(benchmark, seen, benchmark.shots if shots is None else shots)
+        shown = {content_hash(example) for example in worked}
+        asked = enumerate(map(content_hash, domain.examples))
+        domain = domain.select([i for i, known in asked if known not in shown])
+        taken = shown | set(map(content_hash, domain.examples))
+        # What guesses may rest on: nothing that is asked or shown.
+        free = [] if benchmark.families else [e for e in seen if content_hash(e) not in taken]
+        domain = replace(
+            domain,
+            name=name,
+            examples=tuple(_after(worked, example) for example in domain.examples),
+            writing=benchmark.writing,
+            grade=benchmark.grade,
+            seen=tuple(_task(benchmark, example) for example in free),
+        )
+        found.append(domain)
+    return found
 
 
 def from_names(
@@ -125,54 +148,15 @@ def find(name: str) -> tuple[Benchmark, str]:
     """A benchmark by its name, and the part of it that is wanted."""
     stem, _, wanted = name.partition(":")
     if f"{stem}:" == HARNESS:
-        raise ConfigError(
-            f"{name}: tasks of lm-eval give one score for a model, and no answers to compare",
-            hint="forge eval has them; measure each model with it",
-        )
+        hint = "forge eval has them; measure each model with it"
+        problem = f"{name}: tasks of lm-eval give one score for a model, and no answers to compare"
+        raise ConfigError(problem, hint=hint)
     if stem not in BENCHMARKS:
         raise ConfigError(f"no pack is called {stem!r}{did_you_mean(stem, list(BENCHMARKS))}")
     benchmark = BENCHMARKS[stem]
     if wanted and benchmark.read not in benchmark_rows.IN_PARTS:
         raise ConfigError(f"the pack {stem!r} has no parts, so {name!r} names none")
     return benchmark, wanted
-
-
-def _domain(
-    name: str,
-    split: str | None,
-    count: int | None,
-    levels: tuple[int, int],
-    folder: Path,
-    shots: int | None,
-    split_by: SplitBy,
-) -> Domain:
-    benchmark, wanted = find(name)
-    seen: list[Example] = []
-    if benchmark.families:
-        domain, seen = _generated(benchmark, split, count or BENCHMARK_ITEMS, levels)
-    elif benchmark.read:
-        whole = _whole(benchmark, list(benchmark.read(folder, wanted)), name)
-        domain = domains.part(replace(whole, split_by=split_by), split, count)
-    else:
-        domain, seen = _dataset(benchmark, split, count, folder, split_by)
-    worked = _worked(benchmark, seen, benchmark.shots if shots is None else shots)
-    shown = {content_hash(example) for example in worked}
-    domain = _chosen(domain, lambda example: content_hash(example) not in shown)
-    taken = shown | set(map(content_hash, domain.examples))
-    # What guesses may rest on: nothing that is asked or shown.
-    free = [] if benchmark.families else [e for e in seen if content_hash(e) not in taken]
-    return replace(
-        domain,
-        name=name,
-        examples=tuple(_after(worked, example) for example in domain.examples),
-        writing=benchmark.writing,
-        grade=benchmark.grade,
-        seen=tuple(_task(benchmark, example) for example in free),
-    )
-
-
-def _chosen(domain: Domain, keep: Callable[[Example], bool]) -> Domain:
-    return domain.select(i for i, example in enumerate(domain.examples) if keep(example))
 
 
 def _generated(
@@ -201,20 +185,16 @@ def _dataset(
         side = side if datasets.find(benchmark.name).kind_of else None
     found = list(datasets.read(benchmark.name, folder, split=side))
     if not found:
-        raise NotFound(
-            f"{folder} has no items of {benchmark.name!r} for {split}",
-            hint="put its training file beside the test file",
-        )
+        hint = "put its training file beside the test file"
+        raise NotFound(f"{folder} has no items of {benchmark.name!r} for {split}", hint=hint)
     domain = _whole(benchmark, found, benchmark.name)
     if side == "selection":
-        domain = _chosen(domain, lambda example: _held(example, split_by) == (split == "holdout"))
+        hashed = domains.prompt_hash if split_by == "prompt" else content_hash
+        # A fifth of what a selection could see is for holdout alone.
+        held = enumerate(hashed(example)[0] < 51 for example in domain.examples)
+        domain = domain.select([i for i, is_held in held if is_held == (split == "holdout")])
     seen = itertools.islice(datasets.read(benchmark.name, folder, split="train"), SEEN)
     return domains.part(domain, None, count), list(seen)
-
-
-def _held(example: Example, split_by: SplitBy) -> bool:
-    """True for the fifth of what a selection could see that is for holdout alone."""
-    return (domains.prompt_hash if split_by == "prompt" else content_hash)(example)[0] < 51
 
 
 def _whole(benchmark: Benchmark, found: Sequence[Example], name: str) -> Domain:
@@ -226,7 +206,7 @@ def _whole(benchmark: Benchmark, found: Sequence[Example], name: str) -> Domain:
 def _task(benchmark: Benchmark, example: Example) -> Task:
     """What a grader compares with: of a worked solution its final number."""
     right = example.completion
-    if benchmark.kind == "math":
+    if benchmark.grade is graders.math:
         right = right.rpartition("####")[2].strip()
     return Task(benchmark.name, 1, example.split, example.prompt, right, tests=example.tests)
 

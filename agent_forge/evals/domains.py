@@ -33,6 +33,7 @@ SHARES = {"selection": 0.50, "holdout": 0.15, "verdict": 0.35}
 LEVELS = (1, 20)  # of generated tasks, as Phase 1 learns them
 TASK_ITEMS = 2000
 DRAWS_AN_ITEM = 10  # a family of few items repeats itself; copies are left out
+SYMBOLS = ("Mc", "Sm", "Sc", "So")  # Unicode categories that tell questions apart, as letters do
 FIRST_WORD = re.compile(r"\s*\S+(?=\s)|\s*\S")
 QUESTION_FORM = re.compile(r"\A(.*\n)?Question: (.*)\nAnswer:\Z", re.DOTALL)
 POWER = (1.959964 + 0.841621) ** 2  # of the normal quantiles for 5 % two-sided and 80 %
@@ -69,7 +70,6 @@ class Domain:
     repeated: int = 0  # rows of its file that an earlier file has too; they count there
 
     def select(self, numbers: Iterable[int]) -> Domain:
-        """The domain with these of its examples."""
         chosen = list(numbers)
         tasks = tuple(self.tasks[i] for i in chosen) if self.tasks else ()
         return replace(self, examples=tuple(self.examples[i] for i in chosen), tasks=tasks)
@@ -140,8 +140,7 @@ def from_tasks(
     """Generated tasks by family or domain; without names all that small models can learn."""
     groups = {name: _families(name) for name in names}
     if not names:
-        learnable = [f.name for f in FAMILIES.values() if f.learnable]
-        every = {d: tuple(f for f in of if f in learnable) for d, of in DOMAINS.items()}
+        every = {d: tuple(f for f in of if FAMILIES[f].learnable) for d, of in DOMAINS.items()}
         groups = {domain: of for domain, of in every.items() if of}
     return [generated(name, of, split, count, levels) for name, of in groups.items()]
 
@@ -168,7 +167,6 @@ def _check_split(split: str) -> None:
 
 
 def _part_at(digest: bytes) -> str:
-    """The part that a hash names."""
     place = int.from_bytes(digest[-4:], "big") / 2**32
     for split, share in SHARES.items():
         place -= share
@@ -190,17 +188,18 @@ def exact_hash(example: Example) -> bytes:
 
 
 def prompt_hash(example: Example, exact: bool = True) -> bytes:
-    """The sha256 that near-copies share: of the prompt; of running text (not `exact`) all of it."""
-    said = _prompt_text(example) if exact else example.prompt + example.completion
-    return hashlib.sha256(folded(said).encode()).digest()
+    """The sha256 that near-copies share: of what is asked; of running text (not `exact`) all of it.
 
-
-def _prompt_text(example: Example) -> str:
-    """What is asked, without the form it comes in: of a conversation all but the system's words."""
+    The form of a question and the system's words in a conversation are left out.
+    """
     last = reply_of(example)
-    if last is None:
-        return QUESTION_FORM.sub(r"\1\2", example.prompt)
-    return "\n".join(m["content"] for m in example.messages[:last] if m["role"] != "system")
+    if not exact:
+        text = example.prompt + example.completion
+    elif last is None:
+        text = QUESTION_FORM.sub(r"\1\2", example.prompt)
+    else:
+        text = "\n".join(m["content"] for m in example.messages[:last] if m["role"] != "system")
+    return hashlib.sha256(folded(text).encode()).digest()
 
 
 def folded(text: str) -> str:
@@ -210,13 +209,9 @@ def folded(text: str) -> str:
     text of punctuation alone keeps it.
     """
     plain = normalize("NFKC", normalize("NFKC", text).casefold())
-    left_out = {ord(c): None for c in set(plain) if not _tells_apart(category(c))}
+    kinds = {c: category(c) for c in set(plain)}
+    left_out = {ord(c): None for c, k in kinds.items() if k[0] not in "LN" and k not in SYMBOLS}
     return plain.translate(left_out) or "".join(plain.split())
-
-
-def _tells_apart(kind: str) -> bool:
-    """True for a Unicode category whose characters make two texts different questions."""
-    return kind[0] in "LN" or kind in ("Mc", "Sm", "Sc", "So")
 
 
 def near_copies(domains: Sequence[Domain]) -> dict[str, int]:
@@ -318,10 +313,8 @@ def _read(path: Path, name: str, split_by: SplitBy, seen: set[bytes]) -> Domain:
     if not kept:
         raise ConfigError(f"{path} has nothing to ask for")
     if len(kinds) == 2:
-        raise ConfigError(
-            f"some rows of {path} have answers, others are text",
-            hint="make two files of it: each has a score of its own",
-        )
+        hint = "make two files of it: each has a score of its own"
+        raise ConfigError(f"some rows of {path} have answers, others are text", hint=hint)
     fresh = kept if split_by == "content" else {k: e for k, e in kept.items() if k not in seen}
     seen |= set(kept)
     if not fresh:

@@ -46,7 +46,6 @@ class TokenizedDomain:
 
     @property
     def tokens(self) -> int:
-        """How many tokens there are to read."""
         return sum(len(item.ids) for item in self.items) + sum(map(len, self.prompts))
 
 
@@ -173,7 +172,6 @@ def open_model_under_test(ref: str | Path) -> ModelUnderTest:
 
 
 def model_under_test(opened: OpenedModel) -> ModelUnderTest:
-    """An open model, ready to be measured."""
     longest, batch = min(opened.max_length or TOKENS_A_BATCH, TOKENS_A_BATCH), TOKENS_A_BATCH
     if isinstance(opened, TransformersModel):  # all logits of a batch exist at once
         batch = min(batch, max(1, LOGITS_AT_ONCE // opened.vocab_size))

@@ -73,9 +73,8 @@ class SearchStrategy:
         self._tried: list[list[str]]  # candidates of each place; the last one counts
         self._distances: tuple[float, float] | None
         self._duplicates: set[str]  # equal to another, and still so after the last variant
-        models = [
-            Candidate({"kind": "parent", "index": i}, (), f"parent {i}") for i in range(parents)
-        ]
+        numbers = range(parents)
+        models = [Candidate({"kind": "parent", "index": i}, (), f"parent {i}") for i in numbers]
         keys = tuple(model.key for model in models)
         self._space = operators.SearchSpace(keys, (*groups,), (*layers,), settings)
         models.append(Candidate({"kind": "average"}, keys, "average"))
@@ -102,9 +101,8 @@ class SearchStrategy:
         """Add a candidate to the population; False if it was proposed before."""
         if candidate.key in self.candidates:
             return False
-        self._add(
-            candidate, CandidateOrigin(self.generation, operator, against or self._space.parents)
-        )
+        origin = CandidateOrigin(self.generation, operator, against or self._space.parents)
+        self._add(candidate, origin)
         self._tried.append([candidate.key])
         return True
 
@@ -154,10 +152,9 @@ class SearchStrategy:
         numbers = [holdout or 0.0, *(objectives or {}).values()]
         numbers += [value for row in (gradient or {}).values() for value in row]
         if not all(map(math.isfinite, numbers)) or not (math.isfinite(score) or score == -math.inf):
-            raise NotFinite(
-                f"candidate {key[:SHORT]} cannot have the score {score}, holdout {holdout}",
-                hint="a score is a finite number; of a candidate that failed it is -inf",
-            )
+            problem = f"candidate {key[:SHORT]} cannot have the score {score}, holdout {holdout}"
+            hint = "a score is a finite number; of a candidate that failed it is -inf"
+            raise NotFinite(problem, hint=hint)
         for known, value in ((self.scores, score), (self._holdouts, holdout)):
             if value is not None and known.setdefault(key, float(value)) != value:
                 raise ValueError(f"candidate {key[:SHORT]} had the score {known[key]}, not {value}")
@@ -310,7 +307,6 @@ class SearchStrategy:
         return max(1, min(left, settings.convergence_patience - since))
 
     def _record(self) -> dict[str, Any]:
-        """The figures of the open generation."""
         population = [key for key in self._population() if key in self.scores]
         scores = [self.scores[key] for key in population]
         finite = [score for score in scores if score > -math.inf]

@@ -21,6 +21,7 @@ ODDS = 1.0  # step of a drop rate or kept share, in log-odds
 MORE_STEPS = 0.5  # the chance of another change of a path, after each of them
 T = TypeVar("T")
 Rows = Mapping[str, Sequence[float]]  # one number a parent for every group
+Operation = Mapping[str, Any]
 DIGITS = 6  # of every number that is drawn, so that a recipe stays readable
 
 
@@ -111,12 +112,11 @@ def shifted(of: str, coefficients: Rows, origin: str) -> Candidate:
 def mutate(
     space: SearchSpace, elite: Candidate, rng: Generator, strength: float, *, again: bool = False
 ) -> tuple[str, Candidate]:
-    """A mutant, and the name of what was done to it.
+    """A mutant, and the name of what was done to it. Mutants of a path are paths.
 
-    The recipe of a merge of the parents is varied itself. Whatever is made from other candidates
-    is shifted, which needs only its own weights: those it was made from may be gone by then.
-    `again` leaves out what has few outcomes, after one that was not new. Mutants of a path are
-    paths.
+    The recipe of a merge of the parents is varied. Whatever is made from other candidates is
+    shifted, which needs only its own weights: those it was made from may be gone by then. `again`
+    leaves out what has few outcomes, after one that was not new.
     """
     settings = space.settings
     if elite.kind == "path" or (
@@ -134,8 +134,11 @@ def mutate(
     if name == "noise":
         sigma, rate = settings.mutation_sigma * strength, settings.mutation_rate
         operation = {"kind": "noise", "sigma": sigma, "rate": rate, "seed": draw_seed(rng)}
-    elif name == "shift":
-        operation = {"kind": "shift", "coefficients": _random_shift(space, rng, strength)}
+    elif name == "shift":  # in one group: the smaller the part, the likelier it is an improvement
+        steps = rng.standard_normal(len(space.parents)) * settings.shift_sigma * strength
+        rows = {group: [0.0] * len(space.parents) for group in space.groups}
+        rows[pick(space.groups, rng)] = [rounded(step) for step in steps]
+        operation = {"kind": "shift", "coefficients": rows}
     else:
         changed = _mutated_fields(name, space, elite.operation, rng, strength)
         operation, inputs = {**elite.operation, **changed}, elite.inputs
@@ -170,12 +173,7 @@ def path(space: SearchSpace, of: Candidate, rng: Generator) -> Candidate:
 
 
 def mutated_recipe(
-    space: SearchSpace,
-    recipe: Mapping[str, Any],
-    rng: Generator,
-    combos: Sequence[int],
-    *,
-    again: bool,
+    space: SearchSpace, recipe: Operation, rng: Generator, combos: Sequence[int], *, again: bool
 ) -> dict[str, Any]:
     """A recipe of the parents with one mutation, among these combos."""
     menu = _recipe_menu(space, recipe, again)
@@ -188,7 +186,7 @@ def mutated_recipe(
             return made
 
 
-def _recipe_menu(space: SearchSpace, operation: Mapping[str, Any], again: bool) -> list[str]:
+def _recipe_menu(space: SearchSpace, operation: Operation, again: bool) -> list[str]:
     """The mutations that this combo would notice."""
     menu = ["weights", "scale", "keep" if operation["combo"] & ARITHMETIC else "drop_rate"]
     if not again:
@@ -198,15 +196,8 @@ def _recipe_menu(space: SearchSpace, operation: Mapping[str, Any], again: bool) 
     return menu
 
 
-def _random_shift(space: SearchSpace, rng: Generator, strength: float) -> dict[str, list[float]]:
-    """A step in one group: the smaller the part, the likelier it is an improvement."""
-    steps = rng.standard_normal(len(space.parents)) * space.settings.shift_sigma * strength
-    still = {group: [0.0] * len(space.parents) for group in space.groups}
-    return {**still, pick(space.groups, rng): [rounded(step) for step in steps]}
-
-
 def _mutated_fields(
-    name: str, space: SearchSpace, operation: Mapping[str, Any], rng: Generator, strength: float
+    name: str, space: SearchSpace, operation: Operation, rng: Generator, strength: float
 ) -> dict[str, Any]:
     """The fields of a merge that a mutation changes.
 

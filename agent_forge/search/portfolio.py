@@ -15,13 +15,19 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from agent_forge.search import operators
 from agent_forge.search.base import SearchStrategy
 from agent_forge.search.candidate import SHORT, Candidate
-from agent_forge.search.continuous import CandidateVector, Cma, Vector, coefficients_of
-from agent_forge.search.gradient import TRIES, GradientDescent
+from agent_forge.search.continuous import (
+    TRIES,
+    CandidateVector,
+    Cma,
+    GradientDescent,
+    Vector,
+    coefficients_of,
+)
 
 COMBOS = 4  # that are tried first
 SAMPLES = 6  # points of one round of CMA-ES
@@ -48,8 +54,7 @@ class Arm:
         return self.gain / self.cost if self.cost else 0.0
 
 
-@dataclass(frozen=True)
-class ArmProposal:
+class ArmProposal(NamedTuple):
     """What an arm has proposed: the champion's score before, the candidates and their points."""
 
     arm: Arm
@@ -98,8 +103,12 @@ class PortfolioSearch(SearchStrategy):
         elif arm.name == "gradient":
             self._step(arm, self._movable(best))
         elif arm.name == "sample":
-            cma = self._cma_around(self._movable(best))
-            points = cma.ask()
+            movable = self._movable(best)
+            if self._cma is None or movable.key not in self._cma_keys:  # it came from elsewhere
+                box, point = self._point_of(movable.key)
+                self._cma = Cma(box, point, self._sigma, SAMPLES, self.seed, self._rounds)
+                self._cma_keys = {movable.key}
+            cma, points = self._cma, self._cma.ask()
             made = [cma.box.candidate(x, "sample around the best") for x in points]
             self._start_round(arm, made, points)
         else:
@@ -156,7 +165,6 @@ class PortfolioSearch(SearchStrategy):
         return self.candidates[self._ranked(others)[0]]
 
     def _point_of(self, key: str) -> tuple[CandidateVector, Vector]:
-        """A candidate as a vector, and the box that it is in."""
         anchor, point = coefficients_of(self._space, self.candidates, key)
         return CandidateVector(self._space, anchor=anchor), point
 
@@ -176,24 +184,14 @@ class PortfolioSearch(SearchStrategy):
         elsewhere = descent is not None and self.scores[best.key] > self.scores[descent.key]
         if descent is None or (elsewhere and arm.uses >= TRIES):
             step = descent.step if descent else self.settings.gradient_step
-            box, point = self._point_of(best.key)
-            turns = self.settings.gradient_turns
-            descent = GradientDescent(box, point, best.key, step, turns, self.seed, self._rounds)
-            self._descent = descent
+            where, turns = (*self._point_of(best.key), best.key), self.settings.gradient_turns
+            self._descent = descent = GradientDescent(*where, step, turns, self.seed, self._rounds)
         if descent.needs_gradient:
             if (rows := self._wanted_gradient(descent.key)) is None:
                 return
             descent.learn(rows)
             self._cost += BACKWARD * self.settings.gradient_share
         self._start_round(arm, [descent.propose(f"gradient step from {best.key[:SHORT]}")])
-
-    def _cma_around(self, best: Candidate) -> Cma:
-        """The CMA-ES whose centre is the best; a new one if the best came from elsewhere."""
-        if self._cma is None or best.key not in self._cma_keys:
-            box, point = self._point_of(best.key)
-            self._cma = Cma(box, point, self._sigma, SAMPLES, self.seed, self._rounds)
-            self._cma_keys = {best.key}
-        return self._cma
 
     def _combo(self) -> Candidate:
         rng = operators.generator(self.seed, self._rounds, "combo")

@@ -41,7 +41,6 @@ Count = Annotated[int, Field(ge=1)]
 
 
 def setting(default: Any, description: str, **bounds: Any) -> Any:
-    """A field with its default and what it does."""
     return Field(default, description=description, **bounds)
 
 

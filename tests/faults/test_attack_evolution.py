@@ -89,7 +89,7 @@ def test_a_champion_stays_until_the_next_one_fits(
     def refuse(*arguments: Any) -> None:
         raise PhaseFailed("does not score what was measured")
 
-    monkeypatch.setattr(evolution, "confirm_champion", refuse)
+    monkeypatch.setattr(evolution.reporting, "confirm_champion", refuse)
     with pytest.raises(PhaseFailed):
         run_evolution(resume_inputs(folder, 1, None))
     assert files.sha256_of(folder / "champion" / "model.safetensors") == before

@@ -11,9 +11,8 @@ report             after: the verdict on unseen items, the champion's files, the
 replay             make a champion again from its lineage
 journal            what was measured, on disk: journal and cache
 candidate_weights  the weights of every candidate, made from its recipe
-evaluator          measures a candidate in a network of its shape
+evaluator          measures a candidate in a network of its shape; gradients by coefficients
 parallel           workers that measure candidates at the same time
-fitness_gradient   the gradient of the fitness by every merge coefficient
 """
 
 from __future__ import annotations

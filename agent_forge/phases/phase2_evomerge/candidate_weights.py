@@ -97,13 +97,18 @@ class CandidateWeights:
         self.layers = list(dict.fromkeys(layers))
         self._kept = {path.name for path in folder.glob("*.safetensors")}
 
-    def learn(self, candidate: Candidate) -> None:
-        self.known[candidate.key] = candidate
-
     def tensors(self, key: str) -> Iterator[tuple[str, Tensor]]:
         """Every tensor of a candidate, one at a time, in the type that models are stored in."""
-        path, specs = self._file(key), self.specs_of(key)
-        source = open_weights(path).items() if path.exists() else self._make(self.known[key])
+        path, specs, candidate = self._file(key), self.specs_of(key), self.known[key]
+        source: Iterable[tuple[str, Tensor]]
+        if path.exists():
+            source = open_weights(path).items()
+        elif candidate.kind == "noise":
+            source = self._noisy(candidate)
+        elif candidate.kind == "merge" and candidate.operation["scale"] != 1.0:
+            source = self._scaled(candidate)
+        else:
+            source = self._merged(candidate).items()
         for name, tensor in source:
             if name in specs:  # a base of another type does not change that of the result
                 yield name, tensor.to(specs[name].dtype)
@@ -114,13 +119,6 @@ class CandidateWeights:
             if first_not_finite({name: tensor}):
                 raise NotFinite(f"{name} of candidate {key[:8]} holds NaN or infinity")
             yield name, tensor
-
-    def _make(self, candidate: Candidate) -> Iterable[tuple[str, Tensor]]:
-        if candidate.kind == "noise":
-            return self._noisy(candidate)
-        if candidate.kind == "merge" and candidate.operation["scale"] != 1.0:
-            return self._scaled(candidate)
-        return self._merged(candidate).items()
 
     def fill(self, network: nn.Module, key: str) -> str:
         """Overwrite the weights of a network with a candidate's; returns their sha256."""
@@ -153,13 +151,17 @@ class CandidateWeights:
         self._kept = names
         self._remove_others(names)
 
-    def sample(self, key: str) -> np.ndarray:
-        """Some of the weights of a candidate, always the same ones, for distances."""
-        return _sampled(self.tensors(key), self.specs)
-
-    def sample_of(self, network: nn.Module) -> np.ndarray:
-        """The same of whatever is in a network at the moment."""
-        return _sampled(network.state_dict().items(), self.specs)
+    def sample(self, of: str | nn.Module) -> np.ndarray:
+        """Some weights of a candidate or in a network, always the same ones, for distances."""
+        held = of.state_dict().items() if isinstance(of, nn.Module) else self.tensors(of)
+        matrices = {name for name, spec in self.specs.items() if len(spec.shape) > 1}
+        every = max(1, sum(self.specs[name].numel for name in matrices) // SAMPLED)
+        parts = {
+            name: tensor.detach().reshape(-1)[::every].to("cpu", torch.float32, copy=True)
+            for name, tensor in held
+            if name in matrices
+        }
+        return torch.cat([parts[name] for name in sorted(parts)]).numpy()
 
     def task_vectors(self, name: str) -> list[Tensor]:
         """One tensor of every parent, less that of the base."""
@@ -182,10 +184,10 @@ class CandidateWeights:
         layers = self.layers_of(key)
         if layers is None:
             return self.specs
-        found = {name: spec for name, spec in self.specs.items() if layer_of(name) is None}
+        specs = {name: spec for name, spec in self.specs.items() if layer_of(name) is None}
         for place, layer in enumerate(layers):
-            found |= {at_layer(n, place): s for n, s in self.specs.items() if layer_of(n) == layer}
-        return found
+            specs |= {at_layer(n, place): s for n, s in self.specs.items() if layer_of(n) == layer}
+        return specs
 
     def size(self, key: str) -> tuple[float, float]:
         """The weights in the layers, and the bytes of all, as multiples of the parents'."""
@@ -197,19 +199,16 @@ class CandidateWeights:
         return inside[0] / inside[1], nbytes[0] / nbytes[1]
 
     def _merged(self, candidate: Candidate) -> Mapping[str, Tensor]:
-        operation = candidate.operation
         if candidate.kind == "parent":
-            return self.parents[int(operation["index"])]
+            return self.parents[int(candidate.operation["index"])]
         refs, models = self._inputs(candidate)
         if candidate.kind == "average":
             return merge(_mean(refs), models)
-        if candidate.kind == "shift":
-            return merge(self._shift(refs[0], operation["coefficients"]), models)
-        if candidate.kind == "blend":
-            return merge(self._blend(refs, operation), models)
-        if candidate.kind == "path":
-            return merge(self._path(refs, operation["layers"]), models)
-        recipe = Recipe(
+        make = {"blend": self._blend, "shift": self._shift, "path": self._path}
+        return merge(make.get(candidate.kind, self._combo)(refs, candidate.operation), models)
+
+    def _combo(self, refs: Sequence[str], operation: Mapping[str, Any]) -> Recipe:
+        return Recipe(
             combo=operation["combo"],
             models=self._weighted(refs, operation["weights"]),
             base_model=BASE if self.base is not None else None,
@@ -217,7 +216,6 @@ class CandidateWeights:
             layers=operation["layers"],
             seed=operation["seed"],
         )
-        return merge(recipe, models)
 
     def _blend(self, refs: Sequence[str], operation: Mapping[str, Any]) -> Recipe:
         """base + scale * sum c (parent - base), by a method of the merge engine."""
@@ -232,10 +230,10 @@ class CandidateWeights:
             seed=operation["seed"],
         )
 
-    def _shift(self, ref: str, coefficients: Mapping[str, Sequence[float]]) -> Recipe:
+    def _shift(self, refs: Sequence[str], operation: Mapping[str, Any]) -> Recipe:
         """input + sum c (parent - base); the base is the parents' mean where there is none."""
-        n = len(self._names)
-        rows = {group: list(row) for group, row in coefficients.items()}
+        ref, n = refs[0], len(self._names)
+        rows = {group: list(row) for group, row in operation["coefficients"].items()}
         sums = {group: sum(row) for group, row in rows.items()}
         if self.base is None:
             rows = {group: [c - sums[group] / n for c in row] for group, row in rows.items()}
@@ -252,7 +250,7 @@ class CandidateWeights:
             inputs.append(ModelInput(model=BASE, parameters={"weight": back}))
         return Recipe(merge_method="linear", models=inputs, parameters={"normalize": False})
 
-    def _path(self, refs: Sequence[str], layers: Sequence[Sequence[int]]) -> Recipe:
+    def _path(self, refs: Sequence[str], operation: Mapping[str, Any]) -> Recipe:
         """Each layer of one input alone, and outside the layers the first input alone."""
 
         def source(i: int, chosen: int, layer: int) -> SliceSource:
@@ -261,7 +259,7 @@ class CandidateWeights:
             parameters = {"weight": [*weight, {"value": float(i == 0)}]}
             return SliceSource(model=refs[i], layer_range=[layer, layer + 1], parameters=parameters)
 
-        rows = [[source(i, *place) for i in range(len(refs))] for place in layers]
+        rows = [[source(i, *place) for i in range(len(refs))] for place in operation["layers"]]
         return Recipe(merge_method="linear", slices=[Slice(sources=row) for row in rows])
 
     def _scaled(self, candidate: Candidate) -> Iterator[tuple[str, Tensor]]:
@@ -291,8 +289,7 @@ class CandidateWeights:
 
     def _inputs(self, candidate: Candidate) -> tuple[list[str], Parents]:
         """What a recipe calls the inputs of a candidate, and the models behind the names."""
-        refs = []
-        models = self._originals
+        refs, models = [], self._originals
         for key in candidate.inputs:
             source = self.known[key]
             if source.kind == "parent":
@@ -338,14 +335,3 @@ class CandidateWeights:
 
 def _mean(refs: Sequence[str]) -> Recipe:
     return Recipe(merge_method="linear", models=[ModelInput(model=ref) for ref in refs])
-
-
-def _sampled(tensors: Iterable[tuple[str, Tensor]], specs: Mapping[str, TensorSpec]) -> np.ndarray:
-    matrices = {name for name, spec in specs.items() if len(spec.shape) > 1}
-    every = max(1, sum(specs[name].numel for name in matrices) // SAMPLED)
-    parts = {
-        name: tensor.detach().reshape(-1)[::every].to("cpu", torch.float32, copy=True)
-        for name, tensor in tensors
-        if name in matrices
-    }
-    return torch.cat([parts[name] for name in sorted(parts)]).numpy()

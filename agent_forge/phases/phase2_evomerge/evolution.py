@@ -1,78 +1,37 @@
-"""One evolution from its inputs to the champion, for the pipeline, the command line and Python."""
+"""One evolution in a folder of its own, for the command line and Python."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from agent_forge.contract.phase import ModelRef
 from agent_forge.merge.output import refuse_foreign, write
+from agent_forge.phases.phase2_evomerge import report as reporting
 from agent_forge.phases.phase2_evomerge.checks import CHAMPION
 from agent_forge.phases.phase2_evomerge.inputs import EvolutionInputs, write_begun
 from agent_forge.phases.phase2_evomerge.journal import LOG, WEIGHTS
 from agent_forge.phases.phase2_evomerge.loop import EvolutionLoop, Listener
-from agent_forge.phases.phase2_evomerge.report import (
-    EvolutionReport,
-    champion_files,
-    confirm_champion,
-    measure_verdict,
-    summary,
-)
+from agent_forge.phases.phase2_evomerge.report import EvolutionReport
 from agent_forge.store import files, lock
 
 BARS = " .:-=+*#%@"
-Save = Callable[[EvolutionLoop, EvolutionReport | None], ModelRef]
 
 
-@dataclass(frozen=True)
-class EvolutionResult:
-    """What came out of an evolution."""
+class EvolutionResult(NamedTuple):
+    """What came out of an evolution: its end, the verdict if there is one, and the champion."""
 
     loop: EvolutionLoop
     report: EvolutionReport | None
     model: ModelRef
 
-    @property
-    def folder(self) -> Path:
-        return self.loop.folder
 
-    @property
-    def model_path(self) -> Path:
-        return self.model.path
-
-    @property
-    def origin(self) -> str:
-        return self.loop.champion.origin
-
-    @property
-    def reason(self) -> str:
-        return self.loop.reason
-
-    @property
-    def curve(self) -> list[float]:
-        """The best fitness of each generation."""
-        return [entry["best"] for entry in self.loop.search.history]
-
-    @property
-    def fitness(self) -> float:
-        return self.curve[-1]
-
-    @property
-    def generations(self) -> int:
-        return len(self.curve) - 1
-
-    @property
-    def summary(self) -> dict[str, Any]:
-        return summary(self.loop)
-
-    def plot(self) -> str:
-        """The best fitness of each generation as a line of characters."""
-        low, high = min(self.curve), max(self.curve)
-        span = (high - low) or 1.0
-        marks = [BARS[round((value - low) / span * (len(BARS) - 1))] for value in self.curve]
-        return f"{low:.4f} [{''.join(marks)}] {high:.4f}"
+def plot(curve: Sequence[float]) -> str:
+    """Values as a line of characters, between the least and the most of them."""
+    low, high = min(curve), max(curve)
+    span = (high - low) or 1.0
+    marks = [BARS[round((value - low) / span * (len(BARS) - 1))] for value in curve]
+    return f"{low:.4f} [{''.join(marks)}] {high:.4f}"
 
 
 def run_evolution(
@@ -81,15 +40,12 @@ def run_evolution(
     device: str = "cpu",
     listen: Listener = lambda record: None,
     should_stop: Callable[[], bool] = lambda: False,
-    save: Save | None = None,
 ) -> EvolutionResult:
-    """Run an evolution, or go on with it, to the champion and the verdict.
+    """Run an evolution in a folder of its own, or go on with it, to the champion and the verdict.
 
-    `save` stores the champion. Without it the folder is the evolution's own: it is locked, notes
-    what it was begun with, and gets the champion; `listen` is told "begun" when it can be resumed.
+    The folder is locked, notes what it was begun with, and gets the champion; `listen` is told
+    "begun" when it can be resumed.
     """
-    if save is not None:
-        return _run(inputs, device, listen, should_stop, save)
     inputs.require_room()
     folder = inputs.folder
     with files.disk_errors(folder):
@@ -100,43 +56,27 @@ def run_evolution(
             files.remove_leftovers(folder / WEIGHTS)
         for note in inputs.notes:
             listen({"event": "note", "text": note})
-        result = _run(inputs, device, listen, should_stop, None)
-        search = result.loop.search
-        log: dict[str, Any] = {"history": search.history, "operators": search.operator_gains}
-        log |= {"combo_usage": search.combo_usage, "seconds": result.loop.seconds}
-        files.write_json(folder / LOG, files.finite(log))
-        return result
-
-
-def _run(
-    inputs: EvolutionInputs,
-    device: str,
-    listen: Listener,
-    should_stop: Callable[[], bool],
-    save: Save | None,
-) -> EvolutionResult:
-    inputs.refuse_damaged()
-    loop = EvolutionLoop(inputs, device, listen=listen, should_stop=should_stop)
-    if save is None:
+        loop = EvolutionLoop(inputs, device, listen=listen, should_stop=should_stop)
         write_begun(inputs, loop.fingerprint)
         listen({"event": "begun"})
-    loop.run()
-    report = measure_verdict(loop)
-    model = (save or _save)(loop, report)
-    if save is not None:
-        confirm_champion(model.path, loop, report)
-    return EvolutionResult(loop, report, model)
+        loop.run()
+        report = reporting.measure_verdict(loop)
+        model, search = _save(loop, report), loop.search
+        log: dict[str, Any] = {"history": search.history, "operators": search.operator_gains}
+        log |= {"combo_usage": search.combo_usage, "seconds": loop.seconds}
+        files.write_json(folder / LOG, files.finite(log))
+        return EvolutionResult(loop, report, model)
 
 
 def _save(loop: EvolutionLoop, report: EvolutionReport | None) -> ModelRef:
     """Write the champion into the folder of the evolution; an earlier one stays until it fits."""
-    target, beside = loop.folder / CHAMPION, champion_files(loop, report)
+    target, beside = loop.folder / CHAMPION, reporting.champion_files(loop, report)
     if target.exists():
         refuse_foreign(target)
     built = files.unfinished(target)
     try:
         write(loop.weights.weights(loop.champion.key), built, beside=beside)
-        confirm_champion(built, loop, report)
+        reporting.confirm_champion(built, loop, report)
         files.publish(built, target)
     finally:
         if built.exists():

@@ -171,7 +171,7 @@ def replay(
 ) -> None:
     """Make a champion again from its parents, byte by byte."""
     with whole_or_nothing(target) as progress:
-        from agent_forge.phases.phase2_evomerge.replay import replay as make_again
+        from agent_forge.phases.phase2_evomerge.evolution import replay as make_again
 
         written = make_again(lineage, target, progress)
         if as_json:

@@ -46,7 +46,6 @@ from agent_forge.evals.model_under_test import ModelUnderTest, TokenizedDomain
 SHARES = (0.125, 0.25, 0.5, 1.0)  # of the items, at the end of each shard
 SURE = 1.0  # more of them save little and find nothing better (docs/evomerge.md)
 LEAST = 8  # items of a domain before anything is concluded from them
-PartialResult = tuple[list[int], ItemScores]  # the measured examples and their scores
 PARTS = ("perplexity", "accuracy", "speed", "memory")
 CUSTOM_SECONDS = 3600.0
 
@@ -86,31 +85,8 @@ def shards(domain: Domain) -> list[list[int]]:
     return [order[a:b] for a, b in zip([0, *ends], ends, strict=False)]
 
 
-def first_examples(domain: Domain) -> list[int]:
-    """The examples of the first shard, and at least `LEAST`."""
-    order = _order(domain)
-    return order[: max(LEAST, round(SHARES[0] * len(order)))]
-
-
 def _order(domain: Domain) -> list[int]:
     return sorted(range(len(domain.examples)), key=lambda i: content_hash(domain.examples[i]))
-
-
-def gains_over(
-    incumbent: Incumbent,
-    domain: int,
-    results: Sequence[PartialResult],
-    per_nat: float,
-    per_answer: float,
-) -> NDArray[np.float64]:
-    """The fitness that a candidate gained on the incumbent at each measured item of a domain."""
-    right, loss = incumbent.right[domain], incumbent.loss[domain]
-    gains = [
-        per_nat * (loss[i] - own_loss) + per_answer * (own_right - right[i])
-        for examples, scores in results
-        for i, own_loss, own_right in zip(examples, scores.loss, scores.right, strict=True)
-    ]
-    return np.array(gains)
 
 
 def estimate(gains: Sequence[NDArray[np.float64]], totals: Sequence[int]) -> tuple[float, float]:
@@ -131,16 +107,6 @@ def estimate(gains: Sequence[NDArray[np.float64]], totals: Sequence[int]) -> tup
 
 def has_lost(value: float, error: float) -> bool:
     return value + SURE * error < 0
-
-
-def join_shards(results: Sequence[PartialResult], count: int) -> ItemScores:
-    """The scores of all shards as one, in the order of the examples."""
-    rows: list[Any] = [None] * count
-    for examples, scores in results:
-        values = zip(scores.right, scores.loss, scores.tokens, scores.steps, strict=True)
-        for i, row in zip(examples, values, strict=True):
-            rows[i] = row
-    return ItemScores(*(list(column) for column in zip(*rows, strict=True)))
 
 
 class DomainFitness:
@@ -201,7 +167,9 @@ class DomainFitness:
     @cached_property
     def _first(self) -> list[tuple[int, TokenizedDomain]]:
         """The first items of every domain, with their bytes."""
-        parts = [replace(d.select(first_examples(d)), writing=None) for d in self.domains]
+        counts = [max(LEAST, round(SHARES[0] * len(d.examples))) for d in self.domains]
+        first = [d.select(_order(d)[:n]) for d, n in zip(self.domains, counts, strict=True)]
+        parts = [replace(domain, writing=None) for domain in first]
         return [(sum(part.sizes), self.model_under_test.prepare(part)) for part in parts]
 
     def bonus(self, shape: Mapping[str, float]) -> float:
@@ -218,20 +186,30 @@ class DomainFitness:
 
     def race(self, incumbent: Incumbent | None) -> tuple[float, list[ItemScores] | None, int]:
         """Fitness, scores and tokens; if it fell behind, an estimate and None for the scores."""
-        results: list[list[PartialResult]] = [[] for _ in self.domains]
-        totals, tokens, rates = [len(d.examples) for d in self.domains], 0, self.rates()
+        # Of each example, once measured: right, loss, tokens and steps.
+        rows: list[list[Any]] = [[None] * len(domain.examples) for domain in self.domains]
+        totals, tokens, rates = [len(own) for own in rows], 0, self.rates()
         for shard in range(len(SHARES)):
             for d, prepared in enumerate(of_domain[shard] for of_domain in self._prepared_shards):
                 if prepared is not None:
-                    results[d].append((self._shards[d][shard], self._measure(prepared)))
+                    found = self._measure(prepared)
+                    columns = found.right, found.loss, found.tokens, found.steps
+                    for i, *row in zip(self._shards[d][shard], *columns, strict=True):
+                        rows[d][i] = row
                     tokens += sum(len(item.ids) for item in prepared.items)
             if incumbent is not None and shard + 1 < len(SHARES):
-                gains = [gains_over(incumbent, d, r, *rates[d]) for d, r in enumerate(results)]
+                gains = []
+                for d, (per_nat, per_answer) in enumerate(rates):
+                    right, loss = incumbent.right[d], incumbent.loss[d]
+                    seen = [i for examples in self._shards[d][: shard + 1] for i in examples]
+                    nats = (per_nat * (loss[i] - rows[d][i][1]) for i in seen)
+                    answers = (per_answer * (rows[d][i][0] - right[i]) for i in seen)
+                    gains.append(np.array([a + b for a, b in zip(nats, answers, strict=True)]))
                 value, error = estimate(gains, totals)
                 value += self.bonus(self._shape) - incumbent.bonus
                 if has_lost(value, error):
                     return incumbent.fitness + value, None, tokens
-        scores = [join_shards(r, n) for r, n in zip(results, totals, strict=True)]
+        scores = [ItemScores(*map(list, zip(*own, strict=True))) for own in rows]
         return self.score_of(scores).fitness, scores, tokens
 
     def rates(self) -> list[tuple[float, float]]:

@@ -122,9 +122,8 @@ class EvolutionSettings(Settings):
                 where = " and ".join(ACTS_IN[name])
                 if self.strategy in ACTS_IN[name]:
                     where += ", and there with a blend_method that is not linear"
-                raise ValueError(
-                    f"{name} has no meaning for the strategy {self.strategy!r}: it acts in {where}"
-                )
+                strategy = f"the strategy {self.strategy!r}"
+                raise ValueError(f"{name} has no meaning for {strategy}: it acts in {where}")
         return self
 
     @model_validator(mode="after")
@@ -133,25 +132,20 @@ class EvolutionSettings(Settings):
             if not {*pair} & {*self.techniques}:
                 raise ValueError(f"techniques needs {pair[0]} or {pair[1]}")
         if self.strategy == "spec":
-            self._fits_the_scheme()
-        elif self.population_size < (least := max(LEAST, self.elite_count + 1)):
-            raise ValueError(f"population_size {self.population_size} is below {least}")
+            size, elites = self.population_size, self.elite_count
+            wanted = elites_for(size)
+            if not MUTANTS * elites < size <= (MUTANTS + 1) * elites:
+                served = MUTANTS * wanted < size
+                way = f"set elite_count to {wanted}" if served else f"allowed sizes are {SIZES}"
+                sums = f"{MUTANTS} mutants an elite and a child of every {TRIPLE} losers"
+                problem = f"population_size {size} cannot be served with elite_count {elites}"
+                raise ValueError(f"{problem}: {sums} do not add up; {way}")
+            if (reseed := self.diversity_reseed_threshold) > (least := self.min_diversity):
+                raise ValueError(
+                    f"diversity_reseed_threshold {reseed} is above min_diversity {least}"
+                )
+        elif self.population_size < (fewest := max(LEAST, self.elite_count + 1)):
+            raise ValueError(f"population_size {self.population_size} is below {fewest}")
         if min(self.parent_weights, default=1) <= 0:
             raise ValueError("parent_weights are above 0")
         return self
-
-    def _fits_the_scheme(self) -> None:
-        size, elites = self.population_size, self.elite_count
-        wanted = elites_for(size)
-        if not MUTANTS * elites < size <= (MUTANTS + 1) * elites:
-            served = MUTANTS * wanted < size
-            raise ValueError(
-                f"population_size {size} cannot be served with elite_count {elites}:"
-                f" {MUTANTS} mutants an elite and a child of every {TRIPLE} losers do not add up; "
-                + (f"set elite_count to {wanted}" if served else f"allowed sizes are {SIZES}")
-            )
-        if self.diversity_reseed_threshold > self.min_diversity:
-            raise ValueError(
-                f"diversity_reseed_threshold {self.diversity_reseed_threshold} is above"
-                f" min_diversity {self.min_diversity}"
-            )

@@ -12,9 +12,8 @@ from transformers import AutoTokenizer
 
 from agent_forge.errors import ConfigError, ForgeError, PhaseFailed
 from agent_forge.phases.phase2_evomerge import evolution
-from agent_forge.phases.phase2_evomerge.evolution import run_evolution
+from agent_forge.phases.phase2_evomerge.evolution import replay, run_evolution
 from agent_forge.phases.phase2_evomerge.inputs import locate_inputs, resume_inputs
-from agent_forge.phases.phase2_evomerge.replay import replay
 from agent_forge.store import files
 from tests.support.command_line import Forge
 from tests.support.evo_models import PARENTS, family, job

@@ -22,16 +22,9 @@ from agent_forge.errors import ConfigError, NotFinite
 from agent_forge.merge.engine import merge
 from agent_forge.merge.plan import Parents, make_plan
 from agent_forge.merge.recipe import ModelInput, Recipe, Slice, SliceSource
+from agent_forge.model import weights as layout
 from agent_forge.model.folder import open_weights
-from agent_forge.model.weights import (
-    BEFORE_LAYERS,
-    HEAD,
-    LAYER,
-    Weights,
-    at_layer,
-    layer_of,
-    with_layers,
-)
+from agent_forge.model.weights import Weights, layer_of
 from agent_forge.search.candidate import Candidate
 from agent_forge.search.operators import generator
 from agent_forge.store import files
@@ -50,10 +43,10 @@ class TensorGroups:
     def __init__(self, names: Iterable[str]) -> None:
         self.of: dict[str, list[str]] = {}  # group -> texts, one of which is in each of its names
         for name in names:
-            if match := LAYER.match(name):
+            if match := layout.LAYER.match(name):
                 group, text = f"layer {match.group(3)}", match.group(0)
             else:
-                outside = HEAD.search(name) or BEFORE_LAYERS.search(name)
+                outside = layout.HEAD.search(name) or layout.BEFORE_LAYERS.search(name)
                 group, text = OUTSIDE if outside else REST, name
             if text not in self.of.setdefault(group, []):
                 self.of[group].append(text)
@@ -172,7 +165,7 @@ class CandidateWeights:
         """A candidate as weights that can be written; all of it is in memory."""
         tensors = dict(self._finite_tensors(key))
         first, layers = self.parents[0], self.layers_of(key)
-        config = first.config if layers is None else with_layers(first.config, layers)
+        config = first.config if layers is None else layout.with_layers(first.config, layers)
         return Weights(self.specs_of(key), tensors.__getitem__, config=config, folder=first.folder)
 
     def layers_of(self, key: str) -> list[int] | None:
@@ -186,7 +179,9 @@ class CandidateWeights:
             return self.specs
         specs = {name: spec for name, spec in self.specs.items() if layer_of(name) is None}
         for place, layer in enumerate(layers):
-            specs |= {at_layer(n, place): s for n, s in self.specs.items() if layer_of(n) == layer}
+            specs |= {
+                layout.at_layer(n, place): s for n, s in self.specs.items() if layer_of(n) == layer
+            }
         return specs
 
     def size(self, key: str) -> tuple[float, float]:

@@ -129,17 +129,15 @@ def check_settings(
     if len(settings.parent_weights) not in (0, parents):
         raise ConfigError(f"{len(settings.parent_weights)} parent_weights, {parents} parents")
     domains = splits.get("selection") or splits.get("verdict", ())
-    names = [d.name for d in domains]
-    measures = [f"{name}/bits_per_byte" for name in names]
-    measures += [f"{d.name}/accuracy" for d in domains if d.exact]
+    names, exact = [d.name for d in domains], [d.name for d in domains if d.exact]
+    measures = [f"{name}/bits_per_byte" for name in names] + [f"{name}/accuracy" for name in exact]
     for setting, allowed in (("fitness_floors", measures), ("domain_weights", names)):
         for name in getattr(settings, setting):
             if name not in allowed:
                 raise ConfigError(f"{setting}: no {name!r}", hint=f"known: {', '.join(allowed)}")
     if names and not any(settings.domain_weights.get(name, 1.0) for name in names):
         raise ConfigError("domain_weights: no domain counts", hint="one has to be above 0")
-    answers = any(domain.exact for domain in domains)
-    if domains and not answers and not settings.fitness_weights.get("perplexity"):
+    if domains and not exact and not settings.fitness_weights.get("perplexity"):
         hint = "give data with prompt and completion, or perplexity a weight"
         problem = "fitness_weights count accuracy, and there are no answers to be right"
         raise ConfigError(problem, hint=hint)

@@ -55,12 +55,8 @@ class MeasuredEvolutionSettings(EvolutionSettings):
 
     @property
     def models_on_disk(self) -> int:
-        """The most models that an evolution has in files at once.
-
-        Survivors and merges of a generation are there until those of the next one are, the newest
-        saved best model before the oldest goes, and so the champion; a command as fitness gets a
-        model of its own.
-        """
+        """The most models in files at once: survivors and merges of two generations, saved best
+        ones and the champion beside those that they replace, and one for a command as fitness."""
         merges = self.population_size if self.strategy == "ga" else max(0, self.triples)
         best = min(self.keep_best_models, self.generations // self.checkpoint_every + 1)
         return 2 * (self.elite_count + merges + 1) + best + 2 + (2 if self.fitness else 0)

@@ -28,7 +28,7 @@ from agent_forge.model.locate import locate_parents
 from agent_forge.phases.phase1_cognate.phase import CognatePhase
 from agent_forge.phases.phase2_evomerge.candidate_weights import CandidateWeights
 from agent_forge.phases.phase2_evomerge.config import WEIGHTS, EvoMergeSettings
-from agent_forge.phases.phase2_evomerge.evolution import EvolutionResult, run_evolution
+from agent_forge.phases.phase2_evomerge.evolution import EvolutionResult, replay, run_evolution
 from agent_forge.phases.phase2_evomerge.inputs import (
     PRESETS,
     load_settings,
@@ -37,7 +37,6 @@ from agent_forge.phases.phase2_evomerge.inputs import (
 )
 from agent_forge.phases.phase2_evomerge.journal import CACHE, JOURNAL
 from agent_forge.phases.phase2_evomerge.phase import EvoMergePhase
-from agent_forge.phases.phase2_evomerge.replay import replay
 from agent_forge.pipeline.orchestrator import PipelineOrchestrator
 from agent_forge.store import files
 from agent_forge.track.journal import read_lines

@@ -25,11 +25,10 @@ from agent_forge.model.network import ForgeNetwork
 from agent_forge.phases.phase2_evomerge.candidate_weights import CandidateWeights
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
 from agent_forge.phases.phase2_evomerge.evaluator import OTHER_NETWORKS, NetworkCache
-from agent_forge.phases.phase2_evomerge.evolution import run_evolution
+from agent_forge.phases.phase2_evomerge.evolution import replay, run_evolution
 from agent_forge.phases.phase2_evomerge.inputs import resume_inputs
 from agent_forge.phases.phase2_evomerge.journal import CACHE, JOURNAL
 from agent_forge.phases.phase2_evomerge.loop import EvolutionLoop
-from agent_forge.phases.phase2_evomerge.replay import replay
 from agent_forge.search import operators
 from agent_forge.search.candidate import Candidate
 from agent_forge.search.portfolio import PortfolioSearch

@@ -33,10 +33,9 @@ from agent_forge.evals.fitness import FunctionFitness
 from agent_forge.evals.likelihood import ItemScores
 from agent_forge.phases.phase2_evomerge import EvoMerge, EvoMergeConfig
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
-from agent_forge.phases.phase2_evomerge.evolution import EvolutionResult, run_evolution
+from agent_forge.phases.phase2_evomerge.evolution import EvolutionResult, replay, run_evolution
 from agent_forge.phases.phase2_evomerge.inputs import locate_inputs, resume_inputs
 from agent_forge.phases.phase2_evomerge.journal import JOURNAL
-from agent_forge.phases.phase2_evomerge.replay import replay
 from agent_forge.store import files
 from agent_forge.store.models import ModelStorage, load_directory
 from tests.support.command_line import Forge

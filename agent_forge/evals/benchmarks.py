@@ -1,9 +1,8 @@
 """Benchmarks (packs, as users call them): what models are measured on by name.
 
-A benchmark says where its items come from, who grades them and how long an answer may be; without
-an answer format they are measured by likelihood, as choices. Of a published set the test part is
-the verdict, and what a search sees comes from the rest; where a set has no parts, a hash of each
-prompt decides. Worked examples before the question are of the training part, the same for all.
+Without an answer format items are measured by likelihood, as choices. Of a published set the test
+part is the verdict, and what a search sees comes from the rest; where a set has no parts, a hash of
+each prompt decides. Worked examples before the question are of the training part, the same for all.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from agent_forge.data.tasks import Task, as_example, make
 from agent_forge.data.tasks.verifiers import words
 from agent_forge.errors import ConfigError, NotFound
 from agent_forge.evals import benchmark_rows, domains, graders
-from agent_forge.evals.domains import LEVELS, AnswerFormat, Domain, SplitBy, content_hash
+from agent_forge.evals.domains import LEVELS, AnswerFormat, Domain, Levels, SplitBy, content_hash
 from agent_forge.evals.lm_eval_harness import PREFIX as HARNESS
 
 FOLDER = "AGENT_FORGE_DATA"  # the environment variable that names the folder of all datasets
@@ -63,12 +62,7 @@ _TABLE = (
     Benchmark("asdiv", graders.math, _SHORT, shots=4),
     Benchmark("mbpp", graders.code, AnswerFormat(256, NO_FUNCTION), shots=3),
     Benchmark("humaneval", graders.completed, _BODY, read=benchmark_rows.humaneval),
-    Benchmark("arc_easy"),
-    Benchmark("arc_challenge"),
-    Benchmark("piqa"),
-    Benchmark("boolq"),
-    Benchmark("hellaswag"),
-    Benchmark("strategyqa"),
+    *map(Benchmark, ["arc_easy", "arc_challenge", "piqa", "boolq", "hellaswag", "strategyqa"]),
     Benchmark("hotpotqa", words, _WORDS, shots=2),
     Benchmark("drop", words, _WORDS, shots=2),
     Benchmark("xcopa", read=benchmark_rows.xcopa),
@@ -86,7 +80,7 @@ def from_benchmarks(
     *,
     split: str | None = None,
     count: int | None = None,
-    levels: tuple[int, int] = LEVELS,
+    levels: Levels = LEVELS,
     folder: Path | None = None,
     shots: int | None = None,
     split_by: SplitBy = "prompt",
@@ -126,12 +120,7 @@ def from_benchmarks(
 
 
 def from_names(
-    names: Sequence[str],
-    *,
-    split: str,
-    count: int,
-    levels: tuple[int, int],
-    split_by: SplitBy = "prompt",
+    names: Sequence[str], *, split: str, count: int, levels: Levels, split_by: SplitBy = "prompt"
 ) -> list[Domain]:
     """Generated tasks and, as `pack:NAME`, benchmarks: what the settings of an evolution name."""
     packs = [name.removeprefix(PREFIX) for name in names if name.startswith(PREFIX)]
@@ -160,7 +149,7 @@ def find(name: str) -> tuple[Benchmark, str]:
 
 
 def _generated(
-    benchmark: Benchmark, split: str | None, count: int, levels: tuple[int, int]
+    benchmark: Benchmark, split: str | None, count: int, levels: Levels
 ) -> tuple[Domain, list[Example]]:
     families = benchmark.families
     domain = domains.generated(benchmark.name, families, split or "verdict", count, levels)

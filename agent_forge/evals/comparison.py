@@ -1,13 +1,10 @@
 """Comparing models by what each did with the same items: is one better than the other?
 
-Three measures, each a sum over items over a sum of weights: accuracy (right answers over items),
-bits per byte and, where both read the text in the same tokens, nats per token. A gain is positive
-where the candidate is better. Its interval comes from resampling the items (paired bootstrap,
-percentiles), its p from the exact McNemar test for right and wrong, and from flipping signs at
-random for losses: an item may as well have gone the other way round if the models were alike.
-
-Over several domains the mean of their gains counts, so that a large file does not outvote a small
-one: items are resampled within their domain, and signs flipped with the weight of their domain.
+Three measures, each a sum over items over a sum of weights: accuracy, bits per byte and, where both
+read the text in the same tokens, nats per token. A gain is positive where the candidate is better.
+Its interval comes from resampling the items (paired bootstrap, percentiles), its p from the exact
+McNemar test for right and wrong, and from flipping signs at random for losses. Over several domains
+the mean of their gains counts, so that a large file does not outvote a small one.
 """
 
 from __future__ import annotations

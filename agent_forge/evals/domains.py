@@ -1,10 +1,10 @@
 """Domains: the examples of a file or of generated tasks, in three disjoint parts.
 
 A search looks at `selection`, stops early by `holdout`, and only the last comparison reads
-`verdict`. A hash of an example's prompt names its part, so a near-copy (the same prompt with other
-case, spaces or punctuation, or with another answer), in this file or another, is always in the same
-part. Within a domain an exact copy counts once. Running text has no prompt: a hash of all of it
-names its part, and its first word is given, so that every tokenizer is asked for the same bytes.
+`verdict`. A hash of an example's prompt names its part, so a near-copy (other case, spaces,
+punctuation, or another answer), in this file or another, is always in the same part. Running text
+has no prompt: a hash of all of it names its part, and its first word is given, so that every
+tokenizer is asked for the same bytes.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ QUESTION_FORM = re.compile(r"\A(.*\n)?Question: (.*)\nAnswer:\Z", re.DOTALL)
 POWER = (1.959964 + 0.841621) ** 2  # of the normal quantiles for 5 % two-sided and 80 %
 DISCORDANCE = 0.2
 TEXT = "story"  # the one family without answers: it is measured alone
+Levels = tuple[int, int]
 SplitBy = Literal["prompt", "content"]  # the latter: prompt and answer, as it was at first
 
 
@@ -135,7 +136,7 @@ def from_tasks(
     *,
     split: str = "verdict",
     count: int = TASK_ITEMS,
-    levels: tuple[int, int] = LEVELS,
+    levels: Levels = LEVELS,
 ) -> list[Domain]:
     """Generated tasks by family or domain; without names all that small models can learn."""
     groups = {name: _families(name) for name in names}
@@ -292,10 +293,9 @@ def beyond_chance(accuracy: float, chance: float) -> float:
 def smallest_gain(n: int, discordance: float = DISCORDANCE) -> float:
     """The smallest difference in accuracy that n paired items show (5 % two-sided, 80 % power).
 
-    Only items that one model gets right and the other wrong tell them apart. With a share d of
-    such items the difference has the standard error sqrt(d / n), so (1.96 + 0.84) sqrt(d / n) is
-    found four times in five. d is assumed (models of one family differ on about a fifth); it is
-    at least the difference itself, which bounds the answer by 7.85 / n where n is small.
+    With a share d of items that only one of the two gets right the difference has the standard
+    error sqrt(d / n). d is assumed (models of one family differ on about a fifth); it is at least
+    the difference itself, which bounds the answer by 7.85 / n where n is small.
     """
     return min(1.0, max(math.sqrt(POWER * discordance / n), POWER / n)) if n else 1.0
 
@@ -348,7 +348,7 @@ def _families(name: str) -> tuple[str, ...]:
 
 
 def generated(
-    name: str, families: tuple[str, ...], split: str, count: int, levels: tuple[int, int]
+    name: str, families: tuple[str, ...], split: str, count: int, levels: Levels
 ) -> Domain:
     """Items that no model was trained on; holdout is cut from what a selection could draw."""
     _check_split(split)

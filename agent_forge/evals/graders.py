@@ -146,12 +146,5 @@ def same(task: Task, text: str) -> bool:
 
 
 # What stands for a grader in the hash of an evaluation, under which scores are cached.
-GRADER_IDS: dict[Grade, str] = {
-    is_right: "check",
-    math: "math",
-    code: "code",
-    completed: "completed",
-    document: "document",
-    same: "same",
-    words: "words",
-}
+GRADER_IDS: dict[Grade, str] = {is_right: "check", math: "math", code: "code", words: "words"}
+GRADER_IDS |= {completed: "completed", document: "document", same: "same"}

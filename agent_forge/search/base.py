@@ -142,10 +142,9 @@ class SearchStrategy:
     ) -> None:
         """Record the score of a candidate of this generation: higher is better, -inf if it failed.
 
-        `holdout` is its score on what selection never sees; told of every generation's champion
-        before `advance`, it decides when to stop. `objectives` are scores by domain. `gradient`
-        is that of the score by the coefficient of each parent in each group ({}: there is none);
-        it is ignored unless it is the one that `gradient_of` asks for.
+        The champion's `holdout`, its score on what selection never sees, decides when to stop.
+        `objectives` are scores by domain. `gradient` is that of the score by each parent's
+        coefficient in each group ({}: there is none), if `gradient_of` asks for it.
         """
         if key != self.gradient_of:  # that may be of an earlier generation
             self._position(key)

@@ -24,6 +24,7 @@ from agent_forge.search.candidate import Candidate
 from agent_forge.search.operators import Rows
 
 Vector = NDArray[np.float64]
+Label = int | str  # of random numbers
 COEFFICIENT, MOVED = (-0.2, 1.2), (-1.0, 1.0)  # bounds; of a candidate that is moved
 DENSITY, SCALE = (0.05, 1.0), (0.25, 4.0)
 FAILED = 1e9  # what a failed candidate costs
@@ -111,7 +112,7 @@ class Cma:
     """pycma on a box, with random numbers of its own."""
 
     def __init__(
-        self, box: CandidateVector, start: Vector, sigma: float, size: int, *seed: int | str
+        self, box: CandidateVector, start: Vector, sigma: float, size: int, *seed: Label
     ) -> None:
         self.box, rng = box, operators.generator(*seed, "cma")
         low, high = box.bounds
@@ -241,13 +242,7 @@ class GradientDescent:
     """
 
     def __init__(
-        self,
-        box: CandidateVector,
-        point: Vector,
-        key: str,
-        step: float,
-        turns: int,
-        *seed: int | str,
+        self, box: CandidateVector, point: Vector, key: str, step: float, turns: int, *seed: Label
     ) -> None:
         """After `turns` gradients all items have been looked at: then directions are drawn."""
         self.box, self.point, self.key, self.first, self.step = box, point, key, step, step

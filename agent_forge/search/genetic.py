@@ -1,8 +1,7 @@
 """A genetic algorithm over recipes: tournaments, crossover, mutation, and fitness that is shared.
 
-Everyone is a merge of the parents, so any two recipes can be crossed: each group's weights and each
-other field come from one of the two. A candidate shares its fitness with those that are like it,
-which keeps several kinds of recipes alive.
+Everyone is a merge of the parents, so any two recipes can be crossed. Candidates that are alike
+share their fitness, which keeps several kinds of recipes alive.
 """
 
 from __future__ import annotations

@@ -1,13 +1,9 @@
 """A portfolio: the budget goes where it paid.
 
 The parents, their average and a few combos come first; then steps along the gradient from the
-average, until they no longer help; then whichever of four arms gained most for its cost, where the
-less tried ones get the benefit of the doubt:
-
-    gradient   a step along the gradient from the best
-    sample     a few points around the best (CMA-ES)
-    mutation   of the best one's recipe, weaker when it does not help
-    combo      another combo of the parents
+average, until they no longer help; then whichever of four arms (a step along the gradient, points
+around the best by CMA-ES, a mutation of the best, another combo) gained most for its cost, where
+the less tried ones get the benefit of the doubt.
 """
 
 from __future__ import annotations

@@ -3,11 +3,9 @@
 In: nothing. Out: TinyTitan-reasoning, -memory_integration and -adaptive_computation, of one shape
 and with one tokenizer. The specification trains three networks from three seeds; such networks
 share no ancestor and cannot be averaged (measured), so ours share a trunk and the seeds drive the
-order of the data. The branches keep the trunk's embedding and learn at a low rate with AdamW, which
-is what makes them merge. Beside them stand what a merge must beat: the trunk, the plain average,
-and a control that was trained on everything for as long as the three together.
-
-Networks: TRM (arXiv 2510.04871) over a backbone after Titans (arXiv 2501.00663).
+order of the data. Branches keep the trunk's embedding and learn at a low rate: so they merge. What
+a merge must beat stands beside: trunk, plain average, and a control that learned everything for as
+long. Networks: TRM (arXiv 2510.04871) over a backbone after Titans (arXiv 2501.00663).
 """
 
 from __future__ import annotations

@@ -68,11 +68,7 @@ class CandidateEvaluator:
     """Makes and measures candidates. `cache` has earlier results, by weights and evaluation."""
 
     def __init__(
-        self,
-        inputs: EvolutionInputs,
-        weights: CandidateWeights,
-        cache: dict[str, Any],
-        device: str = "cpu",
+        self, inputs: EvolutionInputs, weights: CandidateWeights, cache: dict[str, Any], device: str
     ) -> None:
         self.weights, self.cache = weights, cache
         self.model_under_test = _load(inputs.parents[0])

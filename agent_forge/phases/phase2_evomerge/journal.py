@@ -114,13 +114,11 @@ def read_begun(folder: Path) -> dict[str, Any]:
     """What an evolution was begun with."""
     record = files.read_checked(folder / BEGUN)
     lists = [record.get(key) for key in ("parents", "names")]
+    kinds = {"settings": dict, "base": str | None, "seed": int, "fingerprint": str}
     if not (
         all(isinstance(texts, list) and texts for texts in lists)
         and all(isinstance(text, str) for texts in lists for text in texts or ())
-        and isinstance(record.get("settings"), dict)
-        and isinstance(record.get("base"), str | None)
-        and isinstance(record.get("seed"), int)
-        and isinstance(record.get("fingerprint"), str)
+        and all(isinstance(record.get(key), kind) for key, kind in kinds.items())
     ):
         raise DamagedFile(folder / BEGUN, "not what an evolution was begun with")
     return record

@@ -1,8 +1,7 @@
 """During an evolution: ask, make, measure, tell, advance. Killed, it goes on to the same bytes.
 
-The journal has a line for everything that was measured: candidates, distances, holdouts, and the
-clock's decision to stop. Whatever else there is follows from settings, seed, parents and journal,
-so going on means telling the search again what the journal says.
+The journal has a line for everything that was measured, and for the clock's decision to stop. All
+else follows from settings, seed, parents and journal: going on means telling the search again.
 
     evolution.json                      what it was begun with (not in a run of the pipeline)
     journal.jsonl                       what was measured, in order

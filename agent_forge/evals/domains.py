@@ -55,8 +55,7 @@ class AnswerFormat:
 class Domain:
     """Examples that share a score. `exact`: there are answers, which are right or wrong.
 
-    With `writing` the model generates its answers and `grade` says which are right; without it
-    they are measured by likelihood.
+    With `writing` the model generates them and `grade` judges; else likelihood decides.
     """
 
     name: str
@@ -189,10 +188,7 @@ def exact_hash(example: Example) -> bytes:
 
 
 def prompt_hash(example: Example, exact: bool = True) -> bytes:
-    """The sha256 that near-copies share: of what is asked; of running text (not `exact`) all of it.
-
-    The form of a question and the system's words in a conversation are left out.
-    """
+    """The sha256 that near-copies share: of what is asked, or of all of a running text."""
     last = reply_of(example)
     if not exact:
         text = example.prompt + example.completion
@@ -206,8 +202,7 @@ def prompt_hash(example: Example, exact: bool = True) -> bytes:
 def folded(text: str) -> str:
     """The letters, digits and symbols of a text: near-copies differ in nothing else.
 
-    Case, spaces, punctuation, marks, invisible characters and forms of a character are left out. A
-    text of punctuation alone keeps it.
+    Case, spaces, punctuation, marks and forms are left out. A text of punctuation alone keeps it.
     """
     plain = normalize("NFKC", normalize("NFKC", text).casefold())
     kinds = {c: category(c) for c in set(plain)}
@@ -253,10 +248,7 @@ def reply_of(example: Example) -> int | None:
 
 
 def evaluation_hash(domains: Sequence[Domain], **settings: Any) -> str:
-    """The sha256 of what is asked and how: with a model's hash the key of its scores.
-
-    Caches hold scores under this hash, so what goes into it never changes its form.
-    """
+    """The sha256 of what is asked and how: the key of cached scores, so its form never changes."""
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode())
     for domain in domains:
         digest.update(f"\0{domain.name}/{domain.exact}".encode())

@@ -90,10 +90,7 @@ def _order(domain: Domain) -> list[int]:
 
 
 def estimate(gains: Sequence[NDArray[np.float64]], totals: Sequence[int]) -> tuple[float, float]:
-    """The fitness that a candidate is ahead by on all items, and the standard error of that.
-
-    `gains` has those of the measured items, domain by domain; `totals` counts all items.
-    """
+    """The fitness that a candidate leads by on all items, from its gains so far, and the error."""
     value = variance = 0.0
     for own, total in zip(gains, totals, strict=True):
         measured = len(own)

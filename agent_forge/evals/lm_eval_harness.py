@@ -24,10 +24,7 @@ def measure(
     shots: int | None = None,
     folder: Path | None = None,
 ) -> list[dict[str, Any]]:
-    """A row for every task: its items, its accuracy if it has one, and all scores that it has.
-
-    Further tasks are YAML files in the subfolder `lm-eval` of the data folder.
-    """
+    """A row with all scores for every task; `lm-eval` in the data folder may have more, as YAML."""
     try:
         from lm_eval import simple_evaluate
         from lm_eval.models.huggingface import HFLM

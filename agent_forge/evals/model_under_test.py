@@ -31,10 +31,7 @@ TOLERANCE = 1e-4  # relative: fp32 sums differ in their last bits from batch to 
 
 @dataclass(frozen=True)
 class TokenizedDomain:
-    """A domain as tokens. An answer may take several items, an example several answers.
-
-    The first answer of an example is the right one.
-    """
+    """A domain as tokens: items of answers, answers of examples, of which the first is right."""
 
     items: list[TokenizedItem]
     answer_of: NDArray[np.int64]  # each item
@@ -50,10 +47,7 @@ class TokenizedDomain:
 
 @dataclass(frozen=True)
 class ModelUnderTest:
-    """A model and what it takes to measure it.
-
-    `model` is the network that is measured: another one of the same vocabulary may take its place.
-    """
+    """What it takes to measure a model; another network of its vocabulary may be `model`."""
 
     model: nn.Module
     opened: OpenedModel

@@ -32,9 +32,8 @@ class CandidateOrigin(NamedTuple):
 class SearchStrategy:
     """Ask what to score, tell the scores (-inf: failed), advance, until it is finished.
 
-    The order in which the scores of one `ask` arrive changes nothing. There is no champion before
-    the first score. A strategy that sets `gradient_of` wants the gradient at that candidate: `ask`
-    returns it after all others, and it is told again with its gradient.
+    The order in which the scores of one `ask` arrive changes nothing. A candidate whose gradient is
+    wanted (`gradient_of`) is asked for after all others, and told again with its gradient.
     """
 
     mutating: ClassVar[tuple[str, ...]] = ()  # operators whose candidates count as mutations

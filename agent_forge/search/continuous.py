@@ -36,10 +36,7 @@ MOMENTUM, SQUARES, FLOOR = 0.6, 0.9, 0.3
 
 @dataclass(frozen=True)
 class CandidateVector:
-    """The numbers of a candidate as a vector: coefficients by group and parent, densities, scale.
-
-    With an `anchor` the coefficients are added to that candidate, whatever it is made of.
-    """
+    """Coefficients, densities and scale of a candidate, or of what is added to an `anchor`."""
 
     space: operators.SearchSpace
     method: str = "linear"
@@ -199,7 +196,12 @@ class Nsga2(_VectorSearch):
 
     def _next_generation(self, best: Sequence[str], last: Sequence[str]) -> None:
         NSGA2, Problem, Evaluator, StaticProblem, NoTermination = pymoo()
-        costs = self._costs([key for _, key in self._proposed])
+        names = sorted({n for known in self.objectives.values() for n in known}) or ["fitness"]
+        costs = np.full((len(self._proposed), len(names)), FAILED)
+        for row, (_, key) in enumerate(self._proposed):
+            if self.scores[key] > -math.inf:
+                by_name = self.objectives.get(key, {"fitness": self.scores[key]})
+                costs[row] = [-by_name[name] for name in names]
         if self._search is None:
             low, high = self._box.bounds
             self._problem = Problem(n_var=len(low), n_obj=costs.shape[1], xl=low, xu=high)
@@ -212,24 +214,15 @@ class Nsga2(_VectorSearch):
         self._individuals = self._search.ask()
         self._propose_points([np.asarray(x, dtype=np.float64) for x in self._individuals.get("X")])
 
-    def _costs(self, keys: Sequence[str]) -> Vector:
-        names = sorted({n for known in self.objectives.values() for n in known}) or ["fitness"]
-
-        def costs(key: str, score: float) -> list[float]:
-            known = self.objectives.get(key, {"fitness": score})
-            return [FAILED if score == -math.inf else -known[name] for name in names]
-
-        return np.array([costs(key, self.scores[key]) for key in keys])
-
     def _strategy_record(self) -> dict[str, Any]:
         """The Pareto front so far: those that no other dominates."""
         known = {k: v for k, v in self.objectives.items() if self.scores[k] > -math.inf}
-        front = [k for k, v in known.items() if not any(_dominates(w, v) for w in known.values())]
+        front = [
+            k
+            for k, v in known.items()
+            if not any(w != v and all(w[n] >= v[n] for n in v) for w in known.values())
+        ]
         return {"front": {key: known[key] for key in sorted(front)}}
-
-
-def _dominates(one: Mapping[str, float], other: Mapping[str, float]) -> bool:
-    return all(one[n] >= other[n] for n in other) and any(one[n] > other[n] for n in other)
 
 
 class GradientDescent:

@@ -44,10 +44,7 @@ def distance(one: Mapping[str, Any], other: Mapping[str, Any]) -> float:
 
 
 class GeneticSearch(SearchStrategy):
-    """Children of the winners of tournaments; the best stay until they are beaten.
-
-    A generation is bred before the last two of the one before have a score: nobody waits for them.
-    """
+    """Children of the winners of tournaments; they do not wait for the last two before them."""
 
     mutating = ("mutation", "crossover")
     look_ahead = 2

@@ -114,9 +114,8 @@ def mutate(
 ) -> tuple[str, Candidate]:
     """A mutant, and the name of what was done to it. Mutants of a path are paths.
 
-    The recipe of a merge of the parents is varied. Whatever is made from other candidates is
-    shifted, which needs only its own weights: those it was made from may be gone by then. `again`
-    leaves out what has few outcomes, after one that was not new.
+    What is made from others than parents is shifted, which needs only its own weights: the others
+    may be gone. `again` leaves out what has few outcomes, after one that was not new.
     """
     settings = space.settings
     if elite.kind == "path" or (
@@ -148,8 +147,7 @@ def mutate(
 def path(space: SearchSpace, of: Candidate, rng: Generator) -> Candidate:
     """Another path through the layers of a candidate and of the parents.
 
-    One layer is skipped, repeated or taken from another input, and perhaps some more. There is
-    always one layer, and never more than one and a half times those of the parents.
+    One is skipped, repeated or taken from another input, and perhaps some more.
     """
     inputs = (of.key, *(key for key in space.parents if key != of.key))
     layers = [[0, layer] for layer in range(len(space.layers))]
@@ -201,8 +199,7 @@ def _mutated_fields(
 ) -> dict[str, Any]:
     """The fields of a merge that a mutation changes.
 
-    A step of a weight or of the scale is n times as large as a shift, since n inputs share the
-    sum: so either moves a coefficient of the merge by about `shift_sigma`.
+    A step of a weight or of the scale is n times a shift, since n inputs share the sum.
     """
     step = space.settings.shift_sigma * len(space.parents) * strength
     if name == "weights":

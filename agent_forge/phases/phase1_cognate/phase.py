@@ -65,7 +65,10 @@ class CognatePhase(phase.PhaseController):
 
     def run(self, ctx: PhaseContext) -> phase.PhaseResult:
         corpus = build_corpus(self.config, self.shared.model)
-        trunk = self._trunk(ctx, corpus)
+        torch.manual_seed(ctx.seed)
+        trunk = ForgeNetwork(self.shared.model).to(ctx.device)
+        how = {"steps": self.config.trunk_steps, "settings": self.config.train, "seed": ctx.seed}
+        train_network(ctx, corpus, trunk, corpus.curriculum(), stage="trunk", **how)
         models = {n: self._branch(ctx, corpus, trunk, n, special) for n, special in THREE.items()}
         three = list(models.values())
         plain = [_like(trunk, model) for model in three]  # as a merge has them
@@ -98,12 +101,6 @@ class CognatePhase(phase.PhaseController):
         }
         return report.result(ctx, handed, three[0], named=named)
 
-    def _trunk(self, ctx: PhaseContext, corpus: Corpus) -> ForgeNetwork:
-        torch.manual_seed(ctx.seed)
-        model = ForgeNetwork(self.shared.model).to(ctx.device)
-        how = {"steps": self.config.trunk_steps, "settings": self.config.train, "seed": ctx.seed}
-        return train_network(ctx, corpus, model, corpus.curriculum(), stage="trunk", **how)
-
     def _branch(
         self,
         ctx: PhaseContext,
@@ -112,10 +109,7 @@ class CognatePhase(phase.PhaseController):
         stage: str,
         special: Specialist | None = None,
     ) -> ForgeNetwork:
-        """A copy of the trunk, trained further with AdamW for everything, at a low rate.
-
-        It becomes a specialist, or else the control: on all domains, for as long as three of them.
-        """
+        """A copy of the trunk, trained on at a low rate: a specialist, or else the control."""
         c, model = self.config, _like(trunk, trunk, special)
         steps, mix, seed = 3 * c.branch_steps, corpus.mix(), ctx.seed + 1
         if special is not None:

@@ -132,10 +132,7 @@ class CandidateWeights:
         return hashlib.sha256(lines.encode()).hexdigest()
 
     def keep(self, keys: Iterable[str]) -> None:
-        """Have files of these candidates and of no others; parents are where they were.
-
-        What they are made from has files only meanwhile, so that few models are there at once.
-        """
+        """Have files of these candidates alone; what they are made from has files meanwhile."""
         wanted = [key for key in keys if self.known[key].kind != "parent"]
         names = {self._file(key).name for key in wanted}
         for key in wanted:

@@ -88,10 +88,7 @@ def refuse_twins(models: Sequence[Weights]) -> None:
 
 
 def refuse_other_networks(models: Sequence[Weights]) -> None:
-    """Refuse models that compute in another way than the first: all weights go into its network.
-
-    Of our own networks only the halting differs, which no weight depends on.
-    """
+    """Refuse models that compute otherwise than the first; of our own, only the halting differs."""
     if models[0].config.get("model_type") == MODEL_TYPE:
         return
     first, *others = (computing_settings(model.config, model.label) for model in models)

@@ -15,7 +15,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -196,11 +195,6 @@ class CandidateEvaluator:
         return sha
 
 
-def decode_sample(result: Mapping[str, Any]) -> np.ndarray:
-    """The sampled weights, for distances, in the result of a candidate."""
-    return np.frombuffer(base64.b64decode(result["sample"]), np.float32)
-
-
 def _plain(items: Sequence[ItemScores]) -> list[tuple[list[bool], list[float]]]:
     return [(scores.right, scores.loss) for scores in items]
 
@@ -296,10 +290,7 @@ def _part(prepared: TokenizedDomain, turns: int, turn: int) -> list[int]:
 def _backward(
     fitness: DomainFitness, domain: int, chosen: Sequence[int], per_nat: float, per_answer: float
 ) -> None:
-    """Add the derivatives of a domain's part of the fitness to the network.
-
-    The chosen items stand for all of them: for all bytes, and for all examples.
-    """
+    """Add the derivatives of a domain's part of the fitness; the chosen items stand for all."""
     model, prepared = fitness.model_under_test.model, fitness.prepared[domain]
     device = next(model.parameters()).device
     answers = sorted({int(prepared.answer_of[n]) for n in chosen})

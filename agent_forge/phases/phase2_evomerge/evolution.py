@@ -56,8 +56,7 @@ def run_evolution(
 ) -> EvolutionResult:
     """Run an evolution in a folder of its own, or go on with it, to the champion and the verdict.
 
-    The folder is locked, notes what it was begun with, and gets the champion; `listen` is told
-    "begun" when it can be resumed.
+    `listen` is told "begun" as soon as it can be resumed.
     """
     inputs.require_room()
     folder = inputs.folder

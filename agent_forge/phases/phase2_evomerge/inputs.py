@@ -111,8 +111,8 @@ def load_settings(
 ) -> EvoMergeSettings:
     """Defaults < preset or file < --set, options; the last two may not contradict each other.
 
-    The strategy is `auto`, which found most in the measurements of docs/evomerge.md, unless a file,
-    a preset of the guide or a setting that `auto` does not have asks for the scheme of the guide.
+    The strategy is `auto`, the best by docs/evomerge.md, unless a file, a preset or a setting that
+    `auto` does not have asks for the scheme of the guide.
     """
     merged: dict[str, Any] = {}
     if config in PRESETS:
@@ -167,8 +167,7 @@ def resume_inputs(
 ) -> EvolutionInputs:
     """The evolution in a folder, with the settings that it was last run with.
 
-    A fitness that is the user's own code has to be named again: a folder alone never runs any.
-    `sets` has nothing but that.
+    `sets` names again a fitness that is the user's own code: a folder alone never runs any.
     """
     folder, record = find_evolution(place)
     fitness = record["settings"].get("fitness")
@@ -195,10 +194,7 @@ def _open_own(
     seed: int,
     names: Sequence[str],
 ) -> EvolutionInputs:
-    """The inputs of an evolution in a folder of its own, which may hold it already.
-
-    If the base is the trunk of a run, its jointly trained model is compared too.
-    """
+    """The inputs in a folder of its own; beside a base that is a trunk its control is compared."""
     checks.refuse_place(folder, with_base(parents, base))
     checks.refuse_fewer(folder, settings.generations)
     if "split_by" not in settings.model_fields_set and (record := begun_or_none(folder)):

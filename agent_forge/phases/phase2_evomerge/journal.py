@@ -82,11 +82,7 @@ class EvolutionJournal:
 
 
 def read_journal(folder: Path) -> list[dict[str, Any]]:
-    """The records of the journal in a folder; [] if no evolution has begun.
-
-    A damaged line is left out, and what it said is measured again. But without the first nobody
-    knows which evolution it is of.
-    """
+    """The records of the journal in a folder, but for damaged lines: these are measured again."""
     path = folder / JOURNAL
     second = path.read_bytes().find(b"\n") + 1 if path.exists() else 0
     if not second:  # there is nothing, or half a line

@@ -12,6 +12,7 @@ else follows from settings, seed, parents and journal: going on means telling th
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import logging
@@ -33,7 +34,7 @@ from agent_forge.evals.fitness import Incumbent
 from agent_forge.merge.output import refuse_foreign, write
 from agent_forge.phases.phase2_evomerge import journal
 from agent_forge.phases.phase2_evomerge.candidate_weights import CandidateWeights
-from agent_forge.phases.phase2_evomerge.evaluator import CandidateEvaluator, Limits, decode_sample
+from agent_forge.phases.phase2_evomerge.evaluator import CandidateEvaluator, Limits
 from agent_forge.phases.phase2_evomerge.inputs import EvolutionInputs
 from agent_forge.phases.phase2_evomerge.parallel import ParallelEvaluator
 from agent_forge.search.candidate import SHORT, Candidate
@@ -240,7 +241,9 @@ class EvolutionLoop:
         for part in ("merge", "evaluation"):
             self.seconds[part] += result[part]
         if result["sample"]:
-            self._samples[candidate.key] = decode_sample(result)
+            self._samples[candidate.key] = np.frombuffer(
+                base64.b64decode(result["sample"]), np.float32
+            )
         if result["outcomes"]:
             self._items[candidate.key] = result["outcomes"]
         record = self.journal.write(
@@ -320,10 +323,13 @@ class EvolutionLoop:
 
         def measure() -> dict[str, Any]:
             parents = [c.key for c in self.search.candidates.values() if c.kind == "parent"]
-            matrix, first = self._distances(alive), self.journal.find("distances", generation=0)
+            (matrix, mean), first = (
+                self._distances(alive),
+                self.journal.find("distances", generation=0),
+            )
             return {
-                "mean": _mean_distance(matrix),
-                "parents": first["parents"] if first else _mean_distance(self._distances(parents)),
+                "mean": mean,
+                "parents": first["parents"] if first else self._distances(parents)[1],
                 "matrix": matrix.round(6).tolist() if not generation else [],
                 "keys": alive if not generation else [],
             }
@@ -331,8 +337,8 @@ class EvolutionLoop:
         record = self.journal.once("distances", measure, generation=generation, among=len(alive))
         self.search.tell_distances(record["mean"], record["parents"])
 
-    def _distances(self, keys: Sequence[str]) -> np.ndarray:
-        """Between every two candidates, on a sample of their weights."""
+    def _distances(self, keys: Sequence[str]) -> tuple[np.ndarray, float]:
+        """Between every two candidates, on a sample of their weights, and the mean over pairs."""
         samples = self._samples
         with self._timed("merge"):
             for key in keys:
@@ -342,7 +348,8 @@ class EvolutionLoop:
         for i, j in combinations(range(len(keys)), 2):
             distance = float(np.linalg.norm(samples[keys[i]] - samples[keys[j]]))
             matrix[i, j] = matrix[j, i] = distance
-        return matrix
+        n = len(keys)
+        return matrix, float(matrix.sum() / (n * (n - 1))) if n > 1 else 0.0
 
     def _tell_holdout(self) -> None:
         """The champion on items that the search does not see: they decide when to stop."""
@@ -413,8 +420,3 @@ class EvolutionLoop:
         """What the folder holds under this name, by generation."""
         matches = ((name.fullmatch(path.name), path) for path in self.folder.iterdir())
         return sorted((int(match[1]), path) for match, path in matches if match)
-
-
-def _mean_distance(matrix: np.ndarray) -> float:
-    n = len(matrix)
-    return float(matrix.sum() / (n * (n - 1))) if n > 1 else 0.0

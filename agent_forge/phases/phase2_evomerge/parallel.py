@@ -91,7 +91,10 @@ class ParallelEvaluator:
     def measure(
         self, candidates: Mapping[str, Candidate], pending: Mapping[str, Limits]
     ) -> dict[str, Any]:
-        """The result of the first that is pending; the others are under way."""
+        """The result of the first that is pending; the others are under way.
+
+        A worker that died leaves the result of a candidate that failed.
+        """
         if self._pool is None:
             self._pool = self.start()
         for key, limits in pending.items():
@@ -103,24 +106,21 @@ class ParallelEvaluator:
         first = next(iter(pending))
         while first not in self._results:
             number, result = next(self._pool.results())
-            self._results[self._submitted[number]] = _checked(result)
+            if isinstance(result, WorkerFailure):
+                if result.kind == "raised":
+                    raise PhaseFailed(f"a worker failed: {result.message}")
+                failed = {"problem": f"its worker {result.kind}", "died": True}
+                result = {**evaluator.EMPTY_RESULT, **failed}
+            if "paused" in result:
+                problem = f"a worker had to stop: {result['paused']}"
+                raise WorkersLost(problem, hint="resume the run")
+            self._results[self._submitted[number]] = result
         return self._results.pop(first)
 
     def close(self) -> None:
         if self._pool is not None:
             self._pool.close()
             self._pool = None
-
-
-def _checked(result: Any) -> dict[str, Any]:
-    """The result of a worker; if it died, the result of a candidate that failed."""
-    if isinstance(result, WorkerFailure):
-        if result.kind == "raised":
-            raise PhaseFailed(f"a worker failed: {result.message}")
-        return {**evaluator.EMPTY_RESULT, "problem": f"its worker {result.kind}", "died": True}
-    if "paused" in result:
-        raise WorkersLost(f"a worker had to stop: {result['paused']}", hint="resume the run")
-    return dict(result)
 
 
 def start_worker(

@@ -129,7 +129,7 @@ def compare(
 
     scores = [_measured(*pair, domains, as_json) for pair in zip(models, places, strict=True)]
     found = comparison.compare(scores[0], scores[1], domains, seed)
-    sentence = found.sentence(str(reference))
+    sentence = found.overall.sentence(str(reference))
     answers, detectable = comparison.detectable_gain(domains)
     if as_json:
         named = {"reference": str(reference), "candidate": str(candidate), "seed": seed}

@@ -170,7 +170,7 @@ def replay(
 ) -> None:
     """Make a champion again from its parents, byte by byte."""
     with whole_or_nothing(target) as progress:
-        from agent_forge.phases.phase2_evomerge.replay import replay as make_again
+        from agent_forge.phases.phase2_evomerge.evolution import replay as make_again
 
         written = make_again(lineage, target, progress)
         if as_json:
@@ -244,19 +244,21 @@ def _plan(inputs: EvolutionInputs, as_json: bool) -> None:
 
 
 def _report(result: EvolutionResult, as_json: bool) -> None:
-    report = result.report
+    loop, report, model = result
     if as_json:
         return emit_json(
-            folder=str(result.folder),
-            champion=str(result.model_path),
-            generations=result.generations,
-            reason=result.reason,
-            fitness=result.fitness,
-            curve=result.curve,
+            folder=str(loop.folder),
+            champion=str(model.path),
+            generations=len(loop.curve) - 1,
+            reason=loop.reason,
+            fitness=loop.curve[-1],
+            curve=loop.curve,
             verdict=report.to_json() if report else None,
         )
-    print(f"champion: {result.model_path} ({result.origin}); ended: {result.reason}")
-    print(f"fitness over generations: {result.plot()}")
+    from agent_forge.phases.phase2_evomerge.evolution import plot
+
+    print(f"champion: {model.path} ({loop.champion.origin}); ended: {loop.reason}")
+    print(f"fitness over generations: {plot(loop.curve)}")
     if report is None:
         return print("no verdict: there are no unseen items beside your own fitness")
     columns, scores = list(report.champion.raw), report.scores()

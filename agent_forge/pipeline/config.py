@@ -18,7 +18,7 @@ from agent_forge.config.settings import (
     StorageSettings,
     TrackingSettings,
 )
-from agent_forge.phases.handoffs import RULES
+from agent_forge.phases import RULES
 from agent_forge.phases.phase1_cognate.config import CognateSettings
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings, own_fitness_refused
 from agent_forge.phases.toy_config import ToySettings

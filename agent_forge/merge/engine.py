@@ -29,7 +29,6 @@ from agent_forge.store.tensors import first_not_finite
 
 ComputeRun = Callable[[int], list[Tensor]]  # position -> the results of one run
 Bounds = tuple[float, float]  # the least and the largest value of a tensor
-SAMPLE = 1  # runs of a tensor that the layer score looks at
 
 
 class TensorProblem(NamedTuple):
@@ -61,12 +60,14 @@ class MergedWeights(Weights):
         if self.recipe.combo is not None:
             return self.combos(name, [self.recipe.combo])[self.recipe.combo]
         result = torch.empty(job.spec.shape, dtype=job.spec.dtype)
-        if not job.floating:
+        if not job.spec.is_floating:
             return result.copy_(self._agreed(job))
         inputs = self._inputs(job)
         if not inputs.tensors:  # nothing but a base
             return result.copy_(self._tensor(job.base))
-        kernel = self.recipe.method().build(inputs, job.params)
+        build = self.recipe.method().build
+        assert build is not None
+        kernel = build(inputs, job.params)
         if isinstance(kernel, RowKernel):
             _by_rows(inputs, kernel, result)
             low, high = torch.aminmax(result)
@@ -81,7 +82,7 @@ class MergedWeights(Weights):
         """One tensor of several combos, in one pass over the parents."""
         job = self.plan.jobs[name]
         results = {n: torch.empty(job.spec.shape, dtype=job.spec.dtype) for n in which}
-        if not job.floating:
+        if not job.spec.is_floating:
             return {n: result.copy_(self._agreed(job)) for n, result in results.items()}
         inputs = self._inputs(job)
         choices = self.layer_choices(job, which)
@@ -98,8 +99,6 @@ class MergedWeights(Weights):
             self._check(job, inputs, results[n], found, n)
         return results
 
-    # -- layers -----------------------------------------------------------------------------------
-
     def layer_choices(self, job: TensorMerge, which: Sequence[int]) -> dict[Pair, int]:
         """The candidate that FrankenMerge takes for a tensor's layer, after each stage 2."""
         pairs = [(i, t) for i, t, s in map(combo_stages, which) if s == "frankenmerge"]
@@ -114,21 +113,20 @@ class MergedWeights(Weights):
         return known
 
     def _score_layer(self, layer: str, pairs: Sequence[Pair]) -> dict[Pair, int]:
-        """The candidate that agrees best with the others, on a sample of the layer's weights."""
+        """The candidate that agrees best with the others, on the first run of each tensor."""
         total = dict.fromkeys(pairs, np.zeros(()))
         for job in self.plan.jobs.values():
-            if job.layer != layer or not job.floating:
+            if job.layer != layer or not job.spec.is_floating or not job.spec.numel:
                 continue
             inputs = self._inputs(job)
             stage2 = second_stage(inputs, job.params, pairs, self._whole_model(job))
-            for start in range(0, min(inputs.numel, SAMPLE * RUN), RUN):
-                parts, base = inputs.run(start)
-                assert base is not None
-                merged = stage2(parts, base, start)
-                deltas = [part.sub_(base) for part in parts]
-                for pair in pairs:
-                    rows = torch.stack([merged[pair].sub_(base), *deltas])
-                    total[pair] = total[pair] + (rows @ rows.T).double().numpy()
+            parts, base = inputs.run(0)
+            assert base is not None
+            merged = stage2(parts, base, 0)
+            deltas = [part.sub_(base) for part in parts]
+            for pair in pairs:
+                rows = torch.stack([merged[pair].sub_(base), *deltas])
+                total[pair] = total[pair] + (rows @ rows.T).double().numpy()
         return {pair: agreement(gram) for pair, gram in total.items()}
 
     def chosen_layers(self, combo: int) -> dict[str, int]:
@@ -147,11 +145,9 @@ class MergedWeights(Weights):
         if not job.params["whole_model"]:
             return None
         if self._anchored is None:
-            jobs = [job for job in self.plan.jobs.values() if job.floating]
+            jobs = [job for job in self.plan.jobs.values() if job.spec.is_floating]
             self._anchored = np.sum([self._inputs(job).anchored() for job in jobs], axis=0)
         return self._anchored
-
-    # -- tensors ----------------------------------------------------------------------------------
 
     def _tensor(self, place: tuple[str, str] | None) -> Tensor:
         assert place is not None

@@ -21,7 +21,6 @@ from agent_forge.merge.combos import COMBO, METHODS, combo_stages, parse_combo
 from agent_forge.merge.methods import MergeMethod
 
 TYPES = ("bfloat16", "float16", "float32", "float64")
-EVERYWHERE = {"int8_mask"}  # a memory option of mergekit; masks are never stored here
 RANGES = {"drop_rate": (0.0, 0.9999), "keep": (0.0001, 1.0)}
 RANGES |= dict.fromkeys(("density", "gamma", "t"), (0.0, 1.0))
 LARGEST = 3.4e38  # what fp32 can hold
@@ -127,15 +126,14 @@ class Recipe(Settings):
             raise ValueError("exactly one of models and slices is needed")
         if self.tokenizer and self.tokenizer_source:
             raise ValueError("tokenizer and tokenizer_source say the same; name one of them")
-        method = METHODS[self.merge_method]
         for where, settings, shared in _groups(self):
             for name, setting in settings.items():
-                _check_parameter(method, self.merge_method, where, name, setting, shared)
+                _check_parameter(self, where, name, setting, shared)
         for part in self.slices:
             lengths = {source.layer_range[1] - source.layer_range[0] for source in part.sources}
             if len(lengths) > 1 or min(lengths) < 1:
                 raise ValueError("the sources of a slice need equally many layers, at least one")
-        _check_count(self, method)
+        _check_count(self)
         if self.layers and (self.combo is None or combo_stages(self.combo)[2] != "frankenmerge"):
             raise ValueError("layers are chosen by FrankenMerge alone")
         if any(not 0 <= choice <= len(self.models) for choice in self.layers.values()):
@@ -169,20 +167,19 @@ def _groups(recipe: Recipe) -> Iterator[tuple[str, Parameters, bool]]:
             yield f"slices.{i}.sources.{j}.parameters", source.parameters, False
 
 
-def _check_parameter(
-    method: MergeMethod, method_name: str, where: str, name: str, setting: Any, shared: bool
-) -> None:
-    known = {**method.shared, **method.per_input}
-    if name in EVERYWHERE:
+def _check_parameter(recipe: Recipe, where: str, name: str, setting: Any, shared: bool) -> None:
+    method = recipe.method()
+    defaults = {**method.shared, **method.per_input}
+    if name == "int8_mask":  # a memory option of mergekit; masks are never stored here
         return
-    if name not in known:
-        near = did_you_mean(name, list(known))
-        raise ValueError(f"{method_name} has no parameter {name!r} ({where}){near}")
+    if name not in defaults:
+        near = did_you_mean(name, list(defaults))
+        raise ValueError(f"{recipe.merge_method} has no parameter {name!r} ({where}){near}")
     if name in method.shared and not shared:
         raise ValueError(f"{name!r} is of the whole merge, so it cannot stand in {where}")
+    low, high = RANGES.get(name, (-math.inf, math.inf))
     for value in _values(setting, f"{where}.{name}"):
-        number = _typed(value, known[name], f"{where}.{name}")
-        low, high = RANGES.get(name, (-math.inf, math.inf))
+        number = _typed(value, defaults[name], f"{where}.{name}")
         if number is not None and not low <= number <= high:
             raise ValueError(f"{where}.{name}: {number} is not between {low} and {high}")
 
@@ -222,7 +219,8 @@ def _typed(value: Any, default: Any, where: str) -> Any:
     raise ValueError(f"{where}: {value!r} is not {kind}")
 
 
-def _check_count(recipe: Recipe, method: MergeMethod) -> None:
+def _check_count(recipe: Recipe) -> None:
+    method = recipe.method()
     parts: list[Slice | None] = [*recipe.slices] or [None]
     for part in parts:
         names = [s.model for s in (part.sources if part else recipe.models)]
@@ -235,14 +233,10 @@ def _check_count(recipe: Recipe, method: MergeMethod) -> None:
             raise ValueError(f"{recipe.merge_method} needs a base_model")
         others = [n for n in names if n != base or method.base not in ("required", "optional")]
         extra = bool(part is None and base and base not in names and method.base in ADDS_BASE)
-        n = len(others) + extra
-        if n < method.least or (method.most is not None and n > method.most):
-            least, most = method.least, method.most
+        n, least, most = len(others) + extra, method.least, method.most
+        if n < least or (most is not None and n > most):
             wanted = f"exactly {least}" if least == most else f"{least} to {most or 'any number'}"
             raise ValueError(f"{recipe.merge_method} takes {wanted} models beside a base, not {n}")
-
-
-# -- values ---------------------------------------------------------------------------------------
 
 
 def resolve(setting: Any, name: str, position: float, default: Any) -> Any:
@@ -292,9 +286,6 @@ def filters(recipe: Recipe) -> Iterator[tuple[str, str]]:
                     yield f"{where}.{name}", str(wanted)
 
 
-# -- reading and writing --------------------------------------------------------------------------
-
-
 def read_recipe(path: Path) -> Recipe:
     """A recipe file: mergekit's YAML or ours. Models are named relative to the current folder."""
     return validate(Recipe, read_data(path), str(path))
@@ -315,8 +306,7 @@ def parse_recipe(text: str) -> Recipe:
 def to_yaml(recipe: Recipe) -> str:
     """The recipe with nothing that is a default."""
     data = recipe.model_dump(mode="json", exclude_defaults=True)
-    data = {"merge_method": recipe.merge_method, **data}
-    return dump_yaml(data)
+    return dump_yaml({"merge_method": recipe.merge_method, **data})
 
 
 def to_mergekit(recipe: Recipe) -> str:
@@ -330,9 +320,8 @@ def to_mergekit(recipe: Recipe) -> str:
     method = recipe.method()
     needed = {"t": method.shared.get("t"), "weight": method.per_input.get("weight")}
     spelled = {k: v for k, v in needed.items() if v is not None}
-    data["parameters"] = {**spelled, **recipe.parameters}
+    if parameters := {**spelled, **recipe.parameters}:
+        data["parameters"] = parameters
     if recipe.merge_method == "slerp" and not recipe.base_model:
         data["base_model"] = (recipe.models or recipe.slices[0].sources)[0].model
-    if not data["parameters"]:
-        del data["parameters"]
     return dump_yaml(data)

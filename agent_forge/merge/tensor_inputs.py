@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -17,9 +17,8 @@ from torch import Tensor
 
 RUN = 1 << 17  # elements at a time: three parents and scratch fit into a second-level cache
 DRAWS_A_STEP = 16  # 16-bit numbers in one step of the Philox counter
-LOW = 0xFFFF
-
 Cache = dict[tuple[Any, ...], Any]
+T = TypeVar("T")
 
 
 class TensorInputs:
@@ -88,23 +87,24 @@ class TensorInputs:
 
         Without a base the first input is in its place: small angles stay exact either way.
         """
-        found: np.ndarray = self._once(("anchored",), self._anchored)
-        return found
 
-    def _anchored(self) -> np.ndarray:
-        total: np.ndarray = np.zeros(())
-        for parts, base in self.runs():
-            anchor, *others = parts if base is None else [base, *parts]
-            rows = torch.stack([anchor, *(part.sub_(anchor) for part in others)])
-            total = total + (rows @ rows.T).double().numpy()
-        return total
+        def measure() -> np.ndarray:
+            total: np.ndarray = np.zeros(())
+            for parts, base in self.runs():
+                anchor, *others = parts if base is None else [base, *parts]
+                rows = torch.stack([anchor, *(part.sub_(anchor) for part in others)])
+                total = total + (rows @ rows.T).double().numpy()
+            return total
 
-    def _once(self, what: tuple[Any, ...], measure: Callable[[], Any]) -> Any:
+        return self._once(("anchored",), measure)
+
+    def _once(self, what: tuple[Any, ...], measure: Callable[[], T]) -> T:
         """What was measured on these inputs, from the cache if they have a key in it."""
         key = (*what, *self._key)
         if not self._key or key not in self._cache:
             self._cache[key] = measure()
-        return self._cache[key]
+        measured: T = self._cache[key]
+        return measured
 
     def gram(self) -> np.ndarray:
         """Inner products of the inputs, or of their differences from the base if there is one."""
@@ -121,8 +121,7 @@ class TensorInputs:
 
     def magnitudes(self, i: int, ranks: tuple[int, ...]) -> list[float]:
         """The magnitudes of task vector i at these ranks, counted from the smallest."""
-        what = ("magnitudes", i, ranks)
-        return list(self._once(what, lambda: select(lambda: self.deltas(i), ranks)))
+        return self._once(("magnitudes", i, ranks), lambda: select(lambda: self.deltas(i), ranks))
 
 
 def mean(parts: Sequence[Tensor]) -> Tensor:
@@ -147,7 +146,7 @@ def select(runs: Callable[[], Iterable[Tensor]], ranks: Sequence[int]) -> list[f
     for delta in runs():
         bits = _bits(delta)
         for b, counts in lower.items():
-            counts += np.bincount(bits[bits >> 16 == b] & LOW, minlength=1 << 16)
+            counts += np.bincount(bits[bits >> 16 == b] & 0xFFFF, minlength=1 << 16)
     values = []
     for rank, b in zip(ranks, bins, strict=True):
         low = int(np.searchsorted(np.cumsum(lower[b]), rank - below[b], side="right"))
@@ -157,9 +156,6 @@ def select(runs: Callable[[], Iterable[Tensor]], ranks: Sequence[int]) -> list[f
 
 def _bits(delta: Tensor) -> np.ndarray:
     return np.asarray(delta.abs().view(torch.int32).numpy())
-
-
-# -- masks ----------------------------------------------------------------------------------------
 
 
 @lru_cache(maxsize=4096)

@@ -103,9 +103,8 @@ def align(
     n = max(result.values()) + 1
     vocabulary = Vocabulary(result, models[owner].folder, added, -(-n // multiple) * multiple)
     tables = {ref: _table(vocabulary, n, tokens[ref]) for ref in references}
-    aligned = {
-        ref: _aligned(ref, preferred, models, tables, n, vocabulary.size) for ref in references
-    }
+    size = vocabulary.size
+    aligned = {ref: _aligned(ref, preferred, models, tables, size) for ref in references}
     return {**models, **aligned}, vocabulary
 
 
@@ -130,11 +129,10 @@ def _aligned(
     preferred: str | None,
     models: Mapping[str, Weights],
     tables: Mapping[str, Tensor],
-    n: int,
     size: int,
 ) -> Weights:
-    """A model whose embedding and head have `size` rows, the first n as the tables say."""
-    weights = models[ref]
+    """A model whose embedding and head have `size` rows, the first ones as the tables say."""
+    weights, n = models[ref], len(tables[ref])
     specs = dict(weights.specs)
     by_token = {name for name in specs if TOKEN_EMBEDDING.search(name) or HEAD.search(name)}
     for name in by_token:
@@ -152,9 +150,7 @@ def _aligned(
         padding = rows.float().mean(0, keepdim=True).to(rows.dtype)
         return torch.cat([rows, padding.expand(size - n, *rows.shape[1:])])
 
-    config = {**weights.config, "vocab_size": size}
-    folder, sources = weights.folder, weights.sources
-    return Weights(specs, get, label=weights.label, config=config, folder=folder, sources=sources)
+    return weights.derived(get, specs=specs, config={**weights.config, "vocab_size": size})
 
 
 def _substitutes(
@@ -174,9 +170,6 @@ def _substitutes(
         old = tables[base][missing]
         total[old >= 0] = tensors[base][old[old >= 0]].float()
     return total
-
-
-# -- output ---------------------------------------------------------------------------------------
 
 
 def write_tokenizer(

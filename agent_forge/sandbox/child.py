@@ -68,9 +68,6 @@ def set_limits(limits: dict[str, Any]) -> None:
         resource.setrlimit(kind, (value, hard))
 
 
-# -- layers of the Linux kernel -------------------------------------------------------------------
-
-
 def confine(request: dict[str, Any], folder: str) -> dict[str, bool]:
     """Put on every layer; returns which of them this kernel grants."""
     import ctypes
@@ -194,9 +191,6 @@ def landlock(call: Callable[..., int], folder: str, readable: set[str]) -> bool:
     return held
 
 
-# -- the audit hook -------------------------------------------------------------------------------
-
-
 def audit_hook(folder: str, files: int | None) -> Callable[[str, tuple[Any, ...]], None]:
     """A hook that refuses what code has no business with; it may write so many files."""
     real, me = os.path.realpath, os.getpid()
@@ -254,9 +248,6 @@ def limit_threads(processes: int) -> None:
             setattr(_thread, name, limited(getattr(_thread, name)))
 
 
-# -- running --------------------------------------------------------------------------------------
-
-
 def report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """Print an error of the code without the frames of this file."""
     sys.stdout.flush()
@@ -270,20 +261,15 @@ def report(kind: type[BaseException], error: BaseException, trace: TracebackType
 
 
 def main() -> None:
-    for number in (
-        _signal.SIGTERM,
-        _signal.SIGHUP,
-    ):  # of a shutdown: the caller decides
+    for number in (_signal.SIGTERM, _signal.SIGHUP):  # of a shutdown: the caller decides
         _signal.signal(number, _signal.SIG_IGN)
     request = read_request()
     limits, plan, folder = request["limits"], request["plan"], os.path.realpath(".")
     os.environ.clear()
     sys.path.pop(0)  # the working directory
-    if plan is None:
+    layers = confine(request, folder) if plan else {}
+    if not plan:
         set_limits(limits)
-        layers = {}
-    else:
-        layers = confine(request, folder)
     if request["hook"]:
         files = None if layers.get("own_disk") else FILES_WITHOUT_DISK
         sys.addaudithook(audit_hook(folder, files))

@@ -22,14 +22,14 @@ import typer
 from typer.core import TyperGroup
 
 from agent_forge import platform
-from agent_forge.cli import config, data, doctor, evaluate, evo, generate, merge, run, runs, status
+from agent_forge.cli import data, doctor, evaluate, evo, generate, merge, run, runs, status
 from agent_forge.cli.output import emit_json
 from agent_forge.errors import Cancelled, ForgeError, Interrupted
 
 Command = Callable[..., None]
 COMMANDS: list[Command] = [run.run, run.resume, run.stop, status.status, status.logs, run.phases]
 COMMANDS += [status.export, merge.merge, generate.generate, generate.chat, evaluate.eval]
-COMMANDS += [evaluate.compare, config.init, config.validate, runs.ls, runs.show, runs.models]
+COMMANDS += [evaluate.compare, run.init, run.validate, runs.ls, runs.show, runs.models]
 COMMANDS += [runs.clean, runs.vacuum, doctor.doctor]
 OPTIONS: dict[str, dict[str, dict[str, Any]]]
 OPTIONS = json.loads(Path(__file__).with_name("options.json").read_text(encoding="utf-8"))

@@ -1,4 +1,7 @@
-"""`forge run`, `resume`, `stop` and `phases`: start the pipeline, go on with it, ask it to stop."""
+"""`forge run`, `resume`, `stop`, `phases`: start the pipeline, go on with it, ask it to stop.
+
+`forge init` and `validate` write and check its config.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ import typer
 from agent_forge.cli.output import emit, emit_json, emit_table, plain, size
 from agent_forge.cli.status import run_lines
 from agent_forge.config.phases import ORDER
-from agent_forge.errors import Cancelled, ConfigError
+from agent_forge.errors import AlreadyExists, Cancelled, ConfigError
 from agent_forge.phases import IMPLEMENTED, SUMMARY
 from agent_forge.store import files, lock
 from agent_forge.track.progress import MODES, make_progress
@@ -94,6 +97,38 @@ def stop(session: str, storage: Path) -> None:
         return typer.echo(f"{session} is not running", err=True)
     request_stop(path)
     typer.echo(f"{session} will stop after its present step", err=True)
+
+
+def init(folder: Path, preset: str | None, sets: list[str], force: bool, dry_run: bool) -> None:
+    """Write pipeline_config.yaml and phase_configs/*.yaml, ready to edit."""
+    from agent_forge.pipeline.config import config_folder, load_config
+
+    texts = config_folder(load_config(preset=preset, sets=tuple(sets)))
+    paths = {folder / name: text for name, text in texts.items()}
+    if folder.exists() and not folder.is_dir():
+        raise AlreadyExists(f"{folder} exists and is not a folder", hint="name another one")
+    existing = [path for path in paths if path.exists() or path.is_symlink()]
+    if existing and not force:
+        raise AlreadyExists(f"{existing[0]} exists", hint="--force overwrites it")
+    for path, text in paths.items():
+        if not dry_run:
+            files.write_text(path, text)
+    for path in paths:
+        print(path)
+
+
+def validate(path: Path | None, preset: str | None, sets: list[str], as_json: bool) -> None:
+    """Check a config and print it as it would be used, with its hash."""
+    from agent_forge.config.load import to_yaml
+    from agent_forge.pipeline.config import load_config
+
+    config = load_config(preset=preset, path=path, sets=tuple(sets))
+    digest, parameters = config.canonical_hash(), config.model.parameters()
+    if as_json:
+        content = config.model_dump(mode="json")
+        return emit_json(valid=True, config_hash=digest, parameters=parameters, config=content)
+    print(to_yaml(config), end="")
+    typer.echo(f"valid, hash {digest[:12]}, {parameters:,} weights a model", err=True)
 
 
 def phases(as_json: bool) -> None:

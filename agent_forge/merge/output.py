@@ -30,6 +30,7 @@ from agent_forge.store import files
 from agent_forge.store.paths import require_short
 from agent_forge.store.tensors import TensorSpec
 
+CARD = Path(__file__).with_name("card.md")
 SHARD_BYTES = 5_000_000_000
 TOGETHER_BYTES = 256_000_000  # versions of one tensor that are held at the same time
 SCRATCH_BYTES = 24 * 4 * RUN  # of the arithmetic
@@ -268,27 +269,13 @@ def _write_rest(
 
 def card(weights: Weights, recipe: Recipe, notes: Sequence[TensorProblem]) -> str:
     """The model card: what was merged, how, and from which bytes."""
-    how = recipe.merge_method if recipe.combo is None else combo_name(recipe.combo)
-    parents = "\n".join(f"| `{ref}` | `{digest}` |" for ref, digest in recipe.parents.items())
-    text = f"""---
-library_name: transformers
-tags:
-- merge
----
-# Merged model
-
-Merged with agent-forge: **{how}**, seed {recipe.seed}, {weights.parameters:,} parameters.
-
-| parent | sha256 of its weights |
-|---|---|
-{parents}
-
-`forge merge recipe.yml OUT` makes the same bytes again from the same parents:
-
-```yaml
-{to_yaml(recipe).rstrip()}
-```
-"""
+    text = CARD.read_text(encoding="utf-8").format(
+        method=recipe.merge_method if recipe.combo is None else combo_name(recipe.combo),
+        seed=recipe.seed,
+        parameters=weights.parameters,
+        parents="\n".join(f"| `{ref}` | `{sha}` |" for ref, sha in recipe.parents.items()),
+        recipe=to_yaml(recipe).rstrip(),
+    )
     if notes:
         text += "\nReplaced by the plain mean of the parents, because the method gave\n\n"
     return text + "".join(f"- {note.problem}: `{note.name}`\n" for note in notes)

@@ -148,17 +148,12 @@ class _Planner:
         self.method = recipe.method()
         base = part.base_model or recipe.base_model
         first = {s.model: s.layer_range[0] for s in part.sources}
-        inputs = [s.model for s in part.sources]
-        if base and base not in first and not recipe.slices:
-            first[base] = 0
-            inputs += [base] if self.method.base in ADDS_BASE else []
-        if self.method.base in ("required", "optional") and base in inputs:
-            inputs.remove(base)
-        if self.method.base == "first" and base in inputs:
-            inputs.insert(0, inputs.pop(inputs.index(base)))
-        self.inputs = inputs
+        if base and not recipe.slices:
+            first.setdefault(base, 0)
+        self.inputs = recipe.inputs(part)
         self.base = base if self.method.base not in ADDS_BASE and base in first else None
-        self.first = {ref: first[ref] for ref in [*inputs, *([self.base] if self.base else [])]}
+        named = [*self.inputs, *([self.base] if self.base else [])]
+        self.first = {ref: first[ref] for ref in named}
         self.own = {s.model: s.parameters for s in part.sources}
         low, high = part.sources[0].layer_range
         for ref, start in self.first.items():

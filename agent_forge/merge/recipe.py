@@ -148,6 +148,18 @@ class Recipe(Settings):
         source = self.tokenizer_source
         return TokenizerChoice(source=source) if source else self.tokenizer
 
+    def inputs(self, part: Slice | None = None) -> list[str]:
+        """The models that are merged (in a slice), in order; what is only a base is none."""
+        names, kind = [s.model for s in (part.sources if part else self.models)], self.method().base
+        base = (part.base_model if part else None) or self.base_model
+        if base and base not in names and not self.slices and kind in ADDS_BASE:
+            names.append(base)
+        if kind in ("required", "optional") and base in names:
+            names.remove(base)
+        if kind == "first" and base in names:
+            names.insert(0, names.pop(names.index(base)))
+        return names
+
     def references(self) -> list[str]:
         """Every model that is named, in order, the base first."""
         listed = [m.model for m in self.models]
@@ -231,9 +243,7 @@ def _check_count(recipe: Recipe) -> None:
             raise ValueError(f"the base {base!r} is not among the sources of a slice")
         if method.base == "required" and not base:
             raise ValueError(f"{recipe.merge_method} needs a base_model")
-        others = [n for n in names if n != base or method.base not in ("required", "optional")]
-        extra = bool(part is None and base and base not in names and method.base in ADDS_BASE)
-        n, least, most = len(others) + extra, method.least, method.most
+        n, least, most = len(recipe.inputs(part)), method.least, method.most
         if n < least or (most is not None and n > most):
             wanted = f"exactly {least}" if least == most else f"{least} to {most or 'any number'}"
             raise ValueError(f"{recipe.merge_method} takes {wanted} models beside a base, not {n}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -21,6 +22,7 @@ Cache = dict[tuple[Any, ...], Any]
 T = TypeVar("T")
 
 
+@dataclass(eq=False)
 class TensorInputs:
     """The inputs of one output tensor as flat tensors in their storage type, and perhaps a base.
 
@@ -28,42 +30,31 @@ class TensorInputs:
     as a recipe's `dtype` asks. `key` names the inputs in the cache.
     """
 
-    def __init__(
-        self,
-        tensors: Sequence[Tensor],
-        base: Tensor | None = None,
-        *,
-        centred: bool = False,
-        name: str = "",
-        seed: int = 0,
-        read_as: torch.dtype | None = None,
-        cache: Cache | None = None,
-        key: tuple[Any, ...] = (),
-    ) -> None:
-        self.shape = (base if base is not None else tensors[0]).shape
-        self.tensors = [tensor.detach().contiguous().reshape(-1) for tensor in tensors]
-        self.base = None if base is None else base.detach().contiguous().reshape(-1)
-        self.centred = centred
-        self.name = name
-        self.seed = seed
+    tensors: Sequence[Tensor]
+    base: Tensor | None = None
+    centred: bool = False
+    name: str = ""
+    seed: int = 0
+    read_as: torch.dtype | None = None
+    cache: Cache = field(default_factory=dict)
+    key: tuple[Any, ...] = ()
+
+    def __post_init__(self) -> None:
+        self.shape = (self.tensors[0] if self.base is None else self.base).shape
         self.numel = self.shape.numel()
-        self._read_as = read_as
-        self._cache: Cache = {} if cache is None else cache
-        self._key = key
+        self.tensors = [tensor.detach().contiguous().reshape(-1) for tensor in self.tensors]
+        self.base = None if self.base is None else self.base.detach().contiguous().reshape(-1)
 
     def read(self, tensor: Tensor, start: int, stop: int) -> Tensor:
         """A run of a tensor as a new fp32 tensor."""
         part = tensor[start:stop]
-        if self._read_as is not None and part.dtype != self._read_as:
-            part = part.to(self._read_as)
-        return part.to(torch.float32, copy=True)
+        return part.to(self.read_as or part.dtype).to(torch.float32, copy=True)
 
     def run(self, start: int) -> tuple[list[Tensor], Tensor | None]:
         """The inputs and the base from `start` on."""
-        stop = min(start + RUN, self.numel)
-        parts = [self.read(tensor, start, stop) for tensor in self.tensors]
+        parts = [self.read(tensor, start, start + RUN) for tensor in self.tensors]
         if self.base is not None:
-            return parts, self.read(self.base, start, stop)
+            return parts, self.read(self.base, start, start + RUN)
         return parts, mean(parts) if self.centred else None
 
     def runs(self) -> Iterator[tuple[list[Tensor], Tensor | None]]:
@@ -78,9 +69,8 @@ class TensorInputs:
                 assert base is not None
                 yield parts[i].sub_(base)
             else:
-                stop = min(start + RUN, self.numel)
-                delta = self.read(self.tensors[i], start, stop)
-                yield delta.sub_(self.read(self.base, start, stop))
+                delta = self.read(self.tensors[i], start, start + RUN)
+                yield delta.sub_(self.read(self.base, start, start + RUN))
 
     def anchored(self) -> np.ndarray:
         """Inner products, in fp64, of the base and the differences from it.
@@ -100,10 +90,10 @@ class TensorInputs:
 
     def _once(self, what: tuple[Any, ...], measure: Callable[[], T]) -> T:
         """What was measured on these inputs, from the cache if they have a key in it."""
-        key = (*what, *self._key)
-        if not self._key or key not in self._cache:
-            self._cache[key] = measure()
-        measured: T = self._cache[key]
+        key = (*what, *self.key)
+        if not self.key or key not in self.cache:
+            self.cache[key] = measure()
+        measured: T = self.cache[key]
         return measured
 
     def gram(self) -> np.ndarray:

@@ -14,45 +14,33 @@ from agent_forge.cli.output import emit, emit_json, plain, size
 from agent_forge.errors import DamagedFile, ForgeError
 
 LINE_ENDS = "\n\t"  # may stand in an example
+DETAILS = ("category", "stage", "hub", "config", "licence")
 COUNTED_BYTES = 50_000_000  # larger sets are only counted by verify
 
 
 def ls(folder: Path, as_json: bool) -> None:
     """List the known datasets and which are on this machine."""
-    from agent_forge.data.datasets import DATASETS
+    from agent_forge.data.datasets import DATASETS, local_files, read
 
-    sets = [_listed(name, folder) for name in DATASETS]
-    rows = []
-    for s in sets:
-        local = "damaged" if s["problem"] else "yes" if s["files"] else "no"
-        count = None if s["examples"] is None else f"{s['examples']:,}"
-        space = size(s["bytes"]) if s["files"] else None
-        rows.append((s["name"], s["category"], s["stage"], local, count, space, s["licence"]))
+    sets, rows = [], []
+    for name, dataset in DATASETS.items():
+        paths = local_files(dataset, folder)
+        n_bytes = sum(path.stat().st_size for path in paths)
+        examples, problem = None, ""
+        if paths and n_bytes <= COUNTED_BYTES:
+            try:
+                examples = sum(1 for _ in read(name, folder))
+            except ForgeError as error:
+                problem = str(error)
+        details = {field: getattr(dataset, field) for field in DETAILS}
+        stored = {"files": [str(path) for path in paths], "bytes": n_bytes}
+        sets.append({"name": name, **details, **stored, "examples": examples, "problem": problem})
+        local = "damaged" if problem else "yes" if paths else "no"
+        count = None if examples is None else f"{examples:,}"
+        space = size(n_bytes) if paths else None
+        rows.append((name, dataset.category, dataset.stage, local, count, space, dataset.licence))
     columns = ("dataset", "category", "stage", "local", "examples", "size", "licence")
     emit(as_json, columns, rows, data_dir=str(folder), datasets=sets)
-
-
-def _listed(name: str, folder: Path) -> dict[str, Any]:
-    from agent_forge.data.datasets import find, local_files, read
-
-    dataset = find(name)
-    paths = local_files(dataset, folder)
-    n_bytes = sum(path.stat().st_size for path in paths)
-    examples, problem = None, ""
-    if paths and n_bytes <= COUNTED_BYTES:
-        try:
-            examples = sum(1 for _ in read(name, folder))
-        except ForgeError as error:
-            problem = str(error)
-    fields = ("category", "stage", "hub", "config", "licence")
-    return {
-        "name": name,
-        **{field: getattr(dataset, field) for field in fields},
-        "files": [str(path) for path in paths],
-        "bytes": n_bytes,
-        "examples": examples,
-        "problem": problem,
-    }
 
 
 def fetch(names: list[str], limit: int, folder: Path, as_json: bool) -> None:

@@ -39,7 +39,9 @@ def eval(
     """Measure accuracy, perplexity and bits per byte of a model."""
     harness = [name for name in pack if name.startswith(HARNESS)]
     own = [name for name in pack if name not in harness]
-    levels, path = _levels(level), _located(model)
+    from agent_forge.model.locate import locate_model
+
+    levels, path = _levels(level), Path(locate_model(model))
     rows: list[dict[str, Any]] = []
     if data or tasks or own or not harness:
         domains = _domains([path], data, tasks, own, shots, folder, items, split, levels)
@@ -69,8 +71,10 @@ def compare(
     as_json: bool,
 ) -> None:
     """Test whether model B is better than model A on the same items."""
+    from agent_forge.model.locate import locate_model
+
     levels = _levels(level)
-    paths = {model: _located(model) for model in (reference, candidate)}
+    paths = {model: Path(locate_model(model)) for model in (reference, candidate)}
     domains = _domains([*paths.values()], data, tasks, pack, shots, folder, items, split, levels)
     from agent_forge.evals import comparison
 
@@ -86,12 +90,6 @@ def compare(
     if detectable:
         points = f"{100 * detectable:.1f} points"
         typer.echo(f"{answers} answers can show gains from about {points} on", err=True)
-
-
-def _located(model: Path) -> Path:
-    from agent_forge.model.locate import locate_model
-
-    return Path(locate_model(model))
 
 
 def _is_ours(model: Path) -> bool:

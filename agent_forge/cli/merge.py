@@ -61,16 +61,16 @@ def merge(
         if dry_run:
             _show(report, recipe, as_json)
             raise typer.Exit(report.error.exit_code if report.error else 0)
-        report.require()
+        plan = report.require()
         for problem in report.problems:
             typer.echo(f"{problem.level}: {plain(problem.what)}; {plain(problem.remedy)}", err=True)
         import torch
 
-        from agent_forge.merge.engine import merge as merge_weights
+        from agent_forge.merge.engine import MergedWeights
         from agent_forge.merge.output import write_folders
 
         torch.set_num_threads(1)  # the engine spreads runs over threads itself
-        weights = merge_weights(recipe, threads=threads or os.cpu_count() or 1)
+        weights = MergedWeights(plan, threads=threads or os.cpu_count() or 1)
         with make_progress() as display:
             display({"event": "loop", "name": "merge", "first": 0})
 
@@ -178,21 +178,15 @@ def _show(report: Preflight, recipe: Recipe, as_json: bool) -> None:
 
 def _report(written: list[WrittenMerge], as_json: bool) -> None:
     if as_json:
-        return emit_json(merged=[_row(w) for w in written])
+        rows: list[dict[str, Any]] = []
+        for w in written:
+            rows.append({"folder": str(w.folder), "bytes": w.bytes, "seconds": round(w.seconds, 3)})
+            rows[-1] |= {"peak_memory_bytes": w.peak_bytes, "sha256": w.sha256}
+            rows[-1] |= {"replaced_by_mean": [note._asdict() for note in w.notes]}
+        return emit_json(merged=rows)
     for w in written:
         print(w.folder)
     first, count = written[0], sum(len(w.notes) for w in written)
     replaced = f", {count} tensors replaced by the mean (see the card)" if count else ""
     cost = f"in {first.seconds:.1f} s, peak memory {size(first.peak_bytes)}"
     typer.echo(f"{len(written)} x {size(first.bytes)} {cost}{replaced}", err=True)
-
-
-def _row(written: WrittenMerge) -> dict[str, Any]:
-    return {
-        "folder": str(written.folder),
-        "bytes": written.bytes,
-        "seconds": round(written.seconds, 3),
-        "peak_memory_bytes": written.peak_bytes,
-        "sha256": written.sha256,
-        "replaced_by_mean": [note._asdict() for note in written.notes],
-    }

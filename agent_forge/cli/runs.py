@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from agent_forge.cli.output import emit, emit_json, emit_table, size, when
+from agent_forge.cli.output import emit, emit_json, size, when
 from agent_forge.errors import ConfigError, DamagedFile, NotFound
 from agent_forge.store import files
 
@@ -49,15 +49,13 @@ def _open(storage: Path) -> SessionStore | None:
 def ls(storage: Path, as_json: bool) -> None:
     """List the sessions, newest first."""
     store = _open(storage)
-    rows = store.registry.get_all_sessions() if store else []
-    statuses = [store.status(row) for row in rows] if store else []
-    sessions: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
+    if store:
+        rows = [{**row, "status": store.status(row)} for row in store.registry.get_all_sessions()]
+    sessions = [{key: row[key] for key in (*LISTED, "end_time")} for row in rows]
     cells = []
-    for row, status in zip(rows, statuses, strict=True):
-        session: dict[str, Any] = {**row, "status": status}
-        sessions.append({key: session[key] for key in (*LISTED, "end_time")})
-        done, started = f"{row['progress_percent']:.0f} %", when(row["start_time"])
-        cells.append([*list(sessions[-1].values())[:3], done, started, ", ".join(row["tags"])])
+    for session, status, phase, done, start, tags in (tuple(row.values())[:6] for row in sessions):
+        cells.append((session, status, phase, f"{done:.0f} %", when(start), ", ".join(tags)))
     columns = ("session", "status", "phase", "done", "started (UTC)", "tags")
     emit(as_json, columns, cells, sessions=sessions)
 
@@ -163,10 +161,13 @@ def clean(
     settings = load_config(path=config)
     policy = settings.cleanup_policy
     root = storage or Path(settings.storage.root)
-    if cron:
-        chosen = (["--age", f"{age:g}"] if age is not None else []) + ["--failed"] * failed
-        chosen += ["--all"] * everything
-        line = f"{policy.schedule_cleanup} {_cron_command(chosen, root, config)}"
+    if cron:  # absolute, as cron has no PATH; `%` would end the line
+        forge = shutil.which("forge", path=str(Path(sys.executable).parent)) or "forge"
+        command = [forge, "clean", *(["--age", f"{age:g}"] if age is not None else [])]
+        command += [*["--failed"] * failed, *["--all"] * everything, "--yes"]
+        command += ["--storage", str(root.resolve())]
+        command += ["--config", str(config.resolve())] if config else []
+        line = f"{policy.schedule_cleanup} " + shlex.join(command).replace("%", r"\%")
         return emit_json(crontab=line) if as_json else print(line)
     store = _open(root)
     manager = SessionCleanupManager(store, policy) if store else None
@@ -177,17 +178,16 @@ def clean(
             if not yes:
                 _confirm(removals)
             removals = manager.remove(removals)
-    _report_removals(removals, dry_run, as_json)
+    freed = sum(removal.bytes for removal in removals)
+    rows = [{"session_id": r.session_id, "reason": r.reason, "bytes": r.bytes} for r in removals]
+    cells = [(r.session_id, size(r.bytes), r.reason) for r in removals]
+    columns = ("session", "size", "because")
+    emit(as_json, columns, cells, dry_run=dry_run, removed=rows, bytes=freed)
+    if not as_json:
+        did = "would free" if dry_run else "freed"
+        typer.echo(f"{len(removals)} sessions, {did} {size(freed)}", err=True)
     if manager and manager.kept:
         raise manager.kept[0][1]
-
-
-def _cron_command(chosen: list[str], storage: Path, config: Path | None) -> str:
-    """Return the command for a crontab: absolute, as cron has no PATH; `%` would end the line."""
-    forge = shutil.which("forge", path=str(Path(sys.executable).parent)) or "forge"
-    command = [forge, "clean", *chosen, "--yes", "--storage", str(storage.resolve())]
-    command += ["--config", str(config.resolve())] if config else []
-    return shlex.join(command).replace("%", r"\%")
 
 
 def _confirm(removals: list[CleanupRemoval]) -> None:
@@ -198,19 +198,6 @@ def _confirm(removals: list[CleanupRemoval]) -> None:
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         typer.echo("nothing was removed", err=True)
         raise typer.Exit(1)
-
-
-def _report_removals(removals: list[CleanupRemoval], dry_run: bool, as_json: bool) -> None:
-    freed = sum(removal.bytes for removal in removals)
-    if as_json:
-        keys = ("session_id", "reason", "bytes")
-        rows = [{key: getattr(removal, key) for key in keys} for removal in removals]
-        return emit_json(dry_run=dry_run, removed=rows, bytes=freed)
-    if removals:
-        cells = [(r.session_id, size(r.bytes), r.reason) for r in removals]
-        emit_table(("session", "size", "because"), cells)
-    did = "would free" if dry_run else "freed"
-    typer.echo(f"{len(removals)} sessions, {did} {size(freed)}", err=True)
 
 
 def vacuum(storage: Path, as_json: bool) -> None:

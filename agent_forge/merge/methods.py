@@ -189,9 +189,7 @@ def model_stock(x: TensorInputs, p: Params) -> Kernel | RowKernel:
 def passthrough(x: TensorInputs, p: Params) -> Kernel:
     """One model as it is, or scaled."""
     scale = p["scale"][0]
-    if scale is None:
-        return lambda parts, base, start: parts[0]
-    return lambda parts, base, start: parts[0].mul_(float(scale))
+    return lambda parts, base, start: parts[0] if scale is None else parts[0].mul_(float(scale))
 
 
 def unchanged(delta: Tensor, start: int) -> Tensor:

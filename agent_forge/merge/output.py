@@ -260,7 +260,7 @@ def _write_rest(
     update = {"combo": combo, "layers": layers, **parents}
     recipe = weights.recipe.model_copy(update=update)
     first = weights.plan.models[recipe.references()[0]].folder
-    vocabulary = weights.plan.vocabulary or Vocabulary({}, first)
+    vocabulary = weights.plan.vocabulary or Vocabulary(first)
     write_tokenizer(stage, vocabulary.folder, vocabulary.added)
     stage.write_bytes("recipe.yml", to_yaml(recipe).encode())
     stage.write_bytes("README.md", card(weights, recipe, notes).encode())

@@ -18,7 +18,7 @@ from agent_forge.merge.recipe import (
     Recipe,
     Slice,
     SliceSource,
-    filters,
+    check_filters,
     first_value,
 )
 from agent_forge.merge.tensor_inputs import Cache
@@ -101,28 +101,20 @@ def make_plan(recipe: Recipe, parents: Parents) -> MergePlan:
     for n, part in enumerate(parts):
         start, stop = part.sources[0].layer_range
         length = stop - start
-        outer = _Planner(recipe, models, part)
+        planner = _Planner(recipe, models, part)
         if n == 0:
-            jobs.update(outer.outside_layers(before=True))
+            jobs.update(planner.outside_layers(before=True))
         for i in range(length):
             position = i / (length - 1) if length > 1 else 1.0
-            jobs.update(outer.layer(i, len(done), position))
+            jobs.update(planner.layer(i, len(done), position))
             done.append(start + i)
         if n == len(parts) - 1:
-            jobs.update(outer.outside_layers(before=False))
+            jobs.update(planner.outside_layers(before=False))
     if not jobs:
         raise ConfigError("there is nothing to merge: the models hold no tensors")
-    _check_filters(recipe, jobs)
+    sources = [name for job in jobs.values() for _, name in job.inputs]
+    check_filters(recipe, [*jobs, *sources, "lm_head.weight"])  # a tied head has no tensor
     return MergePlan(recipe, models, jobs, vocabulary, tuple(done))
-
-
-def _check_filters(recipe: Recipe, jobs: Mapping[str, TensorMerge]) -> None:
-    """A filter that matches nothing is a slip; a tied head counts, though it has no tensor."""
-    names = {name for job in jobs.values() for _, name in job.inputs} | {*jobs, "lm_head.weight"}
-    for where, wanted in filters(recipe):
-        if not any(wanted in name for name in names):
-            hint = f"a filter is a part of a name, such as {next(iter(jobs))}"
-            raise ConfigError(f"{where}: the filter {wanted!r} matches no tensor", hint=hint)
 
 
 def _whole(recipe: Recipe, models: Mapping[str, Weights]) -> Slice:

@@ -286,14 +286,16 @@ def first_value(
     return default
 
 
-def filters(recipe: Recipe) -> Iterator[tuple[str, str]]:
-    """Each filter of a recipe: its place, and the text that it looks for."""
+def check_filters(recipe: Recipe, tensors: Sequence[str]) -> None:
+    """Refuse a filter that matches none of these tensors: it is a slip."""
     for where, settings, _ in _groups(recipe):
         for name, setting in settings.items():
             for option in setting if isinstance(setting, list) else [setting]:
-                wanted = option.get("filter") if isinstance(option, Mapping) else None
-                if wanted not in (None, "*"):
-                    yield f"{where}.{name}", str(wanted)
+                part = option.get("filter") if isinstance(option, Mapping) else None
+                if part not in (None, "*") and not any(str(part) in tensor for tensor in tensors):
+                    problem = f"{where}.{name}: the filter {str(part)!r} matches no tensor"
+                    hint = f"a filter is a part of a name, such as {tensors[0]}"
+                    raise ConfigError(problem, hint=hint)
 
 
 def read_recipe(path: Path) -> Recipe:

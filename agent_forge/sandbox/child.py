@@ -40,15 +40,6 @@ READING_CALLS = ("listdir", "scandir", "walk", "fwalk", "chdir", "getxattr", "li
 READING_EVENTS = {f"os.{name}" for name in READING_CALLS}
 
 
-def read_request() -> dict[str, Any]:
-    """The request, which stands before the code's own input."""
-    size, data = int.from_bytes(os.read(0, 8), "little"), b""
-    while len(data) < size:
-        data += os.read(0, size - len(data))
-    request: dict[str, Any] = marshal.loads(data)
-    return request
-
-
 def set_limits(limits: dict[str, Any]) -> None:
     """Set limits of the system, which the code can only lower."""
     import resource
@@ -263,7 +254,10 @@ def report(kind: type[BaseException], error: BaseException, trace: TracebackType
 def main() -> None:
     for number in (_signal.SIGTERM, _signal.SIGHUP):  # of a shutdown: the caller decides
         _signal.signal(number, _signal.SIG_IGN)
-    request = read_request()
+    size, data = int.from_bytes(os.read(0, 8), "little"), b""
+    while len(data) < size:  # the request stands before the code's own input
+        data += os.read(0, size - len(data))
+    request = marshal.loads(data)
     limits, plan, folder = request["limits"], request["plan"], os.path.realpath(".")
     os.environ.clear()
     sys.path.pop(0)  # the working directory

@@ -238,7 +238,7 @@ class PhaseContext:
         if stage in self._stages:
             raise ValueError(f"stage {stage!r} is used twice in phase {self.phase}")
         self._stages.add(stage)
-        place = self.folder / CHECKPOINTS / paths.safe_name(stage, "stage")
+        place = paths.child(self.folder, CHECKPOINTS, paths.safe_name(stage, "stage"))
         loop = _Loop(stage, CheckpointManager(place, self.keep_checkpoints), parts)
         if rolls_back and not loop.manager.anchors():
             state = copy.deepcopy({name: part.state_dict() for name, part in parts.items()})

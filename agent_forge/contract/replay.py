@@ -41,7 +41,7 @@ class Decisions:
         decision = {"stage": self._stage, "name": name, "step": step, "value": value}
         if self._path:
             every = {"decisions": [*self._decisions, decision]}
-            files.write_bytes(self._path, files.with_checksum(every))
+            files.write_checked(self._path, every)
         self._decisions.append(decision)
 
     def latest(self, name: str, step: int) -> Any:
@@ -52,6 +52,11 @@ class Decisions:
         """All decisions that hold at a step; of one name, that of the latest step."""
         mine = [d for d in self._decisions if d["stage"] == self._stage and d["step"] <= step]
         return {d["name"]: d["value"] for d in sorted(mine, key=lambda d: int(d["step"]))}
+
+
+def are_measurements(path: Path) -> bool:
+    """True if a file has values that a phase measured, or nothing."""
+    return not path.stat().st_size or any("fingerprint" in line for _, line in read_lines(path))
 
 
 class Measurements:

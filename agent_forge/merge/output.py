@@ -19,7 +19,7 @@ import psutil
 from torch import Tensor
 
 from agent_forge import platform
-from agent_forge.errors import AlreadyExists, ConfigError, DamagedFile, HostileInput, NotEnough
+from agent_forge.errors import AlreadyExists, ConfigError, DamagedFile, NotEnough
 from agent_forge.merge.combos import combo_name
 from agent_forge.merge.engine import MergedWeights, TensorProblem
 from agent_forge.merge.recipe import Recipe, to_yaml
@@ -184,12 +184,7 @@ def refuse_foreign(folder: Path) -> None:
     """Refuse to replace anything but an empty folder and a model as it was written here."""
     if folder.is_symlink() or not folder.is_dir():
         raise AlreadyExists(f"{folder} is no folder, so it is not replaced")
-    there = {path.name for path in folder.iterdir()}
-    own: set[str] = set()
-    if files.MANIFEST in there:
-        with contextlib.suppress(DamagedFile, HostileInput):  # changed: all of it may be someone's
-            own = {*files.verify(folder), files.MANIFEST}
-    if strange := sorted(there - own):
+    if strange := files.foreign(folder):
         listed = ", ".join(strange[:SHOWN]) + (" ..." if len(strange) > SHOWN else "")
         problem = f"{folder} is not replaced: it holds what was not written here ({listed})"
         raise AlreadyExists(problem, hint="name another folder, or move these files away")
@@ -212,7 +207,7 @@ def clear_leftovers(folder: Path) -> None:
     """Remove what a merge into this folder left behind when it was killed."""
     own = re.compile(rf"{re.escape(files.TEMP)}[0-9a-f]{{8}}-{re.escape(folder.name)}")
     there = folder.parent.iterdir() if folder.parent.is_dir() else []
-    for path in [entry for entry in there if own.fullmatch(entry.name)]:
+    for path in [entry for entry in there if own.fullmatch(entry.name) and entry.is_dir()]:
         fd = _open_folder(path)
         if fd is not None:
             if platform.try_lock(fd):

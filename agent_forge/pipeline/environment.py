@@ -19,8 +19,6 @@ from agent_forge.config.settings import RuntimeSettings
 from agent_forge.errors import ConfigError
 from agent_forge.store import files, lock
 
-STOP_FILE = "stop"  # `forge stop` writes it
-
 
 def snapshot() -> dict[str, Any]:
     """What a result depends on beside its config."""
@@ -109,8 +107,8 @@ class StopSignals:
     def __call__(self) -> bool:
         if self._asked:
             return True
-        path = self.folder / STOP_FILE if self.folder else None
-        if path is None or not path.exists():
+        path = self.folder / lock.STOP_FILE if self.folder else None
+        if path is None or not lock.is_stop_request(path):
             return False
         meant_for_us = path.read_text() == str(os.getpid())
         files.remove(path)  # heard; or it was meant for a process that is gone
@@ -130,4 +128,5 @@ class StopSignals:
 
 def request_stop(folder: Path) -> None:
     """Ask the process that runs in this directory to stop after its present step."""
-    files.write_text(folder / STOP_FILE, str(lock.holder_pid(folder)))
+    files.make_way(folder / lock.STOP_FILE, lock.is_stop_request)
+    files.write_text(folder / lock.STOP_FILE, str(lock.holder_pid(folder)))

@@ -26,7 +26,7 @@ from agent_forge.contract.phase import (
     PhasePlan,
     PhaseResult,
 )
-from agent_forge.contract.replay import DECISIONS, MEASUREMENTS
+from agent_forge.contract.replay import DECISIONS, MEASUREMENTS, are_measurements
 from agent_forge.errors import (
     DamagedFile,
     ForgeError,
@@ -78,7 +78,7 @@ def run_phase(
     check_handoff: Callable[[Sequence[ModelRef]], None],
 ) -> PhaseResult:
     """Run a phase, go on with it, or skip it if it is done; `check_handoff` may refuse inputs."""
-    folder = run.folder / phase_folder(controller.name)
+    folder = paths.child(run.folder, phase_folder(controller.name))
     fingerprint = fingerprint_of(run, controller, inputs)
     state = read_state(folder)
     if state and state["fingerprint"] == fingerprint and state["status"] == "completed":
@@ -122,9 +122,10 @@ def _begin(
     before = read_state(folder)
     goes_on = before is None or before["fingerprint"] == fingerprint
     if not goes_on:  # drop what an attempt with other settings or inputs left to go on from
-        if (folder / CHECKPOINTS).exists():
-            files.remove_tree(folder / CHECKPOINTS, run.folder)
-        for name in (DECISIONS, MEASUREMENTS):
+        for stage in paths.refuse_link(folder / CHECKPOINTS).glob("*"):
+            CheckpointManager(stage).clear()
+        for name, is_own in ((DECISIONS, files.read_checked), (MEASUREMENTS, are_measurements)):
+            files.make_way(folder / name, is_own)
             files.remove(folder / name)
     state = {
         "phase": phase,
@@ -133,7 +134,7 @@ def _begin(
         "inputs": [str(ref.path.resolve()) for ref in inputs],
         "attempts": (before["attempts"] if before and goes_on else 0) + 1,
     }
-    files.write_bytes(folder / STATE_FILE, files.with_checksum(state))
+    files.write_checked(folder / STATE_FILE, state)
     run.tracker.event("phase_resumed" if before and goes_on else "phase_started", phase=phase)
     return state
 
@@ -177,7 +178,7 @@ def _complete(context: PhaseContext, result: PhaseResult, state: dict[str, Any])
         "metrics": _plain(result.metrics),
         "artifacts": _plain({k: v for k, v in result.artifacts.items() if k not in UNRECORDED}),
     }
-    files.write_bytes(context.folder / STATE_FILE, files.with_checksum(done))
+    files.write_checked(context.folder / STATE_FILE, done)
     for stage in (context.folder / CHECKPOINTS).glob("*"):
         CheckpointManager(stage, keep_last=1).prune()
 
@@ -194,7 +195,7 @@ def _record_failure(folder: Path, state: dict[str, Any], error: Exception) -> No
     pauses = isinstance(error, ForgeError) and error.pauses
     state |= {"status": "paused" if pauses else "failed", "error": f"{error!r}"}
     with contextlib.suppress(OSError, ForgeError):
-        files.write_bytes(folder / STATE_FILE, files.with_checksum(state))
+        files.write_checked(folder / STATE_FILE, state)
 
 
 def _there(run: RunContext, folder: Path) -> bool:

@@ -56,8 +56,7 @@ def _find(sessions: SessionStore, name: str) -> Path:
 
 def _belongs(path: Path, source: Path) -> bool:
     """True unless it is a lock, a link or unfinished."""
-    marks = (files.TEMP, files.READY, files.TRASH)
-    unfinished = any(part.startswith(marks) for part in path.relative_to(source).parts)
+    unfinished = any(part.startswith(files.MARKS) for part in path.relative_to(source).parts)
     return not (unfinished or path.is_symlink() or path.name == lock.LOCK_FILE)
 
 

@@ -26,7 +26,8 @@ from agent_forge.store import files
 from agent_forge.store.pytree import pack, unpack
 from agent_forge.store.tensors import OVERHEAD_BYTES, read_tensors, tensor_bytes, write_tensors
 
-NAME = re.compile(r"step_(\d{8,})")
+NAME = re.compile(r"step_(\d{8}|[1-9]\d{8,})")
+FILES = {"tensors.safetensors", "state.json", files.MANIFEST}
 Generators = Mapping[str, torch.Generator]
 log = logging.getLogger(__name__)
 
@@ -88,7 +89,7 @@ class CheckpointManager:
         if step < 0:
             raise ValueError(f"step {step} is negative")
         for later in (path for path in self.steps() if _step_of(path) > step):
-            files.remove_tree(later, self.checkpoint_dir)
+            self._remove(later)
         tensors, skeleton = pack(
             {"state": dict(state), "generators": capture_generators(generators)}
         )
@@ -101,6 +102,8 @@ class CheckpointManager:
             "state": skeleton,
         }
         path = self.checkpoint_dir / f"step_{step:08d}"
+        if path in self.steps() and not _is_whole(path):
+            self._remove(path)
         try:
             self._write(path, tensors, record)
         except DiskFull as full:
@@ -143,10 +146,20 @@ class CheckpointManager:
 
     def steps(self) -> list[Path]:
         """Return the checkpoint directories, oldest first."""
-        if not self.checkpoint_dir.is_dir():
+        if not self.checkpoint_dir.is_dir() or self.checkpoint_dir.is_symlink():
             return []
-        names = (p for p in self.checkpoint_dir.iterdir() if NAME.fullmatch(p.name))
-        return sorted((p for p in names if not p.is_symlink()), key=_step_of)
+        named = (p for p in self.checkpoint_dir.iterdir() if NAME.fullmatch(p.name))
+        return sorted((p for p in named if p.is_dir() and not p.is_symlink()), key=_step_of)
+
+    def clear(self) -> None:
+        for path in self.steps():
+            self._remove(path)
+
+    def _remove(self, path: Path) -> None:
+        """Remove a checkpoint; one that holds more than was written here gets another name."""
+        files.make_way(path, lambda folder: {p.name for p in folder.iterdir()} <= FILES)
+        if path.exists():
+            files.remove_tree(path, self.checkpoint_dir)
 
     def _write(self, path: Path, tensors: Mapping[str, torch.Tensor], record: Any) -> None:
         files.require_space(path, tensor_bytes(tensors) + OVERHEAD_BYTES)
@@ -161,7 +174,7 @@ class CheckpointManager:
         keep = {*whole[-self.keep_last :], *self.anchors()[:1]}
         for path in self.steps():
             if path not in keep:
-                files.remove_tree(path, self.checkpoint_dir)
+                self._remove(path)
 
     def make_room(self, needed: int) -> bool:
         """Remove checkpoints, oldest first and the anchor last, until `needed` bytes are free.
@@ -177,7 +190,7 @@ class CheckpointManager:
         for path in others:
             if files.free_bytes(self.checkpoint_dir) >= needed:
                 break
-            files.remove_tree(path, self.checkpoint_dir)
+            self._remove(path)
         return files.free_bytes(self.checkpoint_dir) >= needed
 
 

@@ -1,12 +1,18 @@
-"""The calls that change the disk: store/files.py makes them, and tests make the N-th fail."""
+"""The calls that change the disk: store/files.py makes them; and some that only look at it."""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import os
 import shutil
+import stat
 from pathlib import Path
 
 from agent_forge import platform
+from agent_forge.errors import HostileInput
+
+CHUNK = 1 << 20
 
 
 class FileSystemCalls:
@@ -52,3 +58,40 @@ class FileSystemCalls:
 
     def remove_tree(self, path: Path) -> None:
         shutil.rmtree(path)
+
+
+def sha256_of(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as reader:
+        while chunk := reader.read(CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def free_bytes(path: Path) -> int:
+    """Return the free bytes at the nearest existing folder of `path`."""
+    return shutil.disk_usage(nearest_folder(path)).free
+
+
+def nearest_folder(path: Path) -> Path:
+    """Return the path itself if it is a folder, or the nearest above it."""
+    while not path.is_dir() and path != path.parent:
+        path = path.parent
+    return path
+
+
+def tree_bytes(root: Path) -> int:
+    """Return the bytes of all files below `root`; files that vanish meanwhile count nothing."""
+    total = 0
+    for folder, _, names in os.walk(root):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                total += (Path(folder) / name).lstat().st_size
+    return total
+
+
+def require_own(path: Path, info: os.stat_result) -> None:
+    """Refuse to change in place what is no plain file, or has another name elsewhere."""
+    if not stat.S_ISREG(info.st_mode) or info.st_nlink > 1:
+        hint = "move it elsewhere, or put a copy in its place"
+        raise HostileInput(f"{path} is a link or no file; it is not changed", hint=hint)

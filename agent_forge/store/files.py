@@ -5,6 +5,7 @@ and renamed into place with a manifest of sha256 sums. Replacing a directory tak
 the new one first gets the name `.ready-*`: from then on it is the valid one, and `finish_replace`
 does the rest after a crash. Whatever is unfinished has a name that `remove_leftovers` knows; that
 needs the lock of the tree, because an unfinished write of a living process looks the same.
+What was not written here and stands in the way gets a name `*.kept-*`, which is told.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ import contextlib
 import errno
 import hashlib
 import json
+import logging
 import math
 import os
 import re
 import secrets
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -34,17 +35,22 @@ from agent_forge.errors import (
     PathDisappeared,
     TooNew,
 )
-from agent_forge.store.disk import FileSystemCalls
+from agent_forge.store.disk import CHUNK, FileSystemCalls
+from agent_forge.store.disk import free_bytes as free_bytes
+from agent_forge.store.disk import nearest_folder as nearest_folder
+from agent_forge.store.disk import require_own as require_own
+from agent_forge.store.disk import sha256_of as sha256_of
+from agent_forge.store.disk import tree_bytes as tree_bytes
 
 MANIFEST = "manifest.json"
 SCHEMA_VERSION = 1
-TEMP, READY, TRASH = ".tmp-", ".ready-", ".trash-"
-LEFTOVER = re.compile(r"\.(tmp|trash)-[0-9a-f]{8}-.+")  # as `unfinished` names it, and nobody else
+TEMP, READY, OLD, TRASH = MARKS = ".tmp-", ".ready-", ".old-", ".trash-"
+LEFTOVER = re.compile(r"\.(tmp|old|trash)-[0-9a-f]{8}-(.+)")  # as `unfinished` names it, only
 DISK_IS_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-CHUNK = 1 << 20
 T = TypeVar("T")
 FileRecords = dict[str, dict[str, Any]]  # sha256 and bytes by file name
 disk = FileSystemCalls()
+log = logging.getLogger(__name__)
 
 
 class HashingWriter:
@@ -121,6 +127,29 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 def write_text(path: Path, text: str) -> None:
     write_bytes(path, text.encode())
+
+
+def write_checked(path: Path, record: dict[str, Any]) -> None:
+    """Write a record with its checksum, in the place of one or of nothing."""
+    make_way(path, read_checked)
+    write_bytes(path, with_checksum(record))
+
+
+def make_way(path: Path, is_own: Callable[[Path], Any]) -> None:
+    """Give what is at `path` another name, unless it is ours."""
+    own = not os.path.lexists(path)
+    with contextlib.suppress(DamagedFile, OSError, TypeError):
+        own = own or (not path.is_symlink() and bool(is_own(path)))
+    if not own:
+        with disk_errors(path):
+            disk.replace(path, _kept(path))
+
+
+def _kept(path: Path) -> Path:
+    """Return the name under which what is not ours is kept, and tell it."""
+    kept = path.with_name(f"{path.name}.kept-{secrets.token_hex(4)}")
+    log.warning("%s held what was not written here; it is kept as %s", path, kept)
+    return kept
 
 
 def to_json(value: Any, *, sort_keys: bool = True) -> bytes:
@@ -229,12 +258,37 @@ def finish_replace(path: Path) -> None:
 
 def _swap(path: Path) -> None:
     """Put the directory that is ready in the place of the old one."""
-    old = unfinished(path, TRASH)
+    old = unfinished(path, OLD)
     if path.exists():
         disk.replace(path, old)
     disk.replace(_ready(path), path)
     disk.sync_directory(path.parent)
-    _discard(old)
+    if old.exists():
+        _retire(old, path)
+
+
+def _retire(old: Path, path: Path) -> None:
+    """Remove the last version of `path`, but not what somebody put there meanwhile."""
+    with contextlib.suppress(OSError):  # remove_leftovers does it then
+        if old.is_symlink() or not old.is_dir():
+            return disk.replace(old, _kept(path))
+        if strange := foreign(old):
+            kept = _kept(path)
+            disk.make_directory(kept)
+            for name in strange:
+                disk.replace(old / name, kept / name)
+        trash = unfinished(path, TRASH)
+        disk.replace(old, trash)
+        _discard(trash)
+
+
+def foreign(folder: Path) -> list[str]:
+    """Return the names that a folder's manifest does not have; all, if it does not fit."""
+    there, own = {path.name for path in folder.iterdir()}, set[str]()
+    if MANIFEST in there:
+        with contextlib.suppress(DamagedFile, HostileInput, TooNew):
+            own = {*verify(folder), MANIFEST}
+    return sorted(there - own)
 
 
 def append(path: Path, data: bytes) -> None:
@@ -242,6 +296,7 @@ def append(path: Path, data: bytes) -> None:
     with disk_errors(path, lambda: len(data)):
         writer = HashingWriter(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
         try:
+            require_own(path, os.fstat(writer.fd))
             torn = False
             if os.lseek(writer.fd, 0, os.SEEK_END):
                 os.lseek(writer.fd, -1, os.SEEK_END)
@@ -265,6 +320,7 @@ def cut(path: Path, size: int) -> None:
     """Shorten a file to its first `size` bytes."""
     if path.exists() and path.stat().st_size > size:
         with disk_errors(path):
+            require_own(path, path.lstat())
             disk.truncate(path, size)
 
 
@@ -299,12 +355,15 @@ def remove_leftovers(root: Path, *, deep: bool = True) -> list[Path]:
             path = Path(folder) / name
             if name.startswith(READY):
                 finish_replace(path.with_name(name.removeprefix(READY)))
-            elif LEFTOVER.fullmatch(name):
-                _discard(path)
+            elif match := LEFTOVER.fullmatch(name):
+                if match[1] == "old":
+                    _retire(path, path.with_name(match[2]))
+                else:
+                    _discard(path)
             else:
                 continue
             found.append(path)
-        unmarked = [d for d in directories if not d.startswith((TEMP, READY, TRASH))]
+        unmarked = [d for d in directories if not d.startswith(MARKS)]
         directories[:] = unmarked if deep else []
     return found
 
@@ -374,14 +433,6 @@ def refuse_newer(path: Path, record: Mapping[str, Any], newest: int = SCHEMA_VER
         raise TooNew(f"{path} has schema {version}; this version reads up to {newest}", hint=hint)
 
 
-def sha256_of(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as reader:
-        while chunk := reader.read(CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
-
-
 def verify(directory: Path, *, content: bool = True) -> FileRecords:
     """Check the files of a directory against its manifest (without `content`: names and sizes
     only, which reads nothing) and return the manifest's records."""
@@ -437,29 +488,7 @@ def _manifest_bytes(directory: Path) -> bytes | None:
     return None
 
 
-def free_bytes(path: Path) -> int:
-    """Return the free bytes at the nearest existing folder of `path`."""
-    return shutil.disk_usage(nearest_folder(path)).free
-
-
-def nearest_folder(path: Path) -> Path:
-    """Return the path itself if it is a folder, or the nearest above it."""
-    while not path.is_dir() and path != path.parent:
-        path = path.parent
-    return path
-
-
 def require_space(path: Path, needed: int) -> None:
     """Refuse work that the disk cannot hold, before it starts."""
     if needed > (free := free_bytes(path)):
         raise DiskFull(path, needed, free)
-
-
-def tree_bytes(root: Path) -> int:
-    """Return the bytes of all files below `root`; files that vanish meanwhile count nothing."""
-    total = 0
-    for folder, _, names in os.walk(root):
-        for name in names:
-            with contextlib.suppress(FileNotFoundError):
-                total += (Path(folder) / name).lstat().st_size
-    return total

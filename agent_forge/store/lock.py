@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import socket
 import sys
 import threading
@@ -14,10 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from agent_forge import platform
-from agent_forge.errors import Busy, NotFound
+from agent_forge.errors import Busy, HostileInput, NotFound
 from agent_forge.store import files, paths
 
 LOCK_FILE = "run.lock"
+MARK = b'{"pid": '  # begins the text of a lock
+STOP_FILE = "stop"  # asks the process of this number, which holds the lock, to stop
+MAX_PID_BYTES = 32
 PATIENCE_S = 0.4  # a probe by `forge ls` holds the lock for an instant: that is not "busy"
 
 _guard = threading.Lock()
@@ -74,7 +78,7 @@ def is_busy(directory: Path) -> bool:
     path = _lock_path(directory)
     if path in _held:
         return True
-    if not path.exists():
+    if not path.is_file():
         return False
     with files.disk_errors(path):
         fd = os.open(paths.refuse_link(path), platform.PROBE)
@@ -128,6 +132,7 @@ def _take(path: Path) -> bool:
             fd = os.open(paths.refuse_link(path), flags, 0o644)
             try:
                 if platform.try_lock(fd) and _is_still(path, fd):
+                    _refuse_foreign(path, fd)
                     _held[path] = [fd, 1]
             finally:
                 if path not in _held:
@@ -144,6 +149,21 @@ def _is_still(path: Path, fd: int) -> bool:
         return os.path.samestat(os.fstat(fd), path.stat())
     except FileNotFoundError:
         return False
+
+
+def _refuse_foreign(path: Path, fd: int) -> None:
+    """Refuse a file that only has the name of a lock: its text would be lost."""
+    files.require_own(path, os.fstat(fd))
+    if not MARK.startswith(os.read(fd, len(MARK))):
+        raise HostileInput(f"{path} is no lock of ours", hint="move that file elsewhere")
+
+
+def is_stop_request(path: Path) -> bool:
+    """True if a file is what `forge stop` writes, not only called so."""
+    with contextlib.suppress(OSError):
+        own = path.is_file() and not path.is_symlink() and path.stat().st_size < MAX_PID_BYTES
+        return own and re.fullmatch(rb"\d*|None", path.read_bytes()) is not None
+    return False
 
 
 def _announce(fd: int) -> None:

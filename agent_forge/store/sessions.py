@@ -146,8 +146,8 @@ class SessionStore:
         listed = {row["model_id"] for row in self.registry.search_models(session_id=path.name)}
         problems = []
         for model in sorted(manifest.parent for manifest in path.glob(f"*/*/{files.MANIFEST}")):
-            if not (model / "metadata.json").exists():  # checkpoints have manifests too
-                continue
+            if not (model / "metadata.json").exists() or not paths.SAFE_NAME.fullmatch(model.name):
+                continue  # checkpoints have manifests too
             try:
                 record = read_metadata(model)
                 if (record.session_id, record.model_name) != (path.name, model.name):
@@ -167,7 +167,7 @@ class SessionStore:
         with lock.held(path):
             ended = None if status == "running" else time.time()
             record = {**read_session(path), "status": status, "ended_at": ended}
-            files.write_bytes(path / SESSION_FILE, files.with_checksum(record))
+            files.write_checked(path / SESSION_FILE, record)
             self.registry.update_session(session_id, status=status)
 
     def status(self, row: SessionRow) -> str:

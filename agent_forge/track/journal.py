@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from agent_forge.store import files
+
+BEGINS = b'{"'  # every line of ours
 
 
 class Journal:
@@ -19,8 +22,12 @@ class Journal:
         self.path = path
         self._lock = threading.Lock()
         path.parent.mkdir(parents=True, exist_ok=True)
-        if path.exists():  # drop the half line that a process leaves which was killed while writing
-            files.cut(path, path.read_bytes().rfind(b"\n") + 1)
+        if os.path.lexists(path):
+            files.require_own(path, path.lstat())
+            content = path.read_bytes()
+            end = content.rfind(b"\n") + 1
+            if BEGINS.startswith(content[end : end + len(BEGINS)]):  # half a line: killed in it
+                files.cut(path, end)
 
     def write(self, record: Mapping[str, Any]) -> None:
         line = json.dumps(record, separators=(",", ":"), allow_nan=False)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -35,6 +36,7 @@ METHODS = {"linear": "task_arithmetic"}  # of a blend, where a recipe calls it o
 OUTSIDE, REST = "embeddings", "rest"
 SAMPLED = 200_000  # weights that distances are measured on
 KEPT_NAME = 24  # digits of a key in the name of a file
+OWN_NAME = re.compile(rf"[0-9a-f]{{{KEPT_NAME}}}\.safetensors")
 
 
 class TensorGroups:
@@ -88,7 +90,7 @@ class CandidateWeights:
         self.specs, self.groups = plan.specs, TensorGroups(plan.specs)
         layers = [job.layer for job in plan.jobs.values() if job.layer is not None]
         self.layers = list(dict.fromkeys(layers))
-        self._kept = {path.name for path in folder.glob("*.safetensors")}
+        self._kept = {path.name for path in self._files()}
 
     def tensors(self, key: str) -> Iterator[tuple[str, Tensor]]:
         """Every tensor of a candidate, one at a time, in the type that models are stored in."""
@@ -304,9 +306,14 @@ class CandidateWeights:
         return path
 
     def _remove_others(self, names: set[str]) -> None:
-        for path in sorted(self.folder.glob("*.safetensors")):
+        for path in self._files():
             if path.name not in names:
                 files.remove(path)
+
+    def _files(self) -> list[Path]:
+        """The files of candidates that are there; whatever else is in the folder is not ours."""
+        named = (p for p in sorted(self.folder.glob("*")) if OWN_NAME.fullmatch(p.name))
+        return [path for path in named if path.is_file() and not path.is_symlink()]
 
     def _file(self, key: str) -> Path:
         """A shared one is linked here, since its owner may remove it at any moment."""

@@ -76,6 +76,7 @@ def run_evolution(
         model, search = _save(loop, report), loop.search
         log: dict[str, Any] = {"history": search.history, "operators": search.operator_gains}
         log |= {"combo_usage": search.combo_usage, "seconds": loop.seconds}
+        files.make_way(folder / LOG, lambda path: "history" in files.read_json(path))
         files.write_bytes(folder / LOG, files.to_json(files.finite(log)))
         return EvolutionResult(loop, report, model)
 

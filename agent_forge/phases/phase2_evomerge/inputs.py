@@ -239,7 +239,7 @@ def write_begun(inputs: EvolutionInputs, fingerprint: str) -> None:
         "fingerprint": fingerprint,
         **_hashes_beside_fingerprint(inputs),
     }
-    files.write_bytes(inputs.folder / BEGUN, files.with_checksum(record))
+    files.write_checked(inputs.folder / BEGUN, record)
 
 
 def _hashes_beside_fingerprint(inputs: EvolutionInputs) -> dict[str, Any]:

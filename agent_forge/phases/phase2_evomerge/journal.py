@@ -9,7 +9,7 @@ from typing import Any
 from agent_forge.errors import ConfigError, DamagedFile, PathDisappeared
 from agent_forge.model.weights import Weights
 from agent_forge.store import files
-from agent_forge.track.journal import Journal, read_lines
+from agent_forge.track.journal import BEGINS, Journal, read_lines
 
 JOURNAL, WEIGHTS, CACHE = "journal.jsonl", "weights", "fitness_cache.jsonl"
 LOG = "evolution_log.json"
@@ -17,6 +17,7 @@ BEGUN = "evolution.json"  # beside the journal: what `forge evo` began it with
 FILES = (BEGUN, JOURNAL, CACHE, WEIGHTS, LOG)
 FIRST = "begun"  # the record that a journal begins with
 CACHED = ("score", "tokens", "dropped")  # a cached result counts as the tokens it stands for
+CACHE_BEGINS = b'{"place": '
 LOST = (
     "put a copy of the file back, or begin anew in another folder: with fitness_cache.jsonl"
     " copied there what was measured is not measured again"
@@ -84,8 +85,9 @@ class EvolutionJournal:
 def read_journal(folder: Path) -> list[dict[str, Any]]:
     """The records of the journal in a folder, but for damaged lines: these are measured again."""
     path = folder / JOURNAL
-    second = path.read_bytes().find(b"\n") + 1 if path.exists() else 0
-    if not second:  # there is nothing, or half a line
+    content = path.read_bytes() if path.exists() else b""
+    second = content.find(b"\n") + 1
+    if not second and BEGINS.startswith(content[: len(BEGINS)]):  # there is nothing, or half a line
         return []
     lines = list(read_lines(path))
     end, first = lines[0] if lines else (0, {})
@@ -124,5 +126,10 @@ def read_cache(path: Path | None) -> dict[str, Any]:
     """Earlier results, by weights and evaluation."""
     if path is None or not path.exists():
         return {}
-    known = (record for _, record in read_lines(path, 0))
+    files.require_own(path, path.lstat())
+    known = [record for _, record in read_lines(path, 0)]
+    with path.open("rb") as reader:
+        begins = CACHE_BEGINS.startswith(reader.read(len(CACHE_BEGINS)))
+    if not begins and not any("place" in record for record in known):
+        raise DamagedFile(path, "no results of an evolution are in it", hint="move it elsewhere")
     return {r["place"]: {name: r[name] for name in CACHED} for r in known if set(CACHED) <= set(r)}

@@ -42,8 +42,8 @@ from agent_forge.search.strategy import STRATEGIES
 from agent_forge.store import files
 
 log = logging.getLogger(__name__)
-CHECKPOINT_NAME = re.compile(r"evolution_checkpoint_gen_(\d{1,9})\.json")
-BEST_NAME = re.compile(r"gen_(\d{1,9})_best_model")
+CHECKPOINT_NAME = re.compile(r"evolution_checkpoint_gen_(0|[1-9]\d{0,8})\.json")
+BEST_NAME = re.compile(r"gen_(0|[1-9]\d{0,8})_best_model")
 Listener = Callable[[dict[str, Any]], None]
 # Settings that change nothing in the result. The names of the fitness tell the items.
 WITHOUT_EFFECT = {
@@ -403,10 +403,10 @@ class EvolutionLoop:
             "state": self.search.state(),
         }
         path = self.folder / f"evolution_checkpoint_gen_{generation}.json"
-        files.write_bytes(path, files.with_checksum(content))
+        files.write_checked(path, content)
         if generation % self.settings.checkpoint_every == 0 and champion is not None:
             best = self.folder / f"gen_{generation}_best_model"
-            if not best.exists():
+            if not best.exists() and not best.is_symlink():
                 write(self.weights.weights(champion.key), best)
             for _, old in self._numbered(BEST_NAME)[: -self.settings.keep_best_models]:
                 with suppress(errors.AlreadyExists):  # it holds what was not written here: it stays
@@ -414,7 +414,13 @@ class EvolutionLoop:
                     files.remove_tree(old, self.folder)
         for number, old in self._numbered(CHECKPOINT_NAME):
             if number < generation and number % self.settings.checkpoint_every:
-                files.remove(old)
+                self._remove_checkpoint(old)
+
+    def _remove_checkpoint(self, path: Path) -> None:
+        """Remove a checkpoint of this evolution; whatever else has its name stays."""
+        with suppress(errors.DamagedFile, OSError):
+            if files.read_checked(path).get("fingerprint") == self.fingerprint:
+                files.remove(path)
 
     def _numbered(self, name: re.Pattern[str]) -> list[tuple[int, Path]]:
         """What the folder holds under this name, by generation."""

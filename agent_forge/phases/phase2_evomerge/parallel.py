@@ -7,7 +7,6 @@ asked for, so the search cannot tell how many they are. A worker that dies costs
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -66,8 +65,8 @@ class ParallelEvaluator:
     def start(self) -> WorkerPool:
         settings, folder = self._inputs.settings, self._inputs.folder
         scratch = folder / WEIGHTS / SCRATCH
-        if scratch.exists():  # of a run that was killed
-            files.remove_tree(scratch, folder)
+        if scratch.exists():
+            files.remove_leftovers(scratch)  # of a run that was killed
         arguments = {
             "settings": {
                 **opening.portable_settings(settings),
@@ -132,7 +131,8 @@ def start_worker(
     scratch = place / WEIGHTS / SCRATCH
     for made in (scratch.parent, scratch):  # not the evolution's own: if it is gone, that is it
         made.mkdir(exist_ok=True)
-    own = Path(tempfile.mkdtemp(dir=scratch))
+    own = files.unfinished(scratch / "worker")
+    own.mkdir()
     models = opening.open_models(parents, base)
     splits = opening.split_items(checked)
     inputs = EvolutionInputs(checked, tuple(parents), base, *models, splits, own)

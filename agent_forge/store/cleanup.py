@@ -2,19 +2,41 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
+import os
+import re
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
+from agent_forge.config.phases import ORDER, phase_folder
 from agent_forge.config.settings import CleanupSettings
 from agent_forge.errors import Busy, ForgeError, HostileInput
 from agent_forge.store import files, lock
+from agent_forge.store.records import read_metadata
 from agent_forge.store.sessions import SESSION_FILE, SessionStore
 
 DAY_S = 86_400
+# What lies in a session beside the files that a manifest names.
+EVOLUTION_FILES = (
+    r"run\.lock|stop|evolution(_log|_checkpoint_gen_\d+)?\.json|(journal|fitness_cache)\.jsonl"
+    r"|weights/(workers/tmp\w{8}/)?[0-9a-f]{24}\.safetensors|wandb/.+"
+)
+PHASE_FILES = (
+    r"(state|decisions)\.json|measurements\.jsonl"
+    r"|checkpoints/([\w-]+/)?step_\d{8,}/(tensors\.safetensors|(state|manifest)\.json)"
+    rf"|evolution/({EVOLUTION_FILES})"
+)
+PHASE = "|".join(map(phase_folder, ORDER))
+OWN_FILES = re.compile(
+    r"session\.json|config\.yaml|run\.lock|stop|(log|metrics|events)\.jsonl|wandb/.+"
+    rf"|({PHASE})/({PHASE_FILES})"
+)
+OWN_MODELS = re.compile(rf"({PHASE})/evolution/(champion|gen_\d+_best_model|parent_\d+)")
 log = logging.getLogger(__name__)
 
 
@@ -68,6 +90,35 @@ def plan_cleanup(
     return [CleanupRemoval(name, reason, end_time=ends[name]) for name, reason in reasons.items()]
 
 
+def refuse_foreign(session: Path) -> None:
+    """Refuse a folder that is no session, or in which there is what no run has written."""
+    if not session.exists():
+        return
+    hint = "move elsewhere what was not written here, then clean again"
+    if not (session / SESSION_FILE).is_file():
+        raise HostileInput(f"{session} is no session: it has no {SESSION_FILE}", hint=hint)
+    for folder, directories, names in os.walk(session):
+        place = Path(folder)
+        there = {*directories, *names} - _files_of_model(place, session)
+        for path in (place / name for name in sorted(there)):
+            inner = path.relative_to(session)
+            own = bool(OWN_FILES.fullmatch(inner.as_posix()))
+            own = own or any(map(files.LEFTOVER.fullmatch, inner.parts))
+            if path.name == lock.STOP_FILE:
+                own = own and lock.is_stop_request(path)
+            if path.is_symlink() or not (own or path.is_dir()):
+                raise HostileInput(f"{session} holds {inner}, which no run has written", hint=hint)
+
+
+def _files_of_model(folder: Path, session: Path) -> set[str]:
+    """The files that were written with a model of a session; a copy of one is somebody's."""
+    with contextlib.suppress(ForgeError, OSError):
+        inner = folder.relative_to(session).as_posix()
+        if OWN_MODELS.fullmatch(inner) or read_metadata(folder).model_name == folder.name:
+            return {*files.verify(folder, content=False), files.MANIFEST}
+    return set()
+
+
 class SessionCleanupManager:
     """Carries out the policy: on request, at start-up and after a session completes."""
 
@@ -87,10 +138,21 @@ class SessionCleanupManager:
                 self.sessions.path(row["session_id"])
                 rows.append({**row, "status": status})
             except ForgeError as error:
-                self.kept.append((row["session_id"], error))
+                self._keep(row["session_id"], error)
         chosen = plan_cleanup(rows, self.policy, time.time(), **which)
-        size = {r.session_id: files.tree_bytes(self.sessions.path(r.session_id)) for r in chosen}
-        return [replace(removal, bytes=size[removal.session_id]) for removal in chosen]
+        removals = []
+        for removal in chosen:
+            path = self.sessions.path(removal.session_id)
+            try:
+                refuse_foreign(path)
+                removals.append(replace(removal, bytes=files.tree_bytes(path)))
+            except ForgeError as error:
+                self._keep(removal.session_id, error)
+        return removals
+
+    def _keep(self, session_id: str, error: ForgeError) -> None:
+        log.warning("%s stays: %s", session_id, error)
+        self.kept.append((session_id, error))
 
     def remove(self, removals: Sequence[CleanupRemoval]) -> list[CleanupRemoval]:
         """Remove sessions and return those that are gone; `kept` tells which stayed and why."""
@@ -100,18 +162,16 @@ class SessionCleanupManager:
                 try:
                     gone += [removal] if self._remove(removal) else []
                 except ForgeError as error:
-                    log.warning("%s stays: %s", removal.session_id, error)
-                    self.kept.append((removal.session_id, error))
+                    self._keep(removal.session_id, error)
         return gone
 
     def _remove(self, removal: CleanupRemoval) -> bool:
         path = self.sessions.path(removal.session_id)
         exists = path.exists()
         if exists:
-            if not (path / SESSION_FILE).is_file():
-                hint = "move it elsewhere; what is in it was not written here"
-                raise HostileInput(f"{path} is no session: it has no {SESSION_FILE}", hint=hint)
+            refuse_foreign(path)
             with lock.exclusive(path):
+                refuse_foreign(path)
                 row = self.sessions.registry.get_session_status(path.name)
                 if row["end_time"] != removal.end_time:
                     raise Busy(f"session {path.name} was resumed meanwhile")

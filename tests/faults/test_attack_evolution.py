@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,74 @@ def test_a_champion_stays_until_the_next_one_fits(
         run_evolution(resume_inputs(folder, 1, None))
     assert files.sha256_of(folder / "champion" / "model.safetensors") == before
     assert not list(folder.glob(".tmp-*"))
+
+
+def test_names_of_a_person_in_an_evolution_stay(tmp_path: Path, forge: Forge) -> None:
+    folder = tmp_path / "x"
+    run_evolution(job(folder, **FAST))
+    mine = {
+        name: f"mine: {name}"
+        for name in (
+            "weights/mine.safetensors",
+            "weights/workers/notes.txt",
+            "evolution_checkpoint_gen_01.json",
+            "evolution_checkpoint_gen_1.json/notes.txt",
+            "evolution_checkpoint_gen_2.json",
+        )
+    }
+    (folder / "evolution_log.json").unlink()
+    mine["evolution_log.json"] = "dear diary"
+    for name, text in mine.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
+    (folder / "stop").write_bytes(b"caf\xe9")
+    result = forge(f"evo --resume {folder} --gens 3")
+    assert result.code == 0, result
+    there = [path.read_bytes() for path in folder.rglob("*") if path.is_file()]
+    assert {*map(str.encode, mine.values()), b"caf\xe9"} <= set(there)
+    assert (folder / "stop").exists() and (folder / "weights" / "mine.safetensors").exists()
+    assert files.read_checked(folder / "evolution_checkpoint_gen_3.json")["generation"] == 3
+
+
+@pytest.mark.parametrize("kind", ["link", "rows"])
+def test_a_cache_that_is_not_ours_is_not_appended_to(kind: str, tmp_path: Path) -> None:
+    rows, folder = tmp_path / "rows.jsonl", tmp_path / "x"
+    folder.mkdir()
+    rows.write_text('{"place": 1, "score": 1}\n' if kind == "link" else '{"mine": 1}\n')
+    before = rows.read_text()
+    os.link(rows, folder / "fitness_cache.jsonl")
+    if kind == "rows":
+        rows.unlink()
+        rows = folder / "fitness_cache.jsonl"
+    with pytest.raises(ForgeError, match="fitness_cache") as caught:
+        run_evolution(job(folder, **FAST))
+    assert caught.value.exit_code == 4 and caught.value.hint and rows.read_text() == before
+
+
+def test_a_lock_of_a_person_is_no_place_for_an_evolution(tmp_path: Path) -> None:
+    folder = tmp_path / "x"
+    folder.mkdir()
+    (folder / "run.lock").write_text("my notes on locks")
+    with pytest.raises(ForgeError, match=r"run\.lock"):
+        run_evolution(job(folder, **FAST))
+    assert (folder / "run.lock").read_text() == "my notes on locks"
+
+
+def test_notes_on_a_champion_that_appear_meanwhile_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "x"
+    run_evolution(job(folder, **FAST))
+    confirm = evolution.reporting.confirm_champion
+
+    def meanwhile(*arguments: Any) -> None:
+        (folder / "champion" / "notes.txt").write_text("mine")
+        confirm(*arguments)
+
+    monkeypatch.setattr(evolution.reporting, "confirm_champion", meanwhile)
+    run_evolution(resume_inputs(folder, 1, None))
+    assert [path.read_text() for path in folder.rglob("notes.txt")] == ["mine"]
+    assert not files.foreign(folder / "champion")
 
 
 def test_a_replay_does_not_write_into_a_parent(models: Path, tmp_path: Path) -> None:

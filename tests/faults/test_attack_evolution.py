@@ -16,6 +16,8 @@ from agent_forge.phases.phase2_evomerge import evolution
 from agent_forge.phases.phase2_evomerge.evolution import replay, run_evolution
 from agent_forge.phases.phase2_evomerge.inputs import locate_inputs, resume_inputs
 from agent_forge.store import files
+from agent_forge.store.cleanup import refuse_foreign
+from agent_forge.store.sessions import SessionStore
 from tests.support.command_line import Forge
 from tests.support.evo_models import PARENTS, family, job
 
@@ -162,6 +164,15 @@ def test_notes_on_a_champion_that_appear_meanwhile_are_kept(
     run_evolution(resume_inputs(folder, 1, None))
     assert [path.read_text() for path in folder.rglob("notes.txt")] == ["mine"]
     assert not files.foreign(folder / "champion")
+
+
+def test_an_evolution_of_a_session_is_cleaned_unless_it_holds_more(sessions: SessionStore) -> None:
+    folder = sessions.path("s1") / "phase2_evomerge" / "evolution"
+    run_evolution(job(folder, **{**FAST, "checkpoint_every": 1, "workers": 2}))
+    refuse_foreign(sessions.path("s1"))
+    (folder / "champion" / "notes.txt").write_text("mine")
+    with pytest.raises(ForgeError, match=r"champion/notes\.txt"):
+        refuse_foreign(sessions.path("s1"))
 
 
 def test_a_replay_does_not_write_into_a_parent(models: Path, tmp_path: Path) -> None:

@@ -185,8 +185,8 @@ MUTANTS = (
     Mutant(
         "another answer to a prompt may be in another part",
         "evals/domains.py",
-        "return [_part_at(prompt_hash(example, self.exact)) for",
-        "return [_part_at(content_hash(example)) for",
+        "return [_part_at(split_hash(e, self.split_by, self.exact)) for",
+        "return [_part_at(content_hash(e)) for",
         "tests/phases/phase2_evomerge/test_splits.py",
     ),
     Mutant(

@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from agent_forge.config.settings import Settings
+from agent_forge.data.near_copies import SplitBy
 from agent_forge.optim.config import MuGrokConfig
 
 DOMAINS = ("reasoning", "memory", "adaptive")  # of the generated tasks
@@ -54,6 +55,9 @@ class CorpusSettings(Settings):
     data_dir: str = Field("data", min_length=1, description="folder of real datasets")
     datasets: list[str] = Field([], description="real datasets to learn from besides")
     texts: list[str] = Field([], description="your own files: text or JSON lines")
+    split_by: SplitBy = Field(
+        "question", description="what decides which examples of these are learned: near_copies.py"
+    )
     evaluation_items: int = Field(
         2000, ge=1, le=1_000_000, description="unseen items of each domain it is measured on"
     )

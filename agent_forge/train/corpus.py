@@ -191,20 +191,20 @@ def _bands(highest: int) -> list[tuple[int, int]]:
 
 def _real_parts(settings: CorpusSettings, folder: Path, missing: list[str]) -> list[CorpusPart]:
     """The datasets that are there, and the user's own files."""
-    parts = []
+    parts, by = [], settings.split_by
     for name in settings.datasets:
         if name not in missing:
             found = datasets.find(name)
-            examples = list(datasets.read(name, folder, split="train"))
+            examples = list(datasets.read(name, folder, split="train", split_by=by))
             domain = DOMAIN_OF_CATEGORY[found.category]
             parts.append(CorpusPart(name, domain, found.stage, examples))
     return [*parts, *_own_parts(settings)]
 
 
 def _own_parts(settings: CorpusSettings) -> list[CorpusPart]:
-    parts = []
+    parts, by = [], settings.split_by
     for text in settings.texts:
-        examples = list(datasets.read_own(Path(text), split="train"))
+        examples = list(datasets.read_own(Path(text), split="train", split_by=by))
         if not examples:
             raise ConfigError(f"{text} has no examples to train on")
         parts.append(CorpusPart(Path(text).stem, TEXT, 1, examples))

@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, field_validator, model_validator
 
 from agent_forge.config.settings import PhaseSettings
+from agent_forge.data.near_copies import SplitBy
 from agent_forge.errors import ConfigError
 from agent_forge.search.settings import Count, EvolutionSettings, setting
 
@@ -29,10 +30,10 @@ class MeasuredEvolutionSettings(EvolutionSettings):
     )
     data: list[str] = setting([], "files to measure on, each a domain of its own")
     tasks: list[str] = setting([], "generated tasks or pack:NAME; none = the domains of Phase 1")
-    split_by: Literal["prompt", "content"] = setting(
-        "prompt",
-        "what decides the split of an example: its prompt, so that near-copies stay together,"
-        " or (as in evolutions begun before this setting) prompt and answer",
+    split_by: SplitBy = setting(
+        "question",
+        "what decides the split of an example: what it asks, so that near-copies stay together,"
+        " or (as in evolutions begun before) its prompt, or prompt and answer",
     )
     max_level: int = setting(20, "difficulty of the generated tasks", ge=1, le=100)
     fitness_subset_size: Items = setting(200, "items of each domain to measure a candidate on")

@@ -237,7 +237,7 @@ def markdown(loop: EvolutionLoop, report: EvolutionReport | None) -> list[str]:
     for split, domains in inputs.splits.items():
         counts = ", ".join(f"{d.name} {len(d.examples)}" for d in domains)
         lines += [f"Items for {split}: {counts}."]
-    if loop.settings.split_by == "prompt":  # the card of an older evolution stays as it was
+    if loop.settings.split_by != "content":  # the card of an older evolution stays as it was
         lines += [f"There are {note}." for note in copies_told(inputs.splits.get("verdict", ()))]
     lines += ["", "## Verdict", ""]
     if report is None:

@@ -34,6 +34,7 @@ TOP_LEVEL = re.compile(
     r"(?:def|async def|class|import|from|if|for|while|try|except|finally|else|elif|with|@|#|[)\]}])"
     r"|[A-Za-z_][\w.]*(?:\[.*?\])?\s*(?:[-+*/|&]?=|\()"
 )
+DEFINES = re.compile(r"^(?:async )?def ", re.MULTILINE)
 BEGINS = re.compile(r"^(?:def|async def|class|import|from|@)\b", re.MULTILINE)
 
 
@@ -98,18 +99,23 @@ def code(task: Task, text: str) -> bool:
 
 
 def completed(task: Task, text: str) -> bool:
-    """The same for a question that is the beginning of the function, which the text continues."""
+    """The same for a question that is the beginning of the function, which the text continues.
+
+    What the question defines before that function is for the tests too, as the question has it.
+    """
+    begins = [match.start() for match in DEFINES.finditer(task.question)]
+    setup = task.question[: begins[-1]] if begins else ""
     if FENCE.search(text) or BEGINS.match(text):
-        return _passes(f"{task.question}\n    pass\n\n{source(text)}", task)
-    return _passes(task.question + text, task)
+        return _passes(f"{task.question}\n    pass\n\n{source(text)}", task, setup)
+    return _passes(task.question + text, task, setup)
 
 
-def _passes(program: str, task: Task) -> bool:
+def _passes(program: str, task: Task, setup: str = "") -> bool:
     """True if a program passes the tests; without a function, or as no text, it is not run."""
     surrogates = any("\ud800" <= c <= "\udfff" for c in program)
     if "def " not in program or len(program) > MAX_TEXT or surrogates:
         return False
-    return run_tests(program, task.tests, limits=LIMITS).ok
+    return run_tests(program, task.tests, setup=setup, limits=LIMITS).ok
 
 
 def document(task: Task, text: str) -> bool:

@@ -106,6 +106,17 @@ def test_a_function_is_completed() -> None:
     assert not graders.completed(task, "")
 
 
+def test_what_a_question_defines_is_not_replaced() -> None:
+    question = "import math\n\ndef poly(xs, x):\n    return math.fsum(xs) - x\n\n\ndef zero(xs):\n"
+    test = "def check(c):\n    assert abs(poly([1, 2], c([1, 2]))) < 1e-4\ncheck(zero)"
+    task = asked("", test, question=question)
+    assert graders.completed(task, "    return math.fsum(xs)\n")
+    assert graders.completed(task, f"```python\n{question}    return sum(xs)\n```")
+    for lie in ("poly = lambda xs, x: 0", "class math:\n    fsum = sum", "check = print"):
+        assert not graders.completed(task, f"    return 0.0\n\n{lie}\n")
+        assert not graders.completed(task, f"```python\ndef zero(xs): return 0\n{lie}\n```")
+
+
 HOSTILE = {
     "fork bomb": "import os\ndef solve(n):\n    while True:\n        os.fork()",
     "processes": "import subprocess\ndef solve(n):\n    subprocess.run(['sleep', '60'])",

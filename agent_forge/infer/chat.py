@@ -31,10 +31,8 @@ class ChatModel:
         longest, most = self.opened.max_length, sampling.max_new_tokens
         if longest is not None:
             if len(ids) >= longest:
-                raise ConfigError(
-                    f"the text has {len(ids):,} tokens, the model reads {longest:,}",
-                    hint="shorten it, or begin a new conversation",
-                )
+                problem = f"the text has {len(ids):,} tokens, the model reads {longest:,}"
+                raise ConfigError(problem, hint="shorten it, or begin a new conversation")
             most = min(most, longest - len(ids))
         ends = sampling.stop_tokens | self.opened.end_tokens
         bounded = replace(sampling, max_new_tokens=most, stop_tokens=ends)
@@ -52,8 +50,6 @@ def check_prompt(text: str, what: str = "the prompt") -> str:
         raise ConfigError(f"{what} is empty")
     if len(text) > MAX_CHARACTERS:
         raise ConfigError(f"{what} has more than the {MAX_CHARACTERS:,} characters that are read")
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise ConfigError(f"{what} is not UTF-8 text") from None
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise ConfigError(f"{what} is not UTF-8 text")
     return text

@@ -13,15 +13,7 @@ from typing import Any
 
 from agent_forge.errors import ConfigError, DamagedFile, HostileInput, NotFound
 from agent_forge.model.adapter import adapt, is_adapter, read_settings
-from agent_forge.model.weights import (
-    INDEX,
-    NAMES,
-    SINGLE,
-    Weights,
-    checked_sha256,
-    read_index,
-    read_shards,
-)
+from agent_forge.model.weights import INDEX, NAMES, SINGLE, Weights, checked_sha256, read_shards
 from agent_forge.store import files
 
 MODEL_TYPE = "agent_forge"
@@ -133,14 +125,13 @@ def open_weights(ref: str | Path) -> Weights:
         raise NotFound(f"{text} does not exist", hint="a model is a folder or file on this machine")
     _refuse_edited(path if path.is_dir() else path.parent)
     if path.is_file():
-        return read_shards(text, path.parent, {"": path})
+        return read_shards(text, path)
     refuse_code(path)
     if is_adapter(path):
         return adapt(open_weights(home_of(path)), path)
     for file in (path / name for pair in zip(INDEX, SINGLE, strict=True) for name in pair):
         if file.is_file():
-            where = read_index(file) if file.name in INDEX else {"": file}
-            return read_shards(text, path, where)
+            return read_shards(text, file)
     raise NotFound(f"{text} holds no weights", hint=f"it needs one of {', '.join(SINGLE + INDEX)}")
 
 

@@ -20,13 +20,8 @@ import torch
 from torch import Tensor, nn
 from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoTokenizer
 from transformers import __version__ as VERSION
+from transformers import core_model_loading as loading
 from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import (
-    WeightConverter,
-    apply_renamings,
-    dot_natural_key,
-    rename_source_key,
-)
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 from transformers.utils import logging
 
@@ -98,7 +93,6 @@ def check_tensors(weights: Weights) -> bool:
     """Refuse weights that are not those of the network in their config, from headers alone.
 
     Returns False if they could not be compared: merges know more architectures than transformers.
-    Where names are not the network's own, transformers converts them if they are not too many.
     """
     config, place = weights.config, weights.label
     if config.get("model_type") == MODEL_TYPE:
@@ -111,7 +105,7 @@ def check_tensors(weights: Weights) -> bool:
     if {*needed.specs} - needed.tied == {*weights.specs} - needed.tied:
         return True
     _refuse_surplus(needed, weights, place)
-    if weights.nbytes > CONVERTED_BYTES:
+    if weights.nbytes > CONVERTED_BYTES:  # too many for transformers to convert their names
         return False
     load_network(config, {name: weights[name] for name in weights}, place)
     return True
@@ -202,18 +196,17 @@ def _refuse_early(needed: ExpectedTensors, stored: Mapping[str, TensorSpec], pla
 
 
 def _refuse_surplus(needed: ExpectedTensors, stored: Iterable[str], place: str) -> None:
-    """Refuse names that stand for no tensor of the network, and two that stand for one.
-
-    transformers drops the former, and of the latter takes the one that comes last by its name.
-    """
+    """Refuse names that stand for no tensor of the network, and two that stand for one."""
+    # transformers drops the former, and of the latter takes the one that comes last by its name.
     expected = {*needed.specs}
     if expected.issuperset(names := {*stored}):
         return
     targets = _targets(needed, names)
-    renamings = copy.deepcopy([t for t in needed.transforms if not isinstance(t, WeightConverter)])
+    renamings, _ = _transforms(needed)
     prefixes = re.compile(rf"^({re.escape(needed.prefix)}\.)+" if needed.prefix else "(?!)")
     used = [name for name, (target, _) in targets.items() if target in expected]
-    for alike in _alike(used, lambda name: prefixes.sub("", apply_renamings(name, renamings))):
+    rename = loading.apply_renamings
+    for alike in _alike(used, lambda name: prefixes.sub("", rename(name, renamings))):
         if not expected.issuperset(alike):
             _refuse(place, "two names for one", alike)
     for several in _alike(used, lambda name: targets[name][0]):  # right only as parts of one
@@ -232,20 +225,25 @@ def _alike(names: Iterable[str], key: Callable[[str], str]) -> list[list[str]]:
 
 
 def _targets(needed: ExpectedTensors, stored: Iterable[str]) -> dict[str, tuple[str, str | None]]:
-    """The tensor of the network that each name stands for, and the pattern that joins it to others.
-
-    As in transformers' own loading, which goes by the names in this order.
-    """
-    transforms = copy.deepcopy(needed.transforms)  # some remember what they have met
-    converters = [t for t in transforms if isinstance(t, WeightConverter)]
-    renamings = [t for t in transforms if not isinstance(t, WeightConverter)]
+    """The tensor that each name stands for, and the pattern that joins it to others."""
+    # As in transformers' own loading, which goes by the names in this order.
+    renamings, converters = _transforms(needed)
     network = needed.prefix, needed.specs
     targets: dict[str, tuple[str, str | None]] = {}
-    for name in sorted(stored, key=dot_natural_key):
-        targets[name] = rename_source_key(name, renamings, converters, *network)
+    for name in sorted(stored, key=loading.dot_natural_key):
+        targets[name] = loading.rename_source_key(name, renamings, converters, *network)
         if targets[name][0] not in needed.specs and name in needed.specs:
-            targets[name] = rename_source_key(name, [], [], *network)
+            targets[name] = loading.rename_source_key(name, [], [], *network)
     return targets
+
+
+def _transforms(needed: ExpectedTensors) -> tuple[list[Any], list[Any]]:
+    """Fresh renamings and converters: some of them remember what they have met."""
+    fresh = copy.deepcopy(needed.transforms)
+    by_kind: dict[bool, list[Any]] = {False: [], True: []}
+    for transform in fresh:
+        by_kind[isinstance(transform, loading.WeightConverter)].append(transform)
+    return by_kind[False], by_kind[True]
 
 
 def _is_ignored(name: str, needed: ExpectedTensors) -> bool:

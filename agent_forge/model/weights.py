@@ -18,15 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from agent_forge.errors import DamagedFile, HostileInput
-from agent_forge.store import files
-from agent_forge.store.tensors import (
-    MappedTensors,
-    TensorSpec,
-    read_weights,
-    spec_of,
-    write_data,
-    write_header,
-)
+from agent_forge.store import files, tensors
+from agent_forge.store.tensors import TensorSpec, spec_of
 
 NAMES: dict[str, list[str]] = files.read_json(Path(__file__).with_name("names.json"))
 SINGLE = ("model.safetensors", "pytorch_model.bin")
@@ -155,11 +148,9 @@ def layer_count(weights: Weights) -> int:
 
 
 def with_layers(config: Mapping[str, Any], layers: Sequence[int]) -> dict[str, Any]:
-    """The config of a model that has these layers of another one, in this order.
-
-    Where the layers are of several kinds the config says so for each, also if it did not before:
-    what transformers takes for granted goes by the number of a layer.
-    """
+    """The config of a model that has these layers of another one, in this order."""
+    # Where the layers are of several kinds the config says so for each, also if it did not before:
+    # what transformers takes for granted goes by the number of a layer.
     from agent_forge.model.load import layer_kinds  # loads transformers, which takes seconds
 
     new = {key: len(layers) if key in DEPTHS else value for key, value in config.items()}
@@ -175,16 +166,19 @@ def with_layers(config: Mapping[str, Any], layers: Sequence[int]) -> dict[str, A
 
 
 def is_tied(weights: Weights) -> bool:
-    """True if the head of a model is its embedding: its file holds no other one.
-
-    Some architectures are tied unless their config says otherwise: without a word the file counts.
-    """
+    """True if the head of a model is its embedding: its file holds no other one."""
+    # Some architectures are tied without a word in their config: then the file counts.
     said = weights.config.get("tie_word_embeddings")
     head = next((name for name in weights if HEAD.search(name)), None)
     if not weights.config or said is False or (said is None and head):
         return False
     embedding = next((name for name in weights if TOKEN_EMBEDDING.search(name)), None)
     return not (head and embedding) or torch.equal(weights[head], weights[embedding])
+
+
+def is_vocabulary(name: str) -> bool:
+    """True for the embedding and the head."""
+    return bool(TOKEN_EMBEDDING.search(name) or HEAD.search(name))
 
 
 def with_same_heads(models: Sequence[Weights]) -> list[Weights]:
@@ -229,8 +223,10 @@ def read_index(index: Path) -> dict[str, Path]:
     return {name: index.parent / shard for name, shard in table.items()}
 
 
-def read_shards(label: str, folder: Path, where: dict[str, Path]) -> Weights:
-    """The weights in these files, read when asked for; `{"": file}` stands for all of one file."""
+def read_shards(label: str, file: Path) -> Weights:
+    """The weights in a file or in the shards of an index, read when asked for."""
+    where = read_index(file) if file.name in INDEX else {"": file}
+    folder = file.parent
     shards: dict[Path, Mapping[str, Tensor]] = {}
     specs: dict[str, TensorSpec] = {}
     place: dict[str, Path] = {}
@@ -240,7 +236,7 @@ def read_shards(label: str, folder: Path, where: dict[str, Path]) -> Weights:
         for name in wanted:
             if name not in content:
                 raise DamagedFile(path, f"tensor {name!r} is missing, but the index names it")
-            headers = content.specs if isinstance(content, MappedTensors) else None
+            headers = content.specs if isinstance(content, tensors.MappedTensors) else None
             specs[name] = headers[name] if headers else spec_of(content[name])
             place[name] = path
         if extra := sorted(set(content) - set(wanted)):
@@ -266,7 +262,7 @@ def read_shards(label: str, folder: Path, where: dict[str, Path]) -> Weights:
 def open_file(path: Path) -> Mapping[str, Tensor]:
     """The tensors of a file; a pickle is read as data alone, never run."""
     safe = path.suffix == ".safetensors"
-    return MappedTensors(path) if safe else read_weights(path, mapped=True)
+    return tensors.MappedTensors(path) if safe else tensors.read_weights(path, mapped=True)
 
 
 def shards_of(specs: Mapping[str, TensorSpec], shard_bytes: int) -> dict[str, list[str]]:
@@ -293,8 +289,8 @@ def writing_shards(
     for file, names in shards.items():
         with stage.writing(file) as writer:
             part = {name: specs[name] for name in names}
-            for name in write_header(writer, part, {"format": "pt"}):
-                yield name, partial(write_data, writer)
+            for name in tensors.write_header(writer, part, {"format": "pt"}):
+                yield name, partial(tensors.write_data, writer)
     if len(shards) > 1:
         total = sum(spec.nbytes for spec in specs.values())
         table = {name: file for file, names in shards.items() for name in names}

@@ -9,23 +9,13 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from agent_forge.errors import ConfigError
-from agent_forge.model.loss import (
-    CHUNK,
-    IGNORE,
-    LossOutput,
-    head_of,
-    language_loss,
-    states_of,
-    vocabulary_of,
-)
+from agent_forge.model import loss as losses
+from agent_forge.model.loss import CHUNK, IGNORE, LossOutput, head_of
 from agent_forge.optim.muon import divergence
 
 
 class DistillationLoss:
-    """(1 - share) * language loss + share * temperature^2 * KL(teacher || student).
-
-    Teacher and student are causal language models, ours or of transformers, of one vocabulary.
-    """
+    """(1 - share) * language loss + share * temperature^2 * KL(teacher || student)."""
 
     def __init__(self, teacher: nn.Module, *, share: float = 0.5, temperature: float = 1.0) -> None:
         if not 0 <= share <= 1 or temperature <= 0:
@@ -36,15 +26,16 @@ class DistillationLoss:
     def __call__(
         self, model: nn.Module, batch: Sequence[Tensor], generator: torch.Generator
     ) -> LossOutput:
-        sizes = vocabulary_of(self.teacher), vocabulary_of(model)
-        if sizes[0] != sizes[1]:
-            raise ConfigError(f"the teacher has {sizes[0]} tokens, the student {sizes[1]}")
+        teacher_size, size = map(losses.vocabulary_of, (self.teacher, model))
+        if teacher_size != size:
+            raise ConfigError(f"the teacher has {teacher_size} tokens, the student {size}")
         tokens, targets = batch
         self.teacher.to(tokens.device)
-        loss = language_loss(model, batch, generator)
+        loss = losses.language_loss(model, batch, generator)
         assert loss.states is not None
         with torch.no_grad():
-            taught = states_of(self.teacher, tokens).flatten(0, 1)[(targets != IGNORE).flatten()]
+            states = losses.states_of(self.teacher, tokens).flatten(0, 1)
+        taught = states[(targets != IGNORE).flatten()]
         pairs = zip(torch.split(loss.states, CHUNK), torch.split(taught, CHUNK), strict=True)
         parts = [checkpoint(self._divergence, model, *pair, use_reentrant=False) for pair in pairs]
         distance = torch.cat(parts).sum() / max(1, loss.count)

@@ -70,8 +70,7 @@ def fit(
 ) -> int:
     """Train for `trainer.total` steps or until the early stop; returns how many steps it took.
 
-    `next_batch(step)` gives the batch; what it depends on is in `parts` or in a generator of the
-    context. Metrics are logged as <stage>/train/<name>.
+    What `next_batch(step)` depends on is in `parts` or in a generator of the context.
     """
     state = {**trainer.parts, **(parts or {})}
     if early_stop:
@@ -103,12 +102,9 @@ def fit_corpus(
     settings: TrainSettings,
     seed: int,
     loss: LossFunction = language_loss,
-    evaluate: Callable[[], float] | None = None,
-) -> int:
-    """Train a model on a corpus, mixed as the curriculum says; returns how many steps it took.
-
-    `seed` gives the order of the data. `evaluate` returns a loss on unseen items.
-    """
+    evaluate: Callable[[], float] | None = None,  # returns a loss on unseen items
+) -> None:
+    """Train a model on a corpus, mixed as the curriculum says, in the order that `seed` gives."""
     loader = BatchLoader(
         corpus.sources,
         curriculum.stages[0].mix,
@@ -138,6 +134,5 @@ def fit_corpus(
     early_stop = evaluate and EarlyStop(
         evaluate, max(1, steps // EVALUATIONS), settings.patience, settings.min_gain
     )
-    return fit(
-        ctx, trainer, next_batch, stage=stage, parts={"loader": loader}, early_stop=early_stop
-    )
+    parts: dict[str, Stateful] = {"loader": loader}
+    fit(ctx, trainer, next_batch, stage=stage, parts=parts, early_stop=early_stop)

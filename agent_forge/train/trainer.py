@@ -29,8 +29,6 @@ Batch = Sequence[Tensor]  # tensors of equal length along the first dimension
 RECENT = 100  # steps whose losses are remembered
 SMALLEST_FACTOR = 1 / 32
 NO_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
-
-
 LossFunction = Callable[[Any, Batch, torch.Generator], LossOutput]
 
 
@@ -97,8 +95,9 @@ class Trainer:
             try:
                 values = self._gradients(mine, self._apply_decisions(step))
                 break
-            except (torch.OutOfMemoryError, RuntimeError, MemoryError) as error:
-                if not _out_of_memory(error):
+            except (RuntimeError, MemoryError) as error:
+                by_type = isinstance(error, torch.OutOfMemoryError | MemoryError)
+                if not by_type and not any(sign in str(error).lower() for sign in NO_MEMORY):
                     raise
                 self._use_less(step, len(mine[0]))
                 self.generator.set_state(begin)
@@ -115,8 +114,8 @@ class Trainer:
         self.world.average(list(self.model.buffers()))
         self.steps_seen += 1
         self.recent = [*self.recent[1 - RECENT :], values["loss"]]
-        extra = {"loss_avg_100": self.mean_loss, "rate": rate}
-        return {**values, **extra, **getattr(self.optimizer, "metrics", {})}
+        metrics = getattr(self.optimizer, "metrics", {})
+        return {**values, "loss_avg_100": self.mean_loss, "rate": rate, **metrics}
 
     @property
     def mean_loss(self) -> float:
@@ -130,10 +129,8 @@ class Trainer:
     def halve_rate(self, factor: float) -> None:
         """Set the rate's factor to half of `factor`, which it was when training diverged."""
         if factor <= SMALLEST_FACTOR:
-            raise NotFinite(
-                f"training diverges even at {factor:.3g} of the rate",
-                hint="the last good checkpoint is kept; a new run needs a lower rate",
-            )
+            hint = "the last good checkpoint is kept; a new run needs a lower rate"
+            raise NotFinite(f"training diverges even at {factor:.3g} of the rate", hint=hint)
         self.factor = factor / 2
 
     def _gradients(self, batch: Batch, pieces: int) -> dict[str, float]:
@@ -143,8 +140,7 @@ class Trainer:
         pieces = min(pieces, len(batch[0]))
         sums: dict[str, float] = {}
         count = 0
-        cut = zip(*(t.to(self.device).tensor_split(pieces) for t in batch), strict=True)
-        for piece in cut:
+        for piece in zip(*(t.to(self.device).tensor_split(pieces) for t in batch), strict=True):
             with self._precision():
                 loss = self.loss(self.model, piece, self.generator)
             (loss.total * loss.count).backward()  # type: ignore[no-untyped-call]
@@ -173,10 +169,9 @@ class Trainer:
     def _refuse_divergence(self, step: int, loss: float) -> None:
         if not math.isfinite(loss):
             raise Diverged(f"the loss became {loss} at step {step}")
-        if self.steps_seen >= 20 and loss > 2 * self.mean_loss + 1:
-            raise Diverged(
-                f"the loss ran away at step {step}: {loss:.3g} after a mean of {self.mean_loss:.3g}"
-            )
+        if self.steps_seen >= 20 and loss > 2 * (mean := self.mean_loss) + 1:
+            rise = f"{loss:.3g} after a mean of {mean:.3g}"
+            raise Diverged(f"the loss ran away at step {step}: {rise}")
 
     def _apply_decisions(self, step: int) -> int:
         """Move to the CPU if that was decided by this step; returns the pieces of its batch."""
@@ -197,14 +192,6 @@ class Trainer:
             self.decisions.record("cpu", step, True)
             torch.cuda.empty_cache()
         else:
-            raise NotEnough(
-                f"not enough memory for one row of the batch at step {step}",
-                hint="free some memory and resume, or start anew with shorter rows",
-            )
+            hint = "free some memory and resume, or start anew with shorter rows"
+            raise NotEnough(f"not enough memory for one row of the batch at step {step}", hint=hint)
         log.warning("out of memory at step %d: %s", step, self.decisions.at(step))
-
-
-def _out_of_memory(error: Exception) -> bool:
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    return any(sign in str(error).lower() for sign in NO_MEMORY)

@@ -25,8 +25,7 @@ def ngram(
     """The share of `test` that is right with the likeliest answer after the end of the question.
 
     That is the most frequent answer to the training questions that end in the same `order`
-    characters; where there is none, in the same `order - 1`, and so on down to no character. Of
-    equally frequent answers the first in the alphabet counts.
+    characters; where there is none, in one character less, and so on down to none.
     """
     answers: dict[str, Counter[str]] = defaultdict(Counter)
     for task in train:

@@ -17,17 +17,14 @@ from agent_forge.data.row_files import MAX_CHARACTERS, DataRow, pieces
 
 @dataclass(frozen=True)
 class Example:
-    """A prompt and the completion that is learned; plain text has no prompt.
-
-    `messages` is set for conversations, whose prompt and completion are then only for reading.
-    """
+    """A prompt and the completion that is learned; plain text has no prompt."""
 
     prompt: str
     completion: str
     source: str = ""
     split: str = ""
     choices: tuple[str, ...] = ()
-    messages: tuple[Mapping[str, Any], ...] = ()
+    messages: tuple[Mapping[str, Any], ...] = ()  # a conversation; the prompt is for reading only
     tests: tuple[str, ...] = ()  # of code: what a right answer passes
 
 
@@ -167,10 +164,7 @@ def boolq(row: DataRow) -> Iterator[Example]:
 
 
 def text(row: DataRow) -> Iterator[Example]:
-    """Plain text: a field `text`, or a row that is a text; blank ones are skipped.
-
-    One that is longer than any text may be is cut as a file of plain text is.
-    """
+    """Plain text: a field `text`, or a row that is a text, cut where it is too long for one."""
     content = row.value if isinstance(row.value, str) else row.get("text", "content", "story")
     if not isinstance(content, str):  # a number is no text, though it may be an answer
         raise row.damaged(f"field 'text' is {type(content).__name__}, text is expected")

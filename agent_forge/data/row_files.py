@@ -200,10 +200,7 @@ def _text(path: Path) -> Iterator[DataRow]:
 
 
 def pieces(numbered: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:
-    """Documents of plain text: cut at end-of-text lines, else at line ends after some size.
-
-    Each comes with the number of its first line.
-    """
+    """Documents of plain text, each with the number of its first line."""
     piece: list[str] = []
     start, size = 0, 0
     parts = ((n, part) for n, line in numbered for part in _short(line))

@@ -125,10 +125,8 @@ def check_result(config: Mapping[str, Any], specs: Mapping[str, TensorSpec], pla
 
 
 def layer_kinds(config: Mapping[str, Any], *, computed: bool = True) -> dict[str, list[Any]]:
-    """What each layer is, as transformers completes a config; empty if it does not know it.
-
-    `computed`: with lists that follow from other settings, so that a config cannot hold them.
-    """
+    """What each layer is, as transformers completes a config; empty if it does not know it."""
+    # `computed`: with lists that follow from other settings, so that a config cannot hold them.
     if config.get("model_type") == MODEL_TYPE or not _is_causal(config):
         return {}
     shape = _architecture(config, str(config["model_type"]))[1]

@@ -23,11 +23,8 @@ FLOOR = 0.05  # the least weight of a write: an expected token leaves a trace to
 
 
 def decaying_sum(u_BTC: Tensor, decay_C: Tensor, carry_BC: Tensor) -> tuple[Tensor, Tensor]:
-    """s_t = decay * s_(t-1) + u_t for all t at once; also the last s, to go on from.
-
-    Within a chunk it is a product with a triangle of powers; only the carry between chunks is a
-    loop.
-    """
+    """s_t = decay * s_(t-1) + u_t for all t at once; also the last s, to go on from."""
+    # Within a chunk it is a product with a triangle of powers; the carry between them is a loop.
     b, t, c = u_BTC.shape
     pad = -t % CHUNK if t > CHUNK else 0
     size = min(t, CHUNK)

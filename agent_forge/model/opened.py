@@ -92,11 +92,9 @@ class TransformersModel:
         return str(self.tokenizer.decode(ids, skip_special_tokens=True))
 
     def _asked(self, given: str, whole: str, *, special: bool) -> Asked:
-        """All is asked for from where the whole text differs from what is given.
-
-        So a token that reaches from the prompt into the answer is asked for, and a template may
-        write a finished turn in another way than one that begins.
-        """
+        """All is asked for from where the whole text differs from what is given."""
+        # So a token that reaches from the prompt into the answer is asked for, and a template may
+        # write a finished turn in another way than one that begins.
         before, ids = self._ids(given, special=special), self._ids(whole, special=special)
         pairs = enumerate(zip(before, ids, strict=False))
         start = next((i for i, (a, b) in pairs if a != b), min(len(before), len(ids) - 1))

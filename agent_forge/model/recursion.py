@@ -53,12 +53,9 @@ class Recursion(nn.Module):
 
 
 class HaltingHead(nn.Module):
-    """The probability that further steps would not help, with a running calibration.
+    """The probability that further steps would not help, with a running calibration."""
 
-    The head learns from a target of 0 or 1 for each token. The two running means let inference
-    correct a head that is too eager or too shy as a whole.
-    """
-
+    # These two let inference correct a head that is too eager or too shy as a whole.
     mean_target: Tensor
     mean_probability: Tensor
 

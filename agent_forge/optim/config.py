@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from pydantic import AliasChoices, AliasGenerator, ConfigDict, Field
 
+from agent_forge.config import strict_json
 from agent_forge.config.settings import Settings
 from agent_forge.errors import ConfigError
 
-OTHER_NAMES = {
-    "muon_lr": "lr",
-    "grokfast_alpha": "alpha",
-    "grokfast_lambda": "lam",
-    "ns_steps": "k",
-    "momentum": "beta",
-    "qk_clip_threshold": "qkclip_tau",
-}
+OTHER_NAMES = {"muon_lr": "lr", "grokfast_alpha": "alpha", "grokfast_lambda": "lam"}
+OTHER_NAMES |= {"ns_steps": "k", "momentum": "beta", "qk_clip_threshold": "qkclip_tau"}
 
 
 class MuGrokConfig(Settings):
@@ -68,23 +64,5 @@ class MuGrokConfig(Settings):
         return cls(**PHASE_SETTINGS[number])
 
 
-PHASE_SETTINGS: dict[int, dict[str, Any]] = {
-    1: {
-        "muon_lr": 1e-2,
-        "fallback_lr": 6e-3,
-        "grokfast_lambda": 0.0,
-        "ns_steps": 3,
-        "momentum": 0.9,
-    },
-    3: {
-        "muon_lr": 5e-4,
-        "fallback_lr": 1e-4,
-        "grokfast_lambda": 0.1,
-        "qk_clip_threshold": 25.0,
-        "kl_coefficient": 0.1,
-    },
-    4: {"muon_lr": 2e-4, "fallback_lr": 1e-4, "grokfast_lambda": 1.5},
-    5: {"muon_lr": 2e-4, "fallback_lr": 1e-4, "grokfast_lambda": 2.0},
-    6: {"muon_lr": 1e-4, "fallback_lr": 1e-4, "grokfast_lambda": 0.2},
-    7: {"muon_lr": 5e-4, "fallback_lr": 1e-4, "grokfast_lambda": 0.15, "qk_clip_threshold": 28.0},
-}
+_table = strict_json.parse(Path(__file__).with_name("phases.json").read_text(encoding="utf-8"))
+PHASE_SETTINGS: dict[int, dict[str, Any]] = {int(number): row for number, row in _table.items()}

@@ -20,10 +20,7 @@ class TrainingProcesses:
 
     @classmethod
     def join(cls) -> TrainingProcesses:
-        """Join the processes that torchrun started, if it did.
-
-        The first of them is the one to save checkpoints; a run directory has one writer.
-        """
+        """Join the processes that torchrun started, if it did; the first one saves checkpoints."""
         size = int(os.environ.get("WORLD_SIZE", "1"))
         if size == 1:
             return cls()

@@ -1,12 +1,9 @@
 """What a task and a family of tasks are, and how an item falls into a split.
 
-An item is drawn in two steps. `draw` picks the operands: what the item asks about, without any
-wording. The sha256 of family and operands names the one split that may hold them, so a family
-draws until the operands belong to the split that was asked for. `build` then words the question,
-with wordings that belong to that split alone. Families of bare symbols have no wording; their
-splits differ in operands only.
-
-Everything random comes from the given `random.Random`, so an item is the same on any machine.
+`draw` picks the operands: what an item asks about. The sha256 of family and operands names the one
+split that may hold them, so a family draws until they belong to the split that was asked for.
+`build` then words the question, with wordings of that split alone. Families of bare symbols have
+no wording. All randomness comes from the given `Random`: an item is the same on any machine.
 """
 
 from __future__ import annotations

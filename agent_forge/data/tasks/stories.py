@@ -1,13 +1,9 @@
 """Short stories in simple English, and questions about them.
 
-A story has a hero with a wish, a problem, some attempts (more at higher levels), a friend who
-helps, and an ending. Pronouns follow the hero; where two people could be meant, the name is used.
-`story` asks for the rest of a story after its opening: text to learn fluent English from. Nobody
-can guess the rest word for word, so its check (the same words) only tells the text itself.
-
-The templates (stories.json) have gaps for people, things and places: {he}, {his} and {him} mean
-the hero, {f_he}, {f_his} and {f_him} the friend. A template has variants (what the wish is about)
-and details (something that turns up later); every pair of them fits.
+A story has a hero with a wish, a problem, attempts (more at higher levels), a friend, an ending.
+`story` asks for the rest after the opening: text to learn fluent English from, which nobody can
+guess word for word. In the templates (stories.json) {he}, {his} and {him} mean the hero, {f_he},
+{f_his} and {f_him} the friend; every pair of a template's variants and details fits.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Bare symbols: digits place by place, copies, positions, known facts, sequences to continue.
 
-Every symbol is one token: digits always are, other symbols are parted by blanks. There is no
-wording (but for `continue_pattern`): the splits share the form of the question and differ in the
-operands. `facts` is closed book: every fact of its table occurs in training, and only the
-combinations that are asked for differ between the splits.
+Every symbol is one token: digits always are, other symbols are parted by blanks. The splits share
+the form of a question and differ in the operands. `facts` is closed book: every fact of its table
+occurs in training, only the combinations that are asked for differ between the splits.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """From the rows of each dataset to training examples: one small generator for each kind of row.
 
-A reader knows the fields of the original files and of the Hugging Face version. If an answer is
-one of several choices, `choices` has them all.
+A reader knows the fields of the original files and of the Hugging Face version.
 """
 
 from __future__ import annotations
@@ -192,10 +191,8 @@ def own(row: DataRow) -> Iterator[Example]:
         yield from text(row)
     else:
         found = list(row.value) if isinstance(row.value, Mapping) else type(row.value).__name__
-        raise row.damaged(
-            "none of the fields 'prompt' and 'completion', 'messages', 'question' and 'answer',"
-            f" 'text'; found {found}"
-        )
+        fields = "'prompt' and 'completion', 'messages', 'question' and 'answer', 'text'"
+        raise row.damaged(f"none of the fields {fields}; found {found}")
 
 
 def _conversation(row: DataRow) -> Example:

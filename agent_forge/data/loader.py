@@ -139,9 +139,19 @@ class BatchLoader:
 
     def use(self, mix: Mix, length: int) -> None:
         """Change the weights or the length of rows; every source goes on where it is."""
-        self._mix = checked_mix(mix, list(self._streams))
+        for name, weight in mix.items():
+            if name not in self._streams:
+                hint = did_you_mean(name, list(self._streams))
+                raise ConfigError(f"the mix names an unknown source {name!r}{hint}")
+            if not (math.isfinite(weight) and weight >= 0):
+                raise ConfigError(f"the weight of {name!r} is {weight}; 0 or more is expected")
+        total = sum(mix.values())
+        if not 0 < total < math.inf:
+            raise ConfigError(f"the weights of the mix add up to {total}")
         if length < 2:
             raise ConfigError(f"rows of {length} tokens teach nothing")
+        # Shares that sum to 1, without the zeros, in the order of the sources.
+        self._mix = {name: mix[name] / total for name in self._streams if mix.get(name)}
         self.length = length
 
     def next_batch(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -183,20 +193,6 @@ class BatchLoader:
         self._credit = dict(state["credit"])
         for name, (epoch, at) in state["at"].items():
             self._streams[name].seek(epoch, at)
-
-
-def checked_mix(mix: Mix, names: Sequence[str]) -> dict[str, float]:
-    """Weights as shares that sum to 1, without the zeros, in the order of the sources."""
-    for name, weight in mix.items():
-        if name not in names:
-            hint = did_you_mean(name, names)
-            raise ConfigError(f"the mix names an unknown source {name!r}{hint}")
-        if not (math.isfinite(weight) and weight >= 0):
-            raise ConfigError(f"the weight of {name!r} is {weight}; 0 or more is expected")
-    total = sum(mix.values())
-    if not 0 < total < math.inf:
-        raise ConfigError(f"the weights of the mix add up to {total}")
-    return {name: mix[name] / total for name in names if mix.get(name)}
 
 
 def shuffled(n: int, key: int) -> Ints:

@@ -7,9 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from agent_forge.data.row_files import MAX_CHARACTERS
+from agent_forge.data.tokenizer import Message
 from agent_forge.errors import ConfigError
 from agent_forge.infer.generate import Sampling, stream
-from agent_forge.model.opened import Message, OpenedModel, open_model
+from agent_forge.model.opened import OpenedModel, open_model
 
 
 class ChatModel:

@@ -1,10 +1,9 @@
 """The one generation engine, for our networks and for causal language models of transformers.
 
 What all prompts begin with is read once and its cache copied. The rows of a batch then keep in
-step: they read together up to the end of the shortest prompt, and from there on one token a row,
-the next of its prompt while there is one, else a new one. So nothing is padded or masked, each
-token of a row is computed once, and any network with a cache will do. A row that has ended leaves
-the batch. Each draws from a generator of its own: its text does not depend on the others.
+step: together up to the end of the shortest prompt, from there on one token a row, the next of its
+prompt or a new one. So nothing is padded or masked, and any network with a cache will do. Each row
+draws from a generator of its own: its text does not depend on the others.
 """
 
 from __future__ import annotations

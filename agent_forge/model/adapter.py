@@ -1,8 +1,7 @@
 """LoRA adapters as peft writes them: W + scale * B A, computed when a tensor is asked for.
 
-Only what gives the weights of peft's `merge_and_unload` is read; whatever else an adapter asks for
-is refused by name. Some initialisations (PiSSA, OLoRA, LoftQ, CorDA ...) change the base as well,
-so that the base on the disk plus B A would be another model.
+Only what gives the weights of peft's `merge_and_unload` is read; all else is refused by name. Some
+initialisations (PiSSA, OLoRA, LoftQ ...) change the base as well: its file gives another model.
 """
 
 from __future__ import annotations

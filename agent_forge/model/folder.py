@@ -96,10 +96,8 @@ def home_of(ref: str | Path) -> Path:
         return path
     base = read_settings(path).get("base_model_name_or_path")
     if not isinstance(base, str) or not Path(base).exists():
-        raise NotFound(
-            f"{path} is an adapter for {base or 'an unnamed base'}, which is not on this machine",
-            hint=f"name the base as well: BASE+{path}",
-        )
+        missing = f"an adapter for {base or 'an unnamed base'}, which is not on this machine"
+        raise NotFound(f"{path} is {missing}", hint=f"name the base as well: BASE+{path}")
     if is_adapter(Path(base)):
         hint = f"name all: BASE+{base}+{path}"
         raise ConfigError(f"{path} is an adapter on the adapter {base}", hint=hint)

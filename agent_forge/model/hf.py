@@ -1,8 +1,7 @@
 """Hugging Face interop: our network as a model of transformers.
 
-Importing it registers our network with the Auto classes, so that a model directory of ours opens
-with `AutoModelForCausalLM.from_pretrained`, without remote code. `generate` of transformers works
-and recomputes the text for every token; `agent_forge.infer` has the cached generation.
+Importing it registers our network with the Auto classes: `AutoModelForCausalLM.from_pretrained`
+opens a directory of ours. `generate` of transformers recomputes the text for every token.
 """
 
 from __future__ import annotations

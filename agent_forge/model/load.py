@@ -1,7 +1,6 @@
 """From tensors to a network, from files to a tokenizer: whatever does not fit is refused by name.
 
-transformers fills gaps with fresh weights and tells so in a log; here the names, shapes and types
-of the file have to be those of the network. Nothing in a folder makes it fetch or run code.
+transformers fills gaps with fresh weights and tells so in a log; here that is an error.
 """
 
 from __future__ import annotations

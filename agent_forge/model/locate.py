@@ -38,7 +38,7 @@ def locate_model(ref: str | Path, storage: Path | None = None) -> str:
 
 
 def locate_parents(refs: Sequence[str], storage: Path) -> tuple[list[str], str | None]:
-    """The paths of models to merge, and their base; one run stands for its specialists and trunk."""
+    """The paths of models to merge, and their base; one run means its specialists and trunk."""
     if len(refs) == 1 and (specialists := specialists_of(refs[0], storage)):
         return specialists
     located = (locate_model(ref, storage) for ref in refs)

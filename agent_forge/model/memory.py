@@ -1,9 +1,8 @@
 """Long-range memory: a low-rank moving average with a surprise-gated write, and its gate (MAG).
 
-This is a linear memory, not the test-time-trained network of the Titans paper. Each channel forgets
-at its own pace: half-lives are spread from 16 tokens to `capacity`. What is written is weighted by
-how much the token differs from the recent past (surprise) and from the distant past (novelty); the
-two weights and the capacity change no shape, so models that differ in them can be merged.
+This is a linear memory, not the test-time-trained network of the Titans paper. Half-lives of its
+channels are spread from 16 tokens to `capacity`. What is written is weighted by how much the token
+differs from the recent past (surprise) and the distant past (novelty). No setting changes a shape.
 
 Shapes: B batch, T tokens, M memory channels, D width.
 """

@@ -52,13 +52,10 @@ class ForgeNetwork(nn.Module):
         self.projection = nn.Linear(s.embed_rank, s.d_model, bias=False)
         nn.init.normal_(self.embedding.weight, std=EMBEDDING_STD)
         nn.init.normal_(self.projection.weight, std=s.d_model**-0.5)
-        self.blocks = nn.ModuleList(
-            TransformerBlock(s.d_model, s.n_heads, s.ffn_hidden, s.sw_window)
-            for _ in range(s.n_layers)
-        )
-        self.memory = NeuralMemory(
-            s.d_model, s.d_mem, s.memory_capacity, s.surprise_weight, s.novelty_weight
-        )
+        block = (s.d_model, s.n_heads, s.ffn_hidden, s.sw_window)
+        self.blocks = nn.ModuleList(TransformerBlock(*block) for _ in range(s.n_layers))
+        memory = (s.d_mem, s.memory_capacity, s.surprise_weight, s.novelty_weight)
+        self.memory = NeuralMemory(s.d_model, *memory)
         self.gate = MemoryGate(s.d_model, s.gate_hidden)
         self.recursion = Recursion(s.d_model, s.trm_hidden, s.micro_steps, s.t_max)
         self.halting = HaltingHead(s.d_model, s.t_max, s.halt_ema)

@@ -10,6 +10,7 @@ import hashlib
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -37,36 +38,26 @@ SETTINGS_FILES = NAMES["settings_files"]
 EACH_LAYER = ("layer_types", "no_rope_layers", "mlp_layer_types", "indexer_types")
 
 
+@dataclass(eq=False, repr=False)
 class Weights(Mapping[str, Tensor]):
     """Tensors by name, read or computed when asked for."""
 
-    def __init__(
-        self,
-        specs: Mapping[str, TensorSpec],
-        get: Callable[[str], Tensor],
-        *,
-        label: str = "memory",
-        config: Mapping[str, Any] | None = None,
-        folder: Path | None = None,
-        sources: Sequence[Path] = (),
-    ) -> None:
-        self.specs = dict(specs)
-        self._get = get
-        self.label = label
-        self.config = dict(config or {})
-        self.folder = folder
-        self.sources = tuple(sources)  # the files that the tensors come from
+    specs: dict[str, TensorSpec]
+    tensor_of: Callable[[str], Tensor]
+    label: str = "memory"
+    config: dict[str, Any] = field(default_factory=dict)
+    folder: Path | None = None
+    sources: Sequence[Path] = ()  # the files that the tensors come from
 
-    def derived(self, get: Callable[[str], Tensor], **changes: Any) -> Weights:
+    def derived(self, tensor_of: Callable[[str], Tensor], **changes: Any) -> Weights:
         """Weights of the same model with other tensors; `changes` are arguments of Weights."""
-        same = {"label": self.label, "config": self.config, "folder": self.folder}
-        kept = {"specs": self.specs, **same, "sources": self.sources}
-        return Weights(get=get, **{**kept, **changes})
+        same = {field.name: getattr(self, field.name) for field in fields(Weights)}
+        return Weights(**{**same, "tensor_of": tensor_of, **changes})
 
     def __getitem__(self, name: str) -> Tensor:
         if name not in self.specs:
             raise KeyError(name)
-        return self._get(name)
+        return self.tensor_of(name)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.specs)

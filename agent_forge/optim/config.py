@@ -27,33 +27,17 @@ class MuGrokConfig(Settings):
     )
 
     muon: bool = Field(True, description="false lets AdamW update the matrices too")
-    muon_lr: float = Field(
-        1e-3, gt=0, description="rate for matrices; updates are scaled to AdamW's size"
-    )
+    muon_lr: float = Field(1e-3, gt=0, description="rate for matrices; updates scaled to AdamW's")
     fallback_lr: float = Field(1e-3, gt=0, description="AdamW's rate, for everything else")
-    grokfast_alpha: float = Field(
-        0.98, ge=0, lt=1, description="inertia of the running mean of the gradient"
-    )
-    grokfast_lambda: float = Field(
-        0.0, ge=0, description="how much of that mean is added to the gradient"
-    )
+    grokfast_alpha: float = Field(0.98, ge=0, lt=1, description="inertia of the gradient's mean")
+    grokfast_lambda: float = Field(0.0, ge=0, description="share of that mean added to a gradient")
     ns_steps: int = Field(5, ge=1, le=20, description="Newton-Schulz iterations")
-    momentum: float = Field(
-        0.95, ge=0, lt=1, description="momentum of the matrices' updates (Nesterov)"
-    )
+    momentum: float = Field(0.95, ge=0, lt=1, description="of the matrices' updates (Nesterov)")
     weight_decay: float = Field(0.05, ge=0, description="decoupled decay, of matrices only")
-    grad_clip: float = Field(
-        1.0, ge=0, description="largest norm of the whole gradient; 0 clips nothing"
-    )
-    qk_clip_threshold: float = Field(
-        30.0, ge=0, description="largest attention logit of a head; 0 clips nothing"
-    )
-    kl_coefficient: float = Field(
-        0.0, ge=0, description="weight of the divergence from a reference, where a phase has one"
-    )
-    mlarope_protected: bool = Field(
-        False, description="true rescales the queries only and leaves rotary keys alone"
-    )
+    grad_clip: float = Field(1.0, ge=0, description="largest norm of the gradient; 0 clips nothing")
+    qk_clip_threshold: float = Field(30.0, ge=0, description="largest attention logit; 0: no limit")
+    kl_coefficient: float = Field(0.0, ge=0, description="weight of a divergence from a reference")
+    mlarope_protected: bool = Field(False, description="QK-clip rescales queries, not rotary keys")
 
     @classmethod
     def from_phase(cls, number: int) -> MuGrokConfig:

@@ -1,9 +1,8 @@
 """MuonGrokfast: clip, amplify what persists, orthogonalise matrices, AdamW for the rest, QK-clip.
 
-Grokfast adds lambda times a running mean of the gradient: slow components grow, fast ones stay.
-Muon (after it) replaces a matrix's momentum by the nearest orthogonal matrix, computed in fp32
-(bf16 is many times slower on a CPU), equal shapes in one batch. QK-clip bounds the attention logits
-of each head by scaling its query and key weights after the step.
+Grokfast adds lambda times a running mean of the gradient: slow components grow. Muon replaces a
+matrix's momentum by the nearest orthogonal matrix, in fp32 (bf16 is many times slower on a CPU),
+equal shapes in one batch. QK-clip bounds the attention logits of a head by scaling its weights.
 """
 
 from __future__ import annotations

@@ -38,14 +38,6 @@ class TrainingProcesses:
             raise ValueError(f"{len(batch[0])} rows do not divide among {self.size} processes")
         return [tensor[self.rank :: self.size] for tensor in batch]
 
-    def gradients(self, model: nn.Module) -> list[Tensor]:
-        """The gradients that are there; among several processes zeros stand for missing ones."""
-        if self.size > 1:
-            for p in model.parameters():
-                if p.requires_grad and p.grad is None:
-                    p.grad = torch.zeros_like(p)
-        return [p.grad for p in model.parameters() if p.grad is not None]
-
     def agree(self, model: nn.Module) -> None:
         """Let QK-clip see the largest logits of all processes, so that all clip alike."""
         if self.size == 1:
@@ -56,17 +48,20 @@ class TrainingProcesses:
                 dist.all_reduce(largest, dist.ReduceOp.MAX)
 
     def sum(
-        self, gradients: list[Tensor], values: dict[str, float], count: int
-    ) -> tuple[dict[str, float], int]:
-        """Add up the gradients, in place, and what was measured, over all processes."""
+        self, model: nn.Module, values: dict[str, float], count: int
+    ) -> tuple[list[Tensor], dict[str, float], int]:
+        """The gradients of the model, and what was measured, added up over all processes."""
+        for p in model.parameters() if self.size > 1 else ():
+            if p.requires_grad:
+                p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+                dist.all_reduce(p.grad)
+        gradients = [p.grad for p in model.parameters() if p.grad is not None]
         if self.size == 1:
-            return values, count
-        for gradient in gradients:
-            dist.all_reduce(gradient)
+            return gradients, values, count
         device = gradients[0].device
         numbers = torch.tensor([*values.values(), count], dtype=torch.float64, device=device)
         dist.all_reduce(numbers)
-        return dict(zip(values, numbers[:-1].tolist(), strict=True)), int(numbers[-1])
+        return gradients, dict(zip(values, numbers[:-1].tolist(), strict=True)), int(numbers[-1])
 
     def average(self, buffers: list[Tensor]) -> None:
         """Make running statistics equal in all processes."""

@@ -1,7 +1,6 @@
 """The training loop: batches in, updates out, with evaluation, early stop and divergence handled.
 
-It runs on the steps of a phase context, which brings checkpoints, exact resume and the clean stop.
-`fit_corpus` is what a phase calls; `fit` is the loop itself, over any batches.
+The steps of a phase context bring checkpoints, exact resume and the clean stop.
 """
 
 from __future__ import annotations

@@ -1,15 +1,13 @@
 """Trainer: one optimizer step at a time, in pieces that fit into memory, with the rate's schedule.
 
-A step is all or nothing: a loss that is not finite or has run away raises `Diverged` before any
-weight changes, and so does a gradient that is not finite, with MuonGrokfast. Out of memory cuts the
-batch into more pieces, and at last moves to the CPU; either is recorded under the step at which it
-happened before it takes effect, so that a resumed run does the same at the same step. Pieces are
-weighed by the tokens that they teach: the cut changes the result by rounding only.
+A step is all or nothing: a loss or gradient that is not finite, or a loss that has run away, raises
+`Diverged` before any weight changes. Out of memory cuts the batch into more pieces, and at last
+moves to the CPU; either is recorded under its step before it takes effect, so that a resumed run
+does the same. Pieces are weighed by the tokens that they teach: the cut only changes the rounding.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 from collections.abc import Callable, Sequence
@@ -101,7 +99,11 @@ class Trainer:
                     raise
                 self._use_less(step, len(mine[0]))
                 self.generator.set_state(begin)
-        self._refuse_divergence(step, values["loss"])
+        if not math.isfinite(loss := values["loss"]):
+            raise Diverged(f"the loss became {loss} at step {step}")
+        if self.steps_seen >= 20 and loss > 2 * (mean := self.mean_loss) + 1:
+            rise = f"{loss:.3g} after a mean of {mean:.3g}"
+            raise Diverged(f"the loss ran away at step {step}: {rise}")
         rate = self.factor * rate_factor(step, self.total, self.settings)
         for group in self.optimizer.param_groups:
             group["lr"] = group["full_lr"] * rate
@@ -113,7 +115,7 @@ class Trainer:
         self._notify_modules("end_step")
         self.world.average(list(self.model.buffers()))
         self.steps_seen += 1
-        self.recent = [*self.recent[1 - RECENT :], values["loss"]]
+        self.recent = [*self.recent[1 - RECENT :], loss]
         metrics = getattr(self.optimizer, "metrics", {})
         return {**values, "loss_avg_100": self.mean_loss, "rate": rate, **metrics}
 
@@ -137,18 +139,18 @@ class Trainer:
         """Leave the mean gradient of the batch in the parameters; returns the mean values."""
         self.optimizer.zero_grad(set_to_none=True)
         self._notify_modules("begin_step")
-        pieces = min(pieces, len(batch[0]))
+        pieces, precision = min(pieces, len(batch[0])), self.settings.precision
+        narrow = precision == "bf16" or (precision == "auto" and bf16_is_faster(self.device))
         sums: dict[str, float] = {}
         count = 0
         for piece in zip(*(t.to(self.device).tensor_split(pieces) for t in batch), strict=True):
-            with self._precision():
+            with torch.autocast(self.device.split(":")[0], dtype=torch.bfloat16, enabled=narrow):
                 loss = self.loss(self.model, piece, self.generator)
             (loss.total * loss.count).backward()  # type: ignore[no-untyped-call]
             count += loss.count
             for name, value in loss.values.items():
                 sums[name] = sums.get(name, 0.0) + value * loss.count
-        gradients = self.world.gradients(self.model)
-        sums, count = self.world.sum(gradients, sums, count)
+        gradients, sums, count = self.world.sum(self.model, sums, count)
         if not count:
             raise ValueError("the batch has nothing to learn: every target is left out")
         torch._foreach_mul_(gradients, 1 / count)
@@ -159,19 +161,6 @@ class Trainer:
         for module in self.model.modules():
             if hasattr(module, method):
                 getattr(module, method)()
-
-    def _precision(self) -> contextlib.AbstractContextManager[Any]:
-        wanted = self.settings.precision
-        if wanted == "bf16" or (wanted == "auto" and bf16_is_faster(self.device)):
-            return torch.autocast(self.device.split(":")[0], dtype=torch.bfloat16)
-        return contextlib.nullcontext()
-
-    def _refuse_divergence(self, step: int, loss: float) -> None:
-        if not math.isfinite(loss):
-            raise Diverged(f"the loss became {loss} at step {step}")
-        if self.steps_seen >= 20 and loss > 2 * (mean := self.mean_loss) + 1:
-            rise = f"{loss:.3g} after a mean of {mean:.3g}"
-            raise Diverged(f"the loss ran away at step {step}: {rise}")
 
     def _apply_decisions(self, step: int) -> int:
         """Move to the CPU if that was decided by this step; returns the pieces of its batch."""

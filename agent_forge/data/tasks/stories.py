@@ -33,7 +33,8 @@ def tell(
 ) -> tuple[str, str, dict[str, str]]:
     """The opening, the rest, and the words that fill both."""
     name, variant, detail, hero, friend, home = operands
-    template = TEMPLATES[name]
+    template, look = TEMPLATES[name], rng.choice(_data["looks"])
+    child = "girl" if hero in GIRLS else "boy"
     words = {
         **template["variants"][variant],
         **template["details"][detail],
@@ -42,7 +43,7 @@ def tell(
         "hero": hero,
         "friend": friend,
         "home": HOMES[home],
-        "who": f"a {rng.choice(_data['looks'])} {_child_or_animal(hero, rng)}",
+        "who": f"a {look} {child if rng.random() < 0.6 else rng.choice(_data['animals'])}",
         "hobby": rng.choice(_data["hobbies"]),
         "time": rng.choice(_data["times"]),
     }
@@ -92,12 +93,6 @@ def _pronouns(name: str, prefix: str) -> dict[str, str]:
     he, his, him = ("she", "her", "her") if name in GIRLS else ("he", "his", "him")
     words = {"he": he, "his": his, "him": him, "He": he.title(), "His": his.title()}
     return {prefix + key: word for key, word in words.items()}
-
-
-def _child_or_animal(hero: str, rng: Random) -> str:
-    if rng.random() < 0.6:
-        return "girl" if hero in GIRLS else "boy"
-    return str(rng.choice(_data["animals"]))
 
 
 QUESTION_WORDINGS = {

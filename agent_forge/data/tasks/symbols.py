@@ -18,6 +18,7 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 QUESTIONS = tuple(letter + digit for letter in LETTERS for digit in DIGITS)
 # "b3" -> a letter: what the model has to know by heart
 FACTS = dict(zip(QUESTIONS, Random(260).choices(LETTERS, k=len(QUESTIONS)), strict=True))
+Change = Callable[[str], str]
 SEQUENCES = {"steps": 1, "cycle": 1, "powers": 15, "zigzag": 30, "growing": 45}  # from which level
 
 
@@ -39,21 +40,16 @@ def symbol_question(question: str, answer: str, alphabet: str, rng: Random) -> Q
 
 
 def change_string(
-    name: str,
-    command: str,
-    change: Callable[[str], str],
-    low: int = 4,
-    high: int = 26,
-    alphabet: str = LETTERS,
+    name: str, command: str, change: Change, shortest: int = 4, longest: int = 26, of: str = LETTERS
 ) -> TaskFamily:
-    """`command` and a string (of `low` to `high` symbols by level); the answer is its change."""
+    """`command` and a string of some symbols, longer at higher levels; the answer is its change."""
 
     def draw(level: int, rng: Random) -> Operands:
-        return ("".join(rng.choices(alphabet, k=scaled(level, low, high))),)
+        return ("".join(rng.choices(of, k=scaled(level, shortest, longest))),)
 
     def build(operands: tuple[str], level: int, split: str, rng: Random) -> Question:
         text = operands[0]
-        return symbol_question(f"{command} {spaced(text)}", change(text), alphabet, rng)
+        return symbol_question(f"{command} {spaced(text)}", change(text), of, rng)
 
     return family(name, draw, build, verifiers.symbols)
 
@@ -167,8 +163,8 @@ FAMILIES = (
     family("facts", lookups, facts, verifiers.symbols),
     change_string("copy", "copy", lambda text: text),
     change_string("reverse", "rev", lambda text: text[::-1]),
-    change_string("rotate", "rot", lambda text: text[1:] + text[0], low=5),
-    change_string("every_second", "skip", lambda text: text[::2], low=5),
+    change_string("rotate", "rot", lambda text: text[1:] + text[0], 5),
+    change_string("every_second", "skip", lambda text: text[::2], 5),
     change_string("sort_digits", "sort", lambda text: "".join(sorted(text)), 4, 22, DIGITS),
     family("continue_pattern", sequence, continue_pattern, verifiers.value),
 )

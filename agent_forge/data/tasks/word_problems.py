@@ -6,8 +6,7 @@ a solution call them so too, and what the steps before gave v, w and x; the last
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable
+from operator import add, floordiv, mul, sub
 from random import Random
 
 from agent_forge.data.tasks import verifiers
@@ -17,13 +16,7 @@ from agent_forge.data.tasks.memory import PEOPLE
 
 _data = load("word_problems")
 TEMPLATES = _data["problems"]  # kind -> first_level, steps, and the texts of each split
-OPERATORS: dict[str, Callable[[int, int], int]] = {
-    "+": operator.add,
-    "-": operator.sub,
-    "*": operator.mul,
-    "/": operator.floordiv,
-    "//": operator.floordiv,
-}
+OPERATORS = {"+": add, "-": sub, "*": mul, "/": floordiv, "//": floordiv}
 
 
 def numbers_of(kind: str, largest: int, rng: Random) -> tuple[int, ...]:

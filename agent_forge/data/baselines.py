@@ -1,7 +1,6 @@
 """Accuracies that need no understanding; the accuracy of a model is read beside them, never alone.
 
-Both baselines learn from training items and are tested on others, with the checks that models
-face. Code is never run for them: a guess at code is right if it equals the reference.
+They face the checks of models, but code is never run: a guess is right if it is the reference.
 """
 
 from __future__ import annotations

@@ -95,23 +95,20 @@ def arc(row: DataRow) -> Iterator[Example]:
 
 
 def hotpotqa(row: DataRow) -> Iterator[Example]:
-    yield asked(row.text("question"), row.text("answer"), _supporting(row))
-
-
-def _supporting(row: DataRow) -> str:
-    """The sentences that the answer rests on, where the file has them."""
-    if not (row.has("context") and row.has("supporting_facts")):
-        return ""
-    context, facts = row.get("context"), row.get("supporting_facts")
-    try:
-        if isinstance(context, Mapping):  # Hugging Face: columns
-            context = list(zip(context["title"], context["sentences"], strict=True))
-            facts = list(zip(facts["title"], facts["sent_id"], strict=True))
-        sentences = dict(context)
-        kept = [sentences[t][i] for t, i in facts if t in sentences and i < len(sentences[t])]
-        return " ".join(sentence.strip() for sentence in kept)
-    except (KeyError, TypeError, ValueError, AttributeError):
-        raise row.damaged("fields 'context' and 'supporting_facts' do not fit") from None
+    """The context is the sentences that the answer rests on, where the file has them."""
+    supporting: list[str] = []
+    if row.has("context") and row.has("supporting_facts"):
+        context, facts = row.get("context"), row.get("supporting_facts")
+        try:
+            if isinstance(context, Mapping):  # Hugging Face: columns
+                context = list(zip(context["title"], context["sentences"], strict=True))
+                facts = list(zip(facts["title"], facts["sent_id"], strict=True))
+            sentences = dict(context)
+            kept = [sentences[t][i] for t, i in facts if t in sentences and i < len(sentences[t])]
+            supporting = [sentence.strip() for sentence in kept]
+        except (KeyError, TypeError, ValueError, AttributeError):
+            raise row.damaged("fields 'context' and 'supporting_facts' do not fit") from None
+    yield asked(row.text("question"), row.text("answer"), " ".join(supporting))
 
 
 def drop(row: DataRow) -> Iterator[Example]:

@@ -28,8 +28,8 @@ from agent_forge.store import files
 SPLITS = ("train", "selection", "verdict")
 SAVED, RECORD = "examples.jsonl", "source.json"
 NAMED_BY_SPLIT = "*train*|*valid*|*val*|*dev*|*test*"
-KINDS = {"train": "train", "test": "test", "valid": "valid", "validation": "valid"}
-KINDS |= {"val": "valid", "dev": "valid"}
+KINDS = {"train": "train", "test": "test"}
+KINDS |= dict.fromkeys(("valid", "validation", "val", "dev"), "valid")
 
 
 @dataclass(frozen=True)

@@ -163,7 +163,7 @@ class Tokenizer:
             raise ConfigError(f"the tokenizer has {counts}", hint=hint)
 
     def files(self) -> dict[str, bytes]:
-        """The files of Hugging Face, by name: for ModelStorage.save_model or `save`."""
+        """The files of Hugging Face, by name, as ModelStorage.save_model takes them."""
         named = {"eos_token": END_OF_TEXT, "bos_token": END_OF_TEXT, "pad_token": PADDING}
         config = {
             **named,
@@ -177,11 +177,6 @@ class Tokenizer:
         records = {"tokenizer_config": config, "special_tokens_map": named}
         records["generation_config"] = generation
         return {FILE: self._json} | {f"{n}.json": files.to_json(r) for n, r in records.items()}
-
-    def save(self, folder: Path) -> None:
-        """Write these files into a folder."""
-        for name, content in self.files().items():
-            files.write_bytes(folder / name, content)
 
 
 def _parts(message: Message, number: int) -> list[str | int]:

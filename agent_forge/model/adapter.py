@@ -103,7 +103,7 @@ def adapt(base: Weights, folder: Path) -> Weights:
         whole: Tensor = weight.float() + (update.T if name in turned else update)
         return whole.to(weight.dtype)
 
-    sources = [*base.sources, path] if base.sources else []
+    sources = (*base.sources, path) if base.sources else ()
     return base.derived(get, label=f"{base.label}+{folder}", sources=sources)
 
 

@@ -1,7 +1,6 @@
 """Model folders: what is in one, and what in it is refused, with the file and the reason.
 
-Whoever made a folder, no code of it is run and nobody is asked whether it may. A reference to a
-model is a folder, a file of weights, or `base+adapter`.
+No code of a folder is ever run. A model is named by a folder, a file, or `base+adapter`.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ CONFIG = "config.json"
 RECORDS = NAMES["record_files"]
 RECORD_BYTES = 16 << 20
 VERIFIED_BYTES = 1_000_000_000  # files of our own are compared whole up to this much of weights
-OTHER_FILES = ("configuration_files", "fast_tokenizer_files")  # which transformers would read
 # A tokenizer has at least one of these, whoever made it.
 VOCABULARIES = NAMES["vocabulary_files"]
 
@@ -46,7 +44,7 @@ def refuse_code(folder: Path) -> None:
                 problem = "asks for code of its own to be run (auto_map); none is ever run"
                 hint = "if transformers knows this architecture itself, remove auto_map in a copy"
                 raise HostileInput(f"{path} {problem}", hint=hint)
-        for key in OTHER_FILES:
+        for key in ("configuration_files", "fast_tokenizer_files"):
             if record.get(key):
                 problem = f"{path}: {key} names files of other versions, which are not read"
                 hint = f"remove {key} in a copy, with the file of your choice in place"

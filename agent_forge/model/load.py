@@ -264,9 +264,9 @@ def _architecture(config: Mapping[str, Any], place: str) -> tuple[Any, Any]:
     if config.get("quantization_config"):
         raise ConfigError(f"{place} is quantised; only whole weights are read")
     _refuse_counts(config, place)
-    kept = _with_floats({k: v for k, v in config.items() if k not in IGNORED})
+    kept = {k: v for k, v in config.items() if k not in IGNORED}
     with refusing(place):
-        shape = CONFIG_MAPPING[model_type].from_dict(kept)
+        shape = CONFIG_MAPPING[model_type].from_dict(_with_floats(kept))
         kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(shape)]
     return (kind[0] if isinstance(kind, tuple) else kind), shape
 
@@ -281,15 +281,14 @@ def computing_settings(config: Mapping[str, Any], place: str) -> dict[str, Any]:
     }
 
 
-def _with_floats(value: Any) -> Any:
+def _with_floats(config: Mapping[str, Any]) -> dict[str, Any]:
     """The same with the numbers that transformers writes as {"__float__": "Infinity"}."""
-    if isinstance(value, list):
-        return [_with_floats(item) for item in value]
-    if not isinstance(value, dict):
-        return value
-    if set(value) == {"__float__"} and value["__float__"] in ("Infinity", "-Infinity"):
-        return float(value["__float__"])
-    return {key: _with_floats(item) for key, item in value.items()}
+
+    def number(record: dict[str, Any]) -> Any:
+        value = record.get("__float__") if len(record) == 1 else None
+        return float(value) if value in ("Infinity", "-Infinity") else record
+
+    return dict(json.loads(json.dumps(config), object_hook=number))
 
 
 def _refuse_counts(config: Mapping[str, Any], place: str) -> None:

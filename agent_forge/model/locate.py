@@ -1,7 +1,6 @@
 """From what a user calls a model to its path: a path, a run, an id of the hub, or an alias.
 
-What exists as a path is that path; `base+adapter` names two models. A run is known by its records:
-state.json of a phase lists the models that it handed over.
+`base+adapter` names two models. state.json of a phase lists the models that a run handed over.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The training loss: deep supervision over the recursion, halting, and the gate's entropy.
 
-Logits never exist for all positions at once: the cross-entropy is taken in chunks whose logits are
-computed again in the backward pass. Steps before the last are supervised on a random share of the
-positions; the last one on all.
+Logits never exist for all positions at once: chunks of them are computed again in the backward
+pass. Steps before the last are supervised on a random share of the positions.
 """
 
 from __future__ import annotations

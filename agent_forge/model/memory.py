@@ -55,8 +55,7 @@ class NeuralMemory(nn.Module):
         self.surprise_weight, self.novelty_weight = surprise_weight, novelty
         nn.init.normal_(self.down.weight, std=width**-0.5)
         nn.init.normal_(self.up.weight, std=channels**-0.5)
-        longest = max(float(capacity), SHORTEST_HALF_LIFE)
-        ratio = longest / SHORTEST_HALF_LIFE
+        ratio = max(float(capacity), SHORTEST_HALF_LIFE) / SHORTEST_HALF_LIFE
         steps = [i / max(1, channels - 1) for i in range(channels)]
         # Plain numbers, not buffers: loaders that build a network without memory lose buffers.
         self.half_lives = [SHORTEST_HALF_LIFE * ratio**step for step in steps]

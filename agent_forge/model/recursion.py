@@ -1,8 +1,7 @@
 """TRM: refine a latent z and an answer y a few times from the same features; ACT: when to halt.
 
-The features are computed once. Each step runs `micro_steps` refinements of z and one update of y,
-and gives a prediction of its own (deep supervision). Between steps y and z are detached, so memory
-does not grow with the depth. Halting is learned in training and used at inference only.
+Each step runs `micro_steps` refinements of z and one update of y, and is supervised. Between steps
+y and z are detached, so memory does not grow with the depth. Halting is used at inference only.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Weights: a lazy mapping name -> tensor over files, modules, adapters, and what a merge computes.
 
-Nothing is read before a tensor is asked for, and files stay mapped: a set of models larger than
-the memory can be merged. `specs` (types and shapes) come from headers alone.
+Files stay mapped: a set of models larger than the memory can be merged.
 """
 
 from __future__ import annotations
@@ -26,9 +25,7 @@ NAMES: dict[str, list[str]] = files.read_json(Path(__file__).with_name("names.js
 SINGLE = ("model.safetensors", "pytorch_model.bin")
 INDEX = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 LAYER = re.compile(r"^(|.*?\.)(layers|layer|blocks|block|h)\.(\d+)\.")
-TOKEN_EMBEDDING = re.compile(
-    r"(^|\.)(embed_tokens|wte|word_embeddings|embed_in|embedding)\.weight$"
-)
+TOKEN_EMBEDDING = re.compile(r"(^|\.)(embed(_tokens|_in|ding)|word_embeddings|wte)\.weight$")
 HEAD = re.compile(r"(^|\.)(lm_head|embed_out)\.weight$")
 BEFORE_LAYERS = re.compile(r"embed|wte|wpe|projection")
 DEPTHS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")  # as configs call it
@@ -217,7 +214,6 @@ def read_index(index: Path) -> dict[str, Path]:
 def read_shards(label: str, file: Path) -> Weights:
     """The weights in a file or in the shards of an index, read when asked for."""
     where = read_index(file) if file.name in INDEX else {"": file}
-    folder = file.parent
     shards: dict[Path, Mapping[str, Tensor]] = {}
     specs: dict[str, TensorSpec] = {}
     place: dict[str, Path] = {}
@@ -232,7 +228,7 @@ def read_shards(label: str, file: Path) -> Weights:
             place[name] = path
         if extra := sorted(set(content) - set(wanted)):
             raise DamagedFile(path, f"tensor {extra[0]!r} is in it, but the index does not say so")
-    config_file = folder / "config.json"
+    config_file = file.with_name("config.json")
     config = files.read_json(config_file) if config_file.is_file() else {}
     if not isinstance(config, dict):
         raise DamagedFile(config_file, "not a record")
@@ -245,8 +241,8 @@ def read_shards(label: str, file: Path) -> Weights:
         lambda name: shards[place[names[name]]][names[name]],
         label=label,
         config=config,
-        folder=folder,
-        sources=sorted(shards),
+        folder=file.parent,
+        sources=tuple(sorted(shards)),
     )
 
 

@@ -43,8 +43,7 @@ class MuGrokConfig(Settings):
     def from_phase(cls, number: int) -> MuGrokConfig:
         """The settings that the specification gives a phase, where they were found to work."""
         if number not in PHASE_SETTINGS:
-            known = ", ".join(map(str, PHASE_SETTINGS))
-            raise ConfigError(f"phase {number} trains nothing; those that do: {known}")
+            raise ConfigError(f"phase {number} trains nothing; those that do: {[*PHASE_SETTINGS]}")
         return cls(**PHASE_SETTINGS[number])
 
 

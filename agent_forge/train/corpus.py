@@ -1,7 +1,6 @@
 """What a phase learns from and is measured on: generated tasks, texts, real datasets, own files.
 
-Everything is a function of the settings, so a resumed run has the same corpus. A dataset that is
-wanted and not there is named, and generated tasks of its category take its place.
+It is a function of the settings alone. Generated tasks stand in for a dataset that is missing.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from agent_forge.train.config import DOMAINS, CorpusSettings
 log = logging.getLogger(__name__)
 TEXT = "text"  # what belongs to no domain: all learn it
 DOMAIN_OF_CATEGORY = {"math": "reasoning", "code": "reasoning", "qa": "memory", "cs": "adaptive"}
-DOMAIN_OF_CATEGORY |= {"lang": TEXT, "own": TEXT}
+DOMAIN_OF_CATEGORY["lang"] = TEXT
 STAGES = ((0.3, 1), (0.3, 2), (0.4, 3))  # of the curriculum: share of the steps, number
 TOKENIZER_TEXTS = 20_000
 SELECTION_ITEMS = 300

@@ -40,9 +40,7 @@ class TrainingProcesses:
 
     def agree(self, model: nn.Module) -> None:
         """Let QK-clip see the largest logits of all processes, so that all clip alike."""
-        if self.size == 1:
-            return
-        for module in model.modules():
+        for module in model.modules() if self.size > 1 else ():
             largest = getattr(module, "largest_logit_H", None)
             if largest is not None:
                 dist.all_reduce(largest, dist.ReduceOp.MAX)
@@ -65,8 +63,6 @@ class TrainingProcesses:
 
     def average(self, buffers: list[Tensor]) -> None:
         """Make running statistics equal in all processes."""
-        if self.size == 1:
-            return
-        for buffer in buffers:
+        for buffer in buffers if self.size > 1 else ():
             dist.all_reduce(buffer)
             buffer.div_(self.size)

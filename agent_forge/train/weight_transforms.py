@@ -1,7 +1,6 @@
 """Weight transforms as parametrisations: LoRA, and rounding that is trained straight through.
 
-A transformed layer computes with f(weight) while the weight itself is what is stored, trained and
-checkpointed. `fold` puts f(weight) in its place for good.
+A layer computes with f(weight), but stores and trains the weight; `fold` puts f(weight) in place.
 """
 
 from __future__ import annotations

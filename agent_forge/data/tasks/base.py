@@ -46,10 +46,6 @@ class Task:
     tests: tuple[str, ...] = ()  # for code: assertions that a right answer passes
     operands: str = ""  # what the item asks about, whatever its wording
 
-    def key(self) -> str:
-        """The sha256 of what the item is: two wordings of one item share it."""
-        return _digest(self.family, self.operands).hex()
-
 
 class Question(NamedTuple):
     """What a family builds from operands; the parts of a Task that it decides."""
@@ -108,14 +104,10 @@ def wording(family: str, split: str, rng: Random, /, **gaps: Any) -> str:
 
 def split_of(family: str, operands: str) -> str:
     """The one split that an item may be in: 70 % train, 15 % selection, 15 % verdict."""
-    bucket = _digest(family, operands)[0]  # 0-255
+    bucket = hashlib.sha256(f"{family}|{operands}".encode()).digest()[0]  # 0-255
     return "train" if bucket < 180 else "selection" if bucket < 218 else "verdict"
 
 
 def scaled(level: int, low: int, high: int) -> int:
     """A size that grows evenly from `low` at level 1 to `high` at level 100."""
     return low + (high - low) * (level - 1) // (MAX_LEVEL - 1)
-
-
-def _digest(family: str, operands: str) -> bytes:
-    return hashlib.sha256(f"{family}|{operands}".encode()).digest()

@@ -1,8 +1,7 @@
 """Small Python functions: a chain of operations in words, its source, and assertions.
 
-An operation is a phrase and a line of source (code.json). What it does is that line itself, so the
-tests of an item cannot disagree with its answer; nothing but the lines of code.json is evaluated.
-A wrong answer has one operation changed, and its result differs on at least one of the inputs.
+An operation is a phrase and a line of source (code.json), which also computes the tests; nothing
+but these lines is evaluated. A wrong answer has one operation changed, and gives other results.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from typing import Any
 
 from agent_forge.data.tasks.base import Operands, Question, TaskFamily, family, load, scaled
 
-INPUTS = 6
 _data = load("code")
 WORDINGS = _data["wordings"]
 
@@ -94,7 +92,7 @@ def build(kind: FunctionKind, operands: Chain, level: int, split: str, rng: Rand
     *steps, result = (kind.operations[name].phrase.format(*values) for name, *values in operands)
     gaps = {"variable": kind.variable, "noun": kind.noun, "result": result}
     question = rng.choice(WORDINGS[split]).format(steps=", then ".join(steps), **gaps)
-    inputs = [kind.input(rng) for _ in range(INPUTS)]
+    inputs = [kind.input(rng) for _ in range(6)]
     expected = [kind.run(operands, given) for given in inputs]
     if all(value == expected[0] for value in expected):
         inputs += kind.probes

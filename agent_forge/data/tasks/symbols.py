@@ -61,11 +61,6 @@ def two_numbers(level: int, rng: Random) -> Operands:
     return both[:size], both[size:]
 
 
-def unordered_numbers(level: int, rng: Random) -> Operands:
-    """Two numbers of which the order does not matter: the smaller is named first."""
-    return tuple(sorted(two_numbers(level, rng)))
-
-
 def maximum(operands: tuple[str, str], level: int, split: str, rng: Random) -> Question:
     """max 314:271 -> 374"""
     a, b = operands if rng.random() < 0.5 else operands[::-1]
@@ -105,8 +100,7 @@ def letter_at(operands: Operands, level: int, split: str, rng: Random) -> Questi
     return symbol_question(question, "".join(text[i - 1] for i in places), LETTERS, rng)
 
 
-def lookups(level: int, rng: Random) -> Operands:
-    """Facts to look up: a letter and a digit each."""
+def some_facts(level: int, rng: Random) -> Operands:
     return tuple(rng.choices(QUESTIONS, k=scaled(level, 2, 12)))
 
 
@@ -156,11 +150,11 @@ def continue_pattern(operands: Operands, level: int, split: str, rng: Random) ->
 
 
 FAMILIES = (
-    family("digit_max", unordered_numbers, maximum, verifiers.symbols),
+    family("digit_max", lambda *a: tuple(sorted(two_numbers(*a))), maximum, verifiers.symbols),
     family("digit_compare", two_numbers, compare, verifiers.symbols),
     family("digit_shift", shift_and_number, shift, verifiers.symbols),
     family("letter_at", letters_and_places, letter_at, verifiers.symbols),
-    family("facts", lookups, facts, verifiers.symbols),
+    family("facts", some_facts, facts, verifiers.symbols),
     change_string("copy", "copy", lambda text: text),
     change_string("reverse", "rev", lambda text: text[::-1]),
     change_string("rotate", "rot", lambda text: text[1:] + text[0], 5),

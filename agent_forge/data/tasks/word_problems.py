@@ -1,7 +1,6 @@
 """Word problems of eight kinds, each with its own wordings in every split, and worked steps.
 
-The templates (word_problems.json) know the numbers as {a}, {b}, ... in their order. The steps of
-a solution call them so too, and what the steps before gave v, w and x; the last is the answer.
+In word_problems.json a, b, ... are the numbers, and v, w and x what the first steps give.
 """
 
 from __future__ import annotations

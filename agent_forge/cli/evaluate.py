@@ -19,7 +19,7 @@ from agent_forge.evals.lm_eval_harness import PREFIX as HARNESS
 
 if TYPE_CHECKING:
     from agent_forge.evals.domains import Domain
-    from agent_forge.evals.likelihood import ItemScores
+    from agent_forge.evals.model_under_test import ItemScores
 
 DATA = typer.Option(
     [],

@@ -40,8 +40,7 @@ from agent_forge import platform
 from agent_forge.errors import ConfigError, PhaseFailed
 from agent_forge.evals import domains as scoring
 from agent_forge.evals.domains import Domain, content_hash, evaluation_hash
-from agent_forge.evals.likelihood import ItemScores
-from agent_forge.evals.model_under_test import ModelUnderTest, TokenizedDomain
+from agent_forge.evals.model_under_test import ItemScores, ModelUnderTest, TokenizedDomain
 
 SHARES = (0.125, 0.25, 0.5, 1.0)  # of the items, at the end of each shard
 SURE = 1.0  # more of them save little and find nothing better (docs/evomerge.md)

@@ -23,10 +23,10 @@ from agent_forge.config.settings import ModelSettings
 from agent_forge.data.loader import TokenizedItem
 from agent_forge.errors import ConfigError, ForgeError, NotFinite, PhaseFailed
 from agent_forge.evals import fitness as fitnesses
+from agent_forge.evals import model_under_test as measuring
 from agent_forge.evals.domains import Domain
 from agent_forge.evals.fitness import DomainFitness, Incumbent
-from agent_forge.evals.likelihood import ItemScores, padded
-from agent_forge.evals.model_under_test import ModelUnderTest, TokenizedDomain, model_under_test
+from agent_forge.evals.model_under_test import ItemScores, ModelUnderTest, TokenizedDomain
 from agent_forge.infer.generate import batches
 from agent_forge.merge.output import write
 from agent_forge.model.folder import MODEL_TYPE
@@ -209,7 +209,7 @@ def _load(first: Weights) -> ModelUnderTest:
         hint = "open and save it once with transformers (save_pretrained), and give that folder"
         problem = f"{first.label}: transformers renames {unknown[0]} when it loads it"
         raise ConfigError(problem, hint=hint)
-    return model_under_test(with_tokenizer(model, first.folder))
+    return measuring.model_under_test(with_tokenizer(model, first.folder))
 
 
 class NetworkCache:
@@ -306,7 +306,7 @@ def _backward(
 
 def item_losses(model: nn.Module, items: Sequence[TokenizedItem], device: torch.device) -> Tensor:
     """The loss of each item in nats, summed over its asked tokens."""
-    tokens, asked = padded(items, device)
+    tokens, asked = measuring.padded(items, device)
     wanted = asked[:, 1:]
     targets = tokens[:, 1:][wanted]
     if isinstance(model, ForgeNetwork):

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 from agent_forge.errors import ForgeError, PhaseFailed
+from agent_forge.evals import model_under_test
 from agent_forge.evals.comparison import Comparison, compare
 from agent_forge.evals.domains import copies_told
 from agent_forge.evals.fitness import DomainFitness, FitnessScore
-from agent_forge.evals.likelihood import ItemScores
-from agent_forge.evals.model_under_test import ModelUnderTest, confirm, open_model_under_test
+from agent_forge.evals.model_under_test import ItemScores, ModelUnderTest
 from agent_forge.model.opened import open_model
 from agent_forge.phases.phase2_evomerge.inputs import MODEL_NAMES
 from agent_forge.phases.phase2_evomerge.loop import EvolutionLoop
@@ -123,7 +123,7 @@ def measure_verdict(loop: EvolutionLoop) -> EvolutionReport | None:
 def _opened(loop: EvolutionLoop, model: OnDisk) -> ModelUnderTest:
     """A model as its own files have it: config and tokenizer may differ from the first parent's."""
     try:
-        opened = open_model_under_test(model)
+        opened = model_under_test.open_model_under_test(model)
     except (ForgeError, OSError):
         loop.journal.require_files()  # if one is gone, that is why
         raise
@@ -166,7 +166,7 @@ def confirm_champion(folder: Path, loop: EvolutionLoop, report: EvolutionReport 
     def measure(model: ModelUnderTest) -> list[float]:
         return [loss for d in few for loss in model.measure(model.prepare(d)).loss]
 
-    confirm(folder, measure, recorded)
+    model_under_test.confirm(folder, measure, recorded)
 
 
 def summary(loop: EvolutionLoop) -> dict[str, Any]:

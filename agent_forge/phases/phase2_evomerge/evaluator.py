@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,6 @@ from agent_forge.data.loader import TokenizedItem
 from agent_forge.errors import ConfigError, ForgeError, NotFinite, PhaseFailed
 from agent_forge.evals import fitness as fitnesses
 from agent_forge.evals import model_under_test as measuring
-from agent_forge.evals.domains import Domain
 from agent_forge.evals.fitness import DomainFitness, Incumbent
 from agent_forge.evals.model_under_test import ItemScores, ModelUnderTest, TokenizedDomain
 from agent_forge.infer.generate import batches
@@ -72,26 +72,22 @@ class CandidateEvaluator:
         self.weights, self.cache = weights, cache
         self.model_under_test = _load(inputs.parents[0])
         self.model: nn.Module = self.model_under_test.model.to(device)  # the one filled last
-        self.fitness = self._fitness(inputs)
+        self.fitness: fitnesses.Fitness
         self.holdout: DomainFitness | None = None
-        if "holdout" in inputs.splits and not inputs.settings.fitness:
-            self.holdout = self._on(inputs, inputs.splits["holdout"])
+        s, subject, splits = inputs.settings, self.model_under_test, inputs.splits
+        sign = 1 if s.fitness_direction == "maximize" else -1
+        how = s.fitness_weights, s.fitness_floors, s.domain_weights, s.mixed_precision, s.racing
+        if fitnesses.is_function(s.fitness):
+            self.fitness = fitnesses.FunctionFitness(s.fitness, subject.model, sign)
+        elif s.fitness:
+            write_model = partial(self._write_model, inputs)
+            self.fitness = fitnesses.CommandFitness(s.fitness, write_model, sign)
+        else:
+            self.fitness = DomainFitness(subject, splits["selection"], *how)
+            if "holdout" in splits:
+                self.holdout = DomainFitness(subject, splits["holdout"], *how)
         self._networks = NetworkCache(self.model)
         self._filled = ""  # the candidate whose weights the model has
-
-    def _fitness(self, inputs: EvolutionInputs) -> fitnesses.Fitness:
-        own = inputs.settings.fitness
-        sign = 1 if inputs.settings.fitness_direction == "maximize" else -1
-        if fitnesses.is_function(own):
-            return fitnesses.FunctionFitness(own, self.model_under_test.model, sign)
-        if own:
-            return fitnesses.CommandFitness(own, lambda: self._write_model(inputs), sign)
-        return self._on(inputs, inputs.splits["selection"])
-
-    def _on(self, inputs: EvolutionInputs, domains: Sequence[Domain]) -> DomainFitness:
-        s = inputs.settings
-        how = s.fitness_weights, s.fitness_floors, s.domain_weights, s.mixed_precision, s.racing
-        return DomainFitness(self.model_under_test, domains, *how)
 
     def _write_model(self, inputs: EvolutionInputs) -> Path:
         """Write what the network holds as a model directory, always to the same place."""

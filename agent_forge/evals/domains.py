@@ -325,7 +325,6 @@ def _asked(example: Example) -> Example | None:
 
 
 def _families(name: str) -> tuple[str, ...]:
-    """A family, or all families of a domain."""
     if name in FAMILIES:
         return (name,)
     if name not in DOMAINS:

@@ -176,7 +176,6 @@ class DomainFitness:
 
     @cached_property
     def _used_weights(self) -> dict[str, float]:
-        """The weights of the parts that these domains have."""
         exact = any(domain.exact for domain in self.domains)
         return {name: w for name, w in self.weights.items() if name != "accuracy" or exact}
 
@@ -270,7 +269,6 @@ def require_module(place: str) -> None:
 
 
 def _function_of(place: str) -> Callable[[nn.Module], Any]:
-    """The function that `module:function` names."""
     require_module(place)
     module, _, attribute = place.partition(":")
     try:

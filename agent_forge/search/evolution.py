@@ -72,7 +72,6 @@ class EvolutionSearch(SearchStrategy):
         return diversity is not None and diversity < threshold
 
     def _fill_all(self, places: Sequence[PopulationSlot]) -> None:
-        """Begin a population with these places, and fill each of them."""
         low = self._diversity_below(self.settings.min_diversity)
         self._strength = self.settings.mutation_boost if low else 1.0
         self._places, self._tried = list(places), [[] for _ in places]

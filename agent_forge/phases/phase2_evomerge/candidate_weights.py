@@ -294,7 +294,6 @@ class CandidateWeights:
         return refs, models
 
     def _write(self, key: str) -> Path:
-        """The file of a candidate, made if it is not there."""
         path = self._file(key)
         if not path.exists():
             tensors = dict(self.tensors(key))

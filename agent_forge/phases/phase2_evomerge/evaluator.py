@@ -225,21 +225,17 @@ class NetworkCache:
         if name not in self._others:
             for old in list(self._others)[: 1 - OTHER_NETWORKS]:
                 del self._others[old]
-            self._others[name] = self._build(config)
+            network: Any
+            with torch.random.fork_rng(devices=[]):  # all of its weights are overwritten
+                if isinstance(self.own, ForgeNetwork):
+                    network = ForgeNetwork(ModelSettings.model_validate(config))
+                    network.folder = self.own.folder
+                else:
+                    kind: Any = type(self.own)
+                    network = kind(kind.config_class.from_dict(config))
+            like = next(self.own.parameters())
+            self._others[name] = network.to(like.device, like.dtype).eval()
         return self._others[name]
-
-    def _build(self, config: dict[str, Any]) -> nn.Module:
-        """A network with whatever weights: all of them are overwritten."""
-        like = next(self.own.parameters())
-        network: Any
-        with torch.random.fork_rng(devices=[]):
-            if isinstance(self.own, ForgeNetwork):
-                network = ForgeNetwork(ModelSettings.model_validate(config))
-                network.folder = self.own.folder
-            else:
-                kind: Any = type(self.own)
-                network = kind(kind.config_class.from_dict(config))
-        return network.to(like.device, like.dtype).eval()  # type: ignore[no-any-return]
 
 
 def coefficient_gradient(

@@ -158,7 +158,6 @@ def _metrics(loop: EvolutionLoop, report: EvolutionReport) -> dict[str, float]:
 
 
 def _save(ctx: PhaseContext, loop: EvolutionLoop, report: EvolutionReport) -> ModelRef:
-    """Save the champion as a model of the run."""
     champion = loop.champion
     weights = loop.weights.weights(champion.key)
     parent = Path(loop.inputs.parent_refs[0])

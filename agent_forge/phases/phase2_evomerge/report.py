@@ -155,16 +155,12 @@ def confirm_champion(folder: Path, loop: EvolutionLoop, report: EvolutionReport 
             if not torch.equal(tensor.cpu().float(), state[name].float()):
                 raise PhaseFailed(f"{folder} does not hold the weights that were measured: {name}")
         return
-    few = [
-        replace(d, examples=d.examples[:CONFIRMED], tasks=d.tasks[:CONFIRMED], writing=None)
-        for d in loop.inputs.splits["verdict"]
-    ]
-    recorded = [
-        loss for d, o in zip(few, report.items, strict=True) for loss in o.loss[: len(d.examples)]
-    ]
+    few = [d.select(range(len(d.examples[:CONFIRMED]))) for d in loop.inputs.splits["verdict"]]
+    recorded = [loss for items in report.items for loss in items.loss[:CONFIRMED]]
 
     def measure(model: ModelUnderTest) -> list[float]:
-        return [loss for d in few for loss in model.measure(model.prepare(d)).loss]
+        parts = [model.prepare(replace(domain, writing=None)) for domain in few]
+        return [loss for part in parts for loss in model.measure(part).loss]
 
     model_under_test.confirm(folder, measure, recorded)
 

@@ -91,7 +91,7 @@ class EvoMergePhase(phase.PhaseController):
             seed,
             [ref.name for ref in models],
             str(control.path) if base and control else None,
-            always_verdict=True,
+            in_run=True,
         )
 
     def _log_generation(self, ctx: PhaseContext, record: Mapping[str, Any]) -> None:

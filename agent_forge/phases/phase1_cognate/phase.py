@@ -75,7 +75,11 @@ class CognatePhase(phase.PhaseController):
         models |= {"trunk": trunk, "average": average(plain)}
         if self.config.control:
             models["control"] = self._branch(ctx, corpus, trunk, "control")
-        scores = self._measure(ctx, corpus, models)
+        scores: dict[str, SpecialistScores] = {}
+        for name in ctx.pieces("verdict", list(models), self._work_of_a_verdict()):
+            scored = partial(scoring.assess, models[name], corpus.verdict, corpus.selection)
+            scores[name] = SpecialistScores(**ctx.once("scores", name, scored))
+            ctx.log(None, scores[name].metrics(name))
         distances = self._distances(ctx, corpus, plain, scores)
         guesses = corpus.baselines()
         ctx.log(None, guesses)
@@ -133,16 +137,6 @@ class CognatePhase(phase.PhaseController):
         """What it costs to measure a model, in training steps: a pass forward is a third of one."""
         items = 4 * self.config.evaluation_items + 6 * min(300, self.config.evaluation_items)
         return 1 + items * ITEM_TOKENS // (3 * self.config.rows * self.config.row_tokens)
-
-    def _measure(
-        self, ctx: PhaseContext, corpus: Corpus, models: Models
-    ) -> dict[str, SpecialistScores]:
-        scores = {}
-        for name in ctx.pieces("verdict", list(models), self._work_of_a_verdict()):
-            scored = partial(scoring.assess, models[name], corpus.verdict, corpus.selection)
-            scores[name] = SpecialistScores(**ctx.once("scores", name, scored))
-            ctx.log(None, scores[name].metrics(name))
-        return scores
 
     def _distances(
         self, ctx: PhaseContext, corpus: Corpus, plain: Sequence[ForgeNetwork], scores: Scores

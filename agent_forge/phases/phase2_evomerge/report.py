@@ -98,8 +98,14 @@ def measure_verdict(loop: EvolutionLoop) -> EvolutionReport | None:
     for name, model in {MODEL_NAMES[0]: loop.champion.key, **_baselines(loop)}.items():
         loop.proceed("during the verdict")
         loop.listen({"event": "verdict", "model": name})
-        if isinstance(model, OnDisk):
-            fitness = DomainFitness(_opened(loop, model), domains, *weights)
+        if isinstance(model, OnDisk):  # its config and tokenizer may differ from the first parent's
+            try:
+                opened = model_under_test.open_model_under_test(model)
+            except (ForgeError, OSError):
+                loop.journal.require_files()  # if one is gone, that is why
+                raise
+            opened.model.to(next(loop.evaluator.model.parameters()).device)
+            fitness = DomainFitness(opened, domains, *weights)
         else:
             fitness = shared
             loop.evaluator.fill(model)
@@ -118,17 +124,6 @@ def measure_verdict(loop: EvolutionLoop) -> EvolutionReport | None:
             retention[key.removesuffix("/accuracy")] = own_score.raw[key] / most
     perplexity = math.exp(min(700, nats))
     return EvolutionReport(own_score, baselines, best, perplexity, retention, tuple(own))
-
-
-def _opened(loop: EvolutionLoop, model: OnDisk) -> ModelUnderTest:
-    """A model as its own files have it: config and tokenizer may differ from the first parent's."""
-    try:
-        opened = model_under_test.open_model_under_test(model)
-    except (ForgeError, OSError):
-        loop.journal.require_files()  # if one is gone, that is why
-        raise
-    opened.model.to(next(loop.evaluator.model.parameters()).device)
-    return opened
 
 
 def _baselines(loop: EvolutionLoop) -> dict[str, str]:

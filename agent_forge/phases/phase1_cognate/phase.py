@@ -18,8 +18,7 @@ import torch
 
 from agent_forge import platform
 from agent_forge.contract import phase
-from agent_forge.contract.phase import ModelRef, PhaseContext
-from agent_forge.contract.report import Headline, PhaseReport, Table
+from agent_forge.contract.phase import Headline, ModelRef, PhaseContext, PhaseReport, Table
 from agent_forge.errors import PhaseFailed
 from agent_forge.model.network import ForgeNetwork
 from agent_forge.optim.config import MuGrokConfig
@@ -83,17 +82,17 @@ class CognatePhase(phase.PhaseController):
         distances = self._distances(ctx, corpus, plain, scores)
         guesses = corpus.baselines()
         ctx.log(None, guesses)
-        latencies = []
-        for name in THREE:
-            latencies.append(float(ctx.once("latency_ms", name, partial(latency_ms, models[name]))))
-            ctx.log(None, {f"{name}/latency_ms": latencies[-1]})
+        latencies = {
+            name: float(ctx.once("latency_ms", name, partial(latency_ms, models[name])))
+            for name in THREE
+        }
         report = _report(scores, [_table(scores, guesses), distances])
-        handed = self._save_specialists(ctx, corpus, models, scores, report.card())
+        handed = self._save_specialists(ctx, corpus, models, scores, latencies, report.card())
         named = {}
         for name in ("trunk", *(["control"] if self.config.control else [])):
             about = name, {"specialization": "none"}, scores[name].flat()
             named[name] = save_network(ctx, corpus, models[name], *about)
-        report.metrics, targets = self._totals(ctx, handed, scores, max(latencies))
+        report.metrics, targets = self._totals(ctx, handed, scores, max(latencies.values()))
         report.tables = [*report.tables, targets]
         report.details = {
             "all_models": three,
@@ -157,12 +156,19 @@ class CognatePhase(phase.PhaseController):
         return [*rows, [f"diversity (at least {least})", different]]
 
     def _save_specialists(
-        self, ctx: PhaseContext, corpus: Corpus, models: Models, scores: Scores, card: str
+        self,
+        ctx: PhaseContext,
+        corpus: Corpus,
+        models: Models,
+        scores: Scores,
+        latencies: Mapping[str, float],
+        card: str,
     ) -> list[ModelRef]:
         handed = []
         metrics = {f"{n}/{key}": v for n, s in scores.items() for key, v in s.flat().items()}
         for name, special in THREE.items():
             loss = scores[name].mean_nats
+            ctx.log(None, {f"{name}/latency_ms": latencies[name]})
             ctx.log(None, {f"{name}/final_loss": loss})
             metadata = {
                 "specialization": special.name,

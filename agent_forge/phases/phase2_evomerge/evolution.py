@@ -69,7 +69,7 @@ def run_evolution(
         model, search = _save(loop, report), loop.search
         log: dict[str, Any] = {"history": search.history, "operators": search.operator_gains}
         log |= {"combo_usage": search.combo_usage, "seconds": loop.seconds}
-        files.write_json(folder / LOG, files.finite(log))
+        files.write_bytes(folder / LOG, files.to_json(files.finite(log)))
         return EvolutionResult(loop, report, model)
 
 
@@ -106,7 +106,7 @@ def replay(path: Path, target: Path, progress: ProgressCallback | None = None) -
             raise ConfigError(f"{weights.label}: {problem}")
     refuse_place(target, [source["model"] for source in record["models"]])
     own = f"{files.TEMP}{secrets.token_hex(4)}-{target.name}.weights"
-    scratch = paths.nearest_folder(target.parent) / own
+    scratch = files.nearest_folder(target.parent) / own
     try:
         with _as_damage(path):
             champion = CandidateWeights(parents, base, candidates, scratch).weights(record["key"])

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_forge.contract import phase
-from agent_forge.contract.phase import ModelRef, PhaseContext
-from agent_forge.contract.report import Headline
+from agent_forge.contract.phase import Headline, ModelRef, PhaseContext
 from agent_forge.evals.domains import copies_told
 from agent_forge.phases.phase2_evomerge import inputs
 from agent_forge.phases.phase2_evomerge import report as reporting
@@ -180,7 +179,7 @@ def _save(ctx: PhaseContext, loop: EvolutionLoop, report: EvolutionReport) -> Mo
         metadata,
         config=weights.config,
         metrics={k: v for k, v in _metrics(loop, report).items() if "/" not in k},
-        tokenizer_files=tokenizer,
+        tokenizer_files={p.name: p.read_bytes() for p in tokenizer},
         beside=beside,
         card_text="\n".join(reporting.markdown(loop, report)),
     )

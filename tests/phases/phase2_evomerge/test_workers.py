@@ -19,7 +19,7 @@ from agent_forge.phases.phase2_evomerge.journal import JOURNAL
 from agent_forge.phases.phase2_evomerge.loop import EvolutionLoop
 from agent_forge.store import files
 from agent_forge.workers import ray_pool
-from agent_forge.workers.process_pool import WorkerProcess
+from agent_forge.workers.pools import WorkerProcess
 from tests.support.evo_models import family, job, journal, outcome
 from tests.support.extras import RAY
 

@@ -173,8 +173,6 @@ def _train(storage: Path, device: str, quiet: bool) -> str:
 
 
 def _plan(inputs: EvolutionInputs, as_json: bool) -> None:
-    from agent_forge.evals.domains import near_copies
-
     inputs.require_room()
     settings, parents, splits = inputs.settings, list(inputs.parent_refs), inputs.splits
     candidates = settings.population_size * (settings.generations + 1) + len(parents) + 1
@@ -187,7 +185,7 @@ def _plan(inputs: EvolutionInputs, as_json: bool) -> None:
         "generations": settings.generations,
         "candidates": min(candidates, settings.max_evaluations or candidates),
         "items": {s: {d.name: len(d.examples) for d in domains} for s, domains in splits.items()},
-        "near_copies": near_copies(splits.get("verdict", ())),
+        "near_copies": {d.name: d.near_copies for d in splits.get("verdict", ()) if d.near_copies},
         "disk_bytes": inputs.disk_bytes,
         "notes": list(inputs.notes),
     }

@@ -69,8 +69,6 @@ class DiskFull(ForgeError, exit_code=5):
             f"not enough disk at {path}: {needed:,} bytes needed, {free:,} free",
             hint="free some space (forge clean --dry-run shows what could go), then run it again",
         )
-        self.needed = needed
-        self.free = free
 
 
 class CannotWrite(ForgeError, exit_code=5):

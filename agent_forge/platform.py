@@ -1,13 +1,13 @@
-"""What differs between Linux, macOS and Windows: locks, fsync, limits, process groups, sandboxes.
-
-Nothing else in the package asks which system it runs on.
-"""
+"""What differs between Linux, macOS and Windows; nothing else asks which system it runs on."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import functools
+import importlib
+import itertools
+import json
 import os
 import signal
 import struct
@@ -23,18 +23,15 @@ import psutil
 
 from agent_forge.errors import Interrupted
 
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
-try:
-    import resource
-except ImportError:  # Windows
-    resource = None  # type: ignore[assignment]
-try:
-    import msvcrt
-except ImportError:  # POSIX
-    msvcrt = None  # type: ignore[assignment]
+
+def _import(name: str) -> Any:
+    """Return a module that only some systems have, or None."""
+    with contextlib.suppress(ImportError):
+        return importlib.import_module(name)
+    return None
+
+
+fcntl, resource, msvcrt = map(_import, ("fcntl", "resource", "msvcrt"))
 
 BINARY = getattr(os, "O_BINARY", 0)  # Windows would translate line ends
 NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)  # POSIX: refuse to open through a link
@@ -45,8 +42,9 @@ LOCKED_BYTE = 1 << 30  # Windows locks byte ranges: one far behind any text the 
 
 def peak_memory_bytes() -> int:
     """Return the most memory that this process has had."""
+    memory: Any = psutil.Process().memory_info()
     if resource is None:
-        return int(psutil.Process().memory_info().peak_wset)
+        return int(memory.peak_wset)
     unit = 1 if sys.platform == "darwin" else 1024
     return int(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) * unit
 
@@ -147,8 +145,6 @@ def has_ended(pid: int) -> bool:
     return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
 
 
-# -- requests to stop -----------------------------------------------------------------------------
-
 STOP_SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")  # Windows has no SIGHUP
 LEAVING = (KeyboardInterrupt, SystemExit, Interrupted)
 
@@ -196,52 +192,23 @@ def interrupt(name: str) -> None:
         raise KeyboardInterrupt(name)
 
 
-# -- what the sandbox asks of Linux ---------------------------------------------------------------
-
-# Calls that confined code is refused, with their numbers on (x86_64, aarch64). Calls that need a
-# capability are not listed: it has none. Calls from 424 on are younger than Linux 5.1 and carry
-# the same number everywhere (io_uring, pidfd, clone3, ...): it is told that they do not exist.
-REFUSED_CALLS = {
-    # the network; pairs of connected streams are left, which asyncio needs
-    **{"socket": (41, 198), "connect": (42, 203), "accept": (43, 202), "accept4": (288, 242)},
-    **{"bind": (49, 200), "listen": (50, 201)},
-    # other programs and processes
-    **{"fork": (57, -1), "vfork": (58, -1), "execve": (59, 221), "execveat": (322, 281)},
-    **{"ptrace": (101, 117), "process_vm_readv": (310, 270), "process_vm_writev": (311, 271)},
-    **{"tkill": (200, 130), "rt_sigqueueinfo": (129, 138), "rt_tgsigqueueinfo": (297, 240)},
-    **{"setpriority": (141, 140), "sched_setparam": (142, 118), "sched_setscheduler": (144, 119)},
-    **{"sched_setaffinity": (203, 122), "sched_setattr": (314, 274), "ioprio_set": (251, 30)},
-    **{"migrate_pages": (256, 238), "move_pages": (279, 239), "kcmp": (312, 272)},
-    # namespaces (a new one would give back every capability), the kernel's own machines
-    **{"unshare": (272, 97), "setns": (308, 268), "bpf": (321, 280), "perf_event": (298, 241)},
-    **{"userfaultfd": (323, 282), "add_key": (248, 217), "request_key": (249, 218)},
-    **{"keyctl": (250, 219), "personality": (135, 92), "seccomp": (317, 277)},
-    # what others do: their files, the log of the kernel, everyone's data on its way to the disk
-    **{"inotify_init": (253, -1), "inotify_init1": (294, 26), "inotify_add_watch": (254, 27)},
-    **{"inotify_rm_watch": (255, 28), "fanotify_init": (300, 262), "fanotify_mark": (301, 263)},
-    **{"name_to_handle_at": (303, 264), "open_by_handle_at": (304, 265), "syslog": (103, 116)},
-    **{"sync": (162, 81), "syncfs": (306, 267)},
-    # memory that no limit counts, or that outlives the process
-    **{"memfd_create": (319, 279), "shmget": (29, 194), "semget": (64, 190), "msgget": (68, 186)},
-    **{"mq_open": (240, 180), "timer_create": (222, 107)},
-    # modes, owners and times of files, which Landlock leaves open
-    **{"chmod": (90, -1), "fchmod": (91, 52), "fchmodat": (268, 53), "chown": (92, -1)},
-    **{"fchown": (93, 55), "lchown": (94, -1), "fchownat": (260, 54), "utime": (132, -1)},
-    **{"utimes": (235, -1), "futimesat": (261, -1), "utimensat": (280, 88)},
-    **{"setxattr": (188, 5), "lsetxattr": (189, 6), "fsetxattr": (190, 7)},
-    **{"removexattr": (197, 14), "lremovexattr": (198, 15), "fremovexattr": (199, 16)},
-}
+# Calls that confined code is refused (reason -> name -> numbers on x86_64 and aarch64; -1: it has
+# none). Calls that need a capability are not listed: confined code has none.
+REFUSED_CALLS: dict[str, dict[str, list[int]]] = json.loads(
+    Path(__file__).with_name("refused_calls.json").read_text(encoding="utf-8")
+)
 # Calls that are allowed or refused by an argument.
 KILL, TGKILL, PRLIMIT, CLONE = (62, 129), (234, 131), (302, 261), (56, 220)
 FCNTL, IOCTL, SOCKETPAIR, PRCTL = (72, 25), (16, 29), (53, 199), (157, 167)
-# Only the name of the process; the tie to its caller's death, for example, stays as it is.
-GRANTED_PRCTL = (15, 16)
+GRANTED_PRCTL = (15, 16)  # the name of the process; not, for example, the tie to its caller's death
 # Copies, flags and locks; the others send signals, watch folders, hold up whoever opens a file
 # and enlarge pipes.
 GRANTED_FCNTL = (*range(8), 36, 37, 38, 1030)
 REFUSED_IOCTL = (0x8901, 0x8902, 0x5412)  # the first two send signals to others, TIOCSTI types
+# Younger than Linux 5.1, the same number everywhere (io_uring, clone3, ...): said to be absent.
 FIRST_YOUNG_CALL = 424
 SELF = 0x5E1F5E1F  # stands in the filter where the process puts its own id
+Step = tuple[int, int, int, int]  # of a classic BPF program
 MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 READABLE = (
     *("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/etc/ld.so.cache"),
@@ -271,16 +238,14 @@ def _call_filter(machine: str, threads: bool) -> bytes:
         *[(load, 0, 0, 0), (at_least, 0, 1, FIRST_YOUNG_CALL), absent],
     ]
 
-    def rule(call: tuple[int, int], *steps: tuple[int, int, int, int]) -> None:
+    def rule(call: Sequence[int], *steps: Step) -> None:
         program.extend([(equal, 0, len(steps), call[column]), *steps])
 
-    def by_value(
-        values: Sequence[int], then: tuple[int, int, int, int], otherwise: tuple[int, int, int, int]
-    ) -> list[tuple[int, int, int, int]]:
+    def by_value(values: Sequence[int], then: Step, otherwise: Step) -> list[Step]:
         tests = [(equal, len(values) - n, 0, value) for n, value in enumerate(values)]
         return [*tests, otherwise, then]
 
-    for call in REFUSED_CALLS.values():
+    for call in itertools.chain(*(group.values() for group in REFUSED_CALLS.values())):
         if call[column] >= 0:
             rule(call, refuse)
     rule(KILL, argument[0], (equal, 0, 1, SELF), allow, refuse)

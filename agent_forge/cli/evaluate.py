@@ -80,7 +80,7 @@ def compare(
 
     scores = [_measured(model, paths[model], domains, as_json) for model in (reference, candidate)]
     result = comparison.compare(scores[0], scores[1], domains, seed)
-    sentence = result.sentence(str(reference))
+    sentence = result.overall.sentence(str(reference))
     answers, detectable = comparison.detectable_gain(domains)
     if as_json:
         named = {"reference": str(reference), "candidate": str(candidate), "seed": seed}

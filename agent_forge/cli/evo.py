@@ -98,10 +98,9 @@ def _run(inputs: EvolutionInputs, device: str, dry_run: bool, as_json: bool) -> 
     if dry_run:
         return _plan(inputs, as_json)
     from agent_forge.phases.phase2_evomerge.evolution import run_evolution
-    from agent_forge.pipeline.stopping import StopSignals
+    from agent_forge.pipeline.environment import StopSignals
 
-    stopper = StopSignals()
-    stopper.watch(inputs.folder)
+    stopper = StopSignals(inputs.folder)
     with contextlib.ExitStack() as stack:
         display = stack.enter_context(make_progress("none" if as_json else "auto"))
 
@@ -126,7 +125,7 @@ def _device(device: str) -> str:
 def replay(lineage: Path, target: Path, as_json: bool) -> None:
     """Make a champion again from its parents, byte by byte."""
     with whole_or_nothing(target) as progress:
-        from agent_forge.phases.phase2_evomerge.replay import replay as make_again
+        from agent_forge.phases.phase2_evomerge.evolution import replay as make_again
 
         written = make_again(lineage, target, progress)
         if as_json:
@@ -189,14 +188,21 @@ def _plan(inputs: EvolutionInputs, as_json: bool) -> None:
 
 
 def _report(result: EvolutionResult, as_json: bool) -> None:
-    report = result.report
+    loop, report, model = result
     if as_json:
-        paths = {"folder": str(result.folder), "champion": str(result.model_path)}
-        keys = ("generations", "reason", "fitness", "curve")
-        measured = {key: getattr(result, key) for key in keys}
-        return emit_json(**paths, **measured, verdict=report.to_json() if report else None)
-    print(f"champion: {result.model_path} ({result.origin}); ended: {result.reason}")
-    print(f"fitness over generations: {result.plot()}")
+        return emit_json(
+            folder=str(loop.folder),
+            champion=str(model.path),
+            generations=len(loop.curve) - 1,
+            reason=loop.reason,
+            fitness=loop.curve[-1],
+            curve=loop.curve,
+            verdict=report.to_json() if report else None,
+        )
+    from agent_forge.phases.phase2_evomerge.evolution import plot
+
+    print(f"champion: {model.path} ({loop.champion.origin}); ended: {loop.reason}")
+    print(f"fitness over generations: {plot(loop.curve)}")
     if report is None:
         return print("no verdict: there are no unseen items beside your own fitness")
     columns, scores = list(report.champion.raw), report.scores()

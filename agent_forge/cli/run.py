@@ -87,7 +87,7 @@ def _at(settings: PipelineConfig, storage: Path) -> PipelineConfig:
 
 def stop(session: str, storage: Path) -> None:
     """Ask what is running to stop after its present step and save everything."""
-    from agent_forge.pipeline.stopping import request_stop
+    from agent_forge.pipeline.environment import request_stop
     from agent_forge.store.sessions import SessionStore
 
     evolution = (Path(session) / EVOLUTION).is_file()

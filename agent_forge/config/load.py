@@ -1,7 +1,6 @@
 """From presets, files and `--set` to one checked config: defaults < preset < file < --set.
 
-All problems are reported at once, by key, with the nearest known key, before any work starts. A
-config folder, as `forge init` writes it, is pipeline_config.yaml and phase_configs/phaseN_*.yaml.
+All problems are reported at once, by key, with the nearest known key, before any work starts.
 Reading a file never runs code: YAML tags are refused. Aliases are read as long as what they stand
 for stays small, which is known before it is made. Repeated keys are refused, since one is lost.
 """
@@ -10,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import itertools
 import json
 import re
 from collections import Counter
@@ -26,14 +26,12 @@ from agent_forge.config.phases import ORDER, phase_folder
 from agent_forge.config.settings import Settings
 from agent_forge.errors import ConfigError
 
-DEFAULT_PRESET = "tiny"
 PIPELINE_FILE = "pipeline_config.yaml"
 PHASE_FOLDER = "phase_configs"
 SUFFIXES = (".yaml", ".yml", ".json")
 MAX_FILE_BYTES = 1 << 20
 MAX_KEY_PARTS = 10
 MAX_NUMBER_CHARS = 64
-DEVICES = Path("/dev")  # where a shell puts the pipe of <(command)
 MAX_SIZE = 2_000_000  # characters of a YAML file, with those that its aliases stand for
 VALUE_SIZE = 100  # and so many for each value, since reading it takes as long
 NUMBER_TAGS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
@@ -52,10 +50,13 @@ def load(
         given = merge(given, parse_set(item))
     named = [name for name in (preset, given.pop("preset", None)) if name is not None]
     if len(named) == 2 and named[0] != named[1]:
-        message = f"--preset says {preset!r} but {path or '--set'} says {named[1]!r}"
-        raise ConfigError(message, hint="name one of them")
-    name = named[0] if named else DEFAULT_PRESET
-    data = merge({**read_preset(name), "preset": name}, given)
+        text = f"--preset says {preset!r} but {path or '--set'} says {named[1]!r}"
+        raise ConfigError(text, hint="name one of them")
+    name = named[0] if named else "tiny"
+    if name not in (known := preset_names()):
+        raise ConfigError(f"unknown preset {name!r}{did_you_mean(str(name), known)}")
+    settings = parse_yaml((PRESETS / f"{name}.yaml").read_text(), f"preset {name}")
+    data = merge({**settings, "preset": name}, given)
     sources = [f"preset {name}", *([str(path)] if path else []), *(["--set"] if sets else [])]
     return validate(cls, data, " + ".join(sources))
 
@@ -72,12 +73,6 @@ def validate(cls: type[C], data: Mapping[str, Any], source: str) -> C:
 def preset_names() -> list[str]:
     """Return the names of the presets that come with the package."""
     return sorted(p.name.removesuffix(".yaml") for p in PRESETS.iterdir() if p.name[0] != "_")
-
-
-def read_preset(name: str) -> Data:
-    if name not in preset_names():
-        raise ConfigError(f"unknown preset {name!r}{did_you_mean(str(name), preset_names())}")
-    return parse_yaml((PRESETS / f"{name}.yaml").read_text(), f"preset {name}")
 
 
 def read_file(path: Path) -> Data:
@@ -108,12 +103,6 @@ def _read_folder(folder: Path) -> Data:
     return {**data, "phases": phases} if phases else data
 
 
-def folder_files(pipeline_yaml: str, phase_yaml: Mapping[str, str]) -> dict[str, str]:
-    """Return the files of a config folder: relative path -> text."""
-    phases = {f"{PHASE_FOLDER}/{phase_folder(n)}.yaml": text for n, text in phase_yaml.items()}
-    return {PIPELINE_FILE: pipeline_yaml, **phases}
-
-
 @contextlib.contextmanager
 def _reading(path: Path) -> Iterator[None]:
     try:
@@ -125,7 +114,8 @@ def _reading(path: Path) -> Iterator[None]:
 def read_one(path: Path, names: Collection[str] | None = None) -> Data:
     """Return the settings of one YAML or JSON file; for `names` see parse_yaml."""
     with _reading(path):
-        if path.is_fifo() and DEVICES not in path.absolute().parents:
+        from_shell = Path("/dev") in path.absolute().parents  # the pipe of <(command)
+        if path.is_fifo() and not from_shell:
             raise ConfigError(f"{path} is a pipe, not a file: its writer may never come")
         with path.open("rb") as reader:
             content = reader.read(MAX_FILE_BYTES + 1)  # a device has no size, so count what comes
@@ -150,9 +140,8 @@ def parse_yaml(text: str, source: str, names: Collection[str] | None = None) -> 
     except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
         reason = " ".join(str(error).split())
         raise ConfigError(f"{source}: not usable as YAML: {reason}") from error
-    found = _mapping(data, source)
     left_out = set() if names is None else carriers - {*names}
-    return {key: value for key, value in found.items() if key not in left_out}
+    return {key: value for key, value in _mapping(data, source).items() if key not in left_out}
 
 
 def parse_json(text: str, source: str) -> Data:
@@ -226,8 +215,7 @@ def _yaml_lines(config: BaseModel, indent: str) -> list[str]:
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """A SafeLoader that refuses tags, repeated keys, endless numbers, and aliases that stand for
-    themselves or for too much."""
+    """A SafeLoader that refuses tags, repeated keys, endless numbers and excessive aliases."""
 
     def __init__(self, stream: str) -> None:
         super().__init__(stream)
@@ -255,13 +243,14 @@ class _StrictLoader(yaml.SafeLoader):
             own = self._sizes[node]
         else:
             self._anchored |= {node} if event.anchor else set()
-            self._sizes[node] = own + sum(self._sizes[part] for part in _parts(node))
+            parts = node.value if isinstance(node, yaml.CollectionNode) else []
+            if isinstance(node, yaml.MappingNode):
+                parts = itertools.chain(*parts)  # keys and values
+            self._sizes[node] = own + sum(self._sizes[part] for part in parts)
         self._total += own
         if self._total > MAX_SIZE:
-            raise yaml.YAMLError(
-                f"more than {MAX_SIZE // VALUE_SIZE:,} values or {MAX_SIZE:,} characters, with"
-                " those that its aliases stand for"
-            )
+            limits = f"{MAX_SIZE // VALUE_SIZE:,} values or {MAX_SIZE:,} characters"
+            raise yaml.YAMLError(f"more than {limits}, with those that its aliases stand for")
         return node
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
@@ -278,13 +267,6 @@ class _StrictLoader(yaml.SafeLoader):
         if node.tag in NUMBER_TAGS and len(node.value) > MAX_NUMBER_CHARS:
             raise yaml.YAMLError(f"a number of {len(node.value)} characters")
         return super().construct_scalar(node)
-
-
-def _parts(node: yaml.Node) -> list[yaml.Node]:
-    """Return the nodes within a node: keys and values, or items."""
-    if isinstance(node, yaml.MappingNode):
-        return [part for pair in node.value for part in pair]
-    return node.value if isinstance(node, yaml.SequenceNode) else []
 
 
 class _Dumper(yaml.SafeDumper):
@@ -324,8 +306,7 @@ def _problem(cls: type[BaseModel], details: Any) -> str:
     path = [str(part) for part in details["loc"]]
     where = ".".join(path)
     if details["type"] == "extra_forbidden":
-        known = _fields_at(cls, path[:-1])
-        return f"unknown key {where!r}{did_you_mean(path[-1], known)}"
+        return f"unknown key {where!r}{did_you_mean(path[-1], _fields_at(cls, path[:-1]))}"
     reason = details["msg"].removeprefix("Value error, ")
     value = details["input"]
     shown = f" (got {value!r})" if isinstance(value, str | int | float | bool | None) else ""

@@ -1,7 +1,4 @@
-"""The sections of a config that every phase shares. A field's description says what it does.
-
-A config is frozen, refuses unknown keys, and has one canonical hash.
-"""
+"""The sections of a config that every phase shares: frozen, no unknown keys, one hash."""
 
 from __future__ import annotations
 
@@ -70,9 +67,7 @@ class RuntimeSettings(Settings):
         "auto", description="where to compute; auto takes the first of cuda, mps, cpu that exists"
     )
     threads: int = Field(0, ge=0, le=1024, description="CPU threads of torch; 0 = all cores")
-    reserve_memory_mb: float = Field(
-        200, ge=0, description="pause when less memory than this is free"
-    )
+    reserve_memory_mb: float = Field(200, ge=0, description="pause when less memory is free")
     check_every_steps: int = Field(50, ge=1, description="steps between checks of disk and memory")
 
 
@@ -83,7 +78,7 @@ class StorageSettings(Settings):
         "storage", min_length=1, description="folder of all runs and the registry"
     )
     keep_checkpoints: int = Field(5, ge=1, description="newest checkpoints kept for each stage")
-    reserve_disk_mb: float = Field(200, ge=0, description="pause when less disk than this is free")
+    reserve_disk_mb: float = Field(200, ge=0, description="pause when less disk is free")
 
 
 class TrackingSettings(Settings):
@@ -93,9 +88,7 @@ class TrackingSettings(Settings):
     wandb_offline: bool = Field(True, description="W&B writes to this machine only")
     wandb_project: str = Field("agent-forge", min_length=1, description="W&B project")
     wandb_timeout_s: float = Field(10, ge=0, description="W&B is left out if it takes longer")
-    sample_every_s: float = Field(
-        5, ge=0, description="seconds between samples of CPU, memory and disk; 0 = none"
-    )
+    sample_every_s: float = Field(5, ge=0, description="seconds between resource samples; 0 = none")
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
         "INFO", description="lowest level of messages that go into log.jsonl"
     )
@@ -104,12 +97,8 @@ class TrackingSettings(Settings):
 class CleanupSettings(Settings):
     """Which old sessions are removed, and when."""
 
-    max_session_age_days: float = Field(
-        30, ge=0, description="completed sessions are kept this long"
-    )
-    max_failed_session_age_days: float = Field(
-        7, ge=0, description="failed ones are kept this long"
-    )
+    max_session_age_days: float = Field(30, ge=0, description="how long completed ones are kept")
+    max_failed_session_age_days: float = Field(7, ge=0, description="how long failed ones are kept")
     max_sessions_total: int = Field(100, ge=1, description="sessions kept; the oldest go first")
     checkpoint_every_n_sessions: int = Field(
         10, ge=1, description="completed sessions between vacuums"
@@ -135,28 +124,20 @@ class ModelSettings(Settings):
     gate_hidden: int = Field(64, ge=1, description="inner width of the memory gate")
     trm_hidden: int = Field(64, ge=1, description="inner width of the recursion")
     sw_window: int = Field(1024, ge=1, description="tokens that attention sees, itself included")
-    memory_capacity: int = Field(
-        4096, ge=16, description="half-life of the slowest memory channel, tokens"
-    )
+    memory_capacity: int = Field(4096, ge=16, description="slowest channel's half-life, tokens")
     surprise_weight: float = Field(
         0.5, ge=0, description="how much more a token unlike the last ones is stored"
     )
     novelty_weight: float = Field(
         0.5, ge=0, description="how much more a token unlike the whole past is stored"
     )
-    gate_entropy_weight: float = Field(
-        0.001, ge=0, description="reward for a memory gate that stays undecided"
-    )
+    gate_entropy_weight: float = Field(0.001, ge=0, description="reward for an undecided gate")
     t_max: int = Field(3, ge=1, le=1000, description="recursion steps")
-    micro_steps: int = Field(
-        2, ge=1, le=1000, description="refinements of the latent a recursion step"
-    )
+    micro_steps: int = Field(2, ge=1, le=1000, description="latent refinements a recursion step")
     supervised_share: float = Field(
         0.25, gt=0, le=1, description="share of positions that train the earlier steps"
     )
-    halt_threshold: float = Field(
-        0.5, ge=0, le=1, description="halting probability at which inference stops"
-    )
+    halt_threshold: float = Field(0.5, ge=0, le=1, description="probability that stops inference")
     halt_margin: float = Field(0.02, ge=0, description="nats of loss that a further step must gain")
     halt_ema: float = Field(0.98, ge=0, lt=1, description="inertia of the halting calibration")
     halt_loss_weight: float = Field(0.1, ge=0, description="weight of the halting loss")
@@ -210,11 +191,9 @@ class PhaseSettings(Settings):
     )
 
     def decisive(self, without: set[str]) -> dict[str, Any]:
-        """Return the settings that a result depends on, for a fingerprint.
-
-        Those with their original value are left out: so an update that adds a setting does not
-        change the fingerprint of an old run.
-        """
+        """Return the settings that a result depends on, for a fingerprint."""
+        # Without those at their original value, so that a setting which an update adds does not
+        # change the fingerprint of an old run.
         later = set(self.BEFORE) - without
         kept = self.model_dump(mode="json", exclude=without | later, exclude_defaults=True)
         values = self.model_dump(mode="json", include=later)

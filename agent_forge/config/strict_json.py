@@ -13,28 +13,25 @@ from collections.abc import Callable
 from typing import Any
 
 MAX_DEPTH = 100  # of lists and objects within each other
-Pairs = Callable[[list[tuple[str, Any]]], Any]
+TOO_DEEP = f"nested deeper than {MAX_DEPTH} levels"
 
 
 class _NoNumber(ValueError):
     """A number that is not finite."""
 
 
-def parse(text: str, pairs: Pairs | None = None) -> Any:
-    """Return the value of a JSON text, or raise a ValueError that says what is wrong with it.
-
-    `pairs` makes an object of its names and values.
-    """
-    decoder = _DECODER if pairs is None else _decoder(pairs)
+def parse(text: str, pairs: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
+    """Return the value of a JSON text or raise a ValueError; `pairs` makes an object of a list."""
+    hooks: dict[str, Any] = {"parse_constant": _refuse, "parse_float": _finite}
     try:
-        value = decoder.decode(text)
+        value = json.loads(text, object_pairs_hook=pairs, **hooks)
     except _NoNumber as error:
         where = _line(text, str(error)) if "\n" in text.strip() else ""
         raise ValueError(f"{where}{error} is not a finite number") from None
     except RecursionError:
-        raise ValueError(_TOO_DEEP) from None
+        raise ValueError(TOO_DEEP) from None
     if text.count("[") + text.count("{") > MAX_DEPTH and _is_deep(value):
-        raise ValueError(_TOO_DEEP)
+        raise ValueError(TOO_DEEP)
     return value
 
 
@@ -57,16 +54,8 @@ def _finite(word: str) -> float:
     return value if math.isfinite(value) else _refuse(word)
 
 
-def _decoder(pairs: Pairs | None = None) -> json.JSONDecoder:
-    return json.JSONDecoder(object_pairs_hook=pairs, parse_constant=_refuse, parse_float=_finite)
-
-
-_DECODER = _decoder()
-_TOO_DEEP = f"nested deeper than {MAX_DEPTH} levels"
-
-
 def _line(text: str, word: str) -> str:
     """Return the line of a word that is no part of a string."""
-    found = re.finditer(rf'"(?:[^"\\]|\\.)*"|{re.escape(word)}', text)
-    place = next(match.start() for match in found if match.group() == word)
-    return f"line {text.count(chr(10), 0, place) + 1}: "
+    matches = re.finditer(rf'"(?:[^"\\]|\\.)*"|{re.escape(word)}', text)
+    start = next(match.start() for match in matches if match.group() == word)
+    return f"line {text.count(chr(10), 0, start) + 1}: "

@@ -3,8 +3,7 @@
 | file | what is in it |
 |---|---|
 | handoff.py | ModelHandoffValidator: what must hold of models between two phases |
-| metrics.py | the table of metric names that a run may log |
-| phase.py | PhaseController, PhaseContext (steps, pieces, once, artifact), PhaseResult, ModelRef |
+| metrics.py | the names that a run may log, from the table in metrics.json |
+| phase.py | PhaseController, PhaseContext, ModelRef, PhaseReport and PhaseResult |
 | replay.py | decisions and measurements that a resumed phase replays |
-| report.py | PhaseReport: result, card and headline of a phase from one description |
 """

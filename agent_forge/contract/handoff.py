@@ -7,6 +7,7 @@ stop the run or warn. A gate prints what was measured and never edits it.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 from collections.abc import Mapping, Sequence
@@ -85,21 +86,15 @@ class ModelHandoffValidator:
             return HandoffResult(False, f"expected {rule.num_models} models, got {len(models)}")
         if len(metadata) != len(models):
             return HandoffResult(False, f"expected a metadata record a model, got {len(metadata)}")
-        weights = [_weights(model) for model in models]
+        weights = [m if isinstance(m, Mapping) else m.state_dict() for m in models]
         records = [{**r, "parameters": _count(w)} for r, w in zip(metadata, weights, strict=True)]
         problem = _metadata_problem(rule, records) or _weight_problem(weights)
         result = HandoffResult(not problem, problem or "handoff passed")
-        for gate in () if problem else rule.gates:
-            self._apply(gate, target, records, result)
-        return result
-
-    def _apply(
-        self, gate: QualityGate, target: str, metadata: Records, result: HandoffResult
-    ) -> None:
-        threshold = self._thresholds.get(target, {}).get(gate.name, gate.threshold)
-        for i, record in enumerate(metadata):
-            value = record[gate.key]
-            result.measured[f"{gate.key}[{i}]"] = value
+        for gate, (i, record) in itertools.product(rule.gates, enumerate(records)):
+            if problem:
+                break
+            threshold = self._thresholds.get(target, {}).get(gate.name, gate.threshold)
+            value = result.measured[f"{gate.key}[{i}]"] = record[gate.key]
             if gate.passes(value, threshold):
                 continue
             text = f"model {i}: {gate.key} is {value:.6g}, {gate.name} is {threshold:.6g}"
@@ -108,6 +103,7 @@ class ModelHandoffValidator:
                 log.warning("handoff to %s: %s; going on, as the policy says", target, text)
             elif result.passed:
                 result.passed, result.message = False, text
+        return result
 
 
 def _metadata_problem(rule: HandoffRule, metadata: Records) -> str:
@@ -128,11 +124,6 @@ def _count(weights: Mapping[str, Any]) -> int:
     """How many weights there really are, tied ones once: a gate does not take anyone's word."""
     seen = {(t.data_ptr(), tuple(t.shape)): t.numel() for t in weights.values()}
     return sum(seen.values())
-
-
-def _weights(model: Any) -> Mapping[str, Any]:
-    state: Mapping[str, Any] = model if isinstance(model, Mapping) else model.state_dict()
-    return state
 
 
 def _weight_problem(models: Sequence[Mapping[str, Any]]) -> str:

@@ -1,4 +1,4 @@
-"""PhaseController, PhaseContext and PhaseResult: how a phase is written and what it is given.
+"""How a phase is written (PhaseController), what it is given (PhaseContext) and what it returns.
 
 A phase brings its settings, its mathematics and the parts of its state. `PhaseContext.steps` gives
 it everything else: where to begin after a kill, checkpoints, progress, a clean stop, disk checks.
@@ -15,7 +15,7 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 Piece = TypeVar("Piece")
+Table = list[list[Any]]  # its first row is the head
 STATE_FILE = "state.json"  # the record of a phase, in its folder
 NAMED_MODELS = "named_models"  # the artifact with the models that are handed over by name
 SIZE_CLASSES = {"tiny": 50e6, "small": 500e6, "medium": 2e9, "large": math.inf}  # weights below
@@ -47,16 +48,13 @@ GENTLER = "settings that learn more gently need a new run"
 
 @dataclass
 class PhaseResult:
-    """What every phase returns. Failures carry `error`; numbers are measured or absent.
-
-    `artifacts["models"]` are the models that it hands over, as references.
-    """
+    """What every phase returns. Failures carry `error`; numbers are measured or absent."""
 
     success: bool
     model: Any
     phase_name: str
     metrics: dict[str, Any]
-    artifacts: dict[str, Any]
+    artifacts: dict[str, Any]  # "models": those that it hands over, as references
     duration_seconds: float
     error: str | None = None
 
@@ -130,10 +128,7 @@ class PhaseController(ABC):
         self.shared = shared
 
     def validate_input(self, models: Sequence[ModelRef]) -> tuple[bool, str]:
-        """True if the phase can work with these models, else False and why not.
-
-        The handoff rules were checked before.
-        """
+        """True if the phase can work with these models, which fit the handoff rules, or why not."""
         return True, ""
 
     @abstractmethod
@@ -149,9 +144,10 @@ class PhaseController(ABC):
 class _Loop:
     """A loop over steps. `beginning` is the state before the first, until a checkpoint has it."""
 
+    stage: str
     manager: CheckpointManager
     parts: Mapping[str, Stateful]
-    beginning: tuple[Any, Any] | None
+    beginning: tuple[Any, Any] | None = None
     step: int = 0
 
 
@@ -186,7 +182,7 @@ class PhaseContext:
     def __post_init__(self) -> None:
         """Take back what this phase logged after its last checkpoint, whichever stage's it was."""
         self.decisions = Decisions(self.folder)
-        self._measurements = Measurements(self.folder, self.fingerprint)
+        self.once = Measurements(self.folder, self.fingerprint).once
         folders = sorted((self.folder / CHECKPOINTS).glob("*"))
         notes = [note for place in folders for note in CheckpointManager(place).notes()]
         sure = max((note["logged"] for note in notes), default=0)
@@ -242,13 +238,13 @@ class PhaseContext:
         if stage in self._stages:
             raise ValueError(f"stage {stage!r} is used twice in phase {self.phase}")
         self._stages.add(stage)
-        manager = CheckpointManager(
-            self.folder / CHECKPOINTS / paths.safe_name(stage, "stage"), self.keep_checkpoints
-        )
-        beginning = rolls_back and manager.anchor() is None
-        loop = _Loop(manager, parts, self._snapshot(parts) if beginning else None)
-        loop.step = first = self._restore(manager, parts)
-        self._tell_loop(stage, first, total)
+        place = self.folder / CHECKPOINTS / paths.safe_name(stage, "stage")
+        loop = _Loop(stage, CheckpointManager(place, self.keep_checkpoints), parts)
+        if rolls_back and not loop.manager.anchors():
+            state = copy.deepcopy({name: part.state_dict() for name, part in parts.items()})
+            loop.beginning = state, capture_generators(self._generators)
+        self._restore(loop)
+        self._tell_loop(stage, loop.step, total)
         before = self._done
         self._done += total
         while loop.step < total:
@@ -259,11 +255,11 @@ class PhaseContext:
                 continue  # rolled back
             self._tell_step(stage, step, total, before + step)
             if self.should_stop():
-                self._save(manager, stage, step, parts)
+                self._save(loop)
                 raise Interrupted(f"stopped after step {step} of {total}")
             regular = step % self.checkpoint_every == 0
             if regular or step == total:
-                self._save(manager, stage, step, parts)
+                self._save(loop)
                 loop.beginning = None if regular else loop.beginning
             if step % self.check_every == 0:
                 self.check_resources()
@@ -281,14 +277,6 @@ class PhaseContext:
             yield piece
             self._done += work
             self._tell_step(stage, number, len(pieces), self._done)
-
-    def once(self, record: str, key: str, compute: Callable[[], Any]) -> Any:
-        """The value of `compute()`, which a resumed phase does not compute again.
-
-        It is JSON and on the disk before it is returned. What `compute` would log is to be logged
-        from its value, so that it is logged in a resumed run as well.
-        """
-        return self._measurements.once(record, key, compute)
 
     def artifact(self, name: str) -> ModelRef | None:
         """A further model of the phase that the inputs came from, such as its trunk, or None."""
@@ -335,15 +323,12 @@ class PhaseContext:
         metadata: Mapping[str, Any],
         **options: Any,
     ) -> ModelRef:
-        """Save a model of this phase with its card, register it, and tell the sinks.
-
-        The options are those of `ModelStorage.save_model`: config, metrics, tokenizer_files,
-        beside, card_text.
-        """
-        place = (self.session_id, self.phase, name)
-        model_id = self.storage.save_model(model, *place, metadata, **options)
+        """Save a model with the options of `ModelStorage.save_model`, and tell the sinks."""
+        names = (self.session_id, self.phase, name)
+        model_id = self.storage.save_model(model, *names, metadata, **options)
         reference = self.model(name)
-        self.tracker.artifact(model_id, reference.path)
+        for sink in self.tracker.sinks:
+            sink.artifact(model_id, reference.path)
         return reference
 
     def model(self, name: str) -> ModelRef:
@@ -351,26 +336,23 @@ class PhaseContext:
         path = self.storage.find(model_id_for(self.session_id, self.phase, name))
         return ModelRef(name, path, read_metadata(path).model_dump())
 
-    def _restore(self, manager: CheckpointManager, parts: Mapping[str, Stateful]) -> int:
-        if not manager.steps():
-            return 0
+    def _restore(self, loop: _Loop) -> None:
+        """Put a loop back to its newest checkpoint, if it has one."""
+        if not loop.manager.steps():
+            return
         try:
-            checkpoint = manager.load_checkpoint()
+            checkpoint = loop.manager.load_checkpoint()
         except NotFound as error:
             log.warning("%s; the stage begins anew", error)
-            return 0
+            return
+        path, saved, parts = checkpoint.path, checkpoint.state["parts"], loop.parts
         if checkpoint.state["fingerprint"] != self.fingerprint:
-            raise ConfigError(
-                f"{checkpoint.path} belongs to other settings or inputs",
-                hint="start a new session for the new settings",
-            )
-        saved = checkpoint.state["parts"]
+            hint = "start a new session for the new settings"
+            raise ConfigError(f"{path} belongs to other settings or inputs", hint=hint)
         if set(saved) != set(parts):
-            text = f"{checkpoint.path} holds {sorted(saved)}, but the phase has {sorted(parts)}"
-            raise ConfigError(text)
+            raise ConfigError(f"{path} holds {sorted(saved)}, but the phase has {sorted(parts)}")
         self._put_back(parts, saved, checkpoint.generators)
-        self._logged = checkpoint.note["logged"]
-        return checkpoint.step
+        self._logged, loop.step = checkpoint.note["logged"], checkpoint.step
 
     def _put_back(
         self, parts: Mapping[str, Stateful], saved: Mapping[str, Any], generators: Mapping[str, Any]
@@ -385,24 +367,67 @@ class PhaseContext:
             self._generators[name].manual_seed(self._seed_of(name))
         restore_generators(generators, given)
 
-    def _snapshot(self, parts: Mapping[str, Stateful]) -> tuple[Any, Any]:
-        state = copy.deepcopy({name: part.state_dict() for name, part in parts.items()})
-        return state, capture_generators(self._generators)
-
-    def _save(
-        self, manager: CheckpointManager, stage: str, step: int, parts: Mapping[str, Stateful]
-    ) -> None:
-        state = {
-            "fingerprint": self.fingerprint,
-            "parts": {name: part.state_dict() for name, part in parts.items()},
-        }
+    def _save(self, loop: _Loop) -> None:
+        step, parts = loop.step, {name: part.state_dict() for name, part in loop.parts.items()}
+        state = {"fingerprint": self.fingerprint, "parts": parts}
         if bad := first_not_finite(pack(state)[0]):
-            place = bad.lstrip("0123456789")
-            text = f"the state at step {step} holds NaN or infinity ({place})"
+            path = bad.lstrip("0123456789")
+            text = f"the state at step {step} holds NaN or infinity ({path})"
             raise NotFinite(text, hint=GENTLER)
         self.tracker.metrics.sync()
         note = {"logged": self._logged, "seconds": self.seconds}
         anchor = step % self.checkpoint_every == 0
-        manager.save(state, step=step, generators=self._generators, note=note, anchor=anchor)
-        within = {} if stage == "main" else {"stage": stage}
-        self.tracker.tell({"event": "checkpoint", "phase": self.phase, **within, "step": step})
+        loop.manager.save(state, step=step, generators=self._generators, note=note, anchor=anchor)
+        within = {} if loop.stage == "main" else {"stage": loop.stage}
+        self.tell("checkpoint", **within, step=step)
+
+
+@dataclass(frozen=True)
+class Headline:
+    """A phase in one line: a measure on unseen items, before and after it, and the verdict."""
+
+    measure: str
+    before: float | None  # None where nothing went in
+    after: float
+    verdict: str
+
+
+@dataclass
+class PhaseReport:
+    """What a phase found, told once."""
+
+    headline: Headline
+    summary: str
+    metrics: Mapping[str, Any] = field(default_factory=dict)  # by the specification's names
+    tables: Sequence[Table] = ()
+    details: Mapping[str, Any] = field(default_factory=dict)  # whatever else is worth recording
+
+    def card(self) -> str:
+        """The verdict and the first table as Markdown, for the cards of the models."""
+        tables = [_markdown(table) for table in self.tables[:1]]
+        return "\n\n".join(["## Measured on unseen items", self.headline.verdict, *tables])
+
+    def result(
+        self,
+        ctx: PhaseContext,
+        models: Sequence[ModelRef],
+        model: Any = None,
+        *,
+        named: Mapping[str, ModelRef] | None = None,
+    ) -> PhaseResult:
+        """The result: `models` are handed over, `named` ones by name, `model` is in memory."""
+        artifacts = {
+            "models": list(models),
+            **self.details,
+            "summary": self.summary,
+            "tables": list(self.tables),
+            "headline": asdict(self.headline),
+            NAMED_MODELS: {name: ref.name for name, ref in (named or {}).items()},
+        }
+        return PhaseResult(True, model, ctx.phase, dict(self.metrics), artifacts, ctx.seconds)
+
+
+def _markdown(table: Table) -> str:
+    rows = [[f"{v:.4g}" if isinstance(v, float) else str(v) for v in row] for row in table]
+    rows.insert(1, ["---"] * len(rows[0]))
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)

@@ -7,9 +7,10 @@ the disk before it takes effect, so that a killed run goes on with the same valu
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, is_dataclass
+from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,33 +21,28 @@ DECISIONS = "decisions.json"
 MEASUREMENTS = "measurements.jsonl"
 
 
-@dataclass
-class _DecisionFile:
-    path: Path | None
-    made: list[dict[str, Any]] = field(default_factory=list)
-
-
 class Decisions:
     """What was decided, by name and step; without a folder it is remembered in memory only."""
 
     def __init__(self, folder: Path | None = None) -> None:
-        self._file, self._stage = _DecisionFile(folder / DECISIONS if folder else None), ""
-        if self._file.path and self._file.path.exists():
-            self._file.made = files.read_checked(self._file.path)["decisions"]
+        self._path, self._stage = folder / DECISIONS if folder else None, ""
+        self._decisions: list[dict[str, Any]] = []
+        if self._path and self._path.exists():
+            self._decisions = files.read_checked(self._path)["decisions"]
 
     def of(self, stage: str) -> Decisions:
-        """The decisions of one stage of the phase, in the same file."""
-        view = Decisions()
-        view._file, view._stage = self._file, stage
+        """The decisions of one stage of the phase, in the same file and list."""
+        view = copy.copy(self)
+        view._stage = stage
         return view
 
     def record(self, name: str, step: int, value: Any) -> None:
         """Decide; it is on the disk when this returns."""
         decision = {"stage": self._stage, "name": name, "step": step, "value": value}
-        made = [*self._file.made, decision]
-        if self._file.path:
-            files.write_bytes(self._file.path, files.with_checksum({"decisions": made}))
-        self._file.made = made
+        if self._path:
+            every = {"decisions": [*self._decisions, decision]}
+            files.write_bytes(self._path, files.with_checksum(every))
+        self._decisions.append(decision)
 
     def latest(self, name: str, step: int) -> Any:
         """The last decision of this name that holds at a step, or None."""
@@ -54,7 +50,7 @@ class Decisions:
 
     def at(self, step: int) -> dict[str, Any]:
         """All decisions that hold at a step; of one name, that of the latest step."""
-        mine = [d for d in self._file.made if d["stage"] == self._stage and d["step"] <= step]
+        mine = [d for d in self._decisions if d["stage"] == self._stage and d["step"] <= step]
         return {d["name"]: d["value"] for d in sorted(mine, key=lambda d: int(d["step"]))}
 
 
@@ -63,24 +59,25 @@ class Measurements:
 
     def __init__(self, folder: Path, fingerprint: str) -> None:
         self._path, self._fingerprint = folder / MEASUREMENTS, fingerprint
-        self._known = {
+        self._values = {
             (line["record"], line["key"]): line["value"]
             for _, line in read_lines(self._path)
             if line.get("fingerprint") == fingerprint
         }
 
     def once(self, record: str, key: str, compute: Callable[[], Any]) -> Any:
-        """The recorded value, or what `compute` returns, recorded before anybody uses it.
+        """The value of `compute()`, which a resumed phase does not compute again.
 
-        It is returned as JSON gives it back, the first time as every other time: a dataclass as a
-        dictionary, a tuple as a list.
+        It is on the disk before it is returned, always as JSON gives it back: a dataclass as a
+        dictionary, a tuple as a list. What `compute` would log is to be logged from its value, so
+        that it is logged in a resumed run as well.
         """
-        if (record, key) not in self._known:
+        if (record, key) not in self._values:
             value = compute()
             plain = asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
             line = {"record": record, "key": key, "value": plain, "fingerprint": self._fingerprint}
             journal = Journal(self._path)
             journal.write(line)
             journal.sync()
-            self._known[record, key] = json.loads(json.dumps(plain))
-        return self._known[record, key]
+            self._values[record, key] = json.loads(json.dumps(plain))
+        return self._values[record, key]

@@ -212,7 +212,7 @@ class _Planner:
 
 def _names_at(weights: Weights, layer: int | None) -> list[str]:
     """The tensors of a layer, named as in layer 0; or those outside the layers."""
-    names = weights.by_layer().get(layer, [])
+    names = weights.by_layer.get(layer, [])
     return names if layer is None else [at_layer(name, 0) for name in names]
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from pydantic import Field, model_validator
 
-from agent_forge.config.load import did_you_mean, folder_files, load, to_yaml
-from agent_forge.config.phases import ORDER
+from agent_forge.config.load import PHASE_FOLDER, PIPELINE_FILE, did_you_mean, load, to_yaml
+from agent_forge.config.phases import ORDER, phase_folder
 from agent_forge.config.settings import (
     CleanupSettings,
     ModelSettings,
@@ -18,7 +18,7 @@ from agent_forge.config.settings import (
     StorageSettings,
     TrackingSettings,
 )
-from agent_forge.phases.handoffs import RULES
+from agent_forge.phases import RULES
 from agent_forge.phases.phase1_cognate.config import CognateSettings
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings, own_fitness_refused
 from agent_forge.phases.toy_config import ToySettings
@@ -85,8 +85,9 @@ def refuse_own_fitness(config: PipelineConfig, source: str, sets: Sequence[str])
 
 
 def config_folder(config: PipelineConfig) -> dict[str, str]:
-    """The files of a config folder that reads back to this config."""
+    """The files of a config folder that reads back to this config: relative path -> text."""
     text = to_yaml(config)
-    pipeline_yaml = text[: text.index("\nphases:")] + "\n"
-    phase_yaml = {name: to_yaml(getattr(config.phases, name)) for name in ORDER}
-    return folder_files(pipeline_yaml, phase_yaml)
+    folder = {PIPELINE_FILE: text[: text.index("\nphases:")] + "\n"}
+    for name in ORDER:
+        folder[f"{PHASE_FOLDER}/{phase_folder(name)}.yaml"] = to_yaml(getattr(config.phases, name))
+    return folder

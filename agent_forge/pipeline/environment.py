@@ -1,4 +1,4 @@
-"""Where a run takes place: device, threads, seeds, and a snapshot of versions for session.json."""
+"""What surrounds a run: device, threads, seeds, versions for session.json, requests to stop."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ import platform
 import random
 import subprocess
 import sys
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import agent_forge
+from agent_forge import platform as system
 from agent_forge.config.settings import RuntimeSettings
 from agent_forge.errors import ConfigError
+from agent_forge.store import files, lock
 
-RECORDED = ("torch", "numpy", "safetensors", "transformers", "tokenizers")
+STOP_FILE = "stop"  # `forge stop` writes it
 
 
 def snapshot() -> dict[str, Any]:
@@ -28,9 +31,15 @@ def snapshot() -> dict[str, Any]:
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "cpu": _cpu_name(),
         "cores": os.cpu_count(),
-        "packages": {name: importlib.metadata.version(name) for name in RECORDED},
+        "packages": versions(),
         "argv": sys.argv,
     }
+
+
+def versions() -> dict[str, str]:
+    """The versions of the packages that a result depends on."""
+    names = ("torch", "numpy", "safetensors", "transformers", "tokenizers")
+    return {name: importlib.metadata.version(name) for name in names}
 
 
 def prepare(runtime: RuntimeSettings) -> str:
@@ -38,14 +47,12 @@ def prepare(runtime: RuntimeSettings) -> str:
     import torch
 
     torch.set_num_threads(runtime.threads or os.cpu_count() or 1)
-    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     if runtime.device == "auto":
-        return next((name for name in ("cuda", "mps") if there[name]), "cpu")
-    if not there.get(runtime.device, True):
-        raise ConfigError(
-            f"device {runtime.device!r} is not there",
-            hint="let it be chosen: --device auto, or --set runtime.device=auto for a pipeline",
-        )
+        return next((name for name in available if available[name]), "cpu")
+    if not available.get(runtime.device, True):
+        hint = "let it be chosen: --device auto, or --set runtime.device=auto for a pipeline"
+        raise ConfigError(f"device {runtime.device!r} is not there", hint=hint)
     return runtime.device
 
 
@@ -84,3 +91,43 @@ def _cpu_name() -> str:
     except OSError:
         return platform.processor()
     return next((line.split(":")[1].strip() for line in lines if "model name" in line), "")
+
+
+class StopSignals:
+    """True, when called, if Ctrl-C, SIGTERM, SIGHUP or a stop file in `folder` asked to stop.
+
+    The first request lets the step finish; a second signal leaves at once.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self.folder = folder
+        self._asked = False
+
+    def request(self) -> None:
+        self._asked = True  # no lock: a signal may come while one is being handled
+
+    def __call__(self) -> bool:
+        if self._asked:
+            return True
+        path = self.folder / STOP_FILE if self.folder else None
+        if path is None or not path.exists():
+            return False
+        meant_for_us = path.read_text() == str(os.getpid())
+        files.remove(path)  # heard; or it was meant for a process that is gone
+        if meant_for_us:
+            self.request()
+        return meant_for_us
+
+    def on_signals(self) -> AbstractContextManager[None]:
+        """Turn signals into requests while the block runs."""
+        return system.on_stop_signals(self._on_signal)
+
+    def _on_signal(self, name: str) -> None:
+        if self._asked:
+            system.interrupt(name)
+        self.request()
+
+
+def request_stop(folder: Path) -> None:
+    """Ask the process that runs in this directory to stop after its present step."""
+    files.write_text(folder / STOP_FILE, str(lock.holder_pid(folder)))

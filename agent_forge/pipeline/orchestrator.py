@@ -11,7 +11,7 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,15 +31,9 @@ from agent_forge.errors import (
     NotFound,
     PathDisappeared,
 )
-from agent_forge.phases import IMPLEMENTED, load_phase
-from agent_forge.phases.handoffs import RULES
-from agent_forge.pipeline.config import (
-    BEFORE,
-    PipelineConfig,
-    load_config,
-    refuse_own_fitness,
-)
-from agent_forge.pipeline.environment import prepare, snapshot, thread_count
+from agent_forge.phases import IMPLEMENTED, RULES, load_phase
+from agent_forge.pipeline.config import BEFORE, PipelineConfig, load_config, refuse_own_fitness
+from agent_forge.pipeline.environment import StopSignals, prepare, snapshot, thread_count, versions
 from agent_forge.pipeline.phase_run import (
     RunContext,
     outputs_of,
@@ -47,19 +41,17 @@ from agent_forge.pipeline.phase_run import (
     require_for,
     run_phase,
 )
-from agent_forge.pipeline.stopping import StopSignals
 from agent_forge.store.cleanup import SessionCleanupManager
 from agent_forge.store.models import ModelStorage
 from agent_forge.store.records import read_metadata
 from agent_forge.store.sessions import CONFIG_FILE, SESSION_FILE, SessionStore, read_session
 from agent_forge.track.logs import logging_to
-from agent_forge.track.tracker import Listener, ResourceSampler, Sink, Tracker
+from agent_forge.track.tracker import Listener, ResourceSampler, Tracker
 from agent_forge.track.wandb_sink import WandbSink
 
 log = structlog.stdlib.get_logger(__name__)
 early = logging.getLogger(__name__)  # before a run has its log: warnings go to stderr
 REGISTRY_EVERY_S = 1.0
-Controllers = Mapping[str, type[PhaseController]]
 
 
 class PipelineOrchestrator:
@@ -75,10 +67,10 @@ class PipelineOrchestrator:
         session_id: str | None = None,
         resume: bool = False,
         listeners: Sequence[Listener] = (),
-        controllers: Controllers | None = None,
+        controllers: Mapping[str, type[PhaseController]] | None = None,
         sets: Sequence[str] = (),
     ) -> None:
-        path = Path(config_path) if config_path is not None else None
+        path = None if config_path is None else Path(config_path)
         self.config = config or load_config(path=path)
         self.sessions = SessionStore(self.config.storage.root)
         self.session_id = session_id
@@ -88,8 +80,6 @@ class PipelineOrchestrator:
         self._controllers = controllers
         if resume:
             self.config = saved_config(self.sessions, session_id or "", sets)
-
-    # -- planning ---------------------------------------------------------------------------------
 
     def phase_names(self, only: str | None = None, start: str | None = None) -> list[str]:
         """The phases that a run would go through, after a check of the names given."""
@@ -102,9 +92,9 @@ class PipelineOrchestrator:
         if start and start not in enabled:
             raise ConfigError(f"phase {start!r} is not enabled in this config")
         asked = [only] if only else enabled[enabled.index(start) :] if start else enabled
-        there = self._controllers or IMPLEMENTED
-        missing = [name for name in asked if name not in there]
-        names = [name for name in asked if name in there]
+        available = self._controllers or IMPLEMENTED
+        missing = [name for name in asked if name not in available]
+        names = [name for name in asked if name in available]
         if names and missing:
             early.warning("not in this version yet: %s", ", ".join(missing))
         if not names:
@@ -119,24 +109,18 @@ class PipelineOrchestrator:
         return cls(getattr(self.config.phases, name), self.config)
 
     def plan(self, only: str | None = None, start: str | None = None) -> dict[str, PhasePlan]:
-        """What each phase would do, after a check of all that a new run could be refused for.
-
-        A later phase plans without the models it will be handed.
-        """
+        """What each phase would do, after a check of all that a new run could be refused for."""
         names = self.phase_names(only, start)
         self.sessions.check_new(self.session_id)
         if source := _source_of(names[0]):
-            raise HandoffRefused(
-                f"{source} -> {names[0]}: a new session has no models of {source}",
-                hint=f"begin with {source}, or go on with a session that has them: forge resume",
-            )
+            text = f"{source} -> {names[0]}: a new session has no models of {source}"
+            hint = f"begin with {source}, or go on with a session that has them: forge resume"
+            raise HandoffRefused(text, hint=hint)
         prepare(self.config.runtime)
-        plans = {name: self.controller(name).plan(()) for name in names}
+        plans = {name: self.controller(name).plan(()) for name in names}  # no models yet
         for name, plan in plans.items():
             require_for(plan, self.sessions.root / name, self.config)
         return plans
-
-    # -- running ----------------------------------------------------------------------------------
 
     def run(
         self,
@@ -168,17 +152,17 @@ class PipelineOrchestrator:
             level = self.config.tracking.log_level
             stack.enter_context(logging_to(folder, level, tracker.tell))
             stack.enter_context(self.stopper.on_signals())
-            self.stopper.watch(folder)
+            self.stopper.folder = folder
             storage = ModelStorage(self.sessions.root, self.sessions.registry)
-            run = RunContext(
-                folder, self.config, device, thread_count(), tracker, storage, self.stopper
-            )
+            machine = device, thread_count()
+            run = RunContext(folder, self.config, *machine, tracker, storage, self.stopper)
             self._warn_of_other_versions(folder)
-            try:
-                with ResourceSampler(tracker, folder, self.config.tracking.sample_every_s):
-                    return self._run_all(run, names, input_models)
-            finally:
-                tracker.close()
+            for sink in tracker.sinks:
+                stack.callback(sink.close)
+            stack.enter_context(
+                ResourceSampler(tracker, folder, self.config.tracking.sample_every_s)
+            )
+            return self._run_all(run, names, input_models)
 
     async def run_full_pipeline(self) -> dict[str, Any]:
         """The specification's entry: all enabled phases, off the event loop."""
@@ -197,10 +181,9 @@ class PipelineOrchestrator:
     ) -> PhaseResult:
         """One phase alone; its inputs are given or come from this session."""
         outcome = await self._off_the_loop(only=phase_name, input_models=input_models)
-        if phase_name in outcome["results"]:
-            result: PhaseResult = outcome["results"][phase_name]
-            return result
-        return PhaseResult(False, None, phase_name, {}, {}, 0.0, outcome["error"])
+        failed = PhaseResult(False, None, phase_name, {}, {}, 0.0, outcome["error"])
+        result: PhaseResult = outcome["results"].get(phase_name, failed)
+        return result
 
     def _session_folder(self, asked: Mapping[str, str | None]) -> Path:
         if self._resume:
@@ -251,11 +234,10 @@ class PipelineOrchestrator:
             self._end(run, status, str(error or ""))
         except (OSError, ForgeError) as problem:
             if error is None:  # a run whose end could not be recorded has not ended
-                said = CannotWrite(run.folder, f"the end of the run ({problem})")
-                gone = not (run.folder / SESSION_FILE).exists()
-                return self._outcome(
-                    run, results, phase, PathDisappeared(run.folder) if gone else said
-                )
+                lost: ForgeError = PathDisappeared(run.folder)
+                if (run.folder / SESSION_FILE).exists():
+                    lost = CannotWrite(run.folder, f"the end of the run ({problem})")
+                return self._outcome(run, results, phase, lost)
             log.warning("could not record how the run ended", problem=str(problem))
         outcome: dict[str, Any] = {
             "success": error is None,
@@ -290,12 +272,9 @@ class PipelineOrchestrator:
     def _warn_of_other_versions(self, folder: Path) -> None:
         """A resumed run is only promised to be equal under the versions that began it."""
         before = read_session(folder).get("environment", {}).get("packages", {})
-        now = snapshot()["packages"]
-        changed = [name for name, version in before.items() if now.get(name) != version]
+        changed = [name for name, version in before.items() if versions().get(name) != version]
         if changed:
             log.warning("versions have changed since the run began", packages=changed)
-
-    # -- handing over -----------------------------------------------------------------------------
 
     def _inputs(
         self, run: RunContext, phase: str, results: Mapping[str, PhaseResult]
@@ -305,8 +284,7 @@ class PipelineOrchestrator:
         if source is None:
             return []
         if source in results:
-            handed: list[ModelRef] = results[source].artifacts["models"]
-            return handed
+            return list(results[source].artifacts["models"])
         folder = run.folder / phase_folder(source)
         state = read_state(folder)
         if state and state["status"] == "completed":
@@ -321,22 +299,20 @@ class PipelineOrchestrator:
         if source is None:
             return
         weights, metadata = [ref.weights() for ref in models], [ref.metadata for ref in models]
-        found = self.validator().check(source, target, weights, metadata)
+        result = self.validator().check(source, target, weights, metadata)
         for ref in models:
             with contextlib.suppress(NotFound):  # a model from elsewhere is in no registry of ours
                 self.sessions.registry.record_handoff(
                     ref.metadata["model_id"],
                     target,
-                    validation_status="passed" if found.passed else "failed",
-                    validation_metrics={**found.measured, "message": found.message},
+                    validation_status="passed" if result.passed else "failed",
+                    validation_metrics={**result.measured, "message": result.message},
                 )
-        details = {"measured": found.measured, "warnings": found.warnings}
-        run.tracker.event("handoff", phase=target, source=source, passed=found.passed, **details)
-        if not found.passed:
-            raise HandoffRefused(
-                f"{source} -> {target}: {found.message}",
-                hint=f"forge resume {run.session_id} --from {source} makes its models anew",
-            )
+        details = {"measured": result.measured, "warnings": result.warnings}
+        run.tracker.event("handoff", phase=target, source=source, passed=result.passed, **details)
+        if not result.passed:
+            hint = f"forge resume {run.session_id} --from {source} makes its models anew"
+            raise HandoffRefused(f"{source} -> {target}: {result.message}", hint=hint)
 
     def validator(self) -> ModelHandoffValidator:
         """The handoff rules with this config's thresholds and policies."""
@@ -347,16 +323,11 @@ class PipelineOrchestrator:
             policies={name: getattr(phases, name).gate_policy for name in ORDER},
         )
 
-    # -- tracking ---------------------------------------------------------------------------------
-
     def _tracker(self, folder: Path, names: Sequence[str]) -> Tracker:
         listeners = (*self._listeners, self._registry_listener(folder.name, names))
-        return Tracker(folder, listeners=listeners, sinks=list(self._sinks(folder)))
-
-    def _sinks(self, folder: Path) -> Iterator[Sink]:
-        tracking = self.config.tracking
+        tracker, tracking = Tracker(folder, listeners), self.config.tracking
         if tracking.wandb_enabled:
-            yield WandbSink(
+            sink = WandbSink(
                 folder,
                 group=folder.name,
                 project=tracking.wandb_project,
@@ -364,6 +335,8 @@ class PipelineOrchestrator:
                 config=self.config.model_dump(mode="json"),
                 patience_s=tracking.wandb_timeout_s,
             )
+            tracker.sinks.append(sink)
+        return tracker
 
     def _registry_listener(self, session_id: str, names: Sequence[str]) -> Listener:
         """Keep phase and progress in the registry, at most once a second."""
@@ -414,20 +387,18 @@ def saved_config(
     begun = validate(PipelineConfig, record, str(folder)).model_dump(mode="json")
     changed = _differences(begun, edited)  # both with the defaults of settings that came later
     if changed:
-        raise ConfigError(
-            f"{path} was edited since the run began: {', '.join(changed)}",
-            hint=f"start a new run with it: forge run --config {path}",
-        )
+        hint = f"start a new run with it: forge run --config {path}"
+        raise ConfigError(f"{path} was edited since the run began: {', '.join(changed)}", hint=hint)
     return config
 
 
 def _differences(one: Mapping[str, Any], other: Mapping[str, Any], above: str = "") -> list[str]:
     """The keys, with dots, whose values differ."""
-    found = []
+    keys = []
     for key in sorted({*one, *other}):
         a, b = one.get(key), other.get(key)
         if isinstance(a, Mapping) and isinstance(b, Mapping):
-            found += _differences(a, b, f"{above}{key}.")
+            keys += _differences(a, b, f"{above}{key}.")
         elif a != b:
-            found.append(f"{above}{key}")
-    return found
+            keys.append(f"{above}{key}")
+    return keys

@@ -6,6 +6,7 @@ depends on, and what came out. A phase that is done with the same fingerprint is
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -28,7 +29,6 @@ from agent_forge.contract.phase import (
 from agent_forge.contract.replay import DECISIONS, MEASUREMENTS
 from agent_forge.errors import (
     DamagedFile,
-    DiskFull,
     ForgeError,
     HandoffRefused,
     NotEnough,
@@ -47,6 +47,8 @@ from agent_forge.store.sessions import SESSION_FILE
 from agent_forge.track.tracker import Tracker
 
 log = logging.getLogger(__name__)
+# Files about a model, with times and places in them.
+ABOUT_MODEL = ("metadata.json", "metrics.json", "README.md", "lineage.json", "verdict.json")
 UNRECORDED = ("models", "all_models")  # references and networks, recorded as outputs
 # Settings that change how a phase is run, not what comes out of it.
 WITHOUT_EFFECT = {"enabled", "checkpoint_every_steps", "gate_policy", "gates"}
@@ -75,10 +77,7 @@ def run_phase(
     inputs: Sequence[ModelRef],
     check_handoff: Callable[[Sequence[ModelRef]], None],
 ) -> PhaseResult:
-    """Run a phase, or go on with it, or skip it if it is done with the same inputs and config.
-
-    `check_handoff` raises if these models may not come in.
-    """
+    """Run a phase, go on with it, or skip it if it is done; `check_handoff` may refuse inputs."""
     folder = run.folder / phase_folder(controller.name)
     fingerprint = fingerprint_of(run, controller, inputs)
     state = read_state(folder)
@@ -86,7 +85,9 @@ def run_phase(
         outputs = outputs_of(folder, state)
         if outputs is not None:
             run.tracker.event("phase_skipped", phase=controller.name, reason="done already")
-            return _done(controller.name, state, outputs)
+            artifacts = {**state["artifacts"], "models": outputs, "skipped": True}
+            measured = state["metrics"], artifacts, state["seconds"]
+            return PhaseResult(True, None, controller.name, *measured)
     check_handoff(inputs)
     accepted, problem = controller.validate_input(inputs)
     if not accepted:
@@ -94,8 +95,23 @@ def run_phase(
     plan = controller.plan(inputs)
     require_for(plan, folder, run.config)
     state = _begin(run, controller.name, folder, fingerprint, inputs)
-    context = _context(run, controller, inputs, folder, state)
-    context.planned = plan.work or plan.steps
+    context = PhaseContext(
+        phase=controller.name,
+        session_id=run.session_id,
+        folder=folder,
+        inputs=inputs,
+        device=run.device,
+        seed=run.config.runtime.seed,
+        tracker=run.tracker,
+        storage=run.storage,
+        should_stop=lambda: _there(run, folder) and run.should_stop(),
+        check_resources=lambda: check_during(folder, run.config),
+        checkpoint_every=controller.config.checkpoint_every_steps,
+        check_every=run.config.runtime.check_every_steps,
+        keep_checkpoints=run.config.storage.keep_checkpoints,
+        fingerprint=fingerprint,
+        planned=plan.work or plan.steps,
+    )
     return _work(run, controller, context, state)
 
 
@@ -105,8 +121,11 @@ def _begin(
     """Record that the phase has begun, before anything of it exists."""
     before = read_state(folder)
     goes_on = before is None or before["fingerprint"] == fingerprint
-    if not goes_on:
-        forget(folder, run.folder)
+    if not goes_on:  # drop what an attempt with other settings or inputs left to go on from
+        if (folder / CHECKPOINTS).exists():
+            files.remove_tree(folder / CHECKPOINTS, run.folder)
+        for name in (DECISIONS, MEASUREMENTS):
+            files.remove(folder / name)
     state = {
         "phase": phase,
         "status": "running",
@@ -119,18 +138,11 @@ def _begin(
     return state
 
 
-def forget(folder: Path, root: Path) -> None:
-    """Drop what an attempt with other settings or inputs left to go on from."""
-    if (folder / CHECKPOINTS).exists():
-        files.remove_tree(folder / CHECKPOINTS, root)
-    for name in (DECISIONS, MEASUREMENTS):
-        files.remove(folder / name)
-
-
 def _work(
     run: RunContext, controller: PhaseController, context: PhaseContext, state: dict[str, Any]
 ) -> PhaseResult:
-    run.tracker.begin_phase(controller.name)
+    for sink in run.tracker.sinks:
+        sink.begin(controller.name)
     seed_everything(run.config.runtime.seed, controller.name)
     try:
         result = controller.run(context)
@@ -141,9 +153,11 @@ def _work(
         _complete(context, result, state)
     except Exception as error:
         _record_failure(context.folder, {**state, "seconds": context.seconds}, error)
-        run.tracker.end_phase()
+        for sink in run.tracker.sinks:
+            sink.end()
         raise
-    run.tracker.end_phase()
+    for sink in run.tracker.sinks:
+        sink.end()
     seconds = round(result.duration_seconds, 1)
     run.tracker.event("phase_completed", phase=controller.name, seconds=seconds)
     return result
@@ -179,53 +193,22 @@ def _record_failure(folder: Path, state: dict[str, Any], error: Exception) -> No
         return
     pauses = isinstance(error, ForgeError) and error.pauses
     state |= {"status": "paused" if pauses else "failed", "error": f"{error!r}"}
-    try:
+    with contextlib.suppress(OSError, ForgeError):
         files.write_bytes(folder / STATE_FILE, files.with_checksum(state))
-    except (OSError, ForgeError):
-        return
-
-
-def _context(
-    run: RunContext,
-    controller: PhaseController,
-    inputs: Sequence[ModelRef],
-    folder: Path,
-    state: dict[str, Any],
-) -> PhaseContext:
-    return PhaseContext(
-        phase=controller.name,
-        session_id=run.session_id,
-        folder=folder,
-        inputs=inputs,
-        device=run.device,
-        seed=run.config.runtime.seed,
-        tracker=run.tracker,
-        storage=run.storage,
-        should_stop=lambda: _there(run, folder) and run.should_stop(),
-        check_resources=lambda: check_during(folder, run.config),
-        checkpoint_every=controller.config.checkpoint_every_steps,
-        check_every=run.config.runtime.check_every_steps,
-        keep_checkpoints=run.config.storage.keep_checkpoints,
-        fingerprint=state["fingerprint"],
-    )
 
 
 def _there(run: RunContext, folder: Path) -> bool:
     """True; where the records of the run are gone, whatever is written would belong to nothing."""
-    if not (run.folder / SESSION_FILE).exists():
-        raise PathDisappeared(
-            run.folder / SESSION_FILE, hint="the session is lost; start a new one"
-        )
-    if not (folder / STATE_FILE).exists():
-        raise PathDisappeared(folder / STATE_FILE, hint="resume does the phase again")
+    session, state = run.folder / SESSION_FILE, folder / STATE_FILE
+    if not session.exists():
+        raise PathDisappeared(session, hint="the session is lost; start a new one")
+    if not state.exists():
+        raise PathDisappeared(state, hint="resume does the phase again")
     return True
 
 
 def fingerprint_of(run: RunContext, controller: PhaseController, inputs: Sequence[ModelRef]) -> str:
-    """sha256 of everything that the phase's result depends on.
-
-    Defaults are left out, so that a run survives an update which adds a setting.
-    """
+    """sha256 of everything that the phase's result depends on (see Settings.decisive)."""
     content = {
         "phase": controller.name,
         "settings": controller.config.decisive(WITHOUT_EFFECT),
@@ -241,9 +224,7 @@ def fingerprint_of(run: RunContext, controller: PhaseController, inputs: Sequenc
 def _input_digest(ref: ModelRef) -> dict[str, str]:
     """The sha256 of what a phase may read of a model: weights, config, tokenizer."""
     records = files.reading(ref.path, lambda place: files.verify(place, content=False))
-    # About the model, with times and places in them.
-    told = ("metadata.json", "metrics.json", "README.md", "lineage.json", "verdict.json")
-    return {name: record["sha256"] for name, record in records.items() if name not in told}
+    return {name: record["sha256"] for name, record in records.items() if name not in ABOUT_MODEL}
 
 
 def read_state(folder: Path) -> dict[str, Any] | None:
@@ -256,7 +237,7 @@ def read_state(folder: Path) -> dict[str, Any] | None:
 
 def outputs_of(folder: Path, state: dict[str, Any]) -> list[ModelRef] | None:
     """The models that a finished phase left, or None if one is damaged or gone."""
-    found = []
+    models = []
     for output in state["outputs"]:
         path = folder / paths.safe_name(output["name"])
         try:
@@ -268,26 +249,14 @@ def outputs_of(folder: Path, state: dict[str, Any]) -> list[ModelRef] | None:
         if metadata["sha256"] != output["sha256"]:
             log.warning("%s is another model than it was; it is made again", path)
             return None
-        found.append(ModelRef(output["name"], path, metadata))
-    return found
-
-
-def _done(phase: str, state: dict[str, Any], outputs: list[ModelRef]) -> PhaseResult:
-    artifacts = {**state["artifacts"], "models": outputs, "skipped": True}
-    return PhaseResult(True, None, phase, state["metrics"], artifacts, state["seconds"])
+        models.append(ModelRef(output["name"], path, metadata))
+    return models
 
 
 def require_for(plan: PhasePlan, folder: Path, config: PipelineConfig) -> None:
     """Refuse a phase that the machine cannot hold, before it starts."""
-    reserve = int(config.storage.reserve_disk_mb * 1e6)
-    files.require_space(folder, plan.disk_bytes + reserve)
-    needed = plan.memory_bytes + int(config.runtime.reserve_memory_mb * 1e6)
-    available = psutil.virtual_memory().available
-    if needed > available:
-        raise NotEnough(
-            f"not enough memory: {needed:,} bytes needed, {available:,} available",
-            hint="close programs, or choose a smaller preset",
-        )
+    files.require_space(folder, plan.disk_bytes + int(config.storage.reserve_disk_mb * 1e6))
+    _require_memory(plan.memory_bytes, config, "close programs, or choose a smaller preset")
 
 
 def check_during(folder: Path, config: PipelineConfig) -> None:
@@ -296,12 +265,12 @@ def check_during(folder: Path, config: PipelineConfig) -> None:
     if files.free_bytes(folder) < reserve:
         for stage in (folder / CHECKPOINTS).glob("*"):
             CheckpointManager(stage).make_room(reserve)
-        free = files.free_bytes(folder)
-        if free < reserve:
-            raise DiskFull(folder, reserve, free)
-    available = psutil.virtual_memory().available
-    if available < config.runtime.reserve_memory_mb * 1e6:
-        raise NotEnough(
-            f"only {available:,} bytes of memory are left on this machine",
-            hint="close programs, then resume",
-        )
+        files.require_space(folder, reserve)
+    _require_memory(0, config, "close programs, then resume")
+
+
+def _require_memory(needed: int, config: PipelineConfig, hint: str) -> None:
+    needed += int(config.runtime.reserve_memory_mb * 1e6)
+    if needed > (available := psutil.virtual_memory().available):
+        text = f"not enough memory: {needed:,} bytes needed, {available:,} available"
+        raise NotEnough(text, hint=hint)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import io
 import tarfile
@@ -42,12 +43,11 @@ def export_archive(
 
 
 def _find(sessions: SessionStore, name: str) -> Path:
-    for row in sessions.registry.search_models():
-        if row["model_id"] == name:
-            path = Path(row["model_path"])
-            if not path.is_dir():
-                raise DamagedFile(path, "missing")
-            return path
+    with contextlib.suppress(NotFound):
+        path = Path(sessions.registry.get_model(name)["model_path"])
+        if not path.is_dir():
+            raise DamagedFile(path, "missing")
+        return path
     try:
         return sessions.find(name)
     except NotFound:
@@ -64,7 +64,7 @@ def _belongs(path: Path, source: Path) -> bool:
 def _write(target: Path, overwrite: bool, paths: list[Path], records: files.FileRecords) -> None:
     manifest = files.to_json({"schema_version": files.SCHEMA_VERSION, "files": records})
     with files.writing(target, replace=overwrite) as writer:
-        stream = cast(io.BufferedIOBase, _Stream(writer))
+        stream = cast(Any, writer)  # its `write` is all that tarfile and gzip need
         packed = None if target.name.endswith(".tar") else gzip.GzipFile("", "wb", 6, stream, 0)
         with tarfile.open(mode="w|", fileobj=packed or stream, format=tarfile.PAX_FORMAT) as tar:
             for path, name in zip(paths, records, strict=True):
@@ -80,17 +80,3 @@ def _entry(name: str, size: int) -> tarfile.TarInfo:
     entry = tarfile.TarInfo(name)
     entry.size, entry.mode = size, 0o644
     return entry
-
-
-class _Stream(io.RawIOBase):
-    """The durable writer in the form that tarfile and gzip want."""
-
-    def __init__(self, writer: files.HashingWriter) -> None:
-        self._writer = writer
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: Any) -> int:
-        self._writer.write(data)
-        return len(data)

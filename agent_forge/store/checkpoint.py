@@ -42,19 +42,6 @@ class Checkpoint:
     note: Any = None
     skipped: tuple[str, ...] = ()
 
-    @property
-    def model_state_dict(self) -> dict[str, torch.Tensor]:
-        return dict(self.state["model"])
-
-    @property
-    def cursor(self) -> Any:
-        """Where the data stood, in checkpoints of older versions."""
-        return self.state["cursor"]
-
-    def restore_generators(self, generators: Generators | None = None) -> None:
-        """Put every random generator back to where it was."""
-        restore_generators(self.generators, generators)
-
 
 class CheckpointManager:
     """Keeps the last `keep_last` checkpoints of a directory, and the newest anchor."""
@@ -135,23 +122,19 @@ class CheckpointManager:
             except DamagedFile as error:
                 log.warning("%s; going back to the checkpoint before it", error)
                 skipped.append(str(error))
-        hint = "; ".join(skipped)
-        raise NotFound(f"no usable checkpoint in {self.checkpoint_dir}", hint=hint)
-
-    def anchor(self) -> Path | None:
-        """Return the newest checkpoint that a roll-back may go to, if its record is readable."""
-        return next(iter(self._anchors()), None)
+        raise NotFound(f"no usable checkpoint in {self.checkpoint_dir}", hint="; ".join(skipped))
 
     def load_anchor(self) -> Checkpoint | None:
         """Read the newest anchor that is whole; None if there is none."""
-        for path in self._anchors():
+        for path in self.anchors():
             with contextlib.suppress(DamagedFile):
                 return _read(path)
         return None
 
-    def _anchors(self) -> list[Path]:
-        records = ((path, _record_of(path)) for path in reversed(self.steps()))
-        return [path for path, record in records if record.get("anchor", bool(record))]
+    def anchors(self) -> list[Path]:
+        """Return the checkpoints that a roll-back may go to, newest first, by readable records."""
+        records = {path: _record_of(path) for path in reversed(self.steps())}
+        return [path for path, record in records.items() if record.get("anchor", bool(record))]
 
     def notes(self) -> list[Any]:
         """Return the notes of all checkpoints that can be read, without reading their tensors."""
@@ -162,8 +145,8 @@ class CheckpointManager:
         """Return the checkpoint directories, oldest first."""
         if not self.checkpoint_dir.is_dir():
             return []
-        found = (p for p in self.checkpoint_dir.iterdir() if NAME.fullmatch(p.name))
-        return sorted((p for p in found if not p.is_symlink()), key=_step_of)
+        names = (p for p in self.checkpoint_dir.iterdir() if NAME.fullmatch(p.name))
+        return sorted((p for p in names if not p.is_symlink()), key=_step_of)
 
     def _write(self, path: Path, tensors: Mapping[str, torch.Tensor], record: Any) -> None:
         files.require_space(path, tensor_bytes(tensors) + OVERHEAD_BYTES)
@@ -175,7 +158,7 @@ class CheckpointManager:
     def prune(self) -> None:
         """Keep the last ones that have all their bytes, and the anchor."""
         whole = [path for path in self.steps() if _is_whole(path, content=False)]
-        keep = {*whole[-self.keep_last :], self.anchor()}
+        keep = {*whole[-self.keep_last :], *self.anchors()[:1]}
         for path in self.steps():
             if path not in keep:
                 files.remove_tree(path, self.checkpoint_dir)
@@ -186,8 +169,8 @@ class CheckpointManager:
         The newest whole one stays; if even that would not do, all stay. True if there is room now.
         """
         newest = next((path for path in reversed(self.steps()) if _is_whole(path)), None)
-        anchor = self.anchor()
-        others = sorted((p for p in self.steps() if p != newest), key=lambda p: p == anchor)
+        anchor = self.anchors()[:1]
+        others = sorted((p for p in self.steps() if p != newest), key=lambda p: p in anchor)
         free = files.free_bytes(self.checkpoint_dir)
         if free + sum(map(files.tree_bytes, others)) < needed:
             return False
@@ -232,9 +215,7 @@ def restore_generators(state: Mapping[str, Any], generators: Generators | None =
 
 
 def _step_of(path: Path) -> int:
-    match = NAME.fullmatch(path.name)
-    assert match is not None
-    return int(match[1])
+    return int(path.name.removeprefix("step_"))
 
 
 def _is_whole(path: Path, *, content: bool = True) -> bool:
@@ -258,19 +239,17 @@ def _read(path: Path, skipped: tuple[str, ...] = ()) -> Checkpoint:
     if not NAME.fullmatch(path.name):
         raise NotFound(f"{path} is not a checkpoint directory (step_00000030)")
     step = _step_of(path)
-    return files.reading(path, lambda place: _read_verified(place, step, skipped))
 
+    def read(place: Path) -> Checkpoint:
+        files.verify(place)
+        record = files.read_json(place / "state.json")
+        try:
+            files.refuse_newer(place, record)
+            if record["step"] != step:
+                raise ValueError(f"it holds step {record['step']}")
+            content = unpack(read_tensors(place / "tensors.safetensors"), record["state"])
+            return Checkpoint(place, step, **content, note=record["note"], skipped=skipped)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise DamagedFile(place, f"not a checkpoint ({error!r})") from error
 
-def _read_verified(path: Path, step: int, skipped: tuple[str, ...]) -> Checkpoint:
-    files.verify(path)
-    record = files.read_json(path / "state.json")
-    try:
-        files.refuse_newer(path, record)
-        if record["step"] != step:
-            raise ValueError(f"it holds step {record['step']}")
-        content = unpack(read_tensors(path / "tensors.safetensors"), record["state"])
-        return Checkpoint(
-            path, step, content["state"], content["generators"], record["note"], skipped
-        )
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise DamagedFile(path, f"not a checkpoint ({error!r})") from error
+    return files.reading(path, read)

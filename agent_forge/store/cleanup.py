@@ -1,12 +1,9 @@
-"""Which old sessions are removed, and when.
-
-What to remove is decided by a pure function over (sessions, policy, now); `SessionCleanupManager`
-carries it out.
-"""
+"""Which old sessions are removed: a pure function decides, SessionCleanupManager carries it out."""
 
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -48,21 +45,19 @@ def plan_cleanup(
     ages, `failed` takes all failed ones, `everything` takes all that are not running or kept.
     """
     asked = age_days is not None or failed or everything
-    max_age = {
-        "completed": policy.max_session_age_days if age_days is None else age_days,
-        "failed": policy.max_failed_session_age_days if age_days is None else age_days,
-    }
+    ages = {"completed": policy.max_session_age_days, "failed": policy.max_failed_session_age_days}
+    if asked:
+        ages = {} if age_days is None else dict.fromkeys(ages, age_days)
     reasons: dict[str, str] = {}
     free = [s for s in sessions if s["status"] != "running" and s["session_id"] not in keep]
     for session in free:
         status = session["status"]
         age = (now - (session["end_time"] or session["start_time"])) / DAY_S
-        by_age = (not asked or age_days is not None) and age > max_age.get(status, float("inf"))
         if everything:
             reasons[session["session_id"]] = "all were asked for"
         elif failed and status == "failed":
             reasons[session["session_id"]] = "failed"
-        elif by_age:
+        elif age > ages.get(status, math.inf):
             reasons[session["session_id"]] = f"{status} {age:.0f} days ago"
     if not asked:
         excess = len(sessions) - len(reasons) - policy.max_sessions_total
@@ -103,8 +98,7 @@ class SessionCleanupManager:
         with self.sessions.changing():
             for removal in removals:
                 try:
-                    if self._remove(removal):
-                        gone.append(removal)
+                    gone += [removal] if self._remove(removal) else []
                 except ForgeError as error:
                     log.warning("%s stays: %s", removal.session_id, error)
                     self.kept.append((removal.session_id, error))
@@ -112,19 +106,17 @@ class SessionCleanupManager:
 
     def _remove(self, removal: CleanupRemoval) -> bool:
         path = self.sessions.path(removal.session_id)
-        there = path.exists()
-        if there:
+        exists = path.exists()
+        if exists:
             if not (path / SESSION_FILE).is_file():
-                raise HostileInput(
-                    f"{path} is no session: it has no {SESSION_FILE}",
-                    hint="move it elsewhere; what is in it was not written here",
-                )
+                hint = "move it elsewhere; what is in it was not written here"
+                raise HostileInput(f"{path} is no session: it has no {SESSION_FILE}", hint=hint)
             with lock.exclusive(path):
                 row = self.sessions.registry.get_session_status(path.name)
                 if row["end_time"] != removal.end_time:
                     raise Busy(f"session {path.name} was resumed meanwhile")
                 files.remove_tree(path, self.sessions.root / "sessions")
-        return self.sessions.registry.delete_session(path.name) or there
+        return self.sessions.registry.delete_session(path.name) or exists
 
     def cleanup_old_sessions(self, *, keep: Collection[str] = ()) -> list[CleanupRemoval]:
         """Remove what the policy no longer wants; nothing if automatic cleaning is off."""

@@ -18,7 +18,7 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -39,18 +39,12 @@ from agent_forge.store.disk import FileSystemCalls
 MANIFEST = "manifest.json"
 SCHEMA_VERSION = 1
 TEMP, READY, TRASH = ".tmp-", ".ready-", ".trash-"
-LEFTOVER = re.compile(r"\.(tmp|trash)-[0-9a-f]{8}-.+")  # as `_beside` names it, and nobody else
+LEFTOVER = re.compile(r"\.(tmp|trash)-[0-9a-f]{8}-.+")  # as `unfinished` names it, and nobody else
 DISK_IS_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-USE_NEWER = "use the newer version of agent-forge that wrote it"
 CHUNK = 1 << 20
 T = TypeVar("T")
 FileRecords = dict[str, dict[str, Any]]  # sha256 and bytes by file name
-
-
 disk = FileSystemCalls()
-
-
-# -- writing --------------------------------------------------------------------------------------
 
 
 class HashingWriter:
@@ -62,12 +56,13 @@ class HashingWriter:
         self._hash = hashlib.sha256()
         self.fd = disk.open(path, flags)
 
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        view = memoryview(data).cast("B")
+    def write(self, data: bytes | bytearray | memoryview) -> int:
+        left = view = memoryview(data).cast("B")
         self._hash.update(view)
         self.size += len(view)
-        while len(view):
-            view = view[disk.write(self.fd, view[:CHUNK]) :]
+        while len(left):
+            left = left[disk.write(self.fd, left[:CHUNK]) :]
+        return len(view)
 
     @property
     def record(self) -> dict[str, Any]:
@@ -101,11 +96,8 @@ def disk_errors(path: Path, size: Callable[[], int] = lambda: 0) -> Iterator[Non
 
 @contextlib.contextmanager
 def writing(path: Path, *, replace: bool = True) -> Iterator[HashingWriter]:
-    """Write a file: it appears at `path`, synced and whole, when the block ends without error.
-
-    Without `replace` a file that has appeared there meanwhile stays, and this fails.
-    """
-    temp = _beside(path, TEMP)
+    """Write a file: it appears at `path`, whole, after the block; else what is there stays."""
+    temp = unfinished(path)
     writer: HashingWriter | None = None
     with disk_errors(path, lambda: writer.size if writer else 0):
         try:
@@ -129,10 +121,6 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 def write_text(path: Path, text: str) -> None:
     write_bytes(path, text.encode())
-
-
-def write_json(path: Path, value: Any) -> None:
-    write_bytes(path, to_json(value))
 
 
 def to_json(value: Any, *, sort_keys: bool = True) -> bytes:
@@ -189,7 +177,7 @@ class StagedFolder:
 @contextlib.contextmanager
 def staging(path: Path, *, manifest: bool = True, replace: bool = True) -> Iterator[StagedFolder]:
     """Build a directory: it appears at `path`, whole and with its manifest, or not at all."""
-    stage = StagedFolder(_beside(path, TEMP))
+    stage = StagedFolder(unfinished(path))
     missing = [parent for parent in path.parents if not parent.exists()]
     with disk_errors(path, lambda: sum(r["bytes"] for r in stage.records.values())):
         try:
@@ -200,7 +188,7 @@ def staging(path: Path, *, manifest: bool = True, replace: bool = True) -> Itera
                 with _new_file(stage.path / MANIFEST) as writer:
                     writer.write(with_checksum({"files": stage.records}))
             disk.sync_directory(stage.path)
-            _publish(stage.path, path, replace)
+            publish(stage.path, path, replace=replace)
         except BaseException:
             _discard(stage.path)
             with contextlib.suppress(OSError):  # one that holds something stays
@@ -209,31 +197,22 @@ def staging(path: Path, *, manifest: bool = True, replace: bool = True) -> Itera
             raise
 
 
-def unfinished(path: Path) -> Path:
-    """A name beside a path for its next version, which `remove_leftovers` knows."""
-    return _beside(path, TEMP)
-
-
-def publish(built: Path, path: Path) -> None:
+def publish(built: Path, path: Path, *, replace: bool = True) -> None:
     """Put a folder with a manifest in the place of another one, or where there is none."""
-    with disk_errors(path):
-        _publish(built, path, replace=True)
-
-
-def _publish(built: Path, path: Path, replace: bool) -> None:
-    finish_replace(path)
-    if not replace or not path.exists():
-        disk.replace(built, path)  # the system refuses it if another writer was faster
-        disk.sync_directory(path.parent)
-        return
-    disk.replace(built, _ready(path))
-    try:
-        disk.sync_directory(path.parent)
-        _swap(path)
-    except OSError:
-        if path.exists():  # the old one is still in place, so the new one was never there
-            _discard(_ready(path))
-        raise
+    with disk_errors(path, lambda: tree_bytes(built)):
+        finish_replace(path)
+        if not replace or not path.exists():
+            disk.replace(built, path)  # the system refuses it if another writer was faster
+            disk.sync_directory(path.parent)
+            return
+        disk.replace(built, _ready(path))
+        try:
+            disk.sync_directory(path.parent)
+            _swap(path)
+        except OSError:
+            if path.exists():  # the old one is still in place, so the new one was never there
+                _discard(_ready(path))
+            raise
 
 
 def finish_replace(path: Path) -> None:
@@ -250,7 +229,7 @@ def finish_replace(path: Path) -> None:
 
 def _swap(path: Path) -> None:
     """Put the directory that is ready in the place of the old one."""
-    old = _beside(path, TRASH)
+    old = unfinished(path, TRASH)
     if path.exists():
         disk.replace(path, old)
     disk.replace(_ready(path), path)
@@ -296,14 +275,11 @@ def remove(path: Path) -> None:
             disk.remove(path)
 
 
-# -- removing -------------------------------------------------------------------------------------
-
-
 def remove_tree(path: Path, root: Path) -> None:
     """Remove a directory below `root`; it is renamed out of sight first, so it goes at once."""
     if path.is_symlink() or root.resolve() not in path.resolve().parents:
         raise HostileInput(f"refused to remove {path}: it is a link or not inside {root}")
-    trash = _beside(path, TRASH)
+    trash = unfinished(path, TRASH)
     with disk_errors(path):
         disk.replace(path, trash)
         disk.sync_directory(path.parent)
@@ -311,10 +287,9 @@ def remove_tree(path: Path, root: Path) -> None:
 
 
 def remove_leftovers(root: Path, *, deep: bool = True) -> list[Path]:
-    """Clear up after a process that died: finish what was ready, remove the rest.
+    """Finish what a process that died had ready, remove and return what it had not.
 
-    Only for the holder of the tree's lock. Returns the unfinished paths. Names that only look like
-    ours are left alone.
+    Only for the holder of the tree's lock. Names that only look like ours are left alone.
     """
     if root.is_symlink():
         raise HostileInput(f"{root} is a link; the store follows none", hint="remove the link")
@@ -334,7 +309,8 @@ def remove_leftovers(root: Path, *, deep: bool = True) -> list[Path]:
     return found
 
 
-def _beside(path: Path, mark: str) -> Path:
+def unfinished(path: Path, mark: str = TEMP) -> Path:
+    """Return a name beside a path, for its next or last version, that `remove_leftovers` knows."""
     return path.with_name(f"{mark}{secrets.token_hex(4)}-{path.name}")
 
 
@@ -349,9 +325,6 @@ def _discard(path: Path) -> None:
             disk.remove_tree(path)
         else:
             disk.remove(path)
-
-
-# -- reading --------------------------------------------------------------------------------------
 
 
 def read_json(path: Path) -> Any:
@@ -393,12 +366,12 @@ def read_checked(path: Path) -> dict[str, Any]:
     return record
 
 
-def refuse_newer(path: Path, record: dict[str, Any]) -> None:
+def refuse_newer(path: Path, record: Mapping[str, Any], newest: int = SCHEMA_VERSION) -> None:
     """Refuse what a newer version wrote: its meaning may have changed."""
     version = record.get("schema_version")
-    if isinstance(version, int) and version > SCHEMA_VERSION:
-        reads = f"this version reads up to {SCHEMA_VERSION}"
-        raise TooNew(f"{path} has schema {version}; {reads}", hint=USE_NEWER)
+    if isinstance(version, int) and version > newest:
+        hint = "use the newer version of agent-forge that wrote it"
+        raise TooNew(f"{path} has schema {version}; this version reads up to {newest}", hint=hint)
 
 
 def sha256_of(path: Path) -> str:
@@ -410,16 +383,18 @@ def sha256_of(path: Path) -> str:
 
 
 def verify(directory: Path, *, content: bool = True) -> FileRecords:
-    """Check every file of a directory against its manifest; return the manifest's records.
-
-    Without `content` only names and sizes are compared, which reads nothing.
-    """
+    """Check the files of a directory against its manifest (without `content`: names and sizes
+    only, which reads nothing) and return the manifest's records."""
     try:
-        records = _records(read_checked(directory / MANIFEST), directory)
+        records = read_checked(directory / MANIFEST).get("files")
     except FileNotFoundError:
         raise DamagedFile(directory, f"it has no {MANIFEST}") from None
+    if not isinstance(records, dict) or not all(map(_is_file_record, records.values())):
+        raise DamagedFile(directory / MANIFEST, "not a manifest")
     for name, record in records.items():
         path = directory / name
+        if path.name != name or name in (".", ".."):
+            raise HostileInput(f"{directory / MANIFEST} names {name!r}, which is outside of it")
         if not path.is_file() or path.is_symlink():
             raise DamagedFile(path, "missing")
         size = path.stat().st_size
@@ -432,19 +407,9 @@ def verify(directory: Path, *, content: bool = True) -> FileRecords:
     return records
 
 
-def _records(manifest: dict[str, Any], directory: Path) -> FileRecords:
-    """Return the file records of a manifest that has the form of one."""
-    path = directory / MANIFEST
-    records = manifest.get("files")
-    if not isinstance(records, dict) or not all(
-        isinstance(r, dict) and isinstance(r.get("sha256"), str) and isinstance(r.get("bytes"), int)
-        for r in records.values()
-    ):
-        raise DamagedFile(path, "not a manifest")
-    for name in records:
-        if Path(name).name != name or name in (".", ".."):
-            raise HostileInput(f"{path} names {name!r}, which is outside the directory")
-    return records
+def _is_file_record(record: Any) -> bool:
+    types = {"sha256": str, "bytes": int}
+    return isinstance(record, dict) and all(isinstance(record.get(k), t) for k, t in types.items())
 
 
 def reading(path: Path, read: Callable[[Path], T]) -> T:
@@ -472,14 +437,16 @@ def _manifest_bytes(directory: Path) -> bytes | None:
     return None
 
 
-# -- space ----------------------------------------------------------------------------------------
-
-
 def free_bytes(path: Path) -> int:
-    """Return the free bytes at the nearest existing directory of `path`."""
-    while not path.exists() and path != path.parent:
+    """Return the free bytes at the nearest existing folder of `path`."""
+    return shutil.disk_usage(nearest_folder(path)).free
+
+
+def nearest_folder(path: Path) -> Path:
+    """Return the path itself if it is a folder, or the nearest above it."""
+    while not path.is_dir() and path != path.parent:
         path = path.parent
-    return shutil.disk_usage(path).free
+    return path
 
 
 def require_space(path: Path, needed: int) -> None:

@@ -1,7 +1,4 @@
-"""The lock of a run directory: held by the operating system, so it is proof of life.
-
-The text in the lock file (who holds it) is for people only; the lock itself decides.
-"""
+"""The lock of a run directory: held by the system, so proof of life; its text is for people."""
 
 from __future__ import annotations
 
@@ -97,10 +94,9 @@ def busy(directory: Path) -> Busy:
 
 def holder(directory: Path) -> str:
     """Return who holds the lock, as far as its file tells."""
+    text = "process {pid} on {host} since {since} ({command})"
     who = _announced(directory)
-    if not who:
-        return "another process"
-    return "process {pid} on {host} since {since} ({command})".format(**who)
+    return text.format(**who) if who else "another process"
 
 
 def holder_pid(directory: Path) -> int | None:
@@ -131,14 +127,13 @@ def _take(path: Path) -> bool:
             flags = os.O_RDWR | os.O_CREAT | platform.NO_FOLLOW
             fd = os.open(paths.refuse_link(path), flags, 0o644)
             try:
-                locked = platform.try_lock(fd) and _is_still(path, fd)
-            except OSError:
-                os.close(fd)
-                raise
-        if not locked:
-            os.close(fd)
+                if platform.try_lock(fd) and _is_still(path, fd):
+                    _held[path] = [fd, 1]
+            finally:
+                if path not in _held:
+                    os.close(fd)
+        if path not in _held:
             return False
-        _held[path] = [fd, 1]
     _announce(fd)
     return True
 

@@ -30,7 +30,6 @@ from agent_forge.store.tensors import (
 
 WEIGHTS = "model.safetensors"
 Weights = Mapping[str, torch.Tensor]
-FileContents = Sequence[Path] | Mapping[str, bytes]  # files to copy, or contents by name
 LoadedModel = tuple[dict[str, torch.Tensor], dict[str, Any], dict[str, Any]]
 
 
@@ -57,15 +56,13 @@ class ModelStorage:
         *,
         config: Mapping[str, Any] | None = None,
         metrics: Mapping[str, Any] | None = None,
-        tokenizer_files: FileContents = (),
+        tokenizer_files: Mapping[str, bytes] | None = None,
         tags: Sequence[str] = (),
         beside: Mapping[str, bytes] | None = None,
         card_text: str = "",
     ) -> str:
-        """Save a model with all that belongs to it, register it, and return its id.
-
-        `beside` are further files of it, `card_text` is Markdown for its card.
-        """
+        """Save a model with its files (contents by name) and its card (with the Markdown of
+        `card_text`), register it, and return its id."""
         path = paths.model_directory(self.base_path, session_id, phase_name, model_name)
         join_tags(tags)
         self.registry.get_session_status(session_id)
@@ -93,10 +90,10 @@ class ModelStorage:
             stage.write_json("metadata.json", record.model_dump())
             stage.write_json("metrics.json", measured)
             stage.write_bytes("README.md", model_card(record, measured, card_text).encode())
-            _add_files(stage, beside or {})
-            _add_files(stage, tokenizer_files)
-        registered = record.model_dump()
-        return self.registry.register_model(session_id, phase_name, model_name, path, registered)
+            for name, content in (*(beside or {}).items(), *(tokenizer_files or {}).items()):
+                stage.write_bytes(name, content)
+        names = (session_id, phase_name, model_name)
+        return self.registry.register_model(*names, path, record.model_dump())
 
     def load_model(
         self,
@@ -144,15 +141,6 @@ def load_directory(path: Path) -> LoadedModel:
     return files.reading(path, read)
 
 
-def _add_files(stage: files.StagedFolder, sources: FileContents) -> None:
-    if isinstance(sources, Mapping):
-        for name, content in sources.items():
-            stage.write_bytes(name, content)
-    else:
-        for source in sources:
-            stage.copy(source)
-
-
 def model_card(metadata: ModelMetadata, metrics: Mapping[str, Any], text: str = "") -> str:
     """Return the card of a model: its metadata, `text`, samples, and the measured metrics."""
     extra = dict(metadata.model_extra or {})
@@ -173,11 +161,9 @@ def model_card(metadata: ModelMetadata, metrics: Mapping[str, Any], text: str = 
         lines += ["## Samples", ""]
         for sample in samples:
             lines += [f"> {_cell(sample['prompt'])}", "", _cell(sample["text"]), ""]
-    lines += ["## Measured", ""]
-    if not metrics:
-        return "\n".join([*lines, "Nothing was measured on this model.", ""])
-    rows = _table_rows(dict(sorted(metrics.items())))
-    return "\n".join([*lines, "| metric | value |", "|---|---|", *rows, ""])
+    table = ["| metric | value |", "|---|---|", *_table_rows(dict(sorted(metrics.items())))]
+    measured = table if metrics else ["Nothing was measured on this model."]
+    return "\n".join([*lines, "## Measured", "", *measured, ""])
 
 
 def _table_rows(values: Mapping[str, Any]) -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import secrets
 from pathlib import Path
 
 from agent_forge.config.phases import phase_folder
@@ -56,19 +55,12 @@ def model_directory(root: Path, session_id: str, phase_name: str, model_name: st
     return child(root, "sessions", session_id, folder, model_name)
 
 
-def nearest_folder(folder: Path) -> Path:
-    """Return the folder itself, or the nearest above it that exists."""
-    while not folder.is_dir() and folder != folder.parent:
-        folder = folder.parent
-    return folder
-
-
 def require_writable(folder: Path) -> None:
     """Refuse a folder that could not be written; the probe leaves no trace."""
     there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
     if not there.is_dir():
         raise CannotWrite(folder, f"{there} is not a folder")
-    probe = nearest_folder(folder) / f"{files.TEMP}{secrets.token_hex(4)}-probe"
+    probe = files.unfinished(files.nearest_folder(folder) / "probe")
     with files.disk_errors(folder):
         os.close(files.disk.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
         files.disk.remove(probe)

@@ -9,7 +9,7 @@ share it again.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -35,34 +35,27 @@ def unpack(tensors: Mapping[str, torch.Tensor], skeleton: Any) -> Any:
     if TAG not in skeleton:
         return {key: unpack(tensors, item) for key, item in skeleton.items()}
     kind, content = skeleton[TAG], skeleton["value"]
-    if kind == "tensor":
-        return tensors[content]
-    if kind == "array":
-        return tensors[content].numpy()
-    if kind == "float":
-        return float(content)
-    if kind == "bytes":
-        return bytes.fromhex(content)
-    if kind == "tuple":
-        return tuple(unpack(tensors, item) for item in content)
-    if kind == "dict":
-        return {unpack(tensors, key): unpack(tensors, item) for key, item in content}
-    raise ValueError(f"unknown tag {kind!r} in packed state")
+    readers: dict[str, Callable[[Any], Any]] = {
+        "tensor": lambda key: tensors[key],
+        "array": lambda key: tensors[key].numpy(),
+        "float": float,
+        "bytes": bytes.fromhex,
+        "tuple": lambda items: tuple(unpack(tensors, items)),
+        "dict": lambda pairs: {unpack(tensors, k): unpack(tensors, v) for k, v in pairs},
+    }
+    if kind not in readers:
+        raise ValueError(f"unknown tag {kind!r} in packed state")
+    return readers[kind](content)
 
 
 def same(one: Any, other: Any) -> bool:
     """True if two nested values are equal to the bit, types included."""
     tensors, skeleton = pack(one)
     others, other_skeleton = pack(other)
-    return (
-        skeleton == other_skeleton
-        and tensors.keys() == others.keys()
-        and all(_same_bits(tensors[key], others[key]) for key in tensors)
-    )
-
-
-def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return one.dtype == other.dtype and torch.equal(one, other.to(one.device))
+    if skeleton != other_skeleton or tensors.keys() != others.keys():
+        return False
+    pairs = [(tensor, others[key].to(tensor.device)) for key, tensor in tensors.items()]
+    return all(a.dtype == b.dtype and torch.equal(a, b) for a, b in pairs)
 
 
 class _Packer:
@@ -83,11 +76,9 @@ class _Packer:
             return value
         if isinstance(value, bytes):
             return {TAG: "bytes", "value": value.hex()}
-        if isinstance(value, list):
-            return [self.pack(item, f"{path}/{i}") for i, item in enumerate(value)]
-        if isinstance(value, tuple):
+        if isinstance(value, list | tuple):
             items = [self.pack(item, f"{path}/{i}") for i, item in enumerate(value)]
-            return {TAG: "tuple", "value": items}
+            return items if isinstance(value, list) else {TAG: "tuple", "value": items}
         if isinstance(value, dict):
             return self._pack_dict(value, path)
         raise TypeError(f"state at {path or '/'} is a {type(value).__name__}, which cannot be kept")

@@ -9,6 +9,8 @@ connection: one that a fork carried into a child would lose writes.
 from __future__ import annotations
 
 import contextlib
+import functools
+import itertools
 import json
 import random
 import sqlite3
@@ -17,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from agent_forge.errors import Busy, CannotWrite, DamagedFile, DiskFull, NotFound, TooNew
+from agent_forge.errors import Busy, CannotWrite, DamagedFile, DiskFull, NotFound
 from agent_forge.store import files, paths
 from agent_forge.store.records import MIGRATIONS, ModelRow, SessionRow
 
@@ -41,8 +43,6 @@ class ModelRegistry:
             self.db_path.parent.mkdir(parents=True, exist_ok=True)
         self._migrate()
 
-    # -- sessions ---------------------------------------------------------------------------------
-
     def create_session(
         self,
         session_id: str,
@@ -54,18 +54,17 @@ class ModelRegistry:
         end_time: float | None = None,
     ) -> None:
         """Add a session; one that is there already stays as it is."""
-        paths.safe_name(session_id, "session id")
-        start = time.time() if start_time is None else start_time
-        percent = 100 if status == "completed" else 0
-        config = _json(pipeline_config)
-        values = (session_id, config, start, end_time, status, percent, join_tags(tags))
+        values = {
+            "session_id": paths.safe_name(session_id, "session id"),
+            "pipeline_config_json": _json(pipeline_config),
+            "start_time": time.time() if start_time is None else start_time,
+            "end_time": end_time,
+            "status": status,
+            "progress_percent": 100 if status == "completed" else 0,
+            "tags": join_tags(tags),
+        }
         with self._writing() as connection:
-            connection.execute(
-                "INSERT INTO sessions (session_id, pipeline_config_json, start_time, end_time,"
-                " status, progress_percent, tags) VALUES (?, ?, ?, ?, ?, ?, ?)"
-                " ON CONFLICT (session_id) DO NOTHING",
-                values,
-            )
+            _put(connection, "sessions", values, replace=False)
 
     def update_session(
         self,
@@ -94,15 +93,15 @@ class ModelRegistry:
 
     def get_session_status(self, session_id: str) -> SessionRow:
         """Return the row of a session."""
-        rows = self._read("SELECT * FROM sessions WHERE session_id = ?", (session_id,))
+        rows = self._rows("SELECT * FROM sessions WHERE session_id = ?", session_id)
         if not rows:
             raise _no_session(session_id)
-        return _session(rows[0])
+        return cast(SessionRow, rows[0])
 
     def get_all_sessions(self) -> list[SessionRow]:
         """Return all sessions, newest first."""
-        rows = self._read("SELECT * FROM sessions ORDER BY start_time DESC, session_id DESC")
-        return [_session(row) for row in rows]
+        rows = self._rows("SELECT * FROM sessions ORDER BY start_time DESC, session_id DESC")
+        return cast(list[SessionRow], rows)
 
     def count_completed(self) -> int:
         """Count one more completed session; removing old ones does not lower the count."""
@@ -117,8 +116,6 @@ class ModelRegistry:
             cursor = connection.execute("DELETE FROM sessions WHERE session_id = ?", (session_id,))
             return cursor.rowcount > 0
 
-    # -- models -----------------------------------------------------------------------------------
-
     def register_model(
         self,
         session_id: str,
@@ -127,32 +124,29 @@ class ModelRegistry:
         model_path: Path | str,
         metadata: Mapping[str, Any] | None = None,
     ) -> str:
-        """Add or renew the entry of a model and return its id.
+        """Add or renew the entry of a model, with the size, time and tags that its metadata has.
 
-        Its path is kept relative to the storage root. Size, number of weights, time and tags are
-        those in `metadata`, where it has them.
+        Its path is kept relative to the storage root. Returns its id.
         """
-        for kind, name in (("phase", phase_name), ("model name", model_name)):
-            paths.safe_name(name, kind)
-        model_id = paths.model_id_for(session_id, phase_name, model_name)
-        given = {"created_at": time.time(), "tags": (), **(metadata or {})}
-        key = (model_id, session_id, phase_name, model_name, self._relative(Path(model_path)))
-        measured = (given.get("size_mb"), given.get("parameters"), given["created_at"])
-        values = (*key, *measured, _json(metadata or {}), join_tags(given["tags"]))
+        known = metadata or {}
+        root, path = self.root.resolve(), Path(model_path).resolve()
+        values = {
+            "model_id": paths.model_id_for(session_id, phase_name, model_name),
+            "session_id": session_id,
+            "phase_name": paths.safe_name(phase_name, "phase"),
+            "model_name": paths.safe_name(model_name, "model name"),
+            "model_path": (path.relative_to(root) if root in path.parents else path).as_posix(),
+            "size_mb": known.get("size_mb"),
+            "parameters": known.get("parameters"),
+            "created_at": known.get("created_at", time.time()),
+            "metadata_json": _json(known),
+            "tags": join_tags(known.get("tags", ())),
+        }
         with self._writing() as connection:
-            if not _exists(connection, "sessions", "session_id", session_id):
-                raise NotFound(f"no session {session_id!r}", hint="create the session first")
-            connection.execute(
-                "INSERT INTO models (model_id, session_id, phase_name, model_name, model_path,"
-                " size_mb, parameters, created_at, metadata_json, tags)"
-                " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
-                " ON CONFLICT (model_id) DO UPDATE SET model_path = excluded.model_path,"
-                " size_mb = excluded.size_mb, parameters = excluded.parameters,"
-                " created_at = excluded.created_at, metadata_json = excluded.metadata_json,"
-                " tags = excluded.tags",
-                values,
-            )
-        return model_id
+            if not _find(connection, "sessions", "session_id", session_id):
+                raise _no_session(session_id)
+            _put(connection, "models", values)
+        return str(values["model_id"])
 
     def get_model(
         self,
@@ -164,9 +158,9 @@ class ModelRegistry:
         """Return the one model that fits; none or several is an error that says which there are."""
         columns = ("model_id", "session_id", "phase_name", "model_name")
         values = (model_id, session_id, phase_name, model_name)
-        where = {k: v for k, v in zip(columns, values, strict=True) if v is not None}
-        rows = self._models({f"{column} = ?": value for column, value in where.items()})
-        asked = ", ".join(f"{column}={value}" for column, value in where.items()) or "anything"
+        wanted = {k: v for k, v in zip(columns, values, strict=True) if v is not None}
+        rows = self._models({f"{column} = ?": value for column, value in wanted.items()})
+        asked = ", ".join(f"{column}={value}" for column, value in wanted.items()) or "anything"
         if not rows:
             raise NotFound(f"no model with {asked}", hint="forge models shows the models")
         if len(rows) > 1:
@@ -183,37 +177,18 @@ class ModelRegistry:
         limit: int = -1,
     ) -> list[ModelRow]:
         """Return models by phase, session, tag or a piece of their id; newest first."""
-        where = {
+        conditions = {
             "phase_name = ?": phase,
             "session_id = ?": session_id,
             "instr(',' || tags || ',', ',' || ? || ',')": tag,
             "instr(model_id, ?)": text,
         }
-        return self._models({k: v for k, v in where.items() if v is not None}, limit)
+        return self._models({k: v for k, v in conditions.items() if v is not None}, limit)
 
-    def _models(self, where: Mapping[str, str], limit: int = -1) -> list[ModelRow]:
-        clause = " AND ".join(where) or "1"
-        sql = f"SELECT * FROM models WHERE {clause} ORDER BY created_at DESC, model_id LIMIT ?"
-        return [self._model(row) for row in self._read(sql, (*where.values(), limit))]
-
-    def _model(self, row: sqlite3.Row) -> ModelRow:
-        values = dict(row)
-        values["metadata"] = self._parse(values.pop("metadata_json"))
-        values["tags"] = _split(values["tags"])
-        values["model_path"] = str(self.root / values["model_path"])
-        return cast(ModelRow, values)
-
-    def _parse(self, text: str) -> Any:
-        try:
-            return json.loads(text)
-        except (TypeError, ValueError) as error:
-            raise self._damaged(f"a row is not readable ({error})") from error
-
-    def _relative(self, path: Path) -> str:
-        root, path = self.root.resolve(), path.resolve()
-        return path.relative_to(root).as_posix() if path.is_relative_to(root) else str(path)
-
-    # -- handoffs ---------------------------------------------------------------------------------
+    def _models(self, conditions: Mapping[str, str], limit: int = -1) -> list[ModelRow]:
+        where = " AND ".join(conditions) or "1"
+        sql = f"SELECT * FROM models WHERE {where} ORDER BY created_at DESC, model_id LIMIT ?"
+        return cast(list[ModelRow], self._rows(sql, *conditions.values(), limit))
 
     def record_handoff(
         self,
@@ -223,36 +198,29 @@ class ModelRegistry:
         validation_status: str = "pending",
         validation_metrics: Mapping[str, Any] | None = None,
     ) -> str:
-        """Record that a model was offered to a phase, and return the handoff's id.
-
-        The same handoff again replaces the record.
-        """
-        handoff_id = f"{source_model_id}-to-{target_phase}"
-        metrics = _json(validation_metrics or {})
+        """Record that a model was offered to a phase, or replace that record; return its id."""
+        values = {
+            "handoff_id": f"{source_model_id}-to-{target_phase}",
+            "target_phase": target_phase,
+            "source_model_id": source_model_id,
+            "handoff_timestamp": time.time(),
+            "validation_status": validation_status,
+            "validation_metrics_json": _json(validation_metrics or {}),
+        }
         with self._writing() as connection:
-            source = _exists(connection, "models", "model_id", source_model_id)
+            source = _find(connection, "models", "model_id", source_model_id)
             if source is None:
                 raise NotFound(f"no model {source_model_id!r}")
-            phases = (source["phase_name"], target_phase)
-            connection.execute(
-                "INSERT OR REPLACE INTO phase_handoffs VALUES (?, ?, ?, ?, NULL, ?, ?, ?)",
-                (handoff_id, *phases, source_model_id, time.time(), validation_status, metrics),
-            )
-        return handoff_id
+            _put(connection, "phase_handoffs", values | {"source_phase": source["phase_name"]})
+        return str(values["handoff_id"])
 
     def get_handoffs(self, session_id: str) -> list[dict[str, Any]]:
         """Return the handoffs of a session's models, each with the keys of HandoffRecord."""
-        rows = self._read(
+        return self._rows(
             "SELECT h.* FROM phase_handoffs h JOIN models m ON m.model_id = h.source_model_id"
             " WHERE m.session_id = ? ORDER BY h.handoff_timestamp, h.handoff_id",
-            (session_id,),
+            session_id,
         )
-        found = [dict(row) for row in rows]
-        for values in found:
-            values["validation_metrics"] = self._parse(values.pop("validation_metrics_json"))
-        return found
-
-    # -- upkeep -----------------------------------------------------------------------------------
 
     def checkpoint_wal(self) -> bool:
         """Move the write-ahead log into the database and empty it; False if readers held it up."""
@@ -281,18 +249,13 @@ class ModelRegistry:
         wal = self.db_path.with_name(self.db_path.name + "-wal")
         return self.db_path.stat().st_size, wal.stat().st_size if wal.exists() else 0
 
-    # -- connections ------------------------------------------------------------------------------
-
     @contextlib.contextmanager
-    def _connection(self) -> Iterator[sqlite3.Connection]:
+    def _connection(self, *, immutable: bool = False) -> Iterator[sqlite3.Connection]:
         """A connection for one operation; errors of SQLite become ours here."""
-        timeout_s = BUSY_TIMEOUT_MS / 1000
-        with (
-            self._errors(),
-            contextlib.closing(
-                sqlite3.connect(self.db_path, timeout=timeout_s, isolation_level=None)
-            ) as connection,
-        ):
+        database = self.db_path.resolve().as_uri() + "?immutable=1" if immutable else self.db_path
+        options: dict[str, Any] = {"timeout": BUSY_TIMEOUT_MS / 1000, "isolation_level": None}
+        opened = functools.partial(sqlite3.connect, database, uri=immutable, **options)
+        with self._errors(), contextlib.closing(opened()) as connection:
             connection.row_factory = sqlite3.Row
             connection.execute("PRAGMA foreign_keys = ON")
             connection.execute("PRAGMA synchronous = FULL")
@@ -306,13 +269,23 @@ class ModelRegistry:
         except (CannotWrite, DiskFull):  # SQLite wants to write even for a reader; read without
             if not self.db_path.is_file():
                 raise
-        uri = self.db_path.resolve().as_uri() + "?immutable=1"
-        with (
-            self._errors(),
-            contextlib.closing(sqlite3.connect(uri, isolation_level=None, uri=True)) as connection,
-        ):
-            connection.row_factory = sqlite3.Row
+        with self._connection(immutable=True) as connection:
             return connection.execute(sql, values).fetchall()
+
+    def _rows(self, sql: str, *values: Any) -> list[dict[str, Any]]:
+        """Return rows with tags as a list, JSON parsed, and the path of a model below the root."""
+        rows = [dict(row) for row in self._read(sql, values)]
+        for row in rows:
+            if "tags" in row:
+                row["tags"] = row["tags"].split(",") if row["tags"] else []
+            if "model_path" in row:
+                row["model_path"] = str(self.root / row["model_path"])
+            for name in row.keys() & {"metadata_json", "validation_metrics_json"}:
+                try:
+                    row[name.removesuffix("_json")] = json.loads(row.pop(name))
+                except (TypeError, ValueError) as error:
+                    raise self._damaged(f"a row is not readable ({error})") from error
+        return rows
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
@@ -362,33 +335,27 @@ class ModelRegistry:
         return DamagedFile(self.db_path, problem, hint=REPAIR)
 
     def _migrate(self) -> None:
-        """Bring the schema up to date; all migrations and their number are one transaction."""
+        """Bring the schema up to date; all migrations and their number are one transaction.
+
+        Someone else's database, or a newer one of ours, is refused and stays as it is.
+        """
         if self._version() == (APPLICATION_ID, len(MIGRATIONS)):
             return
-        self._refuse_foreign()
+        tables = self._read("SELECT count(*) FROM sqlite_master")[0][0]
+        owner, version = self._version()  # after the count: another process may be making it
+        if tables and owner != APPLICATION_ID:
+            raise DamagedFile(self.db_path, "a SQLite database, but not a model registry")
+        files.refuse_newer(self.db_path, {"schema_version": version}, len(MIGRATIONS))
         with self._connection() as connection:
             connection.execute("PRAGMA auto_vacuum = INCREMENTAL")  # counts before the first table
             # Several processes may make the database at once; this switch ignores the timeout.
             _when_unlocked(lambda: connection.execute("PRAGMA journal_mode = WAL"))
         with self._writing() as connection:
             version = connection.execute("PRAGMA user_version").fetchone()[0]
-            for statements in MIGRATIONS[version:]:
-                for statement in statements:
-                    connection.execute(statement)
+            for statement in itertools.chain(*MIGRATIONS[version:]):
+                connection.execute(statement)
             connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
             connection.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
-
-    def _refuse_foreign(self) -> None:
-        """Refuse someone else's database, or a newer one of ours; it stays as it is."""
-        tables = self._read("SELECT count(*) FROM sqlite_master")[0][0]
-        owner, version = self._version()  # after the count: another process may be making it
-        if tables and owner != APPLICATION_ID:
-            raise DamagedFile(self.db_path, "a SQLite database, but not a model registry")
-        if version > len(MIGRATIONS):
-            raise TooNew(
-                f"{self.db_path} has schema {version}; this version reads up to {len(MIGRATIONS)}",
-                hint=files.USE_NEWER,
-            )
 
     def _version(self) -> tuple[int, int]:
         """Return whose database it is, and how many migrations it has seen."""
@@ -409,19 +376,25 @@ def _when_unlocked(attempt: Callable[[], object]) -> None:
             time.sleep(_jitter.uniform(0.001, 0.01))
 
 
-def _exists(connection: sqlite3.Connection, table: str, column: str, value: str) -> Any:
+def _find(connection: sqlite3.Connection, table: str, column: str, value: str) -> Any:
     """Return the row of a table with this key, or None."""
     return connection.execute(f"SELECT * FROM {table} WHERE {column} = ?", (value,)).fetchone()
 
 
+def _put(
+    connection: sqlite3.Connection, table: str, values: Mapping[str, Any], *, replace: bool = True
+) -> None:
+    """Insert a row whose first column is its key; one with that key is replaced, or stays."""
+    columns, marks = ", ".join(values), ", ".join("?" * len(values))
+    changes = ", ".join(f"{column} = excluded.{column}" for column in values)
+    action = f"UPDATE SET {changes}" if replace else "NOTHING"
+    conflict = f"ON CONFLICT ({next(iter(values))}) DO {action}"
+    sql = f"INSERT INTO {table} ({columns}) VALUES ({marks}) {conflict}"
+    connection.execute(sql, tuple(values.values()))
+
+
 def _no_session(session_id: str) -> NotFound:
     return NotFound(f"no session {session_id!r}", hint="forge ls shows the sessions")
-
-
-def _session(row: sqlite3.Row) -> SessionRow:
-    values = dict(row)
-    values["tags"] = _split(values["tags"])
-    return cast(SessionRow, values)
 
 
 def _json(value: Mapping[str, Any]) -> str:
@@ -431,7 +404,3 @@ def _json(value: Mapping[str, Any]) -> str:
 def join_tags(tags: Sequence[str]) -> str:
     """Return tags as the registry keeps them; a tag is a name like any other."""
     return ",".join(paths.safe_name(tag, "tag") for tag in tags)
-
-
-def _split(tags: str) -> list[str]:
-    return tags.split(",") if tags else []

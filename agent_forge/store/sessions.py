@@ -63,7 +63,7 @@ class SessionStore:
             with files.staging(path, manifest=False) as stage:
                 stage.write_bytes(CONFIG_FILE, config_text.encode())
                 stage.write_bytes(SESSION_FILE, files.with_checksum(record))
-            self.register(read_session(path))
+            self.register(path)
         return path
 
     def check_new(self, session_id: str | None) -> None:
@@ -91,8 +91,7 @@ class SessionStore:
         for path in self.run_directories():
             if path.name not in listed:
                 with contextlib.suppress(ForgeError, OSError):
-                    self.register(read_session(path))
-                    for problem in self.register_models(path):
+                    for problem in self.register(path):
                         log.warning("%s", problem)
 
     def run_directories(self) -> Iterator[Path]:
@@ -104,14 +103,13 @@ class SessionStore:
     def _free_path(self, session_id: str | None) -> Path:
         """Return where a new session goes; without an id, a time stamp that is not taken."""
         stamp = time.strftime("session_%Y%m%d_%H%M%S", time.gmtime())
-        wanted = stamp if session_id is None else session_id
-        others = [f"{wanted}_{n}" for n in range(2, 1000)] if session_id is None else []
-        for path in map(self.path, [wanted, *others]):
+        stamps = [stamp, *(f"{stamp}_{n}" for n in range(2, 1000))]
+        names = stamps if session_id is None else [session_id]
+        for path in map(self.path, names):
             if not path.exists():
                 return path
-        raise AlreadyExists(
-            f"session {wanted!r} exists already", hint=f"continue it: forge resume {wanted}"
-        )
+        hint = f"continue it: forge resume {names[0]}"
+        raise AlreadyExists(f"session {names[0]!r} exists already", hint=hint)
 
     def path(self, session_id: str) -> Path:
         """Return where a session of this id lives, whether or not it exists."""
@@ -121,9 +119,8 @@ class SessionStore:
         """Return the directory of an existing session."""
         path = self.path(session_id)
         if not (path / SESSION_FILE).is_file():
-            raise NotFound(
-                f"no session {session_id!r} in {self.root}", hint="forge ls shows the sessions"
-            )
+            hint = "forge ls shows the sessions"
+            raise NotFound(f"no session {session_id!r} in {self.root}", hint=hint)
         return path
 
     @contextlib.contextmanager
@@ -132,41 +129,35 @@ class SessionStore:
         path = self.find(session_id)
         with lock.exclusive(path):
             files.remove_leftovers(path)
-            self.register(read_session(path))  # its maker may have died before
-            self.register_models(path)
+            self.register(path)  # its maker may have died before
             yield path
 
-    def register(self, record: Mapping[str, Any]) -> None:
-        """Put a session into the registry as its directory tells it, unless it is there."""
+    def register(self, path: Path) -> list[str]:
+        """Register a run directory and its models, unless they are; return problems of models."""
+        session = read_session(path)
         self.registry.create_session(
-            record["session_id"],
-            record["config"],
-            record["tags"],
-            status=record["status"],
-            start_time=record["created_at"],
-            end_time=record["ended_at"],
+            path.name,
+            session["config"],
+            session["tags"],
+            status=session["status"],
+            start_time=session["created_at"],
+            end_time=session["ended_at"],
         )
-
-    def register_models(self, path: Path) -> list[str]:
-        """Put the models of a run directory into the registry; return what is not readable."""
-        known = {row["model_id"] for row in self.registry.search_models(session_id=path.name)}
+        listed = {row["model_id"] for row in self.registry.search_models(session_id=path.name)}
         problems = []
-        for manifest in sorted(path.glob(f"*/*/{files.MANIFEST}")):
+        for model in sorted(manifest.parent for manifest in path.glob(f"*/*/{files.MANIFEST}")):
+            if not (model / "metadata.json").exists():  # checkpoints have manifests too
+                continue
             try:
-                self._register_model(path.name, manifest.parent, known)
+                record = read_metadata(model)
+                if (record.session_id, record.model_name) != (path.name, model.name):
+                    raise DamagedFile(model, f"it says it is {record.model_id}")
+                if record.model_id not in listed:
+                    names = path.name, record.phase_name, record.model_name
+                    self.registry.register_model(*names, model, record.model_dump())
             except (ForgeError, OSError) as error:
                 problems.append(str(error))
         return problems
-
-    def _register_model(self, session_id: str, path: Path, known: set[str]) -> None:
-        if not (path / "metadata.json").exists():  # checkpoints have manifests too
-            return
-        record = read_metadata(path)
-        if record.session_id != session_id or record.model_name != path.name:
-            raise DamagedFile(path, f"it says it is {record.model_id}")
-        if record.model_id not in known:
-            names = session_id, record.phase_name, record.model_name
-            self.registry.register_model(*names, path, record.model_dump())
 
     def set_status(self, session_id: str, status: str) -> None:
         """Change a session's status, in its directory first, then in the registry."""
@@ -202,13 +193,9 @@ def read_session(path: Path) -> dict[str, Any]:
         join_tags(record["tags"])
     except (ValidationError, NameRefused) as error:
         raise DamagedFile(place, f"not the record of a session ({error})") from error
-    if record["session_id"] != path.name:
-        named = record["session_id"]
-        raise DamagedFile(
-            place,
-            f"the record of session {named!r}, not of this one",
-            hint=f"a run directory keeps its name: {path.with_name(named)}",
-        )
+    if (named := record["session_id"]) != path.name:
+        hint = f"a run directory keeps its name: {path.with_name(named)}"
+        raise DamagedFile(place, f"the record of session {named!r}, not of this one", hint=hint)
     return record
 
 
@@ -226,16 +213,14 @@ def repair_registry(root: Path) -> str:
     except DamagedFile as error:
         report = f"{error}; kept as {_set_aside(root)}"
     store = SessionStore(root)
-    before, found, unreadable = _count_entries(store), 0, []
+    before, count, unreadable = _count_entries(store), 0, []
     for path in store.run_directories():
         try:
-            store.register(read_session(path))
+            unreadable += store.register(path)
+            count += 1
         except (ForgeError, OSError) as error:
             unreadable.append(str(error))
-            continue
-        found += 1
-        unreadable += store.register_models(path)
-    report += f"; {found} run directories, {_count_entries(store) - before} entries added"
+    report += f"; {count} run directories, {_count_entries(store) - before} entries added"
     return f"{report}; not readable: {'; '.join(unreadable)}" if unreadable else report
 
 

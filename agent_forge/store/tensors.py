@@ -28,6 +28,7 @@ SIGNED = {"I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torc
 UNSIGNED = {"U64": torch.uint64, "U32": torch.uint32, "U16": torch.uint16, "U8": torch.uint8}
 DTYPE_OF = {**FLOATS, **FLOATS_8, **SIGNED, **UNSIGNED, "BOOL": torch.bool}
 DTYPE_CODES = {dtype: code for code, dtype in DTYPE_OF.items()}
+ASK_AUTHOR = "ask its author for a safetensors file"
 PICKLE_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
 StateDict = dict[str, torch.Tensor]
 OVERHEAD_BYTES = 1 << 17  # header, metadata and card beside the weights
@@ -160,19 +161,14 @@ def _as_damage(path: Path) -> Iterator[None]:
 
 
 def read_tensors(path: Path) -> StateDict:
-    """Read a safetensors file into torch's own memory.
-
-    A mapped tensor may lie at another alignment and then give other bits in a matrix product.
-    """
+    """Read a safetensors file into torch's own memory."""
+    # A mapped tensor may lie at another alignment and then give other bits in a matrix product.
     with _as_damage(path), safe_open(path, framework="pt") as reader:
         return {name: reader.get_tensor(name).clone() for name in reader.keys()}  # noqa: SIM118
 
 
 def read_weights(path: Path, *, mapped: bool = False) -> StateDict:
-    """Read a state dict that someone else wrote: safetensors, or a pickle that holds only data.
-
-    `mapped` leaves the tensors of a pickle on the disk where torch can do so.
-    """
+    """Read someone else's state dict: safetensors, or a pickle (`mapped`: left on the disk)."""
     if not path.is_file():
         raise NotFound(f"{path} does not exist, or is not a file")
     if path.suffix not in PICKLE_SUFFIXES:
@@ -182,10 +178,8 @@ def read_weights(path: Path, *, mapped: bool = False) -> StateDict:
         mappable = mapped and zipfile.is_zipfile(path)
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=mappable)
     except pickle.UnpicklingError as error:
-        raise HostileInput(
-            f"{path} holds more than tensors and was not loaded",
-            hint="ask its author for a safetensors file",
-        ) from error
+        text = f"{path} holds more than tensors and was not loaded"
+        raise HostileInput(text, hint=ASK_AUTHOR) from error
     except Exception as error:
         raise DamagedFile(path, f"not readable as a torch file ({error!r})") from error
     return _state_dict_of(content, path, copy=not mapped)
@@ -201,22 +195,17 @@ def _state_dict_of(content: Any, path: Path, *, copy: bool) -> StateDict:
     ):
         raise DamagedFile(path, "holds no state dict (names with tensors)")
     for name, tensor in content.items():
-        if not _is_plain(tensor):
+        dense = tensor.layout == torch.strided and not tensor.is_nested and not tensor.is_meta
+        if not dense or tensor.dtype not in DTYPE_CODES:
             kind = "nested" if tensor.is_nested else "meta" if tensor.is_meta else tensor.layout
-            told = f"tensor {name!r} is {kind} of {tensor.dtype}; only plain tensors are read"
-            raise DamagedFile(path, told, hint="ask its author for a safetensors file")
+            text = f"tensor {name!r} is {kind} of {tensor.dtype}; only plain tensors are read"
+            raise DamagedFile(path, text, hint=ASK_AUTHOR)
         if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
             raise HostileInput(f"{path}: tensor {name!r} claims more than the file holds")
     if not copy:
         return {name: tensor.detach() for name, tensor in content.items()}
     kept, aliases = split_tied(content)
     return join_tied({name: tensor.detach().clone() for name, tensor in kept.items()}, aliases)
-
-
-def _is_plain(tensor: torch.Tensor) -> bool:
-    """True for a tensor with all of its elements, of a type that we can keep."""
-    dense = tensor.layout == torch.strided and not tensor.is_nested and not tensor.is_meta
-    return dense and tensor.dtype in DTYPE_CODES
 
 
 def _refuse_zip_bomb(path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 from collections.abc import Iterator, Mapping
@@ -18,7 +19,8 @@ class Journal:
         self.path = path
         self._lock = threading.Lock()
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._drop_torn_line()
+        if path.exists():  # drop the half line that a process leaves which was killed while writing
+            files.cut(path, path.read_bytes().rfind(b"\n") + 1)
 
     def write(self, record: Mapping[str, Any]) -> None:
         line = json.dumps(record, separators=(",", ":"), allow_nan=False)
@@ -37,25 +39,15 @@ class Journal:
             lines = self.path.read_bytes().splitlines(keepends=True) if self.path.exists() else []
             kept, seen = [], 0
             for line in lines:
-                mine = _phase_of(line) == phase
+                mine = False
+                with contextlib.suppress(ValueError, KeyError, TypeError):
+                    mine = str(json.loads(line)["phase"]) == phase
                 if not mine or seen < count:
                     kept.append(line)
                 seen += mine
             if len(kept) < len(lines):
                 files.write_bytes(self.path, b"".join(kept))
             return min(seen, count)
-
-    def _drop_torn_line(self) -> None:
-        """Remove the half line that a process leaves which was killed while writing."""
-        if self.path.exists():
-            files.cut(self.path, self.path.read_bytes().rfind(b"\n") + 1)
-
-
-def _phase_of(line: bytes) -> str | None:
-    try:
-        return str(json.loads(line)["phase"])
-    except (ValueError, KeyError, TypeError):
-        return None
 
 
 def read_lines(path: Path, start: int = 0) -> Iterator[tuple[int, dict[str, Any]]]:

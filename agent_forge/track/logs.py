@@ -1,7 +1,4 @@
-"""Structured logs: every message of the package as one JSON line in the run's log.jsonl.
-
-Code logs through structlog (`structlog.stdlib.get_logger`) or the standard library; both arrive.
-"""
+"""Every message of the package, by structlog or by logging, as a JSON line in log.jsonl."""
 
 from __future__ import annotations
 
@@ -27,26 +24,23 @@ PROCESSORS: list[Any] = [
 
 
 class _Handler(logging.Handler):
-    """Passes records on; neither a full disk nor a malformed call may stop a run."""
+    """Writes records to a file and tells warnings as events; whatever fails, the run goes on."""
 
-    def __init__(self, level: int, take: Callable[[logging.LogRecord], None]) -> None:
-        super().__init__(level)
-        self._take = take
+    def __init__(self, path: Path, tell: Callable[[dict[str, Any]], None]) -> None:
+        super().__init__()
+        self._path, self._tell = path, tell
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            self._take(record)
-        except ForgeError:
-            return
-        except Exception:  # noqa: BLE001 - see above
+            with contextlib.suppress(ForgeError):
+                files.append(self._path, self.format(record).encode() + b"\n")
+            if record.levelno >= logging.WARNING:
+                fields = record.msg if isinstance(record.msg, dict) else {}
+                details = {k: v for k, v in fields.items() if k not in HIDDEN}
+                text = fields["event"] if fields else record.getMessage()
+                self._tell({"event": "warning", "message": text, **details})
+        except Exception:  # noqa: BLE001 - a malformed call, say
             self.handleError(record)
-
-
-def _as_event(record: logging.LogRecord) -> dict[str, Any]:
-    """Return a warning in the form of an event."""
-    message = record.msg if isinstance(record.msg, dict) else {"event": record.getMessage()}
-    details = {k: v for k, v in message.items() if k not in HIDDEN}
-    return {"event": "warning", "message": message["event"], **details}
 
 
 @contextlib.contextmanager
@@ -59,29 +53,22 @@ def logging_to(
         logger_factory=structlog.stdlib.LoggerFactory(),
         wrapper_class=structlog.stdlib.BoundLogger,
     )
-    formatter = structlog.stdlib.ProcessorFormatter(
-        foreign_pre_chain=PROCESSORS,
-        processors=[
-            structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-            structlog.processors.JSONRenderer(sort_keys=True, default=str),
-        ],
-    )
-
-    def write(record: logging.LogRecord) -> None:
-        files.append(folder / LOG_FILE, formatter.format(record).encode() + b"\n")
-
-    handlers = (
-        _Handler(logging.NOTSET, write),
-        _Handler(logging.WARNING, lambda record: tell(_as_event(record))),
+    handler = _Handler(folder / LOG_FILE, tell)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=PROCESSORS,
+            processors=[
+                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+                structlog.processors.JSONRenderer(sort_keys=True, default=str),
+            ],
+        )
     )
     logger = logging.getLogger("agent_forge")
     before = logger.level
-    for one in handlers:
-        logger.addHandler(one)
+    logger.addHandler(handler)
     logger.setLevel(level)
     try:
         yield
     finally:
-        for one in handlers:
-            logger.removeHandler(one)
+        logger.removeHandler(handler)
         logger.setLevel(before)

@@ -13,7 +13,6 @@ import time
 from collections.abc import Mapping
 from typing import Any, TextIO
 
-MODES = ("auto", "bars", "plain", "json", "none")
 PLAIN_EVERY_S = 10.0
 TABLE_HEAD = "  gen  best    mean    diversity  hits    ETA  champion"
 Record = Mapping[str, Any]
@@ -85,12 +84,20 @@ class Progress:
         left = record.get("left", record["total"] - record["step"])
         return eta_s(time.monotonic() - self._began, done - self._skipped, left)
 
-    def _amount(self, record: Record) -> str:
-        """Return how far a step is, as `20/100` or in bytes with their speed."""
-        if record.get("unit") != "bytes":
-            return f"{record['step']}/{record['total']}"
-        speed = record["step"] / max(time.monotonic() - self._began, 1e-9)
-        return f"{size(record['step'])} of {size(record['total'])}, {size(speed)}/s"
+    def _step(self, record: Record) -> dict[str, Any]:
+        """Return what is shown of a step, under the names that a Rich bar has for it."""
+        step, total, stage = record["step"], record["total"], record.get("stage", "main")
+        amount, done = f"{step}/{total}", record.get("done", step)
+        if record.get("unit") == "bytes":
+            speed = step / max(time.monotonic() - self._began, 1e-9)
+            amount = f"{size(step)} of {size(total)}, {size(speed)}/s"
+        return {
+            "description": record["phase"] + ("" if stage == "main" else f" {stage}"),
+            "completed": done,
+            "total": done + record.get("left", total - step),
+            "amount": amount,
+            "eta": clock(self._eta(record)),
+        }
 
     def _lines(self, record: Record) -> list[str]:
         """Return the lines for anything that is no step."""
@@ -103,19 +110,16 @@ class Progress:
             first = self._candidates == 1 and not self._generations
             return [f"a candidate takes about {record['seconds']:.1f} s"] if first else []
         if event == "generation":
-            return [*([TABLE_HEAD] if self._generations == 1 else []), self._table_line(record)]
+            n = record["generation"]
+            eta = clock(eta_s(time.monotonic() - self._began, n + 1, record["left"]))
+            mean = record["mean"] if record["mean"] is not None else float("nan")
+            best, diversity = record["best"] or 0, record["diversity"] or 0
+            line = f"{n:>5}  {best:.4f}  {mean:.4f}  {diversity:>9.3f}  {record['cache_hits']:>4}"
+            line += f"  {eta:>5}  {record['origin']}"
+            return [TABLE_HEAD, line] if self._generations == 1 else [line]
         if event == "verdict":
             return [f"measuring {record['model']} on unseen items"]
         return [] if event in ("begun", "loop") else [describe(record)]
-
-    def _table_line(self, record: Record) -> str:
-        n = record["generation"]
-        eta = clock(eta_s(time.monotonic() - self._began, n + 1, record["left"]))
-        mean = record["mean"] if record["mean"] is not None else float("nan")
-        return (
-            f"{n:>5}  {record['best'] or 0:.4f}  {mean:.4f}  {record['diversity'] or 0:>9.3f}"
-            f"  {record['cache_hits']:>4}  {eta:>5}  {record['origin']}"
-        )
 
 
 class PlainProgress(Progress):
@@ -127,22 +131,19 @@ class PlainProgress(Progress):
 
     def __call__(self, record: Record) -> None:
         super().__call__(record)
-        lines = [] if record["event"] == "step" else self._lines(record)
         due = time.monotonic() - self._shown >= PLAIN_EVERY_S
         if record["event"] == "step":
-            written = record.get("unit") == "bytes" and record["step"] == record["total"]
-            lines = [self._step_line(record)] if due or written else []
-        elif record["event"] == "candidate" and due and not lines:
+            in_bytes, shown = record.get("unit") == "bytes", self._step(record)
+            due = due or (in_bytes and record["step"] == record["total"])
+            amount = shown["amount"] if in_bytes else f"step {shown['amount']}"
+            lines = [f"{shown['description']} {amount}, ETA {shown['eta']}"] if due else []
+        else:
+            lines = self._lines(record)
+        if record["event"] == "candidate" and due and not lines:
             lines = [f"  {self._candidates} candidates measured"]
         for line in lines:
             self._shown = time.monotonic()
             print(line, file=self.stream, flush=True)
-
-    def _step_line(self, record: Record) -> str:
-        stage = "" if record.get("stage", "main") == "main" else f" {record['stage']}"
-        step = " " if record.get("unit") == "bytes" else " step "
-        what = f"{record['phase']}{stage}{step}{self._amount(record)}"
-        return f"{what}, ETA {clock(self._eta(record))}"
 
 
 class JsonProgress(Progress):
@@ -160,14 +161,12 @@ class BarProgress(Progress):
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__(stream)
+        from rich import progress as rich
         from rich.console import Console
-        from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
-        from rich.progress import Progress as RichProgress
 
-        texts = [TextColumn(f"{{task.{name}}}") for name in ("description", "fields[amount]")]
-        columns = (texts[0], BarColumn(), texts[1], TimeElapsedColumn())
-        eta = TextColumn("ETA {task.fields[eta]}")
-        self._bars = RichProgress(*columns, eta, console=Console(file=stream))
+        bar = ("{task.description}", rich.BarColumn(), "{task.fields[amount]}")
+        times = (rich.TimeElapsedColumn(), "ETA {task.fields[eta]}")
+        self._bars = rich.Progress(*bar, *times, console=Console(file=stream))
         self._tasks: dict[str, Any] = {}
 
     def __enter__(self) -> Progress:
@@ -192,16 +191,11 @@ class BarProgress(Progress):
         phase = record["phase"]
         if phase not in self._tasks:
             self._tasks[phase] = self._bars.add_task(phase, amount="", eta="-")
-        stage = "" if record.get("stage", "main") == "main" else f" {record['stage']}"
-        done = record.get("done", record["step"])
-        self._bars.update(
-            self._tasks[phase],
-            description=f"{phase}{stage}",
-            completed=done,
-            total=done + record.get("left", record["total"] - record["step"]),
-            amount=self._amount(record),
-            eta=clock(self._eta(record)),
-        )
+        self._bars.update(self._tasks[phase], **self._step(record))
+
+
+DISPLAYS = {"bars": BarProgress, "plain": PlainProgress, "json": JsonProgress, "none": Progress}
+MODES = ("auto", *DISPLAYS)
 
 
 def make_progress(mode: str = "auto", stream: TextIO | None = None) -> Progress:
@@ -209,5 +203,4 @@ def make_progress(mode: str = "auto", stream: TextIO | None = None) -> Progress:
     out = stream or sys.stderr
     if mode == "auto":
         mode = "bars" if out.isatty() else "plain"
-    views = {"bars": BarProgress, "plain": PlainProgress, "json": JsonProgress, "none": Progress}
-    return views[mode](out)
+    return DISPLAYS[mode](out)

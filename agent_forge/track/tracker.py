@@ -1,9 +1,7 @@
-"""Tracker: the one place where a run's metrics and events are recorded; Sampler feeds it.
+"""Tracker: a run's metrics and events; `metrics.jsonl` and `events.jsonl` are the truth.
 
-`metrics.jsonl` and `events.jsonl` in the run directory are the truth. Everything else (progress,
-W&B, dashboard, API, cards) is a view of them, and may fail without harm. What a phase logged after
-its last checkpoint is removed on resume, so no step appears twice; events are the history of state
-changes and carry no steps.
+Everything else (progress, W&B, dashboard, API, cards) is a view of them, and may fail without harm.
+What a phase logged after its last checkpoint is removed on resume, so no step appears twice.
 """
 
 from __future__ import annotations
@@ -15,13 +13,14 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import psutil
 
 from agent_forge.errors import ForgeError
 from agent_forge.store import files
 from agent_forge.track.journal import Journal, read_lines
+from agent_forge.track.wandb_sink import WandbSink
 
 log = logging.getLogger(__name__)
 METRICS_FILE = "metrics.jsonl"
@@ -31,34 +30,22 @@ Listener = Callable[[dict[str, Any]], None]
 
 def last_metrics(folder: Path) -> dict[str, dict[str, Any]]:
     """Return the newest value of every metric in a run directory, with its step."""
-    found: dict[str, dict[str, Any]] = {}
+    newest: dict[str, dict[str, Any]] = {}
     for _, record in read_lines(folder / METRICS_FILE):
         values = record.get("metrics")
         for name, value in values.items() if isinstance(values, dict) else ():
-            found[name] = {k: record.get(k) for k in ("step", "phase")} | {"value": value}
-    return dict(sorted(found.items()))
-
-
-class Sink(Protocol):
-    """A mirror of the metrics that may fail without harm (see wandb_sink)."""
-
-    def begin(self, phase: str) -> None: ...
-    def log(self, phase: str, step: int | None, metrics: Mapping[str, Any]) -> None: ...
-    def artifact(self, name: str, path: Path) -> None: ...
-    def end(self) -> None: ...
-    def close(self) -> None: ...
+            newest[name] = {k: record.get(k) for k in ("step", "phase")} | {"value": value}
+    return dict(sorted(newest.items()))
 
 
 class Tracker:
     """Writes metrics and events, and passes them on to listeners and sinks."""
 
-    def __init__(
-        self, folder: Path, *, listeners: Sequence[Listener] = (), sinks: Sequence[Sink] = ()
-    ) -> None:
+    def __init__(self, folder: Path, listeners: Sequence[Listener] = ()) -> None:
         self.metrics = Journal(folder / METRICS_FILE)
         self.events = Journal(folder / EVENTS_FILE)
         self.listeners = tuple(listeners)
-        self.sinks = tuple(sinks)
+        self.sinks: list[WandbSink] = []
 
     def log(self, phase: str, step: int | None, metrics: Mapping[str, Any]) -> None:
         """Record what was measured at a step (None: it belongs to no step)."""
@@ -81,23 +68,6 @@ class Tracker:
             except Exception as error:  # noqa: BLE001 - a view must not stop the run
                 self.listeners = tuple(one for one in self.listeners if one is not listener)
                 log.warning("a view of the run failed and is left out: %r", error)
-
-    def artifact(self, name: str, path: Path) -> None:
-        """Point the sinks to a model that was saved."""
-        for sink in self.sinks:
-            sink.artifact(name, path)
-
-    def begin_phase(self, phase: str) -> None:
-        for sink in self.sinks:
-            sink.begin(phase)
-
-    def end_phase(self) -> None:
-        for sink in self.sinks:
-            sink.end()
-
-    def close(self) -> None:
-        for sink in self.sinks:
-            sink.close()
 
 
 def sample(process: psutil.Process, folder: Path) -> dict[str, float]:

@@ -7,6 +7,7 @@ warning; nothing is lost, since metrics.jsonl is the truth. One W&B run a phase,
 from __future__ import annotations
 
 import logging
+import math
 import queue
 import threading
 import time
@@ -32,15 +33,15 @@ class WandbSink:
         patience_s: float,
     ) -> None:
         mode = "offline" if offline else "online"
-        self._settings = {"project": project, "group": group, "dir": str(folder), "mode": mode}
-        self._config = dict(config)
+        self._settings: dict[str, Any] = {"project": project, "group": group, "mode": mode}
+        self._settings |= {"dir": str(folder), "config": dict(config)}
         self._patience_s = patience_s
         self._offline = offline
         self._calls: queue.Queue[Callable[[], None]] = queue.Queue(MAX_WAITING)
         self._run: Any = None
         self._failed = self._closed = False
-        self._began = self._busy_since = time.monotonic()
-        self._busy = False
+        self._began = time.monotonic()
+        self._busy_since = math.inf
         threading.Thread(target=self._work, name="wandb", daemon=True).start()
 
     def begin(self, phase: str) -> None:
@@ -58,11 +59,9 @@ class WandbSink:
     def end(self) -> None:
         """Finish the phase's run; wait for W&B as long as `_patience` says, then leave it out."""
         self._hand_over(self._close)
-        patience_s = self._patience()
-        began = time.monotonic()
+        began, patience_s = time.monotonic(), self._patience()
         while not self._failed and self._calls.unfinished_tasks:
-            waited_s = time.monotonic() - (self._busy_since if self._busy else began)
-            if max(waited_s, time.monotonic() - began) > patience_s:
+            if time.monotonic() - min(began, self._busy_since) > patience_s:
                 self._give_up(f"not done within {patience_s:g} s")
             time.sleep(0.005)
 
@@ -80,10 +79,8 @@ class WandbSink:
     def _open(self, phase: str) -> None:
         import wandb
 
-        name = f"{phase}_{self._settings['group']}"
-        quiet = wandb.Settings(silent=True)
-        own = {"name": name, "job_type": phase, "config": self._config, "settings": quiet}
-        self._run = wandb.init(**own, **self._settings)
+        name, quiet = f"{phase}_{self._settings['group']}", wandb.Settings(silent=True)
+        self._run = wandb.init(name=name, job_type=phase, settings=quiet, **self._settings)
         self._run.define_metric("*", step_metric="step")
 
     def _link(self, name: str, path: Path) -> None:
@@ -110,12 +107,12 @@ class WandbSink:
     def _work(self) -> None:
         while not self._failed and not (self._closed and self._calls.empty()):
             call = self._calls.get()
-            self._busy_since, self._busy = time.monotonic(), True
+            self._busy_since = time.monotonic()
             try:
                 call()
             except Exception as error:  # noqa: BLE001 - whatever wandb raises, the run goes on
                 self._give_up(f"{type(error).__name__}: {error}")
-            self._busy = False
+            self._busy_since = math.inf
             self._calls.task_done()
 
     def _give_up(self, reason: str) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_forge.pipeline.stopping import STOP_FILE
+from agent_forge.pipeline.environment import STOP_FILE
 from agent_forge.store import files, lock
 from agent_forge.store.sessions import SessionStore
 from tests.support.command_line import Forge

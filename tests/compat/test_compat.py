@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from agent_forge.errors import TooNew
-from agent_forge.store.checkpoint import CheckpointManager
+from agent_forge.store.checkpoint import CheckpointManager, restore_generators
 from agent_forge.store.models import ModelStorage
 from agent_forge.store.records import MIGRATIONS
 from agent_forge.store.registry import ModelRegistry
@@ -43,11 +43,11 @@ def test_an_old_storage_root_opens(old: Path) -> None:
     assert metadata["seed"] == 42
     with sessions.open("s1") as path:
         checkpoint = CheckpointManager(path / "phase1_cognate" / "checkpoints").load_checkpoint()
-    assert (checkpoint.step, checkpoint.cursor) == (30, [1, 2])
+    assert (checkpoint.step, checkpoint.state["cursor"]) == (30, [1, 2])
     for name, tensor in expected.items():
         assert torch.equal(model.state_dict()[name], tensor)
-        assert torch.equal(checkpoint.model_state_dict[name], tensor)
-    checkpoint.restore_generators()
+        assert torch.equal(checkpoint.state["model"][name], tensor)
+    restore_generators(checkpoint.generators)
 
 
 def test_a_newer_database_is_refused_and_left_alone(old: Path) -> None:

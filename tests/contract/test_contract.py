@@ -15,7 +15,7 @@ from agent_forge.config.phases import PHASES
 from agent_forge.contract.handoff import ModelHandoffValidator
 from agent_forge.contract.metrics import METRICS, find_metric
 from agent_forge.contract.phase import PhasePlan
-from agent_forge.phases.handoffs import RULES
+from agent_forge.phases import RULES
 from tests.support.handoffs import GOOD, models
 
 HANDOFFS = list(RULES)
@@ -130,5 +130,6 @@ def test_every_metric_name_in_the_code_is_in_the_table() -> None:
     """Names are written as literals; what is logged at run time is checked when it is logged."""
     package = Path(__file__).parents[2] / "agent_forge"
     literal = re.compile(r'"((?:toy|system|phase|generation)/[a-z0-9_/]+)"')
-    found = {name for path in package.rglob("*.py") for name in literal.findall(path.read_text())}
+    sources = [*package.rglob("*.py"), package / "contract" / "metrics.json"]
+    found = {name for path in sources for name in literal.findall(path.read_text())}
     assert found == {m.name for m in METRICS if "{}" not in m.name}

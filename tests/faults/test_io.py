@@ -61,7 +61,7 @@ def check_after(root: Path, saved: int = 0) -> None:
             if checkpoints.steps():
                 loaded = checkpoints.load_checkpoint()
                 assert loaded.skipped == () and loaded.step >= saved
-                assert all((t == loaded.step).all() for t in loaded.model_state_dict.values())
+                assert all((t == loaded.step).all() for t in loaded.state["model"].values())
     with sessions.changing():
         pass
     model, metadata = storage.load_model("cognate.m1.s1")

@@ -165,7 +165,7 @@ def test_a_parent_disappears_under_a_merge(
 # -- read-only ------------------------------------------------------------------------------------
 
 
-class ReadOnly(files.Disk):
+class ReadOnly(files.FileSystemCalls):
     """A disk that takes nothing any more."""
 
     def open(self, path: Path, flags: int) -> int:

@@ -67,7 +67,7 @@ def test_a_hundred_killed_saves_leave_a_hundred_loadable_models(sessions: Sessio
         assert (weights["w"] == metadata["n"]).all()
         with sessions.open("s1") as path:
             loaded = CheckpointManager(path / "checkpoints").load_checkpoint()
-            assert (loaded.model_state_dict["w"] == loaded.step).all() and not loaded.skipped
+            assert (loaded.state["model"]["w"] == loaded.step).all() and not loaded.skipped
             assert not [p for p in path.rglob("*") if p.name[0] == "."]
             files.remove_tree(path / "checkpoints", path)
         sessions.registry.integrity_check()

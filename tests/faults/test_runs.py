@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from agent_forge.errors import Busy, ForgeError
-from agent_forge.pipeline.stopping import request_stop
+from agent_forge.pipeline.environment import request_stop
 from agent_forge.store import files, lock
 from agent_forge.store.registry import ModelRegistry
 from tests.support import toy_runs

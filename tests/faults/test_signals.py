@@ -19,11 +19,11 @@ from agent_forge.cli import data, generate, main, runs
 from agent_forge.evals import model_under_test
 from agent_forge.infer import chat
 from agent_forge.merge.engine import MergedWeights
-from agent_forge.phases.phase2_evomerge import evolution, inputs, replay, report
+from agent_forge.phases.phase2_evomerge import evolution, inputs, report
 from agent_forge.phases.phase2_evomerge.candidate_weights import CandidateWeights
 from agent_forge.phases.phase2_evomerge.evaluator import CandidateEvaluator
 from agent_forge.pipeline import orchestrator
-from agent_forge.pipeline.stopping import StopSignals
+from agent_forge.pipeline.environment import StopSignals
 from agent_forge.store import files, lock
 from tests.support.command_line import PATIENCE_S, Forge, Process, start, waiting
 from tests.support.evo_models import evo_line, evolved, family, journal, outcome
@@ -32,9 +32,6 @@ from tests.support.toy_runs import exit_code
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
 KINDS = ("SIGINT", "SIGTERM", "SIGHUP")
-
-
-# -- evolutions -----------------------------------------------------------------------------------
 
 
 def measured(folder: Path) -> int:
@@ -144,9 +141,6 @@ def test_an_interrupt_is_not_for_the_fitness_command(tmp_path: Path) -> None:
     assert [record["problem"] for record in journal(tmp_path / "x")] == [""]
 
 
-# -- merges and replays ---------------------------------------------------------------------------
-
-
 @contextlib.contextmanager
 def nothing_changes(folder: Path) -> Iterator[None]:
     """What is in the folder before and after, but for the notes of the test itself."""
@@ -171,7 +165,7 @@ def test_an_interrupted_merge_leaves_nothing(tmp_path: Path, kind: str, more: li
 
     def patch() -> None:
         waiting(MergedWeights, "combos" if more else "compute", at=5)()
-        waiting(files.Disk, "remove_tree", mark="late")()
+        waiting(files.FileSystemCalls, "remove_tree", mark="late")()
 
     with nothing_changes(tmp_path):
         process = start(tmp_path, line, patch)
@@ -187,7 +181,7 @@ def test_an_interrupted_merge_leaves_nothing(tmp_path: Path, kind: str, more: li
 def test_a_merge_whose_weights_are_all_there_is_finished(tmp_path: Path, more: list[str]) -> None:
     make_models(tmp_path / "m")
     line = ["merge", "--models", "m/a,m/b,m/c", "out", *more]
-    process = start(tmp_path, line, waiting(files, "_publish", at=8 if more else 1))
+    process = start(tmp_path, line, waiting(files, "publish", at=8 if more else 1))
     process.meet()
     process.send("SIGINT")
     process.send("SIGTERM")
@@ -204,7 +198,7 @@ def test_an_interrupted_replay_leaves_nothing(tmp_path: Path) -> None:
         real = CandidateWeights.weights
         weights = lambda self, key: (self._write(key), real(self, key))[1]  # noqa: E731
         CandidateWeights.weights = weights  # type: ignore[method-assign]
-        waiting(replay, "write")()
+        waiting(evolution, "write")()
 
     with nothing_changes(tmp_path):
         process = start(tmp_path, line, patch)
@@ -212,8 +206,6 @@ def test_an_interrupted_replay_leaves_nothing(tmp_path: Path) -> None:
         process.send("SIGTERM")
         assert process.ended() == (1, "interrupted: nothing was written to y/out\n")
 
-
-# -- runs -----------------------------------------------------------------------------------------
 
 TOY = "run --preset toy --session r --set phases.toy.steps=50000 --set storage.reserve_disk_mb=0"
 RUN = Path("storage/sessions/r")
@@ -274,9 +266,6 @@ def test_a_system_without_hangups(monkeypatch: pytest.MonkeyPatch) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
         assert stopper()
     assert signal.getsignal(signal.SIGTERM) == before
-
-
-# -- all other commands ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -161,7 +161,7 @@ def test_resuming_is_exact(tmp_path: Any) -> None:
     manager = CheckpointManager(tmp_path)
     manager.save_checkpoint(second, half, step=3)
     again, loaded = network(), manager.load_checkpoint()
-    again.load_state_dict(loaded.model_state_dict)
+    again.load_state_dict(loaded.state["model"])
     resumed = MuonGrokfast(again, settings)
     resumed.load_state_dict(loaded.state["optimizer"])
     train(again, resumed, range(3, 6))

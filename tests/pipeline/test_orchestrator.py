@@ -26,9 +26,8 @@ from agent_forge.contract.phase import (
 from agent_forge.errors import Busy, ConfigError, DamagedFile, NotFound
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
 from agent_forge.pipeline.config import load_config
-from agent_forge.pipeline.environment import prepare, snapshot
+from agent_forge.pipeline.environment import StopSignals, prepare, snapshot
 from agent_forge.pipeline.orchestrator import PipelineOrchestrator
-from agent_forge.pipeline.stopping import StopSignals
 from agent_forge.store import files
 from agent_forge.store.cleanup import SessionCleanupManager
 from agent_forge.store.registry import ModelRegistry

@@ -15,7 +15,7 @@ from torch import nn
 
 from agent_forge.errors import DamagedFile, DiskFull, NotFound, TooNew
 from agent_forge.store import files
-from agent_forge.store.checkpoint import CheckpointManager
+from agent_forge.store.checkpoint import CheckpointManager, restore_generators
 from agent_forge.store.tensors import OVERHEAD_BYTES
 from tests.support.pico import Pico
 
@@ -53,9 +53,9 @@ class Training:
 
     def load(self, manager: CheckpointManager) -> int:
         checkpoint = manager.load_checkpoint()
-        self.model.load_state_dict(checkpoint.model_state_dict)
+        self.model.load_state_dict(checkpoint.state["model"])
         self.optimizer.load_state_dict(checkpoint.state["optimizer"])
-        checkpoint.restore_generators({"data": self.data})
+        restore_generators(checkpoint.generators, {"data": self.data})
         self.cursor = checkpoint.state["metadata"]["cursor"]
         return checkpoint.step
 
@@ -89,7 +89,7 @@ def test_the_metadata_and_epoch_come_back(tmp_path: Path) -> None:
     assert (checkpoint.step, checkpoint.state["epoch"], checkpoint.skipped) == (7, 3, ())
     assert checkpoint.state["metadata"]["config_hash"] == "abc"
     with pytest.raises(ValueError, match="do not fit"):
-        checkpoint.restore_generators({})
+        restore_generators(checkpoint.generators, {})
 
 
 def test_only_weights_are_required(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_only_weights_are_required(tmp_path: Path) -> None:
     manager.save_checkpoint({"w": torch.ones(2)})
     checkpoint = manager.load_checkpoint()
     assert checkpoint.step == 0 and checkpoint.state["optimizer"] == {}
-    checkpoint.restore_generators()
+    restore_generators(checkpoint.generators)
 
 
 def test_the_last_and_the_anchor_are_kept_by_step_not_by_time(tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ def test_a_damaged_checkpoint_is_named_and_stepped_over(
     damage(tmp_path / "step_00000002" / name, how)
     with caplog.at_level(logging.WARNING):
         checkpoint = manager.load_checkpoint()
-    assert checkpoint.step == 1 and checkpoint.model_state_dict["w"].tolist() == [1, 1]
+    assert checkpoint.step == 1 and checkpoint.state["model"]["w"].tolist() == [1, 1]
     assert "step_00000002" in checkpoint.skipped[0] and "going back" in caplog.text
     with pytest.raises(DamagedFile, match="step_00000002"):
         manager.load_checkpoint(tmp_path / "step_00000002")
@@ -246,7 +246,7 @@ def test_the_order_of_a_mapping_is_kept(tmp_path: Path) -> None:
     """A loop or a sum over it must not change on resume."""
     manager = CheckpointManager(tmp_path)
     manager.save({"cursor": {"z": 1, "a": {"y": 2, "b": 3}}}, step=0)
-    cursor = manager.load_checkpoint().cursor
+    cursor = manager.load_checkpoint().state["cursor"]
     assert list(cursor) == ["z", "a"] and list(cursor["a"]) == ["y", "b"]
 
 
@@ -254,7 +254,7 @@ def test_tied_weights_stay_tied(tmp_path: Path) -> None:
     manager = CheckpointManager(tmp_path)
     shared = torch.ones(2)
     manager.save_checkpoint({"embed": shared, "head": shared})
-    state = manager.load_checkpoint().model_state_dict
+    state = manager.load_checkpoint().state["model"]
     assert state["embed"] is state["head"]
 
 

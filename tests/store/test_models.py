@@ -51,10 +51,8 @@ def test_a_model_comes_back_as_it_was(storage: ModelStorage, pico: Pico) -> None
     assert torch.equal(weights["layer.weight"], pico.layer.weight)
 
 
-def test_the_directory_is_complete(storage: ModelStorage, pico: Pico, tmp_path: Path) -> None:
-    tokenizer = tmp_path / "tokenizer.json"
-    tokenizer.write_text("{}")
-    storage.save_model(pico, "s1", "cognate", "m1", {}, tokenizer_files=[tokenizer])
+def test_the_directory_is_complete(storage: ModelStorage, pico: Pico) -> None:
+    storage.save_model(pico, "s1", "cognate", "m1", {}, tokenizer_files={"tokenizer.json": b"{}"})
     path = storage.find("cognate.m1.s1")
     assert path == storage.base_path / "sessions/s1/phase1_cognate/m1"
     assert {p.name for p in path.iterdir()} == {

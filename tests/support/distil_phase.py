@@ -14,13 +14,14 @@ from pydantic import Field
 
 from agent_forge.config.settings import PhaseSettings
 from agent_forge.contract.phase import (
+    Headline,
     ModelRef,
     PhaseContext,
     PhaseController,
     PhasePlan,
+    PhaseReport,
     PhaseResult,
 )
-from agent_forge.contract.report import Headline, PhaseReport
 from agent_forge.data.tokenizer import Tokenizer
 from agent_forge.evals.comparison import ACCURACY
 from agent_forge.model.loss import language_loss

@@ -9,7 +9,7 @@ from pathlib import Path
 from agent_forge.store import files
 
 
-class FailingDisk(files.Disk):
+class FailingDisk(files.FileSystemCalls):
     """Fails at the N-th call: once or from then on, with an error or after half of a write."""
 
     def __init__(self, fail_at: int, error: int, *, once: bool, short: bool) -> None:
@@ -31,7 +31,7 @@ class FailingDisk(files.Disk):
 
 
 def _counted(name: str) -> Callable[..., object]:
-    real = getattr(files.Disk, name)
+    real = getattr(files.FileSystemCalls, name)
 
     def call(self: FailingDisk, *arguments: object) -> object:
         self._count()

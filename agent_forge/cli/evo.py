@@ -190,15 +190,10 @@ def _plan(inputs: EvolutionInputs, as_json: bool) -> None:
 def _report(result: EvolutionResult, as_json: bool) -> None:
     loop, report, model = result
     if as_json:
-        return emit_json(
-            folder=str(loop.folder),
-            champion=str(model.path),
-            generations=len(loop.curve) - 1,
-            reason=loop.reason,
-            fitness=loop.curve[-1],
-            curve=loop.curve,
-            verdict=report.to_json() if report else None,
-        )
+        paths = {"folder": str(loop.folder), "champion": str(model.path)}
+        ended = {"generations": len(loop.curve) - 1, "reason": loop.reason}
+        scores = {"fitness": loop.curve[-1], "curve": loop.curve}
+        return emit_json(**paths, **ended, **scores, verdict=report.to_json() if report else None)
     from agent_forge.phases.phase2_evomerge.evolution import plot
 
     print(f"champion: {model.path} ({loop.champion.origin}); ended: {loop.reason}")

@@ -192,8 +192,8 @@ def _report(result: EvolutionResult, as_json: bool) -> None:
     if as_json:
         paths = {"folder": str(loop.folder), "champion": str(model.path)}
         ended = {"generations": len(loop.curve) - 1, "reason": loop.reason}
-        scores = {"fitness": loop.curve[-1], "curve": loop.curve}
-        return emit_json(**paths, **ended, **scores, verdict=report.to_json() if report else None)
+        measured = {"fitness": loop.curve[-1], "curve": loop.curve}
+        return emit_json(**paths, **ended, **measured, verdict=report.to_json() if report else None)
     from agent_forge.phases.phase2_evomerge.evolution import plot
 
     print(f"champion: {model.path} ({loop.champion.origin}); ended: {loop.reason}")

@@ -174,6 +174,8 @@ def refuse_existing(folder: Path, weights: Weights, force: bool) -> None:
                 raise ConfigError(f"{folder} {relation} {what}", hint=other)
     if folder.name in ("", ".."):
         raise ConfigError(f"{folder} is not the name of a folder to write", hint=other)
+    with files.disk_errors(folder):
+        files.finish_replace(folder)  # of a merge that was killed
     if not folder.exists() and not folder.is_symlink():
         return
     if not force:
@@ -211,7 +213,7 @@ def claimed(folder: Path) -> Iterator[bool]:
 
 def clear_leftovers(folder: Path) -> None:
     """Remove what a merge into this folder left behind when it was killed."""
-    own = re.compile(rf"{re.escape(files.TEMP)}[0-9a-f]{{8}}-{re.escape(folder.name)}")
+    own = re.compile(rf"\.(tmp|trash)-[0-9a-f]{{8}}-{re.escape(folder.name)}")
     there = folder.parent.iterdir() if folder.parent.is_dir() else []
     for path in [entry for entry in there if own.fullmatch(entry.name)]:
         with claimed(path) as abandoned:

@@ -79,6 +79,9 @@ def _one(ref: str, storage: Path) -> str:
         return _download(name)
     near = did_you_mean(ref, list(ALIASES))
     hint = "give a folder, an id of the Hugging Face hub (owner/name), or a session of forge run"
+    ready = Path(ref).with_name(f"{files.READY}{Path(ref).name}")
+    if ready.is_dir():
+        hint = f"its writer was killed when it was done: rename {ready} to {ref}"
     raise NotFound(f"{ref} is not a folder, and no run has that name{near}", hint=hint)
 
 

@@ -35,7 +35,7 @@ def init(
         raise AlreadyExists(f"{there[0]} exists", hint="--force overwrites it")
     for path, text in paths.items():
         if not dry_run:
-            files.write_text(path, text)
+            files.write_bytes(path, text.encode())
     for path in paths:
         print(path)
 

@@ -60,8 +60,8 @@ def status(
 def run_lines(folder: Path, done_before: Collection[str] = ()) -> list[str]:
     """A run in at most thirty lines: what each phase did and measured, the model, its own words."""
     from agent_forge.config.phases import ORDER, phase_folder
+    from agent_forge.contract.phase import read_state
     from agent_forge.phases import SUMMARY
-    from agent_forge.pipeline.phase_run import read_state
 
     lines: list[str] = []
     samples: list[dict[str, str]] = []

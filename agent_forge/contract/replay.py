@@ -44,10 +44,6 @@ class Decisions:
             files.write_bytes(self._path, files.with_checksum(every))
         self._decisions.append(decision)
 
-    def latest(self, name: str, step: int) -> Any:
-        """The last decision of this name that holds at a step, or None."""
-        return self.at(step).get(name)
-
     def at(self, step: int) -> dict[str, Any]:
         """All decisions that hold at a step; of one name, that of the latest step."""
         mine = [d for d in self._decisions if d["stage"] == self._stage and d["step"] <= step]

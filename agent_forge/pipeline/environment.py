@@ -130,4 +130,4 @@ class StopSignals:
 
 def request_stop(folder: Path) -> None:
     """Ask the process that runs in this directory to stop after its present step."""
-    files.write_text(folder / STOP_FILE, str(lock.holder_pid(folder)))
+    files.write_bytes(folder / STOP_FILE, str(lock.announced(folder).get("pid")).encode())

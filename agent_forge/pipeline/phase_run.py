@@ -25,6 +25,7 @@ from agent_forge.contract.phase import (
     PhaseController,
     PhasePlan,
     PhaseResult,
+    read_state,
 )
 from agent_forge.contract.replay import DECISIONS, MEASUREMENTS
 from agent_forge.errors import (
@@ -41,7 +42,6 @@ from agent_forge.pipeline.environment import seed_everything
 from agent_forge.store import files, paths
 from agent_forge.store.checkpoint import CheckpointManager
 from agent_forge.store.models import ModelStorage
-from agent_forge.store.paths import CHECKPOINTS
 from agent_forge.store.records import read_metadata
 from agent_forge.store.sessions import SESSION_FILE
 from agent_forge.track.tracker import Tracker
@@ -122,8 +122,8 @@ def _begin(
     before = read_state(folder)
     goes_on = before is None or before["fingerprint"] == fingerprint
     if not goes_on:  # drop what an attempt with other settings or inputs left to go on from
-        if (folder / CHECKPOINTS).exists():
-            files.remove_tree(folder / CHECKPOINTS, run.folder)
+        if (folder / paths.CHECKPOINTS).exists():
+            files.remove_tree(folder / paths.CHECKPOINTS, run.folder)
         for name in (DECISIONS, MEASUREMENTS):
             files.remove(folder / name)
     state = {
@@ -178,7 +178,7 @@ def _complete(context: PhaseContext, result: PhaseResult, state: dict[str, Any])
         "artifacts": _plain({k: v for k, v in result.artifacts.items() if k not in UNRECORDED}),
     }
     files.write_bytes(context.folder / STATE_FILE, files.with_checksum(done))
-    for stage in (context.folder / CHECKPOINTS).glob("*"):
+    for stage in (context.folder / paths.CHECKPOINTS).glob("*"):
         CheckpointManager(stage, keep_last=1).prune()
 
 
@@ -227,14 +227,6 @@ def _input_digest(ref: ModelRef) -> dict[str, str]:
     return {name: record["sha256"] for name, record in records.items() if name not in ABOUT_MODEL}
 
 
-def read_state(folder: Path) -> dict[str, Any] | None:
-    """The record of a phase, or None if it has not begun; a damaged one counts as not begun."""
-    try:
-        return files.read_checked(folder / STATE_FILE)
-    except (FileNotFoundError, DamagedFile):
-        return None
-
-
 def outputs_of(folder: Path, state: dict[str, Any]) -> list[ModelRef] | None:
     """The models that a finished phase left, or None if one is damaged or gone."""
     models = []
@@ -263,7 +255,7 @@ def check_during(folder: Path, config: PipelineConfig) -> None:
     """Pause before the machine runs out. Old checkpoints go first; the newest stays."""
     reserve = int(config.storage.reserve_disk_mb * 1e6)
     if files.free_bytes(folder) < reserve:
-        for stage in (folder / CHECKPOINTS).glob("*"):
+        for stage in (folder / paths.CHECKPOINTS).glob("*"):
             CheckpointManager(stage).make_room(reserve)
         files.require_space(folder, reserve)
     _require_memory(0, config, "close programs, then resume")

@@ -101,10 +101,9 @@ def write_header(
         spec = specs[name]
         if spec.dtype not in DTYPE_CODES:
             raise TypeError(f"tensor {name!r} has type {spec.dtype}, which cannot be kept")
-        end = offset + spec.nbytes
-        header[name] = {"dtype": DTYPE_CODES[spec.dtype], "shape": list(spec.shape)}
-        header[name]["data_offsets"] = [offset, end]
-        offset = end
+        span = [offset, offset := offset + spec.nbytes]
+        about = {"dtype": DTYPE_CODES[spec.dtype], "shape": list(spec.shape)}
+        header[name] = {**about, "data_offsets": span}
     text = json.dumps(header, sort_keys=True, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     writer.write(len(text).to_bytes(8, "little"))

@@ -73,7 +73,7 @@ def test_the_store_works_without_the_posix_modules(
 
 
 def test_there_are_no_limits_without_the_posix_modules(without_posix: WindowsLocks) -> None:
-    assert platform.can_limit() is False
+    assert platform.CAN_LIMIT is False
 
 
 def test_the_posix_modules_are_back() -> None:

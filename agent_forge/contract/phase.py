@@ -269,10 +269,9 @@ class PhaseContext:
                 self.check_resources()
 
     def pieces(self, stage: str, pieces: Sequence[Piece], work: int = 1) -> Iterator[Piece]:
-        """Long pieces of work that are no steps, such as evaluations: the run can stop between two.
+        """Long pieces of work that are no steps: the run can stop between two of them.
 
-        `work` is what one of them costs, in steps: it counts in the progress of the phase. What
-        must not be done again on resume is computed by `once`.
+        `work` is what one of them costs, in steps. What is not to be done again is for `once`.
         """
         self._tell_loop(stage, 0, len(pieces))
         for number, piece in enumerate(pieces, start=1):

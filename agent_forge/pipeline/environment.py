@@ -94,10 +94,7 @@ def _cpu_name() -> str:
 
 
 class StopSignals:
-    """True, when called, if Ctrl-C, SIGTERM, SIGHUP or a stop file in `folder` asked to stop.
-
-    The first request lets the step finish; a second signal leaves at once.
-    """
+    """True, when called, after a signal or a stop file in `folder`; a second signal leaves now."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = folder

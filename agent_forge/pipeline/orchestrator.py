@@ -193,9 +193,9 @@ class PipelineOrchestrator:
 
         results: dict[str, PhaseResult] = {}
         current = ""
-        self.sessions.set_status(run.session_id, "running")
+        self.sessions.set_status(run.folder.name, "running")
         begun = "run_resumed" if self._resume else "run_started"
-        run.tracker.event(begun, session=run.session_id, phases=" ".join(names))
+        run.tracker.event(begun, session=run.folder.name, phases=" ".join(names))
         try:
             for current in names:
                 if self.stopper():
@@ -230,7 +230,7 @@ class PipelineOrchestrator:
             log.warning("could not record how the run ended", problem=str(problem))
         outcome: dict[str, Any] = {
             "success": error is None,
-            "session_id": run.session_id,
+            "session_id": run.folder.name,
             "status": status,
             "error": str(error or ""),
             "hint": error.hint if error else "",
@@ -246,15 +246,15 @@ class PipelineOrchestrator:
 
     def _end(self, run: RunContext, status: str, error: str) -> None:
         """Record how it ended, in the directory first; then tidy up, if that works."""
-        details = {"error": error} if error else {}
-        self.sessions.set_status(run.session_id, status)
-        run.tracker.event(f"run_{status}", session=run.session_id, **details)
+        details, session_id = {"error": error} if error else {}, run.folder.name
+        self.sessions.set_status(session_id, status)
+        run.tracker.event(f"run_{status}", session=session_id, **details)
         log.info("run ended", status=status, **details)
         if status != "completed":
             return
         try:
-            self.sessions.registry.update_session(run.session_id, progress_percent=100)
-            SessionCleanupManager(self.sessions, self.config.cleanup_policy).tidy_up(run.session_id)
+            self.sessions.registry.update_session(session_id, progress_percent=100)
+            SessionCleanupManager(self.sessions, self.config.cleanup_policy).tidy_up(session_id)
         except (OSError, ForgeError) as problem:
             log.warning("could not tidy up after the run", problem=str(problem))
 
@@ -300,7 +300,7 @@ class PipelineOrchestrator:
         details = {"measured": result.measured, "warnings": result.warnings}
         run.tracker.event("handoff", phase=target, source=source, passed=result.passed, **details)
         if not result.passed:
-            hint = f"forge resume {run.session_id} --from {source} makes its models anew"
+            hint = f"forge resume {run.folder.name} --from {source} makes its models anew"
             raise HandoffRefused(f"{source} -> {target}: {result.message}", hint=hint)
 
     def validator(self) -> ModelHandoffValidator:

@@ -1,7 +1,7 @@
 """One phase within a session: its record, what it needs, whether it is done, and running it.
 
-`state.json` in the phase's folder holds its status, the fingerprint of everything that its result
-depends on, and what came out. A phase that is done with the same fingerprint is not done again.
+`state.json` in its folder holds its status, the fingerprint of all that its result depends on, and
+what came out. A phase that is done with the same fingerprint is not done again.
 """
 
 from __future__ import annotations
@@ -49,7 +49,6 @@ from agent_forge.track.tracker import Tracker
 log = logging.getLogger(__name__)
 # Files about a model, with times and places in them.
 ABOUT_MODEL = ("metadata.json", "metrics.json", "README.md", "lineage.json", "verdict.json")
-UNRECORDED = ("models", "all_models")  # references and networks, recorded as outputs
 # Settings that change how a phase is run, not what comes out of it.
 WITHOUT_EFFECT = {"enabled", "checkpoint_every_steps", "gate_policy", "gates"}
 
@@ -58,17 +57,13 @@ WITHOUT_EFFECT = {"enabled", "checkpoint_every_steps", "gate_policy", "gates"}
 class RunContext:
     """What the phases of one run share."""
 
-    folder: Path
+    folder: Path  # its name is the session's id
     config: PipelineConfig
     device: str
     threads: int
     tracker: Tracker
     storage: ModelStorage
     should_stop: Callable[[], bool]
-
-    @property
-    def session_id(self) -> str:
-        return self.folder.name
 
 
 def run_phase(
@@ -97,7 +92,7 @@ def run_phase(
     state = _begin(run, controller.name, folder, fingerprint, inputs)
     context = PhaseContext(
         phase=controller.name,
-        session_id=run.session_id,
+        session_id=run.folder.name,
         folder=folder,
         inputs=inputs,
         device=run.device,
@@ -166,6 +161,7 @@ def _work(
 def _complete(context: PhaseContext, result: PhaseResult, state: dict[str, Any]) -> None:
     """Record what came out; only then is the phase done. Old checkpoints have served their time."""
     outputs: list[ModelRef] = result.artifacts.setdefault("models", [])
+    others = {k: v for k, v in result.artifacts.items() if k not in ("models", "all_models")}
     result.duration_seconds = context.seconds
     context.log(None, {"phase/duration_seconds": context.seconds, "phase/success": 1})
     context.tracker.metrics.sync()
@@ -175,7 +171,7 @@ def _complete(context: PhaseContext, result: PhaseResult, state: dict[str, Any])
         "seconds": context.seconds,
         "outputs": [{"name": ref.name, "sha256": ref.metadata["sha256"]} for ref in outputs],
         "metrics": _plain(result.metrics),
-        "artifacts": _plain({k: v for k, v in result.artifacts.items() if k not in UNRECORDED}),
+        "artifacts": _plain(others),
     }
     files.write_bytes(context.folder / STATE_FILE, files.with_checksum(done))
     for stage in (context.folder / paths.CHECKPOINTS).glob("*"):

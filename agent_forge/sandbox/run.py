@@ -116,7 +116,7 @@ class SandboxProcess:
     def __init__(
         self, *code: str | CodeType, limits: SandboxLimits, stdin: str = "", fds: Sequence[int] = ()
     ) -> None:
-        if not platform.can_limit():
+        if not platform.CAN_LIMIT:
             raise ForgeError(
                 "this system cannot run untrusted code: it has no process limits",
                 hint="use Linux, macOS or the Windows Subsystem for Linux",

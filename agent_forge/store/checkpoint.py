@@ -217,11 +217,10 @@ def _step_of(path: Path) -> int:
 
 
 def _is_whole(path: Path, *, content: bool = True) -> bool:
-    try:
+    with contextlib.suppress(DamagedFile):
         files.verify(path, content=content)
-    except DamagedFile:
-        return False
-    return True
+        return True
+    return False
 
 
 def _record_of(path: Path) -> dict[str, Any]:

@@ -132,10 +132,9 @@ def _take(path: Path) -> bool:
 
 def _is_still(path: Path, fd: int) -> bool:
     """True if the file we locked is the one at `path`: its directory may have been removed."""
-    try:
+    with contextlib.suppress(FileNotFoundError):
         return os.path.samestat(os.fstat(fd), path.stat())
-    except FileNotFoundError:
-        return False
+    return False
 
 
 def _announce(fd: int) -> None:

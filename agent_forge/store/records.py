@@ -11,11 +11,8 @@ from agent_forge.errors import DamagedFile
 from agent_forge.store import files
 
 Status = Literal["running", "completed", "failed", "paused"]
-SCHEMA_STEPS = ("schema_1.sql",)  # files beside this one, in order
-MIGRATIONS = tuple(
-    tuple(Path(__file__).with_name(name).read_text(encoding="utf-8").strip().split(";\n"))
-    for name in SCHEMA_STEPS
-)
+STEP_1 = Path(__file__).with_name("schema_1.sql").read_text(encoding="utf-8")
+MIGRATIONS = (tuple(STEP_1.strip().split(";\n")),)  # the registry's schema in numbered steps
 
 
 class SessionRow(TypedDict):

@@ -12,7 +12,6 @@ import time
 from collections.abc import Mapping
 from typing import Any, TextIO
 
-PLAIN_EVERY_S = 10.0
 TABLE_HEAD = "  gen  best    mean    diversity  hits    ETA  champion"
 Record = Mapping[str, Any]
 
@@ -129,7 +128,7 @@ class PlainProgress(Progress):
 
     def __call__(self, record: Record) -> None:
         super().__call__(record)
-        due = time.monotonic() - self._shown >= PLAIN_EVERY_S
+        due = time.monotonic() - self._shown >= 10
         if record["event"] == "step":
             in_bytes, shown = record.get("unit") == "bytes", self._step(record)
             due = due or (in_bytes and record["step"] == record["total"])

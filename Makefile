@@ -32,12 +32,11 @@ demo: $(STAMP)
 	@$(BIN)/forge run --preset tiny --session demo_$$(date +%Y%m%d_%H%M%S)
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -m "not soak" -n 2 --cov --cov-report=
-	$(BIN)/python -m coverage report --include='agent_forge/store/*,agent_forge/config/*' \
-	  --fail-under=95 --skip-covered
+	$(BIN)/python -m pytest -m "not soak" -n 2 --dist worksteal --cov --cov-report=
+	$(BIN)/python -m coverage report --fail-under=95 --skip-covered
 
 test-fast: $(STAMP)
-	$(BIN)/python -m pytest -m "not soak and not slow" -n 2 $(TESTS)
+	$(BIN)/python -m pytest -m "not soak and not slow" -n 2 --dist worksteal $(TESTS)
 
 check: $(STAMP)
 	$(BIN)/ruff check .

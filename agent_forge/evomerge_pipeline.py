@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from agent_forge.contract.phase import PhaseResult
 from agent_forge.errors import ConfigError
@@ -83,8 +83,7 @@ def _operator_settings(given: Mapping[str, float]) -> dict[str, float]:
     return settings
 
 
-@dataclass(frozen=True)
-class BestCandidate:
+class BestCandidate(NamedTuple):
     """The champion."""
 
     model_path: Path
@@ -101,8 +100,7 @@ class EvoMergePipeline:
     async def run_evolution(self) -> BestCandidate:
         """To the champion and the verdict."""
         models = self.config.base_models
-        specialties = [f" ({m.domain_specialty})" if m.domain_specialty else "" for m in models]
-        names = [m.name + specialty for m, specialty in zip(models, specialties, strict=True)]
+        names = [m.name + (f" ({m.domain_specialty})" * bool(m.domain_specialty)) for m in models]
         result = await EvoMerge(self.config).evolve([m.path for m in models], names)
         path = Path(result.artifacts["final_checkpoint"])
         return BestCandidate(path, result.metrics["best_fitness"], result)

@@ -163,10 +163,10 @@ def evolved(study: str, seed: int, work: Path, name: str, **changes: Any) -> dic
         "seconds": {k: round(v, 1) for k, v in outcome.loop.seconds.items()},
         "peak_mb": round(peak_memory_bytes() / 1e6),
         "model_mb": round(job.nbytes / len(job.parents) / 1e6, 1),
-        "origin": outcome.origin,
+        "origin": outcome.loop.champion.origin,
         "quality": round(found.champion.quality, 5),
         "champion": round(level(found.champion.raw, measure), 5),
-        "curve": [round(value, 5) for value in outcome.curve],
+        "curve": [round(value, 5) for value in outcome.loop.curve],
     }
     for rival, short in RIVALS.items():
         other = found.baselines.get(found.best_parent if rival == "best parent" else rival)

@@ -119,7 +119,7 @@ def staffed(work: Path, name: str) -> dict[str, Any]:
     return {
         "wall_s": round(seconds, 1),
         "search_s": round(outcome.loop.seconds["all"], 1),
-        "sha256": files.sha256_of(outcome.model_path / "model.safetensors"),
+        "sha256": files.sha256_of(outcome.model.path / "model.safetensors"),
     }
 
 

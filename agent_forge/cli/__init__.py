@@ -1,25 +1,40 @@
 """The command line, installed as `forge` and `agent-forge`.
 
 Thin: a command parses, calls one function below, and prints. stdout carries data, stderr the rest.
-No module here imports torch when it is loaded, so help and listings answer at once.
+A command is a plain function; options.json describes its parameters. No module here imports torch
+when it is loaded, so help and listings answer at once.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import inspect
 import io
+import json
 import sys
 import traceback
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import typer
 from typer.core import TyperGroup
 
 from agent_forge import platform
-from agent_forge.cli import config, data, doctor, evaluate, evo, generate, merge, run, runs, status
+from agent_forge.cli import data, doctor, evaluate, evo, generate, merge, run, runs, status
 from agent_forge.cli.output import emit_json
 from agent_forge.errors import Cancelled, ForgeError, Interrupted
+
+Command = Callable[..., None]
+COMMANDS: list[Command] = [run.run, run.resume, run.stop, status.status, status.logs, run.phases]
+COMMANDS += [status.export, merge.merge, generate.generate, generate.chat, evaluate.eval]
+COMMANDS += [evaluate.compare, run.init, run.validate, runs.ls, runs.show, runs.models]
+COMMANDS += [runs.clean, runs.vacuum, doctor.doctor]
+OPTIONS: dict[str, dict[str, dict[str, Any]]]
+OPTIONS = json.loads(Path(__file__).with_name("options.json").read_text(encoding="utf-8"))
+# A path that was given is none, whatever the disk is like.
+NO_SUCH_PLACE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP)
 
 
 class Commands(TyperGroup):
@@ -32,8 +47,20 @@ class Commands(TyperGroup):
             raise Cancelled("interrupted") from None
 
 
-# A path that was given is none, whatever the disk is like.
-NO_SUCH_PLACE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP)
+def with_options(command: Command) -> Command:
+    """The command with what options.json says of its parameters as their defaults, for typer."""
+    module = command.__module__.rpartition(".")[2]
+    described = OPTIONS["shared"] | OPTIONS.get(f"{module}.{command.__name__}", {})
+    defaults: list[Any] = []
+    for name in inspect.signature(command).parameters:
+        if name != "context":
+            settings = {"flags": "", "default": ..., **described[name]}
+            flags, default = settings.pop("flags").split(), settings.pop("default")
+            kind = typer.Option if flags else typer.Argument
+            defaults.append(kind(default, *flags, **settings))
+    command.__defaults__ = tuple(defaults)
+    return command
+
 
 app = typer.Typer(
     name="forge",
@@ -45,33 +72,17 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-
-
-for command in (
-    run.run,
-    run.resume,
-    run.stop,
-    status.status,
-    status.logs,
-    run.phases,
-    status.export,
-    merge.merge,
-    generate.generate,
-    generate.chat,
-    evaluate.eval,
-    evaluate.compare,
-    config.init,
-    config.validate,
-    runs.ls,
-    runs.show,
-    runs.models,
-    runs.clean,
-    runs.vacuum,
-    doctor.doctor,
-):
-    app.command()(command)
-app.add_typer(data.app)
-app.add_typer(evo.app)
+about_data = "List, download, check and show datasets."
+data_app = typer.Typer(name="data", help=about_data, no_args_is_help=True, rich_markup_mode=None)
+about_evo = "Evolve models into one, and say whether it is better."
+evo_app = typer.Typer(name="evo", help=about_evo, invoke_without_command=True)
+evo_app.callback()(with_options(evo.evo))
+data_commands: list[Command] = [data.ls, data.fetch, data.verify, data.show]
+for group, commands in ((app, COMMANDS), (data_app, data_commands), (evo_app, [evo.replay])):
+    for command in commands:
+        group.command()(with_options(command))
+app.add_typer(data_app)
+app.add_typer(evo_app)
 
 
 def main() -> None:
@@ -83,35 +94,32 @@ def main() -> None:
     with platform.on_stop_signals(platform.interrupt):
         try:
             app(args=[argument for argument in sys.argv[1:] if argument != "--debug"])
-        except ForgeError as error:
+        except Exception as error:
+            if debug and not isinstance(error, ForgeError):
+                raise
             if debug:
                 traceback.print_exc()
-            _tell(error)
-            sys.exit(error.exit_code)
-        except OSError as error:
-            if debug:
-                raise
-            what = f"{error.strerror or error}: {error.filename or 'output'}"
-            print(f"error: {what}", file=sys.stderr)
-            sys.exit(2 if error.errno in NO_SUCH_PLACE else 5)
-        except MemoryError:
-            if debug:
-                raise
-            print("error: there is not enough memory for this", file=sys.stderr)
-            sys.exit(5)
-        except Exception as error:  # the last resort: a defect of ours, shown as such
-            if debug:
-                raise
-            print(f"unexpected {type(error).__name__}: {error}", file=sys.stderr)
-            print("next: this is a defect; run it again with --debug to see where", file=sys.stderr)
-            sys.exit(1)
+            sys.exit(_tell(error))
 
 
-def _tell(error: ForgeError) -> None:
-    """What is wrong, or what was asked for, and the next step."""
-    print(str(error) if isinstance(error, Interrupted) else f"error: {error}", file=sys.stderr)
-    if error.hint:
-        print(f"next: {error.hint}", file=sys.stderr)
-    if "--json" in sys.argv:
+def _tell(error: Exception) -> int:
+    """Print what is wrong, or what was asked for, and the next step; return the exit code."""
+    problem, hint, exit_code = f"error: {error}", "", 5
+    if isinstance(error, ForgeError):
+        problem = str(error) if isinstance(error, Interrupted) else problem
+        hint, exit_code = error.hint, error.exit_code
+    elif isinstance(error, OSError):
+        problem = f"error: {error.strerror or error}: {error.filename or 'output'}"
+        exit_code = 2 if error.errno in NO_SUCH_PLACE else 5
+    elif isinstance(error, MemoryError):
+        problem = "error: there is not enough memory for this"
+    else:  # the last resort: a defect of ours, shown as such
+        problem, exit_code = f"unexpected {type(error).__name__}: {error}", 1
+        hint = "this is a defect; run it again with --debug to see where"
+    print(problem, file=sys.stderr)
+    if hint:
+        print(f"next: {hint}", file=sys.stderr)
+    if "--json" in sys.argv and isinstance(error, ForgeError):
         with contextlib.suppress(BrokenPipeError):  # nobody reads any more
-            emit_json(error=str(error), hint=error.hint, exit_code=error.exit_code)
+            emit_json(error=str(error), hint=hint, exit_code=exit_code)
+    return exit_code

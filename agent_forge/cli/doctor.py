@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import platform
 import shutil
@@ -10,12 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import psutil
 import typer
 
-from agent_forge.cli.config import JSON
-from agent_forge.cli.output import emit_json, emit_table, size
-from agent_forge.cli.runs import STORAGE, has_registry
+from agent_forge.cli.output import emit, size
+from agent_forge.cli.runs import has_registry
 from agent_forge.errors import ForgeError
+from agent_forge.store import files
 
 EXTRAS = {
     "wandb": ("wandb", "Weights & Biases as a mirror of the metrics"),
@@ -35,42 +35,29 @@ class DoctorFinding(NamedTuple):
     remedy: str = ""
 
 
-def doctor(
-    storage: Path = STORAGE,
-    repair: bool = typer.Option(
-        False, "--repair", help="Rebuild a damaged registry from the run directories."
-    ),
-    as_json: bool = JSON,
-) -> None:
+def doctor(storage: Path, repair: bool, as_json: bool) -> None:
     """Check this machine, the optional parts and the registry."""
     own = (_native(), _sandbox(), _registry(storage, repair))
     findings = [*_machine(storage), _torch(), *_extras(), *own]
-    problems = [finding for finding in findings if finding.status == "problem"]
-    if as_json:
-        emit_json(healthy=not problems, findings=[finding._asdict() for finding in findings])
-    else:
-        emit_table(("what", "status", "found", "to get it"), findings)
-    if problems:
+    healthy = all(finding.status != "problem" for finding in findings)
+    content = [finding._asdict() for finding in findings]
+    columns = ("what", "status", "found", "to get it")
+    emit(as_json, columns, findings, healthy=healthy, findings=content)
+    if not healthy:
         raise typer.Exit(1)
 
 
 def _machine(storage: Path) -> Iterator[DoctorFinding]:
-    import psutil
-
-    from agent_forge.store import files
-
     yield DoctorFinding("python", "ok", f"{platform.python_version()} on {platform.system()}")
     yield DoctorFinding("cpu", "ok", f"{os.cpu_count()} cores, {platform.machine()}")
-    memory = psutil.virtual_memory()
-    found = f"{size(memory.available)} free of {size(memory.total)}"
-    low = memory.available < LOW_MEMORY_BYTES
-    yield DoctorFinding(
-        "memory", "problem" if low else "ok", found, "close programs" if low else ""
-    )
-    free = files.free_bytes(storage.resolve())
-    low = free < LOW_DISK_BYTES
-    remedy = "forge clean --dry-run shows what could go" if low else ""
-    yield DoctorFinding("disk", "problem" if low else "ok", f"{size(free)} free", remedy)
+    memory, free = psutil.virtual_memory(), files.free_bytes(storage.resolve())
+    available = f"{size(memory.available)} free of {size(memory.total)}"
+    clean = "forge clean --dry-run shows what could go"
+    for name, details, low, remedy in (
+        ("memory", available, memory.available < LOW_MEMORY_BYTES, "close programs"),
+        ("disk", f"{size(free)} free", free < LOW_DISK_BYTES, clean),
+    ):
+        yield DoctorFinding(name, "problem" if low else "ok", details, remedy if low else "")
 
 
 def _torch() -> DoctorFinding:
@@ -78,20 +65,21 @@ def _torch() -> DoctorFinding:
         import torch
     except ImportError as error:
         return DoctorFinding("torch", "problem", str(error), "pip install torch")
+    device = f"CPU with {torch.get_num_threads()} threads (no GPU; none is needed)"
     if torch.cuda.is_available():
         device = torch.cuda.get_device_name()
     elif torch.backends.mps.is_available():
         device = "Apple GPU (mps)"
-    else:
-        device = f"CPU with {torch.get_num_threads()} threads (no GPU; none is needed)"
     return DoctorFinding("torch", "ok", f"{torch.__version__}, {device}")
 
 
 def _extras() -> Iterator[DoctorFinding]:
+    from importlib import metadata  # slow to load
+
     for extra, (package, purpose) in EXTRAS.items():
         try:
-            yield DoctorFinding(extra, "ok", f"{package} {importlib.metadata.version(package)}")
-        except importlib.metadata.PackageNotFoundError:
+            yield DoctorFinding(extra, "ok", f"{package} {metadata.version(package)}")
+        except metadata.PackageNotFoundError:
             remedy = f"pip install -c constraints.txt -e '.[{extra}]'"
             yield DoctorFinding(extra, "optional", f"not installed: {purpose}", remedy)
 
@@ -100,9 +88,8 @@ def _native() -> DoctorFinding:
     compiler = shutil.which("cc") or shutil.which("clang") or shutil.which("cl")
     if compiler is None:
         return DoctorFinding("native", "optional", "no C compiler", "install gcc or clang")
-    return DoctorFinding(
-        "native", "ok", f"C compiler {Path(compiler).name}; this version has no kernels"
-    )
+    details = f"C compiler {Path(compiler).name}; this version has no kernels"
+    return DoctorFinding("native", "ok", details)
 
 
 def _sandbox() -> DoctorFinding:
@@ -112,12 +99,11 @@ def _sandbox() -> DoctorFinding:
         layers = sandbox.layers()
     except (ForgeError, OSError) as error:
         return DoctorFinding("sandbox", "optional", str(error), getattr(error, "hint", ""))
-    found = ", ".join(name for name, held in layers.items() if held)
-    missing = [name for name in sandbox.LAYERS if not layers[name]]
-    if missing:
-        remedy = f"docs/sandbox.md tells what it means to be without {', '.join(missing)}"
-        return DoctorFinding("sandbox", "optional", found, remedy)
-    return DoctorFinding("sandbox", "ok", found)
+    held = ", ".join(name for name in layers if layers[name])
+    if missing := ", ".join(name for name in layers if not layers[name]):
+        remedy = f"docs/sandbox.md tells what it means to be without {missing}"
+        return DoctorFinding("sandbox", "optional", held, remedy)
+    return DoctorFinding("sandbox", "ok", held)
 
 
 def _registry(storage: Path, repair: bool) -> DoctorFinding:
@@ -126,9 +112,8 @@ def _registry(storage: Path, repair: bool) -> DoctorFinding:
     try:
         if repair:
             report = repair_registry(storage)
-            return DoctorFinding(
-                "registry", "problem" if "not readable" in report else "ok", report
-            )
+            status = "problem" if "not readable" in report else "ok"
+            return DoctorFinding("registry", status, report)
         if not has_registry(storage):
             return DoctorFinding("registry", "ok", f"nothing is stored in {storage} yet")
         store = SessionStore(storage)
@@ -140,6 +125,6 @@ def _registry(storage: Path, repair: bool) -> DoctorFinding:
     except (ForgeError, OSError) as error:
         return DoctorFinding("registry", "problem", str(error), getattr(error, "hint", ""))
     if unlisted:
-        found = f"not listed: {', '.join(unlisted[:5])}"
-        return DoctorFinding("registry", "problem", found, "forge doctor --repair")
+        details = f"not listed: {', '.join(unlisted[:5])}"
+        return DoctorFinding("registry", "problem", details, "forge doctor --repair")
     return DoctorFinding("registry", "ok", str(storage / "registry"))

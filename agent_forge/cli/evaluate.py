@@ -3,162 +3,93 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from agent_forge.cli.config import JSON, MAX_SEED
-from agent_forge.cli.data import FOLDER
-from agent_forge.cli.generate import MODEL, MODEL_FORMS
-from agent_forge.cli.output import emit_json, emit_table
+from agent_forge.cli.output import emit, emit_json, emit_table
 from agent_forge.errors import ConfigError, DamagedFile, NotFinite
 from agent_forge.evals.lm_eval_harness import PREFIX as HARNESS
+from agent_forge.track.progress import make_progress
 
 if TYPE_CHECKING:
     from agent_forge.evals.domains import Domain
     from agent_forge.evals.likelihood import ItemScores
 
-DATA = typer.Option(
-    [],
-    "--data",
-    metavar="FILE",
-    help="A file to measure on: text, or JSONL with prompt and completion (and choices) or"
-    " messages. Repeatable; each file is a domain.",
-)
-TASKS = typer.Option(
-    [], "--tasks", metavar="NAME", help="Generated tasks: a family or a domain. Repeatable."
-)
-PACK = typer.Option(
-    [],
-    "--pack",
-    metavar="NAME",
-    help="A benchmark: math, code, multilingual, structured, a published set of the data folder"
-    " such as gsm8k, or, for eval, lm-eval:TASK. Repeatable.",
-)
-SHOTS = typer.Option(
-    None,
-    "--shots",
-    min=0,
-    max=1000,
-    help="How many worked examples stand before each item of a pack. Each pack has a default.",
-)
-ITEMS = typer.Option(
-    None,
-    "--items",
-    min=1,
-    max=1_000_000,
-    help="How many items of each domain are asked. Default: 2000 tasks, 500 of a generated pack,"
-    " all of a file or published set.",
-)
-SPLIT = typer.Option(
-    None,
-    "--split",
-    help="The part to measure on: selection, holdout or verdict. Default: the verdict of tasks and"
-    " packs, all of a file.",
-)
-LEVEL = typer.Option(
-    "1-20", "--level", help="The difficulty of generated tasks: a level from 1 to 100, or a range."
-)
 SHARES = {"accuracy": "accuracy", "majority": "majority", "n-gram": "ngram", "chance": "chance"}
 WRITTEN_SHARES = ("truncated", "empty", "cut")
-NUMBERS = {
-    "perplexity": "perplexity",
-    "bits/byte": "bits_per_byte",
-    "nats/token": "nats_per_token",
-    "steps": "steps",
-}
+NUMBERS = {"perplexity": "perplexity", "bits/byte": "bits_per_byte"}
+NUMBERS |= {"nats/token": "nats_per_token", "steps": "steps"}
 
 
 def eval(
-    model: Path = MODEL,
-    data: list[Path] = DATA,
-    tasks: list[str] = TASKS,
-    pack: list[str] = PACK,
-    shots: int | None = SHOTS,
-    folder: Path = FOLDER,
-    items: int | None = ITEMS,
-    split: str | None = SPLIT,
-    level: str = LEVEL,
-    as_json: bool = JSON,
+    model: Path,
+    data: list[Path],
+    tasks: list[str],
+    pack: list[str],
+    shots: int | None,
+    folder: Path,
+    items: int | None,
+    split: str | None,
+    level: str,
+    as_json: bool,
 ) -> None:
     """Measure accuracy, perplexity and bits per byte of a model."""
     harness = [name for name in pack if name.startswith(HARNESS)]
     own = [name for name in pack if name not in harness]
-    wanted = _Wanted(data, tasks, own, shots, folder, items, split, _levels(level))
-    (place,) = _located([model])
+    from agent_forge.model.locate import locate_model
+
+    levels, path = _levels(level), Path(locate_model(model))
     rows: list[dict[str, Any]] = []
     if data or tasks or own or not harness:
-        domains = _domains([place], wanted)
-        scores = _measured(model, place, domains, as_json)
-        recursive = _is_ours(place)
+        domains = _domains([path], data, tasks, own, shots, folder, items, split, levels)
+        scores = _measured(model, path, domains, as_json)
+        recursive = _is_ours(path)
         rows = [_row(d, s, recursive) for d, s in zip(domains, scores, strict=True)]
     if harness:
         from agent_forge.evals.lm_eval_harness import measure
 
         names = [name.removeprefix(HARNESS) for name in harness]
-        rows += measure(place, names, limit=items, shots=shots, folder=folder)
-    if as_json:
-        emit_json(model=str(model), split=split, domains=rows)
-        return
-    emit_table(*_table(rows))
+        rows += measure(path, names, limit=items, shots=shots, folder=folder)
+    emit(as_json, *_table(rows), model=str(model), split=split, domains=rows)
 
 
 def compare(
-    reference: Path = typer.Argument(help=f"A: the model to beat. {MODEL_FORMS}"),
-    candidate: Path = typer.Argument(help="B: the model that may be better."),
-    data: list[Path] = DATA,
-    tasks: list[str] = TASKS,
-    pack: list[str] = PACK,
-    shots: int | None = SHOTS,
-    folder: Path = FOLDER,
-    items: int | None = ITEMS,
-    split: str | None = SPLIT,
-    level: str = LEVEL,
-    seed: int = typer.Option(0, "--seed", min=0, max=MAX_SEED, help="Seed of the resampling."),
-    as_json: bool = JSON,
+    reference: Path,
+    candidate: Path,
+    data: list[Path],
+    tasks: list[str],
+    pack: list[str],
+    shots: int | None,
+    folder: Path,
+    items: int | None,
+    split: str | None,
+    level: str,
+    seed: int,
+    as_json: bool,
 ) -> None:
     """Test whether model B is better than model A on the same items."""
-    wanted = _Wanted(data, tasks, pack, shots, folder, items, split, _levels(level))
-    models = [reference, candidate]
-    places = _located(models)
-    domains = _domains(places, wanted)
+    from agent_forge.model.locate import locate_model
+
+    levels = _levels(level)
+    paths = {model: Path(locate_model(model)) for model in (reference, candidate)}
+    domains = _domains([*paths.values()], data, tasks, pack, shots, folder, items, split, levels)
     from agent_forge.evals import comparison
 
-    scores = [_measured(*pair, domains, as_json) for pair in zip(models, places, strict=True)]
-    found = comparison.compare(scores[0], scores[1], domains, seed)
-    sentence = found.sentence(str(reference))
+    scores = [_measured(model, paths[model], domains, as_json) for model in (reference, candidate)]
+    result = comparison.compare(scores[0], scores[1], domains, seed)
+    sentence = result.overall.sentence(str(reference))
     answers, detectable = comparison.detectable_gain(domains)
     if as_json:
         named = {"reference": str(reference), "candidate": str(candidate), "seed": seed}
-        emit_json(**named, **found.to_json(), sentence=sentence, smallest_gain=detectable)
-        return
-    emit_table(comparison.COLUMNS, found.rows())
+        return emit_json(**named, **result.to_json(), sentence=sentence, smallest_gain=detectable)
+    emit_table(comparison.COLUMNS, result.rows())
     print(f"{candidate}: {sentence}")
     if detectable:
         points = f"{100 * detectable:.1f} points"
         typer.echo(f"{answers} answers can show gains from about {points} on", err=True)
-
-
-class _Wanted(NamedTuple):
-    """What the options ask for."""
-
-    data: list[Path]
-    tasks: list[str]
-    packs: list[str]
-    shots: int | None
-    folder: Path
-    items: int | None
-    split: str | None
-    levels: tuple[int, int]
-
-
-def _located(models: Sequence[Path]) -> list[Path]:
-    from agent_forge.model.locate import locate_model
-
-    return [Path(locate_model(model)) for model in models]
 
 
 def _is_ours(model: Path) -> bool:
@@ -167,12 +98,21 @@ def _is_ours(model: Path) -> bool:
     return bool(read_config(model)["model_type"] == MODEL_TYPE)
 
 
-def _domains(models: Sequence[Path], wanted: _Wanted) -> list[Domain]:
+def _domains(
+    models: Sequence[Path],
+    data: list[Path],
+    tasks: list[str],
+    packs: list[str],
+    shots: int | None,
+    folder: Path,
+    items: int | None,
+    split: str | None,
+    levels: tuple[int, int],
+) -> list[Domain]:
     """What is to be measured; everything wrong with it is said before a model is loaded."""
     from agent_forge.evals.benchmarks import from_benchmarks
     from agent_forge.evals.domains import TASK_ITEMS, from_files, from_tasks, part
 
-    data, tasks, packs, shots, folder, items, split, levels = wanted
     if shots is not None and not packs:
         raise ConfigError("--shots are worked examples of a pack", hint="name one: --pack NAME")
     ours = [_is_ours(model) for model in models]
@@ -186,10 +126,8 @@ def _domains(models: Sequence[Path], wanted: _Wanted) -> list[Domain]:
     if not domains:
         raise ConfigError("nothing to measure", hint="--data FILE, --tasks NAME or --pack NAME")
     if len({domain.name for domain in domains}) < len(domains):
-        raise ConfigError(
-            "two of the files, tasks and packs have the same name",
-            hint="rename the file, or measure them one after the other",
-        )
+        hint = "rename the file, or measure them one after the other"
+        raise ConfigError("two of the files, tasks and packs have the same name", hint=hint)
     return domains
 
 
@@ -197,30 +135,26 @@ def _levels(text: str) -> tuple[int, int]:
     from agent_forge.data.tasks.base import MAX_LEVEL
 
     low, dash, high = text.partition("-")
-    given = (low, high if dash else low)
-    ends = [int(end) for end in given if end.isdecimal() and len(end) < 10]
+    ends = [int(end) for end in (low, high if dash else low) if end.isdecimal() and len(end) < 10]
     if len(ends) != 2 or not 1 <= ends[0] <= ends[1] <= MAX_LEVEL:
-        raise ConfigError(
-            f"--level {text!r} is no level and no range of levels",
-            hint=f"levels go from 1 to {MAX_LEVEL}: such as 7, or 1-20",
-        )
+        hint = f"levels go from 1 to {MAX_LEVEL}: such as 7, or 1-20"
+        raise ConfigError(f"--level {text!r} is no level and no range of levels", hint=hint)
     return ends[0], ends[1]
 
 
-def _measured(model: Path, place: Path, domains: Sequence[Domain], quiet: bool) -> list[ItemScores]:
+def _measured(model: Path, path: Path, domains: Sequence[Domain], quiet: bool) -> list[ItemScores]:
     """The scores of a model on every domain, with progress on stderr."""
     from agent_forge.evals.model_under_test import open_model_under_test
-    from agent_forge.track.progress import make_progress
 
-    opened = open_model_under_test(place)
-    with make_progress("none" if quiet else "auto", sys.stderr) as view:
+    opened = open_model_under_test(path)
+    with make_progress("none" if quiet else "auto") as view:
 
         def progress(domain: str, done: int, total: int) -> None:
             what = f"{model.name} on {domain}, tokens"
-            if not done:
+            if done:
+                view({"event": "step", "phase": what, "step": done, "total": total})
+            else:
                 view({"event": "loop", "name": what, "first": 0, "total": total})
-                return
-            view({"event": "step", "phase": what, "step": done, "total": total})
 
         try:
             return opened.measure_all(domains, progress)
@@ -257,17 +191,14 @@ def _table(rows: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[Any]]]:
     written = any(row.get("truncated") is not None for row in rows)
     shares = SHARES | ({name: name for name in WRITTEN_SHARES} if written else {})
 
-    def percent(row: dict[str, Any], key: str) -> str | None:
+    def cell(row: dict[str, Any], key: str, form: str) -> str | None:
         value = row.get(key)
-        return None if value is None or (key == "chance" and not value) else f"{value:.1%}"
-
-    def number(value: float | None) -> str | None:
-        return None if value is None else f"{value:.4g}"
+        return None if value is None or (key == "chance" and not value) else format(value, form)
 
     lines = [
         [row["domain"], row["items"]]
-        + [percent(row, key) for key in shares.values()]
-        + [number(row.get(key)) for key in NUMBERS.values()]
+        + [cell(row, key, ".1%") for key in shares.values()]
+        + [cell(row, key, ".4g") for key in NUMBERS.values()]
         for row in rows
     ]
     return ["domain", "items", *shares, *NUMBERS], lines

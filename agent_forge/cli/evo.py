@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from agent_forge.cli.config import JSON, MAX_SEED, SETS
 from agent_forge.cli.merge import whole_or_nothing
 from agent_forge.cli.output import emit_json, emit_table
 from agent_forge.cli.run import EVOLUTION, conduct, named
-from agent_forge.errors import Cancelled, ConfigError, Interrupted
+from agent_forge.errors import Cancelled, ConfigError, Interrupted, NotFound, PhaseFailed
+from agent_forge.track.progress import make_progress
 
 if TYPE_CHECKING:
     from agent_forge.phases.phase2_evomerge.evolution import EvolutionResult
@@ -24,58 +24,24 @@ if TYPE_CHECKING:
 
 SPECIALISTS = 3  # of Phase 1
 DEFAULT_SEED = 42
-MODELS = typer.Option(
-    "", "--base-models", help="Evolve folders, hub ids or base+adapter, parted by commas; or a run."
-)
-GENERATIONS = typer.Option(
-    None, "--gens", min=0, max=100_000, help="Stop after so many generations beside generation 0."
-)
-CONFIG = typer.Option(
-    None, "--config", help="Take settings from a YAML or JSON file, or fast, production or speed."
-)
-MINUTES = typer.Option(
-    None,
-    "--time-budget",
-    min=0,
-    max=10_000_000,  # 19 years
-    help="Stop after the generation in which these minutes end.",
-)
-SEED = typer.Option(
-    None, "--seed", min=0, max=MAX_SEED, help="Derive every random choice from this; 42 if none."
-)
-DRY_RUN = typer.Option(False, "--dry-run", help="Only check everything and say what would happen.")
 QUICK = "trunk_steps=400 branch_steps=80 control=false evaluation_items=300 min_diversity=0.0"
 
-app = typer.Typer(
-    name="evo",
-    help="Evolve models into one, and say whether it is better.",
-    invoke_without_command=True,
-    no_args_is_help=False,
-)
 
-
-@app.callback()
 def evo(
     context: typer.Context,
-    base_models: str = MODELS,
-    base: str | None = typer.Option(None, "--base", help="They were all fine-tuned from this."),
-    data: list[Path] = typer.Option(
-        [], "--data", metavar="FILE", help="Measure on text or JSONL; each file is a domain."
-    ),
-    gens: int | None = GENERATIONS,
-    output_dir: Path | None = typer.Option(
-        None, "--output-dir", help="Write everything into this folder; evomerge if not given."
-    ),
-    config: str | None = CONFIG,
-    sets: list[str] = SETS,
-    resume: Path | None = typer.Option(
-        None, "--resume", help="Go on with an evolution: its folder or a checkpoint in it."
-    ),
-    time_budget: float | None = MINUTES,
-    device: str = typer.Option("auto", "--device", help="Measure on auto, cpu, cuda or mps."),
-    seed: int | None = SEED,
-    dry_run: bool = DRY_RUN,
-    as_json: bool = JSON,
+    base_models: str,
+    base: str | None,
+    data: list[Path],
+    gens: int | None,
+    output_dir: Path | None,
+    config: str | None,
+    sets: list[str],
+    resume: Path | None,
+    time_budget: float | None,
+    device: str,
+    seed: int | None,
+    dry_run: bool,
+    as_json: bool,
 ) -> None:
     """Evolve models into one. Without arguments: the newest Phase 1, or three small ones first."""
     if context.invoked_subcommand:
@@ -96,11 +62,14 @@ def evo(
     options["data"] = [str(path) for path in data] or None
     options = {key: value for key, value in options.items() if value is not None}
     storage = Path(os.environ.get("FORGE_STORAGE", "storage"))
-    refs, folder = _split(base_models), output_dir or Path("evomerge")
+    refs = [ref.strip() for ref in base_models.split(",")] if base_models.strip() else []
+    if not all(refs):
+        raise ConfigError(f"--base-models {base_models!r} has nothing between two commas")
+    folder = output_dir or Path("evomerge")
     with _interruptible(folder, dry_run):
         from agent_forge.phases.phase2_evomerge import inputs
 
-        place = _device(device)
+        found_device = _device(device)
         settings = inputs.load_settings(config, sets, options)
         if not refs:
             inputs.check_before_models(settings, folder, SPECIALISTS)
@@ -109,14 +78,7 @@ def evo(
     with _interruptible(folder, dry_run):
         seed = DEFAULT_SEED if seed is None else seed
         located = inputs.locate_inputs(settings, refs, base, seed, folder, storage)
-        _run(located, place, dry_run, as_json)
-
-
-def _split(base_models: str) -> list[str]:
-    refs = [ref.strip() for ref in base_models.split(",")] if base_models.strip() else []
-    if not all(refs):
-        raise ConfigError(f"--base-models {base_models!r} has nothing between two commas")
-    return refs
+        _run(located, found_device, dry_run, as_json)
 
 
 @contextlib.contextmanager
@@ -138,7 +100,6 @@ def _run(inputs: EvolutionInputs, device: str, dry_run: bool, as_json: bool) -> 
         return _plan(inputs, as_json)
     from agent_forge.phases.phase2_evomerge.evolution import run_evolution
     from agent_forge.pipeline.environment import StopSignals
-    from agent_forge.track.progress import make_progress
 
     stopper = StopSignals(inputs.folder)
     with contextlib.ExitStack() as stack:
@@ -162,15 +123,10 @@ def _device(device: str) -> str:
     return prepare(validate(RuntimeSettings, wanted, "--device"))
 
 
-@app.command()
-def replay(
-    lineage: Path = typer.Argument(help="The lineage.json beside a champion."),
-    target: Path = typer.Argument(help="Where the model is written."),
-    as_json: bool = JSON,
-) -> None:
+def replay(lineage: Path, target: Path, as_json: bool) -> None:
     """Make a champion again from its parents, byte by byte."""
     with whole_or_nothing(target) as progress:
-        from agent_forge.phases.phase2_evomerge.replay import replay as make_again
+        from agent_forge.phases.phase2_evomerge.evolution import replay as make_again
 
         written = make_again(lineage, target, progress)
         if as_json:
@@ -180,7 +136,6 @@ def replay(
 
 def _session_to_evolve(storage: Path, device: str, quiet: bool, dry_run: bool) -> str:
     """The newest run with specialists; without any, three small ones are trained first."""
-    from agent_forge.errors import NotFound
     from agent_forge.model.locate import newest_session
 
     session = newest_session(storage)
@@ -200,13 +155,12 @@ def _session_to_evolve(storage: Path, device: str, quiet: bool, dry_run: bool) -
 
 def _train(storage: Path, device: str, quiet: bool) -> str:
     """A short Phase 1, about a minute and a half on two cores."""
-    from agent_forge.errors import PhaseFailed
     from agent_forge.pipeline.config import load_config
 
     sets = [f"phases.cognate.{change}" for change in QUICK.split()]
     sets += [f"runtime.device={device}", f"storage.root={storage}"]
     settings = load_config(preset="tiny", sets=tuple(sets))
-    outcome = conduct("none" if quiet else "auto", config=settings, only="cognate")
+    outcome = conduct("none" if quiet else "auto", settings, only="cognate")
     session = str(outcome["session_id"])
     if outcome["exit_code"] == Interrupted.exit_code:
         raise Interrupted(
@@ -244,19 +198,21 @@ def _plan(inputs: EvolutionInputs, as_json: bool) -> None:
 
 
 def _report(result: EvolutionResult, as_json: bool) -> None:
-    report = result.report
+    loop, report, model = result
     if as_json:
         return emit_json(
-            folder=str(result.folder),
-            champion=str(result.model_path),
-            generations=result.generations,
-            reason=result.reason,
-            fitness=result.fitness,
-            curve=result.curve,
+            folder=str(loop.folder),
+            champion=str(model.path),
+            generations=len(loop.curve) - 1,
+            reason=loop.reason,
+            fitness=loop.curve[-1],
+            curve=loop.curve,
             verdict=report.to_json() if report else None,
         )
-    print(f"champion: {result.model_path} ({result.origin}); ended: {result.reason}")
-    print(f"fitness over generations: {result.plot()}")
+    from agent_forge.phases.phase2_evomerge.evolution import plot
+
+    print(f"champion: {model.path} ({loop.champion.origin}); ended: {loop.reason}")
+    print(f"fitness over generations: {plot(loop.curve)}")
     if report is None:
         return print("no verdict: there are no unseen items beside your own fitness")
     columns, scores = list(report.champion.raw), report.scores()

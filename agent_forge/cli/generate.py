@@ -9,38 +9,22 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from agent_forge.cli.config import JSON, MAX_SEED
 from agent_forge.cli.output import emit_json
+from agent_forge.errors import ConfigError
 
 if TYPE_CHECKING:
     from agent_forge.infer.generate import Sampling
 
-MODEL_FORMS = "A folder, a run, an id of the Hugging Face hub, or BASE+ADAPTER."
-MODEL = typer.Argument(help=f"The model. {MODEL_FORMS}")
-TOKENS = typer.Option(
-    128, "--max-tokens", min=1, max=1_000_000, help="The longest answer, in tokens."
-)
-TEMPERATURE = typer.Option(
-    0.0, "--temperature", min=0, max=1000, help="How freely to choose. 0 takes the likeliest token."
-)
-TOP_K = typer.Option(
-    0, "--top-k", min=0, max=1_000_000, help="Choose among the k likeliest tokens. 0 means all."
-)
-TOP_P = typer.Option(
-    1.0, "--top-p", min=0, max=1, help="Choose among the likeliest with this probability together."
-)
-SEED = typer.Option(0, "--seed", min=0, max=MAX_SEED, help="Seed of the random choices.")
-
 
 def generate(
-    model: Path = MODEL,
-    prompt: str = typer.Argument(help="The text to continue; - reads it from stdin."),
-    max_tokens: int = TOKENS,
-    temperature: float = TEMPERATURE,
-    top_k: int = TOP_K,
-    top_p: float = TOP_P,
-    seed: int = SEED,
-    as_json: bool = JSON,
+    model: Path,
+    prompt: str,
+    max_tokens: int,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    seed: int,
+    as_json: bool,
 ) -> None:
     """Continue a text."""
     sampling = _sampling(max_tokens, temperature, top_k, top_p, seed)
@@ -56,13 +40,13 @@ def generate(
 
 
 def chat(
-    model: Path = MODEL,
-    system: str = typer.Option("", "--system", help="What the model is told first."),
-    max_tokens: int = TOKENS,
-    temperature: float = TEMPERATURE,
-    top_k: int = TOP_K,
-    top_p: float = TOP_P,
-    seed: int = SEED,
+    model: Path,
+    system: str,
+    max_tokens: int,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    seed: int,
 ) -> None:
     """Talk to a model, line by line.
 
@@ -77,8 +61,8 @@ def chat(
     speaker = open_chat_model(locate_model(model))
     turns = [{"role": "system", "content": system}] if system else []
     try:
-        while said := _line():
-            turns.append({"role": "user", "content": said})
+        while line := _line():
+            turns.append({"role": "user", "content": line})
             turns.append({"role": "assistant", "content": _print(speaker.reply(turns, sampling))})
     except KeyboardInterrupt as error:
         if str(error) not in ("", "SIGINT"):  # it was not Ctrl-C
@@ -92,7 +76,6 @@ def _print(pieces: Iterable[str]) -> str:
     for piece in pieces:
         text += piece
         typer.echo(piece, nl=False)
-        sys.stdout.flush()
     typer.echo()
     return text
 
@@ -107,7 +90,6 @@ def _line() -> str:
 def _from_stdin(read: Callable[[int], str]) -> str:
     """Read the input, but no more than it takes to see that it is too long."""
     from agent_forge.data.row_files import MAX_CHARACTERS
-    from agent_forge.errors import ConfigError
 
     try:
         return read(MAX_CHARACTERS + 2)  # a line has its end besides
@@ -116,7 +98,6 @@ def _from_stdin(read: Callable[[int], str]) -> str:
 
 
 def _sampling(tokens: int, temperature: float, top_k: int, top_p: float, seed: int) -> Sampling:
-    from agent_forge.errors import ConfigError
     from agent_forge.infer.generate import Sampling
 
     try:

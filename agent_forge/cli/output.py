@@ -12,6 +12,16 @@ from agent_forge.track.progress import size as size  # of a file, as people read
 SCHEMA_VERSION = 1
 
 
+def emit(
+    as_json: bool, columns: Sequence[str], rows: Sequence[Sequence[Any]], **content: Any
+) -> None:
+    """Print the content as a JSON document or, if there are any, the rows as a table."""
+    if as_json:
+        emit_json(**content)
+    elif rows:
+        emit_table(columns, rows)
+
+
 def emit_json(**content: Any) -> None:
     """Print one JSON document; `schema_version` changes when a field changes its meaning."""
     print(json.dumps({"schema_version": SCHEMA_VERSION, **content}, indent=2, default=str))
@@ -19,17 +29,17 @@ def emit_json(**content: Any) -> None:
 
 def emit_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
     """Print rows under aligned column names; what was not measured shows as `-`."""
-    cells = [["-" if cell is None or cell == "" else plain(cell) for cell in row] for row in rows]
-    widths = [max(len(line[i]) for line in [list(columns), *cells]) for i in range(len(columns))]
-    for line in [list(columns), *cells]:
-        print(
-            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        )
+    lines = [list(columns)]
+    lines += [["-" if cell is None or cell == "" else plain(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        cells = [cell.ljust(width) for cell, width in zip(line, widths, strict=True)]
+        print("  ".join(cells).rstrip())
 
 
-def plain(value: Any) -> str:
+def plain(value: Any, kept: str = "") -> str:
     """Return a value as text without control characters, which could rewrite the screen."""
-    return "".join(c if c.isprintable() else "?" for c in str(value))
+    return "".join(c if c.isprintable() or c in kept else "?" for c in str(value))
 
 
 def when(epoch_s: float | None) -> str | None:

@@ -1,4 +1,7 @@
-"""`forge run`, `resume`, `stop` and `phases`: start the pipeline, go on with it, ask it to stop."""
+"""`forge run`, `resume`, `stop`, `phases`: start the pipeline, go on with it, ask it to stop.
+
+`forge init` and `validate` write and check its config.
+"""
 
 from __future__ import annotations
 
@@ -8,34 +11,32 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from agent_forge.cli.config import JSON, PRESET, SETS
-from agent_forge.cli.output import emit_json, emit_table, plain, size
-from agent_forge.cli.runs import STORAGE
+from agent_forge.cli.output import emit, emit_json, emit_table, plain, size
+from agent_forge.cli.status import run_lines
+from agent_forge.config.phases import ORDER
+from agent_forge.errors import AlreadyExists, Cancelled, ConfigError
+from agent_forge.phases import IMPLEMENTED, SUMMARY
+from agent_forge.store import files, lock
+from agent_forge.track.progress import MODES, make_progress
 
 if TYPE_CHECKING:
     from agent_forge.pipeline.config import PipelineConfig
 
-PROGRESS = typer.Option(
-    "auto", "--progress", help="auto, bars, plain, json or none; goes to stderr."
-)
-ONLY = typer.Option(None, "--only", metavar="PHASE", help="Run this phase alone.")
 EVOLUTION = "evolution.json"  # in the folder of an evolution that can be resumed
-FROM = typer.Option(None, "--from", metavar="PHASE", help="Begin with this phase.")
+PLANNED = ("steps", "parameters", "size_class", "disk_bytes", "memory_bytes", "notes")
 
 
 def run(
-    only: str | None = ONLY,
-    start: str | None = FROM,
-    preset: str | None = PRESET,
-    config: Path | None = typer.Option(None, "--config", help="YAML or JSON file, or folder."),
-    sets: list[str] = SETS,
-    session: str | None = typer.Option(None, "--session", help="A name for the new session."),
-    storage: Path | None = typer.Option(
-        None, "--storage", envvar="FORGE_STORAGE", help="The storage root (storage.root)."
-    ),
-    dry_run: bool = typer.Option(False, "--dry-run", help="Only say what would happen."),
-    progress: str = PROGRESS,
-    as_json: bool = JSON,
+    only: str | None,
+    start: str | None,
+    preset: str | None,
+    config: Path | None,
+    sets: list[str],
+    session: str | None,
+    storage: Path | None,
+    dry_run: bool,
+    progress: str,
+    as_json: bool,
 ) -> None:
     """Run the pipeline: every enabled phase, one after another."""
     from agent_forge.pipeline.config import load_config
@@ -45,24 +46,20 @@ def run(
     if storage is not None:
         settings = _at(settings, storage)
     if dry_run:
-        _dry_run(settings, session, only, start, as_json)
-        return
-    _start(progress, as_json, only=only, start=start, config=settings, session_id=session)
+        return _dry_run(settings, session, only, start, as_json)
+    _start(progress, settings, as_json, only=only, start=start, session_id=session)
 
 
 def resume(
-    session: str = typer.Argument(help="A session id; `forge ls` shows them."),
-    only: str | None = ONLY,
-    start: str | None = FROM,
-    sets: list[str] = typer.Option(
-        [], "--set", metavar="KEY=VALUE", help="Only a fitness of your own, named again."
-    ),
-    storage: Path = STORAGE,
-    progress: str = PROGRESS,
-    as_json: bool = JSON,
+    session: str,
+    only: str | None,
+    start: str | None,
+    sets: list[str],
+    storage: Path,
+    progress: str,
+    as_json: bool,
 ) -> None:
     """Go on with a session where it stopped; what is done already is not done again."""
-    from agent_forge.errors import ConfigError
     from agent_forge.pipeline.config import FITNESS, load_config
 
     _check_progress(progress)
@@ -72,9 +69,15 @@ def resume(
                 f"--set {text}: a session goes on with the settings that it was begun with",
                 hint=f"only {FITNESS} can be named, and as it was; start a new run for others",
             )
-    root = _at(load_config(), storage)
-    options: dict[str, Any] = {"session_id": session, "resume": True, "sets": tuple(sets)}
-    _start(progress, as_json, only=only, start=start, config=root, **options)
+    begun = {"session_id": session, "resume": True, "sets": tuple(sets)}
+    _start(progress, _at(load_config(), storage), as_json, only=only, start=start, **begun)
+
+
+def _check_progress(progress: str) -> None:
+    from agent_forge.config.load import did_you_mean
+
+    if progress not in MODES:
+        raise ConfigError(f"unknown --progress {progress!r}{did_you_mean(progress, MODES)}")
 
 
 def _at(settings: PipelineConfig, storage: Path) -> PipelineConfig:
@@ -83,48 +86,66 @@ def _at(settings: PipelineConfig, storage: Path) -> PipelineConfig:
     return settings.model_copy(update={"storage": root})
 
 
-def stop(
-    session: str = typer.Argument(help="A session id, or the folder of an evolution."),
-    storage: Path = STORAGE,
-) -> None:
+def stop(session: str, storage: Path) -> None:
     """Ask what is running to stop after its present step and save everything."""
     from agent_forge.pipeline.environment import request_stop
-    from agent_forge.store import lock
     from agent_forge.store.sessions import SessionStore
 
     evolution = (Path(session) / EVOLUTION).is_file()
     path = Path(session) if evolution else SessionStore(storage).find(session)
     if not lock.is_busy(path):
-        typer.echo(f"{session} is not running", err=True)
-        return
+        return typer.echo(f"{session} is not running", err=True)
     request_stop(path)
     typer.echo(f"{session} will stop after its present step", err=True)
 
 
-def phases(as_json: bool = JSON) -> None:
-    """List the phases: what each does, and whether this version has it."""
-    from agent_forge.config.phases import ORDER
-    from agent_forge.phases import IMPLEMENTED, SUMMARY
+def init(folder: Path, preset: str | None, sets: list[str], force: bool, dry_run: bool) -> None:
+    """Write pipeline_config.yaml and phase_configs/*.yaml, ready to edit."""
+    from agent_forge.pipeline.config import config_folder, load_config
 
+    texts = config_folder(load_config(preset=preset, sets=tuple(sets)))
+    paths = {folder / name: text for name, text in texts.items()}
+    if folder.exists() and not folder.is_dir():
+        raise AlreadyExists(f"{folder} exists and is not a folder", hint="name another one")
+    existing = [path for path in paths if path.exists() or path.is_symlink()]
+    if existing and not force:
+        raise AlreadyExists(f"{existing[0]} exists", hint="--force overwrites it")
+    for path, text in paths.items():
+        if not dry_run:
+            files.write_bytes(path, text.encode())
+    for path in paths:
+        print(path)
+
+
+def validate(path: Path | None, preset: str | None, sets: list[str], as_json: bool) -> None:
+    """Check a config and print it as it would be used, with its hash."""
+    from agent_forge.config.load import to_yaml
+    from agent_forge.pipeline.config import load_config
+
+    config = load_config(preset=preset, path=path, sets=tuple(sets))
+    digest, parameters = config.canonical_hash(), config.model.parameters()
+    if as_json:
+        content = config.model_dump(mode="json")
+        return emit_json(valid=True, config_hash=digest, parameters=parameters, config=content)
+    print(to_yaml(config), end="")
+    typer.echo(f"valid, hash {digest[:12]}, {parameters:,} weights a model", err=True)
+
+
+def phases(as_json: bool) -> None:
+    """List the phases: what each does, and whether this version has it."""
     rows = [
         {"number": n, "phase": name, "available": name in IMPLEMENTED, "summary": SUMMARY[name]}
         for n, name in enumerate(ORDER)
     ]
-    if as_json:
-        emit_json(phases=rows)
-        return
-    emit_table(
-        ("", "phase", "available", "what it does"),
-        [(r["number"], r["phase"], "yes" if r["available"] else None, r["summary"]) for r in rows],
-    )
+    cells = [{**row, "available": "yes" if row["available"] else None} for row in rows]
+    columns = ("", "phase", "available", "what it does")
+    emit(as_json, columns, [[*cell.values()] for cell in cells], phases=rows)
 
 
-def _start(
-    progress: str, as_json: bool, *, only: str | None, start: str | None, **options: Any
-) -> None:
+def _start(progress: str, config: PipelineConfig, as_json: bool, **options: Any) -> None:
     """Run with a display, print the outcome, and leave with its exit code."""
-    outcome = conduct(progress, only=only, start=start, **options)
-    root = Path(options["config"].storage.root)
+    outcome = conduct(progress, config, **options)
+    root = Path(config.storage.root)
     _report(root, outcome, as_json)
     if progress != "json":
         _advise(root, outcome)
@@ -134,48 +155,29 @@ def _start(
 
 def conduct(
     progress: str,
-    *,
     config: PipelineConfig,
-    session_id: str | None = None,
-    resume: bool = False,
-    sets: tuple[str, ...] = (),
+    *,
     only: str | None = None,
     start: str | None = None,
+    **session: Any,
 ) -> dict[str, Any]:
-    """Run the pipeline with a display. What is left at once can go on if it has a session."""
-    from agent_forge.errors import Cancelled
+    """Run the pipeline with a display. What is left at once can go on if it has a session.
 
+    `session` holds what the orchestrator is to know of it: session_id, resume, sets.
+    """
     orchestrator = None
     try:
         from agent_forge.pipeline.orchestrator import PipelineOrchestrator
-        from agent_forge.track.progress import make_progress
 
-        begun: dict[str, Any] = {"session_id": session_id, "resume": resume, "sets": sets}
-        orchestrator = PipelineOrchestrator(config=config, **begun)
+        orchestrator = PipelineOrchestrator(config=config, **session)
         with make_progress(progress) as display:
             return orchestrator.run(only=only, start=start, listeners=[display])
     except KeyboardInterrupt:
-        session = (orchestrator.session_id if orchestrator else session_id) or ""
-        if not session or not _record(Path(config.storage.root), session).is_file():
+        name = orchestrator.session_id if orchestrator else session.get("session_id")
+        if not name or not _record(Path(config.storage.root), name).is_file():
             raise Cancelled("interrupted: nothing was begun") from None
-        return {
-            "success": False,
-            "session_id": session,
-            "status": "interrupted",
-            "error": "left at once",
-            "hint": "",
-            "exit_code": 130,
-            "results": {},
-        }
-
-
-def _check_progress(progress: str) -> None:
-    from agent_forge.config.load import did_you_mean
-    from agent_forge.errors import ConfigError
-    from agent_forge.track.progress import MODES
-
-    if progress not in MODES:
-        raise ConfigError(f"unknown --progress {progress!r}{did_you_mean(progress, MODES)}")
+        ended = {"status": "interrupted", "error": "left at once", "hint": "", "exit_code": 130}
+        return {"success": False, "session_id": name, **ended, "results": {}}
 
 
 def _record(root: Path, session: str) -> Path:
@@ -186,54 +188,52 @@ def _record(root: Path, session: str) -> Path:
 
 
 def _report(root: Path, outcome: dict[str, Any], as_json: bool) -> None:
-    from agent_forge.cli.status import run_lines
-
+    results = outcome["results"].items()
+    skipped = [name for name, result in results if result.artifacts.get("skipped")]
     if not as_json:
         record = _record(root, outcome["session_id"])
-        results = outcome["results"].items()
-        before = [name for name, result in results if result.artifacts.get("skipped")]
-        for line in run_lines(record.parent, before) if record.is_file() else []:
+        for line in run_lines(record.parent, skipped) if record.is_file() else []:
             print(plain(line))
         return
     rows = [
         {
             "phase": name,
-            "skipped": bool(result.artifacts.get("skipped")),
+            "skipped": name in skipped,
             "seconds": result.duration_seconds,
             "metrics": result.metrics,
             "models": [str(ref.path) for ref in result.artifacts["models"]],
             "summary": result.artifacts.get("summary", ""),
             "tables": result.artifacts.get("tables", []),
         }
-        for name, result in outcome["results"].items()
+        for name, result in results
     ]
     kept = ("success", "session_id", "status", "error", "failed_phase", "failed_handoff")
     emit_json(**{k: outcome[k] for k in kept if k in outcome}, phases=rows)
 
 
 def _advise(root: Path, outcome: dict[str, Any]) -> None:
-    """The last lines, on stderr: how it ended and the next command."""
-    session = named(root, outcome["session_id"])
+    """Print the last lines, on stderr: how it ended and the next command."""
+    session, lines = named(root, outcome["session_id"]), []
     if outcome["success"]:
         models = [ref for r in outcome["results"].values() for ref in r.artifacts["models"]]
         if models and (models[-1].path / "tokenizer.json").is_file():
-            place = shlex.quote(str(models[-1].path))
-            typer.echo(f"talk to it: forge chat {place}", err=True)
-            typer.echo(f"measure it: forge eval {place}", err=True)
-        typer.echo(f"all metrics: forge status {session} --metrics", err=True)
-        typer.echo(f"done; next: forge show {session}", err=True)
-        return
-    typer.echo(f"{outcome['status']}: {outcome['error']}", err=True)
-    record = _record(root, outcome["session_id"])
-    if record.is_file():
-        saved = sorted(record.parent.glob("*/checkpoints/*/step_*"), key=lambda path: path.name)
-        intact = f"everything up to {saved[-1].name}" if saved else "there was nothing to save yet"
-        typer.echo(f"intact: {intact}", err=True)
-    if outcome["hint"]:
-        typer.echo(f"hint: {outcome['hint']}", err=True)
-    if record.is_file():
-        command = "logs" if outcome["status"] == "failed" else "resume"
-        typer.echo(f"next: forge {command} {session}", err=True)
+            path = shlex.quote(str(models[-1].path))
+            lines += [f"talk to it: forge chat {path}", f"measure it: forge eval {path}"]
+        lines += [f"all metrics: forge status {session} --metrics"]
+        lines += [f"done; next: forge show {session}"]
+    else:
+        lines += [f"{outcome['status']}: {outcome['error']}"]
+        record = _record(root, outcome["session_id"])
+        if record.is_file():
+            saved = sorted(record.parent.glob("*/checkpoints/*/step_*"), key=lambda p: p.name)
+            last = f"everything up to {saved[-1].name}" if saved else ""
+            lines += [f"intact: {last or 'there was nothing to save yet'}"]
+        if outcome["hint"]:
+            lines += [f"hint: {outcome['hint']}"]
+        if record.is_file():
+            command = "logs" if outcome["status"] == "failed" else "resume"
+            lines += [f"next: forge {command} {session}"]
+    typer.echo("\n".join(lines), err=True)
 
 
 def named(root: Path, session: str) -> str:
@@ -242,41 +242,27 @@ def named(root: Path, session: str) -> str:
 
 
 def _dry_run(
-    settings: Any, session: str | None, only: str | None, start: str | None, as_json: bool
+    settings: PipelineConfig,
+    session: str | None,
+    only: str | None,
+    start: str | None,
+    as_json: bool,
 ) -> None:
-    """What would run, with its needs; nothing is created."""
+    """Print what would run, with its needs; nothing is created."""
     from agent_forge.pipeline.orchestrator import PipelineOrchestrator
-    from agent_forge.store import files
 
-    orchestrator = PipelineOrchestrator(config=settings, session_id=session)
-    rows: list[dict[str, Any]] = []
-    for name, plan in orchestrator.plan(only, start).items():
-        rows.append(
-            {
-                "phase": name,
-                "steps": plan.steps,
-                "parameters": plan.parameters,
-                "size_class": plan.size_class,
-                "disk_bytes": plan.disk_bytes,
-                "memory_bytes": plan.memory_bytes,
-                "notes": list(plan.notes),
-            }
-        )
-    free = files.free_bytes(Path(settings.storage.root).resolve())
-    if as_json:
-        config = settings.model_dump(mode="json")
-        emit_json(
-            config_hash=settings.canonical_hash(), phases=rows, free_bytes=free, config=config
-        )
-        return
-    emit_table(
-        ("phase", "steps", "parameters", "size class", "disk", "memory"),
-        [
-            (
-                *(r["phase"], r["steps"], r["parameters"], r["size_class"]),
-                *(size(r["disk_bytes"]), size(r["memory_bytes"])),
-            )
-            for r in rows
-        ],
+    plans = PipelineOrchestrator(config=settings, session_id=session).plan(only, start)
+    digest, free = (
+        settings.canonical_hash(),
+        files.free_bytes(Path(settings.storage.root).resolve()),
     )
-    typer.echo(f"config {settings.canonical_hash()[:12]}, {size(free)} free", err=True)
+    if as_json:
+        rows = [{"phase": n, **{k: getattr(p, k) for k in PLANNED}} for n, p in plans.items()]
+        config = settings.model_dump(mode="json")
+        return emit_json(config_hash=digest, phases=rows, free_bytes=free, config=config)
+    cells = []
+    for name, plan in plans.items():
+        needs = (size(plan.disk_bytes), size(plan.memory_bytes))
+        cells.append((name, plan.steps, plan.parameters, plan.size_class, *needs))
+    emit_table(("phase", "steps", "parameters", "size class", "disk", "memory"), cells)
+    typer.echo(f"config {digest[:12]}, {size(free)} free", err=True)

@@ -11,136 +11,112 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from agent_forge.cli.config import JSON
-from agent_forge.cli.output import emit_json, emit_table, size, when
+from agent_forge.cli.output import emit, emit_json, size, when
+from agent_forge.errors import ConfigError, DamagedFile, NotFound
+from agent_forge.store import files
 
 if TYPE_CHECKING:
     from agent_forge.store.cleanup import CleanupRemoval
     from agent_forge.store.sessions import SessionStore
 
-SHOWN = ("session_id", "status", "current_phase", "progress_percent", "start_time", "tags")
-STORAGE = typer.Option(
-    Path("storage"), "--storage", envvar="FORGE_STORAGE", help="The storage root."
-)
+LISTED = ("session_id", "status", "current_phase", "progress_percent", "start_time", "tags")
 
 
 def has_registry(storage: Path) -> bool:
     """True if anything was ever stored; run directories without a registry are damage."""
-    from agent_forge.errors import ConfigError, DamagedFile
     from agent_forge.store.registry import REPAIR
     from agent_forge.store.sessions import REGISTRY, SESSION_FILE
 
     if storage.exists() and not storage.is_dir():
         raise ConfigError(f"{storage} is not a folder")
     path = storage / REGISTRY
-    there = path.exists() and path.stat().st_size > 0
-    if not there and any((storage / "sessions").glob(f"*/{SESSION_FILE}")):
+    filled = path.exists() and path.stat().st_size > 0
+    if not filled and any((storage / "sessions").glob(f"*/{SESSION_FILE}")):
         raise DamagedFile(path, "empty" if path.exists() else "missing", hint=REPAIR)
-    return there
+    return filled
 
 
 def _open(storage: Path) -> SessionStore | None:
     """Return the store, or None where nothing was ever stored: looking creates nothing."""
     from agent_forge.store.sessions import SessionStore
 
-    if not has_registry(storage):
-        typer.echo(f"nothing is stored in {storage} yet", err=True)
-        return None
-    return SessionStore(storage)
+    if has_registry(storage):
+        return SessionStore(storage)
+    typer.echo(f"nothing is stored in {storage} yet", err=True)
+    return None
 
 
-def ls(storage: Path = STORAGE, as_json: bool = JSON) -> None:
+def ls(storage: Path, as_json: bool) -> None:
     """List the sessions, newest first."""
     store = _open(storage)
-    rows = store.registry.get_all_sessions() if store else []
-    sessions: list[dict[str, Any]] = []
-    for row in rows:
-        found: dict[str, Any] = {**row, "status": store.status(row) if store else ""}
-        sessions.append({key: found[key] for key in (*SHOWN, "end_time")})
-    if as_json:
-        emit_json(sessions=sessions)
-    elif sessions:
-        columns = ("session", "status", "phase", "done", "started (UTC)", "tags")
-        cells = [
-            {**s, "progress_percent": f"{s['progress_percent']:.0f} %"}
-            | {"start_time": when(s["start_time"]), "tags": ", ".join(s["tags"])}
-            for s in sessions
-        ]
-        emit_table(columns, [[cell[key] for key in SHOWN] for cell in cells])
+    rows: list[dict[str, Any]] = []
+    if store:
+        rows = [{**row, "status": store.status(row)} for row in store.registry.get_all_sessions()]
+    sessions = [{key: row[key] for key in (*LISTED, "end_time")} for row in rows]
+    cells = []
+    for session, status, phase, done, start, tags in (tuple(row.values())[:6] for row in sessions):
+        cells.append((session, status, phase, f"{done:.0f} %", when(start), ", ".join(tags)))
+    columns = ("session", "status", "phase", "done", "started (UTC)", "tags")
+    emit(as_json, columns, cells, sessions=sessions)
 
 
 def models(
-    phase: str | None = typer.Option(None, "--phase", help="Only models of this phase."),
-    session: str | None = typer.Option(None, "--session", help="Only models of this session."),
-    tag: str | None = typer.Option(None, "--tag", help="Only models with this tag."),
-    text: str | None = typer.Option(None, "--text", help="Only ids that contain this."),
-    storage: Path = STORAGE,
-    as_json: bool = JSON,
+    phase: str | None,
+    session: str | None,
+    tag: str | None,
+    text: str | None,
+    storage: Path,
+    as_json: bool,
 ) -> None:
     """List the models, newest first."""
     store = _open(storage)
     rows = store.registry.search_models(phase, session, tag, text) if store else []
-    if as_json:
-        emit_json(models=rows)
-    elif rows:
-        table = []
-        for row in rows:
-            count = None if row["parameters"] is None else f"{row['parameters']:,}"
-            on_disk = None if row["size_mb"] is None else size(row["size_mb"] * 1e6)
-            made, tags = when(row["created_at"]), ", ".join(row["tags"])
-            table.append((row["model_id"], row["phase_name"], count, on_disk, made, tags))
-        emit_table(("model", "phase", "parameters", "size", "made (UTC)", "tags"), table)
+    cells = []
+    for row in rows:
+        count = None if row["parameters"] is None else f"{row['parameters']:,}"
+        on_disk = None if row["size_mb"] is None else size(row["size_mb"] * 1e6)
+        created, tags = when(row["created_at"]), ", ".join(row["tags"])
+        cells.append((row["model_id"], row["phase_name"], count, on_disk, created, tags))
+    columns = ("model", "phase", "parameters", "size", "made (UTC)", "tags")
+    emit(as_json, columns, cells, models=rows)
 
 
-def show(
-    name: str = typer.Argument(help="A session id or a model id."),
-    verify: bool = typer.Option(False, "--verify", help="Check every file against its sha256."),
-    storage: Path = STORAGE,
-    as_json: bool = JSON,
-) -> None:
+def show(name: str, verify: bool, storage: Path, as_json: bool) -> None:
     """Show one session or one model."""
-    from agent_forge.errors import NotFound
-    from agent_forge.store import files
-
     store = _open(storage)
     details: dict[str, Any] | None = None
     if store:
         if any(row["session_id"] == name for row in store.registry.get_all_sessions()):
             details = _session_details(store, name)
             path = store.path(name)
-            places = [path, *(p.parent for p in sorted(path.rglob(files.MANIFEST)))]
+            folders = [path, *(p.parent for p in sorted(path.rglob(files.MANIFEST)))]
         else:
             with contextlib.suppress(NotFound):
                 details = {"kind": "model", **store.registry.get_model(name)}
-                places = [Path(details["model_path"])]
+                folders = [Path(details["model_path"])]
     if details is None:
         raise NotFound(f"no session or model {name!r}", hint="forge ls, forge models")
     if verify:
-        details["verified_files"] = sum(_verified(place) for place in places)
+        details["verified_files"] = sum(_verified(folder) for folder in folders)
     if as_json:
-        emit_json(**details)
-        return
+        return emit_json(**details)
     for key, value in details.items():
         _print_entry(key, value)
 
 
-def _verified(place: Path) -> int:
+def _verified(folder: Path) -> int:
     """Verify a model, a checkpoint or a run directory; return the number of its files."""
-    from agent_forge.errors import DamagedFile
-    from agent_forge.store import files
     from agent_forge.store.sessions import read_session
 
-    if not place.exists():
-        raise DamagedFile(place, "missing")
-    if (place / files.MANIFEST).exists():
-        return len(files.reading(place, files.verify))
-    read_session(place)
+    if not folder.exists():
+        raise DamagedFile(folder, "missing")
+    if (folder / files.MANIFEST).exists():
+        return len(files.reading(folder, files.verify))
+    read_session(folder)
     return 1
 
 
 def _session_details(store: SessionStore, session_id: str) -> dict[str, Any]:
-    from agent_forge.store import files
-
     row = store.registry.get_session_status(session_id)
     path = store.path(session_id)
     return {
@@ -168,19 +144,15 @@ def _print_entry(key: str, value: Any) -> None:
 
 
 def clean(
-    age: float | None = typer.Option(
-        None, "--age", min=0, max=1e6, help="Remove all that ended so many days ago."
-    ),
-    failed: bool = typer.Option(False, "--failed", help="Remove all that failed."),
-    everything: bool = typer.Option(False, "--all", help="Remove all that are not running."),
-    dry_run: bool = typer.Option(False, "--dry-run", help="Only list what would be removed."),
-    yes: bool = typer.Option(False, "--yes", help="Do not ask."),
-    cron: bool = typer.Option(False, "--cron", help="Only print a crontab line for this."),
-    config: Path | None = typer.Option(None, "--config", help="Whose cleanup_policy is used."),
-    storage: Path | None = typer.Option(
-        None, "--storage", envvar="FORGE_STORAGE", help="The storage root (storage.root)."
-    ),
-    as_json: bool = JSON,
+    age: float | None,
+    failed: bool,
+    everything: bool,
+    dry_run: bool,
+    yes: bool,
+    cron: bool,
+    config: Path | None,
+    storage: Path | None,
+    as_json: bool,
 ) -> None:
     """Remove old sessions: by the cleanup policy, or those that the options name."""
     from agent_forge.pipeline.config import load_config
@@ -189,41 +161,36 @@ def clean(
     settings = load_config(path=config)
     policy = settings.cleanup_policy
     root = storage or Path(settings.storage.root)
-    if cron:
-        chosen = (["--age", f"{age:g}"] if age is not None else []) + ["--failed"] * failed
-        chosen += ["--all"] * everything
-        line = f"{policy.schedule_cleanup} {_cron_command(chosen, root, config)}"
-        if as_json:
-            emit_json(crontab=line)
-        else:
-            print(line)
-        return
+    if cron:  # absolute, as cron has no PATH; `%` would end the line
+        forge = shutil.which("forge", path=str(Path(sys.executable).parent)) or "forge"
+        command = [forge, "clean", *(["--age", f"{age:g}"] if age is not None else [])]
+        command += [*["--failed"] * failed, *["--all"] * everything, "--yes"]
+        command += ["--storage", str(root.resolve())]
+        command += ["--config", str(config.resolve())] if config else []
+        line = f"{policy.schedule_cleanup} " + shlex.join(command).replace("%", r"\%")
+        return emit_json(crontab=line) if as_json else print(line)
     store = _open(root)
     manager = SessionCleanupManager(store, policy) if store else None
     removals: list[CleanupRemoval] = []
     if manager:
         removals = manager.plan(age_days=age, failed=failed, everything=everything)
         if removals and not dry_run:
-            _confirm(removals, yes)
+            if not yes:
+                _confirm(removals)
             removals = manager.remove(removals)
-    _report_removals(removals, dry_run, as_json)
+    freed = sum(removal.bytes for removal in removals)
+    rows = [{"session_id": r.session_id, "reason": r.reason, "bytes": r.bytes} for r in removals]
+    cells = [(r.session_id, size(r.bytes), r.reason) for r in removals]
+    columns = ("session", "size", "because")
+    emit(as_json, columns, cells, dry_run=dry_run, removed=rows, bytes=freed)
+    if not as_json:
+        did = "would free" if dry_run else "freed"
+        typer.echo(f"{len(removals)} sessions, {did} {size(freed)}", err=True)
     if manager and manager.kept:
         raise manager.kept[0][1]
 
 
-def _cron_command(chosen: list[str], storage: Path, config: Path | None) -> str:
-    """Return the command for a crontab: absolute, as cron has no PATH; `%` would end the line."""
-    forge = shutil.which("forge", path=str(Path(sys.executable).parent)) or "forge"
-    command = [forge, "clean", *chosen, "--yes", "--storage", str(storage.resolve())]
-    command += ["--config", str(config.resolve())] if config else []
-    return shlex.join(command).replace("%", r"\%")
-
-
-def _confirm(removals: list[CleanupRemoval], yes: bool) -> None:
-    from agent_forge.errors import ConfigError
-
-    if yes:
-        return
+def _confirm(removals: list[CleanupRemoval]) -> None:
     if not sys.stdin.isatty():
         raise ConfigError("deleting needs --yes when nobody can be asked", hint="--dry-run shows")
     freed = size(sum(removal.bytes for removal in removals))
@@ -233,21 +200,7 @@ def _confirm(removals: list[CleanupRemoval], yes: bool) -> None:
         raise typer.Exit(1)
 
 
-def _report_removals(removals: list[CleanupRemoval], dry_run: bool, as_json: bool) -> None:
-    freed = sum(removal.bytes for removal in removals)
-    if as_json:
-        keys = ("session_id", "reason", "bytes")
-        rows = [{key: getattr(removal, key) for key in keys} for removal in removals]
-        emit_json(dry_run=dry_run, removed=rows, bytes=freed)
-        return
-    if removals:
-        table = [(r.session_id, size(r.bytes), r.reason) for r in removals]
-        emit_table(("session", "size", "because"), table)
-    did = "would free" if dry_run else "freed"
-    typer.echo(f"{len(removals)} sessions, {did} {size(freed)}", err=True)
-
-
-def vacuum(storage: Path = STORAGE, as_json: bool = JSON) -> None:
+def vacuum(storage: Path, as_json: bool) -> None:
     """Empty the registry's write-ahead log and give free pages back to the disk."""
     store = _open(storage)
     before = after = 0
@@ -257,6 +210,5 @@ def vacuum(storage: Path = STORAGE, as_json: bool = JSON) -> None:
         store.registry.vacuum_incremental()
         after = sum(store.registry.size_bytes())
     if as_json:
-        emit_json(bytes_before=before, bytes_after=after)
-    else:
-        print(f"registry: {size(before)} -> {size(after)}")
+        return emit_json(bytes_before=before, bytes_after=after)
+    print(f"registry: {size(before)} -> {size(after)}")

@@ -8,112 +8,80 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-import typer
-
-from agent_forge.cli.config import JSON
-from agent_forge.cli.output import emit_json, emit_table, plain, when
-from agent_forge.cli.runs import STORAGE
+from agent_forge.cli.output import emit, emit_json, emit_table, plain, when
+from agent_forge.config.phases import ORDER, phase_folder
+from agent_forge.errors import NotFound
+from agent_forge.phases import SUMMARY
+from agent_forge.store import lock
 
 LINES = 28  # of the account of a run; two are left for what is said around it
+STATUS = ("session_id", "status", "current_phase", "progress_percent", "start_time", "end_time")
 
 
-def status(
-    session: str | None = typer.Argument(None, help="A session id; the newest by default."),
-    metrics: bool = typer.Option(False, "--metrics", help="Print the last value of every metric."),
-    storage: Path = STORAGE,
-    as_json: bool = JSON,
-) -> None:
+def status(session: str | None, metrics: bool, storage: Path, as_json: bool) -> None:
     """Say where a session stands and what each of its phases measured."""
-    from agent_forge.errors import NotFound
     from agent_forge.store.sessions import SessionStore
     from agent_forge.track.tracker import last_metrics
 
     store = SessionStore(storage) if storage.exists() else None
     rows = store.registry.get_all_sessions() if store else []
-    chosen = [row for row in rows if session in (None, row["session_id"])]
-    if store is None or not chosen:
+    row = next((row for row in rows if session in (None, row["session_id"])), None)
+    if store is None or row is None:
         raise NotFound(f"no session {session or ''} in {storage}", hint="forge run starts one")
-    row = chosen[0]
-    record: dict[str, Any] = {
-        "session_id": row["session_id"],
-        "status": store.status(row),
-        "current_phase": row["current_phase"],
-        "progress_percent": row["progress_percent"],
-        "start_time": row["start_time"],
-        "end_time": row["end_time"],
-        "metrics": last_metrics(store.path(row["session_id"])),
-    }
+    folder = store.path(row["session_id"])
+    current: dict[str, Any] = {**row, "status": store.status(row)}
+    record, last = {key: current[key] for key in STATUS}, last_metrics(folder)
     if as_json:
-        emit_json(**record)
-        return
+        return emit_json(**record, metrics=last)
     for key, value in record.items():
-        if key != "metrics":
-            text = when(value) if key.endswith("_time") else value
-            print(f"{key}: {'-' if text is None else text}")
-    for line in run_lines(store.path(row["session_id"])):
+        text = when(value) if key.endswith("_time") else value
+        print(f"{key}: {'-' if text is None else text}")
+    for line in run_lines(folder):
         print(plain(line))
     if metrics:
-        entries = record["metrics"].items()
-        emit_table(("metric", "step", "value"), [_metric_row(*entry) for entry in entries])
+        cells = [(name, entry["step"], entry["value"]) for name, entry in last.items()]
+        cells = [(n, s, f"{v:.6g}" if isinstance(v, float) else v) for n, s, v in cells]
+        emit_table(("metric", "step", "value"), cells)
 
 
 def run_lines(folder: Path, done_before: Collection[str] = ()) -> list[str]:
     """A run in at most thirty lines: what each phase did and measured, the model, its own words."""
-    from agent_forge.config.phases import ORDER, phase_folder
     from agent_forge.contract.phase import read_state
-    from agent_forge.phases import SUMMARY
 
     lines: list[str] = []
     samples: list[dict[str, str]] = []
     model: Path | None = None
     for phase in ORDER:
-        place = folder / phase_folder(phase)
-        state = read_state(place)
+        path = folder / phase_folder(phase)
+        state = read_state(path)
         if state is None:
             continue
-        done = state["status"] == "completed"
-        took = f"{state['seconds']:.0f} s" if "seconds" in state else "-"
+        seconds = f"{state['seconds']:.0f} s" if "seconds" in state else "-"
+        ended = seconds if state["status"] == "completed" else state["status"]
         name = f"{phase} (done before)" if phase in done_before else phase
-        lines.append(f"{name:<18}{SUMMARY[phase]:<44}{took if done else state['status']:>10}")
+        lines.append(f"{name:<18}{SUMMARY[phase]:<44}{ended:>10}")
         artifacts = state.get("artifacts", {})
+        numbers = [(k, v) for k, v in state.get("metrics", {}).items() if isinstance(v, float)]
+        first = ", ".join(f"{key} {value:.4g}" for key, value in numbers[:3])
         if headline := artifacts.get("headline"):
-            before, after = (_figure(headline[key]) for key in ("before", "after"))
+            values = (headline["before"], headline["after"])
+            before, after = ("-" if value is None else f"{value:.4g}" for value in values)
             lines.append(f"  on unseen items: {headline['measure']}: {before} -> {after}")
             lines.append(f"  {headline['verdict']}")
-        elif told := artifacts.get("summary") or _first_metrics(state.get("metrics", {})):
-            lines.append(f"  {told}")
+        elif summary := artifacts.get("summary") or first:
+            lines.append(f"  {summary}")
         for output in state.get("outputs", [])[-1:]:
-            model, samples = place / output["name"], artifacts.get("samples") or samples
+            model, samples = path / output["name"], artifacts.get("samples") or samples
     if model is not None:
         lines += [f"model: {model}"]
-    said = [(" ".join(s["prompt"].split()), " ".join(s["text"].split())) for s in samples[:3]]
-    lines += [f"  {prompt[:30]!r} -> {text[:60]!r}" for prompt, text in said]
+    for sample in samples[:3]:
+        prompt, text = (" ".join(sample[key].split()) for key in ("prompt", "text"))
+        lines += [f"  {prompt[:30]!r} -> {text[:60]!r}"]
     return lines[:LINES]
 
 
-def _first_metrics(metrics: dict[str, Any]) -> str:
-    numbers = [(k, v) for k, v in metrics.items() if isinstance(v, float)]
-    return ", ".join(f"{name} {value:.4g}" for name, value in numbers[:3])
-
-
-def _figure(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4g}"
-
-
-def _metric_row(name: str, entry: dict[str, Any]) -> tuple[Any, ...]:
-    value = entry["value"]
-    return name, entry["step"], f"{value:.6g}" if isinstance(value, float) else value
-
-
-def logs(
-    session: str = typer.Argument(help="A session id."),
-    follow: bool = typer.Option(False, "-f", "--follow", help="Wait for more while it runs."),
-    events: bool = typer.Option(False, "--events", help="The events instead of the log."),
-    storage: Path = STORAGE,
-    as_json: bool = typer.Option(False, "--json", help="The lines as they are."),
-) -> None:
+def logs(session: str, follow: bool, events: bool, storage: Path, as_json: bool) -> None:
     """Print a session's log."""
-    from agent_forge.store import lock
     from agent_forge.store.sessions import SessionStore
     from agent_forge.track.journal import read_lines
     from agent_forge.track.logs import LOG_FILE
@@ -128,37 +96,31 @@ def logs(
         for behind, record in read_lines(path, offset):
             offset = behind
             if as_json:
-                print(json.dumps(record), flush=True)
+                line = json.dumps(record)
             elif events:
-                print(plain(f"{when(record.get('time'))} {describe(record)}"), flush=True)
+                line = plain(f"{when(record.get('time'))} {describe(record)}")
             else:
-                print(plain(_log_line(record)), flush=True)
+                line = plain(_log_line(record))
+            print(line, flush=True)
         if ended:
             return
         time.sleep(0.2)
 
 
 def _log_line(record: dict[str, Any]) -> str:
-    known = ("timestamp", "level", "event", "logger")
-    rest = " ".join(f"{k}={v}" for k, v in record.items() if k not in known)
+    first = ("timestamp", "level", "event", "logger")
+    details = " ".join(f"{k}={v}" for k, v in record.items() if k not in first)
     level = str(record.get("level", "")).ljust(7)
-    return f"{record.get('timestamp')} {level} {record.get('event')} {rest}".rstrip()
+    return f"{record.get('timestamp')} {level} {record.get('event')} {details}".rstrip()
 
 
 def export(
-    name: str = typer.Argument(help="A session id or a model id."),
-    target: Path = typer.Argument(help="The archive to write: .tar or .tar.gz"),
-    force: bool = typer.Option(False, "--force", help="Overwrite an archive that exists."),
-    dry_run: bool = typer.Option(False, "--dry-run", help="Only list what would be packed."),
-    storage: Path = STORAGE,
-    as_json: bool = JSON,
+    name: str, target: Path, force: bool, dry_run: bool, storage: Path, as_json: bool
 ) -> None:
     """Pack a run or a model into one archive with a manifest of sha256 sums."""
     from agent_forge.store.archive import export_archive
     from agent_forge.store.sessions import SessionStore
 
     entries = export_archive(SessionStore(storage), name, target, overwrite=force, dry_run=dry_run)
-    if as_json:
-        emit_json(archive=str(target), dry_run=dry_run, files=entries)
-        return
-    emit_table(("file", "bytes"), [(path, entry["bytes"]) for path, entry in entries.items()])
+    cells = [(path, entry["bytes"]) for path, entry in entries.items()]
+    emit(as_json, ("file", "bytes"), cells, archive=str(target), dry_run=dry_run, files=entries)

@@ -16,8 +16,7 @@ Grade = Callable[[Task, str], bool]
 
 def majority(train: Sequence[Task], test: Sequence[Task], grade: Grade = is_right) -> float:
     """The share of `test` that the most frequent answer of `train` gets right."""
-    guess = _most_frequent(Counter(task.answer for task in train))
-    return _mean([_right(task, guess, grade) for task in test])
+    return ngram(train, test, order=0, grade=grade)
 
 
 def ngram(
@@ -26,33 +25,24 @@ def ngram(
     """The share of `test` that is right with the likeliest answer after the end of the question.
 
     That is the most frequent answer to the training questions that end in the same `order`
-    characters; where there is none, in the same `order - 1`, and so on down to no character.
+    characters; where there is none, in the same `order - 1`, and so on down to no character. Of
+    equally frequent answers the first in the alphabet counts.
     """
     answers: dict[str, Counter[str]] = defaultdict(Counter)
     for task in train:
         for end in _ends(task.question, order):
             answers[end][task.answer] += 1
-    guesses = {end: _most_frequent(counts) for end, counts in answers.items()}
-    hits = []
+    guesses = {
+        end: min(counts, key=lambda answer: (-counts[answer], answer))
+        for end, counts in answers.items()
+    }
+    hits = 0
     for task in test:
-        seen = (guesses[end] for end in _ends(task.question, order) if end in guesses)
-        hits.append(_right(task, next(seen, ""), grade))
-    return _mean(hits)
+        guess = next((guesses[e] for e in _ends(task.question, order) if e in guesses), "")
+        hits += guess == task.answer if task.tests else grade(task, guess)
+    return hits / len(test) if test else 0.0
 
 
 def _ends(question: str, order: int) -> Iterator[str]:
     """The ends of a question, the longest first, the last one empty."""
     return (question[len(question) - n :] for n in range(min(order, len(question)), -1, -1))
-
-
-def _most_frequent(counts: Counter[str]) -> str:
-    """The most frequent answer; of equally frequent ones the first in the alphabet."""
-    return min(counts, key=lambda answer: (-counts[answer], answer), default="")
-
-
-def _right(task: Task, guess: str, grade: Grade) -> bool:
-    return guess == task.answer if task.tests else grade(task, guess)
-
-
-def _mean(hits: list[bool]) -> float:
-    return sum(hits) / len(hits) if hits else 0.0

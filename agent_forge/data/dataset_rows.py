@@ -14,8 +14,6 @@ from typing import Any
 
 from agent_forge.data.row_files import MAX_CHARACTERS, DataRow, pieces
 
-CALCULATOR = re.compile(r"<<[^<>]*>>")
-
 
 @dataclass(frozen=True)
 class Example:
@@ -48,7 +46,7 @@ def coded(task: str, code: str) -> Example:
 
 
 def gsm8k(row: DataRow) -> Iterator[Example]:
-    yield asked(row.text("question"), CALCULATOR.sub("", row.text("answer")))
+    yield asked(row.text("question"), re.sub(r"<<[^<>]*>>", "", row.text("answer")))
 
 
 def svamp(row: DataRow) -> Iterator[Example]:
@@ -63,13 +61,12 @@ def asdiv(row: DataRow) -> Iterator[Example]:
 
 
 def mbpp(row: DataRow) -> Iterator[Example]:
-    tests = row.entries(row.get("test_list"), "test_list")
+    tests = row.texts("test_list")
     if not tests:
         raise row.damaged("field 'test_list' is empty")
-    kept = tuple(row.checked(test, "test_list") for test in tests)
     before = f"{row.text('test_setup_code')}\n" if row.value.get("test_setup_code") else ""
-    task = f"{row.text('text', 'prompt')}\n{kept[0]}"
-    yield replace(coded(task, row.text("code")), tests=tuple(before + test for test in kept))
+    task = f"{row.text('text', 'prompt')}\n{tests[0]}"
+    yield replace(coded(task, row.text("code")), tests=tuple(before + test for test in tests))
 
 
 def mbpp_kind(row: DataRow) -> str:
@@ -87,11 +84,11 @@ def codexglue(row: DataRow) -> Iterator[Example]:
 def arc(row: DataRow) -> Iterator[Example]:
     question = row.get("question")
     if isinstance(question, Mapping):  # the original nests it
-        inner = DataRow(question, row.path, row.where)
+        inner = replace(row, value=question)
         stem, listed = inner.text("stem"), inner.get("choices")
         pairs = [(c.get("label"), c.get("text")) for c in listed if isinstance(c, Mapping)]
     else:
-        choices = DataRow(row.get("choices"), row.path, row.where)
+        choices = row.inner("choices")
         stem = row.text("question")
         pairs = list(zip(choices.get("label"), choices.get("text"), strict=False))
     texts = {str(label): row.checked(text, "choices") for label, text in pairs}
@@ -124,18 +121,17 @@ def _supporting(row: DataRow) -> str:
 def drop(row: DataRow) -> Iterator[Example]:
     passage = row.text("passage")
     if not row.has("qa_pairs"):  # Hugging Face: one question a row
-        spans = DataRow(row.get("answers_spans"), row.path, row.where).get("spans")
+        spans = row.inner("answers_spans").get("spans")
         if not isinstance(spans, list) or not spans:
             raise row.damaged("field 'answers_spans' has no spans")
         yield asked(row.text("question"), row.checked(spans[0], "spans"), passage)
         return
     for pair in row.get("qa_pairs"):
-        inner = DataRow(pair, row.path, row.where)
-        answer = DataRow(inner.get("answer"), row.path, row.where)
-        spans = answer.value.get("spans") or []
-        number = str(answer.value.get("number") or "")
-        date = " ".join(str(part) for part in (answer.value.get("date") or {}).values() if part)
-        said = number or ", ".join(map(str, spans)) or date
+        inner = replace(row, value=pair)
+        answer = inner.get("answer")
+        spans = ", ".join(map(str, answer.get("spans") or []))
+        date = " ".join(str(part) for part in (answer.get("date") or {}).values() if part)
+        said = str(answer.get("number") or "") or spans or date
         yield asked(inner.text("question"), row.checked(said, "answer"), passage)
 
 
@@ -155,8 +151,7 @@ def piqa(row: DataRow) -> Iterator[Example]:
 def hellaswag(row: DataRow) -> Iterator[Example]:
     if row.value.get("label") == "":  # the published test set has no answers
         return
-    endings = row.entries(row.get("endings"), "endings")
-    choices = tuple(f" {row.checked(ending, 'endings').strip()}" for ending in endings)
+    choices = tuple(f" {ending.strip()}" for ending in row.texts("endings"))
     gold = choices[row.index("label", len(choices))]
     yield Example(row.text("ctx").strip(), gold, choices=choices)
 
@@ -164,10 +159,9 @@ def hellaswag(row: DataRow) -> Iterator[Example]:
 def boolq(row: DataRow) -> Iterator[Example]:
     if row.has("query"):  # passage and question in one, as evaluation suites keep it
         passage, _, question = row.text("query").rpartition("\nQuestion:")
-        listed = row.entries(row.get("choices"), "choices")
-        choices = [row.checked(choice, "choices") for choice in listed]
-        passage = passage.removeprefix("Passage:")
-        yield asked(question, choices[row.index("gold", len(choices))], passage, *choices)
+        choices = row.texts("choices")
+        answer = choices[row.index("gold", len(choices))]
+        yield asked(question, answer, passage.removeprefix("Passage:"), *choices)
         return
     yield asked(row.text("question"), row.text("answer"), row.text("passage"), "no", "yes")
 
@@ -192,8 +186,12 @@ def own(row: DataRow) -> Iterator[Example]:
     if row.has("messages"):
         yield _conversation(row)
     elif row.has("prompt"):
-        completion = row.text("completion")
-        yield Example(row.text("prompt"), completion, choices=_choices(row, completion))
+        completion, prompt = row.text("completion"), row.text("prompt")
+        choices = row.texts("choices", optional=True)
+        row.refuse_long("".join(choices), "field 'choices'")
+        if choices and completion not in choices:
+            raise row.damaged("the completion is none of the choices")
+        yield Example(prompt, completion, choices=choices)
     elif row.has("question"):
         yield asked(row.text("question"), row.text("answer"))
     elif isinstance(row.value, str) or row.has("text"):
@@ -206,18 +204,8 @@ def own(row: DataRow) -> Iterator[Example]:
         )
 
 
-def _choices(row: DataRow, completion: str) -> tuple[str, ...]:
-    """The choices that a row gives beside its completion, if any."""
-    listed = row.entries(row.value.get("choices") or [], "choices")
-    choices = tuple(row.checked(choice, "choices") for choice in listed)
-    row.refuse_long("".join(choices), "field 'choices'")
-    if choices and completion not in choices:
-        raise row.damaged("the completion is none of the choices")
-    return choices
-
-
 def _conversation(row: DataRow) -> Example:
-    messages = row.entries(row.get("messages"), "messages")
+    messages = row.entries("messages")
     row.refuse_long(json.dumps(messages, ensure_ascii=False, default=str), "field 'messages'")
     kept: list[dict[str, Any]] = []
     for number, message in enumerate(messages, start=1):
@@ -225,15 +213,16 @@ def _conversation(row: DataRow) -> Example:
         role = inner.text("role")
         if role not in ("system", "user", "assistant", "tool"):
             raise inner.damaged(f"role {role!r} is none of system, user, assistant, tool")
-        calls = inner.entries(inner.value.get("tool_calls") or [], "tool_calls")
+        calls = inner.entries("tool_calls", optional=True)
         named = [c.get("function") or c for c in calls if isinstance(c, Mapping)]
         if sum(isinstance(call, Mapping) for call in named) < len(calls):
             raise inner.damaged("field 'tool_calls' is not a list of objects")
         said = "" if inner.has("tool_calls") and not inner.has("content") else inner.text("content")
         kept.append({**inner.value, "content": said})
-    if not any(message["role"] == "assistant" for message in kept):
+    spoken = [i for i, message in enumerate(kept) if message["role"] == "assistant"]
+    if not spoken:
         raise row.damaged("no message is the assistant's, so nothing would be learned")
-    last = max(i for i, message in enumerate(kept) if message["role"] == "assistant")
+    last = spoken[-1]
     before = "\n".join(message["content"] for message in kept[:last])
     return Example(before, kept[last]["content"], messages=tuple(kept))
 
@@ -245,8 +234,7 @@ def saved(row: DataRow) -> Iterator[Example]:
     if not isinstance(prompt, str):
         raise row.damaged("field 'prompt' is not a text")
     row.refuse_long(prompt, "field 'prompt'")
-    listed = [row.entries(values.get(name) or [], name) for name in ("choices", "tests")]
-    options, tests = (tuple(row.checked(item, "choices") for item in items) for items in listed)
+    options, tests = (row.texts(name, optional=True) for name in ("choices", "tests"))
     yield Example(prompt, row.text("completion"), choices=options, tests=tests)
 
 

@@ -12,6 +12,7 @@ import hashlib
 import itertools
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,7 +31,6 @@ SAVED, RECORD = "examples.jsonl", "source.json"
 NAMED_BY_SPLIT = "*train*|*valid*|*val*|*dev*|*test*"
 KINDS = {"train": "train", "test": "test", "valid": "valid", "validation": "valid"}
 KINDS |= {"val": "valid", "dev": "valid"}
-ALL = "all"
 
 
 @dataclass(frozen=True)
@@ -49,14 +49,12 @@ class Dataset:
     kind_of: Callable[[DataRow], str] | None = None
 
 
-def _from_table(name: str, row: dict[str, Any]) -> Dataset:
-    for key in {"reader", "kind_of"} & row.keys():
-        row[key] = getattr(dataset_rows, row[key])
-    return Dataset(name, **row)
-
-
-_TABLE = json.loads(Path(__file__).with_name("datasets.json").read_text(encoding="utf-8"))
-DATASETS: dict[str, Dataset] = {name: _from_table(name, row) for name, row in _TABLE.items()}
+DATASETS: dict[str, Dataset] = {}
+_table = json.loads(Path(__file__).with_name("datasets.json").read_text(encoding="utf-8"))
+for _name, _row in _table.items():
+    for _key in {"reader", "kind_of"} & _row.keys():
+        _row[_key] = getattr(dataset_rows, _row[_key])
+    DATASETS[_name] = Dataset(_name, **_row)
 
 
 def find(name: str) -> Dataset:
@@ -109,38 +107,33 @@ def read_own(path: Path, *, split: str | None = None) -> Iterator[Example]:
     """The examples of a user's own file, or of all such files in a folder."""
     if not path.exists():
         raise NotFound(f"{path} does not exist")
-    paths = [path]
-    if path.is_dir():
-        paths = _readable(path)
-        if not paths:
-            raise NotFound(f"{path} has no files that end in {', '.join(SUFFIXES)}")
-    return _examples(
-        Dataset(path.stem, "", "", "own", 1, "your own", dataset_rows.own), paths, split
-    )
+    paths = _readable(path) if path.is_dir() else [path]
+    if not paths:
+        raise NotFound(f"{path} has no files that end in {', '.join(SUFFIXES)}")
+    dataset = Dataset(path.stem, "", "", "own", 1, "your own", dataset_rows.own)
+    return _examples(dataset, paths, split)
 
 
 def _examples(dataset: Dataset, paths: list[Path], split: str | None) -> Iterator[Example]:
     if split not in (None, *SPLITS):
         raise ConfigError(f"unknown split {split!r}{did_you_mean(str(split), SPLITS)}")
-    found = _all_examples(dataset, paths)
-    return (example for example in found if split in (None, example.split))
+    everything = _all_examples(dataset, paths)
+    return (example for example in everything if split in (None, example.split))
 
 
 def _all_examples(dataset: Dataset, paths: list[Path]) -> Iterator[Example]:
-    kind_of = dataset.kind_of
-    if kind_of:
+    if kind_of := dataset.kind_of:
         kinds = {kind_of(row) for path in paths for row in rows(path)}
     else:
         kinds = {kind_of_file(path) for path in paths}
     for path in paths:
-        found = 0
+        example = None
         for row in _labelled(path):
             kind = kind_of(row) if kind_of else kind_of_file(path)
             for example in _read_row(dataset, row):
-                found += 1
                 side = split_of(example, kind, kinds)
                 yield replace(example, source=dataset.name, split=side)
-        if not found:
+        if example is None:
             raise DamagedFile(path, "it has rows, but no example to learn from")
 
 
@@ -156,7 +149,7 @@ def _read_row(dataset: Dataset, row: DataRow) -> list[Example]:
 def kind_of_file(path: Path) -> str:
     """train, valid or test by the words of a file's name, else all."""
     words = re.split(r"[^a-z]+", path.name.lower())
-    return next((KINDS[word] for word in words if word in KINDS), ALL)
+    return next((KINDS[word] for word in words if word in KINDS), "all")
 
 
 def split_of(example: Example, kind: str, kinds: set[str]) -> str:
@@ -204,13 +197,11 @@ def tokenise(
         prompts = tokenizer.encode_batch([example.prompt for example in chunk])
         completions = tokenizer.encode_batch([example.completion for example in chunk])
         for example, prompt, completion in zip(chunk, prompts, completions, strict=True):
+            ids, learned = prompt + completion, [False] * len(prompt) + [True] * len(completion)
             if example.messages:
-                ids, said = tokenizer.chat(example.messages)
-            else:
-                ids = prompt + completion
-                said = [False] * len(prompt) + [True] * len(completion)
+                ids, learned = tokenizer.chat(example.messages)
             documents.append(ids)
-            masks.append(said)
+            masks.append(learned)
     return documents, masks
 
 
@@ -227,8 +218,8 @@ def fetch(name: str, folder: Path, *, limit: int = 20_000) -> dict[str, Any]:
         raise ConfigError("fetching needs the library datasets", hint=hint) from None
     place = folder / name
     if place.exists() and not (place / RECORD).exists():
-        hint = "move them, or use another folder"
-        raise AlreadyExists(f"{place} has files that were not fetched", hint=hint)
+        problem = f"{place} has files that were not fetched"
+        raise AlreadyExists(problem, hint="move them, or use another folder")
     try:
         parts = datasets.load_dataset(dataset.hub, dataset.config or None, streaming=True)
         return _keep(dataset, parts, place, limit)
@@ -243,30 +234,25 @@ def _keep(
     dataset: Dataset, parts: Mapping[str, Iterable[Any]], place: Path, limit: int
 ) -> dict[str, Any]:
     """Write the examples of all published splits, and where they are from."""
-    seen: dict[str, int] = {}
-    record: dict[str, Any]
+    seen: Counter[str] = Counter()
+    record = {key: getattr(dataset, key) for key in ("name", "hub", "config", "licence")}
     with files.staging(place) as stage:
         with stage.writing(SAVED) as writer:
             for kind, part in parts.items():
                 for number, value in enumerate(itertools.islice(part, limit or None), start=1):
                     row = DataRow(value, Path(dataset.hub), f"{dataset.hub} {kind}, row {number}")
                     for example in _read_row(dataset, row):
-                        writer.write(_line_of(example, KINDS.get(kind, "train")))
-                        seen[kind] = seen.get(kind, 0) + 1
+                        line: dict[str, Any] = {"prompt": example.prompt}
+                        line |= {"completion": example.completion, "choices": example.choices}
+                        line["split"] = KINDS.get(kind, "train")
+                        line |= {"tests": example.tests} if example.tests else {}
+                        writer.write(json.dumps(line).encode() + b"\n")
+                        seen[kind] += 1
         if not seen:
             raise DamagedFile(dataset.hub, "it has no examples")
-        record = {"name": dataset.name, "hub": dataset.hub, "config": dataset.config}
-        record |= {"licence": dataset.licence, "examples": seen, "limit": limit}
+        record |= {"examples": dict(seen), "limit": limit}
         stage.write_json(RECORD, record)
     return record
-
-
-def _line_of(example: Example, kind: str) -> bytes:
-    record: dict[str, Any] = {"prompt": example.prompt, "completion": example.completion}
-    record |= {"choices": list(example.choices), "split": kind}
-    if example.tests:
-        record["tests"] = list(example.tests)
-    return json.dumps(record).encode() + b"\n"
 
 
 def verify(name: str, folder: Path) -> dict[str, Any]:

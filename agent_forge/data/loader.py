@@ -25,8 +25,7 @@ from agent_forge.errors import ConfigError
 
 IGNORE = -100  # the target of a position that learns nothing
 END = SPECIAL[END_OF_TEXT]
-Documents = Sequence[Sequence[int]]
-Masks = Sequence[Sequence[bool]]
+Documents = Sequence[Sequence[int]]  # token ids; bools where they say which are learned
 Ints = NDArray[np.int64]
 Mix = Mapping[str, float]
 
@@ -46,7 +45,7 @@ class TokenizedDataset:
     so is the end-of-text after it; nothing is ever predicted from there into the next document.
     """
 
-    def __init__(self, name: str, documents: Documents, learned: Masks | None = None) -> None:
+    def __init__(self, name: str, documents: Documents, learned: Documents | None = None) -> None:
         self.name = name
         if not documents:
             raise ConfigError(f"source {name!r} has no documents")
@@ -94,21 +93,21 @@ class _Stream:
         self.order = shuffled(len(self.source.lengths), int.from_bytes(key, "little"))
         self.ends = np.cumsum(self.source.lengths[self.order])
 
-    def left(self) -> int:
-        """How many tokens of the present document are left."""
-        document = int(np.searchsorted(self.ends, self.at, side="right"))
-        return int(self.ends[document]) - self.at
+    def take(self, room: int, length: int) -> slice | None:
+        """What is left of the present document, at most `room`: its place in the flat arrays.
 
-    def take(self, n: int) -> slice:
-        """Go on by n tokens of that document; returns their place in the flat arrays."""
+        None if the room would cut what a whole row of `length` can hold.
+        """
         document = int(np.searchsorted(self.ends, self.at, side="right"))
+        left = int(self.ends[document]) - self.at
+        if room < left <= length:
+            return None
         original = self.order[document]
-        end = int(self.source.starts[original] + self.source.lengths[original])
-        start = end - (int(self.ends[document]) - self.at)
-        self.at += n
+        start = int(self.source.starts[original] + self.source.lengths[original]) - left
+        self.at += min(left, room)
         if self.at == self.ends[-1]:
             self.seek(self.epoch + 1, 0)
-        return slice(start, start + n)
+        return slice(start, start + min(left, room))
 
 
 class BatchLoader:
@@ -166,12 +165,11 @@ class BatchLoader:
         at = 0
         while at < self.length:
             name = max(self._mix, key=lambda name: self._credit[name])
-            stream, room = self._streams[name], self.length - at
-            left = stream.left()
-            if room < left <= self.length:
+            stream = self._streams[name]
+            place = stream.take(self.length - at, self.length)
+            if place is None:
                 return
-            size = min(left, room)
-            place = stream.take(size)
+            size = place.stop - place.start
             tokens[at : at + size] = stream.source.tokens[place]
             targets[at : at + size] = stream.source.targets[place]
             at += size

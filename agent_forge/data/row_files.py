@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import csv
 import gzip
-import io
 import itertools
 import math
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from agent_forge.config import strict_json
 from agent_forge.errors import ConfigError, DamagedFile, HostileInput
@@ -82,8 +81,17 @@ class DataRow:
             problem = f"{what} has {len(text):,} characters, at most {MAX_CHARACTERS:,} are read"
             raise self.damaged(problem, "split it into several rows")
 
-    def entries(self, value: Any, name: str) -> list[Any]:
-        """A value that must be a list of at most MAX_ENTRIES."""
+    def inner(self, name: str) -> DataRow:
+        """A field that has fields itself, as a row."""
+        return replace(self, value=self.get(name))
+
+    def texts(self, name: str, *, optional: bool = False) -> tuple[str, ...]:
+        """A field that is a list of texts."""
+        return tuple(self.checked(entry, name) for entry in self.entries(name, optional=optional))
+
+    def entries(self, name: str, *, optional: bool = False) -> list[Any]:
+        """A field that must be a list of at most MAX_ENTRIES; `optional`: empty if missing."""
+        value = self.value.get(name) or [] if optional else self.get(name)
         if not isinstance(value, list):
             raise self.damaged(f"field {name!r} is not a list")
         if len(value) > MAX_ENTRIES:
@@ -103,27 +111,33 @@ def rows(path: Path) -> Iterator[DataRow]:
     """The rows of a file, by its suffix; a file without any is damaged."""
     if path.exists() and not path.is_file():  # a pipe could be waited for without end
         raise ConfigError(f"{path} is not a file", hint="save what comes from it in one")
-    kinds = {".json": _json, ".csv": _csv, ".txt": _text, ".tokens": _text, ".parquet": _parquet}
-    if path.name.endswith((".jsonl", ".jsonl.gz")):
-        made = _jsonl(path)
-    elif path.suffix in kinds:
-        made = kinds[path.suffix](path)
-    else:
+    if not path.name.endswith(SUFFIXES):
         raise ConfigError(f"{path}: cannot read {path.suffix!r}; known: {', '.join(SUFFIXES)}")
-    first = next(made, None)
-    if first is None:
+    readers = {".json": _json, ".csv": _csv, ".txt": _text, ".tokens": _text, ".parquet": _parquet}
+    row = None
+    for row in readers.get(path.suffix, _jsonl)(path):
+        yield row
+    if row is None:
         raise DamagedFile(path, "it is empty")
-    yield from itertools.chain([first], made)
 
 
 def lines(path: Path) -> Iterator[tuple[int, str]]:
     """The lines of a text file with their numbers: UTF-8, of sane length, without NUL."""
     offset = 0
-    with _opened(path) as raw, gzip.open(raw) if path.suffix == ".gz" else raw as reader:
+    try:
+        raw = path.open("rb")
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    with raw, gzip.open(raw) if path.suffix == ".gz" else raw as reader:
         for number in itertools.count(1):
-            content = _line(reader, path, number)
+            try:
+                content = reader.readline(LINE_BYTES + 1)
+            except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+                raise DamagedFile(path, f"line {number}: broken gzip ({error})") from error
             if not content:
                 return
+            if len(content) > LINE_BYTES:
+                raise DamagedFile(path, f"line {number} is longer than {LINE_BYTES >> 20} MiB")
             if number == 1 and content.startswith(UTF16):
                 raise DamagedFile(path, "it is UTF-16", hint="save it as UTF-8")
             try:
@@ -138,23 +152,6 @@ def lines(path: Path) -> Iterator[tuple[int, str]]:
                 problem = f"{path} grows more than {MAX_GROWTH}-fold when it is unpacked"
                 raise HostileInput(problem, hint="unpack it yourself and look at what it holds")
             yield number, text
-
-
-def _opened(path: Path) -> BinaryIO:
-    try:
-        return path.open("rb")
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
-
-
-def _line(reader: io.BufferedIOBase | BinaryIO, path: Path, number: int) -> bytes:
-    try:
-        content = reader.readline(LINE_BYTES + 1)
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise DamagedFile(path, f"line {number}: broken gzip ({error})") from error
-    if len(content) > LINE_BYTES:
-        raise DamagedFile(path, f"line {number} is longer than {LINE_BYTES >> 20} MiB")
-    return content
 
 
 def _parse(text: str, path: Path, where: str) -> Any:
@@ -209,22 +206,17 @@ def pieces(numbered: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:
     """
     piece: list[str] = []
     start, size = 0, 0
-    for number, part in ((n, part) for n, line in numbered for part in _short(line)):
+    parts = ((n, part) for n, line in numbered for part in _short(line))
+    for number, part in itertools.chain(parts, [(0, END_LINE)]):
         ends = part.strip() == END_LINE
         if not ends:
             start = start or number
             piece.append(part)
             size += len(part)
         if ends or size >= PIECE_CHARACTERS:
-            yield from _document(start, piece)
+            if (text := "".join(piece)).strip():
+                yield start, text
             piece, start, size = [], 0, 0
-    yield from _document(start, piece)
-
-
-def _document(start: int, piece: list[str]) -> Iterator[tuple[int, str]]:
-    text = "".join(piece)
-    if text.strip():
-        yield start, text
 
 
 def _short(line: str) -> Iterator[str]:
@@ -246,10 +238,10 @@ def _parquet(path: Path) -> Iterator[DataRow]:
     except ImportError:
         hint = "pip install 'agent-forge[data]'"
         raise ConfigError(f"reading {path} needs pyarrow", hint=hint) from None
-    number = itertools.count(1)
     try:
-        for batch in pyarrow.parquet.ParquetFile(path).iter_batches():
-            for value in batch.to_pylist():
-                yield DataRow(value, path, f"row {next(number)}")
+        batches = pyarrow.parquet.ParquetFile(path).iter_batches()
+        values = (value for batch in batches for value in batch.to_pylist())
+        for number, value in enumerate(values, start=1):
+            yield DataRow(value, path, f"row {number}")
     except (pyarrow.ArrowException, OSError) as error:
         raise DamagedFile(path, f"not readable as Parquet ({error})") from error

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,22 +36,8 @@ SPECIAL: dict[str, int] = {name: i for i, name in enumerate(_NAMES)}
 SMALLEST_VOCAB = len(SPECIAL) + 256
 
 FILE = "tokenizer.json"
-CHAT_TEMPLATE = (
-    "{%- for m in messages -%}"
-    "{%- if m['role'] == 'tool' -%}"
-    f"{{{{- '{TOOL_RESULT}' + m['content'] + '{END_OF_RESULT}' -}}}}"
-    "{%- else -%}"
-    "{{- '<|' + m['role'] + '|>' + (m['content'] or '') -}}"
-    "{%- for call in m['tool_calls'] or [] -%}"
-    "{%- set f = call['function'] or call -%}"
-    f"{{{{- '{TOOL_CALL}{{\"name\": ' + f['name'] | tojson -}}}}"
-    f"{{{{- ', \"arguments\": ' + f['arguments'] | tojson + '}}{END_OF_CALL}' -}}}}"
-    "{%- endfor -%}"
-    f"{{{{- '{END_OF_TURN}' -}}}}"
-    "{%- endif -%}"
-    "{%- endfor -%}"
-    "{%- if add_generation_prompt -%}{{- '<|assistant|>' -}}{%- endif -%}"
-)
+_template = Path(__file__).with_name("chat_template.jinja").read_text(encoding="utf-8")
+CHAT_TEMPLATE = "".join(map(str.strip, _template.splitlines()))
 Message = Mapping[str, Any]
 
 
@@ -77,10 +63,8 @@ class Tokenizer:
     def train(cls, texts: Iterable[str], vocab_size: int) -> Tokenizer:
         """Learn up to `vocab_size` tokens from texts: the same texts give the same bytes."""
         if vocab_size < SMALLEST_VOCAB:
-            raise ConfigError(
-                f"a vocabulary of {vocab_size} is too small: {len(SPECIAL)} special tokens"
-                f" and 256 bytes need {SMALLEST_VOCAB}"
-            )
+            needed = f"{len(SPECIAL)} special tokens and 256 bytes need {SMALLEST_VOCAB}"
+            raise ConfigError(f"a vocabulary of {vocab_size} is too small: {needed}")
         core = tokenizers.Tokenizer(models.BPE())
         digits = pre_tokenizers.Digits(individual_digits=True)
         letters = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -90,20 +74,18 @@ class Tokenizer:
             vocab_size=vocab_size,
             min_frequency=2,
             special_tokens=list(SPECIAL),
-            initial_alphabet=sorted(_byte_letters()),
+            initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
             show_progress=False,
         )
-        characters = 0
+        sizes: set[int] = set()
 
-        def checked() -> Iterator[str]:
-            nonlocal characters
-            for text in texts:
-                _refuse_surrogates(text)
-                characters += len(text)
-                yield text
+        def checked(text: str) -> str:
+            _refuse_surrogates(text)
+            sizes.add(len(text))
+            return text
 
-        core.train_from_iterator(checked(), trainer)
-        if not characters:
+        core.train_from_iterator(map(checked, texts), trainer)
+        if not any(sizes):
             raise ConfigError("a tokenizer cannot be trained on no text")
         return cls(core)
 
@@ -120,8 +102,6 @@ class Tokenizer:
             raise DamagedFile(path, f"not a tokenizer ({error})") from error
         return cls(core)
 
-    # -- text -------------------------------------------------------------------------------------
-
     def encode(self, text: str) -> list[int]:
         """The ids of a text. Special names in it are plain text."""
         return self.encode_batch([text])[0]
@@ -137,21 +117,12 @@ class Tokenizer:
         """The text of ids; special tokens are left out, or shown by name."""
         if self._bytes is None:
             return str(self._core.decode(list(ids), skip_special_tokens=not specials))
-        return self._join(ids, specials).decode(errors="replace")
-
-    def bytes_of(self, ids: Iterable[int]) -> bytes:
-        """The exact bytes that ids stand for, also where they end inside a character."""
-        return self.decode(ids).encode() if self._bytes is None else self._join(ids, False)
-
-    def _join(self, ids: Iterable[int], specials: bool) -> bytes:
-        assert self._bytes is not None
         shown = self._specials if specials else {}
         try:
-            return b"".join(shown.get(i) or self._bytes[i] for i in ids)
+            text = b"".join(shown.get(i) or self._bytes[i] for i in ids)
         except KeyError as error:
             raise ConfigError(f"no token has the id {error.args[0]}") from None
-
-    # -- special tokens ---------------------------------------------------------------------------
+        return text.decode(errors="replace")
 
     def compose(self, *parts: str | int) -> list[int]:
         """Texts and ids in a row: a text is read as plain text, an id stays as it is."""
@@ -184,10 +155,8 @@ class Tokenizer:
     def _require_specials(self) -> None:
         for name, i in SPECIAL.items():
             if self._specials.get(i) != name.encode():
-                hint = "use a tokenizer that agent-forge trained"
-                raise ConfigError(
-                    f"this tokenizer has no special token {name} at id {i}", hint=hint
-                )
+                problem = f"this tokenizer has no special token {name} at id {i}"
+                raise ConfigError(problem, hint="use a tokenizer that agent-forge trained")
 
     def fits(self, settings: ModelSettings) -> None:
         """Refuse a tokenizer that a network of this shape cannot be used with."""
@@ -196,8 +165,6 @@ class Tokenizer:
             counts = f"{self.vocab_size} tokens, the model only {settings.vocab_size}"
             hint = f"--set model.vocab_size={self.vocab_size}, or train a smaller tokenizer"
             raise ConfigError(f"the tokenizer has {counts}", hint=hint)
-
-    # -- files ------------------------------------------------------------------------------------
 
     def files(self) -> dict[str, bytes]:
         """The files of Hugging Face, by name: for ModelStorage.save_model or `save`."""
@@ -255,19 +222,15 @@ def _refuse_surrogates(text: str) -> None:
         raise ConfigError(f"character {error.start} of a text is half a surrogate pair") from None
 
 
-def _byte_letters() -> dict[str, int]:
-    """Letter -> byte: how byte-level BPE writes each byte as one printable character."""
-    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    shifted = [byte for byte in range(256) if byte not in plain]
-    letters = {chr(byte): byte for byte in plain}
-    return letters | {chr(256 + i): byte for i, byte in enumerate(shifted)}
-
-
 def _byte_table(core: tokenizers.Tokenizer) -> dict[int, bytes] | None:
     """The bytes of every id, nothing for a special one; None where tokens are not bytes."""
     if not isinstance(core.decoder, decoders.ByteLevel):
         return None
-    letters = _byte_letters()
+    # How byte-level BPE writes each byte as one printable character.
+    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    shifted = [byte for byte in range(256) if byte not in plain]
+    letters = {chr(byte): byte for byte in plain}
+    letters |= {chr(256 + i): byte for i, byte in enumerate(shifted)}
     table: dict[int, bytes] = {}
     added = core.get_added_tokens_decoder()
     for token, i in core.get_vocab().items():

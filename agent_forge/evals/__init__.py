@@ -2,7 +2,6 @@
 
 domains             examples that share a score, in three disjoint parts; hashes of evaluations
 benchmarks          domains by name: generated ones, and published sets from a folder
-benchmark_rows      published sets that are only for measuring
 graders             is a generated answer right?
 likelihood          loss and exact match of given text
 model_under_test    a model on a domain: tokens, scores, generated answers; confirming a saved model

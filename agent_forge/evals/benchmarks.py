@@ -1,15 +1,17 @@
 """Benchmarks (packs, as users call them): what models are measured on by name.
 
-A benchmark says where its items come from, who grades them and how long an answer may be; without
-an answer format they are measured by likelihood, as choices. Of a published set the test part is
-the verdict, and what a search sees comes from the rest; where a set has no parts, a hash of each
-prompt decides. Worked examples before the question are of the training part, the same for all.
+Without an answer format items are measured by likelihood, as choices. Of a published set the test
+part is the verdict, and what a search sees comes from the rest; where a set has no parts, a hash of
+each prompt decides. Worked examples before the question are of the training part, the same for all.
+Readers of sets that are for measuring alone take the folder of all sets and the wanted part.
 """
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import itertools
+import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -17,14 +19,23 @@ from pathlib import Path
 
 from agent_forge.config.load import did_you_mean
 from agent_forge.data import datasets
-from agent_forge.data.dataset_rows import Example
+from agent_forge.data.dataset_rows import Example, asked
+from agent_forge.data.row_files import lines, rows
 from agent_forge.data.tasks import Task, as_example, make
 from agent_forge.data.tasks.verifiers import words
-from agent_forge.errors import ConfigError, NotFound
-from agent_forge.evals import benchmark_rows, domains, graders
-from agent_forge.evals.domains import LEVELS, AnswerFormat, Domain, SplitBy, content_hash
+from agent_forge.errors import ConfigError, DamagedFile, NotFound
+from agent_forge.evals import domains, graders
+from agent_forge.evals.domains import LEVELS, AnswerFormat, Domain, Levels, SplitBy, content_hash
 from agent_forge.evals.lm_eval_harness import PREFIX as HARNESS
 
+_NAMES = """
+    ara Arabic  arb Arabic  cmn Chinese  zho Chinese  deu German  eng English  fra French
+    hin Hindi  jpn Japanese  por Portuguese  rus Russian  spa Spanish  swh Swahili  tha Thai
+    ita Italian  nld Dutch  tur Turkish  vie Vietnamese  kor Korean  pol Polish
+"""
+NAMES = dict(zip(_NAMES.split()[::2], _NAMES.split()[1::2], strict=True))
+OTHERS = 3  # wrong translations beside the right one
+NEAR = 6  # they are among so many of the next longer and the next shorter ones
 FOLDER = "AGENT_FORGE_DATA"  # the environment variable that names the folder of all datasets
 PREFIX = "pack:"  # of a benchmark among names of tasks
 BENCHMARK_ITEMS = 500  # of a generated benchmark
@@ -42,7 +53,6 @@ class Benchmark:
     """One row of the table. Where there are `families` it is generated."""
 
     name: str
-    kind: str  # math, code, multilingual, structured or knowledge
     grade: graders.Grade = graders.same
     writing: AnswerFormat | None = None  # None: measured by likelihood
     families: tuple[str, ...] = ()
@@ -50,37 +60,147 @@ class Benchmark:
     shots: int = 0  # worked examples
 
 
+def humaneval(folder: Path, wanted: str) -> Iterator[Example]:
+    """Functions to complete; the test calls what was asked for by its name."""
+    for path in _files(folder, "humaneval", "*.jsonl*"):
+        for row in rows(path):
+            name, question = row.text("entry_point"), row.text("prompt")
+            test = f"{row.text('test')}\ncheck({name})"
+            yield Example(question, row.text("canonical_solution"), "humaneval", tests=(test,))
+
+
+def xcopa(folder: Path, wanted: str) -> Iterator[Example]:
+    """The likelier of two causes or effects, in eleven languages."""
+    for path in _files(folder, "xcopa", f"test.{wanted or '*'}.jsonl"):
+        for row in rows(path):
+            choices = [row.text("choice1"), row.text("choice2")]
+            right = choices[row.index("label", 2)]
+            prompt = f"{row.text('premise')}\n{row.text('question').capitalize()}:"
+            options = tuple(f" {choice}" for choice in choices)
+            yield Example(prompt, f" {right}", path.name.split(".")[1], choices=options)
+
+
+def flores(folder: Path, wanted: str) -> Iterator[Example]:
+    """From English into every other language: the right sentence among three of other places."""
+    texts = _flores(folder, wanted)
+    english = texts.pop("eng")
+    for code, sentences in texts.items():
+        yield from _translations(NAMES.get(code, code), english, sentences)
+
+
+def flores_language(folder: Path, wanted: str) -> Iterator[Example]:
+    """The language of a sentence, by name."""
+    texts = _flores(folder, wanted)
+    names = sorted({NAMES.get(code, code) for code in texts})
+    for code, sentences in texts.items():
+        for text in sentences:
+            prompt = f"Text: {text}\nThe language of this text is"
+            right = f" {NAMES.get(code, code)}"
+            yield Example(prompt, right, code, choices=tuple(f" {name}" for name in names))
+
+
+def tatoeba(folder: Path, wanted: str) -> Iterator[Example]:
+    """Into English: the right sentence among three others."""
+    for path in _files(folder, "tatoeba", f"tatoeba.{wanted or '*'}-eng.eng"):
+        code = path.name.split(".")[1].partition("-")[0]
+        there, here = _sentences(path.with_suffix(f".{code}")), _sentences(path)
+        if len(there) != len(here):
+            raise DamagedFile(path, f"{len(here)} lines, the other language has {len(there)}")
+        yield from _translations("English", there, here, NAMES.get(code, code))
+
+
+def json_test_suite(folder: Path, wanted: str) -> Iterator[Example]:
+    """Whether a text is JSON: what every parser must accept, and what it must refuse."""
+    for path in _files(folder, "json_test_suite", "test_parsing/[yn]_*.json"):
+        try:
+            text = path.read_bytes().decode()
+        except UnicodeDecodeError:  # not to be shown to a model as text
+            continue
+        if text.strip() and "".join(text.split()).isprintable() and len(text) < 2000:
+            right = "yes" if path.name.startswith("y_") else "no"
+            yield replace(asked("Is this valid JSON?", right, text, "no", "yes"), source=path.stem)
+
+
+def csv_spectrum(folder: Path, wanted: str) -> Iterator[Example]:
+    """CSV with quotes, commas and line ends in its cells, to be written as JSON."""
+    for path in _files(folder, "csv_spectrum", "csvs/*.csv"):
+        text = path.read_bytes().decode("utf-8", "replace")
+        try:
+            records = list(csv.DictReader(text.splitlines(keepends=True)))
+        except csv.Error as error:
+            raise DamagedFile(path, f"not readable as CSV ({error})") from None
+        prompt = f"CSV:\n{text.strip()}\n\nThe same as a JSON list of objects with text values:\n"
+        yield Example(prompt, json.dumps(records, ensure_ascii=False), path.stem)
+
+
+def _files(folder: Path, name: str, pattern: str) -> list[Path]:
+    """The files of a set; the folder may have the name of a release, as flores200_dev."""
+    places = [folder / name, *sorted(folder.glob(f"{name}[0-9_]*"))]
+    found = [path for place in places for path in sorted(place.glob(pattern))]
+    if not found:
+        raise NotFound(
+            f"{folder} has no pack {name!r}: files like {pattern} are expected in {folder / name}",
+            hint="put them there, or name another folder: --data-dir, AGENT_FORGE_DATA",
+        )
+    return found
+
+
+def _sentences(path: Path) -> list[str]:
+    if not path.is_file():
+        raise NotFound(f"{path} is missing")
+    return [line.strip() for _, line in lines(path)]
+
+
+def _flores(folder: Path, wanted: str) -> dict[str, list[str]]:
+    """The sentences of each language, line by line the same."""
+    paths = _files(folder, "flores", "*_*.dev")
+    texts = {path.name.partition("_")[0]: _sentences(path) for path in paths}
+    if "eng" not in texts or len({len(text) for text in texts.values()}) != 1:
+        raise DamagedFile(paths[0].parent, "not the same lines in every language, with English")
+    if wanted and (wanted not in texts or wanted == "eng"):
+        known = ", ".join(sorted(set(texts) - {"eng"}))
+        raise ConfigError(f"flores has no language {wanted!r}", hint=f"known: {known}")
+    return {code: texts[code] for code in texts if not wanted or code in ("eng", wanted)}
+
+
+def _translations(
+    target: str, given: Sequence[str], right: Sequence[str], source: str = "English"
+) -> Iterator[Example]:
+    """Sentences to translate; the wrong choices are about as long as the right one."""
+    order = sorted(range(len(right)), key=lambda i: (len(right[i].encode()), i))
+    for rank, i in enumerate(order):
+        near = sorted(order[max(0, rank - NEAR) : rank + NEAR], key=lambda j: abs(j - i))
+        others = dict.fromkeys(right[j] for j in near)
+        wrong = [text for text in others if text != right[i]][:OTHERS]
+        choices = sorted([right[i], *wrong], key=lambda t: hashlib.sha256(t.encode()).digest())
+        prompt = f"{source}: {given[i]}\n{target}:"
+        yield Example(prompt, f" {right[i]}", target, choices=tuple(f" {c}" for c in choices))
+
+
+IN_PARTS = (xcopa, flores, flores_language, tatoeba)
 _SHORT = AnswerFormat(64, NEXT_QUESTION)
 _WORDS = AnswerFormat(32, ("\n",))
-_PARAGRAPH = AnswerFormat(256, ("\n\n",))
 _BODY = AnswerFormat(384, ("\ndef ", "\nclass ", "\n#", *NO_FUNCTION))
 _JSON = AnswerFormat(256, ("\n\nCSV",))
 _TABLE = (
-    Benchmark("math", "math", graders.math, AnswerFormat(128, ("\n\n",)), MATH),
-    Benchmark("code", "code", graders.code, AnswerFormat(256, ("\n\n", *NO_FUNCTION)), CODE),
-    Benchmark("multilingual", "multilingual", families=LANGUAGES),
-    Benchmark("structured", "structured", graders.document, _PARAGRAPH, STRUCTURED),
-    Benchmark("gsm8k", "math", graders.math, AnswerFormat(256, NEXT_QUESTION), shots=4),
-    Benchmark("svamp", "math", graders.math, _SHORT, shots=4),
-    Benchmark("asdiv", "math", graders.math, _SHORT, shots=4),
-    Benchmark("mbpp", "code", graders.code, AnswerFormat(256, NO_FUNCTION), shots=3),
-    Benchmark("humaneval", "code", graders.completed, _BODY, read=benchmark_rows.humaneval),
-    Benchmark("arc_easy", "knowledge"),
-    Benchmark("arc_challenge", "knowledge"),
-    Benchmark("piqa", "knowledge"),
-    Benchmark("boolq", "knowledge"),
-    Benchmark("hellaswag", "knowledge"),
-    Benchmark("strategyqa", "knowledge"),
-    Benchmark("hotpotqa", "knowledge", words, _WORDS, shots=2),
-    Benchmark("drop", "knowledge", words, _WORDS, shots=2),
-    Benchmark("xcopa", "multilingual", read=benchmark_rows.xcopa),
-    Benchmark("flores", "multilingual", read=benchmark_rows.flores),
-    Benchmark("flores_language", "multilingual", read=benchmark_rows.flores_language),
-    Benchmark("tatoeba", "multilingual", read=benchmark_rows.tatoeba),
-    Benchmark("jsontestsuite", "structured", read=benchmark_rows.json_test_suite),
-    Benchmark(
-        "csv_spectrum", "structured", graders.document, _JSON, read=benchmark_rows.csv_spectrum
-    ),
+    Benchmark("math", graders.math, AnswerFormat(128, ("\n\n",)), MATH),
+    Benchmark("code", graders.code, AnswerFormat(256, ("\n\n", *NO_FUNCTION)), CODE),
+    Benchmark("multilingual", families=LANGUAGES),
+    Benchmark("structured", graders.document, AnswerFormat(256, ("\n\n",)), STRUCTURED),
+    Benchmark("gsm8k", graders.math, AnswerFormat(256, NEXT_QUESTION), shots=4),
+    Benchmark("svamp", graders.math, _SHORT, shots=4),
+    Benchmark("asdiv", graders.math, _SHORT, shots=4),
+    Benchmark("mbpp", graders.code, AnswerFormat(256, NO_FUNCTION), shots=3),
+    Benchmark("humaneval", graders.completed, _BODY, read=humaneval),
+    *map(Benchmark, ["arc_easy", "arc_challenge", "piqa", "boolq", "hellaswag", "strategyqa"]),
+    Benchmark("hotpotqa", words, _WORDS, shots=2),
+    Benchmark("drop", words, _WORDS, shots=2),
+    Benchmark("xcopa", read=xcopa),
+    Benchmark("flores", read=flores),
+    Benchmark("flores_language", read=flores_language),
+    Benchmark("tatoeba", read=tatoeba),
+    Benchmark("jsontestsuite", read=json_test_suite),
+    Benchmark("csv_spectrum", graders.document, _JSON, read=csv_spectrum),
 )
 BENCHMARKS: dict[str, Benchmark] = {benchmark.name: benchmark for benchmark in _TABLE}
 
@@ -90,7 +210,7 @@ def from_benchmarks(
     *,
     split: str | None = None,
     count: int | None = None,
-    levels: tuple[int, int] = LEVELS,
+    levels: Levels = LEVELS,
     folder: Path | None = None,
     shots: int | None = None,
     split_by: SplitBy = "prompt",
@@ -99,16 +219,38 @@ def from_benchmarks(
     if len(set(names)) < len(names):
         raise ConfigError("a pack is given twice")
     place = folder or Path(os.environ.get(FOLDER, "data"))
-    return [_domain(name, split, count, levels, place, shots, split_by) for name in names]
+    found = []
+    for name in names:
+        benchmark, wanted = find(name)
+        seen: list[Example] = []
+        if benchmark.families:
+            domain, seen = _generated(benchmark, split, count or BENCHMARK_ITEMS, levels)
+        elif benchmark.read:
+            whole = _whole(benchmark, list(benchmark.read(place, wanted)), name)
+            domain = domains.part(replace(whole, split_by=split_by), split, count)
+        else:
+            domain, seen = _dataset(benchmark, split, count, place, split_by)
+        worked = _worked(benchmark, seen, benchmark.shots if shots is None else shots)
+        shown = {content_hash(example) for example in worked}
+        hashes = enumerate(map(content_hash, domain.examples))
+        domain = domain.select([i for i, own in hashes if own not in shown])
+        taken = shown | set(map(content_hash, domain.examples))
+        # What guesses may rest on: nothing that is asked or shown.
+        free = [] if benchmark.families else [e for e in seen if content_hash(e) not in taken]
+        domain = replace(
+            domain,
+            name=name,
+            examples=tuple(_after(worked, example) for example in domain.examples),
+            writing=benchmark.writing,
+            grade=benchmark.grade,
+            seen=tuple(_task(benchmark, example) for example in free),
+        )
+        found.append(domain)
+    return found
 
 
 def from_names(
-    names: Sequence[str],
-    *,
-    split: str,
-    count: int,
-    levels: tuple[int, int],
-    split_by: SplitBy = "prompt",
+    names: Sequence[str], *, split: str, count: int, levels: Levels, split_by: SplitBy = "prompt"
 ) -> list[Domain]:
     """Generated tasks and, as `pack:NAME`, benchmarks: what the settings of an evolution name."""
     packs = [name.removeprefix(PREFIX) for name in names if name.startswith(PREFIX)]
@@ -125,65 +267,30 @@ def find(name: str) -> tuple[Benchmark, str]:
     """A benchmark by its name, and the part of it that is wanted."""
     stem, _, wanted = name.partition(":")
     if f"{stem}:" == HARNESS:
-        raise ConfigError(
-            f"{name}: tasks of lm-eval give one score for a model, and no answers to compare",
-            hint="forge eval has them; measure each model with it",
-        )
+        hint = "forge eval has them; measure each model with it"
+        problem = f"{name}: tasks of lm-eval give one score for a model, and no answers to compare"
+        raise ConfigError(problem, hint=hint)
     if stem not in BENCHMARKS:
         raise ConfigError(f"no pack is called {stem!r}{did_you_mean(stem, list(BENCHMARKS))}")
     benchmark = BENCHMARKS[stem]
-    if wanted and benchmark.read not in benchmark_rows.IN_PARTS:
+    if wanted and benchmark.read not in IN_PARTS:
         raise ConfigError(f"the pack {stem!r} has no parts, so {name!r} names none")
     return benchmark, wanted
 
 
-def _domain(
-    name: str,
-    split: str | None,
-    count: int | None,
-    levels: tuple[int, int],
-    folder: Path,
-    shots: int | None,
-    split_by: SplitBy,
-) -> Domain:
-    benchmark, wanted = find(name)
-    seen: list[Example] = []
-    if benchmark.families:
-        domain, seen = _generated(benchmark, split, count or BENCHMARK_ITEMS, levels)
-    elif benchmark.read:
-        whole = _whole(benchmark, list(benchmark.read(folder, wanted)), name)
-        domain = domains.part(replace(whole, split_by=split_by), split, count)
-    else:
-        domain, seen = _dataset(benchmark, split, count, folder, split_by)
-    worked = _worked(benchmark, seen, benchmark.shots if shots is None else shots)
-    shown = {content_hash(example) for example in worked}
-    domain = _chosen(domain, lambda example: content_hash(example) not in shown)
-    taken = shown | set(map(content_hash, domain.examples))
-    # What guesses may rest on: nothing that is asked or shown.
-    free = [] if benchmark.families else [e for e in seen if content_hash(e) not in taken]
-    return replace(
-        domain,
-        name=name,
-        examples=tuple(_after(worked, example) for example in domain.examples),
-        writing=benchmark.writing,
-        grade=benchmark.grade,
-        seen=tuple(_task(benchmark, example) for example in free),
-    )
-
-
-def _chosen(domain: Domain, keep: Callable[[Example], bool]) -> Domain:
-    return domain.select(i for i, example in enumerate(domain.examples) if keep(example))
-
-
 def _generated(
-    benchmark: Benchmark, split: str | None, count: int, levels: tuple[int, int]
+    benchmark: Benchmark, split: str | None, count: int, levels: Levels
 ) -> tuple[Domain, list[Example]]:
     families = benchmark.families
     domain = domains.generated(benchmark.name, families, split or "verdict", count, levels)
     if benchmark.writing is None:
         pairs = zip(domain.examples, domain.tasks, strict=True)
-        choices = (replace(e, choices=_mixed(e.completion, t.distractors)) for e, t in pairs)
-        domain = replace(domain, examples=tuple(choices))
+        examples = []
+        for example, task in pairs:  # in an order that says nothing about which is right
+            choices = {example.completion, *task.distractors}
+            mixed = sorted(choices, key=lambda c: hashlib.sha256(c.encode()).digest())
+            examples.append(replace(example, choices=tuple(mixed)))
+        domain = replace(domain, examples=tuple(examples))
     drawn = zip(range(32), itertools.cycle(families), strict=False)
     return domain, [as_example(make(family, "train", i, level=levels)) for i, family in drawn]
 
@@ -191,30 +298,23 @@ def _generated(
 def _dataset(
     benchmark: Benchmark, split: str | None, count: int | None, folder: Path, split_by: SplitBy
 ) -> tuple[Domain, list[Example]]:
-    """A published set, and its training items; holdout is cut from what a selection could see.
-
-    Without a split it is the published test part, or all of a set that has none.
-    """
+    """A published set and its training items: its test part without a split, or all of it."""
     side: str | None = "verdict" if split in (None, "verdict") else "selection"
     paths = datasets.local_files(datasets.find(benchmark.name), folder)
     if split is None and len({datasets.kind_of_file(path) for path in paths}) == 1:
         side = side if datasets.find(benchmark.name).kind_of else None
     found = list(datasets.read(benchmark.name, folder, split=side))
     if not found:
-        raise NotFound(
-            f"{folder} has no items of {benchmark.name!r} for {split}",
-            hint="put its training file beside the test file",
-        )
+        hint = "put its training file beside the test file"
+        raise NotFound(f"{folder} has no items of {benchmark.name!r} for {split}", hint=hint)
     domain = _whole(benchmark, found, benchmark.name)
     if side == "selection":
-        domain = _chosen(domain, lambda example: _held(example, split_by) == (split == "holdout"))
+        hashed = domains.prompt_hash if split_by == "prompt" else content_hash
+        # A fifth of what a selection could see is for holdout alone.
+        held = enumerate(hashed(example)[0] < 51 for example in domain.examples)
+        domain = domain.select([i for i, is_held in held if is_held == (split == "holdout")])
     seen = itertools.islice(datasets.read(benchmark.name, folder, split="train"), SEEN)
     return domains.part(domain, None, count), list(seen)
-
-
-def _held(example: Example, split_by: SplitBy) -> bool:
-    """True for the fifth of what a selection could see that is for holdout alone."""
-    return (domains.prompt_hash if split_by == "prompt" else content_hash)(example)[0] < 51
 
 
 def _whole(benchmark: Benchmark, found: Sequence[Example], name: str) -> Domain:
@@ -226,14 +326,9 @@ def _whole(benchmark: Benchmark, found: Sequence[Example], name: str) -> Domain:
 def _task(benchmark: Benchmark, example: Example) -> Task:
     """What a grader compares with: of a worked solution its final number."""
     right = example.completion
-    if benchmark.kind == "math":
+    if benchmark.grade is graders.math:
         right = right.rpartition("####")[2].strip()
     return Task(benchmark.name, 1, example.split, example.prompt, right, tests=example.tests)
-
-
-def _mixed(right: str, wrong: Sequence[str]) -> tuple[str, ...]:
-    """Choices in an order that says nothing about which is right."""
-    return tuple(sorted({right, *wrong}, key=lambda c: hashlib.sha256(c.encode()).digest()))
 
 
 def _worked(benchmark: Benchmark, seen: Sequence[Example], shots: int) -> list[Example]:

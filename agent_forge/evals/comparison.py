@@ -1,22 +1,19 @@
 """Comparing models by what each did with the same items: is one better than the other?
 
-Three measures, each a sum over items over a sum of weights: accuracy (right answers over items),
-bits per byte and, where both read the text in the same tokens, nats per token. A gain is positive
-where the candidate is better. Its interval comes from resampling the items (paired bootstrap,
-percentiles), its p from the exact McNemar test for right and wrong, and from flipping signs at
-random for losses: an item may as well have gone the other way round if the models were alike.
-
-Over several domains the mean of their gains counts, so that a large file does not outvote a small
-one: items are resampled within their domain, and signs flipped with the weight of their domain.
+Three measures, each a sum over items over a sum of weights: accuracy, bits per byte and, where both
+read the text in the same tokens, nats per token. A gain is positive where the candidate is better.
+Its interval comes from resampling the items (paired bootstrap, percentiles), its p from the exact
+McNemar test for right and wrong, and from flipping signs at random for losses. Over several domains
+the mean of their gains counts, so that a large file does not outvote a small one.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +32,8 @@ UNITS = {ACCURACY: (100, "points"), BITS: (1, "bits per byte"), NATS: (1, "nats 
 COLUMNS = ("domain", "measure", "n", "A", "B", "gain of B", "95 % interval", "p", "verdict")
 
 Floats = NDArray[np.float64]
+Domains = Sequence[Domain]
+Scores = Sequence["ItemScores"]
 
 
 @dataclass(frozen=True)
@@ -124,22 +123,12 @@ class Comparison:
     domains: tuple[DomainGains, ...]
     overall: DomainGains
 
-    @property
-    def verdict(self) -> str:
-        """better, worse or unclear over all: by accuracy where there are answers."""
-        gains = self.overall.gains
-        return gains[ACCURACY if ACCURACY in gains else BITS].verdict
-
-    def sentence(self, reference: str = "the reference") -> str:
-        """The result over all in words."""
-        return self.overall.sentence(reference)
-
-    def losses(self) -> str:
+    def worse_domains(self) -> str:
         """In words, in which of several domains the candidate is worse; empty if in none."""
         if len(self.domains) < 2:
             return ""
-        told = {domain.name: domain.sentence("it").split(" (")[0] for domain in self.domains}
-        return "".join(f"; on {n} {said}" for n, said in told.items() if said.startswith("worse"))
+        short = {domain.name: domain.sentence("it").split(" (")[0] for domain in self.domains}
+        return "".join(f"; on {n} {text}" for n, text in short.items() if text[:5] == "worse")
 
     def rows(self) -> list[tuple[Any, ...]]:
         """The rows of a table under COLUMNS: each measure of each domain, accuracy in points."""
@@ -147,49 +136,18 @@ class Comparison:
         return [row for verdict in (*self.domains, *several) for row in verdict.rows()]
 
     def to_json(self) -> dict[str, Any]:
-        """All gains with their verdicts, by domain and over all."""
         by_domain = {verdict.name: verdict.to_json() for verdict in self.domains}
         return {"domains": by_domain, "overall": self.overall.to_json()}
 
-    def metrics(self) -> dict[str, float]:
-        """The values of the candidate and its gains over all, by name."""
-        gains = self.overall.gains.items()
-        return {name: g.candidate for name, g in gains} | {f"{n}_gain": g.value for n, g in gains}
 
-
-def compare(
-    reference: Sequence[ItemScores],
-    candidate: Sequence[ItemScores],
-    items: Sequence[Domain],
-    seed: int = 0,
-) -> Comparison:
+def compare(reference: Scores, candidate: Scores, items: Domains, seed: int = 0) -> Comparison:
     """Compare two models by their scores on the same domains."""
     scored = zip(items, reference, candidate, strict=True)
     pairs = [PairedScores(d.name, a, b, d.sizes, d.exact) for d, a, b in scored]
     return compare_scores(pairs, seed=seed)
 
 
-def card_section(candidate: str, comparisons: Mapping[str, Comparison]) -> list[str]:
-    """Markdown about a candidate and the models it was compared with: a sentence and a row each."""
-    first = next(iter(comparisons.values()))
-    columns = [(v.name, m) for v in first.domains for m in UNITS if m in v.gains and m != NATS]
-
-    def row(name: str, comparison: Comparison, side: str) -> str:
-        gains = {verdict.name: verdict.gains for verdict in comparison.domains}
-        values = (getattr(gains[domain][measure], side) for domain, measure in columns)
-        return f"| {name} | {' | '.join(f'{value:.4f}' for value in values)} |"
-
-    return [
-        *(f"- {name}: {c.sentence('it')}{c.losses()}" for name, c in comparisons.items()),
-        "",
-        f"| model | {' | '.join(f'{domain}/{measure}' for domain, measure in columns)} |",
-        f"|---|{'---|' * len(columns)}",
-        row(candidate, first, "candidate"),
-        *(row(name, comparison, "reference") for name, comparison in comparisons.items()),
-    ]
-
-
-def detectable_gain(items: Sequence[Domain]) -> tuple[int, float | None]:
+def detectable_gain(items: Domains) -> tuple[int, float | None]:
     """How many answers there are, and the smallest gain in accuracy that so many can show."""
     answers = sum(len(domain.examples) for domain in items if domain.exact)
     return answers, smallest_gain(answers) if answers else None
@@ -218,18 +176,15 @@ def compare_scores(
     return Comparison(tuple(verdicts), DomainGains("all domains", overall))
 
 
-@dataclass(frozen=True)
-class _Terms:
-    """A measure as a quotient of sums: of gains and of weights; beside it the two values."""
+class _Terms(NamedTuple):
+    """A measure as a quotient of sums: of gains and of weights."""
 
     gain: Floats
     weight: Floats
-    reference: float
-    candidate: float
+    values: tuple[float, float]  # of the reference and of the candidate
 
 
 def _terms(pair: PairedScores) -> dict[str, _Terms]:
-    """The measures that a pair has."""
     a, b = pair.reference, pair.candidate
     loss = np.asarray(a.loss, float), np.asarray(b.loss, float)
     found = {BITS: _quotient(*loss, math.log(2) * np.asarray(pair.sizes, float), better=-1)}
@@ -243,8 +198,8 @@ def _terms(pair: PairedScores) -> dict[str, _Terms]:
 
 def _quotient(reference: Floats, candidate: Floats, weight: Floats, *, better: int) -> _Terms:
     """The terms of a measure of which more (`better` 1) or less (-1) is better."""
-    values = (float(column.sum() / weight.sum()) for column in (reference, candidate))
-    return _Terms(better * (candidate - reference), weight, *values)
+    value_a, value_b = (float(column.sum() / weight.sum()) for column in (reference, candidate))
+    return _Terms(better * (candidate - reference), weight, (value_a, value_b))
 
 
 def _gain(
@@ -258,9 +213,7 @@ def _gain(
         p = mcnemar(int((gain > 0).sum()), int((gain < 0).sum()))
     else:
         p = sign_flip(np.concatenate(shares), _generator(seed, measure, name), draws)
-    reference, candidate = (
-        float(np.mean([getattr(t, side) for t in terms])) for side in ("reference", "candidate")
-    )
+    reference, candidate = (float(np.mean([t.values[side] for t in terms])) for side in (0, 1))
     value, n = float(sum(share.sum() for share in shares)), sum(len(t.gain) for t in terms)
     return Gain(reference, candidate, value, float(low), float(high), p, n)
 
@@ -298,11 +251,10 @@ def _bootstrap(
     return {measure: np.concatenate(parts) for measure, parts in found.items()}
 
 
-def _blocks(draws: int, n: int) -> Iterator[int]:
-    """The draws that are made at once, block by block."""
+def _blocks(draws: int, n: int) -> list[int]:
+    """How many draws are made at once, block by block."""
     most = max(1, CELLS // max(1, n))
-    for first in range(0, draws, most):
-        yield min(most, draws - first)
+    return [min(most, draws - first) for first in range(0, draws, most)]
 
 
 def _generator(seed: int, *names: str) -> np.random.Generator:

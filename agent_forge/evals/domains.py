@@ -1,10 +1,10 @@
 """Domains: the examples of a file or of generated tasks, in three disjoint parts.
 
 A search looks at `selection`, stops early by `holdout`, and only the last comparison reads
-`verdict`. A hash of an example's prompt names its part, so a near-copy (the same prompt with other
-case, spaces or punctuation, or with another answer), in this file or another, is always in the same
-part. Within a domain an exact copy counts once. Running text has no prompt: a hash of all of it
-names its part, and its first word is given, so that every tokenizer is asked for the same bytes.
+`verdict`. A hash of an example's prompt names its part, so a near-copy (other case, spaces,
+punctuation, or another answer), in this file or another, is always in the same part. Running text
+has no prompt: a hash of all of it names its part, and its first word is given, so that every
+tokenizer is asked for the same bytes.
 """
 
 from __future__ import annotations
@@ -33,11 +33,13 @@ SHARES = {"selection": 0.50, "holdout": 0.15, "verdict": 0.35}
 LEVELS = (1, 20)  # of generated tasks, as Phase 1 learns them
 TASK_ITEMS = 2000
 DRAWS_AN_ITEM = 10  # a family of few items repeats itself; copies are left out
+SYMBOLS = ("Mc", "Sm", "Sc", "So")  # Unicode categories that tell questions apart, as letters do
 FIRST_WORD = re.compile(r"\s*\S+(?=\s)|\s*\S")
 QUESTION_FORM = re.compile(r"\A(.*\n)?Question: (.*)\nAnswer:\Z", re.DOTALL)
 POWER = (1.959964 + 0.841621) ** 2  # of the normal quantiles for 5 % two-sided and 80 %
 DISCORDANCE = 0.2
 TEXT = "story"  # the one family without answers: it is measured alone
+Levels = tuple[int, int]
 SplitBy = Literal["prompt", "content"]  # the latter: prompt and answer, as it was at first
 
 
@@ -53,8 +55,7 @@ class AnswerFormat:
 class Domain:
     """Examples that share a score. `exact`: there are answers, which are right or wrong.
 
-    With `writing` the model generates its answers and `grade` says which are right; without it
-    they are measured by likelihood.
+    With `writing` the model generates them and `grade` judges; else likelihood decides.
     """
 
     name: str
@@ -69,7 +70,6 @@ class Domain:
     repeated: int = 0  # rows of its file that an earlier file has too; they count there
 
     def select(self, numbers: Iterable[int]) -> Domain:
-        """The domain with these of its examples."""
         chosen = list(numbers)
         tasks = tuple(self.tasks[i] for i in chosen) if self.tasks else ()
         return replace(self, examples=tuple(self.examples[i] for i in chosen), tasks=tasks)
@@ -135,13 +135,12 @@ def from_tasks(
     *,
     split: str = "verdict",
     count: int = TASK_ITEMS,
-    levels: tuple[int, int] = LEVELS,
+    levels: Levels = LEVELS,
 ) -> list[Domain]:
     """Generated tasks by family or domain; without names all that small models can learn."""
     groups = {name: _families(name) for name in names}
     if not names:
-        learnable = [f.name for f in FAMILIES.values() if f.learnable]
-        every = {d: tuple(f for f in of if f in learnable) for d, of in DOMAINS.items()}
+        every = {d: tuple(f for f in of if FAMILIES[f].learnable) for d, of in DOMAINS.items()}
         groups = {domain: of for domain, of in every.items() if of}
     return [generated(name, of, split, count, levels) for name, of in groups.items()]
 
@@ -168,7 +167,6 @@ def _check_split(split: str) -> None:
 
 
 def _part_at(digest: bytes) -> str:
-    """The part that a hash names."""
     place = int.from_bytes(digest[-4:], "big") / 2**32
     for split, share in SHARES.items():
         place -= share
@@ -190,33 +188,26 @@ def exact_hash(example: Example) -> bytes:
 
 
 def prompt_hash(example: Example, exact: bool = True) -> bytes:
-    """The sha256 that near-copies share: of the prompt; of running text (not `exact`) all of it."""
-    said = _prompt_text(example) if exact else example.prompt + example.completion
-    return hashlib.sha256(folded(said).encode()).digest()
-
-
-def _prompt_text(example: Example) -> str:
-    """What is asked, without the form it comes in: of a conversation all but the system's words."""
+    """The sha256 that near-copies share: of what is asked, or of all of a running text."""
     last = reply_of(example)
-    if last is None:
-        return QUESTION_FORM.sub(r"\1\2", example.prompt)
-    return "\n".join(m["content"] for m in example.messages[:last] if m["role"] != "system")
+    if not exact:
+        text = example.prompt + example.completion
+    elif last is None:
+        text = QUESTION_FORM.sub(r"\1\2", example.prompt)
+    else:
+        text = "\n".join(m["content"] for m in example.messages[:last] if m["role"] != "system")
+    return hashlib.sha256(folded(text).encode()).digest()
 
 
 def folded(text: str) -> str:
     """The letters, digits and symbols of a text: near-copies differ in nothing else.
 
-    Case, spaces, punctuation, marks, invisible characters and forms of a character are left out. A
-    text of punctuation alone keeps it.
+    Case, spaces, punctuation, marks and forms are left out. A text of punctuation alone keeps it.
     """
     plain = normalize("NFKC", normalize("NFKC", text).casefold())
-    left_out = {ord(c): None for c in set(plain) if not _tells_apart(category(c))}
+    kinds = {c: category(c) for c in set(plain)}
+    left_out = {ord(c): None for c, k in kinds.items() if k[0] not in "LN" and k not in SYMBOLS}
     return plain.translate(left_out) or "".join(plain.split())
-
-
-def _tells_apart(kind: str) -> bool:
-    """True for a Unicode category whose characters make two texts different questions."""
-    return kind[0] in "LN" or kind in ("Mc", "Sm", "Sc", "So")
 
 
 def near_copies(domains: Sequence[Domain]) -> dict[str, int]:
@@ -257,10 +248,7 @@ def reply_of(example: Example) -> int | None:
 
 
 def evaluation_hash(domains: Sequence[Domain], **settings: Any) -> str:
-    """The sha256 of what is asked and how: with a model's hash the key of its scores.
-
-    Caches hold scores under this hash, so what goes into it never changes its form.
-    """
+    """The sha256 of what is asked and how: the key of cached scores, so its form never changes."""
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode())
     for domain in domains:
         digest.update(f"\0{domain.name}/{domain.exact}".encode())
@@ -273,9 +261,6 @@ def evaluation_hash(domains: Sequence[Domain], **settings: Any) -> str:
             tests = [task.tests for task in domain.tasks]
             digest.update(f"(Writing({ends}), {GRADER_IDS[domain.grade]!r}, {tests!r})".encode())
     return digest.hexdigest()
-
-
-# -- scores that can be compared ------------------------------------------------------------------
 
 
 def unigram_bits(texts: Iterable[str]) -> float:
@@ -300,15 +285,11 @@ def beyond_chance(accuracy: float, chance: float) -> float:
 def smallest_gain(n: int, discordance: float = DISCORDANCE) -> float:
     """The smallest difference in accuracy that n paired items show (5 % two-sided, 80 % power).
 
-    Only items that one model gets right and the other wrong tell them apart. With a share d of
-    such items the difference has the standard error sqrt(d / n), so (1.96 + 0.84) sqrt(d / n) is
-    found four times in five. d is assumed (models of one family differ on about a fifth); it is
-    at least the difference itself, which bounds the answer by 7.85 / n where n is small.
+    With a share d of items that only one of the two gets right the difference has the standard
+    error sqrt(d / n). d is assumed (models of one family differ on about a fifth); it is at least
+    the difference itself, which bounds the answer by 7.85 / n where n is small.
     """
     return min(1.0, max(math.sqrt(POWER * discordance / n), POWER / n)) if n else 1.0
-
-
-# -- making examples ------------------------------------------------------------------------------
 
 
 def _read(path: Path, name: str, split_by: SplitBy, seen: set[bytes]) -> Domain:
@@ -324,10 +305,8 @@ def _read(path: Path, name: str, split_by: SplitBy, seen: set[bytes]) -> Domain:
     if not kept:
         raise ConfigError(f"{path} has nothing to ask for")
     if len(kinds) == 2:
-        raise ConfigError(
-            f"some rows of {path} have answers, others are text",
-            hint="make two files of it: each has a score of its own",
-        )
+        hint = "make two files of it: each has a score of its own"
+        raise ConfigError(f"some rows of {path} have answers, others are text", hint=hint)
     fresh = kept if split_by == "content" else {k: e for k, e in kept.items() if k not in seen}
     seen |= set(kept)
     if not fresh:
@@ -361,7 +340,7 @@ def _families(name: str) -> tuple[str, ...]:
 
 
 def generated(
-    name: str, families: tuple[str, ...], split: str, count: int, levels: tuple[int, int]
+    name: str, families: tuple[str, ...], split: str, count: int, levels: Levels
 ) -> Domain:
     """Items that no model was trained on; holdout is cut from what a selection could draw."""
     _check_split(split)

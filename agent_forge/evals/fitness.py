@@ -10,6 +10,11 @@
 Speed and memory are counted, not measured: a clock's noise must not choose the champion. Only a
 path has another shape than its parents; for all others they damp what the other parts say.
 Perplexity and accuracy are means over domains. A fitness of the user's own replaces all of that.
+
+Racing measures the items of every domain in growing shards, in an order of their own hash. After
+each shard the paired differences to the champion give an estimate for all items (fitness is a sum
+over items but for its bounds), with a standard error that reaches zero at the last one. A candidate
+that is below the champion by `SURE` standard errors is dropped with the estimate as its score.
 """
 
 from __future__ import annotations
@@ -24,28 +29,23 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from agent_forge import platform
 from agent_forge.errors import ConfigError, PhaseFailed
-from agent_forge.evals.domains import Domain, beyond_chance, evaluation_hash, perplexity_score
+from agent_forge.evals import domains as scoring
+from agent_forge.evals.domains import Domain, content_hash, evaluation_hash
 from agent_forge.evals.likelihood import ItemScores
 from agent_forge.evals.model_under_test import ModelUnderTest, TokenizedDomain
-from agent_forge.evals.racing import (
-    SHARES,
-    Incumbent,
-    PartialResult,
-    estimate,
-    first_examples,
-    gains_over,
-    has_lost,
-    join_shards,
-    shards,
-)
 
+SHARES = (0.125, 0.25, 0.5, 1.0)  # of the items, at the end of each shard
+SURE = 1.0  # more of them save little and find nothing better (docs/evomerge.md)
+LEAST = 8  # items of a domain before anything is concluded from them
 PARTS = ("perplexity", "accuracy", "speed", "memory")
 CUSTOM_SECONDS = 3600.0
 
@@ -65,13 +65,45 @@ class FitnessScore:
         return sum(known) / len(known) if known else self.fitness
 
 
-class Fitness(Protocol):
-    """Scores whatever weights the network has at the moment."""
+@dataclass(frozen=True)
+class Incumbent:
+    """The champion to beat: its fitness, and its result for each item of every domain."""
 
-    name: str  # of what is measured: the same for the same items and settings
-    tokens: int  # that a score takes; 0 if unknown
+    key: str
+    fitness: float
+    right: list[list[bool]]
+    loss: list[list[float]]
+    bonus: float = 0.0  # in its fitness, for needing less than the parents
 
-    def score(self) -> FitnessScore: ...
+
+def shards(domain: Domain) -> list[list[int]]:
+    """The examples of each shard; those of a small domain are all in the last one."""
+    order = _order(domain)
+    ends = [round(share * len(order)) for share in SHARES]
+    if ends[0] < LEAST:
+        return [[] for _ in SHARES[1:]] + [order]
+    return [order[a:b] for a, b in zip([0, *ends], ends, strict=False)]
+
+
+def _order(domain: Domain) -> list[int]:
+    return sorted(range(len(domain.examples)), key=lambda i: content_hash(domain.examples[i]))
+
+
+def estimate(gains: Sequence[NDArray[np.float64]], totals: Sequence[int]) -> tuple[float, float]:
+    """The fitness that a candidate leads by on all items, from its gains so far, and the error."""
+    value = variance = 0.0
+    for own, total in zip(gains, totals, strict=True):
+        measured = len(own)
+        if not measured:
+            return 0.0, math.inf
+        value += total * float(own.mean())
+        if measured < total:
+            variance += total**2 * (1 - measured / total) * float(own.var(ddof=1)) / measured
+    return value, math.sqrt(variance)
+
+
+def has_lost(value: float, error: float) -> bool:
+    return value + SURE * error < 0
 
 
 class DomainFitness:
@@ -98,7 +130,7 @@ class DomainFitness:
         self.tokens = sum(len(item.ids) for found in self.prepared for item in found.items)
         self._shards = [shards(domain) for domain in domains] if racing else []
         self._prepared_shards = [
-            [_prepare_some(model_under_test, domain, examples) for examples in domain_shards]
+            [model_under_test.prepare(domain.select(s)) if s else None for s in domain_shards]
             for domain, domain_shards in zip(domains, self._shards, strict=False)
         ]
         how: dict[str, Any] = {"weights": self.weights, "floors": self.floors}
@@ -111,7 +143,6 @@ class DomainFitness:
         self._shape = shape_parts(cost, size)
 
     def measure(self) -> list[ItemScores]:
-        """The scores of every example, domain by domain."""
         return [self._measure(prepared) for prepared in self.prepared]
 
     def _measure(self, prepared: TokenizedDomain) -> ItemScores:
@@ -133,19 +164,18 @@ class DomainFitness:
     @cached_property
     def _first(self) -> list[tuple[int, TokenizedDomain]]:
         """The first items of every domain, with their bytes."""
-        found = []
-        for domain in self.domains:
-            examples = tuple(domain.examples[i] for i in first_examples(domain))
-            part = replace(domain, examples=examples, tasks=(), writing=None)
-            found.append((sum(part.sizes), self.model_under_test.prepare(part)))
-        return found
+        counts = [max(LEAST, round(SHARES[0] * len(d.examples))) for d in self.domains]
+        first = [d.select(_order(d)[:n]) for d, n in zip(self.domains, counts, strict=True)]
+        parts = [replace(domain, writing=None) for domain in first]
+        return [(sum(part.sizes), self.model_under_test.prepare(part)) for part in parts]
 
     def bonus(self, shape: Mapping[str, float]) -> float:
         """The fitness that a shape adds to that of the parents' shape."""
-        weights = self._used_weights()
+        weights = self._used_weights
         gains = (weights.get(name, 0.0) * (part - 0.5) for name, part in shape.items())
         return sum(gains) / sum(weights.values())
 
+    @cached_property
     def _used_weights(self) -> dict[str, float]:
         """The weights of the parts that these domains have."""
         exact = any(domain.exact for domain in self.domains)
@@ -153,25 +183,35 @@ class DomainFitness:
 
     def race(self, incumbent: Incumbent | None) -> tuple[float, list[ItemScores] | None, int]:
         """Fitness, scores and tokens; if it fell behind, an estimate and None for the scores."""
-        results: list[list[PartialResult]] = [[] for _ in self.domains]
-        totals, tokens, rates = [len(d.examples) for d in self.domains], 0, self.rates()
+        # Of each example, once measured: right, loss, tokens and steps.
+        rows: list[list[Any]] = [[None] * len(domain.examples) for domain in self.domains]
+        totals, tokens, rates = [len(own) for own in rows], 0, self.rates()
         for shard in range(len(SHARES)):
             for d, prepared in enumerate(of_domain[shard] for of_domain in self._prepared_shards):
                 if prepared is not None:
-                    results[d].append((self._shards[d][shard], self._measure(prepared)))
+                    found = self._measure(prepared)
+                    columns = found.right, found.loss, found.tokens, found.steps
+                    for i, *row in zip(self._shards[d][shard], *columns, strict=True):
+                        rows[d][i] = row
                     tokens += sum(len(item.ids) for item in prepared.items)
             if incumbent is not None and shard + 1 < len(SHARES):
-                gains = [gains_over(incumbent, d, r, *rates[d]) for d, r in enumerate(results)]
+                gains = []
+                for d, (per_nat, per_answer) in enumerate(rates):
+                    right, loss = incumbent.right[d], incumbent.loss[d]
+                    seen = [i for examples in self._shards[d][: shard + 1] for i in examples]
+                    nats = (per_nat * (loss[i] - rows[d][i][1]) for i in seen)
+                    answers = (per_answer * (rows[d][i][0] - right[i]) for i in seen)
+                    gains.append(np.array([a + b for a, b in zip(nats, answers, strict=True)]))
                 value, error = estimate(gains, totals)
                 value += self.bonus(self._shape) - incumbent.bonus
                 if has_lost(value, error):
                     return incumbent.fitness + value, None, tokens
-        scores = [join_shards(r, n) for r, n in zip(results, totals, strict=True)]
+        scores = [ItemScores(*map(list, zip(*own, strict=True))) for own in rows]
         return self.score_of(scores).fitness, scores, tokens
 
     def rates(self) -> list[tuple[float, float]]:
         """The fitness that a nat less and a right answer more add, domain by domain."""
-        weights = self._used_weights()
+        weights = self._used_weights
         total = sum(weights.values())
         bits = weights.get("perplexity", 0.0) / total / (sum(self.shares) or 1.0)
         pairs = list(zip(self.shares, self.domains, strict=True))
@@ -192,17 +232,18 @@ class DomainFitness:
         for domain, share, items in zip(self.domains, self.shares, scores, strict=True):
             bits = items.bits_per_byte(sum(domain.sizes))
             raw[f"{domain.name}/bits_per_byte"] = bits
-            perplexity.append((share, perplexity_score(bits, domain.unigram_bits)))
+            perplexity.append((share, scoring.perplexity_score(bits, domain.unigram_bits)))
             if domain.exact:
                 raw[f"{domain.name}/accuracy"] = items.accuracy
-                accuracy.append((share, beyond_chance(items.accuracy, domain.chance)))
+                accuracy.append((share, scoring.beyond_chance(items.accuracy, domain.chance)))
         parts = {**self._shape, "perplexity": _mean(perplexity)}
         if accuracy:
             parts["accuracy"] = _mean(accuracy)
-        weights = self._used_weights()
+        weights = self._used_weights
         fitness = sum(w * parts[name] for name, w in weights.items()) / sum(weights.values())
-        if any(_misses(name, raw[name], floor) for name, floor in self.floors.items()):
-            fitness = 0.0
+        for name, floor in self.floors.items():  # of bits fewer are better
+            if (raw[name] > floor) if name.endswith("/bits_per_byte") else (raw[name] < floor):
+                fitness = 0.0
         return FitnessScore(fitness, parts, raw)
 
 
@@ -210,24 +251,9 @@ def shape_parts(cost: float, size: float) -> dict[str, float]:
     return {"speed": 1 / (1 + cost), "memory": 1 / (1 + size)}
 
 
-def _prepare_some(
-    model_under_test: ModelUnderTest, domain: Domain, examples: Sequence[int]
-) -> TokenizedDomain | None:
-    if not examples:
-        return None
-    tasks = tuple(domain.tasks[i] for i in examples) if domain.tasks else ()
-    chosen = tuple(domain.examples[i] for i in examples)
-    return model_under_test.prepare(replace(domain, examples=chosen, tasks=tasks))
-
-
 def _mean(shares: Sequence[tuple[float, float]]) -> float:
     total = sum(share for share, _ in shares)
     return sum(share * value for share, value in shares) / total if total else 0.0
-
-
-def _misses(name: str, value: float, floor: float) -> bool:
-    """True if a value is worse than its floor: of bits fewer are better."""
-    return value > floor if name.endswith("/bits_per_byte") else value < floor
 
 
 def is_function(fitness: str) -> bool:
@@ -239,30 +265,28 @@ def require_module(place: str) -> None:
     """Refuse a function whose module is not there, without running any of it."""
     name = place.partition(":")[0].partition(".")[0]
     if (here := str(Path.cwd())) not in sys.path:
-        sys.path.insert(0, here)
-    if importlib.util.find_spec(name) is None:
-        raise ConfigError(
-            f"there is no fitness {place!r}: no module {name!r}",
-            hint="give it as module:function; the module has to be importable from here",
-        )
-
-
-def function_of(place: str) -> Callable[[nn.Module], Any]:
-    """The function that `module:function` names."""
-    module, _, attribute = place.partition(":")
-    if (here := str(Path.cwd())) not in sys.path:
         sys.path.insert(0, here)  # as `python -m` has it; the command `forge` has not
+    if name not in sys.modules and not (name and importlib.util.find_spec(name)):
+        raise _no_fitness(place, f"no module {name!r}")
+
+
+def _function_of(place: str) -> Callable[[nn.Module], Any]:
+    """The function that `module:function` names."""
+    require_module(place)
+    module, _, attribute = place.partition(":")
     try:
         with contextlib.redirect_stdout(sys.stderr):  # stdout is for results
-            found = getattr(importlib.import_module(module), attribute)
+            function = getattr(importlib.import_module(module), attribute)
     except (Exception, SystemExit) as error:  # the user's module may do anything
-        raise ConfigError(
-            f"there is no fitness {place!r}: {type(error).__name__}: {error}",
-            hint="give it as module:function; the module has to be importable from here",
-        ) from error
-    if not callable(found):
+        raise _no_fitness(place, f"{type(error).__name__}: {error}") from error
+    if not callable(function):
         raise ConfigError(f"{place!r} is not a function")
-    return found  # type: ignore[no-any-return]
+    return function  # type: ignore[no-any-return]
+
+
+def _no_fitness(place: str, problem: str) -> ConfigError:
+    hint = "give it as module:function; the module has to be importable from here"
+    return ConfigError(f"there is no fitness {place!r}: {problem}", hint=hint)
 
 
 class FunctionFitness:
@@ -271,7 +295,7 @@ class FunctionFitness:
     tokens = 0
 
     def __init__(self, place: str, model: nn.Module, sign: int) -> None:
-        self._function = function_of(place)
+        self._function = _function_of(place)
         self._model, self._sign, self.name = model, sign, f"function {place} {sign}"
 
     def score(self) -> FitnessScore:
@@ -299,28 +323,21 @@ class CommandFitness:
         words = [word.replace("{model}", str(folder)) for word in self._words]
         if words == self._words:
             words.append(str(folder))
+        pipe, group = subprocess.PIPE, platform.new_group()  # its own: Ctrl-C is not for it
         try:
-            code, out, errors = _run(words)
+            with subprocess.Popen(words, stdout=pipe, stderr=pipe, text=True, **group) as process:
+                try:
+                    out, errors = process.communicate(timeout=CUSTOM_SECONDS)
+                except BaseException:
+                    platform.kill_group(process)
+                    raise
         except (OSError, subprocess.TimeoutExpired) as error:
             raise PhaseFailed(f"{self.name}: {error}") from error
-        words = out.split()
-        if code or not words:
+        printed, code = out.split(), process.returncode
+        if code or not printed:
             last = errors.strip().splitlines()[-1:] or ["nothing was printed"]
             raise PhaseFailed(f"{self.name} ended with {code}: {last[0]}")
-        return _own_score(words[-1], self._sign, self.name)
-
-
-def _run(words: Sequence[str]) -> tuple[int, str, str]:
-    """Exit code and output of a command. It is in a group of its own: Ctrl-C is not for it."""
-    pipe = subprocess.PIPE
-    group = platform.new_group()
-    with subprocess.Popen(words, stdout=pipe, stderr=pipe, text=True, **group) as process:
-        try:
-            out, errors = process.communicate(timeout=CUSTOM_SECONDS)
-        except BaseException:
-            platform.kill_group(process)
-            raise
-    return process.returncode, out, errors
+        return _own_score(printed[-1], self._sign, self.name)
 
 
 def _own_score(value: Any, sign: int, name: str) -> FitnessScore:
@@ -331,3 +348,6 @@ def _own_score(value: Any, sign: int, name: str) -> FitnessScore:
     if not math.isfinite(number):
         raise PhaseFailed(f"{name} gave {number}")
     return FitnessScore(sign * number, {}, {"own": number})
+
+
+Fitness = DomainFitness | FunctionFitness | CommandFitness

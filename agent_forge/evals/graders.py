@@ -37,14 +37,10 @@ TOP_LEVEL = re.compile(
 BEGINS = re.compile(r"^(?:def|async def|class|import|from|@)\b", re.MULTILINE)
 
 
-# -- math -----------------------------------------------------------------------------------------
-
-
 def final_number(text: str) -> tuple[Fraction, bool] | None:
     """The number that a text gives as its answer, and whether it is a percentage.
 
-    It stands after the last `####`, in the last box, or after the last "answer is"; where nothing
-    is marked, it is the last number of all.
+    It stands after the last `####`, in the last box, after the last "answer is", or is the last.
     """
     text = LATEX.sub(r"\1/\2", text[:MAX_TEXT].replace("\\!", "").replace("{,}", ","))
     boxes = [match.end() for match in BOXED.finditer(text)]
@@ -69,26 +65,20 @@ def math(task: Task, text: str) -> bool:
 
 
 def _figures(text: str) -> list[tuple[Fraction, bool]]:
-    values = ((_value(match), bool(match["percent"])) for match in FIGURE.finditer(text))
-    return [(value, percent) for value, percent in values if value is not None]
-
-
-def _value(match: re.Match[str]) -> Fraction | None:
-    if len(match.group()) > LONGEST_NUMBER or (match["below"] and not int(match["below"])):
-        return None
-    value = Fraction(match["number"].replace(",", "")) / int(match["below"] or 1)
-    value += int(match["units"] or 0)
-    return -value if match["sign"] in ("-", "\u2212") or match["inner"] else value
-
-
-# -- code -----------------------------------------------------------------------------------------
+    """The numbers in a text, and whether each is a percentage."""
+    figures = []
+    for match in FIGURE.finditer(text):
+        if len(match.group()) > LONGEST_NUMBER or not int(match["below"] or 1):
+            continue
+        value = Fraction(match["number"].replace(",", "")) / int(match["below"] or 1)
+        value += int(match["units"] or 0)
+        negative = match["sign"] in ("-", "\u2212") or match["inner"]
+        figures.append((-value if negative else value, bool(match["percent"])))
+    return figures
 
 
 def source(text: str) -> str:
-    """The program in a text: its first block in fences, else from the first definition on.
-
-    It ends where a line at the margin is no code, since models go on talking.
-    """
+    """The program in a text: its first fenced block, else from the first definition to prose."""
     fenced = FENCE.search(text)
     if fenced:
         return fenced[1]
@@ -122,14 +112,8 @@ def _passes(program: str, task: Task) -> bool:
     return run_tests(program, task.tests, limits=LIMITS).ok
 
 
-# -- structured data ------------------------------------------------------------------------------
-
-
 def document(task: Task, text: str) -> bool:
-    """True if the text is JSON, CSV or YAML with the content of the answer, in fences or bare.
-
-    Around bare JSON there may be words: its first object or list counts.
-    """
+    """True if the text is, or JSON in it begins, a document with the content of the answer."""
     fenced = FENCE.search(text[:MAX_TEXT])
     family = FAMILIES.get(task.family)
     accept = family.accept if family and family.accept else json_document
@@ -155,12 +139,5 @@ def same(task: Task, text: str) -> bool:
 
 
 # What stands for a grader in the hash of an evaluation, under which scores are cached.
-GRADER_IDS: dict[Grade, str] = {
-    is_right: "check",
-    math: "math",
-    code: "code",
-    completed: "completed",
-    document: "document",
-    same: "same",
-    words: "words",
-}
+GRADER_IDS: dict[Grade, str] = {is_right: "check", math: "math", code: "code", words: "words"}
+GRADER_IDS |= {completed: "completed", document: "document", same: "same"}

@@ -1,8 +1,7 @@
 """Scores of given text: exact match, loss and bits per byte, in a single pass.
 
-An answer is right when every token of it, and the end of the turn, is the likeliest one: greedy
-generation would write it. Items are put into batches by length alone, so that a score does not
-depend on what else is measured.
+An answer is right when every token of it, and the end of the turn, is the likeliest one. Items are
+put into batches by length alone, so that a score does not depend on what else is measured.
 """
 
 from __future__ import annotations

@@ -24,19 +24,15 @@ def measure(
     shots: int | None = None,
     folder: Path | None = None,
 ) -> list[dict[str, Any]]:
-    """A row for every task: its items, its accuracy if it has one, and all scores that it has.
-
-    Further tasks are YAML files in the subfolder `lm-eval` of the data folder.
-    """
+    """A row with all scores for every task; `lm-eval` in the data folder may have more, as YAML."""
     try:
         from lm_eval import simple_evaluate
         from lm_eval.models.huggingface import HFLM
         from lm_eval.tasks import TaskManager
     except ImportError as error:
-        raise ConfigError(
-            f"tasks of lm-eval need the library lm-eval ({error})",
-            hint="pip install 'agent-forge[eval]'",
-        ) from None
+        hint = "pip install 'agent-forge[eval]'"
+        problem = f"tasks of lm-eval need the library lm-eval ({error})"
+        raise ConfigError(problem, hint=hint) from None
 
     own = folder / OWN if folder else None
     manager = TaskManager(include_path=str(own) if own and own.is_dir() else None)

@@ -3,8 +3,6 @@
 Of a conversation the last reply is asked for, written as the model's own chat form has it, with the
 end of the turn; of a prompt its completion. Where an example has choices, the right one has to be
 the likeliest a byte; elsewhere an answer is right when it is what greedy generation would write.
-What is longer than the model can read is asked piece by piece, each with half of what fits before
-it.
 """
 
 from __future__ import annotations
@@ -27,15 +25,13 @@ from agent_forge.infer.generate import Generated, ProgressCallback, Sampling, ge
 from agent_forge.model.opened import Asked, OpenedModel, TransformersModel, open_model
 
 LOGITS_AT_ONCE = 1 << 26  # 256 MB in single precision
+Prompts = Sequence[tuple[int, ...]]
 TOLERANCE = 1e-4  # relative: fp32 sums differ in their last bits from batch to batch
 
 
 @dataclass(frozen=True)
 class TokenizedDomain:
-    """A domain as tokens. An answer may take several items, an example several answers.
-
-    The first answer of an example is the right one.
-    """
+    """A domain as tokens: items of answers, answers of examples, of which the first is right."""
 
     items: list[TokenizedItem]
     answer_of: NDArray[np.int64]  # each item
@@ -46,16 +42,12 @@ class TokenizedDomain:
 
     @property
     def tokens(self) -> int:
-        """How many tokens there are to read."""
         return sum(len(item.ids) for item in self.items) + sum(map(len, self.prompts))
 
 
 @dataclass(frozen=True)
 class ModelUnderTest:
-    """A model and what it takes to measure it.
-
-    `model` is the network that is measured: another one of the same vocabulary may take its place.
-    """
+    """What it takes to measure a model; another network of its vocabulary may be `model`."""
 
     model: nn.Module
     opened: OpenedModel
@@ -101,18 +93,13 @@ class ModelUnderTest:
         return replace(prepared, domain=domain, prompts=prompts)
 
     def measure(
-        self,
-        prepared: TokenizedDomain,
-        *,
-        threshold: float | None = None,
-        progress: ProgressCallback = no_progress,
+        self, prepared: TokenizedDomain, progress: ProgressCallback = no_progress
     ) -> ItemScores:
-        """The scores of each example of a domain. `threshold` is that of halting."""
+        """The scores of each example of a domain."""
         total = prepared.tokens
         by_item = measure(
             self.model,
             prepared.items,
-            threshold=threshold,
             batch_tokens=self.batch_tokens,
             progress=lambda done, _: progress(done, total),
         )
@@ -123,7 +110,7 @@ class ModelUnderTest:
             return scores
         domain, read = prepared.domain, total - sum(map(len, prepared.prompts))
         answers, cut = self.write(
-            domain, prepared.prompts, progress=lambda done, _: progress(read + done, total)
+            domain, prepared.prompts, lambda done, _: progress(read + done, total)
         )
         graded = zip(domain.tasks, answers, strict=True)
         return replace(
@@ -148,11 +135,7 @@ class ModelUnderTest:
         return scores
 
     def write(
-        self,
-        domain: Domain,
-        prompts: Sequence[tuple[int, ...]],
-        *,
-        progress: ProgressCallback = no_progress,
+        self, domain: Domain, prompts: Prompts, progress: ProgressCallback = no_progress
     ) -> tuple[list[Generated], list[bool]]:
         """The greedy answers of the model, and of each prompt whether its beginning was cut."""
         assert domain.writing
@@ -173,7 +156,6 @@ def open_model_under_test(ref: str | Path) -> ModelUnderTest:
 
 
 def model_under_test(opened: OpenedModel) -> ModelUnderTest:
-    """An open model, ready to be measured."""
     longest, batch = min(opened.max_length or TOKENS_A_BATCH, TOKENS_A_BATCH), TOKENS_A_BATCH
     if isinstance(opened, TransformersModel):  # all logits of a batch exist at once
         batch = min(batch, max(1, LOGITS_AT_ONCE // opened.vocab_size))

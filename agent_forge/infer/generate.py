@@ -284,8 +284,8 @@ class _ForgeReader(_Reader):
         for layer in self.cache.layers:
             if layer.k is not None and layer.v is not None:
                 layer.k, layer.v = layer.k[rows], layer.v[rows]
-        carry = self.cache.memory.carry
-        carry.update({name: state[rows] for name, state in carry.items()})
+        memory = self.cache.memory
+        memory.update({name: state[rows] for name, state in memory.items()})
 
 
 class _TransformersReader(_Reader):

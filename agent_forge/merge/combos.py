@@ -24,15 +24,7 @@ import torch
 from torch import Tensor
 
 from agent_forge.errors import ConfigError
-from agent_forge.merge.methods import (
-    STANDARD,
-    Kernel,
-    MergeMethod,
-    Params,
-    Parts,
-    angle,
-    trim_below,
-)
+from agent_forge.merge.methods import STANDARD, MergeMethod, Params, Parts, angle, trim_below
 from agent_forge.merge.tensor_inputs import TensorInputs, kept_share, mean, select
 
 COMBO = "combo"
@@ -41,7 +33,6 @@ ALL = range(8)
 SMALLEST_ANGLE = 1e-6
 Pair = tuple[str, str]  # interpolation and task arithmetic: what stage 3 starts from
 Stage2 = Callable[[Parts, Tensor, int], dict[Pair, Tensor]]
-Fused = Callable[[Parts, Tensor, int], dict[int, Tensor]]
 
 
 def parse_combo(value: int | str) -> int:
@@ -60,15 +51,11 @@ def parse_combo(value: int | str) -> int:
 
 def combo_stages(combo: int) -> tuple[str, str, str]:
     """The techniques of a combo."""
-    a, b, c = (stage[int(bit)] for stage, bit in zip(STAGES, f"{combo:03b}", strict=True))
-    return a, b, c
+    return STAGES[0][combo >> 2], STAGES[1][combo >> 1 & 1], STAGES[2][combo & 1]
 
 
 def combo_name(combo: int) -> str:
     return "-".join(combo_stages(combo))
-
-
-# -- stage 1 --------------------------------------------------------------------------------------
 
 
 def interpolation(anchored: np.ndarray, weights: Sequence[float], curved: bool) -> np.ndarray:
@@ -109,14 +96,6 @@ def difference(base: Tensor, deltas: Sequence[Tensor], c: np.ndarray) -> Tensor:
     return total.add_(base, alpha=float(c[0])) if c[0] else total
 
 
-# -- stage 2 --------------------------------------------------------------------------------------
-
-
-def stage_dare(base: Tensor, delta: Tensor, kept: Tensor, share: float) -> Tensor:
-    """B + mask * D / (1 - p)."""
-    return torch.addcmul(base, delta, kept, value=1 / share)
-
-
 def disjoint_means(trimmed: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
     """Half the sum and half the difference of the means of each sign, and the plain sum."""
     up, down = trimmed[0].clamp(min=0), trimmed[0].clamp(max=0)
@@ -154,9 +133,6 @@ def literal_ties(merged: Tensor, parents: Sequence[Tensor], threshold: float) ->
     return mean(agreeing).mul_(important).add_(mean(parents))
 
 
-# -- stage 3 --------------------------------------------------------------------------------------
-
-
 def parents_share(parents: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """What DFS needs of the parents: weighted sum of offsets, weights, consensus, scale."""
     consensus = mean(parents)
@@ -180,9 +156,6 @@ def dfs(merged: Tensor, share: tuple[Tensor, Tensor, Tensor, Tensor]) -> Tensor:
     offset = merged - consensus
     own = offset.abs().add_(scale).reciprocal_()
     return torch.addcmul(total, offset, own).div_(weight + own).add_(consensus)
-
-
-# -- all of them, run by run ----------------------------------------------------------------------
 
 
 def second_stage(
@@ -217,7 +190,7 @@ def second_stage(
             middle, half, total = disjoint_means(deltas)
         for i, task in pairs:
             if task == "dare":
-                results[i, task] = stage_dare(base, d[i], kept, share)
+                results[i, task] = torch.addcmul(base, d[i], kept, value=1 / share)
             else:
                 elected = d[i] if c[i].any() else total
                 results[i, task] = stage_ties(base, (middle, half), elected)
@@ -249,7 +222,8 @@ def _literal_stage(
             m = merged(parts, base, i)
             if task == "dare":
                 kept = x.mask(x.name, start, share)
-                results[i, task] = stage_dare(parts[0], m.sub_(parts[0]), kept, share)
+                m.sub_(parts[0])
+                results[i, task] = torch.addcmul(parts[0], m, kept, value=1 / share)
             else:
                 results[i, task] = literal_ties(m, parts, thresholds[i])
         return results
@@ -263,7 +237,7 @@ def fuse(
     which: Sequence[int],
     choices: Mapping[Pair, int],
     anchored: np.ndarray | None = None,
-) -> Fused:
+) -> Callable[[Parts, Tensor, int], dict[int, Tensor]]:
     """Combos of one tensor: a function of a run of the parents and the base.
 
     `choices` says which candidate FrankenMerge takes for the layer of this tensor, after each pair.
@@ -303,12 +277,6 @@ def agreement(gram: np.ndarray) -> int:
     return int(np.argmax(scores >= scores.max() - 1e-9))
 
 
-def _computed_by_fuse(x: TensorInputs, p: Params) -> Kernel:
-    raise AssertionError("combos are computed by fuse")
-
-
 _SHARED = {"drop_rate": 0.9, "keep": 0.2, "whole_model": False, "literal": False}
-METHODS: dict[str, MergeMethod] = {
-    **STANDARD,
-    COMBO: MergeMethod(_computed_by_fuse, _SHARED, {"weight": 1.0}, base="beside", least=2),
-}
+_METHOD = MergeMethod(None, _SHARED, {"weight": 1.0}, base="beside", least=2)
+METHODS: dict[str, MergeMethod] = {**STANDARD, COMBO: _METHOD}

@@ -29,7 +29,6 @@ from agent_forge.store.tensors import first_not_finite
 
 ComputeRun = Callable[[int], list[Tensor]]  # position -> the results of one run
 Bounds = tuple[float, float]  # the least and the largest value of a tensor
-SAMPLE = 1  # runs of a tensor that the layer score looks at
 
 
 class TensorProblem(NamedTuple):
@@ -57,16 +56,15 @@ class MergedWeights(Weights):
 
     def compute(self, name: str) -> Tensor:
         """One tensor of the result."""
-        job = self.plan.jobs[name]
-        if self.recipe.combo is not None:
+        job, build = self.plan.jobs[name], self.recipe.method().build
+        if build is None:
+            assert self.recipe.combo is not None
             return self.combos(name, [self.recipe.combo])[self.recipe.combo]
         result = torch.empty(job.spec.shape, dtype=job.spec.dtype)
-        if not job.floating:
+        if not job.spec.is_floating or not job.inputs:  # whole numbers, or nothing but a base
             return result.copy_(self._agreed(job))
         inputs = self._inputs(job)
-        if not inputs.tensors:  # nothing but a base
-            return result.copy_(self._tensor(job.base))
-        kernel = self.recipe.method().build(inputs, job.params)
+        kernel = build(inputs, job.params)
         if isinstance(kernel, RowKernel):
             _by_rows(inputs, kernel, result)
             low, high = torch.aminmax(result)
@@ -81,7 +79,7 @@ class MergedWeights(Weights):
         """One tensor of several combos, in one pass over the parents."""
         job = self.plan.jobs[name]
         results = {n: torch.empty(job.spec.shape, dtype=job.spec.dtype) for n in which}
-        if not job.floating:
+        if not job.spec.is_floating:
             return {n: result.copy_(self._agreed(job)) for n, result in results.items()}
         inputs = self._inputs(job)
         choices = self.layer_choices(job, which)
@@ -98,8 +96,6 @@ class MergedWeights(Weights):
             self._check(job, inputs, results[n], found, n)
         return results
 
-    # -- layers -----------------------------------------------------------------------------------
-
     def layer_choices(self, job: TensorMerge, which: Sequence[int]) -> dict[Pair, int]:
         """The candidate that FrankenMerge takes for a tensor's layer, after each stage 2."""
         pairs = [(i, t) for i, t, s in map(combo_stages, which) if s == "frankenmerge"]
@@ -107,28 +103,26 @@ class MergedWeights(Weights):
             return {}
         if self.recipe.layers:
             return {pair: self.recipe.layers.get(job.layer, 0) for pair in pairs}
-        known: dict[Pair, int] = self._cache.setdefault(("layer", job.layer, self._whole), {})
-        missing = [pair for pair in dict.fromkeys(pairs) if pair not in known]
-        if missing:
-            known.update(self._score_layer(job.layer, missing))
-        return known
+        choices: dict[Pair, int] = self._cache.setdefault(("layer", job.layer, self._whole), {})
+        if missing := [pair for pair in dict.fromkeys(pairs) if pair not in choices]:
+            choices.update(self._score_layer(job.layer, missing))
+        return choices
 
     def _score_layer(self, layer: str, pairs: Sequence[Pair]) -> dict[Pair, int]:
-        """The candidate that agrees best with the others, on a sample of the layer's weights."""
+        """The candidate that agrees best with the others, on the first run of each tensor."""
         total = dict.fromkeys(pairs, np.zeros(()))
         for job in self.plan.jobs.values():
-            if job.layer != layer or not job.floating:
+            if job.layer != layer or not job.spec.is_floating or not job.spec.numel:
                 continue
             inputs = self._inputs(job)
             stage2 = second_stage(inputs, job.params, pairs, self._whole_model(job))
-            for start in range(0, min(inputs.numel, SAMPLE * RUN), RUN):
-                parts, base = inputs.run(start)
-                assert base is not None
-                merged = stage2(parts, base, start)
-                deltas = [part.sub_(base) for part in parts]
-                for pair in pairs:
-                    rows = torch.stack([merged[pair].sub_(base), *deltas])
-                    total[pair] = total[pair] + (rows @ rows.T).double().numpy()
+            parts, base = inputs.run(0)
+            assert base is not None
+            merged = stage2(parts, base, 0)
+            deltas = [part.sub_(base) for part in parts]
+            for pair in pairs:
+                rows = torch.stack([merged[pair].sub_(base), *deltas])
+                total[pair] = total[pair] + (rows @ rows.T).double().numpy()
         return {pair: agreement(gram) for pair, gram in total.items()}
 
     def chosen_layers(self, combo: int) -> dict[str, int]:
@@ -136,33 +130,23 @@ class MergedWeights(Weights):
         i, t, s = combo_stages(combo)
         if s != "frankenmerge":
             return {}
-        found: dict[str, int] = {}
-        for job in self.plan.jobs.values():
-            if job.layer is not None and job.layer not in found:
-                found[job.layer] = self.layer_choices(job, [combo]).get((i, t), 0)
-        return found
+        layers = {job.layer: job for job in self.plan.jobs.values() if job.layer}
+        return {n: self.layer_choices(job, [combo]).get((i, t), 0) for n, job in layers.items()}
 
     def _whole_model(self, job: TensorMerge) -> np.ndarray | None:
         """Inner products over all tensors, where SLERP is asked to turn the model as a whole."""
         if not job.params["whole_model"]:
             return None
         if self._anchored is None:
-            jobs = [job for job in self.plan.jobs.values() if job.floating]
+            jobs = [job for job in self.plan.jobs.values() if job.spec.is_floating]
             self._anchored = np.sum([self._inputs(job).anchored() for job in jobs], axis=0)
         return self._anchored
 
-    # -- tensors ----------------------------------------------------------------------------------
-
-    def _tensor(self, place: tuple[str, str] | None) -> Tensor:
-        assert place is not None
-        ref, name = place
-        return self.plan.models[ref][name]
-
     def _inputs(self, job: TensorMerge) -> TensorInputs:
-        dtype = self.recipe.dtype
+        models, dtype = self.plan.models, self.recipe.dtype
         return TensorInputs(
-            [self._tensor(place) for place in job.inputs],
-            None if job.base is None else self._tensor(job.base),
+            [models[ref][name] for ref, name in job.inputs],
+            None if job.base is None else models[job.base[0]][job.base[1]],
             centred=job.base is None and self.recipe.merge_method == COMBO,
             name=job.name,
             seed=self.recipe.seed,
@@ -172,8 +156,9 @@ class MergedWeights(Weights):
         )
 
     def _agreed(self, job: TensorMerge) -> Tensor:
-        """A tensor of whole numbers, which all models have to share."""
-        first, *others = [self._tensor(place) for place in (*job.inputs, job.base) if place]
+        """A tensor that is not computed with: all models have to share it."""
+        places = filter(None, (*job.inputs, job.base))
+        first, *others = [self.plan.models[ref][name] for ref, name in places]
         if any(not torch.equal(first, other) for other in others):
             raise ConfigError(f"{job.name} holds whole numbers that differ between the models")
         return first
@@ -198,8 +183,7 @@ class MergedWeights(Weights):
         if not found:
             return [(0.0, 0.0)] * len(flats)
         table = np.array(found)  # run, result, bound
-        lows, highs = table[:, :, 0].min(0).tolist(), table[:, :, 1].max(0).tolist()
-        return list(zip(lows, highs, strict=True))
+        return list(zip(table[:, :, 0].min(0), table[:, :, 1].max(0), strict=True))
 
     def _check(
         self,
@@ -217,8 +201,12 @@ class MergedWeights(Weights):
         finite = np.isfinite(low) and np.isfinite(high)
         if finite and (combo is None or low < high or inputs.numel < 2):
             return
-        if not finite:
-            self._refuse_damaged(job)
+        if not finite:  # the parent that holds NaN or infinity is to blame, if there is one
+            for ref, name in filter(None, (*job.inputs, job.base)):
+                model = self.plan.models[ref]
+                if first_not_finite({name: model[name]}):
+                    path = model.sources[0] if len(model.sources) == 1 else ref
+                    raise DamagedFile(path, f"{name} holds NaN or infinity", hint="fetch it again")
         flat = result.view(-1)
         if combo is not None:
             with torch.no_grad():
@@ -233,14 +221,6 @@ class MergedWeights(Weights):
         note = TensorProblem(job.name, "no variance" if finite else "NaN or infinity", combo)
         if note not in self.notes:
             self.notes.append(note)
-
-    def _refuse_damaged(self, job: TensorMerge) -> None:
-        """Name the parent that holds NaN or infinity in a tensor, if there is one."""
-        for ref, name in filter(None, (*job.inputs, job.base)):
-            model = self.plan.models[ref]
-            if first_not_finite({name: model[name]}):
-                place = model.sources[0] if len(model.sources) == 1 else ref
-                raise DamagedFile(place, f"{name} holds NaN or infinity", hint="fetch it again")
 
 
 def _by_rows(inputs: TensorInputs, rows: RowKernel, target: Tensor) -> None:

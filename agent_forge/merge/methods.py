@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -24,6 +25,9 @@ from agent_forge.merge.tensor_inputs import TensorInputs, kept_share
 Params = Mapping[str, Any]
 Parts = list[Tensor]
 Kernel = Callable[[Parts, Tensor | None, int], Tensor]  # parts, base, position -> result
+Trim = Callable[[Tensor, int], Tensor]  # a run of a task vector, position -> the same, sparse
+Sparse = tuple[Trim, float]  # and what all of it is to be multiplied with
+Keep = Callable[[TensorInputs, int, Params], Sparse]
 
 
 @dataclass(frozen=True)
@@ -38,15 +42,12 @@ class RowKernel:
 class MergeMethod:
     """A method with its parameters (name -> default) and what it asks of its inputs."""
 
-    build: Callable[[TensorInputs, Params], Kernel | RowKernel]
+    build: Callable[[TensorInputs, Params], Kernel | RowKernel] | None  # None: by combos.fuse
     shared: Mapping[str, Any] = field(default_factory=dict)
     per_input: Mapping[str, Any] = field(default_factory=dict)  # of every input but the base
     base: Literal["ignored", "first", "optional", "required", "beside"] = "ignored"
     least: int = 1  # inputs; a base that is only a base does not count
     most: int | None = None
-
-
-# -- combinations with one coefficient for each input ---------------------------------------------
 
 
 def combination(coefficients: Sequence[float], divisor: float = 1.0) -> Kernel:
@@ -188,17 +189,7 @@ def model_stock(x: TensorInputs, p: Params) -> Kernel | RowKernel:
 def passthrough(x: TensorInputs, p: Params) -> Kernel:
     """One model as it is, or scaled."""
     scale = p["scale"][0]
-    if scale is None:
-        return lambda parts, base, start: parts[0]
-    return lambda parts, base, start: parts[0].mul_(float(scale))
-
-
-# -- task vectors ---------------------------------------------------------------------------------
-
-
-Trim = Callable[[Tensor, int], Tensor]  # a run of a task vector, position -> the same, sparse
-Sparse = tuple[Trim, float]  # and what all of it is to be multiplied with
-Keep = Callable[[TensorInputs, int, Params], Sparse]
+    return lambda parts, base, start: parts[0] if scale is None else parts[0].mul_(float(scale))
 
 
 def unchanged(delta: Tensor, start: int) -> Tensor:
@@ -227,18 +218,15 @@ def keep_ranks(x: TensorInputs, i: int, lowest: int, kept: int, rescale: bool) -
     last = lowest + kept - 1
     ranks = (lowest, last) if last < x.numel - 1 else (lowest,)
     low, high = [*x.magnitudes(i, ranks), math.inf][:2]
-    factor = l1_factor(x, i, (lowest, kept), (low, high)) if rescale else 1.0
+    factor = l1_factor(x, i, lowest, kept, low, high) if rescale else 1.0
     above = trim_below(low)
     if high == math.inf:
         return above, factor
     return lambda delta, start: above(delta, start) - F.hardshrink(delta, high), factor
 
 
-def l1_factor(
-    x: TensorInputs, i: int, ranks: tuple[int, int], bounds: tuple[float, float]
-) -> float:
+def l1_factor(x: TensorInputs, i: int, lowest: int, kept: int, low: float, high: float) -> float:
     """L1 norm of a task vector over that of exactly the `kept` elements from rank `lowest` on."""
-    (lowest, kept), (low, high) = ranks, bounds
     before = between = 0.0
     under = inside = 0
     for delta in x.deltas(i):
@@ -255,28 +243,21 @@ def l1_factor(
 
 
 def keep_largest(x: TensorInputs, i: int, p: Params) -> Sparse:
-    """The share `density` of largest magnitude (TIES)."""
+    """The share `density` of largest magnitude (TIES), at least one element."""
     density, n = p["density"][i], x.numel
-    if density >= 1:
-        return unchanged, 1.0
     kept = max(1, int(density * n)) if density > 0 and n else 0
     return keep_ranks(x, i, n - kept, kept, p["rescale"])
 
 
 def keep_middle(x: TensorInputs, i: int, p: Params) -> Sparse:
     """The share `density` of largest magnitude after the top `gamma` (breadcrumbs)."""
-    density, n = p["density"][i], x.numel
-    if density >= 1:
-        return unchanged, 1.0
-    kept = int(density * n)
-    return keep_ranks(x, i, max(0, n - kept - int(p["gamma"][i] * n)), kept, p["rescale"])
+    kept, top = (int(p[key][i] * x.numel) for key in ("density", "gamma"))
+    return keep_ranks(x, i, max(0, x.numel - kept - top), kept, p["rescale"])
 
 
 def keep_random(x: TensorInputs, i: int, p: Params) -> Sparse:
     """A random share `density` (DARE), divided by that share with `rescale`."""
     density = p["density"][i]
-    if density >= 1:
-        return unchanged, 1.0
     if density <= 0:
         return nothing, 1.0
     factor = 1 / kept_share(density) if p["rescale"] else 1.0
@@ -314,7 +295,8 @@ def task_vectors(x: TensorInputs, p: Params, keep: Keep | None, consensus: bool)
     """base + lambda * the task vectors: made sparse, weighted, and summed or put to the vote."""
     weights, scale, normalize = p["weight"], p["lambda"], p["normalize"]
     total = sum(weights) if abs(sum(weights)) >= 1e-8 else 1.0
-    sparse = [keep(x, i, p) if keep else (unchanged, 1.0) for i in range(len(x.tensors))]
+    shares = enumerate(p["density"])
+    sparse = [keep(x, i, p) if keep and share < 1 else (unchanged, 1.0) for i, share in shares]
     trims = [trim for trim, _ in sparse]
     factors = [w * factor for w, (_, factor) in zip(weights, sparse, strict=True)]
 
@@ -338,13 +320,9 @@ def task_vectors(x: TensorInputs, p: Params, keep: Keep | None, consensus: bool)
 def _task_method(
     keep: Keep | None, *, consensus: bool, normalize: bool = False, rescale: bool = False
 ) -> MergeMethod:
-    def build(x: TensorInputs, p: Params) -> Kernel:
-        return task_vectors(x, p, keep, consensus)
-
+    build = partial(task_vectors, keep=keep, consensus=consensus)
     shared = {"normalize": normalize, "rescale": rescale, "lambda": 1.0, "int8_mask": False}
-    per_input = {"weight": 1.0, "density": 1.0}
-    if keep is keep_middle:
-        per_input["gamma"] = 0.01
+    per_input = {"weight": 1.0, "density": 1.0} | ({"gamma": 0.01} if keep is keep_middle else {})
     return MergeMethod(build, shared, per_input, base="required", least=0)
 
 

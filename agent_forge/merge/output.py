@@ -11,7 +11,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +30,10 @@ from agent_forge.store import files
 from agent_forge.store.paths import require_short
 from agent_forge.store.tensors import TensorSpec
 
+CARD = Path(__file__).with_name("card.md")
 SHARD_BYTES = 5_000_000_000
 TOGETHER_BYTES = 256_000_000  # versions of one tensor that are held at the same time
-SCRATCH_BYTES = 24 * 4 * RUN  # of the arithmetic, for each thread
+SCRATCH_BYTES = 24 * 4 * RUN  # of the arithmetic
 OVERHEAD_BYTES = 1 << 20
 SHOWN = 8  # files in a message
 ProgressCallback = Callable[[str, int, int], None]  # tensor, bytes done, bytes in all
@@ -46,8 +47,8 @@ class WrittenMerge:
     bytes: int
     seconds: float
     peak_bytes: int  # memory that cannot be given back; mapped files are not in it
-    sha256: dict[str, str] = field(default_factory=dict)  # of each file of weights
-    notes: list[TensorProblem] = field(default_factory=list)
+    sha256: dict[str, str]  # of each file of weights
+    notes: list[TensorProblem]
 
 
 def anonymous_bytes() -> int:
@@ -59,18 +60,17 @@ def anonymous_bytes() -> int:
 def lineage(merged: MergedWeights) -> dict[str, dict[str, str]]:
     """The hashes of every parent, as a recipe has them; one that differs from it is an error."""
     models = {ref: merged.plan.models[ref] for ref in merged.recipe.references()}
-    weights = {ref: model.sha256() for ref, model in models.items()}
     settings = {ref: model.settings_sha256() for ref, model in models.items() if model.folder}
-    _compare(weights, merged.recipe.parents, "sha256")
-    what = "its config, tokenizer or adapter settings were changed: sha256"
-    _compare(settings, merged.recipe.parents_settings, what)
-    return {"parents": weights, "parents_settings": settings}
-
-
-def _compare(found: Mapping[str, str], expected: Mapping[str, str], what: str) -> None:
-    for ref, value in expected.items():
-        if ref in found and found[ref] != value:
-            raise DamagedFile(ref, f"{what} {found[ref][:12]}..., the recipe says {value[:12]}...")
+    hashes = {"parents": {ref: model.sha256() for ref, model in models.items()}}
+    hashes["parents_settings"] = settings
+    changed = "its config, tokenizer or adapter settings were changed: "
+    for key, found in hashes.items():
+        what = changed if found is settings else ""
+        for ref, value in getattr(merged.recipe, key).items():
+            if ref in found and found[ref] != value:
+                expected = f"{found[ref][:12]}..., the recipe says {value[:12]}..."
+                raise DamagedFile(ref, f"{what}sha256 {expected}")
+    return hashes
 
 
 def write(
@@ -79,14 +79,12 @@ def write(
     *,
     force: bool = False,
     max_ram: int | None = None,
-    shard_bytes: int = SHARD_BYTES,
     progress: ProgressCallback | None = None,
     beside: Mapping[str, bytes] | None = None,
 ) -> WrittenMerge:
     """Write weights as a model folder, tensor by tensor; `beside` are further files of it."""
     combo = weights.recipe.combo if isinstance(weights, MergedWeights) else None
-    folders: dict[int | None, Path] = {combo: folder}
-    return write_folders(weights, folders, force, max_ram, shard_bytes, progress, beside)[combo]
+    return write_folders(weights, {combo: folder}, force, max_ram, progress, beside)[combo]
 
 
 def write_folders(
@@ -94,53 +92,51 @@ def write_folders(
     folders: Mapping[int | None, Path],
     force: bool = False,
     max_ram: int | None = None,
-    shard_bytes: int = SHARD_BYTES,
     progress: ProgressCallback | None = None,
     beside: Mapping[str, bytes] | None = None,
 ) -> dict[int | None, WrittenMerge]:
     """Write one folder a combo (None: no combo) in one pass; none appears before all are done."""
-    began, peak = time.monotonic(), anonymous_bytes()
+    began = time.monotonic()
     for folder in folders.values():
         refuse_existing(folder, weights, force)
     require_room(list(folders.values()), weights, max_ram)
     parents = lineage(weights) if isinstance(weights, MergedWeights) else {}
+    notes: dict[int | None, list[TensorProblem]] = {}
     with contextlib.ExitStack() as claims, contextlib.ExitStack() as staging:
         stages = {}
         for n, folder in folders.items():
             clear_leftovers(folder)
             stages[n] = staging.enter_context(files.staging(folder, replace=force))
             claims.enter_context(claimed(stages[n].path))  # until it is published
-        for used in _write_tensors(weights, stages, max_ram, shard_bytes, progress):
-            peak = max(peak, used)
+        peak = _write_tensors(weights, stages, max_ram, progress)
         for n, stage in stages.items():
-            _write_rest(stage, weights, _final_recipe(weights, n, parents), _notes(weights, n))
+            notes[n] = _write_rest(stage, weights, n, parents)
             for name, content in (beside or {}).items():
                 stage.write_bytes(name, content)
         for folder in folders.values():
             refuse_existing(folder, weights, force)  # another merge may have been faster
-    seconds, names = time.monotonic() - began, shards_of(weights.specs, shard_bytes)
-    found = {}
+    seconds, written = time.monotonic() - began, {}
     for n, stage in stages.items():
-        hashes = {name: stage.records[name]["sha256"] for name in names}
-        notes = _notes(weights, n)
-        found[n] = WrittenMerge(folders[n], weights.nbytes, seconds, peak, hashes, notes)
-    return found
+        shards = shards_of(weights.specs, SHARD_BYTES)
+        hashes = {name: stage.records[name]["sha256"] for name in shards}
+        written[n] = WrittenMerge(folders[n], weights.nbytes, seconds, peak, hashes, notes[n])
+    return written
 
 
 def _write_tensors(
     weights: Weights,
     stages: Mapping[int | None, files.StagedFolder],
     max_ram: int | None,
-    shard_bytes: int,
     progress: ProgressCallback | None,
-) -> Iterator[int]:
-    """Write all tensors; yields the memory that is in use while versions of one are held."""
-    shards = [writing_shards(stage, weights.specs, shard_bytes) for stage in stages.values()]
-    done = 0
+) -> int:
+    """Write all tensors; return the most memory in use while versions of one were held."""
+    shards = [writing_shards(stage, weights.specs, SHARD_BYTES) for stage in stages.values()]
+    done, peak = 0, anonymous_bytes()
     for puts in zip(*shards, strict=True):
         name = puts[0][0]
         nbytes = weights.specs[name].nbytes
-        together = max(1, _room(max_ram) // max(1, nbytes))
+        room = TOGETHER_BYTES if max_ram is None else max_ram - anonymous_bytes()
+        together = max(1, min(TOGETHER_BYTES, room) // max(1, nbytes))
         todo = [(n, put) for n, (_, put) in zip(stages, puts, strict=True)]
         for start in range(0, len(todo), together):
             group = todo[start : start + together]
@@ -150,30 +146,13 @@ def _write_tensors(
                 versions.update(weights.combos(name, combos))
             else:
                 versions[None] = weights[name]
-            yield anonymous_bytes()
+            peak = max(peak, anonymous_bytes())
             for n, put in group:
                 put(versions.pop(n))
         done += nbytes
         if progress:
             progress(name, done * len(stages), weights.nbytes * len(stages))
-
-
-def _room(max_ram: int | None) -> int:
-    return TOGETHER_BYTES if max_ram is None else min(TOGETHER_BYTES, max_ram - anonymous_bytes())
-
-
-def _notes(weights: Weights, combo: int | None) -> list[TensorProblem]:
-    notes = weights.notes if isinstance(weights, MergedWeights) else []
-    return [note for note in notes if note.combo == combo]
-
-
-def _final_recipe(weights: Weights, combo: int | None, hashes: Mapping[str, Any]) -> Recipe | None:
-    """The recipe with all that is needed to make the same bytes again."""
-    if not isinstance(weights, MergedWeights):
-        return None
-    layers = {} if combo is None else weights.chosen_layers(combo)
-    update = {"combo": combo, "layers": layers, **hashes}
-    return weights.recipe.model_copy(update=update)
+    return peak
 
 
 def refuse_existing(folder: Path, weights: Weights, force: bool) -> None:
@@ -247,10 +226,9 @@ def _open_folder(folder: Path) -> int | None:
     return None
 
 
-def need_bytes(specs: Mapping[str, TensorSpec], threads: int = 1) -> int:
+def need_bytes(specs: Mapping[str, TensorSpec]) -> int:
     """Memory that a merge takes beside what the process has already."""
-    largest = max((spec.nbytes for spec in specs.values()), default=0)
-    return largest + threads * SCRATCH_BYTES
+    return max((spec.nbytes for spec in specs.values()), default=0) + SCRATCH_BYTES
 
 
 def require_room(folders: Sequence[Path], weights: Weights, max_ram: int | None) -> None:
@@ -265,53 +243,39 @@ def require_room(folders: Sequence[Path], weights: Weights, max_ram: int | None)
         )
 
 
-# -- the files beside the weights -----------------------------------------------------------------
-
-
 def _write_rest(
-    stage: files.StagedFolder,
-    weights: Weights,
-    recipe: Recipe | None,
-    notes: Sequence[TensorProblem],
-) -> None:
+    stage: files.StagedFolder, weights: Weights, combo: int | None, parents: Mapping[str, Any]
+) -> list[TensorProblem]:
+    """Write what stands beside the weights, with all that is needed to make the same bytes again.
+
+    Returns the notes on the tensors of this combo.
+    """
     if weights.config:
         stage.write_bytes("config.json", files.to_json(weights.config, sort_keys=False))
-    if recipe is None:
+    if not isinstance(weights, MergedWeights):
         write_tokenizer(stage, weights.folder, {})
-    elif isinstance(weights, MergedWeights):
-        first = weights.plan.models[recipe.references()[0]].folder
-        vocabulary = weights.plan.vocabulary or Vocabulary({}, first)
-        write_tokenizer(stage, vocabulary.folder, vocabulary.added)
-        stage.write_bytes("recipe.yml", to_yaml(recipe).encode())
-        stage.write_bytes("README.md", card(weights, recipe, notes).encode())
+        return []
+    notes = [note for note in weights.notes if note.combo == combo]
+    layers = {} if combo is None else weights.chosen_layers(combo)
+    update = {"combo": combo, "layers": layers, **parents}
+    recipe = weights.recipe.model_copy(update=update)
+    first = weights.plan.models[recipe.references()[0]].folder
+    vocabulary = weights.plan.vocabulary or Vocabulary(first)
+    write_tokenizer(stage, vocabulary.folder, vocabulary.added)
+    stage.write_bytes("recipe.yml", to_yaml(recipe).encode())
+    stage.write_bytes("README.md", card(weights, recipe, notes).encode())
+    return notes
 
 
 def card(weights: Weights, recipe: Recipe, notes: Sequence[TensorProblem]) -> str:
     """The model card: what was merged, how, and from which bytes."""
-    how = recipe.merge_method if recipe.combo is None else combo_name(recipe.combo)
-    parents = "\n".join(f"| `{ref}` | `{digest}` |" for ref, digest in recipe.parents.items())
-    text = f"""---
-library_name: transformers
-tags:
-- merge
----
-# Merged model
-
-Merged with agent-forge: **{how}**, seed {recipe.seed}, {weights.parameters:,} parameters.
-
-| parent | sha256 of its weights |
-|---|---|
-{parents}
-
-`forge merge recipe.yml OUT` makes the same bytes again from the same parents:
-
-```yaml
-{to_yaml(recipe).rstrip()}
-```
-"""
+    text = CARD.read_text(encoding="utf-8").format(
+        method=recipe.merge_method if recipe.combo is None else combo_name(recipe.combo),
+        seed=recipe.seed,
+        parameters=weights.parameters,
+        parents="\n".join(f"| `{ref}` | `{sha}` |" for ref, sha in recipe.parents.items()),
+        recipe=to_yaml(recipe).rstrip(),
+    )
     if notes:
-        replaced = "\n".join(f"- {note.problem}: `{note.name}`" for note in notes)
-        text += (
-            f"\nReplaced by the plain mean of the parents, because the method gave\n\n{replaced}\n"
-        )
-    return text
+        text += "\nReplaced by the plain mean of the parents, because the method gave\n\n"
+    return text + "".join(f"- {note.problem}: `{note.name}`\n" for note in notes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
@@ -17,7 +18,7 @@ from agent_forge.merge.recipe import (
     Recipe,
     Slice,
     SliceSource,
-    filters,
+    check_filters,
     first_value,
 )
 from agent_forge.merge.tensor_inputs import Cache
@@ -66,10 +67,6 @@ class TensorMerge:
     params: dict[str, Any] = field(hash=False)  # shared values, and a list for each per-input one
 
     @property
-    def floating(self) -> bool:
-        return self.spec.dtype.is_floating_point
-
-    @property
     def layer(self) -> str | None:
         layer = layer_of(self.name)
         return None if layer is None else str(layer)
@@ -96,8 +93,7 @@ def make_plan(recipe: Recipe, parents: Parents) -> MergePlan:
     models: Mapping[str, Weights] = parents
     vocabulary = None
     if choice := recipe.vocabulary():
-        multiple = choice.pad_to_multiple_of or 1
-        names = recipe.references()
+        names, multiple = recipe.references(), choice.pad_to_multiple_of or 1
         models, vocabulary = align(names, parents, choice.source, multiple, recipe.base_model)
     parts = recipe.slices or [_whole(recipe, models)]
     jobs: dict[str, TensorMerge] = {}
@@ -105,37 +101,29 @@ def make_plan(recipe: Recipe, parents: Parents) -> MergePlan:
     for n, part in enumerate(parts):
         start, stop = part.sources[0].layer_range
         length = stop - start
-        outer = _Planner(recipe, models, part)
+        planner = _Planner(recipe, models, part)
         if n == 0:
-            jobs.update(outer.outside_layers(before=True))
+            jobs.update(planner.outside_layers(before=True))
         for i in range(length):
             position = i / (length - 1) if length > 1 else 1.0
-            jobs.update(outer.layer(i, len(done), position))
+            jobs.update(planner.layer(i, len(done), position))
             done.append(start + i)
         if n == len(parts) - 1:
-            jobs.update(outer.outside_layers(before=False))
+            jobs.update(planner.outside_layers(before=False))
     if not jobs:
         raise ConfigError("there is nothing to merge: the models hold no tensors")
-    _check_filters(recipe, jobs)
+    sources = [name for job in jobs.values() for _, name in job.inputs]
+    check_filters(recipe, [*jobs, *sources, "lm_head.weight"])  # a tied head has no tensor
     return MergePlan(recipe, models, jobs, vocabulary, tuple(done))
-
-
-def _check_filters(recipe: Recipe, jobs: Mapping[str, TensorMerge]) -> None:
-    """A filter that matches nothing is a slip; a tied head counts, though it has no tensor."""
-    names = {name for job in jobs.values() for _, name in job.inputs} | {*jobs, "lm_head.weight"}
-    for where, wanted in filters(recipe):
-        if not any(wanted in name for name in names):
-            hint = f"a filter is a part of a name, such as {next(iter(jobs))}"
-            raise ConfigError(f"{where}: the filter {wanted!r} matches no tensor", hint=hint)
 
 
 def _whole(recipe: Recipe, models: Mapping[str, Weights]) -> Slice:
     """The models as one slice over all of their layers."""
     counts = {ref: layer_count(models[ref]) for ref in recipe.references()}
     if len(set(counts.values())) > 1:
-        found = ", ".join(f"{ref}: {n}" for ref, n in counts.items())
+        listed = ", ".join(f"{ref}: {n}" for ref, n in counts.items())
         hint = "use slices to say which layers go together"
-        raise ConfigError(f"the models have different numbers of layers ({found})", hint=hint)
+        raise ConfigError(f"the models have different numbers of layers ({listed})", hint=hint)
     layers = [0, next(iter(counts.values()))]
     sources = [
         SliceSource.model_construct(model=m.model, parameters=m.parameters, layer_range=layers)
@@ -152,17 +140,12 @@ class _Planner:
         self.method = recipe.method()
         base = part.base_model or recipe.base_model
         first = {s.model: s.layer_range[0] for s in part.sources}
-        inputs = [s.model for s in part.sources]
-        if base and base not in first and not recipe.slices:
-            first[base] = 0
-            inputs += [base] if self.method.base in ADDS_BASE else []
-        if self.method.base in ("required", "optional") and base in inputs:
-            inputs.remove(base)
-        if self.method.base == "first" and base in inputs:
-            inputs.insert(0, inputs.pop(inputs.index(base)))
-        self.inputs = inputs
+        if base and not recipe.slices:
+            first.setdefault(base, 0)
+        self.inputs = recipe.inputs(part)
         self.base = base if self.method.base not in ADDS_BASE and base in first else None
-        self.first = {ref: first[ref] for ref in [*inputs, *([self.base] if self.base else [])]}
+        named = [*self.inputs, *([self.base] if self.base else [])]
+        self.first = {ref: first[ref] for ref in named}
         self.own = {s.model: s.parameters for s in part.sources}
         low, high = part.sources[0].layer_range
         for ref, start in self.first.items():
@@ -173,32 +156,29 @@ class _Planner:
         """Layer `out` of the result, from layer i of the slice."""
         here = {ref: start + i for ref, start in self.first.items()}
         names = {ref: _names_at(self.models[ref], n) for ref, n in here.items()}
-        for name in dict.fromkeys(name for found in names.values() for name in found):
-            places = {ref: (ref, at_layer(name, n)) for ref, n in here.items()}
-            yield at_layer(name, out), self._job(at_layer(name, out), places, position)
+        for name in dict.fromkeys(itertools.chain(*names.values())):
+            sources = {ref: at_layer(name, n) for ref, n in here.items()}
+            yield at_layer(name, out), self._job(at_layer(name, out), sources, position)
 
     def outside_layers(self, *, before: bool) -> Iterator[tuple[str, TensorMerge]]:
         names = {ref: _names_at(self.models[ref], None) for ref in self.first}
         models = [self.models[ref] for ref in self.recipe.references()]
         tied = all(is_tied(weights) for weights in models)
-        if (
-            not tied
-        ):  # the last slice may be of a tied model, and the result has a head all the same
+        if not tied:  # the last slice may be of a tied model, but the result has a head
             names["heads"] = [name for weights in models for name in weights if HEAD.search(name)]
-        for name in dict.fromkeys(name for found in names.values() for name in found):
+        for name in dict.fromkeys(itertools.chain(*names.values())):
             if bool(BEFORE_LAYERS.search(name)) != before or (tied and HEAD.search(name)):
                 continue
-            places = {ref: (ref, name) for ref in self.first}
-            yield name, self._job(name, places, 0.0)
+            yield name, self._job(name, dict.fromkeys(self.first, name), 0.0)
 
-    def _job(self, name: str, places: dict[str, TensorPlace], position: float) -> TensorMerge:
-        found = {ref: (ref, _find(self.models[ref], place[1])) for ref, place in places.items()}
-        if lacking := [ref for ref, (_, at) in found.items() if not at]:
+    def _job(self, name: str, sources: dict[str, str], position: float) -> TensorMerge:
+        """An output tensor from the tensor of each model that `sources` names."""
+        found = {ref: (ref, _find(self.models[ref], source)) for ref, source in sources.items()}
+        if lacking := [ref for ref, (_, source) in found.items() if not source]:
             having = ", ".join(ref for ref in found if ref not in lacking)
             problem = f"tensor {name!r} is in {having} but missing in {', '.join(lacking)}"
-            hint = "only models of the same architecture can be merged"
-            raise ConfigError(problem, hint=hint)
-        specs = {ref: self.models[ref].specs[at] for ref, (_, at) in found.items()}
+            raise ConfigError(problem, hint="only models of the same architecture can be merged")
+        specs = {ref: self.models[ref].specs[source] for ref, (_, source) in found.items()}
         if len({spec.shape for spec in specs.values()}) > 1:
             shapes = ", ".join(f"{ref}: {list(spec.shape)}" for ref, spec in specs.items())
             hint = "only models of the same architecture and size can be merged"
@@ -210,7 +190,7 @@ class _Planner:
             TensorSpec(self._type(specs), next(iter(specs.values())).shape),
             tuple(found[ref] for ref in self.inputs),
             found[self.base] if self.base else None,
-            self._params(name, places, position),
+            self._params(name, sources, position),
         )
 
     def _type(self, specs: Mapping[str, TensorSpec]) -> torch.dtype:
@@ -229,23 +209,20 @@ class _Planner:
         except RuntimeError as error:  # 8-bit floats have no common type with others
             raise ConfigError(f"weights of types {types} cannot be merged ({error})") from error
 
-    def _params(self, name: str, places: dict[str, TensorPlace], position: float) -> dict[str, Any]:
+    def _params(self, name: str, sources: dict[str, str], position: float) -> dict[str, Any]:
         common: list[Parameters] = [self.part.parameters, self.recipe.parameters]
-        params = {
-            key: first_value(common, key, name, position, default)
-            for key, default in self.method.shared.items()
-        }
+        params: dict[str, Any] = {}
+        for key, default in self.method.shared.items():
+            params[key] = first_value(common, key, name, position, default)
         for key, default in self.method.per_input.items():
-            params[key] = values = []
-            for ref in self.inputs:
-                scopes = [self.own.get(ref, {}), *common]
-                values.append(first_value(scopes, key, places[ref][1], position, default))
+            scopes = [(sources[ref], [self.own.get(ref, {}), *common]) for ref in self.inputs]
+            params[key] = [first_value(s, key, source, position, default) for source, s in scopes]
         return params
 
 
 def _names_at(weights: Weights, layer: int | None) -> list[str]:
     """The tensors of a layer, named as in layer 0; or those outside the layers."""
-    names = weights.by_layer().get(layer, [])
+    names = weights.by_layer.get(layer, [])
     return names if layer is None else [at_layer(name, 0) for name in names]
 
 

@@ -88,9 +88,8 @@ class Preflight:
 
 def preflight(recipe: Recipe, out: Path, parents: Parents | None = None) -> Preflight:
     """Report all that could go wrong, and forecast disk, memory and time."""
-    report = Preflight()
+    report, models = Preflight(), dict[str, Weights]()
     opened = Parents() if parents is None else parents
-    models: dict[str, Weights] = {}
     for ref in recipe.references():
         with report.noting():
             opened.open([ref])
@@ -99,7 +98,13 @@ def preflight(recipe: Recipe, out: Path, parents: Parents | None = None) -> Pref
     if len(models) == len(recipe.references()):
         _compare_configs(report, models)
         _compare_vocabularies(report, recipe, models)
-        _compare_types(report, models)
+        types: dict[str, list[str]] = {}
+        for ref, weights in models.items():
+            names = {str(spec.dtype).removeprefix("torch.") for spec in weights.specs.values()}
+            types[ref] = sorted(names)
+        report.facts["types"] = types
+        if len({tuple(names) for names in types.values()}) > 1:
+            report.add("note", f"the models have different types: {types}", "set out_dtype")
         with report.noting():
             report.plan = make_plan(recipe, opened)
         if report.plan is not None:
@@ -147,33 +152,32 @@ def _check_result(plan: MergePlan) -> None:
         found = layer_kinds(config)
     except DamagedFile as error:
         raise ConfigError(f"the result would be no model: {error.problem}", hint=hint) from error
-    place = 0
-    for part in plan.recipe.slices:
-        source = part.sources[0]
+    n = 0
+    for source in (part.sources[0] for part in plan.recipe.slices):
         kinds = layer_kinds(plan.models[source.model].config)
         for layer in range(*source.layer_range):
             for key, values in kinds.items():
-                if key in found and str(found[key][place]) != str(values[layer]):
-                    told = f"layer {layer} of {source.model} is {values[layer]}"
-                    raise ConfigError(f"{told}, layer {place} of the result is not", hint=hint)
-            place += 1
+                if key in found and str(found[key][n]) != str(values[layer]):
+                    problem = f"layer {layer} of {source.model} is {values[layer]}"
+                    raise ConfigError(f"{problem}, layer {n} of the result is not", hint=hint)
+            n += 1
 
 
 def _compare_configs(report: Preflight, models: dict[str, Weights]) -> None:
     """Compare architecture, tied weights, positions, and whatever else shapes the network."""
-    known = {ref: weights for ref, weights in models.items() if weights.config}
-    for ref in (ref for ref in models if ref not in known):
-        level: Level = "error" if known else "warning"
+    configured = {ref: weights for ref, weights in models.items() if weights.config}
+    level: Level = "error" if configured else "warning"
+    for ref in (ref for ref in models if ref not in configured):
         remedy = "put the one of its model beside its weights"
         report.add(level, f"{ref} has no config.json", remedy)
-    (first_ref, first), *others = (known or models).items()
+    (first_ref, first), *others = (configured or models).items()
     named = first.config.get("architectures")
     report.facts["architecture"] = named[0] if named and isinstance(named, list) else "unknown"
     for ref, weights in others:
         pair = f"{first_ref} and {ref}"
-        if weights.config.get("model_type") != first.config.get("model_type"):
-            kinds = f"{first.config.get('model_type')} and {weights.config.get('model_type')}"
-            what = f"{pair} are different architectures ({kinds})"
+        kinds = [config.get("model_type") for config in (first.config, weights.config)]
+        if kinds[0] != kinds[1]:
+            what = f"{pair} are different architectures ({kinds[0]} and {kinds[1]})"
             report.add("error", what, "merge like with like")
             continue
         if is_tied(weights) != is_tied(first):
@@ -206,15 +210,6 @@ def _compare_vocabularies(report: Preflight, recipe: Recipe, models: dict[str, W
             report.add("note", what, "the recipe makes the vocabularies equal")
         else:
             report.add("warning", what, "tokenizer: union (or base) in the recipe aligns them")
-
-
-def _compare_types(report: Preflight, models: dict[str, Weights]) -> None:
-    kinds: dict[str, list[str]] = {}
-    for ref, weights in models.items():
-        kinds[ref] = sorted({str(s.dtype).removeprefix("torch.") for s in weights.specs.values()})
-    report.facts["types"] = kinds
-    if len({tuple(kind) for kind in kinds.values()}) > 1:
-        report.add("note", f"the models have different types: {kinds}", "set out_dtype")
 
 
 def _same_base(report: Preflight, recipe: Recipe, models: dict[str, Weights]) -> None:
@@ -250,12 +245,11 @@ def _forecast(report: Preflight, plan: MergePlan, out: Path) -> None:
     cost = COST_NS.get(recipe.merge_method, COST_DEFAULT_NS)
     if recipe.combo is not None and combo_stages(recipe.combo)[2] == "dfs":
         cost *= 1.5
-    free = files.free_bytes(out)
     report.facts |= {
         "parameters": count,
         "tensors": len(plan.jobs),
         "output_bytes": nbytes,
-        "free_bytes": free,
+        "free_bytes": files.free_bytes(out),
         "seconds": round(count * inputs * (cost + HASH_AND_WRITE_NS) * 1e-9 + 0.5, 1),
         "memory_bytes": anonymous_bytes() + need_bytes(plan.specs),
     }

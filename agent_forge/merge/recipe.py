@@ -21,7 +21,6 @@ from agent_forge.merge.combos import COMBO, METHODS, combo_stages, parse_combo
 from agent_forge.merge.methods import MergeMethod
 
 TYPES = ("bfloat16", "float16", "float32", "float64")
-EVERYWHERE = {"int8_mask"}  # a memory option of mergekit; masks are never stored here
 RANGES = {"drop_rate": (0.0, 0.9999), "keep": (0.0001, 1.0)}
 RANGES |= dict.fromkeys(("density", "gamma", "t"), (0.0, 1.0))
 LARGEST = 3.4e38  # what fp32 can hold
@@ -127,15 +126,14 @@ class Recipe(Settings):
             raise ValueError("exactly one of models and slices is needed")
         if self.tokenizer and self.tokenizer_source:
             raise ValueError("tokenizer and tokenizer_source say the same; name one of them")
-        method = METHODS[self.merge_method]
         for where, settings, shared in _groups(self):
             for name, setting in settings.items():
-                _check_parameter(method, self.merge_method, where, name, setting, shared)
+                _check_parameter(self, where, name, setting, shared)
         for part in self.slices:
             lengths = {source.layer_range[1] - source.layer_range[0] for source in part.sources}
             if len(lengths) > 1 or min(lengths) < 1:
                 raise ValueError("the sources of a slice need equally many layers, at least one")
-        _check_count(self, method)
+        _check_count(self)
         if self.layers and (self.combo is None or combo_stages(self.combo)[2] != "frankenmerge"):
             raise ValueError("layers are chosen by FrankenMerge alone")
         if any(not 0 <= choice <= len(self.models) for choice in self.layers.values()):
@@ -149,6 +147,18 @@ class Recipe(Settings):
         """Whose vocabulary the result has; None leaves the rows as they are."""
         source = self.tokenizer_source
         return TokenizerChoice(source=source) if source else self.tokenizer
+
+    def inputs(self, part: Slice | None = None) -> list[str]:
+        """The models that are merged (in a slice), in order; what is only a base is none."""
+        names, kind = [s.model for s in (part.sources if part else self.models)], self.method().base
+        base = (part.base_model if part else None) or self.base_model
+        if base and base not in names and not self.slices and kind in ADDS_BASE:
+            names.append(base)
+        if kind in ("required", "optional") and base in names:
+            names.remove(base)
+        if kind == "first" and base in names:
+            names.insert(0, names.pop(names.index(base)))
+        return names
 
     def references(self) -> list[str]:
         """Every model that is named, in order, the base first."""
@@ -169,20 +179,19 @@ def _groups(recipe: Recipe) -> Iterator[tuple[str, Parameters, bool]]:
             yield f"slices.{i}.sources.{j}.parameters", source.parameters, False
 
 
-def _check_parameter(
-    method: MergeMethod, method_name: str, where: str, name: str, setting: Any, shared: bool
-) -> None:
-    known = {**method.shared, **method.per_input}
-    if name in EVERYWHERE:
+def _check_parameter(recipe: Recipe, where: str, name: str, setting: Any, shared: bool) -> None:
+    method = recipe.method()
+    defaults = {**method.shared, **method.per_input}
+    if name == "int8_mask":  # a memory option of mergekit; masks are never stored here
         return
-    if name not in known:
-        near = did_you_mean(name, list(known))
-        raise ValueError(f"{method_name} has no parameter {name!r} ({where}){near}")
+    if name not in defaults:
+        near = did_you_mean(name, list(defaults))
+        raise ValueError(f"{recipe.merge_method} has no parameter {name!r} ({where}){near}")
     if name in method.shared and not shared:
         raise ValueError(f"{name!r} is of the whole merge, so it cannot stand in {where}")
+    low, high = RANGES.get(name, (-math.inf, math.inf))
     for value in _values(setting, f"{where}.{name}"):
-        number = _typed(value, known[name], f"{where}.{name}")
-        low, high = RANGES.get(name, (-math.inf, math.inf))
+        number = _typed(value, defaults[name], f"{where}.{name}")
         if number is not None and not low <= number <= high:
             raise ValueError(f"{where}.{name}: {number} is not between {low} and {high}")
 
@@ -222,7 +231,8 @@ def _typed(value: Any, default: Any, where: str) -> Any:
     raise ValueError(f"{where}: {value!r} is not {kind}")
 
 
-def _check_count(recipe: Recipe, method: MergeMethod) -> None:
+def _check_count(recipe: Recipe) -> None:
+    method = recipe.method()
     parts: list[Slice | None] = [*recipe.slices] or [None]
     for part in parts:
         names = [s.model for s in (part.sources if part else recipe.models)]
@@ -233,16 +243,10 @@ def _check_count(recipe: Recipe, method: MergeMethod) -> None:
             raise ValueError(f"the base {base!r} is not among the sources of a slice")
         if method.base == "required" and not base:
             raise ValueError(f"{recipe.merge_method} needs a base_model")
-        others = [n for n in names if n != base or method.base not in ("required", "optional")]
-        extra = bool(part is None and base and base not in names and method.base in ADDS_BASE)
-        n = len(others) + extra
-        if n < method.least or (method.most is not None and n > method.most):
-            least, most = method.least, method.most
+        n, least, most = len(recipe.inputs(part)), method.least, method.most
+        if n < least or (most is not None and n > most):
             wanted = f"exactly {least}" if least == most else f"{least} to {most or 'any number'}"
             raise ValueError(f"{recipe.merge_method} takes {wanted} models beside a base, not {n}")
-
-
-# -- values ---------------------------------------------------------------------------------------
 
 
 def resolve(setting: Any, name: str, position: float, default: Any) -> Any:
@@ -282,17 +286,16 @@ def first_value(
     return default
 
 
-def filters(recipe: Recipe) -> Iterator[tuple[str, str]]:
-    """Each filter of a recipe: its place, and the text that it looks for."""
+def check_filters(recipe: Recipe, tensors: Sequence[str]) -> None:
+    """Refuse a filter that matches none of these tensors: it is a slip."""
     for where, settings, _ in _groups(recipe):
         for name, setting in settings.items():
             for option in setting if isinstance(setting, list) else [setting]:
-                wanted = option.get("filter") if isinstance(option, Mapping) else None
-                if wanted not in (None, "*"):
-                    yield f"{where}.{name}", str(wanted)
-
-
-# -- reading and writing --------------------------------------------------------------------------
+                part = option.get("filter") if isinstance(option, Mapping) else None
+                if part not in (None, "*") and not any(str(part) in tensor for tensor in tensors):
+                    problem = f"{where}.{name}: the filter {str(part)!r} matches no tensor"
+                    hint = f"a filter is a part of a name, such as {tensors[0]}"
+                    raise ConfigError(problem, hint=hint)
 
 
 def read_recipe(path: Path) -> Recipe:
@@ -315,8 +318,7 @@ def parse_recipe(text: str) -> Recipe:
 def to_yaml(recipe: Recipe) -> str:
     """The recipe with nothing that is a default."""
     data = recipe.model_dump(mode="json", exclude_defaults=True)
-    data = {"merge_method": recipe.merge_method, **data}
-    return dump_yaml(data)
+    return dump_yaml({"merge_method": recipe.merge_method, **data})
 
 
 def to_mergekit(recipe: Recipe) -> str:
@@ -330,9 +332,8 @@ def to_mergekit(recipe: Recipe) -> str:
     method = recipe.method()
     needed = {"t": method.shared.get("t"), "weight": method.per_input.get("weight")}
     spelled = {k: v for k, v in needed.items() if v is not None}
-    data["parameters"] = {**spelled, **recipe.parameters}
+    if parameters := {**spelled, **recipe.parameters}:
+        data["parameters"] = parameters
     if recipe.merge_method == "slerp" and not recipe.base_model:
         data["base_model"] = (recipe.models or recipe.slices[0].sources)[0].model
-    if not data["parameters"]:
-        del data["parameters"]
     return dump_yaml(data)

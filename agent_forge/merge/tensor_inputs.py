@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -17,11 +18,11 @@ from torch import Tensor
 
 RUN = 1 << 17  # elements at a time: three parents and scratch fit into a second-level cache
 DRAWS_A_STEP = 16  # 16-bit numbers in one step of the Philox counter
-LOW = 0xFFFF
-
 Cache = dict[tuple[Any, ...], Any]
+T = TypeVar("T")
 
 
+@dataclass(eq=False)
 class TensorInputs:
     """The inputs of one output tensor as flat tensors in their storage type, and perhaps a base.
 
@@ -29,42 +30,31 @@ class TensorInputs:
     as a recipe's `dtype` asks. `key` names the inputs in the cache.
     """
 
-    def __init__(
-        self,
-        tensors: Sequence[Tensor],
-        base: Tensor | None = None,
-        *,
-        centred: bool = False,
-        name: str = "",
-        seed: int = 0,
-        read_as: torch.dtype | None = None,
-        cache: Cache | None = None,
-        key: tuple[Any, ...] = (),
-    ) -> None:
-        self.shape = (base if base is not None else tensors[0]).shape
-        self.tensors = [tensor.detach().contiguous().reshape(-1) for tensor in tensors]
-        self.base = None if base is None else base.detach().contiguous().reshape(-1)
-        self.centred = centred
-        self.name = name
-        self.seed = seed
+    tensors: Sequence[Tensor]
+    base: Tensor | None = None
+    centred: bool = False
+    name: str = ""
+    seed: int = 0
+    read_as: torch.dtype | None = None
+    cache: Cache = field(default_factory=dict)
+    key: tuple[Any, ...] = ()
+
+    def __post_init__(self) -> None:
+        self.shape = (self.tensors[0] if self.base is None else self.base).shape
         self.numel = self.shape.numel()
-        self._read_as = read_as
-        self._cache: Cache = {} if cache is None else cache
-        self._key = key
+        self.tensors = [tensor.detach().contiguous().reshape(-1) for tensor in self.tensors]
+        self.base = None if self.base is None else self.base.detach().contiguous().reshape(-1)
 
     def read(self, tensor: Tensor, start: int, stop: int) -> Tensor:
         """A run of a tensor as a new fp32 tensor."""
         part = tensor[start:stop]
-        if self._read_as is not None and part.dtype != self._read_as:
-            part = part.to(self._read_as)
-        return part.to(torch.float32, copy=True)
+        return part.to(self.read_as or part.dtype).to(torch.float32, copy=True)
 
     def run(self, start: int) -> tuple[list[Tensor], Tensor | None]:
         """The inputs and the base from `start` on."""
-        stop = min(start + RUN, self.numel)
-        parts = [self.read(tensor, start, stop) for tensor in self.tensors]
+        parts = [self.read(tensor, start, start + RUN) for tensor in self.tensors]
         if self.base is not None:
-            return parts, self.read(self.base, start, stop)
+            return parts, self.read(self.base, start, start + RUN)
         return parts, mean(parts) if self.centred else None
 
     def runs(self) -> Iterator[tuple[list[Tensor], Tensor | None]]:
@@ -79,32 +69,32 @@ class TensorInputs:
                 assert base is not None
                 yield parts[i].sub_(base)
             else:
-                stop = min(start + RUN, self.numel)
-                delta = self.read(self.tensors[i], start, stop)
-                yield delta.sub_(self.read(self.base, start, stop))
+                delta = self.read(self.tensors[i], start, start + RUN)
+                yield delta.sub_(self.read(self.base, start, start + RUN))
 
     def anchored(self) -> np.ndarray:
         """Inner products, in fp64, of the base and the differences from it.
 
         Without a base the first input is in its place: small angles stay exact either way.
         """
-        found: np.ndarray = self._once(("anchored",), self._anchored)
-        return found
 
-    def _anchored(self) -> np.ndarray:
-        total: np.ndarray = np.zeros(())
-        for parts, base in self.runs():
-            anchor, *others = parts if base is None else [base, *parts]
-            rows = torch.stack([anchor, *(part.sub_(anchor) for part in others)])
-            total = total + (rows @ rows.T).double().numpy()
-        return total
+        def measure() -> np.ndarray:
+            total: np.ndarray = np.zeros(())
+            for parts, base in self.runs():
+                anchor, *others = parts if base is None else [base, *parts]
+                rows = torch.stack([anchor, *(part.sub_(anchor) for part in others)])
+                total = total + (rows @ rows.T).double().numpy()
+            return total
 
-    def _once(self, what: tuple[Any, ...], measure: Callable[[], Any]) -> Any:
+        return self._once(("anchored",), measure)
+
+    def _once(self, what: tuple[Any, ...], measure: Callable[[], T]) -> T:
         """What was measured on these inputs, from the cache if they have a key in it."""
-        key = (*what, *self._key)
-        if not self._key or key not in self._cache:
-            self._cache[key] = measure()
-        return self._cache[key]
+        key = (*what, *self.key)
+        if not self.key or key not in self.cache:
+            self.cache[key] = measure()
+        measured: T = self.cache[key]
+        return measured
 
     def gram(self) -> np.ndarray:
         """Inner products of the inputs, or of their differences from the base if there is one."""
@@ -121,8 +111,7 @@ class TensorInputs:
 
     def magnitudes(self, i: int, ranks: tuple[int, ...]) -> list[float]:
         """The magnitudes of task vector i at these ranks, counted from the smallest."""
-        what = ("magnitudes", i, ranks)
-        return list(self._once(what, lambda: select(lambda: self.deltas(i), ranks)))
+        return self._once(("magnitudes", i, ranks), lambda: select(lambda: self.deltas(i), ranks))
 
 
 def mean(parts: Sequence[Tensor]) -> Tensor:
@@ -147,7 +136,7 @@ def select(runs: Callable[[], Iterable[Tensor]], ranks: Sequence[int]) -> list[f
     for delta in runs():
         bits = _bits(delta)
         for b, counts in lower.items():
-            counts += np.bincount(bits[bits >> 16 == b] & LOW, minlength=1 << 16)
+            counts += np.bincount(bits[bits >> 16 == b] & 0xFFFF, minlength=1 << 16)
     values = []
     for rank, b in zip(ranks, bins, strict=True):
         low = int(np.searchsorted(np.cumsum(lower[b]), rank - below[b], side="right"))
@@ -157,9 +146,6 @@ def select(runs: Callable[[], Iterable[Tensor]], ranks: Sequence[int]) -> list[f
 
 def _bits(delta: Tensor) -> np.ndarray:
     return np.asarray(delta.abs().view(torch.int32).numpy())
-
-
-# -- masks ----------------------------------------------------------------------------------------
 
 
 @lru_cache(maxsize=4096)

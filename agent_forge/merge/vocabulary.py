@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,9 +28,8 @@ TOKENIZER_FILES += ["chat_template.jinja", "chat_template.json", "generation_con
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The tokens of the result, the folder its tokenizer comes from, and what is added to it."""
+    """The folder that the tokenizer of the result comes from, and what is added to it."""
 
-    tokens: dict[str, int]
     folder: Path | None
     added: dict[str, int] = field(default_factory=dict)
     size: int = 0  # rows of the embedding
@@ -101,12 +99,13 @@ def align(
                     result[token] = added[token] = following
                     following += 1
     n = max(result.values()) + 1
-    vocabulary = Vocabulary(result, models[owner].folder, added, -(-n // multiple) * multiple)
-    tables = {ref: _table(vocabulary, n, tokens[ref]) for ref in references}
-    aligned = {
-        ref: _aligned(ref, preferred, models, tables, n, vocabulary.size) for ref in references
-    }
-    return {**models, **aligned}, vocabulary
+    size = -(-n // multiple) * multiple
+    tables = {ref: torch.full((n,), -1, dtype=torch.long) for ref in references}
+    for ref, table in tables.items():  # new id -> the id in a model, -1 where it has no such token
+        for token, i in result.items():
+            table[i] = tokens[ref].get(token, -1)
+    aligned = {ref: _aligned(ref, preferred, models, tables, size) for ref in references}
+    return {**models, **aligned}, Vocabulary(models[owner].folder, added, size)
 
 
 def _usable(weights: Weights) -> dict[str, int] | None:
@@ -117,24 +116,15 @@ def _usable(weights: Weights) -> dict[str, int] | None:
     return {token: i for token, i in tokens.items() if i < rows}
 
 
-def _table(vocabulary: Vocabulary, n: int, tokens: Mapping[str, int]) -> Tensor:
-    """New id -> the id in a model, -1 where it has no such token."""
-    table = torch.full((n,), -1, dtype=torch.long)
-    for token, i in vocabulary.tokens.items():
-        table[i] = tokens.get(token, -1)
-    return table
-
-
 def _aligned(
     ref: str,
     preferred: str | None,
     models: Mapping[str, Weights],
     tables: Mapping[str, Tensor],
-    n: int,
     size: int,
 ) -> Weights:
-    """A model whose embedding and head have `size` rows, the first n as the tables say."""
-    weights = models[ref]
+    """A model whose embedding and head have `size` rows, the first ones as the tables say."""
+    weights, n = models[ref], len(tables[ref])
     specs = dict(weights.specs)
     by_token = {name for name in specs if TOKEN_EMBEDDING.search(name) or HEAD.search(name)}
     for name in by_token:
@@ -152,9 +142,7 @@ def _aligned(
         padding = rows.float().mean(0, keepdim=True).to(rows.dtype)
         return torch.cat([rows, padding.expand(size - n, *rows.shape[1:])])
 
-    config = {**weights.config, "vocab_size": size}
-    folder, sources = weights.folder, weights.sources
-    return Weights(specs, get, label=weights.label, config=config, folder=folder, sources=sources)
+    return weights.derived(get, specs=specs, config={**weights.config, "vocab_size": size})
 
 
 def _substitutes(
@@ -176,9 +164,6 @@ def _substitutes(
     return total
 
 
-# -- output ---------------------------------------------------------------------------------------
-
-
 def write_tokenizer(
     stage: files.StagedFolder, folder: Path | None, added: Mapping[str, int]
 ) -> None:
@@ -193,18 +178,13 @@ def write_tokenizer(
     if not added:
         return
     content = files.read_json(folder / TOKENIZER)
-    content["added_tokens"] = [*(content.get("added_tokens") or []), *map(_entry, added.items())]
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
+    entries = {i: {"content": token, **flags} for token, i in added.items()}
+    own = content.get("added_tokens") or []
+    content["added_tokens"] = [*own, *({"id": i, **entry} for i, entry in entries.items())]
     stage.write_bytes(TOKENIZER, files.to_json(content, sort_keys=False))
     if (folder / CONFIG).is_file():
         config = files.read_json(folder / CONFIG)
         if isinstance(config.get("added_tokens_decoder"), dict):
-            for token, i in added.items():
-                entry = _entry((token, i))
-                config["added_tokens_decoder"][str(entry.pop("id"))] = entry
+            config["added_tokens_decoder"] |= {str(i): entry for i, entry in entries.items()}
         stage.write_bytes(CONFIG, files.to_json(config, sort_keys=False))
-
-
-def _entry(item: tuple[str, int]) -> dict[str, Any]:
-    token, i = item
-    flags = {"single_word": False, "lstrip": False, "rstrip": False}
-    return {"id": i, "content": token, **flags, "normalized": False, "special": False}

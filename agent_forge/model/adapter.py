@@ -19,6 +19,7 @@ from agent_forge.errors import ConfigError, DamagedFile, NotFound
 from agent_forge.model.weights import (
     HEAD,
     INDEX,
+    NAMES,
     SINGLE,
     TOKEN_EMBEDDING,
     Weights,
@@ -35,22 +36,16 @@ BETWEEN = re.compile(r"\.(modules_to_save|base_layer)\.")  # where peft puts a w
 UNCHANGED_BASE = (None, True, False, "gaussian", "eva")  # initialisations that leave the base alone
 TRANSPOSED = ("gpt2", "openai-gpt", "imagegpt")  # architectures whose layers are Conv1D
 # Settings that are handled here, or that say how the adapter was trained and not what it is.
-KNOWN = """
-    r lora_alpha use_rslora fan_in_fan_out peft_type init_lora_weights task_type auto_mapping
-    peft_version base_model_name_or_path revision inference_mode target_modules exclude_modules
-    modules_to_save lora_dropout layers_to_transform layers_pattern megatron_core
-    qalora_group_size bias loftq_config eva_config corda_config lora_ga_config runtime_config
-"""
+KNOWN = NAMES["adapter_settings"]
+MERGE_FIRST = "merge it into its base with peft (merge_and_unload), and give the merged model"
 
 
 def is_adapter(folder: Path) -> bool:
     """True if the folder holds an adapter; one with a whole model beside it says two things."""
     there = (folder / SETTINGS).is_file()
     if there and any((folder / name).is_file() for name in (*SINGLE, *INDEX)):
-        raise ConfigError(
-            f"{folder} holds a whole model and an adapter",
-            hint="give the model and the adapter as two folders: MODEL+ADAPTER",
-        )
+        hint = "give the model and the adapter as two folders: MODEL+ADAPTER"
+        raise ConfigError(f"{folder} holds a whole model and an adapter", hint=hint)
     return there
 
 
@@ -64,21 +59,17 @@ def read_settings(folder: Path) -> dict[str, Any]:
     if str(settings.get("peft_type", "LORA")).upper() != "LORA":
         raise ConfigError(f"{folder}: only LoRA adapters are supported")
     for key, value in settings.items():
-        if value and key not in KNOWN.split():
+        if value and key not in KNOWN:
             raise ConfigError(f"{folder}: {key!r} of an adapter is not supported", hint=MERGE_FIRST)
     start = settings.get("init_lora_weights")
     if not isinstance(start, str | bool | None) or start not in UNCHANGED_BASE:
-        raise ConfigError(
-            f"{folder}: init_lora_weights {start!r} changed the base as well", hint=MERGE_FIRST
-        )
+        problem = f"{folder}: init_lora_weights {start!r} changed the base as well"
+        raise ConfigError(problem, hint=MERGE_FIRST)
     for key in ("r", "lora_alpha"):
         value = settings.get(key)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e6:
             raise DamagedFile(folder / SETTINGS, f"{key} is {value!r}, a number above 0 is needed")
     return settings
-
-
-MERGE_FIRST = "merge it into its base with peft (merge_and_unload), and give the merged model"
 
 
 def adapt(base: Weights, folder: Path) -> Weights:
@@ -89,8 +80,6 @@ def adapt(base: Weights, folder: Path) -> Weights:
         raise DamagedFile(folder, f"it has none of {', '.join(FILES)}")
     rank = settings["r"]
     scale: float = settings["lora_alpha"] / (rank**0.5 if settings.get("use_rslora") else rank)
-    said = bool(settings.get("fan_in_fan_out"))
-    turned = {name: _is_transposed(base, name, said) for name in base.specs}
     pairs, replaced = _split(base, open_file(path), path)
     _refuse_others(base, set(pairs), settings, path)
     for name, (a, b) in pairs.items():
@@ -99,7 +88,21 @@ def adapt(base: Weights, folder: Path) -> Weights:
     for module in settings.get("modules_to_save") or []:
         if not any(f".{module}." in f".{name}" for name in replaced):
             raise DamagedFile(path, f"{module!r} of modules_to_save is not in it")
-    _refuse_misfits(base, pairs, replaced, turned, path)
+    # Stored as inputs x outputs; as in peft the architecture counts, not the word in the settings.
+    kind, said = base.config.get("model_type"), settings.get("fan_in_fan_out")
+    conv1d = kind in TRANSPOSED
+    turned = {n for n in pairs if (said if kind is None else conv1d and layer_of(n) is not None)}
+    shapes = {name: tuple(tensor.shape) for name, tensor in replaced.items()}
+    for name, (a, b) in pairs.items():
+        shapes[name] = (b.shape[0], a.shape[1])[:: -1 if name in turned else 1]
+    for name, shape in shapes.items():
+        if shape != base.specs[name].shape:
+            problem = f"{path}: its shapes do not fit {name} of {base.label}"
+            raise ConfigError(problem, hint="put the adapter on the base that it was trained on")
+    twice = [name for name in shapes if TOKEN_EMBEDDING.search(name) or HEAD.search(name)]
+    if twice and is_tied(base):
+        problem = f"{path} changes {twice[0]}, which {base.label} uses as embedding and as head"
+        raise ConfigError(problem, hint=MERGE_FIRST)
 
     def get(name: str) -> Tensor:
         weight = base[name] if name not in replaced else replaced[name].to(base.specs[name].dtype)
@@ -107,17 +110,11 @@ def adapt(base: Weights, folder: Path) -> Weights:
             return weight
         a, b = pairs[name]
         update = scale * (b.float() @ a.float())
-        whole: Tensor = weight.float() + (update.T if turned[name] else update)
+        whole: Tensor = weight.float() + (update.T if name in turned else update)
         return whole.to(weight.dtype)
 
     sources = [*base.sources, path] if base.sources else []
     return base.derived(get, label=f"{base.label}+{folder}", sources=sources)
-
-
-def _is_transposed(base: Weights, name: str, said: bool) -> bool:
-    """True if a weight is stored as inputs x outputs; as in peft the layer counts, not the word."""
-    kind = base.config.get("model_type")
-    return said if kind is None else kind in TRANSPOSED and layer_of(name) is not None
 
 
 def _split(
@@ -150,7 +147,7 @@ def _split(
     return {name: (pair["A"], pair["B"]) for name, pair in halves.items()}, replaced
 
 
-def _refuse_others(base: Weights, found: set[str], settings: dict[str, Any], path: Path) -> None:
+def _refuse_others(base: Weights, updated: set[str], settings: dict[str, Any], path: Path) -> None:
     """Refuse updates of layers that the settings leave out, and layers without their update.
 
     peft passes over both in silence, so that the numbers would be those of another model.
@@ -163,22 +160,22 @@ def _refuse_others(base: Weights, found: set[str], settings: dict[str, Any], pat
         if name.endswith(".weight") and len(spec.shape) == 2
         if _is_target(name.removesuffix(".weight"), settings, path.with_name(SETTINGS))
     }
-    for name in sorted(found - named):
+    for name in sorted(updated - named):
         raise DamagedFile(path, f"it holds an update of {name}, which {SETTINGS} does not name")
-    for name in sorted(named - found):
+    for name in sorted(named - updated):
         if ".experts." not in name:  # transformers may hold those as one tensor
             raise DamagedFile(path, f"it has no update of {name}, which {SETTINGS} names")
 
 
 def _is_target(module: str, settings: dict[str, Any], path: Path) -> bool:
     """True if peft would put an update on a layer."""
-    if _matches(settings.get("exclude_modules") or (), module, path):
-        return False
-    if any(f".{kept}." in f".{module}." for kept in settings.get("modules_to_save") or ()):
-        return False
     targets: Any = settings.get("target_modules")
     layers = settings.get("layers_to_transform")
-    if not _matches(targets, module, path):
+    if (
+        _matches(settings.get("exclude_modules") or (), module, path)
+        or any(f".{kept}." in f".{module}." for kept in settings.get("modules_to_save") or ())
+        or not _matches(targets, module, path)
+    ):
         return False
     if isinstance(targets, str) or module in targets or layers is None or layers == []:
         return True
@@ -207,28 +204,3 @@ def _match(pattern: str, text: str, path: Path) -> Any:
         return regex.fullmatch(pattern, text, timeout=1)
     except (regex.error, TimeoutError) as error:
         raise DamagedFile(path, f"the pattern {pattern[:60]!r} cannot be used: {error}") from error
-
-
-def _refuse_misfits(
-    base: Weights,
-    pairs: Mapping[str, tuple[Tensor, Tensor]],
-    replaced: Mapping[str, Tensor],
-    turned: Mapping[str, bool],
-    path: Path,
-) -> None:
-    """Refuse an adapter of another base, and one that would change a weight with two uses."""
-    shapes = {name: tuple(tensor.shape) for name, tensor in replaced.items()}
-    for name, (a, b) in pairs.items():
-        shapes[name] = (b.shape[0], a.shape[1])[:: -1 if turned[name] else 1]
-    for name, shape in shapes.items():
-        if shape != base.specs[name].shape:
-            raise ConfigError(
-                f"{path}: its shapes do not fit {name} of {base.label}",
-                hint="put the adapter on the base that it was trained on",
-            )
-    twice = [name for name in shapes if TOKEN_EMBEDDING.search(name) or HEAD.search(name)]
-    if twice and is_tied(base):
-        raise ConfigError(
-            f"{path} changes {twice[0]}, which {base.label} uses as embedding and as head",
-            hint=MERGE_FIRST,
-        )

@@ -55,10 +55,7 @@ class Attention(nn.Module):
     def __init__(self, width: int, heads: int, window: int) -> None:
         super().__init__()
         self.heads, self.window = heads, window
-        self.q = nn.Linear(width, width, bias=False)
-        self.k = nn.Linear(width, width, bias=False)
-        self.v = nn.Linear(width, width, bias=False)
-        self.out = nn.Linear(width, width, bias=False)
+        self.q, self.k, self.v, self.out = (nn.Linear(width, width, bias=False) for _ in range(4))
         for linear in (self.q, self.k, self.v):
             nn.init.normal_(linear.weight, std=width**-0.5)
         nn.init.zeros_(self.out.weight)  # a block begins as the identity
@@ -66,8 +63,11 @@ class Attention(nn.Module):
         self.largest_logit_H: Tensor | None = None
 
     def forward(self, x_BTD: Tensor, past: KeyValues | None, start: int) -> Tensor:
-        b, t, d = x_BTD.shape
-        q, k, v = (self._heads(linear(x_BTD)) for linear in (self.q, self.k, self.v))
+        t = x_BTD.shape[1]
+        q, k, v = (
+            linear(x_BTD).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for linear in (self.q, self.k, self.v)
+        )
         positions = torch.arange(start, start + t, device=x_BTD.device)
         q, k = rotate(q, positions), rotate(k, positions)
         if past is not None:
@@ -76,12 +76,8 @@ class Attention(nn.Module):
         if self.watched and self.training:
             self._watch(q, k, mask)
         mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
-        out: Tensor = self.out(mixed.transpose(1, 2).reshape(b, t, d))
+        out: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
         return out
-
-    def _heads(self, x_BTD: Tensor) -> Tensor:
-        b, t, d = x_BTD.shape
-        return x_BTD.view(b, t, self.heads, d // self.heads).transpose(1, 2)
 
     def _mask(self, t: int, s: int, device: torch.device) -> Tensor | None:
         """Which of S keys each of T queries sees; None is the plain causal triangle."""

@@ -9,35 +9,35 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from agent_forge.errors import ConfigError, DamagedFile, HostileInput, NotFound
+from agent_forge.model.adapter import adapt, is_adapter, read_settings
+from agent_forge.model.weights import (
+    INDEX,
+    NAMES,
+    SINGLE,
+    Weights,
+    checked_sha256,
+    read_index,
+    read_shards,
+)
 from agent_forge.store import files
-
-if TYPE_CHECKING:
-    from agent_forge.model.weights import Weights
 
 MODEL_TYPE = "agent_forge"
 CONFIG = "config.json"
 # Stems of the JSON files that transformers reads, and where it would look for code to run.
-RECORDS = """
-    config tokenizer_config generation_config processor_config preprocessor_config
-    video_preprocessor_config special_tokens_map added_tokens adapter_config metadata
-"""
+RECORDS = NAMES["record_files"]
 RECORD_BYTES = 16 << 20
 VERIFIED_BYTES = 1_000_000_000  # files of our own are compared whole up to this much of weights
 OTHER_FILES = ("configuration_files", "fast_tokenizer_files")  # which transformers would read
-WEIGHTS = (".safetensors", ".bin")
 # A tokenizer has at least one of these, whoever made it.
-VOCABULARIES = """
-    tokenizer.json tokenizer.model vocab.json vocab.txt spiece.model sentencepiece.bpe.model
-    tekken.json
-"""
+VOCABULARIES = NAMES["vocabulary_files"]
 
 
 def refuse_code(folder: Path) -> None:
     """Refuse a folder that asks for code of its own to be run, or has damaged records."""
-    for stem in RECORDS.split():
+    for stem in RECORDS:
         path = folder / f"{stem}.json"
         if not path.is_file():
             continue
@@ -50,17 +50,15 @@ def refuse_code(folder: Path) -> None:
         for key, value in entries(record):
             if isinstance(value, float) and not math.isfinite(value):
                 raise DamagedFile(path, f"{key} is {value}")
-        if any(key == "auto_map" and value for key, value in entries(record)):
-            raise HostileInput(
-                f"{path} asks for code of its own to be run (auto_map); none is ever run",
-                hint="if transformers knows this architecture itself, remove auto_map in a copy",
-            )
+            if key == "auto_map" and value:
+                problem = "asks for code of its own to be run (auto_map); none is ever run"
+                hint = "if transformers knows this architecture itself, remove auto_map in a copy"
+                raise HostileInput(f"{path} {problem}", hint=hint)
         for key in OTHER_FILES:
             if record.get(key):
-                raise ConfigError(
-                    f"{path}: {key} names files of other versions, which are not read",
-                    hint=f"remove {key} in a copy, with the file of your choice in place",
-                )
+                problem = f"{path}: {key} names files of other versions, which are not read"
+                hint = f"remove {key} in a copy, with the file of your choice in place"
+                raise ConfigError(problem, hint=hint)
         for key, value in record.items():
             if key.endswith("_file") and isinstance(value, str) and Path(value).name != value:
                 raise HostileInput(f"{path}: {key} names {value!r}, which is outside its folder")
@@ -89,19 +87,14 @@ def read_config(ref: str | Path) -> dict[str, Any]:
     config: dict[str, Any] = files.read_json(folder / CONFIG)
     if not isinstance(config.get("model_type"), str):
         raise ConfigError(f"{folder} is not a language model: its config names no model_type")
-    if not any((folder / name).is_file() for name in VOCABULARIES.split()):
-        raise DamagedFile(
-            folder,
-            "it has no tokenizer",
-            hint="copy tokenizer.json and tokenizer_config.json of its base model into it",
-        )
+    if not any((folder / name).is_file() for name in VOCABULARIES):
+        hint = "copy tokenizer.json and tokenizer_config.json of its base model into it"
+        raise DamagedFile(folder, "it has no tokenizer", hint=hint)
     return config
 
 
 def home_of(ref: str | Path) -> Path:
     """The folder with config and tokenizer of a model: of an adapter, that of its base."""
-    from agent_forge.model.adapter import is_adapter, read_settings
-
     path = _path(ref)
     if not path.exists() and "+" in str(ref):
         return home_of(str(ref).rpartition("+")[0])
@@ -116,9 +109,8 @@ def home_of(ref: str | Path) -> Path:
             hint=f"name the base as well: BASE+{path}",
         )
     if is_adapter(Path(base)):
-        raise ConfigError(
-            f"{path} is an adapter on the adapter {base}", hint=f"name all: BASE+{base}+{path}"
-        )
+        hint = f"name all: BASE+{base}+{path}"
+        raise ConfigError(f"{path} is an adapter on the adapter {base}", hint=hint)
     return Path(base)
 
 
@@ -131,9 +123,6 @@ def _path(ref: str | Path) -> Path:
 
 def open_weights(ref: str | Path) -> Weights:
     """The tensors of a model, read when asked for; `base+adapter` puts a LoRA adapter on a base."""
-    from agent_forge.model.adapter import adapt, is_adapter
-    from agent_forge.model.weights import INDEX, SINGLE, read_index, read_shards
-
     text = str(ref)
     path = _path(text)
     if not path.exists() and "+" in text:
@@ -148,10 +137,10 @@ def open_weights(ref: str | Path) -> Weights:
     refuse_code(path)
     if is_adapter(path):
         return adapt(open_weights(home_of(path)), path)
-    for name in (INDEX[0], SINGLE[0], INDEX[1], SINGLE[1]):
-        if (path / name).is_file():
-            single = {"": path / name}
-            return read_shards(text, path, read_index(path / name) if name in INDEX else single)
+    for file in (path / name for pair in zip(INDEX, SINGLE, strict=True) for name in pair):
+        if file.is_file():
+            where = read_index(file) if file.name in INDEX else {"": file}
+            return read_shards(text, path, where)
     raise NotFound(f"{text} holds no weights", hint=f"it needs one of {', '.join(SINGLE + INDEX)}")
 
 
@@ -160,13 +149,11 @@ def _refuse_edited(folder: Path) -> None:
 
     def compare(place: Path) -> None:
         records = files.verify(place, content=False)
-        weights = {name for name in records if name.endswith(WEIGHTS)}
+        weights = {name for name in records if name.endswith((".safetensors", ".bin"))}
         if sum(records[name]["bytes"] for name in weights) > VERIFIED_BYTES:
             records = {name: record for name, record in records.items() if name not in weights}
         for name, record in records.items():
-            if (found := files.sha256_of(place / name)) != (expected := record["sha256"]):
-                told = f"sha256 {found[:12]}..., expected {expected[:12]}..."
-                raise DamagedFile(place / name, told)
+            checked_sha256(place / name, record)
 
     if (folder / files.MANIFEST).is_file():
         files.reading(folder, compare)

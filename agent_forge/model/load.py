@@ -33,24 +33,13 @@ from transformers.utils import logging
 from agent_forge.errors import ConfigError, DamagedFile, ForgeError
 from agent_forge.model.folder import MODEL_TYPE, entries
 from agent_forge.model.hf import ForgeForCausalLM, build_network
-from agent_forge.model.weights import EACH_LAYER, Weights
+from agent_forge.model.weights import EACH_LAYER, NAMES, Weights
 from agent_forge.store.tensors import TensorSpec, spec_of
 
 # Settings that would fetch code, read other files than ours or change what a network returns.
-IGNORED = """
-    attn_implementation _attn_implementation experts_implementation _experts_implementation
-    fusion_config transformers_weights kernel_config return_dict torchscript output_attentions
-    output_hidden_states
-"""
+IGNORED = NAMES["ignored_settings"]
 # Settings that change nothing in what a network computes from the same weights and tokens.
-WITHOUT_EFFECT = """
-architectures attn_implementation bos_token_id chunk_size_feed_forward decoder_start_token_id dtype
-eos_token_id experts_implementation finetuning_task gradient_checkpointing id2label
-initializer_range label2id max_position_embeddings name_or_path output_attentions
-output_hidden_states pad_token_id pretraining_tp problem_type return_dict sep_token_id
-task_specific_params tie_word_embeddings tokenizer_class torch_dtype torchscript
-transformers_version use_cache vocab_size
-"""
+WITHOUT_EFFECT = NAMES["settings_without_effect"]
 COUNTED = re.compile(r"^(num|n)_\w*(layer|block|expert|head)")
 MOST = 10_000  # layers, heads or experts that a config may count
 CONVERTED_BYTES = 2 << 30  # weights that are loaded to see whether they can be converted
@@ -72,14 +61,12 @@ class ExpectedTensors(NamedTuple):
 
 def load_network(config: Mapping[str, Any], state: Mapping[str, Tensor], place: str) -> nn.Module:
     """A network with these weights, in fp32; tensors that are missing or left over are an error."""
-    if config["model_type"] == MODEL_TYPE:
-        _refuse_aliases({*_needed(config, place).specs}, state, own_name, place)
-        own = {own_name(name): tensor for name, tensor in state.items()}
-        _compare(_needed(config, place), _specs(own), place)
-        network = build_network(dict(config))
-        network.load_state_dict(own)
-        return network
     needed = _needed(config, place)
+    if config["model_type"] == MODEL_TYPE:
+        _compare_own(needed, _specs(state), place)
+        network = build_network(dict(config))
+        network.load_state_dict({own_name(name): tensor for name, tensor in state.items()})
+        return network
     _refuse_early(needed, _specs(state), place)
     _refuse_surplus(needed, state, place)
     # Copied: a mapped tensor may lie at another alignment and then give other bits.
@@ -90,9 +77,9 @@ def load_network(config: Mapping[str, Any], state: Mapping[str, Tensor], place: 
     }
     kind, shape = _architecture(config, place)
     with refusing(place):
-        told = {"output_loading_info": True, "ignore_mismatched_sizes": True}
-        weights = {"state_dict": copies, "dtype": torch.float32}
-        model, report = kind.from_pretrained(None, config=shape, **weights, **told)
+        options: dict[str, Any] = {"output_loading_info": True, "ignore_mismatched_sizes": True}
+        options |= {"state_dict": copies, "dtype": torch.float32}
+        model, report = kind.from_pretrained(None, config=shape, **options)
     _refuse(place, "missing", report["missing_keys"])
     _refuse(place, "not of this network", report["unexpected_keys"])
     _refuse(place, "of another shape", [name for name, *_ in report["mismatched_keys"]])
@@ -115,9 +102,7 @@ def check_tensors(weights: Weights) -> bool:
     """
     config, place = weights.config, weights.label
     if config.get("model_type") == MODEL_TYPE:
-        _refuse_aliases({*_needed(config, place).specs}, weights, own_name, place)
-        own = {own_name(name): spec for name, spec in weights.specs.items()}
-        _compare(_needed(config, place), own, place)
+        _compare_own(_needed(config, place), weights.specs, place)
         return True
     if not _is_causal(config):
         return False
@@ -135,14 +120,14 @@ def check_tensors(weights: Weights) -> bool:
 def check_result(config: Mapping[str, Any], specs: Mapping[str, TensorSpec], place: str) -> None:
     """Refuse tensors, not yet computed, that would not be those of the network in a config."""
     if config.get("model_type") == MODEL_TYPE:
-        _compare(_needed(config, place), {own_name(n): spec for n, spec in specs.items()}, place)
+        _compare_own(_needed(config, place), specs, place)
     elif _is_causal(config):
         needed = _needed(config, place)
         _refuse_early(needed, specs, place)
         _refuse_surplus(needed, specs, place)
-        made = {target for target, _ in _targets(needed, specs).values()}
         if not any(len(t.target_patterns) > 1 for t in needed.transforms):
-            _refuse(place, "missing", {*needed.specs} - made - needed.tied)
+            targets = {target for target, _ in _targets(needed, specs).values()}
+            _refuse(place, "missing", {*needed.specs} - targets - needed.tied)
 
 
 def layer_kinds(config: Mapping[str, Any], *, computed: bool = True) -> dict[str, list[Any]]:
@@ -169,23 +154,21 @@ def _specs(state: Mapping[str, Tensor]) -> dict[str, TensorSpec]:
 def _needed(config: Mapping[str, Any], place: str) -> ExpectedTensors:
     """The tensors that the network of a config needs; fine-tunes of one base share the answer."""
     _refuse_counts(config, place)
+    if config["model_type"] != MODEL_TYPE:
+        _architecture(config, place)
     with refusing(place):
-        text = json.dumps(config, sort_keys=True)
-    if config["model_type"] == MODEL_TYPE:
-        return _needed_by(text, None)
-    kind, _ = _architecture(config, place)
-    with refusing(place):
-        return _needed_by(text, kind)
+        return _needed_by(json.dumps(config, sort_keys=True))
 
 
 @lru_cache(maxsize=16)
-def _needed_by(text: str, kind: Any) -> ExpectedTensors:
+def _needed_by(text: str) -> ExpectedTensors:
     """The same, from a network without memory, so that a config of any size costs nothing."""
     config = json.loads(text)
     with torch.device("meta"):
-        if kind is None:
+        if config["model_type"] == MODEL_TYPE:
             return ExpectedTensors(_specs(build_network(config).state_dict()), frozenset())
-        skeleton = kind(_architecture(config, "")[1])
+        kind, shape = _architecture(config, "")
+        skeleton = kind(shape)
     ignored = [f"({p})" for p in skeleton._keys_to_ignore_on_load_unexpected or ()]
     return ExpectedTensors(
         _specs(skeleton.state_dict()),
@@ -196,64 +179,59 @@ def _needed_by(text: str, kind: Any) -> ExpectedTensors:
     )
 
 
-def _compare(needed: ExpectedTensors, found: Mapping[str, TensorSpec], place: str) -> None:
-    _refuse(place, "missing", set(needed.specs) - set(found))
-    _refuse(place, "not of this network", set(found) - set(needed.specs))
-    _refuse_early(needed, found, place)
+def _compare_own(needed: ExpectedTensors, stored: Mapping[str, TensorSpec], place: str) -> None:
+    """Refuse tensors that are not exactly those of our network, under one name each."""
+    for names in _alike(stored, own_name):
+        if not needed.specs.keys() >= {*names}:
+            _refuse(place, "two names for one", names)
+    own = {own_name(name): spec for name, spec in stored.items()}
+    _refuse(place, "missing", needed.specs.keys() - own.keys())
+    _refuse(place, "not of this network", own.keys() - needed.specs.keys())
+    _refuse_early(needed, own, place)
 
 
-def _refuse_early(needed: ExpectedTensors, found: Mapping[str, TensorSpec], place: str) -> None:
+def _refuse_early(needed: ExpectedTensors, stored: Mapping[str, TensorSpec], place: str) -> None:
     """Refuse what cannot fit before a network of the config's size takes memory."""
-    both = [name for name in needed.specs if name in found]
-    other = [name for name in both if needed.specs[name].shape != found[name].shape]
-    _refuse(place, "of another shape", other)
-    coded = [n for n in both if needed.specs[n].is_floating and not found[n].is_floating]
+    pairs = {name: (spec, stored[name]) for name, spec in needed.specs.items() if name in stored}
+    _refuse(place, "of another shape", [n for n, (a, b) in pairs.items() if a.shape != b.shape])
+    coded = [n for n, (a, b) in pairs.items() if a.is_floating and not b.is_floating]
     _refuse(place, "no weights but whole numbers", coded)
     own = sum(spec.numel for name, spec in needed.specs.items() if name not in needed.tied)
-    if own > sum(spec.numel for spec in found.values()):
-        _refuse(place, "missing", set(needed.specs) - set(found) - needed.tied)
+    if own > sum(spec.numel for spec in stored.values()):
+        _refuse(place, "missing", {*needed.specs} - {*stored} - needed.tied)
 
 
-def _refuse_surplus(needed: ExpectedTensors, found: Iterable[str], place: str) -> None:
+def _refuse_surplus(needed: ExpectedTensors, stored: Iterable[str], place: str) -> None:
     """Refuse names that stand for no tensor of the network, and two that stand for one.
 
     transformers drops the former, and of the latter takes the one that comes last by its name.
     """
-    known = {*needed.specs}
-    if known.issuperset(names := {*found}):
+    expected = {*needed.specs}
+    if expected.issuperset(names := {*stored}):
         return
     targets = _targets(needed, names)
     renamings = copy.deepcopy([t for t in needed.transforms if not isinstance(t, WeightConverter)])
-    again = re.compile(rf"^({re.escape(needed.prefix)}\.)+" if needed.prefix else "(?!)")
-
-    def plain(name: str) -> str:
-        return again.sub("", apply_renamings(name, renamings))
-
-    used = [name for name, (target, _) in targets.items() if target in known]
-    _refuse_aliases(known, used, plain, place)
-    sources: dict[str, list[str]] = defaultdict(list)
-    for name in used:
-        sources[targets[name][0]].append(name)
-    for several in sources.values():  # they are right only as the parts of one
-        if len(several) > 1 and any(targets[name][1] is None for name in several):
+    prefixes = re.compile(rf"^({re.escape(needed.prefix)}\.)+" if needed.prefix else "(?!)")
+    used = [name for name, (target, _) in targets.items() if target in expected]
+    for alike in _alike(used, lambda name: prefixes.sub("", apply_renamings(name, renamings))):
+        if not expected.issuperset(alike):
+            _refuse(place, "two names for one", alike)
+    for several in _alike(used, lambda name: targets[name][0]):  # right only as parts of one
+        if any(targets[name][1] is None for name in several):
             _refuse(place, "two names for one", several)
-    strange = [name for name in targets if name not in used]
-    _refuse(place, "not of this network", [n for n in strange if not _is_ignored(n, needed)])
+    strange = [n for n in targets if n not in used and not _is_ignored(n, needed)]
+    _refuse(place, "not of this network", strange)
 
 
-def _refuse_aliases(
-    known: set[str], found: Iterable[str], plain: Callable[[str], str], place: str
-) -> None:
-    """Refuse names that are the same without what may stand before them."""
-    alike: dict[str, list[str]] = defaultdict(list)
-    for name in found:
-        alike[plain(name)].append(name)
-    for names in alike.values():
-        if len(names) > 1 and not known.issuperset(names):
-            _refuse(place, "two names for one", names)
+def _alike(names: Iterable[str], key: Callable[[str], str]) -> list[list[str]]:
+    """The groups of several names with the same key."""
+    groups: dict[str, list[str]] = defaultdict(list)
+    for name in names:
+        groups[key(name)].append(name)
+    return [group for group in groups.values() if len(group) > 1]
 
 
-def _targets(needed: ExpectedTensors, found: Iterable[str]) -> dict[str, tuple[str, str | None]]:
+def _targets(needed: ExpectedTensors, stored: Iterable[str]) -> dict[str, tuple[str, str | None]]:
     """The tensor of the network that each name stands for, and the pattern that joins it to others.
 
     As in transformers' own loading, which goes by the names in this order.
@@ -261,12 +239,12 @@ def _targets(needed: ExpectedTensors, found: Iterable[str]) -> dict[str, tuple[s
     transforms = copy.deepcopy(needed.transforms)  # some remember what they have met
     converters = [t for t in transforms if isinstance(t, WeightConverter)]
     renamings = [t for t in transforms if not isinstance(t, WeightConverter)]
-    rest = needed.prefix, needed.specs
+    network = needed.prefix, needed.specs
     targets: dict[str, tuple[str, str | None]] = {}
-    for name in sorted(found, key=dot_natural_key):
-        targets[name] = rename_source_key(name, renamings, converters, *rest)
+    for name in sorted(stored, key=dot_natural_key):
+        targets[name] = rename_source_key(name, renamings, converters, *network)
         if targets[name][0] not in needed.specs and name in needed.specs:
-            targets[name] = rename_source_key(name, [], [], *rest)
+            targets[name] = rename_source_key(name, [], [], *network)
     return targets
 
 
@@ -286,13 +264,12 @@ def _architecture(config: Mapping[str, Any], place: str) -> tuple[Any, Any]:
     """The class of the network and its config; nothing in a config makes it fetch or run code."""
     model_type = config["model_type"]
     if not _is_causal(config):
-        raise DamagedFile(
-            place, f"transformers {VERSION} knows no causal language model {model_type!r}"
-        )
+        problem = f"transformers {VERSION} knows no causal language model {model_type!r}"
+        raise DamagedFile(place, problem)
     if config.get("quantization_config"):
         raise ConfigError(f"{place} is quantised; only whole weights are read")
     _refuse_counts(config, place)
-    kept = _with_floats({k: v for k, v in config.items() if k not in IGNORED.split()})
+    kept = _with_floats({k: v for k, v in config.items() if k not in IGNORED})
     with refusing(place):
         shape = CONFIG_MAPPING[model_type].from_dict(kept)
         kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(shape)]
@@ -305,7 +282,7 @@ def computing_settings(config: Mapping[str, Any], place: str) -> dict[str, Any]:
     return {
         key: value
         for key, value in known.items()
-        if key not in WITHOUT_EFFECT.split() and "dropout" not in key and not key.startswith("_")
+        if key not in WITHOUT_EFFECT and "dropout" not in key and not key.startswith("_")
     }
 
 
@@ -328,13 +305,10 @@ def _refuse_counts(config: Mapping[str, Any], place: str) -> None:
 
 
 def _refuse(place: str, what: str, names: Iterable[str]) -> None:
-    if found := sorted(names):
-        more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
-        raise DamagedFile(
-            place,
-            f"tensors are {what}: {', '.join(found[:SHOWN])}{more}",
-            hint="fetch it again; a number that fills the gaps with noise would mean nothing",
-        )
+    if names := sorted(names):
+        more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+        hint = "fetch it again; a number that fills the gaps with noise would mean nothing"
+        raise DamagedFile(place, f"tensors are {what}: {', '.join(names[:SHOWN])}{more}", hint=hint)
 
 
 @contextlib.contextmanager

@@ -42,14 +42,11 @@ def locate_parents(refs: Sequence[str], storage: Path) -> tuple[list[str], str |
 
     A single name may be a run: its specialists and their trunk are meant.
     """
-    if len(refs) == 1 and (found := specialists_of(refs[0], storage)):
-        return found
-    return [_resolved(locate_model(ref, storage)) for ref in refs], None
-
-
-def _resolved(ref: str) -> str:
-    parts = [ref] if _exists(ref) else ref.split("+")
-    return "+".join(str(Path(part).resolve()) for part in parts)
+    if len(refs) == 1 and (specialists := specialists_of(refs[0], storage)):
+        return specialists
+    located = (locate_model(ref, storage) for ref in refs)
+    parts = ([path] if _exists(path) else path.split("+") for path in located)
+    return ["+".join(str(Path(path).resolve()) for path in several) for several in parts], None
 
 
 def specialists_of(session: str, storage: Path) -> tuple[list[str], str] | None:
@@ -84,10 +81,9 @@ def _one(ref: str, storage: Path) -> str:
     name = ALIASES.get(ref.lower(), ref)
     if HUB_ID.fullmatch(name):
         return _download(name)
-    raise NotFound(
-        f"{ref} is not a folder, and no run has that name{did_you_mean(ref, list(ALIASES))}",
-        hint="give a folder, an id of the Hugging Face hub (owner/name), or a session of forge run",
-    )
+    near = did_you_mean(ref, list(ALIASES))
+    hint = "give a folder, an id of the Hugging Face hub (owner/name), or a session of forge run"
+    raise NotFound(f"{ref} is not a folder, and no run has that name{near}", hint=hint)
 
 
 def _final_model(session: str, storage: Path) -> str:
@@ -96,10 +92,8 @@ def _final_model(session: str, storage: Path) -> str:
         if models := _outputs(session, phase, storage):
             if len(models) == 1:
                 return str(models[0])
-            names = ", ".join(map(str, models))
-            raise ConfigError(
-                f"run {session} ends with {len(models)} models", hint=f"one of {names}"
-            )
+            hint = f"one of {', '.join(map(str, models))}"
+            raise ConfigError(f"run {session} ends with {len(models)} models", hint=hint)
     raise NotFound(f"run {session} has no finished phase", hint=f"forge resume {session}")
 
 
@@ -124,15 +118,11 @@ def _download(name: str) -> str:
     try:
         return str(snapshot_download(name, allow_patterns=wanted))
     except errors.GatedRepoError as error:
-        raise ConfigError(
-            f"{name} asks for a licence to be accepted",
-            hint="accept it on its page, then `hf auth login`",
-        ) from error
+        hint = "accept it on its page, then `hf auth login`"
+        raise ConfigError(f"{name} asks for a licence to be accepted", hint=hint) from error
     except errors.RepositoryNotFoundError as error:
         raise NotFound(f"the hub has no model {name!r}, or it is private") from error
     except (errors.LocalEntryNotFoundError, errors.HfHubHTTPError, OSError) as error:
-        raise NotFound(
-            f"{name} does not exist on this disk and could not be downloaded"
-            f" ({type(error).__name__})",
-            hint="check the connection, or download it elsewhere and give its folder",
-        ) from error
+        kind, hint = type(error).__name__, "check the connection, or give a folder on this disk"
+        problem = f"{name} does not exist on this disk and could not be downloaded ({kind})"
+        raise NotFound(problem, hint=hint) from error

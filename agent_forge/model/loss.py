@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from agent_forge.errors import ConfigError
@@ -71,9 +71,7 @@ def token_losses(model: nn.Module, y_ND: Tensor, targets_N: Tensor) -> Tensor:
     return torch.cat(parts)
 
 
-def language_loss(
-    model: nn.Module, batch: Sequence[Tensor], generator: torch.Generator
-) -> LossOutput:
+def language_loss(model: nn.Module, batch: Sequence[Tensor], generator: Generator) -> LossOutput:
     """The loss of a batch (tokens, targets), a mean over the targets that are not IGNORE.
 
     Every term is a sum over tokens, divided by their number: cutting a batch changes nothing.
@@ -91,11 +89,7 @@ def language_loss(
 
 
 def _recursive_loss(
-    model: ForgeNetwork,
-    tokens_BT: Tensor,
-    kept: Tensor,
-    targets: Tensor,
-    generator: torch.Generator,
+    model: ForgeNetwork, tokens_BT: Tensor, kept: Tensor, targets: Tensor, generator: Generator
 ) -> LossOutput:
     """The loss of our network: every recursion step, halting, and the entropy of the gate."""
     settings, features = model.settings, model.features(tokens_BT)
@@ -105,8 +99,7 @@ def _recursive_loss(
     chosen = (drawn < settings.supervised_share).t()
     expected = settings.supervised_share * max(1, len(targets))
     total = x.new_zeros(())
-    losses: list[Tensor] = []
-    halts: list[tuple[Tensor, Tensor]] = []
+    losses, halts = [], []
     for step in range(settings.t_max - 1):
         rows = chosen[step].nonzero().squeeze(-1)
         sampled_y, sampled_z = model.recursion(x[rows], y[rows], z[rows])
@@ -136,17 +129,13 @@ def _recursive_loss(
 def _check(tokens: Tensor, targets: Tensor, vocab_size: int) -> None:
     """Say what is wrong with a batch before the network stumbles over it."""
     if tokens.ndim != 2 or tokens.shape != targets.shape:
-        raise ConfigError(
-            f"tokens of shape {tuple(tokens.shape)} and targets of {tuple(targets.shape)}:"
-            " both must be rows x tokens"
-        )
+        shapes = f"tokens of shape {tuple(tokens.shape)} and targets of {tuple(targets.shape)}"
+        raise ConfigError(f"{shapes}: both must be rows x tokens")
     for name, ids in (("token", tokens), ("target", targets[targets != IGNORE])):
-        if ids.numel() and not (int(ids.min()) >= 0 and int(ids.max()) < vocab_size):
-            wrong = int(ids.min()) if int(ids.min()) < 0 else int(ids.max())
-            raise ConfigError(
-                f"{name} {wrong} is outside the vocabulary of {vocab_size}",
-                hint="the tokenizer does not fit the network",
-            )
+        low, high = (int(ids.min()), int(ids.max())) if ids.numel() else (0, 0)
+        if low < 0 or high >= vocab_size:
+            problem = f"{name} {low if low < 0 else high} is outside the vocabulary of {vocab_size}"
+            raise ConfigError(problem, hint="the tokenizer does not fit the network")
 
 
 def _halting_loss(

@@ -18,6 +18,7 @@ from agent_forge.model.attention import RMSNorm
 
 SHORTEST_HALF_LIFE = 16.0
 CHUNK = 64
+MemoryState = dict[str, Tensor]  # what the memory carries from one call to the next
 FLOOR = 0.05  # the least weight of a write: an expected token leaves a trace too
 
 
@@ -45,16 +46,6 @@ def decaying_sum(u_BTC: Tensor, decay_C: Tensor, carry_BC: Tensor) -> tuple[Tens
     return s, s[:, -1]
 
 
-class MemoryState:
-    """What the memory carries from one call to the next."""
-
-    def __init__(self) -> None:
-        self.carry: dict[str, Tensor] = {}
-
-    def get(self, name: str, like_BC: Tensor) -> Tensor:
-        return self.carry.get(name, torch.zeros_like(like_BC))
-
-
 class NeuralMemory(nn.Module):
     """Reads what earlier tokens left; every token sees only itself and its past."""
 
@@ -76,43 +67,38 @@ class NeuralMemory(nn.Module):
 
     def forward(self, x_BTD: Tensor, state: MemoryState | None = None) -> Tensor:
         v = self.down(x_BTD)
-        state = state or MemoryState()
         with torch.autocast(v.device.type, enabled=False):  # bf16 has no number between 0.996 and 1
-            read: Tensor = self._read(v.float(), state).to(v.dtype)
+            read = self._read(v.float(), {} if state is None else state).to(v.dtype)
         return self.norm(self.up(read))  # type: ignore[no-any-return]
 
     def _read(self, v: Tensor, state: MemoryState) -> Tensor:
         """What the memory holds at each token."""
         decay = self.decays(v)
-        surprise = self._difference(v, "recent", decay[:1].expand_as(decay), state)
-        novelty = self._difference(v, "distant", decay[-1:].expand_as(decay), state)
-        weight = FLOOR + (1 - FLOOR) * (
-            self.surprise_weight * surprise + self.novelty_weight * novelty
-        ) / (self.surprise_weight + self.novelty_weight)
-        written = self._sum("written", weight * v, decay, state)
-        total = self._sum("total", weight.expand_as(v), decay, state)
-        return written / total
+
+        def summed(name: str, u: Tensor, decay: Tensor) -> tuple[Tensor, Tensor]:
+            """The decaying sums of u, going on from the state, and the one before them."""
+            before = state.get(name, torch.zeros_like(u[:, 0]))
+            sums, state[name] = decaying_sum(u, decay, before)
+            return sums, before
+
+        def difference(name: str, decay_M: Tensor) -> Tensor:
+            """How far a token is from the mean of those before it: 0 alike, 1 opposed or new."""
+            own = v.detach()
+            sums, before = summed(name, own, decay_M.expand_as(decay))
+            past = torch.cat([before[:, None], sums[:, :-1]], dim=1)
+            return ((1 - F.cosine_similarity(own, past, dim=-1, eps=1e-6)) / 2).unsqueeze(-1)
+
+        surprise = self.surprise_weight * difference("recent", decay[:1])
+        novelty = self.novelty_weight * difference("distant", decay[-1:])
+        total = self.surprise_weight + self.novelty_weight
+        weight = FLOOR + (1 - FLOOR) * (surprise + novelty) / total
+        written, _ = summed("written", weight * v, decay)
+        return written / summed("total", weight.expand_as(v), decay)[0]
 
     def decays(self, like: Tensor) -> Tensor:
         """What is left of each channel after one token, from the quickest to the slowest."""
         half_lives = torch.tensor(self.half_lives, device=like.device)
         return torch.exp2(-1 / half_lives).to(like.dtype)
-
-    def _difference(self, v_BTM: Tensor, which: str, decay_M: Tensor, state: MemoryState) -> Tensor:
-        """How far each token is from the mean of what came before it: 0 alike, 1 opposed or new."""
-        v = v_BTM.detach()
-        sums = self._sum(which, v, decay_M, state, shifted=True)
-        alike = F.cosine_similarity(v, sums, dim=-1, eps=1e-6)
-        return ((1 - alike) / 2).unsqueeze(-1)
-
-    def _sum(
-        self, name: str, u: Tensor, decay: Tensor, state: MemoryState, shifted: bool = False
-    ) -> Tensor:
-        """The decaying sum of u, going on from the state; `shifted` leaves the token itself out."""
-        before = state.get(name, u[:, 0])
-        sums, after = decaying_sum(u, decay, before)
-        state.carry[name] = after
-        return torch.cat([before[:, None], sums[:, :-1]], dim=1) if shifted else sums
 
 
 class MemoryGate(nn.Module):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -27,12 +28,11 @@ class GenerationCache:
     """All that a next token needs of the past: keys and values, the memory, the position."""
 
     layers: list[KeyValues]
-    memory: MemoryState = field(default_factory=MemoryState)
+    memory: MemoryState = field(default_factory=dict)
     position: int = 0
 
 
-@dataclass
-class BackboneOutput:
+class BackboneOutput(NamedTuple):
     """What the backbone makes of the tokens, before the recursion."""
 
     x: Tensor
@@ -81,8 +81,7 @@ class ForgeNetwork(nn.Module):
         remembered = self.memory(x, cache.memory if cache else None)
         if cache:
             cache.position += tokens_BT.shape[1]
-        blended, entropy = self.gate(x, remembered)
-        return BackboneOutput(blended, entropy)
+        return BackboneOutput(*self.gate(x, remembered))
 
     def hidden(self, y: Tensor) -> Tensor:
         """An answer in the rank of the embedding; `logits` is one product away."""
@@ -122,13 +121,8 @@ class ForgeNetwork(nn.Module):
 
     @torch.no_grad()
     def predict(
-        self,
-        tokens_BT: Tensor,
-        cache: GenerationCache | None = None,
-        *,
-        threshold: float | None = None,
+        self, tokens_BT: Tensor, cache: GenerationCache | None = None, **options: float | None
     ) -> tuple[Tensor, Tensor]:
-        """Logits of the last position, and the steps that each row took."""
-        x = self.features(tokens_BT, cache).x[:, -1]
-        y, steps = self.decide(x, threshold=threshold)
+        """Logits of the last position, and the steps that each row took; options of `decide`."""
+        y, steps = self.decide(self.features(tokens_BT, cache).x[:, -1], **options)
         return self.logits(self.hidden(y)), steps

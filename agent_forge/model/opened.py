@@ -109,10 +109,8 @@ class TransformersModel:
         if not ids:
             raise ConfigError("the tokenizer gives no token for a text")
         if max(ids) >= self.vocab_size:
-            raise ConfigError(
-                f"token {max(ids)} is outside the vocabulary of {self.vocab_size}",
-                hint="the tokenizer in the folder does not fit the model",
-            )
+            problem = f"token {max(ids)} is outside the vocabulary of {self.vocab_size}"
+            raise ConfigError(problem, hint="the tokenizer in the folder does not fit the model")
         return ids
 
 
@@ -144,11 +142,11 @@ def with_tokenizer(network: nn.Module, folder: Path) -> OpenedModel:
 def _end_tokens(folder: Path, network: Any, tokenizer: Any) -> frozenset[int]:
     """The tokens that end an answer, as its maker's `generate` has them."""
     path = folder / "generation_config.json"
-    said = files.read_json(path).get("eos_token_id") if path.is_file() else None
-    if not path.is_file():
-        said = getattr(network.config, "eos_token_id", None)
-    ends = said if isinstance(said, list) else [said, tokenizer.eos_token_id]
-    known = [end for end in ends if end is not None]
-    if not all(isinstance(end, int) for end in known):
+    said = getattr(network.config, "eos_token_id", None)
+    if path.is_file():
+        said = files.read_json(path).get("eos_token_id")
+    listed = said if isinstance(said, list) else [said, tokenizer.eos_token_id]
+    ends = [end for end in listed if end is not None]
+    if not all(isinstance(end, int) for end in ends):
         raise DamagedFile(path, f"eos_token_id is {said!r}, a number or a list is needed")
-    return frozenset(known)
+    return frozenset(ends)

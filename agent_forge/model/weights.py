@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from agent_forge.store.tensors import (
     write_header,
 )
 
+NAMES: dict[str, list[str]] = files.read_json(Path(__file__).with_name("names.json"))
 SINGLE = ("model.safetensors", "pytorch_model.bin")
 INDEX = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 LAYER = re.compile(r"^(|.*?\.)(layers|layer|blocks|block|h)\.(\d+)\.")
@@ -37,12 +39,7 @@ HEAD = re.compile(r"(^|\.)(lm_head|embed_out)\.weight$")
 BEFORE_LAYERS = re.compile(r"embed|wte|wpe|projection")
 DEPTHS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")  # as configs call it
 # Files beside the weights that change what a model computes; an adapter has settings of its own.
-SETTINGS_FILES = (
-    *("config.json", "adapter_config.json", "generation_config.json", "tokenizer.json"),
-    *("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.model"),
-    *("vocab.json", "merges.txt", "vocab.txt", "spiece.model", "sentencepiece.bpe.model"),
-    *("tekken.json", "chat_template.jinja", "chat_template.json"),
-)
+SETTINGS_FILES = NAMES["settings_files"]
 # Lists in a config with an entry for each layer; GPT-Neo has its own in a form of its own.
 EACH_LAYER = ("layer_types", "no_rope_layers", "mlp_layer_types", "indexer_types")
 
@@ -65,7 +62,6 @@ class Weights(Mapping[str, Tensor]):
         self.label = label
         self.config = dict(config or {})
         self.folder = folder
-        self._by_layer: dict[int | None, list[str]] | None = None
         self.sources = tuple(sources)  # the files that the tensors come from
 
     def derived(self, get: Callable[[str], Tensor], **changes: Any) -> Weights:
@@ -93,13 +89,13 @@ class Weights(Mapping[str, Tensor]):
     def parameters(self) -> int:
         return sum(spec.numel for spec in self.specs.values())
 
+    @cached_property
     def by_layer(self) -> dict[int | None, list[str]]:
         """The names of each layer, and under None of those outside the layers."""
-        if self._by_layer is None:
-            self._by_layer = {}
-            for name in self.specs:
-                self._by_layer.setdefault(layer_of(name), []).append(name)
-        return self._by_layer
+        names: dict[int | None, list[str]] = defaultdict(list)
+        for name in self.specs:
+            names[layer_of(name)].append(name)
+        return names
 
     def sha256(self) -> str:
         """One hash of all that the tensors come from; a folder with a manifest is verified."""
@@ -110,9 +106,9 @@ class Weights(Mapping[str, Tensor]):
                 flat = self[name].detach().cpu().contiguous().reshape(-1)
                 digest.update(flat.view(torch.uint8).numpy().data)
             return digest.hexdigest()
-        found = self.verify()
-        digest.update(" ".join(found).encode())
-        return found[0] if len(found) == 1 else digest.hexdigest()
+        hashes = self.verify()
+        digest.update(" ".join(hashes).encode())
+        return hashes[0] if len(hashes) == 1 else digest.hexdigest()
 
     def settings_sha256(self) -> str:
         """One hash of the files beside the weights that change what the model computes."""
@@ -126,19 +122,21 @@ class Weights(Mapping[str, Tensor]):
 
     def verify(self) -> list[str]:
         """The sha256 of every file; one that differs from the manifest beside it is damaged."""
-        found = []
+        hashes = []
         for path in self.sources:
-            found.append(sha256 := files.sha256_of(path))
-            if not (path.parent / files.MANIFEST).is_file():
-                continue
-            record = files.verify(path.parent, content=False).get(path.name)
-            if record is not None and record["sha256"] != sha256:
-                told = f"sha256 {sha256[:12]}..., expected {record['sha256'][:12]}..."
-                raise DamagedFile(path, told)
-        return found
+            manifest = (path.parent / files.MANIFEST).is_file()
+            records = files.verify(path.parent, content=False) if manifest else {}
+            hashes.append(checked_sha256(path, records.get(path.name)))
+        return hashes
 
 
-# -- names ----------------------------------------------------------------------------------------
+def checked_sha256(path: Path, record: Mapping[str, Any] | None) -> str:
+    """The sha256 of a file; one that differs from the record in a manifest is damaged."""
+    sha256 = files.sha256_of(path)
+    if record is not None and record["sha256"] != sha256:
+        expected = record["sha256"]
+        raise DamagedFile(path, f"sha256 {sha256[:12]}..., expected {expected[:12]}...")
+    return sha256
 
 
 def layer_of(name: str) -> int | None:
@@ -153,7 +151,7 @@ def at_layer(name: str, layer: int) -> str:
 
 
 def layer_count(weights: Weights) -> int:
-    return 1 + max((n for n in weights.by_layer() if n is not None), default=-1)
+    return 1 + max((n for n in weights.by_layer if n is not None), default=-1)
 
 
 def with_layers(config: Mapping[str, Any], layers: Sequence[int]) -> dict[str, Any]:
@@ -164,16 +162,16 @@ def with_layers(config: Mapping[str, Any], layers: Sequence[int]) -> dict[str, A
     """
     from agent_forge.model.load import layer_kinds  # loads transformers, which takes seconds
 
-    found = {key: len(layers) if key in DEPTHS else value for key, value in config.items()}
+    new = {key: len(layers) if key in DEPTHS else value for key, value in config.items()}
     granted = layer_kinds(config, computed=False)
     for key in EACH_LAYER:
-        values = found.get(key) or granted.get(key)
+        values = new.get(key) or granted.get(key)
         if isinstance(values, list) and (key in config or len({*map(str, values)}) > 1):
-            found[key] = [values[min(layer, len(values) - 1)] for layer in layers]
-    if "attention_types" in found and (kinds := granted.get("attention_layers")):
-        found["attention_types"] = [[[kinds[layer] for layer in layers], 1]]
-        found.pop("attention_layers", None)
-    return found
+            new[key] = [values[min(layer, len(values) - 1)] for layer in layers]
+    if "attention_types" in new and (kinds := granted.get("attention_layers")):
+        new["attention_types"] = [[[kinds[layer] for layer in layers], 1]]
+        new.pop("attention_layers", None)
+    return new
 
 
 def is_tied(weights: Weights) -> bool:
@@ -195,20 +193,17 @@ def with_same_heads(models: Sequence[Weights]) -> list[Weights]:
     if all(tied) or not any(tied):
         return list(models)
     head = next(name for weights in models for name in weights if HEAD.search(name))
-    return [_untied(w, head) if t else w for w, t in zip(models, tied, strict=True)]
 
+    def untied(weights: Weights) -> Weights:
+        """A tied model with its embedding as its head."""
+        embedding = next(name for name in weights if TOKEN_EMBEDDING.search(name))
+        return weights.derived(
+            lambda name: weights[embedding if name == head else name],
+            specs={**weights.specs, head: weights.specs[embedding]},
+            config={**weights.config, "tie_word_embeddings": False},
+        )
 
-def _untied(weights: Weights, head: str) -> Weights:
-    """A tied model with its embedding as its head."""
-    embedding = next(name for name in weights if TOKEN_EMBEDDING.search(name))
-    return weights.derived(
-        lambda name: weights[embedding if name == head else name],
-        specs={**weights.specs, head: weights.specs[embedding]},
-        config={**weights.config, "tie_word_embeddings": False},
-    )
-
-
-# -- reading ---------------------------------------------------------------------------------------
+    return [untied(w) if is_one else w for w, is_one in zip(models, tied, strict=True)]
 
 
 def from_memory(model: nn.Module | Mapping[str, Tensor], label: str = "memory") -> Weights:
@@ -245,8 +240,8 @@ def read_shards(label: str, folder: Path, where: dict[str, Path]) -> Weights:
         for name in wanted:
             if name not in content:
                 raise DamagedFile(path, f"tensor {name!r} is missing, but the index names it")
-            known = content.specs if isinstance(content, MappedTensors) else None
-            specs[name] = known[name] if known else spec_of(content[name])
+            headers = content.specs if isinstance(content, MappedTensors) else None
+            specs[name] = headers[name] if headers else spec_of(content[name])
             place[name] = path
         if extra := sorted(set(content) - set(wanted)):
             raise DamagedFile(path, f"tensor {extra[0]!r} is in it, but the index does not say so")
@@ -270,12 +265,8 @@ def read_shards(label: str, folder: Path, where: dict[str, Path]) -> Weights:
 
 def open_file(path: Path) -> Mapping[str, Tensor]:
     """The tensors of a file; a pickle is read as data alone, never run."""
-    if path.suffix == ".safetensors":
-        return MappedTensors(path)
-    return read_weights(path, mapped=True)
-
-
-# -- writing --------------------------------------------------------------------------------------
+    safe = path.suffix == ".safetensors"
+    return MappedTensors(path) if safe else read_weights(path, mapped=True)
 
 
 def shards_of(specs: Mapping[str, TensorSpec], shard_bytes: int) -> dict[str, list[str]]:

@@ -8,6 +8,7 @@ of each head by scaling its query and key weights after the step.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -21,8 +22,6 @@ from agent_forge.errors import NotFinite
 from agent_forge.optim.config import MuGrokConfig
 
 NS_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-BETA1, BETA2 = 0.9, 0.95  # of AdamW
-ADAM_EPS = 1e-8
 WATCHED_ROWS = 16
 NOT_HIDDEN = ("embedding", "projection", "halting", "lora_")  # matrices that AdamW handles better
 
@@ -87,8 +86,7 @@ class MuonGrokfast(torch.optim.Optimizer):
         self.metrics = {"grad_norm": self._clip(trained)}
         self._amplify(trained)
         for group in self.param_groups:
-            params = [p for p in group["params"] if p.grad is not None]
-            if params:
+            if params := [p for p in group["params"] if p.grad is not None]:
                 update = self._muon if group["role"] == "muon" else self._adamw
                 update(params, group["lr"], group["decay"])
         self.metrics["qk_clip_count"] = float(self._clip_attention())
@@ -99,8 +97,7 @@ class MuonGrokfast(torch.optim.Optimizer):
         return self.config.kl_coefficient * divergence(logits, reference.detach()).mean()
 
     def _clip(self, params: list[Tensor]) -> float:
-        grads = [p.grad for p in params if p.grad is not None]
-        norm = torch.nn.utils.get_total_norm(grads)
+        norm = torch.nn.utils.get_total_norm(_gradients(params))
         if not torch.isfinite(norm):
             raise NotFinite(f"the gradient's norm is {float(norm)}; no weight was changed")
         if self.config.grad_clip:
@@ -112,10 +109,10 @@ class MuonGrokfast(torch.optim.Optimizer):
         alpha, strength = self.config.grokfast_alpha, self.config.grokfast_lambda
         if not strength:
             return
-        grads = [p.grad for p in params if p.grad is not None]
-        for p in params:
-            if "ema" not in self.state[p] and p.grad is not None:
-                self.state[p]["ema"] = p.grad.clone()
+        grads = _gradients(params)
+        for p, grad in zip(params, grads, strict=True):
+            if "ema" not in self.state[p]:
+                self.state[p]["ema"] = grad.clone()
         means = [self.state[p]["ema"] for p in params]
         torch._foreach_lerp_(means, grads, 1 - alpha)
         raw = torch.nn.utils.get_total_norm(grads)
@@ -125,29 +122,24 @@ class MuonGrokfast(torch.optim.Optimizer):
 
     def _muon(self, params: list[Tensor], lr: float, decay: float) -> None:
         """Nesterov momentum, orthogonalised; scaled so that its size matches an AdamW update."""
-        by_shape: dict[tuple[int, ...], list[Tensor]] = {}
+        by_shape: dict[tuple[int, ...], list[Tensor]] = defaultdict(list)
         for p in params:
-            by_shape.setdefault(tuple(p.shape), []).append(p)
-        squares, error = 0.0, 0.0
+            by_shape[tuple(p.shape)].append(p)
+            if "momentum" not in self.state[p]:
+                self.state[p]["momentum"] = torch.zeros_like(p)
+        squares, error, beta = 0.0, 0.0, self.config.momentum
         for shape, group in by_shape.items():
-            update = orthogonalize(self._nesterov(group), self.config.ns_steps)
-            error = max(error, _orthogonality_error(update))
+            grads, momenta = _gradients(group), [self.state[p]["momentum"] for p in group]
+            torch._foreach_lerp_(momenta, grads, 1 - beta)
+            nesterov = torch.stack(grads).lerp(torch.stack(momenta), beta)
+            update = orthogonalize(nesterov, self.config.ns_steps)
+            error = max(error, _orthogonality_error(update[0]))
             update *= 0.2 * max(shape) ** 0.5
             squares += float(update.square().sum()) * lr**2
             torch._foreach_mul_(group, 1 - lr * decay)
             torch._foreach_add_(group, list(update.unbind()), alpha=-lr)
         self.metrics["update_norm"] = squares**0.5
         self.metrics["orthogonality_error"] = error
-
-    def _nesterov(self, group: list[Tensor]) -> Tensor:
-        beta = self.config.momentum
-        grads = [p.grad for p in group if p.grad is not None]
-        for p in group:
-            if "momentum" not in self.state[p]:
-                self.state[p]["momentum"] = torch.zeros_like(p)
-        momenta = [self.state[p]["momentum"] for p in group]
-        torch._foreach_lerp_(momenta, grads, 1 - beta)
-        return torch.stack(grads).lerp(torch.stack(momenta), beta)
 
     def _adamw(self, params: list[Tensor], lr: float, decay: float) -> None:
         """torch's own fused AdamW. No decay but of matrices: unseen tokens would shrink away."""
@@ -156,13 +148,11 @@ class MuonGrokfast(torch.optim.Optimizer):
             if "step" not in state:
                 state["step"] = torch.zeros((), dtype=torch.float32, device=p.device)
                 state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(p), torch.zeros_like(p)
-        states: list[dict[str, Any]] = [self.state[p] for p in params]
-        grads = [p.grad for p in params if p.grad is not None]
-        first, second = [s["exp_avg"] for s in states], [s["exp_avg_sq"] for s in states]
+        names = ("exp_avg", "exp_avg_sq", "step")
+        first, second, steps = ([self.state[p][name] for p in params] for name in names)
         options: dict[str, Any] = {"fused": True, "amsgrad": False, "maximize": False}
-        options |= {"beta1": BETA1, "beta2": BETA2, "eps": ADAM_EPS}
-        options |= {"lr": lr, "weight_decay": decay}
-        adamw(params, grads, first, second, [], [s["step"] for s in states], **options)
+        options |= {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "lr": lr, "weight_decay": decay}
+        adamw(params, _gradients(params), first, second, [], steps, **options)
 
     def _clip_attention(self) -> int:
         """Scale down the heads whose largest logit is beyond the threshold; returns how many."""
@@ -173,32 +163,33 @@ class MuonGrokfast(torch.optim.Optimizer):
                 continue
             factor_H = (self.config.qk_clip_threshold / largest.clamp(min=1e-6)).clamp(max=1.0)
             clipped += int((factor_H < 1).sum())
-            q, k = trained_weight(attention.q), trained_weight(attention.k)
+            q, k = _stored_weight(attention.q), _stored_weight(attention.k)
             rows = factor_H.repeat_interleave(len(q) // attention.heads)[:, None]
-            if self.config.mlarope_protected:
-                q.mul_(rows)
-            else:
-                q.mul_(rows.sqrt())
+            q.mul_(rows if self.config.mlarope_protected else rows.sqrt())
+            if not self.config.mlarope_protected:
                 k.mul_(rows.sqrt())
             attention.largest_logit_H = None
         return clipped
 
 
-def trained_weight(linear: Any) -> Tensor:
-    """The stored weight of a linear layer: where it is transformed, what is transformed."""
+def _gradients(params: list[Tensor]) -> list[Tensor]:
+    return [p.grad for p in params if p.grad is not None]
+
+
+def _stored_weight(linear: Any) -> Tensor:
+    """The weight that is trained; where a layer is transformed, what its transform is given."""
     stored: Tensor = linear.weight
     return linear.parametrizations.weight.original if is_parametrized(linear) else stored
 
 
 def _is_trained_attention(module: Any) -> bool:
     """True for attention whose queries and keys are trained themselves, not frozen under LoRA."""
-    if not hasattr(module, "largest_logit_H"):
-        return False
-    return all(trained_weight(linear).requires_grad for linear in (module.q, module.k))
+    return hasattr(module, "largest_logit_H") and all(
+        _stored_weight(linear).requires_grad for linear in (module.q, module.k)
+    )
 
 
-def _orthogonality_error(update_NRC: Tensor) -> float:
-    """How far the first update is from orthogonal: root mean square of X X' - 1."""
-    x = update_NRC[0]
+def _orthogonality_error(x: Tensor) -> float:
+    """How far an update is from orthogonal: root mean square of X X' - 1."""
     x = x.t() if x.shape[0] > x.shape[1] else x
     return float((x @ x.t() - torch.eye(x.shape[0], device=x.device)).square().mean().sqrt())

@@ -11,28 +11,23 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from agent_forge.contract.phase import (
-    ModelRef,
-    PhaseContext,
-    PhaseController,
-    PhasePlan,
-    PhaseResult,
-)
+from agent_forge.contract import phase
+from agent_forge.contract.phase import ModelRef, PhaseContext
 from agent_forge.phases.toy_config import ToySettings
 
 
-class ToyPhase(PhaseController):
+class ToyPhase(phase.PhaseController):
     """The phase: plan, then run."""
 
     name = "toy"
     config: ToySettings
 
-    def plan(self, models: Sequence[ModelRef]) -> PhasePlan:
+    def plan(self, models: Sequence[ModelRef]) -> phase.PhasePlan:
         steps, weights = self.config.steps, self.config.width**2 + self.config.width
         disk = 150 * steps + 100 * weights  # a line of metrics a step, checkpoints
-        return PhasePlan(steps, weights, disk_bytes=disk, memory_bytes=28 * weights + 10**7)
+        return phase.PhasePlan(steps, weights, disk_bytes=disk, memory_bytes=28 * weights + 10**7)
 
-    def run(self, ctx: PhaseContext) -> PhaseResult:
+    def run(self, ctx: PhaseContext) -> phase.PhaseResult:
         width, data = self.config.width, ctx.generator("data")
         target = torch.randn(width, width, generator=ctx.generator("target"))
         model = nn.Linear(width, width)
@@ -51,4 +46,4 @@ class ToyPhase(PhaseController):
         ctx.log(None, {"toy/final_loss": final})
         metrics = {"toy/final_loss": final}
         saved = ctx.save_model("linear", model, {"final_loss": final}, metrics=metrics)
-        return PhaseResult(True, model, self.name, metrics, {"models": [saved]}, ctx.seconds)
+        return phase.PhaseResult(True, model, self.name, metrics, {"models": [saved]}, ctx.seconds)

@@ -26,7 +26,6 @@ from agent_forge.train.fit import fit_corpus
 EVERY_STEP = 1.0  # a halting threshold that is never reached
 CONFIRMED = 8  # items of each domain that a written model is measured on again
 SAMPLE_PROMPTS = ("copy k m a t", "sort 52814", "max 4718:2905")
-DomainScores = dict[str, ItemScores]
 
 
 def train_network(
@@ -45,7 +44,7 @@ def train_network(
 
 def measure_domains(
     ctx: PhaseContext, corpus: Corpus, model: ForgeNetwork, name: str
-) -> DomainScores:
+) -> dict[str, ItemScores]:
     """The scores of a network on the unseen items of each domain, logged under its name."""
     scores = {}
     for domain, items in corpus.verdict.items():

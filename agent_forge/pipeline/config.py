@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from agent_forge.config import settings as shared
 from agent_forge.config.load import PHASE_FOLDER, PIPELINE_FILE, did_you_mean, load, to_yaml
 from agent_forge.config.phases import ORDER, phase_folder
-from agent_forge.phases.handoffs import RULES
+from agent_forge.phases import RULES
 from agent_forge.phases.phase1_cognate.config import CognateSettings
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings, own_fitness_refused
 from agent_forge.phases.toy_config import ToySettings

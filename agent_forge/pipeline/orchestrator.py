@@ -31,8 +31,7 @@ from agent_forge.errors import (
     NotFound,
     PathDisappeared,
 )
-from agent_forge.phases import IMPLEMENTED, load_phase
-from agent_forge.phases.handoffs import RULES
+from agent_forge.phases import IMPLEMENTED, RULES, load_phase
 from agent_forge.pipeline.config import BEFORE, PipelineConfig, load_config, refuse_own_fitness
 from agent_forge.pipeline.environment import StopSignals, prepare, snapshot, thread_count, versions
 from agent_forge.pipeline.phase_run import RunContext, outputs_of, require_for, run_phase

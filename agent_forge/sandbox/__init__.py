@@ -1,20 +1,17 @@
 """Run code that nobody has read: in a process of its own, with limits. See docs/sandbox.md.
 
-run        start a confined process, watch it, leave nothing of it behind
+run        start a confined process, watch it, leave nothing of it behind; grade an answer by tests
 child      the program of that process: it confines itself, then runs the code
-grade      run tests against an answer, in two confined processes
-protocol   what those two say to each other
+protocol   what the processes of an answer and of its tests say to each other
 """
 
-from agent_forge.sandbox.grade import GradeResult, run_tests
-from agent_forge.sandbox.run import LAYERS, ExecutionResult, SandboxLimits, layers, run
+from agent_forge.sandbox.run import (
+    ExecutionResult,
+    GradeResult,
+    SandboxLimits,
+    layers,
+    run,
+    run_tests,
+)
 
-__all__ = [
-    "LAYERS",
-    "ExecutionResult",
-    "GradeResult",
-    "SandboxLimits",
-    "layers",
-    "run",
-    "run_tests",
-]
+__all__ = ["ExecutionResult", "GradeResult", "SandboxLimits", "layers", "run", "run_tests"]

@@ -40,15 +40,6 @@ READING_CALLS = ("listdir", "scandir", "walk", "fwalk", "chdir", "getxattr", "li
 READING_EVENTS = {f"os.{name}" for name in READING_CALLS}
 
 
-def read_request() -> dict[str, Any]:
-    """The request, which stands before the code's own input."""
-    size, data = int.from_bytes(os.read(0, 8), "little"), b""
-    while len(data) < size:
-        data += os.read(0, size - len(data))
-    request: dict[str, Any] = marshal.loads(data)
-    return request
-
-
 def set_limits(limits: dict[str, Any]) -> None:
     """Set limits of the system, which the code can only lower."""
     import resource
@@ -66,9 +57,6 @@ def set_limits(limits: dict[str, Any]) -> None:
         value = value if ceiling == resource.RLIM_INFINITY else min(value, ceiling)
         hard = value + 1 if name == "RLIMIT_CPU" and value != ceiling else value
         resource.setrlimit(kind, (value, hard))
-
-
-# -- layers of the Linux kernel -------------------------------------------------------------------
 
 
 def confine(request: dict[str, Any], folder: str) -> dict[str, bool]:
@@ -194,9 +182,6 @@ def landlock(call: Callable[..., int], folder: str, readable: set[str]) -> bool:
     return held
 
 
-# -- the audit hook -------------------------------------------------------------------------------
-
-
 def audit_hook(folder: str, files: int | None) -> Callable[[str, tuple[Any, ...]], None]:
     """A hook that refuses what code has no business with; it may write so many files."""
     real, me = os.path.realpath, os.getpid()
@@ -254,9 +239,6 @@ def limit_threads(processes: int) -> None:
             setattr(_thread, name, limited(getattr(_thread, name)))
 
 
-# -- running --------------------------------------------------------------------------------------
-
-
 def report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """Print an error of the code without the frames of this file."""
     sys.stdout.flush()
@@ -270,20 +252,18 @@ def report(kind: type[BaseException], error: BaseException, trace: TracebackType
 
 
 def main() -> None:
-    for number in (
-        _signal.SIGTERM,
-        _signal.SIGHUP,
-    ):  # of a shutdown: the caller decides
+    for number in (_signal.SIGTERM, _signal.SIGHUP):  # of a shutdown: the caller decides
         _signal.signal(number, _signal.SIG_IGN)
-    request = read_request()
+    size, data = int.from_bytes(os.read(0, 8), "little"), b""
+    while len(data) < size:  # the request stands before the code's own input
+        data += os.read(0, size - len(data))
+    request = marshal.loads(data)
     limits, plan, folder = request["limits"], request["plan"], os.path.realpath(".")
     os.environ.clear()
     sys.path.pop(0)  # the working directory
-    if plan is None:
+    layers = confine(request, folder) if plan else {}
+    if not plan:
         set_limits(limits)
-        layers = {}
-    else:
-        layers = confine(request, folder)
     if request["hook"]:
         files = None if layers.get("own_disk") else FILES_WITHOUT_DISK
         sys.addaudithook(audit_hook(folder, files))

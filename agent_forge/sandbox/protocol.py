@@ -23,11 +23,12 @@ if TYPE_CHECKING:
     from typing import Any
 
 MAX_MESSAGE = 16 << 20
-SCALARS: dict[str, Callable[[Any], Any]] = {
-    "int": lambda text: int(text, 16),
-    "float": float.fromhex,
-    "complex": lambda parts: complex(*map(float.fromhex, parts)),
-    "bytes": bytes.fromhex,
+# name -> type, how it is written, how it is read
+SCALARS: dict[str, tuple[Any, Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "int": (int, hex, lambda text: int(text, 16)),
+    "float": (float, float.hex, float.fromhex),
+    "complex": (complex, complex.__repr__, complex),
+    "bytes": (bytes | bytearray, lambda value: value.hex(), bytes.fromhex),
 }
 CONTAINERS: dict[str, Any] = {kind.__name__: kind for kind in (list, tuple, set, frozenset)}
 OPERATIONS: dict[str, Callable[..., Any]] = {
@@ -109,14 +110,9 @@ class Connection:
             return str.__str__(value)
         if isinstance(value, RemoteObject):
             return {"yours": object.__getattribute__(value, "_index")}
-        if isinstance(value, int):
-            return {"int": hex(value)}
-        if isinstance(value, float):
-            return {"float": value.hex()}
-        if isinstance(value, complex):
-            return {"complex": [value.real.hex(), value.imag.hex()]}
-        if isinstance(value, bytes | bytearray):
-            return {"bytes": value.hex()}
+        for name, (kind, write, _) in SCALARS.items():
+            if isinstance(value, kind):
+                return {name: write(value)}
         if isinstance(value, dict):
             return {"dict": [[self.encode(k), self.encode(v)] for k, v in value.items()]}
         for name, kind in CONTAINERS.items():
@@ -130,7 +126,7 @@ class Connection:
             return data
         ((kind, value),) = data.items()
         if kind in SCALARS:
-            return SCALARS[kind](value)
+            return SCALARS[kind][2](value)
         if kind in CONTAINERS:
             return CONTAINERS[kind](self.decode(item) for item in value)
         if kind == "dict":

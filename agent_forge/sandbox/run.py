@@ -1,7 +1,8 @@
-"""Start a confined process, watch it, and leave nothing of it behind.
+"""Start a confined process, watch it, and leave nothing of it behind; grade answers by tests.
 
-The caller reads what the process writes up to a cap, keeps the time, kills the whole group and
-removes its folder. `child.py` is the other side.
+The caller reads what a process writes up to a cap, keeps the time, kills the whole group and
+removes its folder. `child.py` is the other side. Tests run in a process of their own, so that an
+answer can neither see, fake nor stop them: see protocol.py for how.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from agent_forge import platform
 from agent_forge.errors import ConfigError, ForgeError
 from agent_forge.sandbox.child import MEMORY_EXIT
 
-CHILD = Path(__file__).with_name("child.py")
+CHILD, PROTOCOL = (Path(__file__).with_name(name) for name in ("child.py", "protocol.py"))
 # No site packages, no bytecode written; text is UTF-8 and the order of sets the same every time.
 PYTHON = ("-S", "-s", "-B", "-X", "utf8")
 # Its program is the first thing that it reads: to compile it anew each time would take longer.
@@ -80,11 +81,54 @@ class ExecutionResult:
     truncated: bool
 
 
+@dataclass(frozen=True)
+class GradeResult:
+    """Which of the tests passed, and how the process with the answer ended."""
+
+    passed: tuple[bool, ...]
+    execution: ExecutionResult
+
+    @property
+    def ok(self) -> bool:
+        """True if every test passed; without any test nothing is shown."""
+        return bool(self.passed) and all(self.passed)
+
+
 def run(code: str, *, stdin: str = "", limits: SandboxLimits | None = None) -> ExecutionResult:
     """Run Python code and return how it ended; whatever it does, nothing is raised here."""
     with SandboxProcess(code, stdin=stdin, limits=limits or SandboxLimits()) as child:
         watch([child])
         return child.result()
+
+
+def run_tests(
+    code: str, tests: Sequence[str], *, setup: str = "", limits: SandboxLimits | None = None
+) -> GradeResult:
+    """Run each test (statements, mostly one assert) against what `code` defines.
+
+    `setup` runs on both sides before the code and before the tests. A test passes if it raises
+    nothing; one that was never reached has not passed.
+    """
+    limits = limits or SandboxLimits()
+    (answer_in, tests_out), (tests_in, answer_out) = os.pipe(), os.pipe()
+    ends = [answer_in, tests_out, tests_in, answer_out]
+    try:
+        tester = f"test_answer({tests_in}, {tests_out}, {setup!r}, {list(tests)!r})"
+        server = f"serve_answer({answer_in}, {answer_out}, {code!r}, {setup!r})"
+        both = compiled(PROTOCOL)
+        with (
+            SandboxProcess(both, tester, limits=limits, fds=(tests_in, tests_out)) as testing,
+            SandboxProcess(both, server, limits=limits, fds=(answer_in, answer_out)) as answering,
+        ):
+            while ends:
+                os.close(ends.pop())
+            watch([testing, answering])
+            grades = testing.result().stdout
+            passed = tuple(grades[n : n + 1] == "1" for n in range(len(tests)))
+            return GradeResult(passed, answering.result())
+    finally:
+        for fd in ends:
+            os.close(fd)
 
 
 @functools.cache
@@ -121,9 +165,8 @@ class SandboxProcess:
                 "this system cannot run untrusted code: it has no process limits",
                 hint="use Linux, macOS or the Windows Subsystem for Linux",
             )
-        request = {"code": code, "limits": asdict(limits), "hook": self.hook}
+        request = {"code": code, "limits": asdict(limits), "hook": self.hook, "caller": os.getpid()}
         request |= {"plan": platform.confinement(threads=limits.processes > 1)}
-        request |= {"caller": os.getpid()}
         self.limits = limits
         self.status = ""  # how it ended, once it has
         self.truncated = False
@@ -134,25 +177,22 @@ class SandboxProcess:
             size, text = len(sent).to_bytes(8, "little"), stdin.encode("utf-8", "surrogateescape")
             with read_only(program, size, sent, text) as source:
                 self.began = time.monotonic()
-                self.process = self._start(BEGIN.format(size=len(program)), source, fds)
+                self.process = subprocess.Popen(
+                    [sys.executable, *PYTHON, "-c", BEGIN.format(size=len(program))],
+                    stdin=source,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    bufsize=0,
+                    cwd=self.folder,
+                    env=ENVIRONMENT,
+                    pass_fds=fds,
+                    **platform.new_group(),
+                )
         except BaseException:
             remove_folder(self.folder)
             raise
         assert self.process.stdout and self.process.stderr
         self.output = {self.process.stdout: bytearray(), self.process.stderr: bytearray()}
-
-    def _start(self, begin: str, source: IO[bytes], fds: Sequence[int]) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            [sys.executable, *PYTHON, "-c", begin],
-            stdin=source,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            bufsize=0,
-            cwd=self.folder,
-            env=ENVIRONMENT,
-            pass_fds=fds,
-            **platform.new_group(),
-        )
 
     def __enter__(self) -> SandboxProcess:
         return self
@@ -199,14 +239,10 @@ class SandboxProcess:
         self.exit_code = self.process.returncode = os.waitstatus_to_exitcode(code)
         self.cpu_seconds = usage.ru_utime + usage.ru_stime
         self.seconds = time.monotonic() - self.began
-        self.status = status or self._own_status()
-
-    def _own_status(self) -> str:
-        if self.exit_code == MEMORY_EXIT:
-            return "memory"
+        own = "timeout" if self.cpu_seconds >= self.limits.cpu_seconds else "killed"
         if self.exit_code >= 0:
-            return "error" if self.exit_code else "ok"
-        return "timeout" if self.cpu_seconds >= self.limits.cpu_seconds else "killed"
+            own = {0: "ok", MEMORY_EXIT: "memory"}.get(self.exit_code, "error")
+        self.status = status or own
 
     def result(self) -> ExecutionResult:
         out, err = (bytes(kept).decode("utf-8", "replace") for kept in self.output.values())

@@ -9,8 +9,7 @@ operators    how candidates are made: merges, blends, shifts, noise, layer paths
 base         ask, tell, advance: what all strategies share
 evolution    strategy spec: elites are mutated, losers are merged
 genetic      strategy ga: tournaments, crossover, shared fitness
-continuous   strategies cma-es and nsga2: vectors of coefficients
-gradient     strategy grad: steps along the gradient
+continuous   strategies cma-es, nsga2 and grad: vectors of coefficients
 portfolio    strategy auto: whichever operator gained most for its cost
 strategy     the table of strategies
 """

@@ -32,9 +32,8 @@ class CandidateOrigin(NamedTuple):
 class SearchStrategy:
     """Ask what to score, tell the scores (-inf: failed), advance, until it is finished.
 
-    The order in which the scores of one `ask` arrive changes nothing. There is no champion before
-    the first score. A strategy that sets `gradient_of` wants the gradient at that candidate: `ask`
-    returns it after all others, and it is told again with its gradient.
+    The order in which the scores of one `ask` arrive changes nothing. A candidate whose gradient is
+    wanted (`gradient_of`) is asked for after all others, and told again with its gradient.
     """
 
     mutating: ClassVar[tuple[str, ...]] = ()  # operators whose candidates count as mutations
@@ -73,9 +72,8 @@ class SearchStrategy:
         self._tried: list[list[str]]  # candidates of each place; the last one counts
         self._distances: tuple[float, float] | None
         self._duplicates: set[str]  # equal to another, and still so after the last variant
-        models = [
-            Candidate({"kind": "parent", "index": i}, (), f"parent {i}") for i in range(parents)
-        ]
+        numbers = range(parents)
+        models = [Candidate({"kind": "parent", "index": i}, (), f"parent {i}") for i in numbers]
         keys = tuple(model.key for model in models)
         self._space = operators.SearchSpace(keys, (*groups,), (*layers,), settings)
         models.append(Candidate({"kind": "average"}, keys, "average"))
@@ -83,8 +81,6 @@ class SearchStrategy:
             self._add(model, CandidateOrigin(0, model.kind))
         self._open([model.key for model in models])
         self._first_generation()
-
-    # -- what a strategy brings -------------------------------------------------------------------
 
     def _first_generation(self) -> None:
         """Propose generation 0; the parents and their average are asked for beside it."""
@@ -104,9 +100,8 @@ class SearchStrategy:
         """Add a candidate to the population; False if it was proposed before."""
         if candidate.key in self.candidates:
             return False
-        self._add(
-            candidate, CandidateOrigin(self.generation, operator, against or self._space.parents)
-        )
+        origin = CandidateOrigin(self.generation, operator, against or self._space.parents)
+        self._add(candidate, origin)
         self._tried.append([candidate.key])
         return True
 
@@ -117,8 +112,6 @@ class SearchStrategy:
             return None
         self._gradients_used = len(self.gradients)
         return self.gradients[-1][1]
-
-    # -- asking and telling -----------------------------------------------------------------------
 
     def ask(self) -> list[Candidate]:
         """What is wanted now: the reference points, then the population; at last a gradient."""
@@ -148,20 +141,18 @@ class SearchStrategy:
     ) -> None:
         """Record the score of a candidate of this generation: higher is better, -inf if it failed.
 
-        `holdout` is its score on what selection never sees; told of every generation's champion
-        before `advance`, it decides when to stop. `objectives` are scores by domain. `gradient`
-        is that of the score by the coefficient of each parent in each group ({}: there is none);
-        it is ignored unless it is the one that `gradient_of` asks for.
+        The champion's `holdout`, its score on what selection never sees, decides when to stop.
+        `objectives` are scores by domain. `gradient` is that of the score by each parent's
+        coefficient in each group ({}: there is none), if `gradient_of` asks for it.
         """
         if key != self.gradient_of:  # that may be of an earlier generation
             self._position(key)
         numbers = [holdout or 0.0, *(objectives or {}).values()]
         numbers += [value for row in (gradient or {}).values() for value in row]
         if not all(map(math.isfinite, numbers)) or not (math.isfinite(score) or score == -math.inf):
-            raise NotFinite(
-                f"candidate {key[:SHORT]} cannot have the score {score}, holdout {holdout}",
-                hint="a score is a finite number; of a candidate that failed it is -inf",
-            )
+            problem = f"candidate {key[:SHORT]} cannot have the score {score}, holdout {holdout}"
+            hint = "a score is a finite number; of a candidate that failed it is -inf"
+            raise NotFinite(problem, hint=hint)
         for known, value in ((self.scores, score), (self._holdouts, holdout)):
             if value is not None and known.setdefault(key, float(value)) != value:
                 raise ValueError(f"candidate {key[:SHORT]} had the score {known[key]}, not {value}")
@@ -212,8 +203,6 @@ class SearchStrategy:
         self._survivors, self._tried = tuple(survivors), []
         self._distances, self._duplicates = None, set()
         self._gradients_before = len(self.gradients)
-
-    # -- results ----------------------------------------------------------------------------------
 
     @property
     def champion(self) -> Candidate | None:
@@ -286,8 +275,6 @@ class SearchStrategy:
         }
         return observed | {name: value for name, value in more.items() if value}
 
-    # -- a generation -----------------------------------------------------------------------------
-
     def _budget_spent(self) -> bool:
         most = self.settings.max_evaluations
         return bool(most) and len(self.scores) >= most
@@ -318,7 +305,6 @@ class SearchStrategy:
         return max(1, min(left, settings.convergence_patience - since))
 
     def _record(self) -> dict[str, Any]:
-        """The figures of the open generation."""
         population = [key for key in self._population() if key in self.scores]
         scores = [self.scores[key] for key in population]
         finite = [score for score in scores if score > -math.inf]
@@ -345,8 +331,6 @@ class SearchStrategy:
 
     def _mutations(self) -> int:
         return sum(self._origins[key].operator in self.mutating for key in self._population())
-
-    # -- keys -------------------------------------------------------------------------------------
 
     def _add(self, candidate: Candidate, origin: CandidateOrigin) -> None:
         self.candidates[candidate.key], self._origins[candidate.key] = candidate, origin

@@ -41,14 +41,14 @@ KINDS: dict[str, tuple[set[str], int, int | None]] = {
 SHORT = 8  # digits of a key that a person gets to see
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Candidate:
     """A node of the graph; `origin` tells people where it came from and is no part of the key."""
 
-    operation: Mapping[str, Any]
-    inputs: tuple[str, ...] = ()
-    origin: str = ""
-    key: str = field(init=False)
+    operation: Mapping[str, Any] = field(compare=False)
+    inputs: tuple[str, ...] = field(default=(), compare=False)
+    origin: str = field(default="", compare=False)
+    key: str = field(init=False)  # alone says whether two are the same
 
     def __post_init__(self) -> None:
         kind = self.operation.get("kind")
@@ -63,12 +63,6 @@ class Candidate:
         text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
         object.__setattr__(self, "operation", json.loads(text)[0])  # shared with nobody
         object.__setattr__(self, "key", hashlib.sha256(text.encode()).hexdigest())
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Candidate) and other.key == self.key
-
-    def __hash__(self) -> int:
-        return hash(self.key)
 
     @property
     def kind(self) -> str:

@@ -2,7 +2,8 @@
 
 `CandidateVector` translates between vectors and candidates. CMA-ES (pycma) asks for points
 around a mean that moves to the better ones; NSGA-II (pymoo) keeps a front where no domain gains
-without another's loss. Both get random numbers of their own and read no others.
+without another's loss; `GradientDescent` goes where one backward pass says that every coefficient
+should go. All get random numbers of their own and read no others.
 """
 
 from __future__ import annotations
@@ -23,17 +24,19 @@ from agent_forge.search.candidate import Candidate
 from agent_forge.search.operators import Rows
 
 Vector = NDArray[np.float64]
+Label = int | str  # of random numbers
 COEFFICIENT, MOVED = (-0.2, 1.2), (-1.0, 1.0)  # bounds; of a candidate that is moved
 DENSITY, SCALE = (0.05, 1.0), (0.25, 4.0)
 FAILED = 1e9  # what a failed candidate costs
+LONGER, SHORTER = 1.6, 0.4
+TRIES = 2  # steps along one gradient
+SHORTEST, LONGEST = 0.01, 4.0  # of the first step; below that it begins anew
+MOMENTUM, SQUARES, FLOOR = 0.6, 0.9, 0.3
 
 
 @dataclass(frozen=True)
 class CandidateVector:
-    """The numbers of a candidate as a vector: coefficients by group and parent, densities, scale.
-
-    With an `anchor` the coefficients are added to that candidate, whatever it is made of.
-    """
+    """Coefficients, densities and scale of a candidate, or of what is added to an `anchor`."""
 
     space: operators.SearchSpace
     method: str = "linear"
@@ -75,9 +78,8 @@ class CandidateVector:
         kept = x[size:][: self._densities].tolist()
         density = dict(zip(groups, kept * repeats, strict=False))
         scale = float(x[-1]) if self.scaled else 1.0
-        return operators.blend(
-            self.space, self.method, coefficients, density, scale, self.seed, origin
-        )
+        how = self.method, coefficients, density, scale, self.seed
+        return operators.blend(self.space, *how, origin)
 
     def vector(self, rows: Rows) -> Vector:
         """Coefficients of every group, or a gradient by them, as a vector."""
@@ -107,7 +109,7 @@ class Cma:
     """pycma on a box, with random numbers of its own."""
 
     def __init__(
-        self, box: CandidateVector, start: Vector, sigma: float, size: int, *seed: int | str
+        self, box: CandidateVector, start: Vector, sigma: float, size: int, *seed: Label
     ) -> None:
         self.box, rng = box, operators.generator(*seed, "cma")
         low, high = box.bounds
@@ -121,8 +123,7 @@ class Cma:
             self._search = cma.CMAEvolutionStrategy(inside, sigma, options)
 
     @property
-    def mean(self) -> Vector:
-        """Where it looks, within the bounds."""
+    def mean(self) -> Vector:  # within the bounds
         return np.asarray(self._search.result.xfavorite, dtype=np.float64)
 
     @property
@@ -147,9 +148,7 @@ class _VectorSearch(SearchStrategy):
 
     def _first_generation(self) -> None:
         s, masks = self.settings, operators.mask_seed(self.seed)
-        self._box = CandidateVector(
-            self._space, s.blend_method, s.per_layer, scaled=True, seed=masks
-        )
+        self._box = CandidateVector(self._space, s.blend_method, s.per_layer, True, seed=masks)
         self._start = self._box.start(s.density)
 
     def _propose_points(self, points: Sequence[Vector]) -> None:
@@ -197,7 +196,12 @@ class Nsga2(_VectorSearch):
 
     def _next_generation(self, best: Sequence[str], last: Sequence[str]) -> None:
         NSGA2, Problem, Evaluator, StaticProblem, NoTermination = pymoo()
-        costs = self._costs([key for _, key in self._proposed])
+        names = sorted({n for known in self.objectives.values() for n in known}) or ["fitness"]
+        costs = np.full((len(self._proposed), len(names)), FAILED)
+        for row, (_, key) in enumerate(self._proposed):
+            if self.scores[key] > -math.inf:
+                by_name = self.objectives.get(key, {"fitness": self.scores[key]})
+                costs[row] = [-by_name[name] for name in names]
         if self._search is None:
             low, high = self._box.bounds
             self._problem = Problem(n_var=len(low), n_obj=costs.shape[1], xl=low, xu=high)
@@ -210,24 +214,115 @@ class Nsga2(_VectorSearch):
         self._individuals = self._search.ask()
         self._propose_points([np.asarray(x, dtype=np.float64) for x in self._individuals.get("X")])
 
-    def _costs(self, keys: Sequence[str]) -> Vector:
-        names = sorted({n for known in self.objectives.values() for n in known}) or ["fitness"]
-
-        def costs(key: str, score: float) -> list[float]:
-            known = self.objectives.get(key, {"fitness": score})
-            return [FAILED if score == -math.inf else -known[name] for name in names]
-
-        return np.array([costs(key, self.scores[key]) for key in keys])
-
     def _strategy_record(self) -> dict[str, Any]:
         """The Pareto front so far: those that no other dominates."""
         known = {k: v for k, v in self.objectives.items() if self.scores[k] > -math.inf}
-        front = [k for k, v in known.items() if not any(_dominates(w, v) for w in known.values())]
+        front = [
+            k
+            for k, v in known.items()
+            if not any(w != v and all(w[n] >= v[n] for n in v) for w in known.values())
+        ]
         return {"front": {key: known[key] for key in sorted(front)}}
 
 
-def _dominates(one: Mapping[str, float], other: Mapping[str, float]) -> bool:
-    return all(one[n] >= other[n] for n in other) and any(one[n] > other[n] for n in other)
+class GradientDescent:
+    """A point, the direction that gradients show from it, and a step length that scores decide.
+
+    A step goes from the best point so far, in Adam's direction. If the score improves, the point
+    moves there and the next step is longer; if not, it is shorter: scores on all items decide, and
+    a gradient on some of them only proposes. After a few steps that did not help another gradient
+    is taken, on other items; after all of them, directions are drawn around what they showed.
+    """
+
+    def __init__(
+        self, box: CandidateVector, point: Vector, key: str, step: float, turns: int, *seed: Label
+    ) -> None:
+        """After `turns` gradients all items have been looked at: then directions are drawn."""
+        self.box, self.point, self.key, self.first, self.step = box, point, key, step, step
+        self._turns, self._seed, self._trial = turns, seed, point
+        self._tries = self._taken = self._drawn = 0
+        self._gradients_here = 0  # at this point
+        self._mean, self._square = np.zeros(len(point)), np.zeros(len(point))
+        self._direction: Vector | None = None
+
+    @property
+    def needs_gradient(self) -> bool:
+        return self._direction is None and self._gradients_here < self._turns
+
+    def learn(self, rows: Rows) -> None:
+        """Take in the gradient at the point; {} if there is none."""
+        self._gradients_here += 1
+        if not rows:
+            return
+        slope = self.box.vector(rows)
+        self._taken += 1
+        self._mean = MOMENTUM * self._mean + (1 - MOMENTUM) * slope
+        self._square = SQUARES * self._square + (1 - SQUARES) * slope**2
+        self._direction, self._tries = _unit(self._adam()), 0
+
+    def _adam(self) -> Vector:
+        """Adam's direction; numbers that hardly matter are not blown up."""
+        mean = self._mean / (1 - MOMENTUM**self._taken)
+        size = np.sqrt(self._square / (1 - SQUARES**self._taken))
+        return _unit(mean / (size + FLOOR * float(np.sqrt(np.mean(size**2))) + 1e-30))
+
+    def propose(self, origin: str) -> Candidate:
+        if self._direction is None:
+            self._drawn += 1
+            drawn = operators.generator(*self._seed, self._drawn).standard_normal(len(self.point))
+            self._direction = _unit(_unit(drawn) + (self._adam() if self._taken else 0.0))
+            self._tries = 0
+        self._trial = np.clip(self.point + self.step * self._direction, *self.box.bounds)
+        return self.box.candidate(self._trial, origin)
+
+    def observe(self, key: str, better: bool) -> None:
+        """Move to the proposed candidate if it is better, and set the length of the next step."""
+        if better:
+            self.point, self.key = self._trial, key
+            self._direction, self._gradients_here = None, 0
+            self.step = min(self.step * LONGER, LONGEST * self.first)
+            return
+        self.step = self.step * SHORTER if self.step > SHORTEST * self.first else self.first
+        self._tries += 1
+        if self._tries == TRIES:
+            self._direction = None
+
+
+def _unit(direction: Vector) -> Vector:
+    """The same direction, as long as one with ones everywhere."""
+    length = math.sqrt(float(np.mean(direction**2)))
+    return direction / length if length else direction
+
+
+class GradientSearch(SearchStrategy):
+    """Coefficients of every group, from the parents' average on."""
+
+    mutating = ("gradient",)
+
+    def _first_generation(self) -> None:
+        box, s = CandidateVector(self._space), self.settings
+        how = self._survivors[-1], s.gradient_step, s.gradient_turns  # from the average
+        self._descent = GradientDescent(box, box.start(), *how, self.seed, "grad")
+        self._trial: str | None = None
+
+    def _more(self) -> None:
+        descent = self._descent
+        while len(self._tried) < self.settings.population_size:
+            if self._trial is not None:
+                descent.observe(self._trial, self.scores[self._trial] > self.scores[descent.key])
+                self._trial = None
+            if descent.needs_gradient:
+                if (rows := self._wanted_gradient(descent.key)) is None:
+                    return
+                descent.learn(rows)
+            made = descent.propose("gradient step")
+            self._trial = made.key
+            if made.key not in self.scores:
+                self._propose("gradient", made, (descent.key,))
+                return
+
+    def _strategy_record(self) -> dict[str, Any]:
+        return {"step": self._descent.step}
 
 
 def pymoo() -> tuple[Any, ...]:
@@ -239,7 +334,6 @@ def pymoo() -> tuple[Any, ...]:
         from pymoo.core.termination import NoTermination
         from pymoo.problems.static import StaticProblem
     except ImportError as error:
-        raise ConfigError(
-            "the strategy nsga2 needs the library pymoo", hint="pip install 'agent-forge[multi]'"
-        ) from error
+        hint = "pip install 'agent-forge[multi]'"
+        raise ConfigError("the strategy nsga2 needs the library pymoo", hint=hint) from error
     return NSGA2, Problem, Evaluator, StaticProblem, NoTermination

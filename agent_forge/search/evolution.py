@@ -4,15 +4,13 @@ Generation 0 is the eight combos of the parents (fewer: a balanced choice; more:
 added). The parents and their plain average are measured beside them and compete, but are not part
 of the population. Then, generation by generation:
 
-    each of the best E      ->  3 mutants (of the recipe, or noise on the weights)
+    each of the best E      ->  3 mutants (of the recipe, noise on the weights, or layer paths)
     the worst, by threes    ->  one child each, by a combo drawn at random
     too little diversity    ->  stronger mutation; then the last two children are new combos
 
 The best E come from the population and from the best E before them, so the champion stays until it
-is beaten. Equal scores: the older one first, then by key. A failed candidate (-inf) is neither
-mutated nor merged; a place that cannot be filled for that reason gets a new combo of the parents.
-The losers' groups are threes for any number of parents. With `layer_paths` some mutants are paths,
-which are mutated but not merged.
+is beaten. Equal scores: the older one first, then by key. What failed (-inf) is neither mutated nor
+merged, a path is not merged; a place that is empty for that reason gets a new combo of the parents.
 """
 
 from __future__ import annotations

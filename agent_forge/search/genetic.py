@@ -1,8 +1,7 @@
 """A genetic algorithm over recipes: tournaments, crossover, mutation, and fitness that is shared.
 
-Everyone is a merge of the parents, so any two recipes can be crossed: each group's weights and each
-other field come from one of the two. A candidate shares its fitness with those that are like it,
-which keeps several kinds of recipes alive.
+Everyone is a merge of the parents, so any two recipes can be crossed. Candidates that are alike
+share their fitness, which keeps several kinds of recipes alive.
 """
 
 from __future__ import annotations
@@ -45,10 +44,7 @@ def distance(one: Mapping[str, Any], other: Mapping[str, Any]) -> float:
 
 
 class GeneticSearch(SearchStrategy):
-    """Children of the winners of tournaments; the best stay until they are beaten.
-
-    A generation is bred before the last two of the one before have a score: nobody waits for them.
-    """
+    """Children of the winners of tournaments; they do not wait for the last two before them."""
 
     mutating = ("mutation", "crossover")
     look_ahead = 2

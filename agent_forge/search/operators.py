@@ -21,6 +21,7 @@ ODDS = 1.0  # step of a drop rate or kept share, in log-odds
 MORE_STEPS = 0.5  # the chance of another change of a path, after each of them
 T = TypeVar("T")
 Rows = Mapping[str, Sequence[float]]  # one number a parent for every group
+Operation = Mapping[str, Any]
 DIGITS = 6  # of every number that is drawn, so that a recipe stays readable
 
 
@@ -47,9 +48,6 @@ class SearchSpace:
     groups: tuple[str, ...]
     layers: tuple[str, ...]
     settings: EvolutionSettings
-
-
-# -- merges ---------------------------------------------------------------------------------------
 
 
 def combo_of(
@@ -111,18 +109,13 @@ def shifted(of: str, coefficients: Rows, origin: str) -> Candidate:
     return Candidate(operation, (of,), origin)
 
 
-# -- mutations ------------------------------------------------------------------------------------
-
-
 def mutate(
     space: SearchSpace, elite: Candidate, rng: Generator, strength: float, *, again: bool = False
 ) -> tuple[str, Candidate]:
-    """A mutant, and the name of what was done to it.
+    """A mutant, and the name of what was done to it. Mutants of a path are paths.
 
-    The recipe of a merge of the parents is varied itself. Whatever is made from other candidates
-    is shifted, which needs only its own weights: those it was made from may be gone by then.
-    `again` leaves out what has few outcomes, after one that was not new. Mutants of a path are
-    paths.
+    What is made from others than parents is shifted, which needs only its own weights: the others
+    may be gone. `again` leaves out what has few outcomes, after one that was not new.
     """
     settings = space.settings
     if elite.kind == "path" or (
@@ -140,8 +133,11 @@ def mutate(
     if name == "noise":
         sigma, rate = settings.mutation_sigma * strength, settings.mutation_rate
         operation = {"kind": "noise", "sigma": sigma, "rate": rate, "seed": draw_seed(rng)}
-    elif name == "shift":
-        operation = {"kind": "shift", "coefficients": _random_shift(space, rng, strength)}
+    elif name == "shift":  # in one group: the smaller the part, the likelier it is an improvement
+        steps = rng.standard_normal(len(space.parents)) * settings.shift_sigma * strength
+        rows = {group: [0.0] * len(space.parents) for group in space.groups}
+        rows[pick(space.groups, rng)] = [rounded(step) for step in steps]
+        operation = {"kind": "shift", "coefficients": rows}
     else:
         changed = _mutated_fields(name, space, elite.operation, rng, strength)
         operation, inputs = {**elite.operation, **changed}, elite.inputs
@@ -151,8 +147,7 @@ def mutate(
 def path(space: SearchSpace, of: Candidate, rng: Generator) -> Candidate:
     """Another path through the layers of a candidate and of the parents.
 
-    One layer is skipped, repeated or taken from another input, and perhaps some more. There is
-    always one layer, and never more than one and a half times those of the parents.
+    One is skipped, repeated or taken from another input, and perhaps some more.
     """
     inputs = (of.key, *(key for key in space.parents if key != of.key))
     layers = [[0, layer] for layer in range(len(space.layers))]
@@ -176,12 +171,7 @@ def path(space: SearchSpace, of: Candidate, rng: Generator) -> Candidate:
 
 
 def mutated_recipe(
-    space: SearchSpace,
-    recipe: Mapping[str, Any],
-    rng: Generator,
-    combos: Sequence[int],
-    *,
-    again: bool,
+    space: SearchSpace, recipe: Operation, rng: Generator, combos: Sequence[int], *, again: bool
 ) -> dict[str, Any]:
     """A recipe of the parents with one mutation, among these combos."""
     menu = _recipe_menu(space, recipe, again)
@@ -194,7 +184,7 @@ def mutated_recipe(
             return made
 
 
-def _recipe_menu(space: SearchSpace, operation: Mapping[str, Any], again: bool) -> list[str]:
+def _recipe_menu(space: SearchSpace, operation: Operation, again: bool) -> list[str]:
     """The mutations that this combo would notice."""
     menu = ["weights", "scale", "keep" if operation["combo"] & ARITHMETIC else "drop_rate"]
     if not again:
@@ -204,20 +194,12 @@ def _recipe_menu(space: SearchSpace, operation: Mapping[str, Any], again: bool) 
     return menu
 
 
-def _random_shift(space: SearchSpace, rng: Generator, strength: float) -> dict[str, list[float]]:
-    """A step in one group: the smaller the part, the likelier it is an improvement."""
-    steps = rng.standard_normal(len(space.parents)) * space.settings.shift_sigma * strength
-    still = {group: [0.0] * len(space.parents) for group in space.groups}
-    return {**still, pick(space.groups, rng): [rounded(step) for step in steps]}
-
-
 def _mutated_fields(
-    name: str, space: SearchSpace, operation: Mapping[str, Any], rng: Generator, strength: float
+    name: str, space: SearchSpace, operation: Operation, rng: Generator, strength: float
 ) -> dict[str, Any]:
     """The fields of a merge that a mutation changes.
 
-    A step of a weight or of the scale is n times as large as a shift, since n inputs share the
-    sum: so either moves a coefficient of the merge by about `shift_sigma`.
+    A step of a weight or of the scale is n times a shift, since n inputs share the sum.
     """
     step = space.settings.shift_sigma * len(space.parents) * strength
     if name == "weights":
@@ -237,9 +219,6 @@ def _mutated_fields(
 
 def pick(items: Sequence[T], rng: Generator) -> T:
     return items[int(rng.integers(len(items)))]
-
-
-# -- numbers --------------------------------------------------------------------------------------
 
 
 def rounded(value: float) -> float:

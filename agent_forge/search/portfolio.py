@@ -1,13 +1,9 @@
 """A portfolio: the budget goes where it paid.
 
 The parents, their average and a few combos come first; then steps along the gradient from the
-average, until they no longer help; then whichever of four arms gained most for its cost, where the
-less tried ones get the benefit of the doubt:
-
-    gradient   a step along the gradient from the best
-    sample     a few points around the best (CMA-ES)
-    mutation   of the best one's recipe, weaker when it does not help
-    combo      another combo of the parents
+average, until they no longer help; then whichever of four arms (a step along the gradient, points
+around the best by CMA-ES, a mutation of the best, another combo) gained most for its cost, where
+the less tried ones get the benefit of the doubt.
 """
 
 from __future__ import annotations
@@ -15,13 +11,19 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from agent_forge.search import operators
 from agent_forge.search.base import SearchStrategy
 from agent_forge.search.candidate import SHORT, Candidate
-from agent_forge.search.continuous import CandidateVector, Cma, Vector, coefficients_of
-from agent_forge.search.gradient import TRIES, GradientDescent
+from agent_forge.search.continuous import (
+    TRIES,
+    CandidateVector,
+    Cma,
+    GradientDescent,
+    Vector,
+    coefficients_of,
+)
 
 COMBOS = 4  # that are tried first
 SAMPLES = 6  # points of one round of CMA-ES
@@ -48,8 +50,7 @@ class Arm:
         return self.gain / self.cost if self.cost else 0.0
 
 
-@dataclass(frozen=True)
-class ArmProposal:
+class ArmProposal(NamedTuple):
     """What an arm has proposed: the champion's score before, the candidates and their points."""
 
     arm: Arm
@@ -79,8 +80,6 @@ class PortfolioSearch(SearchStrategy):
             made = operators.combo_of(self._space, combo, self._space.parents, masks, "combo")
             self._propose("combo", made)
 
-    # -- a round ----------------------------------------------------------------------------------
-
     def _more(self) -> None:
         for _ in range(100):  # a point that was proposed before has its score at once
             if len(self._tried) >= self.settings.population_size:
@@ -100,8 +99,12 @@ class PortfolioSearch(SearchStrategy):
         elif arm.name == "gradient":
             self._step(arm, self._movable(best))
         elif arm.name == "sample":
-            cma = self._cma_around(self._movable(best))
-            points = cma.ask()
+            movable = self._movable(best)
+            if self._cma is None or movable.key not in self._cma_keys:  # it came from elsewhere
+                box, point = self._point_of(movable.key)
+                self._cma = Cma(box, point, self._sigma, SAMPLES, self.seed, self._rounds)
+                self._cma_keys = {movable.key}
+            cma, points = self._cma, self._cma.ask()
             made = [cma.box.candidate(x, "sample around the best") for x in points]
             self._start_round(arm, made, points)
         else:
@@ -150,8 +153,6 @@ class PortfolioSearch(SearchStrategy):
 
         return max(self._arms, key=lambda arm: (bound(arm), -arm.uses))
 
-    # -- the arms ---------------------------------------------------------------------------------
-
     def _movable(self, best: Candidate) -> Candidate:
         """The best of those that have the parents' shape, so that task vectors can be added."""
         if best.kind != "path":
@@ -160,7 +161,6 @@ class PortfolioSearch(SearchStrategy):
         return self.candidates[self._ranked(others)[0]]
 
     def _point_of(self, key: str) -> tuple[CandidateVector, Vector]:
-        """A candidate as a vector, and the box that it is in."""
         anchor, point = coefficients_of(self._space, self.candidates, key)
         return CandidateVector(self._space, anchor=anchor), point
 
@@ -180,24 +180,14 @@ class PortfolioSearch(SearchStrategy):
         elsewhere = descent is not None and self.scores[best.key] > self.scores[descent.key]
         if descent is None or (elsewhere and arm.uses >= TRIES):
             step = descent.step if descent else self.settings.gradient_step
-            box, point = self._point_of(best.key)
-            turns = self.settings.gradient_turns
-            descent = GradientDescent(box, point, best.key, step, turns, self.seed, self._rounds)
-            self._descent = descent
+            where, turns = (*self._point_of(best.key), best.key), self.settings.gradient_turns
+            self._descent = descent = GradientDescent(*where, step, turns, self.seed, self._rounds)
         if descent.needs_gradient:
             if (rows := self._wanted_gradient(descent.key)) is None:
                 return
             descent.learn(rows)
             self._cost += BACKWARD * self.settings.gradient_share
         self._start_round(arm, [descent.propose(f"gradient step from {best.key[:SHORT]}")])
-
-    def _cma_around(self, best: Candidate) -> Cma:
-        """The CMA-ES whose centre is the best; a new one if the best came from elsewhere."""
-        if self._cma is None or best.key not in self._cma_keys:
-            box, point = self._point_of(best.key)
-            self._cma = Cma(box, point, self._sigma, SAMPLES, self.seed, self._rounds)
-            self._cma_keys = {best.key}
-        return self._cma
 
     def _combo(self) -> Candidate:
         rng = operators.generator(self.seed, self._rounds, "combo")

@@ -9,7 +9,8 @@ three, 13 to 16 with four, and every larger size.
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from itertools import chain
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -34,6 +35,15 @@ ACTS_IN = {name: of.split() for of, names in FIELDS_OF.items() for name in names
 OFF = {"min_diversity": 0.0, "diversity_reseed_threshold": 0.0}  # as if the field did not exist
 
 
+Share = Annotated[float, Field(ge=0, le=1)]
+SomeShare = Annotated[float, Field(gt=0, le=1)]
+Count = Annotated[int, Field(ge=1)]
+
+
+def setting(default: Any, description: str, **bounds: Any) -> Any:
+    return Field(default, description=description, **bounds)
+
+
 def elites_for(population_size: int) -> int:
     """The fewest elites that serve a population."""
     return math.ceil(population_size / (MUTANTS + 1))
@@ -42,81 +52,42 @@ def elites_for(population_size: int) -> int:
 class EvolutionSettings(Settings):
     """How candidates are searched. A field that the strategy does not have is refused."""
 
-    strategy: Literal["spec", "ga", "cma-es", "nsga2", "grad", "auto"] = Field(
-        "spec", description="how candidates are searched; spec: elites mutate, losers merge"
+    strategy: Literal["spec", "ga", "cma-es", "nsga2", "grad", "auto"] = setting(
+        "spec", "how candidates are searched; spec: elites mutate, losers merge"
     )
-    generations: int = Field(
-        50, ge=0, le=100_000, description="how many generations follow the first, of combos"
+    generations: int = setting(50, "how many follow the first one, of combos", ge=0, le=100_000)
+    max_evaluations: int = setting(0, "scores to stop after, those of parents too; 0 = never", ge=0)
+    population_size: int = setting(8, f"candidates at a time: {SIZES}", ge=1, le=1024)
+    elite_count: Count = setting(2, "best ones that are mutated; if not given, a quarter of all")
+    recipe_mutation: Share = setting(0.9, "share of mutants with another recipe; others get noise")
+    shift_sigma: float = setting(0.1, "step of a coefficient when the recipe varies", ge=1e-4, le=1)
+    mutation_sigma: float = setting(0.01, "spread of the noise on weights", gt=0, le=10)
+    mutation_rate: SomeShare = setting(0.01, "share of the weights that noise changes")
+    layer_paths: Share = setting(0.0, "share of mutants that skip, repeat or swap layers")
+    parent_weights: list[float] = setting([], "weights of parents in first combos; none = equal")
+    drop_rate: float = setting(0.9, "share that DARE drops at first", ge=0, le=0.9999)
+    keep: float = setting(0.2, "share that TIES keeps at first", ge=0.0001, le=1)
+    early_stopping: bool = setting(True, "stop when the champion no longer improves")
+    convergence_threshold: float = setting(0.001, "least improvement for early_stopping", gt=0)
+    convergence_patience: Count = setting(5, "generations that may pass without improvement")
+    min_diversity: float = setting(0.3, "mutation is stronger below it; 1 = that of parents", ge=0)
+    mutation_boost: float = setting(2.0, "factor on mutations below min_diversity", ge=1, le=10)
+    diversity_reseed_threshold: float = setting(0.2, "below it two children are new combos", ge=0)
+    tournament_size: int = setting(3, "ga: candidates that compete to become a parent", ge=1, le=64)
+    crossover_rate: Share = setting(0.7, "ga: share of children that have two parents")
+    selection_pressure: SomeShare = setting(0.7, "ga: chance of a tournament's best, then the next")
+    diversity_weight: Share = setting(0.3, "ga: how much of their fitness similar candidates share")
+    techniques: list[Literal["linear", "slerp", "dare", "ties", "frankenmerge", "dfs"]] = setting(
+        [*chain(*PAIRS)], "ga: the techniques that combos are made of"
     )
-    max_evaluations: int = Field(
-        0, ge=0, description="stop after so many scored candidates, parents included; 0 = never"
+    blend_method: Literal["linear", "ties", "dare_linear", "dare_ties"] = setting(
+        "linear", "what is done to the task vectors whose coefficients are searched"
     )
-    population_size: int = Field(8, ge=1, le=1024, description=f"candidates at a time: {SIZES}")
-    elite_count: int = Field(
-        2, ge=1, description="best ones that are mutated; if not given, a quarter of the population"
-    )
-    recipe_mutation: float = Field(
-        0.9, ge=0, le=1, description="share of mutants that vary the recipe; the others get noise"
-    )
-    shift_sigma: float = Field(
-        0.1, ge=1e-4, le=1, description="step of a merge coefficient when the recipe varies"
-    )
-    mutation_sigma: float = Field(0.01, gt=0, le=10, description="spread of the noise on weights")
-    mutation_rate: float = Field(
-        0.01, gt=0, le=1, description="share of the weights that noise changes"
-    )
-    layer_paths: float = Field(
-        0.0, ge=0, le=1, description="share of mutants that skip, repeat or swap layers"
-    )
-    parent_weights: list[float] = Field(
-        [], description="weight of each parent in the first combos; none = all the same"
-    )
-    drop_rate: float = Field(0.9, ge=0, le=0.9999, description="share that DARE drops at first")
-    keep: float = Field(0.2, ge=0.0001, le=1, description="share that TIES keeps at first")
-    early_stopping: bool = Field(True, description="stop when the champion no longer improves")
-    convergence_threshold: float = Field(
-        0.001, gt=0, description="smallest improvement that counts for early_stopping"
-    )
-    convergence_patience: int = Field(
-        5, ge=1, description="generations that may pass without such an improvement"
-    )
-    min_diversity: float = Field(
-        0.3, ge=0, description="below it mutation is stronger; 1 = the parents' mean distance"
-    )
-    mutation_boost: float = Field(
-        2.0, ge=1, le=10, description="factor on mutations while diversity is below min_diversity"
-    )
-    diversity_reseed_threshold: float = Field(
-        0.2, ge=0, description="diversity below which the last two children are new combos"
-    )
-    tournament_size: int = Field(
-        3, ge=1, le=64, description="ga: candidates that compete to become a parent"
-    )
-    crossover_rate: float = Field(
-        0.7, ge=0, le=1, description="ga: share of children that have two parents"
-    )
-    selection_pressure: float = Field(
-        0.7, gt=0, le=1, description="ga: chance of the best of a tournament, then of the next"
-    )
-    diversity_weight: float = Field(
-        0.3, ge=0, le=1, description="ga: how much fitness a candidate shares with similar ones"
-    )
-    techniques: list[Literal["linear", "slerp", "dare", "ties", "frankenmerge", "dfs"]] = Field(
-        ["linear", "slerp", "dare", "ties", "frankenmerge", "dfs"],
-        description="ga: the techniques that combos are made of",
-    )
-    blend_method: Literal["linear", "ties", "dare_linear", "dare_ties"] = Field(
-        "linear", description="what is done to the task vectors whose coefficients are searched"
-    )
-    density: float = Field(0.5, ge=0.05, le=1, description="share that ties and dare keep at first")
-    per_layer: bool = Field(True, description="coefficients for every layer, not one for all")
-    start_sigma: float = Field(0.15, gt=0, le=1, description="first spread of the coefficients")
-    gradient_step: float = Field(
-        0.1, gt=0, le=1, description="length of the first step along a gradient"
-    )
-    gradient_share: float = Field(
-        0.5, gt=0, le=1, description="share of the items that a gradient is taken on, in turn"
-    )
+    density: float = setting(0.5, "share that ties and dare keep at first", ge=0.05, le=1)
+    per_layer: bool = setting(True, "coefficients for every layer, not one for all")
+    start_sigma: SomeShare = setting(0.15, "first spread of the coefficients")
+    gradient_step: SomeShare = setting(0.1, "length of the first step along a gradient")
+    gradient_share: SomeShare = setting(0.5, "share of the items for one gradient, in turn")
 
     @property
     def triples(self) -> int:
@@ -151,9 +122,8 @@ class EvolutionSettings(Settings):
                 where = " and ".join(ACTS_IN[name])
                 if self.strategy in ACTS_IN[name]:
                     where += ", and there with a blend_method that is not linear"
-                raise ValueError(
-                    f"{name} has no meaning for the strategy {self.strategy!r}: it acts in {where}"
-                )
+                strategy = f"the strategy {self.strategy!r}"
+                raise ValueError(f"{name} has no meaning for {strategy}: it acts in {where}")
         return self
 
     @model_validator(mode="after")
@@ -162,25 +132,20 @@ class EvolutionSettings(Settings):
             if not {*pair} & {*self.techniques}:
                 raise ValueError(f"techniques needs {pair[0]} or {pair[1]}")
         if self.strategy == "spec":
-            self._fits_the_scheme()
-        elif self.population_size < (least := max(LEAST, self.elite_count + 1)):
-            raise ValueError(f"population_size {self.population_size} is below {least}")
+            size, elites = self.population_size, self.elite_count
+            wanted = elites_for(size)
+            if not MUTANTS * elites < size <= (MUTANTS + 1) * elites:
+                served = MUTANTS * wanted < size
+                way = f"set elite_count to {wanted}" if served else f"allowed sizes are {SIZES}"
+                sums = f"{MUTANTS} mutants an elite and a child of every {TRIPLE} losers"
+                problem = f"population_size {size} cannot be served with elite_count {elites}"
+                raise ValueError(f"{problem}: {sums} do not add up; {way}")
+            if (reseed := self.diversity_reseed_threshold) > (least := self.min_diversity):
+                raise ValueError(
+                    f"diversity_reseed_threshold {reseed} is above min_diversity {least}"
+                )
+        elif self.population_size < (fewest := max(LEAST, self.elite_count + 1)):
+            raise ValueError(f"population_size {self.population_size} is below {fewest}")
         if min(self.parent_weights, default=1) <= 0:
             raise ValueError("parent_weights are above 0")
         return self
-
-    def _fits_the_scheme(self) -> None:
-        size, elites = self.population_size, self.elite_count
-        wanted = elites_for(size)
-        if not MUTANTS * elites < size <= (MUTANTS + 1) * elites:
-            served = MUTANTS * wanted < size
-            raise ValueError(
-                f"population_size {size} cannot be served with elite_count {elites}:"
-                f" {MUTANTS} mutants an elite and a child of every {TRIPLE} losers do not add up; "
-                + (f"set elite_count to {wanted}" if served else f"allowed sizes are {SIZES}")
-            )
-        if self.diversity_reseed_threshold > self.min_diversity:
-            raise ValueError(
-                f"diversity_reseed_threshold {self.diversity_reseed_threshold} is above"
-                f" min_diversity {self.min_diversity}"
-            )

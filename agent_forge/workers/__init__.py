@@ -3,10 +3,9 @@
 Which of them it is, how many and who is done first changes nothing: each task runs alone in its
 worker with a fixed number of threads, and the results come in the order of submission.
 
-worker_pool   what every executor promises, and the one that works in this process
-process_pool  worker processes of this machine
-ray_pool      workers on a Ray cluster
-worker        the worker's side, the same for all three
+pools      what every executor promises; the ones in this process and in processes of this machine
+ray_pool   workers on a Ray cluster
+worker     the worker's side, the same for all three
 """
 
 from __future__ import annotations
@@ -17,24 +16,19 @@ import json
 from typing import Any
 
 from agent_forge.errors import ConfigError
-from agent_forge.workers.process_pool import ProcessPool
+from agent_forge.workers.pools import InlinePool, ProcessPool, WorkerFailure, WorkerPool
 from agent_forge.workers.ray_pool import RayPool
-from agent_forge.workers.worker_pool import InlinePool, WorkerFailure, WorkerPool
 
 __all__ = ["EXECUTORS", "WorkerFailure", "WorkerPool", "open_pool", "require_ray"]
 
-EXECUTORS: dict[str, type[WorkerPool]] = {
-    "inline": InlinePool,
-    "processes": ProcessPool,
-    "ray": RayPool,
-}
+EXECUTORS: dict[str, type[WorkerPool]]
+EXECUTORS = {"inline": InlinePool, "processes": ProcessPool, "ray": RayPool}
 
 
 def require_ray() -> None:
     if importlib.util.find_spec("ray") is None:
-        raise ConfigError(
-            "Ray is not installed", hint="pip install -c constraints.txt -e '.[cluster]'"
-        )
+        hint = "pip install -c constraints.txt -e '.[cluster]'"
+        raise ConfigError("Ray is not installed", hint=hint)
 
 
 def open_pool(

@@ -20,8 +20,13 @@ from typing import IO, Any
 
 from agent_forge.errors import WorkersLost
 from agent_forge.workers import worker
-from agent_forge.workers.process_pool import WorkerProcess, thread_variables
-from agent_forge.workers.worker_pool import WorkerPool, not_set_up, too_long
+from agent_forge.workers.pools import (
+    WorkerPool,
+    WorkerProcess,
+    not_set_up,
+    thread_variables,
+    too_long,
+)
 
 ALIVE_EVERY_S = 1.0
 SILENCE_S = 60.0  # of a driver that should report every second that the cluster answers
@@ -38,7 +43,6 @@ class RayPool(WorkerPool):
 
     def __init__(self, settings: dict[str, Any]) -> None:
         super().__init__(settings)
-        self._inbox: worker.Messages = queue.SimpleQueue()
         self._driver = WorkerProcess(settings, self._inbox, driver=f"{__name__}:drive")
 
     def close(self) -> None:

@@ -290,7 +290,7 @@ def test_choices_of_a_conversation_are_compared(storage: ModelStorage) -> None:
 def test_an_evolution_on_a_pack(tmp_path: Path) -> None:
     few = {"generations": 1, "fitness_subset_size": 4, "verdict_items": 4, "max_level": 2}
     done = run_evolution(job(tmp_path / "x", tasks=["pack:math", "pack:multilingual"], **few))
-    verdict = json.loads((done.folder / "champion" / "verdict.json").read_text())
+    verdict = json.loads((done.loop.folder / "champion" / "verdict.json").read_text())
     assert {"math/accuracy", "multilingual/accuracy"} <= set(verdict["champion"]["raw"])
     with pytest.raises(ConfigError, match="no pack is called 'maths'"):
         job(tmp_path / "y", tasks=["pack:maths"])

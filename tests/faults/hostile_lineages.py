@@ -36,7 +36,7 @@ def champion() -> Path:
     settings = EvoMergeSettings.model_validate({**few, "data": [str(root / "rows.jsonl")]})
     parents = [str(root / "llama" / name) for name in "ab"]
     return (
-        run_evolution(locate_inputs(settings, parents, None, 1, root / "evolved")).model_path
+        run_evolution(locate_inputs(settings, parents, None, 1, root / "evolved")).model.path
         / "lineage.json"
     )
 

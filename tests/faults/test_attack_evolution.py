@@ -12,9 +12,8 @@ from transformers import AutoTokenizer
 
 from agent_forge.errors import ConfigError, ForgeError, PhaseFailed
 from agent_forge.phases.phase2_evomerge import evolution
-from agent_forge.phases.phase2_evomerge.evolution import run_evolution
+from agent_forge.phases.phase2_evomerge.evolution import replay, run_evolution
 from agent_forge.phases.phase2_evomerge.inputs import locate_inputs, resume_inputs
-from agent_forge.phases.phase2_evomerge.replay import replay
 from agent_forge.store import files
 from tests.support.command_line import Forge
 from tests.support.evo_models import PARENTS, family, job
@@ -89,7 +88,7 @@ def test_a_champion_stays_until_the_next_one_fits(
     def refuse(*arguments: Any) -> None:
         raise PhaseFailed("does not score what was measured")
 
-    monkeypatch.setattr(evolution, "confirm_champion", refuse)
+    monkeypatch.setattr(evolution.reporting, "confirm_champion", refuse)
     with pytest.raises(PhaseFailed):
         run_evolution(resume_inputs(folder, 1, None))
     assert files.sha256_of(folder / "champion" / "model.safetensors") == before

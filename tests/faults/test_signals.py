@@ -19,7 +19,7 @@ from agent_forge.cli import data, generate, main, runs
 from agent_forge.evals import model_under_test
 from agent_forge.infer import chat
 from agent_forge.merge.engine import MergedWeights
-from agent_forge.phases.phase2_evomerge import evolution, inputs, replay, report
+from agent_forge.phases.phase2_evomerge import evolution, inputs, report
 from agent_forge.phases.phase2_evomerge.candidate_weights import CandidateWeights
 from agent_forge.phases.phase2_evomerge.evaluator import CandidateEvaluator
 from agent_forge.pipeline import orchestrator
@@ -198,7 +198,7 @@ def test_an_interrupted_replay_leaves_nothing(tmp_path: Path) -> None:
         real = CandidateWeights.weights
         weights = lambda self, key: (self._write(key), real(self, key))[1]  # noqa: E731
         CandidateWeights.weights = weights  # type: ignore[method-assign]
-        waiting(replay, "write")()
+        waiting(evolution, "write")()
 
     with nothing_changes(tmp_path):
         process = start(tmp_path, line, patch)

@@ -259,11 +259,12 @@ def test_a_combo_can_be_made_again(tmp_path: Path) -> None:
         assert again.sha256 == eight[n].sha256
 
 
-def test_shards(tmp_path: Path) -> None:
+def test_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = make_models(tmp_path / "models")
     merged = merge(recipe(root))
     write(merged, tmp_path / "whole")
-    written = write(merged, tmp_path / "parts", shard_bytes=5000)
+    monkeypatch.setattr(output, "SHARD_BYTES", 5000)
+    written = write(merged, tmp_path / "parts")
     assert len(written.sha256) > 2
     index = json.loads((tmp_path / "parts" / "model.safetensors.index.json").read_text())
     assert set(index["weight_map"].values()) == set(written.sha256)

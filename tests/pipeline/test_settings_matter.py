@@ -20,7 +20,7 @@ from agent_forge.config.phases import ORDER
 from agent_forge.contract.handoff import QualityGate
 from agent_forge.errors import ConfigError
 from agent_forge.model.loss import language_loss
-from agent_forge.phases.handoffs import RULES
+from agent_forge.phases import RULES
 from agent_forge.pipeline.config import load_config
 from agent_forge.pipeline.orchestrator import PipelineOrchestrator
 from agent_forge.store import files

@@ -21,7 +21,7 @@ from agent_forge.search.candidate import Candidate
 from agent_forge.search.continuous import CandidateVector, coefficients_of
 from agent_forge.search.genetic import combos_of, distance
 from agent_forge.search.settings import ACTS_IN, EvolutionSettings
-from agent_forge.search.strategy import STRATEGIES, begin
+from agent_forge.search.strategy import STRATEGIES
 from tests.support.extras import NEEDS_PYMOO, with_pymoo
 
 GROUPS = ("embeddings", "layers.0", "layers.1", "rest")
@@ -32,7 +32,9 @@ BEST = np.array([[0.1, 0.7, 0.2], [0.5, 0.1, 0.5], [0.0, 0.4, 0.6], [0.3, 0.3, 0
 
 def start(name: str, seed: int = 0, **settings: Any) -> SearchStrategy:
     made = EvolutionSettings(**{"strategy": name, "generations": 4, **settings})
-    return begin(made, parents=PARENTS, groups=GROUPS, seed=seed, layers=("0", "1"))
+    return STRATEGIES[made.strategy](
+        made, parents=PARENTS, groups=GROUPS, seed=seed, layers=("0", "1")
+    )
 
 
 class Bowl:

@@ -16,7 +16,7 @@ from agent_forge.phases.phase2_evomerge.inputs import locate_inputs
 from agent_forge.phases.phase2_evomerge.loop import EvolutionLoop
 from agent_forge.pipeline.config import load_config
 from agent_forge.search.settings import ACTS_IN
-from agent_forge.search.strategy import begin
+from agent_forge.search.strategy import STRATEGIES
 from agent_forge.track.journal import read_lines
 from tests.support.evo_models import PARENTS, family
 
@@ -48,7 +48,10 @@ def searched(setting: str, root: Path, patch: pytest.MonkeyPatch) -> Any:
     if field == "density":
         more.append(f"{PHASE}.blend_method=ties")
     layers = ("0", "1") if field == "layer_paths" else ()
-    search = begin(settings(setting, *more), parents=3, groups=("a", "b"), seed=1, layers=layers)
+    chosen = settings(setting, *more)
+    search = STRATEGIES[chosen.strategy](
+        chosen, parents=3, groups=("a", "b"), seed=1, layers=layers
+    )
     while search.finished is None:
         while asked := search.ask():
             candidate = asked[0]

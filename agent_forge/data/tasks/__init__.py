@@ -21,11 +21,11 @@ modules; families.json lists all families in their order.
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 from collections.abc import Callable
 from random import Random
 
+from agent_forge.config.load import did_you_mean
 from agent_forge.data.dataset_rows import Example
 from agent_forge.data.tasks import (
     arithmetic,
@@ -64,7 +64,14 @@ def make(
 ) -> Task:
     """Item number `index` of a split, at one level or at a level drawn evenly from a range."""
     low, high = (level, level) if isinstance(level, int) else level
-    _validate(family, split, low, high)
+    if family not in FAMILIES:
+        hint = did_you_mean(family, list(FAMILIES)).removeprefix("; ")
+        raise ConfigError(f"no task family is called {family!r}", hint=hint)
+    if split not in SPLITS:
+        raise ConfigError(f"no split is called {split!r}", hint=f"one of {', '.join(SPLITS)}")
+    if not 1 <= low <= high <= MAX_LEVEL:
+        hint = f"levels go from 1 to {MAX_LEVEL}"
+        raise ConfigError(f"levels {low} to {high} are no range", hint=hint)
     digest = hashlib.sha256(f"{family}/{split}/{index}/{seed}/{low}-{high}".encode()).digest()
     rng = Random(int.from_bytes(digest[:8], "little"))
     drawn = low if low == high else rng.randint(low, high)
@@ -88,24 +95,6 @@ def as_example(task: Task) -> Example:
     """A task as a turn of a chat; a story as running text."""
     if task.family == "story":
         return Example("", f"{task.question} {task.answer}", task.family)
-    turns = (
-        {"role": "user", "content": task.question},
-        {"role": "assistant", "content": task.answer},
-    )
+    texts = {"user": task.question, "assistant": task.answer}
+    turns = tuple({"role": role, "content": text} for role, text in texts.items())
     return Example(task.question, task.answer, task.family, messages=turns)
-
-
-def _validate(family: str, split: str, low: int, high: int) -> None:
-    if family not in FAMILIES:
-        raise ConfigError(f"no task family is called {family!r}", hint=_near(family, FAMILIES))
-    if split not in SPLITS:
-        raise ConfigError(f"no split is called {split!r}", hint=f"one of {', '.join(SPLITS)}")
-    if not 1 <= low <= high <= MAX_LEVEL:
-        raise ConfigError(
-            f"levels {low} to {high} are no range", hint=f"levels go from 1 to {MAX_LEVEL}"
-        )
-
-
-def _near(name: str, known: dict[str, TaskFamily]) -> str:
-    near = difflib.get_close_matches(name, known, n=1)
-    return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import zip_longest
 from random import Random
 
 from agent_forge.data.tasks import verifiers
-from agent_forge.data.tasks.base import Operands, Question, family, scaled, wording, wrong
+from agent_forge.data.tasks.base import Operands, Question, family, scaled, wording
 
 
 def two_sorted(level: int, rng: Random) -> Operands:
@@ -13,11 +14,6 @@ def two_sorted(level: int, rng: Random) -> Operands:
     size = 10 ** scaled(level, 2, 14)
     a, b = rng.randrange(size), rng.randrange(size)
     return (a, b) if a < b else (b, a)
-
-
-def two_falling(level: int, rng: Random) -> Operands:
-    """Two numbers, the larger first."""
-    return two_sorted(level, rng)[::-1]
 
 
 def factors(level: int, rng: Random) -> Operands:
@@ -39,7 +35,7 @@ def addition(operands: tuple[int, int], level: int, split: str, rng: Random) -> 
         lines.append(f"{x} + {y}{carried} = {total}, write {total % 10}{then}")
     if carry:
         lines.append(f"write {carry}")
-    return _question(wording("addition", split, rng).format(a=a, b=b), a + b, lines, rng)
+    return _question(wording("addition", split, rng, a=a, b=b), a + b, lines, rng)
 
 
 def subtraction(operands: tuple[int, int], level: int, split: str, rng: Random) -> Question:
@@ -53,7 +49,7 @@ def subtraction(operands: tuple[int, int], level: int, split: str, rng: Random) 
         then = ", borrow 1" if lent else ""
         lines.append(f"{x + 10 * lent} - {y}{taken} = {digit}, write {digit}{then}")
         borrow = int(lent)
-    return _question(wording("subtraction", split, rng).format(a=a, b=b), a - b, lines, rng)
+    return _question(wording("subtraction", split, rng, a=a, b=b), a - b, lines, rng)
 
 
 def multiplication(operands: tuple[int, int], level: int, split: str, rng: Random) -> Question:
@@ -69,7 +65,7 @@ def multiplication(operands: tuple[int, int], level: int, split: str, rng: Rando
         if total:
             lines.append(f"{total} + {large * part} = {total + large * part}")
         total += large * part
-    return _question(wording("multiplication", split, rng).format(a=a, b=b), a * b, lines, rng)
+    return _question(wording("multiplication", split, rng, a=a, b=b), a * b, lines, rng)
 
 
 def expression(level: int, rng: Random) -> Operands:
@@ -94,7 +90,7 @@ def evaluate(operands: Operands, level: int, split: str, rng: Random) -> Questio
         after = {"+": value + number, "-": value - number, "*": value * number}[operator]
         lines.append(f"{value} {operator} {number} = {after}")
         value = after
-    return _question(wording("expression", split, rng).format(text=text), value, lines, rng)
+    return _question(wording("expression", split, rng, text=text), value, lines, rng)
 
 
 def near_numbers(answer: int, rng: Random) -> tuple[str, ...]:
@@ -102,23 +98,22 @@ def near_numbers(answer: int, rng: Random) -> tuple[str, ...]:
     place = 10 ** rng.randrange(1, max(2, len(str(abs(answer)))))
     candidates = [answer + 1, answer - 1, answer + place, answer - place, answer // 10, -answer]
     keep = [c for c in dict.fromkeys(candidates) if c != answer and (c >= 0 or answer < 0)]
-    return wrong(str(answer), *map(str, rng.sample(keep, min(3, len(keep)))))
+    return tuple(map(str, rng.sample(keep, min(3, len(keep)))))
 
 
 def _columns(a: int, b: int) -> list[tuple[int, int]]:
     """The digits of two numbers, from the right, as far as the longer one goes."""
-    width = max(len(str(a)), len(str(b)))
-    x, y = str(a).zfill(width), str(b).zfill(width)
-    return [(int(p), int(q)) for p, q in zip(reversed(x), reversed(y), strict=True)]
+    pairs = zip_longest(reversed(str(a)), reversed(str(b)), fillvalue="0")
+    return [(int(x), int(y)) for x, y in pairs]
 
 
 def _question(question: str, answer: int, lines: list[str], rng: Random) -> Question:
-    return Question(question, str(answer), "\n".join(lines), near_numbers(answer, rng))
+    return Question(question, str(answer), near_numbers(answer, rng), "\n".join(lines))
 
 
 FAMILIES = (
     family("addition", two_sorted, addition, verifiers.number),
-    family("subtraction", two_falling, subtraction, verifiers.number),
+    family("subtraction", lambda *args: two_sorted(*args)[::-1], subtraction, verifiers.number),
     family("multiplication", factors, multiplication, verifiers.number),
     family("expression", expression, evaluate, verifiers.number),
 )

@@ -59,8 +59,8 @@ class Question(NamedTuple):
 
     question: str
     answer: str
+    distractors: tuple[str, ...] = ()  # candidates: the first three that are not the answer count
     steps: str = ""
-    distractors: tuple[str, ...] = ()
     tests: tuple[str, ...] = ()
 
 
@@ -89,8 +89,9 @@ class TaskFamily:
             operands = self.draw(level, rng)
             text = repr(operands)
             if split_of(self.name, text) == split:
-                item = self.build(operands, level, split, rng)
-                return Task(self.name, level, split, *item, text)
+                asked, answer, others, steps, tests = self.build(operands, level, split, rng)
+                wrong = tuple(c for c in dict.fromkeys(others) if c != answer)[:3]
+                return Task(self.name, level, split, asked, answer, steps, wrong, tests, text)
         raise RuntimeError(f"{self.name} has no item of level {level} in split {split!r}")
 
 
@@ -98,16 +99,14 @@ def family(
     name: str, draw: Draw, build: Build, accept: Accept | None, wordings: Wordings | None = None
 ) -> TaskFamily:
     """The family that families.json describes under this name; `wordings` if it has none there."""
-    described = DESCRIPTIONS[name]
-    if wordings is not None:
-        described = {**described, "wordings": wordings}
+    described = DESCRIPTIONS[name] | ({"wordings": wordings} if wordings else {})
     return TaskFamily(name, draw, build, accept, **described)
 
 
-def wording(name: str, split: str, rng: Random) -> str:
-    """One of the templates that families.json gives the family `name` for a split."""
-    text: str = rng.choice(DESCRIPTIONS[name]["wordings"][split])
-    return text
+def wording(family: str, split: str, rng: Random, /, **gaps: Any) -> str:
+    """One of the templates that families.json gives a family for a split, with its gaps filled."""
+    template: str = rng.choice(DESCRIPTIONS[family]["wordings"][split])
+    return template.format(**gaps)
 
 
 def split_of(family: str, operands: str) -> str:
@@ -119,11 +118,6 @@ def split_of(family: str, operands: str) -> str:
 def scaled(level: int, low: int, high: int) -> int:
     """A size that grows evenly from `low` at level 1 to `high` at level 100."""
     return low + (high - low) * (level - 1) // (MAX_LEVEL - 1)
-
-
-def wrong(answer: str, *candidates: str, limit: int = 3) -> tuple[str, ...]:
-    """The first few distinct candidates that are not the answer."""
-    return tuple(c for c in dict.fromkeys(candidates) if c != answer)[:limit]
 
 
 def _digest(family: str, operands: str) -> bytes:

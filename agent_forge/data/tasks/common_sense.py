@@ -11,16 +11,7 @@ from __future__ import annotations
 from random import Random
 
 from agent_forge.data.tasks import verifiers
-from agent_forge.data.tasks.base import (
-    SPLITS,
-    Operands,
-    Question,
-    family,
-    load,
-    scaled,
-    wording,
-    wrong,
-)
+from agent_forge.data.tasks.base import SPLITS, Operands, Question, family, load, scaled, wording
 
 _facts = load("common_sense")
 KINDS: dict[str, list[str]] = _facts["kinds"]
@@ -39,9 +30,8 @@ def odd_operands(level: int, rng: Random) -> Operands:
 
 def odd_one_out(operands: tuple[str, ...], level: int, split: str, rng: Random) -> Question:
     """The one word of another kind."""
-    odd, *rest = operands
-    question = wording("odd_one_out", split, rng).format(items=_listed([odd, *rest], rng))
-    return Question(question, odd, "", tuple(rng.sample(rest, 3)))
+    odd, *others = operands
+    return _choice(wording("odd_one_out", split, rng, items="{items}"), odd, others, rng)
 
 
 def size_operands(level: int, rng: Random) -> Operands:
@@ -57,12 +47,10 @@ def size_operands(level: int, rng: Random) -> Operands:
 
 def size_order(operands: tuple[str, ...], level: int, split: str, rng: Random) -> Question:
     """The biggest or the smallest of some things."""
-    most, answer, *rest = operands
-    items = _listed([_with_article(thing) for thing in (answer, *rest)], rng)
-    question = wording("size_order", split, rng).format(most=most, items=items)
-    return Question(
-        question, _with_article(answer), "", tuple(map(_with_article, _some(rest, rng)))
-    )
+    most, *rest = operands
+    things = [_with_article(thing) for thing in rest]
+    question = wording("size_order", split, rng, items=_listed(things, rng), most=most)
+    return Question(question, things[0], _some(things[1:], rng))
 
 
 def float_operands(level: int, rng: Random) -> Operands:
@@ -74,11 +62,9 @@ def float_operands(level: int, rng: Random) -> Operands:
 
 def what_floats(operands: tuple[str, ...], level: int, split: str, rng: Random) -> Question:
     """The one thing that floats, or the one that sinks."""
-    does, answer, *rest = operands
-    question = wording("what_floats", split, rng).format(
-        items=_listed([answer, *rest], rng), does=does
-    )
-    return Question(question, answer, "", _some(rest, rng))
+    does, answer, *others = operands
+    template = wording("what_floats", split, rng, items="{items}", does=does)
+    return _choice(template, answer, others, rng)
 
 
 def relation_operands(level: int, rng: Random) -> Operands:
@@ -95,32 +81,28 @@ def multiple_choice(operands: tuple[str, ...], level: int, split: str, rng: Rand
     right = RELATIONS[name]["pairs"][subject]
     options = rng.sample([right, *others], len(others) + 1)
     letters = [chr(65 + i) for i in range(len(options))]
-    lines = "\n".join(
-        f"{letter}) {option}" for letter, option in zip(letters, options, strict=True)
-    )
-    answer = letters[options.index(right)]
-    question = f"{_ask_relation(name, subject, split, rng)}\n{lines}"
-    return Question(question, answer, "", wrong(answer, *rng.sample(letters, len(letters))))
+    lines = (f"\n{letter}) {option}" for letter, option in zip(letters, options, strict=True))
+    question = rng.choice(RELATIONS[name][split]).format(subject=subject) + "".join(lines)
+    bad = tuple(rng.sample(letters, len(letters)))
+    return Question(question, letters[options.index(right)], bad)
 
 
 def relation(operands: tuple[str, ...], level: int, split: str, rng: Random) -> Question:
     """The same questions, with the choices in the text; the answer is in words."""
     name, subject, *others = operands
-    right = RELATIONS[name]["pairs"][subject]
-    asked = _ask_relation(name, subject, split, rng)
-    question = f"{asked} ({_listed([right, *others], rng)})"
-    return Question(question, right, "", _some(others, rng))
-
-
-def _ask_relation(name: str, subject: str, split: str, rng: Random) -> str:
-    text: str = rng.choice(RELATIONS[name][split])
-    return text.format(subject=subject)
+    question = rng.choice(RELATIONS[name][split]).format(subject=subject)
+    return _choice(question + " ({items})", RELATIONS[name]["pairs"][subject], others, rng)
 
 
 def _with_article(thing: str) -> str:
-    if thing in ("sun", "moon", "planet Earth"):
-        return thing if thing == "planet Earth" else f"the {thing}"
-    return f"{'an' if thing[0] in 'aeio' else 'a'} {thing}"
+    article = {"sun": "the ", "moon": "the ", "planet Earth": ""}
+    return article.get(thing, "an " if thing[0] in "aeio" else "a ") + thing
+
+
+def _choice(template: str, answer: str, others: list[str], rng: Random) -> Question:
+    """A question that lists the choices; those that are wrong are its wrong answers."""
+    items = _listed([answer, *others], rng)
+    return Question(template.format(items=items), answer, _some(others, rng))
 
 
 def _listed(items: list[str], rng: Random) -> str:

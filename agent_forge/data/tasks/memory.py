@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 
 from agent_forge.data.tasks import verifiers
-from agent_forge.data.tasks.base import Operands, Question, family, load, scaled, wording, wrong
+from agent_forge.data.tasks.base import Operands, Question, family, load, scaled, wording
 
 _words = load("memory")
 KEYS, PEOPLE = _words["keys"], _words["people"]
@@ -24,10 +24,9 @@ def key_value(operands: Operands, level: int, split: str, rng: Random) -> Questi
     """The number beside a key in a list of pairs."""
     key, *entries = operands
     listed = ", ".join(f"{k} = {v}" for k, v in entries)
-    question = wording("key_value", split, rng).format(pairs=listed, key=key)
-    values = dict(entries)
-    others = [str(v) for k, v in rng.sample(entries, min(4, len(entries))) if k != key]
-    return Question(question, str(values[key]), "", wrong(str(values[key]), *others))
+    question = wording("key_value", split, rng, pairs=listed, key=key)
+    others = tuple(str(v) for _, v in rng.sample(entries, min(4, len(entries))))
+    return Question(question, str(dict(entries)[key]), others)
 
 
 def needle_operands(level: int, rng: Random) -> Operands:
@@ -47,9 +46,8 @@ def needle(operands: tuple[str, int], level: int, split: str, rng: Random) -> Qu
     for person, number in zip(names, values, strict=False):
         hidden = sentence.format(name=person, value=number)
         text.insert(int(rng.random() * (len(text) + 1)), hidden)
-    others = (str(v) for v in values[1 : len(names)])
     asked = f"{' '.join(text)}\n{question.format(name=name)}"
-    return Question(asked, str(value), "", wrong(str(value), *others, str(value + 1)))
+    return Question(asked, str(value), (*map(str, values[1 : len(names)]), str(value + 1)))
 
 
 NEEDLE_WORDINGS = {

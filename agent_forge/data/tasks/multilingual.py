@@ -6,10 +6,12 @@ The same word may be asked in every split, but not the same word between the sam
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from random import Random
+from typing import Any
 
 from agent_forge.data.tasks import verifiers
-from agent_forge.data.tasks.base import Operands, Question, family, load, scaled, wording, wrong
+from agent_forge.data.tasks.base import Operands, Question, family, load, scaled, wording
 
 _data = load("multilingual")
 LANGUAGES: list[str] = _data["languages"]
@@ -36,11 +38,8 @@ def translate(operands: Operands, level: int, split: str, rng: Random) -> Questi
     """Some words in another language, in order."""
     source, target, *rows = operands
     asked = ", ".join(WORDS[source][row] for row in rows)
-    text = wording("translate", split, rng).format(source=source, target=target, words=asked)
-    place = int(rng.random() * len(rows))
-    others = rng.sample([row for row in range(len(LEXICON)) if row != rows[place]], 3)
-    words = WORDS[target]
-    return _list_question(text, [words[r] for r in rows], place, [words[r] for r in others])
+    text = wording("translate", split, rng, source=source, target=target, words=asked)
+    return _list_question(text, rows, range(len(LEXICON)), WORDS[target].__getitem__, rng)
 
 
 def words_of_languages(level: int, rng: Random) -> Operands:
@@ -51,11 +50,8 @@ def words_of_languages(level: int, rng: Random) -> Operands:
 
 def name_languages(operands: Operands, level: int, split: str, rng: Random) -> Question:
     """The language of each word, in order."""
-    text = wording("name_languages", split, rng).format(words=", ".join(w for _, w in operands))
-    names = [language for language, _ in operands]
-    place = int(rng.random() * len(names))
-    others = rng.sample([language for language in LANGUAGES if language != names[place]], 3)
-    return _list_question(text, names, place, others)
+    text = wording("name_languages", split, rng, words=", ".join(w for _, w in operands))
+    return _list_question(text, [language for language, _ in operands], LANGUAGES, str, rng)
 
 
 def word_and_options(level: int, rng: Random) -> Operands:
@@ -71,16 +67,20 @@ def choose_translation(operands: Operands, level: int, split: str, rng: Random) 
     answer = WORDS[target][row]
     options = [WORDS[target][other] for other in others]
     mixed = ", ".join(rng.sample([answer, *options], len(options) + 1))
-    text = wording("choose_translation", split, rng).format(
-        source=source, target=target, word=WORDS[source][row], options=mixed
-    )
-    return Question(text, answer, "", wrong(answer, *rng.sample(options, len(options))))
+    gaps = {"source": source, "target": target, "word": WORDS[source][row], "options": mixed}
+    text = wording("choose_translation", split, rng, **gaps)
+    return Question(text, answer, tuple(rng.sample(options, len(options))))
 
 
-def _list_question(text: str, answer: list[str], place: int, others: list[str]) -> Question:
-    """A question with a list as its answer; wrong ones have another word at one place."""
-    changed = (", ".join([*answer[:place], other, *answer[place + 1 :]]) for other in others)
-    return Question(text, ", ".join(answer), "", tuple(changed))
+def _list_question(
+    text: str, items: list[Any], choices: Sequence[Any], word: Callable[[Any], str], rng: Random
+) -> Question:
+    """A question with a list of words as its answer; wrong ones have another at one place."""
+    place = int(rng.random() * len(items))
+    others = rng.sample([choice for choice in choices if choice != items[place]], 3)
+    changed = ([*items[:place], other, *items[place + 1 :]] for other in others)
+    answer, *bad = (", ".join(map(word, row)) for row in (items, *changed))
+    return Question(text, answer, tuple(bad))
 
 
 FAMILIES = (

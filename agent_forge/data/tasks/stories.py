@@ -16,7 +16,7 @@ from random import Random
 from typing import Any
 
 from agent_forge.data.tasks import verifiers
-from agent_forge.data.tasks.base import Operands, Question, family, load, scaled, wording, wrong
+from agent_forge.data.tasks.base import Operands, Question, family, load, scaled, wording
 
 _data = load("stories")
 GIRLS, BOYS, HOMES = _data["girls"], _data["boys"], _data["homes"]
@@ -46,23 +46,26 @@ def tell(
         "hero": hero,
         "friend": friend,
         "home": HOMES[home],
-        "who": _who(hero, rng),
+        "who": f"a {rng.choice(_data['looks'])} {_child_or_animal(hero, rng)}",
         "hobby": rng.choice(_data["hobbies"]),
         "time": rng.choice(_data["times"]),
     }
     words["wish"] = template["wish"].format(**words)
     words["rescue"] = words.get("rescue", "").format(**words)
-    opening = wording("story", split, rng).format(**words)
-    rest = " ".join(sentence.format(**words) for sentence in _sentences(template, level, rng))
-    return opening, rest, words
+    opening = wording("story", split, rng, **words)
+    attempts = rng.sample(template["attempts"], scaled(level, 1, len(template["attempts"])))
+    problem, *after = (
+        rng.choice(template[part]) for part in ("problem", "friend_comes", "solution", "ending")
+    )
+    sentences = [problem, *attempts, *after, rng.choice(_data["closings"])]
+    return opening, " ".join(sentence.format(**words) for sentence in sentences), words
 
 
 def story(operands: Operands, level: int, split: str, rng: Random) -> Question:
     """The rest of a story, after its opening."""
     opening, rest, _ = tell(operands, level, split, rng)
     sentences = rest.split(". ")
-    bad = wrong(rest, ". ".join(sentences[1:]), ". ".join(sentences[:-1]))
-    return Question(opening, rest, "", bad)
+    return Question(opening, rest, (". ".join(sentences[1:]), ". ".join(sentences[:-1])))
 
 
 def cast_and_question(level: int, rng: Random) -> Operands:
@@ -76,23 +79,17 @@ def story_qa(operands: Operands, level: int, split: str, rng: Random) -> Questio
     opening, text, words = tell(tuple(rest), level, split, rng)
     question = rng.choice(QUESTIONS[split][asked]).format(hero=words["hero"])
     names = [words["hero"], words["friend"], *rng.sample(GIRLS + BOYS, 3)]
-    wishes = [_other_wish(template, words, rng) for template in TEMPLATES.values()]
+    wishes = []
+    for template in TEMPLATES.values():  # in the words of this story where it has them
+        fresh = {**rng.choice(template["variants"]), **rng.choice(template["details"])}
+        wishes.append(template["wish"].format(**{**fresh, **words}))
     answer, others = {
         "hero": (words["hero"], names[1:]),
         "helper": (words["friend"], names),
         "home": (words["home"], rng.sample(HOMES, 4)),
         "wish": (words["wish"], rng.sample(wishes, len(wishes))),
     }[asked]
-    return Question(f"{opening} {text}\n{question}", answer, "", wrong(answer, *others))
-
-
-def _sentences(template: dict[str, Any], level: int, rng: Random) -> list[str]:
-    """Templates of the rest: problem, attempts, the friend, the solution, the ending."""
-    tries = template["attempts"]
-    attempts = rng.sample(tries, scaled(level, 1, len(tries)))
-    parts = [rng.choice(template["problem"]), *attempts]
-    parts += [rng.choice(template[part]) for part in ("friend_comes", "solution", "ending")]
-    return [*parts, rng.choice(_data["closings"])]
+    return Question(f"{opening} {text}\n{question}", answer, tuple(others))
 
 
 def _pronouns(name: str, prefix: str) -> dict[str, str]:
@@ -101,18 +98,10 @@ def _pronouns(name: str, prefix: str) -> dict[str, str]:
     return {prefix + key: word for key, word in words.items()}
 
 
-def _who(hero: str, rng: Random) -> str:
-    """What the hero is: a child, or an animal."""
-    child = "girl" if hero in GIRLS else "boy"
-    look = rng.choice(_data["looks"])
-    return f"a {look} {child if rng.random() < 0.6 else rng.choice(_data['animals'])}"
-
-
-def _other_wish(template: dict[str, Any], words: dict[str, str], rng: Random) -> str:
-    """A wish of a template, in the words of this story where it has them."""
-    fresh = {**rng.choice(template["variants"]), **rng.choice(template["details"])}
-    wish: str = template["wish"].format(**{**fresh, **words})
-    return wish
+def _child_or_animal(hero: str, rng: Random) -> str:
+    if rng.random() < 0.6:
+        return "girl" if hero in GIRLS else "boy"
+    return str(rng.choice(_data["animals"]))
 
 
 QUESTION_WORDINGS = {

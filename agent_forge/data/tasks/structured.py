@@ -12,17 +12,7 @@ from random import Random
 from typing import Any
 
 from agent_forge.data.tasks import verifiers
-from agent_forge.data.tasks.base import (
-    Accept,
-    Operands,
-    Question,
-    TaskFamily,
-    family,
-    load,
-    scaled,
-    wording,
-    wrong,
-)
+from agent_forge.data.tasks.base import Operands, Question, family, load, scaled, wording
 from agent_forge.data.tasks.memory import PEOPLE
 
 Record = dict[str, Any]
@@ -35,31 +25,20 @@ VALUES: dict[str, Sequence[str | int]] = {
 }
 
 
-def to_json(records: list[Record]) -> str:
-    """A list of objects, on one line."""
-    return json.dumps(records)
-
-
 def to_yaml(records: list[Record]) -> str:
     """A list of mappings, one key a line; the values need no quotes."""
-    lines = []
-    for record in records:
-        dash = "- "
-        for key, value in record.items():
-            lines.append(f"{dash}{key}: {value}")
-            dash = "  "
-    return "\n".join(lines)
+    entries = ("\n  ".join(f"{key}: {value}" for key, value in r.items()) for r in records)
+    return "\n".join(f"- {entry}" for entry in entries)
 
 
 def to_csv(records: list[Record]) -> str:
     """A header and one line a record; the values hold no commas."""
-    lines = [",".join(records[0])]
-    lines += [",".join(map(str, record.values())) for record in records]
-    return "\n".join(lines)
+    rows = [list(records[0]), *(record.values() for record in records)]
+    return "\n".join(",".join(map(str, row)) for row in rows)
 
 
-FORMS: dict[str, Callable[[list[Record]], str]] = {"JSON": to_json, "YAML": to_yaml, "CSV": to_csv}
-ACCEPT: list[Accept] = [verifiers.json_document, verifiers.yaml_document, verifiers.csv_document]
+Write = Callable[[list[Record]], str]
+FORMS: dict[str, Write] = {"JSON": json.dumps, "YAML": to_yaml, "CSV": to_csv}
 
 
 def table(level: int, rng: Random, fewest: int = 1) -> Operands:
@@ -81,15 +60,11 @@ def extract(operands: Operands, level: int, split: str, rng: Random) -> Question
     name, field, fields, *rows = operands
     form = rng.choice(list(FORMS))
     records = _records(fields, rows)
-    text = wording("extract_field", split, rng).format(
-        document=FORMS[form](records), form=form, field=field, name=name
-    )
+    gaps = {"document": FORMS[form](records), "form": form, "field": field, "name": name}
+    text = wording("extract_field", split, rng, **gaps)
     record = next(record for record in records if record["name"] == name)
-    answer = str(record[field])
-    same_field = [str(r[field]) for r in records]
-    same_record = [str(v) for v in record.values()]
-    spare = str(rng.choice(VALUES[field]))
-    return Question(text, answer, "", wrong(answer, *same_field[:3], *same_record[:2], spare))
+    near = [*(r[field] for r in records[:3]), *list(record.values())[:2]]
+    return Question(text, str(record[field]), tuple(map(str, [*near, rng.choice(VALUES[field])])))
 
 
 def convert(target: str, operands: Operands, level: int, split: str, rng: Random) -> Question:
@@ -97,30 +72,30 @@ def convert(target: str, operands: Operands, level: int, split: str, rng: Random
     fields, *rows = operands
     form = rng.choice([name for name in FORMS if name != target])
     records = _records(fields, rows)
-    text = rng.choice(CONVERSIONS[split]).format(
-        document=FORMS[form](records), form=form, target=target
-    )
-    write = FORMS[target]
+    template, write = rng.choice(CONVERSIONS[split]), FORMS[target]
+    text = template.format(document=FORMS[form](records), form=form, target=target)
     field, place = rng.choice(fields[1:]), int(rng.random() * len(records))
     changed = [dict(record) for record in records]
     while changed[place][field] == records[place][field]:
         changed[place][field] = rng.choice(VALUES[field])
     shorter = [{k: v for k, v in record.items() if k != field} for record in records]
-    answer = write(records)
     longer = [*records, changed[place]]
-    return Question(text, answer, "", wrong(answer, write(changed), write(shorter), write(longer)))
+    return Question(text, write(records), tuple(map(write, (changed, shorter, longer))))
 
 
 def _records(fields: tuple[str, ...], rows: list[tuple[Any, ...]]) -> list[Record]:
     return [dict(zip(fields, row, strict=True)) for row in rows]
 
 
-def _conversion(target: str, accept: Accept) -> TaskFamily:
-    wordings = {s: [t.replace("{target}", target) for t in CONVERSIONS[s]] for s in CONVERSIONS}
-    return family(f"to_{target.lower()}", table, partial(convert, target), accept, wordings)
+def _wordings(target: str) -> dict[str, list[str]]:
+    return {s: [t.replace("{target}", target) for t in texts] for s, texts in CONVERSIONS.items()}
 
 
+_accept = (verifiers.json_document, verifiers.yaml_document, verifiers.csv_document)
 FAMILIES = (
     family("extract_field", question, extract, verifiers.value),
-    *map(_conversion, FORMS, ACCEPT),
+    *(
+        family(f"to_{form.lower()}", table, partial(convert, form), accept, _wordings(form))
+        for form, accept in zip(FORMS, _accept, strict=True)
+    ),
 )

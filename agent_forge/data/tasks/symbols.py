@@ -8,31 +8,55 @@ combinations that are asked for differ between the splits.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from random import Random
 
 from agent_forge.data.tasks import verifiers
-from agent_forge.data.tasks.base import Draw, Operands, Question, family, scaled, wording, wrong
+from agent_forge.data.tasks.base import Operands, Question, TaskFamily, family, scaled, wording
 
 DIGITS = "0123456789"
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
-ORDERS = "<=>"
-_table = Random(260).choices(LETTERS, k=len(LETTERS) * len(DIGITS))
-FACTS = {  # "b3" -> a letter: what the model has to know by heart
-    letter + digit: _table[i * len(DIGITS) + j]
-    for i, letter in enumerate(LETTERS)
-    for j, digit in enumerate(DIGITS)
-}
-QUESTIONS = tuple(FACTS)
-PLACES = tuple(range(1, 25))
+QUESTIONS = tuple(letter + digit for letter in LETTERS for digit in DIGITS)
+# "b3" -> a letter: what the model has to know by heart
+FACTS = dict(zip(QUESTIONS, Random(260).choices(LETTERS, k=len(QUESTIONS)), strict=True))
 SEQUENCES = {"steps": 1, "cycle": 1, "powers": 15, "zigzag": 30, "growing": 45}  # from which level
 
 
-# -- operands --------------------------------------------------------------------------------------
+def spaced(symbols: str) -> str:
+    """The symbols with blanks between them; digits stay without."""
+    return symbols if symbols.isdigit() else " ".join(symbols)
 
 
-def string_of(alphabet: str, low: int, high: int) -> Draw:
-    """Draws a string of `low` symbols at level 1, of `high` at level 100."""
-    return lambda level, rng: ("".join(rng.choices(alphabet, k=scaled(level, low, high))),)
+def symbol_question(question: str, answer: str, alphabet: str, rng: Random) -> Question:
+    """A question whose wrong answers have one wrong symbol, each at another place."""
+    size, letters = len(answer), len(alphabet)
+    first = int(rng.random() * size)
+    turn = 1 + int(rng.random() * (letters - 1))
+    bad = []
+    for i in sorted({(first + i) % size for i in range(min(3, size))}):
+        other = alphabet[(alphabet.index(answer[i]) + turn) % letters]
+        bad.append(spaced(answer[:i] + other + answer[i + 1 :]))
+    return Question(question, spaced(answer), tuple(bad))
+
+
+def change_string(
+    name: str,
+    command: str,
+    change: Callable[[str], str],
+    low: int = 4,
+    high: int = 26,
+    alphabet: str = LETTERS,
+) -> TaskFamily:
+    """`command` and a string (of `low` to `high` symbols by level); the answer is its change."""
+
+    def draw(level: int, rng: Random) -> Operands:
+        return ("".join(rng.choices(alphabet, k=scaled(level, low, high))),)
+
+    def build(operands: tuple[str], level: int, split: str, rng: Random) -> Question:
+        text = operands[0]
+        return symbol_question(f"{command} {spaced(text)}", change(text), alphabet, rng)
+
+    return family(name, draw, build, verifiers.symbols)
 
 
 def two_numbers(level: int, rng: Random) -> Operands:
@@ -47,21 +71,54 @@ def unordered_numbers(level: int, rng: Random) -> Operands:
     return tuple(sorted(two_numbers(level, rng)))
 
 
+def maximum(operands: tuple[str, str], level: int, split: str, rng: Random) -> Question:
+    """max 314:271 -> 374"""
+    a, b = operands if rng.random() < 0.5 else operands[::-1]
+    return symbol_question(f"max {a}:{b}", "".join(map(max, a, b)), DIGITS, rng)
+
+
+def compare(operands: tuple[str, str], level: int, split: str, rng: Random) -> Question:
+    """cmp 314:217 -> > = <"""
+    a, b = operands
+    answer = "".join("<" if x < y else ">" if x > y else "=" for x, y in zip(a, b, strict=True))
+    return symbol_question(f"cmp {a}:{b}", answer, "<=>", rng)
+
+
 def shift_and_number(level: int, rng: Random) -> Operands:
     """What to add (1 to 4), and a number."""
     return rng.randrange(1, 5), "".join(rng.choices(DIGITS, k=scaled(level, 3, 24)))
 
 
+def shift(operands: tuple[int, str], level: int, split: str, rng: Random) -> Question:
+    """add 3:481 -> 714, each digit on its own, modulo 10"""
+    k, digits = operands
+    answer = "".join(DIGITS[(int(d) + k) % 10] for d in digits)
+    return symbol_question(f"add {k}:{digits}", answer, DIGITS, rng)
+
+
 def letters_and_places(level: int, rng: Random) -> Operands:
     """A string of letters, and places in it (from 1)."""
     size = scaled(level, 4, 24)
-    places = rng.choices(PLACES[:size], k=scaled(level, 3, 9))
+    places = rng.choices(range(1, size + 1), k=scaled(level, 3, 9))
     return ("".join(rng.choices(LETTERS, k=size)), *places)
+
+
+def letter_at(operands: Operands, level: int, split: str, rng: Random) -> Question:
+    """at 3 1 3 : a b c d -> c a c"""
+    text, *places = operands
+    question = f"at {' '.join(map(str, places))} : {spaced(text)}"
+    return symbol_question(question, "".join(text[i - 1] for i in places), LETTERS, rng)
 
 
 def lookups(level: int, rng: Random) -> Operands:
     """Facts to look up: a letter and a digit each."""
     return tuple(rng.choices(QUESTIONS, k=scaled(level, 2, 12)))
+
+
+def facts(operands: tuple[str, ...], level: int, split: str, rng: Random) -> Question:
+    """fact b 3 , q 7 -> two letters of the table"""
+    question = "fact " + " , ".join(map(spaced, operands))
+    return symbol_question(question, "".join(map(FACTS.__getitem__, operands)), LETTERS, rng)
 
 
 def sequence(level: int, rng: Random) -> Operands:
@@ -86,113 +143,33 @@ def sequence(level: int, rng: Random) -> Operands:
     return kind, *(start + i * step + bend * i * (i - 1) // 2 for i in range(size))
 
 
-# -- questions -------------------------------------------------------------------------------------
-
-
-def spaced(symbols: str) -> str:
-    """The symbols with blanks between them; digits stay without."""
-    return symbols if symbols.isdigit() else " ".join(symbols)
-
-
-def symbol_question(question: str, answer: str, alphabet: str, rng: Random) -> Question:
-    """A question whose wrong answers have one wrong symbol, each at another place."""
-    size, letters = len(answer), len(alphabet)
-    first = int(rng.random() * size)
-    turn = 1 + int(rng.random() * (letters - 1))
-    bad = []
-    for i in sorted({(first + i) % size for i in range(min(3, size))}):
-        other = alphabet[(alphabet.index(answer[i]) + turn) % letters]
-        bad.append(spaced(answer[:i] + other + answer[i + 1 :]))
-    return Question(question, spaced(answer), "", tuple(bad))
-
-
-def maximum(operands: tuple[str, str], level: int, split: str, rng: Random) -> Question:
-    """max 314:271 -> 374"""
-    a, b = operands if rng.random() < 0.5 else operands[::-1]
-    return symbol_question(f"max {a}:{b}", "".join(map(max, a, b)), DIGITS, rng)
-
-
-def compare(operands: tuple[str, str], level: int, split: str, rng: Random) -> Question:
-    """cmp 314:217 -> > = <"""
-    a, b = operands
-    answer = "".join("<" if x < y else ">" if x > y else "=" for x, y in zip(a, b, strict=True))
-    return symbol_question(f"cmp {a}:{b}", answer, ORDERS, rng)
-
-
-def shift(operands: tuple[int, str], level: int, split: str, rng: Random) -> Question:
-    """add 3:481 -> 714, each digit on its own, modulo 10"""
-    k, digits = operands
-    answer = "".join(DIGITS[(int(d) + k) % 10] for d in digits)
-    return symbol_question(f"add {k}:{digits}", answer, DIGITS, rng)
-
-
-def copy(operands: tuple[str], level: int, split: str, rng: Random) -> Question:
-    """copy a b c -> a b c"""
-    return symbol_question(f"copy {spaced(operands[0])}", operands[0], LETTERS, rng)
-
-
-def reverse(operands: tuple[str], level: int, split: str, rng: Random) -> Question:
-    """rev a b c -> c b a"""
-    return symbol_question(f"rev {spaced(operands[0])}", operands[0][::-1], LETTERS, rng)
-
-
-def letter_at(operands: Operands, level: int, split: str, rng: Random) -> Question:
-    """at 3 1 3 : a b c d -> c a c"""
-    text, *places = operands
-    question = f"at {' '.join(map(str, places))} : {spaced(text)}"
-    return symbol_question(question, "".join(text[i - 1] for i in places), LETTERS, rng)
-
-
-def facts(operands: tuple[str, ...], level: int, split: str, rng: Random) -> Question:
-    """fact b 3 , q 7 -> two letters of the table"""
-    question = "fact " + " , ".join(map(spaced, operands))
-    return symbol_question(question, "".join(map(FACTS.__getitem__, operands)), LETTERS, rng)
-
-
-def rotate(operands: tuple[str], level: int, split: str, rng: Random) -> Question:
-    """rot a b c d -> b c d a"""
-    text = operands[0]
-    return symbol_question(f"rot {spaced(text)}", text[1:] + text[0], LETTERS, rng)
-
-
-def every_second(operands: tuple[str], level: int, split: str, rng: Random) -> Question:
-    """skip a b c d e -> a c e: the first, the third and so on"""
-    return symbol_question(f"skip {spaced(operands[0])}", operands[0][::2], LETTERS, rng)
-
-
-def sort_digits(operands: tuple[str], level: int, split: str, rng: Random) -> Question:
-    """sort 312 -> 123"""
-    return symbol_question(f"sort {spaced(operands[0])}", "".join(sorted(operands[0])), DIGITS, rng)
-
-
 def continue_pattern(operands: Operands, level: int, split: str, rng: Random) -> Question:
     """The next term of a sequence: even steps, cycles, powers, two steps in turn, growing steps."""
     kind, *terms, answer = operands
-    question = wording("continue_pattern", split, rng).format(terms=", ".join(map(str, terms)))
+    question = wording("continue_pattern", split, rng, terms=", ".join(map(str, terms)))
     if kind == "cycle":
         others = [letter for letter in dict.fromkeys(terms) if letter != answer]
         spare = rng.choice([letter for letter in LETTERS if letter not in terms])
-        bad = wrong(answer, *rng.sample(others, len(others)), spare)
-        return Question(question, answer, "", bad)
+        return Question(question, answer, (*rng.sample(others, len(others)), spare))
     steps = [b - a for a, b in zip(terms, operands[2:], strict=True)]
     rule = f"the steps are {', '.join(f'{step:+d}' for step in steps[:-1])}; "
     candidates = (answer + 1, answer - 1, terms[-1] + steps[0], answer + 10, terms[-1])
     near = rng.sample([str(c) for c in dict.fromkeys(candidates) if c != answer], 3)
     sign, last = "-" if steps[-1] < 0 else "+", abs(steps[-1])
     worked = f"{rule}the next is {sign}{last}: {terms[-1]} {sign} {last} = {answer}"
-    return Question(question, str(answer), worked, wrong(str(answer), *near))
+    return Question(question, str(answer), tuple(near), worked)
 
 
 FAMILIES = (
     family("digit_max", unordered_numbers, maximum, verifiers.symbols),
     family("digit_compare", two_numbers, compare, verifiers.symbols),
     family("digit_shift", shift_and_number, shift, verifiers.symbols),
-    family("copy", string_of(LETTERS, 4, 26), copy, verifiers.symbols),
     family("letter_at", letters_and_places, letter_at, verifiers.symbols),
-    family("reverse", string_of(LETTERS, 4, 26), reverse, verifiers.symbols),
     family("facts", lookups, facts, verifiers.symbols),
-    family("rotate", string_of(LETTERS, 5, 26), rotate, verifiers.symbols),
-    family("every_second", string_of(LETTERS, 5, 26), every_second, verifiers.symbols),
-    family("sort_digits", string_of(DIGITS, 4, 22), sort_digits, verifiers.symbols),
+    change_string("copy", "copy", lambda text: text),
+    change_string("reverse", "rev", lambda text: text[::-1]),
+    change_string("rotate", "rot", lambda text: text[1:] + text[0], low=5),
+    change_string("every_second", "skip", lambda text: text[::2], low=5),
+    change_string("sort_digits", "sort", lambda text: "".join(sorted(text)), 4, 22, DIGITS),
     family("continue_pattern", sequence, continue_pattern, verifiers.value),
 )

@@ -1,10 +1,12 @@
 """Word problems of eight kinds, each with its own wordings in every split, and worked steps.
 
-The templates (word_problems.json) know the numbers as {a}, {b}, ... in their order.
+The templates (word_problems.json) know the numbers as {a}, {b}, ... in their order. The steps of
+a solution call them so too, and what the steps before gave v, w and x; the last is the answer.
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from random import Random
 
@@ -14,112 +16,62 @@ from agent_forge.data.tasks.base import SPLITS, Operands, Question, family, load
 from agent_forge.data.tasks.memory import PEOPLE
 
 _data = load("word_problems")
-TEMPLATES = _data["problems"]  # kind -> first_level, and the texts of each split
-
-Step = tuple[str, int]  # what is computed, and its value
-Numbers = tuple[int, ...]
-
-
-def some(count: int) -> Callable[[int, Random], Numbers]:
-    """Draws so many numbers from 2 on."""
-    return lambda largest, rng: tuple(rng.randint(2, largest) for _ in range(count))
-
-
-def gain_numbers(largest: int, rng: Random) -> Numbers:
-    a, b = rng.randint(2, largest), rng.randint(2, largest)
-    return a, b, rng.randint(2, a + b - 1)
-
-
-def sharing_numbers(largest: int, rng: Random) -> Numbers:
-    each, children = rng.randint(3, largest), rng.randint(2, 12)
-    return each * children, children, rng.randint(2, each - 1)
-
-
-def travel_numbers(largest: int, rng: Random) -> Numbers:
-    return rng.randint(3, 20 + largest // 4), rng.randint(2, 9), rng.randint(2, largest)
-
-
-def shopping_numbers(largest: int, rng: Random) -> Numbers:
-    count, price = rng.randint(2, 12), rng.randint(2, largest)
-    return count, price, count * price + rng.randint(2, largest)
-
-
-def packing_numbers(largest: int, rng: Random) -> Numbers:
-    box = rng.randint(3, 12)
-    return box * rng.randint(2, largest) + rng.randint(1, box - 1), box
-
-
-def box_numbers(largest: int, rng: Random) -> Numbers:
-    a, b, c, d = (rng.randint(2, largest) for _ in range(4))
-    return a, b, c, d, rng.randint(2, a * b + c * d - 1)
-
-
-def gained(a: int, b: int, c: int) -> list[Step]:
-    return [(f"{a} + {b}", a + b), (f"{a + b} - {c}", a + b - c)]
-
-
-def grouped(a: int, b: int) -> list[Step]:
-    return [(f"{a} * {b}", a * b)]
-
-
-def together(a: int, b: int) -> list[Step]:
-    return [(f"{a} + {b}", a + b), (f"{a} + {a + b}", 2 * a + b)]
-
-
-def shared(a: int, b: int, c: int) -> list[Step]:
-    return [(f"{a} / {b}", a // b), (f"{a // b} - {c}", a // b - c)]
-
-
-def travelled(a: int, b: int, c: int) -> list[Step]:
-    return [(f"{a} * {b}", a * b), (f"{a * b} + {c}", a * b + c)]
-
-
-def change(a: int, b: int, c: int) -> list[Step]:
-    return [(f"{a} * {b}", a * b), (f"{c} - {a * b}", c - a * b)]
-
-
-def left_over(a: int, b: int) -> list[Step]:
-    full = a // b
-    return [(f"{a} // {b}", full), (f"{full} * {b}", full * b), (f"{a} - {full * b}", a % b)]
-
-
-def boxes(a: int, b: int, c: int, d: int, e: int) -> list[Step]:
-    first, second = a * b, c * d
-    products = [(f"{a} * {b}", first), (f"{c} * {d}", second)]
-    both = first + second
-    return [*products, (f"{first} + {second}", both), (f"{both} - {e}", both - e)]
-
-
-# Each kind: how its numbers are drawn (largest, rng), and the steps of its solution.
-PROBLEMS: dict[str, tuple[Callable[[int, Random], Numbers], Callable[..., list[Step]]]] = {
-    "gain": (gain_numbers, gained),
-    "groups": (some(2), grouped),
-    "together": (some(2), together),
-    "sharing": (sharing_numbers, shared),
-    "travel": (travel_numbers, travelled),
-    "shopping": (shopping_numbers, change),
-    "packing": (packing_numbers, left_over),
-    "boxes": (box_numbers, boxes),
+TEMPLATES = _data["problems"]  # kind -> first_level, steps, and the texts of each split
+OPERATORS: dict[str, Callable[[int, int], int]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "/": operator.floordiv,
+    "//": operator.floordiv,
 }
+
+
+def numbers_of(kind: str, largest: int, rng: Random) -> tuple[int, ...]:
+    """Random numbers for a kind of problem, such that every step gives a whole number above 0."""
+
+    def number(low: int = 2, high: int = largest) -> int:
+        return rng.randint(low, high)
+
+    match kind:
+        case "gain":
+            a, b = number(), number()
+            return a, b, number(high=a + b - 1)
+        case "sharing":
+            each, children = number(3), number(high=12)
+            return each * children, children, number(high=each - 1)
+        case "travel":
+            return number(3, 20 + largest // 4), number(high=9), number()
+        case "shopping":
+            count, price = number(high=12), number()
+            return count, price, count * price + number()
+        case "packing":
+            box = number(3, 12)
+            return box * number() + number(1, box - 1), box
+        case "boxes":
+            a, b, c, d = number(), number(), number(), number()
+            return a, b, c, d, number(high=a * b + c * d - 1)
+    return number(), number()
 
 
 def draw(level: int, rng: Random) -> Operands:
     """A kind of problem and its numbers; names and things are wording."""
-    name = rng.choice([name for name, t in TEMPLATES.items() if t["first_level"] <= level])
-    return name, *PROBLEMS[name][0](12 + level, rng)
+    kind = rng.choice([kind for kind, t in TEMPLATES.items() if t["first_level"] <= level])
+    return kind, *numbers_of(kind, 12 + level, rng)
 
 
 def build(operands: Operands, level: int, split: str, rng: Random) -> Question:
     """A problem in words, one computation a line in its steps."""
-    name, *numbers = operands
+    kind, *numbers = operands
     x, y = rng.sample(PEOPLE, 2)
-    given = dict(zip("abcde", numbers, strict=False))
-    template = rng.choice(TEMPLATES[name][split])
-    text = template.format(x=x, y=y, things=rng.choice(_data["things"]), **given)
-    steps = PROBLEMS[name][1](*numbers)
-    answer = steps[-1][1]
-    lines = "\n".join(f"{what} = {value}" for what, value in steps)
-    return Question(text, str(answer), lines, near_numbers(answer, rng))
+    values = dict(zip("abcde", numbers, strict=False))
+    template = rng.choice(TEMPLATES[kind][split])
+    text = template.format(x=x, y=y, things=rng.choice(_data["things"]), **values)
+    lines, answer = [], 0
+    for name, step in zip("vwxy", TEMPLATES[kind]["steps"], strict=False):
+        left, sign, right = step.split()
+        values[name] = answer = OPERATORS[sign](values[left], values[right])
+        lines.append(f"{values[left]} {sign} {values[right]} = {answer}")
+    return Question(text, str(answer), near_numbers(answer, rng), "\n".join(lines))
 
 
 WORDINGS = {s: [text for t in TEMPLATES.values() for text in t[s]] for s in SPLITS}

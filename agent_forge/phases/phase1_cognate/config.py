@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from pydantic import Field
-
-from agent_forge.config.settings import PhaseSettings, Settings
+from agent_forge.config.settings import PhaseSettings
 from agent_forge.optim.config import MuGrokConfig
+from agent_forge.search.settings import Count, Share, SomeShare, setting
 from agent_forge.train.config import CorpusSettings, TrainSettings
 
 
-class Specialist(Settings):
+@dataclass(frozen=True)
+class Specialist:
     """One of the three: the domain that it is trained on, and how it remembers and halts."""
 
     name: str
@@ -25,38 +26,26 @@ class Specialist(Settings):
 
     def shape(self) -> dict[str, Any]:
         """The settings of the network that differ from the trunk's; none changes a weight."""
-        return self.model_dump(exclude={"name", "domain", "seed"})
+        return {k: v for k, v in asdict(self).items() if k not in ("name", "domain", "seed")}
 
 
-_FIELDS = tuple(Specialist.model_fields)
-_VALUES = (
-    ("reasoning", "reasoning", 42, 0.95, 0.0, 4096, 0.7, 0.3),
-    ("memory_integration", "memory", 1337, 0.90, 0.01, 8192, 0.5, 0.5),
-    ("adaptive_computation", "adaptive", 2023, 0.50, 0.05, 2048, 0.3, 0.7),
-)
-SPECIALISTS = tuple(
-    Specialist.model_validate(dict(zip(_FIELDS, values, strict=True))) for values in _VALUES
+SPECIALISTS = (
+    Specialist("reasoning", "reasoning", 42, 0.95, 0.0, 4096, 0.7, 0.3),
+    Specialist("memory_integration", "memory", 1337, 0.90, 0.01, 8192, 0.5, 0.5),
+    Specialist("adaptive_computation", "adaptive", 2023, 0.50, 0.05, 2048, 0.3, 0.7),
 )
 
 
 class CognateSettings(PhaseSettings, CorpusSettings):
     """What Phase 1 can be told."""
 
-    trunk_steps: int = Field(600, ge=1, description="steps of the trunk that all three share")
-    branch_steps: int = Field(150, ge=1, description="steps of each specialist")
-    train: TrainSettings = Field(
-        TrainSettings(optimizer=MuGrokConfig.from_phase(1)), description="training of the trunk"
+    trunk_steps: Count = setting(600, "steps of the trunk that all three share")
+    branch_steps: Count = setting(150, "steps of each specialist")
+    train: TrainSettings = setting(
+        TrainSettings(optimizer=MuGrokConfig.from_phase(1)), "training of the trunk"
     )
-    branch_rate: float = Field(1e-3, gt=0, description="AdamW's rate for the specialists")
-    freeze_embeddings: bool = Field(
-        True, description="specialists keep the trunk's embedding: they merge better"
-    )
-    own_share: float = Field(
-        0.8, gt=0, le=1, description="share of its own domain in what a specialist learns from"
-    )
-    control: bool = Field(
-        True, description="train one model on everything for as long as the three together"
-    )
-    min_diversity: float = Field(
-        0.3, ge=0, le=1, description="how different the three must be (docs/cognate.md)"
-    )
+    branch_rate: float = setting(1e-3, "AdamW's rate for the specialists", gt=0)
+    freeze_embeddings: bool = setting(True, "specialists keep the trunk's: they merge better")
+    own_share: SomeShare = setting(0.8, "share of its own domain in what a specialist learns from")
+    control: bool = setting(True, "train one model on everything for as long as the three together")
+    min_diversity: Share = setting(0.3, "how different the three must be (docs/cognate.md)")

@@ -3,42 +3,28 @@
 In: nothing. Out: TinyTitan-reasoning, -memory_integration and -adaptive_computation, of one shape
 and with one tokenizer. The specification trains three networks from three seeds; such networks
 share no ancestor and cannot be averaged (measured), so ours share a trunk and the seeds drive the
-order of the data. The branches keep the trunk's embedding and learn at a low rate with AdamW, which
-is what makes them merge. Beside them stand what a merge must beat: the trunk, the plain average,
-and a control that was trained on everything for as long as the three together.
-
-Networks: TRM (arXiv 2510.04871) over a backbone after Titans (arXiv 2501.00663).
+order of the data. Branches keep the trunk's embedding and learn at a low rate: so they merge. What
+a merge must beat stands beside: trunk, plain average, and a control that learned everything for as
+long. Networks: TRM (arXiv 2510.04871) over a backbone after Titans (arXiv 2501.00663).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 
 from agent_forge import platform
-from agent_forge.contract.phase import (
-    Headline,
-    ModelRef,
-    PhaseContext,
-    PhaseController,
-    PhasePlan,
-    PhaseReport,
-    PhaseResult,
-    Table,
-)
+from agent_forge.contract import phase
+from agent_forge.contract.phase import Headline, ModelRef, PhaseContext, PhaseReport, Table
 from agent_forge.errors import PhaseFailed
 from agent_forge.model.network import ForgeNetwork
 from agent_forge.optim.config import MuGrokConfig
+from agent_forge.phases.phase1_cognate import specialist_scores as scoring
 from agent_forge.phases.phase1_cognate.config import SPECIALISTS, CognateSettings, Specialist
-from agent_forge.phases.phase1_cognate.specialist_scores import (
-    SpecialistScores,
-    assess,
-    average,
-    barriers,
-    diversity,
-)
+from agent_forge.phases.phase1_cognate.specialist_scores import SpecialistScores, average
 from agent_forge.phases.training import latency_ms, save_network, train_network
 from agent_forge.train.config import DOMAINS, TrainSettings
 from agent_forge.train.corpus import Corpus, build_corpus, validate_corpus
@@ -46,17 +32,18 @@ from agent_forge.train.fit import EVALUATIONS
 
 FROZEN = ("embedding.", "projection.", "norm.")
 ITEM_TOKENS = 25  # of an item, about
-THREE = ("model_1", "model_2", "model_3")
+THREE = {f"model_{i + 1}": special for i, special in enumerate(SPECIALISTS)}
 Scores = Mapping[str, SpecialistScores]
+Models = Mapping[str, ForgeNetwork]
 
 
-class CognatePhase(PhaseController):
+class CognatePhase(phase.PhaseController):
     """Trunk, branches, control, verdict."""
 
     name = "cognate"
     config: CognateSettings
 
-    def plan(self, models: Sequence[ModelRef]) -> PhasePlan:
+    def plan(self, models: Sequence[ModelRef]) -> phase.PhasePlan:
         validate_corpus(self.config)
         c, weights = self.config, self.shared.model.parameters()
         steps = c.trunk_steps + 3 * c.branch_steps * (2 if c.control else 1)
@@ -66,7 +53,7 @@ class CognatePhase(PhaseController):
             + (f", a control of {3 * c.branch_steps}" if c.control else ""),
             f"{tokens:,} tokens a step; {c.evaluation_items:,} unseen items of each domain",
         )
-        return PhasePlan(
+        return phase.PhasePlan(
             steps,
             weights,
             disk_bytes=3 * 5 * weights * 4 * 4 + 3 * weights * 4 + 10**7,
@@ -75,33 +62,34 @@ class CognatePhase(PhaseController):
             work=steps + (6 if c.control else 5) * self._work_of_a_verdict(),
         )
 
-    def run(self, ctx: PhaseContext) -> PhaseResult:
+    def run(self, ctx: PhaseContext) -> phase.PhaseResult:
         corpus = build_corpus(self.config, self.shared.model)
-        trunk = self._trunk(ctx, corpus)
-        three = [self._branch(ctx, corpus, trunk, number) for number in (1, 2, 3)]
+        torch.manual_seed(ctx.seed)
+        trunk = ForgeNetwork(self.shared.model).to(ctx.device)
+        how = {"steps": self.config.trunk_steps, "settings": self.config.train, "seed": ctx.seed}
+        train_network(ctx, corpus, trunk, corpus.curriculum(), stage="trunk", **how)
+        models = {n: self._branch(ctx, corpus, trunk, n, special) for n, special in THREE.items()}
+        three = list(models.values())
         plain = [_like(trunk, model) for model in three]  # as a merge has them
-        models = dict(zip(THREE, three, strict=True)) | {"trunk": trunk, "average": average(plain)}
+        models |= {"trunk": trunk, "average": average(plain)}
         if self.config.control:
-            models["control"] = self._control(ctx, corpus, trunk)
+            models["control"] = self._branch(ctx, corpus, trunk, "control")
         scores = self._measure(ctx, corpus, models)
         distances = self._distances(ctx, corpus, plain, scores)
         guesses = corpus.baselines()
         ctx.log(None, guesses)
-        latencies = {
-            name: float(ctx.once("latency_ms", name, partial(latency_ms, models[name])))
-            for name in THREE
-        }
-        tables = [_table(scores, guesses), distances]
-        report = PhaseReport(_headline(scores), _summary(scores), tables=tables)
-        handed = self._save_specialists(ctx, corpus, models, scores, latencies, report)
-        named = {
-            name: save_network(
-                ctx, corpus, models[name], name, {"specialization": "none"}, scores[name].flat()
-            )
-            for name in models
-            if name not in ("average", *THREE)
-        }
-        self._complete(ctx, report, handed, scores, max(latencies.values()))
+        latencies = []
+        for name in THREE:
+            latencies.append(float(ctx.once("latency_ms", name, partial(latency_ms, models[name]))))
+            ctx.log(None, {f"{name}/latency_ms": latencies[-1]})
+        report = _report(scores, [_table(scores, guesses), distances])
+        handed = self._save_specialists(ctx, corpus, models, scores, report.card())
+        named = {}
+        for name in ("trunk", *(["control"] if self.config.control else [])):
+            about = name, {"specialization": "none"}, scores[name].flat()
+            named[name] = save_network(ctx, corpus, models[name], *about)
+        report.metrics, targets = self._totals(ctx, handed, scores, max(latencies))
+        report.tables = [*report.tables, targets]
         report.details = {
             "all_models": three,
             "model_names": [f"TinyTitan-{s.name}" for s in SPECIALISTS],
@@ -112,46 +100,27 @@ class CognatePhase(PhaseController):
         }
         return report.result(ctx, handed, three[0], named=named)
 
-    # -- training ----------------------------------------------------------------------------------
-
-    def _trunk(self, ctx: PhaseContext, corpus: Corpus) -> ForgeNetwork:
-        torch.manual_seed(ctx.seed)
-        model = ForgeNetwork(self.shared.model).to(ctx.device)
-        how = {"steps": self.config.trunk_steps, "settings": self.config.train, "seed": ctx.seed}
-        return train_network(ctx, corpus, model, corpus.curriculum(), stage="trunk", **how)
-
     def _branch(
-        self, ctx: PhaseContext, corpus: Corpus, trunk: ForgeNetwork, number: int
-    ) -> ForgeNetwork:
-        special, steps = SPECIALISTS[number - 1], self.config.branch_steps
-        model = _like(trunk, trunk, special)
-        mix = corpus.mix(special.domain, self.config.own_share)
-        seed = ctx.seed * 1_000_003 + special.seed
-        return self._train_on(ctx, corpus, model, mix, f"model_{number}", steps, seed)
-
-    def _control(self, ctx: PhaseContext, corpus: Corpus, trunk: ForgeNetwork) -> ForgeNetwork:
-        """The trunk, trained on all domains for as long as the three branches together."""
-        model, steps = _like(trunk, trunk), 3 * self.config.branch_steps
-        return self._train_on(ctx, corpus, model, corpus.mix(), "control", steps, ctx.seed + 1)
-
-    def _train_on(
         self,
         ctx: PhaseContext,
         corpus: Corpus,
-        model: ForgeNetwork,
-        mix: dict[str, float],
+        trunk: ForgeNetwork,
         stage: str,
-        steps: int,
-        seed: int,
+        special: Specialist | None = None,
     ) -> ForgeNetwork:
-        """Train a copy of the trunk further: AdamW for everything, at a low rate."""
-        trunk, rate = self.config.train, self.config.branch_rate
+        """A copy of the trunk, trained on at a low rate: a specialist, or else the control."""
+        c, model = self.config, _like(trunk, trunk, special)
+        steps, mix, seed = 3 * c.branch_steps, corpus.mix(), ctx.seed + 1
+        if special is not None:
+            steps, mix = c.branch_steps, corpus.mix(special.domain, c.own_share)
+            seed = ctx.seed * 1_000_003 + special.seed
+        adamw = MuGrokConfig(muon=False, fallback_lr=c.branch_rate, weight_decay=0.0)
         settings = TrainSettings(
-            optimizer=MuGrokConfig(muon=False, fallback_lr=rate, weight_decay=0.0),
+            optimizer=adamw,
             warmup_steps=min(10, steps),
-            accumulate=trunk.accumulate,
-            precision=trunk.precision,
-            gradient_checkpointing=trunk.gradient_checkpointing,
+            accumulate=c.train.accumulate,
+            precision=c.train.precision,
+            gradient_checkpointing=c.train.gradient_checkpointing,
         )
         if self.config.freeze_embeddings:
             for name, parameter in model.named_parameters():
@@ -159,20 +128,17 @@ class CognatePhase(PhaseController):
         how = {"stage": stage, "steps": steps, "settings": settings, "seed": seed}
         return train_network(ctx, corpus, model, corpus.constant(mix), **how)
 
-    # -- the verdict -------------------------------------------------------------------------------
-
     def _work_of_a_verdict(self) -> int:
         """What it costs to measure a model, in training steps: a pass forward is a third of one."""
         items = 4 * self.config.evaluation_items + 6 * min(300, self.config.evaluation_items)
         return 1 + items * ITEM_TOKENS // (3 * self.config.rows * self.config.row_tokens)
 
     def _measure(
-        self, ctx: PhaseContext, corpus: Corpus, models: Mapping[str, ForgeNetwork]
+        self, ctx: PhaseContext, corpus: Corpus, models: Models
     ) -> dict[str, SpecialistScores]:
-        """Measure all models on unseen items."""
         scores = {}
         for name in ctx.pieces("verdict", list(models), self._work_of_a_verdict()):
-            scored = partial(assess, models[name], corpus.verdict, corpus.selection)
+            scored = partial(scoring.assess, models[name], corpus.verdict, corpus.selection)
             scores[name] = SpecialistScores(**ctx.once("scores", name, scored))
             ctx.log(None, scores[name].metrics(name))
         return scores
@@ -181,37 +147,27 @@ class CognatePhase(PhaseController):
         self, ctx: PhaseContext, corpus: Corpus, plain: Sequence[ForgeNetwork], scores: Scores
     ) -> Table:
         """How far apart the three are, as a table; three that are too much alike are refused."""
-        different = diversity([scores[name] for name in THREE], plain[0].settings.t_max)
-        apart = barriers(plain, corpus.selection)
+        measured = [scores[name] for name in THREE]
+        different = scoring.diversity(measured, plain[0].settings.t_max)
+        apart = scoring.barriers(plain, corpus.selection)
         ctx.log(None, {f"phase/barrier_{pair}": value for pair, value in apart.items()})
         ctx.log(None, {"phase/diversity": different})
         least = self.config.min_diversity
         if different < least:
-            raise PhaseFailed(
-                f"the three models are too much alike: diversity {different:.3f},"
-                f" {least} is required",
-                hint="more branch_steps or a higher branch_rate make them differ more",
-            )
+            problem = f"diversity {different:.3f}, {least} is required"
+            hint = "more branch_steps or a higher branch_rate make them differ more"
+            raise PhaseFailed(f"the three models are too much alike: {problem}", hint=hint)
         rows: Table = [["between", "loss barrier (nats/token)"]]
         rows += [[f"model {pair.replace('_', ' and ')}", value] for pair, value in apart.items()]
         return [*rows, [f"diversity (at least {least})", different]]
 
-    # -- what is handed over -----------------------------------------------------------------------
-
     def _save_specialists(
-        self,
-        ctx: PhaseContext,
-        corpus: Corpus,
-        models: Mapping[str, ForgeNetwork],
-        scores: Scores,
-        latencies: Mapping[str, float],
-        report: PhaseReport,
+        self, ctx: PhaseContext, corpus: Corpus, models: Models, scores: Scores, card: str
     ) -> list[ModelRef]:
         handed = []
         metrics = {f"{n}/{key}": v for n, s in scores.items() for key, v in s.flat().items()}
-        for name, special in zip(THREE, SPECIALISTS, strict=True):
+        for name, special in THREE.items():
             loss = scores[name].mean_nats
-            ctx.log(None, {f"{name}/latency_ms": latencies[name]})
             ctx.log(None, {f"{name}/final_loss": loss})
             metadata = {
                 "specialization": special.name,
@@ -221,49 +177,43 @@ class CognatePhase(PhaseController):
                 "trunk": "trunk",
                 "missing_datasets": corpus.missing,
             }
-            about = (f"tinytitan-{special.name}", metadata, metrics, report.card())
+            about = (f"tinytitan-{special.name}", metadata, metrics, card)
             handed.append(save_network(ctx, corpus, models[name], *about))
         return handed
 
-    def _complete(
-        self,
-        ctx: PhaseContext,
-        report: PhaseReport,
-        handed: list[ModelRef],
-        scores: Scores,
-        latency: float,
-    ) -> None:
-        """Log and report the totals: what the specification asks for and what it aims at."""
-        weights = self.shared.model.parameters()
-        losses = [scores[name].mean_nats for name in THREE]
+    def _totals(
+        self, ctx: PhaseContext, handed: list[ModelRef], scores: Scores, latency: float
+    ) -> tuple[dict[str, Any], Table]:
+        """What the specification asks for, logged too, and a table of what it aims at."""
+        weights, count = self.shared.model.parameters(), len(handed)
+        losses = {name: scores[name].mean_nats for name in THREE}
         sizes = [float(ref.metadata["size_mb"]) for ref in handed]
-        totals = {"num_models_created": len(handed), "total_parameters": weights * len(handed)}
-        totals["avg_final_loss"] = sum(losses) / len(losses)
+        totals = {"num_models_created": count, "total_parameters": weights * count}
+        totals["avg_final_loss"] = sum(losses.values()) / count
         ctx.log(None, {f"phase/{name}": value for name, value in totals.items()})
         for name, size in zip(THREE, sizes, strict=True):
             ctx.log(None, {f"{name}/size_mb": size, f"{name}/parameters": weights})
-        report.metrics = {
-            "num_models": len(handed),
-            "total_parameters": weights * len(handed),
+        metrics = {
+            "num_models": count,
+            "total_parameters": weights * count,
             "parameters_per_model": weights,
             "total_size_mb": sum(sizes),
-            "avg_size_mb": sum(sizes) / len(sizes),
+            "avg_size_mb": sum(sizes) / count,
             "specializations": [s.name for s in SPECIALISTS],
             "training_epochs": EVALUATIONS,
-            **{f"final_loss_{name}": loss for name, loss in zip(THREE, losses, strict=True)},
+            **{f"final_loss_{name}": loss for name, loss in losses.items()},
             "grokfast_enabled": self.config.train.optimizer.grokfast_lambda > 0,
             "act_enabled": True,
             "titans_memory": True,
         }
-        targets: Table = [
+        return metrics, [
             ["target of the specification", "", "measured"],
             ["parameters of a model", "25M +- 10 %", f"{weights:,}"],
             ["time", "< 30 min on a GPU", f"{ctx.seconds / 60:.1f} min"],
             ["memory", "< 8 GB", f"{platform.peak_memory_bytes() / 1e9:.2f} GB"],
-            ["final loss, largest", "< 3.0", max(losses)],
+            ["final loss, largest", "< 3.0", max(losses.values())],
             ["latency, 512 tokens", "< 100 ms", f"{latency:.1f} ms"],
         ]
-        report.tables = [*report.tables, targets]
 
 
 def _like(
@@ -276,31 +226,22 @@ def _like(
     return copy.to(next(model.parameters()).device)
 
 
-def _best_at_home(scores: Scores) -> list[str]:
-    """The specialists that are better in their own domain than the two others are."""
+def _report(scores: Scores, tables: list[Table]) -> PhaseReport:
+    """Each domain by the trunk against its specialist, and the mean accuracy of other models."""
     best = []
-    for name, special in zip(THREE, SPECIALISTS, strict=True):
+    for name, special in THREE.items():
         others = [scores[other].by_domain[special.domain] for other in THREE if other != name]
         if scores[name].by_domain[special.domain] > max(others):
             best.append(special.name)
-    return best
-
-
-def _headline(scores: Scores) -> Headline:
-    """Trunk against specialists: each domain is answered by the trunk, then by its specialist."""
     before = [scores["trunk"].by_domain[s.domain] for s in SPECIALISTS]
-    after = [scores[n].by_domain[s.domain] for n, s in zip(THREE, SPECIALISTS, strict=True)]
-    verdict = f"{len(_best_at_home(scores))} of 3 specialists are the best in their own domain"
+    after = [scores[name].by_domain[s.domain] for name, s in THREE.items()]
+    verdict = f"{len(best)} of 3 specialists are the best in their own domain"
     measured = "accuracy, each domain by the trunk -> by its specialist"
-    return Headline(measured, sum(before) / 3, sum(after) / 3, verdict)
-
-
-def _summary(scores: Scores) -> str:
-    """Which specialists are the best in their own domain, and what the other models reach."""
-    others = [n for n in ("trunk", "average", "control") if n in scores]
-    means = ", ".join(f"{name} {scores[name].mean_accuracy:.3f}" for name in others)
-    best = ", ".join(_best_at_home(scores)) or "none"
-    return f"best in its own domain: {best}; mean accuracy: {means}"
+    references = [n for n in ("trunk", "average", "control") if n in scores]
+    means = ", ".join(f"{name} {scores[name].mean_accuracy:.3f}" for name in references)
+    summary = f"best in its own domain: {', '.join(best) or 'none'}; mean accuracy: {means}"
+    headline = Headline(measured, sum(before) / 3, sum(after) / 3, verdict)
+    return PhaseReport(headline, summary, tables=tables)
 
 
 def _table(scores: Scores, guesses: Mapping[str, float]) -> Table:

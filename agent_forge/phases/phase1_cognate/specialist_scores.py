@@ -22,9 +22,11 @@ from agent_forge.model.network import ForgeNetwork
 from agent_forge.phases.training import EVERY_STEP
 from agent_forge.train.config import DOMAINS
 
-QUICK_STEPS = 1.3  # recursion steps on average that the adaptive domain is judged at
-AIMED_STEPS = 1.25  # chosen on the selection items, so that the unseen ones stay below
-Batch = tuple[Tensor, Tensor]  # tokens, and which of them are asked for
+# The adaptive domain is judged at 1.3 recursion steps on average: the threshold is chosen for these
+# on the selection items, so that the unseen ones stay below.
+AIMED_STEPS = 1.25
+TokensAndAsked = tuple[Tensor, Tensor]
+Items = Mapping[str, Sequence[TokenizedItem]]  # by domain
 
 
 @dataclass(frozen=True)
@@ -70,11 +72,7 @@ class SpecialistScores:
         }
 
 
-def assess(
-    model: ForgeNetwork,
-    verdict: Mapping[str, Sequence[TokenizedItem]],
-    selection: Mapping[str, Sequence[TokenizedItem]],
-) -> SpecialistScores:
+def assess(model: ForgeNetwork, verdict: Items, selection: Items) -> SpecialistScores:
     """Measure a model on the unseen items of every domain."""
     scores = {d: measure(model, verdict[d], threshold=EVERY_STEP) for d in DOMAINS}
     threshold = _quick_threshold(model, selection["adaptive"])
@@ -109,18 +107,16 @@ def diversity(scores: Sequence[SpecialistScores], t_max: int) -> float:
     return (steps + memory + cost + accuracy) / 4
 
 
-def barriers(
-    models: Sequence[ForgeNetwork], selection: Mapping[str, Sequence[TokenizedItem]]
-) -> dict[str, float]:
+def barriers(models: Sequence[ForgeNetwork], selection: Items) -> dict[str, float]:
     """For each pair: loss halfway between them, above the mean of their own losses, in nats."""
     everything = [item for domain in DOMAINS for item in selection[domain]]
     ends = [measure(model, everything, threshold=EVERY_STEP).nats_per_token for model in models]
-    found = {}
+    heights = {}
     for a, b in combinations(range(len(models)), 2):
         middle = average([models[a], models[b]])
         loss = measure(middle, everything, threshold=EVERY_STEP).nats_per_token
-        found[f"{a + 1}_{b + 1}"] = loss - (ends[a] + ends[b]) / 2
-    return found
+        heights[f"{a + 1}_{b + 1}"] = loss - (ends[a] + ends[b]) / 2
+    return heights
 
 
 def average(models: Sequence[ForgeNetwork]) -> ForgeNetwork:
@@ -139,20 +135,8 @@ def _range(values: Sequence[float]) -> float:
 @torch.no_grad()
 def _quick_threshold(model: ForgeNetwork, items: Sequence[TokenizedItem]) -> float:
     """The highest halting threshold at which these items take few enough steps."""
-    rows = _halting_probabilities(model, items)
-    low, high = 0.0, 1.0
-    for _ in range(30):
-        middle = (low + high) / 2
-        going_on = (rows <= middle).cumprod(1)
-        steps = 1 + float(going_on[:, :-1].float().sum(1).mean())
-        low, high = (middle, high) if steps <= AIMED_STEPS else (low, middle)
-    return low
-
-
-def _halting_probabilities(model: ForgeNetwork, items: Sequence[TokenizedItem]) -> Tensor:
-    """The halting probability after each step at each asked token: N x T_max."""
     model.eval()
-    found = []
+    rows = []
     for tokens, asked in _batched(model, items):
         x = model.features(tokens[:, :-1]).x[asked[:, 1:]]
         y, z = model.recursion.start(x)
@@ -160,11 +144,18 @@ def _halting_probabilities(model: ForgeNetwork, items: Sequence[TokenizedItem]) 
         for step in range(model.settings.t_max):
             y, z = model.recursion(x, y, z)
             steps.append(model.halting.probability(z, step))
-        found.append(torch.stack(steps, 1))
-    return torch.cat(found)
+        rows.append(torch.stack(steps, 1))
+    halting = torch.cat(rows)  # the probability after each step at each asked token: N x T_max
+    low, high = 0.0, 1.0
+    for _ in range(30):
+        middle = (low + high) / 2
+        going_on = (halting <= middle).cumprod(1)
+        mean_steps = 1 + float(going_on[:, :-1].float().sum(1).mean())
+        low, high = (middle, high) if mean_steps <= AIMED_STEPS else (low, middle)
+    return low
 
 
-def _batched(model: ForgeNetwork, items: Sequence[TokenizedItem]) -> Iterator[Batch]:
+def _batched(model: ForgeNetwork, items: Sequence[TokenizedItem]) -> Iterator[TokensAndAsked]:
     device = next(model.parameters()).device
     for rows in batches([len(item.ids) for item in items], TOKENS_A_BATCH):
         yield padded([items[row] for row in rows], device)

@@ -3,17 +3,15 @@
 config             settings of the phase; torch-free
 phase              the phase of the pipeline: from its context to run_evolution and back
 api                EvoMerge and EvoMergeConfig, by the names of the documents
-evolution          run_evolution: one evolution from its inputs to the champion
+evolution          run_evolution, from inputs to the champion; replay: the champion again
 checks             what is refused before any work
 inputs             before: check settings and models, open the models, split the items
 loop               during: ask, make, measure, tell, advance
 report             after: the verdict on unseen items, the champion's files, the summary
-replay             make a champion again from its lineage
 journal            what was measured, on disk: journal and cache
 candidate_weights  the weights of every candidate, made from its recipe
-evaluator          measures a candidate in a network of its shape
+evaluator          measures a candidate in a network of its shape; gradients by coefficients
 parallel           workers that measure candidates at the same time
-fitness_gradient   the gradient of the fitness by every merge coefficient
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from pydantic import AliasChoices, AliasGenerator, ConfigDict, Field, model_validator
+from pydantic import AliasChoices, AliasGenerator, ConfigDict, model_validator
 from torch import nn
 
 from agent_forge.config.load import validate
@@ -32,9 +32,12 @@ from agent_forge.phases.phase2_evomerge.checks import IN_MEMORY, refuse_place
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings, MeasuredEvolutionSettings
 from agent_forge.phases.phase2_evomerge.evolution import run_evolution
 from agent_forge.phases.phase2_evomerge.inputs import find_evolution, locate_inputs
+from agent_forge.phases.phase2_evomerge.report import summary
+from agent_forge.search.settings import setting
 from agent_forge.track.wandb_sink import WandbSink
 
 Model = nn.Module | str | Path
+Device = Literal["auto", "cpu", "cuda", "mps"]
 GenerationCallback = Callable[[int, float, float], object]
 # The documents have two names for these settings; a field has the first.
 ALIASES = {
@@ -50,29 +53,23 @@ FIELDS = {alias: name for name, alias in ALIASES.items()}
 WANDB_PATIENCE_S = 30.0
 
 
-def _alias(name: str) -> AliasChoices | str:
-    return AliasChoices(name, ALIASES[name]) if name in ALIASES else name
-
-
 class DocumentedSettings(MeasuredEvolutionSettings):
     """The settings of an evolution, where it runs and what it leaves, by either name."""
 
-    model_config = ConfigDict(alias_generator=AliasGenerator(validation_alias=_alias))
+    model_config = ConfigDict(
+        alias_generator=AliasGenerator(
+            validation_alias=lambda name: AliasChoices(name, ALIASES.get(name, name))
+        )
+    )
 
-    seed: int = Field(42, ge=0, lt=2**63, description="every random choice derives from it")
-    base: str | None = Field(None, description="the model that all others were fine-tuned from")
-    tokenizer: str | None = Field(
-        None, description="folder with the tokenizer of networks in memory, if they name none"
-    )
-    output_dir: str = Field("evomerge", description="folder of journal, checkpoints and champion")
-    device: Literal["auto", "cpu", "cuda", "mps"] = Field(
-        "auto", description="where candidates are measured; they are merged on the CPU"
-    )
-    fitness_device: Literal["", "auto", "cpu", "cuda", "mps"] = Field(
-        "", description="the same; if given, it is used instead of device"
-    )
-    enable_parallel: bool = Field(True, description="false: one worker, whatever their number")
-    wandb_project: str = Field("", description="W&B project that generations are mirrored to")
+    seed: int = setting(42, "every random choice derives from it", ge=0, lt=2**63)
+    base: str | None = setting(None, "the model that all others were fine-tuned from")
+    tokenizer: str | None = setting(None, "folder with the tokenizer of networks that name none")
+    output_dir: str = setting("evomerge", "folder of journal, checkpoints and champion")
+    device: Device = setting("auto", "where candidates are measured; they are merged on the CPU")
+    fitness_device: Device | Literal[""] = setting("", "the same; it is used instead if given")
+    enable_parallel: bool = setting(True, "false: one worker, whatever their number")
+    wandb_project: str = setting("", "W&B project that generations are mirrored to")
 
     @model_validator(mode="before")
     @classmethod
@@ -111,7 +108,6 @@ class EvoMergeConfig:
 
     @property
     def evolution(self) -> EvoMergeSettings:
-        """The settings of the evolution itself."""
         settings = self.__dict__["settings"]
         names = settings.model_fields_set & set(EvoMergeSettings.model_fields)
         return EvoMergeSettings.model_validate({name: getattr(settings, name) for name in names})
@@ -151,7 +147,6 @@ class EvoMerge:
         return await asyncio.to_thread(self.run, models, names)
 
     def run(self, models: Sequence[Model], names: Sequence[str] = ()) -> PhaseResult:
-        """The same, at once."""
         began, config, device = time.monotonic(), self.config.settings, self.config.target_device
         folder = self._checkpoint or Path(config.output_dir)
         refuse_place(folder, [])  # before networks are written there
@@ -169,15 +164,15 @@ class EvoMerge:
             wandb = self._open_wandb(folder, stack) if config.wandb_project else None
             listen = lambda record: self._tell(record, wandb)  # noqa: E731
             done = run_evolution(inputs, device=device, listen=listen)
-        summary, report = done.summary, done.report
+        figures, report = summary(done.loop), done.report
         artifacts = {
-            "evolution_log": str(done.folder / "evolution_log.json"),
-            "final_checkpoint": str(done.model_path),
-            "best_generation": summary["best_generation"],
+            "evolution_log": str(folder / "evolution_log.json"),
+            "final_checkpoint": str(done.model.path),
+            "best_generation": figures["best_generation"],
             "verdict": report.to_json() if report else None,
         }
-        model, seconds = open_model(done.model_path).network, time.monotonic() - began
-        return PhaseResult(True, model, "evomerge", summary, artifacts, seconds)
+        model, seconds = open_model(done.model.path).network, time.monotonic() - began
+        return PhaseResult(True, model, "evomerge", figures, artifacts, seconds)
 
     def _tell(self, record: Mapping[str, Any], wandb: WandbSink | None) -> None:
         if record["event"] != "generation":
@@ -204,13 +199,11 @@ class EvoMerge:
 
     def _write_network(self, network: nn.Module, folder: Path) -> str:
         """Write a network in memory to a folder, with its tokenizer; returns the folder."""
-        known = getattr(network, "folder", None) or getattr(network, "name_or_path", None)
-        place = self.config.tokenizer or known
+        own = getattr(network, "folder", None) or getattr(network, "name_or_path", None)
+        place = self.config.tokenizer or own
         if not place or not Path(place).is_dir():
-            raise ConfigError(
-                "a network in memory does not say where its tokenizer is",
-                hint="give EvoMergeConfig(tokenizer=FOLDER), or the model as a folder",
-            )
+            hint = "give EvoMergeConfig(tokenizer=FOLDER), or the model as a folder"
+            raise ConfigError("a network in memory does not say where its tokenizer is", hint=hint)
         state = dict(network.state_dict())
         if isinstance(network, ForgeNetwork):
             config = config_dict(network.settings)

@@ -22,16 +22,9 @@ from agent_forge.errors import ConfigError, NotFinite
 from agent_forge.merge.engine import merge
 from agent_forge.merge.plan import Parents, make_plan
 from agent_forge.merge.recipe import ModelInput, Recipe, Slice, SliceSource
+from agent_forge.model import weights as layout
 from agent_forge.model.folder import open_weights
-from agent_forge.model.weights import (
-    BEFORE_LAYERS,
-    HEAD,
-    LAYER,
-    Weights,
-    at_layer,
-    layer_of,
-    with_layers,
-)
+from agent_forge.model.weights import Weights, layer_of
 from agent_forge.search.candidate import Candidate
 from agent_forge.search.operators import generator
 from agent_forge.store import files
@@ -50,10 +43,10 @@ class TensorGroups:
     def __init__(self, names: Iterable[str]) -> None:
         self.of: dict[str, list[str]] = {}  # group -> texts, one of which is in each of its names
         for name in names:
-            if match := LAYER.match(name):
+            if match := layout.LAYER.match(name):
                 group, text = f"layer {match.group(3)}", match.group(0)
             else:
-                outside = HEAD.search(name) or BEFORE_LAYERS.search(name)
+                outside = layout.HEAD.search(name) or layout.BEFORE_LAYERS.search(name)
                 group, text = OUTSIDE if outside else REST, name
             if text not in self.of.setdefault(group, []):
                 self.of[group].append(text)
@@ -97,15 +90,18 @@ class CandidateWeights:
         self.layers = list(dict.fromkeys(layers))
         self._kept = {path.name for path in folder.glob("*.safetensors")}
 
-    def learn(self, candidate: Candidate) -> None:
-        self.known[candidate.key] = candidate
-
-    # -- weights ----------------------------------------------------------------------------------
-
     def tensors(self, key: str) -> Iterator[tuple[str, Tensor]]:
         """Every tensor of a candidate, one at a time, in the type that models are stored in."""
-        path, specs = self._file(key), self.specs_of(key)
-        source = open_weights(path).items() if path.exists() else self._make(self.known[key])
+        path, specs, candidate = self._file(key), self.specs_of(key), self.known[key]
+        source: Iterable[tuple[str, Tensor]]
+        if path.exists():
+            source = open_weights(path).items()
+        elif candidate.kind == "noise":
+            source = self._noisy(candidate)
+        elif candidate.kind == "merge" and candidate.operation["scale"] != 1.0:
+            source = self._scaled(candidate)
+        else:
+            source = self._merged(candidate).items()
         for name, tensor in source:
             if name in specs:  # a base of another type does not change that of the result
                 yield name, tensor.to(specs[name].dtype)
@@ -116,13 +112,6 @@ class CandidateWeights:
             if first_not_finite({name: tensor}):
                 raise NotFinite(f"{name} of candidate {key[:8]} holds NaN or infinity")
             yield name, tensor
-
-    def _make(self, candidate: Candidate) -> Iterable[tuple[str, Tensor]]:
-        if candidate.kind == "noise":
-            return self._noisy(candidate)
-        if candidate.kind == "merge" and candidate.operation["scale"] != 1.0:
-            return self._scaled(candidate)
-        return self._merged(candidate).items()
 
     def fill(self, network: nn.Module, key: str) -> str:
         """Overwrite the weights of a network with a candidate's; returns their sha256."""
@@ -143,10 +132,7 @@ class CandidateWeights:
         return hashlib.sha256(lines.encode()).hexdigest()
 
     def keep(self, keys: Iterable[str]) -> None:
-        """Have files of these candidates and of no others; parents are where they were.
-
-        What they are made from has files only meanwhile, so that few models are there at once.
-        """
+        """Have files of these candidates alone; what they are made from has files meanwhile."""
         wanted = [key for key in keys if self.known[key].kind != "parent"]
         names = {self._file(key).name for key in wanted}
         for key in wanted:
@@ -155,13 +141,17 @@ class CandidateWeights:
         self._kept = names
         self._remove_others(names)
 
-    def sample(self, key: str) -> np.ndarray:
-        """Some of the weights of a candidate, always the same ones, for distances."""
-        return _sampled(self.tensors(key), self.specs)
-
-    def sample_of(self, network: nn.Module) -> np.ndarray:
-        """The same of whatever is in a network at the moment."""
-        return _sampled(network.state_dict().items(), self.specs)
+    def sample(self, of: str | nn.Module) -> np.ndarray:
+        """Some weights of a candidate or in a network, always the same ones, for distances."""
+        held = of.state_dict().items() if isinstance(of, nn.Module) else self.tensors(of)
+        matrices = {name for name, spec in self.specs.items() if len(spec.shape) > 1}
+        every = max(1, sum(self.specs[name].numel for name in matrices) // SAMPLED)
+        parts = {
+            name: tensor.detach().reshape(-1)[::every].to("cpu", torch.float32, copy=True)
+            for name, tensor in held
+            if name in matrices
+        }
+        return torch.cat([parts[name] for name in sorted(parts)]).numpy()
 
     def task_vectors(self, name: str) -> list[Tensor]:
         """One tensor of every parent, less that of the base."""
@@ -172,10 +162,8 @@ class CandidateWeights:
         """A candidate as weights that can be written; all of it is in memory."""
         tensors = dict(self._finite_tensors(key))
         first, layers = self.parents[0], self.layers_of(key)
-        config = first.config if layers is None else with_layers(first.config, layers)
+        config = first.config if layers is None else layout.with_layers(first.config, layers)
         return Weights(self.specs_of(key), tensors.__getitem__, config=config, folder=first.folder)
-
-    # -- shapes -----------------------------------------------------------------------------------
 
     def layers_of(self, key: str) -> list[int] | None:
         """Which layer each layer of a path was; None for all that have the parents' shape."""
@@ -186,10 +174,12 @@ class CandidateWeights:
         layers = self.layers_of(key)
         if layers is None:
             return self.specs
-        found = {name: spec for name, spec in self.specs.items() if layer_of(name) is None}
+        specs = {name: spec for name, spec in self.specs.items() if layer_of(name) is None}
         for place, layer in enumerate(layers):
-            found |= {at_layer(n, place): s for n, s in self.specs.items() if layer_of(n) == layer}
-        return found
+            specs |= {
+                layout.at_layer(n, place): s for n, s in self.specs.items() if layer_of(n) == layer
+            }
+        return specs
 
     def size(self, key: str) -> tuple[float, float]:
         """The weights in the layers, and the bytes of all, as multiples of the parents'."""
@@ -200,22 +190,17 @@ class CandidateWeights:
         nbytes = [sum(spec.nbytes for spec in specs.values()) for specs in both]
         return inside[0] / inside[1], nbytes[0] / nbytes[1]
 
-    # -- how each kind is made --------------------------------------------------------------------
-
     def _merged(self, candidate: Candidate) -> Mapping[str, Tensor]:
-        operation = candidate.operation
         if candidate.kind == "parent":
-            return self.parents[int(operation["index"])]
+            return self.parents[int(candidate.operation["index"])]
         refs, models = self._inputs(candidate)
         if candidate.kind == "average":
             return merge(_mean(refs), models)
-        if candidate.kind == "shift":
-            return merge(self._shift(refs[0], operation["coefficients"]), models)
-        if candidate.kind == "blend":
-            return merge(self._blend(refs, operation), models)
-        if candidate.kind == "path":
-            return merge(self._path(refs, operation["layers"]), models)
-        recipe = Recipe(
+        make = {"blend": self._blend, "shift": self._shift, "path": self._path}
+        return merge(make.get(candidate.kind, self._combo)(refs, candidate.operation), models)
+
+    def _combo(self, refs: Sequence[str], operation: Mapping[str, Any]) -> Recipe:
+        return Recipe(
             combo=operation["combo"],
             models=self._weighted(refs, operation["weights"]),
             base_model=BASE if self.base is not None else None,
@@ -223,7 +208,6 @@ class CandidateWeights:
             layers=operation["layers"],
             seed=operation["seed"],
         )
-        return merge(recipe, models)
 
     def _blend(self, refs: Sequence[str], operation: Mapping[str, Any]) -> Recipe:
         """base + scale * sum c (parent - base), by a method of the merge engine."""
@@ -238,10 +222,10 @@ class CandidateWeights:
             seed=operation["seed"],
         )
 
-    def _shift(self, ref: str, coefficients: Mapping[str, Sequence[float]]) -> Recipe:
+    def _shift(self, refs: Sequence[str], operation: Mapping[str, Any]) -> Recipe:
         """input + sum c (parent - base); the base is the parents' mean where there is none."""
-        n = len(self._names)
-        rows = {group: list(row) for group, row in coefficients.items()}
+        ref, n = refs[0], len(self._names)
+        rows = {group: list(row) for group, row in operation["coefficients"].items()}
         sums = {group: sum(row) for group, row in rows.items()}
         if self.base is None:
             rows = {group: [c - sums[group] / n for c in row] for group, row in rows.items()}
@@ -258,7 +242,7 @@ class CandidateWeights:
             inputs.append(ModelInput(model=BASE, parameters={"weight": back}))
         return Recipe(merge_method="linear", models=inputs, parameters={"normalize": False})
 
-    def _path(self, refs: Sequence[str], layers: Sequence[Sequence[int]]) -> Recipe:
+    def _path(self, refs: Sequence[str], operation: Mapping[str, Any]) -> Recipe:
         """Each layer of one input alone, and outside the layers the first input alone."""
 
         def source(i: int, chosen: int, layer: int) -> SliceSource:
@@ -267,7 +251,7 @@ class CandidateWeights:
             parameters = {"weight": [*weight, {"value": float(i == 0)}]}
             return SliceSource(model=refs[i], layer_range=[layer, layer + 1], parameters=parameters)
 
-        rows = [[source(i, *place) for i in range(len(refs))] for place in layers]
+        rows = [[source(i, *place) for i in range(len(refs))] for place in operation["layers"]]
         return Recipe(merge_method="linear", slices=[Slice(sources=row) for row in rows])
 
     def _scaled(self, candidate: Candidate) -> Iterator[tuple[str, Tensor]]:
@@ -295,12 +279,9 @@ class CandidateWeights:
                 tensor = moved.to(tensor.dtype)
             yield name, tensor
 
-    # -- inputs -----------------------------------------------------------------------------------
-
     def _inputs(self, candidate: Candidate) -> tuple[list[str], Parents]:
         """What a recipe calls the inputs of a candidate, and the models behind the names."""
-        refs = []
-        models = self._originals
+        refs, models = [], self._originals
         for key in candidate.inputs:
             source = self.known[key]
             if source.kind == "parent":
@@ -346,14 +327,3 @@ class CandidateWeights:
 
 def _mean(refs: Sequence[str]) -> Recipe:
     return Recipe(merge_method="linear", models=[ModelInput(model=ref) for ref in refs])
-
-
-def _sampled(tensors: Iterable[tuple[str, Tensor]], specs: Mapping[str, TensorSpec]) -> np.ndarray:
-    matrices = {name for name, spec in specs.items() if len(spec.shape) > 1}
-    every = max(1, sum(specs[name].numel for name in matrices) // SAMPLED)
-    parts = {
-        name: tensor.detach().reshape(-1)[::every].to("cpu", torch.float32, copy=True)
-        for name, tensor in tensors
-        if name in matrices
-    }
-    return torch.cat([parts[name] for name in sorted(parts)]).numpy()

@@ -16,16 +16,8 @@ from agent_forge.merge.output import refuse_foreign
 from agent_forge.model.folder import MODEL_TYPE, read_config
 from agent_forge.model.load import computing_settings, open_tokenizer
 from agent_forge.model.weights import Weights
+from agent_forge.phases.phase2_evomerge import journal
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
-from agent_forge.phases.phase2_evomerge.journal import (
-    BEGUN,
-    CACHE,
-    JOURNAL,
-    LOG,
-    WEIGHTS,
-    read_begun,
-    read_journal,
-)
 from agent_forge.search.continuous import pymoo
 from agent_forge.store import lock, paths
 from agent_forge.workers import require_ray
@@ -49,12 +41,12 @@ def refuse_place(folder: Path, models: Sequence[str]) -> None:
             if here == place or place in here.parents or (inside and not own):
                 relation = "holds" if inside else "is" if here == place else "lies in"
                 raise ConfigError(f"{folder} {relation} the model {place}", hint=other)
-    for name in (BEGUN, JOURNAL, CACHE, WEIGHTS, CHAMPION, LOG):
+    for name in (*journal.FILES, CHAMPION):
         paths.refuse_link(here / name)
     if (here / CHAMPION).exists():
         refuse_foreign(here / CHAMPION)
     names = {path.name for path in here.iterdir()} if here.exists() else set()
-    foreign = names - {lock.LOCK_FILE, CACHE}
+    foreign = names - {lock.LOCK_FILE, journal.CACHE}
     foreign = {name for name in foreign if not name.startswith((IN_MEMORY, "."))}
     if foreign and not _is_evolution(here):
         raise ConfigError(f"{folder} is no evolution and holds {min(foreign)}", hint=other)
@@ -64,55 +56,39 @@ def refuse_place(folder: Path, models: Sequence[str]) -> None:
 def _is_evolution(folder: Path) -> bool:
     """True if the record or the journal in a folder is that of an evolution, not only its name."""
     try:
-        read_begun(folder)
-        return True
-    except (FileNotFoundError, DamagedFile):
-        pass
-    try:
-        return bool(read_journal(folder / JOURNAL))
+        return bool(journal.begun_or_none(folder) or journal.read_journal(folder))
     except DamagedFile:
         return False
 
 
 def refuse_fewer(folder: Path, generations: int) -> None:
     """Refuse to end before what a folder already holds: its champion would be replaced."""
-    records = read_journal(folder / JOURNAL)
+    records = journal.read_journal(folder)
     done = max((r["generation"] for r in records if r["record"] == "distances"), default=0)
     if generations < done:
-        raise ConfigError(
-            f"{folder} holds {done} generations, {generations} are asked for",
-            hint=f"give --gens {done} or more, or another folder for a shorter evolution",
-        )
+        hint = f"give --gens {done} or more, or another folder for a shorter evolution"
+        problem = f"{folder} holds {done} generations, {generations} are asked for"
+        raise ConfigError(problem, hint=hint)
 
 
 def refuse_twins(models: Sequence[Weights]) -> None:
     """Refuse two models with the same weights. What differs at a glance is read no further."""
     seen: dict[bytes, list[Weights]] = {}
     for model in models:
-        alike = seen.setdefault(_glance(model), [])
+        glance = hashlib.sha256()
+        for name in sorted(model.specs)[:: max(1, len(model.specs) // GLANCE_TENSORS)]:
+            first = model[name].detach().reshape(-1)[:GLANCE_ELEMENTS].cpu().contiguous()
+            glance.update(first.view(torch.uint8).numpy().data)
+        alike = seen.setdefault(glance.digest(), [])
         for other in alike:
             if model.sha256() == other.sha256():
-                raise ConfigError(
-                    f"{model.label} has the same weights as {other.label}",
-                    hint="merged with itself a model stays what it is: leave one of them out",
-                )
+                hint = "merged with itself a model stays what it is: leave one of them out"
+                raise ConfigError(f"{model.label} has the same weights as {other.label}", hint=hint)
         alike.append(model)
 
 
-def _glance(model: Weights) -> bytes:
-    """A hash of the first elements of some tensors."""
-    digest = hashlib.sha256()
-    for name in sorted(model.specs)[:: max(1, len(model.specs) // GLANCE_TENSORS)]:
-        first = model[name].detach().reshape(-1)[:GLANCE_ELEMENTS].cpu().contiguous()
-        digest.update(first.view(torch.uint8).numpy().data)
-    return digest.digest()
-
-
 def refuse_other_networks(models: Sequence[Weights]) -> None:
-    """Refuse models that compute in another way than the first: all weights go into its network.
-
-    Of our own networks only the halting differs, which no weight depends on.
-    """
+    """Refuse models that compute otherwise than the first; of our own, only the halting differs."""
     if models[0].config.get("model_type") == MODEL_TYPE:
         return
     first, *others = (computing_settings(model.config, model.label) for model in models)
@@ -150,18 +126,15 @@ def check_settings(
     if len(settings.parent_weights) not in (0, parents):
         raise ConfigError(f"{len(settings.parent_weights)} parent_weights, {parents} parents")
     domains = splits.get("selection") or splits.get("verdict", ())
-    names = [d.name for d in domains]
-    measures = [f"{name}/bits_per_byte" for name in names]
-    measures += [f"{d.name}/accuracy" for d in domains if d.exact]
+    names, exact = [d.name for d in domains], [d.name for d in domains if d.exact]
+    measures = [f"{name}/bits_per_byte" for name in names] + [f"{name}/accuracy" for name in exact]
     for setting, allowed in (("fitness_floors", measures), ("domain_weights", names)):
         for name in getattr(settings, setting):
             if name not in allowed:
                 raise ConfigError(f"{setting}: no {name!r}", hint=f"known: {', '.join(allowed)}")
     if names and not any(settings.domain_weights.get(name, 1.0) for name in names):
         raise ConfigError("domain_weights: no domain counts", hint="one has to be above 0")
-    answers = any(domain.exact for domain in domains)
-    if domains and not answers and not settings.fitness_weights.get("perplexity"):
-        raise ConfigError(
-            "fitness_weights count accuracy, and there are no answers to be right",
-            hint="give data with prompt and completion, or perplexity a weight",
-        )
+    if domains and not exact and not settings.fitness_weights.get("perplexity"):
+        hint = "give data with prompt and completion, or perplexity a weight"
+        problem = "fitness_weights count accuracy, and there are no answers to be right"
+        raise ConfigError(problem, hint=hint)

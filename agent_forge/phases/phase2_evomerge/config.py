@@ -2,92 +2,61 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from agent_forge.config.settings import PhaseSettings
 from agent_forge.errors import ConfigError
-from agent_forge.search.settings import EvolutionSettings
+from agent_forge.search.settings import Count, EvolutionSettings, setting
 
 WEIGHTS = {"perplexity": 0.4, "accuracy": 0.3, "speed": 0.2, "memory": 0.1}
+Items = Annotated[int, Field(ge=1, le=1_000_000)]
 
 
 class MeasuredEvolutionSettings(EvolutionSettings):
     """How models are evolved, on what the candidates are measured, and what is kept."""
 
-    fitness_weights: dict[str, float] = Field(
-        WEIGHTS, description="how much each part of the fitness counts"
+    fitness_weights: dict[str, float] = setting(WEIGHTS, "how much each part of the fitness counts")
+    fitness_floors: dict[str, float] = setting(
+        {}, "worst values, as maths/accuracy: 0.3 or code/bits_per_byte: 2; beyond one fitness is 0"
     )
-    fitness_floors: dict[str, float] = Field(
-        {},
-        description="worst value allowed, as in maths/accuracy: 0.3 or code/bits_per_byte: 2;"
-        " a candidate beyond it has the fitness 0",
+    domain_weights: dict[str, float] = setting({}, "how much each domain counts; 1 if not named")
+    mixed_precision: bool = setting(False, "measure candidates, but no verdict, in bfloat16")
+    fitness: str = setting("", "your own: module:function, or a command that prints a number")
+    fitness_direction: Literal["maximize", "minimize"] = setting(
+        "maximize", "whether more or less of your own fitness is better"
     )
-    domain_weights: dict[str, float] = Field(
-        {}, description="how much each domain counts in the fitness; 1 for those not named"
-    )
-    mixed_precision: bool = Field(
-        False, description="measure candidates in bfloat16; the verdict is in full precision"
-    )
-    fitness: str = Field(
-        "", description="your own fitness: module:function, or a command that prints a number"
-    )
-    fitness_direction: Literal["maximize", "minimize"] = Field(
-        "maximize", description="whether more or less of your own fitness is better"
-    )
-    data: list[str] = Field([], description="files to measure on, each a domain of its own")
-    tasks: list[str] = Field(
-        [],
-        description="generated tasks to measure on, or pack:NAME; none = the domains of Phase 1",
-    )
-    split_by: Literal["prompt", "content"] = Field(
+    data: list[str] = setting([], "files to measure on, each a domain of its own")
+    tasks: list[str] = setting([], "generated tasks or pack:NAME; none = the domains of Phase 1")
+    split_by: Literal["prompt", "content"] = setting(
         "prompt",
-        description="what decides the split of an example: its prompt, so that near-copies stay"
-        " together, or (as in evolutions begun before this setting) prompt and answer",
+        "what decides the split of an example: its prompt, so that near-copies stay together,"
+        " or (as in evolutions begun before this setting) prompt and answer",
     )
-    max_level: int = Field(20, ge=1, le=100, description="difficulty of the generated tasks")
-    fitness_subset_size: int = Field(
-        200, ge=1, le=1_000_000, description="items of each domain that a candidate is measured on"
-    )
-    verdict_items: int = Field(
-        2000, ge=1, le=1_000_000, description="unseen items of each domain for the verdict"
-    )
-    use_holdout_validation: bool = Field(
-        True, description="stop by items that the search does not see, instead of by its own"
-    )
-    racing: bool = Field(
-        False, description="stop measuring a candidate that has fallen behind the champion"
-    )
-    path_gate: float = Field(
+    max_level: int = setting(20, "difficulty of the generated tasks", ge=1, le=100)
+    fitness_subset_size: Items = setting(200, "items of each domain to measure a candidate on")
+    verdict_items: Items = setting(2000, "unseen items of each domain for the verdict")
+    use_holdout_validation: bool = setting(True, "stop by items that the search does not see")
+    racing: bool = setting(False, "stop measuring a candidate that fell behind the champion")
+    path_gate: float = setting(
         1.2,
+        "a layer path goes if its first items take more than so many times the champion's bits",
         gt=0,
-        description="a layer path is dropped if its bits a byte on the first items are more than"
-        " this multiple of the champion's",
     )
-    workers: int = Field(
-        0, ge=0, le=1024, description="candidates measured at once; 0 = one a core if that pays"
-    )
-    worker_threads: int = Field(1, ge=1, le=1024, description="CPU threads for each of them")
-    executor: Literal["local", "ray"] = Field(
-        "local", description="where candidates are measured: on this machine, or by Ray"
-    )
-    cluster: str = Field("", description="address of a Ray cluster; none = one is started here")
-    enable_caching: bool = Field(True, description="never measure the same weights twice")
-    checkpoint_every: int = Field(10, ge=1, description="generations between two saved best models")
-    keep_best_models: int = Field(2, ge=1, description="saved best models that are kept")
-    time_budget_minutes: float = Field(
-        0.0, ge=0, description="stop after the generation in which this time is over; 0 = never"
-    )
+    workers: int = setting(0, "candidates at once; 0 = one a core if that pays", ge=0, le=1024)
+    worker_threads: int = setting(1, "CPU threads for each of them", ge=1, le=1024)
+    executor: Literal["local", "ray"] = setting("local", "where to measure: here, or by Ray")
+    cluster: str = setting("", "address of a Ray cluster; none = one is started here")
+    enable_caching: bool = setting(True, "never measure the same weights twice")
+    checkpoint_every: Count = setting(10, "generations between two saved best models")
+    keep_best_models: Count = setting(2, "saved best models that are kept")
+    time_budget_minutes: float = setting(0.0, "after these no generation begins; 0 = never", ge=0)
 
     @property
     def models_on_disk(self) -> int:
-        """The most models that an evolution has in files at once.
-
-        Survivors and merges of a generation are there until those of the next one are, the newest
-        saved best model before the oldest goes, and so the champion; a command as fitness gets a
-        model of its own.
-        """
+        """The most models in files at once: survivors and merges of two generations, saved best
+        ones and the champion beside those that they replace, and one for a command as fitness."""
         merges = self.population_size if self.strategy == "ga" else max(0, self.triples)
         best = min(self.keep_best_models, self.generations // self.checkpoint_every + 1)
         return 2 * (self.elite_count + merges + 1) + best + 2 + (2 if self.fitness else 0)
@@ -95,8 +64,7 @@ class MeasuredEvolutionSettings(EvolutionSettings):
     @field_validator("fitness_weights")
     @classmethod
     def _weights_are_known(cls, value: dict[str, float]) -> dict[str, float]:
-        unknown = set(value) - set(WEIGHTS)
-        if unknown:
+        if unknown := set(value) - set(WEIGHTS):
             raise ValueError(f"unknown parts {sorted(unknown)}; known: {', '.join(WEIGHTS)}")
         if min(value.values(), default=0) < 0 or not sum(value.values()):
             raise ValueError("weights are 0 or more, and one of them is above 0")

@@ -15,25 +15,19 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from agent_forge.config.settings import ModelSettings
-from agent_forge.errors import ConfigError, ForgeError, PhaseFailed
+from agent_forge.data.loader import TokenizedItem
+from agent_forge.errors import ConfigError, ForgeError, NotFinite, PhaseFailed
+from agent_forge.evals import fitness as fitnesses
 from agent_forge.evals.domains import Domain
-from agent_forge.evals.fitness import (
-    CommandFitness,
-    DomainFitness,
-    Fitness,
-    FitnessScore,
-    FunctionFitness,
-    is_function,
-    shape_parts,
-)
-from agent_forge.evals.likelihood import ItemScores
-from agent_forge.evals.model_under_test import ModelUnderTest, model_under_test
-from agent_forge.evals.racing import Incumbent
+from agent_forge.evals.fitness import DomainFitness, Incumbent
+from agent_forge.evals.likelihood import ItemScores, padded
+from agent_forge.evals.model_under_test import ModelUnderTest, TokenizedDomain, model_under_test
+from agent_forge.infer.generate import batches
 from agent_forge.merge.output import write
 from agent_forge.model.folder import MODEL_TYPE
 from agent_forge.model.load import load_network, own_name
@@ -41,7 +35,6 @@ from agent_forge.model.network import ForgeNetwork
 from agent_forge.model.opened import with_tokenizer
 from agent_forge.model.weights import Weights, from_memory, with_layers
 from agent_forge.phases.phase2_evomerge.candidate_weights import CandidateWeights
-from agent_forge.phases.phase2_evomerge.fitness_gradient import gradient
 from agent_forge.phases.phase2_evomerge.inputs import EvolutionInputs
 from agent_forge.phases.phase2_evomerge.journal import CACHED
 from agent_forge.search.candidate import Candidate, lineage
@@ -54,6 +47,9 @@ FAILURES = (ForgeError, RuntimeError, MemoryError, ArithmeticError, ValueError)
 OTHER_NETWORKS = 2  # of shapes that are not the parents', kept at a time
 # The champion to race against, and the most bits a byte that a path may have on its first items.
 Limits = tuple[Incumbent | None, float | None]
+
+BACKWARD = 3  # passes over the tokens: one forward, and a backward that costs two
+Rows = dict[str, list[float]]
 
 
 def worker_task(candidates: Mapping[str, Candidate], key: str, limits: Limits) -> dict[str, Any]:
@@ -71,11 +67,7 @@ class CandidateEvaluator:
     """Makes and measures candidates. `cache` has earlier results, by weights and evaluation."""
 
     def __init__(
-        self,
-        inputs: EvolutionInputs,
-        weights: CandidateWeights,
-        cache: dict[str, Any],
-        device: str = "cpu",
+        self, inputs: EvolutionInputs, weights: CandidateWeights, cache: dict[str, Any], device: str
     ) -> None:
         self.weights, self.cache = weights, cache
         self.model_under_test = _load(inputs.parents[0])
@@ -87,13 +79,13 @@ class CandidateEvaluator:
         self._networks = NetworkCache(self.model)
         self._filled = ""  # the candidate whose weights the model has
 
-    def _fitness(self, inputs: EvolutionInputs) -> Fitness:
+    def _fitness(self, inputs: EvolutionInputs) -> fitnesses.Fitness:
         own = inputs.settings.fitness
         sign = 1 if inputs.settings.fitness_direction == "maximize" else -1
-        if is_function(own):
-            return FunctionFitness(own, self.model_under_test.model, sign)
+        if fitnesses.is_function(own):
+            return fitnesses.FunctionFitness(own, self.model_under_test.model, sign)
         if own:
-            return CommandFitness(own, lambda: self._write_model(inputs), sign)
+            return fitnesses.CommandFitness(own, lambda: self._write_model(inputs), sign)
         return self._on(inputs, inputs.splits["selection"])
 
     def _on(self, inputs: EvolutionInputs, domains: Sequence[Domain]) -> DomainFitness:
@@ -114,12 +106,10 @@ class CandidateEvaluator:
         """A task in a worker. What would pause a run is for the caller to raise."""
         for data in task["candidates"]:
             if data["key"] not in self.weights.known:
-                self.weights.learn(Candidate.from_json(data))
-        against = task["against"]
+                self.weights.known[data["key"]] = Candidate.from_json(data)
+        against = Incumbent(**task["against"]) if task["against"] else None
         try:
-            return self.measure(
-                task["key"], (Incumbent(**against) if against else None, task["gate"])
-            )
+            return self.measure(task["key"], (against, task["gate"]))
         except ForgeError as error:
             return {"paused": f"{type(error).__name__}: {error}"}
 
@@ -131,7 +121,7 @@ class CandidateEvaluator:
         try:
             sha = result["sha256"] = self.fill(key)
             if self.weights.layers_of(key) is None:
-                sample = self.weights.sample_of(self.model)
+                sample = self.weights.sample(self.model)
                 result["sample"] = base64.b64encode(sample.tobytes()).decode()
             result["merge"] = time.perf_counter() - began
             place = f"{sha} {self.fitness.name}" + (f" {incumbent.key}" if incumbent else "")
@@ -161,7 +151,7 @@ class CandidateEvaluator:
         result: dict[str, Any] = {"tokens": fitness.tokens}
         if isinstance(fitness, DomainFitness) and fitness.racing:
             estimate, items, result["tokens"] = fitness.race(incumbent)
-            score = FitnessScore(estimate) if items is None else fitness.score_of(items)
+            score = fitnesses.FitnessScore(estimate) if items is None else fitness.score_of(items)
             result |= {"dropped": items is None, "outcomes": _plain(items or ())}
         else:
             score = fitness.score()
@@ -176,7 +166,7 @@ class CandidateEvaluator:
             self.fill(key)
             items = _plain(self.fitness.race(None)[1] or ())
         right, loss = ([part[i] for part in items] for i in (0, 1))
-        bonus = self.fitness.bonus(shape_parts(*self.weights.size(key)))
+        bonus = self.fitness.bonus(fitnesses.shape_parts(*self.weights.size(key)))
         return Incumbent(key, fitness, right, loss, bonus)
 
     def first_bits(self, key: str) -> tuple[float, int]:
@@ -191,7 +181,7 @@ class CandidateEvaluator:
             return {}, 0
         if self._filled != key:
             self.fill(key)
-        return gradient(self.fitness, self.weights, turns, turn)
+        return coefficient_gradient(self.fitness, self.weights, turns, turn)
 
     def fill(self, key: str) -> str:
         """Put the weights of a candidate into a network of its shape; returns their sha256."""
@@ -205,11 +195,6 @@ class CandidateEvaluator:
         return sha
 
 
-def decode_sample(result: Mapping[str, Any]) -> np.ndarray:
-    """The sampled weights, for distances, in the result of a candidate."""
-    return np.frombuffer(base64.b64decode(result["sample"]), np.float32)
-
-
 def _plain(items: Sequence[ItemScores]) -> list[tuple[list[bool], list[float]]]:
     return [(scores.right, scores.loss) for scores in items]
 
@@ -221,10 +206,9 @@ def _load(first: Weights) -> ModelUnderTest:
     ours = first.config["model_type"] == MODEL_TYPE
     names = {own_name(name) if ours else name for name in first}
     if unknown := sorted(names - set(model.state_dict())):
-        raise ConfigError(
-            f"{first.label}: transformers renames {unknown[0]} when it loads it",
-            hint="open and save it once with transformers (save_pretrained), and give that folder",
-        )
+        hint = "open and save it once with transformers (save_pretrained), and give that folder"
+        problem = f"{first.label}: transformers renames {unknown[0]} when it loads it"
+        raise ConfigError(problem, hint=hint)
     return model_under_test(with_tokenizer(model, first.folder))
 
 
@@ -232,14 +216,14 @@ class NetworkCache:
     """One network for all candidates of the parents' shape, and a few of other depths."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.own = model
-        self._others: dict[str, nn.Module] = {}  # by their configs, the newest last
+        self.own, self._others = model, dict[str, nn.Module]()  # by their configs, the newest last
+        config: Any = model.settings if isinstance(model, ForgeNetwork) else model.config
+        self._config = config.model_dump() if isinstance(model, ForgeNetwork) else config.to_dict()
 
     def of(self, layers: Sequence[int] | None) -> nn.Module:
         """The network for a path through these layers; None stands for the parents' layers."""
-        own = self._config()
-        config = own if layers is None else with_layers(own, layers)
-        if config == own:
+        config = self._config if layers is None else with_layers(self._config, layers)
+        if config == self._config:
             return self.own
         name = json.dumps(config, sort_keys=True, default=str)
         if name not in self._others:
@@ -247,12 +231,6 @@ class NetworkCache:
                 del self._others[old]
             self._others[name] = self._build(config)
         return self._others[name]
-
-    def _config(self) -> dict[str, Any]:
-        if isinstance(self.own, ForgeNetwork):
-            return self.own.settings.model_dump()
-        config: Any = self.own.config
-        return dict(config.to_dict())
 
     def _build(self, config: dict[str, Any]) -> nn.Module:
         """A network with whatever weights: all of them are overwritten."""
@@ -266,3 +244,94 @@ class NetworkCache:
                 kind: Any = type(self.own)
                 network = kind(kind.config_class.from_dict(config))
         return network.to(like.device, like.dtype).eval()  # type: ignore[no-any-return]
+
+
+def coefficient_gradient(
+    fitness: DomainFitness, weights: CandidateWeights, turns: int, turn: int
+) -> tuple[Rows, int]:
+    """The gradient at the weights that the network has now, on the items of a turn; its tokens.
+
+    A candidate is W = ... + sum of c[group][i] * (parent_i - base), so the derivative by
+    c[group][i] is the sum over the group's tensors of <dF/dW, parent_i - base>. F is the fitness
+    made smooth: bits a byte as they are, and for the share of right answers the mean probability of
+    a right one. All recursion steps are taken, where a measurement would halt.
+    """
+    model = fitness.model_under_test.model
+    model.eval()
+    wanted = {name: p for name, p in model.named_parameters() if name in weights.specs}
+    before = {name: p.requires_grad for name, p in model.named_parameters()}
+    tokens = 0
+    try:
+        model.requires_grad_(False)
+        for parameter in wanted.values():
+            parameter.requires_grad_(True)
+        for i, (prepared, rates) in enumerate(zip(fitness.prepared, fitness.rates(), strict=True)):
+            items = _part(prepared, turns, turn)
+            tokens += BACKWARD * sum(len(prepared.items[n].ids) for n in items)
+            _backward(fitness, i, items, *rates)
+        return _by_coefficient(weights, wanted), tokens
+    finally:
+        model.zero_grad(set_to_none=True)
+        for name, p in model.named_parameters():
+            p.requires_grad_(before[name])
+
+
+def _part(prepared: TokenizedDomain, turns: int, turn: int) -> list[int]:
+    """The items of a turn: other examples at every turn, and of each its right answer alone."""
+    count = int(prepared.example_of[-1]) + 1
+    examples = {n for n in range(count) if n % turns == turn % turns} or {0}
+    first: dict[int, int] = {}
+    for answer, example in enumerate(prepared.example_of.tolist()):
+        first.setdefault(example, answer)
+    answers = {answer for example, answer in first.items() if example in examples}
+    return [n for n, answer in enumerate(prepared.answer_of.tolist()) if answer in answers]
+
+
+def _backward(
+    fitness: DomainFitness, domain: int, chosen: Sequence[int], per_nat: float, per_answer: float
+) -> None:
+    """Add the derivatives of a domain's part of the fitness; the chosen items stand for all."""
+    model, prepared = fitness.model_under_test.model, fitness.prepared[domain]
+    device = next(model.parameters()).device
+    answers = sorted({int(prepared.answer_of[n]) for n in chosen})
+    every = fitness.domains[domain]
+    per_nat *= sum(every.sizes) / sum(int(prepared.sizes[answer]) for answer in answers)
+    per_answer *= len(every.examples) / len(answers)
+    items = [prepared.items[n] for n in chosen]
+    for rows in batches([len(item.ids) for item in items], fitness.model_under_test.batch_tokens):
+        losses = item_losses(model, [items[n] for n in rows], device)
+        value = per_answer * torch.exp(-losses).sum() - per_nat * losses.sum()
+        value.backward()  # type: ignore[no-untyped-call]
+
+
+def item_losses(model: nn.Module, items: Sequence[TokenizedItem], device: torch.device) -> Tensor:
+    """The loss of each item in nats, summed over its asked tokens."""
+    tokens, asked = padded(items, device)
+    wanted = asked[:, 1:]
+    targets = tokens[:, 1:][wanted]
+    if isinstance(model, ForgeNetwork):
+        x = model.features(tokens[:, :-1]).x[wanted]
+        y, z = model.recursion.start(x)
+        for _ in range(model.settings.t_max):
+            y, z = model.recursion(x, y, z)
+        logits = model.logits(model.hidden(y)).float()
+    else:
+        logits = model(tokens[:, :-1]).logits[wanted].float()
+    loss = F.cross_entropy(logits, targets, reduction="none")
+    owner = wanted.nonzero()[:, 0]
+    return loss.new_zeros(len(items)).index_add(0, owner, loss)
+
+
+def _by_coefficient(weights: CandidateWeights, parameters: dict[str, nn.Parameter]) -> Rows:
+    """Inner products with the parents' task vectors, summed by group."""
+    found: Rows = {group: [0.0] * len(weights.parents) for group in weights.groups.names}
+    for name, parameter in parameters.items():
+        if parameter.grad is None:
+            continue
+        slope = parameter.grad.to("cpu", torch.float32).flatten()
+        row = found[weights.groups.group_of(name)]
+        for i, vector in enumerate(weights.task_vectors(name)):
+            row[i] += float(slope @ vector.flatten())
+    if not all(math.isfinite(value) for row in found.values() for value in row):
+        raise NotFinite("the gradient is not finite")
+    return found

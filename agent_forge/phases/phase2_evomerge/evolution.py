@@ -1,78 +1,50 @@
-"""One evolution from its inputs to the champion, for the pipeline, the command line and Python."""
+"""One evolution in a folder of its own, and how to make its champion again, byte by byte."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import contextlib
+import secrets
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from agent_forge.contract.phase import ModelRef
-from agent_forge.merge.output import refuse_foreign, write
-from agent_forge.phases.phase2_evomerge.checks import CHAMPION
-from agent_forge.phases.phase2_evomerge.inputs import EvolutionInputs, write_begun
+from agent_forge.errors import AlreadyExists, ConfigError, DamagedFile, NotFinite, NotFound
+from agent_forge.merge.output import ProgressCallback, refuse_foreign, write
+from agent_forge.phases.phase2_evomerge import report as reporting
+from agent_forge.phases.phase2_evomerge.candidate_weights import CandidateWeights
+from agent_forge.phases.phase2_evomerge.checks import CHAMPION, refuse_place
+from agent_forge.phases.phase2_evomerge.inputs import (
+    EvolutionInputs,
+    open_models,
+    with_base,
+    write_begun,
+)
 from agent_forge.phases.phase2_evomerge.journal import LOG, WEIGHTS
 from agent_forge.phases.phase2_evomerge.loop import EvolutionLoop, Listener
-from agent_forge.phases.phase2_evomerge.report import (
-    EvolutionReport,
-    champion_files,
-    confirm_champion,
-    measure_verdict,
-    summary,
-)
-from agent_forge.store import files, lock
+from agent_forge.phases.phase2_evomerge.report import EvolutionReport
+from agent_forge.search.candidate import Candidate, lineage
+from agent_forge.store import files, lock, paths
 
 BARS = " .:-=+*#%@"
-Save = Callable[[EvolutionLoop, EvolutionReport | None], ModelRef]
+MOST = 10_000  # models, candidates and layers that a lineage may have
+LINEAGE_ERRORS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RuntimeError)
 
 
-@dataclass(frozen=True)
-class EvolutionResult:
-    """What came out of an evolution."""
+class EvolutionResult(NamedTuple):
+    """What came out of an evolution: its end, the verdict if there is one, and the champion."""
 
     loop: EvolutionLoop
     report: EvolutionReport | None
     model: ModelRef
 
-    @property
-    def folder(self) -> Path:
-        return self.loop.folder
 
-    @property
-    def model_path(self) -> Path:
-        return self.model.path
-
-    @property
-    def origin(self) -> str:
-        return self.loop.champion.origin
-
-    @property
-    def reason(self) -> str:
-        return self.loop.reason
-
-    @property
-    def curve(self) -> list[float]:
-        """The best fitness of each generation."""
-        return [entry["best"] for entry in self.loop.search.history]
-
-    @property
-    def fitness(self) -> float:
-        return self.curve[-1]
-
-    @property
-    def generations(self) -> int:
-        return len(self.curve) - 1
-
-    @property
-    def summary(self) -> dict[str, Any]:
-        return summary(self.loop)
-
-    def plot(self) -> str:
-        """The best fitness of each generation as a line of characters."""
-        low, high = min(self.curve), max(self.curve)
-        span = (high - low) or 1.0
-        marks = [BARS[round((value - low) / span * (len(BARS) - 1))] for value in self.curve]
-        return f"{low:.4f} [{''.join(marks)}] {high:.4f}"
+def plot(curve: Sequence[float]) -> str:
+    """Values as a line of characters, between the least and the most of them."""
+    low, high = min(curve), max(curve)
+    span = (high - low) or 1.0
+    marks = [BARS[round((value - low) / span * (len(BARS) - 1))] for value in curve]
+    return f"{low:.4f} [{''.join(marks)}] {high:.4f}"
 
 
 def run_evolution(
@@ -81,15 +53,11 @@ def run_evolution(
     device: str = "cpu",
     listen: Listener = lambda record: None,
     should_stop: Callable[[], bool] = lambda: False,
-    save: Save | None = None,
 ) -> EvolutionResult:
-    """Run an evolution, or go on with it, to the champion and the verdict.
+    """Run an evolution in a folder of its own, or go on with it, to the champion and the verdict.
 
-    `save` stores the champion. Without it the folder is the evolution's own: it is locked, notes
-    what it was begun with, and gets the champion; `listen` is told "begun" when it can be resumed.
+    `listen` is told "begun" as soon as it can be resumed.
     """
-    if save is not None:
-        return _run(inputs, device, listen, should_stop, save)
     inputs.require_room()
     folder = inputs.folder
     with files.disk_errors(folder):
@@ -100,45 +68,87 @@ def run_evolution(
             files.remove_leftovers(folder / WEIGHTS)
         for note in inputs.notes:
             listen({"event": "note", "text": note})
-        result = _run(inputs, device, listen, should_stop, None)
-        search = result.loop.search
-        log: dict[str, Any] = {"history": search.history, "operators": search.operator_gains}
-        log |= {"combo_usage": search.combo_usage, "seconds": result.loop.seconds}
-        files.write_bytes(folder / LOG, files.to_json(files.finite(log)))
-        return result
-
-
-def _run(
-    inputs: EvolutionInputs,
-    device: str,
-    listen: Listener,
-    should_stop: Callable[[], bool],
-    save: Save | None,
-) -> EvolutionResult:
-    inputs.refuse_damaged()
-    loop = EvolutionLoop(inputs, device, listen=listen, should_stop=should_stop)
-    if save is None:
+        loop = EvolutionLoop(inputs, device, listen=listen, should_stop=should_stop)
         write_begun(inputs, loop.fingerprint)
         listen({"event": "begun"})
-    loop.run()
-    report = measure_verdict(loop)
-    model = (save or _save)(loop, report)
-    if save is not None:
-        confirm_champion(model.path, loop, report)
-    return EvolutionResult(loop, report, model)
+        loop.run()
+        report = reporting.measure_verdict(loop)
+        model, search = _save(loop, report), loop.search
+        log: dict[str, Any] = {"history": search.history, "operators": search.operator_gains}
+        log |= {"combo_usage": search.combo_usage, "seconds": loop.seconds}
+        files.write_bytes(folder / LOG, files.to_json(files.finite(log)))
+        return EvolutionResult(loop, report, model)
 
 
 def _save(loop: EvolutionLoop, report: EvolutionReport | None) -> ModelRef:
     """Write the champion into the folder of the evolution; an earlier one stays until it fits."""
-    target, beside = loop.folder / CHAMPION, champion_files(loop, report)
+    target, beside = loop.folder / CHAMPION, reporting.champion_files(loop, report)
     if target.exists():
         refuse_foreign(target)
     built = files.unfinished(target)
     try:
         write(loop.weights.weights(loop.champion.key), built, beside=beside)
-        confirm_champion(built, loop, report)
+        reporting.confirm_champion(built, loop, report)
         files.publish(built, target)
     finally:
         if built.exists():
             files.remove_tree(built, loop.folder)
     return ModelRef(CHAMPION, target, {})
+
+
+def replay(path: Path, target: Path, progress: ProgressCallback | None = None) -> str:
+    """Write the champion of a lineage to a folder; returns the sha256 of its weights."""
+    if target.exists():
+        raise AlreadyExists(f"{target} exists", hint="name a folder that does not")
+    paths.require_writable(target.parent)
+    record, candidates = _read_lineage(path)
+    refs = [source["model"] for source in record["models"]]
+    parents, base = open_models(refs, refs.pop() if record["has_base"] else None)
+    for weights, source in zip(with_base(parents, base), record["models"], strict=True):
+        if weights.sha256() != source["sha256"]:
+            raise ConfigError(f"{weights.label} is not the model that the lineage names")
+        own_settings = weights.settings_sha256()
+        if source.get("settings_sha256", own_settings) != own_settings:
+            problem = "its config, tokenizer or adapter settings are not those of the lineage"
+            raise ConfigError(f"{weights.label}: {problem}")
+    refuse_place(target, [source["model"] for source in record["models"]])
+    own = f"{files.TEMP}{secrets.token_hex(4)}-{target.name}.weights"
+    scratch = files.nearest_folder(target.parent) / own
+    try:
+        with _as_damage(path):
+            champion = CandidateWeights(parents, base, candidates, scratch).weights(record["key"])
+        written = write(champion, target, progress=progress)
+    finally:
+        if scratch.exists():
+            files.remove_tree(scratch, scratch.parent)
+    return next(iter(written.sha256.values()))
+
+
+def _read_lineage(path: Path) -> tuple[dict[str, Any], dict[str, Candidate]]:
+    """The record of a champion's making and the candidates in it; any other file is refused."""
+    if not path.is_file():
+        raise NotFound(f"there is no file {path}", hint="a champion has its lineage.json beside it")
+    record = files.read_json(path)
+    with _as_damage(path):
+        record = record.get("lineage", record)  # or the metadata of a pipeline's champion
+        known = {data["key"]: Candidate.from_json(data) for data in record["candidates"]}
+        models = [(source["model"], source["sha256"]) for source in record["models"]]
+        layers = [len(c.operation.get("layers") or ()) for c in known.values()]
+        if max(len(models), len(known), *layers) > MOST:
+            raise ValueError(f"more than {MOST:,} models, candidates or layers")
+        parents = range(len(models) - {False: 0, True: 1}[record["has_base"]])
+        for candidate in lineage(known, record["key"]):  # all of them are there
+            if candidate.kind == "parent" and candidate.operation["index"] not in parents:
+                raise ValueError(f"there is no parent {candidate.operation['index']}")
+    return record, known
+
+
+@contextlib.contextmanager
+def _as_damage(path: Path) -> Iterator[None]:
+    """Whatever goes wrong with a lineage that was not written here is about the lineage."""
+    try:
+        yield
+    except (*LINEAGE_ERRORS, NotFinite) as error:
+        problem = f"not the lineage of a champion ({type(error).__name__}: {error})"
+        hint = "give the lineage.json beside a champion"
+        raise DamagedFile(path, problem, hint=hint) from error

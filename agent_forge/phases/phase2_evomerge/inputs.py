@@ -11,42 +11,29 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from agent_forge.config.load import did_you_mean, parse_set, read_one, validate
 from agent_forge.config.load import merge as join
 from agent_forge.errors import ConfigError, DamagedFile, NotFound
+from agent_forge.evals import domains
 from agent_forge.evals.benchmarks import from_names
-from agent_forge.evals.domains import (
-    Domain,
-    copies_hint,
-    copies_told,
-    evaluation_hash,
-    from_files,
-    part,
-    smallest_gain,
-)
+from agent_forge.evals.comparison import detectable_gain
+from agent_forge.evals.domains import Domain
 from agent_forge.merge.plan import Parents
 from agent_forge.merge.preflight import preflight
 from agent_forge.merge.recipe import ModelInput, Recipe
-from agent_forge.model.folder import open_weights
 from agent_forge.model.locate import locate_parents
 from agent_forge.model.weights import DEPTHS, Weights, with_same_heads
-from agent_forge.phases.phase2_evomerge.checks import (
-    CHAMPION,
-    check_settings,
-    check_tokenizer,
-    refuse_fewer,
-    refuse_other_networks,
-    refuse_place,
-    refuse_twins,
-)
+from agent_forge.phases.phase2_evomerge import checks
+from agent_forge.phases.phase2_evomerge.checks import CHAMPION
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings, own_fitness_refused
-from agent_forge.phases.phase2_evomerge.journal import BEGUN, read_begun
+from agent_forge.phases.phase2_evomerge.journal import BEGUN, begun_or_none, read_begun
 from agent_forge.search.settings import ACTS_IN
 from agent_forge.store import files
 from agent_forge.store.tensors import first_not_finite
 
+T = TypeVar("T")
 LEAST_ITEMS = 20  # of a split of the user's own data
 LARGE_BYTES = 1_000_000_000  # the specification's limit for all parents together
 CONTROL = "control"  # beside the trunk of Phase 1: trained on everything for as long
@@ -55,11 +42,18 @@ AUTO = "auto"
 PRESETS: dict[str, dict[str, Any]] = {
     "fast": {"generations": 20, "population_size": 4, "fitness_subset_size": 100},
     "production": {
-        **{"generations": 100, "convergence_patience": 10},
-        **{"min_diversity": 0.35, "fitness_subset_size": 1000},
+        "generations": 100,
+        "convergence_patience": 10,
+        "min_diversity": 0.35,
+        "fitness_subset_size": 1000,
     },
     "speed": {"fitness_weights": {"perplexity": 0.3, "accuracy": 0.2, "speed": 0.4, "memory": 0.1}},
 }
+
+
+def with_base(parents: Sequence[T], base: T | None) -> list[T]:
+    """The parents in their order, then the base if there is one."""
+    return [*parents, *([] if base is None else [base])]
 
 
 @dataclass(frozen=True)
@@ -80,21 +74,18 @@ class EvolutionInputs:
 
     @property
     def refs(self) -> list[str]:
-        """The parents in their order, then the base."""
-        return [*self.parent_refs, *([self.base_ref] if self.base_ref else [])]
+        return with_base(self.parent_refs, self.base_ref)
 
     @property
     def models(self) -> list[Weights]:
-        return [*self.parents, *([self.base] if self.base else [])]
+        return with_base(self.parents, self.base)
 
     @cached_property
     def hashes(self) -> tuple[str, ...]:
-        """The sha256 of every model's weights."""
         return tuple(weights.sha256() for weights in self.models)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all parents."""
         return sum(weights.nbytes for weights in self.parents)
 
     @property
@@ -115,16 +106,13 @@ class EvolutionInputs:
                 raise DamagedFile(weights.label, problem, hint="fetch it again")
 
 
-# -- from a user's words to inputs ----------------------------------------------------------------
-
-
 def load_settings(
     config: str | None, sets: Sequence[str], options: Mapping[str, Any]
 ) -> EvoMergeSettings:
     """Defaults < preset or file < --set, options; the last two may not contradict each other.
 
-    The strategy is `auto`, which found most in the measurements of docs/evomerge.md, unless a file,
-    a preset of the guide or a setting that `auto` does not have asks for the scheme of the guide.
+    The strategy is `auto`, the best by docs/evomerge.md, unless a file, a preset or a setting that
+    `auto` does not have asks for the scheme of the guide.
     """
     merged: dict[str, Any] = {}
     if config in PRESETS:
@@ -150,9 +138,9 @@ def load_settings(
 
 def check_before_models(settings: EvoMergeSettings, folder: Path, parents: int) -> None:
     """Check all that does not need the models: they may still have to be trained."""
-    refuse_place(folder, [])
-    refuse_fewer(folder, settings.generations)
-    check_settings(settings, split_items(settings), parents)
+    checks.refuse_place(folder, [])
+    checks.refuse_fewer(folder, settings.generations)
+    checks.check_settings(settings, split_items(settings), parents)
 
 
 def locate_inputs(
@@ -165,18 +153,13 @@ def locate_inputs(
     names: Sequence[str] = (),
 ) -> EvolutionInputs:
     """The inputs of an evolution in a folder of its own, from whatever names its models."""
-    parents, known = locate_parents(refs, storage)
-    base = locate_parents([base], storage)[0][0] if base else known
-    if len({*names, *MODEL_NAMES}) < len(names) + len(MODEL_NAMES):
+    parents, known_base = locate_parents(refs, storage)
+    base = locate_parents([base], storage)[0][0] if base else known_base
+    if not _tells_apart(names):
         raise ConfigError(f"the names {', '.join(names)} do not tell all models apart")
-    refuse_place(folder, [*parents, *([base] if base else [])])
-    refuse_fewer(folder, settings.generations)
-    settings = _split_as_begun(settings, folder)
-    names = names or _short_names(parents)
-    control = control_beside(base)
-    inputs = open_inputs(settings, parents, base, folder, seed=seed, names=names, control=control)
-    _refuse_changed(inputs)
-    return inputs
+    short = [Path(ref).name for ref in parents]
+    names = names or (short if _tells_apart(short) else parents)
+    return _open_own(settings, parents, base, folder, seed, names)
 
 
 def resume_inputs(
@@ -184,7 +167,7 @@ def resume_inputs(
 ) -> EvolutionInputs:
     """The evolution in a folder, with the settings that it was last run with.
 
-    A fitness that is the user's own code has to be named again: a folder alone never runs any.
+    `sets` names again a fitness that is the user's own code: a folder alone never runs any.
     """
     folder, record = find_evolution(place)
     fitness = record["settings"].get("fitness")
@@ -192,17 +175,41 @@ def resume_inputs(
         again = shlex.join(["--resume", str(place), "--set", f"fitness={fitness}"])
         problem = f"{folder} runs a fitness of its own for every candidate: {fitness!r}"
         raise ConfigError(problem, hint=f"if it is yours: forge evo {again}")
-    refuse_place(folder, [*record["parents"], *([record["base"]] if record["base"] else [])])
+    if not fitness and any(text != "fitness=" for text in sets):
+        hint = "leave it out, or begin anew with it in another folder"
+        raise ConfigError(f"{folder} was begun without a fitness of your own", hint=hint)
     begun = {**EvoMergeSettings.BEFORE, **record["settings"]}
     options: dict[str, Any] = {"generations": gens, "time_budget_minutes": minutes}
     changed = {name: value for name, value in options.items() if value is not None}
     settings = validate(EvoMergeSettings, {**begun, **changed}, str(folder / BEGUN))
-    refuse_fewer(folder, settings.generations)
     parents, base, seed, names = (record[key] for key in ("parents", "base", "seed", "names"))
-    control = control_beside(base)
-    inputs = open_inputs(settings, parents, base, folder, seed=seed, names=names, control=control)
+    return _open_own(settings, parents, base, folder, seed, names)
+
+
+def _open_own(
+    settings: EvoMergeSettings,
+    parents: Sequence[str],
+    base: str | None,
+    folder: Path,
+    seed: int,
+    names: Sequence[str],
+) -> EvolutionInputs:
+    """The inputs in a folder of its own; beside a base that is a trunk its control is compared."""
+    checks.refuse_place(folder, with_base(parents, base))
+    checks.refuse_fewer(folder, settings.generations)
+    if "split_by" not in settings.model_fields_set and (record := begun_or_none(folder)):
+        begun = {**EvoMergeSettings.BEFORE, **record["settings"]}
+        settings = settings.model_copy(update={"split_by": begun["split_by"]})
+    control = str(Path(base).parent / CONTROL) if base else ""
+    control_ref = control if base and Path(control, "config.json").exists() else None
+    inputs = open_inputs(settings, parents, base, folder, seed, names, control_ref)
     _refuse_changed(inputs)
     return inputs
+
+
+def _tells_apart(names: Sequence[str]) -> bool:
+    """True if these names of parents differ from each other and from all other models'."""
+    return len({*names, *MODEL_NAMES}) == len(names) + len(MODEL_NAMES)
 
 
 def find_evolution(place: Path) -> tuple[Path, dict[str, Any]]:
@@ -222,7 +229,7 @@ def find_evolution(place: Path) -> tuple[Path, dict[str, Any]]:
 
 
 def write_begun(inputs: EvolutionInputs, fingerprint: str) -> None:
-    """Note what the folder is run with, for whoever goes on; the journal refused any other."""
+    """Write the record that the evolution is resumed by, after the journal has accepted it."""
     record = {
         "settings": portable_settings(inputs.settings),
         "parents": list(inputs.parent_refs),
@@ -230,41 +237,36 @@ def write_begun(inputs: EvolutionInputs, fingerprint: str) -> None:
         "base": inputs.base_ref,
         "seed": inputs.seed,
         "fingerprint": fingerprint,
-        **_unfingerprinted(inputs),
+        **_hashes_beside_fingerprint(inputs),
     }
     files.write_bytes(inputs.folder / BEGUN, files.with_checksum(record))
 
 
-def _unfingerprinted(inputs: EvolutionInputs) -> dict[str, Any]:
-    """What the result depends on beside the fingerprint, which evolutions had before these."""
+def _hashes_beside_fingerprint(inputs: EvolutionInputs) -> dict[str, Any]:
+    """Hashes of what the result depends on, but the fingerprint, which is older, leaves out."""
     verdict = inputs.splits.get("verdict", ())
     return {
         "model_settings": [model.settings_sha256() for model in inputs.models],
-        "verdict": {str(inputs.settings.verdict_items): evaluation_hash(verdict)},
+        "verdict": {str(inputs.settings.verdict_items): domains.evaluation_hash(verdict)},
     }
 
 
 def _refuse_changed(inputs: EvolutionInputs) -> None:
     """Refuse to go on with models or unseen items that were edited since the evolution began."""
-    try:
-        record = read_begun(inputs.folder)
-    except (FileNotFoundError, DamagedFile):  # the first run, or one that notes it anew
+    if (record := begun_or_none(inputs.folder)) is None:
         return
-    now = _unfingerprinted(inputs)
-    settings = record.get("model_settings", now["model_settings"])
-    for ref, before, found in zip(inputs.refs, settings, now["model_settings"], strict=False):
-        if before != found and record["parents"] == list(inputs.parent_refs):
-            raise ConfigError(
-                f"{ref}: its config, tokenizer or adapter settings were changed since"
-                f" {inputs.folder} was begun",
-                hint="put them back, or begin anew in another folder",
-            )
-    for count, found in now["verdict"].items():
-        if record.get("verdict", {}).get(count, found) != found:
-            raise ConfigError(
-                f"the items for the verdict were changed since {inputs.folder} was begun",
-                hint="put the data back, or begin anew in another folder",
-            )
+    now, hint = _hashes_beside_fingerprint(inputs), "back, or begin anew in another folder"
+    before = record.get("model_settings", now["model_settings"])
+    pairs = zip(inputs.refs, before, now["model_settings"], strict=False)
+    changed = [ref for ref, old, new in pairs if old != new]
+    if changed and record["parents"] == list(inputs.parent_refs):
+        problem = "its config, tokenizer or adapter settings were changed since"
+        problem = f"{changed[0]}: {problem} {inputs.folder} was begun"
+        raise ConfigError(problem, hint=f"put them {hint}")
+    for count, new in now["verdict"].items():
+        if record.get("verdict", {}).get(count, new) != new:
+            problem = f"the items for the verdict were changed since {inputs.folder} was begun"
+            raise ConfigError(problem, hint=f"put the data {hint}")
 
 
 def portable_settings(settings: EvoMergeSettings) -> dict[str, Any]:
@@ -273,39 +275,14 @@ def portable_settings(settings: EvoMergeSettings) -> dict[str, Any]:
     return {**settings.model_dump(mode="json"), "data": data}
 
 
-def _split_as_begun(settings: EvoMergeSettings, folder: Path) -> EvoMergeSettings:
-    """The settings, with the split of the evolution in a folder where they do not name one."""
-    if "split_by" in settings.model_fields_set or not (folder / BEGUN).is_file():
-        return settings
-    try:
-        record = read_begun(folder)
-    except DamagedFile:  # it is written anew; the journal refuses other items than its own
-        return settings
-    begun = {**EvoMergeSettings.BEFORE, **record["settings"]}
-    return settings.model_copy(update={"split_by": begun["split_by"]})
-
-
-def control_beside(base: str | None) -> str | None:
-    """The jointly trained model of the run whose trunk is the base, if it is one."""
-    folder = Path(base).parent / CONTROL if base else None
-    return str(folder) if folder and (folder / "config.json").exists() else None
-
-
-def _short_names(parents: Sequence[str]) -> list[str]:
-    """Short names of the parents; paths where these would not tell all models apart."""
-    short = [Path(ref).name for ref in parents]
-    return short if len({*short, *MODEL_NAMES}) == len(short) + len(MODEL_NAMES) else list(parents)
-
-
 def open_inputs(
     settings: EvoMergeSettings,
     parent_refs: Sequence[str],
     base_ref: str | None,
     folder: Path,
-    *,
-    seed: int = 0,
-    names: Sequence[str] = (),
-    control: str | None = None,
+    seed: int,
+    names: Sequence[str],
+    control_ref: str | None,
     always_verdict: bool = False,
 ) -> EvolutionInputs:
     """Open the models, and check all that can be checked before every weight is read."""
@@ -322,13 +299,11 @@ def open_inputs(
     opened = Parents()
     report = preflight(recipe, folder, opened)
     report.require()
-    notes = [f"{p.what}" for p in report.problems if p.level == "warning"]
+    notes = [p.what for p in report.problems if p.level == "warning"]
     parents = [opened[ref] for ref in parent_refs]
-    refuse_twins(parents)
-    check_tokenizer(parents[0])
-    refuse_other_networks(
-        [opened[ref] for ref in (*parent_refs, *([base_ref] if base_ref else []))]
-    )
+    checks.refuse_twins(parents)
+    checks.check_tokenizer(parents[0])
+    checks.refuse_other_networks([opened[ref] for ref in with_base(parent_refs, base_ref)])
     if settings.layer_paths and not {*DEPTHS} & {*parents[0].config}:
         problem = f"layer_paths: the config of {parent_refs[0]} does not say how many layers it has"
         raise ConfigError(problem, hint="do without: --set layer_paths=0")
@@ -339,24 +314,26 @@ def open_inputs(
             f" and those in files take up to {3 * size / 1e9:.0f} GB of disk"
         )
     splits = split_items(settings, always_verdict)
-    check_settings(settings, splits, len(parents))
-    notes += [*_visible_gain(splits), *copies_told(splits.get("verdict", ()))]
+    checks.check_settings(settings, splits, len(parents))
+    verdict = splits.get("verdict", ())
+    answers, gain = detectable_gain(verdict)
+    if gain:
+        shown = f"gains from about {100 * gain:.1f} points on show"
+        notes.append(f"{answers} answers for the verdict: {shown}")
+    notes += domains.copies_told(verdict)
     models = open_models(parent_refs, base_ref, opened)
-    more: dict[str, Any] = {"seed": seed, "names": tuple(names), "notes": tuple(notes)}
-    refs = tuple(parent_refs), base_ref
-    return EvolutionInputs(settings, *refs, *models, splits, folder, **more, control_ref=control)
+    given = settings, tuple(parent_refs), base_ref, *models, splits, folder, seed, tuple(names)
+    return EvolutionInputs(*given, control_ref, tuple(notes))
 
 
 def open_models(
     parent_refs: Sequence[str], base_ref: str | None, opened: Parents | None = None
 ) -> tuple[tuple[Weights, ...], Weights | None]:
     """The weights of all parents and of the base; if one has a head of its own, all have one."""
-    refs = [*parent_refs, *([base_ref] if base_ref else [])]
-    models = with_same_heads([opened[ref] if opened else open_weights(ref) for ref in refs])
+    refs, opened = with_base(parent_refs, base_ref), opened or Parents()
+    opened.open(refs)
+    models = with_same_heads([opened[ref] for ref in refs])
     return tuple(models[: len(parent_refs)]), models[-1] if base_ref else None
-
-
-# -- items ----------------------------------------------------------------------------------------
 
 
 def split_items(
@@ -364,7 +341,8 @@ def split_items(
 ) -> dict[str, list[Domain]]:
     """The items of each split, by domain.
 
-    With a fitness of the user's own there is only the verdict: on data, or if it always is to be.
+    A fitness of the user's own has no items but those of the verdict: on data, or on generated
+    tasks if `always_verdict`.
     """
     counts = {"verdict": settings.verdict_items}
     if not settings.fitness:
@@ -372,7 +350,7 @@ def split_items(
         if settings.use_holdout_validation:
             counts["holdout"] = settings.fitness_subset_size
     if settings.data:
-        whole = from_files([Path(name) for name in settings.data], settings.split_by)
+        whole = domains.from_files([Path(name) for name in settings.data], settings.split_by)
         return {s: [_part(d, s, limit) for d in whole] for s, limit in counts.items()}
     if settings.fitness and not always_verdict:
         return {}
@@ -389,14 +367,5 @@ def _part(domain: Domain, split: str, limit: int) -> Domain:
         if split == "holdout":
             hint += "; or do without a holdout: --set use_holdout_validation=false"
         problem = f"{domain.name} has {count} items for {split}; {least} are the least"
-        raise ConfigError(problem, hint=hint + copies_hint(domain))
-    return part(domain, split, limit)
-
-
-def _visible_gain(splits: Mapping[str, Sequence[Domain]]) -> list[str]:
-    """A note on the smallest gain that the verdict can show."""
-    answers = sum(len(d.examples) for d in splits.get("verdict", ()) if d.exact)
-    if not answers:
-        return []
-    points = 100 * smallest_gain(answers)
-    return [f"{answers} answers for the verdict: gains from about {points:.1f} points on show"]
+        raise ConfigError(problem, hint=hint + domains.copies_hint(domain))
+    return domains.part(domain, split, limit)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from agent_forge.track.journal import Journal, read_lines
 JOURNAL, WEIGHTS, CACHE = "journal.jsonl", "weights", "fitness_cache.jsonl"
 LOG = "evolution_log.json"
 BEGUN = "evolution.json"  # beside the journal: what `forge evo` began it with
+FILES = (BEGUN, JOURNAL, CACHE, WEIGHTS, LOG)
 FIRST = "begun"  # the record that a journal begins with
 CACHED = ("score", "tokens", "dropped")  # a cached result counts as the tokens it stands for
 LOST = (
@@ -27,16 +28,14 @@ class EvolutionJournal:
 
     def __init__(self, folder: Path, models: Sequence[Weights], fingerprint: str) -> None:
         self.path, self._models = folder / JOURNAL, models
-        self.records = read_journal(self.path)
+        self.records = read_journal(folder)
         if self.records and self.records[0]["fingerprint"] != fingerprint:
-            raise ConfigError(
-                f"{folder} holds an evolution of other models, data or settings",
-                hint="go on with what it was begun with, or choose another folder",
-            )
+            hint = "go on with what it was begun with, or choose another folder"
+            problem = f"{folder} holds an evolution of other models, data or settings"
+            raise ConfigError(problem, hint=hint)
         self._fingerprint, self._file = fingerprint, Journal(self.path)
 
     def begin(self) -> None:
-        """Write the first record, if there is none."""
         if not self.records:
             self._append({"record": FIRST, "fingerprint": self._fingerprint})
 
@@ -56,6 +55,12 @@ class EvolutionJournal:
                 return line
         return None
 
+    def once(
+        self, record: str, measure: Callable[[], Mapping[str, Any]], **key: Any
+    ) -> dict[str, Any]:
+        """The record of this name and key; if there is none, it is measured and written now."""
+        return self.find(record, **key) or self.write(record, **key, **measure())
+
     def latest(self, key: str) -> Any:
         """The largest value of this key in any record; 0 if none has it."""
         return max((record.get(key, 0) for record in self.records), default=0)
@@ -72,17 +77,13 @@ class EvolutionJournal:
             raise PathDisappeared(self.path, hint="what was in it is lost; begin it again")
         for path in (path for model in self._models for path in model.sources):
             if not path.exists():
-                raise PathDisappeared(
-                    path, hint="put it back, then resume: what was measured is kept"
-                )
+                hint = "put it back, then resume: what was measured is kept"
+                raise PathDisappeared(path, hint=hint)
 
 
-def read_journal(path: Path) -> list[dict[str, Any]]:
-    """The records of a journal; [] if no evolution has begun.
-
-    A damaged line is left out, and what it said is measured again. But without the first nobody
-    knows which evolution it is of.
-    """
+def read_journal(folder: Path) -> list[dict[str, Any]]:
+    """The records of the journal in a folder, but for damaged lines: these are measured again."""
+    path = folder / JOURNAL
     second = path.read_bytes().find(b"\n") + 1 if path.exists() else 0
     if not second:  # there is nothing, or half a line
         return []
@@ -91,15 +92,16 @@ def read_journal(path: Path) -> list[dict[str, Any]]:
     if end != second or first.get("record") != FIRST or "fingerprint" not in first:
         problem = "its first line, which says which evolution it is of, is missing or unreadable"
         raise DamagedFile(path, problem, hint=LOST)
-    if _fingerprint_in(path.with_name(BEGUN)) not in (None, first["fingerprint"]):
+    begun = begun_or_none(folder) or first
+    if begun["fingerprint"] != first["fingerprint"]:
         raise DamagedFile(path, f"its first line is of another evolution than {BEGUN}", hint=LOST)
     return [line for _, line in lines if "record" in line]
 
 
-def _fingerprint_in(path: Path) -> str | None:
-    """The fingerprint in the record of a begun evolution; None if it cannot be read."""
+def begun_or_none(folder: Path) -> dict[str, Any] | None:
+    """What the evolution in a folder was begun with; None if that is missing or unreadable."""
     try:
-        return str(files.read_checked(path)["fingerprint"])
+        return read_begun(folder)
     except (FileNotFoundError, DamagedFile):
         return None
 
@@ -108,13 +110,11 @@ def read_begun(folder: Path) -> dict[str, Any]:
     """What an evolution was begun with."""
     record = files.read_checked(folder / BEGUN)
     lists = [record.get(key) for key in ("parents", "names")]
+    kinds = {"settings": dict, "base": str | None, "seed": int, "fingerprint": str}
     if not (
         all(isinstance(texts, list) and texts for texts in lists)
         and all(isinstance(text, str) for texts in lists for text in texts or ())
-        and isinstance(record.get("settings"), dict)
-        and isinstance(record.get("base"), str | None)
-        and isinstance(record.get("seed"), int)
-        and isinstance(record.get("fingerprint"), str)
+        and all(isinstance(record.get(key), kind) for key, kind in kinds.items())
     ):
         raise DamagedFile(folder / BEGUN, "not what an evolution was begun with")
     return record

@@ -1,8 +1,7 @@
 """During an evolution: ask, make, measure, tell, advance. Killed, it goes on to the same bytes.
 
-The journal has a line for everything that was measured: candidates, distances, holdouts, and the
-clock's decision to stop. Whatever else there is follows from settings, seed, parents and journal,
-so going on means telling the search again what the journal says.
+The journal has a line for everything that was measured, and for the clock's decision to stop. All
+else follows from settings, seed, parents and journal: going on means telling the search again.
 
     evolution.json                      what it was begun with (not in a run of the pipeline)
     journal.jsonl                       what was measured, in order
@@ -13,6 +12,7 @@ so going on means telling the search again what the journal says.
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import logging
@@ -28,29 +28,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from agent_forge.errors import (
-    AlreadyExists,
-    ForgeError,
-    Interrupted,
-    NotFinite,
-    PhaseFailed,
-    WorkersLost,
-)
-from agent_forge.evals.racing import Incumbent
+from agent_forge import errors
+from agent_forge.errors import ForgeError, PhaseFailed
+from agent_forge.evals.fitness import Incumbent
 from agent_forge.merge.output import refuse_foreign, write
+from agent_forge.phases.phase2_evomerge import journal
 from agent_forge.phases.phase2_evomerge.candidate_weights import CandidateWeights
-from agent_forge.phases.phase2_evomerge.evaluator import CandidateEvaluator, Limits, decode_sample
+from agent_forge.phases.phase2_evomerge.evaluator import CandidateEvaluator, Limits
 from agent_forge.phases.phase2_evomerge.inputs import EvolutionInputs
-from agent_forge.phases.phase2_evomerge.journal import (
-    CACHE,
-    CACHED,
-    WEIGHTS,
-    EvolutionJournal,
-    read_cache,
-)
 from agent_forge.phases.phase2_evomerge.parallel import ParallelEvaluator
-from agent_forge.search import strategy
 from agent_forge.search.candidate import SHORT, Candidate
+from agent_forge.search.strategy import STRATEGIES
 from agent_forge.store import files
 
 log = logging.getLogger(__name__)
@@ -78,10 +66,12 @@ class EvolutionLoop:
     ) -> None:
         self.inputs, self.settings, self.folder = inputs, inputs.settings, inputs.folder
         self.listen, self.should_stop = listen, should_stop
+        inputs.refuse_damaged()
         self.cache_hits = 0
         self.seconds = {"merge": 0.0, "evaluation": 0.0, "all": 0.0}
-        self.weights = CandidateWeights(inputs.parents, inputs.base, {}, self.folder / WEIGHTS)
-        self.search = strategy.begin(
+        weights_folder = self.folder / journal.WEIGHTS
+        self.weights = CandidateWeights(inputs.parents, inputs.base, {}, weights_folder)
+        self.search = STRATEGIES[self.settings.strategy](
             self.settings,
             parents=len(inputs.parents),
             groups=self.weights.groups.names,
@@ -89,10 +79,11 @@ class EvolutionLoop:
             seed=inputs.seed,
         )
         self.weights.known = self.search.candidates
-        self._cache = self.folder / CACHE if self.settings.enable_caching else None
-        self.evaluator = CandidateEvaluator(inputs, self.weights, read_cache(self._cache), device)
+        self._cache = self.folder / journal.CACHE if self.settings.enable_caching else None
+        cached = journal.read_cache(self._cache)
+        self.evaluator = CandidateEvaluator(inputs, self.weights, cached, device)
         self.fingerprint = self._fingerprint()
-        self.journal = EvolutionJournal(self.folder, inputs.models, self.fingerprint)
+        self.journal = journal.EvolutionJournal(self.folder, inputs.models, self.fingerprint)
         self._parallel = ParallelEvaluator.of(inputs, device)
         self._items: dict[str, Any] = {}  # of this generation's candidates and the champion
         self._samples: dict[str, np.ndarray] = {}  # of the weights of this generation's candidates
@@ -118,16 +109,17 @@ class EvolutionLoop:
     def champion(self) -> Candidate:
         """The best candidate; without any the evolution has failed."""
         if self.search.champion is None:
-            hint = "the journal says why"
-            raise PhaseFailed("no candidate could be measured", hint=hint)
+            raise PhaseFailed("no candidate could be measured", hint="the journal says why")
         return self.search.champion
+
+    @property
+    def curve(self) -> list[float]:
+        return [entry["best"] for entry in self.search.history]
 
     @property
     def reason(self) -> str:
         """Why the evolution ended."""
         return self.search.finished or "time budget"
-
-    # -- the loop ---------------------------------------------------------------------------------
 
     def run(self) -> None:
         """Evolve until the search is finished or the time is over."""
@@ -135,13 +127,13 @@ class EvolutionLoop:
         torch.set_num_threads(self.settings.worker_threads)
         try:
             self.journal.begin()
-            self._run()
+            self._evolve()
         finally:
             torch.set_num_threads(threads)
             if self._parallel is not None:
                 self._parallel.close()
 
-    def _run(self) -> None:
+    def _evolve(self) -> None:
         began, reached = time.monotonic(), self.journal.latest("generation")
         while self.search.finished is None:
             self._measure_generation()
@@ -194,26 +186,28 @@ class EvolutionLoop:
     def proceed(self, where: str) -> None:
         """Before each piece of work: stop here if that was asked for, or if it cannot go on."""
         if self.should_stop():
-            raise Interrupted(f"stopped {where}")
+            raise errors.Interrupted(f"stopped {where}")
         self.journal.require_files()
-
-    # -- candidates -------------------------------------------------------------------------------
 
     def _measure_generation(self) -> None:
         """Measure until nothing is pending: a duplicate brings a variant to be measured."""
         seen: dict[str, str] = {}  # sha256 -> the first candidate that has these weights
         for survivor in self.search.survivors:
-            if self.search.generation and (record := self._candidate_record(survivor.key)):
+            if self.search.generation and (
+                record := self.journal.find("candidate", key=survivor.key)
+            ):
                 seen.setdefault(record["sha256"], survivor.key)
         while pending := self.search.pending:
             candidate = pending[0]
-            record = self._candidate_record(candidate.key) or self._measure(pending)
+            known = self.journal.find("candidate", key=candidate.key)
+            record = known or self._measure(pending)
             score = record["score"]
             fitness = -math.inf if score is None else score["fitness"]
+            raw, suffix = score["raw"] if score else {}, "/bits_per_byte"  # the fewer the better
+            objectives = {k.removesuffix(suffix): -v for k, v in raw.items() if k.endswith(suffix)}
             wanted = candidate.key == self.search.gradient_of
             gradient = self._gradient(candidate.key) if wanted else None
             only_gradient = candidate.key in self.search.scores
-            objectives = _objectives(score)
             self.search.tell(candidate.key, fitness, objectives=objectives, gradient=gradient)
             if only_gradient:
                 continue
@@ -221,11 +215,8 @@ class EvolutionLoop:
             if twin != candidate.key and candidate.kind != "parent":
                 self.search.tell_duplicates([twin, candidate.key])
 
-    def _candidate_record(self, key: str) -> dict[str, Any] | None:
-        return self.journal.find("candidate", key=key)
-
     def _measure(self, pending: Sequence[Candidate]) -> dict[str, Any]:
-        """Measure the first of these; one that fails costs itself and nothing else."""
+        """Measure the first of these. One that fails costs itself; a parent, the evolution."""
         self.proceed("between two candidates")
         candidate = pending[0]
         try:
@@ -235,7 +226,7 @@ class EvolutionLoop:
             raise
         self.journal.require_files()
         if result["problem"] and candidate.kind == "parent":
-            error = WorkersLost if "died" in result else PhaseFailed
+            error = errors.WorkersLost if "died" in result else PhaseFailed
             problem = f"{candidate.origin} cannot be measured: {result['problem']}"
             raise error(problem, hint="try the fitness on that model alone first")
         if result["problem"]:
@@ -244,13 +235,15 @@ class EvolutionLoop:
         elif result["hit"]:
             self.cache_hits += 1
         elif self._cache is not None:
-            line = {"place": result["place"], **{name: result[name] for name in CACHED}}
+            line = {"place": result["place"], **{name: result[name] for name in journal.CACHED}}
             files.append(self._cache, json.dumps(line).encode() + b"\n")
         self._count += 1
         for part in ("merge", "evaluation"):
             self.seconds[part] += result[part]
         if result["sample"]:
-            self._samples[candidate.key] = decode_sample(result)
+            self._samples[candidate.key] = np.frombuffer(
+                base64.b64decode(result["sample"]), np.float32
+            )
         if result["outcomes"]:
             self._items[candidate.key] = result["outcomes"]
         record = self.journal.write(
@@ -270,7 +263,7 @@ class EvolutionLoop:
 
     def _evaluate(self, pending: Sequence[Candidate]) -> dict[str, Any]:
         """The result of the first of these, from this process or from a worker."""
-        new = [c.key for c in pending if not self._candidate_record(c.key)]
+        new = [c.key for c in pending if not self.journal.find("candidate", key=c.key)]
         limits = {key: self._limits(key) for key in new}
         if self._parallel is not None:
             spent = self.seconds["merge"] + self.seconds["evaluation"]
@@ -297,18 +290,18 @@ class EvolutionLoop:
         return self._incumbents[champion], gate
 
     def _first_bits(self, key: str) -> float:
-        record = self.journal.find("gate", key=key)
-        if record is None:
+        def measure() -> dict[str, Any]:
             bits, tokens = self.evaluator.first_bits(key)
-            where = {"key": key, "generation": self.search.generation}
-            record = self.journal.write("gate", **where, bits_per_byte=bits, tokens=tokens)
-        return float(record["bits_per_byte"])
+            generation = self.search.generation
+            return {"generation": generation, "bits_per_byte": bits, "tokens": tokens}
+
+        return float(self.journal.once("gate", measure, key=key)["bits_per_byte"])
 
     def _gradient(self, key: str) -> dict[str, list[float]]:
         """By every coefficient, on the items whose turn it is; {} if there is none."""
         turn = len(self.search.gradients)
-        record = self.journal.find("gradient", turn=turn, key=key)
-        if record is None:
+
+        def measure() -> dict[str, Any]:
             self.proceed("before a gradient")
             rows: dict[str, list[float]] = {}
             tokens, began = 0, time.process_time()
@@ -316,37 +309,36 @@ class EvolutionLoop:
                 with self._timed("evaluation"):
                     turns = self.settings.gradient_turns
                     rows, tokens = self.evaluator.gradient(key, turns, turn)
-            except (NotFinite, RuntimeError, MemoryError) as error:
+            except (errors.NotFinite, RuntimeError, MemoryError) as error:
                 log.warning("candidate %s has no gradient: %s", key[:SHORT], error)
-            cpu = round(time.process_time() - began, 4)
-            where = {"turn": turn, "key": key, "generation": self.search.generation}
-            record = self.journal.write("gradient", **where, rows=rows, tokens=tokens, cpu=cpu)
-        return dict(record["rows"])
+            cpu, generation = round(time.process_time() - began, 4), self.search.generation
+            return {"generation": generation, "rows": rows, "tokens": tokens, "cpu": cpu}
 
-    # -- generations ------------------------------------------------------------------------------
+        return dict(self.journal.once("gradient", measure, turn=turn, key=key)["rows"])
 
     def _tell_distances(self) -> None:
         generation, scores = self.search.generation, self.search.scores
         shaped = [c for c in self.search.population if c.kind != "path"]
         alive = [c.key for c in shaped if scores.get(c.key, -math.inf) > -math.inf]
-        record = self.journal.find("distances", generation=generation, among=len(alive))
-        if record is None:
+
+        def measure() -> dict[str, Any]:
             parents = [c.key for c in self.search.candidates.values() if c.kind == "parent"]
-            matrix = self._distances(alive)
-            first = self.journal.find("distances", generation=0)
-            record = self.journal.write(
-                "distances",
-                generation=generation,
-                among=len(alive),
-                mean=_mean_distance(matrix),
-                parents=first["parents"] if first else _mean_distance(self._distances(parents)),
-                matrix=matrix.round(6).tolist() if not generation else [],
-                keys=alive if not generation else [],
+            (matrix, mean), first = (
+                self._distances(alive),
+                self.journal.find("distances", generation=0),
             )
+            return {
+                "mean": mean,
+                "parents": first["parents"] if first else self._distances(parents)[1],
+                "matrix": matrix.round(6).tolist() if not generation else [],
+                "keys": alive if not generation else [],
+            }
+
+        record = self.journal.once("distances", measure, generation=generation, among=len(alive))
         self.search.tell_distances(record["mean"], record["parents"])
 
-    def _distances(self, keys: Sequence[str]) -> np.ndarray:
-        """Between every two candidates, on a sample of their weights."""
+    def _distances(self, keys: Sequence[str]) -> tuple[np.ndarray, float]:
+        """Between every two candidates, on a sample of their weights, and the mean over pairs."""
         samples = self._samples
         with self._timed("merge"):
             for key in keys:
@@ -356,24 +348,26 @@ class EvolutionLoop:
         for i, j in combinations(range(len(keys)), 2):
             distance = float(np.linalg.norm(samples[keys[i]] - samples[keys[j]]))
             matrix[i, j] = matrix[j, i] = distance
-        return matrix
+        n = len(keys)
+        return matrix, float(matrix.sum() / (n * (n - 1))) if n > 1 else 0.0
 
     def _tell_holdout(self) -> None:
         """The champion on items that the search does not see: they decide when to stop."""
         champion, holdout = self.search.champion, self.evaluator.holdout
         if holdout is None or champion is None:
             return
-        record = self.journal.find("holdout", key=champion.key)
-        if record is None:
+
+        def measure() -> dict[str, float]:
             with self._timed("evaluation"):
                 self.evaluator.fill(champion.key)
-                score = holdout.score()
-            record = self.journal.write("holdout", key=champion.key, fitness=score.fitness)
+                return {"fitness": holdout.score().fitness}
+
+        record = self.journal.once("holdout", measure, key=champion.key)
         fitness = self.search.scores[champion.key]
         self.search.tell(champion.key, fitness, holdout=record["fitness"])
 
     def _needed(self) -> list[str]:
-        """What the open generation is made from and could not be made from that: merges first."""
+        """The candidates to keep in files: merges of others than parents, then the survivors."""
         if self.search.finished:
             return [self.search.champion.key] if self.search.champion else []
         parents = {c.key for c in self.search.candidates.values() if c.kind == "parent"}
@@ -397,7 +391,7 @@ class EvolutionLoop:
         return self._seconds_before + time.monotonic() - self._began
 
     def _checkpoint(self, generation: int) -> None:
-        """Write a small readable file after every generation; older ones are of no more use."""
+        """Write a small readable file, and the champion now and then; older ones go."""
         self.journal.require_files()
         champion = self.search.champion
         content = {
@@ -411,35 +405,18 @@ class EvolutionLoop:
         path = self.folder / f"evolution_checkpoint_gen_{generation}.json"
         files.write_bytes(path, files.with_checksum(content))
         if generation % self.settings.checkpoint_every == 0 and champion is not None:
-            self._save_best(generation, champion.key)
+            best = self.folder / f"gen_{generation}_best_model"
+            if not best.exists():
+                write(self.weights.weights(champion.key), best)
+            for _, old in self._numbered(BEST_NAME)[: -self.settings.keep_best_models]:
+                with suppress(errors.AlreadyExists):  # it holds what was not written here: it stays
+                    refuse_foreign(old)
+                    files.remove_tree(old, self.folder)
         for number, old in self._numbered(CHECKPOINT_NAME):
             if number < generation and number % self.settings.checkpoint_every:
                 files.remove(old)
-
-    def _save_best(self, generation: int, key: str) -> None:
-        """Write the champion of now as a model directory; the last few of them are kept."""
-        folder = self.folder / f"gen_{generation}_best_model"
-        if not folder.exists():
-            write(self.weights.weights(key), folder)
-        for _, old in self._numbered(BEST_NAME)[: -self.settings.keep_best_models]:
-            with suppress(AlreadyExists):  # it holds what was not written here, so it stays
-                refuse_foreign(old)
-                files.remove_tree(old, self.folder)
 
     def _numbered(self, name: re.Pattern[str]) -> list[tuple[int, Path]]:
         """What the folder holds under this name, by generation."""
         matches = ((name.fullmatch(path.name), path) for path in self.folder.iterdir())
         return sorted((int(match[1]), path) for match, path in matches if match)
-
-
-def _objectives(score: dict[str, Any] | None) -> dict[str, float]:
-    """One number a domain, the fewer bits a byte the better."""
-    suffix = "/bits_per_byte"
-    raw = {} if score is None else score["raw"]
-    return {k.removesuffix(suffix): -v for k, v in raw.items() if k.endswith(suffix)}
-
-
-def _mean_distance(matrix: np.ndarray) -> float:
-    """The mean over pairs."""
-    n = len(matrix)
-    return float(matrix.sum() / (n * (n - 1))) if n > 1 else 0.0

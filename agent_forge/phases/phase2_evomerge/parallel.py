@@ -17,20 +17,12 @@ import torch
 
 from agent_forge.config.load import validate
 from agent_forge.errors import PhaseFailed, WorkersLost
+from agent_forge.phases.phase2_evomerge import evaluator
+from agent_forge.phases.phase2_evomerge import inputs as opening
 from agent_forge.phases.phase2_evomerge.candidate_weights import CandidateWeights
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
-from agent_forge.phases.phase2_evomerge.evaluator import (
-    EMPTY_RESULT,
-    CandidateEvaluator,
-    Limits,
-    worker_task,
-)
-from agent_forge.phases.phase2_evomerge.inputs import (
-    EvolutionInputs,
-    open_models,
-    portable_settings,
-    split_items,
-)
+from agent_forge.phases.phase2_evomerge.evaluator import CandidateEvaluator, Limits
+from agent_forge.phases.phase2_evomerge.inputs import EvolutionInputs
 from agent_forge.phases.phase2_evomerge.journal import CACHE, WEIGHTS, read_cache
 from agent_forge.search.candidate import Candidate
 from agent_forge.store import files
@@ -54,10 +46,13 @@ class ParallelEvaluator:
 
     @classmethod
     def of(cls, inputs: EvolutionInputs, device: str) -> ParallelEvaluator | None:
-        """The workers that the settings ask for; None if this process is to measure alone."""
+        """The workers that are asked for, or one a core if they fit; None: this process alone."""
         settings = inputs.settings
         devices = torch.cuda.device_count() if device.startswith("cuda") else 0
-        count = settings.workers or devices or _workers_that_fit(inputs)
+        cores = (os.cpu_count() or 1) // settings.worker_threads
+        model = 4 * COPIES * inputs.nbytes // (2 * len(inputs.parents))  # stored in 16 bits or more
+        memory = psutil.virtual_memory().available // (model + OWN_BYTES)
+        count = settings.workers or devices or max(1, min(cores, memory))
         if settings.executor == "local" and count == 1:
             return None
         return cls(inputs, device, count, devices)
@@ -74,7 +69,10 @@ class ParallelEvaluator:
         if scratch.exists():  # of a run that was killed
             files.remove_tree(scratch, folder)
         arguments = {
-            "settings": {**portable_settings(settings), "verdict_items": 1},  # no worker reads them
+            "settings": {
+                **opening.portable_settings(settings),
+                "verdict_items": 1,
+            },  # no worker reads them
             "parents": list(self._inputs.parent_refs),
             "base": self._inputs.base_ref,
             "device": self._device,
@@ -93,42 +91,36 @@ class ParallelEvaluator:
     def measure(
         self, candidates: Mapping[str, Candidate], pending: Mapping[str, Limits]
     ) -> dict[str, Any]:
-        """The result of the first that is pending; the others are under way."""
+        """The result of the first that is pending; the others are under way.
+
+        A worker that died leaves the result of a candidate that failed.
+        """
         if self._pool is None:
             self._pool = self.start()
         for key, limits in pending.items():
             if key not in self._submitted:
-                self._pool.submit(len(self._submitted), worker_task(candidates, key, limits))
+                self._pool.submit(
+                    len(self._submitted), evaluator.worker_task(candidates, key, limits)
+                )
                 self._submitted.append(key)
         first = next(iter(pending))
         while first not in self._results:
             number, result = next(self._pool.results())
-            self._results[self._submitted[number]] = _checked(result)
+            if isinstance(result, WorkerFailure):
+                if result.kind == "raised":
+                    raise PhaseFailed(f"a worker failed: {result.message}")
+                failed = {"problem": f"its worker {result.kind}", "died": True}
+                result = {**evaluator.EMPTY_RESULT, **failed}
+            if "paused" in result:
+                problem = f"a worker had to stop: {result['paused']}"
+                raise WorkersLost(problem, hint="resume the run")
+            self._results[self._submitted[number]] = result
         return self._results.pop(first)
 
     def close(self) -> None:
         if self._pool is not None:
             self._pool.close()
             self._pool = None
-
-
-def _checked(result: Any) -> dict[str, Any]:
-    """The result of a worker; if it died, the result of a candidate that failed."""
-    if isinstance(result, WorkerFailure):
-        if result.kind == "raised":
-            raise PhaseFailed(f"a worker failed: {result.message}")
-        return {**EMPTY_RESULT, "problem": f"its worker {result.kind}", "died": True}
-    if "paused" in result:
-        raise WorkersLost(f"a worker had to stop: {result['paused']}", hint="resume the run")
-    return dict(result)
-
-
-def _workers_that_fit(inputs: EvolutionInputs) -> int:
-    """One for every core that its threads can have, as far as there is memory."""
-    cores = (os.cpu_count() or 1) // inputs.settings.worker_threads
-    model = 4 * COPIES * inputs.nbytes // (2 * len(inputs.parents))  # stored in 16 bits or more
-    memory = psutil.virtual_memory().available // (model + OWN_BYTES)
-    return max(1, min(cores, memory))
 
 
 def start_worker(
@@ -141,8 +133,8 @@ def start_worker(
     for made in (scratch.parent, scratch):  # not the evolution's own: if it is gone, that is it
         made.mkdir(exist_ok=True)
     own = Path(tempfile.mkdtemp(dir=scratch))
-    models = open_models(parents, base)
-    splits = split_items(checked)
+    models = opening.open_models(parents, base)
+    splits = opening.split_items(checked)
     inputs = EvolutionInputs(checked, tuple(parents), base, *models, splits, own)
     weights = CandidateWeights(*models, {}, own, place / WEIGHTS)
     cache = read_cache(place / CACHE if checked.enable_caching else None)

@@ -11,33 +11,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from agent_forge.contract.phase import (
-    Headline,
-    ModelRef,
-    PhaseContext,
-    PhaseController,
-    PhasePlan,
-    PhaseResult,
-)
+from agent_forge.contract import phase
+from agent_forge.contract.phase import Headline, ModelRef, PhaseContext
 from agent_forge.evals.domains import copies_told
+from agent_forge.phases.phase2_evomerge import inputs
+from agent_forge.phases.phase2_evomerge import report as reporting
 from agent_forge.phases.phase2_evomerge.checks import CHAMPION, check_settings
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
-from agent_forge.phases.phase2_evomerge.evolution import EvolutionResult, run_evolution
-from agent_forge.phases.phase2_evomerge.inputs import (
-    CONTROL,
-    MODEL_NAMES,
-    EvolutionInputs,
-    open_inputs,
-    split_items,
-)
 from agent_forge.phases.phase2_evomerge.loop import EvolutionLoop
-from agent_forge.phases.phase2_evomerge.report import (
-    EvolutionReport,
-    champion_files,
-    champion_lineage,
-    markdown,
-    summary,
-)
+from agent_forge.phases.phase2_evomerge.report import EvolutionReport, summary
 from agent_forge.phases.training import sample_replies
 
 FOLDER = "evolution"
@@ -54,18 +36,18 @@ _GENERATION_METRICS = {
 }
 
 
-class EvoMergePhase(PhaseController):
+class EvoMergePhase(phase.PhaseController):
     """Evolve, report, hand over."""
 
     name = "evomerge"
     config: EvoMergeSettings
 
-    def plan(self, models: Sequence[ModelRef]) -> PhasePlan:
+    def plan(self, models: Sequence[ModelRef]) -> phase.PhasePlan:
         c, weights = self.config, self.shared.model.parameters()
         if models:
             splits = self._inputs(models, models[0].path, 0).splits
         else:  # Phase 1 need not end before a wrong name is found
-            splits = split_items(c, always_verdict=True)
+            splits = inputs.split_items(c, always_verdict=True)
             check_settings(c, splits, PARENTS)
         candidates = c.population_size * (c.generations + 1) + len(models) + 1
         notes = (
@@ -74,7 +56,7 @@ class EvoMergePhase(PhaseController):
             f" {c.verdict_items:,} unseen ones for the verdict",
             *copies_told(splits["verdict"]),
         )
-        return PhasePlan(
+        return phase.PhasePlan(
             min(candidates, c.max_evaluations or candidates),
             weights,
             disk_bytes=c.models_on_disk * 4 * weights + 10**7,
@@ -82,26 +64,32 @@ class EvoMergePhase(PhaseController):
             notes=notes,
         )
 
-    def run(self, ctx: PhaseContext) -> PhaseResult:
-        result = run_evolution(
+    def run(self, ctx: PhaseContext) -> phase.PhaseResult:
+        loop = EvolutionLoop(
             self._inputs(ctx.inputs, ctx.folder / FOLDER, ctx.seed),
-            device=ctx.device,
+            ctx.device,
             listen=lambda record: self._log_generation(ctx, record),
             should_stop=ctx.should_stop,
-            save=lambda loop, report: _save(ctx, loop, report),
         )
-        return self._result(ctx, result)
+        loop.run()
+        report = reporting.measure_verdict(loop)
+        assert report is not None  # there always are items for it
+        champion = _save(ctx, loop, report)
+        reporting.confirm_champion(champion.path, loop, report)
+        return self._result(ctx, loop, report, champion)
 
-    def _inputs(self, models: Sequence[ModelRef], folder: Path, seed: int) -> EvolutionInputs:
-        base, control = models[0].artifact(BASE), models[0].artifact(CONTROL)
-        return open_inputs(
+    def _inputs(
+        self, models: Sequence[ModelRef], folder: Path, seed: int
+    ) -> inputs.EvolutionInputs:
+        base, control = models[0].artifact(BASE), models[0].artifact(inputs.CONTROL)
+        return inputs.open_inputs(
             self.config,
             [str(ref.path) for ref in models],
             str(base.path) if base else None,
             folder,
-            seed=seed,
-            names=[ref.name for ref in models],
-            control=str(control.path) if base and control else None,
+            seed,
+            [ref.name for ref in models],
+            str(control.path) if base and control else None,
             always_verdict=True,
         )
 
@@ -111,44 +99,43 @@ class EvoMergePhase(PhaseController):
             return
         n, c = record["generation"], self.config
         one = c.population_size * c.fitness_subset_size
-        verdict = (PARENTS + len(MODEL_NAMES)) * c.verdict_items
+        verdict = (PARENTS + len(inputs.MODEL_NAMES)) * c.verdict_items
         work = {"done": (n + 1) * one, "left": record["left"] * one + verdict}
         ctx.tell("step", stage="generation", step=n, total=record["generations"], **work)
         values = {metric: record[key] for metric, key in _GENERATION_METRICS.items()}
         ctx.log(n, {name: value for name, value in values.items() if value is not None})
         ctx.check_resources()
 
-    def _result(self, ctx: PhaseContext, result: EvolutionResult) -> PhaseResult:
-        loop, report = result.loop, result.report
-        assert report is not None  # there always are items for it
+    def _result(
+        self, ctx: PhaseContext, loop: EvolutionLoop, report: EvolutionReport, champion: ModelRef
+    ) -> phase.PhaseResult:
         metrics = _metrics(loop, report)
         ctx.log(None, {f"phase/{k}": v for k, v in metrics.items() if "/" not in k})
         for combo, count in loop.search.combo_usage.items():
             ctx.log(None, {f"combo/{combo}/usage": count})
-        best = report.best_parent
+        best, figures = report.best_parent, summary(loop)
+        overall = report.baselines[best].comparison.overall
+        measure = overall.measures()[0]  # what can tell the two apart on the unseen items
+        gain, title = overall.gains[measure], f"{measure}, best parent -> champion"
+        verdict = overall.sentence("the best parent")
+        headline = Headline(title, gain.reference, gain.candidate, verdict)
         artifacts = {
-            "headline": asdict(_headline(report)),
-            "samples": sample_replies(result.model.open()),
-            "models": [result.model],
-            "model_id": result.model.metadata["model_id"],
-            "evolution_log": str(result.folder),
-            "fitness_curve": result.curve,
-            "best_generation": result.summary["best_generation"],
+            "headline": asdict(headline),
+            "samples": sample_replies(champion.open()),
+            "models": [champion],
+            "model_id": champion.metadata["model_id"],
+            "evolution_log": str(loop.folder),
+            "fitness_curve": loop.curve,
+            "best_generation": figures["best_generation"],
             "operator_gains": loop.search.operator_gains,
             "verdict": report.to_json(),
             "summary": f"against the best parent ({best}): {report.baselines[best].sentence()}",
             "tables": [_table(report)],
         }
-        metrics = {**result.summary, **metrics}
-        return PhaseResult(True, loop.evaluator.model, self.name, metrics, artifacts, ctx.seconds)
-
-
-def _headline(report: EvolutionReport) -> Headline:
-    """Best parent against champion, by what can tell them apart on the unseen items."""
-    overall = report.baselines[report.best_parent].comparison.overall
-    measure = overall.measures()[0]
-    gain, name = overall.gains[measure], f"{measure}, best parent -> champion"
-    return Headline(name, gain.reference, gain.candidate, overall.sentence("the best parent"))
+        metrics = {**figures, **metrics}
+        return phase.PhaseResult(
+            True, loop.evaluator.model, self.name, metrics, artifacts, ctx.seconds
+        )
 
 
 def _metrics(loop: EvolutionLoop, report: EvolutionReport) -> dict[str, float]:
@@ -169,21 +156,20 @@ def _metrics(loop: EvolutionLoop, report: EvolutionReport) -> dict[str, float]:
     }
 
 
-def _save(ctx: PhaseContext, loop: EvolutionLoop, report: EvolutionReport | None) -> ModelRef:
+def _save(ctx: PhaseContext, loop: EvolutionLoop, report: EvolutionReport) -> ModelRef:
     """Save the champion as a model of the run."""
-    assert report is not None  # there always are items for it
     champion = loop.champion
     weights = loop.weights.weights(champion.key)
     parent = Path(loop.inputs.parent_refs[0])
     tokenizer = [p for p in sorted(parent.iterdir()) if "token" in p.name or "chat" in p.name]
-    beside = champion_files(loop, report)
+    beside = reporting.champion_files(loop, report)
     del beside["README.md"]  # the store writes the card of a run's model
     loop.evaluator.fill(champion.key)
     metadata = {
         "fitness": loop.search.scores[champion.key],
         "merge_technique": champion.origin,
         "champion": champion.key,
-        "lineage": champion_lineage(loop),
+        "lineage": reporting.champion_lineage(loop),
         "verdict": report.sentences(),
         "accuracy": report.champion.parts.get("accuracy", 0.0),
         "perplexity": report.perplexity,
@@ -196,7 +182,7 @@ def _save(ctx: PhaseContext, loop: EvolutionLoop, report: EvolutionReport | None
         metrics={k: v for k, v in _metrics(loop, report).items() if "/" not in k},
         tokenizer_files={p.name: p.read_bytes() for p in tokenizer},
         beside=beside,
-        card_text="\n".join(markdown(loop, report)),
+        card_text="\n".join(reporting.markdown(loop, report)),
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,8 @@ from typing import Any
 import torch
 
 from agent_forge.errors import ForgeError, PhaseFailed
-from agent_forge.evals.comparison import Comparison, PairedScores, compare_scores
-from agent_forge.evals.domains import Domain, copies_told
+from agent_forge.evals.comparison import Comparison, compare
+from agent_forge.evals.domains import copies_told
 from agent_forge.evals.fitness import DomainFitness, FitnessScore
 from agent_forge.evals.likelihood import ItemScores
 from agent_forge.evals.model_under_test import ModelUnderTest, confirm, open_model_under_test
@@ -55,13 +54,10 @@ class EvolutionReport:
 
     def sentences(self) -> list[str]:
         """The result in words, the best parent first."""
-        names = [self.best_parent, *(n for n in self.baselines if n != self.best_parent)]
-        return [
-            f"{'best parent, ' if name == self.best_parent else ''}{name}: "
-            + self.baselines[name].sentence()
-            + worse_domains(self.baselines[name].comparison)
-            for name in names
-        ]
+        best = self.best_parent
+        named = {f"best parent, {best}": self.baselines[best]}
+        named |= {name: b for name, b in self.baselines.items() if name != best}
+        return [f"{n}: {b.sentence()}{b.comparison.worse_domains()}" for n, b in named.items()]
 
     def scores(self) -> dict[str, FitnessScore]:
         """The score of every model, the champion's first."""
@@ -90,17 +86,6 @@ class EvolutionReport:
         return lines
 
 
-def worse_domains(comparison: Comparison) -> str:
-    """The domains in which a model is worse, though it need not be so over all."""
-    if len(comparison.domains) < 2:
-        return ""
-    short = {domain.name: domain.sentence("it").split(" (")[0] for domain in comparison.domains}
-    return "".join(f"; on {name} {text}" for name, text in short.items() if text[:5] == "worse")
-
-
-# -- the verdict ----------------------------------------------------------------------------------
-
-
 def measure_verdict(loop: EvolutionLoop) -> EvolutionReport | None:
     """Compare champion and baselines on the untouched items; None if there are no such items."""
     if not loop.inputs.splits:
@@ -123,23 +108,27 @@ def measure_verdict(loop: EvolutionLoop) -> EvolutionReport | None:
         scores[name] = fitness.score_of(items[name])
     loop.journal.require_files()
     own, own_score = items.pop(MODEL_NAMES[0]), scores.pop(MODEL_NAMES[0])
-    baselines = {n: Baseline(scores[n], _compare(domains, its, own)) for n, its in items.items()}
+    baselines = {n: Baseline(scores[n], compare(its, own, domains)) for n, its in items.items()}
     best = max(names, key=lambda name: scores[name].quality)
     nats = sum(sum(o.loss) for o in own) / sum(sum(o.tokens) for o in own)
-    kept = _retention(own_score, [scores[name] for name in names])
+    retention = {}  # accuracy of the champion over that of the best parent, for every domain
+    for key in own_score.raw:
+        most = max(scores[name].raw[key] for name in names)
+        if key.endswith("/accuracy") and most > 0:
+            retention[key.removesuffix("/accuracy")] = own_score.raw[key] / most
     perplexity = math.exp(min(700, nats))
-    return EvolutionReport(own_score, baselines, best, perplexity, kept, tuple(own))
+    return EvolutionReport(own_score, baselines, best, perplexity, retention, tuple(own))
 
 
 def _opened(loop: EvolutionLoop, model: OnDisk) -> ModelUnderTest:
     """A model as its own files have it: config and tokenizer may differ from the first parent's."""
     try:
-        found = open_model_under_test(model)
+        opened = open_model_under_test(model)
     except (ForgeError, OSError):
         loop.journal.require_files()  # if one is gone, that is why
         raise
-    found.model.to(next(loop.evaluator.model.parameters()).device)
-    return found
+    opened.model.to(next(loop.evaluator.model.parameters()).device)
+    return opened
 
 
 def _baselines(loop: EvolutionLoop) -> dict[str, str]:
@@ -148,33 +137,13 @@ def _baselines(loop: EvolutionLoop) -> dict[str, str]:
     combos = [c.key for c in candidates.values() if c.origin.startswith("combo ")]
     measured = [key for key in combos if math.isfinite(scores.get(key, math.nan))]
     parents = map(OnDisk, inputs.parent_refs)
-    found: dict[str, str] = dict(zip(inputs.names, parents, strict=True))
+    models: dict[str, str] = dict(zip(inputs.names, parents, strict=True))
     _, average, combo, base, joint = MODEL_NAMES
-    found[average] = next(key for key, c in candidates.items() if c.kind == "average")
+    models[average] = next(key for key, c in candidates.items() if c.kind == "average")
     if measured:
-        found[combo] = max(measured, key=lambda key: scores[key])
-    if inputs.base_ref is not None:
-        found[base] = OnDisk(inputs.base_ref)
-    if inputs.control_ref is not None:
-        found[joint] = OnDisk(inputs.control_ref)
-    return found
-
-
-def _compare(
-    domains: Sequence[Domain], reference: Sequence[ItemScores], own: Sequence[ItemScores]
-) -> Comparison:
-    both = zip(domains, reference, own, strict=True)
-    return compare_scores([PairedScores(d.name, a, b, d.sizes, d.exact) for d, a, b in both])
-
-
-def _retention(own: FitnessScore, parents: Sequence[FitnessScore]) -> dict[str, float]:
-    """Accuracy of the champion over that of the best parent, for every domain."""
-    found = {}
-    for name, value in own.raw.items():
-        best = max(parent.raw[name] for parent in parents)
-        if name.endswith("/accuracy") and best > 0:
-            found[name.removesuffix("/accuracy")] = value / best
-    return found
+        models[combo] = max(measured, key=lambda key: scores[key])
+    on_disk = {base: inputs.base_ref, joint: inputs.control_ref}
+    return models | {name: OnDisk(ref) for name, ref in on_disk.items() if ref is not None}
 
 
 def confirm_champion(folder: Path, loop: EvolutionLoop, report: EvolutionReport | None) -> None:
@@ -198,9 +167,6 @@ def confirm_champion(folder: Path, loop: EvolutionLoop, report: EvolutionReport 
         return [loss for d in few for loss in model.measure(model.prepare(d)).loss]
 
     confirm(folder, measure, recorded)
-
-
-# -- what is told ---------------------------------------------------------------------------------
 
 
 def summary(loop: EvolutionLoop) -> dict[str, Any]:

@@ -67,7 +67,7 @@ def test_the_guides_example(tmp_path: Path) -> None:
     assert all(torch.equal(state[name], t) for name, t in loaded.state_dict().items())
 
     same = run_evolution(job(tmp_path / "y", generations=1, verdict_items=1))
-    assert outcome(same.folder)["journal"] == outcome(tmp_path / "x")["journal"]
+    assert outcome(same.loop.folder)["journal"] == outcome(tmp_path / "x")["journal"]
 
     networks = [AutoModelForCausalLM.from_pretrained(folder) for folder in models()]
     again = EvoMerge(EvoMergeConfig(**settings(tmp_path / "z")))

@@ -234,7 +234,7 @@ def test_a_sample_is_the_same_from_files_and_networks(
     line = descendants()
     nursery, network = make(*line), _network()
     nursery.fill(network, line[-1].key)
-    assert (nursery.sample(line[-1].key) == nursery.sample_of(network)).all()
+    assert (nursery.sample(line[-1].key) == nursery.sample(network)).all()
 
 
 def test_what_is_not_finite_is_refused(make: Callable[..., CandidateWeights]) -> None:

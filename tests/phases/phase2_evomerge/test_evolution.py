@@ -28,7 +28,7 @@ from agent_forge.model.locate import locate_parents
 from agent_forge.phases.phase1_cognate.phase import CognatePhase
 from agent_forge.phases.phase2_evomerge.candidate_weights import CandidateWeights
 from agent_forge.phases.phase2_evomerge.config import WEIGHTS, EvoMergeSettings
-from agent_forge.phases.phase2_evomerge.evolution import EvolutionResult, run_evolution
+from agent_forge.phases.phase2_evomerge.evolution import EvolutionResult, replay, run_evolution
 from agent_forge.phases.phase2_evomerge.inputs import (
     PRESETS,
     load_settings,
@@ -37,7 +37,6 @@ from agent_forge.phases.phase2_evomerge.inputs import (
 )
 from agent_forge.phases.phase2_evomerge.journal import CACHE, JOURNAL
 from agent_forge.phases.phase2_evomerge.phase import EvoMergePhase
-from agent_forge.phases.phase2_evomerge.replay import replay
 from agent_forge.pipeline.orchestrator import PipelineOrchestrator
 from agent_forge.store import files
 from agent_forge.track.journal import read_lines
@@ -75,12 +74,12 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> EvolutionResult:
 def test_three_llamas_and_three_files_give_a_champion_a_card_and_a_verdict(
     reference: EvolutionResult,
 ) -> None:
-    folder = reference.folder
-    assert reference.generations == 2 and reference.reason == "generations"
-    assert reference.curve == sorted(reference.curve) and len(reference.curve) == 3
+    folder = reference.loop.folder
+    assert len(reference.loop.curve) == 3 and reference.loop.reason == "generations"
+    assert reference.loop.curve == sorted(reference.loop.curve)
     best_parent = max(r["score"]["fitness"] for r in journal(folder)[:3])
-    assert reference.fitness == reference.curve[-1] > best_parent
-    card = (reference.model_path / "README.md").read_text()
+    assert reference.loop.curve[-1] > best_parent
+    card = (reference.model.path / "README.md").read_text()
     assert "On items that the search never saw" in card and "no significant gain" in card
     conclusion = reference.report
     assert conclusion is not None
@@ -96,24 +95,26 @@ def test_three_llamas_and_three_files_give_a_champion_a_card_and_a_verdict(
 
 
 def test_the_champion_is_a_model_that_opens(reference: EvolutionResult) -> None:
-    subject = open_model_under_test(reference.model_path)
+    subject = open_model_under_test(reference.model.path)
     record = next(
-        r for r in journal(reference.folder) if r["score"]["fitness"] == reference.fitness
+        r
+        for r in journal(reference.loop.folder)
+        if r["score"]["fitness"] == reference.loop.curve[-1]
     )
     domains = [part(d, "selection", 24) for d in from_files(list(map(Path, files_of(family()))))]
     measured = DomainFitness(subject, domains, WEIGHTS, {}).score()
-    assert measured.fitness == pytest.approx(reference.fitness, abs=1e-6)
+    assert measured.fitness == pytest.approx(reference.loop.curve[-1], abs=1e-6)
     assert measured.raw == pytest.approx(record["score"]["raw"], abs=1e-5)
 
 
 def test_generation_zero_has_all_combos_and_the_reference_points(
     reference: EvolutionResult,
 ) -> None:
-    first = [r for r in journal(reference.folder) if r["generation"] == 0]
+    first = [r for r in journal(reference.loop.folder) if r["generation"] == 0]
     origins = [r["origin"] for r in first]
     assert origins[:4] == ["parent 0", "parent 1", "parent 2", "average"]
     assert {f"combo {n:03b}" for n in range(8)} <= set(origins)
-    distances = journal(reference.folder, "distances")[0]
+    distances = journal(reference.loop.folder, "distances")[0]
     n = len(distances["keys"])
     matrix = distances["matrix"]
     assert n == 8 and all(matrix[i][j] == matrix[j][i] for i in range(n) for j in range(n))
@@ -133,9 +134,9 @@ def test_the_three_splits_share_no_item(tmp_path: Path) -> None:
 def test_the_same_seed_gives_the_same_and_another_does_not(
     reference: EvolutionResult, tmp_path: Path
 ) -> None:
-    assert outcome(run_evolution(job(tmp_path / "x")).folder) == outcome(reference.folder)
+    assert outcome(run_evolution(job(tmp_path / "x")).loop.folder) == outcome(reference.loop.folder)
     other = run_evolution(job(tmp_path / "y", seed=2))
-    assert outcome(other.folder)["journal"] != outcome(reference.folder)["journal"]
+    assert outcome(other.loop.folder)["journal"] != outcome(reference.loop.folder)["journal"]
 
 
 def test_few_models_are_on_disk_at_any_time(
@@ -154,8 +155,8 @@ def test_few_models_are_on_disk_at_any_time(
     monkeypatch.setattr(CandidateWeights, "_write", write)
     done = run_evolution(job(tmp_path / "x", generations=5, verdict_items=1, recipe_mutation=0.5))
     assert 4 <= most <= 12 - 3
-    assert len(list((done.folder / "weights").iterdir())) == 1  # the champion
-    assert len(list(done.folder.glob("gen_*"))) == 2
+    assert len(list((done.loop.folder / "weights").iterdir())) == 1  # the champion
+    assert len(list(done.loop.folder.glob("gen_*"))) == 2
 
 
 def test_without_a_base_and_with_two_parents(tmp_path: Path) -> None:
@@ -164,12 +165,12 @@ def test_without_a_base_and_with_two_parents(tmp_path: Path) -> None:
     two = locate_inputs(wanted, [str(root / n) for n in PARENTS[:2]], None, 1, tmp_path / "x")
     done = run_evolution(two)
     assert done.report is not None and "base" not in done.report.baselines
-    history = files.read_json(done.folder / "evolution_log.json")["history"]
+    history = files.read_json(done.loop.folder / "evolution_log.json")["history"]
     # Linear equals its own base here, so DARE after it cannot change anything: twins are replaced.
     assert history[0]["variants"] > 0
-    hashes = [r["sha256"] for r in journal(done.folder) if r["generation"] == 0]
+    hashes = [r["sha256"] for r in journal(done.loop.folder) if r["generation"] == 0]
     assert len(set(hashes)) < len(hashes)
-    last = {r["origin"]: r["sha256"] for r in journal(done.folder)}
+    last = {r["origin"]: r["sha256"] for r in journal(done.loop.folder)}
     assert any(origin.startswith("variant of combo") for origin in last)
 
 
@@ -191,7 +192,7 @@ def test_adapters_on_a_base_are_parents(tmp_path: Path) -> None:
     done = run_evolution(locate_inputs(wanted, refs, str(root / "base"), 1, tmp_path / "x"))
     assert done.report is not None
     assert set(PARENTS) <= {name.removeprefix("lora-") for name in done.report.baselines}
-    state, base = (load_file(p / WEIGHTS_FILE) for p in (done.model_path, root / "base"))
+    state, base = (load_file(p / WEIGHTS_FILE) for p in (done.model.path, root / "base"))
     changed = [name for name in state if not torch.equal(state[name], base[name])]
     assert "model.layers.0.self_attn.q_proj.weight" in changed
 
@@ -312,22 +313,22 @@ def test_a_command_gets_the_model_of_each_candidate(tmp_path: Path) -> None:
     done = run_evolution(
         job(tmp_path / "x", fitness=command, generations=0, fitness_direction="minimize")
     )
-    weights = load_file(done.model_path / WEIGHTS_FILE)
+    weights = load_file(done.model.path / WEIGHTS_FILE)
     size = sum(float(t.abs().double().sum()) for t in weights.values())
-    assert done.fitness == pytest.approx(-size, rel=1e-4) and done.report is None
-    assert "There are no unseen items" in (done.model_path / "README.md").read_text()
+    assert done.loop.curve[-1] == pytest.approx(-size, rel=1e-4) and done.report is None
+    assert "There are no unseen items" in (done.model.path / "README.md").read_text()
 
 
 def test_a_failed_candidate_costs_itself_only(own: Path, caplog: pytest.LogCaptureFixture) -> None:
     done = run_evolution(job(own / "x", fitness="own_fitness:sometimes"))
-    records = journal(done.folder)
+    records = journal(done.loop.folder)
     failed = [r for r in records if r["score"] is None]
     assert 1 < len(failed) < len(records) / 2
     assert all("KeyError: 'a bad moment'" in r["problem"] for r in failed)
     assert "a bad moment" in caplog.text
-    history = files.read_json(done.folder / "evolution_log.json")["history"]
+    history = files.read_json(done.loop.folder / "evolution_log.json")["history"]
     assert sum(entry["failed"] for entry in history) == len(failed) > 0
-    assert done.fitness == max(r["score"]["fitness"] for r in records if r["score"])
+    assert done.loop.curve[-1] == max(r["score"]["fitness"] for r in records if r["score"])
 
 
 def test_own_fitness_with_data_has_a_verdict(own: Path) -> None:
@@ -340,14 +341,14 @@ def test_the_cache_remembers_across_folders(reference: EvolutionResult, tmp_path
     told: list[dict[str, Any]] = []
     again = job(tmp_path / "x")
     again.folder.mkdir()
-    shutil.copy(reference.folder / CACHE, again.folder / CACHE)
+    shutil.copy(reference.loop.folder / CACHE, again.folder / CACHE)
     run_evolution(again, listen=told.append)
     hits = [r["cache_hits"] for r in told if r["event"] == "generation"]
     assert hits[-1] == len(journal(again.folder)) > 20
-    assert outcome(again.folder) == outcome(reference.folder)
+    assert outcome(again.folder) == outcome(reference.loop.folder)
     cold = run_evolution(job(tmp_path / "y", enable_caching=False))
-    assert not (cold.folder / CACHE).exists()
-    assert outcome(cold.folder)["journal"][1:] == outcome(reference.folder)["journal"][1:]
+    assert not (cold.loop.folder / CACHE).exists()
+    assert outcome(cold.loop.folder)["journal"][1:] == outcome(reference.loop.folder)["journal"][1:]
 
 
 # -- resume ---------------------------------------------------------------------------------------
@@ -357,17 +358,17 @@ def test_the_cache_remembers_across_folders(reference: EvolutionResult, tmp_path
 def test_interrupted_after_any_line_it_ends_in_the_same_bytes(
     reference: EvolutionResult, tmp_path: Path, cut: int
 ) -> None:
-    lines = (reference.folder / JOURNAL).read_bytes().splitlines(keepends=True)
+    lines = (reference.loop.folder / JOURNAL).read_bytes().splitlines(keepends=True)
     assert 32 <= len(lines) <= 37 + 5
     folder = tmp_path / "x"
-    shutil.copytree(reference.folder, folder, ignore=shutil.ignore_patterns("champion"))
+    shutil.copytree(reference.loop.folder, folder, ignore=shutil.ignore_patterns("champion"))
     torn = lines[cut][:40] if cut % 2 and cut < len(lines) else b""
     (folder / JOURNAL).write_bytes(b"".join(lines[:cut]) + torn)
     if cut % 3 == 0:
         shutil.rmtree(folder / "weights")
         (folder / CACHE).unlink()
-    assert outcome(run_evolution(resume_inputs(folder, None, None)).folder) == outcome(
-        reference.folder
+    assert outcome(run_evolution(resume_inputs(folder, None, None)).loop.folder) == outcome(
+        reference.loop.folder
     )
 
 
@@ -387,24 +388,24 @@ def test_a_stop_between_two_candidates_is_an_interruption(tmp_path: Path) -> Non
 
 def test_more_generations_go_on_where_it_ended(reference: EvolutionResult, tmp_path: Path) -> None:
     short = run_evolution(job(tmp_path / "x", generations=1))
-    assert short.generations == 1
-    checkpoint = short.folder / "evolution_checkpoint_gen_1.json"
+    assert len(short.loop.curve) == 2
+    checkpoint = short.loop.folder / "evolution_checkpoint_gen_1.json"
     longer = run_evolution(resume_inputs(checkpoint, 2, None))
-    assert outcome(longer.folder) == outcome(reference.folder)
+    assert outcome(longer.loop.folder) == outcome(reference.loop.folder)
     assert (
-        run_evolution(resume_inputs(short.folder, None, None)).generations == 2
+        len(run_evolution(resume_inputs(short.loop.folder, None, None)).loop.curve) == 3
     )  # as it was run last
 
 
 def test_what_is_not_this_evolution_is_refused(reference: EvolutionResult, tmp_path: Path) -> None:
     mine = run_evolution(job(tmp_path / "x", seed=2, generations=0))
-    before = (mine.folder / JOURNAL).read_bytes()
+    before = (mine.loop.folder / JOURNAL).read_bytes()
     with pytest.raises(ConfigError, match="other models, data or settings"):
-        run_evolution(job(mine.folder, seed=3))
+        run_evolution(job(mine.loop.folder, seed=3))
     with pytest.raises(ConfigError, match="other models, data or settings"):
-        run_evolution(job(mine.folder, seed=2, base=False))
-    foreign = mine.folder / "evolution_checkpoint_gen_1.json"
-    shutil.copy(reference.folder / foreign.name, foreign)
+        run_evolution(job(mine.loop.folder, seed=2, base=False))
+    foreign = mine.loop.folder / "evolution_checkpoint_gen_1.json"
+    shutil.copy(reference.loop.folder / foreign.name, foreign)
     with pytest.raises(ConfigError, match="of another evolution"):
         resume_inputs(foreign, None, None)
     foreign.write_text(foreign.read_text().replace('"generation": 1', '"generation": 9'))
@@ -415,21 +416,23 @@ def test_what_is_not_this_evolution_is_refused(reference: EvolutionResult, tmp_p
             resume_inputs(tmp_path / place, None, None)
     with pytest.raises(NotFound, match="no checkpoint of this version"):
         resume_inputs(Path("checkpoints/phase2/generation_30.pt"), None, None)
-    assert (mine.folder / JOURNAL).read_bytes() == before
+    assert (mine.loop.folder / JOURNAL).read_bytes() == before
 
 
 def test_the_time_budget_is_written_down(reference: EvolutionResult, tmp_path: Path) -> None:
     done = run_evolution(job(tmp_path / "x", time_budget_minutes=1e-6))
-    assert (done.reason, done.generations) == ("time budget", 0)
-    assert journal(done.folder, "stopped")[0]["generation"] == 0
-    again = run_evolution(resume_inputs(done.folder, None, None))
-    assert outcome(again.folder)["lineage.json"] == files.sha256_of(
-        done.model_path / "lineage.json"
+    assert (done.loop.reason, len(done.loop.curve)) == ("time budget", 1)
+    assert journal(done.loop.folder, "stopped")[0]["generation"] == 0
+    again = run_evolution(resume_inputs(done.loop.folder, None, None))
+    assert outcome(again.loop.folder)["lineage.json"] == files.sha256_of(
+        done.model.path / "lineage.json"
     )
-    assert (again.reason, again.generations) == ("time budget", 0)
-    more = run_evolution(resume_inputs(done.folder, None, 1000.0))  # more time: it goes on
-    assert more.reason == "generations"
-    assert outcome(more.folder)["lineage.json"] == outcome(reference.folder)["lineage.json"]
+    assert (again.loop.reason, len(again.loop.curve)) == ("time budget", 1)
+    more = run_evolution(resume_inputs(done.loop.folder, None, 1000.0))  # more time: it goes on
+    assert more.loop.reason == "generations"
+    assert (
+        outcome(more.loop.folder)["lineage.json"] == outcome(reference.loop.folder)["lineage.json"]
+    )
 
 
 def test_the_clock_does_not_ask_again_about_the_past(
@@ -437,12 +440,12 @@ def test_the_clock_does_not_ask_again_about_the_past(
 ) -> None:
     """Killed in generation 2 with the time over, it must not end in generation 0 instead."""
     folder = tmp_path / "x"
-    shutil.copytree(reference.folder, folder)
+    shutil.copytree(reference.loop.folder, folder)
     lines = (folder / JOURNAL).read_bytes().splitlines(keepends=True)
     last = next(i for i, line in enumerate(lines) if b'"generation":2' in line)
     (folder / JOURNAL).write_bytes(b"".join(lines[: last + 1]))
     done = run_evolution(resume_inputs(folder, 5, 1e-6))
-    assert (done.reason, done.generations) == ("time budget", 2)
+    assert (done.loop.reason, len(done.loop.curve)) == ("time budget", 3)
 
 
 def test_it_stops_early_by_the_holdout(tmp_path: Path) -> None:
@@ -450,15 +453,15 @@ def test_it_stops_early_by_the_holdout(tmp_path: Path) -> None:
     done = run_evolution(
         job(tmp_path / "x", **settings, convergence_threshold=0.9, verdict_items=1)
     )
-    assert (done.reason, done.generations) == ("converged", 2)
-    history = files.read_json(done.folder / "evolution_log.json")["history"]
+    assert (done.loop.reason, len(done.loop.curve)) == ("converged", 3)
+    history = files.read_json(done.loop.folder / "evolution_log.json")["history"]
     assert all(entry["holdout"] is not None for entry in history)
-    assert journal(done.folder, "holdout")[0]["fitness"] == history[0]["holdout"]
+    assert journal(done.loop.folder, "holdout")[0]["fitness"] == history[0]["holdout"]
 
 
 def test_replay_makes_the_champion_again(reference: EvolutionResult, tmp_path: Path) -> None:
-    lineage = reference.model_path / "lineage.json"
-    wanted = files.sha256_of(reference.model_path / WEIGHTS_FILE)
+    lineage = reference.model.path / "lineage.json"
+    wanted = files.sha256_of(reference.model.path / WEIGHTS_FILE)
     assert replay(lineage, tmp_path / "again") == wanted
     assert files.sha256_of(tmp_path / "again" / WEIGHTS_FILE) == wanted
     record = json.loads(lineage.read_text())
@@ -577,13 +580,13 @@ def test_forge_evo(forge: Forge, tmp_path: Path, reference: EvolutionResult) -> 
     document = result.document
     assert document["reason"] == "generations" and document["generations"] == 2
     assert set(document["verdict"]) >= {"champion", "rivals", "sentences", "retention"}
-    assert outcome(tmp_path / "evomerge") == outcome(reference.folder)
+    assert outcome(tmp_path / "evomerge") == outcome(reference.loop.folder)
     told = forge("evo --resume evomerge")
     assert told.code == 0 and "best parent" in told.out and "fitness over generations" in told.out
     assert told.err.count("combo") >= 1 and "ETA" in told.err
     again = forge("evo replay evomerge/champion/lineage.json again --json")
     assert again.code == 0
-    assert again.document["sha256"] == files.sha256_of(reference.model_path / WEIGHTS_FILE)
+    assert again.document["sha256"] == files.sha256_of(reference.model.path / WEIGHTS_FILE)
 
 
 def test_the_clock_and_the_device(forge: Forge, tmp_path: Path) -> None:

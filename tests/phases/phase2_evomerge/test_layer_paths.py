@@ -17,20 +17,18 @@ from torch.testing import assert_close
 from transformers import AutoModelForCausalLM
 
 from agent_forge.errors import ConfigError
-from agent_forge.evals.fitness import DomainFitness
+from agent_forge.evals.fitness import DomainFitness, Incumbent
 from agent_forge.evals.model_under_test import open_model_under_test
-from agent_forge.evals.racing import Incumbent
 from agent_forge.merge.output import write
 from agent_forge.model.folder import open_weights
 from agent_forge.model.network import ForgeNetwork
 from agent_forge.phases.phase2_evomerge.candidate_weights import CandidateWeights
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
 from agent_forge.phases.phase2_evomerge.evaluator import OTHER_NETWORKS, NetworkCache
-from agent_forge.phases.phase2_evomerge.evolution import run_evolution
+from agent_forge.phases.phase2_evomerge.evolution import replay, run_evolution
 from agent_forge.phases.phase2_evomerge.inputs import resume_inputs
 from agent_forge.phases.phase2_evomerge.journal import CACHE, JOURNAL
 from agent_forge.phases.phase2_evomerge.loop import EvolutionLoop
-from agent_forge.phases.phase2_evomerge.replay import replay
 from agent_forge.search import operators
 from agent_forge.search.candidate import Candidate
 from agent_forge.search.portfolio import PortfolioSearch
@@ -322,31 +320,31 @@ ALL: dict[str, Any] = {
 
 def test_a_champion_that_is_a_path_resumes_replays_and_loads(tmp_path: Path) -> None:
     whole = run_evolution(job(tmp_path / "whole", **ALL))
-    lines = (whole.folder / JOURNAL).read_bytes().splitlines(keepends=True)
-    records = [record for _, record in read_lines(whole.folder / JOURNAL)]
-    best = json.loads((whole.model_path / "lineage.json").read_text())
+    lines = (whole.loop.folder / JOURNAL).read_bytes().splitlines(keepends=True)
+    records = [record for _, record in read_lines(whole.loop.folder / JOURNAL)]
+    best = json.loads((whole.model.path / "lineage.json").read_text())
     made = next(c for c in best["candidates"] if c["key"] == best["key"])
     assert made["operation"]["kind"] == "path" and len(made["operation"]["layers"]) == 1
     assert any(r["record"] == "gate" for r in records)
-    for folder in (whole.model_path, whole.folder / "gen_3_best_model"):
+    for folder in (whole.model.path, whole.loop.folder / "gen_3_best_model"):
         model = open_model_under_test(folder).model
         assert len(model.model.layers) == 1 == model.config.num_hidden_layers  # type: ignore
     assert whole.report and whole.report.champion.parts["speed"] == 1 / 1.5
     assert all(r.score.parts["speed"] == 0.5 for r in whole.report.baselines.values())
-    sha = replay(whole.model_path / "lineage.json", tmp_path / "again")
-    assert sha == files.sha256_of(whole.model_path / "model.safetensors")
+    sha = replay(whole.model.path / "lineage.json", tmp_path / "again")
+    assert sha == files.sha256_of(whole.model.path / "model.safetensors")
     assert files.sha256_of(tmp_path / "again/config.json") == files.sha256_of(
-        whole.model_path / "config.json"
+        whole.model.path / "config.json"
     )
-    wanted = outcome(whole.folder)
+    wanted = outcome(whole.loop.folder)
     gate = next(n for n, r in enumerate(records) if r["record"] == "gate")
     for cut in (gate, gate + 1, gate + 4, len(lines) - 3):
         folder = tmp_path / f"cut{cut}"
-        shutil.copytree(whole.folder, folder, ignore=shutil.ignore_patterns("champion"))
+        shutil.copytree(whole.loop.folder, folder, ignore=shutil.ignore_patterns("champion"))
         (folder / JOURNAL).write_bytes(b"".join(lines[:cut]) + lines[cut][:30])
         shutil.rmtree(folder / "weights")
         (folder / CACHE).unlink()
-        assert outcome(run_evolution(resume_inputs(folder, None, None)).folder) == wanted
+        assert outcome(run_evolution(resume_inputs(folder, None, None)).loop.folder) == wanted
 
 
 def paths_in(folder: Path) -> list[dict[str, Any]]:
@@ -357,8 +355,8 @@ def test_workers_and_races_change_nothing(tmp_path: Path) -> None:
     few: dict[str, Any] = {"layer_paths": 0.7, "fitness_subset_size": 64, "racing": True}
     alone = run_evolution(job(tmp_path / "alone", workers=1, **few))
     there = run_evolution(job(tmp_path / "two", workers=2, **few))
-    assert outcome(there.folder) == outcome(alone.folder)
-    out = [r for r in paths_in(alone.folder) if r["problem"]]
+    assert outcome(there.loop.folder) == outcome(alone.loop.folder)
+    out = [r for r in paths_in(alone.loop.folder) if r["problem"]]
     assert out and all(r["dropped"] and r["score"] is None and r["sha256"] for r in out)
     assert all("bits a byte on its first items" in r["problem"] for r in out)
 
@@ -368,8 +366,10 @@ def test_auto_has_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(PortfolioSearch, "_choose", lambda self: self._arms[next(arms)])
     many = {"layer_paths": 1.0, "path_gate": 100, "generations": 2}
     done = run_evolution(job(tmp_path / "x", strategy="auto", **{**ALL, **many}))
-    assert any(r["score"] for r in paths_in(done.folder)) and "path" in done.origin
-    kinds = [r["operation"]["kind"] for r in journal(done.folder)]
+    assert (
+        any(r["score"] for r in paths_in(done.loop.folder)) and "path" in done.loop.champion.origin
+    )
+    kinds = [r["operation"]["kind"] for r in journal(done.loop.folder)]
     assert {"blend", "shift"} & {*kinds[kinds.index("path") :]}  # others than the champion moved
 
 

@@ -33,11 +33,9 @@ from agent_forge.evals.fitness import FunctionFitness
 from agent_forge.evals.likelihood import ItemScores
 from agent_forge.phases.phase2_evomerge import EvoMerge, EvoMergeConfig
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
-from agent_forge.phases.phase2_evomerge.evolution import EvolutionResult, run_evolution
+from agent_forge.phases.phase2_evomerge.evolution import EvolutionResult, replay, run_evolution
 from agent_forge.phases.phase2_evomerge.inputs import locate_inputs, resume_inputs
 from agent_forge.phases.phase2_evomerge.journal import JOURNAL
-from agent_forge.phases.phase2_evomerge.replay import replay
-from agent_forge.phases.phase2_evomerge.report import worse_domains
 from agent_forge.store import files
 from agent_forge.store.models import ModelStorage, load_directory
 from tests.support.command_line import Forge
@@ -60,21 +58,21 @@ def everything(root: Path) -> dict[str, bytes]:
 
 
 def test_fewer_generations_than_there_are(done: EvolutionResult) -> None:
-    before = everything(done.folder)
+    before = everything(done.loop.folder)
     told = r"holds 1 generations, 0 are asked for"
     with pytest.raises(ConfigError, match=told):
-        job(done.folder, generations=0, verdict_items=1)
+        job(done.loop.folder, generations=0, verdict_items=1)
     with pytest.raises(ConfigError, match=told):
-        resume_inputs(done.folder, 0, None)
-    assert everything(done.folder) == before
-    assert resume_inputs(done.folder, 1, None).settings.generations == 1
+        resume_inputs(done.loop.folder, 0, None)
+    assert everything(done.loop.folder) == before
+    assert resume_inputs(done.loop.folder, 1, None).settings.generations == 1
 
 
 def test_a_generation_that_was_only_begun_does_not_count(
     done: EvolutionResult, tmp_path: Path
 ) -> None:
-    shutil.copytree(done.folder, tmp_path / "x")
-    lines = (done.folder / JOURNAL).read_bytes().splitlines(keepends=True)
+    shutil.copytree(done.loop.folder, tmp_path / "x")
+    lines = (done.loop.folder / JOURNAL).read_bytes().splitlines(keepends=True)
     begun = next(i for i, line in enumerate(lines) if b'"generation":1' in line)
     (tmp_path / "x" / JOURNAL).write_bytes(b"".join(lines[: begun + 1]))
     assert resume_inputs(tmp_path / "x", 0, None).settings.generations == 0
@@ -266,7 +264,7 @@ def test_a_fitness_that_leaves_is_a_failed_candidate(own: Path) -> None:
         module.replace('raise KeyError("a bad moment")', "raise SystemExit(0)") + leaves
     )
     done = run_evolution(job(own / "x", fitness="own_fitness:sometimes", generations=0))
-    failed = [r for r in journal(done.folder) if r["score"] is None]
+    failed = [r for r in journal(done.loop.folder) if r["score"] is None]
     assert failed and all("SystemExit: 0" in r["problem"] for r in failed)
     with pytest.raises(PhaseFailed, match="SystemExit"):  # the first parent: nothing to go on with
         run_evolution(job(own / "y", fitness="own_fitness:leaves"))
@@ -359,7 +357,7 @@ def test_nan_is_damage_everywhere(
 
 
 def test_replay_of_what_is_no_lineage(done: EvolutionResult, tmp_path: Path) -> None:
-    lineage = done.model_path / "lineage.json"
+    lineage = done.model.path / "lineage.json"
     whole: dict[str, Any] = json.loads(lineage.read_text())
     wrong: list[Any] = [[], {}, {"a": 1}, 3, {"lineage": None}, {**whole, "key": "0" * 64}]
     wrong += [{k: v for k, v in whole.items() if k != name} for name in whole if name != "seed"]
@@ -378,7 +376,7 @@ def test_replay_of_what_is_no_lineage(done: EvolutionResult, tmp_path: Path) -> 
 
 def test_replay_onto_something(done: EvolutionResult, tmp_path: Path) -> None:
     with pytest.raises(AlreadyExists) as error:
-        replay(done.model_path / "lineage.json", tmp_path)
+        replay(done.model.path / "lineage.json", tmp_path)
     assert "--force" not in error.value.hint and "name a folder" in error.value.hint
 
 
@@ -406,7 +404,6 @@ def test_a_sentence_names_the_domains_that_lost() -> None:
     after = [outcome((losses[0] - 2).tolist()), outcome((losses[1] + 1).tolist())]
     named = zip(("won", "lost"), before, after, strict=True)
     found = compare_scores([PairedScores(name, a, b, [4] * 60, False) for name, a, b in named])
-    assert "; on lost worse than it by" in worse_domains(found) and "on won" not in worse_domains(
-        found
-    )
-    assert worse_domains(Comparison(found.domains[1:], found.overall)) == ""
+    worse = found.worse_domains()
+    assert "; on lost worse than it by" in worse and "on won" not in worse
+    assert Comparison(found.domains[1:], found.overall).worse_domains() == ""

@@ -273,7 +273,7 @@ def test_an_old_evolution_goes_on_with_its_own_items(old: Path) -> None:
     assert any("the verdict may ask what the search saw" in note for note in job.notes)
     done = run_evolution(job)
     assert (old / JOURNAL).read_bytes() == before
-    assert files.read_json(done.model_path / "lineage.json")["key"] == known["champion"]
+    assert files.read_json(done.model.path / "lineage.json")["key"] == known["champion"]
     table = known["card"].index("| model | fitness | fruit/bits_per_byte | fruit/accuracy |")
     assert card(old).splitlines()[:table] == known["card"][:table]
     again = files.read_checked(old / BEGUN)
@@ -289,13 +289,13 @@ def test_an_old_folder_that_is_named_again_goes_on_too(old: Path) -> None:
         settings = EvoMergeSettings(**given, **more)
         return locate_inputs(settings, record["parents"], None, record["seed"], old)
 
-    assert run_evolution(job()).generations == 1
+    assert len(run_evolution(job()).loop.curve) == 2
     with pytest.raises(ConfigError, match="items for the verdict were changed"):
         run_evolution(job(split_by="prompt"))
     (old / BEGUN).write_text("{")  # then only the journal can tell
     with pytest.raises(ConfigError, match="other models, data or settings"):
         run_evolution(job())
-    assert run_evolution(job(split_by="content")).generations == 1
+    assert len(run_evolution(job(split_by="content")).loop.curve) == 2
 
 
 def test_a_new_evolution_records_its_split_and_keeps_it(models: Path, forge: Forge) -> None:

@@ -16,11 +16,16 @@ from agent_forge.errors import ConfigError
 from agent_forge.evals.fitness import DomainFitness
 from agent_forge.evals.likelihood import measure
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
+from agent_forge.phases.phase2_evomerge.evaluator import (
+    BACKWARD,
+    coefficient_gradient,
+    item_losses,
+)
 from agent_forge.phases.phase2_evomerge.evolution import run_evolution
-from agent_forge.phases.phase2_evomerge.fitness_gradient import BACKWARD, gradient, item_losses
 from agent_forge.phases.phase2_evomerge.inputs import resume_inputs
 from agent_forge.phases.phase2_evomerge.journal import CACHE, JOURNAL
 from agent_forge.phases.phase2_evomerge.loop import EvolutionLoop
+from agent_forge.phases.phase2_evomerge.report import summary
 from agent_forge.search import operators
 from agent_forge.search.strategy import STRATEGIES
 from tests.support.evo_models import job, journal, outcome
@@ -62,7 +67,7 @@ def test_the_gradient_is_what_differences_show(tmp_path: Path, base: bool) -> No
         run.weights.fill(run.evaluator.model_under_test.model.float(), made.key)
 
     put(rows)
-    found, tokens = gradient(fitness, run.weights, 1, 0)
+    found, tokens = coefficient_gradient(fitness, run.weights, 1, 0)
     assert tokens == BACKWARD * fitness.tokens
     assert all(p.grad is None for p in run.evaluator.model_under_test.model.parameters())
     for group in groups:
@@ -82,11 +87,11 @@ def test_parts_of_the_items_add_up_to_all(tmp_path: Path) -> None:
     fitness = run.evaluator.fitness
     assert isinstance(fitness, DomainFitness)
     run.weights.fill(run.evaluator.model_under_test.model, run.search.survivors[-1].key)
-    parts = [gradient(fitness, run.weights, 4, turn) for turn in range(4)]
+    parts = [coefficient_gradient(fitness, run.weights, 4, turn) for turn in range(4)]
     assert sum(tokens for _, tokens in parts) == BACKWARD * fitness.tokens
     assert all(rows != parts[0][0] for rows, _ in parts[1:])
-    again = gradient(fitness, run.weights, 4, 4)
-    assert again == gradient(fitness, run.weights, 4, 0)
+    again = coefficient_gradient(fitness, run.weights, 4, 4)
+    assert again == coefficient_gradient(fitness, run.weights, 4, 0)
 
 
 def test_our_own_network_is_differentiated_where_it_is_measured() -> None:
@@ -105,27 +110,29 @@ FEW: dict[str, Any] = {"population_size": 4, "generations": 2}
 @pytest.mark.parametrize("name", with_pymoo([n for n in STRATEGIES if n != "spec"]))
 def test_a_killed_evolution_ends_in_the_same_bytes(name: str, tmp_path: Path) -> None:
     whole = run_evolution(job(tmp_path / "whole", strategy=name, **FEW))
-    best = max(whole.curve)
-    assert whole.fitness == best and whole.summary["best_fitness"] >= whole.curve[0]
-    lines = (whole.folder / JOURNAL).read_bytes().splitlines(keepends=True)
-    wanted = outcome(whole.folder)
+    best = max(whole.loop.curve)
+    assert (
+        whole.loop.curve[-1] == best and summary(whole.loop)["best_fitness"] >= whole.loop.curve[0]
+    )
+    lines = (whole.loop.folder / JOURNAL).read_bytes().splitlines(keepends=True)
+    wanted = outcome(whole.loop.folder)
     for cut in (3, len(lines) // 2, len(lines) - 3):
         folder = tmp_path / f"cut{cut}"
-        shutil.copytree(whole.folder, folder, ignore=shutil.ignore_patterns("champion"))
+        shutil.copytree(whole.loop.folder, folder, ignore=shutil.ignore_patterns("champion"))
         (folder / JOURNAL).write_bytes(b"".join(lines[:cut]) + lines[cut][:30])
         shutil.rmtree(folder / "weights")
         (folder / CACHE).unlink()
-        assert outcome(run_evolution(resume_inputs(folder, None, None)).folder) == wanted
+        assert outcome(run_evolution(resume_inputs(folder, None, None)).loop.folder) == wanted
 
 
 def test_tokens_are_counted_and_gradients_count_thrice(tmp_path: Path) -> None:
     done = run_evolution(job(tmp_path / "x", strategy="grad", gradient_share=0.5, **FEW))
-    scored, slopes = journal(done.folder), journal(done.folder, "gradient")
+    scored, slopes = journal(done.loop.folder), journal(done.loop.folder, "gradient")
     one = scored[0]["tokens"]
     assert one > 0 and {r["tokens"] for r in scored} == {one}
     assert slopes and all(one < r["tokens"] < 2 * one for r in slopes)
     assert all(r["cpu"] >= 0 for r in (*scored, *slopes))
-    history = outcome(done.folder)["history"]
+    history = outcome(done.loop.folder)["history"]
     assert history[-1]["tokens"] == sum(r["tokens"] for r in (*scored, *slopes))
     assert history[0]["tokens"] < history[1]["tokens"]
 
@@ -133,10 +140,10 @@ def test_tokens_are_counted_and_gradients_count_thrice(tmp_path: Path) -> None:
 def test_a_budget_of_evaluations_can_be_raised(tmp_path: Path) -> None:
     more = {"strategy": "cma-es", "population_size": 4, "generations": 9}
     short = run_evolution(job(tmp_path / "x", max_evaluations=10, **more))
-    assert short.reason == "evaluations" and len(journal(short.folder)) == 10
+    assert short.loop.reason == "evaluations" and len(journal(short.loop.folder)) == 10
     run_evolution(job(tmp_path / "x", max_evaluations=14, **more))
     whole = run_evolution(job(tmp_path / "y", max_evaluations=14, **more))
-    found, wanted = outcome(tmp_path / "x"), outcome(whole.folder)
+    found, wanted = outcome(tmp_path / "x"), outcome(whole.loop.folder)
     assert found["model.safetensors"] == wanted["model.safetensors"]
     assert found["history"] == wanted["history"]
 
@@ -144,7 +151,9 @@ def test_a_budget_of_evaluations_can_be_raised(tmp_path: Path) -> None:
 def test_one_family_with_a_coefficient_a_parent(tmp_path: Path) -> None:
     more = {"blend_method": "ties", "per_layer": False, "density": 0.4}
     done = run_evolution(job(tmp_path / "x", strategy="cma-es", **more, **FEW))
-    blends = [r["operation"] for r in journal(done.folder) if r["operation"]["kind"] == "blend"]
+    blends = [
+        r["operation"] for r in journal(done.loop.folder) if r["operation"]["kind"] == "blend"
+    ]
     assert blends and all(r["method"] == "ties" for r in blends)
     assert all(len({tuple(row) for row in r["coefficients"].values()}) == 1 for r in blends)
 
@@ -152,14 +161,14 @@ def test_one_family_with_a_coefficient_a_parent(tmp_path: Path) -> None:
 @NEEDS_PYMOO
 def test_the_front_is_in_the_log(tmp_path: Path) -> None:
     done = run_evolution(job(tmp_path / "x", strategy="nsga2", **FEW))
-    front = outcome(done.folder)["history"][-1]["front"]
+    front = outcome(done.loop.folder)["history"][-1]["front"]
     assert front and all(set(told) == {"add", "next", "twice"} for told in front.values())
 
 
 def test_gradients_beat_the_average_quickly(tmp_path: Path) -> None:
     done = run_evolution(job(tmp_path / "x", strategy="grad", population_size=8, generations=1))
-    scores = {r["operation"]["kind"]: r["score"]["fitness"] for r in journal(done.folder)}
-    assert done.fitness > scores["average"] + 0.01
+    scores = {r["operation"]["kind"]: r["score"]["fitness"] for r in journal(done.loop.folder)}
+    assert done.loop.curve[-1] > scores["average"] + 0.01
 
 
 @pytest.mark.parametrize("name", ["grad", "nsga2"])
@@ -174,8 +183,8 @@ def test_auto_does_without_gradients(tmp_path: Path, monkeypatch: pytest.MonkeyP
     )
     monkeypatch.chdir(tmp_path)
     done = run_evolution(job(tmp_path / "x", strategy="auto", fitness="own:size", **FEW))
-    assert {r["tokens"] for r in journal(done.folder, "gradient")} == {0}
-    assert done.fitness >= max(r["score"]["fitness"] for r in journal(done.folder))
+    assert {r["tokens"] for r in journal(done.loop.folder, "gradient")} == {0}
+    assert done.loop.curve[-1] >= max(r["score"]["fitness"] for r in journal(done.loop.folder))
 
 
 def test_a_strategy_that_is_not_there_is_refused() -> None:

@@ -12,15 +12,14 @@ import psutil
 import pytest
 
 from agent_forge.errors import PhaseFailed, WorkersLost
-from agent_forge.evals.fitness import DomainFitness
-from agent_forge.evals.racing import SHARES, Incumbent, estimate, has_lost, shards
+from agent_forge.evals.fitness import SHARES, DomainFitness, Incumbent, estimate, has_lost, shards
 from agent_forge.phases.phase2_evomerge.evaluator import CandidateEvaluator
 from agent_forge.phases.phase2_evomerge.evolution import run_evolution
 from agent_forge.phases.phase2_evomerge.journal import JOURNAL
 from agent_forge.phases.phase2_evomerge.loop import EvolutionLoop
 from agent_forge.store import files
 from agent_forge.workers import ray_pool
-from agent_forge.workers.process_pool import WorkerProcess
+from agent_forge.workers.pools import WorkerProcess
 from tests.support.evo_models import family, job, journal, outcome
 from tests.support.extras import RAY
 
@@ -40,8 +39,8 @@ def test_as_many_workers_as_you_like_find_the_same(tmp_path: Path, strategy: str
     alone = run_evolution(job(tmp_path / "alone", workers=1, **more))
     for count in (2, 3) if strategy == "spec" else (2,):
         there = run_evolution(job(tmp_path / f"{count}", workers=count, **more))
-        assert outcome(there.folder) == outcome(alone.folder)
-        assert not list(there.folder.glob("weights/workers/*/*.safetensors"))
+        assert outcome(there.loop.folder) == outcome(alone.loop.folder)
+        assert not list(there.loop.folder.glob("weights/workers/*/*.safetensors"))
 
 
 def test_a_killed_worker_costs_its_candidate(
@@ -58,7 +57,7 @@ def test_a_killed_worker_costs_its_candidate(
 
     monkeypatch.setattr(WorkerProcess, "send", and_die)
     there = run_evolution(job(tmp_path / "killed", workers=2))
-    failed = {r["key"]: r["generation"] for r in journal(there.folder) if r["problem"]}
+    failed = {r["key"]: r["generation"] for r in journal(there.loop.folder) if r["problem"]}
     assert sorted(failed.values()) == [0, 1, 2] and not fatal
     monkeypatch.undo()
     measure = CandidateEvaluator.measure
@@ -71,7 +70,7 @@ def test_a_killed_worker_costs_its_candidate(
 
     monkeypatch.setattr(CandidateEvaluator, "measure", failing)
     again = run_evolution(job(tmp_path / "again", workers=1))
-    assert champion(again.folder) == champion(there.folder)
+    assert champion(again.loop.folder) == champion(there.loop.folder)
 
 
 def test_a_shutdown_that_reaches_the_workers_costs_no_candidate(tmp_path: Path) -> None:
@@ -86,9 +85,9 @@ def test_a_shutdown_that_reaches_the_workers_costs_no_candidate(tmp_path: Path) 
                     os.kill(pid, number)
 
     there = run_evolution(job(tmp_path / "signalled", workers=2), listen=watch)
-    assert len(signalled) >= 2 and not [r for r in journal(there.folder) if r["problem"]]
-    assert outcome(there.folder) == outcome(
-        run_evolution(job(tmp_path / "alone", workers=1)).folder
+    assert len(signalled) >= 2 and not [r for r in journal(there.loop.folder) if r["problem"]]
+    assert outcome(there.loop.folder) == outcome(
+        run_evolution(job(tmp_path / "alone", workers=1)).loop.folder
     )
 
 
@@ -122,7 +121,7 @@ def test_a_cluster_that_goes_away_pauses_a_run_which_goes_on_to_the_same(
     assert killed and caught.value.pauses and "resume" in caught.value.hint
     again = run_evolution(work)  # on a new cluster
     alone = run_evolution(job(tmp_path / "alone", workers=1))
-    assert outcome(again.folder) == outcome(alone.folder)
+    assert outcome(again.loop.folder) == outcome(alone.loop.folder)
 
 
 # -- racing ---------------------------------------------------------------------------------------
@@ -198,18 +197,18 @@ def test_the_estimate_of_the_difference_is_that_of_the_fitness(tmp_path: Path) -
 def test_a_race_saves_tokens_and_resumes_to_the_same_bytes(tmp_path: Path) -> None:
     full = run_evolution(job(tmp_path / "full", **MANY, generations=4))
     whole = run_evolution(job(tmp_path / "raced", **MANY, generations=4, racing=True))
-    spent = [sum(r.get("tokens", 0) for r in journal(x.folder)) for x in (full, whole)]
+    spent = [sum(r.get("tokens", 0) for r in journal(x.loop.folder)) for x in (full, whole)]
     assert spent[1] < spent[0]
-    dropped = {r["key"] for r in journal(whole.folder) if r.get("dropped")}
-    wanted = outcome(whole.folder)
-    assert dropped and whole.fitness == max(whole.curve)
-    lines = (whole.folder / JOURNAL).read_bytes().splitlines(keepends=True)
+    dropped = {r["key"] for r in journal(whole.loop.folder) if r.get("dropped")}
+    wanted = outcome(whole.loop.folder)
+    assert dropped and whole.loop.curve[-1] == max(whole.loop.curve)
+    lines = (whole.loop.folder / JOURNAL).read_bytes().splitlines(keepends=True)
     for cut in (len(lines) // 2, len(lines) - 4):
         folder = tmp_path / f"cut{cut}"
         folder.mkdir()
-        (folder / "evolution.json").write_bytes((whole.folder / "evolution.json").read_bytes())
+        (folder / "evolution.json").write_bytes((whole.loop.folder / "evolution.json").read_bytes())
         (folder / JOURNAL).write_bytes(b"".join(lines[:cut]))
         run_evolution(job(folder, **MANY, generations=4, racing=True))
         assert outcome(folder) == wanted
     two = run_evolution(job(tmp_path / "two", **MANY, generations=4, racing=True, workers=2))
-    assert outcome(two.folder) == wanted
+    assert outcome(two.loop.folder) == wanted

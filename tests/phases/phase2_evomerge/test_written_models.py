@@ -18,10 +18,9 @@ from agent_forge.model.folder import open_weights
 from agent_forge.model.opened import open_model
 from agent_forge.phases.phase2_evomerge import evolution
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
-from agent_forge.phases.phase2_evomerge.evolution import EvolutionResult, run_evolution
+from agent_forge.phases.phase2_evomerge.evolution import EvolutionResult, replay, run_evolution
 from agent_forge.phases.phase2_evomerge.inputs import locate_inputs, resume_inputs
 from agent_forge.phases.phase2_evomerge.journal import BEGUN
-from agent_forge.phases.phase2_evomerge.replay import replay
 from agent_forge.store import files
 from tests.support.evo_models import FEW, family
 
@@ -78,14 +77,14 @@ def test_heads_of_both_kinds(first: str, base: str | None, keep: bool, tmp_path:
     for parent in parents:
         score = done.report.baselines[parent.name].score
         assert score.raw[BITS] == pytest.approx(bits(parent), rel=1e-5)
-    assert done.report.champion.raw[BITS] == pytest.approx(bits(done.model_path), rel=1e-5)
+    assert done.report.champion.raw[BITS] == pytest.approx(bits(done.model.path), rel=1e-5)
     if base:
         score = done.report.baselines["base"].score
         assert score.raw[BITS] == pytest.approx(bits(family() / base), rel=1e-5)
-    config = json.loads((done.model_path / "config.json").read_text())
-    assert not config["tie_word_embeddings"] and HEAD in open_weights(done.model_path)
-    again = replay(done.model_path / "lineage.json", tmp_path / "again")
-    assert again == open_weights(done.model_path).sha256()
+    config = json.loads((done.model.path / "config.json").read_text())
+    assert not config["tie_word_embeddings"] and HEAD in open_weights(done.model.path)
+    again = replay(done.model.path / "lineage.json", tmp_path / "again")
+    assert again == open_weights(done.model.path).sha256()
 
 
 def test_a_tied_base_of_untied_parents_and_the_reverse(tmp_path: Path) -> None:
@@ -111,9 +110,9 @@ def test_a_base_of_another_type(tmp_path: Path) -> None:
         for n in ("add", "twice")
     ]
     done = evolved(half, tmp_path / "out", family() / "base")
-    assert {spec.dtype for spec in open_weights(done.model_path).specs.values()} == {torch.bfloat16}
+    assert {spec.dtype for spec in open_weights(done.model.path).specs.values()} == {torch.bfloat16}
     assert done.report is not None
-    assert done.report.champion.raw[BITS] == pytest.approx(bits(done.model_path), rel=1e-5)
+    assert done.report.champion.raw[BITS] == pytest.approx(bits(done.model.path), rel=1e-5)
 
 
 @pytest.mark.parametrize("fitness", ["", "tests.support.evo_models:largest"])
@@ -163,12 +162,12 @@ def test_layers_that_the_file_has_and_the_config_has_not(tmp_path: Path) -> None
 
 def test_weights_of_a_written_model_that_changed_on_the_disk(tmp_path: Path) -> None:
     done = evolved([family() / "add", family() / "twice"], tmp_path / "out", generations=0)
-    path = done.model_path / FILE
+    path = done.model.path / FILE
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
     with pytest.raises(DamagedFile, match="sha256"):
-        open_model(done.model_path)
+        open_model(done.model.path)
 
 
 def test_a_folder_alone_runs_no_fitness(tmp_path: Path) -> None:
@@ -189,6 +188,19 @@ def test_a_folder_alone_runs_no_fitness(tmp_path: Path) -> None:
     assert job.settings.fitness == fitness
 
 
+def test_a_fitness_that_it_was_not_begun_with_is_refused(tmp_path: Path) -> None:
+    evolved([family() / "add", family() / "twice"], tmp_path / "out", generations=0)
+    with pytest.raises(ConfigError, match="begun without a fitness"):
+        resume_inputs(tmp_path / "out", 1, None, ["fitness=math:sqrt"])
+    assert not resume_inputs(tmp_path / "out", 1, None).settings.fitness
+
+
+def test_a_parent_that_cannot_be_measured_ends_the_evolution(tmp_path: Path) -> None:
+    parents = [family() / "add", family() / "twice"]
+    with pytest.raises(PhaseFailed, match="parent 0 cannot be measured"):
+        evolved(parents, tmp_path / "out", data=[], fitness="math:sqrt")
+
+
 def test_what_stands_beside_is_left_alone(tmp_path: Path) -> None:
     """Neither a replay nor an evolution removes what it did not write."""
     notes = [tmp_path / ".again.weights", tmp_path / "out" / ".notes"]
@@ -196,6 +208,6 @@ def test_what_stands_beside_is_left_alone(tmp_path: Path) -> None:
         folder.mkdir(parents=True)
         (folder / ".tmp-thesis.txt").write_text("mine")
     done = evolved([family() / "add", family() / "twice"], tmp_path / "out", generations=0)
-    replay(done.model_path / "lineage.json", tmp_path / "again")
+    replay(done.model.path / "lineage.json", tmp_path / "again")
     assert all((folder / ".tmp-thesis.txt").is_file() for folder in notes)
     assert sorted(p.name for p in tmp_path.iterdir()) == [".again.weights", "again", "out"]

@@ -156,9 +156,8 @@ class RemoteObject:
         return items if isinstance(items, RemoteObject) else iter(())
 
     __getattr__, __setattr__, __getitem__ = map(forward, ("get", "set", "item"))
-    __next__, __len__, __bool__, __str__, __repr__ = map(
-        forward, ("next", "len", "bool", "str", "repr")
-    )
+    __next__, __len__, __bool__ = map(forward, ("next", "len", "bool"))
+    __str__, __repr__ = map(forward, ("str", "repr"))
 
 
 class UntrustedObject(RemoteObject):

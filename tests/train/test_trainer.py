@@ -23,8 +23,7 @@ from agent_forge.optim.config import MuGrokConfig
 from agent_forge.optim.muon import MuonGrokfast, divergence
 from agent_forge.train.config import TrainSettings, rate_factor
 from agent_forge.train.data_parallel import TrainingProcesses
-from agent_forge.train.distill import DistillationLoss
-from agent_forge.train.fit import EarlyStop
+from agent_forge.train.fit import DistillationLoss, EarlyStop
 from agent_forge.train.trainer import Trainer, bf16_is_faster
 from agent_forge.train.weight_transforms import (
     StraightThrough,

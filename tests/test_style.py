@@ -171,7 +171,7 @@ def writing_calls(path: Path) -> Iterator[str]:
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
 def test_one_module_changes_the_file_system(path: Path) -> None:
-    if name_of(path) in ("agent_forge.store.files", "agent_forge.store.disk"):
+    if name_of(path) == "agent_forge.store.files":
         assert set(writing_calls(path)), "this test would no longer see a write"
         return
     assert set(writing_calls(path)) <= EXCEPTIONS.get(name_of(path), set())

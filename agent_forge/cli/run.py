@@ -111,7 +111,7 @@ def init(folder: Path, preset: str | None, sets: list[str], force: bool, dry_run
         raise AlreadyExists(f"{existing[0]} exists", hint="--force overwrites it")
     for path, text in paths.items():
         if not dry_run:
-            files.write_text(path, text)
+            files.write_bytes(path, text.encode())
     for path in paths:
         print(path)
 

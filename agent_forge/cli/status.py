@@ -47,7 +47,7 @@ def status(session: str | None, metrics: bool, storage: Path, as_json: bool) -> 
 
 def run_lines(folder: Path, done_before: Collection[str] = ()) -> list[str]:
     """A run in at most thirty lines: what each phase did and measured, the model, its own words."""
-    from agent_forge.pipeline.phase_run import read_state
+    from agent_forge.contract.phase import read_state
 
     lines: list[str] = []
     samples: list[dict[str, str]] = []

@@ -158,7 +158,7 @@ class SandboxProcess(contextlib.AbstractContextManager["SandboxProcess"]):
     def __init__(
         self, *code: str | CodeType, limits: SandboxLimits, stdin: str = "", fds: Sequence[int] = ()
     ) -> None:
-        if not platform.can_limit():
+        if not platform.CAN_LIMIT:
             problem = "this system cannot run untrusted code: it has no process limits"
             raise ForgeError(problem, hint="use Linux, macOS or the Windows Subsystem for Linux")
         request = {"code": code, "limits": asdict(limits), "hook": self.hook, "caller": os.getpid()}

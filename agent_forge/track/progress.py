@@ -1,8 +1,7 @@
 """Progress for people: Rich bars on a terminal, plain lines elsewhere, JSON lines on request.
 
-A display is called with records: the events of a tracker, and `loop` and `step`, which tell how far
-a phase, a merge (in bytes) or an evaluation (in tokens) is. An evolution tells its candidates and
-generations. Displays write to stderr, decide nothing and may fail without harm.
+A display is called with the events of a tracker, and with `loop` and `step`, which tell how far a
+phase, a merge (in bytes) or an evaluation (in tokens) is. It may fail without harm.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import time
 from collections.abc import Mapping
 from typing import Any, TextIO
 
-PLAIN_EVERY_S = 10.0
 TABLE_HEAD = "  gen  best    mean    diversity  hits    ETA  champion"
 Record = Mapping[str, Any]
 
@@ -53,8 +51,7 @@ def describe(record: Record) -> str:
 class Progress:
     """A display that shows nothing; the others derive from it.
 
-    Time left is that of the whole phase: the time it took so far, by what is done, by what is left.
-    What an earlier process did does not count as done.
+    Time left is that of the whole phase; what an earlier process did does not count as done.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -131,7 +128,7 @@ class PlainProgress(Progress):
 
     def __call__(self, record: Record) -> None:
         super().__call__(record)
-        due = time.monotonic() - self._shown >= PLAIN_EVERY_S
+        due = time.monotonic() - self._shown >= 10
         if record["event"] == "step":
             in_bytes, shown = record.get("unit") == "bytes", self._step(record)
             due = due or (in_bytes and record["step"] == record["total"])

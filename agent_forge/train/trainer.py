@@ -164,12 +164,12 @@ class Trainer:
 
     def _apply_decisions(self, step: int) -> int:
         """Move to the CPU if that was decided by this step; returns the pieces of its batch."""
-        if self.decisions.latest("cpu", step) and self.device != "cpu":
+        if self.decisions.at(step).get("cpu") and self.device != "cpu":
             self.device = "cpu"
             self.model.to("cpu")
             for state in self.optimizer.state.values():
                 state.update({k: v.to("cpu") for k, v in state.items() if torch.is_tensor(v)})
-        return int(self.decisions.latest("pieces", step) or self.settings.accumulate)
+        return int(self.decisions.at(step).get("pieces") or self.settings.accumulate)
 
     def _use_less(self, step: int, rows: int) -> None:
         """Decide, for good, to compute smaller pieces from this step on, or on the CPU."""

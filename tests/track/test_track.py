@@ -307,9 +307,8 @@ def test_the_display_fits_the_place() -> None:
 
 
 def mirror(tmp_path: Path, patience_s: float = 5) -> WandbSink:
-    return WandbSink(
-        tmp_path, group="s1", project="p", offline=True, config={"a": 1}, patience_s=patience_s
-    )
+    options: dict[str, Any] = {"config": {"a": 1}, "patience_s": patience_s}
+    return WandbSink(tmp_path / "s1", project="p", offline=True, **options)
 
 
 def drive(sink: WandbSink, tmp_path: Path) -> float:

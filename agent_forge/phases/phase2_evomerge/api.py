@@ -179,7 +179,6 @@ class EvoMerge:
     def _open_wandb(self, folder: Path, stack: contextlib.ExitStack) -> WandbSink:
         sink = WandbSink(
             folder,
-            group=folder.name,
             project=self.config.wandb_project,
             offline=True,
             config=self.config.evolution.model_dump(mode="json"),

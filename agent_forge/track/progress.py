@@ -59,14 +59,17 @@ class Progress:
         self._phase: str | None = None
         self._began = time.monotonic()
         self._skipped = 0  # steps of this phase that an earlier process did
-        self._candidates = self._generations = 0
+        self._candidates = self._generations = self._loops = 0
 
     def __call__(self, record: Record) -> None:
         phase = record.get("phase", record["name"] if record["event"] == "loop" else None)
         if phase is not None and phase != self._phase:
-            self._phase, self._began, self._skipped = phase, time.monotonic(), 0
+            self._phase, self._began, self._skipped, self._loops = phase, time.monotonic(), 0, 0
         if record["event"] == "loop":
             self._skipped += record["first"]
+            self._loops += 1
+            if self._loops == 1:  # what came before, such as reading data, does not come again
+                self._began = time.monotonic()
         self._candidates += record["event"] == "candidate"
         self._generations += record["event"] == "generation"
 

@@ -65,8 +65,8 @@ def fit(
     stage: str = "main",
     parts: dict[str, Stateful] | None = None,
     early_stop: EarlyStop | None = None,
-) -> int:
-    """Train for `trainer.total` steps or until the early stop; returns how many steps it took.
+) -> None:
+    """Train for `trainer.total` steps or until the early stop.
 
     What `next_batch(step)` depends on is in `parts` or in a generator of the context.
     """
@@ -86,7 +86,6 @@ def fit(
             ctx.log(step, {f"{stage}/train/evaluation_loss": early_stop.update()})
             if 0 < early_stop.patience <= early_stop.without_gain:
                 break
-    return trainer.steps_seen
 
 
 def fit_corpus(

@@ -38,8 +38,8 @@ MUTANTS = (
     Mutant(
         "a write is not synced before its rename",
         "store/files.py",
-        "        disk.sync(writer.fd)\n    finally:\n        os.close(writer.fd)\n\n\n@",
-        "        pass\n    finally:\n        os.close(writer.fd)\n\n\n@",
+        "        disk.sync(writer.fd)  # of a new file\n",
+        "        pass\n",
         "tests/store/test_files.py",
     ),
     Mutant(

@@ -15,7 +15,7 @@ TESTS_FOLDER = Path(__file__).parent
 TESTS = sorted(TESTS_FOLDER.rglob("*.py"))
 MAX_FUNCTION_LINES = 60
 MAX_FILE_LINES = 500
-MAX_LINES = 27_450
+MAX_LINES = 24_300
 
 # Lowest first. A module imports from layers below its own, and from its own folder.
 LAYERS = (
@@ -171,7 +171,7 @@ def writing_calls(path: Path) -> Iterator[str]:
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
 def test_one_module_changes_the_file_system(path: Path) -> None:
-    if name_of(path) in ("agent_forge.store.files", "agent_forge.store.disk"):
+    if name_of(path) == "agent_forge.store.files":
         assert set(writing_calls(path)), "this test would no longer see a write"
         return
     assert set(writing_calls(path)) <= EXCEPTIONS.get(name_of(path), set())

@@ -1,8 +1,7 @@
 """The datasets by name: their origin (datasets.json), local files, splits and download.
 
-Examples are for training, for selection (what a search may look at) or for the verdict (what only
-the last comparison reads). A published test set is the verdict; without one, a hash of what is
-asked decides, so that a near-copy of an example is always on the same side.
+A published test set is for the verdict; without one, a hash of what is asked decides on the split,
+so that a near-copy of an example is always on the same side.
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ from agent_forge.store import files
 SPLITS = ("train", "selection", "verdict")
 SAVED, RECORD = "examples.jsonl", "source.json"
 NAMED_BY_SPLIT = "*train*|*valid*|*val*|*dev*|*test*"
-KINDS = {"train": "train", "test": "test", "valid": "valid", "validation": "valid"}
-KINDS |= {"val": "valid", "dev": "valid"}
+KINDS = {"train": "train", "test": "test"}
+KINDS |= dict.fromkeys(("valid", "validation", "val", "dev"), "valid")
 
 
 @dataclass(frozen=True)
@@ -96,11 +95,9 @@ def read(
     dataset = find(name)
     paths = local_files(dataset, folder)
     if not paths:
-        raise NotFound(
-            f"{folder} has no dataset {name!r}: files like"
-            f" {dataset.patterns[0].replace('|', ', ')} are expected in {folder / name}",
-            hint=f"forge data fetch {name}, or put the files there",
-        )
+        expected = f"files like {dataset.patterns[0].replace('|', ', ')} are expected"
+        problem = f"{folder} has no dataset {name!r}: {expected} in {folder / name}"
+        raise NotFound(problem, hint=f"forge data fetch {name}, or put the files there")
     if paths[0].name == SAVED:
         dataset = replace(dataset, reader=dataset_rows.saved, kind_of=dataset_rows.saved_kind)
     return _examples(dataset, paths, split, split_by)
@@ -214,10 +211,7 @@ def tokenise(
 
 
 def fetch(name: str, folder: Path, *, limit: int = 20_000) -> dict[str, Any]:
-    """Download a dataset with the library `datasets` and keep it as examples of ours.
-
-    Of each published split at most `limit` rows; 0 means all.
-    """
+    """Download at most `limit` rows (0: all) of each split, and keep them as examples of ours."""
     dataset = find(name)
     try:
         import datasets

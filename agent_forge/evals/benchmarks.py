@@ -301,7 +301,7 @@ def _generated(
 def _dataset(
     benchmark: Benchmark, split: str | None, count: int | None, folder: Path, split_by: SplitBy
 ) -> tuple[Domain, list[Example]]:
-    """A published set and its training items: its test part without a split, or all of it."""
+    """A published set and its training items. Without a split: its test part, or all of it."""
     side: str | None = "verdict" if split in (None, "verdict") else "selection"
     paths = datasets.local_files(datasets.find(benchmark.name), folder)
     if split is None and len({datasets.kind_of_file(path) for path in paths}) == 1:

@@ -218,14 +218,9 @@ def folded(text: str) -> str:
     return plain.translate(left_out) or "".join(plain.split())
 
 
-def near_copies(domains: Sequence[Domain]) -> dict[str, int]:
-    """How many rows of each domain repeat a prompt; only domains that have such rows."""
-    return {domain.name: domain.near_copies for domain in domains if domain.near_copies}
-
-
 def copies_told(domains: Sequence[Domain]) -> list[str]:
     """Sentences about near-copies and repeated rows; an empty list if there are none."""
-    counts = ", ".join(f"{name} {count}" for name, count in near_copies(domains).items())
+    counts = ", ".join(f"{d.name} {d.near_copies}" for d in domains if d.near_copies)
     repeated = ", ".join(f"{d.name} {d.repeated}" for d in domains if d.repeated)
     notes = [f"rows that an earlier file has too, left out: {repeated}"] if repeated else []
     told = "near-copies (rows that repeat a prompt, or a text, but for case, spaces, punctuation)"
@@ -339,7 +334,6 @@ def _asked(example: Example) -> Example | None:
 
 
 def _families(name: str) -> tuple[str, ...]:
-    """A family, or all families of a domain."""
     if name in FAMILIES:
         return (name,)
     if name not in DOMAINS:

@@ -61,10 +61,8 @@ def read_tokens(folder: Path | None) -> dict[str, int] | None:
 
 def rows_of(weights: Weights) -> int | None:
     """Rows of a model's token embedding."""
-    for name, spec in weights.specs.items():
-        if TOKEN_EMBEDDING.search(name):
-            return spec.shape[0]
-    return None
+    names = (name for name in weights.specs if TOKEN_EMBEDDING.search(name))
+    return next((weights.specs[name].shape[0] for name in names), None)
 
 
 def align(

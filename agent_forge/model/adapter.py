@@ -1,8 +1,7 @@
 """LoRA adapters as peft writes them: W + scale * B A, computed when a tensor is asked for.
 
-Only what gives the weights of peft's `merge_and_unload` is read; whatever else an adapter asks for
-is refused by name. Some initialisations (PiSSA, OLoRA, LoftQ, CorDA ...) change the base as well,
-so that the base on the disk plus B A would be another model.
+Only what gives the weights of peft's `merge_and_unload` is read; all else is refused by name. Some
+initialisations (PiSSA, OLoRA, LoftQ ...) change the base as well: its file gives another model.
 """
 
 from __future__ import annotations
@@ -16,17 +15,8 @@ import regex
 from torch import Tensor
 
 from agent_forge.errors import ConfigError, DamagedFile, NotFound
-from agent_forge.model.weights import (
-    HEAD,
-    INDEX,
-    NAMES,
-    SINGLE,
-    TOKEN_EMBEDDING,
-    Weights,
-    is_tied,
-    layer_of,
-    open_file,
-)
+from agent_forge.model import weights
+from agent_forge.model.weights import INDEX, NAMES, SINGLE, Weights
 from agent_forge.store import files
 
 SETTINGS = "adapter_config.json"
@@ -80,7 +70,7 @@ def adapt(base: Weights, folder: Path) -> Weights:
         raise DamagedFile(folder, f"it has none of {', '.join(FILES)}")
     rank = settings["r"]
     scale: float = settings["lora_alpha"] / (rank**0.5 if settings.get("use_rslora") else rank)
-    pairs, replaced = _split(base, open_file(path), path)
+    pairs, replaced = _split(base, weights.open_file(path), path)
     _refuse_others(base, set(pairs), settings, path)
     for name, (a, b) in pairs.items():
         if a.ndim != 2 or b.ndim != 2 or a.shape[0] != rank or b.shape[1] != rank:
@@ -90,8 +80,8 @@ def adapt(base: Weights, folder: Path) -> Weights:
             raise DamagedFile(path, f"{module!r} of modules_to_save is not in it")
     # Stored as inputs x outputs; as in peft the architecture counts, not the word in the settings.
     kind, said = base.config.get("model_type"), settings.get("fan_in_fan_out")
-    conv1d = kind in TRANSPOSED
-    turned = {n for n in pairs if (said if kind is None else conv1d and layer_of(n) is not None)}
+    conv1d = {n for n in pairs if kind in TRANSPOSED and weights.layer_of(n) is not None}
+    turned = conv1d if kind is not None else {*pairs} if said else set()
     shapes = {name: tuple(tensor.shape) for name, tensor in replaced.items()}
     for name, (a, b) in pairs.items():
         shapes[name] = (b.shape[0], a.shape[1])[:: -1 if name in turned else 1]
@@ -99,8 +89,8 @@ def adapt(base: Weights, folder: Path) -> Weights:
         if shape != base.specs[name].shape:
             problem = f"{path}: its shapes do not fit {name} of {base.label}"
             raise ConfigError(problem, hint="put the adapter on the base that it was trained on")
-    twice = [name for name in shapes if TOKEN_EMBEDDING.search(name) or HEAD.search(name)]
-    if twice and is_tied(base):
+    twice = [name for name in shapes if weights.is_vocabulary(name)]
+    if twice and weights.is_tied(base):
         problem = f"{path} changes {twice[0]}, which {base.label} uses as embedding and as head"
         raise ConfigError(problem, hint=MERGE_FIRST)
 
@@ -113,7 +103,7 @@ def adapt(base: Weights, folder: Path) -> Weights:
         whole: Tensor = weight.float() + (update.T if name in turned else update)
         return whole.to(weight.dtype)
 
-    sources = [*base.sources, path] if base.sources else []
+    sources = (*base.sources, path) if base.sources else ()
     return base.derived(get, label=f"{base.label}+{folder}", sources=sources)
 
 
@@ -148,10 +138,8 @@ def _split(
 
 
 def _refuse_others(base: Weights, updated: set[str], settings: dict[str, Any], path: Path) -> None:
-    """Refuse updates of layers that the settings leave out, and layers without their update.
-
-    peft passes over both in silence, so that the numbers would be those of another model.
-    """
+    """Refuse updates of layers that the settings leave out, and layers without their update."""
+    # peft passes over both in silence, so that the numbers would be those of another model.
     if settings.get("target_modules") == "all-linear":
         return
     named = {

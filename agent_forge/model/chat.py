@@ -21,8 +21,11 @@ MEMORY_BYTES = 1 << 26  # beside what the process has
 
 def render(tokenizer: Any, messages: Sequence[Mapping[str, Any]], *, reply: bool) -> str:
     """The conversation as the model reads it; `reply`: up to where its next answer begins."""
+    given = tokenizer.chat_template
+    templates = given.values() if isinstance(given, Mapping) else [given]
     try:
-        if any(ast.find(nodes.Pow) for ast in _parsed(tokenizer)):
+        parser = Environment(extensions=["jinja2.ext.loopcontrols", Generation])
+        if any(parser.parse(str(text)).find(nodes.Pow) for text in templates):
             raise ValueError("powers (**) are not computed: one of them can take forever")
         with _time_limit(SECONDS), platform.memory_limit(MEMORY_BYTES):
             turns = [dict(message) for message in messages]
@@ -40,13 +43,6 @@ def render(tokenizer: Any, messages: Sequence[Mapping[str, Any]], *, reply: bool
     return text
 
 
-def _parsed(tokenizer: Any) -> Iterator[nodes.Template]:
-    """The templates of a tokenizer as trees."""
-    given = tokenizer.chat_template
-    for text in given.values() if isinstance(given, Mapping) else [given]:
-        yield Environment(extensions=["jinja2.ext.loopcontrols", Generation]).parse(str(text))
-
-
 class Generation(Extension):
     """The block that marks what an assistant says, which transformers knows."""
 
@@ -54,15 +50,13 @@ class Generation(Extension):
 
     def parse(self, parser: Any) -> nodes.Node | list[nodes.Node]:
         next(parser.stream)
-        found: list[nodes.Node] = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return found
+        body: list[nodes.Node] = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return body
 
 
 def _refused(problem: str) -> ForgeError:
-    return ConfigError(
-        f"the chat template of the model {problem}",
-        hint="give the examples as prompt and completion, or mend the template",
-    )
+    hint = "give the examples as prompt and completion, or mend the template"
+    return ConfigError(f"the chat template of the model {problem}", hint=hint)
 
 
 class _TooSlow(BaseException):
@@ -77,9 +71,8 @@ def _time_limit(seconds: float) -> Iterator[None]:
     def late() -> None:
         with lock:
             if not over:
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(
-                    ctypes.c_ulong(thread), ctypes.py_object(_TooSlow)
-                )
+                error = ctypes.py_object(_TooSlow)
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), error)
 
     timer = threading.Timer(seconds, late)
     timer.daemon = True

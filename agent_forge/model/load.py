@@ -1,7 +1,6 @@
 """From tensors to a network, from files to a tokenizer: whatever does not fit is refused by name.
 
-transformers fills gaps with fresh weights and tells so in a log; here the names, shapes and types
-of the file have to be those of the network. Nothing in a folder makes it fetch or run code.
+transformers fills gaps with fresh weights and tells so in a log; here that is an error.
 """
 
 from __future__ import annotations
@@ -20,13 +19,8 @@ import torch
 from torch import Tensor, nn
 from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoTokenizer
 from transformers import __version__ as VERSION
+from transformers import core_model_loading as loading
 from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import (
-    WeightConverter,
-    apply_renamings,
-    dot_natural_key,
-    rename_source_key,
-)
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 from transformers.utils import logging
 
@@ -98,7 +92,6 @@ def check_tensors(weights: Weights) -> bool:
     """Refuse weights that are not those of the network in their config, from headers alone.
 
     Returns False if they could not be compared: merges know more architectures than transformers.
-    Where names are not the network's own, transformers converts them if they are not too many.
     """
     config, place = weights.config, weights.label
     if config.get("model_type") == MODEL_TYPE:
@@ -111,7 +104,7 @@ def check_tensors(weights: Weights) -> bool:
     if {*needed.specs} - needed.tied == {*weights.specs} - needed.tied:
         return True
     _refuse_surplus(needed, weights, place)
-    if weights.nbytes > CONVERTED_BYTES:
+    if weights.nbytes > CONVERTED_BYTES:  # too many for transformers to convert their names
         return False
     load_network(config, {name: weights[name] for name in weights}, place)
     return True
@@ -131,10 +124,8 @@ def check_result(config: Mapping[str, Any], specs: Mapping[str, TensorSpec], pla
 
 
 def layer_kinds(config: Mapping[str, Any], *, computed: bool = True) -> dict[str, list[Any]]:
-    """What each layer is, as transformers completes a config; empty if it does not know it.
-
-    `computed`: with lists that follow from other settings, so that a config cannot hold them.
-    """
+    """What each layer is, as transformers completes a config; empty if it does not know it."""
+    # `computed`: with lists that follow from other settings, so that a config cannot hold them.
     if config.get("model_type") == MODEL_TYPE or not _is_causal(config):
         return {}
     shape = _architecture(config, str(config["model_type"]))[1]
@@ -202,18 +193,17 @@ def _refuse_early(needed: ExpectedTensors, stored: Mapping[str, TensorSpec], pla
 
 
 def _refuse_surplus(needed: ExpectedTensors, stored: Iterable[str], place: str) -> None:
-    """Refuse names that stand for no tensor of the network, and two that stand for one.
-
-    transformers drops the former, and of the latter takes the one that comes last by its name.
-    """
+    """Refuse names that stand for no tensor of the network, and two that stand for one."""
+    # transformers drops the former, and of the latter takes the one that comes last by its name.
     expected = {*needed.specs}
     if expected.issuperset(names := {*stored}):
         return
     targets = _targets(needed, names)
-    renamings = copy.deepcopy([t for t in needed.transforms if not isinstance(t, WeightConverter)])
+    renamings, _ = _transforms(needed)
     prefixes = re.compile(rf"^({re.escape(needed.prefix)}\.)+" if needed.prefix else "(?!)")
     used = [name for name, (target, _) in targets.items() if target in expected]
-    for alike in _alike(used, lambda name: prefixes.sub("", apply_renamings(name, renamings))):
+    rename = loading.apply_renamings
+    for alike in _alike(used, lambda name: prefixes.sub("", rename(name, renamings))):
         if not expected.issuperset(alike):
             _refuse(place, "two names for one", alike)
     for several in _alike(used, lambda name: targets[name][0]):  # right only as parts of one
@@ -232,20 +222,25 @@ def _alike(names: Iterable[str], key: Callable[[str], str]) -> list[list[str]]:
 
 
 def _targets(needed: ExpectedTensors, stored: Iterable[str]) -> dict[str, tuple[str, str | None]]:
-    """The tensor of the network that each name stands for, and the pattern that joins it to others.
-
-    As in transformers' own loading, which goes by the names in this order.
-    """
-    transforms = copy.deepcopy(needed.transforms)  # some remember what they have met
-    converters = [t for t in transforms if isinstance(t, WeightConverter)]
-    renamings = [t for t in transforms if not isinstance(t, WeightConverter)]
+    """The tensor that each name stands for, and the pattern that joins it to others."""
+    # As in transformers' own loading, which goes by the names in this order.
+    renamings, converters = _transforms(needed)
     network = needed.prefix, needed.specs
     targets: dict[str, tuple[str, str | None]] = {}
-    for name in sorted(stored, key=dot_natural_key):
-        targets[name] = rename_source_key(name, renamings, converters, *network)
+    for name in sorted(stored, key=loading.dot_natural_key):
+        targets[name] = loading.rename_source_key(name, renamings, converters, *network)
         if targets[name][0] not in needed.specs and name in needed.specs:
-            targets[name] = rename_source_key(name, [], [], *network)
+            targets[name] = loading.rename_source_key(name, [], [], *network)
     return targets
+
+
+def _transforms(needed: ExpectedTensors) -> tuple[list[Any], list[Any]]:
+    """Fresh renamings and converters: some of them remember what they have met."""
+    fresh = copy.deepcopy(needed.transforms)
+    by_kind: dict[bool, list[Any]] = {False: [], True: []}
+    for transform in fresh:
+        by_kind[isinstance(transform, loading.WeightConverter)].append(transform)
+    return by_kind[False], by_kind[True]
 
 
 def _is_ignored(name: str, needed: ExpectedTensors) -> bool:
@@ -269,9 +264,9 @@ def _architecture(config: Mapping[str, Any], place: str) -> tuple[Any, Any]:
     if config.get("quantization_config"):
         raise ConfigError(f"{place} is quantised; only whole weights are read")
     _refuse_counts(config, place)
-    kept = _with_floats({k: v for k, v in config.items() if k not in IGNORED})
+    kept = {k: v for k, v in config.items() if k not in IGNORED}
     with refusing(place):
-        shape = CONFIG_MAPPING[model_type].from_dict(kept)
+        shape = CONFIG_MAPPING[model_type].from_dict(_with_floats(kept))
         kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(shape)]
     return (kind[0] if isinstance(kind, tuple) else kind), shape
 
@@ -286,15 +281,14 @@ def computing_settings(config: Mapping[str, Any], place: str) -> dict[str, Any]:
     }
 
 
-def _with_floats(value: Any) -> Any:
+def _with_floats(config: Mapping[str, Any]) -> dict[str, Any]:
     """The same with the numbers that transformers writes as {"__float__": "Infinity"}."""
-    if isinstance(value, list):
-        return [_with_floats(item) for item in value]
-    if not isinstance(value, dict):
-        return value
-    if set(value) == {"__float__"} and value["__float__"] in ("Infinity", "-Infinity"):
-        return float(value["__float__"])
-    return {key: _with_floats(item) for key, item in value.items()}
+
+    def number(record: dict[str, Any]) -> Any:
+        value = record.get("__float__") if len(record) == 1 else None
+        return float(value) if value in ("Infinity", "-Infinity") else record
+
+    return dict(json.loads(json.dumps(config), object_hook=number))
 
 
 def _refuse_counts(config: Mapping[str, Any], place: str) -> None:

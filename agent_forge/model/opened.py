@@ -5,13 +5,13 @@ All that differs between our tokenizer and those of transformers is in the two c
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from agent_forge.data.tokenizer import END_OF_TEXT, END_OF_TURN, SPECIAL, Tokenizer
+from agent_forge.data.tokenizer import END_OF_TEXT, END_OF_TURN, SPECIAL, Message, Tokenizer
 from agent_forge.errors import ConfigError, DamagedFile
 from agent_forge.model.chat import render
 from agent_forge.model.folder import CONFIG, MODEL_TYPE, home_of, open_weights, read_config
@@ -22,7 +22,6 @@ from agent_forge.store.models import load_directory
 from agent_forge.store.tensors import first_not_finite
 
 LEAST_LENGTH = 2  # tokens: one that is given, one that is asked for
-Message = Mapping[str, Any]
 Asked = tuple[list[int], int]  # token ids, and where those that are asked for begin
 
 
@@ -92,11 +91,9 @@ class TransformersModel:
         return str(self.tokenizer.decode(ids, skip_special_tokens=True))
 
     def _asked(self, given: str, whole: str, *, special: bool) -> Asked:
-        """All is asked for from where the whole text differs from what is given.
-
-        So a token that reaches from the prompt into the answer is asked for, and a template may
-        write a finished turn in another way than one that begins.
-        """
+        """All is asked for from where the whole text differs from what is given."""
+        # So a token that reaches from the prompt into the answer is asked for, and a template may
+        # write a finished turn in another way than one that begins.
         before, ids = self._ids(given, special=special), self._ids(whole, special=special)
         pairs = enumerate(zip(before, ids, strict=False))
         start = next((i for i, (a, b) in pairs if a != b), min(len(before), len(ids) - 1))

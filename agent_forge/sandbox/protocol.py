@@ -163,9 +163,8 @@ class RemoteObject:
         raise TypeError("not an iterator")
 
     __getattr__, __setattr__, __getitem__ = map(forward, ("get", "set", "item"))
-    __next__, __len__, __bool__, __str__, __repr__ = map(
-        forward, ("next", "len", "bool", "str", "repr")
-    )
+    __next__, __len__, __bool__ = map(forward, ("next", "len", "bool"))
+    __str__, __repr__ = map(forward, ("str", "repr"))
 
 
 class UntrustedObject(RemoteObject):

@@ -6,7 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from agent_forge.config.settings import CleanupSettings
@@ -24,8 +24,8 @@ class CleanupRemoval:
 
     session_id: str
     reason: str
-    bytes: int = 0
-    end_time: float | None = None
+    bytes: int
+    end_time: float | None
 
 
 def plan_cleanup(
@@ -37,8 +37,8 @@ def plan_cleanup(
     age_days: float | None = None,
     failed: bool = False,
     everything: bool = False,
-) -> list[CleanupRemoval]:
-    """Return the sessions to remove. Running ones and those in `keep` always stay.
+) -> dict[str, str]:
+    """Return the sessions to remove, with reasons. Running ones and those in `keep` always stay.
 
     By policy: completed and failed ones past their age, then the oldest beyond the total. Paused
     and interrupted sessions can be resumed and only go by the total. `age_days` replaces both
@@ -64,8 +64,7 @@ def plan_cleanup(
         left = [s for s in free if s["session_id"] not in reasons]
         for session in sorted(left, key=lambda s: s["start_time"])[: max(0, excess)]:
             reasons[session["session_id"]] = f"more than {policy.max_sessions_total} sessions"
-    ends = {session["session_id"]: session["end_time"] for session in sessions}
-    return [CleanupRemoval(name, reason, end_time=ends[name]) for name, reason in reasons.items()]
+    return reasons
 
 
 class SessionCleanupManager:
@@ -88,9 +87,10 @@ class SessionCleanupManager:
                 rows.append({**row, "status": status})
             except ForgeError as error:
                 self.kept.append((row["session_id"], error))
-        chosen = plan_cleanup(rows, self.policy, time.time(), **which)
-        size = {r.session_id: files.tree_bytes(self.sessions.path(r.session_id)) for r in chosen}
-        return [replace(removal, bytes=size[removal.session_id]) for removal in chosen]
+        ends = {row["session_id"]: row["end_time"] for row in rows}
+        reasons = plan_cleanup(rows, self.policy, time.time(), **which)
+        sizes = {name: files.tree_bytes(self.sessions.path(name)) for name in reasons}
+        return [CleanupRemoval(n, why, sizes[n], ends[n]) for n, why in reasons.items()]
 
     def remove(self, removals: Sequence[CleanupRemoval]) -> list[CleanupRemoval]:
         """Remove sessions and return those that are gone; `kept` tells which stayed and why."""

@@ -19,9 +19,11 @@ import re
 import secrets
 import shutil
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any, TypeVar
 
+from agent_forge import platform
 from agent_forge.config import strict_json
 from agent_forge.errors import (
     AlreadyExists,
@@ -34,16 +36,61 @@ from agent_forge.errors import (
     PathDisappeared,
     TooNew,
 )
-from agent_forge.store.disk import FileSystemCalls
 
 MANIFEST = "manifest.json"
 SCHEMA_VERSION = 1
 TEMP, READY, TRASH = ".tmp-", ".ready-", ".trash-"
 LEFTOVER = re.compile(r"\.(tmp|trash)-[0-9a-f]{8}-.+")  # as `unfinished` names it, and nobody else
-DISK_IS_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 CHUNK = 1 << 20
 T = TypeVar("T")
 FileRecords = dict[str, dict[str, Any]]  # sha256 and bytes by file name
+
+
+class FileSystemCalls:
+    """The calls that change the disk, one method each: tests make the N-th of them fail."""
+
+    def open(self, path: Path, flags: int) -> int:
+        return os.open(path, flags | platform.BINARY | platform.NO_FOLLOW, 0o644)
+
+    def write(self, fd: int, data: memoryview) -> int:
+        return os.write(fd, data)
+
+    def sync(self, fd: int) -> None:
+        platform.sync_file(fd)
+
+    def sync_directory(self, path: Path) -> None:
+        platform.sync_directory(path)
+
+    def make_directory(self, path: Path) -> None:
+        """Make a directory and those missing above it; each is on the disk before the next."""
+        if not path.parent.exists():
+            self.make_directory(path.parent)
+        if not path.exists():
+            path.mkdir(exist_ok=True)
+            platform.sync_directory(path.parent)
+
+    def replace(self, source: Path, target: Path) -> None:
+        source.replace(target)
+
+    def place(self, source: Path, target: Path) -> None:
+        """Give a file its name, unless something has that name by now."""
+        os.link(source, target)
+        source.unlink()
+
+    def truncate(self, path: Path, size: int) -> None:
+        fd = os.open(path, os.O_WRONLY | platform.BINARY | platform.NO_FOLLOW)
+        try:
+            os.ftruncate(fd, size)
+        finally:
+            os.close(fd)
+
+    def remove(self, path: Path) -> None:
+        path.unlink()
+
+    def remove_tree(self, path: Path) -> None:
+        shutil.rmtree(path)
+
+
 disk = FileSystemCalls()
 
 
@@ -51,10 +98,12 @@ class HashingWriter:
     """An open file that counts and hashes what goes through it."""
 
     def __init__(self, path: Path, flags: int) -> None:
-        self.path = path
         self.size = 0
         self._hash = hashlib.sha256()
         self.fd = disk.open(path, flags)
+
+    def close(self) -> None:
+        os.close(self.fd)
 
     def write(self, data: bytes | bytearray | memoryview) -> int:
         left = view = memoryview(data).cast("B")
@@ -71,12 +120,10 @@ class HashingWriter:
 
 @contextlib.contextmanager
 def _new_file(path: Path) -> Iterator[HashingWriter]:
-    writer = HashingWriter(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
-    try:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+    with closing(HashingWriter(path, flags)) as writer:
         yield writer
-        disk.sync(writer.fd)
-    finally:
-        os.close(writer.fd)
+        disk.sync(writer.fd)  # of a new file
 
 
 @contextlib.contextmanager
@@ -85,7 +132,7 @@ def disk_errors(path: Path, size: Callable[[], int] = lambda: 0) -> Iterator[Non
     try:
         yield
     except OSError as error:
-        if error.errno in DISK_IS_FULL:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise DiskFull(path, size(), free_bytes(path.parent)) from error
         if error.errno == errno.ELOOP:
             raise HostileInput(f"{path} is a link; the store follows none") from error
@@ -117,10 +164,6 @@ def writing(path: Path, *, replace: bool = True) -> Iterator[HashingWriter]:
 def write_bytes(path: Path, data: bytes) -> None:
     with writing(path) as writer:
         writer.write(data)
-
-
-def write_text(path: Path, text: str) -> None:
-    write_bytes(path, text.encode())
 
 
 def to_json(value: Any, *, sort_keys: bool = True) -> bytes:
@@ -239,26 +282,19 @@ def _swap(path: Path) -> None:
 
 def append(path: Path, data: bytes) -> None:
     """Append lines to a file; a half-written line before them is ended first."""
-    with disk_errors(path, lambda: len(data)):
-        writer = HashingWriter(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
-        try:
-            torn = False
-            if os.lseek(writer.fd, 0, os.SEEK_END):
-                os.lseek(writer.fd, -1, os.SEEK_END)
-                torn = os.read(writer.fd, 1) != b"\n"
-            writer.write(b"\n" + data if torn else data)
-        finally:
-            os.close(writer.fd)
+    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
+    with disk_errors(path, lambda: len(data)), closing(HashingWriter(path, flags)) as writer:
+        torn = False
+        if os.lseek(writer.fd, 0, os.SEEK_END):
+            os.lseek(writer.fd, -1, os.SEEK_END)
+            torn = os.read(writer.fd, 1) != b"\n"
+        writer.write(b"\n" + data if torn else data)
 
 
 def sync(path: Path) -> None:
     """Put what was appended to a file on the disk."""
-    with disk_errors(path):
-        fd = disk.open(path, os.O_RDWR)
-        try:
-            disk.sync(fd)
-        finally:
-            os.close(fd)
+    with disk_errors(path), closing(HashingWriter(path, os.O_RDWR)) as writer:
+        disk.sync(writer.fd)
 
 
 def cut(path: Path, size: int) -> None:
@@ -321,10 +357,8 @@ def _ready(path: Path) -> Path:
 def _discard(path: Path) -> None:
     """Remove something unfinished; if that fails, remove_leftovers finds it by its name."""
     with contextlib.suppress(OSError):
-        if path.is_dir() and not path.is_symlink():
-            disk.remove_tree(path)
-        else:
-            disk.remove(path)
+        is_folder = path.is_dir() and not path.is_symlink()
+        (disk.remove_tree if is_folder else disk.remove)(path)
 
 
 def read_json(path: Path) -> Any:

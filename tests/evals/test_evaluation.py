@@ -34,8 +34,13 @@ from agent_forge.evals.domains import (
     from_tasks,
     part,
 )
-from agent_forge.evals.likelihood import ItemScores, padded
-from agent_forge.evals.model_under_test import ModelUnderTest, open_model_under_test, windows
+from agent_forge.evals.model_under_test import (
+    ItemScores,
+    ModelUnderTest,
+    open_model_under_test,
+    padded,
+    windows,
+)
 from agent_forge.infer.chat import open_chat_model
 from agent_forge.infer.generate import Sampling, batches
 from agent_forge.store.models import ModelStorage

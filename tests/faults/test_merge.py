@@ -23,10 +23,12 @@ from agent_forge.errors import (
     DiskFull,
     ForgeError,
     HostileInput,
+    NotFound,
 )
 from agent_forge.merge.engine import merge
 from agent_forge.merge.output import clear_leftovers, refuse_existing, write
 from agent_forge.merge.recipe import Recipe
+from agent_forge.model.locate import locate_model
 from agent_forge.store import files
 from tests.support.command_line import Forge
 from tests.support.faults import Canary, FailingDisk
@@ -260,6 +262,22 @@ def test_what_holds_a_parent_is_never_replaced(root: Path, tmp_path: Path, force
             refuse_existing(place, merged, force)
     with pytest.raises(ConfigError, match="not the name of a folder"):
         refuse_existing(root / "c" / "none" / "..", merged, force)
+
+
+def test_a_replacement_that_was_cut_short_is_finished(root: Path, tmp_path: Path) -> None:
+    merged = merge(recipe(root))
+    for name in ("good", "new"):
+        write(merged, tmp_path / name)
+    (tmp_path / "good").rename(tmp_path / ".trash-0123abcd-good")  # killed between its two renames
+    (tmp_path / "new").rename(tmp_path / ".ready-good")
+    with pytest.raises(NotFound) as told:
+        locate_model(str(tmp_path / "good"))
+    assert ".ready-good" in told.value.hint
+    with pytest.raises(AlreadyExists):
+        write(merged, tmp_path / "good")
+    assert files.verify(tmp_path / "good")
+    write(merged, tmp_path / "good", force=True)
+    assert {path.name for path in tmp_path.glob(".*-good")} == set()
 
 
 def test_force_replaces_nothing_but_models(root: Path, tmp_path: Path) -> None:

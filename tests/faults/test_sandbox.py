@@ -26,7 +26,7 @@ from agent_forge import platform, sandbox
 from agent_forge.errors import ConfigError, ForgeError
 from agent_forge.sandbox import SandboxLimits, run_tests
 from agent_forge.sandbox import run as free_run
-from agent_forge.sandbox.run import SandboxProcess, remove_folder
+from agent_forge.sandbox.run import ExecutionResult, SandboxProcess, remove_folder
 
 runner = sys.modules["agent_forge.sandbox.run"]
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs process limits")
@@ -89,7 +89,7 @@ def mode(
     return str(request.param)
 
 
-def run(code: str, limits: SandboxLimits = SHORT, stdin: str = "") -> sandbox.ExecutionResult:
+def run(code: str, limits: SandboxLimits = SHORT, stdin: str = "") -> ExecutionResult:
     began = time.monotonic()
     outcome = free_run(code, limits=limits, stdin=stdin)
     assert time.monotonic() - began < limits.wall_seconds + 20

@@ -90,7 +90,7 @@ class EvoMergePhase(phase.PhaseController):
             seed,
             [ref.name for ref in models],
             str(control.path) if base and control else None,
-            always_verdict=True,
+            in_run=True,
         )
 
     def _log_generation(self, ctx: PhaseContext, record: Mapping[str, Any]) -> None:
@@ -157,7 +157,6 @@ def _metrics(loop: EvolutionLoop, report: EvolutionReport) -> dict[str, float]:
 
 
 def _save(ctx: PhaseContext, loop: EvolutionLoop, report: EvolutionReport) -> ModelRef:
-    """Save the champion as a model of the run."""
     champion = loop.champion
     weights = loop.weights.weights(champion.key)
     parent = Path(loop.inputs.parent_refs[0])

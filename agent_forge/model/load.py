@@ -17,8 +17,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from huggingface_hub import constants as hub
 from torch import Tensor, nn
-from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoTokenizer
+from transformers import (
+    CONFIG_MAPPING,
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoTokenizer,
+    PreTrainedTokenizerBase,
+    dynamic_module_utils,
+)
 from transformers import __version__ as VERSION
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import (
@@ -27,13 +34,16 @@ from transformers.core_model_loading import (
     dot_natural_key,
     rename_source_key,
 )
+from transformers.integrations import hub_kernels
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
-from transformers.utils import logging
+from transformers.models.auto.tokenization_auto import tokenizer_class_from_name
+from transformers.utils import DummyObject, logging
 
-from agent_forge.errors import ConfigError, DamagedFile, ForgeError
-from agent_forge.model.folder import MODEL_TYPE, entries
+from agent_forge.errors import ConfigError, DamagedFile, ForgeError, HostileInput
+from agent_forge.model.folder import CONFIG, MODEL_TYPE, entries
 from agent_forge.model.hf import ForgeForCausalLM, build_network
 from agent_forge.model.weights import EACH_LAYER, NAMES, Weights
+from agent_forge.store import files
 from agent_forge.store.tensors import TensorSpec, spec_of
 
 # Settings that would fetch code, read other files than ours or change what a network returns.
@@ -47,6 +57,34 @@ OLD_BUFFERS = r"(^|\.)(rotary_emb\.inv_freq|(attn|attention)\.(masked_)?bias|pos
 # Where configs of transformers say what each layer is; some compute it from other settings.
 LAYER_KINDS = (*EACH_LAYER, "attention_layers", "layers_block_type", "layers_num_experts")
 SHOWN = 5  # names of tensors in a message
+
+
+def _never(*given: Any, **named: Any) -> Any:
+    from agent_forge.errors import HostileInput  # the code runs within a module of transformers
+
+    place = " ".join(map(str, (*given, *named.values())))
+    raise HostileInput(f"{place} asks for code of its own to be run; none is ever run")
+
+
+def _never_trusted(_: Any, place: Any, local: Any, remote: Any, *given: Any, **named: Any) -> Any:
+    from agent_forge.errors import HostileInput
+
+    if remote:
+        raise HostileInput(f"{place} asks for code of its own to be run; none is ever run")
+    return False
+
+
+# Every way of transformers to code that is not its own. Others have imported these functions by
+# value, so their code is replaced and not their names: nothing is run, and nobody is asked.
+for _function in (
+    dynamic_module_utils.get_class_from_dynamic_module,
+    dynamic_module_utils.get_cached_module_file,
+    dynamic_module_utils.get_class_in_module,
+    dynamic_module_utils.check_imports,
+    hub_kernels.get_kernel,
+):
+    _function.__code__ = _never.__code__
+dynamic_module_utils.resolve_trust_remote_code.__code__ = _never_trusted.__code__
 
 
 class ExpectedTensors(NamedTuple):
@@ -269,9 +307,8 @@ def _architecture(config: Mapping[str, Any], place: str) -> tuple[Any, Any]:
     if config.get("quantization_config"):
         raise ConfigError(f"{place} is quantised; only whole weights are read")
     _refuse_counts(config, place)
-    kept = _with_floats({k: v for k, v in config.items() if k not in IGNORED})
     with refusing(place):
-        shape = CONFIG_MAPPING[model_type].from_dict(kept)
+        shape = CONFIG_MAPPING[model_type].from_dict(_readable(config))
         kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(shape)]
     return (kind[0] if isinstance(kind, tuple) else kind), shape
 
@@ -286,15 +323,15 @@ def computing_settings(config: Mapping[str, Any], place: str) -> dict[str, Any]:
     }
 
 
-def _with_floats(value: Any) -> Any:
-    """The same with the numbers that transformers writes as {"__float__": "Infinity"}."""
+def _readable(value: Any) -> Any:
+    """A config without what is ignored; transformers writes {"__float__": "Infinity"} in it."""
     if isinstance(value, list):
-        return [_with_floats(item) for item in value]
-    if not isinstance(value, dict):
+        return [_readable(item) for item in value]
+    if not isinstance(value, Mapping):
         return value
     if set(value) == {"__float__"} and value["__float__"] in ("Infinity", "-Infinity"):
         return float(value["__float__"])
-    return {key: _with_floats(item) for key, item in value.items()}
+    return {key: _readable(item) for key, item in value.items() if key not in IGNORED}
 
 
 def _refuse_counts(config: Mapping[str, Any], place: str) -> None:
@@ -313,10 +350,14 @@ def _refuse(place: str, what: str, names: Iterable[str]) -> None:
 
 @contextlib.contextmanager
 def refusing(place: str | Path) -> Iterator[None]:
-    """Turn whatever transformers raises about files that are not ours into DamagedFile."""
+    """Turn whatever transformers raises about files that are not ours into DamagedFile.
+
+    Nothing is downloaded meanwhile, whatever the files name.
+    """
     logging.disable_progress_bar()
-    before = logging.get_verbosity()
+    before, offline = logging.get_verbosity(), hub.HF_HUB_OFFLINE
     logging.set_verbosity(logging.CRITICAL)
+    hub.HF_HUB_OFFLINE = True
     try:
         yield
     except (ForgeError, KeyboardInterrupt, SystemExit):
@@ -326,9 +367,23 @@ def refusing(place: str | Path) -> Iterator[None]:
         raise DamagedFile(place, f"transformers cannot use it ({first})") from error
     finally:
         logging.set_verbosity(before)
+        hub.HF_HUB_OFFLINE = offline
 
 
 def open_tokenizer(folder: Path) -> Any:
     """The tokenizer of any maker. Nothing is downloaded and no code of the folder is run."""
     with refusing(folder):
+        for path in (folder / CONFIG, folder / "tokenizer_config.json"):
+            name = files.read_json(path).get("tokenizer_class") if path.is_file() else None
+            for kind in map(tokenizer_class_from_name, (name, f"{name}Fast") if name else ()):
+                # What needs a library that is missing is a DummyObject, and raises when used.
+                if not (kind is None or isinstance(kind, DummyObject) or _is_tokenizer(kind)):
+                    hint = "name the class of its tokenizer, or remove tokenizer_class in a copy"
+                    problem = f"{path}: tokenizer_class {name!r} is no tokenizer of transformers"
+                    raise HostileInput(problem, hint=hint)
         return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+
+
+def _is_tokenizer(kind: Any) -> bool:
+    """True for a class of tokenizers; one of processors opens whatever its own settings name."""
+    return isinstance(kind, type) and issubclass(kind, PreTrainedTokenizerBase)

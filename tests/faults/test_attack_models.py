@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -23,9 +24,22 @@ from transformers import (
 from transformers.integrations import hub_kernels
 
 from agent_forge.errors import HostileInput
+from agent_forge.evals.domains import from_files
+from agent_forge.evals.model_under_test import open_model_under_test
+from agent_forge.merge.engine import merge
+from agent_forge.merge.output import write
+from agent_forge.merge.recipe import Recipe
 from agent_forge.model import load  # noqa: F401 - what keeps transformers from running code
+from agent_forge.model.folder import open_weights
+from agent_forge.phases.phase2_evomerge.evolution import run_evolution
+from tests.faults.test_attack_evolution import begin
+from tests.merge.test_weights import with_tokens
 from tests.support.command_line import Forge
 from tests.support.eval_models import llama
+from tests.support.evo_models import PARENTS, family, journal
+from tests.support.merge_models import family as family_of
+from tests.support.merge_models import save, tuned
+from tests.support.tokenizers import CHAT
 
 EVIL = "Evil"
 AUTO = ("AutoConfig", "AutoTokenizer", "AutoProcessor", "AutoModelForCausalLM")
@@ -121,3 +135,70 @@ def test_no_other_way_leads_to_code(tmp_path: Path, canary: Path) -> None:
     with pytest.raises(HostileInput):
         hub_kernels.get_kernel("someone/something")
     refused(canary)
+
+
+# -- settings -------------------------------------------------------------------------------------
+
+
+def measured(model: Path, data: Path) -> float:
+    domains = from_files([data])
+    return float(open_model_under_test(model).measure_all(domains)[0].loss[0])
+
+
+def test_further_chat_templates_are_settings(tmp_path: Path, forge: Forge) -> None:
+    place, data = llama(tmp_path / "m"), rows(tmp_path / "d.jsonl", chat=True)
+    plain, before = measured(place, data), open_weights(place).settings_sha256()
+    further = place / "additional_chat_templates" / "default.jinja"
+    further.parent.mkdir()
+    further.write_text(CHAT.replace("[end]", "[and so on]"))
+    wanted = measured(place, data)
+    assert wanted != plain and open_weights(place).settings_sha256() != before
+    assert forge(f"merge --models {place} out").code == 0
+    assert measured(tmp_path / "out", data) == wanted
+    further.write_text(CHAT)
+    result = forge("merge out/recipe.yml again")
+    assert result.code == 4 and "were changed" in result.err
+
+
+def test_a_cached_fitness_is_of_these_settings(tmp_path: Path) -> None:
+    models = tmp_path / "models"
+    shutil.copytree(family(), models)
+    run_evolution(begin(models, tmp_path / "one", enable_caching=True))
+    for name in ("base", *PARENTS):
+        edit(models / name / "config.json", rms_norm_eps=0.5)
+    (tmp_path / "two").mkdir()
+    shutil.copy(tmp_path / "one" / "fitness_cache.jsonl", tmp_path / "two")
+    run_evolution(begin(models, tmp_path / "two", enable_caching=True))
+    for old, new in zip(*(journal(tmp_path / name) for name in ("one", "two")), strict=True):
+        assert old["key"] == new["key"] and old["score"]["raw"] != new["score"]["raw"]
+
+
+def test_the_head_of_a_token_that_only_a_tied_model_has(tmp_path: Path) -> None:
+    state, config = tuned(1), family_of("llama")[1]
+    own = {k: v for k, v in tuned(2).items() if k != "lm_head.weight"}
+    for name, tensors, tied in (("a", state, False), ("b", own, True)):
+        place = save(tmp_path / name, tensors, {**config, "tie_word_embeddings": tied})
+        with_tokens(place, {f"w{i}": i for i in range(46)}, ["<x>"] if tied else [])
+    embedding = own["model.embed_tokens.weight"][46]
+    for first, second in ("ab", "ba"):
+        models = [{"model": str(tmp_path / name)} for name in (first, second)]
+        merged = merge(Recipe(merge_method="linear", models=models, tokenizer="union"))
+        for name in ("model.embed_tokens.weight", "lm_head.weight"):
+            torch.testing.assert_close(merged[name][46], embedding)
+
+
+def test_a_special_token_stays_special_in_a_union(tmp_path: Path) -> None:
+    config = family_of("llama")[1]
+    for n, name in enumerate("ab"):
+        place = save(tmp_path / name, tuned(n), config)
+        with_tokens(place, {f"w{i}": i for i in range(46)}, ["<x>"] if n else [])
+        content = json.loads((place / "tokenizer.json").read_text())
+        flags = {"special": True, "normalized": False, "rstrip": True}
+        content["added_tokens"] = [{**entry, **flags} for entry in content["added_tokens"]]
+        (place / "tokenizer.json").write_text(json.dumps(content))
+    models = [{"model": str(tmp_path / name)} for name in "ab"]
+    write(merge(Recipe(merge_method="linear", models=models, tokenizer="union")), tmp_path / "out")
+    added = json.loads((tmp_path / "out" / "tokenizer.json").read_text())["added_tokens"]
+    assert added[0]["content"] == "<x>" and added[0]["special"] and added[0]["rstrip"]
+    known = json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())
+    assert known["added_tokens_decoder"]["46"]["special"]

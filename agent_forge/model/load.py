@@ -53,9 +53,11 @@ WITHOUT_EFFECT = NAMES["settings_without_effect"]
 COUNTED = re.compile(r"^(num|n)_\w*(layer|block|expert|head)")
 MOST = 10_000  # layers, heads or experts that a config may count
 CONVERTED_BYTES = 2 << 30  # weights that are loaded to see whether they can be converted
+TWO_WAY = {"use_bidirectional_attention": (True, "all"), "is_causal": (False,)}
 OLD_BUFFERS = r"(^|\.)(rotary_emb\.inv_freq|(attn|attention)\.(masked_)?bias|position_ids)$"
 # Where configs of transformers say what each layer is; some compute it from other settings.
 LAYER_KINDS = (*EACH_LAYER, "attention_layers", "layers_block_type", "layers_num_experts")
+LOOKED_AT = 16  # tokens, to see whether a network is causal
 SHOWN = 5  # names of tensors in a message
 
 
@@ -124,12 +126,27 @@ def load_network(config: Mapping[str, Any], state: Mapping[str, Tensor], place: 
     if report.get("error_msgs"):
         raise DamagedFile(place, f"transformers cannot use it ({report['error_msgs'][0]})")
     with refusing(place), torch.no_grad():  # a config may fit and still not work
-        logits = model.eval()(torch.tensor([[0, 0], [0, 1]])).logits
+        tokens = _with_other_ends(model.eval())
+        logits = model(tokens).logits
     if not bool(logits.isfinite().all()):
         raise DamagedFile(place, "its network gives NaN or infinity")
-    if not torch.allclose(logits[0, 0], logits[1, 0], rtol=1e-3, atol=1e-3):
+    before = logits[:, : tokens.shape[1] // 2]
+    if not torch.allclose(before, before[:1].expand_as(before), rtol=1e-3, atol=1e-3):
         raise ConfigError(f"{place} is no causal language model: it sees the token it is asked for")
     return model  # type: ignore[no-any-return]
+
+
+def _with_other_ends(model: Any) -> Tensor:
+    """Texts with the same first half; what follows is as different as the embedding has it."""
+    own = torch.Generator().manual_seed(0)
+    embedding = model.get_input_embeddings().weight
+    longest = getattr(model.config, "max_position_embeddings", None)
+    half = max(1, min(LOOKED_AT, longest if isinstance(longest, int) else LOOKED_AT) // 2)
+    tokens = torch.randint(len(embedding), (3, 2 * half), generator=own)
+    tokens[:, :half] = tokens[0, :half]
+    along = embedding @ torch.randn(embedding.shape[1], generator=own)
+    tokens[1, half:], tokens[2, half:] = along.argmin(), along.argmax()
+    return tokens
 
 
 def check_tensors(weights: Weights) -> bool:
@@ -307,6 +324,7 @@ def _architecture(config: Mapping[str, Any], place: str) -> tuple[Any, Any]:
     if config.get("quantization_config"):
         raise ConfigError(f"{place} is quantised; only whole weights are read")
     _refuse_counts(config, place)
+    _refuse_two_way(config, place)
     with refusing(place):
         shape = CONFIG_MAPPING[model_type].from_dict(_readable(config))
         kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(shape)]
@@ -332,6 +350,16 @@ def _readable(value: Any) -> Any:
     if set(value) == {"__float__"} and value["__float__"] in ("Infinity", "-Infinity"):
         return float(value["__float__"])
     return {key: _readable(item) for key, item in value.items() if key not in IGNORED}
+
+
+def _refuse_two_way(config: Mapping[str, Any], place: str) -> None:
+    """Refuse a config that says that a token sees those after it."""
+    inner = config.get("text_config")
+    for part in (config, inner if isinstance(inner, Mapping) else {}):
+        for key, values in TWO_WAY.items():
+            if part.get(key) in values:
+                problem = f"its config says {key} = {part[key]!r}"
+                raise ConfigError(f"{place} is no causal language model: {problem}")
 
 
 def _refuse_counts(config: Mapping[str, Any], place: str) -> None:

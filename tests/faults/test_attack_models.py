@@ -6,16 +6,21 @@ import io
 import json
 import shutil
 import sys
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from peft import PeftModel
+from safetensors.torch import load_file, save_file
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoProcessor,
     AutoTokenizer,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
     dynamic_module_utils,
@@ -23,17 +28,19 @@ from transformers import (
 )
 from transformers.integrations import hub_kernels
 
-from agent_forge.errors import HostileInput
+from agent_forge.errors import ConfigError, DamagedFile, HostileInput
 from agent_forge.evals.domains import from_files
 from agent_forge.evals.model_under_test import open_model_under_test
+from agent_forge.infer.chat import open_chat_model
 from agent_forge.merge.engine import merge
 from agent_forge.merge.output import write
 from agent_forge.merge.recipe import Recipe
-from agent_forge.model import load  # noqa: F401 - what keeps transformers from running code
+from agent_forge.model import load  # which keeps transformers from running code
 from agent_forge.model.folder import open_weights
 from agent_forge.phases.phase2_evomerge.evolution import run_evolution
 from tests.faults.test_attack_evolution import begin
 from tests.merge.test_weights import with_tokens
+from tests.model.test_adapter import adapted
 from tests.support.command_line import Forge
 from tests.support.eval_models import llama
 from tests.support.evo_models import PARENTS, family, journal
@@ -202,3 +209,121 @@ def test_a_special_token_stays_special_in_a_union(tmp_path: Path) -> None:
     assert added[0]["content"] == "<x>" and added[0]["special"] and added[0]["rstrip"]
     known = json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())
     assert known["added_tokens_decoder"]["46"]["special"]
+
+
+# -- templates and networks -----------------------------------------------------------------------
+
+TURN = "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}SLOT{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("slot", "told"),
+    [
+        ("{{ ['a', 'b'] | random }}", "random"),
+        ("{{ [['a', 'b']] | map('random') | first }}", "random"),
+        ("{{ lipsum(1, false) }}", "lipsum"),
+        ("{% set f = 'ran' ~ 'dom' %}{{ [range(10 ** 9)] | map(f) | first }}", "powers"),
+        ("{% set f = 'ran' ~ 'dom' %}{{ [range(99999)] | map(f) | first }}", "twice"),
+        ("{{ m.items }}", "memory"),
+    ],
+)
+def test_a_template_says_the_same_each_time(
+    slot: str, told: str, tmp_path: Path, forge: Forge
+) -> None:
+    place = llama(tmp_path / "m", template=TURN.replace("SLOT", slot))
+    data = rows(tmp_path / "d.jsonl", chat=True)
+    result = forge(f"eval {place} --data {data}")
+    assert result.code == 2 and told in result.err
+
+
+def test_a_number_does_not_depend_on_the_day(tmp_path: Path) -> None:
+    data, losses = rows(tmp_path / "d.jsonl", chat=True), []
+    for n, slot in enumerate(("{{ strftime_now('%d %b %Y %H:%M:%S') }}", "26 Jul 2024 00:00:00")):
+        place = llama(tmp_path / str(n), template=TURN.replace("SLOT", slot))
+        losses.append(measured(place, data))
+    assert losses[0] == losses[1]
+    chat = open_chat_model(tmp_path / "0").opened
+    ids = chat.encode_chat([{"role": "user", "content": "hi"}])
+    assert str(datetime.now().year) in chat.decode(ids)  # a conversation is held today
+
+
+def two_way(place: Path, **settings: Any) -> Gemma3ForCausalLM:
+    llama(place)
+    shape = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "head_dim": 8}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "sliding_window": 4}
+    torch.manual_seed(0)
+    config = Gemma3TextConfig(vocab_size=260, initializer_range=0.4, **shape, **heads, **settings)
+    model = Gemma3ForCausalLM(config)
+    model.save_pretrained(place)
+    return model
+
+
+@pytest.mark.parametrize("rows_alike", [0, 2, 250])
+def test_a_network_that_sees_the_answer(
+    rows_alike: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = two_way(tmp_path / "m", use_bidirectional_attention=True)
+    with torch.no_grad():
+        model.model.embed_tokens.weight[:rows_alike] = model.model.embed_tokens.weight[0]
+    model.save_pretrained(tmp_path / "m")
+    with pytest.raises(ConfigError, match="use_bidirectional_attention"):
+        open_model_under_test(tmp_path / "m")
+    monkeypatch.setattr(load, "_refuse_two_way", lambda config, place: None)
+    with pytest.raises(ConfigError, match="sees the token"):
+        open_model_under_test(tmp_path / "m")
+
+
+def test_a_network_that_sees_what_comes_before(tmp_path: Path) -> None:
+    two_way(tmp_path / "m")
+    assert open_model_under_test(tmp_path / "m").longest
+    edit(tmp_path / "m" / "config.json", is_causal=False)
+    with pytest.raises(ConfigError, match="is_causal"):
+        open_model_under_test(tmp_path / "m")
+
+
+# -- adapters -------------------------------------------------------------------------------------
+
+LAYER = "base_model.model.model.layers.0"
+
+
+@pytest.mark.parametrize(
+    ("targets", "key", "shape"),
+    [
+        ("all-linear", "base_model.model.lm_head.lora_A.weight", (4, 16)),
+        ("all-linear", "base_model.model.model.embed_tokens.lora_A.weight", (4, 16)),
+        (["q_proj"], f"{LAYER}.self_attn.q_proj.bias", (16,)),
+        (["q_proj"], f"{LAYER}.mlp.gate_proj.base_layer.weight", (24, 16)),
+        (["q_proj"], f"{LAYER}.mlp.gate_proj.modules_to_save.weight", (24, 16)),
+        (["q_proj"], "base_model.model.model.norm.modules_to_save.weight", (16,)),
+        (["q_proj"], f"{LAYER}.self_attn.q_proj.modules_to_save.bias", (16,)),
+    ],
+)
+def test_what_peft_leaves_out_of_an_adapter(
+    targets: Any, key: str, shape: tuple[int, ...], tmp_path: Path
+) -> None:
+    base, lora = adapted(tmp_path, "llama", {"target_modules": targets})
+    for name in ("config.json", "model.safetensors"):  # with biases, which the attacker's base had
+        path = base / name
+        if name == "config.json":
+            edit(path, attention_bias=True)
+            continue
+        biases = {
+            f"model.layers.{n}.self_attn.{p}_proj.bias": torch.zeros(16 if p in "qo" else 8)
+            for n in (0, 1)
+            for p in "qkvo"
+        }
+        save_file({**load_file(path), **biases}, path)
+    edit(lora / "adapter_config.json", target_modules=targets)
+    tensors = load_file(lora / "adapter_model.safetensors")
+    tensors[key] = torch.ones(shape)
+    if "lora_A" in key:
+        tensors[key.replace("lora_A", "lora_B")] = torch.ones(48, 4)
+    save_file(tensors, lora / "adapter_model.safetensors")
+    loaded: Any = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), lora)
+    wanted = loaded.merge_and_unload().state_dict()
+    try:
+        found = open_weights(f"{base}+{lora}")
+    except DamagedFile as error:
+        assert key.split(".lora_")[0].removeprefix("base_model.model.") in str(error)
+        return
+    pytest.fail(str([n for n in found if not torch.allclose(found[n], wanted[n], atol=1e-5)]))

@@ -38,14 +38,12 @@ from agent_forge.merge.recipe import Recipe
 from agent_forge.model import load  # which keeps transformers from running code
 from agent_forge.model.folder import open_weights
 from agent_forge.phases.phase2_evomerge.evolution import run_evolution
-from tests.faults.test_attack_evolution import begin
-from tests.merge.test_weights import with_tokens
-from tests.model.test_adapter import adapted
+from tests.support.adapters import adapted
 from tests.support.command_line import Forge
 from tests.support.eval_models import llama
-from tests.support.evo_models import PARENTS, family, journal
+from tests.support.evo_models import PARENTS, begin, family, journal
 from tests.support.merge_models import family as family_of
-from tests.support.merge_models import save, tuned
+from tests.support.merge_models import save, tuned, with_tokens
 from tests.support.tokenizers import CHAT
 
 EVIL = "Evil"

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 
 from agent_forge.data.row_files import MAX_CHARACTERS
 from agent_forge.data.tokenizer import Message
 from agent_forge.errors import ConfigError
 from agent_forge.infer.generate import Sampling, stream
-from agent_forge.model.opened import OpenedModel, open_model
+from agent_forge.model.opened import OpenedModel, TransformersModel, open_model
 
 
 class ChatModel:
@@ -41,8 +42,11 @@ class ChatModel:
 
 
 def open_chat_model(ref: str | Path) -> ChatModel:
-    """The model in a folder or of `base+adapter`, ready to be talked to."""
-    return ChatModel(open_model(ref))
+    """The model in a folder or of `base+adapter`, ready to be talked to, today."""
+    opened = open_model(ref)
+    if isinstance(opened, TransformersModel):
+        opened.date = datetime.now()
+    return ChatModel(opened)
 
 
 def check_prompt(text: str, what: str = "the prompt") -> str:

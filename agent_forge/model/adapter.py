@@ -7,7 +7,7 @@ initialisations (PiSSA, OLoRA, LoftQ ...) change the base as well: its file give
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ SETTINGS = "adapter_config.json"
 FILES = ("adapter_model.safetensors", "adapter_model.bin")
 PREFIX = "base_model.model."
 BETWEEN = re.compile(r"\.(modules_to_save|base_layer)\.")  # where peft puts a weight of the base
+EMBEDDING = re.compile(r"(^|\.)(embed_\w+|\w*embeddings?|embed_in|wte|wpe)$")  # no linear layers
 UNCHANGED_BASE = (None, True, False, "gaussian", "eva")  # initialisations that leave the base alone
 TRANSPOSED = ("gpt2", "openai-gpt", "imagegpt")  # architectures whose layers are Conv1D
 # Settings that are handled here, or that say how the adapter was trained and not what it is.
@@ -70,8 +71,9 @@ def adapt(base: Weights, folder: Path) -> Weights:
         raise DamagedFile(folder, f"it has none of {', '.join(FILES)}")
     rank = settings["r"]
     scale: float = settings["lora_alpha"] / (rank**0.5 if settings.get("use_rslora") else rank)
-    pairs, replaced = _split(base, weights.open_file(path), path)
-    _refuse_others(base, set(pairs), settings, path)
+    tensors = weights.open_file(path)
+    pairs, replaced = _split(base, tensors, path)
+    _refuse_others(base, tensors, set(pairs), settings, path)
     for name, (a, b) in pairs.items():
         if a.ndim != 2 or b.ndim != 2 or a.shape[0] != rank or b.shape[1] != rank:
             raise DamagedFile(path, f"the update of {name} does not have the rank {rank} of its r")
@@ -123,10 +125,10 @@ def _split(
         target = f"{match.group(1)}.weight" if match else name
         if target not in base.specs:
             raise ConfigError(f"{path}: {key!r} has no counterpart in {base.label}")
-        if match:
-            halves.setdefault(target, {})[match.group(2)] = tensor
-        else:
-            replaced[target] = tensor
+        place, own = (halves.setdefault(target, {}), match[2]) if match else (replaced, target)
+        if own in place:
+            raise DamagedFile(path, f"{key!r} and another one are the same tensor")
+        place[own] = tensor
     if not tensors:
         raise DamagedFile(path, "it holds no tensors")
     for name, pair in halves.items():
@@ -137,11 +139,13 @@ def _split(
     return {name: (pair["A"], pair["B"]) for name, pair in halves.items()}, replaced
 
 
-def _refuse_others(base: Weights, updated: set[str], settings: dict[str, Any], path: Path) -> None:
-    """Refuse updates of layers that the settings leave out, and layers without their update."""
-    # peft passes over both in silence, so that the numbers would be those of another model.
-    if settings.get("target_modules") == "all-linear":
-        return
+def _refuse_others(
+    base: Weights, tensors: Iterable[str], updated: set[str], settings: dict[str, Any], path: Path
+) -> None:
+    """Refuse tensors that the settings do not call for, and layers without their update.
+
+    peft passes over both in silence, so that the numbers would be those of another model.
+    """
     named = {
         name
         for name, spec in base.specs.items()
@@ -150,20 +154,39 @@ def _refuse_others(base: Weights, updated: set[str], settings: dict[str, Any], p
     }
     for name in sorted(updated - named):
         raise DamagedFile(path, f"it holds an update of {name}, which {SETTINGS} does not name")
+    for key in (key for key in tensors if ".lora_" not in key):  # weights of the base
+        between = BETWEEN.search(key)
+        module = BETWEEN.sub(".", key.removeprefix(PREFIX)).rpartition(".")[0]
+        wrapped, kind = f"{module}.weight" in named, between and between[1]
+        if wrapped != (kind == "base_layer") or (
+            kind == "modules_to_save" and not _is_kept(module, settings)
+        ):
+            raise DamagedFile(path, f"peft leaves out {key!r}: {SETTINGS} does not call for it")
     for name in sorted(named - updated):
-        if ".experts." not in name:  # transformers may hold those as one tensor
+        # Experts may be one tensor in transformers; of all linear layers some may be no module.
+        if ".experts." not in name and not _is_every_layer(settings.get("target_modules")):
             raise DamagedFile(path, f"it has no update of {name}, which {SETTINGS} names")
+
+
+def _is_every_layer(targets: Any) -> bool:
+    return isinstance(targets, str) and targets.lower() == "all-linear"
+
+
+def _is_kept(module: str, settings: dict[str, Any]) -> bool:
+    """True if an adapter has a whole module of its own in place of this one."""
+    return any(f".{kept}." in f".{module}." for kept in settings.get("modules_to_save") or ())
 
 
 def _is_target(module: str, settings: dict[str, Any], path: Path) -> bool:
     """True if peft would put an update on a layer."""
     targets: Any = settings.get("target_modules")
     layers = settings.get("layers_to_transform")
-    if (
-        _matches(settings.get("exclude_modules") or (), module, path)
-        or any(f".{kept}." in f".{module}." for kept in settings.get("modules_to_save") or ())
-        or not _matches(targets, module, path)
-    ):
+    excluded = _matches(settings.get("exclude_modules") or (), module, path)
+    if excluded or _is_kept(module, settings):
+        return False
+    if _is_every_layer(targets):
+        return not (EMBEDDING.search(module) or weights.HEAD.search(f"{module}.weight"))
+    if not _matches(targets, module, path):
         return False
     if isinstance(targets, str) or module in targets or layers is None or layers == []:
         return True

@@ -16,18 +16,28 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from huggingface_hub import constants as hub
 from torch import Tensor, nn
-from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoTokenizer
+from transformers import (
+    CONFIG_MAPPING,
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoTokenizer,
+    PreTrainedTokenizerBase,
+    dynamic_module_utils,
+)
 from transformers import __version__ as VERSION
 from transformers import core_model_loading as loading
 from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.integrations import hub_kernels
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
-from transformers.utils import logging
+from transformers.models.auto.tokenization_auto import tokenizer_class_from_name
+from transformers.utils import DummyObject, logging
 
-from agent_forge.errors import ConfigError, DamagedFile, ForgeError
-from agent_forge.model.folder import MODEL_TYPE, entries
+from agent_forge.errors import ConfigError, DamagedFile, ForgeError, HostileInput
+from agent_forge.model.folder import CONFIG, MODEL_TYPE, entries
 from agent_forge.model.hf import ForgeForCausalLM, build_network
 from agent_forge.model.weights import EACH_LAYER, NAMES, Weights
+from agent_forge.store import files
 from agent_forge.store.tensors import TensorSpec, spec_of
 
 # Settings that would fetch code, read other files than ours or change what a network returns.
@@ -37,10 +47,40 @@ WITHOUT_EFFECT = NAMES["settings_without_effect"]
 COUNTED = re.compile(r"^(num|n)_\w*(layer|block|expert|head)")
 MOST = 10_000  # layers, heads or experts that a config may count
 CONVERTED_BYTES = 2 << 30  # weights that are loaded to see whether they can be converted
+TWO_WAY = {"use_bidirectional_attention": (True, "all"), "is_causal": (False,)}
 OLD_BUFFERS = r"(^|\.)(rotary_emb\.inv_freq|(attn|attention)\.(masked_)?bias|position_ids)$"
 # Where configs of transformers say what each layer is; some compute it from other settings.
 LAYER_KINDS = (*EACH_LAYER, "attention_layers", "layers_block_type", "layers_num_experts")
+LOOKED_AT = 16  # tokens, to see whether a network is causal
 SHOWN = 5  # names of tensors in a message
+
+
+def _never(*given: Any, **named: Any) -> Any:
+    from agent_forge.errors import HostileInput  # the code runs within a module of transformers
+
+    place = " ".join(map(str, (*given, *named.values())))
+    raise HostileInput(f"{place} asks for code of its own to be run; none is ever run")
+
+
+def _never_trusted(_: Any, place: Any, local: Any, remote: Any, *given: Any, **named: Any) -> Any:
+    from agent_forge.errors import HostileInput
+
+    if remote:
+        raise HostileInput(f"{place} asks for code of its own to be run; none is ever run")
+    return False
+
+
+# Every way of transformers to code that is not its own. Others have imported these functions by
+# value, so their code is replaced and not their names: nothing is run, and nobody is asked.
+for _function in (
+    dynamic_module_utils.get_class_from_dynamic_module,
+    dynamic_module_utils.get_cached_module_file,
+    dynamic_module_utils.get_class_in_module,
+    dynamic_module_utils.check_imports,
+    hub_kernels.get_kernel,
+):
+    _function.__code__ = _never.__code__
+dynamic_module_utils.resolve_trust_remote_code.__code__ = _never_trusted.__code__
 
 
 class ExpectedTensors(NamedTuple):
@@ -80,12 +120,27 @@ def load_network(config: Mapping[str, Any], state: Mapping[str, Tensor], place: 
     if report.get("error_msgs"):
         raise DamagedFile(place, f"transformers cannot use it ({report['error_msgs'][0]})")
     with refusing(place), torch.no_grad():  # a config may fit and still not work
-        logits = model.eval()(torch.tensor([[0, 0], [0, 1]])).logits
+        tokens = _with_other_ends(model.eval())
+        logits = model(tokens).logits
     if not bool(logits.isfinite().all()):
         raise DamagedFile(place, "its network gives NaN or infinity")
-    if not torch.allclose(logits[0, 0], logits[1, 0], rtol=1e-3, atol=1e-3):
+    before = logits[:, : tokens.shape[1] // 2]
+    if not torch.allclose(before, before[:1].expand_as(before), rtol=1e-3, atol=1e-3):
         raise ConfigError(f"{place} is no causal language model: it sees the token it is asked for")
     return model  # type: ignore[no-any-return]
+
+
+def _with_other_ends(model: Any) -> Tensor:
+    """Texts with the same first half; what follows is as different as the embedding has it."""
+    own = torch.Generator().manual_seed(0)
+    embedding = model.get_input_embeddings().weight
+    longest = getattr(model.config, "max_position_embeddings", None)
+    half = max(1, min(LOOKED_AT, longest if isinstance(longest, int) else LOOKED_AT) // 2)
+    tokens = torch.randint(len(embedding), (3, 2 * half), generator=own)
+    tokens[:, :half] = tokens[0, :half]
+    along = embedding @ torch.randn(embedding.shape[1], generator=own)
+    tokens[1, half:], tokens[2, half:] = along.argmin(), along.argmax()
+    return tokens
 
 
 def check_tensors(weights: Weights) -> bool:
@@ -264,9 +319,9 @@ def _architecture(config: Mapping[str, Any], place: str) -> tuple[Any, Any]:
     if config.get("quantization_config"):
         raise ConfigError(f"{place} is quantised; only whole weights are read")
     _refuse_counts(config, place)
-    kept = {k: v for k, v in config.items() if k not in IGNORED}
+    _refuse_two_way(config, place)
     with refusing(place):
-        shape = CONFIG_MAPPING[model_type].from_dict(_with_floats(kept))
+        shape = CONFIG_MAPPING[model_type].from_dict(_readable(config))
         kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(shape)]
     return (kind[0] if isinstance(kind, tuple) else kind), shape
 
@@ -281,14 +336,25 @@ def computing_settings(config: Mapping[str, Any], place: str) -> dict[str, Any]:
     }
 
 
-def _with_floats(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The same with the numbers that transformers writes as {"__float__": "Infinity"}."""
+def _readable(value: Any) -> Any:
+    """A config without what is ignored; transformers writes {"__float__": "Infinity"} in it."""
+    if isinstance(value, list):
+        return [_readable(item) for item in value]
+    if not isinstance(value, Mapping):
+        return value
+    if set(value) == {"__float__"} and value["__float__"] in ("Infinity", "-Infinity"):
+        return float(value["__float__"])
+    return {key: _readable(item) for key, item in value.items() if key not in IGNORED}
 
-    def number(record: dict[str, Any]) -> Any:
-        value = record.get("__float__") if len(record) == 1 else None
-        return float(value) if value in ("Infinity", "-Infinity") else record
 
-    return dict(json.loads(json.dumps(config), object_hook=number))
+def _refuse_two_way(config: Mapping[str, Any], place: str) -> None:
+    """Refuse a config that says that a token sees those after it."""
+    inner = config.get("text_config")
+    for part in (config, inner if isinstance(inner, Mapping) else {}):
+        for key, values in TWO_WAY.items():
+            if part.get(key) in values:
+                problem = f"its config says {key} = {part[key]!r}"
+                raise ConfigError(f"{place} is no causal language model: {problem}")
 
 
 def _refuse_counts(config: Mapping[str, Any], place: str) -> None:
@@ -307,10 +373,14 @@ def _refuse(place: str, what: str, names: Iterable[str]) -> None:
 
 @contextlib.contextmanager
 def refusing(place: str | Path) -> Iterator[None]:
-    """Turn whatever transformers raises about files that are not ours into DamagedFile."""
+    """Turn whatever transformers raises about files that are not ours into DamagedFile.
+
+    Nothing is downloaded meanwhile, whatever the files name.
+    """
     logging.disable_progress_bar()
-    before = logging.get_verbosity()
+    before, offline = logging.get_verbosity(), hub.HF_HUB_OFFLINE
     logging.set_verbosity(logging.CRITICAL)
+    hub.HF_HUB_OFFLINE = True
     try:
         yield
     except (ForgeError, KeyboardInterrupt, SystemExit):
@@ -320,9 +390,23 @@ def refusing(place: str | Path) -> Iterator[None]:
         raise DamagedFile(place, f"transformers cannot use it ({first})") from error
     finally:
         logging.set_verbosity(before)
+        hub.HF_HUB_OFFLINE = offline
 
 
 def open_tokenizer(folder: Path) -> Any:
     """The tokenizer of any maker. Nothing is downloaded and no code of the folder is run."""
     with refusing(folder):
+        for path in (folder / CONFIG, folder / "tokenizer_config.json"):
+            name = files.read_json(path).get("tokenizer_class") if path.is_file() else None
+            for kind in map(tokenizer_class_from_name, (name, f"{name}Fast") if name else ()):
+                # What needs a library that is missing is a DummyObject, and raises when used.
+                if not (kind is None or isinstance(kind, DummyObject) or _is_tokenizer(kind)):
+                    hint = "name the class of its tokenizer, or remove tokenizer_class in a copy"
+                    problem = f"{path}: tokenizer_class {name!r} is no tokenizer of transformers"
+                    raise HostileInput(problem, hint=hint)
         return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+
+
+def _is_tokenizer(kind: Any) -> bool:
+    """True for a class of tokenizers; one of processors opens whatever its own settings name."""
+    return isinstance(kind, type) and issubclass(kind, PreTrainedTokenizerBase)

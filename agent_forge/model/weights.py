@@ -31,6 +31,7 @@ BEFORE_LAYERS = re.compile(r"embed|wte|wpe|projection")
 DEPTHS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")  # as configs call it
 # Files beside the weights that change what a model computes; an adapter has settings of its own.
 SETTINGS_FILES = NAMES["settings_files"]
+TEMPLATES = "additional_chat_templates"  # a folder of further ones; its `default` comes first
 # Lists in a config with an entry for each layer; GPT-Neo has its own in a form of its own.
 EACH_LAYER = ("layer_types", "no_rope_layers", "mlp_layer_types", "indexer_types")
 
@@ -96,7 +97,8 @@ class Weights(Mapping[str, Tensor]):
         folders = [*([self.folder] if self.folder else []), *(p.parent for p in self.sources)]
         digest = hashlib.sha256()
         for folder in dict.fromkeys(folders):
-            for name in SETTINGS_FILES:
+            further = [f"{TEMPLATES}/{path.name}" for path in further_templates(folder)]
+            for name in (*SETTINGS_FILES, *further):
                 if (folder / name).is_file():
                     digest.update(f"{name} {files.sha256_of(folder / name)}\n".encode())
         return digest.hexdigest()
@@ -109,6 +111,11 @@ class Weights(Mapping[str, Tensor]):
             records = files.verify(path.parent, content=False) if manifest else {}
             hashes.append(checked_sha256(path, records.get(path.name)))
         return hashes
+
+
+def further_templates(folder: Path) -> list[Path]:
+    """The chat templates of a model that are files of their own in a folder."""
+    return sorted(path for path in (folder / TEMPLATES).glob("*.jinja") if path.is_file())
 
 
 def checked_sha256(path: Path, record: Mapping[str, Any] | None) -> str:

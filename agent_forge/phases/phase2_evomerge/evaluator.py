@@ -64,7 +64,7 @@ def worker_task(candidates: Mapping[str, Candidate], key: str, limits: Limits) -
 
 
 class CandidateEvaluator:
-    """Makes and measures candidates. `cache` has earlier results, by weights and evaluation."""
+    """Makes and measures candidates. `cache` has earlier results, by all that they depend on."""
 
     def __init__(
         self, inputs: EvolutionInputs, weights: CandidateWeights, cache: dict[str, Any], device: str
@@ -73,6 +73,7 @@ class CandidateEvaluator:
         self.model_under_test = _load(inputs.parents[0])
         self.model: nn.Module = self.model_under_test.model.to(device)  # the one filled last
         self.fitness: fitnesses.Fitness
+        self._settings = inputs.parents[0].settings_sha256()  # every candidate is measured with
         self.holdout: DomainFitness | None = None
         s, subject, splits = inputs.settings, self.model_under_test, inputs.splits
         sign = 1 if s.fitness_direction == "maximize" else -1
@@ -120,7 +121,8 @@ class CandidateEvaluator:
                 sample = self.weights.sample(self.model)
                 result["sample"] = base64.b64encode(sample.tobytes()).decode()
             result["merge"] = time.perf_counter() - began
-            place = f"{sha} {self.fitness.name}" + (f" {incumbent.key}" if incumbent else "")
+            place = f"{sha} {self._settings} {self.fitness.name}"
+            place += f" {incumbent.key}" if incumbent else ""
             place += "" if gate is None else f" gate {gate}"
             if place in self.cache:
                 result |= {**self.cache[place], "hit": True}

@@ -160,7 +160,8 @@ def _save(ctx: PhaseContext, loop: EvolutionLoop, report: EvolutionReport) -> Mo
     champion = loop.champion
     weights = loop.weights.weights(champion.key)
     parent = Path(loop.inputs.parent_refs[0])
-    tokenizer = [p for p in sorted(parent.iterdir()) if "token" in p.name or "chat" in p.name]
+    beside_weights = (path for path in sorted(parent.iterdir()) if path.is_file())
+    tokenizer = [path for path in beside_weights if "token" in path.name or "chat" in path.name]
     beside = reporting.champion_files(loop, report)
     del beside["README.md"]  # the store writes the card of a run's model
     loop.evaluator.fill(champion.key)

@@ -65,20 +65,17 @@ class DiskFull(ForgeError, exit_code=5):
     """Not enough disk for what is about to be written, or the disk filled up while writing."""
 
     def __init__(self, path: Path | str, needed: int, free: int) -> None:
-        super().__init__(
-            f"not enough disk at {path}: {needed:,} bytes needed, {free:,} free",
-            hint="free some space (forge clean --dry-run shows what could go), then run it again",
-        )
+        text = f"not enough disk at {path}: {needed:,} bytes needed, {free:,} free"
+        hint = "free some space (forge clean --dry-run shows what could go), then run it again"
+        super().__init__(text, hint=hint)
 
 
 class CannotWrite(ForgeError, exit_code=5):
     """The disk refused a change: no permission, read-only, or failing."""
 
     def __init__(self, path: Path | str, problem: str) -> None:
-        super().__init__(
-            f"cannot write {path}: {problem}",
-            hint="check the disk and the permissions of the storage folder",
-        )
+        hint = "check the disk and the permissions of the storage folder"
+        super().__init__(f"cannot write {path}: {problem}", hint=hint)
 
 
 class NotEnough(ForgeError, exit_code=5):

@@ -36,7 +36,7 @@ fcntl, resource, msvcrt = map(_import, ("fcntl", "resource", "msvcrt"))
 BINARY = getattr(os, "O_BINARY", 0)  # Windows would translate line ends
 NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)  # POSIX: refuse to open through a link
 PROBE = os.O_RDONLY if fcntl is not None else os.O_RDWR  # enough to look at a lock
-HELD_BY_ANOTHER = {errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES, errno.EDEADLK}
+CAN_LIMIT = resource is not None  # what a process may use
 LOCKED_BYTE = 1 << 30  # Windows locks byte ranges: one far behind any text the file may hold
 
 
@@ -58,7 +58,7 @@ def try_lock(fd: int) -> bool:
             os.lseek(fd, LOCKED_BYTE, os.SEEK_SET)
             msvcrt.locking(fd, msvcrt.LK_NBLCK, 1)
     except OSError as error:
-        if error.errno in HELD_BY_ANOTHER:
+        if error.errno in (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES, errno.EDEADLK):
             return False
         raise
     return True
@@ -116,11 +116,6 @@ def memory_limit(more_bytes: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_AS, (before, ceiling))
 
 
-def can_limit() -> bool:
-    """True if this system can limit processes."""
-    return resource is not None
-
-
 def new_group() -> dict[str, Any]:
     """Return arguments for subprocess.Popen that give the child its own process group."""
     if sys.platform == "win32":
@@ -146,7 +141,6 @@ def has_ended(pid: int) -> bool:
 
 
 STOP_SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")  # Windows has no SIGHUP
-LEAVING = (KeyboardInterrupt, SystemExit, Interrupted)
 
 
 @contextlib.contextmanager
@@ -188,7 +182,7 @@ def _forget_lost_terminal() -> None:
 
 def interrupt(name: str) -> None:
     """Raise KeyboardInterrupt with the name of a signal, unless one is being handled already."""
-    if not isinstance(sys.exc_info()[1], LEAVING):
+    if not isinstance(sys.exc_info()[1], KeyboardInterrupt | SystemExit | Interrupted):
         raise KeyboardInterrupt(name)
 
 

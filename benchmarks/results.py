@@ -46,7 +46,7 @@ def write_section(page: str, name: str, lines: list[str]) -> None:
     _, end, after = rest.partition(f"<!-- /{name} -->")
     if not mark or not end:
         raise ValueError(f"{page} has no place for {name!r}")
-    files.write_text(path, before + mark + "\n".join(lines) + "\n" + end + after)
+    files.write_bytes(path, (before + mark + "\n".join(lines) + "\n" + end + after).encode())
 
 
 def command(

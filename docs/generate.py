@@ -140,4 +140,4 @@ def settings(config: BaseModel, above: str = "") -> Iterator[tuple[str, Any, str
 
 if __name__ == "__main__":
     for name, text in documents().items():
-        files.write_text(DOCS / name, text)
+        files.write_bytes(DOCS / name, text.encode())

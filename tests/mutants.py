@@ -38,8 +38,8 @@ MUTANTS = (
     Mutant(
         "a write is not synced before its rename",
         "store/files.py",
-        "        disk.sync(writer.fd)\n    finally:\n        os.close(writer.fd)\n\n\n@",
-        "        pass\n    finally:\n        os.close(writer.fd)\n\n\n@",
+        "        disk.sync(writer.fd)  # of a new file\n",
+        "        pass\n",
         "tests/store/test_files.py",
     ),
     Mutant(
@@ -185,8 +185,8 @@ MUTANTS = (
     Mutant(
         "another answer to a prompt may be in another part",
         "evals/domains.py",
-        "return [_part_at(prompt_hash(example, self.exact)) for",
-        "return [_part_at(content_hash(example)) for",
+        "return [_part_at(split_hash(e, self.split_by, self.exact)) for",
+        "return [_part_at(content_hash(e)) for",
         "tests/phases/phase2_evomerge/test_splits.py",
     ),
     Mutant(

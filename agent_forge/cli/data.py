@@ -71,10 +71,10 @@ def verify(names: list[str] | None, folder: Path, as_json: bool) -> None:
 
     for name in names or ():
         datasets.find(name)
-    absent = set(datasets.missing(datasets.DATASETS, folder))
+    local = [name for name in datasets.DATASETS if not datasets.missing([name], folder)]
     reports: list[dict[str, Any]] = []
     damaged: list[ForgeError] = []
-    for name in names or (name for name in datasets.DATASETS if name not in absent):
+    for name in names or local:
         try:
             reports.append(datasets.verify(name, folder))
         except DamagedFile as error:

@@ -37,8 +37,7 @@ class DoctorFinding(NamedTuple):
 
 def doctor(storage: Path, repair: bool, as_json: bool) -> None:
     """Check this machine, the optional parts and the registry."""
-    own = (_native(), _sandbox(), _registry(storage, repair))
-    findings = [*_machine(storage), _torch(), *_extras(), *own]
+    findings = list(_findings(storage, repair))
     healthy = all(finding.status != "problem" for finding in findings)
     content = [finding._asdict() for finding in findings]
     columns = ("what", "status", "found", "to get it")
@@ -47,7 +46,9 @@ def doctor(storage: Path, repair: bool, as_json: bool) -> None:
         raise typer.Exit(1)
 
 
-def _machine(storage: Path) -> Iterator[DoctorFinding]:
+def _findings(storage: Path, repair: bool) -> Iterator[DoctorFinding]:
+    from importlib import metadata  # slow to load
+
     yield DoctorFinding("python", "ok", f"{platform.python_version()} on {platform.system()}")
     yield DoctorFinding("cpu", "ok", f"{os.cpu_count()} cores, {platform.machine()}")
     memory, free = psutil.virtual_memory(), files.free_bytes(storage.resolve())
@@ -58,6 +59,20 @@ def _machine(storage: Path) -> Iterator[DoctorFinding]:
         ("disk", f"{size(free)} free", free < LOW_DISK_BYTES, clean),
     ):
         yield DoctorFinding(name, "problem" if low else "ok", details, remedy if low else "")
+    yield _torch()
+    for extra, (package, purpose) in EXTRAS.items():
+        try:
+            yield DoctorFinding(extra, "ok", f"{package} {metadata.version(package)}")
+        except metadata.PackageNotFoundError:
+            remedy = f"pip install -c constraints.txt -e '.[{extra}]'"
+            yield DoctorFinding(extra, "optional", f"not installed: {purpose}", remedy)
+    if compiler := shutil.which("cc") or shutil.which("clang") or shutil.which("cl"):
+        details = f"C compiler {Path(compiler).name}; this version has no kernels"
+        yield DoctorFinding("native", "ok", details)
+    else:
+        yield DoctorFinding("native", "optional", "no C compiler", "install gcc or clang")
+    yield _sandbox()
+    yield _registry(storage, repair)
 
 
 def _torch() -> DoctorFinding:
@@ -71,25 +86,6 @@ def _torch() -> DoctorFinding:
     elif torch.backends.mps.is_available():
         device = "Apple GPU (mps)"
     return DoctorFinding("torch", "ok", f"{torch.__version__}, {device}")
-
-
-def _extras() -> Iterator[DoctorFinding]:
-    from importlib import metadata  # slow to load
-
-    for extra, (package, purpose) in EXTRAS.items():
-        try:
-            yield DoctorFinding(extra, "ok", f"{package} {metadata.version(package)}")
-        except metadata.PackageNotFoundError:
-            remedy = f"pip install -c constraints.txt -e '.[{extra}]'"
-            yield DoctorFinding(extra, "optional", f"not installed: {purpose}", remedy)
-
-
-def _native() -> DoctorFinding:
-    compiler = shutil.which("cc") or shutil.which("clang") or shutil.which("cl")
-    if compiler is None:
-        return DoctorFinding("native", "optional", "no C compiler", "install gcc or clang")
-    details = f"C compiler {Path(compiler).name}; this version has no kernels"
-    return DoctorFinding("native", "ok", details)
 
 
 def _sandbox() -> DoctorFinding:

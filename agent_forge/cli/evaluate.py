@@ -16,7 +16,7 @@ from agent_forge.track.progress import make_progress
 
 if TYPE_CHECKING:
     from agent_forge.evals.domains import Domain
-    from agent_forge.evals.likelihood import ItemScores
+    from agent_forge.evals.model_under_test import ItemScores
 
 SHARES = {"accuracy": "accuracy", "majority": "majority", "n-gram": "ngram", "chance": "chance"}
 WRITTEN_SHARES = ("truncated", "empty", "cut")

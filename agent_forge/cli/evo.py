@@ -49,10 +49,9 @@ def evo(
     if resume is not None:
         others = [text for text in sets if not text.startswith("fitness=")]
         if base_models or base or data or config or others or output_dir or seed is not None:
-            raise ConfigError(
-                "--resume goes on with the models, data and settings that it was begun with",
-                hint="beside it only --gens, --time-budget and --device can be given",
-            )
+            problem = "--resume goes on with the models, data and settings that it was begun with"
+            hint = "beside it only --gens, --time-budget and --device can be given"
+            raise ConfigError(problem, hint=hint)
         with _interruptible(resume if resume.is_dir() else resume.parent, dry_run):
             from agent_forge.phases.phase2_evomerge.inputs import resume_inputs
 
@@ -137,44 +136,33 @@ def replay(lineage: Path, target: Path, as_json: bool) -> None:
 def _session_to_evolve(storage: Path, device: str, quiet: bool, dry_run: bool) -> str:
     """The newest run with specialists; without any, three small ones are trained first."""
     from agent_forge.model.locate import newest_session
+    from agent_forge.pipeline.config import load_config
 
     session = newest_session(storage)
     if session is None and dry_run:
-        raise NotFound(
-            f"there are no models yet: {storage} has no run that finished Phase 1",
-            hint="without --dry-run three small ones are trained first; or give --base-models",
-        )
-    if session is None:
+        problem = f"there are no models yet: {storage} has no run that finished Phase 1"
+        hint = "without --dry-run three small ones are trained first; or give --base-models"
+        raise NotFound(problem, hint=hint)
+    if session is None:  # a short Phase 1, about a minute and a half on two cores
         if not quiet:
             typer.echo("no models given: training three small specialists first", err=True)
-        session = _train(storage, device, quiet)
+        sets = [f"phases.cognate.{change}" for change in QUICK.split()]
+        sets += [f"runtime.device={device}", f"storage.root={storage}"]
+        settings = load_config(preset="tiny", sets=tuple(sets))
+        outcome = conduct("none" if quiet else "auto", settings, only="cognate")
+        session = str(outcome["session_id"])
+        if outcome["exit_code"] == Interrupted.exit_code:
+            problem = f"{outcome['status']}: {outcome['error']} of training three specialists"
+            hint = f"forge resume {named(storage, session)}, then forge evo again"
+            raise Interrupted(problem, hint=hint)
+        if not outcome["success"]:
+            raise PhaseFailed(str(outcome["error"]), hint=str(outcome["hint"]))
     if not quiet:
         typer.echo(f"evolving the specialists of {session}", err=True)
     return session
 
 
-def _train(storage: Path, device: str, quiet: bool) -> str:
-    """A short Phase 1, about a minute and a half on two cores."""
-    from agent_forge.pipeline.config import load_config
-
-    sets = [f"phases.cognate.{change}" for change in QUICK.split()]
-    sets += [f"runtime.device={device}", f"storage.root={storage}"]
-    settings = load_config(preset="tiny", sets=tuple(sets))
-    outcome = conduct("none" if quiet else "auto", settings, only="cognate")
-    session = str(outcome["session_id"])
-    if outcome["exit_code"] == Interrupted.exit_code:
-        raise Interrupted(
-            f"{outcome['status']}: {outcome['error']} of training three specialists",
-            hint=f"forge resume {named(storage, session)}, then forge evo again",
-        )
-    if not outcome["success"]:
-        raise PhaseFailed(str(outcome["error"]), hint=str(outcome["hint"]))
-    return session
-
-
 def _plan(inputs: EvolutionInputs, as_json: bool) -> None:
-    from agent_forge.evals.domains import near_copies
-
     inputs.require_room()
     settings, parents, splits = inputs.settings, list(inputs.parent_refs), inputs.splits
     candidates = settings.population_size * (settings.generations + 1) + len(parents) + 1
@@ -187,7 +175,7 @@ def _plan(inputs: EvolutionInputs, as_json: bool) -> None:
         "generations": settings.generations,
         "candidates": min(candidates, settings.max_evaluations or candidates),
         "items": {s: {d.name: len(d.examples) for d in domains} for s, domains in splits.items()},
-        "near_copies": near_copies(splits.get("verdict", ())),
+        "near_copies": {d.name: d.near_copies for d in splits.get("verdict", ()) if d.near_copies},
         "disk_bytes": inputs.disk_bytes,
         "notes": list(inputs.notes),
     }
@@ -200,15 +188,10 @@ def _plan(inputs: EvolutionInputs, as_json: bool) -> None:
 def _report(result: EvolutionResult, as_json: bool) -> None:
     loop, report, model = result
     if as_json:
-        return emit_json(
-            folder=str(loop.folder),
-            champion=str(model.path),
-            generations=len(loop.curve) - 1,
-            reason=loop.reason,
-            fitness=loop.curve[-1],
-            curve=loop.curve,
-            verdict=report.to_json() if report else None,
-        )
+        paths = {"folder": str(loop.folder), "champion": str(model.path)}
+        ended = {"generations": len(loop.curve) - 1, "reason": loop.reason}
+        measured = {"fitness": loop.curve[-1], "curve": loop.curve}
+        return emit_json(**paths, **ended, **measured, verdict=report.to_json() if report else None)
     from agent_forge.phases.phase2_evomerge.evolution import plot
 
     print(f"champion: {model.path} ({loop.champion.origin}); ended: {loop.reason}")

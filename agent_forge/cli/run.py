@@ -46,7 +46,7 @@ def run(
     if storage is not None:
         settings = _at(settings, storage)
     if dry_run:
-        return _dry_run(settings, session, only, start, as_json)
+        return _dry_run(settings, session, as_json, only=only, start=start)
     _start(progress, settings, as_json, only=only, start=start, session_id=session)
 
 
@@ -65,10 +65,9 @@ def resume(
     _check_progress(progress)
     for text in sets:
         if not text.startswith(f"{FITNESS}="):
-            raise ConfigError(
-                f"--set {text}: a session goes on with the settings that it was begun with",
-                hint=f"only {FITNESS} can be named, and as it was; start a new run for others",
-            )
+            problem = f"--set {text}: a session goes on with the settings that it was begun with"
+            hint = f"only {FITNESS} can be named, and as it was; start a new run for others"
+            raise ConfigError(problem, hint=hint)
     begun = {"session_id": session, "resume": True, "sets": tuple(sets)}
     _start(progress, _at(load_config(), storage), as_json, only=only, start=start, **begun)
 
@@ -112,7 +111,7 @@ def init(folder: Path, preset: str | None, sets: list[str], force: bool, dry_run
         raise AlreadyExists(f"{existing[0]} exists", hint="--force overwrites it")
     for path, text in paths.items():
         if not dry_run:
-            files.write_text(path, text)
+            files.write_bytes(path, text.encode())
     for path in paths:
         print(path)
 
@@ -137,9 +136,8 @@ def phases(as_json: bool) -> None:
         {"number": n, "phase": name, "available": name in IMPLEMENTED, "summary": SUMMARY[name]}
         for n, name in enumerate(ORDER)
     ]
-    cells = [{**row, "available": "yes" if row["available"] else None} for row in rows]
-    columns = ("", "phase", "available", "what it does")
-    emit(as_json, columns, [[*cell.values()] for cell in cells], phases=rows)
+    cells = [(n, p, "yes" if there else None, text) for n, p, there, text in map(dict.values, rows)]
+    emit(as_json, ("", "phase", "available", "what it does"), cells, phases=rows)
 
 
 def _start(progress: str, config: PipelineConfig, as_json: bool, **options: Any) -> None:
@@ -159,12 +157,9 @@ def conduct(
     *,
     only: str | None = None,
     start: str | None = None,
-    **session: Any,
+    **session: Any,  # session_id, resume, sets
 ) -> dict[str, Any]:
-    """Run the pipeline with a display. What is left at once can go on if it has a session.
-
-    `session` holds what the orchestrator is to know of it: session_id, resume, sets.
-    """
+    """Run the pipeline with a display. What is left at once can go on if it has a session."""
     orchestrator = None
     try:
         from agent_forge.pipeline.orchestrator import PipelineOrchestrator
@@ -242,16 +237,12 @@ def named(root: Path, session: str) -> str:
 
 
 def _dry_run(
-    settings: PipelineConfig,
-    session: str | None,
-    only: str | None,
-    start: str | None,
-    as_json: bool,
+    settings: PipelineConfig, session: str | None, as_json: bool, **chosen: str | None
 ) -> None:
     """Print what would run, with its needs; nothing is created."""
     from agent_forge.pipeline.orchestrator import PipelineOrchestrator
 
-    plans = PipelineOrchestrator(config=settings, session_id=session).plan(only, start)
+    plans = PipelineOrchestrator(config=settings, session_id=session).plan(**chosen)
     digest, free = (
         settings.canonical_hash(),
         files.free_bytes(Path(settings.storage.root).resolve()),

@@ -15,6 +15,7 @@ from agent_forge.phases import SUMMARY
 from agent_forge.store import lock
 
 LINES = 28  # of the account of a run; two are left for what is said around it
+LOG_COLUMNS = ("timestamp", "level", "event", "logger")
 STATUS = ("session_id", "status", "current_phase", "progress_percent", "start_time", "end_time")
 
 
@@ -46,7 +47,7 @@ def status(session: str | None, metrics: bool, storage: Path, as_json: bool) -> 
 
 def run_lines(folder: Path, done_before: Collection[str] = ()) -> list[str]:
     """A run in at most thirty lines: what each phase did and measured, the model, its own words."""
-    from agent_forge.pipeline.phase_run import read_state
+    from agent_forge.contract.phase import read_state
 
     lines: list[str] = []
     samples: list[dict[str, str]] = []
@@ -100,18 +101,14 @@ def logs(session: str, follow: bool, events: bool, storage: Path, as_json: bool)
             elif events:
                 line = plain(f"{when(record.get('time'))} {describe(record)}")
             else:
-                line = plain(_log_line(record))
+                details = " ".join(f"{k}={v}" for k, v in record.items() if k not in LOG_COLUMNS)
+                level = str(record.get("level", "")).ljust(7)
+                line = f"{record.get('timestamp')} {level} {record.get('event')} {details}"
+                line = plain(line.rstrip())
             print(line, flush=True)
         if ended:
             return
         time.sleep(0.2)
-
-
-def _log_line(record: dict[str, Any]) -> str:
-    first = ("timestamp", "level", "event", "logger")
-    details = " ".join(f"{k}={v}" for k, v in record.items() if k not in first)
-    level = str(record.get("level", "")).ljust(7)
-    return f"{record.get('timestamp')} {level} {record.get('event')} {details}".rstrip()
 
 
 def export(

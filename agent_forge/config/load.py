@@ -30,8 +30,6 @@ PIPELINE_FILE = "pipeline_config.yaml"
 PHASE_FOLDER = "phase_configs"
 SUFFIXES = (".yaml", ".yml", ".json")
 MAX_FILE_BYTES = 1 << 20
-MAX_KEY_PARTS = 10
-MAX_NUMBER_CHARS = 64
 MAX_SIZE = 2_000_000  # characters of a YAML file, with those that its aliases stand for
 VALUE_SIZE = 100  # and so many for each value, since reading it takes as long
 NUMBER_TAGS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
@@ -156,7 +154,7 @@ def parse_set(item: str) -> Data:
     """Return `a.b=value` as nested data; the value is read as YAML."""
     key, equals, value = item.partition("=")
     parts = key.split(".")
-    if not equals or len(parts) > MAX_KEY_PARTS or not all(part.strip() for part in parts):
+    if not equals or len(parts) > 10 or not all(part.strip() for part in parts):
         raise ConfigError(f"--set {item!r} is not of the form path.to.key=value")
     if value.startswith("*"):  # a cron schedule; YAML would take it for an alias
         value = json.dumps(value)
@@ -264,7 +262,7 @@ class _StrictLoader(yaml.SafeLoader):
         return node
 
     def construct_scalar(self, node: yaml.ScalarNode | yaml.MappingNode) -> Any:
-        if node.tag in NUMBER_TAGS and len(node.value) > MAX_NUMBER_CHARS:
+        if node.tag in NUMBER_TAGS and len(node.value) > 64:
             raise yaml.YAMLError(f"a number of {len(node.value)} characters")
         return super().construct_scalar(node)
 

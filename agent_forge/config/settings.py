@@ -10,9 +10,6 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-LARGEST_INT = 2**63 - 1  # of 64 bits
-LARGEST_FLOAT = 3.4e38  # of single precision
-
 
 class Settings(BaseModel):
     """Base of every group of settings. Every number fits 64 bits or single precision."""
@@ -30,7 +27,7 @@ class Settings(BaseModel):
     def _numbers_fit(self) -> Settings:
         for name in type(self).model_fields:
             value = getattr(self, name)
-            largest = LARGEST_INT if isinstance(value, int) else LARGEST_FLOAT
+            largest = 2**63 - 1 if isinstance(value, int) else 3.4e38
             if isinstance(value, int | float) and abs(value) > largest:
                 raise ValueError(f"{name}: {value} is beyond {largest}")
         return self
@@ -100,12 +97,8 @@ class CleanupSettings(Settings):
     max_session_age_days: float = Field(30, ge=0, description="how long completed ones are kept")
     max_failed_session_age_days: float = Field(7, ge=0, description="how long failed ones are kept")
     max_sessions_total: int = Field(100, ge=1, description="sessions kept; the oldest go first")
-    checkpoint_every_n_sessions: int = Field(
-        10, ge=1, description="completed sessions between vacuums"
-    )
-    auto_cleanup_enabled: bool = Field(
-        True, description="remove old sessions at the start of a run and after it completes"
-    )
+    checkpoint_every_n_sessions: int = Field(10, ge=1, description="completed runs between vacuums")
+    auto_cleanup_enabled: bool = Field(True, description="remove old sessions around each run")
     schedule_cleanup: Annotated[str, AfterValidator(_cron)] = Field(
         "0 0 * * *", description="cron schedule of the line that `forge clean --cron` prints"
     )
@@ -125,12 +118,8 @@ class ModelSettings(Settings):
     trm_hidden: int = Field(64, ge=1, description="inner width of the recursion")
     sw_window: int = Field(1024, ge=1, description="tokens that attention sees, itself included")
     memory_capacity: int = Field(4096, ge=16, description="slowest channel's half-life, tokens")
-    surprise_weight: float = Field(
-        0.5, ge=0, description="how much more a token unlike the last ones is stored"
-    )
-    novelty_weight: float = Field(
-        0.5, ge=0, description="how much more a token unlike the whole past is stored"
-    )
+    surprise_weight: float = Field(0.5, ge=0, description="favours tokens unlike the last ones")
+    novelty_weight: float = Field(0.5, ge=0, description="favours tokens unlike the whole past")
     gate_entropy_weight: float = Field(0.001, ge=0, description="reward for an undecided gate")
     t_max: int = Field(3, ge=1, le=1000, description="recursion steps")
     micro_steps: int = Field(2, ge=1, le=1000, description="latent refinements a recursion step")
@@ -164,9 +153,7 @@ class ModelSettings(Settings):
     def _shapes_fit(self) -> ModelSettings:
         if self.d_model % (2 * self.n_heads):
             heads = f"d_model {self.d_model} over n_heads {self.n_heads}"
-            raise ValueError(
-                f"{heads} must give an even whole number (rotary positions turn pairs)"
-            )
+            raise ValueError(f"{heads} must be an even whole number (rotary positions turn pairs)")
         if not self.surprise_weight + self.novelty_weight:
             raise ValueError("surprise_weight and novelty_weight cannot both be 0")
         if self.embed_rank > self.d_model:
@@ -186,9 +173,7 @@ class PhaseSettings(Settings):
     gate_policy: Literal["fail", "warn"] = Field(
         "fail", description="what happens when a model misses a quality gate of this phase"
     )
-    gates: dict[str, float] = Field(
-        {}, description="thresholds by gate that replace those of the specification"
-    )
+    gates: dict[str, float] = Field({}, description="thresholds that replace the specified ones")
 
     def decisive(self, without: set[str]) -> dict[str, Any]:
         """Return the settings that a result depends on, for a fingerprint."""

@@ -1,8 +1,7 @@
 """Handing models from one phase to the next: what must hold, and what should.
 
 Structural rules (how many models, equal shapes, metadata present, finite weights) always stop a
-bad handoff. Quality gates compare a measured value with the preset's threshold; by policy they
-stop the run or warn. A gate prints what was measured and never edits it.
+bad handoff. Quality gates compare a measured value with a threshold, and stop the run or warn.
 """
 
 from __future__ import annotations
@@ -54,19 +53,13 @@ class HandoffResult:
     warnings: list[str] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
 class ModelHandoffValidator:
     """Checks handoffs by a table of rules: (source phase, target phase) -> rule."""
 
-    def __init__(
-        self,
-        rules: Mapping[tuple[str, str], HandoffRule],
-        *,
-        thresholds: Mapping[str, Mapping[str, float]] | None = None,
-        policies: Mapping[str, Policy] | None = None,
-    ) -> None:
-        self.rules = rules
-        self._thresholds = thresholds or {}
-        self._policies = policies or {}
+    rules: Mapping[tuple[str, str], HandoffRule]
+    thresholds: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    policies: Mapping[str, Policy] = field(default_factory=dict)
 
     def validate_handoff(
         self, source_phase: str, target_phase: str, models: Sequence[Any], metadata: Records
@@ -93,12 +86,12 @@ class ModelHandoffValidator:
         for gate, (i, record) in itertools.product(rule.gates, enumerate(records)):
             if problem:
                 break
-            threshold = self._thresholds.get(target, {}).get(gate.name, gate.threshold)
+            threshold = self.thresholds.get(target, {}).get(gate.name, gate.threshold)
             value = result.measured[f"{gate.key}[{i}]"] = record[gate.key]
             if gate.passes(value, threshold):
                 continue
             text = f"model {i}: {gate.key} is {value:.6g}, {gate.name} is {threshold:.6g}"
-            if self._policies.get(target, "fail") == "warn":
+            if self.policies.get(target, "fail") == "warn":
                 result.warnings.append(text)
                 log.warning("handoff to %s: %s; going on, as the policy says", target, text)
             elif result.passed:

@@ -1,8 +1,4 @@
-"""The table of metric names: every number a run may log, with its unit and meaning.
-
-Code, docs and dashboard share it, and logging a name that is not here is an error. `{}` in a name
-stands for one segment (a model's number, a data set).
-"""
+"""The table of metric names that a run may log; `{}` in a name stands for one segment."""
 
 from __future__ import annotations
 

@@ -25,7 +25,6 @@ from agent_forge.errors import ConfigError, DamagedFile, Interrupted, NotFinite,
 from agent_forge.store import files, paths
 from agent_forge.store.checkpoint import CheckpointManager, capture_generators, restore_generators
 from agent_forge.store.models import ModelStorage, load_directory
-from agent_forge.store.paths import CHECKPOINTS, model_id_for
 from agent_forge.store.pytree import pack, same
 from agent_forge.store.records import read_metadata
 from agent_forge.store.tensors import first_not_finite
@@ -77,6 +76,14 @@ class PhasePlan:
         return None if size is None else next(n for n, most in SIZE_CLASSES.items() if size < most)
 
 
+def read_state(folder: Path) -> dict[str, Any] | None:
+    """The record of a phase, or None if it has not begun; a damaged one counts as not begun."""
+    try:
+        return files.read_checked(folder / STATE_FILE)
+    except (FileNotFoundError, DamagedFile):
+        return None
+
+
 @dataclass(frozen=True)
 class ModelRef:
     """A model on disk that a phase is handed."""
@@ -94,10 +101,7 @@ class ModelRef:
 
         A run that recorded no names has it in the folder of that name beside this model.
         """
-        try:
-            state = files.read_checked(self.path.parent / STATE_FILE)
-        except (FileNotFoundError, DamagedFile):
-            state = {}
+        state = read_state(self.path.parent) or {}
         named = state.get("artifacts", {}).get(NAMED_MODELS, {name: name})
         path = self.path.parent / paths.safe_name(named.get(name, name))
         if name not in named or not (path / "config.json").exists():
@@ -183,7 +187,7 @@ class PhaseContext:
         """Take back what this phase logged after its last checkpoint, whichever stage's it was."""
         self.decisions = Decisions(self.folder)
         self.once = Measurements(self.folder, self.fingerprint).once
-        folders = sorted((self.folder / CHECKPOINTS).glob("*"))
+        folders = sorted((self.folder / paths.CHECKPOINTS).glob("*"))
         notes = [note for place in folders for note in CheckpointManager(place).notes()]
         sure = max((note["logged"] for note in notes), default=0)
         self._seconds_before = max((note["seconds"] for note in notes), default=0.0)
@@ -214,7 +218,7 @@ class PhaseContext:
         values = {n: v.item() if hasattr(v, "item") else v for n, v in metrics.items()}
         for name, value in values.items():
             if find_metric(name) is None:
-                raise ValueError(f"metric {name!r} is not in contract/metrics.py")
+                raise ValueError(f"metric {name!r} is not in contract/metrics.json")
             if not math.isfinite(value):
                 raise NotFinite(f"{name} became {value} at step {step}", hint=GENTLER)
         self._logged += 1
@@ -238,7 +242,7 @@ class PhaseContext:
         if stage in self._stages:
             raise ValueError(f"stage {stage!r} is used twice in phase {self.phase}")
         self._stages.add(stage)
-        place = paths.child(self.folder, CHECKPOINTS, paths.safe_name(stage, "stage"))
+        place = paths.child(self.folder, paths.CHECKPOINTS, paths.safe_name(stage, "stage"))
         loop = _Loop(stage, CheckpointManager(place, self.keep_checkpoints), parts)
         if rolls_back and not loop.manager.anchors():
             state = copy.deepcopy({name: part.state_dict() for name, part in parts.items()})
@@ -265,10 +269,9 @@ class PhaseContext:
                 self.check_resources()
 
     def pieces(self, stage: str, pieces: Sequence[Piece], work: int = 1) -> Iterator[Piece]:
-        """Long pieces of work that are no steps, such as evaluations: the run can stop between two.
+        """Long pieces of work that are no steps: the run can stop between two of them.
 
-        `work` is what one of them costs, in steps: it counts in the progress of the phase. What
-        must not be done again on resume is computed by `once`.
+        `work` is what one of them costs, in steps. What is not to be done again is for `once`.
         """
         self._tell_loop(stage, 0, len(pieces))
         for number, piece in enumerate(pieces, start=1):
@@ -333,7 +336,7 @@ class PhaseContext:
 
     def model(self, name: str) -> ModelRef:
         """A model that this phase has saved, perhaps before it was interrupted."""
-        path = self.storage.find(model_id_for(self.session_id, self.phase, name))
+        path = self.storage.find(paths.model_id_for(self.session_id, self.phase, name))
         return ModelRef(name, path, read_metadata(path).model_dump())
 
     def _restore(self, loop: _Loop) -> None:

@@ -1,8 +1,7 @@
 """What a resumed phase replays instead of doing it again: decisions and measurements.
 
-Nearly everything in a run follows from config and seed. What does not (a decision that looked at a
-clock or a memory limit), and what is long and no step (a round of a search, an evaluation), is on
-the disk before it takes effect, so that a killed run goes on with the same values.
+What does not follow from config and seed (a decision that looked at a clock or a memory limit),
+and what is long and no step (a round of a search), is on the disk before it takes effect.
 """
 
 from __future__ import annotations
@@ -43,10 +42,6 @@ class Decisions:
             every = {"decisions": [*self._decisions, decision]}
             files.write_checked(self._path, every)
         self._decisions.append(decision)
-
-    def latest(self, name: str, step: int) -> Any:
-        """The last decision of this name that holds at a step, or None."""
-        return self.at(step).get(name)
 
     def at(self, step: int) -> dict[str, Any]:
         """All decisions that hold at a step; of one name, that of the latest step."""

@@ -1,7 +1,6 @@
 """Accuracies that need no understanding; the accuracy of a model is read beside them, never alone.
 
-Both baselines learn from training items and are tested on others, with the checks that models
-face. Code is never run for them: a guess at code is right if it equals the reference.
+They face the checks of models, but code is never run: a guess is right if it is the reference.
 """
 
 from __future__ import annotations
@@ -25,8 +24,7 @@ def ngram(
     """The share of `test` that is right with the likeliest answer after the end of the question.
 
     That is the most frequent answer to the training questions that end in the same `order`
-    characters; where there is none, in the same `order - 1`, and so on down to no character. Of
-    equally frequent answers the first in the alphabet counts.
+    characters; where there is none, in one character less, and so on down to none.
     """
     answers: dict[str, Counter[str]] = defaultdict(Counter)
     for task in train:

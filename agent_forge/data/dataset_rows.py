@@ -1,7 +1,6 @@
 """From the rows of each dataset to training examples: one small generator for each kind of row.
 
-A reader knows the fields of the original files and of the Hugging Face version. If an answer is
-one of several choices, `choices` has them all.
+A reader knows the fields of the original files and of the Hugging Face version.
 """
 
 from __future__ import annotations
@@ -17,17 +16,14 @@ from agent_forge.data.row_files import MAX_CHARACTERS, DataRow, pieces
 
 @dataclass(frozen=True)
 class Example:
-    """A prompt and the completion that is learned; plain text has no prompt.
-
-    `messages` is set for conversations, whose prompt and completion are then only for reading.
-    """
+    """A prompt and the completion that is learned; plain text has no prompt."""
 
     prompt: str
     completion: str
     source: str = ""
     split: str = ""
     choices: tuple[str, ...] = ()
-    messages: tuple[Mapping[str, Any], ...] = ()
+    messages: tuple[Mapping[str, Any], ...] = ()  # a conversation; the prompt is for reading only
     tests: tuple[str, ...] = ()  # of code: what a right answer passes
 
 
@@ -99,23 +95,20 @@ def arc(row: DataRow) -> Iterator[Example]:
 
 
 def hotpotqa(row: DataRow) -> Iterator[Example]:
-    yield asked(row.text("question"), row.text("answer"), _supporting(row))
-
-
-def _supporting(row: DataRow) -> str:
-    """The sentences that the answer rests on, where the file has them."""
-    if not (row.has("context") and row.has("supporting_facts")):
-        return ""
-    context, facts = row.get("context"), row.get("supporting_facts")
-    try:
-        if isinstance(context, Mapping):  # Hugging Face: columns
-            context = list(zip(context["title"], context["sentences"], strict=True))
-            facts = list(zip(facts["title"], facts["sent_id"], strict=True))
-        sentences = dict(context)
-        kept = [sentences[t][i] for t, i in facts if t in sentences and i < len(sentences[t])]
-        return " ".join(sentence.strip() for sentence in kept)
-    except (KeyError, TypeError, ValueError, AttributeError):
-        raise row.damaged("fields 'context' and 'supporting_facts' do not fit") from None
+    """The context is the sentences that the answer rests on, where the file has them."""
+    supporting: list[str] = []
+    if row.has("context") and row.has("supporting_facts"):
+        context, facts = row.get("context"), row.get("supporting_facts")
+        try:
+            if isinstance(context, Mapping):  # Hugging Face: columns
+                context = list(zip(context["title"], context["sentences"], strict=True))
+                facts = list(zip(facts["title"], facts["sent_id"], strict=True))
+            sentences = dict(context)
+            kept = [sentences[t][i] for t, i in facts if t in sentences and i < len(sentences[t])]
+            supporting = [sentence.strip() for sentence in kept]
+        except (KeyError, TypeError, ValueError, AttributeError):
+            raise row.damaged("fields 'context' and 'supporting_facts' do not fit") from None
+    yield asked(row.text("question"), row.text("answer"), " ".join(supporting))
 
 
 def drop(row: DataRow) -> Iterator[Example]:
@@ -167,10 +160,7 @@ def boolq(row: DataRow) -> Iterator[Example]:
 
 
 def text(row: DataRow) -> Iterator[Example]:
-    """Plain text: a field `text`, or a row that is a text; blank ones are skipped.
-
-    One that is longer than any text may be is cut as a file of plain text is.
-    """
+    """Plain text: a field `text`, or a row that is a text, cut where it is too long for one."""
     content = row.value if isinstance(row.value, str) else row.get("text", "content", "story")
     if not isinstance(content, str):  # a number is no text, though it may be an answer
         raise row.damaged(f"field 'text' is {type(content).__name__}, text is expected")
@@ -198,10 +188,8 @@ def own(row: DataRow) -> Iterator[Example]:
         yield from text(row)
     else:
         found = list(row.value) if isinstance(row.value, Mapping) else type(row.value).__name__
-        raise row.damaged(
-            "none of the fields 'prompt' and 'completion', 'messages', 'question' and 'answer',"
-            f" 'text'; found {found}"
-        )
+        fields = "'prompt' and 'completion', 'messages', 'question' and 'answer', 'text'"
+        raise row.damaged(f"none of the fields {fields}; found {found}")
 
 
 def _conversation(row: DataRow) -> Example:

@@ -1,8 +1,7 @@
 """The datasets by name: their origin (datasets.json), local files, splits and download.
 
-Examples are for training, for selection (what a search may look at) or for the verdict (what only
-the last comparison reads). A published test set is the verdict; without one, a hash of each example
-decides, so that a copy of an example is always on the same side.
+A published test set is for the verdict; without one, a hash of what is asked decides on the split,
+so that a near-copy of an example is always on the same side.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from typing import Any
 from agent_forge.config.load import did_you_mean
 from agent_forge.data import dataset_rows
 from agent_forge.data.dataset_rows import Example, Reader
+from agent_forge.data.near_copies import SplitBy, question_hash
 from agent_forge.data.row_files import SUFFIXES, DataRow, rows
 from agent_forge.data.tokenizer import Tokenizer
 from agent_forge.errors import AlreadyExists, ConfigError, DamagedFile, ForgeError, NotFound
@@ -29,8 +29,8 @@ from agent_forge.store import files
 SPLITS = ("train", "selection", "verdict")
 SAVED, RECORD = "examples.jsonl", "source.json"
 NAMED_BY_SPLIT = "*train*|*valid*|*val*|*dev*|*test*"
-KINDS = {"train": "train", "test": "test", "valid": "valid", "validation": "valid"}
-KINDS |= {"val": "valid", "dev": "valid"}
+KINDS = {"train": "train", "test": "test"}
+KINDS |= dict.fromkeys(("valid", "validation", "val", "dev"), "valid")
 
 
 @dataclass(frozen=True)
@@ -88,22 +88,24 @@ def missing(names: Iterable[str], folder: Path) -> list[str]:
     return [name for name in names if not local_files(find(name), folder)]
 
 
-def read(name: str, folder: Path, *, split: str | None = None) -> Iterator[Example]:
+def read(
+    name: str, folder: Path, *, split: str | None = None, split_by: SplitBy = "question"
+) -> Iterator[Example]:
     """The examples of a dataset in a data folder, all or those of one split."""
     dataset = find(name)
     paths = local_files(dataset, folder)
     if not paths:
-        raise NotFound(
-            f"{folder} has no dataset {name!r}: files like"
-            f" {dataset.patterns[0].replace('|', ', ')} are expected in {folder / name}",
-            hint=f"forge data fetch {name}, or put the files there",
-        )
+        expected = f"files like {dataset.patterns[0].replace('|', ', ')} are expected"
+        problem = f"{folder} has no dataset {name!r}: {expected} in {folder / name}"
+        raise NotFound(problem, hint=f"forge data fetch {name}, or put the files there")
     if paths[0].name == SAVED:
         dataset = replace(dataset, reader=dataset_rows.saved, kind_of=dataset_rows.saved_kind)
-    return _examples(dataset, paths, split)
+    return _examples(dataset, paths, split, split_by)
 
 
-def read_own(path: Path, *, split: str | None = None) -> Iterator[Example]:
+def read_own(
+    path: Path, *, split: str | None = None, split_by: SplitBy = "question"
+) -> Iterator[Example]:
     """The examples of a user's own file, or of all such files in a folder."""
     if not path.exists():
         raise NotFound(f"{path} does not exist")
@@ -111,17 +113,19 @@ def read_own(path: Path, *, split: str | None = None) -> Iterator[Example]:
     if not paths:
         raise NotFound(f"{path} has no files that end in {', '.join(SUFFIXES)}")
     dataset = Dataset(path.stem, "", "", "own", 1, "your own", dataset_rows.own)
-    return _examples(dataset, paths, split)
+    return _examples(dataset, paths, split, split_by)
 
 
-def _examples(dataset: Dataset, paths: list[Path], split: str | None) -> Iterator[Example]:
+def _examples(
+    dataset: Dataset, paths: list[Path], split: str | None, split_by: SplitBy
+) -> Iterator[Example]:
     if split not in (None, *SPLITS):
         raise ConfigError(f"unknown split {split!r}{did_you_mean(str(split), SPLITS)}")
-    everything = _all_examples(dataset, paths)
+    everything = _all_examples(dataset, paths, split_by)
     return (example for example in everything if split in (None, example.split))
 
 
-def _all_examples(dataset: Dataset, paths: list[Path]) -> Iterator[Example]:
+def _all_examples(dataset: Dataset, paths: list[Path], split_by: SplitBy) -> Iterator[Example]:
     if kind_of := dataset.kind_of:
         kinds = {kind_of(row) for path in paths for row in rows(path)}
     else:
@@ -131,7 +135,7 @@ def _all_examples(dataset: Dataset, paths: list[Path]) -> Iterator[Example]:
         for row in _labelled(path):
             kind = kind_of(row) if kind_of else kind_of_file(path)
             for example in _read_row(dataset, row):
-                side = split_of(example, kind, kinds)
+                side = split_of(example, kind, kinds, split_by)
                 yield replace(example, source=dataset.name, split=side)
         if example is None:
             raise DamagedFile(path, "it has rows, but no example to learn from")
@@ -152,14 +156,15 @@ def kind_of_file(path: Path) -> str:
     return next((KINDS[word] for word in words if word in KINDS), "all")
 
 
-def split_of(example: Example, kind: str, kinds: set[str]) -> str:
+def split_of(example: Example, kind: str, kinds: set[str], split_by: SplitBy = "question") -> str:
     """The split of an example, from the kind of its file and the kinds that there are."""
     verdict = next((k for k in ("test", "valid") if k in kinds and len(kinds) > 1), None)
     if kind == verdict:
         return "verdict"
     if verdict == "test" and {"train", "valid"} <= kinds:
         return "selection" if kind == "valid" else "train"
-    number = int.from_bytes(_digest(example)[:4], "big") % 100
+    own = question_hash(example) if split_by == "question" else _digest(example)
+    number = int.from_bytes(own[:4], "big") % 100
     if number < 5:
         return "selection"
     return "verdict" if number < 10 and verdict is None else "train"
@@ -206,10 +211,7 @@ def tokenise(
 
 
 def fetch(name: str, folder: Path, *, limit: int = 20_000) -> dict[str, Any]:
-    """Download a dataset with the library `datasets` and keep it as examples of ours.
-
-    Of each published split at most `limit` rows; 0 means all.
-    """
+    """Download at most `limit` rows (0: all) of each split, and keep them as examples of ours."""
     dataset = find(name)
     try:
         import datasets

@@ -1,10 +1,9 @@
 """Batches from token documents: packed whole, mixed by weights, resumed to the byte.
 
 Each source is an endless stream: its documents in a new order every epoch, with an end-of-text
-after each. A row of a batch holds documents of all sources, the next always from the one that is
-furthest behind its share of tokens, so that every batch is a sample of the whole mix. A document
-that does not fit into the rest of a row begins the next one; one that no row can hold is cut and
-goes on at its next turn. The cursor is a few numbers, so it belongs into a checkpoint.
+after each. The next document of a row comes from the source that is furthest behind its share of
+tokens, so that every batch is a sample of the whole mix. A document that does not fit into the
+rest of a row begins the next one; one that no row can hold is cut and goes on at its next turn.
 """
 
 from __future__ import annotations
@@ -39,11 +38,10 @@ class TokenizedItem:
 
 
 class TokenizedDataset:
-    """Documents as one flat array. `learned` says which tokens are learned; None means all.
+    """Documents as one flat array. `learned` says which tokens are learned; None means all."""
 
-    The target of a position is the next token of its document. Where the last token is learned,
-    so is the end-of-text after it; nothing is ever predicted from there into the next document.
-    """
+    # The target of a position is the next token of its document. Where the last token is learned,
+    # so is the end-of-text after it; nothing is ever predicted from there into the next document.
 
     def __init__(self, name: str, documents: Documents, learned: Documents | None = None) -> None:
         self.name = name
@@ -94,10 +92,8 @@ class _Stream:
         self.ends = np.cumsum(self.source.lengths[self.order])
 
     def take(self, room: int, length: int) -> slice | None:
-        """What is left of the present document, at most `room`: its place in the flat arrays.
-
-        None if the room would cut what a whole row of `length` can hold.
-        """
+        """Where the rest of the present document is, at most `room` tokens of it."""
+        # None if the room would cut what a whole row of `length` can hold.
         document = int(np.searchsorted(self.ends, self.at, side="right"))
         left = int(self.ends[document]) - self.at
         if room < left <= length:
@@ -131,11 +127,9 @@ class BatchLoader:
         for source in sources:
             low, high = int(source.tokens.min()), int(source.tokens.max())
             if low < 0 or high >= vocab_size:
-                raise ConfigError(
-                    f"source {source.name!r} has the token {high if low >= 0 else low}, the"
-                    f" vocabulary of the model ends at {vocab_size - 1}",
-                    hint="encode it with the tokenizer of the model",
-                )
+                token = f"source {source.name!r} has the token {high if low >= 0 else low}"
+                problem = f"{token}, the vocabulary of the model ends at {vocab_size - 1}"
+                raise ConfigError(problem, hint="encode it with the tokenizer of the model")
         self.batch = batch
         self._streams = {source.name: _Stream(source, seed) for source in sources}
         self._credit = dict.fromkeys(names, 0.0)
@@ -145,9 +139,19 @@ class BatchLoader:
 
     def use(self, mix: Mix, length: int) -> None:
         """Change the weights or the length of rows; every source goes on where it is."""
-        self._mix = checked_mix(mix, list(self._streams))
+        for name, weight in mix.items():
+            if name not in self._streams:
+                hint = did_you_mean(name, list(self._streams))
+                raise ConfigError(f"the mix names an unknown source {name!r}{hint}")
+            if not (math.isfinite(weight) and weight >= 0):
+                raise ConfigError(f"the weight of {name!r} is {weight}; 0 or more is expected")
+        total = sum(mix.values())
+        if not 0 < total < math.inf:
+            raise ConfigError(f"the weights of the mix add up to {total}")
         if length < 2:
             raise ConfigError(f"rows of {length} tokens teach nothing")
+        # Shares that sum to 1, without the zeros, in the order of the sources.
+        self._mix = {name: mix[name] / total for name in self._streams if mix.get(name)}
         self.length = length
 
     def next_batch(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -189,20 +193,6 @@ class BatchLoader:
         self._credit = dict(state["credit"])
         for name, (epoch, at) in state["at"].items():
             self._streams[name].seek(epoch, at)
-
-
-def checked_mix(mix: Mix, names: Sequence[str]) -> dict[str, float]:
-    """Weights as shares that sum to 1, without the zeros, in the order of the sources."""
-    for name, weight in mix.items():
-        if name not in names:
-            hint = did_you_mean(name, names)
-            raise ConfigError(f"the mix names an unknown source {name!r}{hint}")
-        if not (math.isfinite(weight) and weight >= 0):
-            raise ConfigError(f"the weight of {name!r} is {weight}; 0 or more is expected")
-    total = sum(mix.values())
-    if not 0 < total < math.inf:
-        raise ConfigError(f"the weights of the mix add up to {total}")
-    return {name: mix[name] / total for name in names if mix.get(name)}
 
 
 def shuffled(n: int, key: int) -> Ints:

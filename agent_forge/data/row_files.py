@@ -1,7 +1,6 @@
 """Rows from files: JSON, JSONL (also gzipped), CSV, plain text and, with pyarrow, Parquet.
 
-Errors name the line of the file and, for a wrong encoding, the byte. The size of a row is limited,
-so that no file takes more memory than the model that reads it.
+Errors name the line. The size of a row is limited: no file takes more memory than the model.
 """
 
 from __future__ import annotations
@@ -27,7 +26,6 @@ MAX_ENTRIES = 1000  # of a list in a row: choices, messages, tests
 PIECE_CHARACTERS = 2000  # plain text is cut at line ends into documents of about this size
 MAX_GROWTH, ALLOWED_GROWTH = 100, 1 << 20  # of a gzip: times its size, and bytes in any case
 END_LINE = "<|endoftext|>"
-UTF16 = (b"\xff\xfe", b"\xfe\xff")
 
 
 @dataclass(frozen=True)
@@ -138,7 +136,7 @@ def lines(path: Path) -> Iterator[tuple[int, str]]:
                 return
             if len(content) > LINE_BYTES:
                 raise DamagedFile(path, f"line {number} is longer than {LINE_BYTES >> 20} MiB")
-            if number == 1 and content.startswith(UTF16):
+            if number == 1 and content.startswith((b"\xff\xfe", b"\xfe\xff")):
                 raise DamagedFile(path, "it is UTF-16", hint="save it as UTF-8")
             try:
                 text = content.decode("utf-8-sig" if number == 1 else "utf-8")
@@ -200,10 +198,7 @@ def _text(path: Path) -> Iterator[DataRow]:
 
 
 def pieces(numbered: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:
-    """Documents of plain text: cut at end-of-text lines, else at line ends after some size.
-
-    Each comes with the number of its first line.
-    """
+    """Documents of plain text, each with the number of its first line."""
     piece: list[str] = []
     start, size = 0, 0
     parts = ((n, part) for n, line in numbered for part in _short(line))

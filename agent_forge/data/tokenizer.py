@@ -1,9 +1,8 @@
 """The tokenizer: byte-level BPE with single digits and special tokens at fixed low ids.
 
-Any text comes back exactly, because every byte is a token. `encode` reads text as text: a user who
-writes `[thinking]` gets its letters, never its id. Special ids are placed by `compose` and `chat`
-alone. The files are those of Hugging Face, so `AutoTokenizer` gives the same ids; its chat template
-reads special names inside a message as special tokens, which `encode_chat` does not.
+Any text comes back exactly, because every byte is a token. `encode` reads special names in a text
+as letters; their ids are placed by `compose` and `chat` alone. The files are those of Hugging Face:
+`AutoTokenizer` gives the same ids, but for special names inside a message of its chat template.
 """
 
 from __future__ import annotations
@@ -50,11 +49,8 @@ class Tokenizer:
         core.no_padding()
         self._core = core
         self._json = core.to_str().encode()
-        self._specials = {
-            i: token.content.encode()
-            for i, token in core.get_added_tokens_decoder().items()
-            if token.special
-        }
+        added = core.get_added_tokens_decoder().items()
+        self._specials = {i: token.content.encode() for i, token in added if token.special}
         self._bytes = _byte_table(core)
         self.vocab_size: int = max(core.get_vocab().values(), default=-1) + 1
         self.fingerprint = hashlib.sha256(self._json).hexdigest()
@@ -167,7 +163,7 @@ class Tokenizer:
             raise ConfigError(f"the tokenizer has {counts}", hint=hint)
 
     def files(self) -> dict[str, bytes]:
-        """The files of Hugging Face, by name: for ModelStorage.save_model or `save`."""
+        """The files of Hugging Face, by name, as ModelStorage.save_model takes them."""
         named = {"eos_token": END_OF_TEXT, "bos_token": END_OF_TEXT, "pad_token": PADDING}
         config = {
             **named,
@@ -178,17 +174,9 @@ class Tokenizer:
         }
         ends = [SPECIAL[END_OF_TEXT], SPECIAL[END_OF_TURN]]
         generation = {"eos_token_id": ends, "pad_token_id": SPECIAL[PADDING]}
-        return {
-            FILE: self._json,
-            "tokenizer_config.json": files.to_json(config),
-            "special_tokens_map.json": files.to_json(named),
-            "generation_config.json": files.to_json(generation),
-        }
-
-    def save(self, folder: Path) -> None:
-        """Write these files into a folder."""
-        for name, content in self.files().items():
-            files.write_bytes(folder / name, content)
+        records = {"tokenizer_config": config, "special_tokens_map": named}
+        records["generation_config"] = generation
+        return {FILE: self._json} | {f"{n}.json": files.to_json(r) for n, r in records.items()}
 
 
 def _parts(message: Message, number: int) -> list[str | int]:

@@ -3,8 +3,8 @@
 domains             examples that share a score, in three disjoint parts; hashes of evaluations
 benchmarks          domains by name: generated ones, and published sets from a folder
 graders             is a generated answer right?
-likelihood          loss and exact match of given text
 model_under_test    a model on a domain: tokens, scores, generated answers; confirming a saved model
+fitness             one number for a candidate, from domains or by the user's own code; racing
 comparison          is one model better than another? Paired tests, intervals, tables, sentences
 lm_eval_harness     tasks of lm-evaluation-harness
 """

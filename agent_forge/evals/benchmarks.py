@@ -1,9 +1,10 @@
 """Benchmarks (packs, as users call them): what models are measured on by name.
 
 Without an answer format items are measured by likelihood, as choices. Of a published set the test
-part is the verdict, and what a search sees comes from the rest; where a set has no parts, a hash of
-each prompt decides. Worked examples before the question are of the training part, the same for all.
-Readers of sets that are for measuring alone take the folder of all sets and the wanted part.
+part is the verdict, and what a search sees comes from the rest, without near-copies of that part;
+where a set has no parts, a hash of what is asked decides. Worked examples before the question are
+of the training part, the same for all. Readers of sets that are for measuring alone take the folder
+of all sets and the wanted part.
 """
 
 from __future__ import annotations
@@ -15,17 +16,19 @@ import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from agent_forge.config.load import did_you_mean
 from agent_forge.data import datasets
 from agent_forge.data.dataset_rows import Example, asked
+from agent_forge.data.near_copies import SplitBy, question_hash
 from agent_forge.data.row_files import lines, rows
 from agent_forge.data.tasks import Task, as_example, make
 from agent_forge.data.tasks.verifiers import words
 from agent_forge.errors import ConfigError, DamagedFile, NotFound
 from agent_forge.evals import domains, graders
-from agent_forge.evals.domains import LEVELS, AnswerFormat, Domain, Levels, SplitBy, content_hash
+from agent_forge.evals.domains import LEVELS, AnswerFormat, Domain, Levels, content_hash
 from agent_forge.evals.lm_eval_harness import PREFIX as HARNESS
 
 _NAMES = """
@@ -213,7 +216,7 @@ def from_benchmarks(
     levels: Levels = LEVELS,
     folder: Path | None = None,
     shots: int | None = None,
-    split_by: SplitBy = "prompt",
+    split_by: SplitBy = "question",
 ) -> list[Domain]:
     """Each benchmark as a domain; `name:part` is one part of it, such as a language of xcopa."""
     if len(set(names)) < len(names):
@@ -250,7 +253,7 @@ def from_benchmarks(
 
 
 def from_names(
-    names: Sequence[str], *, split: str, count: int, levels: Levels, split_by: SplitBy = "prompt"
+    names: Sequence[str], *, split: str, count: int, levels: Levels, split_by: SplitBy = "question"
 ) -> list[Domain]:
     """Generated tasks and, as `pack:NAME`, benchmarks: what the settings of an evolution name."""
     packs = [name.removeprefix(PREFIX) for name in names if name.startswith(PREFIX)]
@@ -298,22 +301,26 @@ def _generated(
 def _dataset(
     benchmark: Benchmark, split: str | None, count: int | None, folder: Path, split_by: SplitBy
 ) -> tuple[Domain, list[Example]]:
-    """A published set and its training items: its test part without a split, or all of it."""
+    """A published set and its training items. Without a split: its test part, or all of it."""
     side: str | None = "verdict" if split in (None, "verdict") else "selection"
     paths = datasets.local_files(datasets.find(benchmark.name), folder)
     if split is None and len({datasets.kind_of_file(path) for path in paths}) == 1:
         side = side if datasets.find(benchmark.name).kind_of else None
-    found = list(datasets.read(benchmark.name, folder, split=side))
+    read = partial(datasets.read, benchmark.name, folder, split_by=split_by)
+    found = list(read(split=side))
     if not found:
         hint = "put its training file beside the test file"
         raise NotFound(f"{folder} has no items of {benchmark.name!r} for {split}", hint=hint)
     domain = _whole(benchmark, found, benchmark.name)
     if side == "selection":
-        hashed = domains.prompt_hash if split_by == "prompt" else content_hash
+        hashes = [domains.split_hash(example, split_by) for example in domain.examples]
+        asked = (
+            {question_hash(e) for e in read(split="verdict")} if split_by == "question" else set()
+        )
         # A fifth of what a selection could see is for holdout alone.
-        held = enumerate(hashed(example)[0] < 51 for example in domain.examples)
-        domain = domain.select([i for i, is_held in held if is_held == (split == "holdout")])
-    seen = itertools.islice(datasets.read(benchmark.name, folder, split="train"), SEEN)
+        free = ((i, own[0] < 51) for i, own in enumerate(hashes) if own not in asked)
+        domain = domain.select([i for i, is_held in free if is_held == (split == "holdout")])
+    seen = itertools.islice(read(split="train"), SEEN)
     return domains.part(domain, None, count), list(seen)
 
 

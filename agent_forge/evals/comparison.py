@@ -22,7 +22,7 @@ from agent_forge.errors import ConfigError
 from agent_forge.evals.domains import Domain, smallest_gain
 
 if TYPE_CHECKING:  # it loads torch, which nothing here needs
-    from agent_forge.evals.likelihood import ItemScores
+    from agent_forge.evals.model_under_test import ItemScores
 
 DRAWS = 10_000
 CELLS = 1 << 22  # of a block of draws: bounds the memory

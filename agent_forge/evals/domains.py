@@ -1,10 +1,10 @@
 """Domains: the examples of a file or of generated tasks, in three disjoint parts.
 
 A search looks at `selection`, stops early by `holdout`, and only the last comparison reads
-`verdict`. A hash of an example's prompt names its part, so a near-copy (other case, spaces,
-punctuation, or another answer), in this file or another, is always in the same part. Running text
-has no prompt: a hash of all of it names its part, and its first word is given, so that every
-tokenizer is asked for the same bytes.
+`verdict`. A hash of what an example asks names its part, so a near-copy (another form, or another
+answer), in this file or another, is always in the same part: see near_copies.py. Running text asks
+nothing: a hash of all of it names its part, and its first word is given, so that every tokenizer
+is asked for the same bytes.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 from unicodedata import category, normalize
 
 from agent_forge.config.load import did_you_mean
 from agent_forge.data import baselines
 from agent_forge.data.dataset_rows import Example
 from agent_forge.data.datasets import read_own
+from agent_forge.data.near_copies import SplitBy, question_hash
 from agent_forge.data.tasks import DOMAINS, FAMILIES, Task, as_example, is_right, make
 from agent_forge.errors import ConfigError
 from agent_forge.evals.graders import GRADER_IDS, Grade
@@ -40,7 +41,6 @@ POWER = (1.959964 + 0.841621) ** 2  # of the normal quantiles for 5 % two-sided 
 DISCORDANCE = 0.2
 TEXT = "story"  # the one family without answers: it is measured alone
 Levels = tuple[int, int]
-SplitBy = Literal["prompt", "content"]  # the latter: prompt and answer, as it was at first
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Domain:
     writing: AnswerFormat | None = None
     grade: Grade = is_right
     seen: tuple[Task, ...] = ()  # what guesses rest on; none: generated ones, or its own
-    split_by: SplitBy = "prompt"
+    split_by: SplitBy = "question"
     near_copies: int = 0  # in its whole file
     repeated: int = 0  # rows of its file that an earlier file has too; they count there
 
@@ -93,9 +93,7 @@ class Domain:
     @cached_property
     def parts(self) -> list[str]:
         """The part of each example and of every near-copy of it."""
-        if self.split_by == "content":
-            return [_part_at(content_hash(example)) for example in self.examples]
-        return [_part_at(prompt_hash(example, self.exact)) for example in self.examples]
+        return [_part_at(split_hash(e, self.split_by, self.exact)) for e in self.examples]
 
     def baselines(self) -> dict[str, float]:
         """The accuracy of guessing from what was seen, by name of the guess; empty for text."""
@@ -112,7 +110,7 @@ class Domain:
         return {"majority": majority, **ngram}
 
 
-def from_files(paths: Sequence[Path], split_by: SplitBy = "prompt") -> list[Domain]:
+def from_files(paths: Sequence[Path], split_by: SplitBy = "question") -> list[Domain]:
     """Every file a domain, named after it."""
     found: dict[str, Domain] = {}
     places: dict[Path, Path] = {}
@@ -147,18 +145,21 @@ def from_tasks(
 
 def part(domain: Domain, split: str | None = None, limit: int | None = None) -> Domain:
     """The examples of one split, and of these at most `limit`, chosen by their hash."""
-    mine = domain.examples
+    mine: Sequence[int] = range(len(domain.examples))
     if split is not None:
         _check_split(split)
-        mine = tuple(e for e, its in zip(mine, domain.parts, strict=True) if its == split)
+        mine = [i for i, its in enumerate(domain.parts) if its == split]
     if not mine:
         raise ConfigError(
             f"{domain.name}: none of its {len(domain.examples)} examples is for {split}",
             hint=f"give more data: {split} gets {SHARES[str(split)]:.0%} of it"
             + copies_hint(domain),
         )
-    kept = set(sorted(map(content_hash, mine))[:limit])
-    return domain.select(i for i, e in enumerate(domain.examples) if content_hash(e) in kept)
+    hashes = [content_hash(example) for example in domain.examples]
+    kept = set(sorted(hashes[i] for i in mine)[:limit])
+    if domain.split_by != "question":  # as it was: also what differs in spaces, of whatever part
+        mine = range(len(hashes))
+    return domain.select(i for i in mine if hashes[i] in kept)
 
 
 def _check_split(split: str) -> None:
@@ -187,8 +188,15 @@ def exact_hash(example: Example) -> bytes:
     return hashlib.sha256(json.dumps(said, default=str).encode()).digest()
 
 
+def split_hash(example: Example, split_by: SplitBy, exact: bool = True) -> bytes:
+    """The sha256 that decides the part of an example."""
+    if split_by == "content":
+        return content_hash(example)
+    return (question_hash if split_by == "question" else prompt_hash)(example, exact)
+
+
 def prompt_hash(example: Example, exact: bool = True) -> bytes:
-    """The sha256 that near-copies share: of what is asked, or of all of a running text."""
+    """The sha256 that decided before `question_hash` did."""
     last = reply_of(example)
     if not exact:
         text = example.prompt + example.completion
@@ -210,14 +218,9 @@ def folded(text: str) -> str:
     return plain.translate(left_out) or "".join(plain.split())
 
 
-def near_copies(domains: Sequence[Domain]) -> dict[str, int]:
-    """How many rows of each domain repeat a prompt; only domains that have such rows."""
-    return {domain.name: domain.near_copies for domain in domains if domain.near_copies}
-
-
 def copies_told(domains: Sequence[Domain]) -> list[str]:
     """Sentences about near-copies and repeated rows; an empty list if there are none."""
-    counts = ", ".join(f"{name} {count}" for name, count in near_copies(domains).items())
+    counts = ", ".join(f"{d.name} {d.near_copies}" for d in domains if d.near_copies)
     repeated = ", ".join(f"{d.name} {d.repeated}" for d in domains if d.repeated)
     notes = [f"rows that an earlier file has too, left out: {repeated}"] if repeated else []
     told = "near-copies (rows that repeat a prompt, or a text, but for case, spaces, punctuation)"
@@ -314,7 +317,8 @@ def _read(path: Path, name: str, split_by: SplitBy, seen: set[bytes]) -> Domain:
             f"all rows of {path} are in the files before it", hint="give each row once"
         )
     examples, exact = tuple(fresh.values()), kinds.pop()
-    groups = {prompt_hash(example, exact) for example in examples}
+    near: SplitBy = "prompt" if split_by == "content" else split_by
+    groups = {split_hash(example, near, exact) for example in examples}
     copies, repeated = len(examples) - len(groups), len(kept) - len(fresh)
     return Domain(name, examples, exact, split_by=split_by, near_copies=copies, repeated=repeated)
 
@@ -330,7 +334,6 @@ def _asked(example: Example) -> Example | None:
 
 
 def _families(name: str) -> tuple[str, ...]:
-    """A family, or all families of a domain."""
     if name in FAMILIES:
         return (name,)
     if name not in DOMAINS:

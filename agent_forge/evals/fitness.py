@@ -40,8 +40,7 @@ from agent_forge import platform
 from agent_forge.errors import ConfigError, PhaseFailed
 from agent_forge.evals import domains as scoring
 from agent_forge.evals.domains import Domain, content_hash, evaluation_hash
-from agent_forge.evals.likelihood import ItemScores
-from agent_forge.evals.model_under_test import ModelUnderTest, TokenizedDomain
+from agent_forge.evals.model_under_test import ItemScores, ModelUnderTest, TokenizedDomain
 
 SHARES = (0.125, 0.25, 0.5, 1.0)  # of the items, at the end of each shard
 SURE = 1.0  # more of them save little and find nothing better (docs/evomerge.md)
@@ -177,7 +176,6 @@ class DomainFitness:
 
     @cached_property
     def _used_weights(self) -> dict[str, float]:
-        """The weights of the parts that these domains have."""
         exact = any(domain.exact for domain in self.domains)
         return {name: w for name, w in self.weights.items() if name != "accuracy" or exact}
 
@@ -271,7 +269,6 @@ def require_module(place: str) -> None:
 
 
 def _function_of(place: str) -> Callable[[nn.Module], Any]:
-    """The function that `module:function` names."""
     require_module(place)
     module, _, attribute = place.partition(":")
     try:

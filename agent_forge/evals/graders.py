@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Callable
 from fractions import Fraction
+from unicodedata import normalize
 
 from agent_forge.data.tasks import FAMILIES, Task, is_right
 from agent_forge.data.tasks.verifiers import MAX_TEXT, json_document, words
@@ -22,18 +23,55 @@ LONGEST_NUMBER = 60
 MARKS = (r"####", r"answer\s+is\s*:?", r"answer\s*:", r"answer\s*=")
 MARK = re.compile("|".join(MARKS), re.IGNORECASE)
 BOXED = re.compile(r"\\boxed\s*\{")
-LATEX = re.compile(r"\\[dt]?frac\s*\{\s*(-?\d+)\s*\}\s*\{\s*(-?\d+)\s*\}")
-FIGURE = re.compile(
-    r"(?<![\w.,])(?P<sign>[-+\u2212]?)\s?\\?[$\u20ac\u00a3]?(?P<inner>-?)"
-    r"(?:(?P<units>\d+)\s+(?=\d+\s?/\s?\d))?"  # as the 1 of 1 1/2
-    r"(?P<number>(?:\d{1,3}(?:,\d{3})+(?![\d])|\d+)(?:\.\d+)?|\.\d+)"
-    r"(?:\s?/\s?(?P<below>\d+))?\s?(?P<percent>\\?%?)"
+UNKNOWN = "\N{REPLACEMENT CHARACTER}"  # stands for what no number is made of: roots, pi, commands
+SUPERSCRIPTS = str.maketrans(
+    "\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079\u207b", "0123456789-"
 )
+WORDS = r"text|textbf|textrm|textit|mathrm|mathbf|mathit|mbox|operatorname"
+# How numbers are written, and how FIGURE reads them: one after the other.
+FORMS = [
+    (re.compile(pattern), form)
+    for pattern, form in (
+        (r"(?<=\d)(?=[\u00bc-\u00be\u2150-\u215e])", " "),
+        (
+            r"[\u00b9\u00b2\u00b3\u2070\u2074-\u2079\u207b]+",
+            lambda m: f"^{m[0].translate(SUPERSCRIPTS)}",
+        ),
+        (r".+", lambda m: normalize("NFKC", m[0])),
+        (r"\u2044", "/"),
+        (r"(?<!\w)[\u2012\u2013](?=[\d.$\\])|\u2212", "-"),
+        (r"\\!|\\left\b|\\right\b|\\displaystyle\b|\^\s*(?:\{\s*\\circ\s*\}|\\circ\b)", ""),
+        (r"\{,\}", ","),
+        (r"\\([$%])", r"\1"),
+        (r"\\[,;: ()\[\]]|~|\\q?quad\b", " "),
+        (rf"\\(?:{WORDS})\s*\{{([^{{}}]*)\}}", r" \1 "),
+        (r"\\[cdt]?frac\s*(?:\{\s*(-?\d+)\s*\}|(\d))\s*(?:\{\s*(-?\d+)\s*\}|(\d))", r" \1\2/\3\4 "),
+        (r"\^\s*\{\s*([-+]?\d+)\s*\}", r"^\1"),
+        (r"\*\*(?=-?\d)(?<=\d\*\*)", "^"),
+        (r"\s?(?:\\times\b|\\cdot\b|[\u00d7\u00b7\u22c5]|(?<=\d)\s?[xX*](?=\s?10\^))\s?", "*"),
+        (
+            r"(?<![\w.,])(\d{1,3}(?: \d{3})+)(?![\d/]| [\d/]|[.,]\d{3})",
+            lambda m: m[0].replace(" ", ""),
+        ),
+        (r"(?i)\\(?!boxed)[a-z]+\s*(?:\{[^{}]*\})*|\bsqrt\s*\([^()]*\)|[\u221a\u03c0]", UNKNOWN),
+    )
+]
+SCALES = {"hundred": 2, "thousand": 3, "k": 3, "million": 6, "billion": 9, "trillion": 12}
+FIGURE = re.compile(
+    r"(?<![\w.,^])(?P<sign>[-+]?)\s?[$\u20ac\u00a3]?(?P<inner>-?)"
+    r"(?:(?P<units>\d+)\s+(?=\d+\s?/\s?\d))?"  # as the 1 of 1 1/2
+    r"(?P<number>(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|\.\d+)(?!\d|[.,]\d)"
+    r"(?:\s?/\s?(?P<below>\d+)|\^(?P<power>[-+]?\d{1,3})(?!\d))?(?:[eE](?P<e>[-+]?\d{1,3})(?!\w))?"
+    r"(?:\*10\^(?P<tens>[-+]?\d{1,3})(?!\d))?(?!\^)"
+    rf"(?:\s?(?P<scale>(?i:{'|'.join(SCALES)}))(?!\w))?\s?(?P<percent>%?)"
+)
+GOES_ON = re.compile(rf"\s*(?:[-+*/^]\s*[\d(.{UNKNOWN}]|{UNKNOWN})")  # it is part of an expression
 FENCE = re.compile(r"```[ \t]*\w*[ \t]*\n(.*?)(?:\n```|\Z)", re.DOTALL)
 TOP_LEVEL = re.compile(
     r"(?:def|async def|class|import|from|if|for|while|try|except|finally|else|elif|with|@|#|[)\]}])"
     r"|[A-Za-z_][\w.]*(?:\[.*?\])?\s*(?:[-+*/|&]?=|\()"
 )
+DEFINES = re.compile(r"^(?:async )?def ", re.MULTILINE)
 BEGINS = re.compile(r"^(?:def|async def|class|import|from|@)\b", re.MULTILINE)
 
 
@@ -42,7 +80,9 @@ def final_number(text: str) -> tuple[Fraction, bool] | None:
 
     It stands after the last `####`, in the last box, after the last "answer is", or is the last.
     """
-    text = LATEX.sub(r"\1/\2", text[:MAX_TEXT].replace("\\!", "").replace("{,}", ","))
+    text = text[:MAX_TEXT]
+    for pattern, form in FORMS:
+        text = pattern.sub(form, text)
     boxes = [match.end() for match in BOXED.finditer(text)]
     marks = [match.end() for match in MARK.finditer(text)]
     if "####" in text:
@@ -51,8 +91,14 @@ def final_number(text: str) -> tuple[Fraction, bool] | None:
         marked = text[boxes[-1] :].partition("}")[0]
     else:
         marked = text[marks[-1] :].strip().partition("\n")[0] if marks else ""
-    found = _figures(marked.rpartition("=")[2])[:1] or _figures(text)[-1:]
-    return found[0] if found else None
+    marked = marked.rpartition("=")[2]
+    figures = list(FIGURE.finditer(marked))[:1]
+    if not figures and not re.search(rf"[\d{UNKNOWN}]", marked):
+        marked, figures = text, list(FIGURE.finditer(text))[-1:]
+    if not figures or UNKNOWN in marked[: figures[0].start()][-1:]:
+        return None
+    (figure,) = figures
+    return None if GOES_ON.match(marked, figure.end()) else _value(figure)
 
 
 def math(task: Task, text: str) -> bool:
@@ -64,17 +110,19 @@ def math(task: Task, text: str) -> bool:
     return bool(values[0] & values[1])
 
 
-def _figures(text: str) -> list[tuple[Fraction, bool]]:
-    """The numbers in a text, and whether each is a percentage."""
-    figures = []
-    for match in FIGURE.finditer(text):
-        if len(match.group()) > LONGEST_NUMBER or not int(match["below"] or 1):
-            continue
-        value = Fraction(match["number"].replace(",", "")) / int(match["below"] or 1)
-        value += int(match["units"] or 0)
-        negative = match["sign"] in ("-", "\u2212") or match["inner"]
-        figures.append((-value if negative else value, bool(match["percent"])))
-    return figures
+def _value(figure: re.Match[str]) -> tuple[Fraction, bool] | None:
+    """The number that a match of FIGURE is, and whether it is a percentage."""
+    if len(figure.group()) > LONGEST_NUMBER:
+        return None
+    number, below = Fraction(figure["number"].replace(",", "")), int(figure["below"] or 1)
+    power = int(figure["power"] or 1)
+    if not below or (power < 0 and not number):
+        return None
+    tens = int(figure["e"] or 0) + int(figure["tens"] or 0)
+    tens += SCALES.get((figure["scale"] or "").lower(), 0)
+    value = (number**power / below + int(figure["units"] or 0)) * Fraction(10) ** tens
+    negative = figure["sign"] == "-" or figure["inner"]
+    return -value if negative else value, bool(figure["percent"])
 
 
 def source(text: str) -> str:
@@ -98,18 +146,23 @@ def code(task: Task, text: str) -> bool:
 
 
 def completed(task: Task, text: str) -> bool:
-    """The same for a question that is the beginning of the function, which the text continues."""
+    """The same for a question that is the beginning of the function, which the text continues.
+
+    What the question defines before that function is for the tests too, as the question has it.
+    """
+    begins = [match.start() for match in DEFINES.finditer(task.question)]
+    setup = task.question[: begins[-1]] if begins else ""
     if FENCE.search(text) or BEGINS.match(text):
-        return _passes(f"{task.question}\n    pass\n\n{source(text)}", task)
-    return _passes(task.question + text, task)
+        return _passes(f"{task.question}\n    pass\n\n{source(text)}", task, setup)
+    return _passes(task.question + text, task, setup)
 
 
-def _passes(program: str, task: Task) -> bool:
+def _passes(program: str, task: Task, setup: str = "") -> bool:
     """True if a program passes the tests; without a function, or as no text, it is not run."""
     surrogates = any("\ud800" <= c <= "\udfff" for c in program)
     if "def " not in program or len(program) > MAX_TEXT or surrogates:
         return False
-    return run_tests(program, task.tests, limits=LIMITS).ok
+    return run_tests(program, task.tests, setup=setup, limits=LIMITS).ok
 
 
 def document(task: Task, text: str) -> bool:

@@ -43,16 +43,14 @@ def measure(
     wrapped = HFLM(pretrained=network, tokenizer=tokenizer, device="cpu", batch_size=1)
     how = {"num_fewshot": shots, "limit": limit, "bootstrap_iters": 0, "log_samples": False}
     found = simple_evaluate(model=wrapped, tasks=list(names), task_manager=manager, **how)
-    counts = found["n-samples"]
-    return [_row(name, scores, counts.get(name, {})) for name, scores in found["results"].items()]
-
-
-def _row(name: str, scores: dict[str, Any], counts: dict[str, int]) -> dict[str, Any]:
-    """The library names a score with its filter, as in `acc,none`."""
-    numbers = {k: v for k, v in scores.items() if isinstance(v, int | float)}
-    first = next((numbers[k] for s in SCORES for k in numbers if k.split(",")[0] == s), None)
-    row = {"domain": f"{PREFIX}{name}", "items": counts.get("effective"), "accuracy": first}
-    return {**row, "scores": numbers}
+    table, counts = [], found["n-samples"]
+    for name, scores in found["results"].items():
+        # The library names a score with its filter, as in `acc,none`.
+        numbers = {k: v for k, v in scores.items() if isinstance(v, int | float)}
+        first = next((numbers[k] for s in SCORES for k in numbers if k.split(",")[0] == s), None)
+        row = {"domain": f"{PREFIX}{name}", "items": counts.get(name, {}).get("effective")}
+        table.append({**row, "accuracy": first, "scores": numbers})
+    return table
 
 
 def _as_transformers(model: Path) -> tuple[Any, Any]:

@@ -2,31 +2,133 @@
 
 Of a conversation the last reply is asked for, written as the model's own chat form has it, with the
 end of the turn; of a prompt its completion. Where an example has choices, the right one has to be
-the likeliest a byte; elsewhere an answer is right when it is what greedy generation would write.
+the likeliest a byte; elsewhere every token of the answer, as greedy generation would write it.
+Batches are made by length alone, so that a score does not depend on what else is measured.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from agent_forge.data.dataset_rows import Example
 from agent_forge.data.loader import TokenizedItem
 from agent_forge.errors import ConfigError, NotFinite, PhaseFailed
 from agent_forge.evals.domains import Domain, answer, reply_of
-from agent_forge.evals.likelihood import TOKENS_A_BATCH, ItemScores, measure
-from agent_forge.infer.generate import Generated, ProgressCallback, Sampling, generate, no_progress
+from agent_forge.infer import generate as generation
+from agent_forge.infer.generate import ProgressCallback, no_progress
+from agent_forge.model.network import ForgeNetwork
 from agent_forge.model.opened import Asked, OpenedModel, TransformersModel, open_model
 
+TOKENS_A_BATCH = 4096
+CHUNK = 1024  # positions whose logits exist at once
 LOGITS_AT_ONCE = 1 << 26  # 256 MB in single precision
 Prompts = Sequence[tuple[int, ...]]
 TOLERANCE = 1e-4  # relative: fp32 sums differ in their last bits from batch to batch
+
+
+@dataclass
+class ItemScores:
+    """The scores of each item, in their order."""
+
+    right: list[bool] = field(default_factory=list)
+    loss: list[float] = field(default_factory=list)  # nats, summed over the asked tokens
+    tokens: list[int] = field(default_factory=list)  # asked
+    steps: list[float] = field(default_factory=list)  # recursion steps, mean over those tokens
+    # Of generated answers:
+    truncated: list[bool] = field(default_factory=list)  # without an end where the limit was
+    empty: list[bool] = field(default_factory=list)  # nothing but blanks
+    cut: list[bool] = field(default_factory=list)  # to a prompt longer than the model can read
+
+    @property
+    def accuracy(self) -> float:
+        return sum(self.right) / len(self.right)
+
+    @property
+    def nats_per_token(self) -> float:
+        return sum(self.loss) / sum(self.tokens)
+
+    @property
+    def mean_steps(self) -> float:
+        return sum(s * n for s, n in zip(self.steps, self.tokens, strict=True)) / sum(self.tokens)
+
+    def bits_per_byte(self, size: int) -> float:
+        """With the size of the asked text in bytes."""
+        return sum(self.loss) / math.log(2) / size
+
+
+@torch.no_grad()
+def measure(
+    model: nn.Module,
+    items: Sequence[TokenizedItem],
+    *,
+    threshold: float | None = None,
+    batch_tokens: int = TOKENS_A_BATCH,
+    progress: ProgressCallback = no_progress,
+) -> ItemScores:
+    """Score every item. `threshold` is that of halting; 1 takes all recursion steps."""
+    if not items:
+        raise ConfigError("there is nothing to measure: no items")
+    model.eval()
+    device = next(model.parameters()).device
+    results: dict[int, tuple[bool, float, int, float]] = {}
+    lengths, done = [len(item.ids) for item in items], 0
+    for rows in generation.batches(lengths, batch_tokens):
+        tokens, asked = padded([items[i] for i in rows], device)
+        right, loss, steps = _score(model, tokens, asked, threshold)
+        owner = asked[:, 1:].nonzero()[:, 0]
+        for place, row in enumerate(rows):
+            mine = owner == place
+            numbers = float(loss[mine].sum()), int(mine.sum()), float(steps[mine].float().mean())
+            results[row] = (bool(right[mine].all()), *numbers)
+        done += sum(lengths[i] for i in rows)
+        progress(done, sum(lengths))
+    columns: Any = zip(*(results[i] for i in range(len(items))), strict=True)
+    return ItemScores(*map(list, columns))
+
+
+def padded(items: Sequence[TokenizedItem], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Rows filled up behind their end, where nothing that is asked for can see it."""
+    longest = max(len(item.ids) for item in items)
+    tokens = torch.zeros(len(items), longest, dtype=torch.long)
+    asked = torch.zeros(len(items), longest, dtype=torch.bool)
+    for row, item in enumerate(items):
+        tokens[row, : len(item.ids)] = torch.as_tensor(item.ids)
+        asked[row, : len(item.ids)] = torch.as_tensor(item.asked)
+    asked[:, 0] = False  # nothing comes before the first token
+    if not asked.any(1).all():
+        raise ConfigError("an item asks for no token")
+    return tokens.to(device), asked.to(device)
+
+
+def _score(
+    model: nn.Module, tokens: Tensor, asked: Tensor, threshold: float | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """For every asked token: whether it is the likeliest, its loss, and its recursion steps."""
+    wanted = asked[:, 1:]
+    targets = tokens[:, 1:][wanted]
+    if not isinstance(model, ForgeNetwork):
+        logits = model(tokens[:, :-1]).logits[wanted].float()
+        loss = F.cross_entropy(logits, targets, reduction="none")
+        return logits.argmax(-1) == targets, loss, torch.ones_like(targets)
+    features = model.features(tokens[:, :-1]).x[wanted]
+    answers, steps = model.decide(features, threshold=threshold)
+    right, losses = [], []
+    for y, target in zip(torch.split(answers, CHUNK), torch.split(targets, CHUNK), strict=True):
+        logits = model.logits(model.hidden(y)).float()
+        losses.append(F.cross_entropy(logits, target, reduction="none"))
+        right.append(logits.argmax(-1) == target)
+    return torch.cat(right), torch.cat(losses), steps
 
 
 @dataclass(frozen=True)
@@ -136,17 +238,19 @@ class ModelUnderTest:
 
     def write(
         self, domain: Domain, prompts: Prompts, progress: ProgressCallback = no_progress
-    ) -> tuple[list[Generated], list[bool]]:
+    ) -> tuple[list[generation.Generated], list[bool]]:
         """The greedy answers of the model, and of each prompt whether its beginning was cut."""
         assert domain.writing
         most = min(domain.writing.max_new_tokens, self.longest // 2)
         room = self.longest - most
         chatting = self.opened.chats and bool(domain.examples[0].messages)
         stops = () if chatting else domain.writing.stop
-        sampling = Sampling(most, stop_tokens=self.opened.end_tokens, stop_strings=stops)
+        sampling = generation.Sampling(most, stop_tokens=self.opened.end_tokens, stop_strings=stops)
         fitting = [prompt[-room:] for prompt in prompts]
         decode = self.opened.decode
-        answers = generate(self.model, fitting, sampling, decode=decode, progress=progress)
+        answers = generation.generate(
+            self.model, fitting, sampling, decode=decode, progress=progress
+        )
         return answers, [len(prompt) > room for prompt in prompts]
 
 

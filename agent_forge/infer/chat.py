@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 
 from agent_forge.data.row_files import MAX_CHARACTERS
+from agent_forge.data.tokenizer import Message
 from agent_forge.errors import ConfigError
 from agent_forge.infer.generate import Sampling, stream
-from agent_forge.model.opened import Message, OpenedModel, open_model
+from agent_forge.model.opened import OpenedModel, TransformersModel, open_model
 
 
 class ChatModel:
@@ -31,10 +33,8 @@ class ChatModel:
         longest, most = self.opened.max_length, sampling.max_new_tokens
         if longest is not None:
             if len(ids) >= longest:
-                raise ConfigError(
-                    f"the text has {len(ids):,} tokens, the model reads {longest:,}",
-                    hint="shorten it, or begin a new conversation",
-                )
+                problem = f"the text has {len(ids):,} tokens, the model reads {longest:,}"
+                raise ConfigError(problem, hint="shorten it, or begin a new conversation")
             most = min(most, longest - len(ids))
         ends = sampling.stop_tokens | self.opened.end_tokens
         bounded = replace(sampling, max_new_tokens=most, stop_tokens=ends)
@@ -42,8 +42,11 @@ class ChatModel:
 
 
 def open_chat_model(ref: str | Path) -> ChatModel:
-    """The model in a folder or of `base+adapter`, ready to be talked to."""
-    return ChatModel(open_model(ref))
+    """The model in a folder or of `base+adapter`, ready to be talked to, today."""
+    opened = open_model(ref)
+    if isinstance(opened, TransformersModel):
+        opened.date = datetime.now()
+    return ChatModel(opened)
 
 
 def check_prompt(text: str, what: str = "the prompt") -> str:
@@ -52,8 +55,6 @@ def check_prompt(text: str, what: str = "the prompt") -> str:
         raise ConfigError(f"{what} is empty")
     if len(text) > MAX_CHARACTERS:
         raise ConfigError(f"{what} has more than the {MAX_CHARACTERS:,} characters that are read")
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise ConfigError(f"{what} is not UTF-8 text") from None
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise ConfigError(f"{what} is not UTF-8 text")
     return text

@@ -1,10 +1,9 @@
 """The one generation engine, for our networks and for causal language models of transformers.
 
 What all prompts begin with is read once and its cache copied. The rows of a batch then keep in
-step: they read together up to the end of the shortest prompt, and from there on one token a row,
-the next of its prompt while there is one, else a new one. So nothing is padded or masked, each
-token of a row is computed once, and any network with a cache will do. A row that has ended leaves
-the batch. Each draws from a generator of its own: its text does not depend on the others.
+step: together up to the end of the shortest prompt, from there on one token a row, the next of its
+prompt or a new one. So nothing is padded or masked, and any network with a cache will do. Each row
+draws from a generator of its own: its text does not depend on the others.
 """
 
 from __future__ import annotations
@@ -57,17 +56,15 @@ class Sampling:
 
 @dataclass
 class Generated:
-    """The continuation of one prompt.
-
-    `steps` and `log_probabilities` have an entry for each token, and one for the stop token.
-    """
+    """The continuation of one prompt; lists have an entry for each token and for a stop token."""
 
     tokens: list[int] = field(default_factory=list)
     text: str = ""  # empty without a way to decode
     stopped_by: str = ""  # length, token or string; empty while it goes on
     stop_token: int | None = None  # the one that ended it; not among the tokens
     steps: list[int] = field(default_factory=list)  # recursion steps of our networks
-    log_probabilities: list[float] = field(default_factory=list)  # of the network itself, in nats
+    # In nats, of the network itself, whatever the temperature, top_k and top_p; if asked for.
+    log_probabilities: list[float] = field(default_factory=list)
 
     @property
     def truncated(self) -> bool:
@@ -86,10 +83,7 @@ def generate(
     decode: Decode | None = None,
     progress: ProgressCallback = no_progress,
 ) -> list[Generated]:
-    """Continue every prompt `samples` times; returns all samples of the first prompt, and so on.
-
-    `log_probabilities` are those of the network itself, whatever the temperature, top_k and top_p.
-    """
+    """Continue every prompt `samples` times; returns all samples of the first prompt, and so on."""
     if sampling.stop_strings and decode is None:
         raise ValueError("stop strings need a way to decode")
     if not all(prompts):
@@ -104,7 +98,7 @@ def generate(
         reader, live = start.copy(), [rows[i] for i in chosen]
         if shared:
             reader.select(torch.zeros(len(live), dtype=torch.long))
-        batch = _Batch(reader, live, sampling, decode, shared, log_probabilities)
+        batch = _Batch(reader, live, decode, shared, log_probabilities)
         while batch.live:
             batch.advance()
         done += sum(len(rows[i].prompt) for i in chosen)
@@ -117,9 +111,10 @@ def stream(
     network: nn.Module, prompt: Sequence[int], sampling: Sampling, decode: Decode
 ) -> Iterator[str]:
     """Continue one prompt piece by piece. Text that could become a stop string is held back."""
+    ours = isinstance(network, ForgeNetwork)  # others draw from the seed alone, as they always did
+    row = _Row(list(prompt), own_generator(sampling.seed, prompt if ours else ()))
     reader = _reader(network, sampling, batched=False)
-    row = _Row(list(prompt), reader.generator(prompt))
-    batch, result, shown = _Batch(reader, [row], sampling, decode), row.result, 0
+    batch, result, shown = _Batch(reader, [row], decode), row.result, 0
     longest = max(map(len, sampling.stop_strings), default=1)
     while not result.stopped_by:
         batch.advance()
@@ -149,9 +144,8 @@ def choose(logits_V: Tensor, sampling: Sampling, generator: torch.Generator) -> 
 
 def batches(lengths: Sequence[int], most: int) -> Iterator[list[int]]:
     """Items of similar length together, longest last; which go together depends on lengths only."""
-    order = sorted(range(len(lengths)), key=lambda i: (lengths[i], i))
     batch: list[int] = []
-    for i in order:
+    for i in sorted(range(len(lengths)), key=lengths.__getitem__):
         if batch and (len(batch) + 1) * lengths[i] > most:
             yield batch
             batch = []
@@ -164,9 +158,9 @@ def shared_prefix(prompts: Sequence[tuple[int, ...]]) -> int:
     """How many tokens all prompts begin with; each keeps one to itself."""
     if not prompts:
         return 0
-    first, last, shortest = min(prompts), max(prompts), min(map(len, prompts))
-    alike = (a == b for a, b in zip(first, last, strict=False))
-    return next((i for i, same in enumerate(alike) if not same or i == shortest - 1), 0)
+    shortest = min(map(len, prompts))
+    columns = zip(*(prompt[: shortest - 1] for prompt in (min(prompts), max(prompts))), strict=True)
+    return next((i for i, (a, b) in enumerate(columns) if a != b), shortest - 1)
 
 
 def own_generator(seed: int, prompt: Sequence[int], number: int = 0) -> torch.Generator:
@@ -193,12 +187,11 @@ class _Batch:
         self,
         reader: _ForgeReader | _TransformersReader,
         rows: list[_Row],
-        sampling: Sampling,
         decode: Decode | None,
         shared: int = 0,
         log_probabilities: bool = False,
     ) -> None:
-        self.reader, self.sampling, self.decode = reader, sampling, decode
+        self.reader, self.sampling, self.decode = reader, reader.sampling, decode
         self.log_probabilities = log_probabilities
         self.live = rows  # those that have not ended
         self.place = min(len(row.prompt) for row in rows)  # of the next token in each row
@@ -213,12 +206,12 @@ class _Batch:
             if self.place < len(row.prompt):
                 token = row.prompt[self.place]
             else:
-                draw = row.generator
-                token = likeliest[i] if likeliest else choose(logits_BV[i], self.sampling, draw)
+                logits, draw = logits_BV[i], row.generator
+                token = likeliest[i] if likeliest else choose(logits, self.sampling, draw)
                 row.result.steps.append(int(steps_B[i]))
                 if self.log_probabilities:
-                    log_p = float(logits_BV[i].float().log_softmax(-1)[token])
-                    row.result.log_probabilities.append(log_p)
+                    log_p = logits.float().log_softmax(-1)[token]
+                    row.result.log_probabilities.append(float(log_p))
                 self._add(row.result, token)
             if not row.result.stopped_by:
                 staying.append(i)
@@ -246,9 +239,6 @@ class _Batch:
             result.text = text[: min((text.find(s) for s in stops if s in text), default=None)]
 
 
-# -- the two kinds of networks, with what they have read ------------------------------------------
-
-
 class _Reader:
     """A network that remembers what it has read."""
 
@@ -258,10 +248,6 @@ class _Reader:
 
     def copy(self) -> Any:
         return copy.deepcopy(self, {id(self.network): self.network})
-
-    def generator(self, prompt: Sequence[int]) -> torch.Generator:
-        """The random stream of a single prompt."""
-        return own_generator(self.sampling.seed, prompt)
 
 
 class _ForgeReader(_Reader):
@@ -307,18 +293,12 @@ class _TransformersReader(_Reader):
         self.past = getattr(out, "past_key_values", None)
         self.text_BT = tokens if self.past is None else None
         if self.batched and not hasattr(self.past, "batch_select_indices"):
-            raise ConfigError(
-                f"{type(self.network).__name__} keeps no cache whose rows can be chosen",
-                hint="measure it by likelihood: --tasks or --data",
-            )
+            problem = f"{type(self.network).__name__} keeps no cache whose rows can be chosen"
+            raise ConfigError(problem, hint="measure it by likelihood: --tasks or --data")
         return out.logits[:, -1], torch.ones(len(tokens), dtype=torch.long)
 
     def select(self, rows_B: Tensor) -> None:
         self.past.batch_select_indices(rows_B.to(self.device))
-
-    def generator(self, prompt: Sequence[int]) -> torch.Generator:
-        """That of the seed alone, as it always was."""
-        return torch.Generator().manual_seed(self.sampling.seed)
 
 
 def _reader(

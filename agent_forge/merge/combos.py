@@ -158,12 +158,10 @@ def dfs(merged: Tensor, share: tuple[Tensor, Tensor, Tensor, Tensor]) -> Tensor:
     return torch.addcmul(total, offset, own).div_(weight + own).add_(consensus)
 
 
-def second_stage(
-    x: TensorInputs, p: Params, pairs: Sequence[Pair], anchored: np.ndarray | None = None
-) -> Stage2:
+def second_stage(x: TensorInputs, p: Params, pairs: Sequence[Pair]) -> Stage2:
     """The results of stage 2 for these pairs; whatever they share is computed once."""
     curved = any(i == "slerp" for i, _ in pairs)
-    products = (x.anchored() if anchored is None else anchored) if curved else np.zeros(())
+    products = x.anchored() if curved else np.zeros(())
     c = {i: interpolation(products, p["weight"], i == "slerp") for i in {i for i, _ in pairs}}
     if x.centred:  # the differences sum to zero: what cancels is taken out, so that it stays zero
         for value in c.values():
@@ -232,11 +230,7 @@ def _literal_stage(
 
 
 def fuse(
-    x: TensorInputs,
-    p: Params,
-    which: Sequence[int],
-    choices: Mapping[Pair, int],
-    anchored: np.ndarray | None = None,
+    x: TensorInputs, p: Params, which: Sequence[int], choices: Mapping[Pair, int]
 ) -> Callable[[Parts, Tensor, int], dict[int, Tensor]]:
     """Combos of one tensor: a function of a run of the parents and the base.
 
@@ -245,7 +239,7 @@ def fuse(
     plan = {combo: combo_stages(combo) for combo in which}
     taken = {n: choices.get((i, t), 0) for n, (i, t, s) in plan.items() if s == "frankenmerge"}
     pairs = list(dict.fromkeys((i, t) for n, (i, t, _) in plan.items() if not taken.get(n)))
-    stage2 = second_stage(x, p, pairs, anchored) if pairs else None
+    stage2 = second_stage(x, p, pairs) if pairs else None
     fusing = len(taken) < len(plan)
 
     def kernel(parts: Parts, base: Tensor, start: int) -> dict[int, Tensor]:

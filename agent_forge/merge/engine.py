@@ -81,9 +81,8 @@ class MergedWeights(Weights):
         results = {n: torch.empty(job.spec.shape, dtype=job.spec.dtype) for n in which}
         if not job.spec.is_floating:
             return {n: result.copy_(self._agreed(job)) for n, result in results.items()}
-        inputs = self._inputs(job)
-        choices = self.layer_choices(job, which)
-        kernel = fuse(inputs, job.params, which, choices, self._whole_model(job))
+        inputs = self._combo_inputs(job)
+        kernel = fuse(inputs, job.params, which, self.layer_choices(job, which))
 
         def compute_run(start: int) -> list[Tensor]:
             parts, base = inputs.run(start)
@@ -114,8 +113,8 @@ class MergedWeights(Weights):
         for job in self.plan.jobs.values():
             if job.layer != layer or not job.spec.is_floating or not job.spec.numel:
                 continue
-            inputs = self._inputs(job)
-            stage2 = second_stage(inputs, job.params, pairs, self._whole_model(job))
+            inputs = self._combo_inputs(job)
+            stage2 = second_stage(inputs, job.params, pairs)
             parts, base = inputs.run(0)
             assert base is not None
             merged = stage2(parts, base, 0)
@@ -133,14 +132,15 @@ class MergedWeights(Weights):
         layers = {job.layer: job for job in self.plan.jobs.values() if job.layer}
         return {n: self.layer_choices(job, [combo]).get((i, t), 0) for n, job in layers.items()}
 
-    def _whole_model(self, job: TensorMerge) -> np.ndarray | None:
-        """Inner products over all tensors, where SLERP is asked to turn the model as a whole."""
-        if not job.params["whole_model"]:
-            return None
-        if self._anchored is None:
-            jobs = [job for job in self.plan.jobs.values() if job.spec.is_floating]
-            self._anchored = np.sum([self._inputs(job).anchored() for job in jobs], axis=0)
-        return self._anchored
+    def _combo_inputs(self, job: TensorMerge) -> TensorInputs:
+        """The inputs; with the whole model's products where SLERP is to turn it as a whole."""
+        inputs = self._inputs(job)
+        if job.params["whole_model"]:
+            if self._anchored is None:
+                jobs = [job for job in self.plan.jobs.values() if job.spec.is_floating]
+                self._anchored = np.sum([self._inputs(job).anchored() for job in jobs], axis=0)
+            inputs.whole_model = self._anchored
+        return inputs
 
     def _inputs(self, job: TensorMerge) -> TensorInputs:
         models, dtype = self.plan.models, self.recipe.dtype
@@ -229,7 +229,7 @@ def _by_rows(inputs: TensorInputs, rows: RowKernel, target: Tensor) -> None:
 
     def view(flat: Tensor) -> Tensor:
         shaped = flat.view(shape).transpose(0, -1) if rows.axis == 0 else flat.view(shape)
-        return shaped.flatten(0, -2) if shaped.dim() > 2 else shaped
+        return shaped.flatten(0, -2)
 
     tensors = [view(t) for t in inputs.tensors]
     base = None if inputs.base is None else view(inputs.base)
@@ -241,15 +241,13 @@ def _by_rows(inputs: TensorInputs, rows: RowKernel, target: Tensor) -> None:
         below = None if base is None else inputs.read(base, start, stop)
         out[start:stop] = rows.kernel(parts, below, start).to(target.dtype)
     if rows.axis == 0:
-        turned = (shape[-1], *shape[1:-1], shape[0])
-        out = out.view(turned).transpose(0, -1)
+        out = out.view(shape[-1], *shape[1:-1], shape[0]).transpose(0, -1)
     target.copy_(out.reshape(target.shape))
 
 
 def output_config(plan: MergePlan) -> dict[str, object]:
     """config.json of the result: that of the base, or of the first model, with what has changed."""
-    refs = plan.recipe.references()
-    config = dict(plan.models[refs[0]].config)
+    config = dict(plan.models[plan.recipe.references()[0]].config)
     if plan.recipe.slices:
         config = with_layers(config, plan.layers)
     wanted = plan.recipe.out_dtype or plan.recipe.dtype
@@ -257,8 +255,7 @@ def output_config(plan: MergePlan) -> dict[str, object]:
         config["torch_dtype" if "torch_dtype" in config else "dtype"] = wanted
     if plan.vocabulary is not None:
         config["vocab_size"] = plan.vocabulary.size
-    heads = [name for name in plan.jobs if name.endswith("lm_head.weight")]
-    if heads and config and config.get("tie_word_embeddings") is not False:
+    if config and any(name.endswith("lm_head.weight") for name in plan.jobs):
         config["tie_word_embeddings"] = False
     return config
 

@@ -28,6 +28,7 @@ Kernel = Callable[[Parts, Tensor | None, int], Tensor]  # parts, base, position 
 Trim = Callable[[Tensor, int], Tensor]  # a run of a task vector, position -> the same, sparse
 Sparse = tuple[Trim, float]  # and what all of it is to be multiplied with
 Keep = Callable[[TensorInputs, int, Params], Sparse]
+ADDS_BASE = ("ignored", "first")  # a base that is not listed is one more input for these
 
 
 @dataclass(frozen=True)
@@ -284,13 +285,6 @@ def elect(deltas: Sequence[Tensor], weights: Sequence[float] | None) -> tuple[Te
     return mixed.mul_(sign), agreed
 
 
-def without_zeros(agreed: Tensor, weights: Sequence[float]) -> Tensor:
-    """The weight that agreed, 1 where there was none."""
-    if min(weights) > 0:  # it is 0 or at least this, and 0 only where nothing is left to divide
-        return agreed.clamp_(min=min(weights))
-    return agreed.add_(agreed.sign().abs_().neg_().add_(1))
-
-
 def task_vectors(x: TensorInputs, p: Params, keep: Keep | None, consensus: bool) -> Kernel:
     """base + lambda * the task vectors: made sparse, weighted, and summed or put to the vote."""
     weights, scale, normalize = p["weight"], p["lambda"], p["normalize"]
@@ -310,8 +304,10 @@ def task_vectors(x: TensorInputs, p: Params, keep: Keep | None, consensus: bool)
             return mixed.mul_(scale / total if normalize else scale).add_(base)
         deltas = [d if f == 1 else d.mul_(f) for d, f in zip(deltas, factors, strict=True)]
         mixed, agreed = elect(deltas, weights if normalize else None)
-        if normalize:
-            mixed.div_(without_zeros(agreed, weights))
+        if normalize and min(weights) > 0:  # what agreed is 0 only where nothing is left to divide
+            mixed.div_(agreed.clamp_(min=min(weights)))
+        elif normalize:
+            mixed.div_(agreed.add_(agreed.sign().abs_().neg_().add_(1)))  # 1 instead of 0
         return torch.add(base, mixed, alpha=scale)
 
     return kernel

@@ -22,7 +22,7 @@ from agent_forge import platform
 from agent_forge.errors import AlreadyExists, ConfigError, DamagedFile, NotEnough
 from agent_forge.merge.combos import combo_name
 from agent_forge.merge.engine import MergedWeights, TensorProblem
-from agent_forge.merge.recipe import Recipe, to_yaml
+from agent_forge.merge.recipe import to_yaml
 from agent_forge.merge.tensor_inputs import RUN
 from agent_forge.merge.vocabulary import Vocabulary, write_tokenizer
 from agent_forge.model.weights import Weights, shards_of, writing_shards
@@ -36,6 +36,7 @@ TOGETHER_BYTES = 256_000_000  # versions of one tensor that are held at the same
 SCRATCH_BYTES = 24 * 4 * RUN  # of the arithmetic
 OVERHEAD_BYTES = 1 << 20
 SHOWN = 8  # files in a message
+SETTINGS_CHANGED = "its config, tokenizer or adapter settings were changed: "
 ProgressCallback = Callable[[str, int, int], None]  # tensor, bytes done, bytes in all
 
 
@@ -60,16 +61,16 @@ def anonymous_bytes() -> int:
 def lineage(merged: MergedWeights) -> dict[str, dict[str, str]]:
     """The hashes of every parent, as a recipe has them; one that differs from it is an error."""
     models = {ref: merged.plan.models[ref] for ref in merged.recipe.references()}
-    settings = {ref: model.settings_sha256() for ref, model in models.items() if model.folder}
-    hashes = {"parents": {ref: model.sha256() for ref, model in models.items()}}
-    hashes["parents_settings"] = settings
-    changed = "its config, tokenizer or adapter settings were changed: "
+    hashes = {
+        "parents": {ref: model.sha256() for ref, model in models.items()},
+        "parents_settings": {r: m.settings_sha256() for r, m in models.items() if m.folder},
+    }
     for key, found in hashes.items():
-        what = changed if found is settings else ""
         for ref, value in getattr(merged.recipe, key).items():
             if ref in found and found[ref] != value:
-                expected = f"{found[ref][:12]}..., the recipe says {value[:12]}..."
-                raise DamagedFile(ref, f"{what}sha256 {expected}")
+                what = "" if key == "parents" else SETTINGS_CHANGED
+                differs = f"{found[ref][:12]}..., the recipe says {value[:12]}..."
+                raise DamagedFile(ref, f"{what}sha256 {differs}")
     return hashes
 
 
@@ -115,11 +116,11 @@ def write_folders(
                 stage.write_bytes(name, content)
         for folder in folders.values():
             refuse_existing(folder, weights, force)  # another merge may have been faster
-    seconds, written = time.monotonic() - began, {}
+    written, cost = {}, (weights.nbytes, time.monotonic() - began, peak)
     for n, stage in stages.items():
         shards = shards_of(weights.specs, SHARD_BYTES)
         hashes = {name: stage.records[name]["sha256"] for name in shards}
-        written[n] = WrittenMerge(folders[n], weights.nbytes, seconds, peak, hashes, notes[n])
+        written[n] = WrittenMerge(folders[n], *cost, hashes, notes[n])
     return written
 
 
@@ -173,6 +174,8 @@ def refuse_existing(folder: Path, weights: Weights, force: bool) -> None:
                 raise ConfigError(f"{folder} {relation} {what}", hint=other)
     if folder.name in ("", ".."):
         raise ConfigError(f"{folder} is not the name of a folder to write", hint=other)
+    with files.disk_errors(folder):
+        files.finish_replace(folder)  # of a merge that was killed
     if not folder.exists() and not folder.is_symlink():
         return
     if not force:
@@ -191,13 +194,13 @@ def refuse_foreign(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def claimed(folder: Path) -> Iterator[None]:
-    """Hold the lock of an unfinished folder, which says that its writer lives."""
-    fd = _open_folder(folder)
+def claimed(folder: Path) -> Iterator[bool]:
+    """Hold the lock of an unfinished folder: its writer lives. Yields False if another has it."""
+    fd = None
+    with contextlib.suppress(OSError):  # Windows has no such descriptors; leftovers stay there
+        fd = os.open(folder, os.O_RDONLY | platform.NO_FOLLOW)
     try:
-        if fd is not None:
-            platform.try_lock(fd)
-        yield
+        yield fd is not None and platform.try_lock(fd)
     finally:
         if fd is not None:
             os.close(fd)
@@ -205,20 +208,14 @@ def claimed(folder: Path) -> Iterator[None]:
 
 def clear_leftovers(folder: Path) -> None:
     """Remove what a merge into this folder left behind when it was killed."""
-    own = re.compile(rf"{re.escape(files.TEMP)}[0-9a-f]{{8}}-{re.escape(folder.name)}")
+    own = re.compile(rf"\.(tmp|old|trash)-[0-9a-f]{{8}}-{re.escape(folder.name)}")
     there = folder.parent.iterdir() if folder.parent.is_dir() else []
     for path in [entry for entry in there if own.fullmatch(entry.name) and entry.is_dir()]:
-        fd = _open_folder(path)
-        if fd is not None:
-            if platform.try_lock(fd):
+        with claimed(path) as abandoned:
+            if abandoned and path.name.startswith(files.OLD):
+                files.retire(path, folder)
+            elif abandoned:
                 files.remove_tree(path, folder.parent)
-            os.close(fd)
-
-
-def _open_folder(folder: Path) -> int | None:
-    with contextlib.suppress(OSError):  # Windows has no such descriptors; leftovers stay there
-        return os.open(folder, os.O_RDONLY | platform.NO_FOLLOW)
-    return None
 
 
 def need_bytes(specs: Mapping[str, TensorSpec]) -> int:
@@ -231,20 +228,15 @@ def require_room(folders: Sequence[Path], weights: Weights, max_ram: int | None)
     files.require_space(folders[0], len(folders) * (weights.nbytes + OVERHEAD_BYTES))
     needed = anonymous_bytes() + need_bytes(weights.specs)
     if max_ram is not None and needed > max_ram:
-        raise NotEnough(
-            f"this merge takes about {needed / 1e6:.0f} MB of memory,"
-            f" {max_ram / 1e6:.0f} MB are allowed",
-            hint="the largest tensor has to fit; raise --max-ram",
-        )
+        problem = f"this merge takes about {needed / 1e6:.0f} MB of memory"
+        hint = "the largest tensor has to fit; raise --max-ram"
+        raise NotEnough(f"{problem}, {max_ram / 1e6:.0f} MB are allowed", hint=hint)
 
 
 def _write_rest(
     stage: files.StagedFolder, weights: Weights, combo: int | None, parents: Mapping[str, Any]
 ) -> list[TensorProblem]:
-    """Write what stands beside the weights, with all that is needed to make the same bytes again.
-
-    Returns the notes on the tensors of this combo.
-    """
+    """Write what stands beside the weights; return the notes on the tensors of this combo."""
     if weights.config:
         stage.write_bytes("config.json", files.to_json(weights.config, sort_keys=False))
     if not isinstance(weights, MergedWeights):
@@ -252,25 +244,20 @@ def _write_rest(
         return []
     notes = [note for note in weights.notes if note.combo == combo]
     layers = {} if combo is None else weights.chosen_layers(combo)
-    update = {"combo": combo, "layers": layers, **parents}
-    recipe = weights.recipe.model_copy(update=update)
+    recipe = weights.recipe.model_copy(update={"combo": combo, "layers": layers, **parents})
     first = weights.plan.models[recipe.references()[0]].folder
     vocabulary = weights.plan.vocabulary or Vocabulary(first)
     write_tokenizer(stage, vocabulary.folder, vocabulary.added)
     stage.write_bytes("recipe.yml", to_yaml(recipe).encode())
-    stage.write_bytes("README.md", card(weights, recipe, notes).encode())
-    return notes
-
-
-def card(weights: Weights, recipe: Recipe, notes: Sequence[TensorProblem]) -> str:
-    """The model card: what was merged, how, and from which bytes."""
-    text = CARD.read_text(encoding="utf-8").format(
-        method=recipe.merge_method if recipe.combo is None else combo_name(recipe.combo),
+    card = CARD.read_text(encoding="utf-8").format(
+        method=recipe.merge_method if combo is None else combo_name(combo),
         seed=recipe.seed,
         parameters=weights.parameters,
         parents="\n".join(f"| `{ref}` | `{sha}` |" for ref, sha in recipe.parents.items()),
         recipe=to_yaml(recipe).rstrip(),
     )
     if notes:
-        text += "\nReplaced by the plain mean of the parents, because the method gave\n\n"
-    return text + "".join(f"- {note.problem}: `{note.name}`\n" for note in notes)
+        card += "\nReplaced by the plain mean of the parents, because the method gave\n\n"
+    card += "".join(f"- {note.problem}: `{note.name}`\n" for note in notes)
+    stage.write_bytes("README.md", card.encode())
+    return notes

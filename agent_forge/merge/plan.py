@@ -12,15 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from agent_forge.errors import ConfigError
-from agent_forge.merge.recipe import (
-    ADDS_BASE,
-    Parameters,
-    Recipe,
-    Slice,
-    SliceSource,
-    check_filters,
-    first_value,
-)
+from agent_forge.merge.methods import ADDS_BASE
+from agent_forge.merge.recipe import Recipe, Slice, SliceSource, check_filters, first_value
 from agent_forge.merge.tensor_inputs import Cache
 from agent_forge.merge.vocabulary import Vocabulary, align
 from agent_forge.model.folder import open_weights
@@ -43,10 +36,8 @@ TensorPlace = tuple[str, str]  # a model and the name of a tensor in it
 class Parents(dict[str, Weights]):
     """The models of one or many recipes, opened once, with what was measured on them."""
 
-    def __init__(
-        self, models: Mapping[str, nn.Module | Mapping[str, Tensor]] | None = None
-    ) -> None:
-        super().__init__({ref: from_memory(m, ref) for ref, m in (models or {}).items()})
+    def __init__(self, models: Mapping[str, nn.Module | Mapping[str, Tensor]] = {}) -> None:
+        super().__init__({ref: from_memory(model, ref) for ref, model in models.items()})
         self.cache: Cache = {}
 
     def open(self, references: Iterable[str]) -> None:
@@ -200,17 +191,16 @@ class _Planner:
             return getattr(torch, wanted)  # type: ignore[no-any-return]
         for ref, spec in specs.items():
             if spec.is_floating and spec.dtype.itemsize == 1:
-                raise ConfigError(
-                    f"{ref} has weights of 8 bits ({spec.dtype}), in which nothing can be merged",
-                    hint="set out_dtype: bfloat16 in the recipe, or convert the model first",
-                )
+                hint = "set out_dtype: bfloat16 in the recipe, or convert the model first"
+                problem = f"{ref} has weights of 8 bits ({spec.dtype})"
+                raise ConfigError(f"{problem}, in which nothing can be merged", hint=hint)
         try:
             return reduce(torch.promote_types, types)
         except RuntimeError as error:  # 8-bit floats have no common type with others
             raise ConfigError(f"weights of types {types} cannot be merged ({error})") from error
 
     def _params(self, name: str, sources: dict[str, str], position: float) -> dict[str, Any]:
-        common: list[Parameters] = [self.part.parameters, self.recipe.parameters]
+        common: list[dict[str, Any]] = [self.part.parameters, self.recipe.parameters]
         params: dict[str, Any] = {}
         for key, default in self.method.shared.items():
             params[key] = first_value(common, key, name, position, default)
@@ -230,8 +220,5 @@ def _find(weights: Weights, name: str) -> str:
     """The name in a model, if it is there; a tied head is its embedding."""
     if name in weights.specs:
         return name
-    if HEAD.search(name) and weights.config.get("tie_word_embeddings") is not False:
-        for other in weights:
-            if TOKEN_EMBEDDING.search(other):
-                return other
-    return ""
+    tied = HEAD.search(name) and weights.config.get("tie_word_embeddings") is not False
+    return next((other for other in weights if tied and TOKEN_EMBEDDING.search(other)), "")

@@ -12,19 +12,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from agent_forge.config.load import did_you_mean, dump_yaml, parse_yaml, read_one, validate
 from agent_forge.config.settings import Settings
 from agent_forge.errors import ConfigError
 from agent_forge.merge.combos import COMBO, METHODS, combo_stages, parse_combo
-from agent_forge.merge.methods import MergeMethod
+from agent_forge.merge.methods import ADDS_BASE, MergeMethod
 
 TYPES = ("bfloat16", "float16", "float32", "float64")
 RANGES = {"drop_rate": (0.0, 0.9999), "keep": (0.0001, 1.0)}
 RANGES |= dict.fromkeys(("density", "gamma", "t"), (0.0, 1.0))
 LARGEST = 3.4e38  # what fp32 can hold
-ADDS_BASE = ("ignored", "first")  # a base that is not listed is one more input for these
 OURS = ("combo", "seed", "layers", "parents", "parents_settings")
 
 
@@ -45,6 +44,7 @@ def _type_name(value: str) -> str:
 
 
 Reference = Annotated[str, BeforeValidator(_reference), Field(min_length=1)]
+Combo = Annotated[int, BeforeValidator(parse_combo)]
 TypeName = Annotated[str, AfterValidator(_type_name)]
 Parameters = Annotated[dict[str, Any], BeforeValidator(lambda v: {} if v is None else v)]
 
@@ -79,6 +79,11 @@ class TokenizerChoice(Settings):
     pad_to_multiple_of: int | None = Field(None, ge=1, description="rows are added up to it")
 
 
+Tokenizer = Annotated[
+    TokenizerChoice, BeforeValidator(lambda v: {"source": v} if isinstance(v, str) else v)
+]
+
+
 class Recipe(Settings):
     """Everything that determines the result of a merge, beside the parents' bytes."""
 
@@ -89,29 +94,13 @@ class Recipe(Settings):
     parameters: Parameters = Field({}, description="parameters of the method")
     dtype: TypeName | None = Field(None, description="inputs are rounded to this type first")
     out_dtype: TypeName | None = Field(None, description="the type of the result")
-    tokenizer_source: Reference | None = Field(
-        None, description="whose vocabulary the result has: base, union or a model"
-    )
-    tokenizer: TokenizerChoice | None = Field(None, description="the same, and padding")
-    combo: int | None = Field(None, description="one of the eight combinations")
+    tokenizer_source: Reference | None = Field(None, description="whose vocabulary the result has")
+    tokenizer: Tokenizer | None = Field(None, description="the same, and padding")
+    combo: Combo | None = Field(None, description="one of the eight combinations")
     seed: int = Field(0, ge=0, lt=2**63, description="the seed of every random mask")
-    layers: dict[str, int] = Field(
-        {}, description="FrankenMerge takes for a layer: 0 the merged one, n that of parent n"
-    )
+    layers: dict[str, int] = Field({}, description="layer -> 0: the merged one, n: of parent n")
     parents: dict[str, str] = Field({}, description="the sha256 that each parent must have")
-    parents_settings: dict[str, str] = Field(
-        {}, description="the sha256 of the config, tokenizer and adapter settings of each parent"
-    )
-
-    @field_validator("combo", mode="before")
-    @classmethod
-    def _combo(cls, value: Any) -> int | None:
-        return None if value is None else parse_combo(value)
-
-    @field_validator("tokenizer", mode="before")
-    @classmethod
-    def _tokenizer(cls, value: Any) -> Any:
-        return {"source": value} if isinstance(value, str) else value
+    parents_settings: dict[str, str] = Field({}, description="and that of the files beside it")
 
     @model_validator(mode="after")
     def _consistent(self) -> Recipe:
@@ -150,13 +139,14 @@ class Recipe(Settings):
 
     def inputs(self, part: Slice | None = None) -> list[str]:
         """The models that are merged (in a slice), in order; what is only a base is none."""
-        names, kind = [s.model for s in (part.sources if part else self.models)], self.method().base
+        names = [s.model for s in (part.sources if part else self.models)]
+        method = self.method()
         base = (part.base_model if part else None) or self.base_model
-        if base and base not in names and not self.slices and kind in ADDS_BASE:
+        if base and base not in names and not self.slices and method.base in ADDS_BASE:
             names.append(base)
-        if kind in ("required", "optional") and base in names:
+        if method.base in ("required", "optional") and base in names:
             names.remove(base)
-        if kind == "first" and base in names:
+        if method.base == "first" and base in names:
             names.insert(0, names.pop(names.index(base)))
         return names
 
@@ -250,10 +240,7 @@ def _check_count(recipe: Recipe) -> None:
 
 
 def resolve(setting: Any, name: str, position: float, default: Any) -> Any:
-    """The value of a setting for a tensor; `position` runs from 0 to 1 over the layers of a slice.
-
-    None if no filter matches.
-    """
+    """The value of a setting for a tensor at `position`, 0 to 1 in a slice; None if none fits."""
     options = [setting] if isinstance(setting, Mapping) else setting
     if not isinstance(options, list):
         return _typed(options, default, name)

@@ -10,20 +10,27 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from agent_forge.errors import ConfigError, DamagedFile, PathDisappeared
-from agent_forge.model.weights import HEAD, TOKEN_EMBEDDING, Weights
+from agent_forge.model.weights import (
+    HEAD,
+    SETTINGS_FILES,
+    TOKEN_EMBEDDING,
+    Weights,
+    further_templates,
+)
 from agent_forge.store import files
 from agent_forge.store.tensors import TensorSpec
 
 TOKENIZER = "tokenizer.json"
 CONFIG = "tokenizer_config.json"
-TOKENIZER_FILES = [TOKENIZER, CONFIG, "special_tokens_map.json", "added_tokens.json"]
-TOKENIZER_FILES += ["tokenizer.model", "vocab.json", "merges.txt", "vocab.txt"]
-TOKENIZER_FILES += ["chat_template.jinja", "chat_template.json", "generation_config.json"]
+TEMPLATE = "chat_template.jinja"
+TOKENIZER_FILES = [n for n in SETTINGS_FILES if n not in ("config.json", "adapter_config.json")]
+FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")  # of an added token
 
 
 @dataclass(frozen=True)
@@ -31,7 +38,7 @@ class Vocabulary:
     """The folder that the tokenizer of the result comes from, and what is added to it."""
 
     folder: Path | None
-    added: dict[str, int] = field(default_factory=dict)
+    added: dict[str, dict[str, Any]] = field(default_factory=dict)  # by token, as files have it
     size: int = 0  # rows of the embedding
 
 
@@ -61,10 +68,8 @@ def read_tokens(folder: Path | None) -> dict[str, int] | None:
 
 def rows_of(weights: Weights) -> int | None:
     """Rows of a model's token embedding."""
-    for name, spec in weights.specs.items():
-        if TOKEN_EMBEDDING.search(name):
-            return spec.shape[0]
-    return None
+    names = (name for name in weights.specs if TOKEN_EMBEDDING.search(name))
+    return next((weights.specs[name].shape[0] for name in names), None)
 
 
 def align(
@@ -90,13 +95,16 @@ def align(
         kinds = "neither base nor union nor a model of the merge"
         raise ConfigError(f"tokenizer {source!r} is {kinds}")
     result = dict(tokens[owner])
-    added: dict[str, int] = {}
+    added: dict[str, dict[str, Any]] = {}
     if source == "union":
         following = max(result.values(), default=-1) + 1
         for ref in references:
+            flags = _flags(models[ref].folder)
             for token in sorted(tokens[ref], key=tokens[ref].__getitem__):
                 if token not in result:
-                    result[token] = added[token] = following
+                    result[token] = following
+                    entry = {flag: bool(flags.get(token, {}).get(flag)) for flag in FLAGS}
+                    added[token] = {"id": following, "content": token, **entry}
                     following += 1
     n = max(result.values()) + 1
     size = -(-n // multiple) * multiple
@@ -106,6 +114,13 @@ def align(
             table[i] = tokens[ref].get(token, -1)
     aligned = {ref: _aligned(ref, preferred, models, tables, size) for ref in references}
     return {**models, **aligned}, Vocabulary(models[owner].folder, added, size)
+
+
+def _flags(folder: Path | None) -> dict[str, dict[str, Any]]:
+    """The tokens that were added to a model's tokenizer, as its file has them."""
+    path = folder / TOKENIZER if folder else None
+    content = files.read_json(path) if path and path.is_file() else {}
+    return {entry["content"]: entry for entry in content.get("added_tokens") or []}
 
 
 def _usable(weights: Weights) -> dict[str, int] | None:
@@ -133,7 +148,8 @@ def _aligned(
     def get(name: str) -> Tensor:
         if name not in by_token:
             return weights[name]
-        tensors = {r: models[r][name] for r in tables if name in models[r].specs}
+        names = {r: _same_use(models[r], name) for r in tables}
+        tensors = {r: models[r][own] for r, own in names.items() if own}
         missing = tables[ref] < 0
         rows = tensors[ref][tables[ref].clamp(min=0)]
         rows[missing] = _substitutes(tensors, tables, missing, preferred).to(rows.dtype)
@@ -143,6 +159,13 @@ def _aligned(
         return torch.cat([rows, padding.expand(size - n, *rows.shape[1:])])
 
     return weights.derived(get, specs=specs, config={**weights.config, "vocab_size": size})
+
+
+def _same_use(weights: Weights, name: str) -> str | None:
+    """The tensor of a model that is used as `name`: the head of a tied one is its embedding."""
+    if name in weights.specs or not HEAD.search(name):
+        return name if name in weights.specs else None
+    return next((own for own in weights.specs if TOKEN_EMBEDDING.search(own)), None)
 
 
 def _substitutes(
@@ -165,26 +188,43 @@ def _substitutes(
 
 
 def write_tokenizer(
-    stage: files.StagedFolder, folder: Path | None, added: Mapping[str, int]
+    stage: files.StagedFolder, folder: Path | None, added: Mapping[str, Mapping[str, Any]]
 ) -> None:
-    """Copy a tokenizer; tokens that came from other models are added to it."""
+    """Copy a tokenizer; tokens that came from other models are added to it.
+
+    Chat templates that lie in a folder of their own come into its config: a model's folder is flat.
+    """
     if folder is None:
         return
     if not folder.is_dir():
         raise PathDisappeared(folder, hint="put it back, then run it again")
+    templates = further_templates(folder)
+    changed = {CONFIG} if added or templates else set()
+    changed |= ({TOKENIZER} if added else set()) | ({TEMPLATE} if templates else set())
     for name in TOKENIZER_FILES:
-        if (folder / name).is_file() and not (added and name in (TOKENIZER, CONFIG)):
+        if (folder / name).is_file() and name not in changed:
             stage.copy(folder / name)
-    if not added:
+    if not changed:
         return
-    content = files.read_json(folder / TOKENIZER)
-    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
-    entries = {i: {"content": token, **flags} for token, i in added.items()}
-    own = content.get("added_tokens") or []
-    content["added_tokens"] = [*own, *({"id": i, **entry} for i, entry in entries.items())]
-    stage.write_bytes(TOKENIZER, files.to_json(content, sort_keys=False))
-    if (folder / CONFIG).is_file():
-        config = files.read_json(folder / CONFIG)
+    config = files.read_json(folder / CONFIG) if (folder / CONFIG).is_file() else {}
+    if added:
+        content = files.read_json(folder / TOKENIZER)
+        content["added_tokens"] = [*(content.get("added_tokens") or []), *added.values()]
+        stage.write_bytes(TOKENIZER, files.to_json(content, sort_keys=False))
         if isinstance(config.get("added_tokens_decoder"), dict):
-            config["added_tokens_decoder"] |= {str(i): entry for i, entry in entries.items()}
+            for entry in added.values():
+                flags = {key: value for key, value in entry.items() if key != "id"}
+                config["added_tokens_decoder"][str(entry["id"])] = flags
+    if templates:
+        own = {"default": folder / TEMPLATE} if (folder / TEMPLATE).is_file() else {}
+        paths = {**own, **{path.stem: path for path in templates}}
+        config["chat_template"] = [{"name": n, "template": _text(p)} for n, p in paths.items()]
+    if config:
         stage.write_bytes(CONFIG, files.to_json(config, sort_keys=False))
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise DamagedFile(path, "not UTF-8 text") from error

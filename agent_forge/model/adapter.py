@@ -1,14 +1,13 @@
 """LoRA adapters as peft writes them: W + scale * B A, computed when a tensor is asked for.
 
-Only what gives the weights of peft's `merge_and_unload` is read; whatever else an adapter asks for
-is refused by name. Some initialisations (PiSSA, OLoRA, LoftQ, CorDA ...) change the base as well,
-so that the base on the disk plus B A would be another model.
+Only what gives the weights of peft's `merge_and_unload` is read; all else is refused by name. Some
+initialisations (PiSSA, OLoRA, LoftQ ...) change the base as well: its file gives another model.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,23 +15,15 @@ import regex
 from torch import Tensor
 
 from agent_forge.errors import ConfigError, DamagedFile, NotFound
-from agent_forge.model.weights import (
-    HEAD,
-    INDEX,
-    NAMES,
-    SINGLE,
-    TOKEN_EMBEDDING,
-    Weights,
-    is_tied,
-    layer_of,
-    open_file,
-)
+from agent_forge.model import weights
+from agent_forge.model.weights import INDEX, NAMES, SINGLE, Weights
 from agent_forge.store import files
 
 SETTINGS = "adapter_config.json"
 FILES = ("adapter_model.safetensors", "adapter_model.bin")
 PREFIX = "base_model.model."
 BETWEEN = re.compile(r"\.(modules_to_save|base_layer)\.")  # where peft puts a weight of the base
+EMBEDDING = re.compile(r"(^|\.)(embed_\w+|\w*embeddings?|embed_in|wte|wpe)$")  # no linear layers
 UNCHANGED_BASE = (None, True, False, "gaussian", "eva")  # initialisations that leave the base alone
 TRANSPOSED = ("gpt2", "openai-gpt", "imagegpt")  # architectures whose layers are Conv1D
 # Settings that are handled here, or that say how the adapter was trained and not what it is.
@@ -80,8 +71,9 @@ def adapt(base: Weights, folder: Path) -> Weights:
         raise DamagedFile(folder, f"it has none of {', '.join(FILES)}")
     rank = settings["r"]
     scale: float = settings["lora_alpha"] / (rank**0.5 if settings.get("use_rslora") else rank)
-    pairs, replaced = _split(base, open_file(path), path)
-    _refuse_others(base, set(pairs), settings, path)
+    tensors = weights.open_file(path)
+    pairs, replaced = _split(base, tensors, path)
+    _refuse_others(base, tensors, set(pairs), settings, path)
     for name, (a, b) in pairs.items():
         if a.ndim != 2 or b.ndim != 2 or a.shape[0] != rank or b.shape[1] != rank:
             raise DamagedFile(path, f"the update of {name} does not have the rank {rank} of its r")
@@ -90,8 +82,8 @@ def adapt(base: Weights, folder: Path) -> Weights:
             raise DamagedFile(path, f"{module!r} of modules_to_save is not in it")
     # Stored as inputs x outputs; as in peft the architecture counts, not the word in the settings.
     kind, said = base.config.get("model_type"), settings.get("fan_in_fan_out")
-    conv1d = kind in TRANSPOSED
-    turned = {n for n in pairs if (said if kind is None else conv1d and layer_of(n) is not None)}
+    conv1d = {n for n in pairs if kind in TRANSPOSED and weights.layer_of(n) is not None}
+    turned = conv1d if kind is not None else {*pairs} if said else set()
     shapes = {name: tuple(tensor.shape) for name, tensor in replaced.items()}
     for name, (a, b) in pairs.items():
         shapes[name] = (b.shape[0], a.shape[1])[:: -1 if name in turned else 1]
@@ -99,8 +91,8 @@ def adapt(base: Weights, folder: Path) -> Weights:
         if shape != base.specs[name].shape:
             problem = f"{path}: its shapes do not fit {name} of {base.label}"
             raise ConfigError(problem, hint="put the adapter on the base that it was trained on")
-    twice = [name for name in shapes if TOKEN_EMBEDDING.search(name) or HEAD.search(name)]
-    if twice and is_tied(base):
+    twice = [name for name in shapes if weights.is_vocabulary(name)]
+    if twice and weights.is_tied(base):
         problem = f"{path} changes {twice[0]}, which {base.label} uses as embedding and as head"
         raise ConfigError(problem, hint=MERGE_FIRST)
 
@@ -113,7 +105,7 @@ def adapt(base: Weights, folder: Path) -> Weights:
         whole: Tensor = weight.float() + (update.T if name in turned else update)
         return whole.to(weight.dtype)
 
-    sources = [*base.sources, path] if base.sources else []
+    sources = (*base.sources, path) if base.sources else ()
     return base.derived(get, label=f"{base.label}+{folder}", sources=sources)
 
 
@@ -133,10 +125,10 @@ def _split(
         target = f"{match.group(1)}.weight" if match else name
         if target not in base.specs:
             raise ConfigError(f"{path}: {key!r} has no counterpart in {base.label}")
-        if match:
-            halves.setdefault(target, {})[match.group(2)] = tensor
-        else:
-            replaced[target] = tensor
+        place, own = (halves.setdefault(target, {}), match[2]) if match else (replaced, target)
+        if own in place:
+            raise DamagedFile(path, f"{key!r} and another one are the same tensor")
+        place[own] = tensor
     if not tensors:
         raise DamagedFile(path, "it holds no tensors")
     for name, pair in halves.items():
@@ -147,13 +139,13 @@ def _split(
     return {name: (pair["A"], pair["B"]) for name, pair in halves.items()}, replaced
 
 
-def _refuse_others(base: Weights, updated: set[str], settings: dict[str, Any], path: Path) -> None:
-    """Refuse updates of layers that the settings leave out, and layers without their update.
+def _refuse_others(
+    base: Weights, tensors: Iterable[str], updated: set[str], settings: dict[str, Any], path: Path
+) -> None:
+    """Refuse tensors that the settings do not call for, and layers without their update.
 
     peft passes over both in silence, so that the numbers would be those of another model.
     """
-    if settings.get("target_modules") == "all-linear":
-        return
     named = {
         name
         for name, spec in base.specs.items()
@@ -162,20 +154,39 @@ def _refuse_others(base: Weights, updated: set[str], settings: dict[str, Any], p
     }
     for name in sorted(updated - named):
         raise DamagedFile(path, f"it holds an update of {name}, which {SETTINGS} does not name")
+    for key in (key for key in tensors if ".lora_" not in key):  # weights of the base
+        between = BETWEEN.search(key)
+        module = BETWEEN.sub(".", key.removeprefix(PREFIX)).rpartition(".")[0]
+        wrapped, kind = f"{module}.weight" in named, between and between[1]
+        if wrapped != (kind == "base_layer") or (
+            kind == "modules_to_save" and not _is_kept(module, settings)
+        ):
+            raise DamagedFile(path, f"peft leaves out {key!r}: {SETTINGS} does not call for it")
     for name in sorted(named - updated):
-        if ".experts." not in name:  # transformers may hold those as one tensor
+        # Experts may be one tensor in transformers; of all linear layers some may be no module.
+        if ".experts." not in name and not _is_every_layer(settings.get("target_modules")):
             raise DamagedFile(path, f"it has no update of {name}, which {SETTINGS} names")
+
+
+def _is_every_layer(targets: Any) -> bool:
+    return isinstance(targets, str) and targets.lower() == "all-linear"
+
+
+def _is_kept(module: str, settings: dict[str, Any]) -> bool:
+    """True if an adapter has a whole module of its own in place of this one."""
+    return any(f".{kept}." in f".{module}." for kept in settings.get("modules_to_save") or ())
 
 
 def _is_target(module: str, settings: dict[str, Any], path: Path) -> bool:
     """True if peft would put an update on a layer."""
     targets: Any = settings.get("target_modules")
     layers = settings.get("layers_to_transform")
-    if (
-        _matches(settings.get("exclude_modules") or (), module, path)
-        or any(f".{kept}." in f".{module}." for kept in settings.get("modules_to_save") or ())
-        or not _matches(targets, module, path)
-    ):
+    excluded = _matches(settings.get("exclude_modules") or (), module, path)
+    if excluded or _is_kept(module, settings):
+        return False
+    if _is_every_layer(targets):
+        return not (EMBEDDING.search(module) or weights.HEAD.search(f"{module}.weight"))
+    if not _matches(targets, module, path):
         return False
     if isinstance(targets, str) or module in targets or layers is None or layers == []:
         return True

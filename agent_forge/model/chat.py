@@ -1,4 +1,7 @@
-"""Conversations as text: chat templates are programs of a model's maker, so they get limits."""
+"""Conversations as text: chat templates are programs of a model's maker, so they get limits.
+
+What they write may depend on the conversation alone: a number would else be another one each time.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,8 @@ import contextlib
 import ctypes
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from types import SimpleNamespace
 from typing import Any
 
 from jinja2 import Environment, nodes
@@ -17,27 +22,57 @@ from agent_forge.errors import ConfigError, ForgeError
 SECONDS = 3.0
 CHARACTERS = 1 << 20
 MEMORY_BYTES = 1 << 26  # beside what the process has
+DATE = datetime(2024, 7, 26)  # today, for templates, while a model is measured: as Llama has it
+ADDRESS = " at 0x"
+BY_CHANCE = ("random", "lipsum")  # what jinja2 has that differs each time
 
 
-def render(tokenizer: Any, messages: Sequence[Mapping[str, Any]], *, reply: bool) -> str:
+def render(
+    tokenizer: Any, messages: Sequence[Mapping[str, Any]], *, reply: bool, date: datetime = DATE
+) -> str:
     """The conversation as the model reads it; `reply`: up to where its next answer begins."""
+    texts: list[Any] = []
+    kept: list[Any] = []  # alive, so that nothing lies where it lay before
     try:
-        if any(ast.find(nodes.Pow) for ast in _parsed(tokenizer)):
-            raise ValueError("powers (**) are not computed: one of them can take forever")
-        with _time_limit(SECONDS), platform.memory_limit(MEMORY_BYTES):
-            turns = [dict(message) for message in messages]
-            text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=reply)
+        for ast in _parsed(tokenizer):
+            if ast.find(nodes.Pow):
+                raise ValueError("powers (**) are not computed: one of them can take forever")
+            if name := next((name for name in BY_CHANCE if _uses(ast, name)), None):
+                raise ValueError(f"{name} gives something else each time")
+        for _ in range(2):
+            kept.append([dict(message) for message in messages])
+            with _today(date), _time_limit(SECONDS), platform.memory_limit(MEMORY_BYTES):
+                options = {"tokenize": False, "add_generation_prompt": reply}
+                texts.append(tokenizer.apply_chat_template(kept[-1], **options))
     except _TooSlow:
         raise _refused(f"takes more than {SECONDS:g} s") from None
     except Exception as error:
         raise _refused(f"refuses a conversation ({type(error).__name__}: {error})") from error
+    text = texts[0]
     if not isinstance(text, str):
         raise _refused(f"gives {type(text).__name__} instead of text")
     if not text.isascii() and any("\ud800" <= c <= "\udfff" for c in text):
         raise _refused("gives half a surrogate pair")
+    if text != texts[1]:
+        raise _refused("gives something else when it is used twice")
+    if ADDRESS in text and ADDRESS not in str(messages):
+        raise _refused("writes where something lies in memory")
     if len(text) > CHARACTERS:
         raise _refused(f"gives {len(text):,} characters; at most {CHARACTERS:,} are read")
     return text
+
+
+@contextlib.contextmanager
+def _today(date: datetime) -> Iterator[None]:
+    """Let `strftime_now` of templates give this date; transformers takes it from nowhere else."""
+    from transformers.utils import chat_template_utils
+
+    before = chat_template_utils.datetime
+    chat_template_utils.datetime = SimpleNamespace(now=lambda: date)
+    try:
+        yield
+    finally:
+        chat_template_utils.datetime = before
 
 
 def _parsed(tokenizer: Any) -> Iterator[nodes.Template]:
@@ -47,6 +82,13 @@ def _parsed(tokenizer: Any) -> Iterator[nodes.Template]:
         yield Environment(extensions=["jinja2.ext.loopcontrols", Generation]).parse(str(text))
 
 
+def _uses(ast: nodes.Template, name: str) -> bool:
+    """True if a template uses a filter or a function of jinja2, also by its name as a text."""
+    filters = list(ast.find_all(nodes.Filter))
+    names = {f.name for f in filters} | {found.name for found in ast.find_all(nodes.Name)}
+    return name in names or any(c.value == name for f in filters for c in f.find_all(nodes.Const))
+
+
 class Generation(Extension):
     """The block that marks what an assistant says, which transformers knows."""
 
@@ -54,15 +96,13 @@ class Generation(Extension):
 
     def parse(self, parser: Any) -> nodes.Node | list[nodes.Node]:
         next(parser.stream)
-        found: list[nodes.Node] = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return found
+        body: list[nodes.Node] = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return body
 
 
 def _refused(problem: str) -> ForgeError:
-    return ConfigError(
-        f"the chat template of the model {problem}",
-        hint="give the examples as prompt and completion, or mend the template",
-    )
+    hint = "give the examples as prompt and completion, or mend the template"
+    return ConfigError(f"the chat template of the model {problem}", hint=hint)
 
 
 class _TooSlow(BaseException):
@@ -77,9 +117,8 @@ def _time_limit(seconds: float) -> Iterator[None]:
     def late() -> None:
         with lock:
             if not over:
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(
-                    ctypes.c_ulong(thread), ctypes.py_object(_TooSlow)
-                )
+                error = ctypes.py_object(_TooSlow)
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), error)
 
     timer = threading.Timer(seconds, late)
     timer.daemon = True

@@ -1,7 +1,6 @@
 """Model folders: what is in one, and what in it is refused, with the file and the reason.
 
-Whoever made a folder, no code of it is run and nobody is asked whether it may. A reference to a
-model is a folder, a file of weights, or `base+adapter`.
+No code of a folder is ever run. A model is named by a folder, a file, or `base+adapter`.
 """
 
 from __future__ import annotations
@@ -13,15 +12,7 @@ from typing import Any
 
 from agent_forge.errors import ConfigError, DamagedFile, HostileInput, NotFound
 from agent_forge.model.adapter import adapt, is_adapter, read_settings
-from agent_forge.model.weights import (
-    INDEX,
-    NAMES,
-    SINGLE,
-    Weights,
-    checked_sha256,
-    read_index,
-    read_shards,
-)
+from agent_forge.model.weights import INDEX, NAMES, SINGLE, Weights, checked_sha256, read_shards
 from agent_forge.store import files
 
 MODEL_TYPE = "agent_forge"
@@ -30,7 +21,6 @@ CONFIG = "config.json"
 RECORDS = NAMES["record_files"]
 RECORD_BYTES = 16 << 20
 VERIFIED_BYTES = 1_000_000_000  # files of our own are compared whole up to this much of weights
-OTHER_FILES = ("configuration_files", "fast_tokenizer_files")  # which transformers would read
 # A tokenizer has at least one of these, whoever made it.
 VOCABULARIES = NAMES["vocabulary_files"]
 
@@ -54,7 +44,7 @@ def refuse_code(folder: Path) -> None:
                 problem = "asks for code of its own to be run (auto_map); none is ever run"
                 hint = "if transformers knows this architecture itself, remove auto_map in a copy"
                 raise HostileInput(f"{path} {problem}", hint=hint)
-        for key in OTHER_FILES:
+        for key in ("configuration_files", "fast_tokenizer_files"):
             if record.get(key):
                 problem = f"{path}: {key} names files of other versions, which are not read"
                 hint = f"remove {key} in a copy, with the file of your choice in place"
@@ -104,10 +94,8 @@ def home_of(ref: str | Path) -> Path:
         return path
     base = read_settings(path).get("base_model_name_or_path")
     if not isinstance(base, str) or not Path(base).exists():
-        raise NotFound(
-            f"{path} is an adapter for {base or 'an unnamed base'}, which is not on this machine",
-            hint=f"name the base as well: BASE+{path}",
-        )
+        missing = f"an adapter for {base or 'an unnamed base'}, which is not on this machine"
+        raise NotFound(f"{path} is {missing}", hint=f"name the base as well: BASE+{path}")
     if is_adapter(Path(base)):
         hint = f"name all: BASE+{base}+{path}"
         raise ConfigError(f"{path} is an adapter on the adapter {base}", hint=hint)
@@ -133,14 +121,13 @@ def open_weights(ref: str | Path) -> Weights:
         raise NotFound(f"{text} does not exist", hint="a model is a folder or file on this machine")
     _refuse_edited(path if path.is_dir() else path.parent)
     if path.is_file():
-        return read_shards(text, path.parent, {"": path})
+        return read_shards(text, path)
     refuse_code(path)
     if is_adapter(path):
         return adapt(open_weights(home_of(path)), path)
     for file in (path / name for pair in zip(INDEX, SINGLE, strict=True) for name in pair):
         if file.is_file():
-            where = read_index(file) if file.name in INDEX else {"": file}
-            return read_shards(text, path, where)
+            return read_shards(text, file)
     raise NotFound(f"{text} holds no weights", hint=f"it needs one of {', '.join(SINGLE + INDEX)}")
 
 

@@ -1,8 +1,7 @@
 """Hugging Face interop: our network as a model of transformers.
 
-Importing it registers our network with the Auto classes, so that a model directory of ours opens
-with `AutoModelForCausalLM.from_pretrained`, without remote code. `generate` of transformers works
-and recomputes the text for every token; `agent_forge.infer` has the cached generation.
+Importing it registers our network with the Auto classes: `AutoModelForCausalLM.from_pretrained`
+opens a directory of ours. `generate` of transformers recomputes the text for every token.
 """
 
 from __future__ import annotations
@@ -10,14 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
+import transformers
 from torch import Tensor
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    GenerationMixin,
-    PretrainedConfig,
-    PreTrainedModel,
-)
 from transformers.modeling_outputs import CausalLMOutput
 
 from agent_forge.config.load import validate
@@ -27,7 +21,7 @@ from agent_forge.model.loss import IGNORE
 from agent_forge.model.network import ForgeNetwork
 
 
-class ForgeConfig(PretrainedConfig):  # type: ignore[misc]
+class ForgeConfig(transformers.PretrainedConfig):  # type: ignore[misc]
     """The shape of a network in the form that transformers keeps in config.json."""
 
     model_type = MODEL_TYPE
@@ -45,11 +39,11 @@ class ForgeConfig(PretrainedConfig):  # type: ignore[misc]
 
     def settings(self) -> ModelSettings:
         """The settings that the network is built from."""
-        names = ModelSettings.model_fields
-        return ModelSettings.model_validate({name: getattr(self, name) for name in names})
+        shape = {name: getattr(self, name) for name in ModelSettings.model_fields}
+        return ModelSettings.model_validate(shape)
 
 
-class ForgeForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
+class ForgeForCausalLM(transformers.PreTrainedModel, transformers.GenerationMixin):  # type: ignore[misc]
     """Our network behind the interface of transformers."""
 
     config_class = ForgeConfig
@@ -67,31 +61,23 @@ class ForgeForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
         return self.network.embedding
 
     def forward(
-        self,
-        input_ids: Tensor,
-        labels: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        **_: Any,
+        self, input_ids: Tensor, labels: Tensor | None = None, attention_mask: Any = None, **_: Any
     ) -> CausalLMOutput:
         """Logits of every position; with labels also the mean loss of predicting the next token."""
         if attention_mask is not None and not bool(attention_mask[:, 0].all()):
-            logits = self._padded_on_the_left(input_ids, attention_mask)
+            # As batches to generate from come: rows begin at their first token, as if alone.
+            places = torch.arange(input_ids.shape[1], device=input_ids.device)
+            before = attention_mask.long().argmax(1, keepdim=True)
+            moved = input_ids.gather(1, (places + before).clamp(max=len(places) - 1))
+            back = (places - before).clamp(min=0)[..., None]
+            logits = torch.take_along_dim(self.network(moved), back, dim=1)
         else:
             logits = self.network(input_ids)
         loss = None
         if labels is not None:
-            loss = torch.nn.functional.cross_entropy(
-                logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), ignore_index=IGNORE
-            )
+            predicted, wanted = logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten()
+            loss = F.cross_entropy(predicted, wanted, ignore_index=IGNORE)
         return CausalLMOutput(loss=loss, logits=logits)
-
-    def _padded_on_the_left(self, tokens_BT: Tensor, mask_BT: Tensor) -> Tensor:
-        """As batches to generate from come: rows begin at their first token, as if alone."""
-        places = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)
-        before = mask_BT.long().argmax(1, keepdim=True)
-        moved = tokens_BT.gather(1, (places + before).clamp(max=len(places) - 1))
-        logits = self.network(moved)
-        return torch.take_along_dim(logits, (places - before).clamp(min=0)[..., None], dim=1)
 
     def prepare_inputs_for_generation(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, **kwargs: Any
@@ -117,5 +103,5 @@ def build_network(config: dict[str, Any]) -> ForgeNetwork:
     return ForgeNetwork(validate(ModelSettings, shape, "config.json"))
 
 
-AutoConfig.register(MODEL_TYPE, ForgeConfig)
-AutoModelForCausalLM.register(ForgeConfig, ForgeForCausalLM)
+transformers.AutoConfig.register(MODEL_TYPE, ForgeConfig)
+transformers.AutoModelForCausalLM.register(ForgeConfig, ForgeForCausalLM)

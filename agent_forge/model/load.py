@@ -1,7 +1,6 @@
 """From tensors to a network, from files to a tokenizer: whatever does not fit is refused by name.
 
-transformers fills gaps with fresh weights and tells so in a log; here the names, shapes and types
-of the file have to be those of the network. Nothing in a folder makes it fetch or run code.
+transformers fills gaps with fresh weights and tells so in a log; here that is an error.
 """
 
 from __future__ import annotations
@@ -17,23 +16,28 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from huggingface_hub import constants as hub
 from torch import Tensor, nn
-from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoTokenizer
-from transformers import __version__ as VERSION
-from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import (
-    WeightConverter,
-    apply_renamings,
-    dot_natural_key,
-    rename_source_key,
+from transformers import (
+    CONFIG_MAPPING,
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoTokenizer,
+    PreTrainedTokenizerBase,
+    dynamic_module_utils,
 )
+from transformers import __version__ as VERSION
+from transformers import core_model_loading as loading
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.integrations import hub_kernels
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
-from transformers.utils import logging
+from transformers.models.auto.tokenization_auto import tokenizer_class_from_name
+from transformers.utils import DummyObject, logging
 
-from agent_forge.errors import ConfigError, DamagedFile, ForgeError
-from agent_forge.model.folder import MODEL_TYPE, entries
+from agent_forge.errors import ConfigError, DamagedFile, ForgeError, HostileInput
+from agent_forge.model.folder import CONFIG, MODEL_TYPE, entries
 from agent_forge.model.hf import ForgeForCausalLM, build_network
 from agent_forge.model.weights import EACH_LAYER, NAMES, Weights
+from agent_forge.store import files
 from agent_forge.store.tensors import TensorSpec, spec_of
 
 # Settings that would fetch code, read other files than ours or change what a network returns.
@@ -43,10 +47,40 @@ WITHOUT_EFFECT = NAMES["settings_without_effect"]
 COUNTED = re.compile(r"^(num|n)_\w*(layer|block|expert|head)")
 MOST = 10_000  # layers, heads or experts that a config may count
 CONVERTED_BYTES = 2 << 30  # weights that are loaded to see whether they can be converted
+TWO_WAY = {"use_bidirectional_attention": (True, "all"), "is_causal": (False,)}
 OLD_BUFFERS = r"(^|\.)(rotary_emb\.inv_freq|(attn|attention)\.(masked_)?bias|position_ids)$"
 # Where configs of transformers say what each layer is; some compute it from other settings.
 LAYER_KINDS = (*EACH_LAYER, "attention_layers", "layers_block_type", "layers_num_experts")
+LOOKED_AT = 16  # tokens, to see whether a network is causal
 SHOWN = 5  # names of tensors in a message
+
+
+def _never(*given: Any, **named: Any) -> Any:
+    from agent_forge.errors import HostileInput  # the code runs within a module of transformers
+
+    place = " ".join(map(str, (*given, *named.values())))
+    raise HostileInput(f"{place} asks for code of its own to be run; none is ever run")
+
+
+def _never_trusted(_: Any, place: Any, local: Any, remote: Any, *given: Any, **named: Any) -> Any:
+    from agent_forge.errors import HostileInput
+
+    if remote:
+        raise HostileInput(f"{place} asks for code of its own to be run; none is ever run")
+    return False
+
+
+# Every way of transformers to code that is not its own. Others have imported these functions by
+# value, so their code is replaced and not their names: nothing is run, and nobody is asked.
+for _function in (
+    dynamic_module_utils.get_class_from_dynamic_module,
+    dynamic_module_utils.get_cached_module_file,
+    dynamic_module_utils.get_class_in_module,
+    dynamic_module_utils.check_imports,
+    hub_kernels.get_kernel,
+):
+    _function.__code__ = _never.__code__
+dynamic_module_utils.resolve_trust_remote_code.__code__ = _never_trusted.__code__
 
 
 class ExpectedTensors(NamedTuple):
@@ -86,19 +120,33 @@ def load_network(config: Mapping[str, Any], state: Mapping[str, Tensor], place: 
     if report.get("error_msgs"):
         raise DamagedFile(place, f"transformers cannot use it ({report['error_msgs'][0]})")
     with refusing(place), torch.no_grad():  # a config may fit and still not work
-        logits = model.eval()(torch.tensor([[0, 0], [0, 1]])).logits
+        tokens = _with_other_ends(model.eval())
+        logits = model(tokens).logits
     if not bool(logits.isfinite().all()):
         raise DamagedFile(place, "its network gives NaN or infinity")
-    if not torch.allclose(logits[0, 0], logits[1, 0], rtol=1e-3, atol=1e-3):
+    before = logits[:, : tokens.shape[1] // 2]
+    if not torch.allclose(before, before[:1].expand_as(before), rtol=1e-3, atol=1e-3):
         raise ConfigError(f"{place} is no causal language model: it sees the token it is asked for")
     return model  # type: ignore[no-any-return]
+
+
+def _with_other_ends(model: Any) -> Tensor:
+    """Texts with the same first half; what follows is as different as the embedding has it."""
+    own = torch.Generator().manual_seed(0)
+    embedding = model.get_input_embeddings().weight
+    longest = getattr(model.config, "max_position_embeddings", None)
+    half = max(1, min(LOOKED_AT, longest if isinstance(longest, int) else LOOKED_AT) // 2)
+    tokens = torch.randint(len(embedding), (3, 2 * half), generator=own)
+    tokens[:, :half] = tokens[0, :half]
+    along = embedding @ torch.randn(embedding.shape[1], generator=own)
+    tokens[1, half:], tokens[2, half:] = along.argmin(), along.argmax()
+    return tokens
 
 
 def check_tensors(weights: Weights) -> bool:
     """Refuse weights that are not those of the network in their config, from headers alone.
 
     Returns False if they could not be compared: merges know more architectures than transformers.
-    Where names are not the network's own, transformers converts them if they are not too many.
     """
     config, place = weights.config, weights.label
     if config.get("model_type") == MODEL_TYPE:
@@ -111,7 +159,7 @@ def check_tensors(weights: Weights) -> bool:
     if {*needed.specs} - needed.tied == {*weights.specs} - needed.tied:
         return True
     _refuse_surplus(needed, weights, place)
-    if weights.nbytes > CONVERTED_BYTES:
+    if weights.nbytes > CONVERTED_BYTES:  # too many for transformers to convert their names
         return False
     load_network(config, {name: weights[name] for name in weights}, place)
     return True
@@ -131,10 +179,8 @@ def check_result(config: Mapping[str, Any], specs: Mapping[str, TensorSpec], pla
 
 
 def layer_kinds(config: Mapping[str, Any], *, computed: bool = True) -> dict[str, list[Any]]:
-    """What each layer is, as transformers completes a config; empty if it does not know it.
-
-    `computed`: with lists that follow from other settings, so that a config cannot hold them.
-    """
+    """What each layer is, as transformers completes a config; empty if it does not know it."""
+    # `computed`: with lists that follow from other settings, so that a config cannot hold them.
     if config.get("model_type") == MODEL_TYPE or not _is_causal(config):
         return {}
     shape = _architecture(config, str(config["model_type"]))[1]
@@ -202,18 +248,17 @@ def _refuse_early(needed: ExpectedTensors, stored: Mapping[str, TensorSpec], pla
 
 
 def _refuse_surplus(needed: ExpectedTensors, stored: Iterable[str], place: str) -> None:
-    """Refuse names that stand for no tensor of the network, and two that stand for one.
-
-    transformers drops the former, and of the latter takes the one that comes last by its name.
-    """
+    """Refuse names that stand for no tensor of the network, and two that stand for one."""
+    # transformers drops the former, and of the latter takes the one that comes last by its name.
     expected = {*needed.specs}
     if expected.issuperset(names := {*stored}):
         return
     targets = _targets(needed, names)
-    renamings = copy.deepcopy([t for t in needed.transforms if not isinstance(t, WeightConverter)])
+    renamings, _ = _transforms(needed)
     prefixes = re.compile(rf"^({re.escape(needed.prefix)}\.)+" if needed.prefix else "(?!)")
     used = [name for name, (target, _) in targets.items() if target in expected]
-    for alike in _alike(used, lambda name: prefixes.sub("", apply_renamings(name, renamings))):
+    rename = loading.apply_renamings
+    for alike in _alike(used, lambda name: prefixes.sub("", rename(name, renamings))):
         if not expected.issuperset(alike):
             _refuse(place, "two names for one", alike)
     for several in _alike(used, lambda name: targets[name][0]):  # right only as parts of one
@@ -232,20 +277,25 @@ def _alike(names: Iterable[str], key: Callable[[str], str]) -> list[list[str]]:
 
 
 def _targets(needed: ExpectedTensors, stored: Iterable[str]) -> dict[str, tuple[str, str | None]]:
-    """The tensor of the network that each name stands for, and the pattern that joins it to others.
-
-    As in transformers' own loading, which goes by the names in this order.
-    """
-    transforms = copy.deepcopy(needed.transforms)  # some remember what they have met
-    converters = [t for t in transforms if isinstance(t, WeightConverter)]
-    renamings = [t for t in transforms if not isinstance(t, WeightConverter)]
+    """The tensor that each name stands for, and the pattern that joins it to others."""
+    # As in transformers' own loading, which goes by the names in this order.
+    renamings, converters = _transforms(needed)
     network = needed.prefix, needed.specs
     targets: dict[str, tuple[str, str | None]] = {}
-    for name in sorted(stored, key=dot_natural_key):
-        targets[name] = rename_source_key(name, renamings, converters, *network)
+    for name in sorted(stored, key=loading.dot_natural_key):
+        targets[name] = loading.rename_source_key(name, renamings, converters, *network)
         if targets[name][0] not in needed.specs and name in needed.specs:
-            targets[name] = rename_source_key(name, [], [], *network)
+            targets[name] = loading.rename_source_key(name, [], [], *network)
     return targets
+
+
+def _transforms(needed: ExpectedTensors) -> tuple[list[Any], list[Any]]:
+    """Fresh renamings and converters: some of them remember what they have met."""
+    fresh = copy.deepcopy(needed.transforms)
+    by_kind: dict[bool, list[Any]] = {False: [], True: []}
+    for transform in fresh:
+        by_kind[isinstance(transform, loading.WeightConverter)].append(transform)
+    return by_kind[False], by_kind[True]
 
 
 def _is_ignored(name: str, needed: ExpectedTensors) -> bool:
@@ -269,9 +319,9 @@ def _architecture(config: Mapping[str, Any], place: str) -> tuple[Any, Any]:
     if config.get("quantization_config"):
         raise ConfigError(f"{place} is quantised; only whole weights are read")
     _refuse_counts(config, place)
-    kept = _with_floats({k: v for k, v in config.items() if k not in IGNORED})
+    _refuse_two_way(config, place)
     with refusing(place):
-        shape = CONFIG_MAPPING[model_type].from_dict(kept)
+        shape = CONFIG_MAPPING[model_type].from_dict(_readable(config))
         kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(shape)]
     return (kind[0] if isinstance(kind, tuple) else kind), shape
 
@@ -286,15 +336,25 @@ def computing_settings(config: Mapping[str, Any], place: str) -> dict[str, Any]:
     }
 
 
-def _with_floats(value: Any) -> Any:
-    """The same with the numbers that transformers writes as {"__float__": "Infinity"}."""
+def _readable(value: Any) -> Any:
+    """A config without what is ignored; transformers writes {"__float__": "Infinity"} in it."""
     if isinstance(value, list):
-        return [_with_floats(item) for item in value]
-    if not isinstance(value, dict):
+        return [_readable(item) for item in value]
+    if not isinstance(value, Mapping):
         return value
     if set(value) == {"__float__"} and value["__float__"] in ("Infinity", "-Infinity"):
         return float(value["__float__"])
-    return {key: _with_floats(item) for key, item in value.items()}
+    return {key: _readable(item) for key, item in value.items() if key not in IGNORED}
+
+
+def _refuse_two_way(config: Mapping[str, Any], place: str) -> None:
+    """Refuse a config that says that a token sees those after it."""
+    inner = config.get("text_config")
+    for part in (config, inner if isinstance(inner, Mapping) else {}):
+        for key, values in TWO_WAY.items():
+            if part.get(key) in values:
+                problem = f"its config says {key} = {part[key]!r}"
+                raise ConfigError(f"{place} is no causal language model: {problem}")
 
 
 def _refuse_counts(config: Mapping[str, Any], place: str) -> None:
@@ -313,10 +373,14 @@ def _refuse(place: str, what: str, names: Iterable[str]) -> None:
 
 @contextlib.contextmanager
 def refusing(place: str | Path) -> Iterator[None]:
-    """Turn whatever transformers raises about files that are not ours into DamagedFile."""
+    """Turn whatever transformers raises about files that are not ours into DamagedFile.
+
+    Nothing is downloaded meanwhile, whatever the files name.
+    """
     logging.disable_progress_bar()
-    before = logging.get_verbosity()
+    before, offline = logging.get_verbosity(), hub.HF_HUB_OFFLINE
     logging.set_verbosity(logging.CRITICAL)
+    hub.HF_HUB_OFFLINE = True
     try:
         yield
     except (ForgeError, KeyboardInterrupt, SystemExit):
@@ -326,9 +390,23 @@ def refusing(place: str | Path) -> Iterator[None]:
         raise DamagedFile(place, f"transformers cannot use it ({first})") from error
     finally:
         logging.set_verbosity(before)
+        hub.HF_HUB_OFFLINE = offline
 
 
 def open_tokenizer(folder: Path) -> Any:
     """The tokenizer of any maker. Nothing is downloaded and no code of the folder is run."""
     with refusing(folder):
+        for path in (folder / CONFIG, folder / "tokenizer_config.json"):
+            name = files.read_json(path).get("tokenizer_class") if path.is_file() else None
+            for kind in map(tokenizer_class_from_name, (name, f"{name}Fast") if name else ()):
+                # What needs a library that is missing is a DummyObject, and raises when used.
+                if not (kind is None or isinstance(kind, DummyObject) or _is_tokenizer(kind)):
+                    hint = "name the class of its tokenizer, or remove tokenizer_class in a copy"
+                    problem = f"{path}: tokenizer_class {name!r} is no tokenizer of transformers"
+                    raise HostileInput(problem, hint=hint)
         return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+
+
+def _is_tokenizer(kind: Any) -> bool:
+    """True for a class of tokenizers; one of processors opens whatever its own settings name."""
+    return isinstance(kind, type) and issubclass(kind, PreTrainedTokenizerBase)

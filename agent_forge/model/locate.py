@@ -1,7 +1,6 @@
 """From what a user calls a model to its path: a path, a run, an id of the hub, or an alias.
 
-What exists as a path is that path; `base+adapter` names two models. A run is known by its records:
-state.json of a phase lists the models that it handed over.
+`base+adapter` names two models. state.json of a phase lists the models that a run handed over.
 """
 
 from __future__ import annotations
@@ -38,10 +37,7 @@ def locate_model(ref: str | Path, storage: Path | None = None) -> str:
 
 
 def locate_parents(refs: Sequence[str], storage: Path) -> tuple[list[str], str | None]:
-    """The paths of models to merge, and their base where it is known.
-
-    A single name may be a run: its specialists and their trunk are meant.
-    """
+    """The paths of models to merge, and their base; one run means its specialists and trunk."""
     if len(refs) == 1 and (specialists := specialists_of(refs[0], storage)):
         return specialists
     located = (locate_model(ref, storage) for ref in refs)
@@ -83,6 +79,9 @@ def _one(ref: str, storage: Path) -> str:
         return _download(name)
     near = did_you_mean(ref, list(ALIASES))
     hint = "give a folder, an id of the Hugging Face hub (owner/name), or a session of forge run"
+    ready = Path(ref).with_name(f"{files.READY}{Path(ref).name}")
+    if ready.is_dir():
+        hint = f"its writer was killed when it was done: rename {ready} to {ref}"
     raise NotFound(f"{ref} is not a folder, and no run has that name{near}", hint=hint)
 
 

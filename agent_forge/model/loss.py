@@ -1,8 +1,7 @@
 """The training loss: deep supervision over the recursion, halting, and the gate's entropy.
 
-Logits never exist for all positions at once: the cross-entropy is taken in chunks whose logits are
-computed again in the backward pass. Steps before the last are supervised on a random share of the
-positions; the last one on all.
+Logits never exist for all positions at once: chunks of them are computed again in the backward
+pass. Steps before the last are supervised on a random share of the positions.
 """
 
 from __future__ import annotations
@@ -72,11 +71,8 @@ def token_losses(model: nn.Module, y_ND: Tensor, targets_N: Tensor) -> Tensor:
 
 
 def language_loss(model: nn.Module, batch: Sequence[Tensor], generator: Generator) -> LossOutput:
-    """The loss of a batch (tokens, targets), a mean over the targets that are not IGNORE.
-
-    Every term is a sum over tokens, divided by their number: cutting a batch changes nothing.
-    A network of transformers has one term: the cross-entropy.
-    """
+    """The loss of a batch (tokens, targets), a mean over the targets that are not IGNORE."""
+    # Every term is a sum over tokens, divided by their number: cutting a batch changes nothing.
     tokens_BT, targets_BT = batch
     _check(tokens_BT, targets_BT, vocabulary_of(model))
     kept = (targets_BT != IGNORE).flatten().nonzero().squeeze(-1)

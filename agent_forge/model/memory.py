@@ -1,9 +1,8 @@
 """Long-range memory: a low-rank moving average with a surprise-gated write, and its gate (MAG).
 
-This is a linear memory, not the test-time-trained network of the Titans paper. Each channel forgets
-at its own pace: half-lives are spread from 16 tokens to `capacity`. What is written is weighted by
-how much the token differs from the recent past (surprise) and from the distant past (novelty); the
-two weights and the capacity change no shape, so models that differ in them can be merged.
+This is a linear memory, not the test-time-trained network of the Titans paper. Half-lives of its
+channels are spread from 16 tokens to `capacity`. What is written is weighted by how much the token
+differs from the recent past (surprise) and the distant past (novelty). No setting changes a shape.
 
 Shapes: B batch, T tokens, M memory channels, D width.
 """
@@ -23,11 +22,8 @@ FLOOR = 0.05  # the least weight of a write: an expected token leaves a trace to
 
 
 def decaying_sum(u_BTC: Tensor, decay_C: Tensor, carry_BC: Tensor) -> tuple[Tensor, Tensor]:
-    """s_t = decay * s_(t-1) + u_t for all t at once; also the last s, to go on from.
-
-    Within a chunk it is a product with a triangle of powers; only the carry between chunks is a
-    loop.
-    """
+    """s_t = decay * s_(t-1) + u_t for all t at once; also the last s, to go on from."""
+    # Within a chunk it is a product with a triangle of powers; the carry between them is a loop.
     b, t, c = u_BTC.shape
     pad = -t % CHUNK if t > CHUNK else 0
     size = min(t, CHUNK)
@@ -59,8 +55,7 @@ class NeuralMemory(nn.Module):
         self.surprise_weight, self.novelty_weight = surprise_weight, novelty
         nn.init.normal_(self.down.weight, std=width**-0.5)
         nn.init.normal_(self.up.weight, std=channels**-0.5)
-        longest = max(float(capacity), SHORTEST_HALF_LIFE)
-        ratio = longest / SHORTEST_HALF_LIFE
+        ratio = max(float(capacity), SHORTEST_HALF_LIFE) / SHORTEST_HALF_LIFE
         steps = [i / max(1, channels - 1) for i in range(channels)]
         # Plain numbers, not buffers: loaders that build a network without memory lose buffers.
         self.half_lives = [SHORTEST_HALF_LIFE * ratio**step for step in steps]

@@ -1,7 +1,6 @@
 """The assembled network: embedding, backbone, memory and gate, recursion, halting, head.
 
-The embedding is factorised (vocabulary x rank, rank x width) and tied to the head, so a large
-vocabulary stays a small share of the weights.
+The embedding is factorised (vocabulary x rank, rank x width) and tied to the head, to stay small.
 """
 
 from __future__ import annotations
@@ -19,8 +18,6 @@ from agent_forge.config.settings import ModelSettings
 from agent_forge.model.attention import KeyValues, RMSNorm, TransformerBlock
 from agent_forge.model.memory import MemoryGate, MemoryState, NeuralMemory
 from agent_forge.model.recursion import HaltingHead, Recursion
-
-EMBEDDING_STD = 0.02
 
 
 @dataclass
@@ -50,15 +47,12 @@ class ForgeNetwork(nn.Module):
         self.checkpointing = False  # whether training computes the blocks twice to save memory
         self.embedding = nn.Embedding(s.vocab_size, s.embed_rank)
         self.projection = nn.Linear(s.embed_rank, s.d_model, bias=False)
-        nn.init.normal_(self.embedding.weight, std=EMBEDDING_STD)
+        nn.init.normal_(self.embedding.weight, std=0.02)
         nn.init.normal_(self.projection.weight, std=s.d_model**-0.5)
-        self.blocks = nn.ModuleList(
-            TransformerBlock(s.d_model, s.n_heads, s.ffn_hidden, s.sw_window)
-            for _ in range(s.n_layers)
-        )
-        self.memory = NeuralMemory(
-            s.d_model, s.d_mem, s.memory_capacity, s.surprise_weight, s.novelty_weight
-        )
+        block = (s.d_model, s.n_heads, s.ffn_hidden, s.sw_window)
+        self.blocks = nn.ModuleList(TransformerBlock(*block) for _ in range(s.n_layers))
+        memory = (s.d_mem, s.memory_capacity, s.surprise_weight, s.novelty_weight)
+        self.memory = NeuralMemory(s.d_model, *memory)
         self.gate = MemoryGate(s.d_model, s.gate_hidden)
         self.recursion = Recursion(s.d_model, s.trm_hidden, s.micro_steps, s.t_max)
         self.halting = HaltingHead(s.d_model, s.t_max, s.halt_ema)

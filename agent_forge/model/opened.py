@@ -5,15 +5,15 @@ All that differs between our tokenizer and those of transformers is in the two c
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from agent_forge.data.tokenizer import END_OF_TEXT, END_OF_TURN, SPECIAL, Tokenizer
+from agent_forge.data.tokenizer import END_OF_TEXT, END_OF_TURN, SPECIAL, Message, Tokenizer
 from agent_forge.errors import ConfigError, DamagedFile
-from agent_forge.model.chat import render
+from agent_forge.model.chat import DATE, render
 from agent_forge.model.folder import CONFIG, MODEL_TYPE, home_of, open_weights, read_config
 from agent_forge.model.load import load_network, open_tokenizer, refusing
 from agent_forge.model.network import ForgeNetwork
@@ -22,7 +22,6 @@ from agent_forge.store.models import load_directory
 from agent_forge.store.tensors import first_not_finite
 
 LEAST_LENGTH = 2  # tokens: one that is given, one that is asked for
-Message = Mapping[str, Any]
 Asked = tuple[list[int], int]  # token ids, and where those that are asked for begin
 
 
@@ -70,6 +69,7 @@ class TransformersModel:
             raise DamagedFile(folder / CONFIG, f"max_position_embeddings is {longest!r}")
         self.max_length: int | None = longest
         self.chats = bool(self.tokenizer.chat_template)
+        self.date = DATE  # today, as its template says it
         self.end_tokens = _end_tokens(folder, network, self.tokenizer)
 
     def encode(self, text: str) -> list[int]:
@@ -78,25 +78,26 @@ class TransformersModel:
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         if not self.chats:  # a model that was never taught to chat continues the text
             return self.encode("\n".join(message["content"] for message in messages))
-        return self._ids(render(self.tokenizer, messages, reply=True), special=False)
+        return self._ids(self._render(messages, reply=True), special=False)
 
     def encode_answer(self, prompt: str, answer: str) -> Asked:
         return self._asked(prompt, prompt + answer, special=True)
 
     def encode_reply(self, messages: Sequence[Message]) -> Asked:
-        given = render(self.tokenizer, messages[:-1], reply=True)
-        whole = render(self.tokenizer, messages, reply=False).rstrip()
+        given = self._render(messages[:-1], reply=True)
+        whole = self._render(messages, reply=False).rstrip()
         return self._asked(given, whole, special=False)
 
     def decode(self, ids: Sequence[int]) -> str:
         return str(self.tokenizer.decode(ids, skip_special_tokens=True))
 
-    def _asked(self, given: str, whole: str, *, special: bool) -> Asked:
-        """All is asked for from where the whole text differs from what is given.
+    def _render(self, messages: Sequence[Message], *, reply: bool) -> str:
+        return render(self.tokenizer, messages, reply=reply, date=self.date)
 
-        So a token that reaches from the prompt into the answer is asked for, and a template may
-        write a finished turn in another way than one that begins.
-        """
+    def _asked(self, given: str, whole: str, *, special: bool) -> Asked:
+        """All is asked for from where the whole text differs from what is given."""
+        # So a token that reaches from the prompt into the answer is asked for, and a template may
+        # write a finished turn in another way than one that begins.
         before, ids = self._ids(given, special=special), self._ids(whole, special=special)
         pairs = enumerate(zip(before, ids, strict=False))
         start = next((i for i, (a, b) in pairs if a != b), min(len(before), len(ids) - 1))

@@ -1,8 +1,7 @@
 """TRM: refine a latent z and an answer y a few times from the same features; ACT: when to halt.
 
-The features are computed once. Each step runs `micro_steps` refinements of z and one update of y,
-and gives a prediction of its own (deep supervision). Between steps y and z are detached, so memory
-does not grow with the depth. Halting is learned in training and used at inference only.
+Each step runs `micro_steps` refinements of z and one update of y, and is supervised. Between steps
+y and z are detached, so memory does not grow with the depth. Halting is used at inference only.
 """
 
 from __future__ import annotations
@@ -53,12 +52,9 @@ class Recursion(nn.Module):
 
 
 class HaltingHead(nn.Module):
-    """The probability that further steps would not help, with a running calibration.
+    """The probability that further steps would not help, with a running calibration."""
 
-    The head learns from a target of 0 or 1 for each token. The two running means let inference
-    correct a head that is too eager or too shy as a whole.
-    """
-
+    # These two let inference correct a head that is too eager or too shy as a whole.
     mean_target: Tensor
     mean_probability: Tensor
 

@@ -1,7 +1,6 @@
 """Weights: a lazy mapping name -> tensor over files, modules, adapters, and what a merge computes.
 
-Nothing is read before a tensor is asked for, and files stay mapped: a set of models larger than
-the memory can be merged. `specs` (types and shapes) come from headers alone.
+Files stay mapped: a set of models larger than the memory can be merged.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ import hashlib
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -18,62 +18,44 @@ import torch
 from torch import Tensor, nn
 
 from agent_forge.errors import DamagedFile, HostileInput
-from agent_forge.store import files
-from agent_forge.store.tensors import (
-    MappedTensors,
-    TensorSpec,
-    read_weights,
-    spec_of,
-    write_data,
-    write_header,
-)
+from agent_forge.store import files, tensors
+from agent_forge.store.tensors import TensorSpec, spec_of
 
 NAMES: dict[str, list[str]] = files.read_json(Path(__file__).with_name("names.json"))
 SINGLE = ("model.safetensors", "pytorch_model.bin")
 INDEX = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 LAYER = re.compile(r"^(|.*?\.)(layers|layer|blocks|block|h)\.(\d+)\.")
-TOKEN_EMBEDDING = re.compile(
-    r"(^|\.)(embed_tokens|wte|word_embeddings|embed_in|embedding)\.weight$"
-)
+TOKEN_EMBEDDING = re.compile(r"(^|\.)(embed(_tokens|_in|ding)|word_embeddings|wte)\.weight$")
 HEAD = re.compile(r"(^|\.)(lm_head|embed_out)\.weight$")
 BEFORE_LAYERS = re.compile(r"embed|wte|wpe|projection")
 DEPTHS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")  # as configs call it
 # Files beside the weights that change what a model computes; an adapter has settings of its own.
 SETTINGS_FILES = NAMES["settings_files"]
+TEMPLATES = "additional_chat_templates"  # a folder of further ones; its `default` comes first
 # Lists in a config with an entry for each layer; GPT-Neo has its own in a form of its own.
 EACH_LAYER = ("layer_types", "no_rope_layers", "mlp_layer_types", "indexer_types")
 
 
+@dataclass(eq=False, repr=False)
 class Weights(Mapping[str, Tensor]):
     """Tensors by name, read or computed when asked for."""
 
-    def __init__(
-        self,
-        specs: Mapping[str, TensorSpec],
-        get: Callable[[str], Tensor],
-        *,
-        label: str = "memory",
-        config: Mapping[str, Any] | None = None,
-        folder: Path | None = None,
-        sources: Sequence[Path] = (),
-    ) -> None:
-        self.specs = dict(specs)
-        self._get = get
-        self.label = label
-        self.config = dict(config or {})
-        self.folder = folder
-        self.sources = tuple(sources)  # the files that the tensors come from
+    specs: dict[str, TensorSpec]
+    tensor_of: Callable[[str], Tensor]
+    label: str = "memory"
+    config: dict[str, Any] = field(default_factory=dict)
+    folder: Path | None = None
+    sources: Sequence[Path] = ()  # the files that the tensors come from
 
-    def derived(self, get: Callable[[str], Tensor], **changes: Any) -> Weights:
+    def derived(self, tensor_of: Callable[[str], Tensor], **changes: Any) -> Weights:
         """Weights of the same model with other tensors; `changes` are arguments of Weights."""
-        same = {"label": self.label, "config": self.config, "folder": self.folder}
-        kept = {"specs": self.specs, **same, "sources": self.sources}
-        return Weights(get=get, **{**kept, **changes})
+        same = {field.name: getattr(self, field.name) for field in fields(Weights)}
+        return Weights(**{**same, "tensor_of": tensor_of, **changes})
 
     def __getitem__(self, name: str) -> Tensor:
         if name not in self.specs:
             raise KeyError(name)
-        return self._get(name)
+        return self.tensor_of(name)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.specs)
@@ -115,7 +97,8 @@ class Weights(Mapping[str, Tensor]):
         folders = [*([self.folder] if self.folder else []), *(p.parent for p in self.sources)]
         digest = hashlib.sha256()
         for folder in dict.fromkeys(folders):
-            for name in SETTINGS_FILES:
+            further = [f"{TEMPLATES}/{path.name}" for path in further_templates(folder)]
+            for name in (*SETTINGS_FILES, *further):
                 if (folder / name).is_file():
                     digest.update(f"{name} {files.sha256_of(folder / name)}\n".encode())
         return digest.hexdigest()
@@ -128,6 +111,11 @@ class Weights(Mapping[str, Tensor]):
             records = files.verify(path.parent, content=False) if manifest else {}
             hashes.append(checked_sha256(path, records.get(path.name)))
         return hashes
+
+
+def further_templates(folder: Path) -> list[Path]:
+    """The chat templates of a model that are files of their own in a folder."""
+    return sorted(path for path in (folder / TEMPLATES).glob("*.jinja") if path.is_file())
 
 
 def checked_sha256(path: Path, record: Mapping[str, Any] | None) -> str:
@@ -155,11 +143,9 @@ def layer_count(weights: Weights) -> int:
 
 
 def with_layers(config: Mapping[str, Any], layers: Sequence[int]) -> dict[str, Any]:
-    """The config of a model that has these layers of another one, in this order.
-
-    Where the layers are of several kinds the config says so for each, also if it did not before:
-    what transformers takes for granted goes by the number of a layer.
-    """
+    """The config of a model that has these layers of another one, in this order."""
+    # Where the layers are of several kinds the config says so for each, also if it did not before:
+    # what transformers takes for granted goes by the number of a layer.
     from agent_forge.model.load import layer_kinds  # loads transformers, which takes seconds
 
     new = {key: len(layers) if key in DEPTHS else value for key, value in config.items()}
@@ -175,16 +161,19 @@ def with_layers(config: Mapping[str, Any], layers: Sequence[int]) -> dict[str, A
 
 
 def is_tied(weights: Weights) -> bool:
-    """True if the head of a model is its embedding: its file holds no other one.
-
-    Some architectures are tied unless their config says otherwise: without a word the file counts.
-    """
+    """True if the head of a model is its embedding: its file holds no other one."""
+    # Some architectures are tied without a word in their config: then the file counts.
     said = weights.config.get("tie_word_embeddings")
     head = next((name for name in weights if HEAD.search(name)), None)
     if not weights.config or said is False or (said is None and head):
         return False
     embedding = next((name for name in weights if TOKEN_EMBEDDING.search(name)), None)
     return not (head and embedding) or torch.equal(weights[head], weights[embedding])
+
+
+def is_vocabulary(name: str) -> bool:
+    """True for the embedding and the head."""
+    return bool(TOKEN_EMBEDDING.search(name) or HEAD.search(name))
 
 
 def with_same_heads(models: Sequence[Weights]) -> list[Weights]:
@@ -229,8 +218,9 @@ def read_index(index: Path) -> dict[str, Path]:
     return {name: index.parent / shard for name, shard in table.items()}
 
 
-def read_shards(label: str, folder: Path, where: dict[str, Path]) -> Weights:
-    """The weights in these files, read when asked for; `{"": file}` stands for all of one file."""
+def read_shards(label: str, file: Path) -> Weights:
+    """The weights in a file or in the shards of an index, read when asked for."""
+    where = read_index(file) if file.name in INDEX else {"": file}
     shards: dict[Path, Mapping[str, Tensor]] = {}
     specs: dict[str, TensorSpec] = {}
     place: dict[str, Path] = {}
@@ -240,12 +230,12 @@ def read_shards(label: str, folder: Path, where: dict[str, Path]) -> Weights:
         for name in wanted:
             if name not in content:
                 raise DamagedFile(path, f"tensor {name!r} is missing, but the index names it")
-            headers = content.specs if isinstance(content, MappedTensors) else None
+            headers = content.specs if isinstance(content, tensors.MappedTensors) else None
             specs[name] = headers[name] if headers else spec_of(content[name])
             place[name] = path
         if extra := sorted(set(content) - set(wanted)):
             raise DamagedFile(path, f"tensor {extra[0]!r} is in it, but the index does not say so")
-    config_file = folder / "config.json"
+    config_file = file.with_name("config.json")
     config = files.read_json(config_file) if config_file.is_file() else {}
     if not isinstance(config, dict):
         raise DamagedFile(config_file, "not a record")
@@ -258,15 +248,15 @@ def read_shards(label: str, folder: Path, where: dict[str, Path]) -> Weights:
         lambda name: shards[place[names[name]]][names[name]],
         label=label,
         config=config,
-        folder=folder,
-        sources=sorted(shards),
+        folder=file.parent,
+        sources=tuple(sorted(shards)),
     )
 
 
 def open_file(path: Path) -> Mapping[str, Tensor]:
     """The tensors of a file; a pickle is read as data alone, never run."""
     safe = path.suffix == ".safetensors"
-    return MappedTensors(path) if safe else read_weights(path, mapped=True)
+    return tensors.MappedTensors(path) if safe else tensors.read_weights(path, mapped=True)
 
 
 def shards_of(specs: Mapping[str, TensorSpec], shard_bytes: int) -> dict[str, list[str]]:
@@ -293,8 +283,8 @@ def writing_shards(
     for file, names in shards.items():
         with stage.writing(file) as writer:
             part = {name: specs[name] for name in names}
-            for name in write_header(writer, part, {"format": "pt"}):
-                yield name, partial(write_data, writer)
+            for name in tensors.write_header(writer, part, {"format": "pt"}):
+                yield name, partial(tensors.write_data, writer)
     if len(shards) > 1:
         total = sum(spec.nbytes for spec in specs.values())
         table = {name: file for file, names in shards.items() for name in names}

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from pydantic import AliasChoices, AliasGenerator, ConfigDict, Field
 
+from agent_forge.config import strict_json
 from agent_forge.config.settings import Settings
 from agent_forge.errors import ConfigError
 
-OTHER_NAMES = {
-    "muon_lr": "lr",
-    "grokfast_alpha": "alpha",
-    "grokfast_lambda": "lam",
-    "ns_steps": "k",
-    "momentum": "beta",
-    "qk_clip_threshold": "qkclip_tau",
-}
+OTHER_NAMES = {"muon_lr": "lr", "grokfast_alpha": "alpha", "grokfast_lambda": "lam"}
+OTHER_NAMES |= {"ns_steps": "k", "momentum": "beta", "qk_clip_threshold": "qkclip_tau"}
 
 
 class MuGrokConfig(Settings):
@@ -31,60 +27,25 @@ class MuGrokConfig(Settings):
     )
 
     muon: bool = Field(True, description="false lets AdamW update the matrices too")
-    muon_lr: float = Field(
-        1e-3, gt=0, description="rate for matrices; updates are scaled to AdamW's size"
-    )
+    muon_lr: float = Field(1e-3, gt=0, description="rate for matrices; updates scaled to AdamW's")
     fallback_lr: float = Field(1e-3, gt=0, description="AdamW's rate, for everything else")
-    grokfast_alpha: float = Field(
-        0.98, ge=0, lt=1, description="inertia of the running mean of the gradient"
-    )
-    grokfast_lambda: float = Field(
-        0.0, ge=0, description="how much of that mean is added to the gradient"
-    )
+    grokfast_alpha: float = Field(0.98, ge=0, lt=1, description="inertia of the gradient's mean")
+    grokfast_lambda: float = Field(0.0, ge=0, description="share of that mean added to a gradient")
     ns_steps: int = Field(5, ge=1, le=20, description="Newton-Schulz iterations")
-    momentum: float = Field(
-        0.95, ge=0, lt=1, description="momentum of the matrices' updates (Nesterov)"
-    )
+    momentum: float = Field(0.95, ge=0, lt=1, description="of the matrices' updates (Nesterov)")
     weight_decay: float = Field(0.05, ge=0, description="decoupled decay, of matrices only")
-    grad_clip: float = Field(
-        1.0, ge=0, description="largest norm of the whole gradient; 0 clips nothing"
-    )
-    qk_clip_threshold: float = Field(
-        30.0, ge=0, description="largest attention logit of a head; 0 clips nothing"
-    )
-    kl_coefficient: float = Field(
-        0.0, ge=0, description="weight of the divergence from a reference, where a phase has one"
-    )
-    mlarope_protected: bool = Field(
-        False, description="true rescales the queries only and leaves rotary keys alone"
-    )
+    grad_clip: float = Field(1.0, ge=0, description="largest norm of the gradient; 0 clips nothing")
+    qk_clip_threshold: float = Field(30.0, ge=0, description="largest attention logit; 0: no limit")
+    kl_coefficient: float = Field(0.0, ge=0, description="weight of a divergence from a reference")
+    mlarope_protected: bool = Field(False, description="QK-clip rescales queries, not rotary keys")
 
     @classmethod
     def from_phase(cls, number: int) -> MuGrokConfig:
         """The settings that the specification gives a phase, where they were found to work."""
         if number not in PHASE_SETTINGS:
-            known = ", ".join(map(str, PHASE_SETTINGS))
-            raise ConfigError(f"phase {number} trains nothing; those that do: {known}")
+            raise ConfigError(f"phase {number} trains nothing; those that do: {[*PHASE_SETTINGS]}")
         return cls(**PHASE_SETTINGS[number])
 
 
-PHASE_SETTINGS: dict[int, dict[str, Any]] = {
-    1: {
-        "muon_lr": 1e-2,
-        "fallback_lr": 6e-3,
-        "grokfast_lambda": 0.0,
-        "ns_steps": 3,
-        "momentum": 0.9,
-    },
-    3: {
-        "muon_lr": 5e-4,
-        "fallback_lr": 1e-4,
-        "grokfast_lambda": 0.1,
-        "qk_clip_threshold": 25.0,
-        "kl_coefficient": 0.1,
-    },
-    4: {"muon_lr": 2e-4, "fallback_lr": 1e-4, "grokfast_lambda": 1.5},
-    5: {"muon_lr": 2e-4, "fallback_lr": 1e-4, "grokfast_lambda": 2.0},
-    6: {"muon_lr": 1e-4, "fallback_lr": 1e-4, "grokfast_lambda": 0.2},
-    7: {"muon_lr": 5e-4, "fallback_lr": 1e-4, "grokfast_lambda": 0.15, "qk_clip_threshold": 28.0},
-}
+_table = strict_json.parse(Path(__file__).with_name("phases.json").read_text(encoding="utf-8"))
+PHASE_SETTINGS: dict[int, dict[str, Any]] = {int(number): row for number, row in _table.items()}

@@ -1,9 +1,8 @@
 """MuonGrokfast: clip, amplify what persists, orthogonalise matrices, AdamW for the rest, QK-clip.
 
-Grokfast adds lambda times a running mean of the gradient: slow components grow, fast ones stay.
-Muon (after it) replaces a matrix's momentum by the nearest orthogonal matrix, computed in fp32
-(bf16 is many times slower on a CPU), equal shapes in one batch. QK-clip bounds the attention logits
-of each head by scaling its query and key weights after the step.
+Grokfast adds lambda times a running mean of the gradient: slow components grow. Muon replaces a
+matrix's momentum by the nearest orthogonal matrix, in fp32 (bf16 is many times slower on a CPU),
+equal shapes in one batch. QK-clip bounds the attention logits of a head by scaling its weights.
 """
 
 from __future__ import annotations
@@ -21,14 +20,13 @@ from torch.optim.adamw import adamw
 from agent_forge.errors import NotFinite
 from agent_forge.optim.config import MuGrokConfig
 
-NS_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 WATCHED_ROWS = 16
 NOT_HIDDEN = ("embedding", "projection", "halting", "lora_")  # matrices that AdamW handles better
 
 
 def orthogonalize(x_NRC: Tensor, steps: int) -> Tensor:
     """The nearest orthogonal matrices, nearly: singular values end between about 0.7 and 1.2."""
-    a, b, c = NS_COEFFICIENTS
+    a, b, c = 3.4445, -4.7750, 2.0315
     tall = x_NRC.shape[-2] > x_NRC.shape[-1]
     x: Tensor = x_NRC.transpose(-2, -1) if tall else x_NRC
     x = x.float() / x.float().norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
@@ -83,7 +81,12 @@ class MuonGrokfast(torch.optim.Optimizer):
         """One update from the gradients that are there."""
         loss = closure() if closure is not None else None
         trained = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
-        self.metrics = {"grad_norm": self._clip(trained)}
+        norm = torch.nn.utils.get_total_norm(_gradients(trained))
+        if not torch.isfinite(norm):
+            raise NotFinite(f"the gradient's norm is {float(norm)}; no weight was changed")
+        if self.config.grad_clip:
+            torch.nn.utils.clip_grads_with_norm_(trained, self.config.grad_clip, norm)
+        self.metrics = {"grad_norm": float(norm)}
         self._amplify(trained)
         for group in self.param_groups:
             if params := [p for p in group["params"] if p.grad is not None]:
@@ -95,14 +98,6 @@ class MuonGrokfast(torch.optim.Optimizer):
     def penalty(self, logits: Tensor, reference: Tensor) -> Tensor:
         """What a loss adds to stay near a reference: the coefficient times the mean divergence."""
         return self.config.kl_coefficient * divergence(logits, reference.detach()).mean()
-
-    def _clip(self, params: list[Tensor]) -> float:
-        norm = torch.nn.utils.get_total_norm(_gradients(params))
-        if not torch.isfinite(norm):
-            raise NotFinite(f"the gradient's norm is {float(norm)}; no weight was changed")
-        if self.config.grad_clip:
-            torch.nn.utils.clip_grads_with_norm_(params, self.config.grad_clip, norm)
-        return float(norm)
 
     def _amplify(self, params: list[Tensor]) -> None:
         """Grokfast: g + lambda * EMA(g); the EMA begins with the first gradient."""

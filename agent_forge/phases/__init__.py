@@ -46,10 +46,7 @@ def _rule(count: int, metadata: str, **gates: float) -> HandoffRule:
 # for what the next phase reads. A preset scales thresholds that depend on size (`phases.X.gates`).
 RULES: dict[tuple[str, str], HandoffRule] = {
     ("cognate", "evomerge"): _rule(
-        3,
-        "specialization final_loss seed",
-        min_parameters=22_500_000,
-        max_parameters=27_500_000,
+        3, "specialization final_loss seed", min_parameters=22_500_000, max_parameters=27_500_000
     ),
     ("evomerge", "quietstar"): _rule(1, "fitness merge_technique", min_fitness=0.70),
     ("quietstar", "bitnet"): _rule(1, "coherence_score validity_rate", min_accuracy=0.80),

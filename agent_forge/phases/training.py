@@ -13,8 +13,7 @@ from agent_forge.contract.phase import ModelRef, PhaseContext
 from agent_forge.data.loader import Curriculum
 from agent_forge.data.tokenizer import END_OF_TEXT, END_OF_TURN, SPECIAL
 from agent_forge.evals.comparison import Comparison, PairedScores, compare_scores
-from agent_forge.evals.likelihood import ItemScores, measure
-from agent_forge.evals.model_under_test import confirm
+from agent_forge.evals.model_under_test import ItemScores, confirm, measure
 from agent_forge.infer.chat import ChatModel
 from agent_forge.infer.generate import Sampling, generate
 from agent_forge.model.hf import config_dict

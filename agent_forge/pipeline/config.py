@@ -7,35 +7,27 @@ from pathlib import Path
 
 from pydantic import Field, model_validator
 
+from agent_forge.config import settings as shared
 from agent_forge.config.load import PHASE_FOLDER, PIPELINE_FILE, did_you_mean, load, to_yaml
 from agent_forge.config.phases import ORDER, phase_folder
-from agent_forge.config.settings import (
-    CleanupSettings,
-    ModelSettings,
-    PhaseSettings,
-    RuntimeSettings,
-    Settings,
-    StorageSettings,
-    TrackingSettings,
-)
 from agent_forge.phases import RULES
 from agent_forge.phases.phase1_cognate.config import CognateSettings
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings, own_fitness_refused
 from agent_forge.phases.toy_config import ToySettings
 
 
-class PhaseConfigs(Settings):
+class PhaseConfigs(shared.Settings):
     """The settings of each phase, in the order in which they run."""
 
     toy: ToySettings = ToySettings()
     cognate: CognateSettings = CognateSettings()
     evomerge: EvoMergeSettings = EvoMergeSettings()
-    quietstar: PhaseSettings = PhaseSettings()
-    bitnet: PhaseSettings = PhaseSettings()
-    forge: PhaseSettings = PhaseSettings()
-    baking: PhaseSettings = PhaseSettings()
-    edge: PhaseSettings = PhaseSettings()
-    final_compression: PhaseSettings = PhaseSettings()
+    quietstar: shared.PhaseSettings = shared.PhaseSettings()
+    bitnet: shared.PhaseSettings = shared.PhaseSettings()
+    forge: shared.PhaseSettings = shared.PhaseSettings()
+    baking: shared.PhaseSettings = shared.PhaseSettings()
+    edge: shared.PhaseSettings = shared.PhaseSettings()
+    final_compression: shared.PhaseSettings = shared.PhaseSettings()
 
 
 FITNESS = "phases.evomerge.fitness"
@@ -43,15 +35,15 @@ FITNESS = "phases.evomerge.fitness"
 BEFORE = {"phases": {name: dict(settings.BEFORE) for name, settings in PhaseConfigs()}}
 
 
-class PipelineConfig(Settings):
+class PipelineConfig(shared.Settings):
     """Everything a run is told. The resolved config is saved with the run."""
 
     preset: str = Field("tiny", description="the preset that the rest was derived from")
-    runtime: RuntimeSettings = RuntimeSettings()
-    storage: StorageSettings = StorageSettings()
-    tracking: TrackingSettings = TrackingSettings()
-    cleanup_policy: CleanupSettings = CleanupSettings()
-    model: ModelSettings = ModelSettings()
+    runtime: shared.RuntimeSettings = shared.RuntimeSettings()
+    storage: shared.StorageSettings = shared.StorageSettings()
+    tracking: shared.TrackingSettings = shared.TrackingSettings()
+    cleanup_policy: shared.CleanupSettings = shared.CleanupSettings()
+    model: shared.ModelSettings = shared.ModelSettings()
     phases: PhaseConfigs = PhaseConfigs()
 
     @model_validator(mode="after")

@@ -92,10 +92,7 @@ def _cpu_name() -> str:
 
 
 class StopSignals:
-    """True, when called, if Ctrl-C, SIGTERM, SIGHUP or a stop file in `folder` asked to stop.
-
-    The first request lets the step finish; a second signal leaves at once.
-    """
+    """True, when called, after a signal or a stop file in `folder`; a second signal leaves now."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = folder
@@ -129,4 +126,4 @@ class StopSignals:
 def request_stop(folder: Path) -> None:
     """Ask the process that runs in this directory to stop after its present step."""
     files.make_way(folder / lock.STOP_FILE, lock.is_stop_request)
-    files.write_text(folder / lock.STOP_FILE, str(lock.holder_pid(folder)))
+    files.write_bytes(folder / lock.STOP_FILE, str(lock.announced(folder).get("pid")).encode())

@@ -20,7 +20,7 @@ import structlog
 from agent_forge.config.load import did_you_mean, merge, read_one, to_yaml, validate
 from agent_forge.config.phases import ORDER, PHASES, phase_folder
 from agent_forge.contract.handoff import ModelHandoffValidator
-from agent_forge.contract.phase import ModelRef, PhaseController, PhasePlan, PhaseResult
+from agent_forge.contract.phase import ModelRef, PhaseController, PhasePlan, PhaseResult, read_state
 from agent_forge.errors import (
     CannotWrite,
     ConfigError,
@@ -34,13 +34,7 @@ from agent_forge.errors import (
 from agent_forge.phases import IMPLEMENTED, RULES, load_phase
 from agent_forge.pipeline.config import BEFORE, PipelineConfig, load_config, refuse_own_fitness
 from agent_forge.pipeline.environment import StopSignals, prepare, snapshot, thread_count, versions
-from agent_forge.pipeline.phase_run import (
-    RunContext,
-    outputs_of,
-    read_state,
-    require_for,
-    run_phase,
-)
+from agent_forge.pipeline.phase_run import RunContext, outputs_of, require_for, run_phase
 from agent_forge.store.cleanup import SessionCleanupManager
 from agent_forge.store.models import ModelStorage
 from agent_forge.store.records import read_metadata
@@ -98,10 +92,9 @@ class PipelineOrchestrator:
         if names and missing:
             early.warning("not in this version yet: %s", ", ".join(missing))
         if not names:
-            raise ConfigError(
-                f"this version does not have {', '.join(missing) or 'any enabled phase'} yet",
-                hint="forge phases shows what there is; forge run --preset toy works",
-            )
+            absent = ", ".join(missing) or "any enabled phase"
+            hint = "forge phases shows what there is; forge run --preset toy works"
+            raise ConfigError(f"this version does not have {absent} yet", hint=hint)
         return names
 
     def controller(self, name: str) -> PhaseController:
@@ -144,8 +137,9 @@ class PipelineOrchestrator:
             self.sessions.check_new(self.session_id)
             for name in names:
                 self.controller(name).plan(())
-        folder = self._session_folder({"only": only, "start": start})
-        self.session_id = folder.name
+            asked = {"only": only, "start": start}
+            self.session_id = self._new_session(asked)
+        folder = self.sessions.find(self.session_id or "")
         with contextlib.ExitStack() as stack:
             stack.enter_context(self.sessions.open(folder.name))
             tracker = self._tracker(folder, names)
@@ -159,9 +153,8 @@ class PipelineOrchestrator:
             self._warn_of_other_versions(folder)
             for sink in tracker.sinks:
                 stack.callback(sink.close)
-            stack.enter_context(
-                ResourceSampler(tracker, folder, self.config.tracking.sample_every_s)
-            )
+            interval_s = self.config.tracking.sample_every_s
+            stack.enter_context(ResourceSampler(tracker, folder, interval_s))
             return self._run_all(run, names, input_models)
 
     async def run_full_pipeline(self) -> dict[str, Any]:
@@ -185,17 +178,12 @@ class PipelineOrchestrator:
         result: PhaseResult = outcome["results"].get(phase_name, failed)
         return result
 
-    def _session_folder(self, asked: Mapping[str, str | None]) -> Path:
-        if self._resume:
-            return self.sessions.find(self.session_id or "")
+    def _new_session(self, asked: Mapping[str, str | None]) -> str:
         SessionCleanupManager(self.sessions, self.config.cleanup_policy).cleanup_old_sessions()
         details = {"config_hash": self.config.canonical_hash(), "environment": snapshot()}
-        return self.sessions.create(
-            self.config.model_dump(mode="json"),
-            to_yaml(self.config),
-            session_id=self.session_id,
-            details={**details, "asked": dict(asked)},
-        )
+        details["asked"] = dict(asked)
+        config = self.config.model_dump(mode="json"), to_yaml(self.config)
+        return self.sessions.create(*config, session_id=self.session_id, details=details).name
 
     def _run_all(
         self, run: RunContext, names: Sequence[str], given: Sequence[ModelRef] | None
@@ -204,9 +192,9 @@ class PipelineOrchestrator:
 
         results: dict[str, PhaseResult] = {}
         current = ""
-        self.sessions.set_status(run.session_id, "running")
+        self.sessions.set_status(run.folder.name, "running")
         begun = "run_resumed" if self._resume else "run_started"
-        run.tracker.event(begun, session=run.session_id, phases=" ".join(names))
+        run.tracker.event(begun, session=run.folder.name, phases=" ".join(names))
         try:
             for current in names:
                 if self.stopper():
@@ -241,7 +229,7 @@ class PipelineOrchestrator:
             log.warning("could not record how the run ended", problem=str(problem))
         outcome: dict[str, Any] = {
             "success": error is None,
-            "session_id": run.session_id,
+            "session_id": run.folder.name,
             "status": status,
             "error": str(error or ""),
             "hint": error.hint if error else "",
@@ -257,15 +245,15 @@ class PipelineOrchestrator:
 
     def _end(self, run: RunContext, status: str, error: str) -> None:
         """Record how it ended, in the directory first; then tidy up, if that works."""
-        details = {"error": error} if error else {}
-        self.sessions.set_status(run.session_id, status)
-        run.tracker.event(f"run_{status}", session=run.session_id, **details)
+        details, session_id = {"error": error} if error else {}, run.folder.name
+        self.sessions.set_status(session_id, status)
+        run.tracker.event(f"run_{status}", session=session_id, **details)
         log.info("run ended", status=status, **details)
         if status != "completed":
             return
         try:
-            self.sessions.registry.update_session(run.session_id, progress_percent=100)
-            SessionCleanupManager(self.sessions, self.config.cleanup_policy).tidy_up(run.session_id)
+            self.sessions.registry.update_session(session_id, progress_percent=100)
+            SessionCleanupManager(self.sessions, self.config.cleanup_policy).tidy_up(session_id)
         except (OSError, ForgeError) as problem:
             log.warning("could not tidy up after the run", problem=str(problem))
 
@@ -311,7 +299,7 @@ class PipelineOrchestrator:
         details = {"measured": result.measured, "warnings": result.warnings}
         run.tracker.event("handoff", phase=target, source=source, passed=result.passed, **details)
         if not result.passed:
-            hint = f"forge resume {run.session_id} --from {source} makes its models anew"
+            hint = f"forge resume {run.folder.name} --from {source} makes its models anew"
             raise HandoffRefused(f"{source} -> {target}: {result.message}", hint=hint)
 
     def validator(self) -> ModelHandoffValidator:
@@ -329,7 +317,6 @@ class PipelineOrchestrator:
         if tracking.wandb_enabled:
             sink = WandbSink(
                 folder,
-                group=folder.name,
                 project=tracking.wandb_project,
                 offline=tracking.wandb_offline,
                 config=self.config.model_dump(mode="json"),
@@ -351,9 +338,8 @@ class PipelineOrchestrator:
             last = time.monotonic()
             phase, done, left = record["phase"], record.get("done", 1), record.get("left", 0)
             share = (list(names).index(phase) + done / (done + left)) / len(names)
-            self.sessions.registry.update_session(
-                session_id, current_phase=phase, progress_percent=min(100.0, 100 * share)
-            )
+            progress = {"current_phase": phase, "progress_percent": min(100.0, 100 * share)}
+            self.sessions.registry.update_session(session_id, **progress)
 
         return listen
 

@@ -1,7 +1,7 @@
 """One phase within a session: its record, what it needs, whether it is done, and running it.
 
-`state.json` in the phase's folder holds its status, the fingerprint of everything that its result
-depends on, and what came out. A phase that is done with the same fingerprint is not done again.
+`state.json` in its folder holds its status, the fingerprint of all that its result depends on, and
+what came out. A phase that is done with the same fingerprint is not done again.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from agent_forge.contract.phase import (
     PhaseController,
     PhasePlan,
     PhaseResult,
+    read_state,
 )
 from agent_forge.contract.replay import DECISIONS, MEASUREMENTS, are_measurements
 from agent_forge.errors import (
@@ -41,7 +42,6 @@ from agent_forge.pipeline.environment import seed_everything
 from agent_forge.store import files, paths
 from agent_forge.store.checkpoint import CheckpointManager
 from agent_forge.store.models import ModelStorage
-from agent_forge.store.paths import CHECKPOINTS
 from agent_forge.store.records import read_metadata
 from agent_forge.store.sessions import SESSION_FILE
 from agent_forge.track.tracker import Tracker
@@ -49,7 +49,6 @@ from agent_forge.track.tracker import Tracker
 log = logging.getLogger(__name__)
 # Files about a model, with times and places in them.
 ABOUT_MODEL = ("metadata.json", "metrics.json", "README.md", "lineage.json", "verdict.json")
-UNRECORDED = ("models", "all_models")  # references and networks, recorded as outputs
 # Settings that change how a phase is run, not what comes out of it.
 WITHOUT_EFFECT = {"enabled", "checkpoint_every_steps", "gate_policy", "gates"}
 
@@ -58,17 +57,13 @@ WITHOUT_EFFECT = {"enabled", "checkpoint_every_steps", "gate_policy", "gates"}
 class RunContext:
     """What the phases of one run share."""
 
-    folder: Path
+    folder: Path  # its name is the session's id
     config: PipelineConfig
     device: str
     threads: int
     tracker: Tracker
     storage: ModelStorage
     should_stop: Callable[[], bool]
-
-    @property
-    def session_id(self) -> str:
-        return self.folder.name
 
 
 def run_phase(
@@ -97,7 +92,7 @@ def run_phase(
     state = _begin(run, controller.name, folder, fingerprint, inputs)
     context = PhaseContext(
         phase=controller.name,
-        session_id=run.session_id,
+        session_id=run.folder.name,
         folder=folder,
         inputs=inputs,
         device=run.device,
@@ -122,7 +117,7 @@ def _begin(
     before = read_state(folder)
     goes_on = before is None or before["fingerprint"] == fingerprint
     if not goes_on:  # drop what an attempt with other settings or inputs left to go on from
-        for stage in paths.refuse_link(folder / CHECKPOINTS).glob("*"):
+        for stage in paths.refuse_link(folder / paths.CHECKPOINTS).glob("*"):
             CheckpointManager(stage).clear()
         for name, is_own in ((DECISIONS, files.read_checked), (MEASUREMENTS, are_measurements)):
             files.make_way(folder / name, is_own)
@@ -167,6 +162,7 @@ def _work(
 def _complete(context: PhaseContext, result: PhaseResult, state: dict[str, Any]) -> None:
     """Record what came out; only then is the phase done. Old checkpoints have served their time."""
     outputs: list[ModelRef] = result.artifacts.setdefault("models", [])
+    others = {k: v for k, v in result.artifacts.items() if k not in ("models", "all_models")}
     result.duration_seconds = context.seconds
     context.log(None, {"phase/duration_seconds": context.seconds, "phase/success": 1})
     context.tracker.metrics.sync()
@@ -176,10 +172,10 @@ def _complete(context: PhaseContext, result: PhaseResult, state: dict[str, Any])
         "seconds": context.seconds,
         "outputs": [{"name": ref.name, "sha256": ref.metadata["sha256"]} for ref in outputs],
         "metrics": _plain(result.metrics),
-        "artifacts": _plain({k: v for k, v in result.artifacts.items() if k not in UNRECORDED}),
+        "artifacts": _plain(others),
     }
     files.write_checked(context.folder / STATE_FILE, done)
-    for stage in (context.folder / CHECKPOINTS).glob("*"):
+    for stage in (context.folder / paths.CHECKPOINTS).glob("*"):
         CheckpointManager(stage, keep_last=1).prune()
 
 
@@ -228,14 +224,6 @@ def _input_digest(ref: ModelRef) -> dict[str, str]:
     return {name: record["sha256"] for name, record in records.items() if name not in ABOUT_MODEL}
 
 
-def read_state(folder: Path) -> dict[str, Any] | None:
-    """The record of a phase, or None if it has not begun; a damaged one counts as not begun."""
-    try:
-        return files.read_checked(folder / STATE_FILE)
-    except (FileNotFoundError, DamagedFile):
-        return None
-
-
 def outputs_of(folder: Path, state: dict[str, Any]) -> list[ModelRef] | None:
     """The models that a finished phase left, or None if one is damaged or gone."""
     models = []
@@ -264,7 +252,7 @@ def check_during(folder: Path, config: PipelineConfig) -> None:
     """Pause before the machine runs out. Old checkpoints go first; the newest stays."""
     reserve = int(config.storage.reserve_disk_mb * 1e6)
     if files.free_bytes(folder) < reserve:
-        for stage in (folder / CHECKPOINTS).glob("*"):
+        for stage in (folder / paths.CHECKPOINTS).glob("*"):
             CheckpointManager(stage).make_room(reserve)
         files.require_space(folder, reserve)
     _require_memory(0, config, "close programs, then resume")

@@ -5,13 +5,6 @@ child      the program of that process: it confines itself, then runs the code
 protocol   what the processes of an answer and of its tests say to each other
 """
 
-from agent_forge.sandbox.run import (
-    ExecutionResult,
-    GradeResult,
-    SandboxLimits,
-    layers,
-    run,
-    run_tests,
-)
+from agent_forge.sandbox.run import SandboxLimits, layers, run, run_tests
 
-__all__ = ["ExecutionResult", "GradeResult", "SandboxLimits", "layers", "run", "run_tests"]
+__all__ = ["SandboxLimits", "layers", "run", "run_tests"]

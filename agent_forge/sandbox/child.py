@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from typing import Any
 
 MEMORY_EXIT = 113  # how it says that memory ran out
-OPEN_FILES = 64
 FILES_WITHOUT_DISK = 256  # files it may write where it has no small disk of its own
 NEW_NAMESPACES = 0x10000000 | 0x00020000 | 0x40000000 | 0x08000000  # user, mounts, network, ipc
 BIND, UNMOUNT_ALL, NO_DEVICES_NO_PROGRAMS = 0x1000 | 0x4000, 2, 2 | 4 | 8
@@ -29,7 +28,6 @@ MOUNT_SETATTR, EVERYWHERE, READ_ONLY = 442, 0x8000, struct.pack("QQQQ", 1, 0, 0,
 READ, READ_DIRECTORY, WRITE = 1 << 2, 1 << 3, 1 << 1
 DEVICES_SOCKETS_PROGRAMS = 1 << 0 | 1 << 6 | 1 << 9 | 1 << 11
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-
 REFUSED_MODULES = {"ctypes", "_ctypes"}
 REFUSED_PARTS = {"ctypes", "subprocess", "pty", "syslog", "webbrowser", "fcntl"}
 PATH_PARTS = {"os", "shutil", "tempfile", "sqlite3"}
@@ -46,7 +44,7 @@ def set_limits(limits: dict[str, Any]) -> None:
 
     for name, value in (
         ("RLIMIT_CORE", 0),
-        ("RLIMIT_NOFILE", OPEN_FILES),
+        ("RLIMIT_NOFILE", 64),
         ("RLIMIT_FSIZE", limits["file_mb"] << 20),
         ("RLIMIT_NPROC", limits["processes"]),
         ("RLIMIT_CPU", limits["cpu_seconds"]),

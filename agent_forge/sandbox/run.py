@@ -58,10 +58,8 @@ class SandboxLimits:
             value = getattr(self, field.name)
             whole = isinstance(value, int) or field.name == "wall_seconds"
             if not whole or not math.isfinite(value) or value <= 0:
-                raise ConfigError(
-                    f"the sandbox limit {field.name} is {value!r}",
-                    hint="limits are whole numbers above zero; only wall_seconds takes fractions",
-                )
+                hint = "limits are whole numbers above zero; only wall_seconds takes fractions"
+                raise ConfigError(f"the sandbox limit {field.name} is {value!r}", hint=hint)
 
 
 @dataclass(frozen=True)
@@ -149,7 +147,7 @@ def layers() -> dict[str, bool]:
     return {name: held.get(name, False) for name in LAYERS}
 
 
-class SandboxProcess:
+class SandboxProcess(contextlib.AbstractContextManager["SandboxProcess"]):
     """One confined process, its folder and what it has written so far.
 
     Parts of its code run one after the other in one namespace; without any it prints its layers.
@@ -160,11 +158,9 @@ class SandboxProcess:
     def __init__(
         self, *code: str | CodeType, limits: SandboxLimits, stdin: str = "", fds: Sequence[int] = ()
     ) -> None:
-        if not platform.can_limit():
-            raise ForgeError(
-                "this system cannot run untrusted code: it has no process limits",
-                hint="use Linux, macOS or the Windows Subsystem for Linux",
-            )
+        if not platform.CAN_LIMIT:
+            problem = "this system cannot run untrusted code: it has no process limits"
+            raise ForgeError(problem, hint="use Linux, macOS or the Windows Subsystem for Linux")
         request = {"code": code, "limits": asdict(limits), "hook": self.hook, "caller": os.getpid()}
         request |= {"plan": platform.confinement(threads=limits.processes > 1)}
         self.limits = limits
@@ -193,9 +189,6 @@ class SandboxProcess:
             raise
         assert self.process.stdout and self.process.stderr
         self.output = {self.process.stdout: bytearray(), self.process.stderr: bytearray()}
-
-    def __enter__(self) -> SandboxProcess:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.kill("killed")

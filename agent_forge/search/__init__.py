@@ -7,8 +7,7 @@ settings     the settings of an evolution, and which strategy each of them acts 
 candidate    candidates: an operation on other candidates, named by its content
 operators    how candidates are made: merges, blends, shifts, noise, layer paths, recipe mutations
 base         ask, tell, advance: what all strategies share
-evolution    strategy spec: elites are mutated, losers are merged
-genetic      strategy ga: tournaments, crossover, shared fitness
+evolution    strategies spec (elites are mutated, losers merged) and ga (tournaments, crossover)
 continuous   strategies cma-es, nsga2 and grad: vectors of coefficients
 portfolio    strategy auto: whichever operator gained most for its cost
 strategy     the table of strategies

@@ -339,7 +339,6 @@ class SearchStrategy:
         return [tried[-1] for tried in self._tried]
 
     def _competing(self) -> list[str]:
-        """The population and what survived until here."""
         return [*self._survivors, *self._population()]
 
     def _ranked(self, keys: Sequence[str]) -> list[str]:

@@ -145,10 +145,7 @@ def mutate(
 
 
 def path(space: SearchSpace, of: Candidate, rng: Generator) -> Candidate:
-    """Another path through the layers of a candidate and of the parents.
-
-    One is skipped, repeated or taken from another input, and perhaps some more.
-    """
+    """Another path: a layer is skipped, repeated or taken from another input, perhaps several."""
     inputs = (of.key, *(key for key in space.parents if key != of.key))
     layers = [[0, layer] for layer in range(len(space.layers))]
     if of.kind == "path":
@@ -197,10 +194,7 @@ def _recipe_menu(space: SearchSpace, operation: Operation, again: bool) -> list[
 def _mutated_fields(
     name: str, space: SearchSpace, operation: Operation, rng: Generator, strength: float
 ) -> dict[str, Any]:
-    """The fields of a merge that a mutation changes.
-
-    A step of a weight or of the scale is n times a shift, since n inputs share the sum.
-    """
+    """What a mutation changes. Steps of sums are n times a shift, since n inputs share them."""
     step = space.settings.shift_sigma * len(space.parents) * strength
     if name == "weights":
         group = pick(space.groups, rng)

@@ -13,17 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from agent_forge.search import operators
+from agent_forge.search import continuous, operators
 from agent_forge.search.base import SearchStrategy
 from agent_forge.search.candidate import SHORT, Candidate
-from agent_forge.search.continuous import (
-    TRIES,
-    CandidateVector,
-    Cma,
-    GradientDescent,
-    Vector,
-    coefficients_of,
-)
+from agent_forge.search.continuous import CandidateVector, Cma, GradientDescent, Vector
 
 COMBOS = 4  # that are tried first
 SAMPLES = 6  # points of one round of CMA-ES
@@ -142,7 +135,7 @@ class PortfolioSearch(SearchStrategy):
         # An improvement that would not count as one, were it made for as long as patience lasts.
         least = s.convergence_threshold / s.convergence_patience / s.population_size
         untried = not any(arm.uses for arm in others)
-        if gradient.uses < TRIES or (gradient.value > least and untried):
+        if gradient.uses < continuous.TRIES or (gradient.value > least and untried):
             return gradient
         top = max(least, *(arm.value for arm in self._arms))
         total = sum(arm.uses for arm in self._arms)
@@ -161,7 +154,7 @@ class PortfolioSearch(SearchStrategy):
         return self.candidates[self._ranked(others)[0]]
 
     def _point_of(self, key: str) -> tuple[CandidateVector, Vector]:
-        anchor, point = coefficients_of(self._space, self.candidates, key)
+        anchor, point = continuous.coefficients_of(self._space, self.candidates, key)
         return CandidateVector(self._space, anchor=anchor), point
 
     def _mutant(self, best: Candidate) -> Candidate:
@@ -178,7 +171,7 @@ class PortfolioSearch(SearchStrategy):
         if descent is None and self.scores[self._average] > -math.inf:
             best = self.candidates[self._average]
         elsewhere = descent is not None and self.scores[best.key] > self.scores[descent.key]
-        if descent is None or (elsewhere and arm.uses >= TRIES):
+        if descent is None or (elsewhere and arm.uses >= continuous.TRIES):
             step = descent.step if descent else self.settings.gradient_step
             where, turns = (*self._point_of(best.key), best.key), self.settings.gradient_turns
             self._descent = descent = GradientDescent(*where, step, turns, self.seed, self._rounds)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from agent_forge.search.base import SearchStrategy
 from agent_forge.search.continuous import CmaEs, GradientSearch, Nsga2
-from agent_forge.search.evolution import EvolutionSearch
-from agent_forge.search.genetic import GeneticSearch
+from agent_forge.search.evolution import EvolutionSearch, GeneticSearch
 from agent_forge.search.portfolio import PortfolioSearch
 
 STRATEGIES: dict[str, type[SearchStrategy]] = {

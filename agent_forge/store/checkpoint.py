@@ -1,9 +1,8 @@
 """CheckpointManager: everything that influences the next step, written whole and verified on load.
 
-A checkpoint is a directory `step_00000030` with tensors.safetensors, state.json and a manifest. It
-holds whatever the caller's state consists of and every random generator. Order is the step in the
-name, never a file time. A damaged checkpoint is named and skipped. When the disk fills up, older
-checkpoints make room; the newest good one stays.
+A checkpoint is a directory `step_00000030` with tensors.safetensors, state.json and a manifest:
+the caller's state and every random generator. Order is the step in the name, never a file time. A
+damaged one is named and skipped. When the disk fills up, older ones make room.
 """
 
 from __future__ import annotations
@@ -213,9 +212,8 @@ def restore_generators(state: Mapping[str, Any], generators: Generators | None =
     """Undo capture_generators; every given generator must be in the state, and the reverse."""
     given = generators or {}
     if set(state["given"]) != set(given):
-        raise ValueError(
-            f"generators {sorted(given)} do not fit the checkpoint's {sorted(state['given'])}"
-        )
+        saved = sorted(state["given"])
+        raise ValueError(f"generators {sorted(given)} do not fit the checkpoint's {saved}")
     random.setstate(state["python"])
     np.random.set_state(state["numpy"])
     torch.set_rng_state(state["torch"])
@@ -232,11 +230,10 @@ def _step_of(path: Path) -> int:
 
 
 def _is_whole(path: Path, *, content: bool = True) -> bool:
-    try:
+    with contextlib.suppress(DamagedFile):
         files.verify(path, content=content)
-    except DamagedFile:
-        return False
-    return True
+        return True
+    return False
 
 
 def _record_of(path: Path) -> dict[str, Any]:

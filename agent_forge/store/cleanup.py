@@ -9,7 +9,7 @@ import os
 import re
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +46,8 @@ class CleanupRemoval:
 
     session_id: str
     reason: str
-    bytes: int = 0
-    end_time: float | None = None
+    bytes: int
+    end_time: float | None
 
 
 def plan_cleanup(
@@ -59,8 +59,8 @@ def plan_cleanup(
     age_days: float | None = None,
     failed: bool = False,
     everything: bool = False,
-) -> list[CleanupRemoval]:
-    """Return the sessions to remove. Running ones and those in `keep` always stay.
+) -> dict[str, str]:
+    """Return the sessions to remove, with reasons. Running ones and those in `keep` always stay.
 
     By policy: completed and failed ones past their age, then the oldest beyond the total. Paused
     and interrupted sessions can be resumed and only go by the total. `age_days` replaces both
@@ -86,8 +86,7 @@ def plan_cleanup(
         left = [s for s in free if s["session_id"] not in reasons]
         for session in sorted(left, key=lambda s: s["start_time"])[: max(0, excess)]:
             reasons[session["session_id"]] = f"more than {policy.max_sessions_total} sessions"
-    ends = {session["session_id"]: session["end_time"] for session in sessions}
-    return [CleanupRemoval(name, reason, end_time=ends[name]) for name, reason in reasons.items()]
+    return reasons
 
 
 def refuse_foreign(session: Path) -> None:
@@ -139,15 +138,14 @@ class SessionCleanupManager:
                 rows.append({**row, "status": status})
             except ForgeError as error:
                 self._keep(row["session_id"], error)
-        chosen = plan_cleanup(rows, self.policy, time.time(), **which)
-        removals = []
-        for removal in chosen:
-            path = self.sessions.path(removal.session_id)
+        ends, removals = {row["session_id"]: row["end_time"] for row in rows}, []
+        for name, reason in plan_cleanup(rows, self.policy, time.time(), **which).items():
+            path = self.sessions.path(name)
             try:
                 refuse_foreign(path)
-                removals.append(replace(removal, bytes=files.tree_bytes(path)))
+                removals.append(CleanupRemoval(name, reason, files.tree_bytes(path), ends[name]))
             except ForgeError as error:
-                self._keep(removal.session_id, error)
+                self._keep(name, error)
         return removals
 
     def _keep(self, session_id: str, error: ForgeError) -> None:

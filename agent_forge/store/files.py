@@ -20,6 +20,7 @@ import os
 import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -57,10 +58,12 @@ class HashingWriter:
     """An open file that counts and hashes what goes through it."""
 
     def __init__(self, path: Path, flags: int) -> None:
-        self.path = path
         self.size = 0
         self._hash = hashlib.sha256()
         self.fd = disk.open(path, flags)
+
+    def close(self) -> None:
+        os.close(self.fd)
 
     def write(self, data: bytes | bytearray | memoryview) -> int:
         left = view = memoryview(data).cast("B")
@@ -77,12 +80,10 @@ class HashingWriter:
 
 @contextlib.contextmanager
 def _new_file(path: Path) -> Iterator[HashingWriter]:
-    writer = HashingWriter(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
-    try:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+    with closing(HashingWriter(path, flags)) as writer:
         yield writer
-        disk.sync(writer.fd)
-    finally:
-        os.close(writer.fd)
+        disk.sync(writer.fd)  # of a new file
 
 
 @contextlib.contextmanager
@@ -91,7 +92,7 @@ def disk_errors(path: Path, size: Callable[[], int] = lambda: 0) -> Iterator[Non
     try:
         yield
     except OSError as error:
-        if error.errno in DISK_IS_FULL:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise DiskFull(path, size(), free_bytes(path.parent)) from error
         if error.errno == errno.ELOOP:
             raise HostileInput(f"{path} is a link; the store follows none") from error
@@ -123,10 +124,6 @@ def writing(path: Path, *, replace: bool = True) -> Iterator[HashingWriter]:
 def write_bytes(path: Path, data: bytes) -> None:
     with writing(path) as writer:
         writer.write(data)
-
-
-def write_text(path: Path, text: str) -> None:
-    write_bytes(path, text.encode())
 
 
 def write_checked(path: Path, record: dict[str, Any]) -> None:
@@ -264,10 +261,10 @@ def _swap(path: Path) -> None:
     disk.replace(_ready(path), path)
     disk.sync_directory(path.parent)
     if old.exists():
-        _retire(old, path)
+        retire(old, path)
 
 
-def _retire(old: Path, path: Path) -> None:
+def retire(old: Path, path: Path) -> None:
     """Remove the last version of `path`, but not what somebody put there meanwhile."""
     with contextlib.suppress(OSError):  # remove_leftovers does it then
         if old.is_symlink() or not old.is_dir():
@@ -293,27 +290,20 @@ def foreign(folder: Path) -> list[str]:
 
 def append(path: Path, data: bytes) -> None:
     """Append lines to a file; a half-written line before them is ended first."""
-    with disk_errors(path, lambda: len(data)):
-        writer = HashingWriter(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
-        try:
-            require_own(path, os.fstat(writer.fd))
-            torn = False
-            if os.lseek(writer.fd, 0, os.SEEK_END):
-                os.lseek(writer.fd, -1, os.SEEK_END)
-                torn = os.read(writer.fd, 1) != b"\n"
-            writer.write(b"\n" + data if torn else data)
-        finally:
-            os.close(writer.fd)
+    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
+    with disk_errors(path, lambda: len(data)), closing(HashingWriter(path, flags)) as writer:
+        require_own(path, os.fstat(writer.fd))
+        torn = False
+        if os.lseek(writer.fd, 0, os.SEEK_END):
+            os.lseek(writer.fd, -1, os.SEEK_END)
+            torn = os.read(writer.fd, 1) != b"\n"
+        writer.write(b"\n" + data if torn else data)
 
 
 def sync(path: Path) -> None:
     """Put what was appended to a file on the disk."""
-    with disk_errors(path):
-        fd = disk.open(path, os.O_RDWR)
-        try:
-            disk.sync(fd)
-        finally:
-            os.close(fd)
+    with disk_errors(path), closing(HashingWriter(path, os.O_RDWR)) as writer:
+        disk.sync(writer.fd)
 
 
 def cut(path: Path, size: int) -> None:
@@ -357,7 +347,7 @@ def remove_leftovers(root: Path, *, deep: bool = True) -> list[Path]:
                 finish_replace(path.with_name(name.removeprefix(READY)))
             elif match := LEFTOVER.fullmatch(name):
                 if match[1] == "old":
-                    _retire(path, path.with_name(match[2]))
+                    retire(path, path.with_name(match[2]))
                 else:
                     _discard(path)
             else:
@@ -380,10 +370,8 @@ def _ready(path: Path) -> Path:
 def _discard(path: Path) -> None:
     """Remove something unfinished; if that fails, remove_leftovers finds it by its name."""
     with contextlib.suppress(OSError):
-        if path.is_dir() and not path.is_symlink():
-            disk.remove_tree(path)
-        else:
-            disk.remove(path)
+        is_folder = path.is_dir() and not path.is_symlink()
+        (disk.remove_tree if is_folder else disk.remove)(path)
 
 
 def read_json(path: Path) -> Any:

@@ -59,18 +59,14 @@ def exclusive(directory: Path, patience_s: float = PATIENCE_S) -> Iterator[None]
 def held(directory: Path) -> Iterator[None]:
     """Like `exclusive`, but a block inside this process's own lock just goes on."""
     path = _lock_path(directory)
-    with _guard:
-        inside = path in _held
-        if inside:
-            _held[path][1] += 1
-    if not inside:
-        with exclusive(directory):
-            yield
-        return
-    try:
+    with contextlib.ExitStack() as stack:
+        with _guard:
+            if inside := path in _held:
+                _held[path][1] += 1
+                stack.callback(_leave, path)
+        if not inside:
+            stack.enter_context(exclusive(directory))
         yield
-    finally:
-        _leave(path)
 
 
 def is_busy(directory: Path) -> bool:
@@ -99,16 +95,12 @@ def busy(directory: Path) -> Busy:
 def holder(directory: Path) -> str:
     """Return who holds the lock, as far as its file tells."""
     text = "process {pid} on {host} since {since} ({command})"
-    who = _announced(directory)
+    who = announced(directory)
     return text.format(**who) if who else "another process"
 
 
-def holder_pid(directory: Path) -> int | None:
-    """Return the process that holds the lock, as far as its file tells."""
-    return _announced(directory).get("pid")
-
-
-def _announced(directory: Path) -> dict[str, Any]:
+def announced(directory: Path) -> dict[str, Any]:
+    """Return pid, host, since and command of the holder; empty if the file does not tell."""
     try:
         who = json.loads(_lock_path(directory).read_text())
         texts = {key: who[key] for key in ("host", "since", "command")}
@@ -145,10 +137,9 @@ def _take(path: Path) -> bool:
 
 def _is_still(path: Path, fd: int) -> bool:
     """True if the file we locked is the one at `path`: its directory may have been removed."""
-    try:
+    with contextlib.suppress(FileNotFoundError):
         return os.path.samestat(os.fstat(fd), path.stat())
-    except FileNotFoundError:
-        return False
+    return False
 
 
 def _refuse_foreign(path: Path, fd: int) -> None:

@@ -1,8 +1,7 @@
 """ModelStorage: model directories, saved whole and verified on every load.
 
 A directory holds model.safetensors, config.json, tokenizer files, metadata.json, metrics.json,
-README.md (the model card) and manifest.json, and has an entry in the registry. The card is made
-from what was recorded, nothing else.
+README.md (the card, made from what was recorded) and manifest.json.
 """
 
 from __future__ import annotations
@@ -16,17 +15,9 @@ import torch
 from torch import nn
 
 from agent_forge.errors import ConfigError, DamagedFile
-from agent_forge.store import files, lock, paths
+from agent_forge.store import files, lock, paths, tensors
 from agent_forge.store.records import ModelMetadata, read_metadata
 from agent_forge.store.registry import ModelRegistry, join_tags
-from agent_forge.store.tensors import (
-    OVERHEAD_BYTES,
-    join_tied,
-    read_tensors,
-    split_tied,
-    tensor_bytes,
-    write_tensors,
-)
 
 WEIGHTS = "model.safetensors"
 Weights = Mapping[str, torch.Tensor]
@@ -68,11 +59,11 @@ class ModelStorage:
         self.registry.get_session_status(session_id)
         measured = files.finite(dict(metrics or {}))
         state = model.state_dict() if isinstance(model, nn.Module) else model
-        weights, tied = split_tied(state)
-        files.require_space(path, tensor_bytes(weights) + OVERHEAD_BYTES)
+        weights, tied = tensors.split_tied(state)
+        files.require_space(path, tensors.tensor_bytes(weights) + tensors.OVERHEAD_BYTES)
         with lock.held(self.base_path / "sessions" / session_id), files.staging(path) as stage:
             with stage.writing(WEIGHTS) as writer:
-                write_tensors(writer, weights, {"format": "pt"})
+                tensors.write_tensors(writer, weights, {"format": "pt"})
             own = {
                 "model_id": paths.model_id_for(session_id, phase_name, model_name),
                 "session_id": session_id,
@@ -132,11 +123,11 @@ def load_directory(path: Path) -> LoadedModel:
             if name not in records:
                 raise DamagedFile(place, f"it has no {name}")
         metadata = read_metadata(place)
-        weights = read_tensors(place / WEIGHTS)
+        weights = tensors.read_tensors(place / WEIGHTS)
         if not set(metadata.tied_weights.values()) <= set(weights):
             raise DamagedFile(place, "its tied weights name some that are not there")
         config = files.read_json(place / "config.json")
-        return join_tied(weights, metadata.tied_weights), metadata.model_dump(), config
+        return tensors.join_tied(weights, metadata.tied_weights), metadata.model_dump(), config
 
     return files.reading(path, read)
 

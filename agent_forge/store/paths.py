@@ -20,10 +20,8 @@ MARK_BYTES = len(f"{files.TRASH}00000000-")  # what an unfinished folder has bef
 def safe_name(name: str, kind: str = "name") -> str:
     """Return the name if it can be one path segment on every system."""
     if not SAFE_NAME.fullmatch(name) or RESERVED.fullmatch(name):
-        raise NameRefused(
-            f"{kind} {name!r} is not allowed",
-            hint="use 1 to 64 of a-z, 0-9, '_' and '-', beginning with a letter or digit",
-        )
+        hint = "use 1 to 64 of a-z, 0-9, '_' and '-', beginning with a letter or digit"
+        raise NameRefused(f"{kind} {name!r} is not allowed", hint=hint)
     return name
 
 
@@ -72,7 +70,5 @@ def require_short(folder: Path) -> None:
     sizes[-1:] = [MARK_BYTES + size for size in sizes[-1:]]
     whole = len(os.fsencode(folder.absolute())) + MARK_BYTES + NAME_BYTES
     if max(sizes, default=0) > NAME_BYTES or whole > PATH_BYTES:
-        raise NameRefused(
-            f"{str(folder)[:60]}... is too long a name",
-            hint=f"the name of a folder has at most {NAME_BYTES - MARK_BYTES} bytes here",
-        )
+        hint = f"the name of a folder has at most {NAME_BYTES - MARK_BYTES} bytes here"
+        raise NameRefused(f"{str(folder)[:60]}... is too long a name", hint=hint)

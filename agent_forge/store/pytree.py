@@ -1,9 +1,8 @@
 """Nested state as tensors plus JSON, and back, exactly: no pickle.
 
-`pack` walks dicts, lists, tuples and plain values; each tensor is taken out and replaced by a
-reference. Keys that JSON has no form for (ints), tuples, bytes and non-finite floats are tagged.
-`unpack(*pack(value)) == value`, types and order included, and tensors that shared their memory
-share it again.
+`pack` walks dicts, lists, tuples and plain values and replaces each tensor by a reference; what
+JSON has no form for (int keys, tuples, bytes, non-finite floats) is tagged. `unpack(*pack(value))`
+equals the value, types and order included, and tensors that shared memory share it again.
 """
 
 from __future__ import annotations

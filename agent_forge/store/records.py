@@ -1,8 +1,4 @@
-"""What is recorded: session.json, metadata.json, a handoff, and the tables of the registry.
-
-A phase adds its own keys to a model's metadata (specialization, fitness, compression_ratio ...);
-the handoff rules of the next phase say which of them it needs. All times are UTC epoch seconds.
-"""
+"""What is recorded of sessions, models (to which phases add keys) and handoffs; times are UTC."""
 
 from __future__ import annotations
 
@@ -14,12 +10,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from agent_forge.errors import DamagedFile
 from agent_forge.store import files
 
-STATUSES = ("running", "completed", "failed", "paused")
-SCHEMA_STEPS = ("schema_1.sql",)  # files beside this one, in order
-MIGRATIONS = tuple(
-    tuple(Path(__file__).with_name(name).read_text(encoding="utf-8").strip().split(";\n"))
-    for name in SCHEMA_STEPS
-)
+Status = Literal["running", "completed", "failed", "paused"]
+STEP_1 = Path(__file__).with_name("schema_1.sql").read_text(encoding="utf-8")
+MIGRATIONS = (tuple(STEP_1.strip().split(";\n")),)  # the registry's schema in numbered steps
 
 
 class SessionRow(TypedDict):
@@ -65,28 +58,27 @@ class HandoffRecord(BaseModel):
     validation_metrics: dict[str, Any] = Field(description="the measured values that were judged")
 
 
-class SessionRecord(BaseModel):
+class _Record(BaseModel):
+    model_config = ConfigDict(
+        extra="allow", frozen=True, strict=True, allow_inf_nan=False, protected_namespaces=()
+    )
+    schema_version: Literal[1] = 1
+
+
+class SessionRecord(_Record):
     """session.json of a run directory."""
 
-    model_config = ConfigDict(extra="allow", frozen=True, strict=True, allow_inf_nan=False)
-
-    schema_version: Literal[1] = 1
     session_id: str
     created_at: float = Field(description="UTC epoch seconds")
     ended_at: float | None = Field(None, description="UTC epoch seconds")
-    status: Literal["running", "completed", "failed", "paused"]
+    status: Status
     config: dict[str, Any] = Field(description="the resolved config")
     tags: list[str]
 
 
-class ModelMetadata(BaseModel):
+class ModelMetadata(_Record):
     """metadata.json of a model directory."""
 
-    model_config = ConfigDict(
-        extra="allow", frozen=True, strict=True, allow_inf_nan=False, protected_namespaces=()
-    )
-
-    schema_version: Literal[1] = 1
     model_id: str = Field(description="phase, name and session; unique in a registry")
     session_id: str = Field(description="the run that made the model")
     phase_name: str = Field(description="the phase that made it")

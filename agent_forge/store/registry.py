@@ -1,9 +1,8 @@
 """ModelRegistry: the SQLite index of sessions, models and handoffs.
 
-It is an index: the run directories hold the truth, and `repair_registry` makes it again from them.
-One writer at a time (every write is BEGIN IMMEDIATE, so a lock upgrade can never fail), any number
-of readers in WAL mode, each statement its own short transaction. Every operation opens its own
-connection: one that a fork carried into a child would lose writes.
+The run directories hold the truth, and `repair_registry` makes it again from them. One writer at a
+time (every write is BEGIN IMMEDIATE, so a lock upgrade can never fail), any number of readers; each
+operation opens its own connection: one that a fork carried into a child would lose writes.
 """
 
 from __future__ import annotations
@@ -303,13 +302,10 @@ class ModelRegistry:
                 raise
 
     def _bound_wal(self, connection: sqlite3.Connection) -> None:
-        """Empty a long write-ahead log: SQLite's own checkpoints give way to readers for ever.
-
-        This one waits for them, but not for long: other writers wait for it meanwhile.
-        """
+        """Empty a long write-ahead log: SQLite's own checkpoints give way to readers for ever."""
         size = self.size_bytes()[1]
         if size > WAL_LIMIT_BYTES // 8:
-            patience_ms = 100 if size < WAL_LIMIT_BYTES // 2 else 2000
+            patience_ms = 100 if size < WAL_LIMIT_BYTES // 2 else 2000  # other writers wait too
             connection.execute(f"PRAGMA busy_timeout = {patience_ms}")
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
@@ -335,10 +331,7 @@ class ModelRegistry:
         return DamagedFile(self.db_path, problem, hint=REPAIR)
 
     def _migrate(self) -> None:
-        """Bring the schema up to date; all migrations and their number are one transaction.
-
-        Someone else's database, or a newer one of ours, is refused and stays as it is.
-        """
+        """Bring the schema up to date in one transaction; refuse a foreign or newer database."""
         if self._version() == (APPLICATION_ID, len(MIGRATIONS)):
             return
         tables = self._read("SELECT count(*) FROM sqlite_master")[0][0]

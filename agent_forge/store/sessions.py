@@ -1,8 +1,4 @@
-"""SessionStore: the run directories of a storage root, and the registry made from them.
-
-A run directory is self-describing: session.json and config.yaml in it are enough to list it, to
-resume it, and to make the registry again.
-"""
+"""SessionStore: the run directories of a storage root, and the registry made from them."""
 
 from __future__ import annotations
 
@@ -12,16 +8,15 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import ValidationError
 
 from agent_forge.errors import AlreadyExists, DamagedFile, ForgeError, NameRefused, NotFound
 from agent_forge.store import files, lock, paths
-from agent_forge.store.records import STATUSES, SessionRecord, SessionRow, read_metadata
+from agent_forge.store.records import SessionRecord, SessionRow, Status, read_metadata
 from agent_forge.store.registry import ModelRegistry, join_tags
 
-CHANGING_PATIENCE_S = 60
 log = logging.getLogger(__name__)
 SESSION_FILE = "session.json"
 CONFIG_FILE = "config.yaml"
@@ -80,25 +75,20 @@ class SessionStore:
         folder = self.root / "sessions"
         with files.disk_errors(folder):
             files.disk.make_directory(folder)
-        with lock.exclusive(folder, patience_s=CHANGING_PATIENCE_S):
+        with lock.exclusive(folder, patience_s=60):
             files.remove_leftovers(folder, deep=False)
-            self._adopt()
+            listed = {row["session_id"] for row in self.registry.get_all_sessions()}
+            for path in self.run_directories():  # copied in, or their maker died just before
+                if path.name not in listed:
+                    with contextlib.suppress(ForgeError, OSError):
+                        for problem in self.register(path):
+                            log.warning("%s", problem)
             yield
 
-    def _adopt(self) -> None:
-        """Register run directories that were copied in, or whose maker died just before."""
-        listed = {row["session_id"] for row in self.registry.get_all_sessions()}
-        for path in self.run_directories():
-            if path.name not in listed:
-                with contextlib.suppress(ForgeError, OSError):
-                    for problem in self.register(path):
-                        log.warning("%s", problem)
-
-    def run_directories(self) -> Iterator[Path]:
-        """Yield what lies in the place of run directories, without unfinished work and locks."""
-        for path in sorted((self.root / "sessions").glob("*")):
-            if path.is_dir() and not path.name.startswith("."):
-                yield path
+    def run_directories(self) -> list[Path]:
+        """Return what lies in the place of run directories, without unfinished work and locks."""
+        every = sorted((self.root / "sessions").glob("*"))
+        return [path for path in every if path.is_dir() and not path.name.startswith(".")]
 
     def _free_path(self, session_id: str | None) -> Path:
         """Return where a new session goes; without an id, a time stamp that is not taken."""
@@ -161,8 +151,8 @@ class SessionStore:
 
     def set_status(self, session_id: str, status: str) -> None:
         """Change a session's status, in its directory first, then in the registry."""
-        if status not in STATUSES:
-            raise ValueError(f"status {status!r} is not one of {', '.join(STATUSES)}")
+        if status not in (known := get_args(Status)):
+            raise ValueError(f"status {status!r} is not one of {', '.join(known)}")
         path = self.find(session_id)
         with lock.held(path):
             ended = None if status == "running" else time.time()
@@ -202,8 +192,7 @@ def read_session(path: Path) -> dict[str, Any]:
 def repair_registry(root: Path) -> str:
     """Set a damaged registry aside, add what it lacks from the run directories; return a report.
 
-    Sessions come from session.json and models from metadata.json, with their times and tags. The
-    records of handoffs are not restored; events.jsonl of each run has them.
+    The records of handoffs are not restored; events.jsonl of each run has them.
     """
     if not root.is_dir():
         raise NotFound(f"{root} does not exist")

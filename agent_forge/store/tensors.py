@@ -29,7 +29,6 @@ UNSIGNED = {"U64": torch.uint64, "U32": torch.uint32, "U16": torch.uint16, "U8":
 DTYPE_OF = {**FLOATS, **FLOATS_8, **SIGNED, **UNSIGNED, "BOOL": torch.bool}
 DTYPE_CODES = {dtype: code for code, dtype in DTYPE_OF.items()}
 ASK_AUTHOR = "ask its author for a safetensors file"
-PICKLE_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
 StateDict = dict[str, torch.Tensor]
 OVERHEAD_BYTES = 1 << 17  # header, metadata and card beside the weights
 
@@ -101,10 +100,9 @@ def write_header(
         spec = specs[name]
         if spec.dtype not in DTYPE_CODES:
             raise TypeError(f"tensor {name!r} has type {spec.dtype}, which cannot be kept")
-        end = offset + spec.nbytes
-        header[name] = {"dtype": DTYPE_CODES[spec.dtype], "shape": list(spec.shape)}
-        header[name]["data_offsets"] = [offset, end]
-        offset = end
+        span = [offset, offset := offset + spec.nbytes]
+        about = {"dtype": DTYPE_CODES[spec.dtype], "shape": list(spec.shape)}
+        header[name] = {**about, "data_offsets": span}
     text = json.dumps(header, sort_keys=True, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     writer.write(len(text).to_bytes(8, "little"))
@@ -171,7 +169,7 @@ def read_weights(path: Path, *, mapped: bool = False) -> StateDict:
     """Read someone else's state dict: safetensors, or a pickle (`mapped`: left on the disk)."""
     if not path.is_file():
         raise NotFound(f"{path} does not exist, or is not a file")
-    if path.suffix not in PICKLE_SUFFIXES:
+    if path.suffix not in (".pt", ".pth", ".bin", ".ckpt"):
         return read_tensors(path)
     _refuse_zip_bomb(path)
     try:
@@ -223,10 +221,9 @@ def _refuse_zip_bomb(path: Path) -> None:
 
 
 def split_tied(state: Mapping[str, torch.Tensor]) -> tuple[StateDict, dict[str, str]]:
-    """Keep one of the names that share the same memory; return the others as aliases.
+    """Keep the first of the names that share memory; return the others as aliases (see join_tied).
 
-    Files hold each weight once, and `join_tied` gives every name its tensor back. The first name
-    in the model's own order is kept: loaders look for the embedding, which comes before the head.
+    Loaders look for the embedding, which comes before the head.
     """
     kept: StateDict = {}
     aliases: dict[str, str] = {}

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import structlog
+from structlog.stdlib import ProcessorFormatter
 
 from agent_forge.errors import ForgeError
 from agent_forge.store import files
@@ -49,20 +50,14 @@ def logging_to(
 ) -> Iterator[None]:
     """Send the package's log messages to the run directory, and warnings to `tell` as well."""
     structlog.configure(
-        processors=[*PROCESSORS, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        processors=[*PROCESSORS, ProcessorFormatter.wrap_for_formatter],
         logger_factory=structlog.stdlib.LoggerFactory(),
         wrapper_class=structlog.stdlib.BoundLogger,
     )
     handler = _Handler(folder / LOG_FILE, tell)
-    handler.setFormatter(
-        structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=PROCESSORS,
-            processors=[
-                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-                structlog.processors.JSONRenderer(sort_keys=True, default=str),
-            ],
-        )
-    )
+    as_json = structlog.processors.JSONRenderer(sort_keys=True, default=str)
+    last: list[Any] = [ProcessorFormatter.remove_processors_meta, as_json]
+    handler.setFormatter(ProcessorFormatter(foreign_pre_chain=PROCESSORS, processors=last))
     logger = logging.getLogger("agent_forge")
     before = logger.level
     logger.addHandler(handler)

@@ -1,8 +1,7 @@
 """Progress for people: Rich bars on a terminal, plain lines elsewhere, JSON lines on request.
 
-A display is called with records: the events of a tracker, and `loop` and `step`, which tell how far
-a phase, a merge (in bytes) or an evaluation (in tokens) is. An evolution tells its candidates and
-generations. Displays write to stderr, decide nothing and may fail without harm.
+A display is called with the events of a tracker, and with `loop` and `step`, which tell how far a
+phase, a merge (in bytes) or an evaluation (in tokens) is. It may fail without harm.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import time
 from collections.abc import Mapping
 from typing import Any, TextIO
 
-PLAIN_EVERY_S = 10.0
 TABLE_HEAD = "  gen  best    mean    diversity  hits    ETA  champion"
 Record = Mapping[str, Any]
 
@@ -53,8 +51,7 @@ def describe(record: Record) -> str:
 class Progress:
     """A display that shows nothing; the others derive from it.
 
-    Time left is that of the whole phase: the time it took so far, by what is done, by what is left.
-    What an earlier process did does not count as done.
+    Time left is that of the whole phase; what an earlier process did does not count as done.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -62,14 +59,17 @@ class Progress:
         self._phase: str | None = None
         self._began = time.monotonic()
         self._skipped = 0  # steps of this phase that an earlier process did
-        self._candidates = self._generations = 0
+        self._candidates = self._generations = self._loops = 0
 
     def __call__(self, record: Record) -> None:
         phase = record.get("phase", record["name"] if record["event"] == "loop" else None)
         if phase is not None and phase != self._phase:
-            self._phase, self._began, self._skipped = phase, time.monotonic(), 0
+            self._phase, self._began, self._skipped, self._loops = phase, time.monotonic(), 0, 0
         if record["event"] == "loop":
             self._skipped += record["first"]
+            self._loops += 1
+            if self._loops == 1:  # what came before, such as reading data, does not come again
+                self._began = time.monotonic()
         self._candidates += record["event"] == "candidate"
         self._generations += record["event"] == "generation"
 
@@ -131,7 +131,7 @@ class PlainProgress(Progress):
 
     def __call__(self, record: Record) -> None:
         super().__call__(record)
-        due = time.monotonic() - self._shown >= PLAIN_EVERY_S
+        due = time.monotonic() - self._shown >= 10
         if record["event"] == "step":
             in_bytes, shown = record.get("unit") == "bytes", self._step(record)
             due = due or (in_bytes and record["step"] == record["total"])

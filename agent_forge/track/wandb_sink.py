@@ -1,7 +1,6 @@
 """Weights & Biases as a mirror of the metrics, behind a thread that may fail or hang.
 
-The run hands over and goes on. Whatever goes wrong in W&B (not installed, raising, hanging) is one
-warning; nothing is lost, since metrics.jsonl is the truth. One W&B run a phase, grouped by session.
+Whatever goes wrong in W&B (not installed, raising, hanging) is one warning: nothing is lost.
 """
 
 from __future__ import annotations
@@ -20,20 +19,19 @@ MAX_WAITING = 10_000
 
 
 class WandbSink:
-    """Calls wandb from a thread of its own, and never waits longer than `patience_s` for it."""
+    """Makes one W&B run a phase, grouped by session, and waits at most `patience_s` for it."""
 
     def __init__(
         self,
         folder: Path,
         *,
-        group: str,
         project: str,
         offline: bool,
         config: Mapping[str, Any],
         patience_s: float,
     ) -> None:
         mode = "offline" if offline else "online"
-        self._settings: dict[str, Any] = {"project": project, "group": group, "mode": mode}
+        self._settings: dict[str, Any] = {"project": project, "group": folder.name, "mode": mode}
         self._settings |= {"dir": str(folder), "config": dict(config)}
         self._patience_s = patience_s
         self._offline = offline

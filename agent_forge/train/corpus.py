@@ -1,7 +1,6 @@
 """What a phase learns from and is measured on: generated tasks, texts, real datasets, own files.
 
-Everything is a function of the settings, so a resumed run has the same corpus. A dataset that is
-wanted and not there is named, and generated tasks of its category take its place.
+It is a function of the settings alone. Generated tasks stand in for a dataset that is missing.
 """
 
 from __future__ import annotations
@@ -22,14 +21,8 @@ from agent_forge.train.config import DOMAINS, CorpusSettings
 
 log = logging.getLogger(__name__)
 TEXT = "text"  # what belongs to no domain: all learn it
-DOMAIN_OF_CATEGORY = {
-    "math": "reasoning",
-    "code": "reasoning",
-    "qa": "memory",
-    "lang": TEXT,
-    "cs": "adaptive",
-    "own": TEXT,
-}
+DOMAIN_OF_CATEGORY = {"math": "reasoning", "code": "reasoning", "qa": "memory", "cs": "adaptive"}
+DOMAIN_OF_CATEGORY["lang"] = TEXT
 STAGES = ((0.3, 1), (0.3, 2), (0.4, 3))  # of the curriculum: share of the steps, number
 TOKENIZER_TEXTS = 20_000
 SELECTION_ITEMS = 300
@@ -121,45 +114,46 @@ def build_corpus(
     folder = Path(settings.data_dir)
     missing = datasets.missing(settings.datasets, folder)
     families = _families(settings, missing)
-    parts = [*_task_parts(settings, families), *_real_parts(settings, folder, missing)]
+    parts = _task_parts(settings, families)
+    for name in settings.datasets:
+        if name not in missing:
+            dataset = datasets.find(name)
+            examples = list(datasets.read(name, folder, split="train", split_by=settings.split_by))
+            domain = DOMAIN_OF_CATEGORY[dataset.category]
+            parts.append(CorpusPart(name, domain, dataset.stage, examples))
+    parts += _own_parts(settings)
     tokenizer = tokenizer or Tokenizer.train(_sample(parts), model.vocab_size)
     tokenizer.fits(model)
     sources = [TokenizedDataset(p.name, *datasets.tokenise(tokenizer, p.examples)) for p in parts]
     measured = {d: [f for f in families if tasks.FAMILIES[f].domain == d] for d in DOMAINS}
     if not all(measured.values()):
-        raise ConfigError(
-            f"no family of tasks for {', '.join(d for d, f in measured.items() if not f)}",
-            hint="the setting `families` needs at least one of each domain",
-        )
+        lacking = ", ".join(domain for domain, names in measured.items() if not names)
+        hint = "the setting `families` needs at least one of each domain"
+        raise ConfigError(f"no family of tasks for {lacking}", hint=hint)
     count = settings.evaluation_items
     few = min(count, SELECTION_ITEMS)
-    selection = {d: _tasks(f, "selection", few, settings) for d, f in measured.items()}
-    unseen = {d: _tasks(f, "verdict", count, settings) for d, f in measured.items()}
-    return Corpus(
-        settings,
-        tokenizer,
-        sources,
-        parts,
-        {d: _items(tokenizer, found) for d, found in selection.items()},
-        {d: _items(tokenizer, found) for d, found in unseen.items()},
-        unseen,
-        {d: _tasks(f, "train", count, settings) for d, f in measured.items()},
-        missing,
+    seen, selection, unseen = (
+        {d: _tasks(f, split, size, settings) for d, f in measured.items()}
+        for split, size in (("train", count), ("selection", few), ("verdict", count))
     )
+    few_items, items = _items(tokenizer, selection), _items(tokenizer, unseen)
+    return Corpus(settings, tokenizer, sources, parts, few_items, items, unseen, seen, missing)
 
 
-def _items(tokenizer: Tokenizer, found: Sequence[tasks.Task]) -> list[TokenizedItem]:
+def _items(tokenizer: Tokenizer, by_domain: dict[str, list[tasks.Task]]) -> Items:
     """Tasks as token ids of which the answer is asked for."""
-    documents, masks = datasets.tokenise(tokenizer, (tasks.as_example(task) for task in found))
-    return [TokenizedItem(ids, asked) for ids, asked in zip(documents, masks, strict=True)]
+    items: Items = {}
+    for domain, found in by_domain.items():
+        documents, masks = datasets.tokenise(tokenizer, map(tasks.as_example, found))
+        items[domain] = list(map(TokenizedItem, documents, masks))
+    return items
 
 
 def _families(settings: CorpusSettings, missing: list[str]) -> list[str]:
     """The families asked for or the learnable ones, and stand-ins for what is missing."""
-    known = settings.families or [n for n, f in tasks.FAMILIES.items() if f.learnable]
-    for name in known:
+    families = list(settings.families or (n for n, f in tasks.FAMILIES.items() if f.learnable))
+    for name in families:
         tasks.make(name, "train", 0)  # refuses an unknown name
-    families = list(known)
     for name in missing:
         category = datasets.find(name).category
         stand_in = [n for n, f in tasks.FAMILIES.items() if f.category == category]
@@ -171,40 +165,23 @@ def _families(settings: CorpusSettings, missing: list[str]) -> list[str]:
 
 def _task_parts(settings: CorpusSettings, families: Iterable[str]) -> list[CorpusPart]:
     """Each family in three parts of rising level, one for each stage of the curriculum."""
-    parts = []
+    parts, highest = [], settings.max_level
+    cuts = [1, 1 + highest // 3, 1 + 2 * highest // 3, highest + 1]
     for name in [*families, "story"] if "story" not in families else families:
         family = tasks.FAMILIES[name]
         domain = family.domain if family.domain in DOMAINS else TEXT
-        for stage, (low, high) in enumerate(_bands(settings.max_level), start=1):
-            numbers = range(settings.items_per_family // 3)
-            made = [tasks.make(name, "train", i, level=(low, high)) for i in numbers]
-            examples = [tasks.as_example(task) for task in made]
+        for stage, (low, after) in enumerate(pairwise(cuts), start=1):
+            levels, numbers = (low, max(low, after - 1)), range(settings.items_per_family // 3)
+            generated = (tasks.make(name, "train", i, level=levels) for i in numbers)
+            examples = list(map(tasks.as_example, generated))
             parts.append(CorpusPart(f"{name}.{stage}", domain, stage, examples))
     return parts
 
 
-def _bands(highest: int) -> list[tuple[int, int]]:
-    """Levels in three bands, the last up to the highest."""
-    cuts = [1, 1 + highest // 3, 1 + 2 * highest // 3, highest + 1]
-    return [(low, max(low, high - 1)) for low, high in pairwise(cuts)]
-
-
-def _real_parts(settings: CorpusSettings, folder: Path, missing: list[str]) -> list[CorpusPart]:
-    """The datasets that are there, and the user's own files."""
-    parts = []
-    for name in settings.datasets:
-        if name not in missing:
-            found = datasets.find(name)
-            examples = list(datasets.read(name, folder, split="train"))
-            domain = DOMAIN_OF_CATEGORY[found.category]
-            parts.append(CorpusPart(name, domain, found.stage, examples))
-    return [*parts, *_own_parts(settings)]
-
-
 def _own_parts(settings: CorpusSettings) -> list[CorpusPart]:
-    parts = []
+    parts, by = [], settings.split_by
     for text in settings.texts:
-        examples = list(datasets.read_own(Path(text), split="train"))
+        examples = list(datasets.read_own(Path(text), split="train", split_by=by))
         if not examples:
             raise ConfigError(f"{text} has no examples to train on")
         parts.append(CorpusPart(Path(text).stem, TEXT, 1, examples))

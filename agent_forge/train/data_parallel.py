@@ -20,10 +20,7 @@ class TrainingProcesses:
 
     @classmethod
     def join(cls) -> TrainingProcesses:
-        """Join the processes that torchrun started, if it did.
-
-        The first of them is the one to save checkpoints; a run directory has one writer.
-        """
+        """Join the processes that torchrun started, if it did; the first one saves checkpoints."""
         size = int(os.environ.get("WORLD_SIZE", "1"))
         if size == 1:
             return cls()
@@ -41,40 +38,31 @@ class TrainingProcesses:
             raise ValueError(f"{len(batch[0])} rows do not divide among {self.size} processes")
         return [tensor[self.rank :: self.size] for tensor in batch]
 
-    def gradients(self, model: nn.Module) -> list[Tensor]:
-        """The gradients that are there; among several processes zeros stand for missing ones."""
-        if self.size > 1:
-            for p in model.parameters():
-                if p.requires_grad and p.grad is None:
-                    p.grad = torch.zeros_like(p)
-        return [p.grad for p in model.parameters() if p.grad is not None]
-
     def agree(self, model: nn.Module) -> None:
         """Let QK-clip see the largest logits of all processes, so that all clip alike."""
-        if self.size == 1:
-            return
-        for module in model.modules():
+        for module in model.modules() if self.size > 1 else ():
             largest = getattr(module, "largest_logit_H", None)
             if largest is not None:
                 dist.all_reduce(largest, dist.ReduceOp.MAX)
 
     def sum(
-        self, gradients: list[Tensor], values: dict[str, float], count: int
-    ) -> tuple[dict[str, float], int]:
-        """Add up the gradients, in place, and what was measured, over all processes."""
+        self, model: nn.Module, values: dict[str, float], count: int
+    ) -> tuple[list[Tensor], dict[str, float], int]:
+        """The gradients of the model, and what was measured, added up over all processes."""
+        for p in model.parameters() if self.size > 1 else ():
+            if p.requires_grad:
+                p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+                dist.all_reduce(p.grad)
+        gradients = [p.grad for p in model.parameters() if p.grad is not None]
         if self.size == 1:
-            return values, count
-        for gradient in gradients:
-            dist.all_reduce(gradient)
+            return gradients, values, count
         device = gradients[0].device
         numbers = torch.tensor([*values.values(), count], dtype=torch.float64, device=device)
         dist.all_reduce(numbers)
-        return dict(zip(values, numbers[:-1].tolist(), strict=True)), int(numbers[-1])
+        return gradients, dict(zip(values, numbers[:-1].tolist(), strict=True)), int(numbers[-1])
 
     def average(self, buffers: list[Tensor]) -> None:
         """Make running statistics equal in all processes."""
-        if self.size == 1:
-            return
-        for buffer in buffers:
+        for buffer in buffers if self.size > 1 else ():
             dist.all_reduce(buffer)
             buffer.div_(self.size)

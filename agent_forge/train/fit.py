@@ -1,7 +1,6 @@
 """The training loop: batches in, updates out, with evaluation, early stop and divergence handled.
 
-It runs on the steps of a phase context, which brings checkpoints, exact resume and the clean stop.
-`fit_corpus` is what a phase calls; `fit` is the loop itself, over any batches.
+The steps of a phase context bring checkpoints, exact resume and the clean stop.
 """
 
 from __future__ import annotations
@@ -10,13 +9,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from agent_forge.contract.phase import PhaseContext, Stateful
 from agent_forge.data.loader import BatchLoader, Curriculum
-from agent_forge.errors import Diverged
-from agent_forge.model.loss import language_loss, vocabulary_of
-from agent_forge.optim.muon import MuonGrokfast
+from agent_forge.errors import ConfigError, Diverged
+from agent_forge.model import loss as losses
+from agent_forge.model.loss import LossOutput, head_of, language_loss, vocabulary_of
+from agent_forge.optim.muon import MuonGrokfast, divergence
 from agent_forge.train.config import TrainSettings
 from agent_forge.train.corpus import Corpus
 from agent_forge.train.trainer import Batch, LossFunction, Trainer
@@ -54,10 +56,6 @@ class EarlyStop:
             self.without_gain += 1
         return value
 
-    @property
-    def reached(self) -> bool:
-        return bool(self.patience) and self.without_gain >= self.patience
-
 
 def fit(
     ctx: PhaseContext,
@@ -67,11 +65,10 @@ def fit(
     stage: str = "main",
     parts: dict[str, Stateful] | None = None,
     early_stop: EarlyStop | None = None,
-) -> int:
-    """Train for `trainer.total` steps or until the early stop; returns how many steps it took.
+) -> None:
+    """Train for `trainer.total` steps or until the early stop.
 
-    `next_batch(step)` gives the batch; what it depends on is in `parts` or in a generator of the
-    context. Metrics are logged as <stage>/train/<name>.
+    What `next_batch(step)` depends on is in `parts` or in a generator of the context.
     """
     state = {**trainer.parts, **(parts or {})}
     if early_stop:
@@ -87,9 +84,8 @@ def fit(
         ctx.log(step, {f"{stage}/train/{name}": value for name, value in values.items()})
         if early_stop and step % early_stop.every_steps == 0:
             ctx.log(step, {f"{stage}/train/evaluation_loss": early_stop.update()})
-            if early_stop.reached:
+            if 0 < early_stop.patience <= early_stop.without_gain:
                 break
-    return trainer.steps_seen
 
 
 def fit_corpus(
@@ -103,20 +99,12 @@ def fit_corpus(
     settings: TrainSettings,
     seed: int,
     loss: LossFunction = language_loss,
-    evaluate: Callable[[], float] | None = None,
-) -> int:
-    """Train a model on a corpus, mixed as the curriculum says; returns how many steps it took.
-
-    `seed` gives the order of the data. `evaluate` returns a loss on unseen items.
-    """
-    loader = BatchLoader(
-        corpus.sources,
-        curriculum.stages[0].mix,
-        batch=corpus.settings.rows,
-        length=corpus.settings.row_tokens,
-        seed=seed,
-        vocab_size=vocabulary_of(model),
-    )
+    evaluate: Callable[[], float] | None = None,  # returns a loss on unseen items
+) -> None:
+    """Train a model on a corpus, mixed as the curriculum says, in the order that `seed` gives."""
+    size = {"batch": corpus.settings.rows, "length": corpus.settings.row_tokens}
+    size["vocab_size"] = vocabulary_of(model)
+    loader = BatchLoader(corpus.sources, curriculum.stages[0].mix, seed=seed, **size)
     trainer = Trainer(
         model,
         MuonGrokfast(model, settings.optimizer),
@@ -138,6 +126,38 @@ def fit_corpus(
     early_stop = evaluate and EarlyStop(
         evaluate, max(1, steps // EVALUATIONS), settings.patience, settings.min_gain
     )
-    return fit(
-        ctx, trainer, next_batch, stage=stage, parts={"loader": loader}, early_stop=early_stop
-    )
+    parts: dict[str, Stateful] = {"loader": loader}
+    fit(ctx, trainer, next_batch, stage=stage, parts=parts, early_stop=early_stop)
+
+
+class DistillationLoss:
+    """(1 - share) * language loss + share * temperature^2 * KL(teacher || student)."""
+
+    def __init__(self, teacher: nn.Module, *, share: float = 0.5, temperature: float = 1.0) -> None:
+        if not 0 <= share <= 1 or temperature <= 0:
+            raise ValueError("share is from 0 to 1, temperature above 0")
+        self.teacher, self.share, self.temperature = teacher.eval(), share, temperature
+        teacher.requires_grad_(False)
+
+    def __call__(self, model: nn.Module, batch: Batch, generator: torch.Generator) -> LossOutput:
+        teacher_size, size = map(vocabulary_of, (self.teacher, model))
+        if teacher_size != size:
+            raise ConfigError(f"the teacher has {teacher_size} tokens, the student {size}")
+        tokens, targets = batch
+        self.teacher.to(tokens.device)
+        loss = language_loss(model, batch, generator)
+        assert loss.states is not None
+        with torch.no_grad():
+            states = losses.states_of(self.teacher, tokens).flatten(0, 1)
+        taught = states[(targets != losses.IGNORE).flatten()]
+        cut = (torch.split(states, losses.CHUNK) for states in (loss.states, taught))
+        pairs = zip(*cut, strict=True)
+        parts = [checkpoint(self._divergence, model, *pair, use_reentrant=False) for pair in pairs]
+        distance = torch.cat(parts).sum() / max(1, loss.count)
+        loss.total = (1 - self.share) * loss.total + self.share * distance
+        loss.values["divergence"] = float(distance.detach())
+        return loss
+
+    def _divergence(self, model: nn.Module, student: Tensor, teacher: Tensor) -> Tensor:
+        own, taught = head_of(model)(student), head_of(self.teacher)(teacher)
+        return self.temperature**2 * divergence(own / self.temperature, taught / self.temperature)

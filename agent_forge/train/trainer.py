@@ -1,15 +1,13 @@
 """Trainer: one optimizer step at a time, in pieces that fit into memory, with the rate's schedule.
 
-A step is all or nothing: a loss that is not finite or has run away raises `Diverged` before any
-weight changes, and so does a gradient that is not finite, with MuonGrokfast. Out of memory cuts the
-batch into more pieces, and at last moves to the CPU; either is recorded under the step at which it
-happened before it takes effect, so that a resumed run does the same at the same step. Pieces are
-weighed by the tokens that they teach: the cut changes the result by rounding only.
+A step is all or nothing: a loss or gradient that is not finite, or a loss that has run away, raises
+`Diverged` before any weight changes. Out of memory cuts the batch into more pieces, and at last
+moves to the CPU; either is recorded under its step before it takes effect, so that a resumed run
+does the same. Pieces are weighed by the tokens that they teach: the cut only changes the rounding.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 from collections.abc import Callable, Sequence
@@ -29,8 +27,6 @@ Batch = Sequence[Tensor]  # tensors of equal length along the first dimension
 RECENT = 100  # steps whose losses are remembered
 SMALLEST_FACTOR = 1 / 32
 NO_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
-
-
 LossFunction = Callable[[Any, Batch, torch.Generator], LossOutput]
 
 
@@ -97,12 +93,17 @@ class Trainer:
             try:
                 values = self._gradients(mine, self._apply_decisions(step))
                 break
-            except (torch.OutOfMemoryError, RuntimeError, MemoryError) as error:
-                if not _out_of_memory(error):
+            except (RuntimeError, MemoryError) as error:
+                by_type = isinstance(error, torch.OutOfMemoryError | MemoryError)
+                if not by_type and not any(sign in str(error).lower() for sign in NO_MEMORY):
                     raise
                 self._use_less(step, len(mine[0]))
                 self.generator.set_state(begin)
-        self._refuse_divergence(step, values["loss"])
+        if not math.isfinite(loss := values["loss"]):
+            raise Diverged(f"the loss became {loss} at step {step}")
+        if self.steps_seen >= 20 and loss > 2 * (mean := self.mean_loss) + 1:
+            rise = f"{loss:.3g} after a mean of {mean:.3g}"
+            raise Diverged(f"the loss ran away at step {step}: {rise}")
         rate = self.factor * rate_factor(step, self.total, self.settings)
         for group in self.optimizer.param_groups:
             group["lr"] = group["full_lr"] * rate
@@ -114,9 +115,9 @@ class Trainer:
         self._notify_modules("end_step")
         self.world.average(list(self.model.buffers()))
         self.steps_seen += 1
-        self.recent = [*self.recent[1 - RECENT :], values["loss"]]
-        extra = {"loss_avg_100": self.mean_loss, "rate": rate}
-        return {**values, **extra, **getattr(self.optimizer, "metrics", {})}
+        self.recent = [*self.recent[1 - RECENT :], loss]
+        metrics = getattr(self.optimizer, "metrics", {})
+        return {**values, "loss_avg_100": self.mean_loss, "rate": rate, **metrics}
 
     @property
     def mean_loss(self) -> float:
@@ -130,29 +131,26 @@ class Trainer:
     def halve_rate(self, factor: float) -> None:
         """Set the rate's factor to half of `factor`, which it was when training diverged."""
         if factor <= SMALLEST_FACTOR:
-            raise NotFinite(
-                f"training diverges even at {factor:.3g} of the rate",
-                hint="the last good checkpoint is kept; a new run needs a lower rate",
-            )
+            hint = "the last good checkpoint is kept; a new run needs a lower rate"
+            raise NotFinite(f"training diverges even at {factor:.3g} of the rate", hint=hint)
         self.factor = factor / 2
 
     def _gradients(self, batch: Batch, pieces: int) -> dict[str, float]:
         """Leave the mean gradient of the batch in the parameters; returns the mean values."""
         self.optimizer.zero_grad(set_to_none=True)
         self._notify_modules("begin_step")
-        pieces = min(pieces, len(batch[0]))
+        pieces, precision = min(pieces, len(batch[0])), self.settings.precision
+        narrow = precision == "bf16" or (precision == "auto" and bf16_is_faster(self.device))
         sums: dict[str, float] = {}
         count = 0
-        cut = zip(*(t.to(self.device).tensor_split(pieces) for t in batch), strict=True)
-        for piece in cut:
-            with self._precision():
+        for piece in zip(*(t.to(self.device).tensor_split(pieces) for t in batch), strict=True):
+            with torch.autocast(self.device.split(":")[0], dtype=torch.bfloat16, enabled=narrow):
                 loss = self.loss(self.model, piece, self.generator)
             (loss.total * loss.count).backward()  # type: ignore[no-untyped-call]
             count += loss.count
             for name, value in loss.values.items():
                 sums[name] = sums.get(name, 0.0) + value * loss.count
-        gradients = self.world.gradients(self.model)
-        sums, count = self.world.sum(gradients, sums, count)
+        gradients, sums, count = self.world.sum(self.model, sums, count)
         if not count:
             raise ValueError("the batch has nothing to learn: every target is left out")
         torch._foreach_mul_(gradients, 1 / count)
@@ -164,28 +162,14 @@ class Trainer:
             if hasattr(module, method):
                 getattr(module, method)()
 
-    def _precision(self) -> contextlib.AbstractContextManager[Any]:
-        wanted = self.settings.precision
-        if wanted == "bf16" or (wanted == "auto" and bf16_is_faster(self.device)):
-            return torch.autocast(self.device.split(":")[0], dtype=torch.bfloat16)
-        return contextlib.nullcontext()
-
-    def _refuse_divergence(self, step: int, loss: float) -> None:
-        if not math.isfinite(loss):
-            raise Diverged(f"the loss became {loss} at step {step}")
-        if self.steps_seen >= 20 and loss > 2 * self.mean_loss + 1:
-            raise Diverged(
-                f"the loss ran away at step {step}: {loss:.3g} after a mean of {self.mean_loss:.3g}"
-            )
-
     def _apply_decisions(self, step: int) -> int:
         """Move to the CPU if that was decided by this step; returns the pieces of its batch."""
-        if self.decisions.latest("cpu", step) and self.device != "cpu":
+        if self.decisions.at(step).get("cpu") and self.device != "cpu":
             self.device = "cpu"
             self.model.to("cpu")
             for state in self.optimizer.state.values():
                 state.update({k: v.to("cpu") for k, v in state.items() if torch.is_tensor(v)})
-        return int(self.decisions.latest("pieces", step) or self.settings.accumulate)
+        return int(self.decisions.at(step).get("pieces") or self.settings.accumulate)
 
     def _use_less(self, step: int, rows: int) -> None:
         """Decide, for good, to compute smaller pieces from this step on, or on the CPU."""
@@ -197,14 +181,6 @@ class Trainer:
             self.decisions.record("cpu", step, True)
             torch.cuda.empty_cache()
         else:
-            raise NotEnough(
-                f"not enough memory for one row of the batch at step {step}",
-                hint="free some memory and resume, or start anew with shorter rows",
-            )
+            hint = "free some memory and resume, or start anew with shorter rows"
+            raise NotEnough(f"not enough memory for one row of the batch at step {step}", hint=hint)
         log.warning("out of memory at step %d: %s", step, self.decisions.at(step))
-
-
-def _out_of_memory(error: Exception) -> bool:
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    return any(sign in str(error).lower() for sign in NO_MEMORY)

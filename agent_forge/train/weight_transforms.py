@@ -1,12 +1,12 @@
 """Weight transforms as parametrisations: LoRA, and rounding that is trained straight through.
 
-A transformed layer computes with f(weight) while the weight itself is what is stored, trained and
-checkpointed. `fold` puts f(weight) in its place for good.
+A layer computes with f(weight), but stores and trains the weight; `fold` puts f(weight) in place.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -53,10 +53,7 @@ def transformed(model: nn.Module) -> dict[str, nn.Module]:
 def add_transform(
     model: nn.Module, make: Callable[[Tensor], nn.Module], *, targets: Sequence[str] = EVERY_MATRIX
 ) -> list[str]:
-    """Give the linear layers named in `targets` the transform that `make(weight)` returns.
-
-    Returns the names of these layers.
-    """
+    """Give the layers named in `targets` the transform `make(weight)`; returns their names."""
     found = [
         (name, module)
         for name, module in model.named_modules()
@@ -72,18 +69,13 @@ def add_transform(
 
 
 def add_lora(
-    model: nn.Module,
-    rank: int,
-    generator: torch.Generator,
-    *,
-    scale: float = 1.0,
-    targets: Sequence[str] = EVERY_MATRIX,
+    model: nn.Module, rank: int, generator: torch.Generator, *, scale: float = 1.0, **where: Any
 ) -> list[str]:
     """Freeze the model and give each target a trainable low-rank change; returns their names."""
     if rank < 1:
         raise ConfigError(f"LoRA of rank {rank} changes nothing")
     frozen = list(model.parameters())
-    names = add_transform(model, lambda w: LowRank(w, rank, scale, generator), targets=targets)
+    names = add_transform(model, lambda w: LowRank(w, rank, scale, generator), **where)
     for parameter in frozen:
         parameter.requires_grad_(False)
     return names

@@ -42,7 +42,7 @@ class WorkerFailure:
     message: str
 
 
-class WorkerPool:
+class WorkerPool(contextlib.AbstractContextManager["WorkerPool"]):
     """Takes tasks and returns their results; to be closed, so use it in a `with`."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
@@ -53,9 +53,6 @@ class WorkerPool:
         self._results: dict[int, Any] = {}
         self._deaths = 0  # since a task was done
         self._inbox: worker.Messages = queue.SimpleQueue()  # what workers report
-
-    def __enter__(self) -> WorkerPool:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -98,10 +95,9 @@ class WorkerPool:
             self._results[number] = WorkerFailure(kind, how)
         self._deaths += kind == "died"
         if self._deaths >= DEATHS_PER_WORKER * self.settings["count"]:
-            raise WorkersLost(
-                f"{self._deaths} workers died with no task done in between; the last: {how}",
-                hint="if memory is short use fewer workers, then resume: what is done is kept",
-            )
+            problem = f"{self._deaths} workers died with no task done in between; the last: {how}"
+            hint = "if memory is short use fewer workers, then resume: what is done is kept"
+            raise WorkersLost(problem, hint=hint)
 
 
 def too_long(seconds: float | None) -> str:
@@ -216,12 +212,9 @@ class ProcessPool(WorkerPool):
             process, message = self._inbox.get(timeout=max(0.0, min(soonest, CHECK_EVERY_S)))
         except queue.Empty:
             self._check()
-        else:
-            if process in self._workers:  # else one that was given up
-                self._handle(process, message)
-        self._assign()
-
-    def _handle(self, process: WorkerProcess, message: list[Any] | None) -> None:
+            return self._assign()
+        if process not in self._workers:
+            return  # it was given up
         if message is None:
             self._replace(process, "died")
         elif message[0] == "ready":
@@ -229,9 +222,9 @@ class ProcessPool(WorkerPool):
                 raise not_set_up(message[1])
             process.ready = True
         else:
-            assert process.number is not None
             self._done(process.number, *message[1:])
             process.number, process.deadline = None, NEVER
+        self._assign()
 
     def _check(self) -> None:
         """Replace workers whose time is up, and any whose end left its pipe open."""

@@ -19,14 +19,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from agent_forge.errors import WorkersLost
-from agent_forge.workers import worker
-from agent_forge.workers.pools import (
-    WorkerPool,
-    WorkerProcess,
-    not_set_up,
-    thread_variables,
-    too_long,
-)
+from agent_forge.workers import pools, worker
 
 ALIVE_EVERY_S = 1.0
 SILENCE_S = 60.0  # of a driver that should report every second that the cluster answers
@@ -36,14 +29,14 @@ OBJECT_BYTES = 1 << 27  # what passes through Ray are short texts
 Send = Callable[..., None]
 
 
-class RayPool(WorkerPool):
+class RayPool(pools.WorkerPool):
     """`count` actors, asked through the driver."""
 
     _gone = False
 
     def __init__(self, settings: dict[str, Any]) -> None:
         super().__init__(settings)
-        self._driver = WorkerProcess(settings, self._inbox, driver=f"{__name__}:drive")
+        self._driver = pools.WorkerProcess(settings, self._inbox, driver=f"{__name__}:drive")
 
     def close(self) -> None:
         if not self._gone:
@@ -67,13 +60,11 @@ class RayPool(WorkerPool):
         elif event == "lost":
             self._lost(*rest)
         elif event == "refused":
-            raise not_set_up(*rest)
+            raise pools.not_set_up(*rest)
         elif event == "gone":
             self._gone = True
-            raise WorkersLost(
-                f"the Ray cluster is gone: {rest[0]}",
-                hint="the run is paused: resume it when the cluster is back, or without Ray",
-            )
+            hint = "the run is paused: resume it when the cluster is back, or without Ray"
+            raise WorkersLost(f"the Ray cluster is gone: {rest[0]}", hint=hint)
 
 
 def drive(settings: dict[str, Any], inbox: worker.Messages, outward: IO[bytes]) -> None:
@@ -158,7 +149,7 @@ def _run_actor(settings: dict[str, Any], tasks: worker.Messages, send: Send) -> 
     new = ray.remote(RayWorker).options(
         num_cpus=settings["threads"],
         num_gpus=min(settings["devices"], 1),  # never run on a cluster with GPUs
-        runtime_env={"env_vars": thread_variables(settings["threads"])},
+        runtime_env={"env_vars": pools.thread_variables(settings["threads"])},
     )
     while True:
         number, actor = None, new.remote()
@@ -174,7 +165,7 @@ def _run_actor(settings: dict[str, Any], tasks: worker.Messages, send: Send) -> 
             return send("refused", str(error))
         except GetTimeoutError:
             ray.kill(actor)
-            send("lost", number, "timeout", too_long(settings["seconds"]))
+            send("lost", number, "timeout", pools.too_long(settings["seconds"]))
         except RayError as error:
             how = " ".join(str(error).split())
             try:  # is it the actor, or everything?

@@ -376,16 +376,18 @@ def test_parquet_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_splits(kinds: str, sides: dict[str, set[str]]) -> None:
     known = set(kinds.split())
     for kind, expected in sides.items():
-        made = Counter(split_of(Example("q", str(i)), kind, known) for i in range(2000))
+        made = Counter(split_of(Example(f"q {i}", "a"), kind, known) for i in range(2000))
         assert set(made) == expected
         if "selection" in expected and len(expected) > 1:
             assert 60 < made["selection"] < 140
 
 
 def test_copies_are_on_the_same_side_and_splits_are_those_of_any_machine() -> None:
-    made = [split_of(Example("q", str(i)), "all", {"all"}) for i in range(2000)]
-    assert [i for i, side in enumerate(made) if side == "selection"][:3] == [36, 38, 47]
-    assert split_of(Example("q", "1", "x", "y"), "all", {"all"}) == made[1]
+    made = [split_of(Example(f"q {i}", "a"), "all", {"all"}) for i in range(2000)]
+    assert [i for i, side in enumerate(made) if side == "selection"][:3] == [17, 72, 141]
+    assert split_of(Example("Q 1!", "b", "x", "y"), "all", {"all"}) == made[1]
+    then = [split_of(Example("q", str(i)), "all", {"all"}, "content") for i in range(99)]
+    assert [i for i, side in enumerate(then) if side == "selection"][:3] == [36, 38, 47]
 
 
 @pytest.mark.parametrize(

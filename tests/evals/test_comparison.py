@@ -15,7 +15,7 @@ from agent_forge.evals.comparison import (
     detectable_gain,
 )
 from agent_forge.evals.domains import Domain, smallest_gain
-from agent_forge.evals.likelihood import ItemScores
+from agent_forge.evals.model_under_test import ItemScores
 
 ITEMS = 40
 

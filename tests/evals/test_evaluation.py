@@ -34,8 +34,13 @@ from agent_forge.evals.domains import (
     from_tasks,
     part,
 )
-from agent_forge.evals.likelihood import ItemScores, padded
-from agent_forge.evals.model_under_test import ModelUnderTest, open_model_under_test, windows
+from agent_forge.evals.model_under_test import (
+    ItemScores,
+    ModelUnderTest,
+    open_model_under_test,
+    padded,
+    windows,
+)
 from agent_forge.infer.chat import open_chat_model
 from agent_forge.infer.generate import Sampling, batches
 from agent_forge.store.models import ModelStorage
@@ -192,7 +197,7 @@ def test_splits_are_disjoint_and_have_their_shares() -> None:
 
 def test_a_copy_is_on_the_same_side_and_counts_once(tmp_path: Path) -> None:
     copies = tuple(Example(f"{i}{gap}b", f"c{gap}") for i in range(9) for gap in (" ", "  "))
-    for split_by in ("prompt", "content"):
+    for split_by in ("question", "prompt", "content"):
         parts = Domain("d", copies, split_by=split_by).parts
         assert parts[::2] == parts[1::2] and len(set(parts)) > 1
     rows = [{"prompt": p, "completion": "c"} for p in ("x", "y", "x ", "x")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import socket
 import time
 from fractions import Fraction
@@ -68,9 +69,98 @@ def test_numbers_are_compared_exactly(answer: str, text: str, right: bool) -> No
     assert graders.math(asked(answer), text) is right
 
 
+def notations(value: Fraction) -> list[str]:
+    """How people and LaTeX write a number."""
+    sign, size = "-" if value < 0 else "", abs(value)
+    found = [f"{sign}{size.numerator}/{size.denominator}"]
+    found.append(rf"{sign}\frac{{{size.numerator}}}{{{size.denominator}}}")
+    whole, rest = divmod(size.numerator, size.denominator)
+    if whole and rest:
+        found += [f"{sign}{whole} {rest}/{size.denominator}"]
+        found += [rf"{sign}{whole}\dfrac{{{rest}}}{{{size.denominator}}}"]
+    if size.denominator in (1, 2, 4, 5):
+        text = f"{float(size):,.2f}" if rest else f"{whole:,}"
+        found += [sign + text.replace(",", gap) for gap in ("", ",", "{,}", r"\,", "\u202f", " ")]
+        found += [f"{sign}{float(size):.12e}", rf"{sign}{float(size) / 1e3:.8f} \times 10^{{3}}"]
+        found += [f"{sign}{float(size) / 1e6:.10f} million", f"{sign}{float(size) * 10:.3f}*10^-1"]
+    spelt = [text.replace("-", minus) for text in found for minus in "-\u2212\u2013"]
+    return spelt if sign else found
+
+
+AROUND = [
+    *(
+        "The answer is {}.",
+        r"The answer is \({}\).",
+        r"\[ {} \]",
+        "#### {}",
+        r"#### {}\,",
+        "so ${}$",
+    ),
+    *(r"\boxed{{{}}}", r"\boxed{{{}\text{{ cm}}}}", "Answer: {} dollars", "it is 7 and {} apples"),
+    *("**Answer:** {}", "x = {}", r"\boxed{{ {}^\circ }}", "\uff1d {} km/h", "The answer is \\${}"),
+]
+
+
+def test_a_number_is_what_it_is_in_every_notation() -> None:
+    draw = random.Random(7)
+    for _ in range(400):
+        value = Fraction(
+            draw.randint(-(10 ** draw.randint(1, 7)), 10**6), draw.choice([1, 1, 2, 4, 3])
+        )
+        others = {value * 100, value / 100, value * 10, value / 10, -value, value + 1}
+        others |= {Fraction(str(abs(value.numerator))[:n]) for n in (1, 2, 3)}
+        text = draw.choice(AROUND).format(draw.choice(notations(value)))
+        assert graders.math(asked(str(value)), text), (value, text)
+        for other in others - {value}:
+            assert not graders.math(asked(str(other)), text), (other, text)
+
+
+@pytest.mark.parametrize(
+    ("answer", "text"),
+    [
+        *(("81", r"\boxed{\sqrt{81}}"), ("2", r"\boxed{2\sqrt{3}}"), ("5", r"\boxed{2\pi + 5}")),
+        *(
+            ("2", r"\boxed{x^2}"),
+            ("10", "10\u2075"),
+            ("12", "The answer is 12,5"),
+            ("1", "1.000,00"),
+        ),
+        *(("5", "The answer is 5 + 3"), ("1", r"\boxed{\frac{1}{x}}"), ("2", "#### 2^3")),
+        *(("1.5", "1.5 million"), ("3", "so 3 sqrt(2)"), ("2", "2k"), ("5", "#### 5*10^400")),
+    ],
+)
+def test_what_is_no_such_number_is_not_right(answer: str, text: str) -> None:
+    assert not graders.math(asked(answer), text)
+
+
+@pytest.mark.parametrize(
+    ("answer", "text"),
+    [
+        *(
+            ("4", "2^2"),
+            ("8", "2**3"),
+            ("3.5", "3\u00bd"),
+            ("500", "\uff15\uff10\uff10"),
+            ("5", "5!"),
+        ),
+        *(("50", r"\boxed{50\%}"), ("0.5", r"50\%"), ("3", "The answer is **3**."), ("5", "5cm")),
+        *(
+            ("0.75", r"\dfrac34"),
+            ("9", "It is $9."),
+            ("100000", "10\u2075"),
+            ("6", "2 \u00d7 3 = 6"),
+        ),
+    ],
+)
+def test_usual_notations_are_read(answer: str, text: str) -> None:
+    assert graders.math(asked(answer), text)
+
+
 def test_a_number_of_any_length_takes_no_time() -> None:
     began = time.process_time()
     hostile = ("1" * 200_000, "1," * 100_000, "1/" * 100_000, "1 " * 100_000, "####" * 50_000)
+    hostile += ("\\frac{" * 30_000, "{" * 99_999, " " * 99_999, "1 111" * 20_000, "\\a{" * 30_000)
+    hostile += ("sqrt(" * 20_000, "10^999*10^999", "9" * 50 + "^999", "\ufdfa" * 99_999)
     for text in hostile:
         graders.math(asked("3"), text)
     assert time.process_time() - began < 20  # quadratic reading takes minutes
@@ -104,6 +194,17 @@ def test_a_function_is_completed() -> None:
     assert graders.completed(task, "```python\ndef double(n):\n    return n + n\n```")
     assert not graders.completed(task, "    return n\n")
     assert not graders.completed(task, "")
+
+
+def test_what_a_question_defines_is_not_replaced() -> None:
+    question = "import math\n\ndef poly(xs, x):\n    return math.fsum(xs) - x\n\n\ndef zero(xs):\n"
+    test = "def check(c):\n    assert abs(poly([1, 2], c([1, 2]))) < 1e-4\ncheck(zero)"
+    task = asked("", test, question=question)
+    assert graders.completed(task, "    return math.fsum(xs)\n")
+    assert graders.completed(task, f"```python\n{question}    return sum(xs)\n```")
+    for lie in ("poly = lambda xs, x: 0", "class math:\n    fsum = sum", "check = print"):
+        assert not graders.completed(task, f"    return 0.0\n\n{lie}\n")
+        assert not graders.completed(task, f"```python\ndef zero(xs): return 0\n{lie}\n```")
 
 
 HOSTILE = {

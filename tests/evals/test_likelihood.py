@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from agent_forge.data.loader import TokenizedItem
 from agent_forge.errors import ConfigError
-from agent_forge.evals.likelihood import TOKENS_A_BATCH, measure
+from agent_forge.evals.model_under_test import TOKENS_A_BATCH, measure
 from agent_forge.infer.generate import Sampling, batches, generate
 from agent_forge.model.network import ForgeNetwork
 from tests.support.networks import shaken

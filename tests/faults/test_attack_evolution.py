@@ -14,14 +14,13 @@ from transformers import AutoTokenizer
 from agent_forge.errors import ConfigError, ForgeError, PhaseFailed
 from agent_forge.phases.phase2_evomerge import evolution
 from agent_forge.phases.phase2_evomerge.evolution import replay, run_evolution
-from agent_forge.phases.phase2_evomerge.inputs import locate_inputs, resume_inputs
+from agent_forge.phases.phase2_evomerge.inputs import resume_inputs
 from agent_forge.store import files
 from agent_forge.store.cleanup import refuse_foreign
 from agent_forge.store.sessions import SessionStore
 from tests.support.command_line import Forge
-from tests.support.evo_models import PARENTS, family, job
-
-FAST: dict[str, Any] = {"generations": 0, "fitness_subset_size": 8, "verdict_items": 20}
+from tests.support.evo_models import FASTEST as FAST
+from tests.support.evo_models import PARENTS, begin, family, job
 
 
 @pytest.fixture
@@ -29,15 +28,6 @@ def models(tmp_path: Path) -> Path:
     """A copy of the small Llamas that may be edited."""
     shutil.copytree(family(), tmp_path / "models")
     return tmp_path / "models"
-
-
-def begin(models: Path, folder: Path, **more: Any) -> Any:
-    settings = job(folder, **{**FAST, **more}).settings
-    settings = settings.model_copy(
-        update={"data": [str(models / f"{name}.jsonl") for name in PARENTS]}
-    )
-    refs = [str(models / name) for name in PARENTS]
-    return locate_inputs(settings, refs, str(models / "base"), 5, folder)
 
 
 # -- files ----------------------------------------------------------------------------------------

@@ -120,7 +120,7 @@ def test_a_file_that_is_only_called_lock_stays(tmp_path: Path, content: str) -> 
 def test_a_lock_of_a_process_that_died_is_taken(tmp_path: Path, content: str) -> None:
     (tmp_path / lock.LOCK_FILE).write_text(content)
     with lock.exclusive(tmp_path):
-        assert lock.holder_pid(tmp_path) == os.getpid()
+        assert lock.announced(tmp_path)["pid"] == os.getpid()
 
 
 def test_a_file_with_a_second_name_is_not_changed_in_place(tmp_path: Path) -> None:
@@ -181,7 +181,7 @@ def test_what_appeared_is_kept_even_if_the_writer_died(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = tmp_path / "champion"
-    monkeypatch.setattr(files, "_retire", lambda old, path: None)
+    monkeypatch.setattr(files, "retire", lambda old, path: None)
     for version in ("old", "new"):
         with files.staging(place) as stage:
             stage.write_json("a.json", version)

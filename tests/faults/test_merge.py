@@ -23,10 +23,12 @@ from agent_forge.errors import (
     DiskFull,
     ForgeError,
     HostileInput,
+    NotFound,
 )
 from agent_forge.merge.engine import merge
 from agent_forge.merge.output import clear_leftovers, refuse_existing, write
 from agent_forge.merge.recipe import Recipe
+from agent_forge.model.locate import locate_model
 from agent_forge.store import files
 from tests.support.command_line import Forge
 from tests.support.faults import Canary, FailingDisk
@@ -262,6 +264,22 @@ def test_what_holds_a_parent_is_never_replaced(root: Path, tmp_path: Path, force
         refuse_existing(root / "c" / "none" / "..", merged, force)
 
 
+def test_a_replacement_that_was_cut_short_is_finished(root: Path, tmp_path: Path) -> None:
+    merged = merge(recipe(root))
+    for name in ("good", "new"):
+        write(merged, tmp_path / name)
+    (tmp_path / "good").rename(tmp_path / ".old-0123abcd-good")  # killed between its two renames
+    (tmp_path / "new").rename(tmp_path / ".ready-good")
+    with pytest.raises(NotFound) as told:
+        locate_model(str(tmp_path / "good"))
+    assert ".ready-good" in told.value.hint
+    with pytest.raises(AlreadyExists):
+        write(merged, tmp_path / "good")
+    assert files.verify(tmp_path / "good")
+    write(merged, tmp_path / "good", force=True)
+    assert {path.name for path in tmp_path.glob(".*-good")} == set()
+
+
 def test_force_replaces_nothing_but_models(root: Path, tmp_path: Path) -> None:
     file, notes, link = (root / name for name in ("file", "notes", "link"))
     file.write_text("mine")
@@ -318,9 +336,9 @@ def test_the_second_of_two_writers_refuses(
             began.append(1)
             write(merge(recipe(root, "slerp")), out)
 
-    real = files.finish_replace
+    real = files.publish
     if late:  # after the last look at the folder
-        monkeypatch.setattr(files, "finish_replace", lambda path: (other(), real(path))[1])
+        monkeypatch.setattr(files, "publish", lambda *a, **o: (other(), real(*a, **o))[1])
     with pytest.raises(CannotWrite if late else AlreadyExists, match=r"not empty|exists|denied"):
         write(merge(recipe(root)), out, progress=None if late else other)
     assert "slerp" in (out / "README.md").read_text()

@@ -26,7 +26,7 @@ from agent_forge import platform, sandbox
 from agent_forge.errors import ConfigError, ForgeError
 from agent_forge.sandbox import SandboxLimits, run_tests
 from agent_forge.sandbox import run as free_run
-from agent_forge.sandbox.run import SandboxProcess, remove_folder
+from agent_forge.sandbox.run import ExecutionResult, SandboxProcess, remove_folder
 
 runner = sys.modules["agent_forge.sandbox.run"]
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs process limits")
@@ -89,7 +89,7 @@ def mode(
     return str(request.param)
 
 
-def run(code: str, limits: SandboxLimits = SHORT, stdin: str = "") -> sandbox.ExecutionResult:
+def run(code: str, limits: SandboxLimits = SHORT, stdin: str = "") -> ExecutionResult:
     began = time.monotonic()
     outcome = free_run(code, limits=limits, stdin=stdin)
     assert time.monotonic() - began < limits.wall_seconds + 20
@@ -896,6 +896,61 @@ def test_objects_generators_callbacks_and_errors_pass_the_wire() -> None:
 def test_the_setup_of_the_judge_cannot_be_replaced() -> None:
     code = "def close(a, b): return True\ndef f(x): return 0"
     assert run_tests(code, ["assert close(f(1), 5)"], setup=SETUP).passed == (False,)
+
+
+LOOPS = [
+    "assert all(map(lambda c: f(c[0]) == c[1], [(3, 9), (4, 16)]))",
+    "for a, b in zip(map(f, [3, 4]), [9, 16]): assert a == b",
+    "assert not any(map(lambda c: f(c[0]) != c[1], [(3, 9), (4, 16)]))",
+    "assert [*map(f, [3])] in ([], [9])",
+    "import functools\nfunctools.reduce(lambda n, x: f(x) == 1 / 0, [3, 4])",
+]
+ENDS = ("StopIteration", "StopAsyncIteration", "GeneratorExit", "SystemExit", "KeyboardInterrupt")
+
+
+@pytest.mark.parametrize("error", ENDS)
+def test_what_an_answer_raises_ends_no_loop_of_a_test(error: str) -> None:
+    """It reaches the test as an ordinary error, and the other tests are judged."""
+    own = f"class {error}(Exception): pass\n"
+    for code in (f"def f(x): raise {error}", f"{own}def f(x): raise {error}"):
+        caught = "try: f(1)\nexcept Exception: pass\nelse: assert 0"
+        assert run_tests(code, [*LOOPS, caught]).passed == (*[False] * len(LOOPS), True)
+    lazy = "class f:\n  def __init__(self, x): pass\n  def __iter__(self): raise " + error
+    assert not run_tests(lazy, ["assert list(f(1)) == []"]).ok
+    assert run_tests("def f(x): yield x", ["assert list(f(1)) == [1]"]).ok
+
+
+CHECKER = """
+import math
+class Checker:
+    limit = 9
+    def __init__(self, value=0): self.value = value
+    @staticmethod
+    def ok(value): return value == 9 and math.floor(value) == 9
+class Stricter(Checker): pass
+def made(value): return Checker(value)
+def _close(a, b): return abs(a - b) < 1e-6
+checker = Checker()
+"""
+
+
+@pytest.mark.parametrize(
+    "name", ["Checker", "Stricter", "math", "made", "_close", "checker", "check", "__name__", "abs"]
+)
+def test_nothing_of_the_setup_is_replaced_by_the_answer(name: str) -> None:
+    anything = f"class {name}:\n  def __new__(cls, *a): return True\n  ok = floor = __new__\n"
+    tests = ["assert Checker.ok(f(3))", "assert Stricter.ok(f(3))", "assert math.floor(f(3)) == 9"]
+    tests += ["assert _close(f(3), 9)", "assert checker.ok(f(3))", "assert abs(f(3)) == 9"]
+    tests += [
+        "def check(c):\n  assert c(3) == 9\ncheck(f)",
+        "assert f(3) and __name__ != '__main__'",
+    ]
+    lie = f"{anything}def f(x): return 1"
+    assert not any(run_tests(lie, tests, setup=CHECKER).passed)
+    right = run_tests(f"{anything}def f(x): return x * x", tests[:-1], setup=CHECKER)
+    assert right.ok, right
+    handed = "assert value_of(made(4)) == value_of(Checker(4)) == 4"
+    assert run_tests(f"{anything}def value_of(c): return c.value", [handed], setup=CHECKER).ok
 
 
 def test_a_callback_is_called_and_no_more() -> None:

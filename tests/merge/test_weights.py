@@ -20,7 +20,7 @@ from agent_forge.merge.recipe import Recipe
 from agent_forge.merge.vocabulary import read_tokens
 from agent_forge.model.folder import open_weights
 from agent_forge.model.weights import at_layer, layer_of
-from tests.support.merge_models import NAMES, family, make_models, recipe, save, tuned
+from tests.support.merge_models import NAMES, family, make_models, recipe, save, tuned, with_tokens
 
 UP = "model.layers.0.mlp.up_proj.weight"
 
@@ -211,13 +211,6 @@ def test_an_adapter_for_another_model(tmp_path: Path) -> None:
 
 
 # -- vocabularies ---------------------------------------------------------------------------------
-
-
-def with_tokens(folder: Path, tokens: dict[str, int], added: list[str] = []) -> None:  # noqa: B006
-    entries = [{"id": len(tokens) + i, "content": t} for i, t in enumerate(added)]
-    content = {"model": {"type": "BPE", "vocab": tokens}, "added_tokens": entries}
-    (folder / "tokenizer.json").write_text(json.dumps(content))
-    (folder / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": {}}))
 
 
 @pytest.fixture

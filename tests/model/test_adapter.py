@@ -8,15 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import PeftModel
 from safetensors.torch import load_file, save_file
-from torch import nn
 from transformers import AutoModelForCausalLM
 
 from agent_forge.errors import ConfigError, DamagedFile
 from agent_forge.model.folder import open_weights
 from agent_forge.model.weights import is_tied
-from tests.support.merge_models import family, save, tuned
+from tests.support.adapters import adapted
 
 LINEAR = ["q_proj", "down_proj"]
 # What is handled, each as peft saves it.
@@ -62,19 +61,6 @@ REFUSED: dict[str, dict[str, Any]] = {
     "use_bdlora": {"use_bdlora": {"x": 1}},
     "something_new": {"something_new": True},
 }
-
-
-def adapted(root: Path, kind: str, settings: dict[str, Any]) -> tuple[Path, Path]:
-    """A base, and an adapter of it that peft wrote, with weights that are not zero."""
-    base = save(root / "base", tuned(0, kind), family(kind)[1])
-    config = LoraConfig(r=4, lora_alpha=6, task_type="CAUSAL_LM", **settings)
-    model: Any = get_peft_model(AutoModelForCausalLM.from_pretrained(base), config)
-    generator = torch.Generator().manual_seed(3)
-    for weight in model.parameters():
-        if weight.requires_grad:
-            nn.init.normal_(weight, std=0.2, generator=generator)
-    model.save_pretrained(root / "lora")
-    return base, root / "lora"
 
 
 @pytest.mark.parametrize("name", KINDS)

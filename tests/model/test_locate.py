@@ -20,7 +20,7 @@ def finished(root: Path, session: str, folder: str, *names: str, trunk: bool = F
     """A phase of a run with these outputs, as the orchestrator leaves it."""
     place = root / "sessions" / session / folder
     for name in (*names, *(["trunk"] if trunk else [])):
-        files.write_text(place / name / "config.json", "{}")
+        files.write_bytes(place / name / "config.json", b"{}")
     state = {"status": "completed", "outputs": [{"name": name} for name in names]}
     files.write_bytes(place / "state.json", files.with_checksum(state))
     return place

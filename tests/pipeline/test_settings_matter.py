@@ -159,7 +159,7 @@ HISTORY = [
 
 def removed(setting: str, root: Path, patch: pytest.MonkeyPatch) -> Any:
     policy = load_config(sets=(setting,)).cleanup_policy
-    return {r.session_id for r in plan_cleanup(HISTORY, policy, NOW)}
+    return set(plan_cleanup(HISTORY, policy, NOW))
 
 
 def automatic(setting: str, root: Path, patch: pytest.MonkeyPatch) -> Any:

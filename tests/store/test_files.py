@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from agent_forge import platform
 from agent_forge.errors import (
     CannotWrite,
     DamagedFile,
@@ -17,7 +18,7 @@ from agent_forge.errors import (
     NotFound,
     TooNew,
 )
-from agent_forge.store import disk, files
+from agent_forge.store import files
 
 
 def names(folder: Path) -> set[str]:
@@ -32,15 +33,15 @@ def make_directory(path: Path, text: str) -> None:
 
 def test_a_file_appears_whole_and_replaces_the_old_one(tmp_path: Path) -> None:
     path = tmp_path / "new" / "file.txt"
-    files.write_text(path, "first")
-    files.write_text(path, "second")
+    files.write_bytes(path, b"first")
+    files.write_bytes(path, b"second")
     assert path.read_text() == "second"
     assert names(path.parent) == {"file.txt"}
 
 
 def test_an_error_while_writing_leaves_the_old_file_and_no_trace(tmp_path: Path) -> None:
     path = tmp_path / "file.txt"
-    files.write_text(path, "old")
+    files.write_bytes(path, b"old")
     with pytest.raises(RuntimeError, match="stop"), files.writing(path) as writer:
         writer.write(b"half")
         raise RuntimeError("stop")
@@ -50,7 +51,7 @@ def test_an_error_while_writing_leaves_the_old_file_and_no_trace(tmp_path: Path)
 
 def test_a_short_write_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files.disk, "write", lambda fd, data: os.write(fd, data[:3]))
-    files.write_text(tmp_path / "file.txt", "all of it arrives")
+    files.write_bytes(tmp_path / "file.txt", b"all of it arrives")
     assert (tmp_path / "file.txt").read_text() == "all of it arrives"
 
 
@@ -240,7 +241,7 @@ def test_everything_is_synced_before_it_is_renamed_and_the_name_after(
     folder.mkdir()
     disk = RecordingDisk()
     monkeypatch.setattr(files, "disk", disk)
-    files.write_text(folder / "a", "x")
+    files.write_bytes(folder / "a", b"x")
     assert [kind for kind, _ in disk.calls] == ["write", "sync", "rename", "sync folder"]
     assert disk.calls[2:] == [("rename", "a"), ("sync folder", "folder")]
     disk.calls.clear()
@@ -257,7 +258,7 @@ def test_new_folders_are_on_the_disk_one_after_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: list[str] = []
-    monkeypatch.setattr(disk.platform, "sync_directory", lambda path: synced.append(path.name))
+    monkeypatch.setattr(platform, "sync_directory", lambda path: synced.append(path.name))
     files.disk.make_directory(tmp_path / "a" / "b")
     assert synced == [tmp_path.name, "a"]
 
@@ -352,9 +353,9 @@ def test_append_adds_to_a_file(tmp_path: Path) -> None:
 
 def test_what_the_system_refuses_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    for write in (files.write_text, lambda p, t: files.append(p, t.encode())):
+    for write in (files.write_bytes, files.append):
         with pytest.raises(CannotWrite, match="cannot write") as caught:
-            write(tmp_path / "file" / "below", "x")
+            write(tmp_path / "file" / "below", b"x")
         assert caught.value.exit_code == 5
 
 

@@ -158,7 +158,7 @@ def session(name: str, status: str, age_days: float, ended: bool = True) -> dict
 
 def going(*sessions: dict[str, Any], **options: Any) -> set[str]:
     policy = options.pop("policy", CleanupSettings())
-    return {r.session_id for r in plan_cleanup(sessions, policy, NOW, **options)}
+    return set(plan_cleanup(sessions, policy, NOW, **options))
 
 
 HISTORY = (

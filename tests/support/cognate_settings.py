@@ -53,8 +53,9 @@ def learned_from(setting: str, root: Path, patch: pytest.MonkeyPatch) -> Any:
         (root / name / "svamp" / "SVAMP.json").write_text(text)
         (root / f"{name}.txt").write_text("\n\n".join(f"{name} {i} words" for i in range(99)))
     more = () if "families" in setting else (FEW,)
-    if "data_dir" in setting:
+    if "data_dir" in setting or "split_by" in setting:
         more = (*more, "phases.cognate.datasets=[svamp]")
+        more = (*more, "phases.cognate.data_dir=a") if "split_by" in setting else more
     found = corpus(setting, *more)
     settings = config(setting).phases.cognate
     mix = found.mix("memory", settings.own_share)
@@ -122,6 +123,7 @@ CHECKS = {
     f"{PHASE}.text_share": (learned_from, "0.1", "0.5"),
     f"{PHASE}.data_dir": (learned_from, "a", "b"),
     f"{PHASE}.datasets": (learned_from, "[]", "[boolq]"),
+    f"{PHASE}.split_by": (learned_from, "question", "content"),
     f"{PHASE}.texts": (learned_from, "[a.txt]", "[b.txt]"),
     f"{PHASE}.evaluation_items": (learned_from, "5", "9"),
     f"{TRAIN}.accumulate": (trained, "1", "2"),

@@ -35,7 +35,7 @@ from agent_forge.phases.training import (
 )
 from agent_forge.train.config import DOMAINS, CorpusSettings, TrainSettings
 from agent_forge.train.corpus import Corpus, build_corpus, validate_corpus
-from agent_forge.train.distill import DistillationLoss
+from agent_forge.train.fit import DistillationLoss
 from agent_forge.train.trainer import LossFunction
 
 

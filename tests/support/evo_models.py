@@ -31,6 +31,7 @@ FEW = {
     "checkpoint_every": 1,
     "convergence_threshold": 1e-9,
 }
+FASTEST: dict[str, Any] = {"generations": 0, "fitness_subset_size": 8, "verdict_items": 20}
 
 
 def rows(name: str) -> list[tuple[str, str]]:
@@ -160,3 +161,13 @@ def three(root: Path) -> str:
 def largest(model: Any) -> float:
     """A fitness of one's own."""
     return max(float(weight.detach().abs().max()) for weight in model.parameters())
+
+
+def begin(models: Path, folder: Path, **more: Any) -> EvolutionInputs:
+    """An evolution of copies of the three, which may be edited."""
+    settings = job(folder, **{**FASTEST, **more}).settings
+    settings = settings.model_copy(
+        update={"data": [str(models / f"{name}.jsonl") for name in PARENTS]}
+    )
+    refs = [str(models / name) for name in PARENTS]
+    return locate_inputs(settings, refs, str(models / "base"), 5, folder)

@@ -100,3 +100,10 @@ def write_combos(
     folders: dict[int | None, Path] = {n: folder / combo_name(n) for n in which}
     written = write_folders(merge(recipe), folders, progress=progress)
     return {n: written[n] for n in which}
+
+
+def with_tokens(folder: Path, tokens: dict[str, int], added: list[str] = []) -> None:  # noqa: B006
+    entries = [{"id": len(tokens) + i, "content": t} for i, t in enumerate(added)]
+    content = {"model": {"type": "BPE", "vocab": tokens}, "added_tokens": entries}
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": {}}))

@@ -222,14 +222,15 @@ def test_the_time_left_is_that_of_the_whole_phase(monkeypatch: pytest.MonkeyPatc
     out = io.StringIO()
     with make_progress("json", out) as display:
         display({"event": "phase_started", "phase": "toy"})
+        now = 100.0  # reading data takes its time once, not at every step
         display({**LOOP, "phase": "toy", "name": "toy a", "first": 100})  # done before a kill
         display({**LOOP, "phase": "toy", "name": "toy b", "first": 50})
-        now = 20.0
+        now = 120.0
         display({**step(60), "stage": "b", "done": 160, "left": 240})
         assert json.loads(out.getvalue().splitlines()[-1])["eta_s"] == 20 * 240 / 10
-        now = 30.0
+        now = 130.0
         display({**LOOP, "phase": "other", "name": "other"})
-        now = 35.0
+        now = 135.0
         display({**step(20), "phase": "other"})
     assert json.loads(out.getvalue().splitlines()[-1])["eta_s"] == 5 * 80 / 10
 
@@ -307,9 +308,8 @@ def test_the_display_fits_the_place() -> None:
 
 
 def mirror(tmp_path: Path, patience_s: float = 5) -> WandbSink:
-    return WandbSink(
-        tmp_path, group="s1", project="p", offline=True, config={"a": 1}, patience_s=patience_s
-    )
+    options: dict[str, Any] = {"config": {"a": 1}, "patience_s": patience_s}
+    return WandbSink(tmp_path / "s1", project="p", offline=True, **options)
 
 
 def drive(sink: WandbSink, tmp_path: Path) -> float:

@@ -23,8 +23,7 @@ from agent_forge.optim.config import MuGrokConfig
 from agent_forge.optim.muon import MuonGrokfast, divergence
 from agent_forge.train.config import TrainSettings, rate_factor
 from agent_forge.train.data_parallel import TrainingProcesses
-from agent_forge.train.distill import DistillationLoss
-from agent_forge.train.fit import EarlyStop
+from agent_forge.train.fit import DistillationLoss, EarlyStop
 from agent_forge.train.trainer import Trainer, bf16_is_faster
 from agent_forge.train.weight_transforms import (
     StraightThrough,
@@ -204,7 +203,7 @@ def test_a_decision_holds_from_its_step_on(tmp_path: Path) -> None:
     decisions.record("pieces", 5, 2)
     decisions.record("pieces", 9, 4)
     again = Decisions(tmp_path)
-    assert [again.latest("pieces", step) for step in (4, 5, 8, 9, 50)] == [None, 2, 2, 4, 4]
+    assert [again.at(step).get("pieces") for step in (4, 5, 8, 9, 50)] == [None, 2, 2, 4, 4]
     assert again.at(4) == {} and again.at(7) == {"pieces": 2}
     again.of("branch").record("pieces", 1, 8)
     assert again.at(7) == {"pieces": 2} and Decisions(tmp_path).of("branch").at(7) == {"pieces": 8}

@@ -1,9 +1,7 @@
 """Generated tasks with exact verifiers, at levels 1 to 100; nothing is downloaded.
 
-`make` is a pure function: the same arguments give the same task on any machine. `is_right` is true
-if a text answers a task. The splits (`train`, `selection`, `verdict`) share no operands, and no
-wordings where a family has any. Words, templates and wordings are in the .json files beside the
-modules; families.json lists all families in their order.
+The splits (`train`, `selection`, `verdict`) share no operands, and no wordings where a family has
+any. Words, templates and wordings are in .json files; families.json lists the families in order.
 
 | file | what is in it |
 |---|---|
@@ -54,13 +52,11 @@ DOMAINS: dict[str, tuple[str, ...]] = {
 }
 
 
+Level = int | tuple[int, int]  # one, or a range
+
+
 def make(
-    family: str,
-    split: str,
-    index: int,
-    *,
-    seed: int = 0,
-    level: int | tuple[int, int] = (1, MAX_LEVEL),
+    family: str, split: str, index: int, *, seed: int = 0, level: Level = (1, MAX_LEVEL)
 ) -> Task:
     """Item number `index` of a split, at one level or at a level drawn evenly from a range."""
     low, high = (level, level) if isinstance(level, int) else level
@@ -79,10 +75,7 @@ def make(
 
 
 def is_right(task: Task, text: str, run: Run | None = None) -> bool:
-    """True if `text` is a right answer; `verifiers` says what each family forgives.
-
-    Code is run against the tests of its task, by `run`: nothing is executed without it.
-    """
+    """True if `text` is a right answer; only `run` ever executes code, against the tests."""
     accept = FAMILIES[task.family].accept
     if accept is not None:
         return accept(task, text)

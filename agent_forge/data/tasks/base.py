@@ -1,12 +1,9 @@
 """What a task and a family of tasks are, and how an item falls into a split.
 
-An item is drawn in two steps. `draw` picks the operands: what the item asks about, without any
-wording. The sha256 of family and operands names the one split that may hold them, so a family
-draws until the operands belong to the split that was asked for. `build` then words the question,
-with wordings that belong to that split alone. Families of bare symbols have no wording; their
-splits differ in operands only.
-
-Everything random comes from the given `random.Random`, so an item is the same on any machine.
+`draw` picks the operands: what an item asks about. The sha256 of family and operands names the one
+split that may hold them, so a family draws until they belong to the split that was asked for.
+`build` then words the question, with wordings of that split alone. Families of bare symbols have
+no wording. All randomness comes from the given `Random`: an item is the same on any machine.
 """
 
 from __future__ import annotations
@@ -48,10 +45,6 @@ class Task:
     distractors: tuple[str, ...] = ()  # wrong answers of the same form
     tests: tuple[str, ...] = ()  # for code: assertions that a right answer passes
     operands: str = ""  # what the item asks about, whatever its wording
-
-    def key(self) -> str:
-        """The sha256 of what the item is: two wordings of one item share it."""
-        return _digest(self.family, self.operands).hex()
 
 
 class Question(NamedTuple):
@@ -111,14 +104,10 @@ def wording(family: str, split: str, rng: Random, /, **gaps: Any) -> str:
 
 def split_of(family: str, operands: str) -> str:
     """The one split that an item may be in: 70 % train, 15 % selection, 15 % verdict."""
-    bucket = _digest(family, operands)[0]  # 0-255
+    bucket = hashlib.sha256(f"{family}|{operands}".encode()).digest()[0]  # 0-255
     return "train" if bucket < 180 else "selection" if bucket < 218 else "verdict"
 
 
 def scaled(level: int, low: int, high: int) -> int:
     """A size that grows evenly from `low` at level 1 to `high` at level 100."""
     return low + (high - low) * (level - 1) // (MAX_LEVEL - 1)
-
-
-def _digest(family: str, operands: str) -> bytes:
-    return hashlib.sha256(f"{family}|{operands}".encode()).digest()

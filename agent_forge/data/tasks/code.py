@@ -1,8 +1,7 @@
 """Small Python functions: a chain of operations in words, its source, and assertions.
 
-An operation is a phrase and a line of source (code.json). What it does is that line itself, so the
-tests of an item cannot disagree with its answer; nothing but the lines of code.json is evaluated.
-A wrong answer has one operation changed, and its result differs on at least one of the inputs.
+An operation is a phrase and a line of source (code.json), which also computes the tests; nothing
+but these lines is evaluated. A wrong answer has one operation changed, and gives other results.
 """
 
 from __future__ import annotations
@@ -17,10 +16,14 @@ from typing import Any
 
 from agent_forge.data.tasks.base import Operands, Question, TaskFamily, family, load, scaled
 
-INPUTS = 6
 _data = load("code")
 WORDINGS = _data["wordings"]
 
+RANDOM_INPUT: dict[str, Callable[[Random], Any]] = {
+    "list": lambda r: r.choices(range(-25, 46), k=r.randint(3, 6)) + r.choices(range(9), k=3),
+    "string": lambda r: " ".join(r.sample(_data["nouns"], r.randint(2, 4))),
+    "number": lambda r: r.randint(-40, 160),
+}
 Chain = Sequence[tuple[Any, ...]]  # (operation, parameters...); the last names the result
 
 
@@ -50,9 +53,9 @@ class Operation:
 class FunctionKind:
     """What a function works on, the steps it may take, and what it may return."""
 
-    def __init__(self, name: str, random_input: Callable[[Random], Any]) -> None:
+    def __init__(self, name: str) -> None:
         texts = _data["kinds"][name]
-        self.variable, self.noun, self.input = texts["variable"], texts["noun"], random_input
+        self.variable, self.noun, self.input = texts["variable"], texts["noun"], RANDOM_INPUT[name]
         self.probes = texts["probes"]  # a function worth asking for differs on some of them
         self.steps, self.results = tuple(texts["steps"]), tuple(texts["results"])
         both = texts["steps"] | texts["results"]
@@ -69,18 +72,6 @@ class FunctionKind:
         """A function of one line a step."""
         lines = (self.operations[name].source.format(*values) for name, *values in chain)
         return "\n".join([f"def solve({self.variable}):", *(f"    {line}" for line in lines)])
-
-
-def random_list(rng: Random) -> list[int]:
-    return rng.choices(range(-25, 46), k=rng.randint(3, 6)) + rng.choices(range(9), k=3)
-
-
-def random_string(rng: Random) -> str:
-    return " ".join(rng.sample(_data["nouns"], rng.randint(2, 4)))
-
-
-def random_number(rng: Random) -> int:
-    return rng.randint(-40, 160)
 
 
 def draw(kind: FunctionKind, level: int, rng: Random) -> Operands:
@@ -101,7 +92,7 @@ def build(kind: FunctionKind, operands: Chain, level: int, split: str, rng: Rand
     *steps, result = (kind.operations[name].phrase.format(*values) for name, *values in operands)
     gaps = {"variable": kind.variable, "noun": kind.noun, "result": result}
     question = rng.choice(WORDINGS[split]).format(steps=", then ".join(steps), **gaps)
-    inputs = [kind.input(rng) for _ in range(INPUTS)]
+    inputs = [kind.input(rng) for _ in range(6)]
     expected = [kind.run(operands, given) for given in inputs]
     if all(value == expected[0] for value in expected):
         inputs += kind.probes
@@ -124,13 +115,9 @@ def _changed(kind: FunctionKind, chain: Chain, rng: Random) -> Chain:
     return (*chain[:place], new, *chain[place + 1 :])
 
 
-def _family(name: str, random_input: Callable[[Random], Any]) -> TaskFamily:
-    kind = FunctionKind(name, random_input)
+def _family(name: str) -> TaskFamily:
+    kind = FunctionKind(name)
     return family(f"code_{name}", partial(draw, kind), partial(build, kind), None, WORDINGS)
 
 
-FAMILIES = (
-    _family("list", random_list),
-    _family("string", random_string),
-    _family("number", random_number),
-)
+FAMILIES = tuple(map(_family, RANDOM_INPUT))

@@ -1,9 +1,8 @@
 """Common sense: what belongs together, what is bigger, what floats, what does not fit.
 
-Its facts (common_sense.json) occur in every split, as they do in life; what an item asks (its
-subject together with the choices) and the wording do not. They are what nobody would dispute:
-kinds share no word, sizes are compared when they are far apart, and a partner in a relation fits
-its own subject and no other of the same table.
+Its facts (common_sense.json) occur in every split; a subject with its choices and a wording do not.
+Nobody would dispute them: kinds share no word, sizes that are compared are far apart, and a partner
+in a relation fits its own subject and no other of the same table.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Everyday words in six languages: translate them, tell the language, choose the translation.
 
-The same word may be asked in every split, but not the same word between the same two languages
-(with the same company or choices), and never in the same wording.
+A word may be asked in every split, but not with the same languages and company or wording.
 """
 
 from __future__ import annotations

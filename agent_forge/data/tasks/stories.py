@@ -1,13 +1,9 @@
 """Short stories in simple English, and questions about them.
 
-A story has a hero with a wish, a problem, some attempts (more at higher levels), a friend who
-helps, and an ending. Pronouns follow the hero; where two people could be meant, the name is used.
-`story` asks for the rest of a story after its opening: text to learn fluent English from. Nobody
-can guess the rest word for word, so its check (the same words) only tells the text itself.
-
-The templates (stories.json) have gaps for people, things and places: {he}, {his} and {him} mean
-the hero, {f_he}, {f_his} and {f_him} the friend. A template has variants (what the wish is about)
-and details (something that turns up later); every pair of them fits.
+A story has a hero with a wish, a problem, attempts (more at higher levels), a friend, an ending.
+`story` asks for the rest after the opening: text to learn fluent English from, which nobody can
+guess word for word. In the templates (stories.json) {he}, {his} and {him} mean the hero, {f_he},
+{f_his} and {f_him} the friend; every pair of a template's variants and details fits.
 """
 
 from __future__ import annotations
@@ -37,7 +33,8 @@ def tell(
 ) -> tuple[str, str, dict[str, str]]:
     """The opening, the rest, and the words that fill both."""
     name, variant, detail, hero, friend, home = operands
-    template = TEMPLATES[name]
+    template, look = TEMPLATES[name], rng.choice(_data["looks"])
+    child = "girl" if hero in GIRLS else "boy"
     words = {
         **template["variants"][variant],
         **template["details"][detail],
@@ -46,7 +43,7 @@ def tell(
         "hero": hero,
         "friend": friend,
         "home": HOMES[home],
-        "who": f"a {rng.choice(_data['looks'])} {_child_or_animal(hero, rng)}",
+        "who": f"a {look} {child if rng.random() < 0.6 else rng.choice(_data['animals'])}",
         "hobby": rng.choice(_data["hobbies"]),
         "time": rng.choice(_data["times"]),
     }
@@ -96,12 +93,6 @@ def _pronouns(name: str, prefix: str) -> dict[str, str]:
     he, his, him = ("she", "her", "her") if name in GIRLS else ("he", "his", "him")
     words = {"he": he, "his": his, "him": him, "He": he.title(), "His": his.title()}
     return {prefix + key: word for key, word in words.items()}
-
-
-def _child_or_animal(hero: str, rng: Random) -> str:
-    if rng.random() < 0.6:
-        return "girl" if hero in GIRLS else "boy"
-    return str(rng.choice(_data["animals"]))
 
 
 QUESTION_WORDINGS = {

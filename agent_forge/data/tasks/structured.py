@@ -19,10 +19,8 @@ Record = dict[str, Any]
 
 _data = load("structured")
 CONVERSIONS = _data["wordings"]
-VALUES: dict[str, Sequence[str | int]] = {
-    **_data["words"],
-    **{name: range(*bounds) for name, bounds in _data["ranges"].items()},
-}
+VALUES: dict[str, Sequence[str | int]] = _data["words"]
+VALUES |= {name: range(*bounds) for name, bounds in _data["ranges"].items()}
 
 
 def to_yaml(records: list[Record]) -> str:

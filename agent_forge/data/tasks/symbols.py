@@ -1,9 +1,8 @@
 """Bare symbols: digits place by place, copies, positions, known facts, sequences to continue.
 
-Every symbol is one token: digits always are, other symbols are parted by blanks. There is no
-wording (but for `continue_pattern`): the splits share the form of the question and differ in the
-operands. `facts` is closed book: every fact of its table occurs in training, and only the
-combinations that are asked for differ between the splits.
+Every symbol is one token: digits always are, other symbols are parted by blanks. The splits share
+the form of a question and differ in the operands. `facts` is closed book: every fact of its table
+occurs in training, only the combinations that are asked for differ between the splits.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 QUESTIONS = tuple(letter + digit for letter in LETTERS for digit in DIGITS)
 # "b3" -> a letter: what the model has to know by heart
 FACTS = dict(zip(QUESTIONS, Random(260).choices(LETTERS, k=len(QUESTIONS)), strict=True))
+Change = Callable[[str], str]
 SEQUENCES = {"steps": 1, "cycle": 1, "powers": 15, "zigzag": 30, "growing": 45}  # from which level
 
 
@@ -40,21 +40,16 @@ def symbol_question(question: str, answer: str, alphabet: str, rng: Random) -> Q
 
 
 def change_string(
-    name: str,
-    command: str,
-    change: Callable[[str], str],
-    low: int = 4,
-    high: int = 26,
-    alphabet: str = LETTERS,
+    name: str, command: str, change: Change, shortest: int = 4, longest: int = 26, of: str = LETTERS
 ) -> TaskFamily:
-    """`command` and a string (of `low` to `high` symbols by level); the answer is its change."""
+    """`command` and a string of some symbols, longer at higher levels; the answer is its change."""
 
     def draw(level: int, rng: Random) -> Operands:
-        return ("".join(rng.choices(alphabet, k=scaled(level, low, high))),)
+        return ("".join(rng.choices(of, k=scaled(level, shortest, longest))),)
 
     def build(operands: tuple[str], level: int, split: str, rng: Random) -> Question:
         text = operands[0]
-        return symbol_question(f"{command} {spaced(text)}", change(text), alphabet, rng)
+        return symbol_question(f"{command} {spaced(text)}", change(text), of, rng)
 
     return family(name, draw, build, verifiers.symbols)
 
@@ -64,11 +59,6 @@ def two_numbers(level: int, rng: Random) -> Operands:
     size = scaled(level, 3, 22)
     both = "".join(rng.choices(DIGITS, k=2 * size))
     return both[:size], both[size:]
-
-
-def unordered_numbers(level: int, rng: Random) -> Operands:
-    """Two numbers of which the order does not matter: the smaller is named first."""
-    return tuple(sorted(two_numbers(level, rng)))
 
 
 def maximum(operands: tuple[str, str], level: int, split: str, rng: Random) -> Question:
@@ -110,8 +100,7 @@ def letter_at(operands: Operands, level: int, split: str, rng: Random) -> Questi
     return symbol_question(question, "".join(text[i - 1] for i in places), LETTERS, rng)
 
 
-def lookups(level: int, rng: Random) -> Operands:
-    """Facts to look up: a letter and a digit each."""
+def some_facts(level: int, rng: Random) -> Operands:
     return tuple(rng.choices(QUESTIONS, k=scaled(level, 2, 12)))
 
 
@@ -161,15 +150,15 @@ def continue_pattern(operands: Operands, level: int, split: str, rng: Random) ->
 
 
 FAMILIES = (
-    family("digit_max", unordered_numbers, maximum, verifiers.symbols),
+    family("digit_max", lambda *a: tuple(sorted(two_numbers(*a))), maximum, verifiers.symbols),
     family("digit_compare", two_numbers, compare, verifiers.symbols),
     family("digit_shift", shift_and_number, shift, verifiers.symbols),
     family("letter_at", letters_and_places, letter_at, verifiers.symbols),
-    family("facts", lookups, facts, verifiers.symbols),
+    family("facts", some_facts, facts, verifiers.symbols),
     change_string("copy", "copy", lambda text: text),
     change_string("reverse", "rev", lambda text: text[::-1]),
-    change_string("rotate", "rot", lambda text: text[1:] + text[0], low=5),
-    change_string("every_second", "skip", lambda text: text[::2], low=5),
+    change_string("rotate", "rot", lambda text: text[1:] + text[0], 5),
+    change_string("every_second", "skip", lambda text: text[::2], 5),
     change_string("sort_digits", "sort", lambda text: "".join(sorted(text)), 4, 22, DIGITS),
     family("continue_pattern", sequence, continue_pattern, verifiers.value),
 )

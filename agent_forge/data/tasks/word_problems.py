@@ -1,13 +1,11 @@
 """Word problems of eight kinds, each with its own wordings in every split, and worked steps.
 
-The templates (word_problems.json) know the numbers as {a}, {b}, ... in their order. The steps of
-a solution call them so too, and what the steps before gave v, w and x; the last is the answer.
+In word_problems.json a, b, ... are the numbers, and v, w and x what the first steps give.
 """
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable
+from operator import add, floordiv, mul, sub
 from random import Random
 
 from agent_forge.data.tasks import verifiers
@@ -17,13 +15,7 @@ from agent_forge.data.tasks.memory import PEOPLE
 
 _data = load("word_problems")
 TEMPLATES = _data["problems"]  # kind -> first_level, steps, and the texts of each split
-OPERATORS: dict[str, Callable[[int, int], int]] = {
-    "+": operator.add,
-    "-": operator.sub,
-    "*": operator.mul,
-    "/": operator.floordiv,
-    "//": operator.floordiv,
-}
+OPERATORS = {"+": add, "-": sub, "*": mul, "/": floordiv, "//": floordiv}
 
 
 def numbers_of(kind: str, largest: int, rng: Random) -> tuple[int, ...]:

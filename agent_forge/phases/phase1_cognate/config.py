@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from agent_forge.config.settings import PhaseSettings
 from agent_forge.optim.config import MuGrokConfig
@@ -38,6 +38,8 @@ SPECIALISTS = (
 
 class CognateSettings(PhaseSettings, CorpusSettings):
     """What Phase 1 can be told."""
+
+    BEFORE: ClassVar = {"split_by": "content"}
 
     trunk_steps: Count = setting(600, "steps of the trunk that all three share")
     branch_steps: Count = setting(150, "steps of each specialist")

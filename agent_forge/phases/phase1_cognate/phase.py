@@ -74,21 +74,25 @@ class CognatePhase(phase.PhaseController):
         models |= {"trunk": trunk, "average": average(plain)}
         if self.config.control:
             models["control"] = self._branch(ctx, corpus, trunk, "control")
-        scores = self._measure(ctx, corpus, models)
+        scores: dict[str, SpecialistScores] = {}
+        for name in ctx.pieces("verdict", list(models), self._work_of_a_verdict()):
+            scored = partial(scoring.assess, models[name], corpus.verdict, corpus.selection)
+            scores[name] = SpecialistScores(**ctx.once("scores", name, scored))
+            ctx.log(None, scores[name].metrics(name))
         distances = self._distances(ctx, corpus, plain, scores)
         guesses = corpus.baselines()
         ctx.log(None, guesses)
-        latencies = []
-        for name in THREE:
-            latencies.append(float(ctx.once("latency_ms", name, partial(latency_ms, models[name]))))
-            ctx.log(None, {f"{name}/latency_ms": latencies[-1]})
+        latencies = {
+            name: float(ctx.once("latency_ms", name, partial(latency_ms, models[name])))
+            for name in THREE
+        }
         report = _report(scores, [_table(scores, guesses), distances])
-        handed = self._save_specialists(ctx, corpus, models, scores, report.card())
+        handed = self._save_specialists(ctx, corpus, models, scores, latencies, report.card())
         named = {}
         for name in ("trunk", *(["control"] if self.config.control else [])):
             about = name, {"specialization": "none"}, scores[name].flat()
             named[name] = save_network(ctx, corpus, models[name], *about)
-        report.metrics, targets = self._totals(ctx, handed, scores, max(latencies))
+        report.metrics, targets = self._totals(ctx, handed, scores, max(latencies.values()))
         report.tables = [*report.tables, targets]
         report.details = {
             "all_models": three,
@@ -133,16 +137,6 @@ class CognatePhase(phase.PhaseController):
         items = 4 * self.config.evaluation_items + 6 * min(300, self.config.evaluation_items)
         return 1 + items * ITEM_TOKENS // (3 * self.config.rows * self.config.row_tokens)
 
-    def _measure(
-        self, ctx: PhaseContext, corpus: Corpus, models: Models
-    ) -> dict[str, SpecialistScores]:
-        scores = {}
-        for name in ctx.pieces("verdict", list(models), self._work_of_a_verdict()):
-            scored = partial(scoring.assess, models[name], corpus.verdict, corpus.selection)
-            scores[name] = SpecialistScores(**ctx.once("scores", name, scored))
-            ctx.log(None, scores[name].metrics(name))
-        return scores
-
     def _distances(
         self, ctx: PhaseContext, corpus: Corpus, plain: Sequence[ForgeNetwork], scores: Scores
     ) -> Table:
@@ -162,12 +156,19 @@ class CognatePhase(phase.PhaseController):
         return [*rows, [f"diversity (at least {least})", different]]
 
     def _save_specialists(
-        self, ctx: PhaseContext, corpus: Corpus, models: Models, scores: Scores, card: str
+        self,
+        ctx: PhaseContext,
+        corpus: Corpus,
+        models: Models,
+        scores: Scores,
+        latencies: Mapping[str, float],
+        card: str,
     ) -> list[ModelRef]:
         handed = []
         metrics = {f"{n}/{key}": v for n, s in scores.items() for key, v in s.flat().items()}
         for name, special in THREE.items():
             loss = scores[name].mean_nats
+            ctx.log(None, {f"{name}/latency_ms": latencies[name]})
             ctx.log(None, {f"{name}/final_loss": loss})
             metadata = {
                 "specialization": special.name,

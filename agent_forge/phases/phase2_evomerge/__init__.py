@@ -1,7 +1,7 @@
 """Phase 2, EvoMerge: evolve three models into one.
 
 config             settings of the phase; torch-free
-phase              the phase of the pipeline: from its context to run_evolution and back
+phase              the phase of the pipeline: from its context to the loop and back
 api                EvoMerge and EvoMergeConfig, by the names of the documents
 evolution          run_evolution, from inputs to the champion; replay: the champion again
 checks             what is refused before any work

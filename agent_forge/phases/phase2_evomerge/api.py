@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from pydantic import AliasChoices, AliasGenerator, ConfigDict, model_validator
+from pydantic import model_validator
 from torch import nn
 
 from agent_forge.config.load import validate
@@ -56,12 +56,6 @@ WANDB_PATIENCE_S = 30.0
 class DocumentedSettings(MeasuredEvolutionSettings):
     """The settings of an evolution, where it runs and what it leaves, by either name."""
 
-    model_config = ConfigDict(
-        alias_generator=AliasGenerator(
-            validation_alias=lambda name: AliasChoices(name, ALIASES.get(name, name))
-        )
-    )
-
     seed: int = setting(42, "every random choice derives from it", ge=0, lt=2**63)
     base: str | None = setting(None, "the model that all others were fine-tuned from")
     tokenizer: str | None = setting(None, "folder with the tokenizer of networks that name none")
@@ -74,17 +68,15 @@ class DocumentedSettings(MeasuredEvolutionSettings):
     @model_validator(mode="before")
     @classmethod
     def _names_agree(cls, data: dict[str, Any]) -> dict[str, Any]:
-        """Two names of one setting have to agree. Paths are texts."""
-        data = {name: str(v) if isinstance(v, Path) else v for name, v in data.items()}
-        for name, alias in ALIASES.items():
-            if {name, alias} <= set(data) and (value := data.pop(alias)) != data[name]:
-                raise ValueError(f"{alias} and {name} are one thing: {data[name]!r} and {value!r}")
-        return data
-
-    @model_validator(mode="before")
-    @classmethod
-    def _a_quarter_is_elite(cls, data: dict[str, Any]) -> Any:
-        return data if ALIASES["elite_count"] in data else super()._a_quarter_is_elite(data)  # type: ignore[operator]
+        """The settings by their first names; two names of one have to agree. Paths are texts."""
+        named: dict[str, Any] = {}
+        for given, value in data.items():
+            name, value = FIELDS.get(given, given), str(value) if isinstance(value, Path) else value
+            if (known := named.setdefault(name, value)) != value:
+                raise ValueError(
+                    f"{ALIASES[name]} and {name} are one thing: {known!r} and {value!r}"
+                )
+        return named
 
 
 class EvoMergeConfig:
@@ -187,7 +179,6 @@ class EvoMerge:
     def _open_wandb(self, folder: Path, stack: contextlib.ExitStack) -> WandbSink:
         sink = WandbSink(
             folder,
-            group=folder.name,
             project=self.config.wandb_project,
             offline=True,
             config=self.config.evolution.model_dump(mode="json"),

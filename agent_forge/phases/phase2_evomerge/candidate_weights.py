@@ -32,7 +32,6 @@ from agent_forge.store import files
 from agent_forge.store.tensors import TensorSpec, first_not_finite, write_tensors
 
 BASE, MEAN = "base", "mean"  # where task vectors start; the mean where no base is given
-METHODS = {"linear": "task_arithmetic"}  # of a blend, where a recipe calls it otherwise
 OUTSIDE, REST = "embeddings", "rest"
 SAMPLED = 200_000  # weights that distances are measured on
 KEPT_NAME = 24  # digits of a key in the name of a file
@@ -213,11 +212,11 @@ class CandidateWeights:
 
     def _blend(self, refs: Sequence[str], operation: Mapping[str, Any]) -> Recipe:
         """base + scale * sum c (parent - base), by a method of the merge engine."""
-        parameters = {"normalize": False, "lambda": operation["scale"]}
+        parameters, method = {"normalize": False, "lambda": operation["scale"]}, operation["method"]
         if density := operation["density"]:
             parameters["density"] = self.groups.conditional(density)
         return Recipe(
-            merge_method=METHODS.get(operation["method"], operation["method"]),
+            merge_method="task_arithmetic" if method == "linear" else method,
             models=self._weighted(refs, operation["coefficients"]),
             base_model=self.origin,
             parameters=parameters,
@@ -297,7 +296,6 @@ class CandidateWeights:
         return refs, models
 
     def _write(self, key: str) -> Path:
-        """The file of a candidate, made if it is not there."""
         path = self._file(key)
         if not path.exists():
             tensors = dict(self.tensors(key))

@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, field_validator, model_validator
 
 from agent_forge.config.settings import PhaseSettings
+from agent_forge.data.near_copies import SplitBy
 from agent_forge.errors import ConfigError
 from agent_forge.search.settings import Count, EvolutionSettings, setting
 
@@ -29,10 +30,10 @@ class MeasuredEvolutionSettings(EvolutionSettings):
     )
     data: list[str] = setting([], "files to measure on, each a domain of its own")
     tasks: list[str] = setting([], "generated tasks or pack:NAME; none = the domains of Phase 1")
-    split_by: Literal["prompt", "content"] = setting(
-        "prompt",
-        "what decides the split of an example: its prompt, so that near-copies stay together,"
-        " or (as in evolutions begun before this setting) prompt and answer",
+    split_by: SplitBy = setting(
+        "question",
+        "what decides the split of an example: what it asks, so that near-copies stay together,"
+        " or (as in evolutions begun before) its prompt, or prompt and answer",
     )
     max_level: int = setting(20, "difficulty of the generated tasks", ge=1, le=100)
     fitness_subset_size: Items = setting(200, "items of each domain to measure a candidate on")
@@ -74,24 +75,25 @@ class MeasuredEvolutionSettings(EvolutionSettings):
 
     @model_validator(mode="after")
     def _settings_agree(self) -> MeasuredEvolutionSettings:
-        for name in ("fitness_floors", "domain_weights", "mixed_precision", "racing"):
-            if self.fitness and getattr(self, name):
-                raise ValueError(f"{name} has no meaning for a fitness of your own")
-        if self.fitness and self.strategy in ("grad", "nsga2"):
-            needs = "a loss to differentiate" if self.strategy == "grad" else "several domains"
-            raise ValueError(f"{self.strategy} needs {needs}, which your own fitness has not")
-        if self.racing and self.strategy == "nsga2":
-            raise ValueError("racing knows one fitness: nsga2 has one for every domain")
-        if self.fitness and self.layer_paths:
-            raise ValueError("layer_paths needs bits a byte, which your own fitness has not")
-        if not self.layer_paths and self.path_gate != type(self).model_fields["path_gate"].default:
-            raise ValueError("path_gate has no meaning without layer_paths")
-        if self.cluster and self.executor != "ray":
-            raise ValueError("cluster is an address for the executor ray")
-        if min(self.domain_weights.values(), default=0) < 0:
-            raise ValueError("domain_weights are 0 or more")
-        if self.data and self.tasks:
-            raise ValueError("data and tasks exclude each other: measure on one of them")
+        own, nsga2 = self.fitness, self.strategy == "nsga2"
+        lacks = "which your own fitness has not"
+        idle_gate = self.path_gate != type(self).model_fields["path_gate"].default
+        only_domains = ("fitness_floors", "domain_weights", "mixed_precision", "racing")
+        refused = {
+            f"{name} has no meaning for a fitness of your own": own and getattr(self, name)
+            for name in only_domains
+        } | {
+            f"grad needs a loss to differentiate, {lacks}": own and self.strategy == "grad",
+            f"nsga2 needs several domains, {lacks}": own and nsga2,
+            "racing knows one fitness: nsga2 has one for every domain": self.racing and nsga2,
+            f"layer_paths needs bits a byte, {lacks}": own and self.layer_paths,
+            "path_gate has no meaning without layer_paths": idle_gate and not self.layer_paths,
+            "cluster is an address for the executor ray": self.cluster and self.executor != "ray",
+            "domain_weights are 0 or more": min(self.domain_weights.values(), default=0) < 0,
+            "data and tasks exclude each other: measure on one of them": self.data and self.tasks,
+        }
+        if problems := [text for text, holds in refused.items() if holds]:
+            raise ValueError(problems[0])
         return self
 
 

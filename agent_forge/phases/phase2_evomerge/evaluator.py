@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,9 @@ from agent_forge.config.settings import ModelSettings
 from agent_forge.data.loader import TokenizedItem
 from agent_forge.errors import ConfigError, ForgeError, NotFinite, PhaseFailed
 from agent_forge.evals import fitness as fitnesses
-from agent_forge.evals.domains import Domain
+from agent_forge.evals import model_under_test as measuring
 from agent_forge.evals.fitness import DomainFitness, Incumbent
-from agent_forge.evals.likelihood import ItemScores, padded
-from agent_forge.evals.model_under_test import ModelUnderTest, TokenizedDomain, model_under_test
+from agent_forge.evals.model_under_test import ItemScores, ModelUnderTest, TokenizedDomain
 from agent_forge.infer.generate import batches
 from agent_forge.merge.output import write
 from agent_forge.model.folder import MODEL_TYPE
@@ -64,7 +64,7 @@ def worker_task(candidates: Mapping[str, Candidate], key: str, limits: Limits) -
 
 
 class CandidateEvaluator:
-    """Makes and measures candidates. `cache` has earlier results, by weights and evaluation."""
+    """Makes and measures candidates. `cache` has earlier results, by all that they depend on."""
 
     def __init__(
         self, inputs: EvolutionInputs, weights: CandidateWeights, cache: dict[str, Any], device: str
@@ -72,26 +72,23 @@ class CandidateEvaluator:
         self.weights, self.cache = weights, cache
         self.model_under_test = _load(inputs.parents[0])
         self.model: nn.Module = self.model_under_test.model.to(device)  # the one filled last
-        self.fitness = self._fitness(inputs)
+        self.fitness: fitnesses.Fitness
+        self._settings = inputs.parents[0].settings_sha256()  # every candidate is measured with
         self.holdout: DomainFitness | None = None
-        if "holdout" in inputs.splits and not inputs.settings.fitness:
-            self.holdout = self._on(inputs, inputs.splits["holdout"])
+        s, subject, splits = inputs.settings, self.model_under_test, inputs.splits
+        sign = 1 if s.fitness_direction == "maximize" else -1
+        how = s.fitness_weights, s.fitness_floors, s.domain_weights, s.mixed_precision, s.racing
+        if fitnesses.is_function(s.fitness):
+            self.fitness = fitnesses.FunctionFitness(s.fitness, subject.model, sign)
+        elif s.fitness:
+            write_model = partial(self._write_model, inputs)
+            self.fitness = fitnesses.CommandFitness(s.fitness, write_model, sign)
+        else:
+            self.fitness = DomainFitness(subject, splits["selection"], *how)
+            if "holdout" in splits:
+                self.holdout = DomainFitness(subject, splits["holdout"], *how)
         self._networks = NetworkCache(self.model)
         self._filled = ""  # the candidate whose weights the model has
-
-    def _fitness(self, inputs: EvolutionInputs) -> fitnesses.Fitness:
-        own = inputs.settings.fitness
-        sign = 1 if inputs.settings.fitness_direction == "maximize" else -1
-        if fitnesses.is_function(own):
-            return fitnesses.FunctionFitness(own, self.model_under_test.model, sign)
-        if own:
-            return fitnesses.CommandFitness(own, lambda: self._write_model(inputs), sign)
-        return self._on(inputs, inputs.splits["selection"])
-
-    def _on(self, inputs: EvolutionInputs, domains: Sequence[Domain]) -> DomainFitness:
-        s = inputs.settings
-        how = s.fitness_weights, s.fitness_floors, s.domain_weights, s.mixed_precision, s.racing
-        return DomainFitness(self.model_under_test, domains, *how)
 
     def _write_model(self, inputs: EvolutionInputs) -> Path:
         """Write what the network holds as a model directory, always to the same place."""
@@ -124,7 +121,8 @@ class CandidateEvaluator:
                 sample = self.weights.sample(self.model)
                 result["sample"] = base64.b64encode(sample.tobytes()).decode()
             result["merge"] = time.perf_counter() - began
-            place = f"{sha} {self.fitness.name}" + (f" {incumbent.key}" if incumbent else "")
+            place = f"{sha} {self._settings} {self.fitness.name}"
+            place += f" {incumbent.key}" if incumbent else ""
             place += "" if gate is None else f" gate {gate}"
             if place in self.cache:
                 result |= {**self.cache[place], "hit": True}
@@ -209,7 +207,7 @@ def _load(first: Weights) -> ModelUnderTest:
         hint = "open and save it once with transformers (save_pretrained), and give that folder"
         problem = f"{first.label}: transformers renames {unknown[0]} when it loads it"
         raise ConfigError(problem, hint=hint)
-    return model_under_test(with_tokenizer(model, first.folder))
+    return measuring.model_under_test(with_tokenizer(model, first.folder))
 
 
 class NetworkCache:
@@ -229,21 +227,17 @@ class NetworkCache:
         if name not in self._others:
             for old in list(self._others)[: 1 - OTHER_NETWORKS]:
                 del self._others[old]
-            self._others[name] = self._build(config)
+            network: Any
+            with torch.random.fork_rng(devices=[]):  # all of its weights are overwritten
+                if isinstance(self.own, ForgeNetwork):
+                    network = ForgeNetwork(ModelSettings.model_validate(config))
+                    network.folder = self.own.folder
+                else:
+                    kind: Any = type(self.own)
+                    network = kind(kind.config_class.from_dict(config))
+            like = next(self.own.parameters())
+            self._others[name] = network.to(like.device, like.dtype).eval()
         return self._others[name]
-
-    def _build(self, config: dict[str, Any]) -> nn.Module:
-        """A network with whatever weights: all of them are overwritten."""
-        like = next(self.own.parameters())
-        network: Any
-        with torch.random.fork_rng(devices=[]):
-            if isinstance(self.own, ForgeNetwork):
-                network = ForgeNetwork(ModelSettings.model_validate(config))
-                network.folder = self.own.folder
-            else:
-                kind: Any = type(self.own)
-                network = kind(kind.config_class.from_dict(config))
-        return network.to(like.device, like.dtype).eval()  # type: ignore[no-any-return]
 
 
 def coefficient_gradient(
@@ -306,7 +300,7 @@ def _backward(
 
 def item_losses(model: nn.Module, items: Sequence[TokenizedItem], device: torch.device) -> Tensor:
     """The loss of each item in nats, summed over its asked tokens."""
-    tokens, asked = padded(items, device)
+    tokens, asked = measuring.padded(items, device)
     wanted = asked[:, 1:]
     targets = tokens[:, 1:][wanted]
     if isinstance(model, ForgeNetwork):

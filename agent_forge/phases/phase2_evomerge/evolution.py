@@ -11,15 +11,11 @@ from typing import Any, NamedTuple
 from agent_forge.contract.phase import ModelRef
 from agent_forge.errors import AlreadyExists, ConfigError, DamagedFile, NotFinite, NotFound
 from agent_forge.merge.output import ProgressCallback, refuse_foreign, write
+from agent_forge.phases.phase2_evomerge import inputs as opening
 from agent_forge.phases.phase2_evomerge import report as reporting
 from agent_forge.phases.phase2_evomerge.candidate_weights import CandidateWeights
 from agent_forge.phases.phase2_evomerge.checks import CHAMPION, refuse_place
-from agent_forge.phases.phase2_evomerge.inputs import (
-    EvolutionInputs,
-    open_models,
-    with_base,
-    write_begun,
-)
+from agent_forge.phases.phase2_evomerge.inputs import EvolutionInputs
 from agent_forge.phases.phase2_evomerge.journal import LOG, WEIGHTS
 from agent_forge.phases.phase2_evomerge.loop import EvolutionLoop, Listener
 from agent_forge.phases.phase2_evomerge.report import EvolutionReport
@@ -54,10 +50,7 @@ def run_evolution(
     listen: Listener = lambda record: None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> EvolutionResult:
-    """Run an evolution in a folder of its own, or go on with it, to the champion and the verdict.
-
-    `listen` is told "begun" as soon as it can be resumed.
-    """
+    """Run an evolution in its own folder, or go on. "begun" is told when it can be resumed."""
     inputs.require_room()
     folder = inputs.folder
     with files.disk_errors(folder):
@@ -69,7 +62,7 @@ def run_evolution(
         for note in inputs.notes:
             listen({"event": "note", "text": note})
         loop = EvolutionLoop(inputs, device, listen=listen, should_stop=should_stop)
-        write_begun(inputs, loop.fingerprint)
+        opening.write_begun(inputs, loop.fingerprint)
         listen({"event": "begun"})
         loop.run()
         report = reporting.measure_verdict(loop)
@@ -104,8 +97,8 @@ def replay(path: Path, target: Path, progress: ProgressCallback | None = None) -
     paths.require_writable(target.parent)
     record, candidates = _read_lineage(path)
     refs = [source["model"] for source in record["models"]]
-    parents, base = open_models(refs, refs.pop() if record["has_base"] else None)
-    for weights, source in zip(with_base(parents, base), record["models"], strict=True):
+    parents, base = opening.open_models(refs, refs.pop() if record["has_base"] else None)
+    for weights, source in zip(opening.with_base(parents, base), record["models"], strict=True):
         if weights.sha256() != source["sha256"]:
             raise ConfigError(f"{weights.label} is not the model that the lineage names")
         own_settings = weights.settings_sha256()

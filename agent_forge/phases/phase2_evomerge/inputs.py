@@ -159,7 +159,7 @@ def locate_inputs(
         raise ConfigError(f"the names {', '.join(names)} do not tell all models apart")
     short = [Path(ref).name for ref in parents]
     names = names or (short if _tells_apart(short) else parents)
-    return _open_own(settings, parents, base, folder, seed, names)
+    return open_inputs(settings, parents, base, folder, seed, names)
 
 
 def resume_inputs(
@@ -183,28 +183,7 @@ def resume_inputs(
     changed = {name: value for name, value in options.items() if value is not None}
     settings = validate(EvoMergeSettings, {**begun, **changed}, str(folder / BEGUN))
     parents, base, seed, names = (record[key] for key in ("parents", "base", "seed", "names"))
-    return _open_own(settings, parents, base, folder, seed, names)
-
-
-def _open_own(
-    settings: EvoMergeSettings,
-    parents: Sequence[str],
-    base: str | None,
-    folder: Path,
-    seed: int,
-    names: Sequence[str],
-) -> EvolutionInputs:
-    """The inputs in a folder of its own; beside a base that is a trunk its control is compared."""
-    checks.refuse_place(folder, with_base(parents, base))
-    checks.refuse_fewer(folder, settings.generations)
-    if "split_by" not in settings.model_fields_set and (record := begun_or_none(folder)):
-        begun = {**EvoMergeSettings.BEFORE, **record["settings"]}
-        settings = settings.model_copy(update={"split_by": begun["split_by"]})
-    control = str(Path(base).parent / CONTROL) if base else ""
-    control_ref = control if base and Path(control, "config.json").exists() else None
-    inputs = open_inputs(settings, parents, base, folder, seed, names, control_ref)
-    _refuse_changed(inputs)
-    return inputs
+    return open_inputs(settings, parents, base, folder, seed, names)
 
 
 def _tells_apart(names: Sequence[str]) -> bool:
@@ -282,10 +261,18 @@ def open_inputs(
     folder: Path,
     seed: int,
     names: Sequence[str],
-    control_ref: str | None,
-    always_verdict: bool = False,
+    control_ref: str | None = None,
+    in_run: bool = False,
 ) -> EvolutionInputs:
     """Open the models, and check all that can be checked before every weight is read."""
+    if not in_run:  # the folder is the evolution's own, and may hold an earlier part of it
+        checks.refuse_place(folder, with_base(parent_refs, base_ref))
+        checks.refuse_fewer(folder, settings.generations)
+        if "split_by" not in settings.model_fields_set and (record := begun_or_none(folder)):
+            begun = {**EvoMergeSettings.BEFORE, **record["settings"]}
+            settings = settings.model_copy(update={"split_by": begun["split_by"]})
+        control = Path(base_ref).parent / CONTROL if base_ref else None
+        control_ref = str(control) if control and (control / "config.json").exists() else None
     if len(parent_refs) < 2:
         hint = "give two or more; three are usual"
         raise ConfigError(f"{len(parent_refs)} model is nothing to merge", hint=hint)
@@ -307,13 +294,12 @@ def open_inputs(
     if settings.layer_paths and not {*DEPTHS} & {*parents[0].config}:
         problem = f"layer_paths: the config of {parent_refs[0]} does not say how many layers it has"
         raise ConfigError(problem, hint="do without: --set layer_paths=0")
-    size = sum(weights.nbytes for weights in parents)
-    if size > LARGE_BYTES:
+    if (size := sum(weights.nbytes for weights in parents)) > LARGE_BYTES:
         notes.append(
             f"the parents have {size / 1e9:.1f} GB together: every candidate reads them all,"
             f" and those in files take up to {3 * size / 1e9:.0f} GB of disk"
         )
-    splits = split_items(settings, always_verdict)
+    splits = split_items(settings, always_verdict=in_run)
     checks.check_settings(settings, splits, len(parents))
     verdict = splits.get("verdict", ())
     answers, gain = detectable_gain(verdict)
@@ -323,7 +309,10 @@ def open_inputs(
     notes += domains.copies_told(verdict)
     models = open_models(parent_refs, base_ref, opened)
     given = settings, tuple(parent_refs), base_ref, *models, splits, folder, seed, tuple(names)
-    return EvolutionInputs(*given, control_ref, tuple(notes))
+    inputs = EvolutionInputs(*given, control_ref, tuple(notes))
+    if not in_run:
+        _refuse_changed(inputs)
+    return inputs
 
 
 def open_models(

@@ -38,13 +38,12 @@ class EvolutionJournal:
 
     def begin(self) -> None:
         if not self.records:
-            self._append({"record": FIRST, "fingerprint": self._fingerprint})
+            self.write(FIRST, fingerprint=self._fingerprint)
 
     def write(self, record: str, **values: Any) -> dict[str, Any]:
-        self.require_files()
-        return self._append({"record": record, **values})
-
-    def _append(self, line: dict[str, Any]) -> dict[str, Any]:
+        if self.records:
+            self.require_files()
+        line = {"record": record, **values}
         self._file.write(line)
         self.records.append(line)
         return line

@@ -164,7 +164,6 @@ class EvolutionLoop:
             self.seconds[part] += time.perf_counter() - began
 
     def _generation_record(self) -> dict[str, Any]:
-        """The last generation, for whoever listens."""
         entry = self.search.history[-1]
         floors = self.settings.fitness_floors
         if not entry["generation"] and floors and entry["best"] == 0:

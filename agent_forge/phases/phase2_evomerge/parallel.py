@@ -90,10 +90,7 @@ class ParallelEvaluator:
     def measure(
         self, candidates: Mapping[str, Candidate], pending: Mapping[str, Limits]
     ) -> dict[str, Any]:
-        """The result of the first that is pending; the others are under way.
-
-        A worker that died leaves the result of a candidate that failed.
-        """
+        """The result of the first that is pending, a failed one if its worker died."""
         if self._pool is None:
             self._pool = self.start()
         for key, limits in pending.items():

@@ -90,7 +90,7 @@ class EvoMergePhase(phase.PhaseController):
             seed,
             [ref.name for ref in models],
             str(control.path) if base and control else None,
-            always_verdict=True,
+            in_run=True,
         )
 
     def _log_generation(self, ctx: PhaseContext, record: Mapping[str, Any]) -> None:
@@ -157,11 +157,11 @@ def _metrics(loop: EvolutionLoop, report: EvolutionReport) -> dict[str, float]:
 
 
 def _save(ctx: PhaseContext, loop: EvolutionLoop, report: EvolutionReport) -> ModelRef:
-    """Save the champion as a model of the run."""
     champion = loop.champion
     weights = loop.weights.weights(champion.key)
     parent = Path(loop.inputs.parent_refs[0])
-    tokenizer = [p for p in sorted(parent.iterdir()) if "token" in p.name or "chat" in p.name]
+    beside_weights = (path for path in sorted(parent.iterdir()) if path.is_file())
+    tokenizer = [path for path in beside_weights if "token" in path.name or "chat" in path.name]
     beside = reporting.champion_files(loop, report)
     del beside["README.md"]  # the store writes the card of a run's model
     loop.evaluator.fill(champion.key)

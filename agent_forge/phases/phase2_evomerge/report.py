@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 from agent_forge.errors import ForgeError, PhaseFailed
+from agent_forge.evals import model_under_test
 from agent_forge.evals.comparison import Comparison, compare
 from agent_forge.evals.domains import copies_told
 from agent_forge.evals.fitness import DomainFitness, FitnessScore
-from agent_forge.evals.likelihood import ItemScores
-from agent_forge.evals.model_under_test import ModelUnderTest, confirm, open_model_under_test
+from agent_forge.evals.model_under_test import ItemScores, ModelUnderTest
 from agent_forge.model.opened import open_model
 from agent_forge.phases.phase2_evomerge.inputs import MODEL_NAMES
 from agent_forge.phases.phase2_evomerge.loop import EvolutionLoop
@@ -98,8 +98,14 @@ def measure_verdict(loop: EvolutionLoop) -> EvolutionReport | None:
     for name, model in {MODEL_NAMES[0]: loop.champion.key, **_baselines(loop)}.items():
         loop.proceed("during the verdict")
         loop.listen({"event": "verdict", "model": name})
-        if isinstance(model, OnDisk):
-            fitness = DomainFitness(_opened(loop, model), domains, *weights)
+        if isinstance(model, OnDisk):  # its config and tokenizer may differ from the first parent's
+            try:
+                opened = model_under_test.open_model_under_test(model)
+            except (ForgeError, OSError):
+                loop.journal.require_files()  # if one is gone, that is why
+                raise
+            opened.model.to(next(loop.evaluator.model.parameters()).device)
+            fitness = DomainFitness(opened, domains, *weights)
         else:
             fitness = shared
             loop.evaluator.fill(model)
@@ -118,17 +124,6 @@ def measure_verdict(loop: EvolutionLoop) -> EvolutionReport | None:
             retention[key.removesuffix("/accuracy")] = own_score.raw[key] / most
     perplexity = math.exp(min(700, nats))
     return EvolutionReport(own_score, baselines, best, perplexity, retention, tuple(own))
-
-
-def _opened(loop: EvolutionLoop, model: OnDisk) -> ModelUnderTest:
-    """A model as its own files have it: config and tokenizer may differ from the first parent's."""
-    try:
-        opened = open_model_under_test(model)
-    except (ForgeError, OSError):
-        loop.journal.require_files()  # if one is gone, that is why
-        raise
-    opened.model.to(next(loop.evaluator.model.parameters()).device)
-    return opened
 
 
 def _baselines(loop: EvolutionLoop) -> dict[str, str]:
@@ -155,18 +150,14 @@ def confirm_champion(folder: Path, loop: EvolutionLoop, report: EvolutionReport 
             if not torch.equal(tensor.cpu().float(), state[name].float()):
                 raise PhaseFailed(f"{folder} does not hold the weights that were measured: {name}")
         return
-    few = [
-        replace(d, examples=d.examples[:CONFIRMED], tasks=d.tasks[:CONFIRMED], writing=None)
-        for d in loop.inputs.splits["verdict"]
-    ]
-    recorded = [
-        loss for d, o in zip(few, report.items, strict=True) for loss in o.loss[: len(d.examples)]
-    ]
+    few = [d.select(range(len(d.examples[:CONFIRMED]))) for d in loop.inputs.splits["verdict"]]
+    recorded = [loss for items in report.items for loss in items.loss[:CONFIRMED]]
 
     def measure(model: ModelUnderTest) -> list[float]:
-        return [loss for d in few for loss in model.measure(model.prepare(d)).loss]
+        parts = [model.prepare(replace(domain, writing=None)) for domain in few]
+        return [loss for part in parts for loss in model.measure(part).loss]
 
-    confirm(folder, measure, recorded)
+    model_under_test.confirm(folder, measure, recorded)
 
 
 def summary(loop: EvolutionLoop) -> dict[str, Any]:
@@ -237,7 +228,7 @@ def markdown(loop: EvolutionLoop, report: EvolutionReport | None) -> list[str]:
     for split, domains in inputs.splits.items():
         counts = ", ".join(f"{d.name} {len(d.examples)}" for d in domains)
         lines += [f"Items for {split}: {counts}."]
-    if loop.settings.split_by == "prompt":  # the card of an older evolution stays as it was
+    if loop.settings.split_by != "content":  # the card of an older evolution stays as it was
         lines += [f"There are {note}." for note in copies_told(inputs.splits.get("verdict", ()))]
     lines += ["", "## Verdict", ""]
     if report is None:

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agent_forge.data.loader import TokenizedItem
 from agent_forge.errors import ConfigError, ForgeError
-from agent_forge.evals.likelihood import measure
+from agent_forge.evals.model_under_test import measure
 from agent_forge.model import hf
 from agent_forge.phases.phase1_cognate import load_phase1_models
 from agent_forge.phases.phase1_cognate.phase import CognatePhase

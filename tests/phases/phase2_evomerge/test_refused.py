@@ -30,7 +30,7 @@ from agent_forge.evals.comparison import (
 )
 from agent_forge.evals.domains import from_files
 from agent_forge.evals.fitness import FunctionFitness
-from agent_forge.evals.likelihood import ItemScores
+from agent_forge.evals.model_under_test import ItemScores
 from agent_forge.phases.phase2_evomerge import EvoMerge, EvoMergeConfig
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
 from agent_forge.phases.phase2_evomerge.evolution import EvolutionResult, replay, run_evolution

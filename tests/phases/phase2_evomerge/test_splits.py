@@ -18,12 +18,12 @@ from typing import Any
 import pytest
 
 from agent_forge.data.dataset_rows import Example
+from agent_forge.data.near_copies import SplitBy
 from agent_forge.errors import ConfigError
 from agent_forge.evals.benchmarks import from_benchmarks
 from agent_forge.evals.domains import (
     SHARES,
     Domain,
-    SplitBy,
     evaluation_hash,
     folded,
     from_files,
@@ -78,7 +78,7 @@ def test_what_near_copies_differ_in(one: str, other: str, same: bool) -> None:
     assert (folded(one) == folded(other)) == same
 
 
-def prompts_of(path: Path, split_by: SplitBy = "prompt") -> dict[str, set[str]]:
+def prompts_of(path: Path, split_by: SplitBy) -> dict[str, set[str]]:
     (domain,) = from_files([path], split_by)
     parts = {split: part(domain, split) for split in SHARES}
     assert sum(len(p.examples) for p in parts.values()) == len(domain.examples)
@@ -86,10 +86,19 @@ def prompts_of(path: Path, split_by: SplitBy = "prompt") -> dict[str, set[str]]:
 
 
 def test_no_prompt_is_in_two_parts() -> None:
-    by_prompt, by_content = (prompts_of(OLD / "fruit.jsonl", by) for by in ("prompt", "content"))
-    assert all(len(prompts) > 5 for prompts in by_prompt.values())
-    assert not any(a & b for a, b in combinations(by_prompt.values(), 2))
+    by_content = prompts_of(OLD / "fruit.jsonl", "content")
+    for split_by in ("question", "prompt"):
+        found = prompts_of(OLD / "fruit.jsonl", split_by)
+        assert all(len(prompts) > 5 for prompts in found.values())
+        assert not any(a & b for a, b in combinations(found.values(), 2))
     assert len(by_content["selection"] & by_content["verdict"]) > 20  # which is why
+
+
+def test_an_evolution_that_was_split_by_the_prompt_keeps_its_items() -> None:
+    (domain,) = from_files([OLD / "fruit.jsonl"], "prompt")
+    assert {split: evaluation_hash([part(domain, split)])[:8] for split in SHARES} == {
+        **{"selection": "0c9528be", "holdout": "6de41947", "verdict": "7d893244"},
+    }
 
 
 def test_near_copies_are_together_in_whatever_file_and_form(tmp_path: Path) -> None:
@@ -173,7 +182,8 @@ def test_a_published_set_without_parts_is_split_by_the_prompt(tmp_path: Path) ->
         return {folded(e.prompt) for e in from_benchmarks([pack], **where)[0].examples}
 
     for pack, unseen in (("flores", "verdict"), ("gsm8k", "holdout")):
-        assert not prompts(pack, "selection", "prompt") & prompts(pack, unseen, "prompt")
+        for by in ("question", "prompt"):
+            assert not prompts(pack, "selection", by) & prompts(pack, unseen, by)
         assert prompts(pack, "selection", "content") & prompts(pack, unseen, "content")
 
 
@@ -301,8 +311,8 @@ def test_an_old_folder_that_is_named_again_goes_on_too(old: Path) -> None:
 def test_a_new_evolution_records_its_split_and_keeps_it(models: Path, forge: Forge) -> None:
     assert forge(line(models)).code == 0
     place = Path("evomerge").resolve()
-    assert files.read_checked(place / BEGUN)["settings"]["split_by"] == "prompt"
-    assert resume_inputs(place, None, None).settings.split_by == "prompt"
+    assert files.read_checked(place / BEGUN)["settings"]["split_by"] == "question"
+    assert resume_inputs(place, None, None).settings.split_by == "question"
 
 
 def test_workers_get_the_split(old: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -325,11 +335,12 @@ def test_an_old_run_goes_on_with_its_split_and_its_fingerprint(tmp_path: Path) -
     config = load_config(preset="tiny", sets=(f"storage.root={tmp_path}",))
     record = config.model_dump(mode="json")
     sessions.create(record, json.dumps(record), session_id="new")
-    del record["phases"]["evomerge"]["split_by"]
+    del record["phases"]["evomerge"]["split_by"], record["phases"]["cognate"]["split_by"]
     sessions.create(record, json.dumps(record), session_id="old")
     read = {name: saved_config(sessions, name) for name in ("new", "old")}
-    found = {name: c.phases.evomerge.split_by for name, c in read.items()}
-    assert found == {"new": "prompt", "old": "content"}
+    for phase in ("cognate", "evomerge"):
+        found = {name: getattr(c.phases, phase).split_by for name, c in read.items()}
+        assert found == {"new": "question", "old": "content"}
     named = {
         name: fingerprint_of(
             SimpleNamespace(config=c, threads=1, device="cpu"),  # type: ignore[arg-type]

@@ -14,7 +14,7 @@ import torch
 from agent_forge.data.loader import TokenizedItem
 from agent_forge.errors import ConfigError
 from agent_forge.evals.fitness import DomainFitness
-from agent_forge.evals.likelihood import measure
+from agent_forge.evals.model_under_test import measure
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
 from agent_forge.phases.phase2_evomerge.evaluator import (
     BACKWARD,

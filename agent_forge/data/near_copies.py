@@ -1,0 +1,83 @@
+"""What an example asks, in a form that its near-copies share: only they can share its hash.
+
+Coarse on purpose: two questions that share a hash by chance merely stay in one part of the data.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import Literal
+from unicodedata import normalize
+
+from agent_forge.data.dataset_rows import Example
+
+# What decides the part of an example: today's rule, and of what was begun before, the prompt or (at
+# first) prompt and answer together.
+SplitBy = Literal["question", "prompt", "content"]
+TURN = 24  # letters and digits of a last turn that says enough without the turns before it
+_ASKS = "question|q|problem|exercise|task|instructions?|input|prompt|query|user|human"
+_ANSWERS = "answer|a|solution|response|reply|output|completion|assistant|model|bot|ai"
+_GIVEN = "passage|context|background|text|article|document|story|review|premise|sentence"
+_LABEL = r"(?im)^(?:(?:[^\w\n]|_){0,20}(?:%s) *\d* *(?:[-\u2013\u2014:.)\]|>*_`#]+|$))+"
+ASKS, ANSWERS = re.compile(_LABEL % _ASKS), re.compile(_LABEL % f"{_ANSWERS}|system")
+BEGINS = re.compile(_LABEL % f"{_ASKS}|{_GIVEN}")
+ROLE = re.compile(rf"(?i)<\|?({_ASKS}|{_ANSWERS}|system)\|?>")
+TAG = re.compile(r"<[|/]?\w+[|/]?>")
+LAST_WORDS = 40  # in so many characters is what a prompt ends with
+END = re.compile(
+    rf"(?i)(?:^|[\W_]+)(?:(?:(?:the|your|final|correct) )*(?:{_ANSWERS})(?: is)?[ \d]*"
+    r"|let\W?s think step by step)$"
+)
+NO_LETTERS = re.compile(r"[\W_\u115f\u1160]+")  # and Hangul fillers, invisible letters
+
+
+def question_hash(example: Example, exact: bool = True) -> bytes:
+    """The sha256 that near-copies share: of what is asked, or of all of a running text."""
+    if not (exact and example.prompt):
+        key = letters(example.prompt + example.completion)
+    elif example.messages:
+        roles = [m["role"] for m in example.messages]
+        last = len(roles) - 1 - roles[::-1].index("assistant")
+        turns = [(m["role"], m["content"]) for m in example.messages[:last]]
+        asked = [letters(question(said)) for role, said in turns if role == "user"]
+        key = asked[-1] if asked else ""
+        if len(key) < TURN:
+            key = letters(question("\n".join(said for role, said in turns if role != "system")))
+    else:
+        key = letters(question(example.prompt))
+    raw = "".join(example.prompt.split())
+    return hashlib.sha256((key or letters(example.prompt) or raw).encode()).digest()
+
+
+def letters(text: str) -> str:
+    """The letters and digits of a text, without case, accents and forms."""
+    plain = normalize("NFKD", normalize("NFKD", text).casefold()).replace("\u0131", "i")
+    return NO_LETTERS.sub("", plain)
+
+
+def question(text: str) -> str:
+    """The question in a prompt without the words around it; of several the last, with its text."""
+    text = normalize("NFKD", text).replace("[/INST]", "\nassistant:").replace("[INST]", "\nuser:")
+    text = TAG.sub("\n", ROLE.sub(r"\n\1: ", text))
+    text = "\n".join(line.strip() for line in text.splitlines())
+    text = text[: _end(text)]
+    answered = [match.end() for match in ANSWERS.finditer(text)]
+    after = text[answered[-1] :] if answered else ""
+    if begins := BEGINS.search(after):  # what is asked last, with the paragraph that it is in
+        paragraph = after.rfind("\n\n", 0, begins.end())
+        text = after[paragraph if paragraph >= 0 else begins.start() :]
+    return ASKS.sub("", text)
+
+
+def _end(text: str) -> int:
+    """Where a prompt ends without the words that ask for an answer."""
+    end = len(text)
+    while True:
+        while end and not text[end - 1].isalnum():
+            end -= 1
+        start = max(0, end - LAST_WORDS)
+        words = END.search(text[start:end])
+        if not words or not start + words.start():
+            return end
+        end = start + words.start()

@@ -1,0 +1,327 @@
+"""What an attack on model folders found: code, templates, adapters that were trusted."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import sys
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file, save_file
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoProcessor,
+    AutoTokenizer,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    dynamic_module_utils,
+    pipelines,
+)
+from transformers.integrations import hub_kernels
+
+from agent_forge.errors import ConfigError, DamagedFile, HostileInput
+from agent_forge.evals.domains import from_files
+from agent_forge.evals.model_under_test import open_model_under_test
+from agent_forge.infer.chat import open_chat_model
+from agent_forge.merge.engine import merge
+from agent_forge.merge.output import write
+from agent_forge.merge.recipe import Recipe
+from agent_forge.model import load  # which keeps transformers from running code
+from agent_forge.model.folder import open_weights
+from agent_forge.phases.phase2_evomerge.evolution import run_evolution
+from tests.support.adapters import adapted
+from tests.support.command_line import Forge
+from tests.support.eval_models import llama
+from tests.support.evo_models import PARENTS, begin, family, journal
+from tests.support.merge_models import family as family_of
+from tests.support.merge_models import save, tuned, with_tokens
+from tests.support.tokenizers import CHAT
+
+EVIL = "Evil"
+AUTO = ("AutoConfig", "AutoTokenizer", "AutoProcessor", "AutoModelForCausalLM")
+
+
+def edit(path: Path, **values: Any) -> None:
+    before = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps({**before, **values}))
+
+
+def rows(path: Path, chat: bool = False) -> Path:
+    lines: list[dict[str, Any]] = [{"prompt": f"a {i}", "completion": " b"} for i in range(8)]
+    if chat:
+        roles = ("user", "a"), ("assistant", "b")
+        lines = [
+            {"messages": [{"role": r, "content": f"{c} {i}"} for r, c in roles]} for i in (1, 2)
+        ]
+    path.write_text("\n".join(map(json.dumps, lines)))
+    return path
+
+
+# -- code -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def canary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file that code of a folder would make; whoever is asked says yes."""
+    monkeypatch.setattr(sys, "stdin", io.StringIO("y\n" * 9))
+    return tmp_path / "canary"
+
+
+def evil(place: Path, canary: Path, kind: str) -> Path:
+    """A folder that asks for code of its own to be run."""
+    names: dict[str, Any] = dict.fromkeys(AUTO, f"evil.{EVIL}")
+    names["AutoTokenizer"] = [f"evil.{EVIL}"] * 2
+    llama(place)
+    edit(place / "config.json", model_type=kind, auto_map=names)
+    for stem in ("tokenizer", "processor"):
+        edit(place / f"{stem}_config.json", tokenizer_class=EVIL, auto_map=names)
+    (place / "evil.py").write_text(f"open({str(canary)!r}, 'w')\nclass {EVIL}: pass\n")
+    return place
+
+
+def refused(canary: Path) -> None:
+    assert not canary.exists()
+    assert sys.stdin.tell() == 0, "it read from stdin"
+
+
+@pytest.mark.parametrize(
+    "command", ["generate m hi", "chat m", "eval m --data d.jsonl", "compare m m --data d.jsonl"]
+)
+@pytest.mark.parametrize("slot", ["tokenizer_config.json", "config.json"])
+def test_no_second_folder_is_opened(
+    command: str, slot: str, tmp_path: Path, canary: Path, forge: Forge
+) -> None:
+    """A processor as tokenizer opens the folder that its own settings name."""
+    place = llama(tmp_path / "m")
+    evil(place / "sub", canary, "vit")
+    if slot == "config.json":
+        (place / "tokenizer_config.json").unlink()
+    edit(place / slot, tokenizer_class="DiaProcessor")
+    named = {"audio_tokenizer_class": "AutoTokenizer", "audio_tokenizer_name_or_path": "m/sub"}
+    edit(place / "processor_config.json", processor_class="DiaProcessor", audio_tokenizer=named)
+    rows(tmp_path / "d.jsonl")
+    result = forge(command)
+    refused(canary)
+    assert result.code == 4 and "DiaProcessor" in result.err and "[y/N]" not in result.out
+
+
+@pytest.mark.parametrize("trust", [None, True])
+@pytest.mark.parametrize("kind", ["vit", "llama", "unheard_of"])
+@pytest.mark.parametrize("auto", [AutoConfig, AutoTokenizer, AutoProcessor, AutoModelForCausalLM])
+def test_transformers_runs_no_code_and_asks_nobody(
+    auto: Any, kind: str, trust: bool | None, tmp_path: Path, canary: Path
+) -> None:
+    place = evil(tmp_path / "m", canary, kind)
+    with pytest.raises(HostileInput, match="m asks for code of its own"):
+        auto.from_pretrained(place, trust_remote_code=trust)
+    refused(canary)
+
+
+def test_no_other_way_leads_to_code(tmp_path: Path, canary: Path) -> None:
+    place = evil(tmp_path / "m", canary, "llama")
+    (place / "custom_generate").mkdir()
+    shutil.copy(place / "evil.py", place / "custom_generate" / "generate.py")
+    model = LlamaForCausalLM(LlamaConfig(hidden_size=32, num_hidden_layers=0, vocab_size=4))
+    with pytest.raises(HostileInput):
+        model.generate(custom_generate=str(place), trust_remote_code=True)
+    with pytest.raises(HostileInput):
+        pipelines.get_class_from_dynamic_module(f"evil.{EVIL}", str(place))
+    with pytest.raises(HostileInput):
+        dynamic_module_utils.get_class_in_module(EVIL, place / "evil.py")
+    with pytest.raises(HostileInput):
+        hub_kernels.get_kernel("someone/something")
+    refused(canary)
+
+
+# -- settings -------------------------------------------------------------------------------------
+
+
+def measured(model: Path, data: Path) -> float:
+    domains = from_files([data])
+    return float(open_model_under_test(model).measure_all(domains)[0].loss[0])
+
+
+def test_further_chat_templates_are_settings(tmp_path: Path, forge: Forge) -> None:
+    place, data = llama(tmp_path / "m"), rows(tmp_path / "d.jsonl", chat=True)
+    plain, before = measured(place, data), open_weights(place).settings_sha256()
+    further = place / "additional_chat_templates" / "default.jinja"
+    further.parent.mkdir()
+    further.write_text(CHAT.replace("[end]", "[and so on]"))
+    wanted = measured(place, data)
+    assert wanted != plain and open_weights(place).settings_sha256() != before
+    assert forge(f"merge --models {place} out").code == 0
+    assert measured(tmp_path / "out", data) == wanted
+    further.write_text(CHAT)
+    result = forge("merge out/recipe.yml again")
+    assert result.code == 4 and "were changed" in result.err
+
+
+def test_a_cached_fitness_is_of_these_settings(tmp_path: Path) -> None:
+    models = tmp_path / "models"
+    shutil.copytree(family(), models)
+    run_evolution(begin(models, tmp_path / "one", enable_caching=True))
+    for name in ("base", *PARENTS):
+        edit(models / name / "config.json", rms_norm_eps=0.5)
+    (tmp_path / "two").mkdir()
+    shutil.copy(tmp_path / "one" / "fitness_cache.jsonl", tmp_path / "two")
+    run_evolution(begin(models, tmp_path / "two", enable_caching=True))
+    for old, new in zip(*(journal(tmp_path / name) for name in ("one", "two")), strict=True):
+        assert old["key"] == new["key"] and old["score"]["raw"] != new["score"]["raw"]
+
+
+def test_the_head_of_a_token_that_only_a_tied_model_has(tmp_path: Path) -> None:
+    state, config = tuned(1), family_of("llama")[1]
+    own = {k: v for k, v in tuned(2).items() if k != "lm_head.weight"}
+    for name, tensors, tied in (("a", state, False), ("b", own, True)):
+        place = save(tmp_path / name, tensors, {**config, "tie_word_embeddings": tied})
+        with_tokens(place, {f"w{i}": i for i in range(46)}, ["<x>"] if tied else [])
+    embedding = own["model.embed_tokens.weight"][46]
+    for first, second in ("ab", "ba"):
+        models = [{"model": str(tmp_path / name)} for name in (first, second)]
+        merged = merge(Recipe(merge_method="linear", models=models, tokenizer="union"))
+        for name in ("model.embed_tokens.weight", "lm_head.weight"):
+            torch.testing.assert_close(merged[name][46], embedding)
+
+
+def test_a_special_token_stays_special_in_a_union(tmp_path: Path) -> None:
+    config = family_of("llama")[1]
+    for n, name in enumerate("ab"):
+        place = save(tmp_path / name, tuned(n), config)
+        with_tokens(place, {f"w{i}": i for i in range(46)}, ["<x>"] if n else [])
+        content = json.loads((place / "tokenizer.json").read_text())
+        flags = {"special": True, "normalized": False, "rstrip": True}
+        content["added_tokens"] = [{**entry, **flags} for entry in content["added_tokens"]]
+        (place / "tokenizer.json").write_text(json.dumps(content))
+    models = [{"model": str(tmp_path / name)} for name in "ab"]
+    write(merge(Recipe(merge_method="linear", models=models, tokenizer="union")), tmp_path / "out")
+    added = json.loads((tmp_path / "out" / "tokenizer.json").read_text())["added_tokens"]
+    assert added[0]["content"] == "<x>" and added[0]["special"] and added[0]["rstrip"]
+    known = json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())
+    assert known["added_tokens_decoder"]["46"]["special"]
+
+
+# -- templates and networks -----------------------------------------------------------------------
+
+TURN = "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}SLOT{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("slot", "told"),
+    [
+        ("{{ ['a', 'b'] | random }}", "random"),
+        ("{{ [['a', 'b']] | map('random') | first }}", "random"),
+        ("{{ lipsum(1, false) }}", "lipsum"),
+        ("{% set f = 'ran' ~ 'dom' %}{{ [range(10 ** 9)] | map(f) | first }}", "powers"),
+        ("{% set f = 'ran' ~ 'dom' %}{{ [range(99999)] | map(f) | first }}", "twice"),
+        ("{{ m.items }}", "memory"),
+    ],
+)
+def test_a_template_says_the_same_each_time(
+    slot: str, told: str, tmp_path: Path, forge: Forge
+) -> None:
+    place = llama(tmp_path / "m", template=TURN.replace("SLOT", slot))
+    data = rows(tmp_path / "d.jsonl", chat=True)
+    result = forge(f"eval {place} --data {data}")
+    assert result.code == 2 and told in result.err
+
+
+def test_a_number_does_not_depend_on_the_day(tmp_path: Path) -> None:
+    data, losses = rows(tmp_path / "d.jsonl", chat=True), []
+    for n, slot in enumerate(("{{ strftime_now('%d %b %Y %H:%M:%S') }}", "26 Jul 2024 00:00:00")):
+        place = llama(tmp_path / str(n), template=TURN.replace("SLOT", slot))
+        losses.append(measured(place, data))
+    assert losses[0] == losses[1]
+    chat = open_chat_model(tmp_path / "0").opened
+    ids = chat.encode_chat([{"role": "user", "content": "hi"}])
+    assert str(datetime.now().year) in chat.decode(ids)  # a conversation is held today
+
+
+def two_way(place: Path, **settings: Any) -> Gemma3ForCausalLM:
+    llama(place)
+    shape = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "head_dim": 8}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "sliding_window": 4}
+    torch.manual_seed(0)
+    config = Gemma3TextConfig(vocab_size=260, initializer_range=0.4, **shape, **heads, **settings)
+    model = Gemma3ForCausalLM(config)
+    model.save_pretrained(place)
+    return model
+
+
+@pytest.mark.parametrize("rows_alike", [0, 2, 250])
+def test_a_network_that_sees_the_answer(
+    rows_alike: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = two_way(tmp_path / "m", use_bidirectional_attention=True)
+    with torch.no_grad():
+        model.model.embed_tokens.weight[:rows_alike] = model.model.embed_tokens.weight[0]
+    model.save_pretrained(tmp_path / "m")
+    with pytest.raises(ConfigError, match="use_bidirectional_attention"):
+        open_model_under_test(tmp_path / "m")
+    monkeypatch.setattr(load, "_refuse_two_way", lambda config, place: None)
+    with pytest.raises(ConfigError, match="sees the token"):
+        open_model_under_test(tmp_path / "m")
+
+
+def test_a_network_that_sees_what_comes_before(tmp_path: Path) -> None:
+    two_way(tmp_path / "m")
+    assert open_model_under_test(tmp_path / "m").longest
+    edit(tmp_path / "m" / "config.json", is_causal=False)
+    with pytest.raises(ConfigError, match="is_causal"):
+        open_model_under_test(tmp_path / "m")
+
+
+# -- adapters -------------------------------------------------------------------------------------
+
+LAYER = "base_model.model.model.layers.0"
+
+
+@pytest.mark.parametrize(
+    ("targets", "key", "shape"),
+    [
+        ("all-linear", "base_model.model.lm_head.lora_A.weight", (4, 16)),
+        ("all-linear", "base_model.model.model.embed_tokens.lora_A.weight", (4, 16)),
+        (["q_proj"], f"{LAYER}.self_attn.q_proj.bias", (16,)),
+        (["q_proj"], f"{LAYER}.mlp.gate_proj.base_layer.weight", (24, 16)),
+        (["q_proj"], f"{LAYER}.mlp.gate_proj.modules_to_save.weight", (24, 16)),
+        (["q_proj"], "base_model.model.model.norm.modules_to_save.weight", (16,)),
+        (["q_proj"], f"{LAYER}.self_attn.q_proj.modules_to_save.bias", (16,)),
+    ],
+)
+def test_what_peft_leaves_out_of_an_adapter(
+    targets: Any, key: str, shape: tuple[int, ...], tmp_path: Path
+) -> None:
+    base, lora = adapted(tmp_path, "llama", {"target_modules": targets})
+    for name in ("config.json", "model.safetensors"):  # with biases, which the attacker's base had
+        path = base / name
+        if name == "config.json":
+            edit(path, attention_bias=True)
+            continue
+        biases = {
+            f"model.layers.{n}.self_attn.{p}_proj.bias": torch.zeros(16 if p in "qo" else 8)
+            for n in (0, 1)
+            for p in "qkvo"
+        }
+        save_file({**load_file(path), **biases}, path)
+    edit(lora / "adapter_config.json", target_modules=targets)
+    tensors = load_file(lora / "adapter_model.safetensors")
+    tensors[key] = torch.ones(shape)
+    if "lora_A" in key:
+        tensors[key.replace("lora_A", "lora_B")] = torch.ones(48, 4)
+    save_file(tensors, lora / "adapter_model.safetensors")
+    loaded: Any = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), lora)
+    wanted = loaded.merge_and_unload().state_dict()
+    try:
+        found = open_weights(f"{base}+{lora}")
+    except DamagedFile as error:
+        assert key.split(".lora_")[0].removeprefix("base_model.model.") in str(error)
+        return
+    pytest.fail(str([n for n in found if not torch.allclose(found[n], wanted[n], atol=1e-5)]))

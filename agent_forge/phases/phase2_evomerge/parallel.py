@@ -64,9 +64,7 @@ class ParallelEvaluator:
 
     def start(self) -> WorkerPool:
         settings, folder = self._inputs.settings, self._inputs.folder
-        scratch = folder / WEIGHTS / SCRATCH
-        if scratch.exists():
-            files.remove_leftovers(scratch)  # of a run that was killed
+        self._sweep()  # after a run that was killed
         arguments = {
             "settings": {
                 **opening.portable_settings(settings),
@@ -117,6 +115,13 @@ class ParallelEvaluator:
         if self._pool is not None:
             self._pool.close()
             self._pool = None
+            self._sweep()
+
+    def _sweep(self) -> None:
+        """Remove the folders of workers that are gone."""
+        scratch = self._inputs.folder / WEIGHTS / SCRATCH
+        if scratch.exists():
+            files.remove_leftovers(scratch)
 
 
 def start_worker(

@@ -57,7 +57,7 @@ class HostileInput(ForgeError, exit_code=4):
     """Input that would run code, exhaust the machine or reach outside its place."""
 
 
-class TooNew(ForgeError, exit_code=4):
+class WrittenByNewerVersion(ForgeError, exit_code=4):
     """Written by a newer version than this one: refused, not guessed."""
 
 
@@ -119,5 +119,5 @@ class Cancelled(Interrupted, exit_code=1):
     """Stopped on request, with nothing that could be resumed."""
 
 
-class Busy(ForgeError, exit_code=6):
+class AlreadyInUse(ForgeError, exit_code=6):
     """Another process holds the run directory."""

@@ -24,7 +24,7 @@ from agent_forge.data.dataset_rows import Example
 from agent_forge.data.tasks import make
 from agent_forge.evals.benchmarks import from_benchmarks
 from agent_forge.evals.model_under_test import ModelUnderTest, open_model_under_test
-from agent_forge.infer.generate import Generated, Sampling, generate
+from agent_forge.infer.generate import GeneratedText, SamplingSettings, generate
 
 BENCHMARK = "evaluate"
 PROMPTS, NEW_TOKENS, ROUNDS, GOAL = 100, 64, 3, 3.0
@@ -75,9 +75,9 @@ def one_by_one(subject: ModelUnderTest, prompts: Prompts) -> list[list[int]]:
 
 def measured(subject: ModelUnderTest, prompts: Prompts) -> dict[str, Any]:
     """CPU seconds of both sides, and how many answers are equal."""
-    sampling = Sampling(NEW_TOKENS, stop_tokens=subject.opened.end_tokens)
+    sampling = SamplingSettings(NEW_TOKENS, stop_tokens=subject.opened.end_tokens)
     seconds: dict[str, list[float]] = {"batched": [], "one by one": []}
-    answers: list[Generated] = []
+    answers: list[GeneratedText] = []
     single: list[list[int]] = []
     for _ in range(ROUNDS):
         began = time.process_time()

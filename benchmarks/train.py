@@ -35,7 +35,7 @@ from agent_forge.data import tasks
 from agent_forge.data.loader import BatchLoader, TokenizedDataset
 from agent_forge.data.tokenizer import Tokenizer
 from agent_forge.errors import Diverged
-from agent_forge.infer.generate import Sampling, generate
+from agent_forge.infer.generate import SamplingSettings, generate
 from agent_forge.model.attention import ROPE_BASE, RMSNorm, TransformerBlock
 from agent_forge.model.loss import IGNORE, LossOutput, language_loss, token_losses
 from agent_forge.model.network import BackboneOutput, ForgeNetwork, GenerationCache
@@ -418,7 +418,7 @@ def speed(preset_name: str, rows: int, threads: int, steps: int) -> dict[str, An
     took = time.perf_counter() - began
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     prompt = [list(range(30, 46))]
-    sampling = Sampling(max_new_tokens=100)
+    sampling = SamplingSettings(max_new_tokens=100)
     generate(model, prompt, sampling)
     began = time.perf_counter()
     made = generate(model, prompt, sampling)

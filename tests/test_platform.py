@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from agent_forge import platform
-from agent_forge.errors import Busy
+from agent_forge.errors import AlreadyInUse
 from agent_forge.store import files, lock
 from tests.support.polling import until
 
@@ -60,7 +60,7 @@ def test_the_store_works_without_the_posix_modules(
     with lock.exclusive(tmp_path):
         assert len(without_posix.locked) == 1
         assert f"process {os.getpid()}" in lock.holder(tmp_path)
-        with pytest.raises(Busy), lock.exclusive(tmp_path):
+        with pytest.raises(AlreadyInUse), lock.exclusive(tmp_path):
             pass
     assert not without_posix.locked and not lock.is_busy(tmp_path)
     other = os.open(tmp_path / lock.LOCK_FILE, os.O_RDWR)

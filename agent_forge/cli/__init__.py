@@ -37,7 +37,7 @@ OPTIONS = json.loads(Path(__file__).with_name("options.json").read_text(encoding
 NO_SUCH_PLACE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP)
 
 
-class Commands(TyperGroup):
+class CommandGroup(TyperGroup):
     """All commands. Typer would end an interrupted one with 130, which is for what can go on."""
 
     def invoke(self, ctx: Any) -> Any:
@@ -64,7 +64,7 @@ def with_options(command: Command) -> Command:
 
 app = typer.Typer(
     name="forge",
-    cls=Commands,
+    cls=CommandGroup,
     help="Grow, merge, teach, shrink and ship small language models on your own machine.",
     epilog="--debug anywhere shows the traceback of an error.",
     no_args_is_help=True,

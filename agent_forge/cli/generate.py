@@ -13,7 +13,7 @@ from agent_forge.cli.output import emit_json
 from agent_forge.errors import ConfigError
 
 if TYPE_CHECKING:
-    from agent_forge.infer.generate import Sampling
+    from agent_forge.infer.generate import SamplingSettings
 
 
 def generate(
@@ -97,10 +97,12 @@ def _from_stdin(read: Callable[[int], str]) -> str:
         raise ConfigError("what comes from stdin is not UTF-8 text") from error
 
 
-def _sampling(tokens: int, temperature: float, top_k: int, top_p: float, seed: int) -> Sampling:
-    from agent_forge.infer.generate import Sampling
+def _sampling(
+    tokens: int, temperature: float, top_k: int, top_p: float, seed: int
+) -> SamplingSettings:
+    from agent_forge.infer.generate import SamplingSettings
 
     try:
-        return Sampling(tokens, temperature, top_k, top_p, seed)
+        return SamplingSettings(tokens, temperature, top_k, top_p, seed)
     except ValueError as error:
         raise ConfigError(str(error)) from error

@@ -17,7 +17,7 @@ from agent_forge.track.progress import make_progress
 
 if TYPE_CHECKING:
     from agent_forge.merge.output import ProgressCallback, WrittenMerge
-    from agent_forge.merge.preflight import Preflight
+    from agent_forge.merge.preflight import MergePreflight
     from agent_forge.merge.recipe import Recipe
 
 REFERENCES = ("model", "base_model", "tokenizer_source", "source")  # what names a model in a recipe
@@ -149,7 +149,7 @@ def _located(recipe: Recipe, named: set[str | None]) -> Recipe:
     return validate(Recipe, data, "the recipe")
 
 
-def _show(report: Preflight, recipe: Recipe, as_json: bool) -> None:
+def _show(report: MergePreflight, recipe: Recipe, as_json: bool) -> None:
     """Print the verdict of a dry run."""
     from agent_forge.merge.recipe import to_mergekit
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 from agent_forge.contract.metrics import find_metric
-from agent_forge.contract.replay import Decisions, Measurements
+from agent_forge.contract.replay import DecisionLog, MeasurementLog
 from agent_forge.errors import ConfigError, DamagedFile, Interrupted, NotFinite, NotFound
 from agent_forge.store import files, paths
 from agent_forge.store.checkpoint import CheckpointManager, capture_generators, restore_generators
@@ -185,8 +185,8 @@ class PhaseContext:
 
     def __post_init__(self) -> None:
         """Take back what this phase logged after its last checkpoint, whichever stage's it was."""
-        self.decisions = Decisions(self.folder)
-        self.once = Measurements(self.folder, self.fingerprint).once
+        self.decisions = DecisionLog(self.folder)
+        self.once = MeasurementLog(self.folder, self.fingerprint).once
         folders = sorted((self.folder / paths.CHECKPOINTS).glob("*"))
         notes = [note for place in folders for note in CheckpointManager(place).notes()]
         sure = max((note["logged"] for note in notes), default=0)
@@ -386,7 +386,7 @@ class PhaseContext:
 
 
 @dataclass(frozen=True)
-class Headline:
+class PhaseHeadline:
     """A phase in one line: a measure on unseen items, before and after it, and the verdict."""
 
     measure: str
@@ -399,7 +399,7 @@ class Headline:
 class PhaseReport:
     """What a phase found, told once."""
 
-    headline: Headline
+    headline: PhaseHeadline
     summary: str
     metrics: Mapping[str, Any] = field(default_factory=dict)  # by the specification's names
     tables: Sequence[Table] = ()

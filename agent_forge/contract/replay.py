@@ -20,7 +20,7 @@ DECISIONS = "decisions.json"
 MEASUREMENTS = "measurements.jsonl"
 
 
-class Decisions:
+class DecisionLog:
     """What was decided, by name and step; without a folder it is remembered in memory only."""
 
     def __init__(self, folder: Path | None = None) -> None:
@@ -29,7 +29,7 @@ class Decisions:
         if self._path and self._path.exists():
             self._decisions = files.read_checked(self._path)["decisions"]
 
-    def of(self, stage: str) -> Decisions:
+    def of(self, stage: str) -> DecisionLog:
         """The decisions of one stage of the phase, in the same file and list."""
         view = copy.copy(self)
         view._stage = stage
@@ -54,7 +54,7 @@ def are_measurements(path: Path) -> bool:
     return not path.stat().st_size or any("fingerprint" in line for _, line in read_lines(path))
 
 
-class Measurements:
+class MeasurementLog:
     """Values that were computed once, by record and key, in a file of JSON lines."""
 
     def __init__(self, folder: Path, fingerprint: str) -> None:

@@ -238,14 +238,16 @@ class ModelUnderTest:
 
     def write(
         self, domain: Domain, prompts: Prompts, progress: ProgressCallback = no_progress
-    ) -> tuple[list[generation.Generated], list[bool]]:
+    ) -> tuple[list[generation.GeneratedText], list[bool]]:
         """The greedy answers of the model, and of each prompt whether its beginning was cut."""
         assert domain.writing
         most = min(domain.writing.max_new_tokens, self.longest // 2)
         room = self.longest - most
         chatting = self.opened.chats and bool(domain.examples[0].messages)
         stops = () if chatting else domain.writing.stop
-        sampling = generation.Sampling(most, stop_tokens=self.opened.end_tokens, stop_strings=stops)
+        sampling = generation.SamplingSettings(
+            most, stop_tokens=self.opened.end_tokens, stop_strings=stops
+        )
         fitting = [prompt[-room:] for prompt in prompts]
         decode = self.opened.decode
         answers = generation.generate(

@@ -10,7 +10,7 @@ from pathlib import Path
 from agent_forge.data.row_files import MAX_CHARACTERS
 from agent_forge.data.tokenizer import Message
 from agent_forge.errors import ConfigError
-from agent_forge.infer.generate import Sampling, stream
+from agent_forge.infer.generate import SamplingSettings, stream
 from agent_forge.model.opened import OpenedModel, TransformersModel, open_model
 
 
@@ -20,16 +20,16 @@ class ChatModel:
     def __init__(self, opened: OpenedModel) -> None:
         self.opened = opened
 
-    def complete(self, text: str, sampling: Sampling) -> Iterator[str]:
+    def complete(self, text: str, sampling: SamplingSettings) -> Iterator[str]:
         """The continuation of a text."""
         return self._stream(self.opened.encode(check_prompt(text)), sampling)
 
-    def reply(self, messages: Sequence[Message], sampling: Sampling) -> Iterator[str]:
+    def reply(self, messages: Sequence[Message], sampling: SamplingSettings) -> Iterator[str]:
         """The reply to a conversation."""
         check_prompt(messages[-1]["content"])
         return self._stream(self.opened.encode_chat(messages), sampling)
 
-    def _stream(self, ids: list[int], sampling: Sampling) -> Iterator[str]:
+    def _stream(self, ids: list[int], sampling: SamplingSettings) -> Iterator[str]:
         longest, most = self.opened.max_length, sampling.max_new_tokens
         if longest is not None:
             if len(ids) >= longest:

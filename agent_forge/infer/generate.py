@@ -32,7 +32,7 @@ def no_progress(done: int, total: int) -> None:
 
 
 @dataclass(frozen=True)
-class Sampling:
+class SamplingSettings:
     """How the next token is chosen, and what ends a text. Temperature 0 takes the likeliest."""
 
     max_new_tokens: int = 128
@@ -55,7 +55,7 @@ class Sampling:
 
 
 @dataclass
-class Generated:
+class GeneratedText:
     """The continuation of one prompt; lists have an entry for each token and for a stop token."""
 
     tokens: list[int] = field(default_factory=list)
@@ -76,13 +76,13 @@ class Generated:
 def generate(
     network: nn.Module,
     prompts: Sequence[Sequence[int]],
-    sampling: Sampling,
+    sampling: SamplingSettings,
     *,
     samples: int = 1,
     log_probabilities: bool = False,
     decode: Decode | None = None,
     progress: ProgressCallback = no_progress,
-) -> list[Generated]:
+) -> list[GeneratedText]:
     """Continue every prompt `samples` times; returns all samples of the first prompt, and so on."""
     if sampling.stop_strings and decode is None:
         raise ValueError("stop strings need a way to decode")
@@ -108,7 +108,7 @@ def generate(
 
 @torch.no_grad()
 def stream(
-    network: nn.Module, prompt: Sequence[int], sampling: Sampling, decode: Decode
+    network: nn.Module, prompt: Sequence[int], sampling: SamplingSettings, decode: Decode
 ) -> Iterator[str]:
     """Continue one prompt piece by piece. Text that could become a stop string is held back."""
     ours = isinstance(network, ForgeNetwork)  # others draw from the seed alone, as they always did
@@ -127,7 +127,7 @@ def stream(
             shown = len(text)
 
 
-def choose(logits_V: Tensor, sampling: Sampling, generator: torch.Generator) -> int:
+def choose(logits_V: Tensor, sampling: SamplingSettings, generator: torch.Generator) -> int:
     """Draw one token by the rules of `sampling`."""
     if sampling.temperature == 0:
         return int(logits_V.argmax())
@@ -177,7 +177,7 @@ class _Row:
 
     prompt: list[int]
     generator: torch.Generator
-    result: Generated = field(default_factory=Generated)
+    result: GeneratedText = field(default_factory=GeneratedText)
 
 
 class _Batch:
@@ -222,7 +222,7 @@ class _Batch:
         self.tokens = torch.tensor(following)[:, None]
         self.place += 1
 
-    def _add(self, result: Generated, token: int) -> None:
+    def _add(self, result: GeneratedText, token: int) -> None:
         """Take one more token into a result, and end it if it is to end."""
         decode, stops = self.decode or (lambda ids: ""), self.sampling.stop_strings
         if token in self.sampling.stop_tokens:
@@ -242,7 +242,7 @@ class _Batch:
 class _Reader:
     """A network that remembers what it has read."""
 
-    def __init__(self, network: nn.Module, sampling: Sampling) -> None:
+    def __init__(self, network: nn.Module, sampling: SamplingSettings) -> None:
         self.network, self.sampling = network.eval(), sampling
         self.device = next(network.parameters()).device
 
@@ -255,7 +255,7 @@ class _ForgeReader(_Reader):
 
     network: ForgeNetwork
 
-    def __init__(self, network: ForgeNetwork, sampling: Sampling) -> None:
+    def __init__(self, network: ForgeNetwork, sampling: SamplingSettings) -> None:
         super().__init__(network, sampling)
         self.cache = network.new_cache()
 
@@ -277,7 +277,7 @@ class _ForgeReader(_Reader):
 class _TransformersReader(_Reader):
     """A causal language model of transformers. Without a cache it reads the whole text again."""
 
-    def __init__(self, network: nn.Module, sampling: Sampling, *, batched: bool) -> None:
+    def __init__(self, network: nn.Module, sampling: SamplingSettings, *, batched: bool) -> None:
         super().__init__(network, sampling)
         self.batched = batched
         self.past: Any = None
@@ -302,7 +302,7 @@ class _TransformersReader(_Reader):
 
 
 def _reader(
-    network: nn.Module, sampling: Sampling, *, batched: bool = True
+    network: nn.Module, sampling: SamplingSettings, *, batched: bool = True
 ) -> _ForgeReader | _TransformersReader:
     if isinstance(network, ForgeNetwork):
         return _ForgeReader(network, sampling)

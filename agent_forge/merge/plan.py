@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from agent_forge.errors import ConfigError
 from agent_forge.merge.methods import ADDS_BASE
-from agent_forge.merge.recipe import Recipe, Slice, SliceSource, check_filters, first_value
+from agent_forge.merge.recipe import LayerSlice, Recipe, SliceSource, check_filters, first_value
 from agent_forge.merge.tensor_inputs import Cache
 from agent_forge.merge.vocabulary import Vocabulary, align
 from agent_forge.model.folder import open_weights
@@ -108,7 +108,7 @@ def make_plan(recipe: Recipe, parents: Parents) -> MergePlan:
     return MergePlan(recipe, models, jobs, vocabulary, tuple(done))
 
 
-def _whole(recipe: Recipe, models: Mapping[str, Weights]) -> Slice:
+def _whole(recipe: Recipe, models: Mapping[str, Weights]) -> LayerSlice:
     """The models as one slice over all of their layers."""
     counts = {ref: layer_count(models[ref]) for ref in recipe.references()}
     if len(set(counts.values())) > 1:
@@ -120,13 +120,13 @@ def _whole(recipe: Recipe, models: Mapping[str, Weights]) -> Slice:
         SliceSource.model_construct(model=m.model, parameters=m.parameters, layer_range=layers)
         for m in recipe.models
     ]
-    return Slice.model_construct(sources=sources, base_model=None, parameters={})
+    return LayerSlice.model_construct(sources=sources, base_model=None, parameters={})
 
 
 class _Planner:
     """The jobs of one slice."""
 
-    def __init__(self, recipe: Recipe, models: Mapping[str, Weights], part: Slice) -> None:
+    def __init__(self, recipe: Recipe, models: Mapping[str, Weights], part: LayerSlice) -> None:
         self.recipe, self.models, self.part = recipe, models, part
         self.method = recipe.method()
         base = part.base_model or recipe.base_model

@@ -49,7 +49,7 @@ class MergeProblem:
 
 
 @dataclass
-class Preflight:
+class MergePreflight:
     """The verdict and what it rests on."""
 
     problems: list[MergeProblem] = field(default_factory=list)
@@ -86,9 +86,9 @@ class Preflight:
             self.problems.append(MergeProblem("error", str(error), error.hint, error))
 
 
-def preflight(recipe: Recipe, out: Path, parents: Parents | None = None) -> Preflight:
+def preflight(recipe: Recipe, out: Path, parents: Parents | None = None) -> MergePreflight:
     """Report all that could go wrong, and forecast disk, memory and time."""
-    report, models = Preflight(), dict[str, Weights]()
+    report, models = MergePreflight(), dict[str, Weights]()
     opened = Parents() if parents is None else parents
     for ref in recipe.references():
         with report.noting():
@@ -116,7 +116,7 @@ def preflight(recipe: Recipe, out: Path, parents: Parents | None = None) -> Pref
 
 
 def check_target(
-    report: Preflight, folders: Sequence[Path], *, force: bool, max_ram: int | None
+    report: MergePreflight, folders: Sequence[Path], *, force: bool, max_ram: int | None
 ) -> None:
     """Add what the writer would refuse: a folder, the disk or the memory."""
     if report.plan is None:
@@ -129,7 +129,7 @@ def check_target(
         require_room(folders, merged, max_ram)
 
 
-def _check_alone(report: Preflight, ref: str, weights: Weights) -> None:
+def _check_alone(report: MergePreflight, ref: str, weights: Weights) -> None:
     """Report tensors that are not those of the network in the config, and a head that differs."""
     if not weights.config or not weights.sources:
         return
@@ -163,7 +163,7 @@ def _check_result(plan: MergePlan) -> None:
             n += 1
 
 
-def _compare_configs(report: Preflight, models: dict[str, Weights]) -> None:
+def _compare_configs(report: MergePreflight, models: dict[str, Weights]) -> None:
     """Compare architecture, tied weights, positions, and whatever else shapes the network."""
     configured = {ref: weights for ref, weights in models.items() if weights.config}
     level: Level = "error" if configured else "warning"
@@ -191,7 +191,9 @@ def _compare_configs(report: Preflight, models: dict[str, Weights]) -> None:
                 report.add(level, what, f"the result takes that of {first_ref}")
 
 
-def _compare_vocabularies(report: Preflight, recipe: Recipe, models: dict[str, Weights]) -> None:
+def _compare_vocabularies(
+    report: MergePreflight, recipe: Recipe, models: dict[str, Weights]
+) -> None:
     (first_ref, first), *others = models.items()
     tokens = read_tokens(first.folder)
     report.facts["vocabulary"] = rows_of(first)
@@ -212,7 +214,7 @@ def _compare_vocabularies(report: Preflight, recipe: Recipe, models: dict[str, W
             report.add("warning", what, "tokenizer: union (or base) in the recipe aligns them")
 
 
-def _same_base(report: Preflight, recipe: Recipe, models: dict[str, Weights]) -> None:
+def _same_base(report: MergePreflight, recipe: Recipe, models: dict[str, Weights]) -> None:
     """The distance between the models on samples of some matrices, relative to their size."""
     (first_ref, first), *others = models.items()
     if recipe.slices:
@@ -237,7 +239,7 @@ def _same_base(report: Preflight, recipe: Recipe, models: dict[str, Weights]) ->
     report.facts["distance"] = {ref: round(value, 4) for ref, value in distances.items()}
 
 
-def _forecast(report: Preflight, plan: MergePlan, out: Path) -> None:
+def _forecast(report: MergePreflight, plan: MergePlan, out: Path) -> None:
     recipe = plan.recipe
     specs = plan.specs.values()
     nbytes, count = sum(s.nbytes for s in specs), sum(s.numel for s in specs)

@@ -64,7 +64,7 @@ class SliceSource(ModelInput):
     )
 
 
-class Slice(Settings):
+class LayerSlice(Settings):
     """A run of output layers, merged from equally long runs of input layers."""
 
     sources: list[SliceSource] = Field(min_length=1, description="the layers that are merged")
@@ -89,7 +89,7 @@ class Recipe(Settings):
 
     merge_method: str = Field(COMBO, description="the method by which tensors are merged")
     models: list[ModelInput] = Field([], description="the models that are merged")
-    slices: list[Slice] = Field([], max_length=1000, description="or the layers to stack")
+    slices: list[LayerSlice] = Field([], max_length=1000, description="or the layers to stack")
     base_model: Reference | None = Field(None, description="task vectors are differences from it")
     parameters: Parameters = Field({}, description="parameters of the method")
     dtype: TypeName | None = Field(None, description="inputs are rounded to this type first")
@@ -137,7 +137,7 @@ class Recipe(Settings):
         source = self.tokenizer_source
         return TokenizerChoice(source=source) if source else self.tokenizer
 
-    def inputs(self, part: Slice | None = None) -> list[str]:
+    def inputs(self, part: LayerSlice | None = None) -> list[str]:
         """The models that are merged (in a slice), in order; what is only a base is none."""
         names = [s.model for s in (part.sources if part else self.models)]
         method = self.method()
@@ -223,7 +223,7 @@ def _typed(value: Any, default: Any, where: str) -> Any:
 
 def _check_count(recipe: Recipe) -> None:
     method = recipe.method()
-    parts: list[Slice | None] = [*recipe.slices] or [None]
+    parts: list[LayerSlice | None] = [*recipe.slices] or [None]
     for part in parts:
         names = [s.model for s in (part.sources if part else recipe.models)]
         base = (part.base_model if part else None) or recipe.base_model

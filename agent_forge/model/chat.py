@@ -79,7 +79,7 @@ def _parsed(tokenizer: Any) -> Iterator[nodes.Template]:
     """The templates of a tokenizer as trees."""
     given = tokenizer.chat_template
     for text in given.values() if isinstance(given, Mapping) else [given]:
-        yield Environment(extensions=["jinja2.ext.loopcontrols", Generation]).parse(str(text))
+        yield Environment(extensions=["jinja2.ext.loopcontrols", GenerationTag]).parse(str(text))
 
 
 def _uses(ast: nodes.Template, name: str) -> bool:
@@ -89,7 +89,7 @@ def _uses(ast: nodes.Template, name: str) -> bool:
     return name in names or any(c.value == name for f in filters for c in f.find_all(nodes.Const))
 
 
-class Generation(Extension):
+class GenerationTag(Extension):
     """The block that marks what an assistant says, which transformers knows."""
 
     tags = {"generation"}  # noqa: RUF012 - as jinja2 declares it

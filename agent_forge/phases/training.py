@@ -15,7 +15,7 @@ from agent_forge.data.tokenizer import END_OF_TEXT, END_OF_TURN, SPECIAL
 from agent_forge.evals.comparison import Comparison, PairedScores, compare_scores
 from agent_forge.evals.model_under_test import ItemScores, confirm, measure
 from agent_forge.infer.chat import ChatModel
-from agent_forge.infer.generate import Sampling, generate
+from agent_forge.infer.generate import SamplingSettings, generate
 from agent_forge.model.hf import config_dict
 from agent_forge.model.network import ForgeNetwork
 from agent_forge.model.opened import OpenedModel
@@ -96,7 +96,7 @@ def sample_texts(model: ForgeNetwork, corpus: Corpus) -> list[dict[str, str]]:
     start = " ".join(opening.split()[:8])
     prompts = [*chats, corpus.tokenizer.encode(start)]
     ends = frozenset((SPECIAL[END_OF_TEXT], SPECIAL[END_OF_TURN]))
-    made = generate(model, prompts, Sampling(max_new_tokens=60, stop_tokens=ends))
+    made = generate(model, prompts, SamplingSettings(max_new_tokens=60, stop_tokens=ends))
     texts = [corpus.tokenizer.decode(result.tokens) for result in made]
     shown = (*SAMPLE_PROMPTS, start)
     return [{"prompt": p, "text": text} for p, text in zip(shown, texts, strict=True)]
@@ -104,7 +104,7 @@ def sample_texts(model: ForgeNetwork, corpus: Corpus) -> list[dict[str, str]]:
 
 def sample_replies(opened: OpenedModel) -> list[dict[str, str]]:
     """What a model replies to a few prompts, greedily."""
-    chat, sampling = ChatModel(opened), Sampling(max_new_tokens=60)
+    chat, sampling = ChatModel(opened), SamplingSettings(max_new_tokens=60)
     turns = [[{"role": "user", "content": prompt}] for prompt in SAMPLE_PROMPTS]
     texts = ["".join(chat.reply(turn, sampling)) for turn in turns]
     return [{"prompt": p, "text": text} for p, text in zip(SAMPLE_PROMPTS, texts, strict=True)]

@@ -105,7 +105,7 @@ def coefficients_of(
     return key, np.zeros(groups * n)
 
 
-class Cma:
+class CmaSampler:
     """pycma on a box, with random numbers of its own."""
 
     def __init__(
@@ -165,7 +165,7 @@ class CmaEs(_VectorSearch):
     def _first_generation(self) -> None:
         super()._first_generation()
         size = self.settings.population_size - 1
-        self._cma = Cma(self._box, self._start, self.settings.start_sigma, size, self.seed)
+        self._cma = CmaSampler(self._box, self._start, self.settings.start_sigma, size, self.seed)
         if self.settings.blend_method != "linear":  # with linear it is the average, which is there
             self._propose("mean", self._box.candidate(self._start, "cma-es mean"))
         self._propose_points(self._cma.ask())

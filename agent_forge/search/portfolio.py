@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from agent_forge.search import continuous, operators
 from agent_forge.search.base import SearchStrategy
 from agent_forge.search.candidate import SHORT, Candidate
-from agent_forge.search.continuous import CandidateVector, Cma, GradientDescent, Vector
+from agent_forge.search.continuous import CandidateVector, CmaSampler, GradientDescent, Vector
 
 COMBOS = 4  # that are tried first
 SAMPLES = 6  # points of one round of CMA-ES
@@ -26,7 +26,7 @@ BACKWARD = 3  # a gradient costs as much as so many scores on the same items
 
 
 @dataclass
-class Arm:
+class OperatorArm:
     """A way to make candidates, with what it has cost and gained of late."""
 
     name: str
@@ -46,7 +46,7 @@ class Arm:
 class ArmProposal(NamedTuple):
     """What an arm has proposed: the champion's score before, the candidates and their points."""
 
-    arm: Arm
+    arm: OperatorArm
     before: float
     keys: list[str]
     points: list[Vector]
@@ -58,9 +58,9 @@ class PortfolioSearch(SearchStrategy):
     mutating = ("gradient", "sample", "mutation")
 
     def _first_generation(self) -> None:
-        self._arms = [Arm(name) for name in ("gradient", "sample", "mutation", "combo")]
+        self._arms = [OperatorArm(name) for name in ("gradient", "sample", "mutation", "combo")]
         self._descent: GradientDescent | None = None
-        self._cma: Cma | None = None
+        self._cma: CmaSampler | None = None
         self._cma_keys: set[str] = set()  # its centre and its points
         self._average = self._survivors[-1]
         self._sigma = self.settings.start_sigma
@@ -95,7 +95,7 @@ class PortfolioSearch(SearchStrategy):
             movable = self._movable(best)
             if self._cma is None or movable.key not in self._cma_keys:  # it came from elsewhere
                 box, point = self._point_of(movable.key)
-                self._cma = Cma(box, point, self._sigma, SAMPLES, self.seed, self._rounds)
+                self._cma = CmaSampler(box, point, self._sigma, SAMPLES, self.seed, self._rounds)
                 self._cma_keys = {movable.key}
             cma, points = self._cma, self._cma.ask()
             made = [cma.box.candidate(x, "sample around the best") for x in points]
@@ -104,7 +104,7 @@ class PortfolioSearch(SearchStrategy):
             self._start_round(arm, [self._mutant(best)])
 
     def _start_round(
-        self, arm: Arm, made: Sequence[Candidate], points: Sequence[Vector] = ()
+        self, arm: OperatorArm, made: Sequence[Candidate], points: Sequence[Vector] = ()
     ) -> None:
         best = self.champion
         before = self.scores[best.key] if best else -math.inf
@@ -129,7 +129,7 @@ class PortfolioSearch(SearchStrategy):
             self._force = min(max(self._force * (1.5 if improved else 0.85), 0.1), 3.0)
         self._round, self._cost = None, 0.0
 
-    def _choose(self) -> Arm:
+    def _choose(self) -> OperatorArm:
         """Gradients first, while they help; then the arm with the best value and bonus."""
         (gradient, *others), s = self._arms, self.settings
         # An improvement that would not count as one, were it made for as long as patience lasts.
@@ -140,7 +140,7 @@ class PortfolioSearch(SearchStrategy):
         top = max(least, *(arm.value for arm in self._arms))
         total = sum(arm.uses for arm in self._arms)
 
-        def bound(arm: Arm) -> float:
+        def bound(arm: OperatorArm) -> float:
             bonus = math.sqrt(math.log(1 + total) / (1 + arm.uses))
             return arm.value + EXPLORATION * top * bonus
 
@@ -165,7 +165,7 @@ class PortfolioSearch(SearchStrategy):
         box, point = self._point_of(best.key)  # one sum instead of a chain of them
         return box.candidate(point + box.vector(made.operation["coefficients"]), made.origin)
 
-    def _step(self, arm: Arm, best: Candidate) -> None:
+    def _step(self, arm: OperatorArm, best: Candidate) -> None:
         """From the best; at first from the average: what a combo trimmed cannot come back."""
         descent = self._descent
         if descent is None and self.scores[self._average] > -math.inf:

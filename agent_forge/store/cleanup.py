@@ -15,7 +15,7 @@ from typing import Any
 
 from agent_forge.config.phases import ORDER, phase_folder
 from agent_forge.config.settings import CleanupSettings
-from agent_forge.errors import Busy, ForgeError, HostileInput
+from agent_forge.errors import AlreadyInUse, ForgeError, HostileInput
 from agent_forge.store import files, lock
 from agent_forge.store.records import read_metadata
 from agent_forge.store.sessions import SESSION_FILE, SessionStore
@@ -172,7 +172,7 @@ class SessionCleanupManager:
                 refuse_foreign(path)
                 row = self.sessions.registry.get_session_status(path.name)
                 if row["end_time"] != removal.end_time:
-                    raise Busy(f"session {path.name} was resumed meanwhile")
+                    raise AlreadyInUse(f"session {path.name} was resumed meanwhile")
                 files.remove_tree(path, self.sessions.root / "sessions")
         return self.sessions.registry.delete_session(path.name) or exists
 

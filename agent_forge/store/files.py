@@ -34,7 +34,7 @@ from agent_forge.errors import (
     NameRefused,
     NotFound,
     PathDisappeared,
-    TooNew,
+    WrittenByNewerVersion,
 )
 from agent_forge.store.disk import CHUNK, FileSystemCalls
 from agent_forge.store.disk import free_bytes as free_bytes
@@ -283,7 +283,7 @@ def foreign(folder: Path) -> list[str]:
     """Return the names that a folder's manifest does not have; all, if it does not fit."""
     there, own = {path.name for path in folder.iterdir()}, set[str]()
     if MANIFEST in there:
-        with contextlib.suppress(DamagedFile, HostileInput, TooNew):
+        with contextlib.suppress(DamagedFile, HostileInput, WrittenByNewerVersion):
             own = {*verify(folder), MANIFEST}
     return sorted(there - own)
 
@@ -418,7 +418,9 @@ def refuse_newer(path: Path, record: Mapping[str, Any], newest: int = SCHEMA_VER
     version = record.get("schema_version")
     if isinstance(version, int) and version > newest:
         hint = "use the newer version of agent-forge that wrote it"
-        raise TooNew(f"{path} has schema {version}; this version reads up to {newest}", hint=hint)
+        raise WrittenByNewerVersion(
+            f"{path} has schema {version}; this version reads up to {newest}", hint=hint
+        )
 
 
 def verify(directory: Path, *, content: bool = True) -> FileRecords:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_forge import platform
-from agent_forge.errors import Busy, HostileInput, NotFound
+from agent_forge.errors import AlreadyInUse, HostileInput, NotFound
 from agent_forge.store import files, paths
 
 LOCK_FILE = "run.lock"
@@ -42,7 +42,7 @@ platform.after_fork(_forget_after_fork)
 
 @contextlib.contextmanager
 def exclusive(directory: Path, patience_s: float = PATIENCE_S) -> Iterator[None]:
-    """Hold the directory's lock for the block; Busy if any process, this one included, has it."""
+    """Hold the directory's lock for the block; AlreadyInUse if any process, this one included, has it."""
     path = _lock_path(directory)
     deadline = time.monotonic() + patience_s
     while not _take(path):
@@ -87,9 +87,9 @@ def is_busy(directory: Path) -> bool:
         os.close(fd)
 
 
-def busy(directory: Path) -> Busy:
+def busy(directory: Path) -> AlreadyInUse:
     """Return the error that says who holds the lock."""
-    return Busy(f"{directory} is in use by {holder(directory)}", hint="wait for it to end")
+    return AlreadyInUse(f"{directory} is in use by {holder(directory)}", hint="wait for it to end")
 
 
 def holder(directory: Path) -> str:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from agent_forge.errors import Busy, CannotWrite, DamagedFile, DiskFull, NotFound
+from agent_forge.errors import AlreadyInUse, CannotWrite, DamagedFile, DiskFull, NotFound
 from agent_forge.store import files, paths
 from agent_forge.store.records import MIGRATIONS, ModelRow, SessionRow
 
@@ -322,7 +322,7 @@ class ModelRegistry:
             if "unable to open" in text or "readonly" in text:
                 raise CannotWrite(self.db_path, text) from error
             if "locked" in text:
-                raise Busy(f"{self.db_path} is in use by another process") from error
+                raise AlreadyInUse(f"{self.db_path} is in use by another process") from error
             if type(error) is sqlite3.DatabaseError or any(sign in text for sign in DAMAGE):
                 raise self._damaged(text) from error
             raise

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from agent_forge.contract.replay import Decisions
+from agent_forge.contract.replay import DecisionLog
 from agent_forge.errors import Diverged, NotEnough, NotFinite
 from agent_forge.model.loss import LossOutput
 from agent_forge.train.config import TrainSettings, rate_factor
@@ -50,13 +50,13 @@ class Trainer:
         total: int,
         generator: torch.Generator,
         device: str = "cpu",
-        decisions: Decisions | None = None,
+        decisions: DecisionLog | None = None,
         world: TrainingProcesses | None = None,
     ) -> None:
         self.model, self.optimizer, self.loss = model, optimizer, loss
         self.settings, self.total, self.generator = settings, total, generator
         self.device, self.world = device, world or TrainingProcesses()
-        self.decisions = decisions or Decisions()
+        self.decisions = decisions or DecisionLog()
         self.factor = 1.0  # of the rate; halved at each divergence
         self.recent: list[float] = []  # losses of the last steps
         self.steps_seen = 0

@@ -17,7 +17,7 @@ from agent_forge.errors import ConfigError
 EVERY_MATRIX = ("q", "k", "v", "out", "gate", "up", "down")
 
 
-class LowRank(nn.Module):
+class LowRankUpdate(nn.Module):
     """LoRA: W + scale * B A. B begins at zero, so that nothing changes at first."""
 
     def __init__(self, weight: Tensor, rank: int, scale: float, generator: torch.Generator) -> None:
@@ -75,7 +75,7 @@ def add_lora(
     if rank < 1:
         raise ConfigError(f"LoRA of rank {rank} changes nothing")
     frozen = list(model.parameters())
-    names = add_transform(model, lambda w: LowRank(w, rank, scale, generator), **where)
+    names = add_transform(model, lambda w: LowRankUpdate(w, rank, scale, generator), **where)
     for parameter in frozen:
         parameter.requires_grad_(False)
     return names

@@ -16,7 +16,7 @@ from agent_forge.contract.phase import ModelRef
 from agent_forge.data.tokenizer import Tokenizer
 from agent_forge.errors import ConfigError, DamagedFile, NotFound
 from agent_forge.infer.chat import ChatModel, open_chat_model
-from agent_forge.infer.generate import Sampling
+from agent_forge.infer.generate import SamplingSettings
 from agent_forge.infer.generate import generate as generate_ids
 from agent_forge.model.hf import config_dict
 from agent_forge.store.models import ModelStorage
@@ -65,7 +65,7 @@ def foreign(tmp_path: Path) -> Path:
 def test_ours_says_what_generation_gives(ours: Path, forge: Forge) -> None:
     result = forge(f"generate {ours} red --max-tokens 6 --json")
     model, tokenizer = shaken(0), Tokenizer.load(ours)
-    made = generate_ids(model, [tokenizer.encode("red")], Sampling(max_new_tokens=6))[0]
+    made = generate_ids(model, [tokenizer.encode("red")], SamplingSettings(max_new_tokens=6))[0]
     known = [i for i in made.tokens if i < tokenizer.vocab_size]
     assert result.document["text"] == tokenizer.decode(known)
     assert forge(f"generate {ours} red --max-tokens 6").out == result.document["text"] + "\n"
@@ -81,7 +81,7 @@ def test_seed_and_temperature_change_what_is_said(ours: Path, forge: Forge) -> N
 
 
 def test_a_foreign_model_speaks_greedily_as_transformers_would(foreign: Path) -> None:
-    said = "".join(open_chat_model(foreign).complete("red cat", Sampling(max_new_tokens=5)))
+    said = "".join(open_chat_model(foreign).complete("red cat", SamplingSettings(max_new_tokens=5)))
     model = LlamaForCausalLM.from_pretrained(foreign)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(foreign)
     ids = tokenizer("red cat", return_tensors="pt").input_ids
@@ -89,7 +89,9 @@ def test_a_foreign_model_speaks_greedily_as_transformers_would(foreign: Path) ->
     assert said == tokenizer.decode(made, skip_special_tokens=True)
     assert (
         "".join(
-            open_chat_model(foreign).reply([{"role": "user", "content": "red cat"}], Sampling(5))
+            open_chat_model(foreign).reply(
+                [{"role": "user", "content": "red cat"}], SamplingSettings(5)
+            )
         )
         == said
     )
@@ -103,7 +105,7 @@ def test_a_chat_remembers_its_turns(
     voice, turns, lines = open_chat_model(ours), [{"role": "system", "content": "sun"}], []
     for said in ("red", "blue"):
         turns.append({"role": "user", "content": said})
-        lines.append("".join(voice.reply(turns, Sampling(max_new_tokens=4))))
+        lines.append("".join(voice.reply(turns, SamplingSettings(max_new_tokens=4))))
         turns.append({"role": "assistant", "content": lines[-1]})
     assert result.code == 0 and result.out == "".join(f"{line}\n" for line in lines)
 
@@ -124,7 +126,7 @@ def test_what_cannot_speak_is_refused(ours: Path, tmp_path: Path, forge: Forge) 
     with pytest.raises(NotFound, match=r"no config\.json"):
         open_chat_model(tmp_path)
     with pytest.raises(ConfigError, match="empty"):
-        open_chat_model(ours).complete("", Sampling())
+        open_chat_model(ours).complete("", SamplingSettings())
     assert forge(f"generate {ours} x --top-p 2").code == 2
     (ours / "model.safetensors").write_bytes(b"damaged")
     with pytest.raises(DamagedFile):
@@ -132,18 +134,18 @@ def test_what_cannot_speak_is_refused(ours: Path, tmp_path: Path, forge: Forge) 
 
 
 def test_a_merged_model_of_ours_speaks(ours: Path, tmp_path: Path) -> None:
-    said = "".join(open_chat_model(ours).complete("red", Sampling(6)))
+    said = "".join(open_chat_model(ours).complete("red", SamplingSettings(6)))
     copy = tmp_path / "merged"
     shutil.copytree(ours, copy)
     for name in ("metadata.json", "metrics.json", "manifest.json"):
         (copy / name).unlink()
-    assert "".join(open_chat_model(copy).complete("red", Sampling(6))) == said
+    assert "".join(open_chat_model(copy).complete("red", SamplingSettings(6))) == said
 
 
 def test_a_model_that_is_handed_over_opens_verified(ours: Path) -> None:
     ref = ModelRef("m1", ours, {})
-    said = "".join(open_chat_model(ours).complete("red", Sampling(6)))
-    assert "".join(ChatModel(ref.open()).complete("red", Sampling(6))) == said
+    said = "".join(open_chat_model(ours).complete("red", SamplingSettings(6)))
+    assert "".join(ChatModel(ref.open()).complete("red", SamplingSettings(6))) == said
     content = bytearray((ours / "model.safetensors").read_bytes())
     content[-1] ^= 1
     (ours / "model.safetensors").write_bytes(content)
@@ -154,7 +156,7 @@ def test_a_model_that_is_handed_over_opens_verified(ours: Path) -> None:
 def test_what_is_no_text_is_refused(ours: Path, foreign: Path, tmp_path: Path) -> None:
     for place in (ours, foreign):
         with pytest.raises(ConfigError, match=r"UTF-8|surrogate"):
-            "".join(open_chat_model(place).complete("\udcff", Sampling(2)))
+            "".join(open_chat_model(place).complete("\udcff", SamplingSettings(2)))
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ConfigError, match="not a language model"):
         open_chat_model(tmp_path)

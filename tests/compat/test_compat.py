@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from agent_forge.errors import TooNew
+from agent_forge.errors import WrittenByNewerVersion
 from agent_forge.store.checkpoint import CheckpointManager, restore_generators
 from agent_forge.store.models import ModelStorage
 from agent_forge.store.records import MIGRATIONS
@@ -57,6 +57,6 @@ def test_a_newer_database_is_refused_and_left_alone(old: Path) -> None:
     connection.execute(f"PRAGMA user_version = {len(MIGRATIONS) + 1}")
     connection.close()
     before = path.read_bytes()
-    with pytest.raises(TooNew) as caught:
+    with pytest.raises(WrittenByNewerVersion) as caught:
         ModelRegistry(path)
     assert caught.value.exit_code == 4 and path.read_bytes() == before

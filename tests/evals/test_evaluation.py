@@ -42,7 +42,7 @@ from agent_forge.evals.model_under_test import (
     windows,
 )
 from agent_forge.infer.chat import open_chat_model
-from agent_forge.infer.generate import Sampling, batches
+from agent_forge.infer.generate import SamplingSettings, batches
 from agent_forge.store.models import ModelStorage
 from tests.support.command_line import Forge
 from tests.support.data_files import put
@@ -165,7 +165,7 @@ def test_batches_are_as_large_as_told_and_progress_reaches_the_end(foreign: Path
 def test_right_is_what_the_model_says(place: str, request: pytest.FixtureRequest) -> None:
     folder = request.getfixturevalue(place)
     voice, found = open_chat_model(folder), open_model_under_test(folder)
-    said = {p: "".join(voice.complete(p, Sampling(1))) for p in map(str, range(100, 160))}
+    said = {p: "".join(voice.complete(p, SamplingSettings(1))) for p in map(str, range(100, 160))}
     prompt = next(p for p, text in said.items() if text.isascii() and text.isprintable() and text)
     examples = (Example(prompt, said[prompt]), Example(prompt, "~"))
     assert found.measure(found.prepare(Domain("d", examples))).right == [True, False]

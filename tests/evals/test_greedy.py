@@ -12,7 +12,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 from agent_forge.errors import ConfigError
 from agent_forge.infer import generate as engine
-from agent_forge.infer.generate import Sampling, generate, shared_prefix
+from agent_forge.infer.generate import SamplingSettings, generate, shared_prefix
 from tests.support.networks import shaken
 
 VOCAB = 97
@@ -73,7 +73,9 @@ def test_answers_are_those_of_transformers(
 ) -> None:
     model, prompts, ends = build(), some_prompts(40, header), [7, 8, 9]
     monkeypatch.setattr(engine, "CACHED_TOKENS", 500)  # several batches
-    answers = generate(model, prompts, Sampling(20, stop_tokens=frozenset(ends)), decode=letters)
+    answers = generate(
+        model, prompts, SamplingSettings(20, stop_tokens=frozenset(ends)), decode=letters
+    )
     assert [a.tokens for a in answers] == [by_transformers(model, p, ends) for p in prompts]
     assert {a.truncated for a in answers} == {True, False}
     assert all(a.truncated == (len(a.tokens) == 20) for a in answers)
@@ -95,7 +97,7 @@ def test_what_prompts_share_is_read_once(monkeypatch: pytest.MonkeyPatch) -> Non
     inner = model.forward
     forward.__signature__ = __import__("inspect").signature(inner)  # type: ignore[attr-defined]
     monkeypatch.setattr(model, "forward", forward)
-    generate(model, prompts, Sampling(3), decode=letters)
+    generate(model, prompts, SamplingSettings(3), decode=letters)
     assert read[0] == (1, len(HEADER) * 5)
     own = sum(len(prompt) - len(HEADER) * 5 for prompt in prompts)
     written = 2 * len(prompts)  # the third token is never read
@@ -113,10 +115,10 @@ def test_our_network_answers_as_it_does_alone() -> None:
     prompts = [
         (1, 2, 3, *torch.randint(size, (n,), generator=own).tolist()) for n in (4, 9, 4, 30, 11, 1)
     ]
-    free = generate(model, prompts, Sampling(40), decode=letters)
+    free = generate(model, prompts, SamplingSettings(40), decode=letters)
     ends = frozenset(answer.tokens[3] for answer in free[:3])  # so that rows leave the batch
-    answers = generate(model, prompts, Sampling(40, stop_tokens=ends), decode=letters)
-    sampling = Sampling(max_new_tokens=40, stop_tokens=ends)
+    answers = generate(model, prompts, SamplingSettings(40, stop_tokens=ends), decode=letters)
+    sampling = SamplingSettings(max_new_tokens=40, stop_tokens=ends)
     alone = [generate(model, [prompt], sampling)[0] for prompt in prompts]
     assert [a.tokens for a in answers] == [a.tokens for a in alone]
     assert [a.truncated for a in answers] == [a.stopped_by == "length" for a in alone]
@@ -125,10 +127,10 @@ def test_our_network_answers_as_it_does_alone() -> None:
 
 def test_a_stop_string_ends_an_answer_before_it() -> None:
     model, prompts = llama(), some_prompts(10)
-    free = generate(model, prompts, Sampling(20), decode=letters)
+    free = generate(model, prompts, SamplingSettings(20), decode=letters)
     stop = free[0].text[4:6]
     answers = generate(
-        model, prompts, Sampling(20, stop_strings=(stop, "never said")), decode=letters
+        model, prompts, SamplingSettings(20, stop_strings=(stop, "never said")), decode=letters
     )
     assert answers[0].text == free[0].text[: free[0].text.find(stop)]
     assert not answers[0].truncated
@@ -147,7 +149,7 @@ def test_shared_prefix_leaves_each_prompt_a_token() -> None:
 
 def test_a_prompt_of_nothing_is_refused() -> None:
     with pytest.raises(ConfigError, match="at least one token"):
-        generate(llama(), [(1,), ()], Sampling(3), decode=letters)
+        generate(llama(), [(1,), ()], SamplingSettings(3), decode=letters)
 
 
 def test_a_network_without_a_cache_is_refused(tmp_path: Path) -> None:
@@ -160,4 +162,4 @@ def test_a_network_without_a_cache_is_refused(tmp_path: Path) -> None:
             return type("Out", (), {"past_key_values": None, "logits": torch.zeros(1, 1, 3)})
 
     with pytest.raises(ConfigError, match="Forgetful keeps no cache"):
-        generate(Forgetful(), [(1,)], Sampling(3), decode=letters)
+        generate(Forgetful(), [(1,)], SamplingSettings(3), decode=letters)

@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from agent_forge.data.loader import TokenizedItem
 from agent_forge.errors import ConfigError
 from agent_forge.evals.model_under_test import TOKENS_A_BATCH, measure
-from agent_forge.infer.generate import Sampling, batches, generate
+from agent_forge.infer.generate import SamplingSettings, batches, generate
 from agent_forge.model.network import ForgeNetwork
 from tests.support.networks import shaken
 
@@ -24,7 +24,9 @@ def items(model: ForgeNetwork, count: int = 12) -> list[TokenizedItem]:
     found = []
     for i in range(count):
         prompt = torch.randint(30, 400, (3 + i % 4,), generator=generator).tolist()
-        made = generate(model, [prompt], Sampling(max_new_tokens=4, halt_threshold=1.0))[0].tokens
+        made = generate(model, [prompt], SamplingSettings(max_new_tokens=4, halt_threshold=1.0))[
+            0
+        ].tokens
         if i % 3 == 0:
             made[i % 4] = (made[i % 4] + 1) % 400
         found.append(TokenizedItem(prompt + made, [False] * len(prompt) + [True] * 4))

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from agent_forge.errors import Busy
+from agent_forge.errors import AlreadyInUse
 from agent_forge.store import files
 from agent_forge.store.checkpoint import CheckpointManager
 from agent_forge.store.models import ModelStorage, load_directory
@@ -77,7 +77,7 @@ def test_a_hundred_killed_saves_leave_a_hundred_loadable_models(sessions: Sessio
 def test_two_processes_never_share_a_directory(sessions: SessionStore) -> None:
     def second() -> None:
         started = time.monotonic()
-        with pytest.raises(Busy, match=f"process {parent}") as caught, sessions.open("s1"):
+        with pytest.raises(AlreadyInUse, match=f"process {parent}") as caught, sessions.open("s1"):
             pass
         assert caught.value.exit_code == 6 and time.monotonic() - started < 30
 

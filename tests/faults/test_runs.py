@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from agent_forge.errors import Busy, ForgeError
+from agent_forge.errors import AlreadyInUse, ForgeError
 from agent_forge.pipeline.environment import request_stop
 from agent_forge.store import files, lock
 from agent_forge.store.registry import ModelRegistry
@@ -237,7 +237,7 @@ def test_a_second_start_is_refused_while_the_first_runs(tmp_path: Path) -> None:
 
 
 def _busy(root: Path) -> None:
-    with pytest.raises(Busy) as caught:
+    with pytest.raises(AlreadyInUse) as caught:
         toy_run(root, resume=True)
     assert caught.value.exit_code == 6
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from agent_forge.errors import ConfigError
-from agent_forge.infer.generate import Sampling, choose, generate, stream
+from agent_forge.infer.generate import SamplingSettings, choose, generate, stream
 from tests.support.networks import network
 
 PROMPTS = [[5, 6, 7], [9, 8, 7, 6], [1, 2, 3], [4]]
@@ -18,7 +18,7 @@ def decode(tokens: object) -> str:
 
 def test_greedy_equals_recomputing_the_whole_text() -> None:
     model = network(sw_window=6)
-    (found,) = generate(model, [[5, 6, 7]], Sampling(max_new_tokens=12, halt_threshold=1.0))
+    (found,) = generate(model, [[5, 6, 7]], SamplingSettings(max_new_tokens=12, halt_threshold=1.0))
     text = [5, 6, 7]
     with torch.no_grad():
         for _ in range(12):
@@ -30,7 +30,7 @@ def test_greedy_equals_recomputing_the_whole_text() -> None:
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_text_does_not_depend_on_its_batch(temperature: float) -> None:
     model = network()
-    sampling = Sampling(max_new_tokens=8, temperature=temperature, seed=3)
+    sampling = SamplingSettings(max_new_tokens=8, temperature=temperature, seed=3)
     together = generate(model, PROMPTS, sampling)
     alone = [generate(model, [prompt], sampling)[0] for prompt in PROMPTS]
     assert [g.tokens for g in together] == [g.tokens for g in alone]
@@ -40,41 +40,43 @@ def test_the_seed_decides() -> None:
     model = network()
 
     def text(seed: int) -> list[int]:
-        sampling = Sampling(max_new_tokens=20, temperature=2.0, seed=seed)
+        sampling = SamplingSettings(max_new_tokens=20, temperature=2.0, seed=seed)
         return generate(model, [[1, 2]], sampling)[0].tokens
 
     assert text(1) == text(1) != text(2)
 
 
 def test_halting_saves_steps() -> None:
-    (found,) = generate(network(), [[1]], Sampling(max_new_tokens=5, halt_threshold=0.0))
+    (found,) = generate(network(), [[1]], SamplingSettings(max_new_tokens=5, halt_threshold=0.0))
     assert found.steps == [1] * 5
 
 
-def draws(sampling: Sampling, logits: list[float], count: int = 300) -> set[int]:
+def draws(sampling: SamplingSettings, logits: list[float], count: int = 300) -> set[int]:
     generator = torch.Generator().manual_seed(0)
     return {choose(torch.tensor(logits), sampling, generator) for _ in range(count)}
 
 
 def test_top_k_and_top_p_cut_the_tail() -> None:
     logits = [3.0, 2.0, 1.0, -1.0]  # about 0.66, 0.24, 0.09, 0.01
-    assert draws(Sampling(temperature=1.0), logits) == {0, 1, 2, 3}
-    assert draws(Sampling(temperature=1.0, top_k=2), logits) == {0, 1}
-    assert draws(Sampling(temperature=1.0, top_p=0.8), logits) == {0, 1}
-    assert draws(Sampling(temperature=1.0, top_p=0.01), logits) == {0}
-    assert draws(Sampling(temperature=1.0, top_k=99), logits) == {0, 1, 2, 3}
-    assert draws(Sampling(), logits) == {0}
+    assert draws(SamplingSettings(temperature=1.0), logits) == {0, 1, 2, 3}
+    assert draws(SamplingSettings(temperature=1.0, top_k=2), logits) == {0, 1}
+    assert draws(SamplingSettings(temperature=1.0, top_p=0.8), logits) == {0, 1}
+    assert draws(SamplingSettings(temperature=1.0, top_p=0.01), logits) == {0}
+    assert draws(SamplingSettings(temperature=1.0, top_k=99), logits) == {0, 1, 2, 3}
+    assert draws(SamplingSettings(), logits) == {0}
 
 
 def test_stop_tokens_and_strings_end_it() -> None:
     model = network()
-    free = generate(model, [[5, 6]], Sampling(max_new_tokens=12), decode=decode)[0]
+    free = generate(model, [[5, 6]], SamplingSettings(max_new_tokens=12), decode=decode)[0]
     fifth = free.tokens[4]
     cut = free.tokens.index(fifth)
-    stopped = generate(model, [[5, 6]], Sampling(max_new_tokens=12, stop_tokens=frozenset([fifth])))
+    stopped = generate(
+        model, [[5, 6]], SamplingSettings(max_new_tokens=12, stop_tokens=frozenset([fifth]))
+    )
     assert stopped[0].tokens == free.tokens[:cut] and stopped[0].stopped_by == "token"
     word = free.text[3:6]
-    sampling = Sampling(max_new_tokens=12, stop_strings=(word, "@"))
+    sampling = SamplingSettings(max_new_tokens=12, stop_strings=(word, "@"))
     (by_string,) = generate(model, [[5, 6]], sampling, decode=decode)
     assert by_string.text == free.text[: free.text.index(word)]
     assert by_string.stopped_by == "string"
@@ -82,10 +84,12 @@ def test_stop_tokens_and_strings_end_it() -> None:
 
 def test_a_stream_gives_the_same_text_and_never_a_piece_of_a_stop_string() -> None:
     model = network()
-    free = generate(model, [[5, 6]], Sampling(max_new_tokens=12), decode=decode)[0]
-    assert "".join(stream(model, [5, 6], Sampling(max_new_tokens=12), decode)) == free.text
+    free = generate(model, [[5, 6]], SamplingSettings(max_new_tokens=12), decode=decode)[0]
+    assert "".join(stream(model, [5, 6], SamplingSettings(max_new_tokens=12), decode)) == free.text
     word = free.text[4:7]
-    pieces = list(stream(model, [5, 6], Sampling(max_new_tokens=12, stop_strings=(word,)), decode))
+    pieces = list(
+        stream(model, [5, 6], SamplingSettings(max_new_tokens=12, stop_strings=(word,)), decode)
+    )
     assert "".join(pieces) == free.text[: free.text.index(word)]
 
 
@@ -98,11 +102,11 @@ def test_a_stream_gives_the_same_text_and_never_a_piece_of_a_stop_string() -> No
 )
 def test_bad_settings_are_refused(changes: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=r"at least|is 0, or from"):
-        Sampling(**changes)  # type: ignore[arg-type]
+        SamplingSettings(**changes)  # type: ignore[arg-type]
 
 
 def test_bad_prompts_are_refused() -> None:
     with pytest.raises(ConfigError, match="at least one token"):
-        generate(network(), [[]], Sampling())
+        generate(network(), [[]], SamplingSettings())
     with pytest.raises(ValueError, match="decode"):
-        generate(network(), [[1]], Sampling(stop_strings=("x",)))
+        generate(network(), [[1]], SamplingSettings(stop_strings=("x",)))

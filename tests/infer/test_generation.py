@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from agent_forge.infer.generate import Generated, Sampling, generate, stream
+from agent_forge.infer.generate import GeneratedText, SamplingSettings, generate, stream
 from tests.support.networks import network
 
 PROMPTS = [[5, 6, 7], [5, 6, 7, 9, 8], [5, 6], [4]]
@@ -26,7 +26,9 @@ def decode(tokens: Any) -> str:
     return "".join(chr(97 + t % 26) for t in tokens)
 
 
-def rollouts(model: Any, prompts: Any, sampling: Sampling, samples: int) -> list[list[Generated]]:
+def rollouts(
+    model: Any, prompts: Any, sampling: SamplingSettings, samples: int
+) -> list[list[GeneratedText]]:
     how: Any = {"samples": samples, "log_probabilities": True, "decode": decode}
     made = generate(model, prompts, sampling, **how)
     assert len(made) == samples * len(prompts)
@@ -36,7 +38,7 @@ def rollouts(model: Any, prompts: Any, sampling: Sampling, samples: int) -> list
 KINDS: Any = pytest.mark.parametrize("build", [network, llama], ids=["ours", "transformers"])
 
 
-def by_plain_forward(model: nn.Module, prompt: list[int], made: Generated) -> list[float]:
+def by_plain_forward(model: nn.Module, prompt: list[int], made: GeneratedText) -> list[float]:
     """The log-probabilities of a rollout, from one pass over the whole text."""
     drawn = made.tokens + ([] if made.stop_token is None else [made.stop_token])
     with torch.no_grad():
@@ -52,10 +54,10 @@ def test_rollouts_have_the_log_probabilities_of_a_plain_forward_pass(
     build: Any, temperature: float
 ) -> None:
     model = build()
-    how = Sampling(9, temperature=temperature, top_k=20, seed=3, halt_threshold=1.0)
+    how = SamplingSettings(9, temperature=temperature, top_k=20, seed=3, halt_threshold=1.0)
     free = [made.tokens[4] for made in generate(model, PROMPTS, how)]
     stops = frozenset(free[:2])  # so that some end early, by a token that has a probability too
-    sampling = Sampling(9, temperature, 20, seed=3, halt_threshold=1.0, stop_tokens=stops)
+    sampling = SamplingSettings(9, temperature, 20, seed=3, halt_threshold=1.0, stop_tokens=stops)
     found = rollouts(model, PROMPTS, sampling, 3)
     ended = {made.stopped_by for samples in found for made in samples}
     assert "token" in ended
@@ -69,7 +71,7 @@ def test_rollouts_have_the_log_probabilities_of_a_plain_forward_pass(
 
 @KINDS
 def test_samples_of_a_prompt_differ_and_the_first_is_what_generation_gives(build: Any) -> None:
-    model, sampling = build(), Sampling(12, temperature=2.0, seed=5)
+    model, sampling = build(), SamplingSettings(12, temperature=2.0, seed=5)
     found = rollouts(model, PROMPTS, sampling, 4)
     single = generate(model, PROMPTS, sampling)
     assert [samples[0].tokens for samples in found] == [made.tokens for made in single]
@@ -83,9 +85,9 @@ def test_samples_of_a_prompt_differ_and_the_first_is_what_generation_gives(build
 @KINDS
 def test_a_stream_is_what_a_batch_gives_with_stop_strings_too(build: Any) -> None:
     model = build()
-    free = generate(model, PROMPTS, Sampling(12), decode=decode)
+    free = generate(model, PROMPTS, SamplingSettings(12), decode=decode)
     stops = (free[0].text[5:7], free[1].text[6:9])
-    for sampling in (Sampling(12), Sampling(12, stop_strings=stops)):
+    for sampling in (SamplingSettings(12), SamplingSettings(12, stop_strings=stops)):
         batched = generate(model, PROMPTS, sampling, decode=decode)
         streamed = ["".join(stream(model, prompt, sampling, decode)) for prompt in PROMPTS]
         assert streamed == [made.text for made in batched]
@@ -104,4 +106,4 @@ def test_a_network_without_a_cache_can_be_streamed() -> None:
             logits = nn.functional.one_hot(tokens.cumsum(1) % 26, 26).float()
             return type("Out", (), {"logits": logits})
 
-    assert "".join(stream(Forgetful(), [1, 2], Sampling(4), decode)) == "dgmy"
+    assert "".join(stream(Forgetful(), [1, 2], SamplingSettings(4), decode)) == "dgmy"

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from agent_forge.errors import ConfigError
-from agent_forge.infer.generate import Sampling, generate
+from agent_forge.infer.generate import SamplingSettings, generate
 from agent_forge.model.hf import ForgeConfig, ForgeForCausalLM, build_network, config_dict
 from agent_forge.store.models import ModelStorage
 from agent_forge.store.sessions import SessionStore
@@ -49,7 +49,9 @@ def test_generate_of_transformers_equals_ours(saved: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(saved).eval()
     prompt = torch.tensor([[5, 6, 7]])
     theirs = model.generate(prompt, max_new_tokens=10, do_sample=False, pad_token_id=0)
-    (ours,) = generate(model.network, [[5, 6, 7]], Sampling(max_new_tokens=10, halt_threshold=1.0))
+    (ours,) = generate(
+        model.network, [[5, 6, 7]], SamplingSettings(max_new_tokens=10, halt_threshold=1.0)
+    )
     assert theirs[0, 3:].tolist() == ours.tokens
 
 

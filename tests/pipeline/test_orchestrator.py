@@ -23,7 +23,7 @@ from agent_forge.contract.phase import (
     PhasePlan,
     PhaseResult,
 )
-from agent_forge.errors import Busy, ConfigError, DamagedFile, NotFound
+from agent_forge.errors import AlreadyInUse, ConfigError, DamagedFile, NotFound
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
 from agent_forge.pipeline.config import load_config
 from agent_forge.pipeline.environment import StopSignals, prepare, snapshot
@@ -366,7 +366,7 @@ def test_running_out_of_memory_pauses(tmp_path: Path) -> None:
 
 def test_tidying_up_may_fail_without_harm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def busy(*_: object) -> None:
-        raise Busy("someone else tidies up")
+        raise AlreadyInUse("someone else tidies up")
 
     monkeypatch.setattr(SessionCleanupManager, "tidy_up", busy)
     result = orchestrator(tmp_path).run()

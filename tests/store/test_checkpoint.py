@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from agent_forge.errors import DamagedFile, DiskFull, NotFound, TooNew
+from agent_forge.errors import DamagedFile, DiskFull, NotFound, WrittenByNewerVersion
 from agent_forge.store import files
 from agent_forge.store.checkpoint import CheckpointManager, restore_generators
 from agent_forge.store.tensors import OVERHEAD_BYTES
@@ -189,7 +189,7 @@ def test_what_was_verified_but_is_no_checkpoint_is_damage(tmp_path: Path) -> Non
     for change, error in (
         ({"step": 2, "state": {}}, DamagedFile),
         ({"step": 2, "schema_version": "x", "state": 5}, DamagedFile),
-        ({"step": 2, "schema_version": 2}, TooNew),
+        ({"step": 2, "schema_version": 2}, WrittenByNewerVersion),
     ):
         with files.staging(tmp_path / "step_00000002") as stage:
             stage.copy(tmp_path / "step_00000001" / "tensors.safetensors")

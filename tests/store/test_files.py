@@ -16,7 +16,7 @@ from agent_forge.errors import (
     HostileInput,
     NameRefused,
     NotFound,
-    TooNew,
+    WrittenByNewerVersion,
 )
 from agent_forge.store import files
 
@@ -311,7 +311,7 @@ def test_a_manifest_cannot_reach_outside_and_a_newer_one_is_refused(
     monkeypatch.setattr(files, "SCHEMA_VERSION", 2)
     make_directory(tmp_path / "newer", "x")
     monkeypatch.undo()
-    with pytest.raises(TooNew):
+    with pytest.raises(WrittenByNewerVersion):
         files.verify(tmp_path / "newer")
 
 

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from agent_forge.errors import Busy, CannotWrite, HostileInput
+from agent_forge.errors import AlreadyInUse, CannotWrite, HostileInput
 from agent_forge.store import lock
 
 
 def test_one_holder_at_a_time_even_in_one_process(tmp_path: Path) -> None:
     with lock.exclusive(tmp_path):
         assert lock.is_busy(tmp_path)
-        with pytest.raises(Busy), lock.exclusive(tmp_path):
+        with pytest.raises(AlreadyInUse), lock.exclusive(tmp_path):
             pass
         with lock.held(tmp_path):  # but work inside our own lock goes on
             assert lock.is_busy(tmp_path)
@@ -46,7 +46,7 @@ def test_a_lock_on_a_removed_file_does_not_count(tmp_path: Path) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lock.platform, "try_lock", removed_meanwhile)
-        with pytest.raises(Busy), lock.exclusive(tmp_path):
+        with pytest.raises(AlreadyInUse), lock.exclusive(tmp_path):
             pass
     with lock.exclusive(tmp_path):
         pass
@@ -118,7 +118,7 @@ def test_a_killed_holder_frees_the_lock_at_once_even_with_children(tmp_path: Pat
     grandchild = int(os.read(reader, 20))
     assert lock.is_busy(tmp_path)
     started = time.monotonic()
-    with pytest.raises(Busy, match=f"process {pid}"), lock.exclusive(tmp_path):
+    with pytest.raises(AlreadyInUse, match=f"process {pid}"), lock.exclusive(tmp_path):
         pass
     assert time.monotonic() - started < 30
     os.kill(pid, signal.SIGKILL)

@@ -11,13 +11,13 @@ from safetensors.torch import load_file
 from torch import nn
 
 from agent_forge.errors import (
-    Busy,
+    AlreadyInUse,
     ConfigError,
     DamagedFile,
     DiskFull,
     NameRefused,
     NotFound,
-    TooNew,
+    WrittenByNewerVersion,
 )
 from agent_forge.store import files, lock
 from agent_forge.store.models import ModelStorage, load_directory
@@ -118,7 +118,7 @@ def test_metadata_that_is_none_is_damage(storage: ModelStorage, pico: Pico) -> N
         ({"model_id": 7}, DamagedFile),
         ({"parameters": "many"}, DamagedFile),
         ({"tied_weights": {"head.weight": "nothing"}}, DamagedFile),
-        ({"schema_version": 2}, TooNew),
+        ({"schema_version": 2}, WrittenByNewerVersion),
     ):
         with files.staging(path) as stage:
             for name, content in {**good, "metadata.json": b""}.items():
@@ -174,7 +174,7 @@ def test_a_session_in_use_by_another_process_is_busy(
     storage: ModelStorage, pico: Pico, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lock.platform, "try_lock", lambda fd: False)
-    with pytest.raises(Busy):
+    with pytest.raises(AlreadyInUse):
         save(storage, pico)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from agent_forge.errors import (
-    Busy,
+    AlreadyInUse,
     CannotWrite,
     DamagedFile,
     DiskFull,
@@ -333,7 +333,7 @@ def test_a_lock_that_never_comes_free_is_an_error(
     monkeypatch.setattr(registry_module, "BUSY_TIMEOUT_MS", 50)
     blocker = sqlite3.connect(registry.db_path, isolation_level=None)
     blocker.execute("BEGIN IMMEDIATE")
-    with pytest.raises(Busy):
+    with pytest.raises(AlreadyInUse):
         registry.create_session("s2", {})
     blocker.execute("ROLLBACK")
     registry.create_session("s2", {})
@@ -353,7 +353,7 @@ def test_switching_to_wal_waits_for_its_turn(
     blocker = sqlite3.connect(other, isolation_level=None)
     blocker.execute("BEGIN EXCLUSIVE")
     monkeypatch.setattr(registry_module, "BUSY_TIMEOUT_MS", 50)
-    with pytest.raises(Busy):
+    with pytest.raises(AlreadyInUse):
         ModelRegistry(other)
 
 

@@ -12,7 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_forge.config.settings import CleanupSettings
-from agent_forge.errors import AlreadyExists, Busy, DamagedFile, HostileInput, NotFound, TooNew
+from agent_forge.errors import (
+    AlreadyExists,
+    AlreadyInUse,
+    DamagedFile,
+    HostileInput,
+    NotFound,
+    WrittenByNewerVersion,
+)
 from agent_forge.store import files, lock
 from agent_forge.store.cleanup import DAY_S, SessionCleanupManager, plan_cleanup
 from agent_forge.store.models import ModelStorage
@@ -50,7 +57,7 @@ def test_opening_locks_and_clears_up(sessions: SessionStore) -> None:
     stray.mkdir(parents=True)
     with sessions.open("s1") as opened:
         assert opened == path and lock.is_busy(path) and not stray.exists()
-        with pytest.raises(Busy), sessions.open("s1"):
+        with pytest.raises(AlreadyInUse), sessions.open("s1"):
             pass
     assert not lock.is_busy(path)
     with pytest.raises(NotFound), sessions.open("s9"):
@@ -98,7 +105,7 @@ def test_a_session_record_is_checked(
     newer = files.with_checksum(good)
     monkeypatch.undo()
     (path / "session.json").write_bytes(newer)
-    with pytest.raises(TooNew):
+    with pytest.raises(WrittenByNewerVersion):
         read_session(path)
     for content in (b"[]", files.with_checksum({"session_id": "other"})):
         (path / "session.json").write_bytes(content)
@@ -139,7 +146,7 @@ def test_the_registry_is_rebuilt_from_the_directories(
 
 def test_a_repair_waits_for_running_sessions(sessions: SessionStore) -> None:
     sessions.registry.db_path.write_bytes(b"garbage" * 1000)
-    with lock.exclusive(sessions.path("s1")), pytest.raises(Busy):
+    with lock.exclusive(sessions.path("s1")), pytest.raises(AlreadyInUse):
         repair_registry(sessions.root)
 
 

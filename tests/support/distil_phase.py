@@ -14,10 +14,10 @@ from pydantic import Field
 
 from agent_forge.config.settings import PhaseSettings
 from agent_forge.contract.phase import (
-    Headline,
     ModelRef,
     PhaseContext,
     PhaseController,
+    PhaseHeadline,
     PhasePlan,
     PhaseReport,
     PhaseResult,
@@ -75,7 +75,7 @@ class DistilPhase(PhaseController):
         gain = compare_domains(corpus, scores["control"], scores["student"]).overall
         after, verdict = gain.gains[ACCURACY].candidate, gain.sentence("a control of equal steps")
         report = PhaseReport(
-            Headline("mean accuracy, teacher -> student", before, after, verdict),
+            PhaseHeadline("mean accuracy, teacher -> student", before, after, verdict),
             summary=f"student and control: {verdict}",
             metrics={"accuracy": after, "layers": teacher.settings.n_layers // 2},
             tables=[[["model", *DOMAINS], *rows]],

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from agent_forge.config.settings import ModelSettings
-from agent_forge.contract.replay import Decisions
+from agent_forge.contract.replay import DecisionLog
 from agent_forge.errors import ConfigError, Diverged, NotEnough, NotFinite
 from agent_forge.model.loss import IGNORE, LossOutput, language_loss
 from agent_forge.model.network import ForgeNetwork
@@ -192,21 +192,23 @@ class Greedy:
     ],
 )
 def test_out_of_memory_makes_smaller_pieces_and_the_same_result(error: Exception) -> None:
-    greedy, decisions = Greedy(2, error), Decisions()
+    greedy, decisions = Greedy(2, error), DecisionLog()
     assert close(train(), train(loss=greedy, decisions=decisions))
     assert decisions.at(1) == {"pieces": 4} and greedy.seen[1:4] == [8, 4, 2]
     assert greedy.seen[-4:] == [2, 2, 2, 2]  # it does not try the large ones again
 
 
 def test_a_decision_holds_from_its_step_on(tmp_path: Path) -> None:
-    decisions = Decisions(tmp_path)
+    decisions = DecisionLog(tmp_path)
     decisions.record("pieces", 5, 2)
     decisions.record("pieces", 9, 4)
-    again = Decisions(tmp_path)
+    again = DecisionLog(tmp_path)
     assert [again.at(step).get("pieces") for step in (4, 5, 8, 9, 50)] == [None, 2, 2, 4, 4]
     assert again.at(4) == {} and again.at(7) == {"pieces": 2}
     again.of("branch").record("pieces", 1, 8)
-    assert again.at(7) == {"pieces": 2} and Decisions(tmp_path).of("branch").at(7) == {"pieces": 8}
+    assert again.at(7) == {"pieces": 2} and DecisionLog(tmp_path).of("branch").at(7) == {
+        "pieces": 8
+    }
 
 
 def test_not_enough_memory_for_one_row_is_said() -> None:

@@ -6,7 +6,7 @@ from itertools import zip_longest
 from random import Random
 
 from agent_forge.data.tasks import verifiers
-from agent_forge.data.tasks.base import Operands, Question, family, scaled, wording
+from agent_forge.data.tasks.base import Operands, TaskContent, family, scaled, wording
 
 
 def two_sorted(level: int, rng: Random) -> Operands:
@@ -23,7 +23,7 @@ def factors(level: int, rng: Random) -> Operands:
     return (a, b) if a < b else (b, a)
 
 
-def addition(operands: tuple[int, int], level: int, split: str, rng: Random) -> Question:
+def addition(operands: tuple[int, int], level: int, split: str, rng: Random) -> TaskContent:
     """A sum, column by column from the right."""
     a, b = operands if rng.random() < 0.5 else operands[::-1]
     lines, carry = [], 0
@@ -38,7 +38,7 @@ def addition(operands: tuple[int, int], level: int, split: str, rng: Random) -> 
     return _question(wording("addition", split, rng, a=a, b=b), a + b, lines, rng)
 
 
-def subtraction(operands: tuple[int, int], level: int, split: str, rng: Random) -> Question:
+def subtraction(operands: tuple[int, int], level: int, split: str, rng: Random) -> TaskContent:
     """A difference that is not negative, column by column from the right."""
     a, b = operands
     lines, borrow = [], 0
@@ -52,7 +52,7 @@ def subtraction(operands: tuple[int, int], level: int, split: str, rng: Random) 
     return _question(wording("subtraction", split, rng, a=a, b=b), a - b, lines, rng)
 
 
-def multiplication(operands: tuple[int, int], level: int, split: str, rng: Random) -> Question:
+def multiplication(operands: tuple[int, int], level: int, split: str, rng: Random) -> TaskContent:
     """A product, as the sum of one partial product for each digit."""
     small, large = operands
     a, b = operands if rng.random() < 0.5 else operands[::-1]
@@ -78,7 +78,7 @@ def expression(level: int, rng: Random) -> Operands:
     return rng.randint(1, size), *steps
 
 
-def evaluate(operands: Operands, level: int, split: str, rng: Random) -> Question:
+def evaluate(operands: Operands, level: int, split: str, rng: Random) -> TaskContent:
     """The value of an expression with brackets, one operation a line."""
     value, *steps = operands
     text, lines, is_sum = str(value), [], False
@@ -107,8 +107,8 @@ def _columns(a: int, b: int) -> list[tuple[int, int]]:
     return [(int(x), int(y)) for x, y in pairs]
 
 
-def _question(question: str, answer: int, lines: list[str], rng: Random) -> Question:
-    return Question(question, str(answer), near_numbers(answer, rng), "\n".join(lines))
+def _question(question: str, answer: int, lines: list[str], rng: Random) -> TaskContent:
+    return TaskContent(question, str(answer), near_numbers(answer, rng), "\n".join(lines))
 
 
 FAMILIES = (

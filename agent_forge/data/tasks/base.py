@@ -47,7 +47,7 @@ class Task:
     operands: str = ""  # what the item asks about, whatever its wording
 
 
-class Question(NamedTuple):
+class TaskContent(NamedTuple):
     """What a family builds from operands; the parts of a Task that it decides."""
 
     question: str
@@ -59,7 +59,7 @@ class Question(NamedTuple):
 
 Draw = Callable[[int, Random], Operands]  # (level, rng)
 Accept = Callable[[Task, str], bool]  # True if the text answers the task
-Build = Callable[[Any, int, str, Random], Question]  # (operands, level, split, rng)
+Build = Callable[[Any, int, str, Random], TaskContent]  # (operands, level, split, rng)
 
 
 @dataclass(frozen=True)

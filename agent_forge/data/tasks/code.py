@@ -14,7 +14,7 @@ from functools import partial
 from random import Random
 from typing import Any
 
-from agent_forge.data.tasks.base import Operands, Question, TaskFamily, family, load, scaled
+from agent_forge.data.tasks.base import Operands, TaskContent, TaskFamily, family, load, scaled
 
 _data = load("code")
 WORDINGS = _data["wordings"]
@@ -28,7 +28,7 @@ Chain = Sequence[tuple[Any, ...]]  # (operation, parameters...); the last names 
 
 
 @dataclass(frozen=True)
-class Operation:
+class ChainStep:
     """One step of a chain; {0} and {1} in phrase and source are its parameters."""
 
     phrase: str
@@ -59,7 +59,7 @@ class FunctionKind:
         self.probes = texts["probes"]  # a function worth asking for differs on some of them
         self.steps, self.results = tuple(texts["steps"]), tuple(texts["results"])
         both = texts["steps"] | texts["results"]
-        self.operations = {name: Operation(**text) for name, text in both.items()}
+        self.operations = {name: ChainStep(**text) for name, text in both.items()}
         self.meanings = {n: o.meaning(self.variable) for n, o in self.operations.items()}
 
     def run(self, chain: Chain, given: Any) -> Any:
@@ -87,7 +87,7 @@ def draw(kind: FunctionKind, level: int, rng: Random) -> Operands:
             return chain
 
 
-def build(kind: FunctionKind, operands: Chain, level: int, split: str, rng: Random) -> Question:
+def build(kind: FunctionKind, operands: Chain, level: int, split: str, rng: Random) -> TaskContent:
     """The chain in words, as source, and as assertions on inputs that tell it from others."""
     *steps, result = (kind.operations[name].phrase.format(*values) for name, *values in operands)
     gaps = {"variable": kind.variable, "noun": kind.noun, "result": result}
@@ -104,7 +104,7 @@ def build(kind: FunctionKind, operands: Chain, level: int, split: str, rng: Rand
         other = _changed(kind, operands, rng)
         if len(bad) < 2 and [kind.run(other, given) for given in inputs] != expected:
             bad[kind.source(other)] = None
-    return Question(question, kind.source(operands), tuple(bad), tests=tests)
+    return TaskContent(question, kind.source(operands), tuple(bad), tests=tests)
 
 
 def _changed(kind: FunctionKind, chain: Chain, rng: Random) -> Chain:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from random import Random
 
 from agent_forge.data.tasks import verifiers
-from agent_forge.data.tasks.base import SPLITS, Operands, Question, family, load, scaled, wording
+from agent_forge.data.tasks.base import SPLITS, Operands, TaskContent, family, load, scaled, wording
 
 _facts = load("common_sense")
 KINDS: dict[str, list[str]] = _facts["kinds"]
@@ -27,7 +27,7 @@ def odd_operands(level: int, rng: Random) -> Operands:
     return (rng.choice(KINDS[other]), *sorted(rng.sample(KINDS[kind], size)))
 
 
-def odd_one_out(operands: tuple[str, ...], level: int, split: str, rng: Random) -> Question:
+def odd_one_out(operands: tuple[str, ...], level: int, split: str, rng: Random) -> TaskContent:
     """The one word of another kind."""
     odd, *others = operands
     return _choice(wording("odd_one_out", split, rng, items="{items}"), odd, others, rng)
@@ -44,12 +44,12 @@ def size_operands(level: int, rng: Random) -> Operands:
             return (most, things[0], *sorted(things[1:]))
 
 
-def size_order(operands: tuple[str, ...], level: int, split: str, rng: Random) -> Question:
+def size_order(operands: tuple[str, ...], level: int, split: str, rng: Random) -> TaskContent:
     """The biggest or the smallest of some things."""
     most, *rest = operands
     things = [_with_article(thing) for thing in rest]
     question = wording("size_order", split, rng, items=_listed(things, rng), most=most)
-    return Question(question, things[0], _some(things[1:], rng))
+    return TaskContent(question, things[0], _some(things[1:], rng))
 
 
 def float_operands(level: int, rng: Random) -> Operands:
@@ -59,7 +59,7 @@ def float_operands(level: int, rng: Random) -> Operands:
     return (does, rng.choice(right), *sorted(rng.sample(others, scaled(level, 2, 7))))
 
 
-def what_floats(operands: tuple[str, ...], level: int, split: str, rng: Random) -> Question:
+def what_floats(operands: tuple[str, ...], level: int, split: str, rng: Random) -> TaskContent:
     """The one thing that floats, or the one that sinks."""
     does, answer, *others = operands
     template = wording("what_floats", split, rng, items="{items}", does=does)
@@ -74,7 +74,7 @@ def relation_operands(level: int, rng: Random) -> Operands:
     return (name, subject, *sorted(pairs[other] for other in others))
 
 
-def multiple_choice(operands: tuple[str, ...], level: int, split: str, rng: Random) -> Question:
+def multiple_choice(operands: tuple[str, ...], level: int, split: str, rng: Random) -> TaskContent:
     """A question with lettered choices; the answer is the letter."""
     name, subject, *others = operands
     right = RELATIONS[name]["pairs"][subject]
@@ -83,10 +83,10 @@ def multiple_choice(operands: tuple[str, ...], level: int, split: str, rng: Rand
     lines = (f"\n{letter}) {option}" for letter, option in zip(letters, options, strict=True))
     question = rng.choice(RELATIONS[name][split]).format(subject=subject) + "".join(lines)
     bad = tuple(rng.sample(letters, len(letters)))
-    return Question(question, letters[options.index(right)], bad)
+    return TaskContent(question, letters[options.index(right)], bad)
 
 
-def relation(operands: tuple[str, ...], level: int, split: str, rng: Random) -> Question:
+def relation(operands: tuple[str, ...], level: int, split: str, rng: Random) -> TaskContent:
     """The same questions, with the choices in the text; the answer is in words."""
     name, subject, *others = operands
     question = rng.choice(RELATIONS[name][split]).format(subject=subject)
@@ -98,10 +98,10 @@ def _with_article(thing: str) -> str:
     return article.get(thing, "an " if thing[0] in "aeio" else "a ") + thing
 
 
-def _choice(template: str, answer: str, others: list[str], rng: Random) -> Question:
+def _choice(template: str, answer: str, others: list[str], rng: Random) -> TaskContent:
     """A question that lists the choices; those that are wrong are its wrong answers."""
     items = _listed([answer, *others], rng)
-    return Question(template.format(items=items), answer, _some(others, rng))
+    return TaskContent(template.format(items=items), answer, _some(others, rng))
 
 
 def _listed(items: list[str], rng: Random) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 
 from agent_forge.data.tasks import verifiers
-from agent_forge.data.tasks.base import Operands, Question, family, load, scaled, wording
+from agent_forge.data.tasks.base import Operands, TaskContent, family, load, scaled, wording
 
 _words = load("memory")
 KEYS, PEOPLE = _words["keys"], _words["people"]
@@ -20,13 +20,13 @@ def pairs(level: int, rng: Random) -> Operands:
     return (keys[int(rng.random() * size)], *zip(keys, values, strict=True))
 
 
-def key_value(operands: Operands, level: int, split: str, rng: Random) -> Question:
+def key_value(operands: Operands, level: int, split: str, rng: Random) -> TaskContent:
     """The number beside a key in a list of pairs."""
     key, *entries = operands
     listed = ", ".join(f"{k} = {v}" for k, v in entries)
     question = wording("key_value", split, rng, pairs=listed, key=key)
     others = tuple(str(v) for _, v in rng.sample(entries, min(4, len(entries))))
-    return Question(question, str(dict(entries)[key]), others)
+    return TaskContent(question, str(dict(entries)[key]), others)
 
 
 def needle_operands(level: int, rng: Random) -> Operands:
@@ -34,7 +34,7 @@ def needle_operands(level: int, rng: Random) -> Operands:
     return rng.choice(PEOPLE), rng.randrange(1000, 10_000)
 
 
-def needle(operands: tuple[str, int], level: int, split: str, rng: Random) -> Question:
+def needle(operands: tuple[str, int], level: int, split: str, rng: Random) -> TaskContent:
     """One sentence of a long text answers the question; a few others look like it."""
     name, value = operands
     sentence, question = rng.choice(NEEDLES[split])
@@ -47,7 +47,7 @@ def needle(operands: tuple[str, int], level: int, split: str, rng: Random) -> Qu
         hidden = sentence.format(name=person, value=number)
         text.insert(int(rng.random() * (len(text) + 1)), hidden)
     asked = f"{' '.join(text)}\n{question.format(name=name)}"
-    return Question(asked, str(value), (*map(str, values[1 : len(names)]), str(value + 1)))
+    return TaskContent(asked, str(value), (*map(str, values[1 : len(names)]), str(value + 1)))
 
 
 NEEDLE_WORDINGS = {

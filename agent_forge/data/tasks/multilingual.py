@@ -10,7 +10,7 @@ from random import Random
 from typing import Any
 
 from agent_forge.data.tasks import verifiers
-from agent_forge.data.tasks.base import Operands, Question, family, load, scaled, wording
+from agent_forge.data.tasks.base import Operands, TaskContent, family, load, scaled, wording
 
 _data = load("multilingual")
 LANGUAGES: list[str] = _data["languages"]
@@ -33,7 +33,7 @@ def words_and_languages(level: int, rng: Random) -> Operands:
     return source, target, *rng.sample(range(len(LEXICON)), scaled(level, 1, 8))
 
 
-def translate(operands: Operands, level: int, split: str, rng: Random) -> Question:
+def translate(operands: Operands, level: int, split: str, rng: Random) -> TaskContent:
     """Some words in another language, in order."""
     source, target, *rows = operands
     asked = ", ".join(WORDS[source][row] for row in rows)
@@ -47,7 +47,7 @@ def words_of_languages(level: int, rng: Random) -> Operands:
     return tuple((language, rng.choice(OWN[language])) for language in languages)
 
 
-def name_languages(operands: Operands, level: int, split: str, rng: Random) -> Question:
+def name_languages(operands: Operands, level: int, split: str, rng: Random) -> TaskContent:
     """The language of each word, in order."""
     text = wording("name_languages", split, rng, words=", ".join(w for _, w in operands))
     return _list_question(text, [language for language, _ in operands], LANGUAGES, str, rng)
@@ -60,7 +60,7 @@ def word_and_options(level: int, rng: Random) -> Operands:
     return source, target, row, *sorted(others)
 
 
-def choose_translation(operands: Operands, level: int, split: str, rng: Random) -> Question:
+def choose_translation(operands: Operands, level: int, split: str, rng: Random) -> TaskContent:
     """The one of some words that is the translation."""
     source, target, row, *others = operands
     answer = WORDS[target][row]
@@ -68,18 +68,18 @@ def choose_translation(operands: Operands, level: int, split: str, rng: Random) 
     mixed = ", ".join(rng.sample([answer, *options], len(options) + 1))
     gaps = {"source": source, "target": target, "word": WORDS[source][row], "options": mixed}
     text = wording("choose_translation", split, rng, **gaps)
-    return Question(text, answer, tuple(rng.sample(options, len(options))))
+    return TaskContent(text, answer, tuple(rng.sample(options, len(options))))
 
 
 def _list_question(
     text: str, items: list[Any], choices: Sequence[Any], word: Callable[[Any], str], rng: Random
-) -> Question:
+) -> TaskContent:
     """A question with a list of words as its answer; wrong ones have another at one place."""
     place = int(rng.random() * len(items))
     others = rng.sample([choice for choice in choices if choice != items[place]], 3)
     changed = ([*items[:place], other, *items[place + 1 :]] for other in others)
     answer, *bad = (", ".join(map(word, row)) for row in (items, *changed))
-    return Question(text, answer, tuple(bad))
+    return TaskContent(text, answer, tuple(bad))
 
 
 FAMILIES = (

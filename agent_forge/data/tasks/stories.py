@@ -12,7 +12,7 @@ from random import Random
 from typing import Any
 
 from agent_forge.data.tasks import verifiers
-from agent_forge.data.tasks.base import Operands, Question, family, load, scaled, wording
+from agent_forge.data.tasks.base import Operands, TaskContent, family, load, scaled, wording
 
 _data = load("stories")
 GIRLS, BOYS, HOMES = _data["girls"], _data["boys"], _data["homes"]
@@ -58,11 +58,11 @@ def tell(
     return opening, " ".join(sentence.format(**words) for sentence in sentences), words
 
 
-def story(operands: Operands, level: int, split: str, rng: Random) -> Question:
+def story(operands: Operands, level: int, split: str, rng: Random) -> TaskContent:
     """The rest of a story, after its opening."""
     opening, rest, _ = tell(operands, level, split, rng)
     sentences = rest.split(". ")
-    return Question(opening, rest, (". ".join(sentences[1:]), ". ".join(sentences[:-1])))
+    return TaskContent(opening, rest, (". ".join(sentences[1:]), ". ".join(sentences[:-1])))
 
 
 def cast_and_question(level: int, rng: Random) -> Operands:
@@ -70,7 +70,7 @@ def cast_and_question(level: int, rng: Random) -> Operands:
     return rng.choice(tuple(QUESTIONS["train"])), *cast(level, rng)
 
 
-def story_qa(operands: Operands, level: int, split: str, rng: Random) -> Question:
+def story_qa(operands: Operands, level: int, split: str, rng: Random) -> TaskContent:
     """A whole story, and a question whose answer stands in it."""
     asked, *rest = operands
     opening, text, words = tell(tuple(rest), level, split, rng)
@@ -86,7 +86,7 @@ def story_qa(operands: Operands, level: int, split: str, rng: Random) -> Questio
         "home": (words["home"], rng.sample(HOMES, 4)),
         "wish": (words["wish"], rng.sample(wishes, len(wishes))),
     }[asked]
-    return Question(f"{opening} {text}\n{question}", answer, tuple(others))
+    return TaskContent(f"{opening} {text}\n{question}", answer, tuple(others))
 
 
 def _pronouns(name: str, prefix: str) -> dict[str, str]:

@@ -12,7 +12,7 @@ from random import Random
 from typing import Any
 
 from agent_forge.data.tasks import verifiers
-from agent_forge.data.tasks.base import Operands, Question, family, load, scaled, wording
+from agent_forge.data.tasks.base import Operands, TaskContent, family, load, scaled, wording
 from agent_forge.data.tasks.memory import PEOPLE
 
 Record = dict[str, Any]
@@ -53,7 +53,7 @@ def question(level: int, rng: Random) -> Operands:
     return rng.choice(rows)[0], rng.choice(fields[1:]), fields, *rows
 
 
-def extract(operands: Operands, level: int, split: str, rng: Random) -> Question:
+def extract(operands: Operands, level: int, split: str, rng: Random) -> TaskContent:
     """One value of one record."""
     name, field, fields, *rows = operands
     form = rng.choice(list(FORMS))
@@ -62,10 +62,12 @@ def extract(operands: Operands, level: int, split: str, rng: Random) -> Question
     text = wording("extract_field", split, rng, **gaps)
     record = next(record for record in records if record["name"] == name)
     near = [*(r[field] for r in records[:3]), *list(record.values())[:2]]
-    return Question(text, str(record[field]), tuple(map(str, [*near, rng.choice(VALUES[field])])))
+    return TaskContent(
+        text, str(record[field]), tuple(map(str, [*near, rng.choice(VALUES[field])]))
+    )
 
 
-def convert(target: str, operands: Operands, level: int, split: str, rng: Random) -> Question:
+def convert(target: str, operands: Operands, level: int, split: str, rng: Random) -> TaskContent:
     """The records in another form."""
     fields, *rows = operands
     form = rng.choice([name for name in FORMS if name != target])
@@ -78,7 +80,7 @@ def convert(target: str, operands: Operands, level: int, split: str, rng: Random
         changed[place][field] = rng.choice(VALUES[field])
     shorter = [{k: v for k, v in record.items() if k != field} for record in records]
     longer = [*records, changed[place]]
-    return Question(text, write(records), tuple(map(write, (changed, shorter, longer))))
+    return TaskContent(text, write(records), tuple(map(write, (changed, shorter, longer))))
 
 
 def _records(fields: tuple[str, ...], rows: list[tuple[Any, ...]]) -> list[Record]:

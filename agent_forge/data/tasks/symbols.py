@@ -11,7 +11,7 @@ from collections.abc import Callable
 from random import Random
 
 from agent_forge.data.tasks import verifiers
-from agent_forge.data.tasks.base import Operands, Question, TaskFamily, family, scaled, wording
+from agent_forge.data.tasks.base import Operands, TaskContent, TaskFamily, family, scaled, wording
 
 DIGITS = "0123456789"
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -27,7 +27,7 @@ def spaced(symbols: str) -> str:
     return symbols if symbols.isdigit() else " ".join(symbols)
 
 
-def symbol_question(question: str, answer: str, alphabet: str, rng: Random) -> Question:
+def symbol_question(question: str, answer: str, alphabet: str, rng: Random) -> TaskContent:
     """A question whose wrong answers have one wrong symbol, each at another place."""
     size, letters = len(answer), len(alphabet)
     first = int(rng.random() * size)
@@ -36,7 +36,7 @@ def symbol_question(question: str, answer: str, alphabet: str, rng: Random) -> Q
     for i in sorted({(first + i) % size for i in range(min(3, size))}):
         other = alphabet[(alphabet.index(answer[i]) + turn) % letters]
         bad.append(spaced(answer[:i] + other + answer[i + 1 :]))
-    return Question(question, spaced(answer), tuple(bad))
+    return TaskContent(question, spaced(answer), tuple(bad))
 
 
 def change_string(
@@ -47,7 +47,7 @@ def change_string(
     def draw(level: int, rng: Random) -> Operands:
         return ("".join(rng.choices(of, k=scaled(level, shortest, longest))),)
 
-    def build(operands: tuple[str], level: int, split: str, rng: Random) -> Question:
+    def build(operands: tuple[str], level: int, split: str, rng: Random) -> TaskContent:
         text = operands[0]
         return symbol_question(f"{command} {spaced(text)}", change(text), of, rng)
 
@@ -61,13 +61,13 @@ def two_numbers(level: int, rng: Random) -> Operands:
     return both[:size], both[size:]
 
 
-def maximum(operands: tuple[str, str], level: int, split: str, rng: Random) -> Question:
+def maximum(operands: tuple[str, str], level: int, split: str, rng: Random) -> TaskContent:
     """max 314:271 -> 374"""
     a, b = operands if rng.random() < 0.5 else operands[::-1]
     return symbol_question(f"max {a}:{b}", "".join(map(max, a, b)), DIGITS, rng)
 
 
-def compare(operands: tuple[str, str], level: int, split: str, rng: Random) -> Question:
+def compare(operands: tuple[str, str], level: int, split: str, rng: Random) -> TaskContent:
     """cmp 314:217 -> > = <"""
     a, b = operands
     answer = "".join("<" if x < y else ">" if x > y else "=" for x, y in zip(a, b, strict=True))
@@ -79,7 +79,7 @@ def shift_and_number(level: int, rng: Random) -> Operands:
     return rng.randrange(1, 5), "".join(rng.choices(DIGITS, k=scaled(level, 3, 24)))
 
 
-def shift(operands: tuple[int, str], level: int, split: str, rng: Random) -> Question:
+def shift(operands: tuple[int, str], level: int, split: str, rng: Random) -> TaskContent:
     """add 3:481 -> 714, each digit on its own, modulo 10"""
     k, digits = operands
     answer = "".join(DIGITS[(int(d) + k) % 10] for d in digits)
@@ -93,7 +93,7 @@ def letters_and_places(level: int, rng: Random) -> Operands:
     return ("".join(rng.choices(LETTERS, k=size)), *places)
 
 
-def letter_at(operands: Operands, level: int, split: str, rng: Random) -> Question:
+def letter_at(operands: Operands, level: int, split: str, rng: Random) -> TaskContent:
     """at 3 1 3 : a b c d -> c a c"""
     text, *places = operands
     question = f"at {' '.join(map(str, places))} : {spaced(text)}"
@@ -104,7 +104,7 @@ def some_facts(level: int, rng: Random) -> Operands:
     return tuple(rng.choices(QUESTIONS, k=scaled(level, 2, 12)))
 
 
-def facts(operands: tuple[str, ...], level: int, split: str, rng: Random) -> Question:
+def facts(operands: tuple[str, ...], level: int, split: str, rng: Random) -> TaskContent:
     """fact b 3 , q 7 -> two letters of the table"""
     question = "fact " + " , ".join(map(spaced, operands))
     return symbol_question(question, "".join(map(FACTS.__getitem__, operands)), LETTERS, rng)
@@ -132,21 +132,21 @@ def sequence(level: int, rng: Random) -> Operands:
     return kind, *(start + i * step + bend * i * (i - 1) // 2 for i in range(size))
 
 
-def continue_pattern(operands: Operands, level: int, split: str, rng: Random) -> Question:
+def continue_pattern(operands: Operands, level: int, split: str, rng: Random) -> TaskContent:
     """The next term of a sequence: even steps, cycles, powers, two steps in turn, growing steps."""
     kind, *terms, answer = operands
     question = wording("continue_pattern", split, rng, terms=", ".join(map(str, terms)))
     if kind == "cycle":
         others = [letter for letter in dict.fromkeys(terms) if letter != answer]
         spare = rng.choice([letter for letter in LETTERS if letter not in terms])
-        return Question(question, answer, (*rng.sample(others, len(others)), spare))
+        return TaskContent(question, answer, (*rng.sample(others, len(others)), spare))
     steps = [b - a for a, b in zip(terms, operands[2:], strict=True)]
     rule = f"the steps are {', '.join(f'{step:+d}' for step in steps[:-1])}; "
     candidates = (answer + 1, answer - 1, terms[-1] + steps[0], answer + 10, terms[-1])
     near = rng.sample([str(c) for c in dict.fromkeys(candidates) if c != answer], 3)
     sign, last = "-" if steps[-1] < 0 else "+", abs(steps[-1])
     worked = f"{rule}the next is {sign}{last}: {terms[-1]} {sign} {last} = {answer}"
-    return Question(question, str(answer), tuple(near), worked)
+    return TaskContent(question, str(answer), tuple(near), worked)
 
 
 FAMILIES = (

@@ -10,7 +10,7 @@ from random import Random
 
 from agent_forge.data.tasks import verifiers
 from agent_forge.data.tasks.arithmetic import near_numbers
-from agent_forge.data.tasks.base import SPLITS, Operands, Question, family, load
+from agent_forge.data.tasks.base import SPLITS, Operands, TaskContent, family, load
 from agent_forge.data.tasks.memory import PEOPLE
 
 _data = load("word_problems")
@@ -51,7 +51,7 @@ def draw(level: int, rng: Random) -> Operands:
     return kind, *numbers_of(kind, 12 + level, rng)
 
 
-def build(operands: Operands, level: int, split: str, rng: Random) -> Question:
+def build(operands: Operands, level: int, split: str, rng: Random) -> TaskContent:
     """A problem in words, one computation a line in its steps."""
     kind, *numbers = operands
     x, y = rng.sample(PEOPLE, 2)
@@ -63,7 +63,7 @@ def build(operands: Operands, level: int, split: str, rng: Random) -> Question:
         left, sign, right = step.split()
         values[name] = answer = OPERATORS[sign](values[left], values[right])
         lines.append(f"{values[left]} {sign} {values[right]} = {answer}")
-    return Question(text, str(answer), near_numbers(answer, rng), "\n".join(lines))
+    return TaskContent(text, str(answer), near_numbers(answer, rng), "\n".join(lines))
 
 
 WORDINGS = {s: [text for t in TEMPLATES.values() for text in t[s]] for s in SPLITS}

@@ -12,7 +12,7 @@ from agent_forge.train.config import CorpusSettings, TrainSettings
 
 
 @dataclass(frozen=True)
-class Specialist:
+class SpecialistSettings:
     """One of the three: the domain that it is trained on, and how it remembers and halts."""
 
     name: str
@@ -30,9 +30,9 @@ class Specialist:
 
 
 SPECIALISTS = (
-    Specialist("reasoning", "reasoning", 42, 0.95, 0.0, 4096, 0.7, 0.3),
-    Specialist("memory_integration", "memory", 1337, 0.90, 0.01, 8192, 0.5, 0.5),
-    Specialist("adaptive_computation", "adaptive", 2023, 0.50, 0.05, 2048, 0.3, 0.7),
+    SpecialistSettings("reasoning", "reasoning", 42, 0.95, 0.0, 4096, 0.7, 0.3),
+    SpecialistSettings("memory_integration", "memory", 1337, 0.90, 0.01, 8192, 0.5, 0.5),
+    SpecialistSettings("adaptive_computation", "adaptive", 2023, 0.50, 0.05, 2048, 0.3, 0.7),
 )
 
 

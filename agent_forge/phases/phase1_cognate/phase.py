@@ -18,12 +18,16 @@ import torch
 
 from agent_forge import platform
 from agent_forge.contract import phase
-from agent_forge.contract.phase import Headline, ModelRef, PhaseContext, PhaseReport, Table
+from agent_forge.contract.phase import ModelRef, PhaseContext, PhaseHeadline, PhaseReport, Table
 from agent_forge.errors import PhaseFailed
 from agent_forge.model.network import ForgeNetwork
 from agent_forge.optim.config import MuGrokConfig
 from agent_forge.phases.phase1_cognate import specialist_scores as scoring
-from agent_forge.phases.phase1_cognate.config import SPECIALISTS, CognateSettings, Specialist
+from agent_forge.phases.phase1_cognate.config import (
+    SPECIALISTS,
+    CognateSettings,
+    SpecialistSettings,
+)
 from agent_forge.phases.phase1_cognate.specialist_scores import SpecialistScores, average
 from agent_forge.phases.training import latency_ms, save_network, train_network
 from agent_forge.train.config import DOMAINS, TrainSettings
@@ -110,7 +114,7 @@ class CognatePhase(phase.PhaseController):
         corpus: Corpus,
         trunk: ForgeNetwork,
         stage: str,
-        special: Specialist | None = None,
+        special: SpecialistSettings | None = None,
     ) -> ForgeNetwork:
         """A copy of the trunk, trained on at a low rate: a specialist, or else the control."""
         c, model = self.config, _like(trunk, trunk, special)
@@ -218,7 +222,7 @@ class CognatePhase(phase.PhaseController):
 
 
 def _like(
-    trunk: ForgeNetwork, model: ForgeNetwork, special: Specialist | None = None
+    trunk: ForgeNetwork, model: ForgeNetwork, special: SpecialistSettings | None = None
 ) -> ForgeNetwork:
     """The weights of a model in a network with the trunk's settings, or those of a specialist."""
     changes = special.shape() if special else {}
@@ -241,7 +245,7 @@ def _report(scores: Scores, tables: list[Table]) -> PhaseReport:
     references = [n for n in ("trunk", "average", "control") if n in scores]
     means = ", ".join(f"{name} {scores[name].mean_accuracy:.3f}" for name in references)
     summary = f"best in its own domain: {', '.join(best) or 'none'}; mean accuracy: {means}"
-    headline = Headline(measured, sum(before) / 3, sum(after) / 3, verdict)
+    headline = PhaseHeadline(measured, sum(before) / 3, sum(after) / 3, verdict)
     return PhaseReport(headline, summary, tables=tables)
 
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from agent_forge.errors import ConfigError, NotFinite
 from agent_forge.merge.engine import merge
 from agent_forge.merge.plan import Parents, make_plan
-from agent_forge.merge.recipe import ModelInput, Recipe, Slice, SliceSource
+from agent_forge.merge.recipe import LayerSlice, ModelInput, Recipe, SliceSource
 from agent_forge.model import weights as layout
 from agent_forge.model.folder import open_weights
 from agent_forge.model.weights import Weights, layer_of
@@ -253,7 +253,7 @@ class CandidateWeights:
             return SliceSource(model=refs[i], layer_range=[layer, layer + 1], parameters=parameters)
 
         rows = [[source(i, *place) for i in range(len(refs))] for place in operation["layers"]]
-        return Recipe(merge_method="linear", slices=[Slice(sources=row) for row in rows])
+        return Recipe(merge_method="linear", slices=[LayerSlice(sources=row) for row in rows])
 
     def _scaled(self, candidate: Candidate) -> Iterator[tuple[str, Tensor]]:
         """base + scale * (merge - base)."""

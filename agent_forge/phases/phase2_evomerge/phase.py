@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_forge.contract import phase
-from agent_forge.contract.phase import Headline, ModelRef, PhaseContext
+from agent_forge.contract.phase import ModelRef, PhaseContext, PhaseHeadline
 from agent_forge.evals.domains import copies_told
 from agent_forge.phases.phase2_evomerge import inputs
 from agent_forge.phases.phase2_evomerge import report as reporting
@@ -118,7 +118,7 @@ class EvoMergePhase(phase.PhaseController):
         measure = overall.measures()[0]  # what can tell the two apart on the unseen items
         gain, title = overall.gains[measure], f"{measure}, best parent -> champion"
         verdict = overall.sentence("the best parent")
-        headline = Headline(title, gain.reference, gain.candidate, verdict)
+        headline = PhaseHeadline(title, gain.reference, gain.candidate, verdict)
         artifacts = {
             "headline": asdict(headline),
             "samples": sample_replies(champion.open()),

@@ -25,7 +25,7 @@ CONFIRMED = 8  # items of each domain that the written champion is measured on a
 REASONS = {"converged": "threshold_met", "generations": "max_generations"}  # as the guide has it
 
 
-class OnDisk(str):
+class ModelOnDisk(str):
     """The reference of a model that is measured as its files have it; a candidate has a key."""
 
 
@@ -98,7 +98,9 @@ def measure_verdict(loop: EvolutionLoop) -> EvolutionReport | None:
     for name, model in {MODEL_NAMES[0]: loop.champion.key, **_baselines(loop)}.items():
         loop.proceed("during the verdict")
         loop.listen({"event": "verdict", "model": name})
-        if isinstance(model, OnDisk):  # its config and tokenizer may differ from the first parent's
+        if isinstance(
+            model, ModelOnDisk
+        ):  # its config and tokenizer may differ from the first parent's
             try:
                 opened = model_under_test.open_model_under_test(model)
             except (ForgeError, OSError):
@@ -131,14 +133,14 @@ def _baselines(loop: EvolutionLoop) -> dict[str, str]:
     candidates, scores, inputs = loop.search.candidates, loop.search.scores, loop.inputs
     combos = [c.key for c in candidates.values() if c.origin.startswith("combo ")]
     measured = [key for key in combos if math.isfinite(scores.get(key, math.nan))]
-    parents = map(OnDisk, inputs.parent_refs)
+    parents = map(ModelOnDisk, inputs.parent_refs)
     models: dict[str, str] = dict(zip(inputs.names, parents, strict=True))
     _, average, combo, base, joint = MODEL_NAMES
     models[average] = next(key for key, c in candidates.items() if c.kind == "average")
     if measured:
         models[combo] = max(measured, key=lambda key: scores[key])
     on_disk = {base: inputs.base_ref, joint: inputs.control_ref}
-    return models | {name: OnDisk(ref) for name, ref in on_disk.items() if ref is not None}
+    return models | {name: ModelOnDisk(ref) for name, ref in on_disk.items() if ref is not None}
 
 
 def confirm_champion(folder: Path, loop: EvolutionLoop, report: EvolutionReport | None) -> None:

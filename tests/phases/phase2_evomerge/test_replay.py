@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from agent_forge.contract.phase import NAMED_MODELS, STATE_FILE, ModelRef
-from agent_forge.contract.replay import DECISIONS, MEASUREMENTS, Measurements
+from agent_forge.contract.replay import DECISIONS, MEASUREMENTS, MeasurementLog
 from agent_forge.errors import NameRefused
 from agent_forge.pipeline.phase_run import forget
 from agent_forge.store import files
@@ -29,26 +29,26 @@ def test_what_was_measured_is_not_measured_again(tmp_path: Path) -> None:
         calls.append("")
         return Found((0.1 + 0.2, 1e-300))
 
-    first = Measurements(tmp_path, "print").once("scores", "a", compute)
-    again = Measurements(tmp_path, "print")
+    first = MeasurementLog(tmp_path, "print").once("scores", "a", compute)
+    again = MeasurementLog(tmp_path, "print")
     assert first == again.once("scores", "a", compute) == {"values": [0.1 + 0.2, 1e-300]}
     assert len(calls) == 1 and again.once("scores", "b", lambda: None) is None
     assert again.once("other", "a", lambda: 7) == 7 == again.once("other", "a", compute)
-    assert Measurements(tmp_path, "print").once("scores", "b", compute) is None  # None is a value
+    assert MeasurementLog(tmp_path, "print").once("scores", "b", compute) is None  # None is a value
 
 
 def test_a_line_that_was_torn_never_happened_and_the_next_is_whole(tmp_path: Path) -> None:
-    Measurements(tmp_path, "print").once("r", "1", lambda: 1)
+    MeasurementLog(tmp_path, "print").once("r", "1", lambda: 1)
     with (tmp_path / MEASUREMENTS).open("ab") as file:
         file.write(b'{"record":"r","key":"2","val')
-    again = Measurements(tmp_path, "print")
+    again = MeasurementLog(tmp_path, "print")
     assert (again.once("r", "1", lambda: 9), again.once("r", "2", lambda: 2)) == (1, 2)
-    assert Measurements(tmp_path, "print").once("r", "2", lambda: 9) == 2
+    assert MeasurementLog(tmp_path, "print").once("r", "2", lambda: 9) == 2
 
 
 def test_measurements_belong_to_settings_and_inputs(tmp_path: Path) -> None:
-    Measurements(tmp_path, "print").once("r", "1", lambda: 1)
-    assert Measurements(tmp_path, "another").once("r", "1", lambda: 2) == 2
+    MeasurementLog(tmp_path, "print").once("r", "1", lambda: 1)
+    assert MeasurementLog(tmp_path, "another").once("r", "1", lambda: 2) == 2
     forget(tmp_path, tmp_path)
     assert not (tmp_path / MEASUREMENTS).exists() and not (tmp_path / DECISIONS).exists()
 
@@ -56,8 +56,8 @@ def test_measurements_belong_to_settings_and_inputs(tmp_path: Path) -> None:
 def test_what_json_cannot_hold_is_not_recorded(tmp_path: Path) -> None:
     for value in (float("nan"), object()):
         with pytest.raises((ValueError, TypeError)):
-            Measurements(tmp_path, "print").once("r", "1", lambda value=value: value)
-    assert Measurements(tmp_path, "print").once("r", "1", lambda: 1) == 1
+            MeasurementLog(tmp_path, "print").once("r", "1", lambda value=value: value)
+    assert MeasurementLog(tmp_path, "print").once("r", "1", lambda: 1) == 1
 
 
 def models(storage: ModelStorage, *names: str) -> ModelRef:

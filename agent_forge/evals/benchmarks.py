@@ -307,19 +307,16 @@ def _dataset(
     if split is None and len({datasets.kind_of_file(path) for path in paths}) == 1:
         side = side if datasets.find(benchmark.name).kind_of else None
     read = partial(datasets.read, benchmark.name, folder, split_by=split_by)
-    found = list(read(split=side))
-    if not found:
-        hint = "put its training file beside the test file"
-        raise NotFound(f"{folder} has no items of {benchmark.name!r} for {split}", hint=hint)
-    domain = _whole(benchmark, found, benchmark.name)
+    domain = _whole(benchmark, list(read(split=side)), benchmark.name)
     if side == "selection":
         hashes = [domains.split_hash(example, split_by) for example in domain.examples]
-        asked = (
-            {question_hash(e) for e in read(split="verdict")} if split_by == "question" else set()
-        )
+        asked = set(map(question_hash, read(split="verdict"))) if split_by == "question" else set()
         # A fifth of what a selection could see is for holdout alone.
         free = ((i, own[0] < 51) for i, own in enumerate(hashes) if own not in asked)
         domain = domain.select([i for i, is_held in free if is_held == (split == "holdout")])
+    if not domain.examples:
+        hint = "put its training file, or a larger one, beside the test file"
+        raise NotFound(f"{folder} has no items of {benchmark.name!r} for {split}", hint=hint)
     seen = itertools.islice(read(split="train"), SEEN)
     return domains.part(domain, None, count), list(seen)
 

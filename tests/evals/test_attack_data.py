@@ -13,7 +13,7 @@ from agent_forge.data import datasets
 from agent_forge.data.dataset_rows import Example
 from agent_forge.data.near_copies import question_hash
 from agent_forge.data.tasks import is_right, make
-from agent_forge.errors import ConfigError
+from agent_forge.errors import ConfigError, NotFound
 from agent_forge.evals.benchmarks import from_benchmarks
 from agent_forge.evals.domains import SHARES, exact_hash, folded, from_files, part
 
@@ -147,6 +147,9 @@ def test_a_search_does_not_see_what_a_published_test_part_asks(tmp_path: Path) -
     sides = [from_benchmarks(["gsm8k"], split=s, **of)[0].examples for s in SHARES]  # type: ignore[arg-type]
     found = [set(map(question_hash, side)) for side in sides]
     assert sum(map(len, found)) == len(set.union(*found)) and len(found[2]) == 200
+    written(tmp_path / "gsm8k" / "train.jsonl", *rows[:200])  # then nothing is left for a search
+    with pytest.raises(NotFound, match="no items of 'gsm8k' for selection"):
+        from_benchmarks(["gsm8k"], split="selection", **of)  # type: ignore[arg-type]
 
 
 def written(path: Path, *rows: dict[str, object]) -> Path:

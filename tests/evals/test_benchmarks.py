@@ -41,7 +41,7 @@ def sentences(code: str, count: int = 12) -> list[str]:
 def folder(tmp_path: Path) -> Path:
     """A folder of small sets in the shapes of the published ones."""
     place = tmp_path / "sets"
-    for part, count in (("train", 200), ("test", 9)):
+    for part, count in (("train", 400), ("test", 9)):
         questions = [
             {"question": f"{part} {i}+1?", "answer": f"{i}\n#### {i + 1}"} for i in range(count)
         ]

@@ -42,7 +42,7 @@ platform.after_fork(_forget_after_fork)
 
 @contextlib.contextmanager
 def exclusive(directory: Path, patience_s: float = PATIENCE_S) -> Iterator[None]:
-    """Hold the directory's lock for the block; AlreadyInUse if any process has it, also this one."""
+    """Hold the directory's lock for the block; AlreadyInUse if any process has it, or this one."""
     path = _lock_path(directory)
     deadline = time.monotonic() + patience_s
     while not _take(path):

@@ -47,7 +47,7 @@ def evo(
     if context.invoked_subcommand:
         return
     if resume is not None:
-        others = [text for text in sets if not text.startswith("fitness=")]
+        others = [text for text in sets if not text.startswith(("fitness=", "cluster="))]
         if base_models or base or data or config or others or output_dir or seed is not None:
             problem = "--resume goes on with the models, data and settings that it was begun with"
             hint = "beside it only --gens, --time-budget and --device can be given"

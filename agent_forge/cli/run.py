@@ -60,13 +60,15 @@ def resume(
     as_json: bool,
 ) -> None:
     """Go on with a session where it stopped; what is done already is not done again."""
-    from agent_forge.pipeline.config import FITNESS, load_config
+    from agent_forge.phases.phase2_evomerge.config import OUTSIDE
+    from agent_forge.pipeline.config import EVOMERGE, load_config
 
     _check_progress(progress)
+    again = [f"{EVOMERGE}{name}" for name in OUTSIDE]
     for text in sets:
-        if not text.startswith(f"{FITNESS}="):
+        if text.partition("=")[0] not in again:
             problem = f"--set {text}: a session goes on with the settings that it was begun with"
-            hint = f"only {FITNESS} can be named, and as it was; start a new run for others"
+            hint = f"only {', '.join(again)} can be named, as they were; start a new run for others"
             raise ConfigError(problem, hint=hint)
     begun = {"session_id": session, "resume": True, "sets": tuple(sets)}
     _start(progress, _at(load_config(), storage), as_json, only=only, start=start, **begun)

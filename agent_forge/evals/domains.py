@@ -123,7 +123,10 @@ def from_files(paths: Sequence[Path], split_by: SplitBy = "question") -> list[Do
         if first := places.get(real):
             raise ConfigError(f"{path} is given twice: it is the same file as {first}")
         places[real] = path
-        name = str(path) if path.stem in found else path.stem
+        name, parts = path.stem, 1
+        while name in found:  # of one name in two folders: enough of its path, from anywhere
+            parts += 1
+            name = str(path) if split_by != "question" else str(Path(*real.parts[-parts:]))
         found[name] = _read(path, name, split_by, seen)
     return list(found.values())
 

@@ -20,6 +20,8 @@ that is below the champion by `SURE` standard errors is dropped with the estimat
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import importlib.machinery
 import importlib.util
 import math
 import shlex
@@ -266,6 +268,23 @@ def require_module(place: str) -> None:
         sys.path.insert(0, here)  # as `python -m` has it; the command `forge` has not
     if name not in sys.modules and not (name and importlib.util.find_spec(name)):
         raise _no_fitness(place, f"no module {name!r}")
+
+
+def source_sha256(own: str) -> str:
+    """sha256 of the files that a fitness of the user's own names: edited, it is another one."""
+    words = shlex.split(own)
+    if own and is_function(own):
+        require_module(own)
+        name, places = "", None  # None: all of sys.path
+        for part in own.partition(":")[0].split("."):  # found without running any of it
+            name = f"{name}.{part}".lstrip(".")
+            spec = importlib.machinery.PathFinder.find_spec(name, places)
+            places = spec.submodule_search_locations if spec else []
+            words = [spec.origin or ""] if spec else []
+    digest = hashlib.sha256()
+    for file in (Path(word) for word in words):
+        digest.update(file.read_bytes() if file.is_file() else b"")
+    return digest.hexdigest()
 
 
 def _function_of(place: str) -> Callable[[nn.Module], Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from pydantic import Field, model_validator
@@ -12,7 +11,7 @@ from agent_forge.config.load import PHASE_FOLDER, PIPELINE_FILE, did_you_mean, l
 from agent_forge.config.phases import ORDER, phase_folder
 from agent_forge.phases import RULES
 from agent_forge.phases.phase1_cognate.config import CognateSettings
-from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings, own_fitness_refused
+from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings, refuse_outside
 from agent_forge.phases.toy_config import ToySettings
 
 
@@ -30,7 +29,7 @@ class PhaseConfigs(shared.Settings):
     final_compression: shared.PhaseSettings = shared.PhaseSettings()
 
 
-FITNESS = "phases.evomerge.fitness"
+EVOMERGE = "phases.evomerge."
 # For the record of a run that was begun before there were these settings.
 BEFORE = {"phases": {name: dict(settings.BEFORE) for name, settings in PhaseConfigs()}}
 
@@ -65,15 +64,8 @@ def load_config(
     """The pipeline's config from a preset, a file or folder, and `--set` items."""
     config = load(PipelineConfig, preset=preset, path=path, sets=sets)
     if path is not None:
-        refuse_own_fitness(config, str(path), sets)
+        refuse_outside(config.phases.evomerge.model_dump(), str(path), sets, EVOMERGE)
     return config
-
-
-def refuse_own_fitness(config: PipelineConfig, source: str, sets: Sequence[str]) -> None:
-    """Refuse a file that names code to run, unless the command line names the same."""
-    fitness = config.phases.evomerge.fitness
-    if fitness and f"{FITNESS}={fitness}" not in sets:
-        raise own_fitness_refused(source, fitness, FITNESS)
 
 
 def config_folder(config: PipelineConfig) -> dict[str, str]:

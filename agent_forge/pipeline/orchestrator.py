@@ -32,7 +32,8 @@ from agent_forge.errors import (
     PathDisappeared,
 )
 from agent_forge.phases import IMPLEMENTED, RULES, load_phase
-from agent_forge.pipeline.config import BEFORE, PipelineConfig, load_config, refuse_own_fitness
+from agent_forge.phases.phase2_evomerge.config import refuse_outside
+from agent_forge.pipeline.config import BEFORE, EVOMERGE, PipelineConfig, load_config
 from agent_forge.pipeline.environment import StopSignals, prepare, snapshot, thread_count, versions
 from agent_forge.pipeline.phase_run import RunContext, outputs_of, require_for, run_phase
 from agent_forge.store.cleanup import SessionCleanupManager
@@ -249,7 +250,7 @@ class PipelineOrchestrator:
         self.sessions.set_status(session_id, status)
         run.tracker.event(f"run_{status}", session=session_id, **details)
         log.info("run ended", status=status, **details)
-        if status != "completed":
+        if status != "completed" or self._resume:  # what a session says may not clean others
             return
         try:
             self.sessions.registry.update_session(session_id, progress_percent=100)
@@ -362,7 +363,7 @@ def saved_config(
     record = merge(BEFORE, read_session(folder)["config"])
     moved = {"storage": {**record.get("storage", {}), "root": str(sessions.root)}}
     config = validate(PipelineConfig, {**record, **moved}, str(folder))
-    refuse_own_fitness(config, f"session {session_id}", sets)
+    refuse_outside(config.phases.evomerge.model_dump(), f"session {session_id}", sets, EVOMERGE)
     path = folder / CONFIG_FILE
     try:
         given = merge(BEFORE, read_one(path))

@@ -12,7 +12,9 @@ import pytest
 from transformers import AutoTokenizer
 
 from agent_forge.errors import ConfigError, ForgeError, PhaseFailed
-from agent_forge.phases.phase2_evomerge import evolution
+from agent_forge.evals.domains import from_files
+from agent_forge.model.opened import open_model
+from agent_forge.phases.phase2_evomerge import EvoMerge, EvoMergeConfig, evolution
 from agent_forge.phases.phase2_evomerge.evolution import replay, run_evolution
 from agent_forge.phases.phase2_evomerge.inputs import resume_inputs
 from agent_forge.store import files
@@ -262,3 +264,73 @@ def test_a_session_alone_runs_no_fitness(tmp_path: Path, forge: Forge) -> None:
     result = forge("resume s --from evomerge")
     assert result.code == 2 and "names code to be run" in result.err
     assert forge("resume s --set runtime.seed=1").code == 2
+
+
+def test_no_file_names_a_cluster(tmp_path: Path, forge: Forge) -> None:
+    """Ray would send code and data to whatever address a received file names."""
+    address = "ray://203.0.113.6:10001"
+    (tmp_path / "theirs.yaml").write_text(f"executor: ray\ncluster: {address}\n")
+    begun = job(tmp_path / "out", **FAST)
+    run_evolution(begun)
+    line = f"evo --base-models {','.join(map(str, begun.parent_refs))} --config theirs.yaml"
+    result = forge(f"{line} --output-dir other --dry-run")
+    assert result.code == 2 and "names a Ray cluster" in result.err
+    record = files.read_checked(tmp_path / "out" / "evolution.json")
+    record["settings"] |= {"executor": "ray", "cluster": address}
+    files.write_bytes(tmp_path / "out" / "evolution.json", files.with_checksum(record))
+    result = forge("evo --resume out --gens 3")
+    assert result.code == 2 and "names a Ray cluster" in result.err
+
+
+def test_a_fitness_that_was_edited_is_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    source = tmp_path / "edited_fitness.py"
+    source.write_text("def score(model): return 1.0\n")
+    own = {**FAST, "fitness": "edited_fitness:score", "data": []}
+    run_evolution(job(tmp_path / "out", **own))
+    again = tmp_path / "out", 3, None, ["fitness=edited_fitness:score"]
+    assert resume_inputs(*again).settings.generations == 3
+    source.write_text("def score(model): return 2.0\n")
+    with pytest.raises(ConfigError, match="was changed since"):
+        resume_inputs(*again)
+
+
+def test_files_of_one_name_are_told_apart_from_anywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker and --resume name them by whole paths; weights of domains go by their names."""
+    paths = [Path(folder) / "maths.jsonl" for folder in ("p", "q", "r")]
+    monkeypatch.chdir(tmp_path)
+    for path in paths:
+        path.parent.mkdir()
+        path.write_text(json.dumps({"prompt": f"{path}?", "completion": "x"}))
+    names = [domain.name for domain in from_files(paths)]
+    assert names == ["maths", "q/maths.jsonl", "r/maths.jsonl"]
+    assert names == [domain.name for domain in from_files([path.resolve() for path in paths])]
+
+
+def test_a_received_session_cleans_no_others(tmp_path: Path, forge: Forge) -> None:
+    one = "--set cleanup_policy.max_sessions_total=1"
+    assert forge(f"run --preset toy --session theirs --storage sender {one}").code == 0
+    for name in ("mine1", "mine2"):
+        assert forge(f"run --preset toy --session {name} --storage store").code == 0
+    shutil.copytree(tmp_path / "sender/sessions/theirs", tmp_path / "store/sessions/theirs")
+    assert forge("resume theirs --storage store").code == 0
+    assert {"mine1", "mine2"} <= {path.name for path in (tmp_path / "store/sessions").iterdir()}
+
+
+def test_networks_of_an_evolution_are_not_replaced(models: Path, tmp_path: Path) -> None:
+    """What a finished evolution was made of is needed to replay and to resume it."""
+    config = EvoMergeConfig(
+        output_dir=str(tmp_path / "out"), tokenizer=str(models / "base"), **FAST
+    )
+    network = {name: open_model(models / name).network for name in (*PARENTS, "base")}
+    first, second, third = (network[name] for name in PARENTS)
+    EvoMerge(config).run([first, second])
+    before = {path: path.read_bytes() for path in (tmp_path / "out").glob("parent_*/*")}
+    with pytest.raises(ConfigError, match="holds another network"):
+        EvoMerge(config).run([third, network["base"]])
+    assert before and all(path.read_bytes() == data for path, data in before.items())
+    EvoMerge(config).run([first, second])

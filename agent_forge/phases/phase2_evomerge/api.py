@@ -32,8 +32,10 @@ from agent_forge.phases.phase2_evomerge.checks import IN_MEMORY, refuse_place
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings, MeasuredEvolutionSettings
 from agent_forge.phases.phase2_evomerge.evolution import run_evolution
 from agent_forge.phases.phase2_evomerge.inputs import find_evolution, locate_inputs
+from agent_forge.phases.phase2_evomerge.journal import begun_or_none
 from agent_forge.phases.phase2_evomerge.report import summary
 from agent_forge.search.settings import setting
+from agent_forge.store import files
 from agent_forge.track.wandb_sink import WandbSink
 
 Model = nn.Module | str | Path
@@ -206,5 +208,16 @@ class EvoMerge:
                 state.pop("lm_head.weight", None)
         weights = from_memory(state)
         weights.config, weights.folder = config, Path(place)
-        write(weights, folder, force=True)
+        if not (folder.exists() and begun_or_none(folder.parent)):
+            write(weights, folder, force=True)
+            return str(folder)
+        built = files.unfinished(folder)  # the evolution there is made of what was written then
+        try:
+            write(weights, built)
+            if files.verify(built) != files.verify(folder):
+                hint = "give the same networks, or another output_dir"
+                raise ConfigError(f"{folder} holds another network of an evolution", hint=hint)
+        finally:
+            if built.exists():
+                files.remove_tree(built, built.parent)
         return str(folder)

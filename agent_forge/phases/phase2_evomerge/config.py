@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -12,6 +14,8 @@ from agent_forge.errors import ConfigError
 from agent_forge.search.settings import Count, EvolutionSettings, setting
 
 WEIGHTS = {"perplexity": 0.4, "accuracy": 0.3, "speed": 0.2, "memory": 0.1}
+# Settings that reach code or machines of somebody: no file names them alone.
+OUTSIDE = {"fitness": "code to be run as fitness", "cluster": "a Ray cluster to send the work to"}
 Items = Annotated[int, Field(ge=1, le=1_000_000)]
 
 
@@ -110,9 +114,11 @@ class EvoMergeSettings(MeasuredEvolutionSettings, PhaseSettings):
         return self
 
 
-def own_fitness_refused(source: str, fitness: str, key: str) -> ConfigError:
-    """The error for a file that names code to run: only the command line may."""
-    return ConfigError(
-        f"{source} names code to be run as fitness: {fitness!r}; no file may",
-        hint=f"if it is yours, name it on the command line as well: --set {key}={fitness}",
-    )
+def refuse_outside(
+    settings: Mapping[str, Any], source: str, sets: Sequence[str], prefix: str = ""
+) -> None:
+    """Refuse a file that names code or a cluster, unless the command line names the same."""
+    for name, what in OUTSIDE.items():
+        if (value := settings.get(name)) and (given := f"{prefix}{name}={value}") not in sets:
+            hint = f"if it is yours, name it on the command line too: --set {shlex.quote(given)}"
+            raise ConfigError(f"{source} names {what}: {value!r}; no file may", hint=hint)

@@ -73,7 +73,10 @@ class CandidateEvaluator:
         self.model_under_test = _load(inputs.parents[0])
         self.model: nn.Module = self.model_under_test.model.to(device)  # the one filled last
         self.fitness: fitnesses.Fitness
-        self._settings = inputs.parents[0].settings_sha256()  # every candidate is measured with
+        # Every candidate is measured with these.
+        self._settings = inputs.parents[0].settings_sha256()
+        if inputs.settings.fitness:
+            self._settings += f" {fitnesses.source_sha256(inputs.settings.fitness)}"
         self.holdout: DomainFitness | None = None
         s, subject, splits = inputs.settings, self.model_under_test, inputs.splits
         sign = 1 if s.fitness_direction == "maximize" else -1

@@ -6,7 +6,6 @@ decides when to stop, and only the comparison at the end reads `verdict`.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,6 +19,7 @@ from agent_forge.evals import domains
 from agent_forge.evals.benchmarks import from_names
 from agent_forge.evals.comparison import detectable_gain
 from agent_forge.evals.domains import Domain
+from agent_forge.evals.fitness import source_sha256
 from agent_forge.merge.plan import Parents
 from agent_forge.merge.preflight import preflight
 from agent_forge.merge.recipe import ModelInput, Recipe
@@ -27,7 +27,7 @@ from agent_forge.model.locate import locate_parents
 from agent_forge.model.weights import DEPTHS, Weights, with_same_heads
 from agent_forge.phases.phase2_evomerge import checks
 from agent_forge.phases.phase2_evomerge.checks import CHAMPION
-from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings, own_fitness_refused
+from agent_forge.phases.phase2_evomerge.config import OUTSIDE, EvoMergeSettings, refuse_outside
 from agent_forge.phases.phase2_evomerge.journal import BEGUN, begun_or_none, read_begun
 from agent_forge.search.settings import ACTS_IN
 from agent_forge.store import files
@@ -125,8 +125,7 @@ def load_settings(
     by_set: dict[str, Any] = {}
     for text in sets:
         by_set = join(by_set, parse_set(text))
-    if merged.get("fitness") and by_set.get("fitness") != merged["fitness"]:
-        raise own_fitness_refused(str(config), merged["fitness"], "fitness")
+    refuse_outside(merged, str(config), sets)
     for name, value in options.items():
         if by_set.get(name, value) != value:
             raise ConfigError(f"{name} is {by_set[name]} by --set and {value} by its own option")
@@ -167,17 +166,13 @@ def resume_inputs(
 ) -> EvolutionInputs:
     """The evolution in a folder, with the settings that it was last run with.
 
-    `sets` names again a fitness that is the user's own code: a folder alone never runs any.
+    `sets` names again the user's own code and cluster: a folder alone never reaches either.
     """
     folder, record = find_evolution(place)
-    fitness = record["settings"].get("fitness")
-    if fitness and f"fitness={fitness}" not in sets:
-        again = shlex.join(["--resume", str(place), "--set", f"fitness={fitness}"])
-        problem = f"{folder} runs a fitness of its own for every candidate: {fitness!r}"
-        raise ConfigError(problem, hint=f"if it is yours: forge evo {again}")
-    if not fitness and any(text != "fitness=" for text in sets):
+    refuse_outside(record["settings"], str(folder), sets)
+    if others := set(sets) - {f"{name}={record['settings'].get(name) or ''}" for name in OUTSIDE}:
         hint = "leave it out, or begin anew with it in another folder"
-        raise ConfigError(f"{folder} was begun without a fitness of your own", hint=hint)
+        raise ConfigError(f"{folder} was begun without {', '.join(others)}", hint=hint)
     begun = {**EvoMergeSettings.BEFORE, **record["settings"]}
     options: dict[str, Any] = {"generations": gens, "time_budget_minutes": minutes}
     changed = {name: value for name, value in options.items() if value is not None}
@@ -227,6 +222,7 @@ def _hashes_beside_fingerprint(inputs: EvolutionInputs) -> dict[str, Any]:
     return {
         "model_settings": [model.settings_sha256() for model in inputs.models],
         "verdict": {str(inputs.settings.verdict_items): domains.evaluation_hash(verdict)},
+        "fitness": source_sha256(inputs.settings.fitness),
     }
 
 
@@ -242,6 +238,9 @@ def _refuse_changed(inputs: EvolutionInputs) -> None:
         problem = "its config, tokenizer or adapter settings were changed since"
         problem = f"{changed[0]}: {problem} {inputs.folder} was begun"
         raise ConfigError(problem, hint=f"put them {hint}")
+    if record.get("fitness", now["fitness"]) != now["fitness"]:
+        problem = f"{inputs.settings.fitness} was changed since {inputs.folder} was begun"
+        raise ConfigError(problem, hint=f"put the code {hint}")
     for count, new in now["verdict"].items():
         if record.get("verdict", {}).get(count, new) != new:
             problem = f"the items for the verdict were changed since {inputs.folder} was begun"

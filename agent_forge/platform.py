@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
-import importlib
+import importlib.util
 import itertools
 import json
 import os
@@ -26,9 +26,7 @@ from agent_forge.errors import Interrupted
 
 def _import(name: str) -> Any:
     """Return a module that only some systems have, or None."""
-    with contextlib.suppress(ImportError):
-        return importlib.import_module(name)
-    return None
+    return importlib.import_module(name) if importlib.util.find_spec(name) else None
 
 
 fcntl, resource, msvcrt = map(_import, ("fcntl", "resource", "msvcrt"))
@@ -204,10 +202,8 @@ FIRST_YOUNG_CALL = 424
 SELF = 0x5E1F5E1F  # stands in the filter where the process puts its own id
 Step = tuple[int, int, int, int]  # of a classic BPF program
 MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
-READABLE = (
-    *("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/etc/ld.so.cache"),
-    *("/usr/share/zoneinfo", "/etc/localtime", "/dev/urandom"),
-)
+LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/etc/ld.so.cache")
+READABLE = (*LIBRARIES, "/usr/share/zoneinfo", "/etc/localtime", "/dev/urandom")
 
 
 def confinement(*, threads: bool) -> dict[str, Any] | None:

@@ -90,6 +90,13 @@ def tree_bytes(root: Path) -> int:
     return total
 
 
+def refuse_link(path: Path) -> Path:
+    """Return the path unless it is a link: we make none inside the storage root."""
+    if path.is_symlink():
+        raise HostileInput(f"{path} is a link; the store follows none", hint="remove the link")
+    return path
+
+
 def require_own(path: Path, info: os.stat_result) -> None:
     """Refuse to change in place what is no plain file, or has another name elsewhere."""
     if not stat.S_ISREG(info.st_mode) or info.st_nlink > 1:

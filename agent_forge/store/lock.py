@@ -16,7 +16,7 @@ from typing import Any
 
 from agent_forge import platform
 from agent_forge.errors import AlreadyInUse, HostileInput, NotFound
-from agent_forge.store import files, paths
+from agent_forge.store import files
 
 LOCK_FILE = "run.lock"
 MARK = b'{"pid": '  # begins the text of a lock
@@ -77,7 +77,7 @@ def is_busy(directory: Path) -> bool:
     if not path.is_file():
         return False
     with files.disk_errors(path):
-        fd = os.open(paths.refuse_link(path), platform.PROBE)
+        fd = os.open(files.refuse_link(path), platform.PROBE)
     try:
         if not platform.try_lock(fd):
             return True
@@ -121,10 +121,13 @@ def _take(path: Path) -> bool:
             raise NotFound(f"{path.parent} does not exist")
         with files.disk_errors(path):
             flags = os.O_RDWR | os.O_CREAT | platform.NO_FOLLOW
-            fd = os.open(paths.refuse_link(path), flags, 0o644)
+            fd = os.open(files.refuse_link(path), flags, 0o644)
             try:
                 if platform.try_lock(fd) and _is_still(path, fd):
-                    _refuse_foreign(path, fd)
+                    files.require_own(path, os.fstat(fd))
+                    if not MARK.startswith(os.read(fd, len(MARK))):  # its text would be lost
+                        hint = "move that file elsewhere"
+                        raise HostileInput(f"{path} is no lock of ours", hint=hint)
                     _held[path] = [fd, 1]
             finally:
                 if path not in _held:
@@ -140,13 +143,6 @@ def _is_still(path: Path, fd: int) -> bool:
     with contextlib.suppress(FileNotFoundError):
         return os.path.samestat(os.fstat(fd), path.stat())
     return False
-
-
-def _refuse_foreign(path: Path, fd: int) -> None:
-    """Refuse a file that only has the name of a lock: its text would be lost."""
-    files.require_own(path, os.fstat(fd))
-    if not MARK.startswith(os.read(fd, len(MARK))):
-        raise HostileInput(f"{path} is no lock of ours", hint="move that file elsewhere")
 
 
 def is_stop_request(path: Path) -> bool:

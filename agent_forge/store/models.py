@@ -110,7 +110,7 @@ class ModelStorage:
         for place in (path, *path.parents):
             if place == self.base_path:
                 break
-            paths.refuse_link(place)
+            files.refuse_link(place)
         return path
 
 

@@ -38,7 +38,7 @@ class ModelRegistry:
         self.db_path = Path(db_path)
         self.root = self.db_path.parent.parent
         with files.disk_errors(self.db_path):
-            paths.refuse_link(paths.refuse_link(self.db_path.parent) / self.db_path.name)
+            files.refuse_link(files.refuse_link(self.db_path.parent) / self.db_path.name)
             self.db_path.parent.mkdir(parents=True, exist_ok=True)
         self._migrate()
 

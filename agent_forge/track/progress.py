@@ -6,6 +6,7 @@ phase, a merge (in bytes) or an evaluation (in tokens) is. It may fail without h
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import time
@@ -48,7 +49,7 @@ def describe(record: Record) -> str:
     return f"{subject}{event}" + (f" ({details})" if details else "")
 
 
-class Progress:
+class Progress(contextlib.AbstractContextManager["Progress"]):
     """A display that shows nothing; the others derive from it.
 
     Time left is that of the whole phase; what an earlier process did does not count as done.
@@ -72,9 +73,6 @@ class Progress:
                 self._began = time.monotonic()
         self._candidates += record["event"] == "candidate"
         self._generations += record["event"] == "generation"
-
-    def __enter__(self) -> Progress:
-        return self
 
     def __exit__(self, *details: object) -> None:
         return None

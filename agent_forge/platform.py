@@ -143,11 +143,8 @@ STOP_SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")  # Windows has no SIGHUP
 
 @contextlib.contextmanager
 def on_stop_signals(handle: Callable[[str], None]) -> Iterator[None]:
-    """Call `handle` with the name of every signal that asks to stop while the block runs.
-
-    Only the main thread can receive signals. A SIGHUP that is ignored (nohup) stays ignored.
-    """
-    if threading.current_thread() is not threading.main_thread():
+    """Call `handle` with the name of every signal that asks to stop while the block runs."""
+    if threading.current_thread() is not threading.main_thread():  # only that one receives any
         yield
         return
 
@@ -157,7 +154,7 @@ def on_stop_signals(handle: Callable[[str], None]) -> Iterator[None]:
 
     kinds = [getattr(signal, name) for name in STOP_SIGNALS if hasattr(signal, name)]
     before = {kind: signal.getsignal(kind) for kind in kinds}
-    if before.get(getattr(signal, "SIGHUP", None)) == signal.SIG_IGN:
+    if before.get(getattr(signal, "SIGHUP", None)) == signal.SIG_IGN:  # by nohup: it stays so
         del before[signal.SIGHUP]
     try:
         for kind in before:

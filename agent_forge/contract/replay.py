@@ -39,8 +39,7 @@ class DecisionLog:
         """Decide; it is on the disk when this returns."""
         decision = {"stage": self._stage, "name": name, "step": step, "value": value}
         if self._path:
-            every = {"decisions": [*self._decisions, decision]}
-            files.write_checked(self._path, every)
+            files.write_checked(self._path, {"decisions": [*self._decisions, decision]})
         self._decisions.append(decision)
 
     def at(self, step: int) -> dict[str, Any]:

@@ -56,8 +56,7 @@ class PipelineOrchestrator:
         controllers: Mapping[str, type[PhaseController]] | None = None,
         sets: Sequence[str] = (),
     ) -> None:
-        path = None if config_path is None else Path(config_path)
-        self.config = config or load_config(path=path)
+        self.config = config or load_config(path=None if config_path is None else Path(config_path))
         self.sessions = SessionStore(self.config.storage.root)
         self.session_id = session_id
         self.stopper = StopSignals()
@@ -116,11 +115,8 @@ class PipelineOrchestrator:
         input_models: Sequence[ModelRef] | None = None,
         listeners: Sequence[Listener] = (),
     ) -> dict[str, Any]:
-        """Run the phases; the result tells success, what was done, and how a failure came about.
-
-        A session that is resumed keeps to the phases that were asked for when it began.
-        """
-        if self._resume and not (only or start):
+        """Run the phases; the result tells success, what was done, and how a failure came about."""
+        if self._resume and not (only or start):  # the phases that were asked for when it began
             asked = read_session(self.sessions.find(self.session_id or "")).get("asked", {})
             only, start = asked.get("only"), asked.get("start")
         names = self.phase_names(only, start)

@@ -138,8 +138,7 @@ class CheckpointManager:
 
     def notes(self) -> list[Any]:
         """Return the notes of all checkpoints that can be read, without reading their tensors."""
-        records = map(_record_of, self.steps())
-        return [record["note"] for record in records if "note" in record]
+        return [record["note"] for record in map(_record_of, self.steps()) if "note" in record]
 
     def steps(self) -> list[Path]:
         """Return the checkpoint directories, oldest first."""
@@ -176,8 +175,7 @@ class CheckpointManager:
         newest = next((path for path in reversed(self.steps()) if _is_whole(path)), None)
         anchor = self.anchors()[:1]
         others = sorted((p for p in self.steps() if p != newest), key=lambda p: p in anchor)
-        free = files.free_bytes(self.checkpoint_dir)
-        if free + sum(map(files.tree_bytes, others)) < needed:
+        if files.free_bytes(self.checkpoint_dir) + sum(map(files.tree_bytes, others)) < needed:
             return False
         for path in others:
             if files.free_bytes(self.checkpoint_dir) >= needed:

@@ -70,8 +70,7 @@ class HashingWriter:
 
 @contextlib.contextmanager
 def _new_file(path: Path) -> Iterator[HashingWriter]:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-    with closing(HashingWriter(path, flags)) as writer:
+    with closing(HashingWriter(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)) as writer:
         yield writer
         disk.sync(writer.fd)  # of a new file
 
@@ -343,8 +342,7 @@ def remove_leftovers(root: Path, *, deep: bool = True) -> list[Path]:
             else:
                 continue
             found.append(path)
-        unmarked = [d for d in directories if not d.startswith(MARKS)]
-        directories[:] = unmarked if deep else []
+        directories[:] = [d for d in directories if not d.startswith(MARKS)] if deep else []
     return found
 
 

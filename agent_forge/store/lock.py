@@ -103,8 +103,7 @@ def announced(directory: Path) -> dict[str, Any]:
     """Return pid, host, since and command of the holder; empty if the file does not tell."""
     try:
         who = json.loads(_lock_path(directory).read_text())
-        texts = {key: who[key] for key in ("host", "since", "command")}
-        return {"pid": int(who["pid"]), **texts}
+        return {"pid": int(who["pid"]), **{key: who[key] for key in ("host", "since", "command")}}
     except (OSError, ValueError, KeyError, TypeError):
         return {}
 

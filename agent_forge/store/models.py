@@ -20,7 +20,6 @@ from agent_forge.store.records import ModelMetadata, read_metadata
 from agent_forge.store.registry import ModelRegistry, join_tags
 
 WEIGHTS = "model.safetensors"
-Weights = Mapping[str, torch.Tensor]
 LoadedModel = tuple[dict[str, torch.Tensor], dict[str, Any], dict[str, Any]]
 
 
@@ -39,7 +38,7 @@ class ModelStorage:
 
     def save_model(
         self,
-        model: nn.Module | Weights,
+        model: nn.Module | tensors.Weights,
         session_id: str,
         phase_name: str,
         model_name: str,

@@ -58,10 +58,7 @@ class Journal:
 
 
 def read_lines(path: Path, start: int = 0) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the complete lines from byte `start` on, each with the offset behind it.
-
-    A reader keeps the last offset and comes back for more; a half-written line is left for then.
-    """
+    """Yield the complete lines from byte `start` on, each with the offset to come back for more."""
     if not path.exists():
         return
     with path.open("rb") as reader:

@@ -50,16 +50,13 @@ def describe(record: Record) -> str:
 
 
 class Progress(contextlib.AbstractContextManager["Progress"]):
-    """A display that shows nothing; the others derive from it.
-
-    Time left is that of the whole phase; what an earlier process did does not count as done.
-    """
+    """A display that shows nothing; the others derive from it. Time left is of the whole phase."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
         self._phase: str | None = None
         self._began = time.monotonic()
-        self._skipped = 0  # steps of this phase that an earlier process did
+        self._skipped = 0  # steps of this phase that an earlier process did: no pace follows
         self._candidates = self._generations = self._loops = 0
 
     def __call__(self, record: Record) -> None:

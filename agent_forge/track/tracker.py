@@ -73,12 +73,11 @@ class Tracker:
 
 def sample(process: psutil.Process, folder: Path) -> dict[str, float]:
     """Return one reading of this process and its machine as the metrics `system/*`."""
-    memory = psutil.virtual_memory()
     values = {
         "system/cpu_percent": psutil.cpu_percent(),
         "system/process_cpu_percent": process.cpu_percent(),
         "system/process_rss_mb": process.memory_info().rss / 1e6,
-        "system/memory_available_mb": memory.available / 1e6,
+        "system/memory_available_mb": psutil.virtual_memory().available / 1e6,
         "system/disk_free_mb": files.free_bytes(folder) / 1e6,
     }
     torch: Any = sys.modules.get("torch")

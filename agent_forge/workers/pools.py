@@ -110,10 +110,7 @@ def not_set_up(problem: str) -> ForgeError:
 
 
 class InlinePool(WorkerPool):
-    """Tasks run in this process, one by one, when their results are asked for.
-
-    Nothing can be stopped here: a task that took too long counts as such once it has ended.
-    """
+    """Tasks run in this process when their results are asked for; none can be stopped here."""
 
     _work: worker.Work | None = None
 
@@ -125,7 +122,7 @@ class InlinePool(WorkerPool):
         (number, task), seconds = self._waiting.popleft(), self.settings["seconds"]
         began = time.monotonic()
         self._done(number, *worker.run_task(self._work, task, self.settings["threads"]))
-        if seconds and time.monotonic() - began > seconds:
+        if seconds and time.monotonic() - began > seconds:  # it counts as such once it has ended
             self._lost(number, "timeout", too_long(seconds))
 
 

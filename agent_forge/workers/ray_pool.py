@@ -157,8 +157,7 @@ def _run_actor(settings: dict[str, Any], tasks: worker.Messages, send: Send) -> 
             problem = ray.get(actor.prepare.remote(settings))
             while not problem:
                 number, task = tasks.get()
-                result = ray.get(actor.run.remote(task), timeout=settings["seconds"])
-                send("done", number, *result)
+                send("done", number, *ray.get(actor.run.remote(task), timeout=settings["seconds"]))
                 number = None
             return send("refused", problem)
         except RayTaskError as error:  # agent_forge itself is not there

@@ -1,7 +1,5 @@
 """What differs between Linux, macOS and Windows; nothing else asks which system it runs on."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import functools

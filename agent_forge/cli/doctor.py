@@ -1,7 +1,5 @@
 """`forge doctor`: what this machine has, what is missing and how to get it."""
 
-from __future__ import annotations
-
 import os
 import platform
 import shutil

@@ -1,7 +1,5 @@
 """What commands print: one JSON document, or a plain table."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Sequence

@@ -5,8 +5,6 @@ Reading a file never runs code: YAML tags are refused. Aliases are read as long 
 for stays small, which is known before it is made. Repeated keys are refused, since one is lost.
 """
 
-from __future__ import annotations
-
 import contextlib
 import difflib
 import itertools

@@ -4,8 +4,6 @@ Python reads NaN and Infinity, which are no JSON, and 1e999 as infinity; each of
 become a wrong number instead of an error.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -4,8 +4,6 @@ Structural rules (how many models, equal shapes, metadata present, finite weight
 bad handoff. Quality gates compare a measured value with a threshold, and stop the run or warn.
 """
 
-from __future__ import annotations
-
 import itertools
 import logging
 import math

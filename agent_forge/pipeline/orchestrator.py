@@ -4,8 +4,6 @@ The core is synchronous and belongs in the main thread (signals arrive there); t
 of the specification run it in a worker thread.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import functools

@@ -4,8 +4,6 @@
 what came out. A phase that is done with the same fingerprint is not done again.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

@@ -5,8 +5,6 @@ removes its folder. `child.py` is the other side. Tests run in a process of thei
 answer can neither see, fake nor stop them: see protocol.py for how.
 """
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import functools

@@ -5,8 +5,6 @@ the caller's state and every random generator. Order is the step in the name, ne
 damaged one is named and skipped. When the disk fills up, older ones make room.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import random

@@ -1,7 +1,5 @@
 """The calls that change the disk: store/files.py makes them; and some that only look at it."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import os

@@ -8,8 +8,6 @@ needs the lock of the tree, because an unfinished write of a living process look
 What was not written here and stands in the way gets a name `*.kept-*`, which is told.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import hashlib

@@ -1,7 +1,5 @@
 """The lock of a run directory: held by the system, so proof of life; its text is for people."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

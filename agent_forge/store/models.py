@@ -4,8 +4,6 @@ A directory holds model.safetensors, config.json, tokenizer files, metadata.json
 README.md (the card, made from what was recorded) and manifest.json.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

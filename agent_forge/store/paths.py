@@ -1,7 +1,5 @@
 """What may be a name, where things live below the storage root, and what can be written to."""
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

@@ -5,8 +5,6 @@ time (every write is BEGIN IMMEDIATE, so a lock upgrade can never fail), any num
 operation opens its own connection: one that a fork carried into a child would lose writes.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import json

@@ -1,7 +1,5 @@
 """SessionStore: the run directories of a storage root, and the registry made from them."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import time

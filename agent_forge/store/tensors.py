@@ -5,8 +5,6 @@ buys three things: every byte passes the one durable writer, a model larger than
 written, and equal tensors always give equal files. Reading is left to the safetensors library.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math

@@ -1,7 +1,5 @@
 """A file of JSON lines that only grows; a resumed phase removes what it wrote too much."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

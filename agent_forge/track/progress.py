@@ -4,14 +4,12 @@ A display is called with the events of a tracker, and with `loop` and `step`, wh
 phase, a merge (in bytes) or an evaluation (in tokens) is. It may fail without harm.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import sys
 import time
 from collections.abc import Mapping
-from typing import Any, TextIO
+from typing import Any, Self, TextIO
 
 TABLE_HEAD = "  gen  best    mean    diversity  hits    ETA  champion"
 Record = Mapping[str, Any]
@@ -164,7 +162,7 @@ class BarProgress(Progress):
         self._bars = rich.Progress(*bar, *times, console=Console(file=stream))
         self._tasks: dict[str, Any] = {}
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> Self:
         self._bars.start()
         return self
 

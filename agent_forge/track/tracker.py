@@ -4,8 +4,6 @@ Everything else (progress, W&B, dashboard, API, cards) is a view of them, and ma
 What a phase logged after its last checkpoint is removed on resume, so no step appears twice.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import logging

@@ -3,8 +3,6 @@
 Whatever goes wrong in W&B (not installed, raising, hanging) is one warning: nothing is lost.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import queue

@@ -9,8 +9,6 @@ main module. They are never asked to stop: a worker is killed, or ends by itself
 closes, which also happens when the caller was killed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -4,8 +4,6 @@ Ray lives in a process of its own, the driver, and this one never imports it: wh
 away, Ray waits for a minute or ends its process, as it likes, and here it is an error either way.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os

@@ -3,7 +3,7 @@
 import contextlib
 import errno
 import functools
-import importlib.util
+import importlib
 import itertools
 import json
 import os
@@ -24,7 +24,9 @@ from agent_forge.errors import Interrupted
 
 def _import(name: str) -> Any:
     """Return a module that only some systems have, or None."""
-    return importlib.import_module(name) if importlib.util.find_spec(name) else None
+    with contextlib.suppress(ImportError):
+        return importlib.import_module(name)
+    return None
 
 
 fcntl, resource, msvcrt = map(_import, ("fcntl", "resource", "msvcrt"))

@@ -87,8 +87,16 @@ def show(name: str, verify: bool, storage: Path, as_json: bool) -> None:
     details: dict[str, Any] | None = None
     if store:
         if any(row["session_id"] == name for row in store.registry.get_all_sessions()):
-            details = _session_details(store, name)
-            path = store.path(name)
+            row, path = store.registry.get_session_status(name), store.path(name)
+            details = {
+                "kind": "session",
+                **{key: value for key, value in row.items() if key != "pipeline_config_json"},
+                "status": store.status(row),
+                "path": str(path),
+                "bytes": files.tree_bytes(path),
+                "models": store.registry.search_models(session_id=name),
+                "handoffs": store.registry.get_handoffs(name),
+            }
             folders = [path, *(p.parent for p in sorted(path.rglob(files.MANIFEST)))]
         else:
             with contextlib.suppress(NotFound):
@@ -123,20 +131,6 @@ def _verified(folder: Path) -> int:
         return len(files.reading(folder, files.verify))
     read_session(folder)
     return 1
-
-
-def _session_details(store: SessionStore, session_id: str) -> dict[str, Any]:
-    row = store.registry.get_session_status(session_id)
-    path = store.path(session_id)
-    return {
-        "kind": "session",
-        **{key: value for key, value in row.items() if key != "pipeline_config_json"},
-        "status": store.status(row),
-        "path": str(path),
-        "bytes": files.tree_bytes(path),
-        "models": store.registry.search_models(session_id=session_id),
-        "handoffs": store.registry.get_handoffs(session_id),
-    }
 
 
 def clean(

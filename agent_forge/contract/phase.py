@@ -263,10 +263,7 @@ class PhaseContext:
                 self.check_resources()
 
     def pieces(self, stage: str, pieces: Sequence[Piece], work: int = 1) -> Iterator[Piece]:
-        """Long pieces of work that are no steps: the run can stop between two of them.
-
-        `work` is what one of them costs, in steps. What is not to be done again is for `once`.
-        """
+        """Long pieces of work, each of `work` steps; the run can stop between two of them."""
         self._tell_loop(stage, 0, len(pieces))
         for number, piece in enumerate(pieces, start=1):
             if self.should_stop():  # asked for between two pieces

@@ -283,12 +283,9 @@ class PipelineOrchestrator:
 
     def validator(self) -> ModelHandoffValidator:
         """The handoff rules with this config's thresholds and policies."""
-        phases = self.config.phases
-        return ModelHandoffValidator(
-            RULES,
-            thresholds={name: getattr(phases, name).gates for name in ORDER},
-            policies={name: getattr(phases, name).gate_policy for name in ORDER},
-        )
+        thresholds = {name: settings.gates for name, settings in self.config.phases}
+        policies = {name: settings.gate_policy for name, settings in self.config.phases}
+        return ModelHandoffValidator(RULES, thresholds, policies)
 
     def _tracker(self, folder: Path, names: Sequence[str]) -> Tracker:
         listeners = (*self._listeners, self._registry_listener(folder.name, names))
@@ -322,19 +319,17 @@ def _source_of(phase: str) -> str | None:
     return PHASES[index - 1] if index else None
 
 
-def saved_config(
-    sessions: SessionStore, session_id: str, sets: Sequence[str] = ()
-) -> PipelineConfig:
+def saved_config(sessions: SessionStore, session: str, sets: Sequence[str] = ()) -> PipelineConfig:
     """The config that a session was started with; the storage root is where it is found now.
 
     session.json has it under a checksum. config.yaml beside it is for people; one that was edited
     is refused, since what is done already was done with other settings.
     """
-    folder = sessions.find(session_id)
+    folder = sessions.find(session)
     record = merge(BEFORE, read_session(folder)["config"])
     moved = {"storage": {**record.get("storage", {}), "root": str(sessions.root)}}
     config = validate(PipelineConfig, {**record, **moved}, str(folder))
-    refuse_own_fitness(config, f"session {session_id}", sets)
+    refuse_own_fitness(config, f"session {session}", sets)
     path = folder / CONFIG_FILE
     try:
         given = merge(BEFORE, read_one(path))

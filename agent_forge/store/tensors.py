@@ -85,9 +85,7 @@ def write_tensors(
 
 
 def write_header(
-    writer: HashingWriter,
-    specs: Mapping[str, TensorSpec],
-    metadata: Mapping[str, str] | None = None,
+    writer: HashingWriter, specs: Mapping[str, TensorSpec], metadata: Mapping[str, str] | None
 ) -> list[str]:
     """Write the header; return the order of names in which the data has to follow."""
     names = sorted(specs, key=lambda name: -specs[name].dtype.itemsize)

@@ -186,8 +186,7 @@ class ProcessPool(WorkerPool):
 
     def __init__(self, settings: dict[str, Any]) -> None:
         super().__init__(settings)
-        indices = range(settings["count"])
-        self._workers = [WorkerProcess(settings, self._inbox, index) for index in indices]
+        self._workers = [WorkerProcess(settings, self._inbox, n) for n in range(settings["count"])]
 
     def close(self) -> None:
         for process in self._workers:

@@ -101,8 +101,7 @@ def _connect(settings: dict[str, Any], folder: str) -> dict[str, float]:
         options |= {"object_store_memory": OBJECT_BYTES, "include_dashboard": False}
     ray.init(settings["address"] or "local", **options)
     worker.ignore_stop_signals()  # Ray has put a handler of its own in place
-    has: dict[str, float] = ray.cluster_resources()
-    return has
+    return dict(ray.cluster_resources())
 
 
 def _forward(inbox: worker.Messages, tasks: worker.Messages, send: Send) -> None:

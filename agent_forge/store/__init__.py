@@ -1,6 +1,7 @@
 """Durable state. Modules are imported by name, so that what needs no torch does not load it.
 
 files.py       the only durable writer: files and folders with manifests, complete or absent
+disk.py        the calls that change the disk, which tests make fail, and looks at it
 paths.py       safe names, where things live below the storage root, what can be written to
 lock.py        the lock of a run directory
 records.py     session.json, metadata.json, handoffs, and the schema of the registry

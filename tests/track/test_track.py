@@ -55,7 +55,7 @@ def test_half_a_line_never_happened(tmp_path: Path) -> None:
     assert lines(path) == [{"n": 1}]
     Journal(path).write({"n": 3})
     assert lines(path) == [{"n": 1}, {"n": 3}]
-    path.write_bytes(b"torn")
+    path.write_bytes(b'{"torn')
     Journal(path)
     assert path.read_bytes() == b"" and lines(tmp_path / "none") == []
 

@@ -4,8 +4,6 @@ Exit codes: 1 failed, 2 usage or invalid config, 3 handoff not met, 4 damaged or
 5 resources (disk, memory), 6 run directory busy, 130 interrupted and resumable.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 

@@ -1,7 +1,5 @@
 """What differs between Linux, macOS and Windows; nothing else asks which system it runs on."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import functools
@@ -145,11 +143,8 @@ STOP_SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")  # Windows has no SIGHUP
 
 @contextlib.contextmanager
 def on_stop_signals(handle: Callable[[str], None]) -> Iterator[None]:
-    """Call `handle` with the name of every signal that asks to stop while the block runs.
-
-    Only the main thread can receive signals. A SIGHUP that is ignored (nohup) stays ignored.
-    """
-    if threading.current_thread() is not threading.main_thread():
+    """Call `handle` with the name of every signal that asks to stop while the block runs."""
+    if threading.current_thread() is not threading.main_thread():  # only that one receives any
         yield
         return
 
@@ -159,7 +154,7 @@ def on_stop_signals(handle: Callable[[str], None]) -> Iterator[None]:
 
     kinds = [getattr(signal, name) for name in STOP_SIGNALS if hasattr(signal, name)]
     before = {kind: signal.getsignal(kind) for kind in kinds}
-    if before.get(getattr(signal, "SIGHUP", None)) == signal.SIG_IGN:
+    if before.get(getattr(signal, "SIGHUP", None)) == signal.SIG_IGN:  # by nohup: it stays so
         del before[signal.SIGHUP]
     try:
         for kind in before:
@@ -204,10 +199,8 @@ FIRST_YOUNG_CALL = 424
 SELF = 0x5E1F5E1F  # stands in the filter where the process puts its own id
 Step = tuple[int, int, int, int]  # of a classic BPF program
 MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
-READABLE = (
-    *("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/etc/ld.so.cache"),
-    *("/usr/share/zoneinfo", "/etc/localtime", "/dev/urandom"),
-)
+LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/etc/ld.so.cache")
+READABLE = (*LIBRARIES, "/usr/share/zoneinfo", "/etc/localtime", "/dev/urandom")
 
 
 def confinement(*, threads: bool) -> dict[str, Any] | None:

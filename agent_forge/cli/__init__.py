@@ -5,8 +5,6 @@ A command is a plain function; options.json describes its parameters. No module 
 when it is loaded, so help and listings answer at once.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import inspect

@@ -1,7 +1,5 @@
 """`forge data ls`, `fetch`, `verify` and `show`: the datasets, and what is in them."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import asdict
 from functools import partial

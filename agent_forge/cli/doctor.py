@@ -1,7 +1,5 @@
 """`forge doctor`: what this machine has, what is missing and how to get it."""
 
-from __future__ import annotations
-
 import os
 import platform
 import shutil
@@ -113,10 +111,9 @@ def _registry(storage: Path, repair: bool) -> DoctorFinding:
         if not has_registry(storage):
             return DoctorFinding("registry", "ok", f"nothing is stored in {storage} yet")
         store = SessionStore(storage)
-        registry = store.registry
-        registry.integrity_check()
-        registry.search_models()
-        listed = {row["session_id"] for row in registry.get_all_sessions()}
+        store.registry.integrity_check()
+        store.registry.search_models()
+        listed = {row["session_id"] for row in store.registry.get_all_sessions()}
         unlisted = [p.name for p in store.run_directories() if p.name not in listed]
     except (ForgeError, OSError) as error:
         return DoctorFinding("registry", "problem", str(error), getattr(error, "hint", ""))

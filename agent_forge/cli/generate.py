@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def generate(
     model: Path,
     prompt: str,
-    max_tokens: int,
+    tokens: int,
     temperature: float,
     top_k: int,
     top_p: float,
@@ -27,7 +27,7 @@ def generate(
     as_json: bool,
 ) -> None:
     """Continue a text."""
-    sampling = _sampling(max_tokens, temperature, top_k, top_p, seed)
+    sampling = _sampling(tokens, temperature, top_k, top_p, seed)
     from agent_forge.infer.chat import check_prompt, open_chat_model
     from agent_forge.model.locate import locate_model
 
@@ -40,19 +40,13 @@ def generate(
 
 
 def chat(
-    model: Path,
-    system: str,
-    max_tokens: int,
-    temperature: float,
-    top_k: int,
-    top_p: float,
-    seed: int,
+    model: Path, system: str, tokens: int, temperature: float, top_k: int, top_p: float, seed: int
 ) -> None:
     """Talk to a model, line by line.
 
     An empty line, Ctrl-D or Ctrl-C ends the conversation.
     """
-    sampling = _sampling(max_tokens, temperature, top_k, top_p, seed)
+    sampling = _sampling(tokens, temperature, top_k, top_p, seed)
     from agent_forge.infer.chat import check_prompt, open_chat_model
     from agent_forge.model.locate import locate_model
 

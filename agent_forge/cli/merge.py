@@ -125,10 +125,7 @@ def _recipe(given: dict[str, Any], sets: list[str], paths: list[Path]) -> Recipe
 
 
 def _located(recipe: Recipe, named: set[str | None]) -> Recipe:
-    """The same recipe with the paths of the models that the command line names.
-
-    They may be runs, hub ids or aliases. A recipe alone makes nothing be fetched.
-    """
+    """The recipe with paths of the models that the command line names: only these are fetched."""
     from agent_forge.config.load import validate
     from agent_forge.merge.recipe import Recipe
     from agent_forge.model.locate import locate_model
@@ -158,14 +155,9 @@ def _show(report: MergePreflight, recipe: Recipe, as_json: bool) -> None:
         exported = None
         with contextlib.suppress(ConfigError):
             exported = to_mergekit(recipe)
-        return emit_json(
-            verdict=report.verdict,
-            problems=problems,
-            facts=report.facts,
-            recipe=recipe.model_dump(mode="json"),
-            recipe_hash=recipe.canonical_hash(),
-            mergekit=exported,
-        )
+        forecast = {"verdict": report.verdict, "problems": problems, "facts": report.facts}
+        asked = {"recipe": recipe.model_dump(mode="json"), "recipe_hash": recipe.canonical_hash()}
+        return emit_json(**forecast, **asked, mergekit=exported)
     if problems:
         emit_table(("", "what", "remedy"), [tuple(p.values()) for p in problems])
     facts = dict(report.facts)

@@ -1,7 +1,5 @@
 """What commands print: one JSON document, or a plain table."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Sequence
@@ -12,12 +10,10 @@ from agent_forge.track.progress import size as size  # of a file, as people read
 SCHEMA_VERSION = 1
 
 
-def emit(
-    as_json: bool, columns: Sequence[str], rows: Sequence[Sequence[Any]], **content: Any
-) -> None:
-    """Print the content as a JSON document or, if there are any, the rows as a table."""
+def emit(as_json: bool, columns: Sequence[str], rows: Sequence[Sequence[Any]], **data: Any) -> None:
+    """Print the data as a JSON document or, if there are any, the rows as a table."""
     if as_json:
-        emit_json(**content)
+        emit_json(**data)
     elif rows:
         emit_table(columns, rows)
 

@@ -245,10 +245,8 @@ def _dry_run(
     from agent_forge.pipeline.orchestrator import PipelineOrchestrator
 
     plans = PipelineOrchestrator(config=settings, session_id=session).plan(**chosen)
-    digest, free = (
-        settings.canonical_hash(),
-        files.free_bytes(Path(settings.storage.root).resolve()),
-    )
+    digest = settings.canonical_hash()
+    free = files.free_bytes(Path(settings.storage.root).resolve())
     if as_json:
         rows = [{"phase": n, **{k: getattr(p, k) for k in PLANNED}} for n, p in plans.items()]
         config = settings.model_dump(mode="json")

@@ -87,8 +87,16 @@ def show(name: str, verify: bool, storage: Path, as_json: bool) -> None:
     details: dict[str, Any] | None = None
     if store:
         if any(row["session_id"] == name for row in store.registry.get_all_sessions()):
-            details = _session_details(store, name)
-            path = store.path(name)
+            row, path = store.registry.get_session_status(name), store.path(name)
+            details = {
+                "kind": "session",
+                **{key: value for key, value in row.items() if key != "pipeline_config_json"},
+                "status": store.status(row),
+                "path": str(path),
+                "bytes": files.tree_bytes(path),
+                "models": store.registry.search_models(session_id=name),
+                "handoffs": store.registry.get_handoffs(name),
+            }
             folders = [path, *(p.parent for p in sorted(path.rglob(files.MANIFEST)))]
         else:
             with contextlib.suppress(NotFound):
@@ -101,7 +109,16 @@ def show(name: str, verify: bool, storage: Path, as_json: bool) -> None:
     if as_json:
         return emit_json(**details)
     for key, value in details.items():
-        _print_entry(key, value)
+        if key.endswith("_time") or key == "created_at":
+            value = when(value)
+        if isinstance(value, list) and value and isinstance(value[0], dict):
+            names = [entry.get("model_id") or entry.get("handoff_id") for entry in value]
+            value = "\n    ".join(["", *map(str, names)])
+        elif isinstance(value, dict):
+            value = "\n    ".join(["", *(f"{k}: {v}" for k, v in sorted(value.items()))])
+        elif isinstance(value, list):
+            value = ", ".join(value)
+        print(f"{key}: {'-' if value in (None, '') else value}")
 
 
 def _verified(folder: Path) -> int:
@@ -114,33 +131,6 @@ def _verified(folder: Path) -> int:
         return len(files.reading(folder, files.verify))
     read_session(folder)
     return 1
-
-
-def _session_details(store: SessionStore, session_id: str) -> dict[str, Any]:
-    row = store.registry.get_session_status(session_id)
-    path = store.path(session_id)
-    return {
-        "kind": "session",
-        **{key: value for key, value in row.items() if key != "pipeline_config_json"},
-        "status": store.status(row),
-        "path": str(path),
-        "bytes": files.tree_bytes(path),
-        "models": store.registry.search_models(session_id=session_id),
-        "handoffs": store.registry.get_handoffs(session_id),
-    }
-
-
-def _print_entry(key: str, value: Any) -> None:
-    if key.endswith("_time") or key == "created_at":
-        value = when(value)
-    if isinstance(value, list) and value and isinstance(value[0], dict):
-        names = [entry.get("model_id") or entry.get("handoff_id") for entry in value]
-        value = "\n    ".join(["", *map(str, names)])
-    elif isinstance(value, dict):
-        value = "\n    ".join(["", *(f"{k}: {v}" for k, v in sorted(value.items()))])
-    elif isinstance(value, list):
-        value = ", ".join(value)
-    print(f"{key}: {'-' if value in (None, '') else value}")
 
 
 def clean(
@@ -181,8 +171,7 @@ def clean(
     freed = sum(removal.bytes for removal in removals)
     rows = [{"session_id": r.session_id, "reason": r.reason, "bytes": r.bytes} for r in removals]
     cells = [(r.session_id, size(r.bytes), r.reason) for r in removals]
-    columns = ("session", "size", "because")
-    emit(as_json, columns, cells, dry_run=dry_run, removed=rows, bytes=freed)
+    emit(as_json, ("session", "size", "because"), cells, dry_run=dry_run, removed=rows, bytes=freed)
     if not as_json:
         did = "would free" if dry_run else "freed"
         typer.echo(f"{len(removals)} sessions, {did} {size(freed)}", err=True)

@@ -1,7 +1,5 @@
 """`forge status`, `logs` and `export`: look at a run, and take it along."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Collection

@@ -5,8 +5,6 @@ Reading a file never runs code: YAML tags are refused. Aliases are read as long 
 for stays small, which is known before it is made. Repeated keys are refused, since one is lost.
 """
 
-from __future__ import annotations
-
 import contextlib
 import difflib
 import itertools
@@ -187,9 +185,7 @@ def did_you_mean(name: str, known: Sequence[str]) -> str:
 
 def dump_yaml(data: Mapping[str, Any], *, sort_keys: bool = False) -> str:
     """Return data as YAML that parse_yaml reads back as it is."""
-    return yaml.dump(
-        dict(data), None, _Dumper, default_flow_style=False, sort_keys=sort_keys, width=1000
-    )
+    return yaml.dump(dict(data), None, _Dumper, sort_keys=sort_keys, width=1000)
 
 
 def to_yaml(config: Settings) -> str:

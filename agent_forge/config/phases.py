@@ -1,7 +1,5 @@
 """The eight phases: one name each, in config, registry, metrics, folders and command line."""
 
-from __future__ import annotations
-
 PHASES = (
     "cognate",
     "evomerge",

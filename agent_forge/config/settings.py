@@ -1,12 +1,10 @@
 """The sections of a config that every phase shares: frozen, no unknown keys, one hash."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
@@ -24,7 +22,7 @@ class Settings(BaseModel):
     )
 
     @model_validator(mode="after")
-    def _numbers_fit(self) -> Settings:
+    def _numbers_fit(self) -> Self:
         for name in type(self).model_fields:
             value = getattr(self, name)
             largest = 2**63 - 1 if isinstance(value, int) else 3.4e38
@@ -150,7 +148,7 @@ class ModelSettings(Settings):
         return sum(self.weights().values())
 
     @model_validator(mode="after")
-    def _shapes_fit(self) -> ModelSettings:
+    def _shapes_fit(self) -> Self:
         if self.d_model % (2 * self.n_heads):
             heads = f"d_model {self.d_model} over n_heads {self.n_heads}"
             raise ValueError(f"{heads} must be an even whole number (rotary positions turn pairs)")

@@ -4,8 +4,6 @@ Python reads NaN and Infinity, which are no JSON, and 1e999 as infinity; each of
 become a wrong number instead of an error.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re
@@ -16,16 +14,12 @@ MAX_DEPTH = 100  # of lists and objects within each other
 TOO_DEEP = f"nested deeper than {MAX_DEPTH} levels"
 
 
-class _NoNumber(ValueError):
-    """A number that is not finite."""
-
-
 def parse(text: str, pairs: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
     """Return the value of a JSON text or raise a ValueError; `pairs` makes an object of a list."""
     hooks: dict[str, Any] = {"parse_constant": _refuse, "parse_float": _finite}
     try:
         value = json.loads(text, object_pairs_hook=pairs, **hooks)
-    except _NoNumber as error:
+    except ArithmeticError as error:  # of _refuse
         where = _line(text, str(error)) if "\n" in text.strip() else ""
         raise ValueError(f"{where}{error} is not a finite number") from None
     except RecursionError:
@@ -46,7 +40,7 @@ def _is_deep(value: Any) -> bool:
 
 
 def _refuse(word: str) -> float:
-    raise _NoNumber(word)
+    raise ArithmeticError(word)
 
 
 def _finite(word: str) -> float:

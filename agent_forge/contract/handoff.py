@@ -4,8 +4,6 @@ Structural rules (how many models, equal shapes, metadata present, finite weight
 bad handoff. Quality gates compare a measured value with a threshold, and stop the run or warn.
 """
 
-from __future__ import annotations
-
 import itertools
 import logging
 import math
@@ -115,8 +113,7 @@ def _metadata_problem(rule: HandoffRule, metadata: Records) -> str:
 
 def _count(weights: Mapping[str, Any]) -> int:
     """How many weights there really are, tied ones once: a gate does not take anyone's word."""
-    seen = {(t.data_ptr(), tuple(t.shape)): t.numel() for t in weights.values()}
-    return sum(seen.values())
+    return sum({(t.data_ptr(), tuple(t.shape)): t.numel() for t in weights.values()}.values())
 
 
 def _weight_problem(models: Sequence[Mapping[str, Any]]) -> str:

@@ -1,7 +1,5 @@
 """The table of metric names that a run may log; `{}` in a name stands for one segment."""
 
-from __future__ import annotations
-
 import json
 import re
 from functools import lru_cache

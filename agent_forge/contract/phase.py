@@ -19,6 +19,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
+import torch
+from torch import nn
+
 from agent_forge.contract.metrics import find_metric
 from agent_forge.contract.replay import DecisionLog, MeasurementLog
 from agent_forge.errors import ConfigError, DamagedFile, Interrupted, NotFinite, NotFound
@@ -27,13 +30,10 @@ from agent_forge.store.checkpoint import CheckpointManager, capture_generators, 
 from agent_forge.store.models import ModelStorage, load_directory
 from agent_forge.store.pytree import pack, same
 from agent_forge.store.records import read_metadata
-from agent_forge.store.tensors import first_not_finite
+from agent_forge.store.tensors import Weights, first_not_finite
 from agent_forge.track.tracker import Tracker
 
 if TYPE_CHECKING:
-    import torch
-    from torch import nn
-
     from agent_forge.model.opened import OpenedModel
 
 log = logging.getLogger(__name__)
@@ -97,11 +97,9 @@ class ModelRef:
         return load_directory(self.path)[0]
 
     def artifact(self, name: str) -> ModelRef | None:
-        """A further model that the phase which made this one handed over by name, or None.
-
-        A run that recorded no names has it in the folder of that name beside this model.
-        """
+        """A further model that the phase which made this one handed over by name, or None."""
         state = read_state(self.path.parent) or {}
+        # A run that recorded no names has it in the folder of that name beside this model.
         named = state.get("artifacts", {}).get(NAMED_MODELS, {name: name})
         path = self.path.parent / paths.safe_name(named.get(name, name))
         if name not in named or not (path / "config.json").exists():
@@ -120,6 +118,9 @@ class Stateful(Protocol):
 
     def state_dict(self) -> Any: ...
     def load_state_dict(self, state: Any) -> Any: ...
+
+
+Parts = Mapping[str, Stateful]
 
 
 class PhaseController(ABC):
@@ -150,7 +151,7 @@ class _Loop:
 
     stage: str
     manager: CheckpointManager
-    parts: Mapping[str, Stateful]
+    parts: Parts
     beginning: tuple[Any, Any] | None = None
     step: int = 0
 
@@ -202,8 +203,6 @@ class PhaseContext:
 
     def generator(self, name: str) -> torch.Generator:
         """A random generator of this name: same seed, same stream; kept in checkpoints."""
-        import torch
-
         if name not in self._generators:
             self._generators[name] = torch.Generator().manual_seed(self._seed_of(name))
         return self._generators[name]
@@ -226,12 +225,7 @@ class PhaseContext:
             self.tracker.log(self.phase, step, values)
 
     def steps(
-        self,
-        total: int,
-        parts: Mapping[str, Stateful],
-        stage: str = "main",
-        *,
-        rolls_back: bool = False,
+        self, total: int, parts: Parts, stage: str = "main", *, rolls_back: bool = False
     ) -> Iterator[int]:
         """The steps still to do, 1 to `total`; every part is restored first and saved on the way.
 
@@ -269,10 +263,7 @@ class PhaseContext:
                 self.check_resources()
 
     def pieces(self, stage: str, pieces: Sequence[Piece], work: int = 1) -> Iterator[Piece]:
-        """Long pieces of work that are no steps: the run can stop between two of them.
-
-        `work` is what one of them costs, in steps. What is not to be done again is for `once`.
-        """
+        """Long pieces of work, each of `work` steps; the run can stop between two of them."""
         self._tell_loop(stage, 0, len(pieces))
         for number, piece in enumerate(pieces, start=1):
             if self.should_stop():  # asked for between two pieces
@@ -320,11 +311,7 @@ class PhaseContext:
         return step
 
     def save_model(
-        self,
-        name: str,
-        model: nn.Module | Mapping[str, torch.Tensor],
-        metadata: Mapping[str, Any],
-        **options: Any,
+        self, name: str, model: nn.Module | Weights, metadata: Mapping[str, Any], **options: Any
     ) -> ModelRef:
         """Save a model with the options of `ModelStorage.save_model`, and tell the sinks."""
         names = (self.session_id, self.phase, name)
@@ -357,9 +344,7 @@ class PhaseContext:
         self._put_back(parts, saved, checkpoint.generators)
         self._logged, loop.step = checkpoint.note["logged"], checkpoint.step
 
-    def _put_back(
-        self, parts: Mapping[str, Stateful], saved: Mapping[str, Any], generators: Mapping[str, Any]
-    ) -> None:
+    def _put_back(self, parts: Parts, saved: dict[str, Any], generators: dict[str, Any]) -> None:
         """Every part and every generator as saved; a generator made since begins anew."""
         for name, part in parts.items():
             part.load_state_dict(saved[name])
@@ -374,8 +359,7 @@ class PhaseContext:
         step, parts = loop.step, {name: part.state_dict() for name, part in loop.parts.items()}
         state = {"fingerprint": self.fingerprint, "parts": parts}
         if bad := first_not_finite(pack(state)[0]):
-            path = bad.lstrip("0123456789")
-            text = f"the state at step {step} holds NaN or infinity ({path})"
+            text = f"the state at step {step} holds NaN or infinity ({bad.lstrip('0123456789')})"
             raise NotFinite(text, hint=GENTLER)
         self.tracker.metrics.sync()
         note = {"logged": self._logged, "seconds": self.seconds}
@@ -407,16 +391,15 @@ class PhaseReport:
 
     def card(self) -> str:
         """The verdict and the first table as Markdown, for the cards of the models."""
-        tables = [_markdown(table) for table in self.tables[:1]]
-        return "\n\n".join(["## Measured on unseen items", self.headline.verdict, *tables])
+        parts = ["## Measured on unseen items", self.headline.verdict]
+        for table in self.tables[:1]:
+            rows = [[f"{v:.4g}" if isinstance(v, float) else str(v) for v in row] for row in table]
+            rows.insert(1, ["---"] * len(rows[0]))
+            parts.append("\n".join(f"| {' | '.join(row)} |" for row in rows))
+        return "\n\n".join(parts)
 
     def result(
-        self,
-        ctx: PhaseContext,
-        models: Sequence[ModelRef],
-        model: Any = None,
-        *,
-        named: Mapping[str, ModelRef] | None = None,
+        self, ctx: PhaseContext, models: Sequence[ModelRef], model: Any, **named: ModelRef
     ) -> PhaseResult:
         """The result: `models` are handed over, `named` ones by name, `model` is in memory."""
         artifacts = {
@@ -425,12 +408,6 @@ class PhaseReport:
             "summary": self.summary,
             "tables": list(self.tables),
             "headline": asdict(self.headline),
-            NAMED_MODELS: {name: ref.name for name, ref in (named or {}).items()},
+            NAMED_MODELS: {name: ref.name for name, ref in named.items()},
         }
         return PhaseResult(True, model, ctx.phase, dict(self.metrics), artifacts, ctx.seconds)
-
-
-def _markdown(table: Table) -> str:
-    rows = [[f"{v:.4g}" if isinstance(v, float) else str(v) for v in row] for row in table]
-    rows.insert(1, ["---"] * len(rows[0]))
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)

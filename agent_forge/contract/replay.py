@@ -4,14 +4,12 @@ What does not follow from config and seed (a decision that looked at a clock or 
 and what is long and no step (a round of a search), is on the disk before it takes effect.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 from collections.abc import Callable
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from agent_forge.store import files
 from agent_forge.track.journal import Journal, read_lines
@@ -29,7 +27,7 @@ class DecisionLog:
         if self._path and self._path.exists():
             self._decisions = files.read_checked(self._path)["decisions"]
 
-    def of(self, stage: str) -> DecisionLog:
+    def of(self, stage: str) -> Self:
         """The decisions of one stage of the phase, in the same file and list."""
         view = copy.copy(self)
         view._stage = stage
@@ -39,8 +37,7 @@ class DecisionLog:
         """Decide; it is on the disk when this returns."""
         decision = {"stage": self._stage, "name": name, "step": step, "value": value}
         if self._path:
-            every = {"decisions": [*self._decisions, decision]}
-            files.write_checked(self._path, every)
+            files.write_checked(self._path, {"decisions": [*self._decisions, decision]})
         self._decisions.append(decision)
 
     def at(self, step: int) -> dict[str, Any]:

@@ -1,9 +1,7 @@
 """The orchestrator: plan, run, resume, hand over.
 
-| file | what is in it |
-|---|---|
-| config.py | PipelineConfig: all settings of a run; torch-free |
-| environment.py | device, threads, seeds and versions of a run; how it is asked to stop |
-| orchestrator.py | PipelineOrchestrator: the phases of one session, in order |
-| phase_run.py | one phase of a session: its record, its disk and memory, running it |
+config.py        PipelineConfig: all settings of a run; torch-free
+environment.py   device, threads, seeds and versions of a run; how it is asked to stop
+orchestrator.py  PipelineOrchestrator: the phases of one session, in order
+phase_run.py     one phase of a session: its record, its disk and memory, running it
 """

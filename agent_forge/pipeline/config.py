@@ -1,8 +1,7 @@
 """PipelineConfig: the shared sections and the settings of all eight phases. Torch-free."""
 
-from __future__ import annotations
-
 from pathlib import Path
+from typing import Self
 
 from pydantic import Field, model_validator
 
@@ -46,7 +45,7 @@ class PipelineConfig(shared.Settings):
     phases: PhaseConfigs = PhaseConfigs()
 
     @model_validator(mode="after")
-    def _gates_exist(self) -> PipelineConfig:
+    def _gates_exist(self) -> Self:
         known = {target: [g.name for g in rule.gates] for (_, target), rule in RULES.items()}
         for phase in ORDER:
             settings, names = getattr(self.phases, phase), known.get(phase, [])

@@ -1,7 +1,5 @@
 """What surrounds a run: device, threads, seeds, versions for session.json, requests to stop."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib.metadata
 import os

@@ -4,8 +4,6 @@ The core is synchronous and belongs in the main thread (signals arrive there); t
 of the specification run it in a worker thread.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import functools
@@ -17,20 +15,11 @@ from typing import Any
 
 import structlog
 
+from agent_forge import errors
 from agent_forge.config.load import did_you_mean, merge, read_one, to_yaml, validate
 from agent_forge.config.phases import ORDER, PHASES, phase_folder
 from agent_forge.contract.handoff import ModelHandoffValidator
 from agent_forge.contract.phase import ModelRef, PhaseController, PhasePlan, PhaseResult, read_state
-from agent_forge.errors import (
-    CannotWrite,
-    ConfigError,
-    ForgeError,
-    HandoffRefused,
-    Interrupted,
-    NotEnough,
-    NotFound,
-    PathDisappeared,
-)
 from agent_forge.phases import IMPLEMENTED, RULES, load_phase
 from agent_forge.phases.phase2_evomerge.config import refuse_outside
 from agent_forge.pipeline.config import BEFORE, EVOMERGE, PipelineConfig, load_config
@@ -41,12 +30,13 @@ from agent_forge.store.models import ModelStorage
 from agent_forge.store.records import read_metadata
 from agent_forge.store.sessions import CONFIG_FILE, SESSION_FILE, SessionStore, read_session
 from agent_forge.track.logs import logging_to
-from agent_forge.track.tracker import Listener, ResourceSampler, Tracker
+from agent_forge.track.tracker import Listener, Tracker, sampling
 from agent_forge.track.wandb_sink import WandbSink
 
 log = structlog.stdlib.get_logger(__name__)
 early = logging.getLogger(__name__)  # before a run has its log: warnings go to stderr
 REGISTRY_EVERY_S = 1.0
+PhaseResults = dict[str, PhaseResult]
 
 
 class PipelineOrchestrator:
@@ -65,8 +55,7 @@ class PipelineOrchestrator:
         controllers: Mapping[str, type[PhaseController]] | None = None,
         sets: Sequence[str] = (),
     ) -> None:
-        path = None if config_path is None else Path(config_path)
-        self.config = config or load_config(path=path)
+        self.config = config or load_config(path=None if config_path is None else Path(config_path))
         self.sessions = SessionStore(self.config.storage.root)
         self.session_id = session_id
         self.stopper = StopSignals()
@@ -80,12 +69,13 @@ class PipelineOrchestrator:
         """The phases that a run would go through, after a check of the names given."""
         for name in (only, start):
             if name is not None and name not in ORDER:
-                raise ConfigError(f"unknown phase {name!r}{did_you_mean(name, ORDER)}")
+                raise errors.ConfigError(f"unknown phase {name!r}{did_you_mean(name, ORDER)}")
         if only and start:
-            raise ConfigError("--only and --from contradict each other", hint="name one of them")
+            text = "--only and --from contradict each other"
+            raise errors.ConfigError(text, hint="name one of them")
         enabled = [name for name in ORDER if getattr(self.config.phases, name).enabled]
         if start and start not in enabled:
-            raise ConfigError(f"phase {start!r} is not enabled in this config")
+            raise errors.ConfigError(f"phase {start!r} is not enabled in this config")
         asked = [only] if only else enabled[enabled.index(start) :] if start else enabled
         available = self._controllers or IMPLEMENTED
         missing = [name for name in asked if name not in available]
@@ -95,7 +85,7 @@ class PipelineOrchestrator:
         if not names:
             absent = ", ".join(missing) or "any enabled phase"
             hint = "forge phases shows what there is; forge run --preset toy works"
-            raise ConfigError(f"this version does not have {absent} yet", hint=hint)
+            raise errors.ConfigError(f"this version does not have {absent} yet", hint=hint)
         return names
 
     def controller(self, name: str) -> PhaseController:
@@ -109,7 +99,7 @@ class PipelineOrchestrator:
         if source := _source_of(names[0]):
             text = f"{source} -> {names[0]}: a new session has no models of {source}"
             hint = f"begin with {source}, or go on with a session that has them: forge resume"
-            raise HandoffRefused(text, hint=hint)
+            raise errors.HandoffRefused(text, hint=hint)
         prepare(self.config.runtime)
         plans = {name: self.controller(name).plan(()) for name in names}  # no models yet
         for name, plan in plans.items():
@@ -124,11 +114,8 @@ class PipelineOrchestrator:
         input_models: Sequence[ModelRef] | None = None,
         listeners: Sequence[Listener] = (),
     ) -> dict[str, Any]:
-        """Run the phases; the result tells success, what was done, and how a failure came about.
-
-        A session that is resumed keeps to the phases that were asked for when it began.
-        """
-        if self._resume and not (only or start):
+        """Run the phases; the result tells success, what was done, and how a failure came about."""
+        if self._resume and not (only or start):  # the phases that were asked for when it began
             asked = read_session(self.sessions.find(self.session_id or "")).get("asked", {})
             only, start = asked.get("only"), asked.get("start")
         names = self.phase_names(only, start)
@@ -138,14 +125,12 @@ class PipelineOrchestrator:
             self.sessions.check_new(self.session_id)
             for name in names:
                 self.controller(name).plan(())
-            asked = {"only": only, "start": start}
-            self.session_id = self._new_session(asked)
+            self.session_id = self._new_session({"only": only, "start": start})
         folder = self.sessions.find(self.session_id or "")
         with contextlib.ExitStack() as stack:
             stack.enter_context(self.sessions.open(folder.name))
             tracker = self._tracker(folder, names)
-            level = self.config.tracking.log_level
-            stack.enter_context(logging_to(folder, level, tracker.tell))
+            stack.enter_context(logging_to(folder, self.config.tracking.log_level, tracker.tell))
             stack.enter_context(self.stopper.on_signals())
             self.stopper.folder = folder
             storage = ModelStorage(self.sessions.root, self.sessions.registry)
@@ -154,8 +139,7 @@ class PipelineOrchestrator:
             self._warn_of_other_versions(folder)
             for sink in tracker.sinks:
                 stack.callback(sink.close)
-            interval_s = self.config.tracking.sample_every_s
-            stack.enter_context(ResourceSampler(tracker, folder, interval_s))
+            stack.enter_context(sampling(tracker, folder, self.config.tracking.sample_every_s))
             return self._run_all(run, names, input_models)
 
     async def run_full_pipeline(self) -> dict[str, Any]:
@@ -182,7 +166,7 @@ class PipelineOrchestrator:
     def _new_session(self, asked: Mapping[str, str | None]) -> str:
         SessionCleanupManager(self.sessions, self.config.cleanup_policy).cleanup_old_sessions()
         details = {"config_hash": self.config.canonical_hash(), "environment": snapshot()}
-        details["asked"] = dict(asked)
+        details |= {"asked": dict(asked)}
         config = self.config.model_dump(mode="json"), to_yaml(self.config)
         return self.sessions.create(*config, session_id=self.session_id, details=details).name
 
@@ -191,7 +175,7 @@ class PipelineOrchestrator:
     ) -> dict[str, Any]:
         import torch
 
-        results: dict[str, PhaseResult] = {}
+        results: PhaseResults = {}
         current = ""
         self.sessions.set_status(run.folder.name, "running")
         begun = "run_resumed" if self._resume else "run_started"
@@ -199,33 +183,33 @@ class PipelineOrchestrator:
         try:
             for current in names:
                 if self.stopper():
-                    raise Interrupted(f"stopped before phase {current}")
+                    raise errors.Interrupted(f"stopped before phase {current}")
                 inputs = self._inputs(run, current, results) if given is None else list(given)
                 check = functools.partial(self._check_handoff, run, current)
                 results[current] = run_phase(run, self.controller(current), inputs, check)
                 given = None
-        except ForgeError as error:
+        except errors.ForgeError as error:
             return self._outcome(run, results, current, error)
         except (MemoryError, torch.OutOfMemoryError) as error:
-            return self._outcome(run, results, current, NotEnough(f"out of memory: {error}"))
+            return self._outcome(run, results, current, errors.NotEnough(f"out of memory: {error}"))
         except Exception as error:
-            with contextlib.suppress(OSError, ForgeError):
+            with contextlib.suppress(OSError, errors.ForgeError):
                 self._end(run, "failed", f"unexpected {type(error).__name__}: {error}")
             raise
         return self._outcome(run, results, current, None)
 
     def _outcome(
-        self, run: RunContext, results: dict[str, PhaseResult], phase: str, error: ForgeError | None
+        self, run: RunContext, results: PhaseResults, phase: str, error: errors.ForgeError | None
     ) -> dict[str, Any]:
         """How the run ended; disk, memory and requests only pause it."""
         status = "completed" if error is None else "paused" if error.pauses else "failed"
         try:
             self._end(run, status, str(error or ""))
-        except (OSError, ForgeError) as problem:
+        except (OSError, errors.ForgeError) as problem:
             if error is None:  # a run whose end could not be recorded has not ended
-                lost: ForgeError = PathDisappeared(run.folder)
+                lost: errors.ForgeError = errors.PathDisappeared(run.folder)
                 if (run.folder / SESSION_FILE).exists():
-                    lost = CannotWrite(run.folder, f"the end of the run ({problem})")
+                    lost = errors.CannotWrite(run.folder, f"the end of the run ({problem})")
                 return self._outcome(run, results, phase, lost)
             log.warning("could not record how the run ended", problem=str(problem))
         outcome: dict[str, Any] = {
@@ -240,7 +224,7 @@ class PipelineOrchestrator:
         }
         if error is None:
             return {**outcome, "final_model": results[phase].model}
-        if isinstance(error, HandoffRefused):
+        if isinstance(error, errors.HandoffRefused):
             return {**outcome, "failed_handoff": f"{_source_of(phase) or 'input'} -> {phase}"}
         return {**outcome, "failed_phase": phase}
 
@@ -255,7 +239,7 @@ class PipelineOrchestrator:
         try:
             self.sessions.registry.update_session(session_id, progress_percent=100)
             SessionCleanupManager(self.sessions, self.config.cleanup_policy).tidy_up(session_id)
-        except (OSError, ForgeError) as problem:
+        except (OSError, errors.ForgeError) as problem:
             log.warning("could not tidy up after the run", problem=str(problem))
 
     def _warn_of_other_versions(self, folder: Path) -> None:
@@ -265,9 +249,7 @@ class PipelineOrchestrator:
         if changed:
             log.warning("versions have changed since the run began", packages=changed)
 
-    def _inputs(
-        self, run: RunContext, phase: str, results: Mapping[str, PhaseResult]
-    ) -> list[ModelRef]:
+    def _inputs(self, run: RunContext, phase: str, results: PhaseResults) -> list[ModelRef]:
         """The models of the phase before, or those that were given at the first start."""
         source = _source_of(phase)
         if source is None:
@@ -289,41 +271,28 @@ class PipelineOrchestrator:
             return
         weights, metadata = [ref.weights() for ref in models], [ref.metadata for ref in models]
         result = self.validator().check(source, target, weights, metadata)
+        record: dict[str, Any] = {"validation_status": "passed" if result.passed else "failed"}
+        record |= {"validation_metrics": {**result.measured, "message": result.message}}
         for ref in models:
-            with contextlib.suppress(NotFound):  # a model from elsewhere is in no registry of ours
-                self.sessions.registry.record_handoff(
-                    ref.metadata["model_id"],
-                    target,
-                    validation_status="passed" if result.passed else "failed",
-                    validation_metrics={**result.measured, "message": result.message},
-                )
+            with contextlib.suppress(errors.NotFound):  # a model from elsewhere is in no registry
+                self.sessions.registry.record_handoff(ref.metadata["model_id"], target, **record)
         details = {"measured": result.measured, "warnings": result.warnings}
         run.tracker.event("handoff", phase=target, source=source, passed=result.passed, **details)
         if not result.passed:
             hint = f"forge resume {run.folder.name} --from {source} makes its models anew"
-            raise HandoffRefused(f"{source} -> {target}: {result.message}", hint=hint)
+            raise errors.HandoffRefused(f"{source} -> {target}: {result.message}", hint=hint)
 
     def validator(self) -> ModelHandoffValidator:
         """The handoff rules with this config's thresholds and policies."""
-        phases = self.config.phases
-        return ModelHandoffValidator(
-            RULES,
-            thresholds={name: getattr(phases, name).gates for name in ORDER},
-            policies={name: getattr(phases, name).gate_policy for name in ORDER},
-        )
+        thresholds = {name: settings.gates for name, settings in self.config.phases}
+        policies = {name: settings.gate_policy for name, settings in self.config.phases}
+        return ModelHandoffValidator(RULES, thresholds, policies)
 
     def _tracker(self, folder: Path, names: Sequence[str]) -> Tracker:
         listeners = (*self._listeners, self._registry_listener(folder.name, names))
         tracker, tracking = Tracker(folder, listeners), self.config.tracking
         if tracking.wandb_enabled:
-            sink = WandbSink(
-                folder,
-                project=tracking.wandb_project,
-                offline=tracking.wandb_offline,
-                config=self.config.model_dump(mode="json"),
-                patience_s=tracking.wandb_timeout_s,
-            )
-            tracker.sinks.append(sink)
+            tracker.sinks.append(WandbSink(folder, tracking, self.config.model_dump(mode="json")))
         return tracker
 
     def _registry_listener(self, session_id: str, names: Sequence[str]) -> Listener:
@@ -351,31 +320,30 @@ def _source_of(phase: str) -> str | None:
     return PHASES[index - 1] if index else None
 
 
-def saved_config(
-    sessions: SessionStore, session_id: str, sets: Sequence[str] = ()
-) -> PipelineConfig:
+def saved_config(sessions: SessionStore, session: str, sets: Sequence[str] = ()) -> PipelineConfig:
     """The config that a session was started with; the storage root is where it is found now.
 
     session.json has it under a checksum. config.yaml beside it is for people; one that was edited
     is refused, since what is done already was done with other settings.
     """
-    folder = sessions.find(session_id)
+    folder = sessions.find(session)
     record = merge(BEFORE, read_session(folder)["config"])
     moved = {"storage": {**record.get("storage", {}), "root": str(sessions.root)}}
     config = validate(PipelineConfig, {**record, **moved}, str(folder))
-    refuse_outside(config.phases.evomerge.model_dump(), f"session {session_id}", sets, EVOMERGE)
+    refuse_outside(config.phases.evomerge.model_dump(), f"session {session}", sets, EVOMERGE)
     path = folder / CONFIG_FILE
     try:
         given = merge(BEFORE, read_one(path))
         edited = validate(PipelineConfig, given, str(path)).model_dump(mode="json")
-    except (ConfigError, OSError) as error:
+    except (errors.ConfigError, OSError) as error:
         early.warning("%s; session.json has the config too", error)
         return config
     begun = validate(PipelineConfig, record, str(folder)).model_dump(mode="json")
     changed = _differences(begun, edited)  # both with the defaults of settings that came later
     if changed:
         hint = f"start a new run with it: forge run --config {path}"
-        raise ConfigError(f"{path} was edited since the run began: {', '.join(changed)}", hint=hint)
+        text = f"{path} was edited since the run began: {', '.join(changed)}"
+        raise errors.ConfigError(text, hint=hint)
     return config
 
 

@@ -4,8 +4,6 @@
 what came out. A phase that is done with the same fingerprint is not done again.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json
@@ -17,6 +15,7 @@ from typing import Any
 
 import psutil
 
+from agent_forge import errors
 from agent_forge.config.phases import phase_folder
 from agent_forge.contract.phase import (
     STATE_FILE,
@@ -28,15 +27,6 @@ from agent_forge.contract.phase import (
     read_state,
 )
 from agent_forge.contract.replay import DECISIONS, MEASUREMENTS, are_measurements
-from agent_forge.errors import (
-    DamagedFile,
-    ForgeError,
-    HandoffRefused,
-    NotEnough,
-    NotFound,
-    PathDisappeared,
-    PhaseFailed,
-)
 from agent_forge.pipeline.config import PipelineConfig
 from agent_forge.pipeline.environment import seed_everything
 from agent_forge.store import files, paths
@@ -86,7 +76,7 @@ def run_phase(
     check_handoff(inputs)
     accepted, problem = controller.validate_input(inputs)
     if not accepted:
-        raise HandoffRefused(f"{controller.name}: {problem}")
+        raise errors.HandoffRefused(f"{controller.name}: {problem}")
     plan = controller.plan(inputs)
     require_for(plan, folder, run.config)
     state = _begin(run, controller.name, folder, fingerprint, inputs)
@@ -117,8 +107,9 @@ def _begin(
     before = read_state(folder)
     goes_on = before is None or before["fingerprint"] == fingerprint
     if not goes_on:  # drop what an attempt with other settings or inputs left to go on from
-        for stage in paths.refuse_link(folder / paths.CHECKPOINTS).glob("*"):
-            CheckpointManager(stage).clear()
+        for stage in files.refuse_link(folder / paths.CHECKPOINTS).glob("*"):
+            old = CheckpointManager(stage)
+            old.remove(old.steps())
         for name, is_own in ((DECISIONS, files.read_checked), (MEASUREMENTS, are_measurements)):
             files.make_way(folder / name, is_own)
             files.remove(folder / name)
@@ -143,9 +134,9 @@ def _work(
     try:
         result = controller.run(context)
         if not isinstance(result, PhaseResult):
-            raise PhaseFailed(f"{controller.name} returned {type(result).__name__}")
+            raise errors.PhaseFailed(f"{controller.name} returned {type(result).__name__}")
         if not result.success:
-            raise PhaseFailed(f"{controller.name}: {result.error or 'no reason given'}")
+            raise errors.PhaseFailed(f"{controller.name}: {result.error or 'no reason given'}")
         _complete(context, result, state)
     except Exception as error:
         _record_failure(context.folder, {**state, "seconds": context.seconds}, error)
@@ -188,9 +179,9 @@ def _record_failure(folder: Path, state: dict[str, Any], error: Exception) -> No
     """Note the reason beside what is intact; a full disk may not even take that."""
     if not (folder / STATE_FILE).exists():  # it was removed: that is not undone
         return
-    pauses = isinstance(error, ForgeError) and error.pauses
+    pauses = isinstance(error, errors.ForgeError) and error.pauses
     state |= {"status": "paused" if pauses else "failed", "error": f"{error!r}"}
-    with contextlib.suppress(OSError, ForgeError):
+    with contextlib.suppress(OSError, errors.ForgeError):
         files.write_checked(folder / STATE_FILE, state)
 
 
@@ -198,9 +189,9 @@ def _there(run: RunContext, folder: Path) -> bool:
     """True; where the records of the run are gone, whatever is written would belong to nothing."""
     session, state = run.folder / SESSION_FILE, folder / STATE_FILE
     if not session.exists():
-        raise PathDisappeared(session, hint="the session is lost; start a new one")
+        raise errors.PathDisappeared(session, hint="the session is lost; start a new one")
     if not state.exists():
-        raise PathDisappeared(state, hint="resume does the phase again")
+        raise errors.PathDisappeared(state, hint="resume does the phase again")
     return True
 
 
@@ -232,7 +223,7 @@ def outputs_of(folder: Path, state: dict[str, Any]) -> list[ModelRef] | None:
         try:
             files.reading(path, files.verify)
             metadata = read_metadata(path).model_dump()
-        except (DamagedFile, NotFound) as error:
+        except (errors.DamagedFile, errors.NotFound) as error:
             log.warning("%s; the phase that made it is done again", error)
             return None
         if metadata["sha256"] != output["sha256"]:
@@ -262,4 +253,4 @@ def _require_memory(needed: int, config: PipelineConfig, hint: str) -> None:
     needed += int(config.runtime.reserve_memory_mb * 1e6)
     if needed > (available := psutil.virtual_memory().available):
         text = f"not enough memory: {needed:,} bytes needed, {available:,} available"
-        raise NotEnough(text, hint=hint)
+        raise errors.NotEnough(text, hint=hint)

@@ -68,8 +68,7 @@ def confine(request: dict[str, Any], folder: str) -> dict[str, bool]:
         function = getattr(libc, name, None)
         if function is None:
             return -1
-        values = [ctypes.c_ulong(a) if isinstance(a, int) else a for a in args]
-        return int(function(*values))
+        return int(function(*[ctypes.c_ulong(a) if isinstance(a, int) else a for a in args]))
 
     call("prctl", 1, 9)  # killed when the caller dies
     if os.getppid() != request["caller"]:  # it is dead already
@@ -80,8 +79,7 @@ def confine(request: dict[str, Any], folder: str) -> dict[str, bool]:
     call("prctl", 38, 1, 0, 0, 0)  # no new privileges
     call("prctl", 4, 0, 0, 0, 0)  # not to be looked into by others of this user
     layers["landlock"] = landlock(call, folder, libraries)
-    empty = struct.pack("Ii", 0x20080522, 0)
-    layers["no_capabilities"] = call("capset", empty, bytes(24)) == 0
+    layers["no_capabilities"] = call("capset", struct.pack("Ii", 0x20080522, 0), bytes(24)) == 0
     set_limits(limits)
     code = plan["filter"].replace(struct.pack("<I", plan["self"]), struct.pack("<I", os.getpid()))
     kept = ctypes.create_string_buffer(code, len(code))
@@ -263,8 +261,7 @@ def main() -> None:
     if not plan:
         set_limits(limits)
     if request["hook"]:
-        files = None if layers.get("own_disk") else FILES_WITHOUT_DISK
-        sys.addaudithook(audit_hook(folder, files))
+        sys.addaudithook(audit_hook(folder, None if layers.get("own_disk") else FILES_WITHOUT_DISK))
         limit_threads(limits["processes"])
     if not request["code"]:
         os.write(1, repr(layers).encode())

@@ -168,10 +168,7 @@ class RemoteObject:
 
 
 class UntrustedObject(RemoteObject):
-    """Stands for an object of the answer, which could claim that any two of its objects are equal.
-
-    To compare two of them, or to put one in a set, is therefore an error.
-    """
+    """Stands for an object of the answer. It could claim to equal another, so none are compared."""
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, RemoteObject):

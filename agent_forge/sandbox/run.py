@@ -5,8 +5,6 @@ removes its folder. `child.py` is the other side. Tests run in a process of thei
 answer can neither see, fake nor stop them: see protocol.py for how.
 """
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import functools
@@ -148,10 +146,7 @@ def layers() -> dict[str, bool]:
 
 
 class SandboxProcess(contextlib.AbstractContextManager["SandboxProcess"]):
-    """One confined process, its folder and what it has written so far.
-
-    Parts of its code run one after the other in one namespace; without any it prints its layers.
-    """
+    """A confined process. Parts of its code share a namespace; without any it prints its layers."""
 
     hook = True  # tests take it away to see the kernel's layers alone
 
@@ -279,18 +274,16 @@ def remove_folder(folder: Path) -> None:
 
     Folders within folders are moved up first, so that no path grows and nothing recurses.
     """
-    moved = 0
-    if folder.exists():
-        waiting = [folder]
-        while waiting:
-            place = waiting[-1]
-            place.chmod(stat.S_IRWXU)
-            for inner in list(place.iterdir()):
-                if inner.is_dir() and not inner.is_symlink():
-                    inner.chmod(stat.S_IRWXU)
-                    moved += 1
-                    waiting.append(inner.rename(folder.with_name(f"{folder.name}-{moved}")))
-                else:
-                    inner.unlink()
-            waiting.remove(place)
-            place.rmdir()
+    moved, waiting = 0, [folder] if folder.exists() else []
+    while waiting:
+        place = waiting[-1]
+        place.chmod(stat.S_IRWXU)
+        for inner in list(place.iterdir()):
+            if inner.is_dir() and not inner.is_symlink():
+                inner.chmod(stat.S_IRWXU)
+                moved += 1
+                waiting.append(inner.rename(folder.with_name(f"{folder.name}-{moved}")))
+            else:
+                inner.unlink()
+        waiting.remove(place)
+        place.rmdir()

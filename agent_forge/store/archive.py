@@ -1,7 +1,5 @@
 """A run or a model as one archive: verified files, and a manifest of their sha256 sums."""
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 import io

@@ -5,13 +5,11 @@ the caller's state and every random generator. Order is the step in the name, ne
 damaged one is named and skipped. When the disk fills up, older ones make room.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import random
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -87,11 +85,9 @@ class CheckpointManager:
         """
         if step < 0:
             raise ValueError(f"step {step} is negative")
-        for later in (path for path in self.steps() if _step_of(path) > step):
-            self._remove(later)
-        tensors, skeleton = pack(
-            {"state": dict(state), "generators": capture_generators(generators)}
-        )
+        self.remove(path for path in self.steps() if _step_of(path) > step)
+        content = {"state": dict(state), "generators": capture_generators(generators)}
+        tensors, skeleton = pack(content)
         record = {
             "schema_version": files.SCHEMA_VERSION,
             "step": step,
@@ -102,7 +98,7 @@ class CheckpointManager:
         }
         path = self.checkpoint_dir / f"step_{step:08d}"
         if path in self.steps() and not _is_whole(path):
-            self._remove(path)
+            self.remove([path])
         try:
             self._write(path, tensors, record)
         except DiskFull as full:
@@ -140,8 +136,7 @@ class CheckpointManager:
 
     def notes(self) -> list[Any]:
         """Return the notes of all checkpoints that can be read, without reading their tensors."""
-        records = map(_record_of, self.steps())
-        return [record["note"] for record in records if "note" in record]
+        return [record["note"] for record in map(_record_of, self.steps()) if "note" in record]
 
     def steps(self) -> list[Path]:
         """Return the checkpoint directories, oldest first."""
@@ -150,15 +145,12 @@ class CheckpointManager:
         named = (p for p in self.checkpoint_dir.iterdir() if NAME.fullmatch(p.name))
         return sorted((p for p in named if p.is_dir() and not p.is_symlink()), key=_step_of)
 
-    def clear(self) -> None:
-        for path in self.steps():
-            self._remove(path)
-
-    def _remove(self, path: Path) -> None:
-        """Remove a checkpoint; one that holds more than was written here gets another name."""
-        files.make_way(path, lambda folder: {p.name for p in folder.iterdir()} <= FILES)
-        if path.exists():
-            files.remove_tree(path, self.checkpoint_dir)
+    def remove(self, checkpoints: Iterable[Path]) -> None:
+        """Remove checkpoints; one that holds more than was written here gets another name."""
+        for path in checkpoints:
+            files.make_way(path, lambda folder: {p.name for p in folder.iterdir()} <= FILES)
+            if path.exists():
+                files.remove_tree(path, self.checkpoint_dir)
 
     def _write(self, path: Path, tensors: Mapping[str, torch.Tensor], record: Any) -> None:
         files.require_space(path, tensor_bytes(tensors) + OVERHEAD_BYTES)
@@ -171,9 +163,7 @@ class CheckpointManager:
         """Keep the last ones that have all their bytes, and the anchor."""
         whole = [path for path in self.steps() if _is_whole(path, content=False)]
         keep = {*whole[-self.keep_last :], *self.anchors()[:1]}
-        for path in self.steps():
-            if path not in keep:
-                self._remove(path)
+        self.remove(path for path in self.steps() if path not in keep)
 
     def make_room(self, needed: int) -> bool:
         """Remove checkpoints, oldest first and the anchor last, until `needed` bytes are free.
@@ -183,13 +173,12 @@ class CheckpointManager:
         newest = next((path for path in reversed(self.steps()) if _is_whole(path)), None)
         anchor = self.anchors()[:1]
         others = sorted((p for p in self.steps() if p != newest), key=lambda p: p in anchor)
-        free = files.free_bytes(self.checkpoint_dir)
-        if free + sum(map(files.tree_bytes, others)) < needed:
+        if files.free_bytes(self.checkpoint_dir) + sum(map(files.tree_bytes, others)) < needed:
             return False
         for path in others:
             if files.free_bytes(self.checkpoint_dir) >= needed:
                 break
-            self._remove(path)
+            self.remove([path])
         return files.free_bytes(self.checkpoint_dir) >= needed
 
 

@@ -1,7 +1,5 @@
 """Which old sessions are removed: a pure function decides, SessionCleanupManager carries it out."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import math

@@ -1,7 +1,5 @@
 """The calls that change the disk: store/files.py makes them; and some that only look at it."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import os
@@ -88,6 +86,13 @@ def tree_bytes(root: Path) -> int:
             with contextlib.suppress(FileNotFoundError):
                 total += (Path(folder) / name).lstat().st_size
     return total
+
+
+def refuse_link(path: Path) -> Path:
+    """Return the path unless it is a link: we make none inside the storage root."""
+    if path.is_symlink():
+        raise HostileInput(f"{path} is a link; the store follows none", hint="remove the link")
+    return path
 
 
 def require_own(path: Path, info: os.stat_result) -> None:

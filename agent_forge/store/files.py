@@ -8,8 +8,6 @@ needs the lock of the tree, because an unfinished write of a living process look
 What was not written here and stands in the way gets a name `*.kept-*`, which is told.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import hashlib
@@ -24,21 +22,12 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, TypeVar
 
+from agent_forge import errors
 from agent_forge.config import strict_json
-from agent_forge.errors import (
-    AlreadyExists,
-    CannotWrite,
-    DamagedFile,
-    DiskFull,
-    HostileInput,
-    NameRefused,
-    NotFound,
-    PathDisappeared,
-    WrittenByNewerVersion,
-)
 from agent_forge.store.disk import CHUNK, FileSystemCalls
 from agent_forge.store.disk import free_bytes as free_bytes
 from agent_forge.store.disk import nearest_folder as nearest_folder
+from agent_forge.store.disk import refuse_link as refuse_link
 from agent_forge.store.disk import require_own as require_own
 from agent_forge.store.disk import sha256_of as sha256_of
 from agent_forge.store.disk import tree_bytes as tree_bytes
@@ -47,7 +36,6 @@ MANIFEST = "manifest.json"
 SCHEMA_VERSION = 1
 TEMP, READY, OLD, TRASH = MARKS = ".tmp-", ".ready-", ".old-", ".trash-"
 LEFTOVER = re.compile(r"\.(tmp|old|trash)-[0-9a-f]{8}-(.+)")  # as `unfinished` names it, only
-DISK_IS_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 T = TypeVar("T")
 FileRecords = dict[str, dict[str, Any]]  # sha256 and bytes by file name
 disk = FileSystemCalls()
@@ -80,8 +68,7 @@ class HashingWriter:
 
 @contextlib.contextmanager
 def _new_file(path: Path) -> Iterator[HashingWriter]:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-    with closing(HashingWriter(path, flags)) as writer:
+    with closing(HashingWriter(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)) as writer:
         yield writer
         disk.sync(writer.fd)  # of a new file
 
@@ -93,12 +80,12 @@ def disk_errors(path: Path, size: Callable[[], int] = lambda: 0) -> Iterator[Non
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise DiskFull(path, size(), free_bytes(path.parent)) from error
+            raise errors.DiskFull(path, size(), free_bytes(path.parent)) from error
         if error.errno == errno.ELOOP:
-            raise HostileInput(f"{path} is a link; the store follows none") from error
+            raise errors.HostileInput(f"{path} is a link; the store follows none") from error
         if error.errno == errno.ENOENT and not path.parent.exists():
-            raise PathDisappeared(path) from error
-        raise CannotWrite(path, error.strerror or str(error)) from error
+            raise errors.PathDisappeared(path) from error
+        raise errors.CannotWrite(path, error.strerror or str(error)) from error
 
 
 @contextlib.contextmanager
@@ -115,7 +102,8 @@ def writing(path: Path, *, replace: bool = True) -> Iterator[HashingWriter]:
             disk.sync_directory(path.parent)
         except FileExistsError:
             _discard(temp)
-            raise AlreadyExists(f"{path} exists", hint="it was made meanwhile; it stays") from None
+            hint = "it was made meanwhile; it stays"
+            raise errors.AlreadyExists(f"{path} exists", hint=hint) from None
         except BaseException:
             _discard(temp)
             raise
@@ -135,7 +123,7 @@ def write_checked(path: Path, record: dict[str, Any]) -> None:
 def make_way(path: Path, is_own: Callable[[Path], Any]) -> None:
     """Give what is at `path` another name, unless it is ours."""
     own = not os.path.lexists(path)
-    with contextlib.suppress(DamagedFile, OSError, TypeError):
+    with contextlib.suppress(errors.DamagedFile, OSError, TypeError):
         own = own or (not path.is_symlink() and bool(is_own(path)))
     if not own:
         with disk_errors(path):
@@ -182,7 +170,7 @@ class StagedFolder:
     @contextlib.contextmanager
     def writing(self, name: str) -> Iterator[HashingWriter]:
         if Path(name).name != name or name in ("", ".", "..", MANIFEST) or name in self.records:
-            raise NameRefused(f"{name!r} cannot be a file of this directory")
+            raise errors.NameRefused(f"{name!r} cannot be a file of this directory")
         with _new_file(self.path / name) as writer:
             yield writer
         self.records[name] = writer.record
@@ -248,8 +236,8 @@ def finish_replace(path: Path) -> None:
         return
     try:
         verify(ready, content=False)
-    except (DamagedFile, HostileInput, NotFound):  # somebody else gave it that name
-        return
+    except (errors.DamagedFile, errors.HostileInput, errors.NotFound):
+        return  # somebody else gave it that name
     _swap(path)
 
 
@@ -283,7 +271,7 @@ def foreign(folder: Path) -> list[str]:
     """Return the names that a folder's manifest does not have; all, if it does not fit."""
     there, own = {path.name for path in folder.iterdir()}, set[str]()
     if MANIFEST in there:
-        with contextlib.suppress(DamagedFile, HostileInput, WrittenByNewerVersion):
+        with contextlib.suppress(errors.ForgeError):
             own = {*verify(folder), MANIFEST}
     return sorted(there - own)
 
@@ -324,7 +312,7 @@ def remove(path: Path) -> None:
 def remove_tree(path: Path, root: Path) -> None:
     """Remove a directory below `root`; it is renamed out of sight first, so it goes at once."""
     if path.is_symlink() or root.resolve() not in path.resolve().parents:
-        raise HostileInput(f"refused to remove {path}: it is a link or not inside {root}")
+        raise errors.HostileInput(f"refused to remove {path}: it is a link or not inside {root}")
     trash = unfinished(path, TRASH)
     with disk_errors(path):
         disk.replace(path, trash)
@@ -337,8 +325,7 @@ def remove_leftovers(root: Path, *, deep: bool = True) -> list[Path]:
 
     Only for the holder of the tree's lock. Names that only look like ours are left alone.
     """
-    if root.is_symlink():
-        raise HostileInput(f"{root} is a link; the store follows none", hint="remove the link")
+    refuse_link(root)
     found: list[Path] = []
     for folder, directories, names in os.walk(root):
         for name in sorted(directories + names):
@@ -353,8 +340,7 @@ def remove_leftovers(root: Path, *, deep: bool = True) -> list[Path]:
             else:
                 continue
             found.append(path)
-        unmarked = [d for d in directories if not d.startswith(MARKS)]
-        directories[:] = unmarked if deep else []
+        directories[:] = [d for d in directories if not d.startswith(MARKS)] if deep else []
     return found
 
 
@@ -377,13 +363,13 @@ def _discard(path: Path) -> None:
 def read_json(path: Path) -> Any:
     """Read JSON, ours or of a model; what is not readable is damage, and is named."""
     if path.exists() and not path.is_file():  # a pipe would never end
-        raise DamagedFile(path, "not a file")
+        raise errors.DamagedFile(path, "not a file")
     with _read_errors(path):
         content = path.read_bytes()
     try:
         return strict_json.parse(content.decode(json.detect_encoding(content), "surrogatepass"))
     except ValueError as error:
-        raise DamagedFile(path, f"not readable as JSON ({error})") from error
+        raise errors.DamagedFile(path, f"not readable as JSON ({error})") from error
 
 
 @contextlib.contextmanager
@@ -393,7 +379,7 @@ def _read_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno == errno.EIO:
-            raise DamagedFile(path, "the disk cannot read it") from error
+            raise errors.DamagedFile(path, "the disk cannot read it") from error
         raise
 
 
@@ -401,14 +387,14 @@ def read_checked(path: Path) -> dict[str, Any]:
     """Read a record made by `with_checksum`; one that was altered in any way is damage."""
     record = read_json(path)
     if not isinstance(record, dict):
-        raise DamagedFile(path, "not a record")
+        raise errors.DamagedFile(path, "not a record")
     checksum = record.pop("checksum", None)
     try:
         fits = checksum == hashlib.sha256(to_json(record)).hexdigest()
     except ValueError:  # NaN, which we never write
         fits = False
     if not fits:
-        raise DamagedFile(path, "its checksum does not fit")
+        raise errors.DamagedFile(path, "its checksum does not fit")
     refuse_newer(path, record)
     return record
 
@@ -417,10 +403,9 @@ def refuse_newer(path: Path, record: Mapping[str, Any], newest: int = SCHEMA_VER
     """Refuse what a newer version wrote: its meaning may have changed."""
     version = record.get("schema_version")
     if isinstance(version, int) and version > newest:
+        text = f"{path} has schema {version}; this version reads up to {newest}"
         hint = "use the newer version of agent-forge that wrote it"
-        raise WrittenByNewerVersion(
-            f"{path} has schema {version}; this version reads up to {newest}", hint=hint
-        )
+        raise errors.WrittenByNewerVersion(text, hint=hint)
 
 
 def verify(directory: Path, *, content: bool = True) -> FileRecords:
@@ -429,22 +414,24 @@ def verify(directory: Path, *, content: bool = True) -> FileRecords:
     try:
         records = read_checked(directory / MANIFEST).get("files")
     except FileNotFoundError:
-        raise DamagedFile(directory, f"it has no {MANIFEST}") from None
+        raise errors.DamagedFile(directory, f"it has no {MANIFEST}") from None
     if not isinstance(records, dict) or not all(map(_is_file_record, records.values())):
-        raise DamagedFile(directory / MANIFEST, "not a manifest")
+        raise errors.DamagedFile(directory / MANIFEST, "not a manifest")
     for name, record in records.items():
         path = directory / name
         if path.name != name or name in (".", ".."):
-            raise HostileInput(f"{directory / MANIFEST} names {name!r}, which is outside of it")
+            text = f"{directory / MANIFEST} names {name!r}, which is outside of it"
+            raise errors.HostileInput(text)
         if not path.is_file() or path.is_symlink():
-            raise DamagedFile(path, "missing")
+            raise errors.DamagedFile(path, "missing")
         size = path.stat().st_size
         if size != record["bytes"]:
-            raise DamagedFile(path, f"{size} bytes where {record['bytes']} were written")
+            raise errors.DamagedFile(path, f"{size} bytes where {record['bytes']} were written")
         with _read_errors(path):
             found = sha256_of(path) if content else record["sha256"]
         if found != record["sha256"]:
-            raise DamagedFile(path, f"sha256 {found[:12]}..., expected {record['sha256'][:12]}...")
+            expected = record["sha256"][:12]
+            raise errors.DamagedFile(path, f"sha256 {found[:12]}..., expected {expected}...")
     return records
 
 
@@ -460,15 +447,15 @@ def reading(path: Path, read: Callable[[Path], T]) -> T:
         before = _manifest_bytes(place)
         try:
             result = read(place)
-        except (DamagedFile, FileNotFoundError):
+        except (errors.DamagedFile, FileNotFoundError):
             if before == _manifest_bytes(path) and place == path:
                 if before is None and not path.exists():
-                    raise NotFound(f"{path} does not exist") from None
+                    raise errors.NotFound(f"{path} does not exist") from None
                 raise
         else:
             if before == _manifest_bytes(place):
                 return result
-    raise DamagedFile(path, "it was replaced again and again while being read")
+    raise errors.DamagedFile(path, "it was replaced again and again while being read")
 
 
 def _manifest_bytes(directory: Path) -> bytes | None:
@@ -481,4 +468,4 @@ def _manifest_bytes(directory: Path) -> bytes | None:
 def require_space(path: Path, needed: int) -> None:
     """Refuse work that the disk cannot hold, before it starts."""
     if needed > (free := free_bytes(path)):
-        raise DiskFull(path, needed, free)
+        raise errors.DiskFull(path, needed, free)

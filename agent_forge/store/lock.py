@@ -1,7 +1,5 @@
 """The lock of a run directory: held by the system, so proof of life; its text is for people."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -16,7 +14,7 @@ from typing import Any
 
 from agent_forge import platform
 from agent_forge.errors import AlreadyInUse, HostileInput, NotFound
-from agent_forge.store import files, paths
+from agent_forge.store import files
 
 LOCK_FILE = "run.lock"
 MARK = b'{"pid": '  # begins the text of a lock
@@ -77,7 +75,7 @@ def is_busy(directory: Path) -> bool:
     if not path.is_file():
         return False
     with files.disk_errors(path):
-        fd = os.open(paths.refuse_link(path), platform.PROBE)
+        fd = os.open(files.refuse_link(path), platform.PROBE)
     try:
         if not platform.try_lock(fd):
             return True
@@ -103,8 +101,7 @@ def announced(directory: Path) -> dict[str, Any]:
     """Return pid, host, since and command of the holder; empty if the file does not tell."""
     try:
         who = json.loads(_lock_path(directory).read_text())
-        texts = {key: who[key] for key in ("host", "since", "command")}
-        return {"pid": int(who["pid"]), **texts}
+        return {"pid": int(who["pid"]), **{key: who[key] for key in ("host", "since", "command")}}
     except (OSError, ValueError, KeyError, TypeError):
         return {}
 
@@ -121,10 +118,13 @@ def _take(path: Path) -> bool:
             raise NotFound(f"{path.parent} does not exist")
         with files.disk_errors(path):
             flags = os.O_RDWR | os.O_CREAT | platform.NO_FOLLOW
-            fd = os.open(paths.refuse_link(path), flags, 0o644)
+            fd = os.open(files.refuse_link(path), flags, 0o644)
             try:
                 if platform.try_lock(fd) and _is_still(path, fd):
-                    _refuse_foreign(path, fd)
+                    files.require_own(path, os.fstat(fd))
+                    if not MARK.startswith(os.read(fd, len(MARK))):  # its text would be lost
+                        hint = "move that file elsewhere"
+                        raise HostileInput(f"{path} is no lock of ours", hint=hint)
                     _held[path] = [fd, 1]
             finally:
                 if path not in _held:
@@ -140,13 +140,6 @@ def _is_still(path: Path, fd: int) -> bool:
     with contextlib.suppress(FileNotFoundError):
         return os.path.samestat(os.fstat(fd), path.stat())
     return False
-
-
-def _refuse_foreign(path: Path, fd: int) -> None:
-    """Refuse a file that only has the name of a lock: its text would be lost."""
-    files.require_own(path, os.fstat(fd))
-    if not MARK.startswith(os.read(fd, len(MARK))):
-        raise HostileInput(f"{path} is no lock of ours", hint="move that file elsewhere")
 
 
 def is_stop_request(path: Path) -> bool:

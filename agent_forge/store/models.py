@@ -4,8 +4,6 @@ A directory holds model.safetensors, config.json, tokenizer files, metadata.json
 README.md (the card, made from what was recorded) and manifest.json.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -20,7 +18,6 @@ from agent_forge.store.records import ModelMetadata, read_metadata
 from agent_forge.store.registry import ModelRegistry, join_tags
 
 WEIGHTS = "model.safetensors"
-Weights = Mapping[str, torch.Tensor]
 LoadedModel = tuple[dict[str, torch.Tensor], dict[str, Any], dict[str, Any]]
 
 
@@ -39,7 +36,7 @@ class ModelStorage:
 
     def save_model(
         self,
-        model: nn.Module | Weights,
+        model: nn.Module | tensors.Weights,
         session_id: str,
         phase_name: str,
         model_name: str,
@@ -110,7 +107,7 @@ class ModelStorage:
         for place in (path, *path.parents):
             if place == self.base_path:
                 break
-            paths.refuse_link(place)
+            files.refuse_link(place)
         return path
 
 

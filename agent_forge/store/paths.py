@@ -1,13 +1,11 @@
 """What may be a name, where things live below the storage root, and what can be written to."""
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path
 
 from agent_forge.config.phases import phase_folder
-from agent_forge.errors import CannotWrite, HostileInput, NameRefused
+from agent_forge.errors import CannotWrite, NameRefused
 from agent_forge.store import files
 
 SAFE_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
@@ -29,14 +27,7 @@ def child(root: Path, *names: str) -> Path:
     """Return root/names...; every name is safe and no link on the way leads elsewhere."""
     path = root
     for name in names:
-        path = refuse_link(path / safe_name(name))
-    return path
-
-
-def refuse_link(path: Path) -> Path:
-    """Return the path unless it is a link: we make none inside the storage root."""
-    if path.is_symlink():
-        raise HostileInput(f"{path} is a link; the store follows none", hint="remove the link")
+        path = files.refuse_link(path / safe_name(name))
     return path
 
 

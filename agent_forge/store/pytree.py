@@ -5,8 +5,6 @@ JSON has no form for (int keys, tuples, bytes, non-finite floats) is tagged. `un
 equals the value, types and order included, and tensors that shared memory share it again.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from typing import Any

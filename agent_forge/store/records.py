@@ -1,7 +1,5 @@
 """What is recorded of sessions, models (to which phases add keys) and handoffs; times are UTC."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 

@@ -5,10 +5,7 @@ time (every write is BEGIN IMMEDIATE, so a lock upgrade can never fail), any num
 operation opens its own connection: one that a fork carried into a child would lose writes.
 """
 
-from __future__ import annotations
-
 import contextlib
-import functools
 import itertools
 import json
 import random
@@ -38,7 +35,7 @@ class ModelRegistry:
         self.db_path = Path(db_path)
         self.root = self.db_path.parent.parent
         with files.disk_errors(self.db_path):
-            paths.refuse_link(paths.refuse_link(self.db_path.parent) / self.db_path.name)
+            files.refuse_link(files.refuse_link(self.db_path.parent) / self.db_path.name)
             self.db_path.parent.mkdir(parents=True, exist_ok=True)
         self._migrate()
 
@@ -99,15 +96,14 @@ class ModelRegistry:
 
     def get_all_sessions(self) -> list[SessionRow]:
         """Return all sessions, newest first."""
-        rows = self._rows("SELECT * FROM sessions ORDER BY start_time DESC, session_id DESC")
-        return cast(list[SessionRow], rows)
+        sql = "SELECT * FROM sessions ORDER BY start_time DESC, session_id DESC"
+        return cast(list[SessionRow], self._rows(sql))
 
     def count_completed(self) -> int:
         """Count one more completed session; removing old ones does not lower the count."""
         with self._writing() as connection:
             connection.execute("UPDATE upkeep SET completed_sessions = completed_sessions + 1")
-            row = connection.execute("SELECT completed_sessions FROM upkeep").fetchone()
-            return int(row[0])
+            return int(connection.execute("SELECT completed_sessions FROM upkeep").fetchone()[0])
 
     def delete_session(self, session_id: str) -> bool:
         """Remove a session with its models and handoffs; True if it was there."""
@@ -123,10 +119,7 @@ class ModelRegistry:
         model_path: Path | str,
         metadata: Mapping[str, Any] | None = None,
     ) -> str:
-        """Add or renew the entry of a model, with the size, time and tags that its metadata has.
-
-        Its path is kept relative to the storage root. Returns its id.
-        """
+        """Add or renew the entry of a model, its path relative to the root; return its id."""
         known = metadata or {}
         root, path = self.root.resolve(), Path(model_path).resolve()
         values = {
@@ -253,13 +246,26 @@ class ModelRegistry:
         """A connection for one operation; errors of SQLite become ours here."""
         database = self.db_path.resolve().as_uri() + "?immutable=1" if immutable else self.db_path
         options: dict[str, Any] = {"timeout": BUSY_TIMEOUT_MS / 1000, "isolation_level": None}
-        opened = functools.partial(sqlite3.connect, database, uri=immutable, **options)
-        with self._errors(), contextlib.closing(opened()) as connection:
-            connection.row_factory = sqlite3.Row
-            connection.execute("PRAGMA foreign_keys = ON")
-            connection.execute("PRAGMA synchronous = FULL")
-            connection.execute(f"PRAGMA journal_size_limit = {WAL_LIMIT_BYTES}")
-            yield connection
+        try:
+            connection = sqlite3.connect(database, uri=immutable, **options)
+            with contextlib.closing(connection):
+                connection.row_factory = sqlite3.Row
+                connection.execute("PRAGMA foreign_keys = ON")
+                connection.execute("PRAGMA synchronous = FULL")
+                connection.execute(f"PRAGMA journal_size_limit = {WAL_LIMIT_BYTES}")
+                yield connection
+        except sqlite3.DatabaseError as error:
+            text = str(error)
+            if "disk is full" in text or "disk I/O error" in text:
+                free = files.free_bytes(self.db_path.parent)
+                raise DiskFull(self.db_path, PAGE_BYTES, free) from error
+            if "unable to open" in text or "readonly" in text:
+                raise CannotWrite(self.db_path, text) from error
+            if "locked" in text:
+                raise AlreadyInUse(f"{self.db_path} is in use by another process") from error
+            if type(error) is sqlite3.DatabaseError or any(sign in text for sign in DAMAGE):
+                raise self._damaged(text) from error
+            raise  # an error of the program
 
     def _read(self, sql: str, values: Sequence[Any] = ()) -> list[sqlite3.Row]:
         try:
@@ -308,24 +314,6 @@ class ModelRegistry:
             patience_ms = 100 if size < WAL_LIMIT_BYTES // 2 else 2000  # other writers wait too
             connection.execute(f"PRAGMA busy_timeout = {patience_ms}")
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-
-    @contextlib.contextmanager
-    def _errors(self) -> Iterator[None]:
-        """Turn what SQLite reports into our errors; let programming errors through."""
-        try:
-            yield
-        except sqlite3.DatabaseError as error:
-            text = str(error)
-            if "disk is full" in text or "disk I/O error" in text:
-                free = files.free_bytes(self.db_path.parent)
-                raise DiskFull(self.db_path, PAGE_BYTES, free) from error
-            if "unable to open" in text or "readonly" in text:
-                raise CannotWrite(self.db_path, text) from error
-            if "locked" in text:
-                raise AlreadyInUse(f"{self.db_path} is in use by another process") from error
-            if type(error) is sqlite3.DatabaseError or any(sign in text for sign in DAMAGE):
-                raise self._damaged(text) from error
-            raise
 
     def _damaged(self, problem: str) -> DamagedFile:
         return DamagedFile(self.db_path, problem, hint=REPAIR)

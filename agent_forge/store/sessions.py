@@ -1,7 +1,5 @@
 """SessionStore: the run directories of a storage root, and the registry made from them."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import time
@@ -125,14 +123,9 @@ class SessionStore:
     def register(self, path: Path) -> list[str]:
         """Register a run directory and its models, unless they are; return problems of models."""
         session = read_session(path)
-        self.registry.create_session(
-            path.name,
-            session["config"],
-            session["tags"],
-            status=session["status"],
-            start_time=session["created_at"],
-            end_time=session["ended_at"],
-        )
+        times = {"start_time": session["created_at"], "end_time": session["ended_at"]}
+        about = (path.name, session["config"], session["tags"])
+        self.registry.create_session(*about, status=session["status"], **times)
         listed = {row["model_id"] for row in self.registry.search_models(session_id=path.name)}
         problems = []
         for model in sorted(manifest.parent for manifest in path.glob(f"*/*/{files.MANIFEST}")):

@@ -5,8 +5,6 @@ buys three things: every byte passes the one durable writer, a model larger than
 written, and equal tensors always give equal files. Reading is left to the safetensors library.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math
@@ -30,15 +28,16 @@ DTYPE_OF = {**FLOATS, **FLOATS_8, **SIGNED, **UNSIGNED, "BOOL": torch.bool}
 DTYPE_CODES = {dtype: code for code, dtype in DTYPE_OF.items()}
 ASK_AUTHOR = "ask its author for a safetensors file"
 StateDict = dict[str, torch.Tensor]
+Weights = Mapping[str, torch.Tensor]
 OVERHEAD_BYTES = 1 << 17  # header, metadata and card beside the weights
 
 
-def tensor_bytes(tensors: Mapping[str, torch.Tensor]) -> int:
+def tensor_bytes(tensors: Weights) -> int:
     """Return the bytes that the tensors take on disk."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
 
 
-def first_not_finite(tensors: Mapping[str, torch.Tensor]) -> str | None:
+def first_not_finite(tensors: Weights) -> str | None:
     """Return the name of the first tensor that holds NaN or infinity, or None."""
     for name, tensor in tensors.items():
         if tensor.is_floating_point():
@@ -77,9 +76,7 @@ def spec_of(tensor: torch.Tensor) -> TensorSpec:
 
 
 def write_tensors(
-    writer: HashingWriter,
-    tensors: Mapping[str, torch.Tensor],
-    metadata: Mapping[str, str] | None = None,
+    writer: HashingWriter, tensors: Weights, metadata: Mapping[str, str] | None = None
 ) -> None:
     """Write tensors in the safetensors format; widest types first, so that all stay aligned."""
     specs = {name: spec_of(tensors[name]) for name in sorted(tensors)}
@@ -88,9 +85,7 @@ def write_tensors(
 
 
 def write_header(
-    writer: HashingWriter,
-    specs: Mapping[str, TensorSpec],
-    metadata: Mapping[str, str] | None = None,
+    writer: HashingWriter, specs: Mapping[str, TensorSpec], metadata: Mapping[str, str] | None
 ) -> list[str]:
     """Write the header; return the order of names in which the data has to follow."""
     names = sorted(specs, key=lambda name: -specs[name].dtype.itemsize)
@@ -220,12 +215,9 @@ def _refuse_zip_bomb(path: Path) -> None:
         raise HostileInput(f"{path} would unpack to more than it is; it was not loaded")
 
 
-def split_tied(state: Mapping[str, torch.Tensor]) -> tuple[StateDict, dict[str, str]]:
-    """Keep the first of the names that share memory; return the others as aliases (see join_tied).
-
-    Loaders look for the embedding, which comes before the head.
-    """
-    kept: StateDict = {}
+def split_tied(state: Weights) -> tuple[StateDict, dict[str, str]]:
+    """Keep the first of the names that share memory; return the others as aliases of it."""
+    kept: StateDict = {}  # the embedding, before the head: loaders look for it
     aliases: dict[str, str] = {}
     first: dict[tuple[Any, ...], str] = {}
     for name, tensor in state.items():
@@ -238,6 +230,6 @@ def split_tied(state: Mapping[str, torch.Tensor]) -> tuple[StateDict, dict[str, 
     return kept, aliases
 
 
-def join_tied(kept: Mapping[str, torch.Tensor], aliases: Mapping[str, str]) -> StateDict:
+def join_tied(kept: Weights, aliases: Mapping[str, str]) -> StateDict:
     """Undo split_tied: aliases share the tensor of the name that was kept."""
     return {**kept, **{name: kept[target] for name, target in aliases.items()}}

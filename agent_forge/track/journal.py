@@ -1,7 +1,5 @@
 """A file of JSON lines that only grows; a resumed phase removes what it wrote too much."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -58,10 +56,7 @@ class Journal:
 
 
 def read_lines(path: Path, start: int = 0) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the complete lines from byte `start` on, each with the offset behind it.
-
-    A reader keeps the last offset and comes back for more; a half-written line is left for then.
-    """
+    """Yield the complete lines from byte `start` on, each with the offset to come back for more."""
     if not path.exists():
         return
     with path.open("rb") as reader:

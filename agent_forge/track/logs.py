@@ -1,7 +1,5 @@
 """Every message of the package, by structlog or by logging, as a JSON line in log.jsonl."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 from collections.abc import Callable, Iterator

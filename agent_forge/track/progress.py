@@ -4,13 +4,12 @@ A display is called with the events of a tracker, and with `loop` and `step`, wh
 phase, a merge (in bytes) or an evaluation (in tokens) is. It may fail without harm.
 """
 
-from __future__ import annotations
-
+import contextlib
 import json
 import sys
 import time
 from collections.abc import Mapping
-from typing import Any, TextIO
+from typing import Any, Self, TextIO
 
 TABLE_HEAD = "  gen  best    mean    diversity  hits    ETA  champion"
 Record = Mapping[str, Any]
@@ -48,17 +47,14 @@ def describe(record: Record) -> str:
     return f"{subject}{event}" + (f" ({details})" if details else "")
 
 
-class Progress:
-    """A display that shows nothing; the others derive from it.
-
-    Time left is that of the whole phase; what an earlier process did does not count as done.
-    """
+class Progress(contextlib.AbstractContextManager["Progress"]):
+    """A display that shows nothing; the others derive from it. Time left is of the whole phase."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
         self._phase: str | None = None
         self._began = time.monotonic()
-        self._skipped = 0  # steps of this phase that an earlier process did
+        self._skipped = 0  # steps of this phase that an earlier process did: no pace follows
         self._candidates = self._generations = self._loops = 0
 
     def __call__(self, record: Record) -> None:
@@ -72,9 +68,6 @@ class Progress:
                 self._began = time.monotonic()
         self._candidates += record["event"] == "candidate"
         self._generations += record["event"] == "generation"
-
-    def __enter__(self) -> Progress:
-        return self
 
     def __exit__(self, *details: object) -> None:
         return None
@@ -169,7 +162,7 @@ class BarProgress(Progress):
         self._bars = rich.Progress(*bar, *times, console=Console(file=stream))
         self._tasks: dict[str, Any] = {}
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> Self:
         self._bars.start()
         return self
 

@@ -4,14 +4,13 @@ Everything else (progress, W&B, dashboard, API, cards) is a view of them, and ma
 What a phase logged after its last checkpoint is removed on resume, so no step appears twice.
 """
 
-from __future__ import annotations
-
+import contextlib
 import json
 import logging
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,12 +71,11 @@ class Tracker:
 
 def sample(process: psutil.Process, folder: Path) -> dict[str, float]:
     """Return one reading of this process and its machine as the metrics `system/*`."""
-    memory = psutil.virtual_memory()
     values = {
         "system/cpu_percent": psutil.cpu_percent(),
         "system/process_cpu_percent": process.cpu_percent(),
         "system/process_rss_mb": process.memory_info().rss / 1e6,
-        "system/memory_available_mb": memory.available / 1e6,
+        "system/memory_available_mb": psutil.virtual_memory().available / 1e6,
         "system/disk_free_mb": files.free_bytes(folder) / 1e6,
     }
     torch: Any = sys.modules.get("torch")
@@ -87,28 +85,24 @@ def sample(process: psutil.Process, folder: Path) -> dict[str, float]:
     return values
 
 
-class ResourceSampler:
-    """A thread that samples every `interval_s` while its block runs; 0 switches it off."""
+@contextlib.contextmanager
+def sampling(tracker: Tracker, folder: Path, interval_s: float) -> Iterator[None]:
+    """Sample in a thread, every `interval_s` while the block runs; 0 switches it off."""
+    ended = threading.Event()
 
-    def __init__(self, tracker: Tracker, folder: Path, interval_s: float) -> None:
-        self._tracker, self._folder, self._interval_s = tracker, folder, interval_s
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="sampler", daemon=True)
-
-    def __enter__(self) -> ResourceSampler:
-        if self._interval_s > 0:
-            self._thread.start()
-        return self
-
-    def __exit__(self, *details: object) -> None:
-        self._stop.set()
-        if self._thread.is_alive():
-            self._thread.join()
-
-    def _run(self) -> None:
+    def run() -> None:
         process = psutil.Process()
-        while not self._stop.wait(self._interval_s):
-            try:
-                self._tracker.log("system", None, sample(process, self._folder))
-            except (ForgeError, OSError, RuntimeError, psutil.Error):
-                continue  # a full disk, say: the run itself will notice and tell
+        while not ended.wait(interval_s):
+            # A full disk, say: the run itself will notice and tell.
+            with contextlib.suppress(ForgeError, OSError, RuntimeError, psutil.Error):
+                tracker.log("system", None, sample(process, folder))
+
+    thread = threading.Thread(target=run, name="sampler", daemon=True)
+    if interval_s > 0:
+        thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        if thread.is_alive():
+            thread.join()

@@ -3,8 +3,6 @@
 Whatever goes wrong in W&B (not installed, raising, hanging) is one warning: nothing is lost.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import queue
@@ -14,27 +12,20 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from agent_forge.config.settings import TrackingSettings
+
 log = logging.getLogger(__name__)
 MAX_WAITING = 10_000
 
 
 class WandbSink:
-    """Makes one W&B run a phase, grouped by session, and waits at most `patience_s` for it."""
+    """Makes one W&B run a phase, grouped by session, and waits for it only so long."""
 
-    def __init__(
-        self,
-        folder: Path,
-        *,
-        project: str,
-        offline: bool,
-        config: Mapping[str, Any],
-        patience_s: float,
-    ) -> None:
-        mode = "offline" if offline else "online"
-        self._settings: dict[str, Any] = {"project": project, "group": folder.name, "mode": mode}
-        self._settings |= {"dir": str(folder), "config": dict(config)}
-        self._patience_s = patience_s
-        self._offline = offline
+    def __init__(self, folder: Path, tracking: TrackingSettings, config: dict[str, Any]) -> None:
+        mode = "offline" if tracking.wandb_offline else "online"
+        self._settings: dict[str, Any] = {"project": tracking.wandb_project, "mode": mode}
+        self._settings |= {"group": folder.name, "dir": str(folder), "config": config}
+        self._patience_s, self._offline = tracking.wandb_timeout_s, tracking.wandb_offline
         self._calls: queue.Queue[Callable[[], None]] = queue.Queue(MAX_WAITING)
         self._run: Any = None
         self._failed = self._closed = False

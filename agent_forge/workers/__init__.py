@@ -8,8 +8,6 @@ ray_pool   workers on a Ray cluster
 worker     the worker's side, the same for all three
 """
 
-from __future__ import annotations
-
 import difflib
 import importlib.util
 import json

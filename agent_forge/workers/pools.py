@@ -9,8 +9,6 @@ main module. They are never asked to stop: a worker is killed, or ends by itself
 closes, which also happens when the caller was killed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -110,10 +108,7 @@ def not_set_up(problem: str) -> ForgeError:
 
 
 class InlinePool(WorkerPool):
-    """Tasks run in this process, one by one, when their results are asked for.
-
-    Nothing can be stopped here: a task that took too long counts as such once it has ended.
-    """
+    """Tasks run in this process when their results are asked for; none can be stopped here."""
 
     _work: worker.Work | None = None
 
@@ -125,7 +120,7 @@ class InlinePool(WorkerPool):
         (number, task), seconds = self._waiting.popleft(), self.settings["seconds"]
         began = time.monotonic()
         self._done(number, *worker.run_task(self._work, task, self.settings["threads"]))
-        if seconds and time.monotonic() - began > seconds:
+        if seconds and time.monotonic() - began > seconds:  # it counts as such once it has ended
             self._lost(number, "timeout", too_long(seconds))
 
 
@@ -191,8 +186,7 @@ class ProcessPool(WorkerPool):
 
     def __init__(self, settings: dict[str, Any]) -> None:
         super().__init__(settings)
-        indices = range(settings["count"])
-        self._workers = [WorkerProcess(settings, self._inbox, index) for index in indices]
+        self._workers = [WorkerProcess(settings, self._inbox, n) for n in range(settings["count"])]
 
     def close(self) -> None:
         for process in self._workers:

@@ -4,8 +4,6 @@ Ray lives in a process of its own, the driver, and this one never imports it: wh
 away, Ray waits for a minute or ends its process, as it likes, and here it is an error either way.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os
@@ -103,8 +101,7 @@ def _connect(settings: dict[str, Any], folder: str) -> dict[str, float]:
         options |= {"object_store_memory": OBJECT_BYTES, "include_dashboard": False}
     ray.init(settings["address"] or "local", **options)
     worker.ignore_stop_signals()  # Ray has put a handler of its own in place
-    has: dict[str, float] = ray.cluster_resources()
-    return has
+    return dict(ray.cluster_resources())
 
 
 def _forward(inbox: worker.Messages, tasks: worker.Messages, send: Send) -> None:
@@ -157,8 +154,7 @@ def _run_actor(settings: dict[str, Any], tasks: worker.Messages, send: Send) -> 
             problem = ray.get(actor.prepare.remote(settings))
             while not problem:
                 number, task = tasks.get()
-                result = ray.get(actor.run.remote(task), timeout=settings["seconds"])
-                send("done", number, *result)
+                send("done", number, *ray.get(actor.run.remote(task), timeout=settings["seconds"]))
                 number = None
             return send("refused", problem)
         except RayTaskError as error:  # agent_forge itself is not there

@@ -5,8 +5,6 @@ are, so a task is treated the same wherever it runs. Only the standard library i
 everything heavy comes after the environment and the import path are those that the caller gave.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

@@ -84,7 +84,7 @@ class DistilPhase(PhaseController):
             name: save_network(ctx, corpus, models[name], name, {}, report.metrics, report.card())
             for name in ("student", "control")
         }
-        return report.result(ctx, [saved["student"]], models["student"], named=saved)
+        return report.result(ctx, [saved["student"]], models["student"], **saved)
 
     def _train(
         self,

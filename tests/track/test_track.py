@@ -16,13 +16,14 @@ import psutil
 import pytest
 import structlog
 
+from agent_forge.config.settings import TrackingSettings
 from agent_forge.errors import DiskFull
 from agent_forge.track import progress as progress_module
 from agent_forge.track import wandb_sink
 from agent_forge.track.journal import Journal, read_lines
 from agent_forge.track.logs import logging_to
 from agent_forge.track.progress import MODES, clock, describe, eta_s, make_progress
-from agent_forge.track.tracker import ResourceSampler, Tracker, last_metrics, sample
+from agent_forge.track.tracker import Tracker, last_metrics, sample, sampling
 from agent_forge.track.wandb_sink import WandbSink
 from tests.support.fake_wandb import FakeWandb
 from tests.support.polling import until
@@ -118,7 +119,7 @@ def test_threads_write_whole_lines(tmp_path: Path) -> None:
 def test_the_sampler_measures_this_machine(tmp_path: Path) -> None:
     tracker = Tracker(tmp_path)
     journal = tmp_path / "metrics.jsonl"
-    with ResourceSampler(tracker, tmp_path, 0.02):
+    with sampling(tracker, tmp_path, 0.02):
         until(lambda: journal.exists() and len(lines(journal)) >= 2)
     found = last_metrics(tmp_path)
     assert 1 < found["system/process_rss_mb"]["value"] < psutil.virtual_memory().total / 1e6
@@ -133,7 +134,7 @@ def test_the_sampler_can_be_off_and_survives_a_full_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tracker = Tracker(tmp_path)
-    with ResourceSampler(tracker, tmp_path, 0):
+    with sampling(tracker, tmp_path, 0):
         time.sleep(0.05)
     assert not (tmp_path / "metrics.jsonl").exists()
 
@@ -144,9 +145,9 @@ def test_the_sampler_can_be_off_and_survives_a_full_disk(
         raise DiskFull(tmp_path, 1, 0)
 
     monkeypatch.setattr(tracker, "log", full)
-    with ResourceSampler(tracker, tmp_path, 0.01) as sampler:
+    with sampling(tracker, tmp_path, 0.01):
         until(lambda: len(calls) > 2)
-        assert sampler._thread.is_alive()
+        assert "sampler" in {thread.name for thread in threading.enumerate()}
 
 
 def test_a_gpu_is_sampled_where_there_is_one(
@@ -308,8 +309,8 @@ def test_the_display_fits_the_place() -> None:
 
 
 def mirror(tmp_path: Path, patience_s: float = 5) -> WandbSink:
-    options: dict[str, Any] = {"config": {"a": 1}, "patience_s": patience_s}
-    return WandbSink(tmp_path / "s1", project="p", offline=True, **options)
+    tracking = TrackingSettings(wandb_project="p", wandb_timeout_s=patience_s)
+    return WandbSink(tmp_path / "s1", tracking, {"a": 1})
 
 
 def drive(sink: WandbSink, tmp_path: Path) -> float:

@@ -106,7 +106,7 @@ class CognatePhase(phase.PhaseController):
             "trunk": named["trunk"].metadata["model_id"],
             "reports": {name: score.flat() for name, score in scores.items()},
         }
-        return report.result(ctx, handed, three[0], named=named)
+        return report.result(ctx, handed, three[0], **named)
 
     def _branch(
         self,

@@ -21,6 +21,7 @@ from pydantic import model_validator
 from torch import nn
 
 from agent_forge.config.load import validate
+from agent_forge.config.settings import TrackingSettings
 from agent_forge.contract.phase import PhaseResult
 from agent_forge.errors import ConfigError
 from agent_forge.merge.output import write
@@ -179,13 +180,9 @@ class EvoMerge:
             callback(record["generation"], best, diversity)
 
     def _open_wandb(self, folder: Path, stack: contextlib.ExitStack) -> WandbSink:
-        sink = WandbSink(
-            folder,
-            project=self.config.wandb_project,
-            offline=True,
-            config=self.config.evolution.model_dump(mode="json"),
-            patience_s=WANDB_PATIENCE_S,
-        )
+        project = self.config.wandb_project
+        tracking = TrackingSettings(wandb_project=project, wandb_timeout_s=WANDB_PATIENCE_S)
+        sink = WandbSink(folder, tracking, self.config.evolution.model_dump(mode="json"))
         sink.begin("evomerge")
         stack.callback(sink.close)
         stack.callback(sink.end)

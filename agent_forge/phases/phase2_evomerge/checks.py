@@ -19,7 +19,7 @@ from agent_forge.model.weights import Weights
 from agent_forge.phases.phase2_evomerge import journal
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
 from agent_forge.search.continuous import pymoo
-from agent_forge.store import lock, paths
+from agent_forge.store import files, lock, paths
 from agent_forge.workers import require_ray
 
 CHAMPION = "champion"
@@ -42,7 +42,7 @@ def refuse_place(folder: Path, models: Sequence[str]) -> None:
                 relation = "holds" if inside else "is" if here == place else "lies in"
                 raise ConfigError(f"{folder} {relation} the model {place}", hint=other)
     for name in (*journal.FILES, CHAMPION):
-        paths.refuse_link(here / name)
+        files.refuse_link(here / name)
     if (here / CHAMPION).exists():
         refuse_foreign(here / CHAMPION)
     names = {path.name for path in here.iterdir()} if here.exists() else set()

@@ -72,7 +72,7 @@ class MergedWeights(Weights):
         else:
             by_run = kernel  # for mypy: it is no longer of either type
             (bounds,) = self._fill(inputs, lambda at: [by_run(*inputs.run(at), at)], [result])
-        self._check(job, inputs, result, bounds)
+        self._check(inputs, result, bounds, None)
         return result
 
     def combos(self, name: str, which: Sequence[int] = ALL) -> dict[int, Tensor]:
@@ -92,7 +92,7 @@ class MergedWeights(Weights):
 
         bounds = self._fill(inputs, compute_run, [results[n] for n in which])
         for n, found in zip(which, bounds, strict=True):
-            self._check(job, inputs, results[n], found, n)
+            self._check(inputs, results[n], found, n)
         return results
 
     def layer_choices(self, job: TensorMerge, which: Sequence[int]) -> dict[Pair, int]:
@@ -185,21 +185,12 @@ class MergedWeights(Weights):
         table = np.array(found)  # run, result, bound
         return list(zip(table[:, :, 0].min(0), table[:, :, 1].max(0), strict=True))
 
-    def _check(
-        self,
-        job: TensorMerge,
-        inputs: TensorInputs,
-        result: Tensor,
-        bounds: Bounds,
-        combo: int | None = None,
-    ) -> None:
-        """Replace a combo that cannot be used by the mean of its parents, and note it.
-
-        What any other method gives is what was asked for, as long as it is finite.
-        """
-        low, high = bounds
+    def _check(self, x: TensorInputs, result: Tensor, bounds: Bounds, combo: int | None) -> None:
+        """Replace a combo that cannot be used by the mean of its parents, and note it."""
+        # What any other method gives is what was asked for, as long as it is finite.
+        job, (low, high) = self.plan.jobs[x.name], bounds
         finite = np.isfinite(low) and np.isfinite(high)
-        if finite and (combo is None or low < high or inputs.numel < 2):
+        if finite and (combo is None or low < high or x.numel < 2):
             return
         if not finite:  # the parent that holds NaN or infinity is to blame, if there is one
             for ref, name in filter(None, (*job.inputs, job.base)):
@@ -210,7 +201,7 @@ class MergedWeights(Weights):
         flat = result.view(-1)
         if combo is not None:
             with torch.no_grad():
-                average = torch.cat([mean(parts) for parts, _ in inputs.runs()])
+                average = torch.cat([mean(parts) for parts, _ in x.runs()])
                 if finite and bool((average == average[:1]).all()):  # constant in the parents too
                     return
                 flat.copy_(average.to(job.spec.dtype))

@@ -98,10 +98,8 @@ def preflight(recipe: Recipe, out: Path, parents: Parents | None = None) -> Merg
     if len(models) == len(recipe.references()):
         _compare_configs(report, models)
         _compare_vocabularies(report, recipe, models)
-        types: dict[str, list[str]] = {}
-        for ref, weights in models.items():
-            names = {str(spec.dtype).removeprefix("torch.") for spec in weights.specs.values()}
-            types[ref] = sorted(names)
+        dtypes = {ref: {str(s.dtype) for s in w.specs.values()} for ref, w in models.items()}
+        types = {ref: sorted(n.removeprefix("torch.") for n in dtypes[ref]) for ref in models}
         report.facts["types"] = types
         if len({tuple(names) for names in types.values()}) > 1:
             report.add("note", f"the models have different types: {types}", "set out_dtype")

@@ -74,10 +74,8 @@ class TensorInputs:
                 yield delta.sub_(self.read(self.base, start, start + RUN))
 
     def anchored(self) -> np.ndarray:
-        """Inner products, in fp64, of the base and the differences from it.
-
-        Without a base the first input is in its place: small angles stay exact either way.
-        """
+        """Inner products, in fp64, of the base (or the first input) and the differences from it."""
+        # From differences, small angles stay exact.
 
         def measure() -> np.ndarray:
             total: np.ndarray = np.zeros(())
@@ -123,11 +121,9 @@ def mean(parts: Sequence[Tensor]) -> Tensor:
 
 
 def select(runs: Callable[[], Iterable[Tensor]], ranks: Sequence[int]) -> list[float]:
-    """The values at these ranks among all magnitudes, exactly, by counting instead of sorting.
-
-    The bits of a positive float grow with it: one pass counts the upper half of the bits, a second
-    one the lower half of those that share the upper half wanted. `runs()` starts a pass.
-    """
+    """The values at these ranks among all magnitudes, exactly, by counting instead of sorting."""
+    # The bits of a positive float grow with it: one pass counts the upper half of the bits, another
+    # one the lower half of those that share the upper half wanted. `runs()` starts a pass.
     upper = np.zeros(1 << 15, dtype=np.int64)
     for delta in runs():
         upper += np.bincount(_bits(delta) >> 16, minlength=1 << 15)
@@ -160,11 +156,9 @@ def kept_share(density: float) -> float:
 
 
 def dare_mask(seed: int, name: str, start: int, count: int, density: float) -> Tensor:
-    """1 for the elements from `start` on that are kept, else 0.
-
-    Each element has a 16-bit random number. Their generator is counter-based and keyed by seed and
-    name, so element k always gets number k: whoever asks, in whatever order.
-    """
+    """1 for the elements from `start` on that are kept, else 0."""
+    # Each element has a 16-bit random number. Their generator is counter-based and keyed by seed
+    # and name, so element k always gets number k: whoever asks, in whatever order.
     if density <= 0:
         return torch.zeros(count)
     step, skip = divmod(start, DRAWS_A_STEP)

@@ -210,15 +210,13 @@ def _conversation(row: DataRow) -> Example:
     spoken = [i for i, message in enumerate(kept) if message["role"] == "assistant"]
     if not spoken:
         raise row.damaged("no message is the assistant's, so nothing would be learned")
-    last = spoken[-1]
-    before = "\n".join(message["content"] for message in kept[:last])
-    return Example(before, kept[last]["content"], messages=tuple(kept))
+    before = "\n".join(message["content"] for message in kept[: spoken[-1]])
+    return Example(before, kept[spoken[-1]]["content"], messages=tuple(kept))
 
 
 def saved(row: DataRow) -> Iterator[Example]:
     """A row that `forge data fetch` wrote."""
-    values = row.value if isinstance(row.value, Mapping) else {}
-    prompt = values.get("prompt")
+    prompt = row.value.get("prompt") if isinstance(row.value, Mapping) else None
     if not isinstance(prompt, str):
         raise row.damaged("field 'prompt' is not a text")
     row.refuse_long(prompt, "field 'prompt'")

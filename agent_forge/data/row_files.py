@@ -162,8 +162,7 @@ def _parse(text: str, path: Path, where: str) -> Any:
 def _jsonl(path: Path) -> Iterator[DataRow]:
     for number, line in lines(path):
         if line.strip():
-            where = f"line {number}"
-            yield DataRow(_parse(line, path, f"{where}: "), path, where)
+            yield DataRow(_parse(line, path, f"line {number}: "), path, f"line {number}")
 
 
 def _json(path: Path) -> Iterator[DataRow]:

@@ -14,7 +14,7 @@ from functools import partial
 from random import Random
 from typing import Any
 
-from agent_forge.data.tasks.base import Operands, TaskContent, TaskFamily, family, load, scaled
+from agent_forge.data.tasks.base import Operands, TaskContent, family, load, scaled
 
 _data = load("code")
 WORDINGS = _data["wordings"]
@@ -115,9 +115,7 @@ def _changed(kind: FunctionKind, chain: Chain, rng: Random) -> Chain:
     return (*chain[:place], new, *chain[place + 1 :])
 
 
-def _family(name: str) -> TaskFamily:
-    kind = FunctionKind(name)
-    return family(f"code_{name}", partial(draw, kind), partial(build, kind), None, WORDINGS)
-
-
-FAMILIES = tuple(map(_family, RANDOM_INPUT))
+FAMILIES = tuple(
+    family(f"code_{name}", partial(draw, kind), partial(build, kind), None, WORDINGS)
+    for name, kind in ((name, FunctionKind(name)) for name in RANDOM_INPUT)
+)

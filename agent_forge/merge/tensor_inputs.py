@@ -24,20 +24,16 @@ T = TypeVar("T")
 
 @dataclass(eq=False)
 class TensorInputs:
-    """The inputs of one output tensor as flat tensors in their storage type, and perhaps a base.
-
-    `centred` makes the mean of the inputs the base. `read_as` rounds every input to a type first,
-    as a recipe's `dtype` asks. `key` names the inputs in the cache.
-    """
+    """The inputs of one output tensor as flat tensors in their storage type, and perhaps a base."""
 
     tensors: Sequence[Tensor]
     base: Tensor | None = None
-    centred: bool = False
+    centred: bool = False  # the mean of the inputs is the base
     name: str = ""
     seed: int = 0
-    read_as: torch.dtype | None = None
+    read_as: torch.dtype | None = None  # rounds every input first, as a recipe's `dtype` asks
     cache: Cache = field(default_factory=dict)
-    key: tuple[Any, ...] = ()
+    key: tuple[Any, ...] = ()  # of the inputs in the cache
     whole_model: np.ndarray | None = None  # inner products to be used instead of the tensor's own
 
     def __post_init__(self) -> None:

@@ -142,10 +142,8 @@ def _split(
 def _refuse_others(
     base: Weights, tensors: Iterable[str], updated: set[str], settings: dict[str, Any], path: Path
 ) -> None:
-    """Refuse tensors that the settings do not call for, and layers without their update.
-
-    peft passes over both in silence, so that the numbers would be those of another model.
-    """
+    """Refuse tensors that the settings do not call for, and layers without their update."""
+    # peft passes over both in silence, so that the numbers would be those of another model.
     named = {
         name
         for name, spec in base.specs.items()

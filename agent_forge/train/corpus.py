@@ -133,7 +133,7 @@ def build_corpus(
     count = settings.evaluation_items
     few = min(count, SELECTION_ITEMS)
     seen, selection, unseen = (
-        {d: _tasks(f, split, size, settings) for d, f in measured.items()}
+        {d: _tasks(f, split, size, settings.max_level) for d, f in measured.items()}
         for split, size in (("train", count), ("selection", few), ("verdict", count))
     )
     few_items, items = _items(tokenizer, selection), _items(tokenizer, unseen)
@@ -188,12 +188,10 @@ def _own_parts(settings: CorpusSettings) -> list[CorpusPart]:
     return parts
 
 
-def _tasks(
-    families: Sequence[str], split: str, count: int, settings: CorpusSettings
-) -> list[tasks.Task]:
+def _tasks(families: list[str], split: str, count: int, highest: int) -> list[tasks.Task]:
     """So many tasks of a split, the families in turn."""
-    levels = (1, settings.max_level)
-    return [tasks.make(families[i % len(families)], split, i, level=levels) for i in range(count)]
+    turns = ((families[i % len(families)], split, i) for i in range(count))
+    return [tasks.make(*turn, level=(1, highest)) for turn in turns]
 
 
 def _sample(parts: Sequence[CorpusPart]) -> Iterable[str]:

@@ -66,10 +66,8 @@ def fit(
     parts: dict[str, Stateful] | None = None,
     early_stop: EarlyStop | None = None,
 ) -> None:
-    """Train for `trainer.total` steps or until the early stop.
-
-    What `next_batch(step)` depends on is in `parts` or in a generator of the context.
-    """
+    """Train for `trainer.total` steps or until the early stop."""
+    # What `next_batch(step)` depends on is in `parts` or in a generator of the context.
     state = {**trainer.parts, **(parts or {})}
     if early_stop:
         state["evaluations"] = early_stop

@@ -84,7 +84,7 @@ def arc(row: DataRow) -> Iterator[Example]:
         stem, listed = inner.text("stem"), inner.get("choices")
         pairs = [(c.get("label"), c.get("text")) for c in listed if isinstance(c, Mapping)]
     else:
-        choices = row.inner("choices")
+        choices = replace(row, value=row.get("choices"))
         stem = row.text("question")
         pairs = list(zip(choices.get("label"), choices.get("text"), strict=False))
     texts = {str(label): row.checked(text, "choices") for label, text in pairs}
@@ -114,7 +114,7 @@ def hotpotqa(row: DataRow) -> Iterator[Example]:
 def drop(row: DataRow) -> Iterator[Example]:
     passage = row.text("passage")
     if not row.has("qa_pairs"):  # Hugging Face: one question a row
-        spans = row.inner("answers_spans").get("spans")
+        spans = replace(row, value=row.get("answers_spans")).get("spans")
         if not isinstance(spans, list) or not spans:
             raise row.damaged("field 'answers_spans' has no spans")
         yield asked(row.text("question"), row.checked(spans[0], "spans"), passage)

@@ -46,7 +46,6 @@ def parse_combo(value: int | str) -> int:
 
 
 def combo_stages(combo: int) -> tuple[str, str, str]:
-    """The techniques of a combo."""
     return STAGES[0][combo >> 2], STAGES[1][combo >> 1 & 1], STAGES[2][combo & 1]
 
 
@@ -77,8 +76,7 @@ def arc(anchored: np.ndarray, a: np.ndarray, b: np.ndarray, t: float) -> tuple[f
     norm_a, norm_b = (math.sqrt(max(float(v @ anchored @ v), 0.0)) for v in (a, b))
     if theta < SMALLEST_ANGLE or math.sin(theta) < SMALLEST_ANGLE or not norm_a or not norm_b:
         return 1 - t, t
-    norm = (1 - t) * norm_a + t * norm_b
-    scale = norm / math.sin(theta)
+    scale = ((1 - t) * norm_a + t * norm_b) / math.sin(theta)
     return scale * math.sin((1 - t) * theta) / norm_a, scale * math.sin(t * theta) / norm_b
 
 
@@ -141,15 +139,14 @@ def dfs(merged: Tensor, share: tuple[Tensor, Tensor, Tensor, Tensor]) -> Tensor:
 
 def second_stage(x: TensorInputs, p: Params, pairs: Sequence[Pair]) -> Stage2:
     """The results of stage 2 for these pairs; whatever they share is computed once."""
-    curved = any(i == "slerp" for i, _ in pairs)
-    products = x.anchored() if curved else np.zeros(())
+    products = x.anchored() if any(i == "slerp" for i, _ in pairs) else np.zeros(())
     c = {i: interpolation(products, p["weight"], i == "slerp") for i in {i for i, _ in pairs}}
     if x.centred:  # the differences sum to zero: what cancels is taken out, so that it stays zero
         for value in c.values():
             value[1:] -= value[1:].mean()
             value[np.abs(value) < 1e-12] = 0.0
     if p["literal"]:
-        return _literal_stage(x, p, pairs, c)
+        return _literal(x, p, pairs, c)
     with_dare, with_ties = (any(t == task for _, t in pairs) for task in STAGES[1])
     share = kept_share(1 - p["drop_rate"])
     trims = []
@@ -180,9 +177,7 @@ def second_stage(x: TensorInputs, p: Params, pairs: Sequence[Pair]) -> Stage2:
     return kernel
 
 
-def _literal_stage(
-    x: TensorInputs, p: Params, pairs: Sequence[Pair], c: Mapping[str, np.ndarray]
-) -> Stage2:
+def _literal(x: TensorInputs, p: Params, pairs: Sequence[Pair], c: dict[str, np.ndarray]) -> Stage2:
     share = kept_share(1 - p["drop_rate"])
 
     def merged(parts: Parts, base: Tensor, i: str) -> Tensor:

@@ -55,7 +55,6 @@ class MergedWeights(Weights):
         self._pool = ThreadPoolExecutor(threads) if threads > 1 else None
 
     def compute(self, name: str) -> Tensor:
-        """One tensor of the result."""
         job, build = self.plan.jobs[name], self.recipe.method().build
         if build is None:
             assert self.recipe.combo is not None
@@ -143,17 +142,13 @@ class MergedWeights(Weights):
         return inputs
 
     def _inputs(self, job: TensorMerge) -> TensorInputs:
-        models, dtype = self.plan.models, self.recipe.dtype
-        return TensorInputs(
-            [models[ref][name] for ref, name in job.inputs],
-            None if job.base is None else models[job.base[0]][job.base[1]],
-            centred=job.base is None and self.recipe.merge_method == COMBO,
-            name=job.name,
-            seed=self.recipe.seed,
-            read_as=getattr(torch, dtype) if dtype else None,
-            cache=self._cache,
-            key=(job.inputs, job.base, *self._read),
-        )
+        models, recipe = self.plan.models, self.recipe
+        inputs = [models[ref][name] for ref, name in job.inputs]
+        base = None if job.base is None else models[job.base[0]][job.base[1]]
+        centred = job.base is None and recipe.merge_method == COMBO
+        read_as = getattr(torch, recipe.dtype) if recipe.dtype else None
+        key = (job.inputs, job.base, *self._read)
+        return TensorInputs(inputs, base, centred, job.name, recipe.seed, read_as, self._cache, key)
 
     def _agreed(self, job: TensorMerge) -> Tensor:
         """A tensor that is not computed with: all models have to share it."""
@@ -163,22 +158,19 @@ class MergedWeights(Weights):
             raise ConfigError(f"{job.name} holds whole numbers that differ between the models")
         return first
 
-    def _fill(
-        self, inputs: TensorInputs, compute_run: ComputeRun, results: Sequence[Tensor]
-    ) -> list[Bounds]:
+    def _fill(self, x: TensorInputs, run_at: ComputeRun, results: list[Tensor]) -> list[Bounds]:
         """Compute and round every run; return the bounds of each result."""
         flats = [result.view(-1) for result in results]
 
         def work(start: int) -> list[Bounds]:
             bounds = []
             with torch.no_grad():
-                for flat, run in zip(flats, compute_run(start), strict=True):
-                    part = flat[start : start + RUN].copy_(run)
-                    low, high = torch.aminmax(part)
+                for flat, run in zip(flats, run_at(start), strict=True):
+                    low, high = torch.aminmax(flat[start : start + RUN].copy_(run))
                     bounds.append((float(low), float(high)))
             return bounds
 
-        starts = range(0, inputs.numel, RUN)
+        starts = range(0, x.numel, RUN)
         found = list(self._pool.map(work, starts) if self._pool else map(work, starts))
         if not found:
             return [(0.0, 0.0)] * len(flats)

@@ -95,8 +95,7 @@ def slerp(x: TensorInputs, p: Params) -> Kernel:
     for i in range(1, len(unit)):
         t = p["t"] if len(unit) == 2 else 1 / (i + 1)
         theta = angle(gram, result, unit[i])
-        near = abs(math.cos(theta)) > 0.9995
-        a, b = (1 - t, t) if near else slerp_pair(theta, t)
+        a, b = (1 - t, t) if abs(math.cos(theta)) > 0.9995 else slerp_pair(theta, t)
         result = a * result + b * unit[i]
     return combination([float(c) for c in result])
 

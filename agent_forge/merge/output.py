@@ -62,8 +62,7 @@ def lineage(merged: MergedWeights) -> dict[str, dict[str, str]]:
     """The hashes of every parent, as a recipe has them; one that differs from it is an error."""
     models = {ref: merged.plan.models[ref] for ref in merged.recipe.references()}
     hashes = {"parents": {ref: model.sha256() for ref, model in models.items()}}
-    settings = {ref: m.settings_sha256() for ref, m in models.items() if m.folder}
-    hashes["parents_settings"] = settings
+    hashes["parents_settings"] = {r: m.settings_sha256() for r, m in models.items() if m.folder}
     for key, found in hashes.items():
         for ref, value in getattr(merged.recipe, key).items():
             if ref in found and found[ref] != value:
@@ -132,8 +131,7 @@ def _write_tensors(
     shards = [writing_shards(stage, weights.specs, SHARD_BYTES) for stage in stages.values()]
     done, peak = 0, anonymous_bytes()
     for puts in zip(*shards, strict=True):
-        name = puts[0][0]
-        nbytes = weights.specs[name].nbytes
+        name, nbytes = puts[0][0], weights.specs[puts[0][0]].nbytes
         room = TOGETHER_BYTES if max_ram is None else max_ram - anonymous_bytes()
         together = max(1, min(TOGETHER_BYTES, room) // max(1, nbytes))
         todo = [(n, put) for n, (_, put) in zip(stages, puts, strict=True)]

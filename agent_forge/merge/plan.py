@@ -78,18 +78,15 @@ def make_plan(recipe: Recipe, parents: Parents) -> MergePlan:
     parts = recipe.slices or [_whole(recipe, models)]
     jobs: dict[str, TensorMerge] = {}
     done: list[int] = []
-    for n, part in enumerate(parts):
-        start, stop = part.sources[0].layer_range
-        length = stop - start
-        planner = _Planner(recipe, models, part)
-        if n == 0:
-            jobs.update(planner.outside_layers(before=True))
-        for i in range(length):
-            position = i / (length - 1) if length > 1 else 1.0
+    planners = [_Planner(recipe, models, part) for part in parts]
+    jobs.update(planners[0].outside_layers(before=True))
+    for planner in planners:
+        start, stop = planner.part.sources[0].layer_range
+        for i in range(stop - start):
+            position = i / (stop - start - 1) if stop - start > 1 else 1.0
             jobs.update(planner.layer(i, len(done), position))
             done.append(start + i)
-        if n == len(parts) - 1:
-            jobs.update(planner.outside_layers(before=False))
+    jobs.update(planners[-1].outside_layers(before=False))
     if not jobs:
         raise ConfigError("there is nothing to merge: the models hold no tensors")
     sources = [name for job in jobs.values() for _, name in job.inputs]
@@ -104,11 +101,8 @@ def _whole(recipe: Recipe, models: Mapping[str, Weights]) -> LayerSlice:
         listed = ", ".join(f"{ref}: {n}" for ref, n in counts.items())
         hint = "use slices to say which layers go together"
         raise ConfigError(f"the models have different numbers of layers ({listed})", hint=hint)
-    layers = [0, next(iter(counts.values()))]
-    sources = [
-        SliceSource.model_construct(model=m.model, parameters=m.parameters, layer_range=layers)
-        for m in recipe.models
-    ]
+    shared: dict[str, Any] = {"layer_range": [0, next(iter(counts.values()))]}
+    sources = [SliceSource.model_construct(**dict(model), **shared) for model in recipe.models]
     return LayerSlice.model_construct(sources=sources, base_model=None, parameters={})
 
 
@@ -141,7 +135,6 @@ class _Planner:
             yield at_layer(name, out), self._job(at_layer(name, out), sources, position)
 
     def outside_layers(self, *, before: bool) -> Iterator[tuple[str, TensorMerge]]:
-        """What comes before the layers, or after them."""
         names = [name for ref in self.first for name in self.models[ref].by_layer.get(None, ())]
         models = [self.models[ref] for ref in self.recipe.references()]
         tied = all(map(weights.is_tied, models))
@@ -166,13 +159,9 @@ class _Planner:
             if weights.is_vocabulary(name):
                 hint = "tokenizer: union (or base) in the recipe makes the vocabularies equal"
             raise ConfigError(f"{name} has different shapes ({shapes})", hint=hint)
-        return TensorMerge(
-            name,
-            TensorSpec(self._type(specs), next(iter(specs.values())).shape),
-            tuple(found[ref] for ref in self.inputs),
-            found[self.base] if self.base else None,
-            self._params(name, sources, position),
-        )
+        spec = TensorSpec(self._type(specs), next(iter(specs.values())).shape)
+        inputs, base = (found[ref] for ref in self.inputs), found[self.base] if self.base else None
+        return TensorMerge(name, spec, tuple(inputs), base, self._params(name, sources, position))
 
     def _type(self, specs: Mapping[str, TensorSpec]) -> torch.dtype:
         types = [spec.dtype for spec in specs.values()]

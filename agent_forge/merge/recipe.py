@@ -188,8 +188,7 @@ def _check_parameter(recipe: Recipe, where: str, name: str, setting: Any, shared
 def _values(setting: Any, where: str) -> Iterator[Any]:
     """All plain values of a setting: a value, a gradient, or either of them under filters."""
     if isinstance(setting, Mapping):
-        unknown = set(setting) - {"value", "filter"}
-        if unknown or "value" not in setting:
+        if set(setting) - {"value", "filter"} or "value" not in setting:
             raise ValueError(f"{where}: a conditional value has `value` and perhaps `filter`")
         yield from _values(setting["value"], where)
     elif isinstance(setting, list):
@@ -308,8 +307,7 @@ def to_mergekit(recipe: Recipe) -> str:
     data = {"merge_method": recipe.merge_method, **data}
     method = recipe.method()
     needed = {"t": method.shared.get("t"), "weight": method.per_input.get("weight")}
-    spelled = {k: v for k, v in needed.items() if v is not None}
-    if parameters := {**spelled, **recipe.parameters}:
+    if parameters := {k: v for k, v in needed.items() if v is not None} | recipe.parameters:
         data["parameters"] = parameters
     if recipe.merge_method == "slerp" and not recipe.base_model:
         data["base_model"] = (recipe.models or recipe.slices[0].sources)[0].model

@@ -55,7 +55,6 @@ class TensorInputs:
         return parts, mean(parts) if self.centred else None
 
     def runs(self) -> Iterator[tuple[list[Tensor], Tensor | None]]:
-        """The inputs and the base of each run."""
         return map(self.run, range(0, self.numel, RUN))
 
     def deltas(self, i: int) -> Iterator[Tensor]:
@@ -101,7 +100,6 @@ class TensorInputs:
         return np.asarray(change @ anchored @ change.T)
 
     def mask(self, name: str, start: int, density: float) -> Tensor:
-        """The random mask of a run (see dare_mask)."""
         return dare_mask(self.seed, name, start, min(RUN, self.numel - start), density)
 
     def magnitudes(self, i: int, ranks: tuple[int, ...]) -> list[float]:

@@ -62,7 +62,6 @@ def read_tokens(folder: Path | None) -> dict[str, int] | None:
 
 
 def rows_of(weights: Weights) -> int | None:
-    """Rows of a model's token embedding."""
     return weights.specs[weights.embedding].shape[0] if weights.embedding else None
 
 
@@ -172,8 +171,7 @@ def write_tokenizer(
     if not folder.is_dir():
         raise PathDisappeared(folder, hint="put it back, then run it again")
     templates = further_templates(folder)
-    changed = {CONFIG} if added or templates else set()
-    changed |= ({TOKENIZER} if added else set()) | ({TEMPLATE} if templates else set())
+    changed = {*([CONFIG, TOKENIZER] if added else []), *([CONFIG, TEMPLATE] if templates else [])}
     for name in TOKENIZER_FILES:
         if (folder / name).is_file() and name not in changed:
             stage.copy(folder / name)

@@ -197,13 +197,9 @@ def _needed_by(text: str) -> ExpectedTensors:
         kind, shape = _architecture(config, "")
         skeleton = kind(shape)
     ignored = [f"({p})" for p in skeleton._keys_to_ignore_on_load_unexpected or ()]
-    return ExpectedTensors(
-        _specs(skeleton.state_dict()),
-        frozenset(skeleton.all_tied_weights_keys),
-        skeleton.base_model_prefix,
-        tuple(get_model_conversion_mapping(skeleton)),
-        "|".join([*ignored, OLD_BUFFERS]),
-    )
+    specs, tied = _specs(skeleton.state_dict()), frozenset(skeleton.all_tied_weights_keys)
+    prefix, transforms = skeleton.base_model_prefix, tuple(get_model_conversion_mapping(skeleton))
+    return ExpectedTensors(specs, tied, prefix, transforms, "|".join([*ignored, OLD_BUFFERS]))
 
 
 def _compare(

@@ -21,7 +21,7 @@ from agent_forge.errors import DamagedFile, HostileInput
 from agent_forge.store import files, tensors
 from agent_forge.store.tensors import TensorSpec, spec_of
 
-NAMES: dict[str, list[str]] = files.read_json(Path(__file__).with_name("names.json"))
+NAMES: dict[str, Any] = files.read_json(Path(__file__).with_name("names.json"))
 SINGLE = ("model.safetensors", "pytorch_model.bin")
 INDEX = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 LAYER = re.compile(r"^(|.*?\.)(layers|layer|blocks|block|h)\.(\d+)\.")
@@ -137,8 +137,7 @@ def checked_sha256(path: Path, record: Mapping[str, Any] | None) -> str:
     """The sha256 of a file; one that differs from the record in a manifest is damaged."""
     sha256 = files.sha256_of(path)
     if record is not None and record["sha256"] != sha256:
-        expected = record["sha256"]
-        raise DamagedFile(path, f"sha256 {sha256[:12]}..., expected {expected[:12]}...")
+        raise DamagedFile(path, f"sha256 {sha256[:12]}..., expected {record['sha256'][:12]}...")
     return sha256
 
 
@@ -149,7 +148,6 @@ def layer_of(name: str) -> int | None:
 
 
 def at_layer(name: str, layer: int) -> str:
-    """The same tensor in another layer."""
     return LAYER.sub(lambda m: f"{m.group(1)}{m.group(2)}.{layer}.", name, count=1)
 
 
@@ -209,7 +207,6 @@ def with_same_heads(models: Sequence[Weights]) -> list[Weights]:
 
 
 def from_memory(model: nn.Module | Mapping[str, Tensor], label: str = "memory") -> Weights:
-    """A module or state dict as weights."""
     if isinstance(model, Weights):
         return model
     state = dict(model.state_dict() if isinstance(model, nn.Module) else model)

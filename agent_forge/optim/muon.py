@@ -41,8 +41,7 @@ def split_roles(params: Params) -> tuple[list[nn.Parameter], list[nn.Parameter]]
     """Hidden matrices, and everything else: embeddings, head, norms, biases, scalars."""
     matrices: list[nn.Parameter] = []
     rest: list[nn.Parameter] = []
-    given = params.named_parameters() if isinstance(params, nn.Module) else params
-    for item in given:
+    for item in params.named_parameters() if isinstance(params, nn.Module) else params:
         name, parameter = item if isinstance(item, tuple) else ("", item)
         hidden = parameter.ndim == 2 and not any(part in name for part in NOT_HIDDEN)
         (matrices if hidden else rest).append(parameter)
@@ -126,7 +125,9 @@ class MuonGrokfast(torch.optim.Optimizer):
             torch._foreach_lerp_(momenta, grads, 1 - beta)
             nesterov = torch.stack(grads).lerp(torch.stack(momenta), beta)
             update = orthogonalize(nesterov, self.config.ns_steps)
-            error = max(error, _orthogonality_error(update[0]))
+            x = update[0].t() if shape[0] > shape[1] else update[0]
+            off = x @ x.t() - torch.eye(len(x), device=x.device)  # how far from orthogonal it is
+            error = max(error, float(off.square().mean().sqrt()))
             update *= 0.2 * max(shape) ** 0.5
             squares += float(update.square().sum()) * lr**2
             torch._foreach_mul_(group, 1 - lr * decay)
@@ -179,9 +180,3 @@ def _is_trained_attention(module: Any) -> bool:
     """True for attention whose queries and keys are trained themselves, not frozen under LoRA."""
     linears = (module.q, module.k) if hasattr(module, "largest_logit_H") else ()
     return bool(linears) and all(_stored_weight(linear).requires_grad for linear in linears)
-
-
-def _orthogonality_error(x: Tensor) -> float:
-    """How far an update is from orthogonal: root mean square of X X' - 1."""
-    x = x.t() if x.shape[0] > x.shape[1] else x
-    return float((x @ x.t() - torch.eye(x.shape[0], device=x.device)).square().mean().sqrt())

@@ -65,7 +65,6 @@ class Corpus:
         return Curriculum([CurriculumStage(s, self._stage_mix(n), length) for s, n in STAGES])
 
     def constant(self, mix: dict[str, float]) -> Curriculum:
-        """A curriculum of one stage."""
         return Curriculum([CurriculumStage(1.0, mix, self.settings.row_tokens)])
 
     def mix(self, domain: str = "", own_share: float = 0.0) -> dict[str, float]:
@@ -198,6 +197,5 @@ def _sample(parts: Sequence[CorpusPart]) -> Iterable[str]:
     """Texts for the tokenizer: evenly from all parts."""
     each = max(1, TOKENIZER_TEXTS // len(parts))
     for part in parts:
-        step = max(1, len(part.examples) // each)
-        for example in part.examples[::step]:
+        for example in part.examples[:: max(1, len(part.examples) // each)]:
             yield f"{example.prompt} {example.completion}"

@@ -117,7 +117,6 @@ class Trainer:
 
     @property
     def mean_loss(self) -> float:
-        """The mean loss of the last hundred steps."""
         return sum(self.recent) / max(1, len(self.recent))
 
     def expect_other_losses(self) -> None:

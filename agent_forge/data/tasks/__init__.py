@@ -60,8 +60,7 @@ def make(
         raise ConfigError(f"levels {low} to {high} are no range", hint=hint)
     digest = hashlib.sha256(f"{family}/{split}/{index}/{seed}/{low}-{high}".encode()).digest()
     rng = Random(int.from_bytes(digest[:8], "little"))
-    drawn = low if low == high else rng.randint(low, high)
-    return FAMILIES[family].generate(drawn, split, rng)
+    return FAMILIES[family].generate(low if low == high else rng.randint(low, high), split, rng)
 
 
 def is_right(task: Task, text: str, run: Run | None = None) -> bool:

@@ -111,8 +111,7 @@ def _changed(kind: FunctionKind, chain: Chain, rng: Random) -> Chain:
     """The chain with one operation replaced by another, or by itself with other parameters."""
     place = int(rng.random() * len(chain))
     name = rng.choice(kind.results if place == len(chain) - 1 else kind.steps)
-    new = (name, *kind.operations[name].parameters(rng))
-    return (*chain[:place], new, *chain[place + 1 :])
+    return (*chain[:place], (name, *kind.operations[name].parameters(rng)), *chain[place + 1 :])
 
 
 FAMILIES = tuple(

@@ -28,11 +28,9 @@ def cast(level: int, rng: Random) -> Operands:
     return name, variant, detail, hero, friend, int(rng.random() * len(HOMES))
 
 
-def tell(
-    operands: Operands, level: int, split: str, rng: Random
-) -> tuple[str, str, dict[str, str]]:
+def tell(drawn: Operands, level: int, split: str, rng: Random) -> tuple[str, str, dict[str, str]]:
     """The opening, the rest, and the words that fill both."""
-    name, variant, detail, hero, friend, home = operands
+    name, variant, detail, hero, friend, home = drawn
     template, look = TEMPLATES[name], rng.choice(_data["looks"])
     child = "girl" if hero in GIRLS else "boy"
     words = {

@@ -87,5 +87,4 @@ FAMILIES = [family("extract_field", question, extract, verifiers.value)]
 _accept = (verifiers.json_document, verifiers.yaml_document, verifiers.csv_document)
 for _form, _is_right in zip(FORMS, _accept, strict=True):
     _own = {s: [t.replace("{target}", _form) for t in texts] for s, texts in CONVERSIONS.items()}
-    _convert = partial(convert, _form)
-    FAMILIES.append(family(f"to_{_form.lower()}", table, _convert, _is_right, _own))
+    FAMILIES.append(family(f"to_{_form.lower()}", table, partial(convert, _form), _is_right, _own))

@@ -21,11 +21,9 @@ def majority(train: Sequence[Task], test: Sequence[Task], grade: Grade = is_righ
 def ngram(
     train: Sequence[Task], test: Sequence[Task], order: int = 12, grade: Grade = is_right
 ) -> float:
-    """The share of `test` that is right with the likeliest answer after the end of the question.
-
-    That is the most frequent answer to the training questions that end in the same `order`
-    characters; where there is none, in one character less, and so on down to none.
-    """
+    """The share of `test` that is right with the likeliest answer after the end of the question."""
+    # That is the most frequent answer to the training questions that end in the same `order`
+    # characters; where there is none, in one character less, and so on down to none.
     answers: dict[str, Counter[str]] = defaultdict(Counter)
     for task in train:
         for end in _ends(task.question, order):

@@ -84,7 +84,7 @@ def arc(row: DataRow) -> Iterator[Example]:
         stem, listed = inner.text("stem"), inner.get("choices")
         pairs = [(c.get("label"), c.get("text")) for c in listed if isinstance(c, Mapping)]
     else:
-        choices = row.inner("choices")
+        choices = replace(row, value=row.get("choices"))
         stem = row.text("question")
         pairs = list(zip(choices.get("label"), choices.get("text"), strict=False))
     texts = {str(label): row.checked(text, "choices") for label, text in pairs}
@@ -114,7 +114,7 @@ def hotpotqa(row: DataRow) -> Iterator[Example]:
 def drop(row: DataRow) -> Iterator[Example]:
     passage = row.text("passage")
     if not row.has("qa_pairs"):  # Hugging Face: one question a row
-        spans = row.inner("answers_spans").get("spans")
+        spans = replace(row, value=row.get("answers_spans")).get("spans")
         if not isinstance(spans, list) or not spans:
             raise row.damaged("field 'answers_spans' has no spans")
         yield asked(row.text("question"), row.checked(spans[0], "spans"), passage)
@@ -210,15 +210,13 @@ def _conversation(row: DataRow) -> Example:
     spoken = [i for i, message in enumerate(kept) if message["role"] == "assistant"]
     if not spoken:
         raise row.damaged("no message is the assistant's, so nothing would be learned")
-    last = spoken[-1]
-    before = "\n".join(message["content"] for message in kept[:last])
-    return Example(before, kept[last]["content"], messages=tuple(kept))
+    before = "\n".join(message["content"] for message in kept[: spoken[-1]])
+    return Example(before, kept[spoken[-1]]["content"], messages=tuple(kept))
 
 
 def saved(row: DataRow) -> Iterator[Example]:
     """A row that `forge data fetch` wrote."""
-    values = row.value if isinstance(row.value, Mapping) else {}
-    prompt = values.get("prompt")
+    prompt = row.value.get("prompt") if isinstance(row.value, Mapping) else None
     if not isinstance(prompt, str):
         raise row.damaged("field 'prompt' is not a text")
     row.refuse_long(prompt, "field 'prompt'")

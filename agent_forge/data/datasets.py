@@ -58,7 +58,6 @@ for _name, _row in _table.items():
 
 
 def find(name: str) -> Dataset:
-    """A dataset by its name."""
     if name not in DATASETS:
         raise ConfigError(f"unknown dataset {name!r}{did_you_mean(name, list(DATASETS))}")
     return DATASETS[name]
@@ -167,9 +166,8 @@ def split_of(example: Example, kind: str, kinds: set[str], split_by: SplitBy = "
     by_question = split_by == "question" and verdict is None
     own = question_hash(example) if by_question else _digest(example)
     number = int.from_bytes(own[:4], "big") % 100
-    if number < 5:
-        return "selection"
-    return "verdict" if number < 10 and verdict is None else "train"
+    apart = "selection" if number < 5 else "verdict" if verdict is None else "train"
+    return apart if number < 10 else "train"
 
 
 def _digest(example: Example) -> bytes:
@@ -269,8 +267,7 @@ def verify(name: str, folder: Path) -> dict[str, Any]:
     leaked = 0
     for example in read(name, folder):
         counts[example.split] += 1
-        first = seen.setdefault(_digest(example), example.split)
-        leaked += first != example.split
+        leaked += seen.setdefault(_digest(example), example.split) != example.split
     total = sum(counts.values())
     return {
         "name": name,

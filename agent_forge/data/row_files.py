@@ -11,7 +11,7 @@ import itertools
 import math
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -79,12 +79,7 @@ class DataRow:
             problem = f"{what} has {len(text):,} characters, at most {MAX_CHARACTERS:,} are read"
             raise self.damaged(problem, "split it into several rows")
 
-    def inner(self, name: str) -> DataRow:
-        """A field that has fields itself, as a row."""
-        return replace(self, value=self.get(name))
-
     def texts(self, name: str, *, optional: bool = False) -> tuple[str, ...]:
-        """A field that is a list of texts."""
         return tuple(self.checked(entry, name) for entry in self.entries(name, optional=optional))
 
     def entries(self, name: str, *, optional: bool = False) -> list[Any]:
@@ -162,8 +157,7 @@ def _parse(text: str, path: Path, where: str) -> Any:
 def _jsonl(path: Path) -> Iterator[DataRow]:
     for number, line in lines(path):
         if line.strip():
-            where = f"line {number}"
-            yield DataRow(_parse(line, path, f"{where}: "), path, where)
+            yield DataRow(_parse(line, path, f"line {number}: "), path, f"line {number}")
 
 
 def _json(path: Path) -> Iterator[DataRow]:

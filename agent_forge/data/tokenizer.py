@@ -93,10 +93,9 @@ class Tokenizer:
             raise NotFound(f"{folder} has no {FILE}")
         content = path.read_bytes()
         try:
-            core = tokenizers.Tokenizer.from_buffer(content)
+            return cls(tokenizers.Tokenizer.from_buffer(content))
         except Exception as error:  # the library raises nothing narrower
             raise DamagedFile(path, f"not a tokenizer ({error})") from error
-        return cls(core)
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text. Special names in it are plain text."""

@@ -21,11 +21,9 @@ class ChatModel:
         self.opened = opened
 
     def complete(self, text: str, sampling: SamplingSettings) -> Iterator[str]:
-        """The continuation of a text."""
         return self._stream(self.opened.encode(check_prompt(text)), sampling)
 
     def reply(self, messages: Sequence[Message], sampling: SamplingSettings) -> Iterator[str]:
-        """The reply to a conversation."""
         check_prompt(messages[-1]["content"])
         return self._stream(self.opened.encode_chat(messages), sampling)
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -128,7 +129,6 @@ def stream(
 
 
 def choose(logits_V: Tensor, sampling: SamplingSettings, generator: torch.Generator) -> int:
-    """Draw one token by the rules of `sampling`."""
     if sampling.temperature == 0:
         return int(logits_V.argmax())
     logits = logits_V.float() / sampling.temperature
@@ -156,11 +156,8 @@ def batches(lengths: Sequence[int], most: int) -> Iterator[list[int]]:
 
 def shared_prefix(prompts: Sequence[tuple[int, ...]]) -> int:
     """How many tokens all prompts begin with; each keeps one to itself."""
-    if not prompts:
-        return 0
-    shortest = min(map(len, prompts))
-    columns = zip(*(prompt[: shortest - 1] for prompt in (min(prompts), max(prompts))), strict=True)
-    return next((i for i, (a, b) in enumerate(columns) if a != b), shortest - 1)
+    columns = zip(min(prompts, default=())[:-1], max(prompts, default=())[:-1], strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], columns))
 
 
 def own_generator(seed: int, prompt: Sequence[int], number: int = 0) -> torch.Generator:
@@ -180,22 +177,20 @@ class _Row:
     result: GeneratedText = field(default_factory=GeneratedText)
 
 
+@dataclass(eq=False)
 class _Batch:
     """Rows that are continued in step; the reader has read the beginning that all share."""
 
-    def __init__(
-        self,
-        reader: _ForgeReader | _TransformersReader,
-        rows: list[_Row],
-        decode: Decode | None,
-        shared: int = 0,
-        log_probabilities: bool = False,
-    ) -> None:
-        self.reader, self.sampling, self.decode = reader, reader.sampling, decode
-        self.log_probabilities = log_probabilities
-        self.live = rows  # those that have not ended
-        self.place = min(len(row.prompt) for row in rows)  # of the next token in each row
-        self.tokens = torch.tensor([row.prompt[shared : self.place] for row in rows])
+    reader: _ForgeReader | _TransformersReader
+    live: list[_Row]  # those that have not ended
+    decode: Decode | None
+    shared: InitVar[int] = 0
+    log_probabilities: bool = False
+
+    def __post_init__(self, shared: int) -> None:
+        self.sampling = self.reader.sampling
+        self.place = min(len(row.prompt) for row in self.live)  # of the next token in each row
+        self.tokens = torch.tensor([row.prompt[shared : self.place] for row in self.live])
 
     def advance(self) -> None:
         """One more token for every row that has not ended."""

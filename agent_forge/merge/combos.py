@@ -37,20 +37,15 @@ Stage2 = Callable[[Parts, Tensor, int], dict[Pair, Tensor]]
 
 def parse_combo(value: int | str) -> int:
     """0 to 7, three bits such as 110, or names such as slerp-ties-frankenmerge."""
-    text = str(value).strip().lower()
-    if text.isdigit() and int(text) < 8 and len(text) == 1:
-        return int(text)
-    if len(text) in (2, 3) and set(text) <= {"0", "1"}:  # YAML drops leading zeros
-        return int(text, 2)
-    parts = text.replace("+", "-").split("-")
-    if len(parts) == 3 and all(part in stage for part, stage in zip(parts, STAGES, strict=True)):
-        return int("".join(str(s.index(p)) for p, s in zip(parts, STAGES, strict=True)), 2)
+    text = str(value).strip().lower().replace("+", "-")
+    for n in ALL:
+        if text in (str(n), f"{n:02b}", f"{n:03b}", combo_name(n)):  # YAML drops leading zeros
+            return n
     hint = '0 to 7, three bits in quotes ("110"), or names (slerp-ties-frankenmerge)'
     raise ConfigError(f"unknown combo {value!r}", hint=hint)
 
 
 def combo_stages(combo: int) -> tuple[str, str, str]:
-    """The techniques of a combo."""
     return STAGES[0][combo >> 2], STAGES[1][combo >> 1 & 1], STAGES[2][combo & 1]
 
 
@@ -59,11 +54,9 @@ def combo_name(combo: int) -> str:
 
 
 def interpolation(anchored: np.ndarray, weights: Sequence[float], curved: bool) -> np.ndarray:
-    """Coefficients of D = M - B in terms of B and of the parents' differences from it.
-
-    Linear takes the weighted mean. SLERP goes from parent to parent over the sphere, with the
-    norm interpolated, and falls back to linear for an angle below 1e-6.
-    """
+    """Coefficients of D = M - B in terms of B and of the parents' differences from it."""
+    # Linear takes the weighted mean. SLERP goes from parent to parent over the sphere, with the
+    # norm interpolated, and falls back to linear for an angle below 1e-6.
     n = len(weights)
     parents = np.hstack([np.ones((n, 1)), np.eye(n)])  # P_i = B + d_i
     result: np.ndarray = parents[0].copy()
@@ -83,8 +76,7 @@ def arc(anchored: np.ndarray, a: np.ndarray, b: np.ndarray, t: float) -> tuple[f
     norm_a, norm_b = (math.sqrt(max(float(v @ anchored @ v), 0.0)) for v in (a, b))
     if theta < SMALLEST_ANGLE or math.sin(theta) < SMALLEST_ANGLE or not norm_a or not norm_b:
         return 1 - t, t
-    norm = (1 - t) * norm_a + t * norm_b
-    scale = norm / math.sin(theta)
+    scale = ((1 - t) * norm_a + t * norm_b) / math.sin(theta)
     return scale * math.sin((1 - t) * theta) / norm_a, scale * math.sin(t * theta) / norm_b
 
 
@@ -113,17 +105,6 @@ def disjoint_means(trimmed: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
     return up + down, up.sub_(down), total
 
 
-def stage_ties(base: Tensor, means: tuple[Tensor, Tensor], elected: Tensor) -> Tensor:
-    """B + the mean of the trimmed deltas whose sign is the elected one.
-
-    `means` holds half the sum and half the difference of the means of each sign: adding or
-    subtracting the latter picks one of the two, thirty times faster than a comparison.
-    """
-    middle, half = means
-    sign = torch.copysign(torch.ones((), dtype=elected.dtype), elected)
-    return torch.addcmul(middle, half, sign).add_(base)
-
-
 def literal_ties(merged: Tensor, parents: Sequence[Tensor], threshold: float) -> Tensor:
     """The specification's formula: deltas of the merged model from each parent."""
     deltas = [merged - parent for parent in parents]
@@ -148,10 +129,8 @@ def parents_share(parents: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor, Te
 
 
 def dfs(merged: Tensor, share: tuple[Tensor, Tensor, Tensor, Tensor]) -> Tensor:
-    """Dynamic fusion: sum w_c x_c / sum w_c over the merged model and the parents.
-
-    A candidate's weight is 1 / (distance to the parents' consensus + their mean distance to it).
-    """
+    """Dynamic fusion: sum w_c x_c / sum w_c over the merged model and the parents."""
+    # A candidate's weight is 1 / (distance to the parents' consensus + their mean distance to it).
     total, weight, consensus, scale = share
     offset = merged - consensus
     own = offset.abs().add_(scale).reciprocal_()
@@ -160,15 +139,14 @@ def dfs(merged: Tensor, share: tuple[Tensor, Tensor, Tensor, Tensor]) -> Tensor:
 
 def second_stage(x: TensorInputs, p: Params, pairs: Sequence[Pair]) -> Stage2:
     """The results of stage 2 for these pairs; whatever they share is computed once."""
-    curved = any(i == "slerp" for i, _ in pairs)
-    products = x.anchored() if curved else np.zeros(())
+    products = x.anchored() if any(i == "slerp" for i, _ in pairs) else np.zeros(())
     c = {i: interpolation(products, p["weight"], i == "slerp") for i in {i for i, _ in pairs}}
     if x.centred:  # the differences sum to zero: what cancels is taken out, so that it stays zero
         for value in c.values():
             value[1:] -= value[1:].mean()
             value[np.abs(value) < 1e-12] = 0.0
     if p["literal"]:
-        return _literal_stage(x, p, pairs, c)
+        return _literal(x, p, pairs, c)
     with_dare, with_ties = (any(t == task for _, t in pairs) for task in STAGES[1])
     share = kept_share(1 - p["drop_rate"])
     trims = []
@@ -190,16 +168,16 @@ def second_stage(x: TensorInputs, p: Params, pairs: Sequence[Pair]) -> Stage2:
             if task == "dare":
                 results[i, task] = torch.addcmul(base, d[i], kept, value=1 / share)
             else:
-                elected = d[i] if c[i].any() else total
-                results[i, task] = stage_ties(base, (middle, half), elected)
+                # Half the sum of the means of each sign, plus or minus half their difference, is
+                # the one with the elected sign: thirty times faster than a comparison.
+                sign = torch.copysign(base.new_ones(()), d[i] if c[i].any() else total)
+                results[i, task] = torch.addcmul(middle, half, sign).add_(base)
         return results
 
     return kernel
 
 
-def _literal_stage(
-    x: TensorInputs, p: Params, pairs: Sequence[Pair], c: Mapping[str, np.ndarray]
-) -> Stage2:
+def _literal(x: TensorInputs, p: Params, pairs: Sequence[Pair], c: dict[str, np.ndarray]) -> Stage2:
     share = kept_share(1 - p["drop_rate"])
 
     def merged(parts: Parts, base: Tensor, i: str) -> Tensor:
@@ -232,10 +210,8 @@ def _literal_stage(
 def fuse(
     x: TensorInputs, p: Params, which: Sequence[int], choices: Mapping[Pair, int]
 ) -> Callable[[Parts, Tensor, int], dict[int, Tensor]]:
-    """Combos of one tensor: a function of a run of the parents and the base.
-
-    `choices` says which candidate FrankenMerge takes for the layer of this tensor, after each pair.
-    """
+    """Combos of one tensor: a function of a run of the parents and the base."""
+    # `choices`: the candidate that FrankenMerge takes for the layer of this tensor, after each pair
     plan = {combo: combo_stages(combo) for combo in which}
     taken = {n: choices.get((i, t), 0) for n, (i, t, s) in plan.items() if s == "frankenmerge"}
     pairs = list(dict.fromkeys((i, t) for n, (i, t, _) in plan.items() if not taken.get(n)))
@@ -259,10 +235,8 @@ def fuse(
 
 
 def agreement(gram: np.ndarray) -> int:
-    """The candidate whose task vector agrees best with the others: the highest mean cosine.
-
-    The data-free layer score of FrankenMerge; the merged result (0) wins a tie.
-    """
+    """The candidate whose task vector agrees best with the others: the highest mean cosine."""
+    # The data-free layer score of FrankenMerge; the merged result (0) wins a tie.
     norms = np.sqrt(np.clip(np.diag(gram), 0, None))
     scale = np.where(norms > 0, norms, np.inf)
     cosines = gram / np.outer(scale, scale)

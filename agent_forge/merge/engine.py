@@ -55,7 +55,6 @@ class MergedWeights(Weights):
         self._pool = ThreadPoolExecutor(threads) if threads > 1 else None
 
     def compute(self, name: str) -> Tensor:
-        """One tensor of the result."""
         job, build = self.plan.jobs[name], self.recipe.method().build
         if build is None:
             assert self.recipe.combo is not None
@@ -72,7 +71,7 @@ class MergedWeights(Weights):
         else:
             by_run = kernel  # for mypy: it is no longer of either type
             (bounds,) = self._fill(inputs, lambda at: [by_run(*inputs.run(at), at)], [result])
-        self._check(job, inputs, result, bounds)
+        self._check(inputs, result, bounds, None)
         return result
 
     def combos(self, name: str, which: Sequence[int] = ALL) -> dict[int, Tensor]:
@@ -92,7 +91,7 @@ class MergedWeights(Weights):
 
         bounds = self._fill(inputs, compute_run, [results[n] for n in which])
         for n, found in zip(which, bounds, strict=True):
-            self._check(job, inputs, results[n], found, n)
+            self._check(inputs, results[n], found, n)
         return results
 
     def layer_choices(self, job: TensorMerge, which: Sequence[int]) -> dict[Pair, int]:
@@ -143,17 +142,13 @@ class MergedWeights(Weights):
         return inputs
 
     def _inputs(self, job: TensorMerge) -> TensorInputs:
-        models, dtype = self.plan.models, self.recipe.dtype
-        return TensorInputs(
-            [models[ref][name] for ref, name in job.inputs],
-            None if job.base is None else models[job.base[0]][job.base[1]],
-            centred=job.base is None and self.recipe.merge_method == COMBO,
-            name=job.name,
-            seed=self.recipe.seed,
-            read_as=getattr(torch, dtype) if dtype else None,
-            cache=self._cache,
-            key=(job.inputs, job.base, *self._read),
-        )
+        models, recipe = self.plan.models, self.recipe
+        inputs = [models[ref][name] for ref, name in job.inputs]
+        base = None if job.base is None else models[job.base[0]][job.base[1]]
+        centred = job.base is None and recipe.merge_method == COMBO
+        read_as = getattr(torch, recipe.dtype) if recipe.dtype else None
+        key = (job.inputs, job.base, *self._read)
+        return TensorInputs(inputs, base, centred, job.name, recipe.seed, read_as, self._cache, key)
 
     def _agreed(self, job: TensorMerge) -> Tensor:
         """A tensor that is not computed with: all models have to share it."""
@@ -163,43 +158,31 @@ class MergedWeights(Weights):
             raise ConfigError(f"{job.name} holds whole numbers that differ between the models")
         return first
 
-    def _fill(
-        self, inputs: TensorInputs, compute_run: ComputeRun, results: Sequence[Tensor]
-    ) -> list[Bounds]:
+    def _fill(self, x: TensorInputs, run_at: ComputeRun, results: list[Tensor]) -> list[Bounds]:
         """Compute and round every run; return the bounds of each result."""
         flats = [result.view(-1) for result in results]
 
         def work(start: int) -> list[Bounds]:
             bounds = []
             with torch.no_grad():
-                for flat, run in zip(flats, compute_run(start), strict=True):
-                    part = flat[start : start + RUN].copy_(run)
-                    low, high = torch.aminmax(part)
+                for flat, run in zip(flats, run_at(start), strict=True):
+                    low, high = torch.aminmax(flat[start : start + RUN].copy_(run))
                     bounds.append((float(low), float(high)))
             return bounds
 
-        starts = range(0, inputs.numel, RUN)
+        starts = range(0, x.numel, RUN)
         found = list(self._pool.map(work, starts) if self._pool else map(work, starts))
         if not found:
             return [(0.0, 0.0)] * len(flats)
         table = np.array(found)  # run, result, bound
         return list(zip(table[:, :, 0].min(0), table[:, :, 1].max(0), strict=True))
 
-    def _check(
-        self,
-        job: TensorMerge,
-        inputs: TensorInputs,
-        result: Tensor,
-        bounds: Bounds,
-        combo: int | None = None,
-    ) -> None:
-        """Replace a combo that cannot be used by the mean of its parents, and note it.
-
-        What any other method gives is what was asked for, as long as it is finite.
-        """
-        low, high = bounds
+    def _check(self, x: TensorInputs, result: Tensor, bounds: Bounds, combo: int | None) -> None:
+        """Replace a combo that cannot be used by the mean of its parents, and note it."""
+        # What any other method gives is what was asked for, as long as it is finite.
+        job, (low, high) = self.plan.jobs[x.name], bounds
         finite = np.isfinite(low) and np.isfinite(high)
-        if finite and (combo is None or low < high or inputs.numel < 2):
+        if finite and (combo is None or low < high or x.numel < 2):
             return
         if not finite:  # the parent that holds NaN or infinity is to blame, if there is one
             for ref, name in filter(None, (*job.inputs, job.base)):
@@ -210,7 +193,7 @@ class MergedWeights(Weights):
         flat = result.view(-1)
         if combo is not None:
             with torch.no_grad():
-                average = torch.cat([mean(parts) for parts, _ in inputs.runs()])
+                average = torch.cat([mean(parts) for parts, _ in x.runs()])
                 if finite and bool((average == average[:1]).all()):  # constant in the parents too
                     return
                 flat.copy_(average.to(job.spec.dtype))

@@ -88,17 +88,14 @@ def slerp_pair(theta: float, t: float) -> tuple[float, float]:
 
 
 def slerp(x: TensorInputs, p: Params) -> Kernel:
-    """Spherical interpolation of whole tensors, linear for an angle below about 1.8 degrees.
-
-    Further models follow pair by pair, each with the weight of one among those so far.
-    """
+    """Spherical interpolation of whole tensors, linear for an angle below about 1.8 degrees."""
+    # Further models follow pair by pair, each with the weight of one among those so far.
     gram, unit = x.gram(), np.eye(len(x.tensors))
     result = unit[0]
     for i in range(1, len(unit)):
         t = p["t"] if len(unit) == 2 else 1 / (i + 1)
         theta = angle(gram, result, unit[i])
-        near = abs(math.cos(theta)) > 0.9995
-        a, b = (1 - t, t) if near else slerp_pair(theta, t)
+        a, b = (1 - t, t) if abs(math.cos(theta)) > 0.9995 else slerp_pair(theta, t)
         result = a * result + b * unit[i]
     return combination([float(c) for c in result])
 
@@ -125,10 +122,8 @@ def nuslerp(x: TensorInputs, p: Params) -> Kernel | RowKernel:
 
 
 def multislerp(x: TensorInputs, p: Params) -> Kernel:
-    """The barycentre on the sphere: average in the tangent space of the mean direction.
-
-    Everything lies in the span of the inputs, so their inner products give the coefficients.
-    """
+    """The barycentre on the sphere: average in the tangent space of the mean direction."""
+    # Everything lies in the span of the inputs, so their inner products give the coefficients.
     n = len(x.tensors)
     if n == 1:
         return lambda parts, base, start: parts[0]
@@ -210,10 +205,8 @@ def trim_below(threshold: float) -> Trim:
 
 
 def keep_ranks(x: TensorInputs, i: int, lowest: int, kept: int, rescale: bool) -> Sparse:
-    """The `kept` magnitudes from rank `lowest` on, and all that equal the least or the largest.
-
-    `rescale` restores the L1 norm that the task vector had.
-    """
+    """The `kept` magnitudes from rank `lowest` on, and all that equal the least or the largest."""
+    # `rescale` restores the L1 norm that the task vector had.
     if kept <= 0:
         return nothing, 1.0
     last = lowest + kept - 1
@@ -266,11 +259,9 @@ def keep_random(x: TensorInputs, i: int, p: Params) -> Sparse:
 
 
 def elect(deltas: Sequence[Tensor], weights: Sequence[float] | None) -> tuple[Tensor, Tensor]:
-    """The sum of what agrees with the elected sign, and the weight that agreed (TIES).
-
-    With s the elected sign, the part of d that agrees is s relu(s d): no comparisons, which cost
-    thirty times an addition here. Without `weights` nobody asks who agreed.
-    """
+    """The sum of what agrees with the elected sign, and the weight that agreed (TIES)."""
+    # With s the elected sign, the part of d that agrees is s relu(s d): no comparisons, which cost
+    # thirty times an addition here. Without `weights` nobody asks who agreed.
     total = deltas[0].clone()
     for delta in deltas[1:]:
         total.add_(delta)

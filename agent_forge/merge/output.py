@@ -61,10 +61,8 @@ def anonymous_bytes() -> int:
 def lineage(merged: MergedWeights) -> dict[str, dict[str, str]]:
     """The hashes of every parent, as a recipe has them; one that differs from it is an error."""
     models = {ref: merged.plan.models[ref] for ref in merged.recipe.references()}
-    hashes = {
-        "parents": {ref: model.sha256() for ref, model in models.items()},
-        "parents_settings": {r: m.settings_sha256() for r, m in models.items() if m.folder},
-    }
+    hashes = {"parents": {ref: model.sha256() for ref, model in models.items()}}
+    hashes["parents_settings"] = {r: m.settings_sha256() for r, m in models.items() if m.folder}
     for key, found in hashes.items():
         for ref, value in getattr(merged.recipe, key).items():
             if ref in found and found[ref] != value:
@@ -118,8 +116,7 @@ def write_folders(
             refuse_existing(folder, weights, force)  # another merge may have been faster
     written, cost = {}, (weights.nbytes, time.monotonic() - began, peak)
     for n, stage in stages.items():
-        shards = shards_of(weights.specs, SHARD_BYTES)
-        hashes = {name: stage.records[name]["sha256"] for name in shards}
+        hashes = {s: stage.records[s]["sha256"] for s in shards_of(weights.specs, SHARD_BYTES)}
         written[n] = WrittenMerge(folders[n], *cost, hashes, notes[n])
     return written
 
@@ -134,8 +131,7 @@ def _write_tensors(
     shards = [writing_shards(stage, weights.specs, SHARD_BYTES) for stage in stages.values()]
     done, peak = 0, anonymous_bytes()
     for puts in zip(*shards, strict=True):
-        name = puts[0][0]
-        nbytes = weights.specs[name].nbytes
+        name, nbytes = puts[0][0], weights.specs[puts[0][0]].nbytes
         room = TOGETHER_BYTES if max_ram is None else max_ram - anonymous_bytes()
         together = max(1, min(TOGETHER_BYTES, room) // max(1, nbytes))
         todo = [(n, put) for n, (_, put) in zip(stages, puts, strict=True)]
@@ -144,7 +140,7 @@ def _write_tensors(
             combos = [n for n, _ in group if n is not None]
             versions: dict[Any, Tensor] = {}
             if combos and isinstance(weights, MergedWeights):
-                versions.update(weights.combos(name, combos))
+                versions |= weights.combos(name, combos)
             else:
                 versions[None] = weights[name]
             peak = max(peak, anonymous_bytes())
@@ -157,10 +153,8 @@ def _write_tensors(
 
 
 def refuse_existing(folder: Path, weights: Weights, force: bool) -> None:
-    """Refuse to replace what is there unless told to, and all that we did not write ourselves.
-
-    A folder in a parent, and one that a parent or the current folder lies in, is always refused.
-    """
+    """Refuse to replace what is there unless told to, and all that we did not write ourselves."""
+    # A folder in a parent, and one that a parent or the current folder lies in, is always refused.
     require_short(folder)
     models = list(weights.plan.models.values()) if isinstance(weights, MergedWeights) else [weights]
     kept = {m.folder for m in models if m.folder} | {p.parent for m in models for p in m.sources}

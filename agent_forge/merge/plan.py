@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
@@ -16,18 +15,9 @@ from agent_forge.merge.methods import ADDS_BASE
 from agent_forge.merge.recipe import LayerSlice, Recipe, SliceSource, check_filters, first_value
 from agent_forge.merge.tensor_inputs import Cache
 from agent_forge.merge.vocabulary import Vocabulary, align
+from agent_forge.model import weights
 from agent_forge.model.folder import open_weights
-from agent_forge.model.weights import (
-    BEFORE_LAYERS,
-    HEAD,
-    TOKEN_EMBEDDING,
-    Weights,
-    at_layer,
-    from_memory,
-    is_tied,
-    layer_count,
-    layer_of,
-)
+from agent_forge.model.weights import HEAD, Weights, at_layer, layer_count
 from agent_forge.store.tensors import TensorSpec
 
 TensorPlace = tuple[str, str]  # a model and the name of a tensor in it
@@ -37,7 +27,7 @@ class Parents(dict[str, Weights]):
     """The models of one or many recipes, opened once, with what was measured on them."""
 
     def __init__(self, models: Mapping[str, nn.Module | Mapping[str, Tensor]] = {}) -> None:
-        super().__init__({ref: from_memory(model, ref) for ref, model in models.items()})
+        super().__init__({ref: weights.from_memory(model, ref) for ref, model in models.items()})
         self.cache: Cache = {}
 
     def open(self, references: Iterable[str]) -> None:
@@ -59,7 +49,7 @@ class TensorMerge:
 
     @property
     def layer(self) -> str | None:
-        layer = layer_of(self.name)
+        layer = weights.layer_of(self.name)
         return None if layer is None else str(layer)
 
 
@@ -84,23 +74,19 @@ def make_plan(recipe: Recipe, parents: Parents) -> MergePlan:
     models: Mapping[str, Weights] = parents
     vocabulary = None
     if choice := recipe.vocabulary():
-        names, multiple = recipe.references(), choice.pad_to_multiple_of or 1
-        models, vocabulary = align(names, parents, choice.source, multiple, recipe.base_model)
+        models, vocabulary = align(recipe, choice, parents)
     parts = recipe.slices or [_whole(recipe, models)]
     jobs: dict[str, TensorMerge] = {}
     done: list[int] = []
-    for n, part in enumerate(parts):
-        start, stop = part.sources[0].layer_range
-        length = stop - start
-        planner = _Planner(recipe, models, part)
-        if n == 0:
-            jobs.update(planner.outside_layers(before=True))
-        for i in range(length):
-            position = i / (length - 1) if length > 1 else 1.0
+    planners = [_Planner(recipe, models, part) for part in parts]
+    jobs.update(planners[0].outside_layers(before=True))
+    for planner in planners:
+        start, stop = planner.part.sources[0].layer_range
+        for i in range(stop - start):
+            position = i / (stop - start - 1) if stop - start > 1 else 1.0
             jobs.update(planner.layer(i, len(done), position))
             done.append(start + i)
-        if n == len(parts) - 1:
-            jobs.update(planner.outside_layers(before=False))
+    jobs.update(planners[-1].outside_layers(before=False))
     if not jobs:
         raise ConfigError("there is nothing to merge: the models hold no tensors")
     sources = [name for job in jobs.values() for _, name in job.inputs]
@@ -115,11 +101,8 @@ def _whole(recipe: Recipe, models: Mapping[str, Weights]) -> LayerSlice:
         listed = ", ".join(f"{ref}: {n}" for ref, n in counts.items())
         hint = "use slices to say which layers go together"
         raise ConfigError(f"the models have different numbers of layers ({listed})", hint=hint)
-    layers = [0, next(iter(counts.values()))]
-    sources = [
-        SliceSource.model_construct(model=m.model, parameters=m.parameters, layer_range=layers)
-        for m in recipe.models
-    ]
+    shared: dict[str, Any] = {"layer_range": [0, next(iter(counts.values()))]}
+    sources = [SliceSource.model_construct(**dict(model), **shared) for model in recipe.models]
     return LayerSlice.model_construct(sources=sources, base_model=None, parameters={})
 
 
@@ -146,25 +129,25 @@ class _Planner:
     def layer(self, i: int, out: int, position: float) -> Iterator[tuple[str, TensorMerge]]:
         """Layer `out` of the result, from layer i of the slice."""
         here = {ref: start + i for ref, start in self.first.items()}
-        names = {ref: _names_at(self.models[ref], n) for ref, n in here.items()}
-        for name in dict.fromkeys(itertools.chain(*names.values())):
+        named = (name for ref, n in here.items() for name in self.models[ref].by_layer.get(n, ()))
+        for name in dict.fromkeys(at_layer(name, 0) for name in named):
             sources = {ref: at_layer(name, n) for ref, n in here.items()}
             yield at_layer(name, out), self._job(at_layer(name, out), sources, position)
 
     def outside_layers(self, *, before: bool) -> Iterator[tuple[str, TensorMerge]]:
-        names = {ref: _names_at(self.models[ref], None) for ref in self.first}
+        names = [name for ref in self.first for name in self.models[ref].by_layer.get(None, ())]
         models = [self.models[ref] for ref in self.recipe.references()]
-        tied = all(is_tied(weights) for weights in models)
+        tied = all(map(weights.is_tied, models))
         if not tied:  # the last slice may be of a tied model, but the result has a head
-            names["heads"] = [name for weights in models for name in weights if HEAD.search(name)]
-        for name in dict.fromkeys(itertools.chain(*names.values())):
-            if bool(BEFORE_LAYERS.search(name)) != before or (tied and HEAD.search(name)):
+            names += [name for model in models for name in model if HEAD.search(name)]
+        for name in dict.fromkeys(names):
+            if bool(weights.BEFORE_LAYERS.search(name)) != before or (tied and HEAD.search(name)):
                 continue
             yield name, self._job(name, dict.fromkeys(self.first, name), 0.0)
 
     def _job(self, name: str, sources: dict[str, str], position: float) -> TensorMerge:
         """An output tensor from the tensor of each model that `sources` names."""
-        found = {ref: (ref, _find(self.models[ref], source)) for ref, source in sources.items()}
+        found = {ref: (ref, self.models[ref].used_as(own)) for ref, own in sources.items()}
         if lacking := [ref for ref, (_, source) in found.items() if not source]:
             having = ", ".join(ref for ref in found if ref not in lacking)
             problem = f"tensor {name!r} is in {having} but missing in {', '.join(lacking)}"
@@ -173,16 +156,12 @@ class _Planner:
         if len({spec.shape for spec in specs.values()}) > 1:
             shapes = ", ".join(f"{ref}: {list(spec.shape)}" for ref, spec in specs.items())
             hint = "only models of the same architecture and size can be merged"
-            if TOKEN_EMBEDDING.search(name) or HEAD.search(name):
+            if weights.is_vocabulary(name):
                 hint = "tokenizer: union (or base) in the recipe makes the vocabularies equal"
             raise ConfigError(f"{name} has different shapes ({shapes})", hint=hint)
-        return TensorMerge(
-            name,
-            TensorSpec(self._type(specs), next(iter(specs.values())).shape),
-            tuple(found[ref] for ref in self.inputs),
-            found[self.base] if self.base else None,
-            self._params(name, sources, position),
-        )
+        spec = TensorSpec(self._type(specs), next(iter(specs.values())).shape)
+        inputs, base = (found[ref] for ref in self.inputs), found[self.base] if self.base else None
+        return TensorMerge(name, spec, tuple(inputs), base, self._params(name, sources, position))
 
     def _type(self, specs: Mapping[str, TensorSpec]) -> torch.dtype:
         types = [spec.dtype for spec in specs.values()]
@@ -208,17 +187,3 @@ class _Planner:
             scopes = [(sources[ref], [self.own.get(ref, {}), *common]) for ref in self.inputs]
             params[key] = [first_value(s, key, source, position, default) for source, s in scopes]
         return params
-
-
-def _names_at(weights: Weights, layer: int | None) -> list[str]:
-    """The tensors of a layer, named as in layer 0; or those outside the layers."""
-    names = weights.by_layer.get(layer, [])
-    return names if layer is None else [at_layer(name, 0) for name in names]
-
-
-def _find(weights: Weights, name: str) -> str:
-    """The name in a model, if it is there; a tied head is its embedding."""
-    if name in weights.specs:
-        return name
-    tied = HEAD.search(name) and weights.config.get("tie_word_embeddings") is not False
-    return next((other for other in weights if tied and TOKEN_EMBEDDING.search(other)), "")

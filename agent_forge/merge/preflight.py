@@ -68,7 +68,6 @@ class MergePreflight:
         return next((p.cause or ConfigError(p.what, hint=p.remedy) for p in errors), None)
 
     def require(self) -> MergePlan:
-        """The plan, or the first error."""
         if self.error is not None:
             raise self.error
         assert self.plan is not None
@@ -97,11 +96,9 @@ def preflight(recipe: Recipe, out: Path, parents: Parents | None = None) -> Merg
             models[ref] = opened[ref]
     if len(models) == len(recipe.references()):
         _compare_configs(report, models)
-        _compare_vocabularies(report, recipe, models)
-        types: dict[str, list[str]] = {}
-        for ref, weights in models.items():
-            names = {str(spec.dtype).removeprefix("torch.") for spec in weights.specs.values()}
-            types[ref] = sorted(names)
+        _compare_tokens(report, recipe, models)
+        dtypes = {ref: {str(s.dtype) for s in w.specs.values()} for ref, w in models.items()}
+        types = {ref: sorted(n.removeprefix("torch.") for n in dtypes[ref]) for ref in models}
         report.facts["types"] = types
         if len({tuple(names) for names in types.values()}) > 1:
             report.add("note", f"the models have different types: {types}", "set out_dtype")
@@ -191,9 +188,7 @@ def _compare_configs(report: MergePreflight, models: dict[str, Weights]) -> None
                 report.add(level, what, f"the result takes that of {first_ref}")
 
 
-def _compare_vocabularies(
-    report: MergePreflight, recipe: Recipe, models: dict[str, Weights]
-) -> None:
+def _compare_tokens(report: MergePreflight, recipe: Recipe, models: dict[str, Weights]) -> None:
     (first_ref, first), *others = models.items()
     tokens = read_tokens(first.folder)
     report.facts["vocabulary"] = rows_of(first)
@@ -240,8 +235,7 @@ def _same_base(report: MergePreflight, recipe: Recipe, models: dict[str, Weights
 
 
 def _forecast(report: MergePreflight, plan: MergePlan, out: Path) -> None:
-    recipe = plan.recipe
-    specs = plan.specs.values()
+    recipe, specs = plan.recipe, plan.specs.values()
     nbytes, count = sum(s.nbytes for s in specs), sum(s.numel for s in specs)
     inputs = max(len(job.inputs) + (job.base is not None) for job in plan.jobs.values())
     cost = COST_NS.get(recipe.merge_method, COST_DEFAULT_NS)

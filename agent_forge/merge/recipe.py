@@ -137,11 +137,10 @@ class Recipe(Settings):
         source = self.tokenizer_source
         return TokenizerChoice(source=source) if source else self.tokenizer
 
-    def inputs(self, part: LayerSlice | None = None) -> list[str]:
-        """The models that are merged (in a slice), in order; what is only a base is none."""
-        names = [s.model for s in (part.sources if part else self.models)]
-        method = self.method()
-        base = (part.base_model if part else None) or self.base_model
+    def inputs(self, part: LayerSlice) -> list[str]:
+        """The models that are merged in a slice, in order; what is only a base is none."""
+        names, method = [s.model for s in part.sources], self.method()
+        base = part.base_model or self.base_model
         if base and base not in names and not self.slices and method.base in ADDS_BASE:
             names.append(base)
         if method.base in ("required", "optional") and base in names:
@@ -189,8 +188,7 @@ def _check_parameter(recipe: Recipe, where: str, name: str, setting: Any, shared
 def _values(setting: Any, where: str) -> Iterator[Any]:
     """All plain values of a setting: a value, a gradient, or either of them under filters."""
     if isinstance(setting, Mapping):
-        unknown = set(setting) - {"value", "filter"}
-        if unknown or "value" not in setting:
+        if set(setting) - {"value", "filter"} or "value" not in setting:
             raise ValueError(f"{where}: a conditional value has `value` and perhaps `filter`")
         yield from _values(setting["value"], where)
     elif isinstance(setting, list):
@@ -222,14 +220,13 @@ def _typed(value: Any, default: Any, where: str) -> Any:
 
 
 def _check_count(recipe: Recipe) -> None:
-    method = recipe.method()
-    parts: list[LayerSlice | None] = [*recipe.slices] or [None]
-    for part in parts:
-        names = [s.model for s in (part.sources if part else recipe.models)]
-        base = (part.base_model if part else None) or recipe.base_model
+    method, models = recipe.method(), list[Any](recipe.models)
+    for part in recipe.slices or [LayerSlice.model_construct(sources=models)]:
+        names = [s.model for s in part.sources]
+        base = part.base_model or recipe.base_model
         if len(set(names)) != len(names):
             raise ValueError("a model is listed twice")
-        if part and base and method.base in ("required", "first") and base not in names:
+        if recipe.slices and base and method.base in ("required", "first") and base not in names:
             raise ValueError(f"the base {base!r} is not among the sources of a slice")
         if method.base == "required" and not base:
             raise ValueError(f"{recipe.merge_method} needs a base_model")
@@ -244,13 +241,11 @@ def resolve(setting: Any, name: str, position: float, default: Any) -> Any:
     options = [setting] if isinstance(setting, Mapping) else setting
     if not isinstance(options, list):
         return _typed(options, default, name)
-    if options and isinstance(options[0], Mapping):
+    if not options or isinstance(options[0], Mapping):
         for option in options:
             wanted = option.get("filter")
             if wanted in (None, "*") or str(wanted) in name:
                 return resolve(option["value"], name, position, default)
-        return None
-    if not options:
         return None
     values = [_typed(value, default, name) for value in options]
     place = position * (len(values) - 1)
@@ -261,16 +256,10 @@ def resolve(setting: Any, name: str, position: float, default: Any) -> Any:
     return (1 - (place - low)) * values[low] + (place - low) * values[high]
 
 
-def first_value(
-    scopes: Sequence[Parameters], parameter: str, name: str, position: float, default: Any
-) -> Any:
+def first_value(scopes: list[Parameters], key: str, name: str, at: float, default: Any) -> Any:
     """The value of the first scope that has one for this tensor, else the default."""
-    for scope in scopes:
-        if parameter in scope:
-            value = resolve(scope[parameter], name, position, default)
-            if value is not None:
-                return value
-    return default
+    values = (resolve(scope[key], name, at, default) for scope in scopes if key in scope)
+    return next((value for value in values if value is not None), default)
 
 
 def check_filters(recipe: Recipe, tensors: Sequence[str]) -> None:
@@ -318,8 +307,7 @@ def to_mergekit(recipe: Recipe) -> str:
     data = {"merge_method": recipe.merge_method, **data}
     method = recipe.method()
     needed = {"t": method.shared.get("t"), "weight": method.per_input.get("weight")}
-    spelled = {k: v for k, v in needed.items() if v is not None}
-    if parameters := {**spelled, **recipe.parameters}:
+    if parameters := {k: v for k, v in needed.items() if v is not None} | recipe.parameters:
         data["parameters"] = parameters
     if recipe.merge_method == "slerp" and not recipe.base_model:
         data["base_model"] = (recipe.models or recipe.slices[0].sources)[0].model

@@ -24,20 +24,16 @@ T = TypeVar("T")
 
 @dataclass(eq=False)
 class TensorInputs:
-    """The inputs of one output tensor as flat tensors in their storage type, and perhaps a base.
-
-    `centred` makes the mean of the inputs the base. `read_as` rounds every input to a type first,
-    as a recipe's `dtype` asks. `key` names the inputs in the cache.
-    """
+    """The inputs of one output tensor as flat tensors in their storage type, and perhaps a base."""
 
     tensors: Sequence[Tensor]
     base: Tensor | None = None
-    centred: bool = False
+    centred: bool = False  # the mean of the inputs is the base
     name: str = ""
     seed: int = 0
-    read_as: torch.dtype | None = None
+    read_as: torch.dtype | None = None  # rounds every input first, as a recipe's `dtype` asks
     cache: Cache = field(default_factory=dict)
-    key: tuple[Any, ...] = ()
+    key: tuple[Any, ...] = ()  # of the inputs in the cache
     whole_model: np.ndarray | None = None  # inner products to be used instead of the tensor's own
 
     def __post_init__(self) -> None:
@@ -59,7 +55,6 @@ class TensorInputs:
         return parts, mean(parts) if self.centred else None
 
     def runs(self) -> Iterator[tuple[list[Tensor], Tensor | None]]:
-        """The inputs and the base of each run."""
         return map(self.run, range(0, self.numel, RUN))
 
     def deltas(self, i: int) -> Iterator[Tensor]:
@@ -74,10 +69,8 @@ class TensorInputs:
                 yield delta.sub_(self.read(self.base, start, start + RUN))
 
     def anchored(self) -> np.ndarray:
-        """Inner products, in fp64, of the base and the differences from it.
-
-        Without a base the first input is in its place: small angles stay exact either way.
-        """
+        """Inner products, in fp64, of the base (or the first input) and the differences from it."""
+        # From differences, small angles stay exact.
 
         def measure() -> np.ndarray:
             total: np.ndarray = np.zeros(())
@@ -107,7 +100,6 @@ class TensorInputs:
         return np.asarray(change @ anchored @ change.T)
 
     def mask(self, name: str, start: int, density: float) -> Tensor:
-        """The random mask of a run (see dare_mask)."""
         return dare_mask(self.seed, name, start, min(RUN, self.numel - start), density)
 
     def magnitudes(self, i: int, ranks: tuple[int, ...]) -> list[float]:
@@ -123,11 +115,9 @@ def mean(parts: Sequence[Tensor]) -> Tensor:
 
 
 def select(runs: Callable[[], Iterable[Tensor]], ranks: Sequence[int]) -> list[float]:
-    """The values at these ranks among all magnitudes, exactly, by counting instead of sorting.
-
-    The bits of a positive float grow with it: one pass counts the upper half of the bits, a second
-    one the lower half of those that share the upper half wanted. `runs()` starts a pass.
-    """
+    """The values at these ranks among all magnitudes, exactly, by counting instead of sorting."""
+    # The bits of a positive float grow with it: one pass counts the upper half of the bits, another
+    # one the lower half of those that share the upper half wanted. `runs()` starts a pass.
     upper = np.zeros(1 << 15, dtype=np.int64)
     for delta in runs():
         upper += np.bincount(_bits(delta) >> 16, minlength=1 << 15)
@@ -160,11 +150,9 @@ def kept_share(density: float) -> float:
 
 
 def dare_mask(seed: int, name: str, start: int, count: int, density: float) -> Tensor:
-    """1 for the elements from `start` on that are kept, else 0.
-
-    Each element has a 16-bit random number. Their generator is counter-based and keyed by seed and
-    name, so element k always gets number k: whoever asks, in whatever order.
-    """
+    """1 for the elements from `start` on that are kept, else 0."""
+    # Each element has a 16-bit random number. Their generator is counter-based and keyed by seed
+    # and name, so element k always gets number k: whoever asks, in whatever order.
     if density <= 0:
         return torch.zeros(count)
     step, skip = divmod(start, DRAWS_A_STEP)

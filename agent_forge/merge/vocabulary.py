@@ -7,7 +7,7 @@ gets the row of the only model that has it, else the base's, else the mean of th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,8 @@ import torch
 from torch import Tensor
 
 from agent_forge.errors import ConfigError, DamagedFile, PathDisappeared
-from agent_forge.model.weights import (
-    HEAD,
-    SETTINGS_FILES,
-    TOKEN_EMBEDDING,
-    Weights,
-    further_templates,
-)
+from agent_forge.merge.recipe import Recipe, TokenizerChoice
+from agent_forge.model.weights import SETTINGS_FILES, Weights, further_templates, is_vocabulary
 from agent_forge.store import files
 from agent_forge.store.tensors import TensorSpec
 
@@ -67,24 +62,15 @@ def read_tokens(folder: Path | None) -> dict[str, int] | None:
 
 
 def rows_of(weights: Weights) -> int | None:
-    """Rows of a model's token embedding."""
-    names = (name for name in weights.specs if TOKEN_EMBEDDING.search(name))
-    return next((weights.specs[name].shape[0] for name in names), None)
+    return weights.specs[weights.embedding].shape[0] if weights.embedding else None
 
 
 def align(
-    references: Sequence[str],
-    models: Mapping[str, Weights],
-    source: str,
-    multiple: int,
-    preferred: str | None,
+    recipe: Recipe, choice: TokenizerChoice, models: Mapping[str, Weights]
 ) -> tuple[dict[str, Weights], Vocabulary]:
-    """The models with their vocabularies made equal, and the vocabulary that they have then.
-
-    The first reference counts as the base; a `preferred` one gives its rows to models without.
-    `source` is base, union or a model; rows are added up to a multiple of `multiple`.
-    """
-    base = references[0]
+    """The models with their vocabularies made equal, and the vocabulary that they have then."""
+    references, source, multiple = recipe.references(), choice.source, choice.pad_to_multiple_of
+    base = references[0]  # the first model counts as one if there is no other
     base_tokens = _usable(models[base])
     if base_tokens is None:
         hint = "leave tokenizer out of the recipe if all vocabularies are equal"
@@ -107,12 +93,12 @@ def align(
                     added[token] = {"id": following, "content": token, **entry}
                     following += 1
     n = max(result.values()) + 1
-    size = -(-n // multiple) * multiple
+    size = -(-n // (multiple or 1)) * (multiple or 1)
     tables = {ref: torch.full((n,), -1, dtype=torch.long) for ref in references}
     for ref, table in tables.items():  # new id -> the id in a model, -1 where it has no such token
         for token, i in result.items():
             table[i] = tokens[ref].get(token, -1)
-    aligned = {ref: _aligned(ref, preferred, models, tables, size) for ref in references}
+    aligned = {ref: _aligned(ref, recipe.base_model, models, tables, size) for ref in references}
     return {**models, **aligned}, Vocabulary(models[owner].folder, added, size)
 
 
@@ -132,40 +118,28 @@ def _usable(weights: Weights) -> dict[str, int] | None:
 
 
 def _aligned(
-    ref: str,
-    preferred: str | None,
-    models: Mapping[str, Weights],
-    tables: Mapping[str, Tensor],
-    size: int,
+    ref: str, base: str | None, models: Mapping[str, Weights], tables: dict[str, Tensor], size: int
 ) -> Weights:
     """A model whose embedding and head have `size` rows, the first ones as the tables say."""
     weights, n = models[ref], len(tables[ref])
     specs = dict(weights.specs)
-    by_token = {name for name in specs if TOKEN_EMBEDDING.search(name) or HEAD.search(name)}
-    for name in by_token:
+    for name in filter(is_vocabulary, weights):
         specs[name] = TensorSpec(specs[name].dtype, (size, *specs[name].shape[1:]))
 
     def get(name: str) -> Tensor:
-        if name not in by_token:
+        if not is_vocabulary(name):
             return weights[name]
-        names = {r: _same_use(models[r], name) for r in tables}
+        names = {r: models[r].used_as(name) for r in tables}
         tensors = {r: models[r][own] for r, own in names.items() if own}
         missing = tables[ref] < 0
         rows = tensors[ref][tables[ref].clamp(min=0)]
-        rows[missing] = _substitutes(tensors, tables, missing, preferred).to(rows.dtype)
+        rows[missing] = _substitutes(tensors, tables, missing, base).to(rows.dtype)
         if size == n:
             return rows
         padding = rows.float().mean(0, keepdim=True).to(rows.dtype)
         return torch.cat([rows, padding.expand(size - n, *rows.shape[1:])])
 
     return weights.derived(get, specs=specs, config={**weights.config, "vocab_size": size})
-
-
-def _same_use(weights: Weights, name: str) -> str | None:
-    """The tensor of a model that is used as `name`: the head of a tied one is its embedding."""
-    if name in weights.specs or not HEAD.search(name):
-        return name if name in weights.specs else None
-    return next((own for own in weights.specs if TOKEN_EMBEDDING.search(own)), None)
 
 
 def _substitutes(
@@ -190,17 +164,14 @@ def _substitutes(
 def write_tokenizer(
     stage: files.StagedFolder, folder: Path | None, added: Mapping[str, Mapping[str, Any]]
 ) -> None:
-    """Copy a tokenizer; tokens that came from other models are added to it.
-
-    Chat templates that lie in a folder of their own come into its config: a model's folder is flat.
-    """
+    """Copy a tokenizer; tokens that came from other models are added to it."""
+    # Chat templates in a folder of their own come into its config: a model's folder is flat.
     if folder is None:
         return
     if not folder.is_dir():
         raise PathDisappeared(folder, hint="put it back, then run it again")
     templates = further_templates(folder)
-    changed = {CONFIG} if added or templates else set()
-    changed |= ({TOKENIZER} if added else set()) | ({TEMPLATE} if templates else set())
+    changed = {*([CONFIG, TOKENIZER] if added else []), *([CONFIG, TEMPLATE] if templates else [])}
     for name in TOKENIZER_FILES:
         if (folder / name).is_file() and name not in changed:
             stage.copy(folder / name)

@@ -64,7 +64,6 @@ def read_settings(folder: Path) -> dict[str, Any]:
 
 
 def adapt(base: Weights, folder: Path) -> Weights:
-    """A base with a LoRA adapter on it."""
     settings = read_settings(folder)
     path = next((folder / name for name in FILES if (folder / name).is_file()), None)
     if path is None:
@@ -142,10 +141,8 @@ def _split(
 def _refuse_others(
     base: Weights, tensors: Iterable[str], updated: set[str], settings: dict[str, Any], path: Path
 ) -> None:
-    """Refuse tensors that the settings do not call for, and layers without their update.
-
-    peft passes over both in silence, so that the numbers would be those of another model.
-    """
+    """Refuse tensors that the settings do not call for, and layers without their update."""
+    # peft passes over both in silence, so that the numbers would be those of another model.
     named = {
         name
         for name, spec in base.specs.items()
@@ -162,14 +159,11 @@ def _refuse_others(
             kind == "modules_to_save" and not _is_kept(module, settings)
         ):
             raise DamagedFile(path, f"peft leaves out {key!r}: {SETTINGS} does not call for it")
+    every_layer = str(settings.get("target_modules")).lower() == "all-linear"
     for name in sorted(named - updated):
         # Experts may be one tensor in transformers; of all linear layers some may be no module.
-        if ".experts." not in name and not _is_every_layer(settings.get("target_modules")):
+        if ".experts." not in name and not every_layer:
             raise DamagedFile(path, f"it has no update of {name}, which {SETTINGS} names")
-
-
-def _is_every_layer(targets: Any) -> bool:
-    return isinstance(targets, str) and targets.lower() == "all-linear"
 
 
 def _is_kept(module: str, settings: dict[str, Any]) -> bool:
@@ -181,10 +175,9 @@ def _is_target(module: str, settings: dict[str, Any], path: Path) -> bool:
     """True if peft would put an update on a layer."""
     targets: Any = settings.get("target_modules")
     layers = settings.get("layers_to_transform")
-    excluded = _matches(settings.get("exclude_modules") or (), module, path)
-    if excluded or _is_kept(module, settings):
+    if _matches(settings.get("exclude_modules") or (), module, path) or _is_kept(module, settings):
         return False
-    if _is_every_layer(targets):
+    if str(targets).lower() == "all-linear":
         return not (EMBEDDING.search(module) or weights.HEAD.search(f"{module}.weight"))
     if not _matches(targets, module, path):
         return False

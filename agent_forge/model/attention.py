@@ -5,6 +5,8 @@ Shapes: B batch, T tokens, S tokens with the cached past, D width, H heads, K wi
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -34,12 +36,12 @@ def rotate(x_BHTK: Tensor, positions_T: Tensor) -> Tensor:
     return torch.cat([first * cos - second * sin, first * sin + second * cos], dim=-1)
 
 
+@dataclass(eq=False)
 class KeyValues:
     """The keys and values of the past that attention may still see."""
 
-    def __init__(self) -> None:
-        self.k: Tensor | None = None
-        self.v: Tensor | None = None
+    k: Tensor | None = None
+    v: Tensor | None = None
 
     def extend(self, k: Tensor, v: Tensor, window: int) -> tuple[Tensor, Tensor]:
         """Add new ones and return all that the newest tokens need."""

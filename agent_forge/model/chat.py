@@ -34,11 +34,7 @@ def render(
     texts: list[Any] = []
     kept: list[Any] = []  # alive, so that nothing lies where it lay before
     try:
-        for ast in _parsed(tokenizer):
-            if ast.find(nodes.Pow):
-                raise ValueError("powers (**) are not computed: one of them can take forever")
-            if name := next((name for name in BY_CHANCE if _uses(ast, name)), None):
-                raise ValueError(f"{name} gives something else each time")
+        _refuse_unsteady(tokenizer.chat_template)
         for _ in range(2):
             kept.append([dict(message) for message in messages])
             with _today(date), _time_limit(SECONDS), platform.memory_limit(MEMORY_BYTES):
@@ -75,18 +71,17 @@ def _today(date: datetime) -> Iterator[None]:
         chat_template_utils.datetime = before
 
 
-def _parsed(tokenizer: Any) -> Iterator[nodes.Template]:
-    """The templates of a tokenizer as trees."""
-    given = tokenizer.chat_template
+def _refuse_unsteady(given: Any) -> None:
+    """Refuse templates that could take forever, or that give something else each time."""
     for text in given.values() if isinstance(given, Mapping) else [given]:
-        yield Environment(extensions=["jinja2.ext.loopcontrols", GenerationTag]).parse(str(text))
-
-
-def _uses(ast: nodes.Template, name: str) -> bool:
-    """True if a template uses a filter or a function of jinja2, also by its name as a text."""
-    filters = list(ast.find_all(nodes.Filter))
-    names = {f.name for f in filters} | {found.name for found in ast.find_all(nodes.Name)}
-    return name in names or any(c.value == name for f in filters for c in f.find_all(nodes.Const))
+        ast = Environment(extensions=["jinja2.ext.loopcontrols", GenerationTag]).parse(str(text))
+        if ast.find(nodes.Pow):
+            raise ValueError("powers (**) are not computed: one of them can take forever")
+        filters = list(ast.find_all(nodes.Filter))  # one may be used by its name as a text
+        used = [c.value for f in filters for c in f.find_all(nodes.Const)]
+        used += [*(f.name for f in filters), *(n.name for n in ast.find_all(nodes.Name))]
+        if name := next((name for name in BY_CHANCE if name in used), None):
+            raise ValueError(f"{name} gives something else each time")
 
 
 class GenerationTag(Extension):

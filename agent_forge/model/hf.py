@@ -38,7 +38,6 @@ class ForgeConfig(transformers.PretrainedConfig):  # type: ignore[misc]
         self.num_attention_heads = self.n_heads
 
     def settings(self) -> ModelSettings:
-        """The settings that the network is built from."""
         shape = {name: getattr(self, name) for name in ModelSettings.model_fields}
         return ModelSettings.model_validate(shape)
 

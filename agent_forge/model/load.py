@@ -16,16 +16,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+import transformers
 from huggingface_hub import constants as hub
 from torch import Tensor, nn
-from transformers import (
-    CONFIG_MAPPING,
-    MODEL_FOR_CAUSAL_LM_MAPPING,
-    AutoTokenizer,
-    PreTrainedTokenizerBase,
-    dynamic_module_utils,
-)
-from transformers import __version__ as VERSION
+from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, dynamic_module_utils
 from transformers import core_model_loading as loading
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.integrations import hub_kernels
@@ -95,14 +89,11 @@ class ExpectedTensors(NamedTuple):
 
 def load_network(config: Mapping[str, Any], state: Mapping[str, Tensor], place: str) -> nn.Module:
     """A network with these weights, in fp32; tensors that are missing or left over are an error."""
-    needed = _needed(config, place)
+    needed = _compare(config, _specs(state), place)
     if config["model_type"] == MODEL_TYPE:
-        _compare_own(needed, _specs(state), place)
         network = build_network(dict(config))
         network.load_state_dict({own_name(name): tensor for name, tensor in state.items()})
         return network
-    _refuse_early(needed, _specs(state), place)
-    _refuse_surplus(needed, state, place)
     # Copied: a mapped tensor may lie at another alignment and then give other bits.
     copies = {
         name: tensor.to(torch.float32 if tensor.is_floating_point() else tensor.dtype, copy=True)
@@ -144,36 +135,26 @@ def _with_other_ends(model: Any) -> Tensor:
 
 
 def check_tensors(weights: Weights) -> bool:
-    """Refuse weights that are not those of the network in their config, from headers alone.
-
-    Returns False if they could not be compared: merges know more architectures than transformers.
-    """
-    config, place = weights.config, weights.label
-    if config.get("model_type") == MODEL_TYPE:
-        _compare_own(_needed(config, place), weights.specs, place)
-        return True
-    if not _is_causal(config):
+    """Refuse weights that are not those of the network in their config, from headers alone."""
+    # Returns False if they could not be compared: merges know more than transformers does.
+    config, own = weights.config, weights.config.get("model_type") == MODEL_TYPE
+    if not own and not _is_causal(config):
         return False
-    needed = _needed(config, place)
-    _refuse_early(needed, weights.specs, place)
-    if {*needed.specs} - needed.tied == {*weights.specs} - needed.tied:
+    needed = _compare(config, weights.specs, weights.label)
+    if own or {*needed.specs} - needed.tied == {*weights.specs} - needed.tied:
         return True
-    _refuse_surplus(needed, weights, place)
     if weights.nbytes > CONVERTED_BYTES:  # too many for transformers to convert their names
         return False
-    load_network(config, {name: weights[name] for name in weights}, place)
+    load_network(config, dict(weights), weights.label)
     return True
 
 
 def check_result(config: Mapping[str, Any], specs: Mapping[str, TensorSpec], place: str) -> None:
     """Refuse tensors, not yet computed, that would not be those of the network in a config."""
-    if config.get("model_type") == MODEL_TYPE:
-        _compare_own(_needed(config, place), specs, place)
-    elif _is_causal(config):
-        needed = _needed(config, place)
-        _refuse_early(needed, specs, place)
-        _refuse_surplus(needed, specs, place)
-        if not any(len(t.target_patterns) > 1 for t in needed.transforms):
+    own = config.get("model_type") == MODEL_TYPE
+    if own or _is_causal(config):
+        needed = _compare(config, specs, place)
+        if not own and not any(len(t.target_patterns) > 1 for t in needed.transforms):
             targets = {target for target, _ in _targets(needed, specs).values()}
             _refuse(place, "missing", {*needed.specs} - targets - needed.tied)
 
@@ -216,17 +197,20 @@ def _needed_by(text: str) -> ExpectedTensors:
         kind, shape = _architecture(config, "")
         skeleton = kind(shape)
     ignored = [f"({p})" for p in skeleton._keys_to_ignore_on_load_unexpected or ()]
-    return ExpectedTensors(
-        _specs(skeleton.state_dict()),
-        frozenset(skeleton.all_tied_weights_keys),
-        skeleton.base_model_prefix,
-        tuple(get_model_conversion_mapping(skeleton)),
-        "|".join([*ignored, OLD_BUFFERS]),
-    )
+    specs, tied = _specs(skeleton.state_dict()), frozenset(skeleton.all_tied_weights_keys)
+    prefix, transforms = skeleton.base_model_prefix, tuple(get_model_conversion_mapping(skeleton))
+    return ExpectedTensors(specs, tied, prefix, transforms, "|".join([*ignored, OLD_BUFFERS]))
 
 
-def _compare_own(needed: ExpectedTensors, stored: Mapping[str, TensorSpec], place: str) -> None:
-    """Refuse tensors that are not exactly those of our network, under one name each."""
+def _compare(
+    config: Mapping[str, Any], stored: Mapping[str, TensorSpec], place: str
+) -> ExpectedTensors:
+    """Refuse tensors that are not those of the network in a config; returns what it needs."""
+    needed = _needed(config, place)
+    if config["model_type"] != MODEL_TYPE:
+        _refuse_early(needed, stored, place)
+        _refuse_surplus(needed, stored, place)
+        return needed
     for names in _alike(stored, own_name):
         if not needed.specs.keys() >= {*names}:
             _refuse(place, "two names for one", names)
@@ -234,6 +218,7 @@ def _compare_own(needed: ExpectedTensors, stored: Mapping[str, TensorSpec], plac
     _refuse(place, "missing", needed.specs.keys() - own.keys())
     _refuse(place, "not of this network", own.keys() - needed.specs.keys())
     _refuse_early(needed, own, place)
+    return needed
 
 
 def _refuse_early(needed: ExpectedTensors, stored: Mapping[str, TensorSpec], place: str) -> None:
@@ -292,10 +277,8 @@ def _targets(needed: ExpectedTensors, stored: Iterable[str]) -> dict[str, tuple[
 def _transforms(needed: ExpectedTensors) -> tuple[list[Any], list[Any]]:
     """Fresh renamings and converters: some of them remember what they have met."""
     fresh = copy.deepcopy(needed.transforms)
-    by_kind: dict[bool, list[Any]] = {False: [], True: []}
-    for transform in fresh:
-        by_kind[isinstance(transform, loading.WeightConverter)].append(transform)
-    return by_kind[False], by_kind[True]
+    converters = [t for t in fresh if isinstance(t, loading.WeightConverter)]
+    return [t for t in fresh if not isinstance(t, loading.WeightConverter)], converters
 
 
 def _is_ignored(name: str, needed: ExpectedTensors) -> bool:
@@ -314,12 +297,18 @@ def _architecture(config: Mapping[str, Any], place: str) -> tuple[Any, Any]:
     """The class of the network and its config; nothing in a config makes it fetch or run code."""
     model_type = config["model_type"]
     if not _is_causal(config):
-        problem = f"transformers {VERSION} knows no causal language model {model_type!r}"
+        version = transformers.__version__
+        problem = f"transformers {version} knows no causal language model {model_type!r}"
         raise DamagedFile(place, problem)
     if config.get("quantization_config"):
         raise ConfigError(f"{place} is quantised; only whole weights are read")
     _refuse_counts(config, place)
-    _refuse_two_way(config, place)
+    inner = config.get("text_config")
+    for part in (config, inner if isinstance(inner, Mapping) else {}):
+        for key, values in TWO_WAY.items():
+            if part.get(key) in values:  # a token would see those after it
+                problem = f"its config says {key} = {part[key]!r}"
+                raise ConfigError(f"{place} is no causal language model: {problem}")
     with refusing(place):
         shape = CONFIG_MAPPING[model_type].from_dict(_readable(config))
         kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(shape)]
@@ -347,16 +336,6 @@ def _readable(value: Any) -> Any:
     return {key: _readable(item) for key, item in value.items() if key not in IGNORED}
 
 
-def _refuse_two_way(config: Mapping[str, Any], place: str) -> None:
-    """Refuse a config that says that a token sees those after it."""
-    inner = config.get("text_config")
-    for part in (config, inner if isinstance(inner, Mapping) else {}):
-        for key, values in TWO_WAY.items():
-            if part.get(key) in values:
-                problem = f"its config says {key} = {part[key]!r}"
-                raise ConfigError(f"{place} is no causal language model: {problem}")
-
-
 def _refuse_counts(config: Mapping[str, Any], place: str) -> None:
     """Refuse numbers of layers that nobody has: a network of them would take forever to build."""
     for key, value in entries(config):
@@ -373,10 +352,8 @@ def _refuse(place: str, what: str, names: Iterable[str]) -> None:
 
 @contextlib.contextmanager
 def refusing(place: str | Path) -> Iterator[None]:
-    """Turn whatever transformers raises about files that are not ours into DamagedFile.
-
-    Nothing is downloaded meanwhile, whatever the files name.
-    """
+    """Turn whatever transformers raises about files that are not ours into DamagedFile."""
+    # Nothing is downloaded meanwhile, whatever the files name.
     logging.disable_progress_bar()
     before, offline = logging.get_verbosity(), hub.HF_HUB_OFFLINE
     logging.set_verbosity(logging.CRITICAL)
@@ -399,14 +376,13 @@ def open_tokenizer(folder: Path) -> Any:
         for path in (folder / CONFIG, folder / "tokenizer_config.json"):
             name = files.read_json(path).get("tokenizer_class") if path.is_file() else None
             for kind in map(tokenizer_class_from_name, (name, f"{name}Fast") if name else ()):
-                # What needs a library that is missing is a DummyObject, and raises when used.
-                if not (kind is None or isinstance(kind, DummyObject) or _is_tokenizer(kind)):
+                # A processor opens whatever its own settings name. What needs a library that is
+                # missing is a DummyObject, and raises when used.
+                base = transformers.PreTrainedTokenizerBase
+                fits = isinstance(kind, type) and issubclass(kind, base)
+                if not (kind is None or isinstance(kind, DummyObject) or fits):
                     hint = "name the class of its tokenizer, or remove tokenizer_class in a copy"
                     problem = f"{path}: tokenizer_class {name!r} is no tokenizer of transformers"
                     raise HostileInput(problem, hint=hint)
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-
-
-def _is_tokenizer(kind: Any) -> bool:
-    """True for a class of tokenizers; one of processors opens whatever its own settings name."""
-    return isinstance(kind, type) and issubclass(kind, PreTrainedTokenizerBase)
+        options = {"local_files_only": True, "trust_remote_code": False}
+        return transformers.AutoTokenizer.from_pretrained(folder, **options)

@@ -18,11 +18,7 @@ from agent_forge.store import files
 from agent_forge.store.paths import SAFE_NAME
 from agent_forge.store.sessions import SessionStore
 
-ALIASES = {
-    "deepseek": "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B",
-    "nemotron": "nvidia/Nemotron-Research-Reasoning-Qwen-1.5B",
-    "qwen2": "Qwen/Qwen2-1.5B-Instruct",
-}
+ALIASES: dict[str, str] = files.read_json(Path(__file__).with_name("names.json"))["hub_aliases"]
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 TRUNK = "trunk"  # what Phase 1 trains its specialists from
 

@@ -48,7 +48,6 @@ def states_of(model: nn.Module, tokens_BT: Tensor) -> Tensor:
 
 
 def vocabulary_of(model: Any) -> int:
-    """How many tokens a causal language model knows."""
     ours = isinstance(model, ForgeNetwork)
     return int(model.settings.vocab_size if ours else model.config.vocab_size)
 
@@ -58,8 +57,7 @@ def token_losses(model: nn.Module, y_ND: Tensor, targets_N: Tensor) -> Tensor:
     head = head_of(model)
 
     def chunk(y: Tensor, targets: Tensor) -> Tensor:
-        logits = head(y).float()
-        return F.cross_entropy(logits, targets, reduction="none", ignore_index=IGNORE)
+        return F.cross_entropy(head(y).float(), targets, reduction="none", ignore_index=IGNORE)
 
     parts = [
         checkpoint(chunk, y, targets, use_reentrant=False, preserve_rng_state=False)
@@ -116,8 +114,7 @@ def _recursive_loss(
     entropy = features.gate_entropy.flatten()[kept].sum() / max(1, len(targets))
     total = total - settings.gate_entropy_weight * entropy
     means = [float(loss.mean()) if len(loss) else 0.0 for loss in losses]
-    values = {"loss": means[-1]}
-    values |= {f"loss_step_{i}": loss for i, loss in enumerate(means, start=1)}
+    values = {"loss": means[-1]} | {f"loss_step_{i}": m for i, m in enumerate(means, start=1)}
     values |= {"halting_loss": float(halting.detach()), "gate_entropy": float(entropy.detach())}
     return LossOutput(total, len(targets), values | {"halt_rate": rate}, answers)
 
@@ -146,5 +143,4 @@ def _halting_loss(
         if len(target):
             targets.append(target.mean())
             total = total + model.halting.loss(z, target, step) * len(target) / expected
-    rate = float(torch.stack(targets).mean()) if targets else 1.0
-    return total, rate
+    return total, float(torch.stack(targets).mean()) if targets else 1.0

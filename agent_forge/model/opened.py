@@ -85,8 +85,7 @@ class TransformersModel:
 
     def encode_reply(self, messages: Sequence[Message]) -> Asked:
         given = self._render(messages[:-1], reply=True)
-        whole = self._render(messages, reply=False).rstrip()
-        return self._asked(given, whole, special=False)
+        return self._asked(given, self._render(messages, reply=False).rstrip(), special=False)
 
     def decode(self, ids: Sequence[int]) -> str:
         return str(self.tokenizer.decode(ids, skip_special_tokens=True))
@@ -134,7 +133,6 @@ def open_model(ref: str | Path) -> OpenedModel:
 
 
 def with_tokenizer(network: nn.Module, folder: Path) -> OpenedModel:
-    """A network with the tokenizer in a folder."""
     if isinstance(network, ForgeNetwork):
         return ForgeModel(network, folder)
     return TransformersModel(network, folder)

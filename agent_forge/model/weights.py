@@ -21,7 +21,7 @@ from agent_forge.errors import DamagedFile, HostileInput
 from agent_forge.store import files, tensors
 from agent_forge.store.tensors import TensorSpec, spec_of
 
-NAMES: dict[str, list[str]] = files.read_json(Path(__file__).with_name("names.json"))
+NAMES: dict[str, Any] = files.read_json(Path(__file__).with_name("names.json"))
 SINGLE = ("model.safetensors", "pytorch_model.bin")
 INDEX = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 LAYER = re.compile(r"^(|.*?\.)(layers|layer|blocks|block|h)\.(\d+)\.")
@@ -79,6 +79,21 @@ class Weights(Mapping[str, Tensor]):
             names[layer_of(name)].append(name)
         return names
 
+    @cached_property
+    def embedding(self) -> str:
+        """The name of the token embedding; empty if there is none."""
+        return next(filter(TOKEN_EMBEDDING.search, self.specs), "")
+
+    @cached_property
+    def head(self) -> str:
+        """The name of the head; empty if there is none."""
+        return next(filter(HEAD.search, self.specs), "")
+
+    def used_as(self, name: str) -> str:
+        """The tensor that is used as `name`: a tied head is the embedding; empty if none is."""
+        tied = HEAD.search(name) and self.config.get("tie_word_embeddings") is not False
+        return name if name in self.specs else self.embedding if tied else ""
+
     def sha256(self) -> str:
         """One hash of all that the tensors come from; a folder with a manifest is verified."""
         digest = hashlib.sha256()
@@ -122,8 +137,7 @@ def checked_sha256(path: Path, record: Mapping[str, Any] | None) -> str:
     """The sha256 of a file; one that differs from the record in a manifest is damaged."""
     sha256 = files.sha256_of(path)
     if record is not None and record["sha256"] != sha256:
-        expected = record["sha256"]
-        raise DamagedFile(path, f"sha256 {sha256[:12]}..., expected {expected[:12]}...")
+        raise DamagedFile(path, f"sha256 {sha256[:12]}..., expected {record['sha256'][:12]}...")
     return sha256
 
 
@@ -134,7 +148,6 @@ def layer_of(name: str) -> int | None:
 
 
 def at_layer(name: str, layer: int) -> str:
-    """The same tensor in another layer."""
     return LAYER.sub(lambda m: f"{m.group(1)}{m.group(2)}.{layer}.", name, count=1)
 
 
@@ -164,10 +177,9 @@ def is_tied(weights: Weights) -> bool:
     """True if the head of a model is its embedding: its file holds no other one."""
     # Some architectures are tied without a word in their config: then the file counts.
     said = weights.config.get("tie_word_embeddings")
-    head = next((name for name in weights if HEAD.search(name)), None)
+    head, embedding = weights.head, weights.embedding
     if not weights.config or said is False or (said is None and head):
         return False
-    embedding = next((name for name in weights if TOKEN_EMBEDDING.search(name)), None)
     return not (head and embedding) or torch.equal(weights[head], weights[embedding])
 
 
@@ -181,14 +193,13 @@ def with_same_heads(models: Sequence[Weights]) -> list[Weights]:
     tied = [is_tied(weights) for weights in models]
     if all(tied) or not any(tied):
         return list(models)
-    head = next(name for weights in models for name in weights if HEAD.search(name))
+    head = next(weights.head for weights in models if weights.head)
 
     def untied(weights: Weights) -> Weights:
         """A tied model with its embedding as its head."""
-        embedding = next(name for name in weights if TOKEN_EMBEDDING.search(name))
         return weights.derived(
-            lambda name: weights[embedding if name == head else name],
-            specs={**weights.specs, head: weights.specs[embedding]},
+            lambda name: weights[weights.embedding if name == head else name],
+            specs={**weights.specs, head: weights.specs[weights.embedding]},
             config={**weights.config, "tie_word_embeddings": False},
         )
 
@@ -196,7 +207,6 @@ def with_same_heads(models: Sequence[Weights]) -> list[Weights]:
 
 
 def from_memory(model: nn.Module | Mapping[str, Tensor], label: str = "memory") -> Weights:
-    """A module or state dict as weights."""
     if isinstance(model, Weights):
         return model
     state = dict(model.state_dict() if isinstance(model, nn.Module) else model)

@@ -13,18 +13,13 @@ from agent_forge.errors import ConfigError
 
 OTHER_NAMES = {"muon_lr": "lr", "grokfast_alpha": "alpha", "grokfast_lambda": "lam"}
 OTHER_NAMES |= {"ns_steps": "k", "momentum": "beta", "qk_clip_threshold": "qkclip_tau"}
+BOTH = AliasGenerator(validation_alias=lambda n: AliasChoices(n, OTHER_NAMES.get(n, n)))
 
 
 class MuGrokConfig(Settings):
     """What MuonGrokfast does with a gradient. Some settings have another name in one document."""
 
-    model_config = ConfigDict(
-        validate_by_name=True,
-        validate_by_alias=True,
-        alias_generator=AliasGenerator(
-            validation_alias=lambda name: AliasChoices(name, OTHER_NAMES.get(name, name))
-        ),
-    )
+    model_config = ConfigDict(validate_by_name=True, validate_by_alias=True, alias_generator=BOTH)
 
     muon: bool = Field(True, description="false lets AdamW update the matrices too")
     muon_lr: float = Field(1e-3, gt=0, description="rate for matrices; updates scaled to AdamW's")

@@ -21,6 +21,7 @@ from agent_forge.errors import NotFinite
 from agent_forge.optim.config import MuGrokConfig
 
 WATCHED_ROWS = 16
+Params = nn.Module | Iterable[nn.Parameter]
 NOT_HIDDEN = ("embedding", "projection", "halting", "lora_")  # matrices that AdamW handles better
 
 
@@ -36,11 +37,12 @@ def orthogonalize(x_NRC: Tensor, steps: int) -> Tensor:
     return x.transpose(-2, -1) if tall else x
 
 
-def split_roles(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+def split_roles(params: Params) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
     """Hidden matrices, and everything else: embeddings, head, norms, biases, scalars."""
     matrices: list[nn.Parameter] = []
     rest: list[nn.Parameter] = []
-    for name, parameter in model.named_parameters():
+    for item in params.named_parameters() if isinstance(params, nn.Module) else params:
+        name, parameter = item if isinstance(item, tuple) else ("", item)
         hidden = parameter.ndim == 2 and not any(part in name for part in NOT_HIDDEN)
         (matrices if hidden else rest).append(parameter)
     return matrices, rest
@@ -55,20 +57,15 @@ def divergence(logits: Tensor, reference: Tensor) -> Tensor:
 class MuonGrokfast(torch.optim.Optimizer):
     """Give it a model, which it then routes by role and clips by head, or bare parameters."""
 
-    def __init__(self, params: nn.Module | Iterable[nn.Parameter], config: MuGrokConfig) -> None:
+    def __init__(self, params: Params, config: MuGrokConfig) -> None:
         self.config = config
         self.metrics: dict[str, float] = {}
         self._attentions: list[Any] = []  # layers of model.attention whose logits are bounded
-        if isinstance(params, nn.Module):
-            matrices, rest = split_roles(params)
-            if config.qk_clip_threshold:
-                self._attentions = [m for m in params.modules() if _is_trained_attention(m)]
-                for attention in self._attentions:
-                    attention.watched = WATCHED_ROWS
-        else:
-            given = list(params)
-            matrices = [p for p in given if p.ndim == 2]
-            rest = [p for p in given if p.ndim != 2]
+        matrices, rest = split_roles(params)
+        if isinstance(params, nn.Module) and config.qk_clip_threshold:
+            self._attentions = [m for m in params.modules() if _is_trained_attention(m)]
+            for attention in self._attentions:
+                attention.watched = WATCHED_ROWS
         role, rate = ("muon", config.muon_lr) if config.muon else ("adamw", config.fallback_lr)
         groups = [
             {"params": matrices, "role": role, "lr": rate, "decay": config.weight_decay},
@@ -128,7 +125,9 @@ class MuonGrokfast(torch.optim.Optimizer):
             torch._foreach_lerp_(momenta, grads, 1 - beta)
             nesterov = torch.stack(grads).lerp(torch.stack(momenta), beta)
             update = orthogonalize(nesterov, self.config.ns_steps)
-            error = max(error, _orthogonality_error(update[0]))
+            x = update[0].t() if shape[0] > shape[1] else update[0]
+            off = x @ x.t() - torch.eye(len(x), device=x.device)  # how far from orthogonal it is
+            error = max(error, float(off.square().mean().sqrt()))
             update *= 0.2 * max(shape) ** 0.5
             squares += float(update.square().sum()) * lr**2
             torch._foreach_mul_(group, 1 - lr * decay)
@@ -179,12 +178,5 @@ def _stored_weight(linear: Any) -> Tensor:
 
 def _is_trained_attention(module: Any) -> bool:
     """True for attention whose queries and keys are trained themselves, not frozen under LoRA."""
-    return hasattr(module, "largest_logit_H") and all(
-        _stored_weight(linear).requires_grad for linear in (module.q, module.k)
-    )
-
-
-def _orthogonality_error(x: Tensor) -> float:
-    """How far an update is from orthogonal: root mean square of X X' - 1."""
-    x = x.t() if x.shape[0] > x.shape[1] else x
-    return float((x @ x.t() - torch.eye(x.shape[0], device=x.device)).square().mean().sqrt())
+    linears = (module.q, module.k) if hasattr(module, "largest_logit_H") else ()
+    return bool(linears) and all(_stored_weight(linear).requires_grad for linear in linears)

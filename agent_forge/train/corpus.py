@@ -65,7 +65,6 @@ class Corpus:
         return Curriculum([CurriculumStage(s, self._stage_mix(n), length) for s, n in STAGES])
 
     def constant(self, mix: dict[str, float]) -> Curriculum:
-        """A curriculum of one stage."""
         return Curriculum([CurriculumStage(1.0, mix, self.settings.row_tokens)])
 
     def mix(self, domain: str = "", own_share: float = 0.0) -> dict[str, float]:
@@ -133,7 +132,7 @@ def build_corpus(
     count = settings.evaluation_items
     few = min(count, SELECTION_ITEMS)
     seen, selection, unseen = (
-        {d: _tasks(f, split, size, settings) for d, f in measured.items()}
+        {d: _tasks(f, split, size, settings.max_level) for d, f in measured.items()}
         for split, size in (("train", count), ("selection", few), ("verdict", count))
     )
     few_items, items = _items(tokenizer, selection), _items(tokenizer, unseen)
@@ -188,18 +187,15 @@ def _own_parts(settings: CorpusSettings) -> list[CorpusPart]:
     return parts
 
 
-def _tasks(
-    families: Sequence[str], split: str, count: int, settings: CorpusSettings
-) -> list[tasks.Task]:
+def _tasks(families: list[str], split: str, count: int, highest: int) -> list[tasks.Task]:
     """So many tasks of a split, the families in turn."""
-    levels = (1, settings.max_level)
-    return [tasks.make(families[i % len(families)], split, i, level=levels) for i in range(count)]
+    turns = ((families[i % len(families)], split, i) for i in range(count))
+    return [tasks.make(*turn, level=(1, highest)) for turn in turns]
 
 
 def _sample(parts: Sequence[CorpusPart]) -> Iterable[str]:
     """Texts for the tokenizer: evenly from all parts."""
     each = max(1, TOKENIZER_TEXTS // len(parts))
     for part in parts:
-        step = max(1, len(part.examples) // each)
-        for example in part.examples[::step]:
+        for example in part.examples[:: max(1, len(part.examples) // each)]:
             yield f"{example.prompt} {example.completion}"

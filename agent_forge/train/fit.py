@@ -66,10 +66,8 @@ def fit(
     parts: dict[str, Stateful] | None = None,
     early_stop: EarlyStop | None = None,
 ) -> None:
-    """Train for `trainer.total` steps or until the early stop.
-
-    What `next_batch(step)` depends on is in `parts` or in a generator of the context.
-    """
+    """Train for `trainer.total` steps or until the early stop."""
+    # What `next_batch(step)` depends on is in `parts` or in a generator of the context.
     state = {**trainer.parts, **(parts or {})}
     if early_stop:
         state["evaluations"] = early_stop
@@ -105,16 +103,9 @@ def fit_corpus(
     size = {"batch": corpus.settings.rows, "length": corpus.settings.row_tokens}
     size["vocab_size"] = vocabulary_of(model)
     loader = BatchLoader(corpus.sources, curriculum.stages[0].mix, seed=seed, **size)
-    trainer = Trainer(
-        model,
-        MuonGrokfast(model, settings.optimizer),
-        loss,
-        settings,
-        total=steps,
-        generator=ctx.generator(f"loss_{stage}"),
-        device=ctx.device,
-        decisions=ctx.decisions.of(stage),
-    )
+    optimizer, draws = MuonGrokfast(model, settings.optimizer), ctx.generator(f"loss_{stage}")
+    of_stage: dict[str, Any] = {"device": ctx.device, "decisions": ctx.decisions.of(stage)}
+    trainer = Trainer(model, optimizer, loss, settings, total=steps, generator=draws, **of_stage)
 
     def next_batch(step: int) -> Batch:
         now = curriculum.at(step - 1, steps)

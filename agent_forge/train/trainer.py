@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 import torch
@@ -37,39 +38,34 @@ def bf16_is_faster(device: str) -> bool:
     return device == "cpu" and bool(torch.cpu._is_amx_tile_supported())
 
 
+@dataclass(eq=False, repr=False)
 class Trainer:
     """A network, its optimizer and a loss. `parts` is all that a checkpoint must hold."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        loss: LossFunction,
-        settings: TrainSettings,
-        *,
-        total: int,
-        generator: torch.Generator,
-        device: str = "cpu",
-        decisions: DecisionLog | None = None,
-        world: TrainingProcesses | None = None,
-    ) -> None:
-        self.model, self.optimizer, self.loss = model, optimizer, loss
-        self.settings, self.total, self.generator = settings, total, generator
-        self.device, self.world = device, world or TrainingProcesses()
-        self.decisions = decisions or DecisionLog()
-        self.factor = 1.0  # of the rate; halved at each divergence
-        self.recent: list[float] = []  # losses of the last steps
-        self.steps_seen = 0
-        if total < 1:
-            raise ValueError(f"training of {total} steps")
-        if settings.warmup_steps > total:
-            log.warning("the rate rises for %d steps, of %d", settings.warmup_steps, total)
-        for group in optimizer.param_groups:
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    loss: LossFunction
+    settings: TrainSettings
+    _: KW_ONLY
+    total: int
+    generator: torch.Generator
+    device: str = "cpu"
+    decisions: DecisionLog = field(default_factory=DecisionLog)
+    world: TrainingProcesses = field(default_factory=TrainingProcesses)
+    factor: float = field(init=False, default=1.0)  # of the rate; halved at each divergence
+    recent: list[float] = field(init=False, default_factory=list)  # losses of the last steps
+    steps_seen: int = field(init=False, default=0)
+
+    def __post_init__(self) -> None:
+        if self.total < 1:
+            raise ValueError(f"training of {self.total} steps")
+        if (rising := self.settings.warmup_steps) > self.total:
+            log.warning("the rate rises for %d steps, of %d", rising, self.total)
+        for group in self.optimizer.param_groups:
             group.setdefault("full_lr", group["lr"])
-        if settings.gradient_checkpointing:
-            for module in model.modules():
-                if hasattr(module, "checkpointing"):
-                    setattr(module, "checkpointing", True)  # noqa: B010 - not of every module
+        for module in self.model.modules() if self.settings.gradient_checkpointing else ():
+            if hasattr(module, "checkpointing"):
+                setattr(module, "checkpointing", True)  # noqa: B010 - not of every module
 
     @property
     def parts(self) -> dict[str, Any]:
@@ -121,7 +117,6 @@ class Trainer:
 
     @property
     def mean_loss(self) -> float:
-        """The mean loss of the last hundred steps."""
         return sum(self.recent) / max(1, len(self.recent))
 
     def expect_other_losses(self) -> None:

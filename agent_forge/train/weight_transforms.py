@@ -54,18 +54,15 @@ def add_transform(
     model: nn.Module, make: Callable[[Tensor], nn.Module], *, targets: Sequence[str] = EVERY_MATRIX
 ) -> list[str]:
     """Give the layers named in `targets` the transform `make(weight)`; returns their names."""
-    found = [
-        (name, module)
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Linear) and name.rpartition(".")[2] in targets
-    ]
-    if not found:
+    linear = {n: m for n, m in model.named_modules() if isinstance(m, nn.Linear)}
+    layers = {n: m for n, m in linear.items() if n.rpartition(".")[2] in targets}
+    if not layers:
         raise ConfigError(f"no linear layer is named {', '.join(targets)}")
-    if any(parametrize.is_parametrized(module) for _, module in found):
+    if any(map(parametrize.is_parametrized, layers.values())):
         raise ConfigError("the model has a transform such as LoRA already; fold it in first")
-    for _, module in found:
+    for module in layers.values():
         parametrize.register_parametrization(module, "weight", make(module.weight))
-    return [name for name, _ in found]
+    return list(layers)
 
 
 def add_lora(

@@ -21,21 +21,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from importlib import import_module
 from random import Random
 
 from agent_forge.config.load import did_you_mean
 from agent_forge.data.dataset_rows import Example
-from agent_forge.data.tasks import (
-    arithmetic,
-    code,
-    common_sense,
-    memory,
-    multilingual,
-    stories,
-    structured,
-    symbols,
-    word_problems,
-)
 from agent_forge.data.tasks.base import DESCRIPTIONS, MAX_LEVEL, SPLITS, Task, TaskFamily
 from agent_forge.errors import ConfigError
 
@@ -43,15 +33,15 @@ __all__ = ["DOMAINS", "FAMILIES", "SPLITS", "Task", "TaskFamily", "as_example", 
 
 Run = Callable[[str, tuple[str, ...]], bool]  # (source, tests): whether every test passes
 
-_MODULES = (symbols, arithmetic, word_problems, memory, common_sense, code, structured)
-_BY_NAME = {f.name: f for m in (*_MODULES, multilingual, stories) for f in m.FAMILIES}
+_MODULES = ["symbols", "arithmetic", "word_problems", "memory", "common_sense", "code"]
+_MODULES += ["structured", "multilingual", "stories"]
+_LOADED = (import_module(f"{__name__}.{name}") for name in _MODULES)
+_BY_NAME = {family.name: family for module in _LOADED for family in module.FAMILIES}
 FAMILIES: dict[str, TaskFamily] = {name: _BY_NAME[name] for name in DESCRIPTIONS}  # in that order
 DOMAINS: dict[str, tuple[str, ...]] = {
     domain: tuple(f.name for f in FAMILIES.values() if f.domain == domain)
     for domain in dict.fromkeys(f.domain for f in FAMILIES.values())
 }
-
-
 Level = int | tuple[int, int]  # one, or a range
 
 
@@ -70,8 +60,7 @@ def make(
         raise ConfigError(f"levels {low} to {high} are no range", hint=hint)
     digest = hashlib.sha256(f"{family}/{split}/{index}/{seed}/{low}-{high}".encode()).digest()
     rng = Random(int.from_bytes(digest[:8], "little"))
-    drawn = low if low == high else rng.randint(low, high)
-    return FAMILIES[family].generate(drawn, split, rng)
+    return FAMILIES[family].generate(low if low == high else rng.randint(low, high), split, rng)
 
 
 def is_right(task: Task, text: str, run: Run | None = None) -> bool:

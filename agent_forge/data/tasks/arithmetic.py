@@ -12,8 +12,7 @@ from agent_forge.data.tasks.base import Operands, TaskContent, family, scaled, w
 def two_sorted(level: int, rng: Random) -> Operands:
     """Two numbers, the smaller first: the order of a sum does not make another item."""
     size = 10 ** scaled(level, 2, 14)
-    a, b = rng.randrange(size), rng.randrange(size)
-    return (a, b) if a < b else (b, a)
+    return tuple(sorted((rng.randrange(size), rng.randrange(size))))
 
 
 def factors(level: int, rng: Random) -> Operands:
@@ -35,7 +34,7 @@ def addition(operands: tuple[int, int], level: int, split: str, rng: Random) -> 
         lines.append(f"{x} + {y}{carried} = {total}, write {total % 10}{then}")
     if carry:
         lines.append(f"write {carry}")
-    return _question(wording("addition", split, rng, a=a, b=b), a + b, lines, rng)
+    return number_question(wording("addition", split, rng, a=a, b=b), a + b, lines, rng)
 
 
 def subtraction(operands: tuple[int, int], level: int, split: str, rng: Random) -> TaskContent:
@@ -49,7 +48,7 @@ def subtraction(operands: tuple[int, int], level: int, split: str, rng: Random) 
         then = ", borrow 1" if lent else ""
         lines.append(f"{x + 10 * lent} - {y}{taken} = {digit}, write {digit}{then}")
         borrow = int(lent)
-    return _question(wording("subtraction", split, rng, a=a, b=b), a - b, lines, rng)
+    return number_question(wording("subtraction", split, rng, a=a, b=b), a - b, lines, rng)
 
 
 def multiplication(operands: tuple[int, int], level: int, split: str, rng: Random) -> TaskContent:
@@ -65,7 +64,7 @@ def multiplication(operands: tuple[int, int], level: int, split: str, rng: Rando
         if total:
             lines.append(f"{total} + {large * part} = {total + large * part}")
         total += large * part
-    return _question(wording("multiplication", split, rng, a=a, b=b), a * b, lines, rng)
+    return number_question(wording("multiplication", split, rng, a=a, b=b), a * b, lines, rng)
 
 
 def expression(level: int, rng: Random) -> Operands:
@@ -90,25 +89,22 @@ def evaluate(operands: Operands, level: int, split: str, rng: Random) -> TaskCon
         after = {"+": value + number, "-": value - number, "*": value * number}[operator]
         lines.append(f"{value} {operator} {number} = {after}")
         value = after
-    return _question(wording("expression", split, rng, text=text), value, lines, rng)
+    return number_question(wording("expression", split, rng, text=text), value, lines, rng)
 
 
-def near_numbers(answer: int, rng: Random) -> tuple[str, ...]:
-    """Wrong results that a slip would give: one off, a carry lost or gained, a digit missing."""
+def number_question(question: str, answer: int, lines: list[str], rng: Random) -> TaskContent:
+    """A question; wrong are results of a slip: one off, a carry lost or gained, a digit missing."""
     place = 10 ** rng.randrange(1, max(2, len(str(abs(answer)))))
     candidates = [answer + 1, answer - 1, answer + place, answer - place, answer // 10, -answer]
     keep = [c for c in dict.fromkeys(candidates) if c != answer and (c >= 0 or answer < 0)]
-    return tuple(map(str, rng.sample(keep, min(3, len(keep)))))
+    near = tuple(map(str, rng.sample(keep, min(3, len(keep)))))
+    return TaskContent(question, str(answer), near, "\n".join(lines))
 
 
 def _columns(a: int, b: int) -> list[tuple[int, int]]:
     """The digits of two numbers, from the right, as far as the longer one goes."""
     pairs = zip_longest(reversed(str(a)), reversed(str(b)), fillvalue="0")
     return [(int(x), int(y)) for x, y in pairs]
-
-
-def _question(question: str, answer: int, lines: list[str], rng: Random) -> TaskContent:
-    return TaskContent(question, str(answer), near_numbers(answer, rng), "\n".join(lines))
 
 
 FAMILIES = (

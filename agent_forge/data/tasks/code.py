@@ -14,7 +14,7 @@ from functools import partial
 from random import Random
 from typing import Any
 
-from agent_forge.data.tasks.base import Operands, TaskContent, TaskFamily, family, load, scaled
+from agent_forge.data.tasks.base import Operands, TaskContent, family, load, scaled
 
 _data = load("code")
 WORDINGS = _data["wordings"]
@@ -111,13 +111,10 @@ def _changed(kind: FunctionKind, chain: Chain, rng: Random) -> Chain:
     """The chain with one operation replaced by another, or by itself with other parameters."""
     place = int(rng.random() * len(chain))
     name = rng.choice(kind.results if place == len(chain) - 1 else kind.steps)
-    new = (name, *kind.operations[name].parameters(rng))
-    return (*chain[:place], new, *chain[place + 1 :])
+    return (*chain[:place], (name, *kind.operations[name].parameters(rng)), *chain[place + 1 :])
 
 
-def _family(name: str) -> TaskFamily:
-    kind = FunctionKind(name)
-    return family(f"code_{name}", partial(draw, kind), partial(build, kind), None, WORDINGS)
-
-
-FAMILIES = tuple(map(_family, RANDOM_INPUT))
+FAMILIES = tuple(
+    family(f"code_{name}", partial(draw, kind), partial(build, kind), None, WORDINGS)
+    for name, kind in ((name, FunctionKind(name)) for name in RANDOM_INPUT)
+)

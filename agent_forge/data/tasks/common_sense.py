@@ -23,12 +23,10 @@ RELATIONS = _facts["relations"]
 def odd_operands(level: int, rng: Random) -> Operands:
     """The word that does not fit, then words of one kind in alphabetical order."""
     kind, other = rng.sample(list(KINDS), 2)
-    size = scaled(level, 3, 7)
-    return (rng.choice(KINDS[other]), *sorted(rng.sample(KINDS[kind], size)))
+    return (rng.choice(KINDS[other]), *sorted(rng.sample(KINDS[kind], scaled(level, 3, 7))))
 
 
 def odd_one_out(operands: tuple[str, ...], level: int, split: str, rng: Random) -> TaskContent:
-    """The one word of another kind."""
     odd, *others = operands
     return _choice(wording("odd_one_out", split, rng, items="{items}"), odd, others, rng)
 
@@ -45,9 +43,9 @@ def size_operands(level: int, rng: Random) -> Operands:
 
 
 def size_order(operands: tuple[str, ...], level: int, split: str, rng: Random) -> TaskContent:
-    """The biggest or the smallest of some things."""
     most, *rest = operands
-    things = [_with_article(thing) for thing in rest]
+    article = {"sun": "the ", "moon": "the ", "planet Earth": ""}
+    things = [article.get(t, "an " if t[0] in "aeio" else "a ") + t for t in rest]
     question = wording("size_order", split, rng, items=_listed(things, rng), most=most)
     return TaskContent(question, things[0], _some(things[1:], rng))
 
@@ -60,7 +58,6 @@ def float_operands(level: int, rng: Random) -> Operands:
 
 
 def what_floats(operands: tuple[str, ...], level: int, split: str, rng: Random) -> TaskContent:
-    """The one thing that floats, or the one that sinks."""
     does, answer, *others = operands
     template = wording("what_floats", split, rng, items="{items}", does=does)
     return _choice(template, answer, others, rng)
@@ -91,11 +88,6 @@ def relation(operands: tuple[str, ...], level: int, split: str, rng: Random) -> 
     name, subject, *others = operands
     question = rng.choice(RELATIONS[name][split]).format(subject=subject)
     return _choice(question + " ({items})", RELATIONS[name]["pairs"][subject], others, rng)
-
-
-def _with_article(thing: str) -> str:
-    article = {"sun": "the ", "moon": "the ", "planet Earth": ""}
-    return article.get(thing, "an " if thing[0] in "aeio" else "a ") + thing
 
 
 def _choice(template: str, answer: str, others: list[str], rng: Random) -> TaskContent:

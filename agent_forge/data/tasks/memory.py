@@ -21,7 +21,6 @@ def pairs(level: int, rng: Random) -> Operands:
 
 
 def key_value(operands: Operands, level: int, split: str, rng: Random) -> TaskContent:
-    """The number beside a key in a list of pairs."""
     key, *entries = operands
     listed = ", ".join(f"{k} = {v}" for k, v in entries)
     question = wording("key_value", split, rng, pairs=listed, key=key)

@@ -34,7 +34,6 @@ def words_and_languages(level: int, rng: Random) -> Operands:
 
 
 def translate(operands: Operands, level: int, split: str, rng: Random) -> TaskContent:
-    """Some words in another language, in order."""
     source, target, *rows = operands
     asked = ", ".join(WORDS[source][row] for row in rows)
     text = wording("translate", split, rng, source=source, target=target, words=asked)
@@ -48,7 +47,6 @@ def words_of_languages(level: int, rng: Random) -> Operands:
 
 
 def name_languages(operands: Operands, level: int, split: str, rng: Random) -> TaskContent:
-    """The language of each word, in order."""
     text = wording("name_languages", split, rng, words=", ".join(w for _, w in operands))
     return _list_question(text, [language for language, _ in operands], LANGUAGES, str, rng)
 
@@ -61,7 +59,6 @@ def word_and_options(level: int, rng: Random) -> Operands:
 
 
 def choose_translation(operands: Operands, level: int, split: str, rng: Random) -> TaskContent:
-    """The one of some words that is the translation."""
     source, target, row, *others = operands
     answer = WORDS[target][row]
     options = [WORDS[target][other] for other in others]

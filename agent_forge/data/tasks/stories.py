@@ -28,11 +28,9 @@ def cast(level: int, rng: Random) -> Operands:
     return name, variant, detail, hero, friend, int(rng.random() * len(HOMES))
 
 
-def tell(
-    operands: Operands, level: int, split: str, rng: Random
-) -> tuple[str, str, dict[str, str]]:
+def tell(drawn: Operands, level: int, split: str, rng: Random) -> tuple[str, str, dict[str, str]]:
     """The opening, the rest, and the words that fill both."""
-    name, variant, detail, hero, friend, home = operands
+    name, variant, detail, hero, friend, home = drawn
     template, look = TEMPLATES[name], rng.choice(_data["looks"])
     child = "girl" if hero in GIRLS else "boy"
     words = {
@@ -51,15 +49,13 @@ def tell(
     words["rescue"] = words.get("rescue", "").format(**words)
     opening = wording("story", split, rng, **words)
     attempts = rng.sample(template["attempts"], scaled(level, 1, len(template["attempts"])))
-    problem, *after = (
-        rng.choice(template[part]) for part in ("problem", "friend_comes", "solution", "ending")
-    )
+    parts = ("problem", "friend_comes", "solution", "ending")
+    problem, *after = (rng.choice(template[part]) for part in parts)
     sentences = [problem, *attempts, *after, rng.choice(_data["closings"])]
     return opening, " ".join(sentence.format(**words) for sentence in sentences), words
 
 
 def story(operands: Operands, level: int, split: str, rng: Random) -> TaskContent:
-    """The rest of a story, after its opening."""
     opening, rest, _ = tell(operands, level, split, rng)
     sentences = rest.split(". ")
     return TaskContent(opening, rest, (". ".join(sentences[1:]), ". ".join(sentences[:-1])))
@@ -71,7 +67,6 @@ def cast_and_question(level: int, rng: Random) -> Operands:
 
 
 def story_qa(operands: Operands, level: int, split: str, rng: Random) -> TaskContent:
-    """A whole story, and a question whose answer stands in it."""
     asked, *rest = operands
     opening, text, words = tell(tuple(rest), level, split, rng)
     question = rng.choice(QUESTIONS[split][asked]).format(hero=words["hero"])

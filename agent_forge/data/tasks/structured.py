@@ -54,21 +54,17 @@ def question(level: int, rng: Random) -> Operands:
 
 
 def extract(operands: Operands, level: int, split: str, rng: Random) -> TaskContent:
-    """One value of one record."""
     name, field, fields, *rows = operands
     form = rng.choice(list(FORMS))
     records = _records(fields, rows)
     gaps = {"document": FORMS[form](records), "form": form, "field": field, "name": name}
     text = wording("extract_field", split, rng, **gaps)
     record = next(record for record in records if record["name"] == name)
-    near = [*(r[field] for r in records[:3]), *list(record.values())[:2]]
-    return TaskContent(
-        text, str(record[field]), tuple(map(str, [*near, rng.choice(VALUES[field])]))
-    )
+    near = [*(r[field] for r in records[:3]), *[*record.values()][:2], rng.choice(VALUES[field])]
+    return TaskContent(text, str(record[field]), tuple(map(str, near)))
 
 
 def convert(target: str, operands: Operands, level: int, split: str, rng: Random) -> TaskContent:
-    """The records in another form."""
     fields, *rows = operands
     form = rng.choice([name for name in FORMS if name != target])
     records = _records(fields, rows)
@@ -87,15 +83,8 @@ def _records(fields: tuple[str, ...], rows: list[tuple[Any, ...]]) -> list[Recor
     return [dict(zip(fields, row, strict=True)) for row in rows]
 
 
-def _wordings(target: str) -> dict[str, list[str]]:
-    return {s: [t.replace("{target}", target) for t in texts] for s, texts in CONVERSIONS.items()}
-
-
+FAMILIES = [family("extract_field", question, extract, verifiers.value)]
 _accept = (verifiers.json_document, verifiers.yaml_document, verifiers.csv_document)
-FAMILIES = (
-    family("extract_field", question, extract, verifiers.value),
-    *(
-        family(f"to_{form.lower()}", table, partial(convert, form), accept, _wordings(form))
-        for form, accept in zip(FORMS, _accept, strict=True)
-    ),
-)
+for _form, _is_right in zip(FORMS, _accept, strict=True):
+    _own = {s: [t.replace("{target}", _form) for t in texts] for s, texts in CONVERSIONS.items()}
+    FAMILIES.append(family(f"to_{_form.lower()}", table, partial(convert, _form), _is_right, _own))

@@ -8,6 +8,7 @@ occurs in training, only the combinations that are asked for differ between the 
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import accumulate
 from random import Random
 
 from agent_forge.data.tasks import verifiers
@@ -124,10 +125,8 @@ def sequence(level: int, rng: Random) -> Operands:
         return kind, *((start + 1) * base**i for i in range(6))
     if kind == "zigzag":
         other = step + rng.randint(1, 9)
-        terms = [start]
-        for i in range(size + 1):
-            terms.append(terms[-1] + (other if i % 2 else step))
-        return kind, *terms
+        steps = (other if i % 2 else step for i in range(size + 1))
+        return kind, *accumulate(steps, initial=start)
     bend = rng.randint(1, 3 + level // 10) if kind == "growing" else 0
     return kind, *(start + i * step + bend * i * (i - 1) // 2 for i in range(size))
 

@@ -9,7 +9,7 @@ from operator import add, floordiv, mul, sub
 from random import Random
 
 from agent_forge.data.tasks import verifiers
-from agent_forge.data.tasks.arithmetic import near_numbers
+from agent_forge.data.tasks.arithmetic import number_question
 from agent_forge.data.tasks.base import SPLITS, Operands, TaskContent, family, load
 from agent_forge.data.tasks.memory import PEOPLE
 
@@ -63,7 +63,7 @@ def build(operands: Operands, level: int, split: str, rng: Random) -> TaskConten
         left, sign, right = step.split()
         values[name] = answer = OPERATORS[sign](values[left], values[right])
         lines.append(f"{values[left]} {sign} {values[right]} = {answer}")
-    return TaskContent(text, str(answer), near_numbers(answer, rng), "\n".join(lines))
+    return number_question(text, answer, lines, rng)
 
 
 WORDINGS = {s: [text for t in TEMPLATES.values() for text in t[s]] for s in SPLITS}

@@ -80,7 +80,7 @@ def shards(domain: Domain) -> list[list[int]]:
     order = _order(domain)
     ends = [round(share * len(order)) for share in SHARES]
     if ends[0] < LEAST:
-        return [[] for _ in SHARES[1:]] + [order]
+        return [*([] for _ in SHARES[1:]), order]
     return [order[a:b] for a, b in zip([0, *ends], ends, strict=False)]
 
 
@@ -154,19 +154,17 @@ class DomainFitness:
 
     def first_bits(self) -> tuple[float, int]:
         """Bits a byte on the first items of every domain, and the tokens of these items."""
-        bits = [
-            (share, self._measure(prepared).bits_per_byte(size))
-            for share, (size, prepared) in zip(self.shares, self._first, strict=True)
-        ]
-        return _mean(bits), sum(prepared.tokens for _, prepared in self._first)
+        bits = [self._measure(prepared).bits_per_byte(size) for size, prepared in self._first]
+        total = sum(prepared.tokens for _, prepared in self._first)
+        return _mean(list(zip(self.shares, bits, strict=True))), total
 
     @cached_property
     def _first(self) -> list[tuple[int, TokenizedDomain]]:
         """The first items of every domain, with their bytes."""
         counts = [max(LEAST, round(SHARES[0] * len(d.examples))) for d in self.domains]
         first = [d.select(_order(d)[:n]) for d, n in zip(self.domains, counts, strict=True)]
-        parts = [replace(domain, writing=None) for domain in first]
-        return [(sum(part.sizes), self.model_under_test.prepare(part)) for part in parts]
+        prepare = self.model_under_test.prepare
+        return [(sum(d.sizes), prepare(replace(d, writing=None))) for d in first]
 
     def bonus(self, shape: Mapping[str, float]) -> float:
         """The fitness that a shape adds to that of the parents' shape."""

@@ -24,19 +24,13 @@ MARKS = (r"####", r"answer\s+is\s*:?", r"answer\s*:", r"answer\s*=")
 MARK = re.compile("|".join(MARKS), re.IGNORECASE)
 BOXED = re.compile(r"\\boxed\s*\{")
 UNKNOWN = "\N{REPLACEMENT CHARACTER}"  # stands for what no number is made of: roots, pi, commands
-SUPERSCRIPTS = str.maketrans(
-    "\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079\u207b", "0123456789-"
-)
 WORDS = r"text|textbf|textrm|textit|mathrm|mathbf|mathit|mbox|operatorname"
 # How numbers are written, and how FIGURE reads them: one after the other.
 FORMS = [
     (re.compile(pattern), form)
     for pattern, form in (
         (r"(?<=\d)(?=[\u00bc-\u00be\u2150-\u215e])", " "),
-        (
-            r"[\u00b9\u00b2\u00b3\u2070\u2074-\u2079\u207b]+",
-            lambda m: f"^{m[0].translate(SUPERSCRIPTS)}",
-        ),
+        (r"([\u00b9\u00b2\u00b3\u2070\u2074-\u2079\u207b]+)", r"^\1"),  # then a usual digit
         (r".+", lambda m: normalize("NFKC", m[0])),
         (r"\u2044", "/"),
         (r"(?<!\w)[\u2012\u2013](?=[\d.$\\])|\u2212", "-"),

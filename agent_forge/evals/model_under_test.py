@@ -210,10 +210,9 @@ class ModelUnderTest:
             raise NotFinite("the model gives a loss that is not finite: its weights are damaged")
         if prepared.domain is None:
             return scores
-        domain, read = prepared.domain, total - sum(map(len, prepared.prompts))
-        answers, cut = self.write(
-            domain, prepared.prompts, lambda done, _: progress(read + done, total)
-        )
+        domain, prompts = prepared.domain, prepared.prompts
+        read = total - sum(map(len, prompts))
+        answers, cut = self.write(domain, prompts, lambda done, _: progress(read + done, total))
         graded = zip(domain.tasks, answers, strict=True)
         return replace(
             scores,
@@ -245,15 +244,11 @@ class ModelUnderTest:
         room = self.longest - most
         chatting = self.opened.chats and bool(domain.examples[0].messages)
         stops = () if chatting else domain.writing.stop
-        sampling = generation.SamplingSettings(
-            most, stop_tokens=self.opened.end_tokens, stop_strings=stops
-        )
+        ends, decode = self.opened.end_tokens, self.opened.decode
+        sampling = generation.SamplingSettings(most, stop_tokens=ends, stop_strings=stops)
         fitting = [prompt[-room:] for prompt in prompts]
-        decode = self.opened.decode
-        answers = generation.generate(
-            self.model, fitting, sampling, decode=decode, progress=progress
-        )
-        return answers, [len(prompt) > room for prompt in prompts]
+        texts = generation.generate(self.model, fitting, sampling, decode=decode, progress=progress)
+        return texts, [len(prompt) > room for prompt in prompts]
 
 
 def open_model_under_test(ref: str | Path) -> ModelUnderTest:

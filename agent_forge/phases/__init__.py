@@ -11,6 +11,8 @@
 from __future__ import annotations
 
 import importlib
+import json
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agent_forge.contract.handoff import HandoffRule, QualityGate
@@ -23,17 +25,7 @@ IMPLEMENTED = {
     "cognate": "agent_forge.phases.phase1_cognate.phase:CognatePhase",
     "evomerge": "agent_forge.phases.phase2_evomerge.phase:EvoMergePhase",
 }
-SUMMARY = {
-    "toy": "train a linear model: shows how a phase is written",
-    "cognate": "train three specialists from one trunk",
-    "evomerge": "evolve the three into one",
-    "quietstar": "teach it to think before it answers",
-    "bitnet": "ternary weights",
-    "forge": "train on at the edge of its ability",
-    "baking": "tools and a persona",
-    "edge": "pack it for a device",
-    "final_compression": "compress to the honest limit",
-}
+SUMMARY: dict[str, str] = json.loads(Path(__file__).with_name("summaries.json").read_text())
 
 
 def _rule(count: int, metadata: str, **gates: float) -> HandoffRule:

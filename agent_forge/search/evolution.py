@@ -128,12 +128,8 @@ class EvolutionSearch(SearchStrategy):
 
 def combos_of(settings: EvolutionSettings) -> list[int]:
     """The combos that the techniques allow, a balanced choice first."""
-    bits = list(zip(operators.BITS, PAIRS, strict=True))
-    return [
-        combo
-        for combo in operators.COMBOS
-        if all(pair[bool(combo & bit)] in settings.techniques for bit, pair in bits)
-    ]
+    bits, given = list(zip(operators.BITS, PAIRS, strict=True)), settings.techniques
+    return [c for c in operators.COMBOS if all(pair[bool(c & bit)] in given for bit, pair in bits)]
 
 
 def distance(one: Mapping[str, Any], other: Mapping[str, Any]) -> float:

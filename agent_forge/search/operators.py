@@ -117,10 +117,8 @@ def mutate(
     What is made from others than parents is shifted, which needs only its own weights: the others
     may be gone. `again` leaves out what has few outcomes, after one that was not new.
     """
-    settings = space.settings
-    if elite.kind == "path" or (
-        settings.layer_paths and space.layers and rng.random() < settings.layer_paths
-    ):
+    settings, paths = space.settings, space.settings.layer_paths if space.layers else 0.0
+    if elite.kind == "path" or (paths and rng.random() < paths):
         return "path", path(space, elite, rng)
     operation: dict[str, Any]
     inputs: tuple[str, ...] = (elite.key,)

@@ -140,10 +140,8 @@ class EvolutionSettings(Settings):
                 sums = f"{MUTANTS} mutants an elite and a child of every {TRIPLE} losers"
                 problem = f"population_size {size} cannot be served with elite_count {elites}"
                 raise ValueError(f"{problem}: {sums} do not add up; {way}")
-            if (reseed := self.diversity_reseed_threshold) > (least := self.min_diversity):
-                raise ValueError(
-                    f"diversity_reseed_threshold {reseed} is above min_diversity {least}"
-                )
+            if (edge := self.diversity_reseed_threshold) > (low := self.min_diversity):
+                raise ValueError(f"diversity_reseed_threshold {edge} is above min_diversity {low}")
         elif self.population_size < (fewest := max(LEAST, self.elite_count + 1)):
             raise ValueError(f"population_size {self.population_size} is below {fewest}")
         if min(self.parent_weights, default=1) <= 0:

@@ -23,11 +23,7 @@ from agent_forge.errors import PhaseFailed
 from agent_forge.model.network import ForgeNetwork
 from agent_forge.optim.config import MuGrokConfig
 from agent_forge.phases.phase1_cognate import specialist_scores as scoring
-from agent_forge.phases.phase1_cognate.config import (
-    SPECIALISTS,
-    CognateSettings,
-    SpecialistSettings,
-)
+from agent_forge.phases.phase1_cognate.config import THREE, CognateSettings
 from agent_forge.phases.phase1_cognate.specialist_scores import SpecialistScores, average
 from agent_forge.phases.training import latency_ms, save_network, train_network
 from agent_forge.train.config import DOMAINS, TrainSettings
@@ -36,7 +32,6 @@ from agent_forge.train.fit import EVALUATIONS
 
 FROZEN = ("embedding.", "projection.", "norm.")
 ITEM_TOKENS = 25  # of an item, about
-THREE = {f"model_{i + 1}": special for i, special in enumerate(SPECIALISTS)}
 Scores = Mapping[str, SpecialistScores]
 Models = Mapping[str, ForgeNetwork]
 
@@ -72,7 +67,7 @@ class CognatePhase(phase.PhaseController):
         trunk = ForgeNetwork(self.shared.model).to(ctx.device)
         how = {"steps": self.config.trunk_steps, "settings": self.config.train, "seed": ctx.seed}
         train_network(ctx, corpus, trunk, corpus.curriculum(), stage="trunk", **how)
-        models = {n: self._branch(ctx, corpus, trunk, n, special) for n, special in THREE.items()}
+        models = {name: self._branch(ctx, corpus, trunk, name) for name in THREE}
         three = list(models.values())
         plain = [_like(trunk, model) for model in three]  # as a merge has them
         models |= {"trunk": trunk, "average": average(plain)}
@@ -86,50 +81,41 @@ class CognatePhase(phase.PhaseController):
         distances = self._distances(ctx, corpus, plain, scores)
         guesses = corpus.baselines()
         ctx.log(None, guesses)
-        latencies = {
-            name: float(ctx.once("latency_ms", name, partial(latency_ms, models[name])))
-            for name in THREE
-        }
+        timed = {name: partial(latency_ms, models[name]) for name in THREE}
+        latencies = {n: float(ctx.once("latency_ms", n, time)) for n, time in timed.items()}
         report = _report(scores, [_table(scores, guesses), distances])
         handed = self._save_specialists(ctx, corpus, models, scores, latencies, report.card())
         named = {}
-        for name in ("trunk", *(["control"] if self.config.control else [])):
+        for name in ["trunk", "control"] if self.config.control else ["trunk"]:
             about = name, {"specialization": "none"}, scores[name].flat()
             named[name] = save_network(ctx, corpus, models[name], *about)
         report.metrics, targets = self._totals(ctx, handed, scores, max(latencies.values()))
         report.tables = [*report.tables, targets]
         report.details = {
             "all_models": three,
-            "model_names": [f"TinyTitan-{s.name}" for s in SPECIALISTS],
+            "model_names": [f"TinyTitan-{s.name}" for s in THREE.values()],
             "model_ids": [ref.metadata["model_id"] for ref in handed],
-            "seeds": [s.seed for s in SPECIALISTS],
+            "seeds": [s.seed for s in THREE.values()],
             "trunk": named["trunk"].metadata["model_id"],
             "reports": {name: score.flat() for name, score in scores.items()},
         }
         return report.result(ctx, handed, three[0], named=named)
 
     def _branch(
-        self,
-        ctx: PhaseContext,
-        corpus: Corpus,
-        trunk: ForgeNetwork,
-        stage: str,
-        special: SpecialistSettings | None = None,
+        self, ctx: PhaseContext, corpus: Corpus, trunk: ForgeNetwork, stage: str
     ) -> ForgeNetwork:
         """A copy of the trunk, trained on at a low rate: a specialist, or else the control."""
-        c, model = self.config, _like(trunk, trunk, special)
-        steps, mix, seed = 3 * c.branch_steps, corpus.mix(), ctx.seed + 1
-        if special is not None:
+        c = self.config
+        if special := THREE.get(stage):
             steps, mix = c.branch_steps, corpus.mix(special.domain, c.own_share)
-            seed = ctx.seed * 1_000_003 + special.seed
+            seed, model = ctx.seed * 1_000_003 + special.seed, _like(trunk, trunk, special.shape())
+        else:
+            steps, mix, seed = 3 * c.branch_steps, corpus.mix(), ctx.seed + 1
+            model = _like(trunk, trunk)
         adamw = MuGrokConfig(muon=False, fallback_lr=c.branch_rate, weight_decay=0.0)
-        settings = TrainSettings(
-            optimizer=adamw,
-            warmup_steps=min(10, steps),
-            accumulate=c.train.accumulate,
-            precision=c.train.precision,
-            gradient_checkpointing=c.train.gradient_checkpointing,
-        )
+        as_trunk = {"accumulate", "precision", "gradient_checkpointing"}
+        same = c.train.model_dump(include=as_trunk)
+        settings = TrainSettings(optimizer=adamw, warmup_steps=min(10, steps), **same)
         if self.config.freeze_embeddings:
             for name, parameter in model.named_parameters():
                 parameter.requires_grad_(not name.startswith(FROZEN))
@@ -204,7 +190,7 @@ class CognatePhase(phase.PhaseController):
             "parameters_per_model": weights,
             "total_size_mb": sum(sizes),
             "avg_size_mb": sum(sizes) / count,
-            "specializations": [s.name for s in SPECIALISTS],
+            "specializations": [s.name for s in THREE.values()],
             "training_epochs": EVALUATIONS,
             **{f"final_loss_{name}": loss for name, loss in losses.items()},
             "grokfast_enabled": self.config.train.optimizer.grokfast_lambda > 0,
@@ -221,11 +207,8 @@ class CognatePhase(phase.PhaseController):
         ]
 
 
-def _like(
-    trunk: ForgeNetwork, model: ForgeNetwork, special: SpecialistSettings | None = None
-) -> ForgeNetwork:
-    """The weights of a model in a network with the trunk's settings, or those of a specialist."""
-    changes = special.shape() if special else {}
+def _like(trunk: ForgeNetwork, model: ForgeNetwork, changes: Any = None) -> ForgeNetwork:
+    """The weights of a model in a network with the trunk's settings, but for some changes."""
     copy = ForgeNetwork(trunk.settings.model_copy(update=changes))
     copy.load_state_dict(model.state_dict())
     return copy.to(next(model.parameters()).device)
@@ -238,7 +221,7 @@ def _report(scores: Scores, tables: list[Table]) -> PhaseReport:
         others = [scores[other].by_domain[special.domain] for other in THREE if other != name]
         if scores[name].by_domain[special.domain] > max(others):
             best.append(special.name)
-    before = [scores["trunk"].by_domain[s.domain] for s in SPECIALISTS]
+    before = [scores["trunk"].by_domain[s.domain] for s in THREE.values()]
     after = [scores[name].by_domain[s.domain] for name, s in THREE.items()]
     verdict = f"{len(best)} of 3 specialists are the best in their own domain"
     measured = "accuracy, each domain by the trunk -> by its specialist"

@@ -25,9 +25,9 @@ from agent_forge.merge.plan import Parents, make_plan
 from agent_forge.merge.recipe import LayerSlice, ModelInput, Recipe, SliceSource
 from agent_forge.model import weights as layout
 from agent_forge.model.folder import open_weights
-from agent_forge.model.weights import Weights, layer_of
+from agent_forge.model.weights import Weights, at_layer, layer_of
 from agent_forge.search.candidate import Candidate
-from agent_forge.search.operators import generator
+from agent_forge.search.operators import Rows, generator
 from agent_forge.store import files
 from agent_forge.store.tensors import TensorSpec, first_not_finite, write_tensors
 
@@ -177,9 +177,7 @@ class CandidateWeights:
             return self.specs
         specs = {name: spec for name, spec in self.specs.items() if layer_of(name) is None}
         for place, layer in enumerate(layers):
-            specs |= {
-                layout.at_layer(n, place): s for n, s in self.specs.items() if layer_of(n) == layer
-            }
+            specs |= {at_layer(n, place): s for n, s in self.specs.items() if layer_of(n) == layer}
         return specs
 
     def size(self, key: str) -> tuple[float, float]:
@@ -321,9 +319,7 @@ class CandidateWeights:
                 os.link(self._shared / path.name, path)
         return path
 
-    def _weighted(
-        self, refs: Sequence[str], rows: Mapping[str, Sequence[float]]
-    ) -> list[ModelInput]:
+    def _weighted(self, refs: Sequence[str], rows: Rows) -> list[ModelInput]:
         """Models with a weight for every group; a row has one number a model."""
         columns = [{group: row[i] for group, row in rows.items()} for i in range(len(refs))]
         weights = [{"weight": self.groups.conditional(column)} for column in columns]

@@ -23,6 +23,7 @@ from agent_forge.store import lock, paths
 from agent_forge.workers import require_ray
 
 CHAMPION = "champion"
+Splits = Mapping[str, Sequence[Domain]]
 IN_MEMORY = "parent_"  # begins the folders of networks that were given in memory
 GLANCE_TENSORS, GLANCE_ELEMENTS = 8, 256  # compared before two models are compared as a whole
 
@@ -113,9 +114,7 @@ def check_tokenizer(first: Weights) -> None:
         open_tokenizer(first.folder)
 
 
-def check_settings(
-    settings: EvoMergeSettings, splits: Mapping[str, Sequence[Domain]], parents: int
-) -> None:
+def check_settings(settings: EvoMergeSettings, splits: Splits, parents: int) -> None:
     """Refuse what does not fit these domains and parents, or needs what is not installed."""
     if settings.executor == "ray":
         require_ray()

@@ -55,12 +55,9 @@ Rows = dict[str, list[float]]
 def worker_task(candidates: Mapping[str, Candidate], key: str, limits: Limits) -> dict[str, Any]:
     """All that a worker needs to know of a candidate."""
     incumbent, gate = limits
-    return {
-        "key": key,
-        "candidates": [c.to_json() for c in lineage(candidates, key)],
-        "against": asdict(incumbent) if incumbent else None,
-        "gate": gate,
-    }
+    sources = [c.to_json() for c in lineage(candidates, key)]
+    against = asdict(incumbent) if incumbent else None
+    return {"key": key, "candidates": sources, "against": against, "gate": gate}
 
 
 class CandidateEvaluator:

@@ -6,6 +6,7 @@ decides when to stop, and only the comparison at the end reads `verdict`.
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ from agent_forge.merge.recipe import ModelInput, Recipe
 from agent_forge.model.locate import locate_parents
 from agent_forge.model.weights import DEPTHS, Weights, with_same_heads
 from agent_forge.phases.phase2_evomerge import checks
-from agent_forge.phases.phase2_evomerge.checks import CHAMPION
+from agent_forge.phases.phase2_evomerge.checks import CHAMPION, Splits
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings, own_fitness_refused
 from agent_forge.phases.phase2_evomerge.journal import BEGUN, begun_or_none, read_begun
 from agent_forge.search.settings import ACTS_IN
@@ -39,16 +40,7 @@ LARGE_BYTES = 1_000_000_000  # the specification's limit for all parents togethe
 CONTROL = "control"  # beside the trunk of Phase 1: trained on everything for as long
 MODEL_NAMES = (CHAMPION, "plain average", "best combo of generation 0", "base", "joint training")
 AUTO = "auto"
-PRESETS: dict[str, dict[str, Any]] = {
-    "fast": {"generations": 20, "population_size": 4, "fitness_subset_size": 100},
-    "production": {
-        "generations": 100,
-        "convergence_patience": 10,
-        "min_diversity": 0.35,
-        "fitness_subset_size": 1000,
-    },
-    "speed": {"fitness_weights": {"perplexity": 0.3, "accuracy": 0.2, "speed": 0.4, "memory": 0.1}},
-}
+PRESETS: dict[str, Any] = json.loads(Path(__file__).with_name("presets.json").read_text())
 
 
 def with_base(parents: Sequence[T], base: T | None) -> list[T]:
@@ -65,7 +57,7 @@ class EvolutionInputs:
     base_ref: str | None
     parents: tuple[Weights, ...]
     base: Weights | None
-    splits: Mapping[str, Sequence[Domain]]
+    splits: Splits
     folder: Path
     seed: int = 0
     names: tuple[str, ...] = ()  # of the parents, for people
@@ -114,10 +106,8 @@ def load_settings(
     The strategy is `auto`, the best by docs/evomerge.md, unless a file, a preset or a setting that
     `auto` does not have asks for the scheme of the guide.
     """
-    merged: dict[str, Any] = {}
-    if config in PRESETS:
-        merged = dict(PRESETS[config])
-    elif config is not None:
+    merged: dict[str, Any] = PRESETS.get(config or "", {})
+    if config is not None and config not in PRESETS:
         if not Path(config).exists():
             known = did_you_mean(config, list(PRESETS))
             raise ConfigError(f"{config!r} is neither a file nor a preset{known}")
@@ -304,8 +294,8 @@ def open_inputs(
     verdict = splits.get("verdict", ())
     answers, gain = detectable_gain(verdict)
     if gain:
-        shown = f"gains from about {100 * gain:.1f} points on show"
-        notes.append(f"{answers} answers for the verdict: {shown}")
+        points = f"gains from about {100 * gain:.1f} points on show"
+        notes.append(f"{answers} answers for the verdict: {points}")
     notes += domains.copies_told(verdict)
     models = open_models(parent_refs, base_ref, opened)
     given = settings, tuple(parent_refs), base_ref, *models, splits, folder, seed, tuple(names)
@@ -325,14 +315,9 @@ def open_models(
     return tuple(models[: len(parent_refs)]), models[-1] if base_ref else None
 
 
-def split_items(
-    settings: EvoMergeSettings, always_verdict: bool = False
-) -> dict[str, list[Domain]]:
-    """The items of each split, by domain.
-
-    A fitness of the user's own has no items but those of the verdict: on data, or on generated
-    tasks if `always_verdict`.
-    """
+def split_items(settings: EvoMergeSettings, always_verdict: bool = False) -> Splits:
+    """The items of each split, by domain. A fitness of the user's own has those of the verdict
+    alone: on data, or on generated tasks if `always_verdict`."""
     counts = {"verdict": settings.verdict_items}
     if not settings.fitness:
         counts["selection"] = settings.fitness_subset_size

@@ -165,12 +165,10 @@ class EvolutionLoop:
 
     def _generation_record(self) -> dict[str, Any]:
         entry = self.search.history[-1]
-        floors = self.settings.fitness_floors
+        floors = ", ".join(f"{name} {f:g}" for name, f in self.settings.fitness_floors.items())
         if not entry["generation"] and floors and entry["best"] == 0:
-            log.warning(
-                "no model of generation 0 meets fitness_floors (%s): all have the fitness 0",
-                ", ".join(f"{name} {floor:g}" for name, floor in floors.items()),
-            )
+            missed = "no model of generation 0 meets fitness_floors (%s): all have the fitness 0"
+            log.warning(missed, floors)
         champion = self.search.candidates[entry["champion"]] if entry["champion"] else None
         return {
             **entry,
@@ -191,15 +189,12 @@ class EvolutionLoop:
     def _measure_generation(self) -> None:
         """Measure until nothing is pending: a duplicate brings a variant to be measured."""
         seen: dict[str, str] = {}  # sha256 -> the first candidate that has these weights
-        for survivor in self.search.survivors:
-            if self.search.generation and (
-                record := self.journal.find("candidate", key=survivor.key)
-            ):
-                seen.setdefault(record["sha256"], survivor.key)
+        for elite in self.search.survivors:
+            if self.search.generation and (record := self.journal.find("candidate", key=elite.key)):
+                seen.setdefault(record["sha256"], elite.key)
         while pending := self.search.pending:
             candidate = pending[0]
-            known = self.journal.find("candidate", key=candidate.key)
-            record = known or self._measure(pending)
+            record = self.journal.find("candidate", key=candidate.key) or self._measure(pending)
             score = record["score"]
             fitness = -math.inf if score is None else score["fitness"]
             raw, suffix = score["raw"] if score else {}, "/bits_per_byte"  # the fewer the better
@@ -239,10 +234,8 @@ class EvolutionLoop:
         self._count += 1
         for part in ("merge", "evaluation"):
             self.seconds[part] += result[part]
-        if result["sample"]:
-            self._samples[candidate.key] = np.frombuffer(
-                base64.b64decode(result["sample"]), np.float32
-            )
+        if sample := base64.b64decode(result["sample"]):
+            self._samples[candidate.key] = np.frombuffer(sample, np.float32)
         if result["outcomes"]:
             self._items[candidate.key] = result["outcomes"]
         record = self.journal.write(
@@ -322,10 +315,8 @@ class EvolutionLoop:
 
         def measure() -> dict[str, Any]:
             parents = [c.key for c in self.search.candidates.values() if c.kind == "parent"]
-            (matrix, mean), first = (
-                self._distances(alive),
-                self.journal.find("distances", generation=0),
-            )
+            matrix, mean = self._distances(alive)
+            first = self.journal.find("distances", generation=0)
             return {
                 "mean": mean,
                 "parents": first["parents"] if first else self._distances(parents)[1],
@@ -343,11 +334,10 @@ class EvolutionLoop:
             for key in keys:
                 if key not in samples:
                     samples[key] = self.weights.sample(key)
-        matrix = np.zeros((len(keys), len(keys)))
-        for i, j in combinations(range(len(keys)), 2):
-            distance = float(np.linalg.norm(samples[keys[i]] - samples[keys[j]]))
-            matrix[i, j] = matrix[j, i] = distance
         n = len(keys)
+        matrix = np.zeros((n, n))
+        for i, j in combinations(range(n), 2):
+            matrix[i, j] = matrix[j, i] = np.linalg.norm(samples[keys[i]] - samples[keys[j]])
         return matrix, float(matrix.sum() / (n * (n - 1))) if n > 1 else 0.0
 
     def _tell_holdout(self) -> None:
@@ -370,7 +360,7 @@ class EvolutionLoop:
         if self.search.finished:
             return [self.search.champion.key] if self.search.champion else []
         parents = {c.key for c in self.search.candidates.values() if c.kind == "parent"}
-        merges = [c for c in self.search.population if c.kind == "merge"]
+        merges = (c for c in self.search.population if c.kind == "merge")
         merged = [c.key for c in merges if not parents.issuperset(c.inputs)]
         return merged + [c.inputs[0] if c.kind == "path" else c.key for c in self.search.survivors]
 
@@ -401,8 +391,7 @@ class EvolutionLoop:
             "combo_usage": self.search.combo_usage,
             "state": self.search.state(),
         }
-        path = self.folder / f"evolution_checkpoint_gen_{generation}.json"
-        files.write_checked(path, content)
+        files.write_checked(self.folder / f"evolution_checkpoint_gen_{generation}.json", content)
         if generation % self.settings.checkpoint_every == 0 and champion is not None:
             best = self.folder / f"gen_{generation}_best_model"
             if not best.exists() and not best.is_symlink():
@@ -413,13 +402,9 @@ class EvolutionLoop:
                     files.remove_tree(old, self.folder)
         for number, old in self._numbered(CHECKPOINT_NAME):
             if number < generation and number % self.settings.checkpoint_every:
-                self._remove_checkpoint(old)
-
-    def _remove_checkpoint(self, path: Path) -> None:
-        """Remove a checkpoint of this evolution; whatever else has its name stays."""
-        with suppress(errors.DamagedFile, OSError):
-            if files.read_checked(path).get("fingerprint") == self.fingerprint:
-                files.remove(path)
+                with suppress(errors.DamagedFile, OSError):  # what is not of this evolution stays
+                    if files.read_checked(old).get("fingerprint") == self.fingerprint:
+                        files.remove(old)
 
     def _numbered(self, name: re.Pattern[str]) -> list[tuple[int, Path]]:
         """What the folder holds under this name, by generation."""

@@ -78,17 +78,15 @@ class EvoMergePhase(phase.PhaseController):
         reporting.confirm_champion(champion.path, loop, report)
         return self._result(ctx, loop, report, champion)
 
-    def _inputs(
-        self, models: Sequence[ModelRef], folder: Path, seed: int
-    ) -> inputs.EvolutionInputs:
-        base, control = models[0].artifact(BASE), models[0].artifact(inputs.CONTROL)
+    def _inputs(self, refs: Sequence[ModelRef], folder: Path, seed: int) -> inputs.EvolutionInputs:
+        base, control = refs[0].artifact(BASE), refs[0].artifact(inputs.CONTROL)
         return inputs.open_inputs(
             self.config,
-            [str(ref.path) for ref in models],
+            [str(ref.path) for ref in refs],
             str(base.path) if base else None,
             folder,
             seed,
-            [ref.name for ref in models],
+            [ref.name for ref in refs],
             str(control.path) if base and control else None,
             in_run=True,
         )
@@ -132,10 +130,8 @@ class EvoMergePhase(phase.PhaseController):
             "summary": f"against the best parent ({best}): {report.baselines[best].sentence()}",
             "tables": [_table(report)],
         }
-        metrics = {**figures, **metrics}
-        return phase.PhaseResult(
-            True, loop.evaluator.model, self.name, metrics, artifacts, ctx.seconds
-        )
+        model, metrics = loop.evaluator.model, {**figures, **metrics}
+        return phase.PhaseResult(True, model, self.name, metrics, artifacts, ctx.seconds)
 
 
 def _metrics(loop: EvolutionLoop, report: EvolutionReport) -> dict[str, float]:

@@ -75,13 +75,10 @@ class EvolutionReport:
 
     def table(self) -> list[str]:
         """The measured values of every model, as Markdown."""
-        columns = list(self.champion.raw)
-        lines = [
-            f"| model | fitness | {' | '.join(columns)} |",
-            "|---|---|" + "---|" * len(columns),
-        ]
+        head = ["model", "fitness", *self.champion.raw]
+        lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
         for name, score in self.scores().items():
-            values = [score.fitness, *(score.raw[column] for column in columns)]
+            values = [score.fitness, *(score.raw[column] for column in head[2:])]
             lines.append(f"| {name} | {' | '.join(f'{value:.4f}' for value in values)} |")
         return lines
 
@@ -98,9 +95,7 @@ def measure_verdict(loop: EvolutionLoop) -> EvolutionReport | None:
     for name, model in {MODEL_NAMES[0]: loop.champion.key, **_baselines(loop)}.items():
         loop.proceed("during the verdict")
         loop.listen({"event": "verdict", "model": name})
-        if isinstance(
-            model, ModelOnDisk
-        ):  # its config and tokenizer may differ from the first parent's
+        if isinstance(model, ModelOnDisk):  # it may have another config or tokenizer
             try:
                 opened = model_under_test.open_model_under_test(model)
             except (ForgeError, OSError):

@@ -134,10 +134,9 @@ def _files(folder: Path, name: str, pattern: str) -> list[Path]:
     places = [folder / name, *sorted(folder.glob(f"{name}[0-9_]*"))]
     found = [path for place in places for path in sorted(place.glob(pattern))]
     if not found:
-        raise NotFound(
-            f"{folder} has no pack {name!r}: files like {pattern} are expected in {folder / name}",
-            hint="put them there, or name another folder: --data-dir, AGENT_FORGE_DATA",
-        )
+        hint = "put them there, or name another folder: --data-dir, AGENT_FORGE_DATA"
+        problem = f"files like {pattern} are expected in {folder / name}"
+        raise NotFound(f"{folder} has no pack {name!r}: {problem}", hint=hint)
     return found
 
 

@@ -266,19 +266,6 @@ def require_module(place: str) -> None:
         raise _no_fitness(place, f"no module {name!r}")
 
 
-def _function_of(place: str) -> Callable[[nn.Module], Any]:
-    require_module(place)
-    module, _, attribute = place.partition(":")
-    try:
-        with contextlib.redirect_stdout(sys.stderr):  # stdout is for results
-            function = getattr(importlib.import_module(module), attribute)
-    except (Exception, SystemExit) as error:  # the user's module may do anything
-        raise _no_fitness(place, f"{type(error).__name__}: {error}") from error
-    if not callable(function):
-        raise ConfigError(f"{place!r} is not a function")
-    return function  # type: ignore[no-any-return]
-
-
 def _no_fitness(place: str, problem: str) -> ConfigError:
     hint = "give it as module:function; the module has to be importable from here"
     return ConfigError(f"there is no fitness {place!r}: {problem}", hint=hint)
@@ -290,7 +277,15 @@ class FunctionFitness:
     tokens = 0
 
     def __init__(self, place: str, model: nn.Module, sign: int) -> None:
-        self._function = _function_of(place)
+        require_module(place)
+        module, _, attribute = place.partition(":")
+        try:
+            with contextlib.redirect_stdout(sys.stderr):  # stdout is for results
+                self._function = getattr(importlib.import_module(module), attribute)
+        except (Exception, SystemExit) as error:  # the user's module may do anything
+            raise _no_fitness(place, f"{type(error).__name__}: {error}") from error
+        if not callable(self._function):
+            raise ConfigError(f"{place!r} is not a function")
         self._model, self._sign, self.name = model, sign, f"function {place} {sign}"
 
     def score(self) -> FitnessScore:

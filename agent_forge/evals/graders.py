@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Callable
 from fractions import Fraction
+from typing import Any
 from unicodedata import normalize
 
 from agent_forge.data.tasks import FAMILIES, Task, is_right
@@ -26,30 +27,25 @@ BOXED = re.compile(r"\\boxed\s*\{")
 UNKNOWN = "\N{REPLACEMENT CHARACTER}"  # stands for what no number is made of: roots, pi, commands
 WORDS = r"text|textbf|textrm|textit|mathrm|mathbf|mathit|mbox|operatorname"
 # How numbers are written, and how FIGURE reads them: one after the other.
-FORMS = [
-    (re.compile(pattern), form)
-    for pattern, form in (
-        (r"(?<=\d)(?=[\u00bc-\u00be\u2150-\u215e])", " "),
-        (r"([\u00b9\u00b2\u00b3\u2070\u2074-\u2079\u207b]+)", r"^\1"),  # then a usual digit
-        (r".+", lambda m: normalize("NFKC", m[0])),
-        (r"\u2044", "/"),
-        (r"(?<!\w)[\u2012\u2013](?=[\d.$\\])|\u2212", "-"),
-        (r"\\!|\\left\b|\\right\b|\\displaystyle\b|\^\s*(?:\{\s*\\circ\s*\}|\\circ\b)", ""),
-        (r"\{,\}", ","),
-        (r"\\([$%])", r"\1"),
-        (r"\\[,;: ()\[\]]|~|\\q?quad\b", " "),
-        (rf"\\(?:{WORDS})\s*\{{([^{{}}]*)\}}", r" \1 "),
-        (r"\\[cdt]?frac\s*(?:\{\s*(-?\d+)\s*\}|(\d))\s*(?:\{\s*(-?\d+)\s*\}|(\d))", r" \1\2/\3\4 "),
-        (r"\^\s*\{\s*([-+]?\d+)\s*\}", r"^\1"),
-        (r"\*\*(?=-?\d)(?<=\d\*\*)", "^"),
-        (r"\s?(?:\\times\b|\\cdot\b|[\u00d7\u00b7\u22c5]|(?<=\d)\s?[xX*](?=\s?10\^))\s?", "*"),
-        (
-            r"(?<![\w.,])(\d{1,3}(?: \d{3})+)(?![\d/]| [\d/]|[.,]\d{3})",
-            lambda m: m[0].replace(" ", ""),
-        ),
-        (r"(?i)\\(?!boxed)[a-z]+\s*(?:\{[^{}]*\})*|\bsqrt\s*\([^()]*\)|[\u221a\u03c0]", UNKNOWN),
-    )
-]
+_FORMS: Any = (
+    (r"(?<=\d)(?=[\u00bc-\u00be\u2150-\u215e])", " "),
+    (r"([\u00b9\u00b2\u00b3\u2070\u2074-\u2079\u207b]+)", r"^\1"),  # then a usual digit
+    (r".+", lambda m: normalize("NFKC", m[0])),
+    (r"\u2044", "/"),
+    (r"(?<!\w)[\u2012\u2013](?=[\d.$\\])|\u2212", "-"),
+    (r"\\!|\\left\b|\\right\b|\\displaystyle\b|\^\s*(?:\{\s*\\circ\s*\}|\\circ\b)", ""),
+    (r"\{,\}", ","),
+    (r"\\([$%])", r"\1"),
+    (r"\\[,;: ()\[\]]|~|\\q?quad\b", " "),
+    (rf"\\(?:{WORDS})\s*\{{([^{{}}]*)\}}", r" \1 "),
+    (r"\\[cdt]?frac\s*(?:\{\s*(-?\d+)\s*\}|(\d))\s*(?:\{\s*(-?\d+)\s*\}|(\d))", r" \1\2/\3\4 "),
+    (r"\^\s*\{\s*([-+]?\d+)\s*\}", r"^\1"),
+    (r"\*\*(?=-?\d)(?<=\d\*\*)", "^"),
+    (r"\s?(?:\\times\b|\\cdot\b|[\u00d7\u00b7\u22c5]|(?<=\d)\s?[xX*](?=\s?10\^))\s?", "*"),
+    (r"(?<![\w.,])(\d{1,3}(?: \d{3})+)(?![\d/]| [\d/]|[.,]\d{3})", lambda m: m[0].replace(" ", "")),
+    (r"(?i)\\(?!boxed)[a-z]+\s*(?:\{[^{}]*\})*|\bsqrt\s*\([^()]*\)|[\u221a\u03c0]", UNKNOWN),
+)
+FORMS = [(re.compile(pattern), form) for pattern, form in _FORMS]
 SCALES = {"hundred": 2, "thousand": 3, "k": 3, "million": 6, "billion": 9, "trillion": 12}
 FIGURE = re.compile(
     r"(?<![\w.,^])(?P<sign>[-+]?)\s?[$\u20ac\u00a3]?(?P<inner>-?)"

@@ -175,9 +175,7 @@ class ModelUnderTest:
     def prepare(self, domain: Domain) -> TokenizedDomain:
         """The tokens of a domain, for this model and all others with its tokenizer."""
         items: list[TokenizedItem] = []
-        answer_of: list[int] = []
-        example_of: list[int] = []
-        sizes: list[int] = []
+        answer_of, example_of, sizes = list[int](), list[int](), list[int]()
         for number, example in enumerate(domain.examples):
             for variant in variants(example):
                 pieces = list(windows(*self.encode(variant), self.longest))
@@ -271,11 +269,9 @@ def confirm(
     expected = np.asarray(recorded, float)
     if found.shape == expected.shape and np.allclose(found, expected, TOLERANCE, TOLERANCE):
         return
-    raise PhaseFailed(
-        f"{folder} does not score what was measured: {found.sum():.6g} nats on"
-        f" {len(expected)} items, {expected.sum():.6g} were recorded",
-        hint="nothing is handed over; check the disk and the memory of this machine, run it again",
-    )
+    hint = "nothing is handed over; check the disk and the memory of this machine, run it again"
+    nats = f"{found.sum():.6g} nats on {len(expected)} items, {expected.sum():.6g} were recorded"
+    raise PhaseFailed(f"{folder} does not score what was measured: {nats}", hint=hint)
 
 
 def windows(ids: Sequence[int], start: int, longest: int) -> Iterator[TokenizedItem]:

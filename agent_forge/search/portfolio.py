@@ -1,4 +1,4 @@
-"""A portfolio: the budget goes where it paid.
+"""A portfolio: the budget goes where it paid. And the table of all strategies.
 
 The parents, their average and a few combos come first; then steps along the gradient from the
 average, until they no longer help; then whichever of four arms (a step along the gradient, points
@@ -17,6 +17,7 @@ from agent_forge.search import continuous, operators
 from agent_forge.search.base import SearchStrategy
 from agent_forge.search.candidate import SHORT, Candidate
 from agent_forge.search.continuous import CandidateVector, CmaSampler, GradientDescent, Vector
+from agent_forge.search.evolution import EvolutionSearch, GeneticSearch
 
 COMBOS = 4  # that are tried first
 SAMPLES = 6  # points of one round of CMA-ES
@@ -190,3 +191,13 @@ class PortfolioSearch(SearchStrategy):
 
     def _strategy_record(self) -> dict[str, Any]:
         return {"ways": {arm.name: [arm.uses, arm.value] for arm in self._arms}}
+
+
+STRATEGIES: dict[str, type[SearchStrategy]] = {
+    "spec": EvolutionSearch,
+    "ga": GeneticSearch,
+    "cma-es": continuous.CmaEs,
+    "nsga2": continuous.Nsga2,
+    "grad": continuous.GradientSearch,
+    "auto": PortfolioSearch,
+}

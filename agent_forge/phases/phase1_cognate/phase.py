@@ -52,14 +52,10 @@ class CognatePhase(phase.PhaseController):
             + (f", a control of {3 * c.branch_steps}" if c.control else ""),
             f"{tokens:,} tokens a step; {c.evaluation_items:,} unseen items of each domain",
         )
-        return phase.PhasePlan(
-            steps,
-            weights,
-            disk_bytes=3 * 5 * weights * 4 * 4 + 3 * weights * 4 + 10**7,
-            memory_bytes=6 * 4 * weights + 3000 * tokens + 3 * 10**8,
-            notes=notes,
-            work=steps + (6 if c.control else 5) * self._work_of_a_verdict(),
-        )
+        disk = 3 * 5 * weights * 4 * 4 + 3 * weights * 4 + 10**7
+        memory = 6 * 4 * weights + 3000 * tokens + 3 * 10**8
+        work = steps + (6 if c.control else 5) * self._work_of_a_verdict()
+        return phase.PhasePlan(steps, weights, disk, memory, notes, work)
 
     def run(self, ctx: PhaseContext) -> phase.PhaseResult:
         corpus = build_corpus(self.config, self.shared.model)

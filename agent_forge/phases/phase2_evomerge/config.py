@@ -78,11 +78,10 @@ class MeasuredEvolutionSettings(EvolutionSettings):
         own, nsga2 = self.fitness, self.strategy == "nsga2"
         lacks = "which your own fitness has not"
         idle_gate = self.path_gate != type(self).model_fields["path_gate"].default
-        only_domains = ("fitness_floors", "domain_weights", "mixed_precision", "racing")
+        for name in ("fitness_floors", "domain_weights", "mixed_precision", "racing"):
+            if own and getattr(self, name):
+                raise ValueError(f"{name} has no meaning for a fitness of your own")
         refused = {
-            f"{name} has no meaning for a fitness of your own": own and getattr(self, name)
-            for name in only_domains
-        } | {
             f"grad needs a loss to differentiate, {lacks}": own and self.strategy == "grad",
             f"nsga2 needs several domains, {lacks}": own and nsga2,
             "racing knows one fitness: nsga2 has one for every domain": self.racing and nsga2,
@@ -112,7 +111,6 @@ class EvoMergeSettings(MeasuredEvolutionSettings, PhaseSettings):
 
 def own_fitness_refused(source: str, fitness: str, key: str) -> ConfigError:
     """The error for a file that names code to run: only the command line may."""
-    return ConfigError(
-        f"{source} names code to be run as fitness: {fitness!r}; no file may",
-        hint=f"if it is yours, name it on the command line as well: --set {key}={fitness}",
-    )
+    hint = f"if it is yours, name it on the command line as well: --set {key}={fitness}"
+    problem = f"{source} names code to be run as fitness: {fitness!r}; no file may"
+    return ConfigError(problem, hint=hint)

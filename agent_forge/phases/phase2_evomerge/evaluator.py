@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -269,12 +270,8 @@ def coefficient_gradient(
 
 def _part(prepared: TokenizedDomain, turns: int, turn: int) -> list[int]:
     """The items of a turn: other examples at every turn, and of each its right answer alone."""
-    count = int(prepared.example_of[-1]) + 1
-    examples = {n for n in range(count) if n % turns == turn % turns} or {0}
-    first: dict[int, int] = {}
-    for answer, example in enumerate(prepared.example_of.tolist()):
-        first.setdefault(example, answer)
-    answers = {answer for example, answer in first.items() if example in examples}
+    first = np.flatnonzero(np.diff(prepared.example_of, prepend=-1))  # answer of each example
+    answers = {*first[turn % turns :: turns].tolist()} or {int(first[0])}
     return [n for n, answer in enumerate(prepared.answer_of.tolist()) if answer in answers]
 
 

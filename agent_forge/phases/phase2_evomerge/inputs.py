@@ -285,10 +285,8 @@ def open_inputs(
         problem = f"layer_paths: the config of {parent_refs[0]} does not say how many layers it has"
         raise ConfigError(problem, hint="do without: --set layer_paths=0")
     if (size := sum(weights.nbytes for weights in parents)) > LARGE_BYTES:
-        notes.append(
-            f"the parents have {size / 1e9:.1f} GB together: every candidate reads them all,"
-            f" and those in files take up to {3 * size / 1e9:.0f} GB of disk"
-        )
+        reads = f"the parents have {size / 1e9:.1f} GB together: every candidate reads them all"
+        notes.append(f"{reads}, and those in files take up to {3 * size / 1e9:.0f} GB of disk")
     splits = split_items(settings, always_verdict=in_run)
     checks.check_settings(settings, splits, len(parents))
     verdict = splits.get("verdict", ())

@@ -38,7 +38,7 @@ from agent_forge.phases.phase2_evomerge.evaluator import CandidateEvaluator, Lim
 from agent_forge.phases.phase2_evomerge.inputs import EvolutionInputs
 from agent_forge.phases.phase2_evomerge.parallel import ParallelEvaluator
 from agent_forge.search.candidate import SHORT, Candidate
-from agent_forge.search.strategy import STRATEGIES
+from agent_forge.search.portfolio import STRATEGIES
 from agent_forge.store import files
 
 log = logging.getLogger(__name__)
@@ -71,13 +71,9 @@ class EvolutionLoop:
         self.seconds = {"merge": 0.0, "evaluation": 0.0, "all": 0.0}
         weights_folder = self.folder / journal.WEIGHTS
         self.weights = CandidateWeights(inputs.parents, inputs.base, {}, weights_folder)
-        self.search = STRATEGIES[self.settings.strategy](
-            self.settings,
-            parents=len(inputs.parents),
-            groups=self.weights.groups.names,
-            layers=self.weights.layers,
-            seed=inputs.seed,
-        )
+        n, groups, layers = len(inputs.parents), self.weights.groups.names, self.weights.layers
+        how: Any = {"parents": n, "groups": groups, "layers": layers, "seed": inputs.seed}
+        self.search = STRATEGIES[self.settings.strategy](self.settings, **how)
         self.weights.known = self.search.candidates
         self._cache = self.folder / journal.CACHE if self.settings.enable_caching else None
         cached = journal.read_cache(self._cache)

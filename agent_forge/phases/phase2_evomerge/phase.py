@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -56,21 +57,14 @@ class EvoMergePhase(phase.PhaseController):
             f" {c.verdict_items:,} unseen ones for the verdict",
             *copies_told(splits["verdict"]),
         )
-        return phase.PhasePlan(
-            min(candidates, c.max_evaluations or candidates),
-            weights,
-            disk_bytes=c.models_on_disk * 4 * weights + 10**7,
-            memory_bytes=6 * 4 * weights + 3 * 10**8,
-            notes=notes,
-        )
+        steps = min(candidates, c.max_evaluations or candidates)
+        disk, memory = c.models_on_disk * 4 * weights + 10**7, 6 * 4 * weights + 3 * 10**8
+        return phase.PhasePlan(steps, weights, disk, memory, notes)
 
     def run(self, ctx: PhaseContext) -> phase.PhaseResult:
-        loop = EvolutionLoop(
-            self._inputs(ctx.inputs, ctx.folder / FOLDER, ctx.seed),
-            ctx.device,
-            listen=lambda record: self._log_generation(ctx, record),
-            should_stop=ctx.should_stop,
-        )
+        opened = self._inputs(ctx.inputs, ctx.folder / FOLDER, ctx.seed)
+        listen = partial(self._log_generation, ctx)
+        loop = EvolutionLoop(opened, ctx.device, listen=listen, should_stop=ctx.should_stop)
         loop.run()
         report = reporting.measure_verdict(loop)
         assert report is not None  # there always are items for it
@@ -80,16 +74,11 @@ class EvoMergePhase(phase.PhaseController):
 
     def _inputs(self, refs: Sequence[ModelRef], folder: Path, seed: int) -> inputs.EvolutionInputs:
         base, control = refs[0].artifact(BASE), refs[0].artifact(inputs.CONTROL)
-        return inputs.open_inputs(
-            self.config,
-            [str(ref.path) for ref in refs],
-            str(base.path) if base else None,
-            folder,
-            seed,
-            [ref.name for ref in refs],
-            str(control.path) if base and control else None,
-            in_run=True,
-        )
+        paths, names = [str(ref.path) for ref in refs], [ref.name for ref in refs]
+        base_ref = str(base.path) if base else None
+        control_ref = str(control.path) if base and control else None
+        models = paths, base_ref, folder, seed, names, control_ref
+        return inputs.open_inputs(self.config, *models, in_run=True)
 
     def _log_generation(self, ctx: PhaseContext, record: Mapping[str, Any]) -> None:
         """Metrics and progress of a generation; work is counted in items that are measured."""

@@ -206,10 +206,7 @@ def prompt_hash(example: Example, exact: bool = True) -> bytes:
 
 
 def folded(text: str) -> str:
-    """The letters, digits and symbols of a text: near-copies differ in nothing else.
-
-    Case, spaces, punctuation, marks and forms are left out. A text of punctuation alone keeps it.
-    """
+    """The letters, digits and symbols of a text, without case or forms; else its punctuation."""
     plain = normalize("NFKC", normalize("NFKC", text).casefold())
     kinds = {c: category(c) for c in set(plain)}
     left_out = {ord(c): None for c, k in kinds.items() if k[0] not in "LN" and k not in SYMBOLS}

@@ -66,10 +66,8 @@ BEGINS = re.compile(r"^(?:def|async def|class|import|from|@)\b", re.MULTILINE)
 
 
 def final_number(text: str) -> tuple[Fraction, bool] | None:
-    """The number that a text gives as its answer, and whether it is a percentage.
-
-    It stands after the last `####`, in the last box, after the last "answer is", or is the last.
-    """
+    """The number that a text gives as its answer, and whether it is a percentage: after the last
+    `####`, in the last box, after the last "answer is", or the last of all."""
     text = text[:MAX_TEXT]
     for pattern, form in FORMS:
         text = pattern.sub(form, text)
@@ -117,13 +115,10 @@ def _value(figure: re.Match[str]) -> tuple[Fraction, bool] | None:
 
 def source(text: str) -> str:
     """The program in a text: its first fenced block, else from the first definition to prose."""
-    fenced = FENCE.search(text)
-    if fenced:
+    if fenced := FENCE.search(text):
         return fenced[1]
-    begins = BEGINS.search(text)
-    lines = text[begins.start() if begins else 0 :].splitlines()
-    kept = []
-    for line in lines:
+    begins, kept = BEGINS.search(text), []
+    for line in text[begins.start() if begins else 0 :].splitlines():
         if line.strip() and not line[0].isspace() and not TOP_LEVEL.match(line):
             break
         kept.append(line)
@@ -136,10 +131,8 @@ def code(task: Task, text: str) -> bool:
 
 
 def completed(task: Task, text: str) -> bool:
-    """The same for a question that is the beginning of the function, which the text continues.
-
-    What the question defines before that function is for the tests too, as the question has it.
-    """
+    """The same for a question that begins the function, which the text continues. What the
+    question defines before that function is for the tests too, as the question has it."""
     begins = [match.start() for match in DEFINES.finditer(task.question)]
     setup = task.question[: begins[-1]] if begins else ""
     if FENCE.search(text) or BEGINS.match(text):

@@ -53,8 +53,8 @@ class EvolutionSearch(SearchStrategy):
 
     def _next_generation(self, elites: Sequence[str], last: Sequence[str]) -> None:
         settings, new = self.settings, PopulationSlot("reseed", self._space.parents)
-        losers = [key for key in self._ranked(last) if key not in elites]
-        losers = [key for key in losers if self.candidates[key].kind != "path"]
+        ranked = [key for key in self._ranked(last) if key not in elites]
+        losers = [key for key in ranked if self.candidates[key].kind != "path"]
         losers = losers[-TRIPLE * settings.triples :]
         places = [
             PopulationSlot("mutant", (elites[n // MUTANTS % len(elites)],)) if elites else new
@@ -198,10 +198,8 @@ class GeneticSearch(SearchStrategy):
         size = min(self.settings.tournament_size, len(alive))
         drawn = [alive[int(i)] for i in rng.choice(len(alive), size, replace=False)]
         drawn.sort(key=lambda key: (-fitness[key], key))
-        for key in drawn[:-1]:
-            if rng.random() < self.settings.selection_pressure:
-                return key
-        return drawn[-1]
+        chance = self.settings.selection_pressure
+        return next((key for key in drawn[:-1] if rng.random() < chance), drawn[-1])
 
     def _shared_fitness(self, alive: Sequence[str]) -> dict[str, float]:
         """Fitness from 0 to 1, divided in part by how many others are near."""

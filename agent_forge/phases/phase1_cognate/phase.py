@@ -34,6 +34,7 @@ FROZEN = ("embedding.", "projection.", "norm.")
 ITEM_TOKENS = 25  # of an item, about
 Scores = Mapping[str, SpecialistScores]
 Models = Mapping[str, ForgeNetwork]
+Numbers = Mapping[str, float]
 
 
 class CognatePhase(phase.PhaseController):
@@ -80,7 +81,7 @@ class CognatePhase(phase.PhaseController):
         timed = {name: partial(latency_ms, models[name]) for name in THREE}
         latencies = {n: float(ctx.once("latency_ms", n, time)) for n, time in timed.items()}
         report = _report(scores, [_table(scores, guesses), distances])
-        handed = self._save_specialists(ctx, corpus, models, scores, latencies, report.card())
+        handed = _save_specialists(ctx, corpus, models, scores, latencies, report.card())
         named = {}
         for name in ["trunk", "control"] if self.config.control else ["trunk"]:
             about = name, {"specialization": "none"}, scores[name].flat()
@@ -141,33 +142,6 @@ class CognatePhase(phase.PhaseController):
         rows += [[f"model {pair.replace('_', ' and ')}", value] for pair, value in apart.items()]
         return [*rows, [f"diversity (at least {least})", different]]
 
-    def _save_specialists(
-        self,
-        ctx: PhaseContext,
-        corpus: Corpus,
-        models: Models,
-        scores: Scores,
-        latencies: Mapping[str, float],
-        card: str,
-    ) -> list[ModelRef]:
-        handed = []
-        metrics = {f"{n}/{key}": v for n, s in scores.items() for key, v in s.flat().items()}
-        for name, special in THREE.items():
-            loss = scores[name].mean_nats
-            ctx.log(None, {f"{name}/latency_ms": latencies[name]})
-            ctx.log(None, {f"{name}/final_loss": loss})
-            metadata = {
-                "specialization": special.name,
-                "domain": special.domain,
-                "final_loss": loss,
-                "seed": special.seed,
-                "trunk": "trunk",
-                "missing_datasets": corpus.missing,
-            }
-            about = (f"tinytitan-{special.name}", metadata, metrics, card)
-            handed.append(save_network(ctx, corpus, models[name], *about))
-        return handed
-
     def _totals(
         self, ctx: PhaseContext, handed: list[ModelRef], scores: Scores, latency: float
     ) -> tuple[dict[str, Any], Table]:
@@ -175,9 +149,8 @@ class CognatePhase(phase.PhaseController):
         weights, count = self.shared.model.parameters(), len(handed)
         losses = {name: scores[name].mean_nats for name in THREE}
         sizes = [float(ref.metadata["size_mb"]) for ref in handed]
-        totals = {"num_models_created": count, "total_parameters": weights * count}
-        totals["avg_final_loss"] = sum(losses.values()) / count
-        ctx.log(None, {f"phase/{name}": value for name, value in totals.items()})
+        totals = {"phase/num_models_created": count, "phase/total_parameters": weights * count}
+        ctx.log(None, {**totals, "phase/avg_final_loss": sum(losses.values()) / count})
         for name, size in zip(THREE, sizes, strict=True):
             ctx.log(None, {f"{name}/size_mb": size, f"{name}/parameters": weights})
         metrics = {
@@ -210,11 +183,33 @@ def _like(trunk: ForgeNetwork, model: ForgeNetwork, changes: Any = None) -> Forg
     return copy.to(next(model.parameters()).device)
 
 
+def _save_specialists(
+    ctx: PhaseContext, corpus: Corpus, models: Models, scores: Scores, latencies: Numbers, card: str
+) -> list[ModelRef]:
+    handed = []
+    metrics = {f"{n}/{key}": v for n, s in scores.items() for key, v in s.flat().items()}
+    for name, special in THREE.items():
+        loss = scores[name].mean_nats
+        ctx.log(None, {f"{name}/latency_ms": latencies[name]})
+        ctx.log(None, {f"{name}/final_loss": loss})
+        metadata = {
+            "specialization": special.name,
+            "domain": special.domain,
+            "final_loss": loss,
+            "seed": special.seed,
+            "trunk": "trunk",
+            "missing_datasets": corpus.missing,
+        }
+        about = (f"tinytitan-{special.name}", metadata, metrics, card)
+        handed.append(save_network(ctx, corpus, models[name], *about))
+    return handed
+
+
 def _report(scores: Scores, tables: list[Table]) -> PhaseReport:
     """Each domain by the trunk against its specialist, and the mean accuracy of other models."""
     best = []
     for name, special in THREE.items():
-        others = [scores[other].by_domain[special.domain] for other in THREE if other != name]
+        others = (scores[other].by_domain[special.domain] for other in THREE if other != name)
         if scores[name].by_domain[special.domain] > max(others):
             best.append(special.name)
     before = [scores["trunk"].by_domain[s.domain] for s in THREE.values()]
@@ -228,7 +223,7 @@ def _report(scores: Scores, tables: list[Table]) -> PhaseReport:
     return PhaseReport(headline, summary, tables=tables)
 
 
-def _table(scores: Scores, guesses: Mapping[str, float]) -> Table:
+def _table(scores: Scores, guesses: Numbers) -> Table:
     """Accuracy on unseen items, domain by domain, with what guessing reaches below."""
     rows: Table = [["model", *DOMAINS, "adaptive <= 1.3 steps", "mean", "steps", "memory use"]]
     for name, s in scores.items():

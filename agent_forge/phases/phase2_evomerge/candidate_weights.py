@@ -87,7 +87,7 @@ class CandidateWeights:
         self.origin = MEAN if base is None else BASE
         self._originals[self.origin] = merge(mean, self._originals) if base is None else base
         self.specs, self.groups = plan.specs, TensorGroups(plan.specs)
-        layers = [job.layer for job in plan.jobs.values() if job.layer is not None]
+        layers = (job.layer for job in plan.jobs.values() if job.layer is not None)
         self.layers = list(dict.fromkeys(layers))
         self._kept = {path.name for path in self._files()}
 
@@ -147,11 +147,8 @@ class CandidateWeights:
         held = of.state_dict().items() if isinstance(of, nn.Module) else self.tensors(of)
         matrices = {name for name, spec in self.specs.items() if len(spec.shape) > 1}
         every = max(1, sum(self.specs[name].numel for name in matrices) // SAMPLED)
-        parts = {
-            name: tensor.detach().reshape(-1)[::every].to("cpu", torch.float32, copy=True)
-            for name, tensor in held
-            if name in matrices
-        }
+        chosen = ((name, t.detach().reshape(-1)[::every]) for name, t in held if name in matrices)
+        parts = {name: part.to("cpu", torch.float32, copy=True) for name, part in chosen}
         return torch.cat([parts[name] for name in sorted(parts)]).numpy()
 
     def task_vectors(self, name: str) -> list[Tensor]:
@@ -168,8 +165,8 @@ class CandidateWeights:
 
     def layers_of(self, key: str) -> list[int] | None:
         """Which layer each layer of a path was; None for all that have the parents' shape."""
-        path = self.known[key] if self.known[key].kind == "path" else None
-        return [int(layer) for _, layer in path.operation["layers"]] if path else None
+        known = self.known[key]
+        return [int(n) for _, n in known.operation["layers"]] if known.kind == "path" else None
 
     def specs_of(self, key: str) -> dict[str, TensorSpec]:
         layers = self.layers_of(key)
@@ -260,8 +257,7 @@ class CandidateWeights:
         base = self.base if self.base is not None else merge(_mean(refs), models)
         for name, tensor in self._merged(plain).items():
             if tensor.is_floating_point():
-                start = base[name].float()
-                moved = start.lerp(tensor.float(), candidate.operation["scale"])
+                moved = base[name].float().lerp(tensor.float(), candidate.operation["scale"])
                 tensor = moved.to(tensor.dtype)
             yield name, tensor
 

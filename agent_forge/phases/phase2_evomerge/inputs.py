@@ -155,10 +155,8 @@ def locate_inputs(
 def resume_inputs(
     place: Path, gens: int | None, minutes: float | None, sets: Sequence[str] = ()
 ) -> EvolutionInputs:
-    """The evolution in a folder, with the settings that it was last run with.
-
-    `sets` names again a fitness that is the user's own code: a folder alone never runs any.
-    """
+    """The evolution in a folder, with the settings that it was last run with. `sets` names again a
+    fitness that is the user's own code: a folder alone never runs any."""
     folder, record = find_evolution(place)
     fitness = record["settings"].get("fitness")
     if fitness and f"fitness={fitness}" not in sets:

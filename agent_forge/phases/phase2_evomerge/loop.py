@@ -165,13 +165,13 @@ class EvolutionLoop:
         if not entry["generation"] and floors and entry["best"] == 0:
             missed = "no model of generation 0 meets fitness_floors (%s): all have the fitness 0"
             log.warning(missed, floors)
-        champion = self.search.candidates[entry["champion"]] if entry["champion"] else None
+        key = entry["champion"]
         return {
             **entry,
             "event": "generation",
             "generations": self.settings.generations,
             "left": self.search.generations_left(),
-            "origin": champion.origin if champion else "none",
+            "origin": self.search.candidates[key].origin if key else "none",
             "cache_hits": self.cache_hits,
             "seconds": dict(self.seconds),
         }
@@ -280,8 +280,7 @@ class EvolutionLoop:
     def _first_bits(self, key: str) -> float:
         def measure() -> dict[str, Any]:
             bits, tokens = self.evaluator.first_bits(key)
-            generation = self.search.generation
-            return {"generation": generation, "bits_per_byte": bits, "tokens": tokens}
+            return {"generation": self.search.generation, "bits_per_byte": bits, "tokens": tokens}
 
         return float(self.journal.once("gate", measure, key=key)["bits_per_byte"])
 
@@ -325,12 +324,9 @@ class EvolutionLoop:
 
     def _distances(self, keys: Sequence[str]) -> tuple[np.ndarray, float]:
         """Between every two candidates, on a sample of their weights, and the mean over pairs."""
-        samples = self._samples
+        samples, n = self._samples, len(keys)
         with self._timed("merge"):
-            for key in keys:
-                if key not in samples:
-                    samples[key] = self.weights.sample(key)
-        n = len(keys)
+            samples |= {key: self.weights.sample(key) for key in keys if key not in samples}
         matrix = np.zeros((n, n))
         for i, j in combinations(range(n), 2):
             matrix[i, j] = matrix[j, i] = np.linalg.norm(samples[keys[i]] - samples[keys[j]])

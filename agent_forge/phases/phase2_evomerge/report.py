@@ -182,11 +182,9 @@ def summary(loop: EvolutionLoop) -> dict[str, Any]:
 def champion_lineage(loop: EvolutionLoop) -> dict[str, Any]:
     """All that it takes to make the champion again."""
     inputs, key = loop.inputs, loop.champion.key
-    settings = [model.settings_sha256() for model in inputs.models]
-    models = [
-        {"model": ref, "sha256": sha, "settings_sha256": own}
-        for ref, sha, own in zip(inputs.refs, inputs.hashes, settings, strict=True)
-    ]
+    settings = (model.settings_sha256() for model in inputs.models)
+    rows = zip(inputs.refs, inputs.hashes, settings, strict=True)
+    models = [{"model": ref, "sha256": sha, "settings_sha256": own} for ref, sha, own in rows]
     return {
         "key": key,
         "seed": inputs.seed,

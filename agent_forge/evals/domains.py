@@ -53,10 +53,8 @@ class AnswerFormat:
 
 @dataclass(frozen=True)
 class Domain:
-    """Examples that share a score. `exact`: there are answers, which are right or wrong.
-
-    With `writing` the model generates them and `grade` judges; else likelihood decides.
-    """
+    """Examples that share a score. `exact`: there are answers, which are right or wrong. With
+    `writing` the model generates them and `grade` judges; else likelihood decides."""
 
     name: str
     examples: tuple[Example, ...]
@@ -281,11 +279,9 @@ def beyond_chance(accuracy: float, chance: float) -> float:
 
 
 def smallest_gain(n: int) -> float:
-    """The smallest difference in accuracy that n paired items show (5 % two-sided, 80 % power).
-
-    Its standard error is sqrt(DISCORDANCE / n); where n is small the discordance is at least the
-    difference itself, which bounds the answer by 7.85 / n.
-    """
+    """The smallest difference in accuracy that n paired items show (5 % two-sided, 80 % power). Its
+    standard error is sqrt(DISCORDANCE / n); where n is small the discordance is at least the
+    difference itself, which bounds the answer by 7.85 / n."""
     return min(1.0, max(math.sqrt(POWER * DISCORDANCE / n), POWER / n)) if n else 1.0
 
 

@@ -11,10 +11,9 @@ Speed and memory are counted, not measured: a clock's noise must not choose the 
 path has another shape than its parents; for all others they damp what the other parts say.
 Perplexity and accuracy are means over domains. A fitness of the user's own replaces all of that.
 
-Racing measures the items of every domain in growing shards, in an order of their own hash. After
-each shard the paired differences to the champion give an estimate for all items (fitness is a sum
-over items but for its bounds), with a standard error that reaches zero at the last one. A candidate
-that is below the champion by `SURE` standard errors is dropped with the estimate as its score.
+Racing measures the items of every domain in growing shards, in the order of their hashes. After
+each the paired differences to the champion estimate the fitness on all items (a sum over items but
+for its bounds). Who is `SURE` standard errors below is dropped with the estimate as its score.
 """
 
 from __future__ import annotations

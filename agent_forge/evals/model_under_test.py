@@ -62,9 +62,8 @@ class ItemScores:
     def mean_steps(self) -> float:
         return sum(s * n for s, n in zip(self.steps, self.tokens, strict=True)) / sum(self.tokens)
 
-    def bits_per_byte(self, size: int) -> float:
-        """With the size of the asked text in bytes."""
-        return sum(self.loss) / math.log(2) / size
+    def bits_per_byte(self, asked_bytes: int) -> float:
+        return sum(self.loss) / math.log(2) / asked_bytes
 
 
 @torch.no_grad()

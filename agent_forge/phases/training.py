@@ -102,9 +102,8 @@ def sample_texts(model: ForgeNetwork, corpus: Corpus) -> list[dict[str, str]]:
 def sample_replies(opened: OpenedModel) -> list[dict[str, str]]:
     """What a model replies to a few prompts, greedily."""
     chat, sampling = ChatModel(opened), SamplingSettings(max_new_tokens=60)
-    turns = [[{"role": "user", "content": prompt}] for prompt in SAMPLE_PROMPTS]
-    texts = ["".join(chat.reply(turn, sampling)) for turn in turns]
-    return [{"prompt": p, "text": text} for p, text in zip(SAMPLE_PROMPTS, texts, strict=True)]
+    turns = {prompt: [{"role": "user", "content": prompt}] for prompt in SAMPLE_PROMPTS}
+    return [{"prompt": p, "text": "".join(chat.reply(t, sampling))} for p, t in turns.items()]
 
 
 def latency_ms(model: ForgeNetwork) -> float:

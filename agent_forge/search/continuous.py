@@ -225,12 +225,10 @@ class Nsga2(_VectorSearch):
 
 class GradientDescent:
     """A point, the direction that gradients show from it, and a step length that scores decide.
-
     A step goes from the best point so far, in Adam's direction. If the score improves, the point
     moves there and the next step is longer; if not, it is shorter: scores on all items decide, and
     a gradient on some of them only proposes. After a few steps that did not help another gradient
-    is taken, on other items; after all of them, directions are drawn around what they showed.
-    """
+    is taken, on other items; after all of them, directions are drawn around what they showed."""
 
     def __init__(
         self, box: CandidateVector, point: Vector, key: str, step: float, turns: int, *seed: Label

@@ -11,7 +11,6 @@ of the population. Then, generation by generation:
 The best E come from the population and from the best E before them, so the champion stays until it
 is beaten. Equal scores: the older one first, then by key. What failed (-inf) is neither mutated nor
 merged, a path is not merged; a place that is empty for that reason gets a new combo of the parents.
-
 The genetic algorithm breeds merges of the parents: any two recipes can be crossed, and candidates
 that are alike share their fitness, which keeps several kinds of recipes alive.
 """

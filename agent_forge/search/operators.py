@@ -112,11 +112,9 @@ def shifted(of: str, coefficients: Rows, origin: str) -> Candidate:
 def mutate(
     space: SearchSpace, elite: Candidate, rng: Generator, strength: float, *, again: bool = False
 ) -> tuple[str, Candidate]:
-    """A mutant, and the name of what was done to it. Mutants of a path are paths.
-
-    What is made from others than parents is shifted, which needs only its own weights: the others
-    may be gone. `again` leaves out what has few outcomes, after one that was not new.
-    """
+    """A mutant, and the name of what was done to it. Mutants of a path are paths. What is made from
+    others than parents is shifted, which needs only its own weights: the others may be gone.
+    `again` leaves out what has few outcomes, after one that was not new."""
     settings, paths = space.settings, space.settings.layer_paths if space.layers else 0.0
     if elite.kind == "path" or (paths and rng.random() < paths):
         return "path", path(space, elite, rng)

@@ -63,10 +63,8 @@ class PortfolioSearch(SearchStrategy):
         self._descent: GradientDescent | None = None
         self._cma: CmaSampler | None = None
         self._cma_keys: set[str] = set()  # its centre and its points
-        self._average = self._survivors[-1]
-        self._sigma = self.settings.start_sigma
-        self._force = 1.0  # of mutations
-        self._rounds = 0
+        self._average, self._sigma = self._survivors[-1], self.settings.start_sigma
+        self._rounds, self._force = 0, 1.0  # the force of mutations
         self._round: ArmProposal | None = None  # that waits for its scores
         self._cost = 0.0  # of that
         masks = operators.mask_seed(self.seed)

@@ -242,12 +242,9 @@ def coefficient_gradient(
     fitness: DomainFitness, weights: CandidateWeights, turns: int, turn: int
 ) -> tuple[Rows, int]:
     """The gradient at the weights that the network has now, on the items of a turn; its tokens.
-
-    A candidate is W = ... + sum of c[group][i] * (parent_i - base), so the derivative by
-    c[group][i] is the sum over the group's tensors of <dF/dW, parent_i - base>. F is the fitness
-    made smooth: bits a byte as they are, and for the share of right answers the mean probability of
-    a right one. All recursion steps are taken, where a measurement would halt.
-    """
+    With W = ... + sum of c[group][i] * (parent_i - base) the derivative by c[group][i] is the sum
+    over the group's tensors of <dF/dW, parent_i - base>. F is the fitness made smooth: of right
+    answers their mean probability counts. All recursion steps are taken, without halting."""
     model = fitness.model_under_test.model
     model.eval()
     wanted = {name: p for name, p in model.named_parameters() if name in weights.specs}

@@ -92,20 +92,19 @@ class EvolutionInputs:
 
     def refuse_damaged(self) -> None:
         """Refuse models whose weights are not finite."""
-        for weights in self.models:
-            if bad := first_not_finite(weights):
-                problem = f"{bad} holds NaN or infinity"
-                raise DamagedFile(weights.label, problem, hint="fetch it again")
+        for model in self.models:
+            if bad := first_not_finite(model):
+                raise DamagedFile(
+                    model.label, f"{bad} holds NaN or infinity", hint="fetch it again"
+                )
 
 
 def load_settings(
     config: str | None, sets: Sequence[str], options: Mapping[str, Any]
 ) -> EvoMergeSettings:
-    """Defaults < preset or file < --set, options; the last two may not contradict each other.
-
-    The strategy is `auto`, the best by docs/evomerge.md, unless a file, a preset or a setting that
-    `auto` does not have asks for the scheme of the guide.
-    """
+    """Defaults < preset or file < --set, options; the last two may not contradict each other. The
+    strategy is `auto`, the best by docs/evomerge.md, unless a file, a preset or a setting that
+    `auto` does not have asks for the scheme of the guide."""
     merged: dict[str, Any] = PRESETS.get(config or "", {})
     if config is not None and config not in PRESETS:
         if not Path(config).exists():
@@ -227,9 +226,8 @@ def _refuse_changed(inputs: EvolutionInputs) -> None:
     pairs = zip(inputs.refs, before, now["model_settings"], strict=False)
     changed = [ref for ref, old, new in pairs if old != new]
     if changed and record["parents"] == list(inputs.parent_refs):
-        problem = "its config, tokenizer or adapter settings were changed since"
-        problem = f"{changed[0]}: {problem} {inputs.folder} was begun"
-        raise ConfigError(problem, hint=f"put them {hint}")
+        edited = f"its config, tokenizer or adapter settings were changed since {inputs.folder}"
+        raise ConfigError(f"{changed[0]}: {edited} was begun", hint=f"put them {hint}")
     for count, new in now["verdict"].items():
         if record.get("verdict", {}).get(count, new) != new:
             problem = f"the items for the verdict were changed since {inputs.folder} was begun"

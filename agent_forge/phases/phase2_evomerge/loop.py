@@ -67,7 +67,7 @@ class EvolutionLoop:
         self.inputs, self.settings, self.folder = inputs, inputs.settings, inputs.folder
         self.listen, self.should_stop = listen, should_stop
         inputs.refuse_damaged()
-        self.cache_hits = 0
+        self.cache_hits = self._count = 0  # the count: candidates measured in this attempt
         self.seconds = {"merge": 0.0, "evaluation": 0.0, "all": 0.0}
         weights_folder = self.folder / journal.WEIGHTS
         self.weights = CandidateWeights(inputs.parents, inputs.base, {}, weights_folder)
@@ -84,7 +84,6 @@ class EvolutionLoop:
         self._items: dict[str, Any] = {}  # of this generation's candidates and the champion
         self._samples: dict[str, np.ndarray] = {}  # of the weights of this generation's candidates
         self._incumbents: dict[str, Incumbent] = {}  # the last champions
-        self._count = 0  # candidates measured in this attempt
         self._began = time.monotonic()
         self._seconds_before = float(self.journal.latest("elapsed"))
 
@@ -123,33 +122,30 @@ class EvolutionLoop:
         torch.set_num_threads(self.settings.worker_threads)
         try:
             self.journal.begin()
-            self._evolve()
+            began, reached = time.monotonic(), self.journal.latest("generation")
+            while self.search.finished is None:
+                self._measure_generation()
+                self._tell_distances()
+                self._tell_holdout()
+                generation = self.search.generation
+                self.search.advance()
+                self.search.history[-1]["tokens"] = self.journal.tokens(generation)
+                if generation >= reached - 1:  # of those before it only the journal is needed
+                    with self._timed("merge"):
+                        self.weights.keep(self._needed())
+                    self._checkpoint(generation)
+                self._samples.clear()
+                best = {entry["champion"] for entry in self.search.history[-2:]}
+                self._items = {k: v for k, v in self._items.items() if k in best}
+                self._incumbents = {k: v for k, v in self._incumbents.items() if k in best}
+                self.seconds["all"] = time.monotonic() - began
+                self.listen(self._generation_record())
+                if generation >= reached and self._time_is_over(generation):
+                    break
         finally:
             torch.set_num_threads(threads)
             if self._parallel is not None:
                 self._parallel.close()
-
-    def _evolve(self) -> None:
-        began, reached = time.monotonic(), self.journal.latest("generation")
-        while self.search.finished is None:
-            self._measure_generation()
-            self._tell_distances()
-            self._tell_holdout()
-            generation = self.search.generation
-            self.search.advance()
-            self.search.history[-1]["tokens"] = self.journal.tokens(generation)
-            if generation >= reached - 1:  # of those before it only the journal is needed
-                with self._timed("merge"):
-                    self.weights.keep(self._needed())
-                self._checkpoint(generation)
-            self._samples.clear()
-            best = {entry["champion"] for entry in self.search.history[-2:]}
-            self._items = {k: v for k, v in self._items.items() if k in best}
-            self._incumbents = {k: v for k, v in self._incumbents.items() if k in best}
-            self.seconds["all"] = time.monotonic() - began
-            self.listen(self._generation_record())
-            if generation >= reached and self._time_is_over(generation):
-                break
 
     @contextmanager
     def _timed(self, part: str) -> Iterator[None]:

@@ -106,6 +106,11 @@ class EvoMergePhase(phase.PhaseController):
         gain, title = overall.gains[measure], f"{measure}, best parent -> champion"
         verdict = overall.sentence("the best parent")
         headline = PhaseHeadline(title, gain.reference, gain.candidate, verdict)
+        columns = list(report.champion.raw)  # on unseen items, and the champion's gain over each
+        rows: list[list[Any]] = [["model", *columns, "champion's gain"]]
+        for name, score in report.scores().items():
+            gained = report.baselines[name].sentence() if name in report.baselines else ""
+            rows.append([name, *(score.raw[c] for c in columns), gained])
         artifacts = {
             "headline": asdict(headline),
             "samples": sample_replies(champion.open()),
@@ -117,7 +122,7 @@ class EvoMergePhase(phase.PhaseController):
             "operator_gains": loop.search.operator_gains,
             "verdict": report.to_json(),
             "summary": f"against the best parent ({best}): {report.baselines[best].sentence()}",
-            "tables": [_table(report)],
+            "tables": [rows],
         }
         model, metrics = loop.evaluator.model, {**figures, **metrics}
         return phase.PhaseResult(True, model, self.name, metrics, artifacts, ctx.seconds)
@@ -169,13 +174,3 @@ def _save(ctx: PhaseContext, loop: EvolutionLoop, report: EvolutionReport) -> Mo
         beside=beside,
         card_text="\n".join(reporting.markdown(loop, report)),
     )
-
-
-def _table(report: EvolutionReport) -> list[list[Any]]:
-    """The measured values on unseen items, and the gain of the champion over each model."""
-    columns = list(report.champion.raw)
-    rows: list[list[Any]] = [["model", *columns, "champion's gain"]]
-    for name, score in report.scores().items():
-        gain = report.baselines[name].sentence() if name in report.baselines else ""
-        rows.append([name, *(score.raw[c] for c in columns), gain])
-    return rows

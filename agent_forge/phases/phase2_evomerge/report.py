@@ -119,8 +119,8 @@ def measure_verdict(loop: EvolutionLoop) -> EvolutionReport | None:
         most = max(scores[name].raw[key] for name in names)
         if key.endswith("/accuracy") and most > 0:
             retention[key.removesuffix("/accuracy")] = own_score.raw[key] / most
-    perplexity = math.exp(min(700, nats))
-    return EvolutionReport(own_score, baselines, best, perplexity, retention, tuple(own))
+    measured = math.exp(min(700, nats)), retention, tuple(own)
+    return EvolutionReport(own_score, baselines, best, *measured)
 
 
 def _baselines(loop: EvolutionLoop) -> dict[str, str]:

@@ -14,7 +14,7 @@ import hashlib
 import itertools
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -31,12 +31,7 @@ from agent_forge.evals import domains, graders
 from agent_forge.evals.domains import LEVELS, AnswerFormat, Domain, Levels, content_hash
 from agent_forge.evals.lm_eval_harness import PREFIX as HARNESS
 
-_NAMES = """
-    ara Arabic  arb Arabic  cmn Chinese  zho Chinese  deu German  eng English  fra French
-    hin Hindi  jpn Japanese  por Portuguese  rus Russian  spa Spanish  swh Swahili  tha Thai
-    ita Italian  nld Dutch  tur Turkish  vie Vietnamese  kor Korean  pol Polish
-"""
-NAMES = dict(zip(_NAMES.split()[::2], _NAMES.split()[1::2], strict=True))
+NAMES: dict[str, str] = json.loads(Path(__file__).with_name("languages.json").read_text())
 OTHERS = 3  # wrong translations beside the right one
 NEAR = 6  # they are among so many of the next longer and the next shorter ones
 FOLDER = "AGENT_FORGE_DATA"  # the environment variable that names the folder of all datasets
@@ -45,7 +40,6 @@ BENCHMARK_ITEMS = 500  # of a generated benchmark
 SEEN = 2000  # training items that a guess rests on
 MATH = ("addition", "subtraction", "multiplication", "expression", "word_problem")
 CODE = ("code_list", "code_string", "code_number")
-LANGUAGES = ("translate", "name_languages", "choose_translation")
 STRUCTURED = ("extract_field", "to_json", "to_yaml", "to_csv")
 NEXT_QUESTION = ("\nQuestion:",)
 NO_FUNCTION = ("\nassert", "\nprint(", "\nif __name__", '\n"""', "\n```\n")
@@ -76,11 +70,10 @@ def xcopa(folder: Path, wanted: str) -> Iterator[Example]:
     """The likelier of two causes or effects, in eleven languages."""
     for path in _files(folder, "xcopa", f"test.{wanted or '*'}.jsonl"):
         for row in rows(path):
-            choices = [row.text("choice1"), row.text("choice2")]
-            right = choices[row.index("label", 2)]
+            choices = f" {row.text('choice1')}", f" {row.text('choice2')}"
+            right, language = choices[row.index("label", 2)], path.name.split(".")[1]
             prompt = f"{row.text('premise')}\n{row.text('question').capitalize()}:"
-            options = tuple(f" {choice}" for choice in choices)
-            yield Example(prompt, f" {right}", path.name.split(".")[1], choices=options)
+            yield Example(prompt, right, language, choices=choices)
 
 
 def flores(folder: Path, wanted: str) -> Iterator[Example]:
@@ -94,12 +87,12 @@ def flores(folder: Path, wanted: str) -> Iterator[Example]:
 def flores_language(folder: Path, wanted: str) -> Iterator[Example]:
     """The language of a sentence, by name."""
     texts = _flores(folder, wanted)
-    names = sorted({NAMES.get(code, code) for code in texts})
+    names = {code: f" {NAMES.get(code, code)}" for code in texts}
+    choices = tuple(sorted(set(names.values())))
     for code, sentences in texts.items():
         for text in sentences:
             prompt = f"Text: {text}\nThe language of this text is"
-            right = f" {NAMES.get(code, code)}"
-            yield Example(prompt, right, code, choices=tuple(f" {name}" for name in names))
+            yield Example(prompt, names[code], code, choices=choices)
 
 
 def tatoeba(folder: Path, wanted: str) -> Iterator[Example]:
@@ -141,10 +134,9 @@ def _files(folder: Path, name: str, pattern: str) -> list[Path]:
     places = [folder / name, *sorted(folder.glob(f"{name}[0-9_]*"))]
     found = [path for place in places for path in sorted(place.glob(pattern))]
     if not found:
-        raise NotFound(
-            f"{folder} has no pack {name!r}: files like {pattern} are expected in {folder / name}",
-            hint="put them there, or name another folder: --data-dir, AGENT_FORGE_DATA",
-        )
+        hint = "put them there, or name another folder: --data-dir, AGENT_FORGE_DATA"
+        problem = f"files like {pattern} are expected in {folder / name}"
+        raise NotFound(f"{folder} has no pack {name!r}: {problem}", hint=hint)
     return found
 
 
@@ -175,33 +167,31 @@ def _translations(
         near = sorted(order[max(0, rank - NEAR) : rank + NEAR], key=lambda j: abs(j - i))
         others = dict.fromkeys(right[j] for j in near)
         wrong = [text for text in others if text != right[i]][:OTHERS]
-        choices = sorted([right[i], *wrong], key=lambda t: hashlib.sha256(t.encode()).digest())
-        prompt = f"{source}: {given[i]}\n{target}:"
-        yield Example(prompt, f" {right[i]}", target, choices=tuple(f" {c}" for c in choices))
+        choices = tuple(f" {text}" for text in _mixed([right[i], *wrong]))
+        yield Example(f"{source}: {given[i]}\n{target}:", f" {right[i]}", target, choices=choices)
+
+
+def _mixed(choices: Collection[str]) -> tuple[str, ...]:
+    """Choices in an order that says nothing about which is right."""
+    return tuple(sorted(choices, key=lambda text: hashlib.sha256(text.encode()).digest()))
 
 
 IN_PARTS = (xcopa, flores, flores_language, tatoeba)
-_SHORT = AnswerFormat(64, NEXT_QUESTION)
-_WORDS = AnswerFormat(32, ("\n",))
 _BODY = AnswerFormat(384, ("\ndef ", "\nclass ", "\n#", *NO_FUNCTION))
 _JSON = AnswerFormat(256, ("\n\nCSV",))
 _TABLE = (
     Benchmark("math", graders.math, AnswerFormat(128, ("\n\n",)), MATH),
     Benchmark("code", graders.code, AnswerFormat(256, ("\n\n", *NO_FUNCTION)), CODE),
-    Benchmark("multilingual", families=LANGUAGES),
+    Benchmark("multilingual", families=("translate", "name_languages", "choose_translation")),
     Benchmark("structured", graders.document, AnswerFormat(256, ("\n\n",)), STRUCTURED),
     Benchmark("gsm8k", graders.math, AnswerFormat(256, NEXT_QUESTION), shots=4),
-    Benchmark("svamp", graders.math, _SHORT, shots=4),
-    Benchmark("asdiv", graders.math, _SHORT, shots=4),
+    Benchmark("svamp", graders.math, AnswerFormat(64, NEXT_QUESTION), shots=4),
+    Benchmark("asdiv", graders.math, AnswerFormat(64, NEXT_QUESTION), shots=4),
     Benchmark("mbpp", graders.code, AnswerFormat(256, NO_FUNCTION), shots=3),
     Benchmark("humaneval", graders.completed, _BODY, read=humaneval),
     *map(Benchmark, ["arc_easy", "arc_challenge", "piqa", "boolq", "hellaswag", "strategyqa"]),
-    Benchmark("hotpotqa", words, _WORDS, shots=2),
-    Benchmark("drop", words, _WORDS, shots=2),
-    Benchmark("xcopa", read=xcopa),
-    Benchmark("flores", read=flores),
-    Benchmark("flores_language", read=flores_language),
-    Benchmark("tatoeba", read=tatoeba),
+    *(Benchmark(n, words, AnswerFormat(32, ("\n",)), shots=2) for n in ("hotpotqa", "drop")),
+    *(Benchmark(read.__name__, read=read) for read in IN_PARTS),
     Benchmark("jsontestsuite", read=json_test_suite),
     Benchmark("csv_spectrum", graders.document, _JSON, read=csv_spectrum),
 )
@@ -221,34 +211,28 @@ def from_benchmarks(
     """Each benchmark as a domain; `name:part` is one part of it, such as a language of xcopa."""
     if len(set(names)) < len(names):
         raise ConfigError("a pack is given twice")
-    place = folder or Path(os.environ.get(FOLDER, "data"))
-    found = []
+    folder, found = folder or Path(os.environ.get(FOLDER, "data")), []
     for name in names:
         benchmark, wanted = find(name)
         seen: list[Example] = []
         if benchmark.families:
             domain, seen = _generated(benchmark, split, count or BENCHMARK_ITEMS, levels)
         elif benchmark.read:
-            whole = _whole(benchmark, list(benchmark.read(place, wanted)), name)
+            whole = _whole(benchmark, list(benchmark.read(folder, wanted)), name)
             domain = domains.part(replace(whole, split_by=split_by), split, count)
         else:
-            domain, seen = _dataset(benchmark, split, count, place, split_by)
+            domain, seen = _dataset(benchmark, split, count, folder, split_by)
         worked = _worked(benchmark, seen, benchmark.shots if shots is None else shots)
-        shown = {content_hash(example) for example in worked}
+        shown = set(map(content_hash, worked))
         hashes = enumerate(map(content_hash, domain.examples))
         domain = domain.select([i for i, own in hashes if own not in shown])
         taken = shown | set(map(content_hash, domain.examples))
         # What guesses may rest on: nothing that is asked or shown.
         free = [] if benchmark.families else [e for e in seen if content_hash(e) not in taken]
-        domain = replace(
-            domain,
-            name=name,
-            examples=tuple(_after(worked, example) for example in domain.examples),
-            writing=benchmark.writing,
-            grade=benchmark.grade,
-            seen=tuple(_task(benchmark, example) for example in free),
-        )
-        found.append(domain)
+        examples = tuple(_after(worked, example) for example in domain.examples)
+        guesses = tuple(_task(benchmark, example) for example in free)
+        domain = replace(domain, name=name, examples=examples, seen=guesses)
+        found.append(replace(domain, writing=benchmark.writing, grade=benchmark.grade))
     return found
 
 
@@ -271,8 +255,8 @@ def find(name: str) -> tuple[Benchmark, str]:
     stem, _, wanted = name.partition(":")
     if f"{stem}:" == HARNESS:
         hint = "forge eval has them; measure each model with it"
-        problem = f"{name}: tasks of lm-eval give one score for a model, and no answers to compare"
-        raise ConfigError(problem, hint=hint)
+        problem = "tasks of lm-eval give one score for a model, and no answers to compare"
+        raise ConfigError(f"{name}: {problem}", hint=hint)
     if stem not in BENCHMARKS:
         raise ConfigError(f"no pack is called {stem!r}{did_you_mean(stem, list(BENCHMARKS))}")
     benchmark = BENCHMARKS[stem]
@@ -284,16 +268,12 @@ def find(name: str) -> tuple[Benchmark, str]:
 def _generated(
     benchmark: Benchmark, split: str | None, count: int, levels: Levels
 ) -> tuple[Domain, list[Example]]:
-    families = benchmark.families
-    domain = domains.generated(benchmark.name, families, split or "verdict", count, levels)
+    name, families = benchmark.name, benchmark.families
+    domain = domains.generated(name, families, split or "verdict", count, levels)
     if benchmark.writing is None:
         pairs = zip(domain.examples, domain.tasks, strict=True)
-        examples = []
-        for example, task in pairs:  # in an order that says nothing about which is right
-            choices = {example.completion, *task.distractors}
-            mixed = sorted(choices, key=lambda c: hashlib.sha256(c.encode()).digest())
-            examples.append(replace(example, choices=tuple(mixed)))
-        domain = replace(domain, examples=tuple(examples))
+        asked = (replace(e, choices=_mixed({e.completion, *t.distractors})) for e, t in pairs)
+        domain = replace(domain, examples=tuple(asked))
     drawn = zip(range(32), itertools.cycle(families), strict=False)
     return domain, [as_example(make(family, "train", i, level=levels)) for i, family in drawn]
 
@@ -329,20 +309,17 @@ def _whole(benchmark: Benchmark, found: Sequence[Example], name: str) -> Domain:
 
 def _task(benchmark: Benchmark, example: Example) -> Task:
     """What a grader compares with: of a worked solution its final number."""
-    right = example.completion
-    if benchmark.grade is graders.math:
-        right = right.rpartition("####")[2].strip()
+    worked, right = benchmark.grade is graders.math, example.completion
+    right = right.rpartition("####")[2].strip() if worked else right
     return Task(benchmark.name, 1, example.split, example.prompt, right, tests=example.tests)
 
 
 def _worked(benchmark: Benchmark, seen: Sequence[Example], shots: int) -> list[Example]:
     """Worked examples, short ones, so that small models can read them."""
     if shots > len(seen):
-        raise ConfigError(
-            f"{benchmark.name}: {shots} worked examples are wanted, its training part"
-            f" has {len(seen)}",
-            hint="--shots 0, or put its training file into the folder",
-        )
+        hint = "--shots 0, or put its training file into the folder"
+        problem = f"{shots} worked examples are wanted, its training part has {len(seen)}"
+        raise ConfigError(f"{benchmark.name}: {problem}", hint=hint)
     short = sorted(seen, key=lambda e: (len(e.prompt) + len(domains.answer(e)), content_hash(e)))
     middle = short[len(short) // 4 :] or short  # the very shortest are odd ones
     return (middle if len(middle) >= shots else short)[:shots]
@@ -352,8 +329,8 @@ def _after(worked: Sequence[Example], example: Example) -> Example:
     """An example with worked ones before it: as earlier turns where it is a conversation."""
     if not worked:
         return example
-    pairs = [(f"{e.prompt}\n" if e.messages else e.prompt, e.completion) for e in worked]
-    before = "".join(f"{prompt}{completion.rstrip()}\n\n" for prompt, completion in pairs)
+    ends = ((e, "\n" if e.messages else "") for e in worked)  # of the prompt
+    before = "".join(f"{e.prompt}{end}{e.completion.rstrip()}\n\n" for e, end in ends)
     turns = tuple(turn for shot in worked for turn in shot.messages)
     messages = (*turns, *example.messages) if example.messages else ()
     return replace(example, prompt=before + example.prompt, messages=messages)

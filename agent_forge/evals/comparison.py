@@ -47,7 +47,7 @@ class PairedScores:
     exact: bool = True  # whether right and wrong mean anything
 
     def __post_init__(self) -> None:
-        scored = (self.reference.loss, self.candidate.loss, self.candidate.right)
+        scored = self.reference.loss, self.candidate.loss, self.candidate.right
         if {len(column) for column in scored} != {len(self.sizes)} or not self.sizes:
             raise ConfigError(f"{self.name}: the two models were not measured on the same items")
 
@@ -81,7 +81,18 @@ class DomainGains:
 
     def sentence(self, reference: str = "the reference") -> str:
         """The result in words: of answers by accuracy, of texts by bits per byte."""
-        return "; ".join(self._told(measure, reference) for measure in self.measures())
+        told = []
+        for measure in self.measures():
+            gain, (scale, unit) = self.gains[measure], UNITS[measure]
+            digits = 1 if measure == ACCURACY else 4
+            value, low, high = (scale * x for x in (gain.value, gain.low, gain.high))
+            p = f"p = {gain.p:.3f}" if gain.p >= 0.001 else "p < 0.001"
+            change = f"{gain.verdict} than {reference} by {abs(value):.{digits}f}"
+            if gain.verdict == "unclear":
+                change = f"no significant gain over {reference}: {value:+.{digits}f}"
+            interval = f"95 % interval {low:.{digits}f}..{high:.{digits}f}"
+            told.append(f"{change} {unit} ({interval}, {p}, n = {gain.n})")
+        return "; ".join(told)
 
     def measures(self) -> list[str]:
         """What the result is told by: accuracy of answers, and bits a byte of texts."""
@@ -104,17 +115,6 @@ class DomainGains:
     def to_json(self) -> dict[str, Any]:
         return {name: {**asdict(g), "verdict": g.verdict} for name, g in self.gains.items()}
 
-    def _told(self, measure: str, reference: str) -> str:
-        gain = self.gains[measure]
-        scale, unit = UNITS[measure]
-        value, low, high = (scale * x for x in (gain.value, gain.low, gain.high))
-        digits = 1 if measure == ACCURACY else 4
-        p = f"p = {gain.p:.3f}" if gain.p >= 0.001 else "p < 0.001"
-        details = f"(95 % interval {low:.{digits}f}..{high:.{digits}f}, {p}, n = {gain.n})"
-        if gain.verdict == "unclear":
-            return f"no significant gain over {reference}: {value:+.{digits}f} {unit} {details}"
-        return f"{gain.verdict} than {reference} by {abs(value):.{digits}f} {unit} {details}"
-
 
 @dataclass(frozen=True)
 class Comparison:
@@ -132,8 +132,8 @@ class Comparison:
 
     def rows(self) -> list[tuple[Any, ...]]:
         """The rows of a table under COLUMNS: each measure of each domain, accuracy in points."""
-        several = [self.overall] if len(self.domains) > 1 else []
-        return [row for verdict in (*self.domains, *several) for row in verdict.rows()]
+        verdicts = [*self.domains, self.overall] if len(self.domains) > 1 else self.domains
+        return [row for verdict in verdicts for row in verdict.rows()]
 
     def to_json(self) -> dict[str, Any]:
         by_domain = {verdict.name: verdict.to_json() for verdict in self.domains}
@@ -143,8 +143,8 @@ class Comparison:
 def compare(reference: Scores, candidate: Scores, items: Domains, seed: int = 0) -> Comparison:
     """Compare two models by their scores on the same domains."""
     scored = zip(items, reference, candidate, strict=True)
-    pairs = [PairedScores(d.name, a, b, d.sizes, d.exact) for d, a, b in scored]
-    return compare_scores(pairs, seed=seed)
+    pairs = (PairedScores(d.name, a, b, d.sizes, d.exact) for d, a, b in scored)
+    return compare_scores([*pairs], seed=seed)
 
 
 def detectable_gain(items: Domains) -> tuple[int, float | None]:
@@ -153,9 +153,7 @@ def detectable_gain(items: Domains) -> tuple[int, float | None]:
     return answers, smallest_gain(answers) if answers else None
 
 
-def compare_scores(
-    pairs: Sequence[PairedScores], *, seed: int = 0, draws: int = DRAWS
-) -> Comparison:
+def compare_scores(pairs: Sequence[PairedScores], seed: int = 0, draws: int = DRAWS) -> Comparison:
     """Compare two models. The same seed gives the same numbers, whatever else is compared."""
     if not pairs:
         raise ConfigError("there is nothing to compare")
@@ -186,20 +184,19 @@ class _Terms(NamedTuple):
 
 def _terms(pair: PairedScores) -> dict[str, _Terms]:
     a, b = pair.reference, pair.candidate
-    loss = np.asarray(a.loss, float), np.asarray(b.loss, float)
-    found = {BITS: _quotient(*loss, math.log(2) * np.asarray(pair.sizes, float), better=-1)}
+    # Of each measure its columns, its weights, and whether more (1) or less (-1) is better.
+    columns: dict[str, tuple[Any, Any, Any, int]]
+    columns = {BITS: (a.loss, b.loss, math.log(2) * np.asarray(pair.sizes, float), -1)}
     if pair.exact:
-        right = np.asarray(a.right, float), np.asarray(b.right, float)
-        found[ACCURACY] = _quotient(*right, np.ones(len(pair.sizes)), better=1)
+        columns[ACCURACY] = a.right, b.right, np.ones(len(pair.sizes)), 1
     if list(a.tokens) == list(b.tokens):
-        found[NATS] = _quotient(*loss, np.asarray(a.tokens, float), better=-1)
+        columns[NATS] = a.loss, b.loss, a.tokens, -1
+    found = {}
+    for measure, (*numbers, better) in columns.items():
+        reference, candidate, weight = (np.asarray(column, float) for column in numbers)
+        values = float(reference.sum() / weight.sum()), float(candidate.sum() / weight.sum())
+        found[measure] = _Terms(better * (candidate - reference), weight, values)
     return found
-
-
-def _quotient(reference: Floats, candidate: Floats, weight: Floats, *, better: int) -> _Terms:
-    """The terms of a measure of which more (`better` 1) or less (-1) is better."""
-    value_a, value_b = (float(column.sum() / weight.sum()) for column in (reference, candidate))
-    return _Terms(better * (candidate - reference), weight, (value_a, value_b))
 
 
 def _gain(
@@ -238,9 +235,7 @@ def sign_flip(gains: Floats, rng: np.random.Generator, draws: int = DRAWS) -> fl
     return (beyond + 1) / (draws + 1)  # what was seen is one of the possible
 
 
-def _bootstrap(
-    terms: Mapping[str, _Terms], rng: np.random.Generator, draws: int
-) -> dict[str, Floats]:
+def _bootstrap(terms: dict[str, _Terms], rng: np.random.Generator, draws: int) -> dict[str, Floats]:
     """Every measure on items drawn with replacement, the same ones for all measures."""
     n = len(terms[BITS].gain)
     found: dict[str, list[Floats]] = {measure: [] for measure in terms}

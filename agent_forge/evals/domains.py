@@ -38,7 +38,7 @@ SYMBOLS = ("Mc", "Sm", "Sc", "So")  # Unicode categories that tell questions apa
 FIRST_WORD = re.compile(r"\s*\S+(?=\s)|\s*\S")
 QUESTION_FORM = re.compile(r"\A(.*\n)?Question: (.*)\nAnswer:\Z", re.DOTALL)
 POWER = (1.959964 + 0.841621) ** 2  # of the normal quantiles for 5 % two-sided and 80 %
-DISCORDANCE = 0.2
+DISCORDANCE = 0.2  # share of items that only one of two models of a family gets right, about
 TEXT = "story"  # the one family without answers: it is measured alone
 Levels = tuple[int, int]
 
@@ -53,10 +53,8 @@ class AnswerFormat:
 
 @dataclass(frozen=True)
 class Domain:
-    """Examples that share a score. `exact`: there are answers, which are right or wrong.
-
-    With `writing` the model generates them and `grade` judges; else likelihood decides.
-    """
+    """Examples that share a score. `exact`: there are answers, which are right or wrong. With
+    `writing` the model generates them and `grade` judges; else likelihood decides."""
 
     name: str
     examples: tuple[Example, ...]
@@ -88,7 +86,7 @@ class Domain:
     @cached_property
     def unigram_bits(self) -> float:
         """Bits per byte of the answers for a model that only counts bytes."""
-        return unigram_bits(answer(example) for example in self.examples)
+        return unigram_bits(map(answer, self.examples))
 
     @cached_property
     def parts(self) -> list[str]:
@@ -153,11 +151,9 @@ def part(domain: Domain, split: str | None = None, limit: int | None = None) -> 
         _check_split(split)
         mine = [i for i, its in enumerate(domain.parts) if its == split]
     if not mine:
-        raise ConfigError(
-            f"{domain.name}: none of its {len(domain.examples)} examples is for {split}",
-            hint=f"give more data: {split} gets {SHARES[str(split)]:.0%} of it"
-            + copies_hint(domain),
-        )
+        hint = f"give more data: {split} gets {SHARES[str(split)]:.0%} of it{copies_hint(domain)}"
+        problem = f"none of its {len(domain.examples)} examples is for {split}"
+        raise ConfigError(f"{domain.name}: {problem}", hint=hint)
     hashes = [content_hash(example) for example in domain.examples]
     kept = set(sorted(hashes[i] for i in mine)[:limit])
     if domain.split_by != "question":  # as it was: also what differs in spaces, of whatever part
@@ -211,10 +207,7 @@ def prompt_hash(example: Example, exact: bool = True) -> bytes:
 
 
 def folded(text: str) -> str:
-    """The letters, digits and symbols of a text: near-copies differ in nothing else.
-
-    Case, spaces, punctuation, marks and forms are left out. A text of punctuation alone keeps it.
-    """
+    """The letters, digits and symbols of a text, without case or forms; else its punctuation."""
     plain = normalize("NFKC", normalize("NFKC", text).casefold())
     kinds = {c: category(c) for c in set(plain)}
     left_out = {ord(c): None for c, k in kinds.items() if k[0] not in "LN" and k not in SYMBOLS}
@@ -223,14 +216,16 @@ def folded(text: str) -> str:
 
 def copies_told(domains: Sequence[Domain]) -> list[str]:
     """Sentences about near-copies and repeated rows; an empty list if there are none."""
-    counts = ", ".join(f"{d.name} {d.near_copies}" for d in domains if d.near_copies)
-    repeated = ", ".join(f"{d.name} {d.repeated}" for d in domains if d.repeated)
-    notes = [f"rows that an earlier file has too, left out: {repeated}"] if repeated else []
-    told = "near-copies (rows that repeat a prompt, or a text, but for case, spaces, punctuation)"
-    where = "each is in the part of the first"
-    if counts and domains[0].split_by == "content":
-        where = "split by content, so the verdict may ask what the search saw"
-    return ([f"{told}: {counts}; {where}"] if counts else []) + notes
+    notes = []
+    if counts := ", ".join(f"{d.name} {d.near_copies}" for d in domains if d.near_copies):
+        where = "each is in the part of the first"
+        if domains[0].split_by == "content":
+            where = "split by content, so the verdict may ask what the search saw"
+        rows = "rows that repeat a prompt, or a text, but for case, spaces, punctuation"
+        notes.append(f"near-copies ({rows}): {counts}; {where}")
+    if repeated := ", ".join(f"{d.name} {d.repeated}" for d in domains if d.repeated):
+        notes.append(f"rows that an earlier file has too, left out: {repeated}")
+    return notes
 
 
 def copies_hint(domain: Domain) -> str:
@@ -249,8 +244,8 @@ def answer(example: Example) -> str:
 
 def reply_of(example: Example) -> int | None:
     """The index of the assistant's last message, which is asked for; None if there is none."""
-    said = [i for i, m in enumerate(example.messages) if m["role"] == "assistant"]
-    return said[-1] if said else None
+    said = (i for i, m in enumerate(example.messages) if m["role"] == "assistant")
+    return max(said, default=None)
 
 
 def evaluation_hash(domains: Sequence[Domain], **settings: Any) -> str:
@@ -271,9 +266,7 @@ def evaluation_hash(domains: Sequence[Domain], **settings: Any) -> str:
 
 def unigram_bits(texts: Iterable[str]) -> float:
     """The entropy of the bytes of all texts together, in bits a byte."""
-    counts: Counter[int] = Counter()
-    for text in texts:
-        counts.update(text.encode())
+    counts = Counter(b"".join(map(str.encode, texts)))
     total = sum(counts.values())
     return -sum(n / total * math.log2(n / total) for n in counts.values())
 
@@ -288,14 +281,11 @@ def beyond_chance(accuracy: float, chance: float) -> float:
     return max(0.0, (accuracy - chance) / (1 - chance)) if chance < 1 else 0.0
 
 
-def smallest_gain(n: int, discordance: float = DISCORDANCE) -> float:
-    """The smallest difference in accuracy that n paired items show (5 % two-sided, 80 % power).
-
-    With a share d of items that only one of the two gets right the difference has the standard
-    error sqrt(d / n). d is assumed (models of one family differ on about a fifth); it is at least
-    the difference itself, which bounds the answer by 7.85 / n where n is small.
-    """
-    return min(1.0, max(math.sqrt(POWER * discordance / n), POWER / n)) if n else 1.0
+def smallest_gain(n: int) -> float:
+    """The smallest difference in accuracy that n paired items show (5 % two-sided, 80 % power). Its
+    standard error is sqrt(DISCORDANCE / n); where n is small the discordance is at least the
+    difference itself, which bounds the answer by 7.85 / n."""
+    return min(1.0, max(math.sqrt(POWER * DISCORDANCE / n), POWER / n)) if n else 1.0
 
 
 def _read(path: Path, name: str, split_by: SplitBy, seen: set[bytes]) -> Domain:
@@ -304,8 +294,7 @@ def _read(path: Path, name: str, split_by: SplitBy, seen: set[bytes]) -> Domain:
     kinds = set()
     copy_of = content_hash if split_by == "content" else exact_hash
     for example in read_own(path):
-        asked = _asked(example)
-        if asked:
+        if asked := _asked(example):
             kept.setdefault(copy_of(asked), asked)
             kinds.add(bool(example.prompt))
     if not kept:
@@ -316,9 +305,8 @@ def _read(path: Path, name: str, split_by: SplitBy, seen: set[bytes]) -> Domain:
     fresh = kept if split_by == "content" else {k: e for k, e in kept.items() if k not in seen}
     seen |= set(kept)
     if not fresh:
-        raise ConfigError(
-            f"all rows of {path} are in the files before it", hint="give each row once"
-        )
+        problem = f"all rows of {path} are in the files before it"
+        raise ConfigError(problem, hint="give each row once")
     examples, exact = tuple(fresh.values()), kinds.pop()
     near: SplitBy = "prompt" if split_by == "content" else split_by
     groups = {split_hash(example, near, exact) for example in examples}
@@ -331,35 +319,31 @@ def _asked(example: Example) -> Example | None:
     if example.prompt:
         return example if answer(example) else None
     first = FIRST_WORD.match(example.completion)
-    end = first.end() if first else 0
-    given, rest = example.completion[:end], example.completion[end:]
-    return replace(example, prompt=given, completion=rest, messages=()) if rest.strip() else None
+    given = first[0] if first else ""
+    asked = example.completion.removeprefix(given)
+    return replace(example, prompt=given, completion=asked, messages=()) if asked.strip() else None
 
 
 def _families(name: str) -> tuple[str, ...]:
     if name in FAMILIES:
         return (name,)
     if name not in DOMAINS:
-        known = [*DOMAINS, *FAMILIES]
-        raise ConfigError(f"no tasks are called {name!r}{did_you_mean(name, known)}")
+        hint = did_you_mean(name, [*DOMAINS, *FAMILIES])
+        raise ConfigError(f"no tasks are called {name!r}{hint}")
     return tuple(family for family in DOMAINS[name] if family != TEXT)
 
 
-def generated(
-    name: str, families: tuple[str, ...], split: str, count: int, levels: Levels
-) -> Domain:
+def generated(name: str, families: Sequence[str], split: str, count: int, levels: Levels) -> Domain:
     """Items that no model was trained on; holdout is cut from what a selection could draw."""
     _check_split(split)
     source = "verdict" if split == "verdict" else "selection"
     kept: dict[bytes, tuple[Example, Task]] = {}
     for i in range(DRAWS_AN_ITEM * count):
         task = make(families[i % len(families)], source, i, level=levels)
-        example = _asked(as_example(task))
-        if example is None:
-            continue
-        held = _part_at(content_hash(example)) == "holdout"
-        if split == "verdict" or held == (split == "holdout"):
-            kept.setdefault(content_hash(example), (example, task))
+        if example := _asked(as_example(task)):
+            held = _part_at(content_hash(example)) == "holdout"
+            if split == "verdict" or held == (split == "holdout"):
+                kept.setdefault(content_hash(example), (example, task))
         if len(kept) == count:
             break
     if not kept:

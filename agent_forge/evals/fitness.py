@@ -11,10 +11,9 @@ Speed and memory are counted, not measured: a clock's noise must not choose the 
 path has another shape than its parents; for all others they damp what the other parts say.
 Perplexity and accuracy are means over domains. A fitness of the user's own replaces all of that.
 
-Racing measures the items of every domain in growing shards, in an order of their own hash. After
-each shard the paired differences to the champion give an estimate for all items (fitness is a sum
-over items but for its bounds), with a standard error that reaches zero at the last one. A candidate
-that is below the champion by `SURE` standard errors is dropped with the estimate as its score.
+Racing measures the items of every domain in growing shards, in the order of their hashes. After
+each the paired differences to the champion estimate the fitness on all items (a sum over items but
+for its bounds). Who is `SURE` standard errors below is dropped with the estimate as its score.
 """
 
 from __future__ import annotations
@@ -82,7 +81,7 @@ def shards(domain: Domain) -> list[list[int]]:
     order = _order(domain)
     ends = [round(share * len(order)) for share in SHARES]
     if ends[0] < LEAST:
-        return [[] for _ in SHARES[1:]] + [order]
+        return [*([] for _ in SHARES[1:]), order]
     return [order[a:b] for a, b in zip([0, *ends], ends, strict=False)]
 
 
@@ -156,19 +155,17 @@ class DomainFitness:
 
     def first_bits(self) -> tuple[float, int]:
         """Bits a byte on the first items of every domain, and the tokens of these items."""
-        bits = [
-            (share, self._measure(prepared).bits_per_byte(size))
-            for share, (size, prepared) in zip(self.shares, self._first, strict=True)
-        ]
-        return _mean(bits), sum(prepared.tokens for _, prepared in self._first)
+        bits = [self._measure(prepared).bits_per_byte(size) for size, prepared in self._first]
+        total = sum(prepared.tokens for _, prepared in self._first)
+        return _mean(list(zip(self.shares, bits, strict=True))), total
 
     @cached_property
     def _first(self) -> list[tuple[int, TokenizedDomain]]:
         """The first items of every domain, with their bytes."""
         counts = [max(LEAST, round(SHARES[0] * len(d.examples))) for d in self.domains]
         first = [d.select(_order(d)[:n]) for d, n in zip(self.domains, counts, strict=True)]
-        parts = [replace(domain, writing=None) for domain in first]
-        return [(sum(part.sizes), self.model_under_test.prepare(part)) for part in parts]
+        prepare = self.model_under_test.prepare
+        return [(sum(d.sizes), prepare(replace(d, writing=None))) for d in first]
 
     def bonus(self, shape: Mapping[str, float]) -> float:
         """The fitness that a shape adds to that of the parents' shape."""
@@ -287,19 +284,6 @@ def source_sha256(own: str) -> str:
     return digest.hexdigest()
 
 
-def _function_of(place: str) -> Callable[[nn.Module], Any]:
-    require_module(place)
-    module, _, attribute = place.partition(":")
-    try:
-        with contextlib.redirect_stdout(sys.stderr):  # stdout is for results
-            function = getattr(importlib.import_module(module), attribute)
-    except (Exception, SystemExit) as error:  # the user's module may do anything
-        raise _no_fitness(place, f"{type(error).__name__}: {error}") from error
-    if not callable(function):
-        raise ConfigError(f"{place!r} is not a function")
-    return function  # type: ignore[no-any-return]
-
-
 def _no_fitness(place: str, problem: str) -> ConfigError:
     hint = "give it as module:function; the module has to be importable from here"
     return ConfigError(f"there is no fitness {place!r}: {problem}", hint=hint)
@@ -311,7 +295,15 @@ class FunctionFitness:
     tokens = 0
 
     def __init__(self, place: str, model: nn.Module, sign: int) -> None:
-        self._function = _function_of(place)
+        require_module(place)
+        module, _, attribute = place.partition(":")
+        try:
+            with contextlib.redirect_stdout(sys.stderr):  # stdout is for results
+                self._function = getattr(importlib.import_module(module), attribute)
+        except (Exception, SystemExit) as error:  # the user's module may do anything
+            raise _no_fitness(place, f"{type(error).__name__}: {error}") from error
+        if not callable(self._function):
+            raise ConfigError(f"{place!r} is not a function")
         self._model, self._sign, self.name = model, sign, f"function {place} {sign}"
 
     def score(self) -> FitnessScore:

@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Callable
 from fractions import Fraction
+from typing import Any
 from unicodedata import normalize
 
 from agent_forge.data.tasks import FAMILIES, Task, is_right
@@ -24,38 +25,27 @@ MARKS = (r"####", r"answer\s+is\s*:?", r"answer\s*:", r"answer\s*=")
 MARK = re.compile("|".join(MARKS), re.IGNORECASE)
 BOXED = re.compile(r"\\boxed\s*\{")
 UNKNOWN = "\N{REPLACEMENT CHARACTER}"  # stands for what no number is made of: roots, pi, commands
-SUPERSCRIPTS = str.maketrans(
-    "\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079\u207b", "0123456789-"
-)
 WORDS = r"text|textbf|textrm|textit|mathrm|mathbf|mathit|mbox|operatorname"
 # How numbers are written, and how FIGURE reads them: one after the other.
-FORMS = [
-    (re.compile(pattern), form)
-    for pattern, form in (
-        (r"(?<=\d)(?=[\u00bc-\u00be\u2150-\u215e])", " "),
-        (
-            r"[\u00b9\u00b2\u00b3\u2070\u2074-\u2079\u207b]+",
-            lambda m: f"^{m[0].translate(SUPERSCRIPTS)}",
-        ),
-        (r".+", lambda m: normalize("NFKC", m[0])),
-        (r"\u2044", "/"),
-        (r"(?<!\w)[\u2012\u2013](?=[\d.$\\])|\u2212", "-"),
-        (r"\\!|\\left\b|\\right\b|\\displaystyle\b|\^\s*(?:\{\s*\\circ\s*\}|\\circ\b)", ""),
-        (r"\{,\}", ","),
-        (r"\\([$%])", r"\1"),
-        (r"\\[,;: ()\[\]]|~|\\q?quad\b", " "),
-        (rf"\\(?:{WORDS})\s*\{{([^{{}}]*)\}}", r" \1 "),
-        (r"\\[cdt]?frac\s*(?:\{\s*(-?\d+)\s*\}|(\d))\s*(?:\{\s*(-?\d+)\s*\}|(\d))", r" \1\2/\3\4 "),
-        (r"\^\s*\{\s*([-+]?\d+)\s*\}", r"^\1"),
-        (r"\*\*(?=-?\d)(?<=\d\*\*)", "^"),
-        (r"\s?(?:\\times\b|\\cdot\b|[\u00d7\u00b7\u22c5]|(?<=\d)\s?[xX*](?=\s?10\^))\s?", "*"),
-        (
-            r"(?<![\w.,])(\d{1,3}(?: \d{3})+)(?![\d/]| [\d/]|[.,]\d{3})",
-            lambda m: m[0].replace(" ", ""),
-        ),
-        (r"(?i)\\(?!boxed)[a-z]+\s*(?:\{[^{}]*\})*|\bsqrt\s*\([^()]*\)|[\u221a\u03c0]", UNKNOWN),
-    )
-]
+_FORMS: Any = (
+    (r"(?<=\d)(?=[\u00bc-\u00be\u2150-\u215e])", " "),
+    (r"([\u00b9\u00b2\u00b3\u2070\u2074-\u2079\u207b]+)", r"^\1"),  # then a usual digit
+    (r".+", lambda m: normalize("NFKC", m[0])),
+    (r"\u2044", "/"),
+    (r"(?<!\w)[\u2012\u2013](?=[\d.$\\])|\u2212", "-"),
+    (r"\\!|\\left\b|\\right\b|\\displaystyle\b|\^\s*(?:\{\s*\\circ\s*\}|\\circ\b)", ""),
+    (r"\{,\}", ","),
+    (r"\\([$%])", r"\1"),
+    (r"\\[,;: ()\[\]]|~|\\q?quad\b", " "),
+    (rf"\\(?:{WORDS})\s*\{{([^{{}}]*)\}}", r" \1 "),
+    (r"\\[cdt]?frac\s*(?:\{\s*(-?\d+)\s*\}|(\d))\s*(?:\{\s*(-?\d+)\s*\}|(\d))", r" \1\2/\3\4 "),
+    (r"\^\s*\{\s*([-+]?\d+)\s*\}", r"^\1"),
+    (r"\*\*(?=-?\d)(?<=\d\*\*)", "^"),
+    (r"\s?(?:\\times\b|\\cdot\b|[\u00d7\u00b7\u22c5]|(?<=\d)\s?[xX*](?=\s?10\^))\s?", "*"),
+    (r"(?<![\w.,])(\d{1,3}(?: \d{3})+)(?![\d/]| [\d/]|[.,]\d{3})", lambda m: m[0].replace(" ", "")),
+    (r"(?i)\\(?!boxed)[a-z]+\s*(?:\{[^{}]*\})*|\bsqrt\s*\([^()]*\)|[\u221a\u03c0]", UNKNOWN),
+)
+FORMS = [(re.compile(pattern), form) for pattern, form in _FORMS]
 SCALES = {"hundred": 2, "thousand": 3, "k": 3, "million": 6, "billion": 9, "trillion": 12}
 FIGURE = re.compile(
     r"(?<![\w.,^])(?P<sign>[-+]?)\s?[$\u20ac\u00a3]?(?P<inner>-?)"
@@ -76,10 +66,8 @@ BEGINS = re.compile(r"^(?:def|async def|class|import|from|@)\b", re.MULTILINE)
 
 
 def final_number(text: str) -> tuple[Fraction, bool] | None:
-    """The number that a text gives as its answer, and whether it is a percentage.
-
-    It stands after the last `####`, in the last box, after the last "answer is", or is the last.
-    """
+    """The number that a text gives as its answer, and whether it is a percentage: after the last
+    `####`, in the last box, after the last "answer is", or the last of all."""
     text = text[:MAX_TEXT]
     for pattern, form in FORMS:
         text = pattern.sub(form, text)
@@ -127,13 +115,10 @@ def _value(figure: re.Match[str]) -> tuple[Fraction, bool] | None:
 
 def source(text: str) -> str:
     """The program in a text: its first fenced block, else from the first definition to prose."""
-    fenced = FENCE.search(text)
-    if fenced:
+    if fenced := FENCE.search(text):
         return fenced[1]
-    begins = BEGINS.search(text)
-    lines = text[begins.start() if begins else 0 :].splitlines()
-    kept = []
-    for line in lines:
+    begins, kept = BEGINS.search(text), []
+    for line in text[begins.start() if begins else 0 :].splitlines():
         if line.strip() and not line[0].isspace() and not TOP_LEVEL.match(line):
             break
         kept.append(line)
@@ -146,10 +131,8 @@ def code(task: Task, text: str) -> bool:
 
 
 def completed(task: Task, text: str) -> bool:
-    """The same for a question that is the beginning of the function, which the text continues.
-
-    What the question defines before that function is for the tests too, as the question has it.
-    """
+    """The same for a question that begins the function, which the text continues. What the
+    question defines before that function is for the tests too, as the question has it."""
     begins = [match.start() for match in DEFINES.finditer(task.question)]
     setup = task.question[: begins[-1]] if begins else ""
     if FENCE.search(text) or BEGINS.match(text):

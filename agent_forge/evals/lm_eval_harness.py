@@ -30,9 +30,8 @@ def measure(
         from lm_eval.models.huggingface import HFLM
         from lm_eval.tasks import TaskManager
     except ImportError as error:
-        hint = "pip install 'agent-forge[eval]'"
         problem = f"tasks of lm-eval need the library lm-eval ({error})"
-        raise ConfigError(problem, hint=hint) from None
+        raise ConfigError(problem, hint="pip install 'agent-forge[eval]'") from None
 
     own = folder / OWN if folder else None
     manager = TaskManager(include_path=str(own) if own and own.is_dir() else None)

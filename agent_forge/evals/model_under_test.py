@@ -62,9 +62,8 @@ class ItemScores:
     def mean_steps(self) -> float:
         return sum(s * n for s, n in zip(self.steps, self.tokens, strict=True)) / sum(self.tokens)
 
-    def bits_per_byte(self, size: int) -> float:
-        """With the size of the asked text in bytes."""
-        return sum(self.loss) / math.log(2) / size
+    def bits_per_byte(self, asked_bytes: int) -> float:
+        return sum(self.loss) / math.log(2) / asked_bytes
 
 
 @torch.no_grad()
@@ -175,9 +174,7 @@ class ModelUnderTest:
     def prepare(self, domain: Domain) -> TokenizedDomain:
         """The tokens of a domain, for this model and all others with its tokenizer."""
         items: list[TokenizedItem] = []
-        answer_of: list[int] = []
-        example_of: list[int] = []
-        sizes: list[int] = []
+        answer_of, example_of, sizes = list[int](), list[int](), list[int]()
         for number, example in enumerate(domain.examples):
             for variant in variants(example):
                 pieces = list(windows(*self.encode(variant), self.longest))
@@ -210,10 +207,9 @@ class ModelUnderTest:
             raise NotFinite("the model gives a loss that is not finite: its weights are damaged")
         if prepared.domain is None:
             return scores
-        domain, read = prepared.domain, total - sum(map(len, prepared.prompts))
-        answers, cut = self.write(
-            domain, prepared.prompts, lambda done, _: progress(read + done, total)
-        )
+        domain, prompts = prepared.domain, prepared.prompts
+        read = total - sum(map(len, prompts))
+        answers, cut = self.write(domain, prompts, lambda done, _: progress(read + done, total))
         graded = zip(domain.tasks, answers, strict=True)
         return replace(
             scores,
@@ -245,15 +241,11 @@ class ModelUnderTest:
         room = self.longest - most
         chatting = self.opened.chats and bool(domain.examples[0].messages)
         stops = () if chatting else domain.writing.stop
-        sampling = generation.SamplingSettings(
-            most, stop_tokens=self.opened.end_tokens, stop_strings=stops
-        )
+        ends, decode = self.opened.end_tokens, self.opened.decode
+        sampling = generation.SamplingSettings(most, stop_tokens=ends, stop_strings=stops)
         fitting = [prompt[-room:] for prompt in prompts]
-        decode = self.opened.decode
-        answers = generation.generate(
-            self.model, fitting, sampling, decode=decode, progress=progress
-        )
-        return answers, [len(prompt) > room for prompt in prompts]
+        texts = generation.generate(self.model, fitting, sampling, decode=decode, progress=progress)
+        return texts, [len(prompt) > room for prompt in prompts]
 
 
 def open_model_under_test(ref: str | Path) -> ModelUnderTest:
@@ -276,11 +268,9 @@ def confirm(
     expected = np.asarray(recorded, float)
     if found.shape == expected.shape and np.allclose(found, expected, TOLERANCE, TOLERANCE):
         return
-    raise PhaseFailed(
-        f"{folder} does not score what was measured: {found.sum():.6g} nats on"
-        f" {len(expected)} items, {expected.sum():.6g} were recorded",
-        hint="nothing is handed over; check the disk and the memory of this machine, run it again",
-    )
+    hint = "nothing is handed over; check the disk and the memory of this machine, run it again"
+    nats = f"{found.sum():.6g} nats on {len(expected)} items, {expected.sum():.6g} were recorded"
+    raise PhaseFailed(f"{folder} does not score what was measured: {nats}", hint=hint)
 
 
 def windows(ids: Sequence[int], start: int, longest: int) -> Iterator[TokenizedItem]:

@@ -23,6 +23,7 @@ from agent_forge.train.corpus import TEXT, Corpus
 from agent_forge.train.fit import fit_corpus
 
 EVERY_STEP = 1.0  # a halting threshold that is never reached
+Scores = dict[str, ItemScores]  # by domain
 CONFIRMED = 8  # items of each domain that a written model is measured on again
 SAMPLE_PROMPTS = ("copy k m a t", "sort 52814", "max 4718:2905")
 
@@ -41,9 +42,7 @@ def train_network(
     return model
 
 
-def measure_domains(
-    ctx: PhaseContext, corpus: Corpus, model: ForgeNetwork, name: str
-) -> dict[str, ItemScores]:
+def measure_domains(ctx: PhaseContext, corpus: Corpus, model: ForgeNetwork, name: str) -> Scores:
     """The scores of a network on the unseen items of each domain, logged under its name."""
     scores = {}
     for domain, items in corpus.verdict.items():
@@ -54,9 +53,7 @@ def measure_domains(
     return scores
 
 
-def compare_domains(
-    corpus: Corpus, reference: Mapping[str, ItemScores], candidate: Mapping[str, ItemScores]
-) -> Comparison:
+def compare_domains(corpus: Corpus, reference: Scores, candidate: Scores) -> Comparison:
     """Whether the candidate is better on the unseen items, domain by domain and over all."""
     sizes = {d: [len(task.answer.encode()) for task in found] for d, found in corpus.unseen.items()}
     return compare_scores([PairedScores(d, reference[d], candidate[d], sizes[d]) for d in sizes])
@@ -105,9 +102,8 @@ def sample_texts(model: ForgeNetwork, corpus: Corpus) -> list[dict[str, str]]:
 def sample_replies(opened: OpenedModel) -> list[dict[str, str]]:
     """What a model replies to a few prompts, greedily."""
     chat, sampling = ChatModel(opened), SamplingSettings(max_new_tokens=60)
-    turns = [[{"role": "user", "content": prompt}] for prompt in SAMPLE_PROMPTS]
-    texts = ["".join(chat.reply(turn, sampling)) for turn in turns]
-    return [{"prompt": p, "text": text} for p, text in zip(SAMPLE_PROMPTS, texts, strict=True)]
+    turns = {prompt: [{"role": "user", "content": prompt}] for prompt in SAMPLE_PROMPTS}
+    return [{"prompt": p, "text": "".join(chat.reply(t, sampling))} for p, t in turns.items()]
 
 
 def latency_ms(model: ForgeNetwork) -> float:

@@ -9,6 +9,5 @@ operators    how candidates are made: merges, blends, shifts, noise, layer paths
 base         ask, tell, advance: what all strategies share
 evolution    strategies spec (elites are mutated, losers merged) and ga (tournaments, crossover)
 continuous   strategies cma-es, nsga2 and grad: vectors of coefficients
-portfolio    strategy auto: whichever operator gained most for its cost
-strategy     the table of strategies
+portfolio    strategy auto: whichever operator gained most for its cost; the table of strategies
 """

@@ -30,11 +30,9 @@ class CandidateOrigin(NamedTuple):
 
 
 class SearchStrategy:
-    """Ask what to score, tell the scores (-inf: failed), advance, until it is finished.
-
-    The order in which the scores of one `ask` arrive changes nothing. A candidate whose gradient is
-    wanted (`gradient_of`) is asked for after all others, and told again with its gradient.
-    """
+    """Ask what to score, tell the scores (-inf: failed), advance, until it is finished. The order
+    in which the scores of one `ask` arrive changes nothing. A candidate whose gradient is wanted
+    (`gradient_of`) is asked for after all others, and told again with its gradient."""
 
     mutating: ClassVar[tuple[str, ...]] = ()  # operators whose candidates count as mutations
     look_ahead: ClassVar[int] = 0  # candidates that the next generation need not wait for
@@ -140,11 +138,9 @@ class SearchStrategy:
         gradient: Rows | None = None,
     ) -> None:
         """Record the score of a candidate of this generation: higher is better, -inf if it failed.
-
-        The champion's `holdout`, its score on what selection never sees, decides when to stop.
-        `objectives` are scores by domain. `gradient` is that of the score by each parent's
-        coefficient in each group ({}: there is none), if `gradient_of` asks for it.
-        """
+        The champion's `holdout`, its score on what selection never sees, decides when to stop;
+        `objectives` are scores by domain, `gradient` is the score's by each parent's coefficient
+        in each group ({}: there is none), if `gradient_of` asks for it."""
         if key != self.gradient_of:  # that may be of an earlier generation
             self._position(key)
         numbers = [holdout or 0.0, *(objectives or {}).values()]

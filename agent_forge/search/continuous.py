@@ -187,8 +187,7 @@ class Nsga2(_VectorSearch):
         super()._first_generation()
         pymoo()
         self._search: Any = None
-        s = self.settings
-        rng = operators.generator(self.seed, "nsga2")
+        s, rng = self.settings, operators.generator(self.seed, "nsga2")
         spread = rng.standard_normal((s.population_size, len(self._start))) * s.start_sigma
         spread[0] = 0.0
         self._sampling = np.clip(self._start + spread, *self._box.bounds)
@@ -217,22 +216,19 @@ class Nsga2(_VectorSearch):
     def _strategy_record(self) -> dict[str, Any]:
         """The Pareto front so far: those that no other dominates."""
         known = {k: v for k, v in self.objectives.items() if self.scores[k] > -math.inf}
-        front = [
-            k
-            for k, v in known.items()
-            if not any(w != v and all(w[n] >= v[n] for n in v) for w in known.values())
-        ]
-        return {"front": {key: known[key] for key in sorted(front)}}
+        every, front = list(known.values()), {}
+        for key, v in sorted(known.items()):
+            if not any(w != v and all(w[n] >= v[n] for n in v) for w in every):
+                front[key] = v
+        return {"front": front}
 
 
 class GradientDescent:
     """A point, the direction that gradients show from it, and a step length that scores decide.
-
     A step goes from the best point so far, in Adam's direction. If the score improves, the point
     moves there and the next step is longer; if not, it is shorter: scores on all items decide, and
     a gradient on some of them only proposes. After a few steps that did not help another gradient
-    is taken, on other items; after all of them, directions are drawn around what they showed.
-    """
+    is taken, on other items; after all of them, directions are drawn around what they showed."""
 
     def __init__(
         self, box: CandidateVector, point: Vector, key: str, step: float, turns: int, *seed: Label
@@ -252,13 +248,12 @@ class GradientDescent:
     def learn(self, rows: Rows) -> None:
         """Take in the gradient at the point; {} if there is none."""
         self._gradients_here += 1
-        if not rows:
-            return
-        slope = self.box.vector(rows)
-        self._taken += 1
-        self._mean = MOMENTUM * self._mean + (1 - MOMENTUM) * slope
-        self._square = SQUARES * self._square + (1 - SQUARES) * slope**2
-        self._direction, self._tries = _unit(self._adam()), 0
+        if rows:
+            slope = self.box.vector(rows)
+            self._taken += 1
+            self._mean = MOMENTUM * self._mean + (1 - MOMENTUM) * slope
+            self._square = SQUARES * self._square + (1 - SQUARES) * slope**2
+            self._direction, self._tries = _unit(self._adam()), 0
 
     def _adam(self) -> Vector:
         """Adam's direction; numbers that hardly matter are not blown up."""
@@ -284,8 +279,7 @@ class GradientDescent:
             return
         self.step = self.step * SHORTER if self.step > SHORTEST * self.first else self.first
         self._tries += 1
-        if self._tries == TRIES:
-            self._direction = None
+        self._direction = None if self._tries == TRIES else self._direction
 
 
 def _unit(direction: Vector) -> Vector:

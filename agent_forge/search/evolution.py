@@ -11,7 +11,6 @@ of the population. Then, generation by generation:
 The best E come from the population and from the best E before them, so the champion stays until it
 is beaten. Equal scores: the older one first, then by key. What failed (-inf) is neither mutated nor
 merged, a path is not merged; a place that is empty for that reason gets a new combo of the parents.
-
 The genetic algorithm breeds merges of the parents: any two recipes can be crossed, and candidates
 that are alike share their fitness, which keeps several kinds of recipes alive.
 """
@@ -53,8 +52,8 @@ class EvolutionSearch(SearchStrategy):
 
     def _next_generation(self, elites: Sequence[str], last: Sequence[str]) -> None:
         settings, new = self.settings, PopulationSlot("reseed", self._space.parents)
-        losers = [key for key in self._ranked(last) if key not in elites]
-        losers = [key for key in losers if self.candidates[key].kind != "path"]
+        ranked = [key for key in self._ranked(last) if key not in elites]
+        losers = [key for key in ranked if self.candidates[key].kind != "path"]
         losers = losers[-TRIPLE * settings.triples :]
         places = [
             PopulationSlot("mutant", (elites[n // MUTANTS % len(elites)],)) if elites else new
@@ -128,12 +127,8 @@ class EvolutionSearch(SearchStrategy):
 
 def combos_of(settings: EvolutionSettings) -> list[int]:
     """The combos that the techniques allow, a balanced choice first."""
-    bits = list(zip(operators.BITS, PAIRS, strict=True))
-    return [
-        combo
-        for combo in operators.COMBOS
-        if all(pair[bool(combo & bit)] in settings.techniques for bit, pair in bits)
-    ]
+    bits, given = list(zip(operators.BITS, PAIRS, strict=True)), settings.techniques
+    return [c for c in operators.COMBOS if all(pair[bool(c & bit)] in given for bit, pair in bits)]
 
 
 def distance(one: Mapping[str, Any], other: Mapping[str, Any]) -> float:
@@ -202,10 +197,8 @@ class GeneticSearch(SearchStrategy):
         size = min(self.settings.tournament_size, len(alive))
         drawn = [alive[int(i)] for i in rng.choice(len(alive), size, replace=False)]
         drawn.sort(key=lambda key: (-fitness[key], key))
-        for key in drawn[:-1]:
-            if rng.random() < self.settings.selection_pressure:
-                return key
-        return drawn[-1]
+        chance = self.settings.selection_pressure
+        return next((key for key in drawn[:-1] if rng.random() < chance), drawn[-1])
 
     def _shared_fitness(self, alive: Sequence[str]) -> dict[str, float]:
         """Fitness from 0 to 1, divided in part by how many others are near."""

@@ -112,15 +112,11 @@ def shifted(of: str, coefficients: Rows, origin: str) -> Candidate:
 def mutate(
     space: SearchSpace, elite: Candidate, rng: Generator, strength: float, *, again: bool = False
 ) -> tuple[str, Candidate]:
-    """A mutant, and the name of what was done to it. Mutants of a path are paths.
-
-    What is made from others than parents is shifted, which needs only its own weights: the others
-    may be gone. `again` leaves out what has few outcomes, after one that was not new.
-    """
-    settings = space.settings
-    if elite.kind == "path" or (
-        settings.layer_paths and space.layers and rng.random() < settings.layer_paths
-    ):
+    """A mutant, and the name of what was done to it. Mutants of a path are paths. What is made from
+    others than parents is shifted, which needs only its own weights: the others may be gone.
+    `again` leaves out what has few outcomes, after one that was not new."""
+    settings, paths = space.settings, space.settings.layer_paths if space.layers else 0.0
+    if elite.kind == "path" or (paths and rng.random() < paths):
         return "path", path(space, elite, rng)
     operation: dict[str, Any]
     inputs: tuple[str, ...] = (elite.key,)

@@ -1,4 +1,4 @@
-"""A portfolio: the budget goes where it paid.
+"""A portfolio: the budget goes where it paid. And the table of all strategies.
 
 The parents, their average and a few combos come first; then steps along the gradient from the
 average, until they no longer help; then whichever of four arms (a step along the gradient, points
@@ -17,6 +17,7 @@ from agent_forge.search import continuous, operators
 from agent_forge.search.base import SearchStrategy
 from agent_forge.search.candidate import SHORT, Candidate
 from agent_forge.search.continuous import CandidateVector, CmaSampler, GradientDescent, Vector
+from agent_forge.search.evolution import EvolutionSearch, GeneticSearch
 
 COMBOS = 4  # that are tried first
 SAMPLES = 6  # points of one round of CMA-ES
@@ -62,10 +63,8 @@ class PortfolioSearch(SearchStrategy):
         self._descent: GradientDescent | None = None
         self._cma: CmaSampler | None = None
         self._cma_keys: set[str] = set()  # its centre and its points
-        self._average = self._survivors[-1]
-        self._sigma = self.settings.start_sigma
-        self._force = 1.0  # of mutations
-        self._rounds = 0
+        self._average, self._sigma = self._survivors[-1], self.settings.start_sigma
+        self._rounds, self._force = 0, 1.0  # the force of mutations
         self._round: ArmProposal | None = None  # that waits for its scores
         self._cost = 0.0  # of that
         masks = operators.mask_seed(self.seed)
@@ -190,3 +189,13 @@ class PortfolioSearch(SearchStrategy):
 
     def _strategy_record(self) -> dict[str, Any]:
         return {"ways": {arm.name: [arm.uses, arm.value] for arm in self._arms}}
+
+
+STRATEGIES: dict[str, type[SearchStrategy]] = {
+    "spec": EvolutionSearch,
+    "ga": GeneticSearch,
+    "cma-es": continuous.CmaEs,
+    "nsga2": continuous.Nsga2,
+    "grad": continuous.GradientSearch,
+    "auto": PortfolioSearch,
+}

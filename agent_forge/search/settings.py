@@ -1,9 +1,8 @@
 """Settings of the evolution. Free of numpy, so that configs load at once.
 
-Which sizes the scheme can serve: each of E elites has 3 mutants and every 3 losers have one child.
-A population of P therefore needs P - 3E triples, and they must fit below the elites:
-3 (P - 3E) <= P - E. That leaves 3E + 1 to 4E: 4 with one elite, 7 and 8 with two, 10 to 12 with
-three, 13 to 16 with four, and every larger size.
+Which sizes the scheme can serve: each of E elites has 3 mutants and every 3 losers have one child,
+so a population of P needs P - 3E triples below the elites: 3 (P - 3E) <= P - E. That leaves 3E + 1
+to 4E: 4 with one elite, 7 and 8 with two, 10 to 12 with three, and every larger size.
 """
 
 from __future__ import annotations
@@ -33,8 +32,6 @@ FIELDS_OF = {  # that act in some strategies alone; all others act in every one
 }
 ACTS_IN = {name: of.split() for of, names in FIELDS_OF.items() for name in names.split()}
 OFF = {"min_diversity": 0.0, "diversity_reseed_threshold": 0.0}  # as if the field did not exist
-
-
 Share = Annotated[float, Field(ge=0, le=1)]
 SomeShare = Annotated[float, Field(gt=0, le=1)]
 Count = Annotated[int, Field(ge=1)]
@@ -140,10 +137,8 @@ class EvolutionSettings(Settings):
                 sums = f"{MUTANTS} mutants an elite and a child of every {TRIPLE} losers"
                 problem = f"population_size {size} cannot be served with elite_count {elites}"
                 raise ValueError(f"{problem}: {sums} do not add up; {way}")
-            if (reseed := self.diversity_reseed_threshold) > (least := self.min_diversity):
-                raise ValueError(
-                    f"diversity_reseed_threshold {reseed} is above min_diversity {least}"
-                )
+            if (edge := self.diversity_reseed_threshold) > (low := self.min_diversity):
+                raise ValueError(f"diversity_reseed_threshold {edge} is above min_diversity {low}")
         elif self.population_size < (fewest := max(LEAST, self.elite_count + 1)):
             raise ValueError(f"population_size {self.population_size} is below {fewest}")
         if min(self.parent_weights, default=1) <= 0:

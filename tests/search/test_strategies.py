@@ -20,8 +20,8 @@ from agent_forge.search.base import SearchStrategy
 from agent_forge.search.candidate import Candidate
 from agent_forge.search.continuous import CandidateVector, coefficients_of
 from agent_forge.search.evolution import combos_of, distance
+from agent_forge.search.portfolio import STRATEGIES
 from agent_forge.search.settings import ACTS_IN, EvolutionSettings
-from agent_forge.search.strategy import STRATEGIES
 from tests.support.extras import NEEDS_PYMOO, with_pymoo
 
 GROUPS = ("embeddings", "layers.0", "layers.1", "rest")

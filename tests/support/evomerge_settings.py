@@ -15,8 +15,8 @@ from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
 from agent_forge.phases.phase2_evomerge.inputs import locate_inputs
 from agent_forge.phases.phase2_evomerge.loop import EvolutionLoop
 from agent_forge.pipeline.config import load_config
+from agent_forge.search.portfolio import STRATEGIES
 from agent_forge.search.settings import ACTS_IN
-from agent_forge.search.strategy import STRATEGIES
 from agent_forge.track.journal import read_lines
 from tests.support.evo_models import PARENTS, family
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agent_forge.search.strategy import STRATEGIES
+from agent_forge.search.portfolio import STRATEGIES
 
 NEEDS_PYMOO = pytest.mark.skipif("not __import__('importlib.util').util.find_spec('pymoo')")
 RAY = pytest.param(

@@ -34,6 +34,7 @@ SPECIALISTS = (
     SpecialistSettings("memory_integration", "memory", 1337, 0.90, 0.01, 8192, 0.5, 0.5),
     SpecialistSettings("adaptive_computation", "adaptive", 2023, 0.50, 0.05, 2048, 0.3, 0.7),
 )
+THREE = {f"model_{i + 1}": special for i, special in enumerate(SPECIALISTS)}
 
 
 class CognateSettings(PhaseSettings, CorpusSettings):

@@ -23,11 +23,7 @@ from agent_forge.errors import PhaseFailed
 from agent_forge.model.network import ForgeNetwork
 from agent_forge.optim.config import MuGrokConfig
 from agent_forge.phases.phase1_cognate import specialist_scores as scoring
-from agent_forge.phases.phase1_cognate.config import (
-    SPECIALISTS,
-    CognateSettings,
-    SpecialistSettings,
-)
+from agent_forge.phases.phase1_cognate.config import THREE, CognateSettings
 from agent_forge.phases.phase1_cognate.specialist_scores import SpecialistScores, average
 from agent_forge.phases.training import latency_ms, save_network, train_network
 from agent_forge.train.config import DOMAINS, TrainSettings
@@ -36,9 +32,9 @@ from agent_forge.train.fit import EVALUATIONS
 
 FROZEN = ("embedding.", "projection.", "norm.")
 ITEM_TOKENS = 25  # of an item, about
-THREE = {f"model_{i + 1}": special for i, special in enumerate(SPECIALISTS)}
 Scores = Mapping[str, SpecialistScores]
 Models = Mapping[str, ForgeNetwork]
+Numbers = Mapping[str, float]
 
 
 class CognatePhase(phase.PhaseController):
@@ -57,14 +53,10 @@ class CognatePhase(phase.PhaseController):
             + (f", a control of {3 * c.branch_steps}" if c.control else ""),
             f"{tokens:,} tokens a step; {c.evaluation_items:,} unseen items of each domain",
         )
-        return phase.PhasePlan(
-            steps,
-            weights,
-            disk_bytes=3 * 5 * weights * 4 * 4 + 3 * weights * 4 + 10**7,
-            memory_bytes=6 * 4 * weights + 3000 * tokens + 3 * 10**8,
-            notes=notes,
-            work=steps + (6 if c.control else 5) * self._work_of_a_verdict(),
-        )
+        disk = 3 * 5 * weights * 4 * 4 + 3 * weights * 4 + 10**7
+        memory = 6 * 4 * weights + 3000 * tokens + 3 * 10**8
+        work = steps + (6 if c.control else 5) * self._work_of_a_verdict()
+        return phase.PhasePlan(steps, weights, disk, memory, notes, work)
 
     def run(self, ctx: PhaseContext) -> phase.PhaseResult:
         corpus = build_corpus(self.config, self.shared.model)
@@ -72,7 +64,7 @@ class CognatePhase(phase.PhaseController):
         trunk = ForgeNetwork(self.shared.model).to(ctx.device)
         how = {"steps": self.config.trunk_steps, "settings": self.config.train, "seed": ctx.seed}
         train_network(ctx, corpus, trunk, corpus.curriculum(), stage="trunk", **how)
-        models = {n: self._branch(ctx, corpus, trunk, n, special) for n, special in THREE.items()}
+        models = {name: self._branch(ctx, corpus, trunk, name) for name in THREE}
         three = list(models.values())
         plain = [_like(trunk, model) for model in three]  # as a merge has them
         models |= {"trunk": trunk, "average": average(plain)}
@@ -86,50 +78,41 @@ class CognatePhase(phase.PhaseController):
         distances = self._distances(ctx, corpus, plain, scores)
         guesses = corpus.baselines()
         ctx.log(None, guesses)
-        latencies = {
-            name: float(ctx.once("latency_ms", name, partial(latency_ms, models[name])))
-            for name in THREE
-        }
+        timed = {name: partial(latency_ms, models[name]) for name in THREE}
+        latencies = {n: float(ctx.once("latency_ms", n, time)) for n, time in timed.items()}
         report = _report(scores, [_table(scores, guesses), distances])
-        handed = self._save_specialists(ctx, corpus, models, scores, latencies, report.card())
+        handed = _save_specialists(ctx, corpus, models, scores, latencies, report.card())
         named = {}
-        for name in ("trunk", *(["control"] if self.config.control else [])):
+        for name in ["trunk", "control"] if self.config.control else ["trunk"]:
             about = name, {"specialization": "none"}, scores[name].flat()
             named[name] = save_network(ctx, corpus, models[name], *about)
         report.metrics, targets = self._totals(ctx, handed, scores, max(latencies.values()))
         report.tables = [*report.tables, targets]
         report.details = {
             "all_models": three,
-            "model_names": [f"TinyTitan-{s.name}" for s in SPECIALISTS],
+            "model_names": [f"TinyTitan-{s.name}" for s in THREE.values()],
             "model_ids": [ref.metadata["model_id"] for ref in handed],
-            "seeds": [s.seed for s in SPECIALISTS],
+            "seeds": [s.seed for s in THREE.values()],
             "trunk": named["trunk"].metadata["model_id"],
             "reports": {name: score.flat() for name, score in scores.items()},
         }
         return report.result(ctx, handed, three[0], **named)
 
     def _branch(
-        self,
-        ctx: PhaseContext,
-        corpus: Corpus,
-        trunk: ForgeNetwork,
-        stage: str,
-        special: SpecialistSettings | None = None,
+        self, ctx: PhaseContext, corpus: Corpus, trunk: ForgeNetwork, stage: str
     ) -> ForgeNetwork:
         """A copy of the trunk, trained on at a low rate: a specialist, or else the control."""
-        c, model = self.config, _like(trunk, trunk, special)
-        steps, mix, seed = 3 * c.branch_steps, corpus.mix(), ctx.seed + 1
-        if special is not None:
+        c = self.config
+        if special := THREE.get(stage):
             steps, mix = c.branch_steps, corpus.mix(special.domain, c.own_share)
-            seed = ctx.seed * 1_000_003 + special.seed
+            seed, model = ctx.seed * 1_000_003 + special.seed, _like(trunk, trunk, special.shape())
+        else:
+            steps, mix, seed = 3 * c.branch_steps, corpus.mix(), ctx.seed + 1
+            model = _like(trunk, trunk)
         adamw = MuGrokConfig(muon=False, fallback_lr=c.branch_rate, weight_decay=0.0)
-        settings = TrainSettings(
-            optimizer=adamw,
-            warmup_steps=min(10, steps),
-            accumulate=c.train.accumulate,
-            precision=c.train.precision,
-            gradient_checkpointing=c.train.gradient_checkpointing,
-        )
+        as_trunk = {"accumulate", "precision", "gradient_checkpointing"}
+        same = c.train.model_dump(include=as_trunk)
+        settings = TrainSettings(optimizer=adamw, warmup_steps=min(10, steps), **same)
         if self.config.freeze_embeddings:
             for name, parameter in model.named_parameters():
                 parameter.requires_grad_(not name.startswith(FROZEN))
@@ -159,33 +142,6 @@ class CognatePhase(phase.PhaseController):
         rows += [[f"model {pair.replace('_', ' and ')}", value] for pair, value in apart.items()]
         return [*rows, [f"diversity (at least {least})", different]]
 
-    def _save_specialists(
-        self,
-        ctx: PhaseContext,
-        corpus: Corpus,
-        models: Models,
-        scores: Scores,
-        latencies: Mapping[str, float],
-        card: str,
-    ) -> list[ModelRef]:
-        handed = []
-        metrics = {f"{n}/{key}": v for n, s in scores.items() for key, v in s.flat().items()}
-        for name, special in THREE.items():
-            loss = scores[name].mean_nats
-            ctx.log(None, {f"{name}/latency_ms": latencies[name]})
-            ctx.log(None, {f"{name}/final_loss": loss})
-            metadata = {
-                "specialization": special.name,
-                "domain": special.domain,
-                "final_loss": loss,
-                "seed": special.seed,
-                "trunk": "trunk",
-                "missing_datasets": corpus.missing,
-            }
-            about = (f"tinytitan-{special.name}", metadata, metrics, card)
-            handed.append(save_network(ctx, corpus, models[name], *about))
-        return handed
-
     def _totals(
         self, ctx: PhaseContext, handed: list[ModelRef], scores: Scores, latency: float
     ) -> tuple[dict[str, Any], Table]:
@@ -193,9 +149,8 @@ class CognatePhase(phase.PhaseController):
         weights, count = self.shared.model.parameters(), len(handed)
         losses = {name: scores[name].mean_nats for name in THREE}
         sizes = [float(ref.metadata["size_mb"]) for ref in handed]
-        totals = {"num_models_created": count, "total_parameters": weights * count}
-        totals["avg_final_loss"] = sum(losses.values()) / count
-        ctx.log(None, {f"phase/{name}": value for name, value in totals.items()})
+        totals = {"phase/num_models_created": count, "phase/total_parameters": weights * count}
+        ctx.log(None, {**totals, "phase/avg_final_loss": sum(losses.values()) / count})
         for name, size in zip(THREE, sizes, strict=True):
             ctx.log(None, {f"{name}/size_mb": size, f"{name}/parameters": weights})
         metrics = {
@@ -204,7 +159,7 @@ class CognatePhase(phase.PhaseController):
             "parameters_per_model": weights,
             "total_size_mb": sum(sizes),
             "avg_size_mb": sum(sizes) / count,
-            "specializations": [s.name for s in SPECIALISTS],
+            "specializations": [s.name for s in THREE.values()],
             "training_epochs": EVALUATIONS,
             **{f"final_loss_{name}": loss for name, loss in losses.items()},
             "grokfast_enabled": self.config.train.optimizer.grokfast_lambda > 0,
@@ -221,24 +176,43 @@ class CognatePhase(phase.PhaseController):
         ]
 
 
-def _like(
-    trunk: ForgeNetwork, model: ForgeNetwork, special: SpecialistSettings | None = None
-) -> ForgeNetwork:
-    """The weights of a model in a network with the trunk's settings, or those of a specialist."""
-    changes = special.shape() if special else {}
+def _like(trunk: ForgeNetwork, model: ForgeNetwork, changes: Any = None) -> ForgeNetwork:
+    """The weights of a model in a network with the trunk's settings, but for some changes."""
     copy = ForgeNetwork(trunk.settings.model_copy(update=changes))
     copy.load_state_dict(model.state_dict())
     return copy.to(next(model.parameters()).device)
+
+
+def _save_specialists(
+    ctx: PhaseContext, corpus: Corpus, models: Models, scores: Scores, latencies: Numbers, card: str
+) -> list[ModelRef]:
+    handed = []
+    metrics = {f"{n}/{key}": v for n, s in scores.items() for key, v in s.flat().items()}
+    for name, special in THREE.items():
+        loss = scores[name].mean_nats
+        ctx.log(None, {f"{name}/latency_ms": latencies[name]})
+        ctx.log(None, {f"{name}/final_loss": loss})
+        metadata = {
+            "specialization": special.name,
+            "domain": special.domain,
+            "final_loss": loss,
+            "seed": special.seed,
+            "trunk": "trunk",
+            "missing_datasets": corpus.missing,
+        }
+        about = (f"tinytitan-{special.name}", metadata, metrics, card)
+        handed.append(save_network(ctx, corpus, models[name], *about))
+    return handed
 
 
 def _report(scores: Scores, tables: list[Table]) -> PhaseReport:
     """Each domain by the trunk against its specialist, and the mean accuracy of other models."""
     best = []
     for name, special in THREE.items():
-        others = [scores[other].by_domain[special.domain] for other in THREE if other != name]
+        others = (scores[other].by_domain[special.domain] for other in THREE if other != name)
         if scores[name].by_domain[special.domain] > max(others):
             best.append(special.name)
-    before = [scores["trunk"].by_domain[s.domain] for s in SPECIALISTS]
+    before = [scores["trunk"].by_domain[s.domain] for s in THREE.values()]
     after = [scores[name].by_domain[s.domain] for name, s in THREE.items()]
     verdict = f"{len(best)} of 3 specialists are the best in their own domain"
     measured = "accuracy, each domain by the trunk -> by its specialist"
@@ -249,7 +223,7 @@ def _report(scores: Scores, tables: list[Table]) -> PhaseReport:
     return PhaseReport(headline, summary, tables=tables)
 
 
-def _table(scores: Scores, guesses: Mapping[str, float]) -> Table:
+def _table(scores: Scores, guesses: Numbers) -> Table:
     """Accuracy on unseen items, domain by domain, with what guessing reaches below."""
     rows: Table = [["model", *DOMAINS, "adaptive <= 1.3 steps", "mean", "steps", "memory use"]]
     for name, s in scores.items():

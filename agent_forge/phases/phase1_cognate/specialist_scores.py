@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import combinations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -100,11 +101,11 @@ def multiplications(settings: ModelSettings, steps: float) -> float:
 
 def diversity(scores: Sequence[SpecialistScores], t_max: int) -> float:
     """How different models are, from 0 to 1; the formula is at the top of this file."""
-    steps = _range([s.mean_steps for s in scores]) / max(1, t_max - 1)
-    memory = _range([s.memory_use for s in scores]) / max(s.memory_use for s in scores)
-    cost = _range([s.cost for s in scores]) / max(s.cost for s in scores)
-    accuracy = sum(_range([s.accuracy[d] for s in scores]) for d in DOMAINS) / len(DOMAINS)
-    return (steps + memory + cost + accuracy) / 4
+    steps = np.ptp([s.mean_steps for s in scores]) / max(1, t_max - 1)
+    memory = np.ptp([s.memory_use for s in scores]) / max(s.memory_use for s in scores)
+    cost = np.ptp([s.cost for s in scores]) / max(s.cost for s in scores)
+    accuracy = sum(np.ptp([s.accuracy[d] for s in scores]) for d in DOMAINS) / len(DOMAINS)
+    return float(steps + memory + cost + accuracy) / 4
 
 
 def barriers(models: Sequence[ForgeNetwork], selection: Items) -> dict[str, float]:
@@ -126,10 +127,6 @@ def average(models: Sequence[ForgeNetwork]) -> ForgeNetwork:
     mean = {name: torch.stack([s[name] for s in states]).mean(0) for name in states[0]}
     merged.load_state_dict(mean)
     return merged.to(next(models[0].parameters()).device)
-
-
-def _range(values: Sequence[float]) -> float:
-    return max(values) - min(values)
 
 
 @torch.no_grad()

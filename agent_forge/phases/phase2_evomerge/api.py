@@ -75,10 +75,8 @@ class DocumentedSettings(MeasuredEvolutionSettings):
         named: dict[str, Any] = {}
         for given, value in data.items():
             name, value = FIELDS.get(given, given), str(value) if isinstance(value, Path) else value
-            if (known := named.setdefault(name, value)) != value:
-                raise ValueError(
-                    f"{ALIASES[name]} and {name} are one thing: {known!r} and {value!r}"
-                )
+            if (had := named.setdefault(name, value)) != value:
+                raise ValueError(f"{ALIASES[name]} and {name} are one thing: {had!r} and {value!r}")
         return named
 
 
@@ -145,12 +143,7 @@ class EvoMerge:
         began, config, device = time.monotonic(), self.config.settings, self.config.target_device
         folder = self._checkpoint or Path(config.output_dir)
         refuse_place(folder, [])  # before networks are written there
-        refs = [
-            self._write_network(model, folder / f"{IN_MEMORY}{i + 1}")
-            if isinstance(model, nn.Module)
-            else str(model)
-            for i, model in enumerate(models)
-        ]
+        refs = [self._ref(m, folder / f"{IN_MEMORY}{i + 1}") for i, m in enumerate(models)]
         settings = self.config.evolution
         if not config.enable_parallel:
             settings = settings.model_copy(update={"workers": 1})
@@ -188,8 +181,10 @@ class EvoMerge:
         stack.callback(sink.end)
         return sink
 
-    def _write_network(self, network: nn.Module, folder: Path) -> str:
-        """Write a network in memory to a folder, with its tokenizer; returns the folder."""
+    def _ref(self, network: Model, folder: Path) -> str:
+        """What names a model; a network in memory is written to the folder, with its tokenizer."""
+        if not isinstance(network, nn.Module):
+            return str(network)
         own = getattr(network, "folder", None) or getattr(network, "name_or_path", None)
         place = self.config.tokenizer or own
         if not place or not Path(place).is_dir():

@@ -25,9 +25,9 @@ from agent_forge.merge.plan import Parents, make_plan
 from agent_forge.merge.recipe import LayerSlice, ModelInput, Recipe, SliceSource
 from agent_forge.model import weights as layout
 from agent_forge.model.folder import open_weights
-from agent_forge.model.weights import Weights, layer_of
+from agent_forge.model.weights import Weights, at_layer, layer_of
 from agent_forge.search.candidate import Candidate
-from agent_forge.search.operators import generator
+from agent_forge.search.operators import Rows, generator
 from agent_forge.store import files
 from agent_forge.store.tensors import TensorSpec, first_not_finite, write_tensors
 
@@ -87,7 +87,7 @@ class CandidateWeights:
         self.origin = MEAN if base is None else BASE
         self._originals[self.origin] = merge(mean, self._originals) if base is None else base
         self.specs, self.groups = plan.specs, TensorGroups(plan.specs)
-        layers = [job.layer for job in plan.jobs.values() if job.layer is not None]
+        layers = (job.layer for job in plan.jobs.values() if job.layer is not None)
         self.layers = list(dict.fromkeys(layers))
         self._kept = {path.name for path in self._files()}
 
@@ -147,11 +147,8 @@ class CandidateWeights:
         held = of.state_dict().items() if isinstance(of, nn.Module) else self.tensors(of)
         matrices = {name for name, spec in self.specs.items() if len(spec.shape) > 1}
         every = max(1, sum(self.specs[name].numel for name in matrices) // SAMPLED)
-        parts = {
-            name: tensor.detach().reshape(-1)[::every].to("cpu", torch.float32, copy=True)
-            for name, tensor in held
-            if name in matrices
-        }
+        chosen = ((name, t.detach().reshape(-1)[::every]) for name, t in held if name in matrices)
+        parts = {name: part.to("cpu", torch.float32, copy=True) for name, part in chosen}
         return torch.cat([parts[name] for name in sorted(parts)]).numpy()
 
     def task_vectors(self, name: str) -> list[Tensor]:
@@ -168,8 +165,8 @@ class CandidateWeights:
 
     def layers_of(self, key: str) -> list[int] | None:
         """Which layer each layer of a path was; None for all that have the parents' shape."""
-        path = self.known[key] if self.known[key].kind == "path" else None
-        return [int(layer) for _, layer in path.operation["layers"]] if path else None
+        known = self.known[key]
+        return [int(n) for _, n in known.operation["layers"]] if known.kind == "path" else None
 
     def specs_of(self, key: str) -> dict[str, TensorSpec]:
         layers = self.layers_of(key)
@@ -177,9 +174,7 @@ class CandidateWeights:
             return self.specs
         specs = {name: spec for name, spec in self.specs.items() if layer_of(name) is None}
         for place, layer in enumerate(layers):
-            specs |= {
-                layout.at_layer(n, place): s for n, s in self.specs.items() if layer_of(n) == layer
-            }
+            specs |= {at_layer(n, place): s for n, s in self.specs.items() if layer_of(n) == layer}
         return specs
 
     def size(self, key: str) -> tuple[float, float]:
@@ -262,8 +257,7 @@ class CandidateWeights:
         base = self.base if self.base is not None else merge(_mean(refs), models)
         for name, tensor in self._merged(plain).items():
             if tensor.is_floating_point():
-                start = base[name].float()
-                moved = start.lerp(tensor.float(), candidate.operation["scale"])
+                moved = base[name].float().lerp(tensor.float(), candidate.operation["scale"])
                 tensor = moved.to(tensor.dtype)
             yield name, tensor
 
@@ -321,9 +315,7 @@ class CandidateWeights:
                 os.link(self._shared / path.name, path)
         return path
 
-    def _weighted(
-        self, refs: Sequence[str], rows: Mapping[str, Sequence[float]]
-    ) -> list[ModelInput]:
+    def _weighted(self, refs: Sequence[str], rows: Rows) -> list[ModelInput]:
         """Models with a weight for every group; a row has one number a model."""
         columns = [{group: row[i] for group, row in rows.items()} for i in range(len(refs))]
         weights = [{"weight": self.groups.conditional(column)} for column in columns]

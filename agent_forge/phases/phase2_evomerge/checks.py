@@ -23,6 +23,7 @@ from agent_forge.store import files, lock, paths
 from agent_forge.workers import require_ray
 
 CHAMPION = "champion"
+Splits = Mapping[str, Sequence[Domain]]
 IN_MEMORY = "parent_"  # begins the folders of networks that were given in memory
 GLANCE_TENSORS, GLANCE_ELEMENTS = 8, 256  # compared before two models are compared as a whole
 
@@ -93,13 +94,11 @@ def refuse_other_networks(models: Sequence[Weights]) -> None:
         return
     first, *others = (computing_settings(model.config, model.label) for model in models)
     for model, other in zip(models[1:], others, strict=True):
-        if different := sorted(k for k in {*first, *other} if first.get(k) != other.get(k)):
-            key = different[0]
-            raise ConfigError(
-                f"{model.label} computes in another way than {models[0].label}:"
-                f" {key} is {other.get(key)!r}, not {first.get(key)!r}",
-                hint="merge fine-tunes of one base; or make the configs equal, if that is right",
-            )
+        for key in sorted(k for k in {*first, *other} if first.get(k) != other.get(k)):
+            hint = "merge fine-tunes of one base; or make the configs equal, if that is right"
+            values = f"{key} is {other.get(key)!r}, not {first.get(key)!r}"
+            problem = f"{model.label} computes in another way than {models[0].label}: {values}"
+            raise ConfigError(problem, hint=hint)
 
 
 def check_tokenizer(first: Weights) -> None:
@@ -113,9 +112,7 @@ def check_tokenizer(first: Weights) -> None:
         open_tokenizer(first.folder)
 
 
-def check_settings(
-    settings: EvoMergeSettings, splits: Mapping[str, Sequence[Domain]], parents: int
-) -> None:
+def check_settings(settings: EvoMergeSettings, splits: Splits, parents: int) -> None:
     """Refuse what does not fit these domains and parents, or needs what is not installed."""
     if settings.executor == "ray":
         require_ray()

@@ -82,11 +82,10 @@ class MeasuredEvolutionSettings(EvolutionSettings):
         own, nsga2 = self.fitness, self.strategy == "nsga2"
         lacks = "which your own fitness has not"
         idle_gate = self.path_gate != type(self).model_fields["path_gate"].default
-        only_domains = ("fitness_floors", "domain_weights", "mixed_precision", "racing")
+        for name in ("fitness_floors", "domain_weights", "mixed_precision", "racing"):
+            if own and getattr(self, name):
+                raise ValueError(f"{name} has no meaning for a fitness of your own")
         refused = {
-            f"{name} has no meaning for a fitness of your own": own and getattr(self, name)
-            for name in only_domains
-        } | {
             f"grad needs a loss to differentiate, {lacks}": own and self.strategy == "grad",
             f"nsga2 needs several domains, {lacks}": own and nsga2,
             "racing knows one fitness: nsga2 has one for every domain": self.racing and nsga2,

@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -55,12 +56,9 @@ Rows = dict[str, list[float]]
 def worker_task(candidates: Mapping[str, Candidate], key: str, limits: Limits) -> dict[str, Any]:
     """All that a worker needs to know of a candidate."""
     incumbent, gate = limits
-    return {
-        "key": key,
-        "candidates": [c.to_json() for c in lineage(candidates, key)],
-        "against": asdict(incumbent) if incumbent else None,
-        "gate": gate,
-    }
+    sources = [c.to_json() for c in lineage(candidates, key)]
+    against = asdict(incumbent) if incumbent else None
+    return {"key": key, "candidates": sources, "against": against, "gate": gate}
 
 
 class CandidateEvaluator:
@@ -247,12 +245,9 @@ def coefficient_gradient(
     fitness: DomainFitness, weights: CandidateWeights, turns: int, turn: int
 ) -> tuple[Rows, int]:
     """The gradient at the weights that the network has now, on the items of a turn; its tokens.
-
-    A candidate is W = ... + sum of c[group][i] * (parent_i - base), so the derivative by
-    c[group][i] is the sum over the group's tensors of <dF/dW, parent_i - base>. F is the fitness
-    made smooth: bits a byte as they are, and for the share of right answers the mean probability of
-    a right one. All recursion steps are taken, where a measurement would halt.
-    """
+    With W = ... + sum of c[group][i] * (parent_i - base) the derivative by c[group][i] is the sum
+    over the group's tensors of <dF/dW, parent_i - base>. F is the fitness made smooth: of right
+    answers their mean probability counts. All recursion steps are taken, without halting."""
     model = fitness.model_under_test.model
     model.eval()
     wanted = {name: p for name, p in model.named_parameters() if name in weights.specs}
@@ -275,12 +270,8 @@ def coefficient_gradient(
 
 def _part(prepared: TokenizedDomain, turns: int, turn: int) -> list[int]:
     """The items of a turn: other examples at every turn, and of each its right answer alone."""
-    count = int(prepared.example_of[-1]) + 1
-    examples = {n for n in range(count) if n % turns == turn % turns} or {0}
-    first: dict[int, int] = {}
-    for answer, example in enumerate(prepared.example_of.tolist()):
-        first.setdefault(example, answer)
-    answers = {answer for example, answer in first.items() if example in examples}
+    first = np.flatnonzero(np.diff(prepared.example_of, prepend=-1))  # answer of each example
+    answers = {*first[turn % turns :: turns].tolist()} or {int(first[0])}
     return [n for n, answer in enumerate(prepared.answer_of.tolist()) if answer in answers]
 
 

@@ -6,6 +6,7 @@ decides when to stop, and only the comparison at the end reads `verdict`.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,7 +27,7 @@ from agent_forge.merge.recipe import ModelInput, Recipe
 from agent_forge.model.locate import locate_parents
 from agent_forge.model.weights import DEPTHS, Weights, with_same_heads
 from agent_forge.phases.phase2_evomerge import checks
-from agent_forge.phases.phase2_evomerge.checks import CHAMPION
+from agent_forge.phases.phase2_evomerge.checks import CHAMPION, Splits
 from agent_forge.phases.phase2_evomerge.config import OUTSIDE, EvoMergeSettings, refuse_outside
 from agent_forge.phases.phase2_evomerge.journal import BEGUN, begun_or_none, read_begun
 from agent_forge.search.settings import ACTS_IN
@@ -39,16 +40,7 @@ LARGE_BYTES = 1_000_000_000  # the specification's limit for all parents togethe
 CONTROL = "control"  # beside the trunk of Phase 1: trained on everything for as long
 MODEL_NAMES = (CHAMPION, "plain average", "best combo of generation 0", "base", "joint training")
 AUTO = "auto"
-PRESETS: dict[str, dict[str, Any]] = {
-    "fast": {"generations": 20, "population_size": 4, "fitness_subset_size": 100},
-    "production": {
-        "generations": 100,
-        "convergence_patience": 10,
-        "min_diversity": 0.35,
-        "fitness_subset_size": 1000,
-    },
-    "speed": {"fitness_weights": {"perplexity": 0.3, "accuracy": 0.2, "speed": 0.4, "memory": 0.1}},
-}
+PRESETS: dict[str, Any] = json.loads(Path(__file__).with_name("presets.json").read_text())
 
 
 def with_base(parents: Sequence[T], base: T | None) -> list[T]:
@@ -65,7 +57,7 @@ class EvolutionInputs:
     base_ref: str | None
     parents: tuple[Weights, ...]
     base: Weights | None
-    splits: Mapping[str, Sequence[Domain]]
+    splits: Splits
     folder: Path
     seed: int = 0
     names: tuple[str, ...] = ()  # of the parents, for people
@@ -100,24 +92,21 @@ class EvolutionInputs:
 
     def refuse_damaged(self) -> None:
         """Refuse models whose weights are not finite."""
-        for weights in self.models:
-            if bad := first_not_finite(weights):
-                problem = f"{bad} holds NaN or infinity"
-                raise DamagedFile(weights.label, problem, hint="fetch it again")
+        for model in self.models:
+            if bad := first_not_finite(model):
+                raise DamagedFile(
+                    model.label, f"{bad} holds NaN or infinity", hint="fetch it again"
+                )
 
 
 def load_settings(
     config: str | None, sets: Sequence[str], options: Mapping[str, Any]
 ) -> EvoMergeSettings:
-    """Defaults < preset or file < --set, options; the last two may not contradict each other.
-
-    The strategy is `auto`, the best by docs/evomerge.md, unless a file, a preset or a setting that
-    `auto` does not have asks for the scheme of the guide.
-    """
-    merged: dict[str, Any] = {}
-    if config in PRESETS:
-        merged = dict(PRESETS[config])
-    elif config is not None:
+    """Defaults < preset or file < --set, options; the last two may not contradict each other. The
+    strategy is `auto`, the best by docs/evomerge.md, unless a file, a preset or a setting that
+    `auto` does not have asks for the scheme of the guide."""
+    merged: dict[str, Any] = PRESETS.get(config or "", {})
+    if config is not None and config not in PRESETS:
         if not Path(config).exists():
             known = did_you_mean(config, list(PRESETS))
             raise ConfigError(f"{config!r} is neither a file nor a preset{known}")
@@ -164,10 +153,8 @@ def locate_inputs(
 def resume_inputs(
     place: Path, gens: int | None, minutes: float | None, sets: Sequence[str] = ()
 ) -> EvolutionInputs:
-    """The evolution in a folder, with the settings that it was last run with.
-
-    `sets` names again the user's own code and cluster: a folder alone never reaches either.
-    """
+    """The evolution in a folder, with the settings that it was last run with. `sets` names again
+    the user's own code and cluster: a folder alone never reaches either."""
     folder, record = find_evolution(place)
     refuse_outside(record["settings"], str(folder), sets)
     if others := set(sets) - {f"{name}={record['settings'].get(name) or ''}" for name in OUTSIDE}:
@@ -235,9 +222,8 @@ def _refuse_changed(inputs: EvolutionInputs) -> None:
     pairs = zip(inputs.refs, before, now["model_settings"], strict=False)
     changed = [ref for ref, old, new in pairs if old != new]
     if changed and record["parents"] == list(inputs.parent_refs):
-        problem = "its config, tokenizer or adapter settings were changed since"
-        problem = f"{changed[0]}: {problem} {inputs.folder} was begun"
-        raise ConfigError(problem, hint=f"put them {hint}")
+        edited = f"its config, tokenizer or adapter settings were changed since {inputs.folder}"
+        raise ConfigError(f"{changed[0]}: {edited} was begun", hint=f"put them {hint}")
     if record.get("fitness", now["fitness"]) != now["fitness"]:
         problem = f"{inputs.settings.fitness} was changed since {inputs.folder} was begun"
         raise ConfigError(problem, hint=f"put the code {hint}")
@@ -294,17 +280,15 @@ def open_inputs(
         problem = f"layer_paths: the config of {parent_refs[0]} does not say how many layers it has"
         raise ConfigError(problem, hint="do without: --set layer_paths=0")
     if (size := sum(weights.nbytes for weights in parents)) > LARGE_BYTES:
-        notes.append(
-            f"the parents have {size / 1e9:.1f} GB together: every candidate reads them all,"
-            f" and those in files take up to {3 * size / 1e9:.0f} GB of disk"
-        )
+        reads = f"the parents have {size / 1e9:.1f} GB together: every candidate reads them all"
+        notes.append(f"{reads}, and those in files take up to {3 * size / 1e9:.0f} GB of disk")
     splits = split_items(settings, always_verdict=in_run)
     checks.check_settings(settings, splits, len(parents))
     verdict = splits.get("verdict", ())
     answers, gain = detectable_gain(verdict)
     if gain:
-        shown = f"gains from about {100 * gain:.1f} points on show"
-        notes.append(f"{answers} answers for the verdict: {shown}")
+        points = f"gains from about {100 * gain:.1f} points on show"
+        notes.append(f"{answers} answers for the verdict: {points}")
     notes += domains.copies_told(verdict)
     models = open_models(parent_refs, base_ref, opened)
     given = settings, tuple(parent_refs), base_ref, *models, splits, folder, seed, tuple(names)
@@ -324,14 +308,9 @@ def open_models(
     return tuple(models[: len(parent_refs)]), models[-1] if base_ref else None
 
 
-def split_items(
-    settings: EvoMergeSettings, always_verdict: bool = False
-) -> dict[str, list[Domain]]:
-    """The items of each split, by domain.
-
-    A fitness of the user's own has no items but those of the verdict: on data, or on generated
-    tasks if `always_verdict`.
-    """
+def split_items(settings: EvoMergeSettings, always_verdict: bool = False) -> Splits:
+    """The items of each split, by domain. A fitness of the user's own has those of the verdict
+    alone: on data, or on generated tasks if `always_verdict`."""
     counts = {"verdict": settings.verdict_items}
     if not settings.fitness:
         counts["selection"] = settings.fitness_subset_size

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,11 +55,9 @@ class EvolutionJournal:
                 return line
         return None
 
-    def once(
-        self, record: str, measure: Callable[[], Mapping[str, Any]], **key: Any
-    ) -> dict[str, Any]:
+    def once(self, name: str, measure: Callable[[], dict[str, Any]], **key: Any) -> dict[str, Any]:
         """The record of this name and key; if there is none, it is measured and written now."""
-        return self.find(record, **key) or self.write(record, **key, **measure())
+        return self.find(name, **key) or self.write(name, **key, **measure())
 
     def latest(self, key: str) -> Any:
         """The largest value of this key in any record; 0 if none has it."""

@@ -38,7 +38,7 @@ from agent_forge.phases.phase2_evomerge.evaluator import CandidateEvaluator, Lim
 from agent_forge.phases.phase2_evomerge.inputs import EvolutionInputs
 from agent_forge.phases.phase2_evomerge.parallel import ParallelEvaluator
 from agent_forge.search.candidate import SHORT, Candidate
-from agent_forge.search.strategy import STRATEGIES
+from agent_forge.search.portfolio import STRATEGIES
 from agent_forge.store import files
 
 log = logging.getLogger(__name__)
@@ -67,17 +67,13 @@ class EvolutionLoop:
         self.inputs, self.settings, self.folder = inputs, inputs.settings, inputs.folder
         self.listen, self.should_stop = listen, should_stop
         inputs.refuse_damaged()
-        self.cache_hits = 0
+        self.cache_hits = self._count = 0  # the count: candidates measured in this attempt
         self.seconds = {"merge": 0.0, "evaluation": 0.0, "all": 0.0}
         weights_folder = self.folder / journal.WEIGHTS
         self.weights = CandidateWeights(inputs.parents, inputs.base, {}, weights_folder)
-        self.search = STRATEGIES[self.settings.strategy](
-            self.settings,
-            parents=len(inputs.parents),
-            groups=self.weights.groups.names,
-            layers=self.weights.layers,
-            seed=inputs.seed,
-        )
+        n, groups, layers = len(inputs.parents), self.weights.groups.names, self.weights.layers
+        how: Any = {"parents": n, "groups": groups, "layers": layers, "seed": inputs.seed}
+        self.search = STRATEGIES[self.settings.strategy](self.settings, **how)
         self.weights.known = self.search.candidates
         self._cache = self.folder / journal.CACHE if self.settings.enable_caching else None
         cached = journal.read_cache(self._cache)
@@ -88,7 +84,6 @@ class EvolutionLoop:
         self._items: dict[str, Any] = {}  # of this generation's candidates and the champion
         self._samples: dict[str, np.ndarray] = {}  # of the weights of this generation's candidates
         self._incumbents: dict[str, Incumbent] = {}  # the last champions
-        self._count = 0  # candidates measured in this attempt
         self._began = time.monotonic()
         self._seconds_before = float(self.journal.latest("elapsed"))
 
@@ -127,33 +122,30 @@ class EvolutionLoop:
         torch.set_num_threads(self.settings.worker_threads)
         try:
             self.journal.begin()
-            self._evolve()
+            began, reached = time.monotonic(), self.journal.latest("generation")
+            while self.search.finished is None:
+                self._measure_generation()
+                self._tell_distances()
+                self._tell_holdout()
+                generation = self.search.generation
+                self.search.advance()
+                self.search.history[-1]["tokens"] = self.journal.tokens(generation)
+                if generation >= reached - 1:  # of those before it only the journal is needed
+                    with self._timed("merge"):
+                        self.weights.keep(self._needed())
+                    self._checkpoint(generation)
+                self._samples.clear()
+                best = {entry["champion"] for entry in self.search.history[-2:]}
+                self._items = {k: v for k, v in self._items.items() if k in best}
+                self._incumbents = {k: v for k, v in self._incumbents.items() if k in best}
+                self.seconds["all"] = time.monotonic() - began
+                self.listen(self._generation_record())
+                if generation >= reached and self._time_is_over(generation):
+                    break
         finally:
             torch.set_num_threads(threads)
             if self._parallel is not None:
                 self._parallel.close()
-
-    def _evolve(self) -> None:
-        began, reached = time.monotonic(), self.journal.latest("generation")
-        while self.search.finished is None:
-            self._measure_generation()
-            self._tell_distances()
-            self._tell_holdout()
-            generation = self.search.generation
-            self.search.advance()
-            self.search.history[-1]["tokens"] = self.journal.tokens(generation)
-            if generation >= reached - 1:  # of those before it only the journal is needed
-                with self._timed("merge"):
-                    self.weights.keep(self._needed())
-                self._checkpoint(generation)
-            self._samples.clear()
-            best = {entry["champion"] for entry in self.search.history[-2:]}
-            self._items = {k: v for k, v in self._items.items() if k in best}
-            self._incumbents = {k: v for k, v in self._incumbents.items() if k in best}
-            self.seconds["all"] = time.monotonic() - began
-            self.listen(self._generation_record())
-            if generation >= reached and self._time_is_over(generation):
-                break
 
     @contextmanager
     def _timed(self, part: str) -> Iterator[None]:
@@ -165,19 +157,17 @@ class EvolutionLoop:
 
     def _generation_record(self) -> dict[str, Any]:
         entry = self.search.history[-1]
-        floors = self.settings.fitness_floors
+        floors = ", ".join(f"{name} {f:g}" for name, f in self.settings.fitness_floors.items())
         if not entry["generation"] and floors and entry["best"] == 0:
-            log.warning(
-                "no model of generation 0 meets fitness_floors (%s): all have the fitness 0",
-                ", ".join(f"{name} {floor:g}" for name, floor in floors.items()),
-            )
-        champion = self.search.candidates[entry["champion"]] if entry["champion"] else None
+            missed = "no model of generation 0 meets fitness_floors (%s): all have the fitness 0"
+            log.warning(missed, floors)
+        key = entry["champion"]
         return {
             **entry,
             "event": "generation",
             "generations": self.settings.generations,
             "left": self.search.generations_left(),
-            "origin": champion.origin if champion else "none",
+            "origin": self.search.candidates[key].origin if key else "none",
             "cache_hits": self.cache_hits,
             "seconds": dict(self.seconds),
         }
@@ -191,15 +181,12 @@ class EvolutionLoop:
     def _measure_generation(self) -> None:
         """Measure until nothing is pending: a duplicate brings a variant to be measured."""
         seen: dict[str, str] = {}  # sha256 -> the first candidate that has these weights
-        for survivor in self.search.survivors:
-            if self.search.generation and (
-                record := self.journal.find("candidate", key=survivor.key)
-            ):
-                seen.setdefault(record["sha256"], survivor.key)
+        for elite in self.search.survivors:
+            if self.search.generation and (record := self.journal.find("candidate", key=elite.key)):
+                seen.setdefault(record["sha256"], elite.key)
         while pending := self.search.pending:
             candidate = pending[0]
-            known = self.journal.find("candidate", key=candidate.key)
-            record = known or self._measure(pending)
+            record = self.journal.find("candidate", key=candidate.key) or self._measure(pending)
             score = record["score"]
             fitness = -math.inf if score is None else score["fitness"]
             raw, suffix = score["raw"] if score else {}, "/bits_per_byte"  # the fewer the better
@@ -239,10 +226,8 @@ class EvolutionLoop:
         self._count += 1
         for part in ("merge", "evaluation"):
             self.seconds[part] += result[part]
-        if result["sample"]:
-            self._samples[candidate.key] = np.frombuffer(
-                base64.b64decode(result["sample"]), np.float32
-            )
+        if sample := base64.b64decode(result["sample"]):
+            self._samples[candidate.key] = np.frombuffer(sample, np.float32)
         if result["outcomes"]:
             self._items[candidate.key] = result["outcomes"]
         record = self.journal.write(
@@ -291,8 +276,7 @@ class EvolutionLoop:
     def _first_bits(self, key: str) -> float:
         def measure() -> dict[str, Any]:
             bits, tokens = self.evaluator.first_bits(key)
-            generation = self.search.generation
-            return {"generation": generation, "bits_per_byte": bits, "tokens": tokens}
+            return {"generation": self.search.generation, "bits_per_byte": bits, "tokens": tokens}
 
         return float(self.journal.once("gate", measure, key=key)["bits_per_byte"])
 
@@ -322,10 +306,8 @@ class EvolutionLoop:
 
         def measure() -> dict[str, Any]:
             parents = [c.key for c in self.search.candidates.values() if c.kind == "parent"]
-            (matrix, mean), first = (
-                self._distances(alive),
-                self.journal.find("distances", generation=0),
-            )
+            matrix, mean = self._distances(alive)
+            first = self.journal.find("distances", generation=0)
             return {
                 "mean": mean,
                 "parents": first["parents"] if first else self._distances(parents)[1],
@@ -338,16 +320,12 @@ class EvolutionLoop:
 
     def _distances(self, keys: Sequence[str]) -> tuple[np.ndarray, float]:
         """Between every two candidates, on a sample of their weights, and the mean over pairs."""
-        samples = self._samples
+        samples, n = self._samples, len(keys)
         with self._timed("merge"):
-            for key in keys:
-                if key not in samples:
-                    samples[key] = self.weights.sample(key)
-        matrix = np.zeros((len(keys), len(keys)))
-        for i, j in combinations(range(len(keys)), 2):
-            distance = float(np.linalg.norm(samples[keys[i]] - samples[keys[j]]))
-            matrix[i, j] = matrix[j, i] = distance
-        n = len(keys)
+            samples |= {key: self.weights.sample(key) for key in keys if key not in samples}
+        matrix = np.zeros((n, n))
+        for i, j in combinations(range(n), 2):
+            matrix[i, j] = matrix[j, i] = np.linalg.norm(samples[keys[i]] - samples[keys[j]])
         return matrix, float(matrix.sum() / (n * (n - 1))) if n > 1 else 0.0
 
     def _tell_holdout(self) -> None:
@@ -370,7 +348,7 @@ class EvolutionLoop:
         if self.search.finished:
             return [self.search.champion.key] if self.search.champion else []
         parents = {c.key for c in self.search.candidates.values() if c.kind == "parent"}
-        merges = [c for c in self.search.population if c.kind == "merge"]
+        merges = (c for c in self.search.population if c.kind == "merge")
         merged = [c.key for c in merges if not parents.issuperset(c.inputs)]
         return merged + [c.inputs[0] if c.kind == "path" else c.key for c in self.search.survivors]
 
@@ -401,8 +379,7 @@ class EvolutionLoop:
             "combo_usage": self.search.combo_usage,
             "state": self.search.state(),
         }
-        path = self.folder / f"evolution_checkpoint_gen_{generation}.json"
-        files.write_checked(path, content)
+        files.write_checked(self.folder / f"evolution_checkpoint_gen_{generation}.json", content)
         if generation % self.settings.checkpoint_every == 0 and champion is not None:
             best = self.folder / f"gen_{generation}_best_model"
             if not best.exists() and not best.is_symlink():
@@ -413,13 +390,9 @@ class EvolutionLoop:
                     files.remove_tree(old, self.folder)
         for number, old in self._numbered(CHECKPOINT_NAME):
             if number < generation and number % self.settings.checkpoint_every:
-                self._remove_checkpoint(old)
-
-    def _remove_checkpoint(self, path: Path) -> None:
-        """Remove a checkpoint of this evolution; whatever else has its name stays."""
-        with suppress(errors.DamagedFile, OSError):
-            if files.read_checked(path).get("fingerprint") == self.fingerprint:
-                files.remove(path)
+                with suppress(errors.DamagedFile, OSError):  # what is not of this evolution stays
+                    if files.read_checked(old).get("fingerprint") == self.fingerprint:
+                        files.remove(old)
 
     def _numbered(self, name: re.Pattern[str]) -> list[tuple[int, Path]]:
         """What the folder holds under this name, by generation."""

@@ -7,7 +7,6 @@ asked for, so the search cannot tell how many they are. A worker that dies costs
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from agent_forge.phases.phase2_evomerge import evaluator
 from agent_forge.phases.phase2_evomerge import inputs as opening
 from agent_forge.phases.phase2_evomerge.candidate_weights import CandidateWeights
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
-from agent_forge.phases.phase2_evomerge.evaluator import CandidateEvaluator, Limits
+from agent_forge.phases.phase2_evomerge.evaluator import CandidateEvaluator, Limits, worker_task
 from agent_forge.phases.phase2_evomerge.inputs import EvolutionInputs
 from agent_forge.phases.phase2_evomerge.journal import CACHE, WEIGHTS, read_cache
 from agent_forge.search.candidate import Candidate
@@ -66,10 +65,7 @@ class ParallelEvaluator:
         settings, folder = self._inputs.settings, self._inputs.folder
         self._sweep()  # after a run that was killed
         arguments = {
-            "settings": {
-                **opening.portable_settings(settings),
-                "verdict_items": 1,
-            },  # no worker reads them
+            "settings": {**opening.portable_settings(settings), "verdict_items": 1},  # not read
             "parents": list(self._inputs.parent_refs),
             "base": self._inputs.base_ref,
             "device": self._device,
@@ -85,17 +81,13 @@ class ParallelEvaluator:
             address=settings.cluster or None,
         )
 
-    def measure(
-        self, candidates: Mapping[str, Candidate], pending: Mapping[str, Limits]
-    ) -> dict[str, Any]:
+    def measure(self, known: dict[str, Candidate], pending: dict[str, Limits]) -> dict[str, Any]:
         """The result of the first that is pending, a failed one if its worker died."""
         if self._pool is None:
             self._pool = self.start()
         for key, limits in pending.items():
             if key not in self._submitted:
-                self._pool.submit(
-                    len(self._submitted), evaluator.worker_task(candidates, key, limits)
-                )
+                self._pool.submit(len(self._submitted), worker_task(known, key, limits))
                 self._submitted.append(key)
         first = next(iter(pending))
         while first not in self._results:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -56,21 +57,14 @@ class EvoMergePhase(phase.PhaseController):
             f" {c.verdict_items:,} unseen ones for the verdict",
             *copies_told(splits["verdict"]),
         )
-        return phase.PhasePlan(
-            min(candidates, c.max_evaluations or candidates),
-            weights,
-            disk_bytes=c.models_on_disk * 4 * weights + 10**7,
-            memory_bytes=6 * 4 * weights + 3 * 10**8,
-            notes=notes,
-        )
+        steps = min(candidates, c.max_evaluations or candidates)
+        disk, memory = c.models_on_disk * 4 * weights + 10**7, 6 * 4 * weights + 3 * 10**8
+        return phase.PhasePlan(steps, weights, disk, memory, notes)
 
     def run(self, ctx: PhaseContext) -> phase.PhaseResult:
-        loop = EvolutionLoop(
-            self._inputs(ctx.inputs, ctx.folder / FOLDER, ctx.seed),
-            ctx.device,
-            listen=lambda record: self._log_generation(ctx, record),
-            should_stop=ctx.should_stop,
-        )
+        opened = self._inputs(ctx.inputs, ctx.folder / FOLDER, ctx.seed)
+        listen = partial(self._log_generation, ctx)
+        loop = EvolutionLoop(opened, ctx.device, listen=listen, should_stop=ctx.should_stop)
         loop.run()
         report = reporting.measure_verdict(loop)
         assert report is not None  # there always are items for it
@@ -78,20 +72,13 @@ class EvoMergePhase(phase.PhaseController):
         reporting.confirm_champion(champion.path, loop, report)
         return self._result(ctx, loop, report, champion)
 
-    def _inputs(
-        self, models: Sequence[ModelRef], folder: Path, seed: int
-    ) -> inputs.EvolutionInputs:
-        base, control = models[0].artifact(BASE), models[0].artifact(inputs.CONTROL)
-        return inputs.open_inputs(
-            self.config,
-            [str(ref.path) for ref in models],
-            str(base.path) if base else None,
-            folder,
-            seed,
-            [ref.name for ref in models],
-            str(control.path) if base and control else None,
-            in_run=True,
-        )
+    def _inputs(self, refs: Sequence[ModelRef], folder: Path, seed: int) -> inputs.EvolutionInputs:
+        base, control = refs[0].artifact(BASE), refs[0].artifact(inputs.CONTROL)
+        paths, names = [str(ref.path) for ref in refs], [ref.name for ref in refs]
+        base_ref = str(base.path) if base else None
+        control_ref = str(control.path) if base and control else None
+        models = paths, base_ref, folder, seed, names, control_ref
+        return inputs.open_inputs(self.config, *models, in_run=True)
 
     def _log_generation(self, ctx: PhaseContext, record: Mapping[str, Any]) -> None:
         """Metrics and progress of a generation; work is counted in items that are measured."""
@@ -119,6 +106,11 @@ class EvoMergePhase(phase.PhaseController):
         gain, title = overall.gains[measure], f"{measure}, best parent -> champion"
         verdict = overall.sentence("the best parent")
         headline = PhaseHeadline(title, gain.reference, gain.candidate, verdict)
+        columns = list(report.champion.raw)  # on unseen items, and the champion's gain over each
+        rows: list[list[Any]] = [["model", *columns, "champion's gain"]]
+        for name, score in report.scores().items():
+            gained = report.baselines[name].sentence() if name in report.baselines else ""
+            rows.append([name, *(score.raw[c] for c in columns), gained])
         artifacts = {
             "headline": asdict(headline),
             "samples": sample_replies(champion.open()),
@@ -130,12 +122,10 @@ class EvoMergePhase(phase.PhaseController):
             "operator_gains": loop.search.operator_gains,
             "verdict": report.to_json(),
             "summary": f"against the best parent ({best}): {report.baselines[best].sentence()}",
-            "tables": [_table(report)],
+            "tables": [rows],
         }
-        metrics = {**figures, **metrics}
-        return phase.PhaseResult(
-            True, loop.evaluator.model, self.name, metrics, artifacts, ctx.seconds
-        )
+        model, metrics = loop.evaluator.model, {**figures, **metrics}
+        return phase.PhaseResult(True, model, self.name, metrics, artifacts, ctx.seconds)
 
 
 def _metrics(loop: EvolutionLoop, report: EvolutionReport) -> dict[str, float]:
@@ -184,13 +174,3 @@ def _save(ctx: PhaseContext, loop: EvolutionLoop, report: EvolutionReport) -> Mo
         beside=beside,
         card_text="\n".join(reporting.markdown(loop, report)),
     )
-
-
-def _table(report: EvolutionReport) -> list[list[Any]]:
-    """The measured values on unseen items, and the gain of the champion over each model."""
-    columns = list(report.champion.raw)
-    rows: list[list[Any]] = [["model", *columns, "champion's gain"]]
-    for name, score in report.scores().items():
-        gain = report.baselines[name].sentence() if name in report.baselines else ""
-        rows.append([name, *(score.raw[c] for c in columns), gain])
-    return rows

@@ -75,13 +75,10 @@ class EvolutionReport:
 
     def table(self) -> list[str]:
         """The measured values of every model, as Markdown."""
-        columns = list(self.champion.raw)
-        lines = [
-            f"| model | fitness | {' | '.join(columns)} |",
-            "|---|---|" + "---|" * len(columns),
-        ]
+        head = ["model", "fitness", *self.champion.raw]
+        lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
         for name, score in self.scores().items():
-            values = [score.fitness, *(score.raw[column] for column in columns)]
+            values = [score.fitness, *(score.raw[column] for column in head[2:])]
             lines.append(f"| {name} | {' | '.join(f'{value:.4f}' for value in values)} |")
         return lines
 
@@ -98,9 +95,7 @@ def measure_verdict(loop: EvolutionLoop) -> EvolutionReport | None:
     for name, model in {MODEL_NAMES[0]: loop.champion.key, **_baselines(loop)}.items():
         loop.proceed("during the verdict")
         loop.listen({"event": "verdict", "model": name})
-        if isinstance(
-            model, ModelOnDisk
-        ):  # its config and tokenizer may differ from the first parent's
+        if isinstance(model, ModelOnDisk):  # it may have another config or tokenizer
             try:
                 opened = model_under_test.open_model_under_test(model)
             except (ForgeError, OSError):
@@ -124,8 +119,8 @@ def measure_verdict(loop: EvolutionLoop) -> EvolutionReport | None:
         most = max(scores[name].raw[key] for name in names)
         if key.endswith("/accuracy") and most > 0:
             retention[key.removesuffix("/accuracy")] = own_score.raw[key] / most
-    perplexity = math.exp(min(700, nats))
-    return EvolutionReport(own_score, baselines, best, perplexity, retention, tuple(own))
+    measured = math.exp(min(700, nats)), retention, tuple(own)
+    return EvolutionReport(own_score, baselines, best, *measured)
 
 
 def _baselines(loop: EvolutionLoop) -> dict[str, str]:
@@ -187,11 +182,9 @@ def summary(loop: EvolutionLoop) -> dict[str, Any]:
 def champion_lineage(loop: EvolutionLoop) -> dict[str, Any]:
     """All that it takes to make the champion again."""
     inputs, key = loop.inputs, loop.champion.key
-    settings = [model.settings_sha256() for model in inputs.models]
-    models = [
-        {"model": ref, "sha256": sha, "settings_sha256": own}
-        for ref, sha, own in zip(inputs.refs, inputs.hashes, settings, strict=True)
-    ]
+    settings = (model.settings_sha256() for model in inputs.models)
+    rows = zip(inputs.refs, inputs.hashes, settings, strict=True)
+    models = [{"model": ref, "sha256": sha, "settings_sha256": own} for ref, sha, own in rows]
     return {
         "key": key,
         "seed": inputs.seed,

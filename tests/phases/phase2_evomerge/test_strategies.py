@@ -27,7 +27,7 @@ from agent_forge.phases.phase2_evomerge.journal import CACHE, JOURNAL
 from agent_forge.phases.phase2_evomerge.loop import EvolutionLoop
 from agent_forge.phases.phase2_evomerge.report import summary
 from agent_forge.search import operators
-from agent_forge.search.strategy import STRATEGIES
+from agent_forge.search.portfolio import STRATEGIES
 from tests.support.evo_models import job, journal, outcome
 from tests.support.extras import NEEDS_PYMOO, with_pymoo
 from tests.support.networks import shaken

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from agent_forge.config.settings import CleanupSettings
+from agent_forge.contract.replay import DecisionLog, MeasurementLog
 from agent_forge.errors import AlreadyExists, CannotWrite, HostileInput
 from agent_forge.pipeline.environment import StopSignals, request_stop
 from agent_forge.store import files, lock
@@ -299,6 +300,16 @@ def test_other_settings_drop_only_what_a_run_has_written(tmp_path: Path) -> None
     assert toy_run(tmp_path, resume=True)["success"]
     kept = [path.read_text() for path in place.rglob("*") if path.is_file() and is_kept(path)]
     assert kept == ["mine\n"] * 4
+
+
+def test_other_settings_drop_what_was_measured_with_the_old_ones(tmp_path: Path) -> None:
+    toy_run(tmp_path)
+    place = folder(tmp_path) / "toy"
+    MeasurementLog(place, "old").once("scores", "1", lambda: 1)
+    DecisionLog(place).record("pieces", 1, 8)
+    change_settings(tmp_path, "steps: 24", "steps: 12")
+    assert toy_run(tmp_path, resume=True)["success"]
+    assert not (place / "measurements.jsonl").exists() and not (place / "decisions.json").exists()
 
 
 def is_kept(path: Path) -> bool:

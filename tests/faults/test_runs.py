@@ -331,7 +331,8 @@ def test_the_disk_runs_low_during_a_run(tmp_path: Path, monkeypatch: pytest.Monk
 
     with monkeypatch.context() as patch:
         patch.setattr(files, "free_bytes", low)
-        patch.setattr(files, "require_space", lambda path, needed: None)
+        reserve, require = 10**6, files.require_space  # what a checkpoint needs is there
+        patch.setattr(files, "require_space", lambda p, n: require(p, n) if n == reserve else None)
         result = toy_run(tmp_path, *sets)
     assert (result["exit_code"], result["status"]) == (5, "paused")
     assert "1,000,000 bytes needed" in result["error"]

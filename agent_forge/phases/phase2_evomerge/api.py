@@ -75,8 +75,9 @@ class DocumentedSettings(MeasuredEvolutionSettings):
         named: dict[str, Any] = {}
         for given, value in data.items():
             name, value = FIELDS.get(given, given), str(value) if isinstance(value, Path) else value
-            if (had := named.setdefault(name, value)) != value:
-                raise ValueError(f"{ALIASES[name]} and {name} are one thing: {had!r} and {value!r}")
+            if named.setdefault(name, value) != value:
+                both = f"{data[name]!r} and {data[ALIASES[name]]!r}"
+                raise ValueError(f"{name} and {ALIASES[name]} are one thing: {both}")
         return named
 
 

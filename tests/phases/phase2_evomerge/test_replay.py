@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from agent_forge.contract.phase import NAMED_MODELS, STATE_FILE, ModelRef
-from agent_forge.contract.replay import DECISIONS, MEASUREMENTS, MeasurementLog
+from agent_forge.contract.replay import MEASUREMENTS, MeasurementLog
 from agent_forge.errors import NameRefused
-from agent_forge.pipeline.phase_run import forget
 from agent_forge.store import files
 from agent_forge.store.models import ModelStorage
 
@@ -49,8 +48,6 @@ def test_a_line_that_was_torn_never_happened_and_the_next_is_whole(tmp_path: Pat
 def test_measurements_belong_to_settings_and_inputs(tmp_path: Path) -> None:
     MeasurementLog(tmp_path, "print").once("r", "1", lambda: 1)
     assert MeasurementLog(tmp_path, "another").once("r", "1", lambda: 2) == 2
-    forget(tmp_path, tmp_path)
-    assert not (tmp_path / MEASUREMENTS).exists() and not (tmp_path / DECISIONS).exists()
 
 
 def test_what_json_cannot_hold_is_not_recorded(tmp_path: Path) -> None:

@@ -49,10 +49,10 @@ def render(
         raise _refused(f"gives {type(text).__name__} instead of text")
     if not text.isascii() and any("\ud800" <= c <= "\udfff" for c in text):
         raise _refused("gives half a surrogate pair")
-    if text != texts[1]:
-        raise _refused("gives something else when it is used twice")
     if ADDRESS in text and ADDRESS not in str(messages):
         raise _refused("writes where something lies in memory")
+    if text != texts[1]:
+        raise _refused("gives something else when it is used twice")
     if len(text) > CHARACTERS:
         raise _refused(f"gives {len(text):,} characters; at most {CHARACTERS:,} are read")
     return text

@@ -223,10 +223,10 @@ def from_benchmarks(
         else:
             domain, seen = _dataset(benchmark, split, count, folder, split_by)
         worked = _worked(benchmark, seen, benchmark.shots if shots is None else shots)
-        shown = set(map(content_hash, worked))
-        hashes = enumerate(map(content_hash, domain.examples))
+        shown = set(map(question_hash, worked))
+        hashes = enumerate(map(question_hash, domain.examples))
         domain = domain.select([i for i, own in hashes if own not in shown])
-        taken = shown | set(map(content_hash, domain.examples))
+        taken = {content_hash(example) for example in (*worked, *domain.examples)}
         # What guesses may rest on: nothing that is asked or shown.
         free = [] if benchmark.families else [e for e in seen if content_hash(e) not in taken]
         examples = tuple(_after(worked, example) for example in domain.examples)

@@ -5,14 +5,17 @@ A model is opened as everywhere here, and handed over as an ordinary model of tr
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from agent_forge.errors import ConfigError
+from agent_forge.errors import ConfigError, HostileInput
 
 PREFIX = "lm-eval:"
 OWN = "lm-eval"
+# In a task that somebody wrote: functions and classes, code of datasets, files from elsewhere.
+RUNS_CODE = re.compile(r"!\w+|trust_remote_code|\binclude:.*[/\\~].*")
 SCORES = ("acc", "exact_match", "pass@1")  # shares of right answers
 
 
@@ -34,6 +37,11 @@ def measure(
         raise ConfigError(problem, hint="pip install 'agent-forge[eval]'") from None
 
     own = folder / OWN if folder else None
+    for path in sorted(own.rglob("*.y*ml")) if own else ():
+        text = path.read_text(encoding="utf-8", errors="replace")
+        if code := RUNS_CODE.search(text):
+            hint = "tasks with code of their own belong into an installed package"
+            raise HostileInput(f"{path} says {code[0].strip()!r}, which runs code", hint=hint)
     manager = TaskManager(include_path=str(own) if own and own.is_dir() else None)
     for name in names:
         if name not in manager.all_tasks:

@@ -177,11 +177,12 @@ def refuse_existing(folder: Path, weights: Weights, force: bool) -> None:
     refuse_foreign(folder)
 
 
-def refuse_foreign(folder: Path) -> None:
+def refuse_foreign(folder: Path, mark: str = files.MANIFEST) -> None:
     """Refuse to replace anything but an empty folder and a model as it was written here."""
     if folder.is_symlink() or not folder.is_dir():
         raise AlreadyExists(f"{folder} is no folder, so it is not replaced")
-    if strange := files.foreign(folder):
+    there = sorted(path.name for path in folder.iterdir())
+    if strange := files.foreign(folder) or (there if mark not in there else []):
         listed = ", ".join(strange[:SHOWN]) + (" ..." if len(strange) > SHOWN else "")
         problem = f"{folder} is not replaced: it holds what was not written here ({listed})"
         raise AlreadyExists(problem, hint="name another folder, or move these files away")

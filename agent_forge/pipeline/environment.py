@@ -38,11 +38,11 @@ def versions() -> dict[str, str]:
     return {name: importlib.metadata.version(name) for name in names}
 
 
-def prepare(runtime: RuntimeSettings) -> str:
-    """Set torch's threads and return the device to compute on."""
+def prepare(runtime: RuntimeSettings, cores: int | None = None) -> str:
+    """Set torch's threads, of old as many as there were cores; return the device to compute on."""
     import torch
 
-    torch.set_num_threads(runtime.threads or os.cpu_count() or 1)
+    torch.set_num_threads(runtime.threads or cores or os.cpu_count() or 1)
     available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     if runtime.device == "auto":
         return next((name for name in available if available[name]), "cpu")

@@ -115,12 +115,14 @@ class PipelineOrchestrator:
         listeners: Sequence[Listener] = (),
     ) -> dict[str, Any]:
         """Run the phases; the result tells success, what was done, and how a failure came about."""
-        if self._resume and not (only or start):  # the phases that were asked for when it began
-            asked = read_session(self.sessions.find(self.session_id or "")).get("asked", {})
+        begun = read_session(self.sessions.find(self.session_id or "")) if self._resume else {}
+        if not (only or start):  # the phases that were asked for when it began
+            asked = begun.get("asked", {})
             only, start = asked.get("only"), asked.get("start")
         names = self.phase_names(only, start)
         self._listeners = (*self._listeners, *listeners)
-        device = prepare(self.config.runtime)
+        cores = begun.get("environment", {}).get("cores")  # other threads would give other bits
+        device = prepare(self.config.runtime, cores)
         if not self._resume:  # what cannot be done is refused before there is a session
             self.sessions.check_new(self.session_id)
             for name in names:

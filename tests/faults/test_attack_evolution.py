@@ -5,14 +5,19 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from transformers import AutoTokenizer
 
-from agent_forge.errors import ConfigError, ForgeError, PhaseFailed
+from agent_forge.errors import AlreadyExists, ConfigError, ForgeError, HostileInput, PhaseFailed
+from agent_forge.evals import lm_eval_harness
 from agent_forge.evals.domains import from_files
+from agent_forge.merge.output import write
+from agent_forge.model.folder import open_weights
 from agent_forge.model.opened import open_model
 from agent_forge.phases.phase2_evomerge import EvoMerge, EvoMergeConfig, evolution
 from agent_forge.phases.phase2_evomerge.evolution import replay, run_evolution
@@ -23,6 +28,8 @@ from agent_forge.store.sessions import SessionStore
 from tests.support.command_line import Forge
 from tests.support.evo_models import FASTEST as FAST
 from tests.support.evo_models import PARENTS, begin, family, job
+
+LM_EVAL = ("simple_evaluate", "HFLM", "TaskManager")
 
 
 @pytest.fixture
@@ -334,3 +341,44 @@ def test_networks_of_an_evolution_are_not_replaced(models: Path, tmp_path: Path)
         EvoMerge(config).run([third, network["base"]])
     assert before and all(path.read_bytes() == data for path, data in before.items())
     EvoMerge(config).run([first, second])
+
+
+def test_a_model_that_is_no_champion_is_not_replaced_by_one(tmp_path: Path) -> None:
+    run_evolution(job(tmp_path / "out", **FAST))
+    shutil.rmtree(tmp_path / "out/champion")
+    write(open_weights(str(family() / "add")), tmp_path / "out/champion")
+    before = files.sha256_of(tmp_path / "out/champion/model.safetensors")
+    with pytest.raises(AlreadyExists, match="was not written here"):
+        run_evolution(resume_inputs(tmp_path / "out", FAST["generations"] + 1, None))
+    assert files.sha256_of(tmp_path / "out/champion/model.safetensors") == before
+
+
+def test_a_folder_that_is_only_called_control_is_none(models: Path, tmp_path: Path) -> None:
+    shutil.copytree(models / "add", models / "control")
+    assert begin(models, tmp_path / "out").control_ref is None
+
+
+def test_a_finished_run_is_not_done_again_on_other_cores(
+    tmp_path: Path, forge: Forge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert forge("run --preset toy --session s --set runtime.threads=0").code == 0
+    done = tmp_path / "storage/sessions/s/toy/linear/model.safetensors"
+    before = done.stat().st_mtime_ns
+    cores = os.cpu_count() or 1
+    monkeypatch.setattr(os, "cpu_count", lambda: cores + 3)
+    assert forge("resume s").code == 0 and done.stat().st_mtime_ns == before
+
+
+def test_tasks_of_somebody_run_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """lm-eval runs the file beside a task that names a function."""
+    for name in ("lm_eval", "lm_eval.models", "lm_eval.models.huggingface", "lm_eval.tasks"):
+        monkeypatch.setitem(sys.modules, name, SimpleNamespace(**dict.fromkeys(LM_EVAL)))
+    (tmp_path / "lm-eval").mkdir()
+    for line in (
+        "doc_to_text: !function utils.f",
+        "include: ../theirs.yaml",
+        "class: !function a.B",
+    ):
+        (tmp_path / "lm-eval/piqa.yaml").write_text(f"task: piqa\n{line}\n")
+        with pytest.raises(HostileInput, match="runs code"):
+            lm_eval_harness.measure(tmp_path, ["piqa"], folder=tmp_path)

@@ -78,7 +78,7 @@ def _save(loop: EvolutionLoop, report: EvolutionReport | None) -> ModelRef:
     """Write the champion into the folder of the evolution; an earlier one stays until it fits."""
     target, beside = loop.folder / CHAMPION, reporting.champion_files(loop, report)
     if target.exists():
-        refuse_foreign(target)
+        refuse_foreign(target, "lineage.json")
     built = files.unfinished(target)
     try:
         write(loop.weights.weights(loop.champion.key), built, beside=beside)

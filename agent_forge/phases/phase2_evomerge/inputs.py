@@ -6,6 +6,7 @@ decides when to stop, and only the comparison at the end reads `verdict`.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from typing import Any, TypeVar
 
 from agent_forge.config.load import did_you_mean, parse_set, read_one, validate
 from agent_forge.config.load import merge as join
-from agent_forge.errors import ConfigError, DamagedFile, NotFound
+from agent_forge.errors import ConfigError, DamagedFile, ForgeError, NotFound
 from agent_forge.evals import domains
 from agent_forge.evals.benchmarks import from_names
 from agent_forge.evals.comparison import detectable_gain
@@ -32,6 +33,7 @@ from agent_forge.phases.phase2_evomerge.config import OUTSIDE, EvoMergeSettings,
 from agent_forge.phases.phase2_evomerge.journal import BEGUN, begun_or_none, read_begun
 from agent_forge.search.settings import ACTS_IN
 from agent_forge.store import files
+from agent_forge.store.records import read_metadata
 from agent_forge.store.tensors import first_not_finite
 
 T = TypeVar("T")
@@ -239,6 +241,15 @@ def portable_settings(settings: EvoMergeSettings) -> dict[str, Any]:
     return {**settings.model_dump(mode="json"), "data": data}
 
 
+def _control_of(base: Path) -> str | None:
+    """The control that the phase of a run made beside this base; a name alone makes none."""
+    with contextlib.suppress(ForgeError, OSError):
+        made, control = read_metadata(base), read_metadata(base.parent / CONTROL)
+        if (made.session_id, made.phase_name) == (control.session_id, control.phase_name):
+            return str(base.parent / CONTROL)
+    return None
+
+
 def open_inputs(
     settings: EvoMergeSettings,
     parent_refs: Sequence[str],
@@ -256,8 +267,7 @@ def open_inputs(
         if "split_by" not in settings.model_fields_set and (record := begun_or_none(folder)):
             begun = {**EvoMergeSettings.BEFORE, **record["settings"]}
             settings = settings.model_copy(update={"split_by": begun["split_by"]})
-        control = Path(base_ref).parent / CONTROL if base_ref else None
-        control_ref = str(control) if control and (control / "config.json").exists() else None
+        control_ref = _control_of(Path(base_ref)) if base_ref else None
     if len(parent_refs) < 2:
         hint = "give two or more; three are usual"
         raise ConfigError(f"{len(parent_refs)} model is nothing to merge", hint=hint)

@@ -15,7 +15,7 @@ TESTS_FOLDER = Path(__file__).parent
 TESTS = sorted(TESTS_FOLDER.rglob("*.py"))
 MAX_FUNCTION_LINES = 60
 MAX_FILE_LINES = 500
-MAX_LINES = 24_850
+MAX_LINES = 24_000
 
 # Lowest first. A module imports from layers below its own, and from its own folder.
 LAYERS = (

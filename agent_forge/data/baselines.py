@@ -3,8 +3,6 @@
 They face the checks of models, but code is never run: a guess is right if it is the reference.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 

@@ -3,8 +3,6 @@
 A reader knows the fields of the original files and of the Hugging Face version.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping

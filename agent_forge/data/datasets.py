@@ -4,8 +4,6 @@ A published test set is for the verdict; without one, a hash of what is asked de
 so that a near-copy of an example is always on the same side.
 """
 
-from __future__ import annotations
-
 import fnmatch
 import hashlib
 import itertools

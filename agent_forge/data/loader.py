@@ -6,8 +6,6 @@ tokens, so that every batch is a sample of the whole mix. A document that does n
 rest of a row begins the next one; one that no row can hold is cut and goes on at its next turn.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Mapping, Sequence

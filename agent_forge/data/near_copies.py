@@ -3,8 +3,6 @@
 Coarse on purpose: two questions that share a hash by chance merely stay in one part of the data.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 from typing import Literal

@@ -3,8 +3,6 @@
 Errors name the line. The size of a row is limited: no file takes more memory than the model.
 """
 
-from __future__ import annotations
-
 import csv
 import gzip
 import itertools

@@ -13,8 +13,6 @@ One pass over the parents makes any number of combos; they share what they have 
 `literal` stages 2 and 3 follow the specification to the letter.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial

@@ -8,8 +8,6 @@ Arithmetic is in fp32 and rounds once, to the type of the result. A combo with N
 variance is replaced by the plain mean and noted; NaN or infinity from another method is an error.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple

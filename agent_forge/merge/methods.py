@@ -6,8 +6,6 @@ by run, so that memory stays small and the arithmetic stays in the cache. Parame
 mean in mergekit; docs/merging.md has the formulas.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

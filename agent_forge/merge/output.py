@@ -4,8 +4,6 @@ Beside the weights it holds config.json, the tokenizer, recipe.yml (from which t
 be made again), the card and a manifest of sha256 sums.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

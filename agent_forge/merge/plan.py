@@ -1,7 +1,5 @@
 """From a recipe and its parents to one TensorMerge for each output tensor."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import reduce

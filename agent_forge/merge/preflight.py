@@ -3,8 +3,6 @@
 Every problem comes with its remedy. Nothing but small samples of the weights is read.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field

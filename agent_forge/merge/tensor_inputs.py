@@ -4,8 +4,6 @@ Inner products and trim thresholds need a whole tensor; they are computed in run
 cache for as long as the parents live, because a search asks for the same ones again and again.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field

@@ -5,8 +5,6 @@ model's embedding and head are put in the order of the new vocabulary. A token t
 gets the row of the only model that has it, else the base's, else the mean of those that have it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path

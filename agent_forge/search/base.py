@@ -4,8 +4,6 @@ A strategy proposes the first generation (`_first_generation`), whatever it stil
 proposals have a score (`_more`), and the next generation (`_next_generation`).
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence

@@ -6,8 +6,6 @@ without another's loss; `GradientDescent` goes where one backward pass says that
 should go. All get random numbers of their own and read no others.
 """
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Mapping, Sequence

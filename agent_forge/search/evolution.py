@@ -15,8 +15,6 @@ The genetic algorithm breeds merges of the parents: any two recipes can be cross
 that are alike share their fitness, which keeps several kinds of recipes alive.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from itertools import count

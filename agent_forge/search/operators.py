@@ -1,7 +1,5 @@
 """How new candidates are made: merges of given ones, and mutations of one. Pure functions."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Mapping, Sequence

@@ -6,8 +6,6 @@ around the best by CMA-ES, a mutation of the best, another combo) gained most fo
 the less tried ones get the benefit of the doubt.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

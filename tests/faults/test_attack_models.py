@@ -266,7 +266,7 @@ def test_a_network_that_sees_the_answer(
     model.save_pretrained(tmp_path / "m")
     with pytest.raises(ConfigError, match="use_bidirectional_attention"):
         open_model_under_test(tmp_path / "m")
-    monkeypatch.setattr(load, "_refuse_two_way", lambda config, place: None)
+    monkeypatch.setattr(load, "TWO_WAY", {})
     with pytest.raises(ConfigError, match="sees the token"):
         open_model_under_test(tmp_path / "m")
 

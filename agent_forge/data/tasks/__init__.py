@@ -17,8 +17,6 @@ any. Words, templates and wordings are in .json files; families.json lists the f
 | stories | short stories from templates, and questions about them |
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable
 from importlib import import_module

@@ -1,7 +1,5 @@
 """Arithmetic with worked steps, as one writes it on paper."""
 
-from __future__ import annotations
-
 from itertools import zip_longest
 from random import Random
 

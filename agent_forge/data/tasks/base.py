@@ -6,8 +6,6 @@ split that may hold them, so a family draws until they belong to the split that 
 no wording. All randomness comes from the given `Random`: an item is the same on any machine.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence

@@ -4,8 +4,6 @@ An operation is a phrase and a line of source (code.json), which also computes t
 but these lines is evaluated. A wrong answer has one operation changed, and gives other results.
 """
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Callable, Sequence

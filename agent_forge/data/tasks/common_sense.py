@@ -5,8 +5,6 @@ Nobody would dispute them: kinds share no word, sizes that are compared are far 
 in a relation fits its own subject and no other of the same table.
 """
 
-from __future__ import annotations
-
 from random import Random
 
 from agent_forge.data.tasks import verifiers

@@ -1,7 +1,5 @@
 """Memory: a number beside a key in a list of pairs, and one sentence of a long text."""
 
-from __future__ import annotations
-
 from random import Random
 
 from agent_forge.data.tasks import verifiers

@@ -3,8 +3,6 @@
 A word may be asked in every split, but not with the same languages and company or wording.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any

@@ -6,8 +6,6 @@ guess word for word. In the templates (stories.json) {he}, {his} and {him} mean 
 {f_his} and {f_him} the friend; every pair of a template's variants and details fits.
 """
 
-from __future__ import annotations
-
 from random import Random
 from typing import Any
 

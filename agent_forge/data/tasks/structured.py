@@ -3,8 +3,6 @@
 Answers are parsed and compared, so layout, quotes and the order of keys do not matter.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from functools import partial

@@ -5,8 +5,6 @@ the form of a question and differ in the operands. `facts` is closed book: every
 occurs in training, only the combinations that are asked for differ between the splits.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import accumulate
 from random import Random

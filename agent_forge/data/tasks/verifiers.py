@@ -3,8 +3,6 @@
 Only the first line that is not empty counts, unless said otherwise: models go on talking.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -3,8 +3,6 @@
 In word_problems.json a, b, ... are the numbers, and v, w and x what the first steps give.
 """
 
-from __future__ import annotations
-
 from operator import add, floordiv, mul, sub
 from random import Random
 

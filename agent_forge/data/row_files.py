@@ -168,7 +168,9 @@ def _json(path: Path) -> Iterator[DataRow]:
     value = _parse(text, path, "")
     if isinstance(value, dict):
         lists = [item for item in value.values() if isinstance(item, list)]
-        value = lists[0] if len(lists) == 1 else list(value.values())
+        asks = any(isinstance(value.get(name), str) for name in ("prompt", "question", "text"))
+        row = asks or isinstance(value.get("messages"), list)  # the object is a row itself
+        value = [value] if row else lists[0] if len(lists) == 1 else list(value.values())
     if not isinstance(value, list):
         raise DamagedFile(path, "a list of rows is expected")
     for number, item in enumerate(value, start=1):
@@ -178,7 +180,12 @@ def _json(path: Path) -> Iterator[DataRow]:
 def _csv(path: Path) -> Iterator[DataRow]:
     reader = csv.DictReader((line for _, line in lines(path)), strict=True)
     try:
+        names = reader.fieldnames or []
+        if len({*names}) < len(names):
+            raise DamagedFile(path, "two of its columns have the same name")
         for value in reader:
+            if None in value:  # where csv puts the cells that are too many
+                raise DamagedFile(path, f"line {reader.line_num} has more cells than columns")
             yield DataRow(value, path, f"line {reader.line_num}")
     except csv.Error as error:
         raise DamagedFile(path, f"line {reader.reader.line_num}: {error}") from None

@@ -32,6 +32,8 @@ _FORMS: Any = (
     (r"([\u00b9\u00b2\u00b3\u2070\u2074-\u2079\u207b]+)", r"^\1"),  # then a usual digit
     (r".+", lambda m: normalize("NFKC", m[0])),
     (r"\u2044", "/"),
+    (r"(?<=\d)['_\u2019](?=\d{3}(?!\d))", ""),
+    (r"(?i)\b(?:minus|negative)\s+(?=[\d.$])", "-"),
     (r"(?<!\w)[\u2012\u2013](?=[\d.$\\])|\u2212", "-"),
     (r"\\!|\\left\b|\\right\b|\\displaystyle\b|\^\s*(?:\{\s*\\circ\s*\}|\\circ\b)", ""),
     (r"\{,\}", ","),
@@ -48,9 +50,9 @@ _FORMS: Any = (
 FORMS = [(re.compile(pattern), form) for pattern, form in _FORMS]
 SCALES = {"hundred": 2, "thousand": 3, "k": 3, "million": 6, "billion": 9, "trillion": 12}
 FIGURE = re.compile(
-    r"(?<![\w.,^])(?P<sign>[-+]?)\s?[$\u20ac\u00a3]?(?P<inner>-?)"
+    r"(?<![\w.,^])(?<!\d:)(?P<sign>[-+]?)\s?[$\u20ac\u00a3]?(?P<inner>-?)"
     r"(?:(?P<units>\d+)\s+(?=\d+\s?/\s?\d))?"  # as the 1 of 1 1/2
-    r"(?P<number>(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|\.\d+)(?!\d|[.,]\d)"
+    r"(?P<number>(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|\.\d+)(?![.,:'_]?\d|x[\dA-Fa-f])"
     r"(?:\s?/\s?(?P<below>\d+)|\^(?P<power>[-+]?\d{1,3})(?!\d))?(?:[eE](?P<e>[-+]?\d{1,3})(?!\w))?"
     r"(?:\*10\^(?P<tens>[-+]?\d{1,3})(?!\d))?(?!\^)"
     rf"(?:\s?(?P<scale>(?i:{'|'.join(SCALES)}))(?!\w))?\s?(?P<percent>%?)"

@@ -13,9 +13,10 @@ from agent_forge.data import datasets
 from agent_forge.data.dataset_rows import Example
 from agent_forge.data.near_copies import question_hash
 from agent_forge.data.tasks import is_right, make
-from agent_forge.errors import ConfigError, NotFound
+from agent_forge.errors import ConfigError, DamagedFile, NotFound
 from agent_forge.evals.benchmarks import from_benchmarks
 from agent_forge.evals.domains import SHARES, exact_hash, folded, from_files, part
+from agent_forge.evals.graders import final_number
 
 QUESTION = "Weng earns $12 an hour, for well-kept gardens. How much in 50 minutes?"
 FORMS = [
@@ -177,3 +178,29 @@ def test_only_exact_copies_are_left_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["!!bool foo", "!!int ''", "!!timestamp x", "1:0" + ":0" * 400])
 def test_no_text_of_a_model_breaks_a_grader(text: str) -> None:
     assert not is_right(make("to_yaml", "verdict", 1, level=5), text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["prompt,completion\nThree colours, red, green, blue\n", "prompt,prompt,completion\na,b,c\n"],
+)
+def test_a_table_with_cells_of_no_column_is_damaged(tmp_path: Path, text: str) -> None:
+    (tmp_path / "rows.csv").write_text(text)
+    with pytest.raises(DamagedFile, match=r"cells|columns"):
+        from_files([tmp_path / "rows.csv"])
+
+
+def test_an_object_that_is_a_row_is_one(tmp_path: Path) -> None:
+    row = {"prompt": "Which is red?", "completion": "blood", "choices": ["blood", "milk"]}
+    (tmp_path / "one.json").write_text(json.dumps(row))
+    (example,) = from_files([tmp_path / "one.json"])[0].examples
+    assert example.prompt == "Which is red?" and example.choices == ("blood", "milk")
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("1'234", 1234), ("1_000", 1000), ("minus 5", -5), ("3:30", None), ("0x10", None)],
+)
+def test_other_notations_are_read_whole_or_not_at_all(text: str, value: int | None) -> None:
+    number = final_number(f"The answer is {text}")
+    assert (number and number[0]) == value

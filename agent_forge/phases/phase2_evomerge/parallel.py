@@ -14,7 +14,8 @@ import psutil
 import torch
 
 from agent_forge.config.load import validate
-from agent_forge.errors import PhaseFailed, WorkersLost
+from agent_forge.errors import ConfigError, PhaseFailed, WorkersLost
+from agent_forge.evals.domains import evaluation_hash
 from agent_forge.phases.phase2_evomerge import evaluator
 from agent_forge.phases.phase2_evomerge import inputs as opening
 from agent_forge.phases.phase2_evomerge.candidate_weights import CandidateWeights
@@ -70,6 +71,7 @@ class ParallelEvaluator:
             "base": self._inputs.base_ref,
             "device": self._device,
             "folder": str(folder.resolve()),
+            "items": evaluation_hash(self._inputs.splits.get("selection", ())),
         }
         return open_pool(
             "processes" if settings.executor == "local" else "ray",
@@ -117,7 +119,12 @@ class ParallelEvaluator:
 
 
 def start_worker(
-    settings: dict[str, Any], parents: list[str], base: str | None, device: str, folder: str
+    settings: dict[str, Any],
+    parents: list[str],
+    base: str | None,
+    device: str,
+    folder: str,
+    items: str,
 ) -> Work:
     """The function that measures in a worker; it opens the models for itself, once."""
     checked = validate(EvoMergeSettings, settings, "the evolution")
@@ -129,6 +136,8 @@ def start_worker(
     own.mkdir()
     models = opening.open_models(parents, base)
     splits = opening.split_items(checked)
+    if evaluation_hash(splits.get("selection", ())) != items:
+        raise ConfigError("the data was changed under the evolution", hint="put it back")
     inputs = EvolutionInputs(checked, tuple(parents), base, *models, splits, own)
     weights = CandidateWeights(*models, {}, own, place / WEIGHTS)
     cache = read_cache(place / CACHE if checked.enable_caching else None)

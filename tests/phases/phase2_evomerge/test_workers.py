@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 import psutil
 import pytest
 
-from agent_forge.errors import PhaseFailed, WorkersLost
+from agent_forge.errors import ForgeError, PhaseFailed, WorkersLost
 from agent_forge.evals.fitness import SHARES, DomainFitness, Incumbent, estimate, has_lost, shards
 from agent_forge.phases.phase2_evomerge.evaluator import CandidateEvaluator
 from agent_forge.phases.phase2_evomerge.evolution import run_evolution
@@ -41,6 +42,15 @@ def test_as_many_workers_as_you_like_find_the_same(tmp_path: Path, strategy: str
         there = run_evolution(job(tmp_path / f"{count}", workers=count, **more))
         assert outcome(there.loop.folder) == outcome(alone.loop.folder)
         assert not list(there.loop.folder.glob("weights/workers/*/*.safetensors"))
+
+
+def test_workers_measure_on_the_items_that_it_was_begun_with(tmp_path: Path) -> None:
+    data = tmp_path / "add.jsonl"
+    shutil.copy(family() / "add.jsonl", data)
+    inputs = job(tmp_path / "x", workers=2, data=[str(data)])
+    data.write_text(data.read_text().replace("1", "2"))
+    with pytest.raises(ForgeError, match="data was changed"):
+        run_evolution(inputs)
 
 
 def test_a_killed_worker_costs_its_candidate(

@@ -7,8 +7,6 @@ of the training part, the same for all. Readers of sets that are for measuring a
 of all sets and the wanted part.
 """
 
-from __future__ import annotations
-
 import csv
 import hashlib
 import itertools

@@ -16,8 +16,6 @@ each the paired differences to the champion estimate the fitness on all items (a
 for its bounds). Who is `SURE` standard errors below is dropped with the estimate as its score.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import importlib.machinery

@@ -4,8 +4,6 @@ Each grader takes the task and all that the model wrote. Nothing of it is execut
 this process: code goes to the sandbox, documents through parsers that only read.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 A model is opened as everywhere here, and handed over as an ordinary model of transformers.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from pathlib import Path

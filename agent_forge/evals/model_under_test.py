@@ -6,8 +6,6 @@ the likeliest a byte; elsewhere every token of the answer, as greedy generation 
 Batches are made by length alone, so that a score does not depend on what else is measured.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace

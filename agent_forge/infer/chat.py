@@ -1,7 +1,5 @@
 """Talking to a model: it continues a text, or replies to a conversation, piece by piece."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime

@@ -4,8 +4,6 @@ Only what gives the weights of peft's `merge_and_unload` is read; all else is re
 initialisations (PiSSA, OLoRA, LoftQ ...) change the base as well: its file gives another model.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path

@@ -3,8 +3,6 @@
 Shapes: B batch, T tokens, S tokens with the cached past, D width, H heads, K width of a head.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -3,8 +3,6 @@
 What they write may depend on the conversation alone: a number would else be another one each time.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import threading

@@ -3,8 +3,6 @@
 No code of a folder is ever run. A model is named by a folder, a file, or `base+adapter`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path

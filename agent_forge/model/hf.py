@@ -4,8 +4,6 @@ Importing it registers our network with the Auto classes: `AutoModelForCausalLM.
 opens a directory of ours. `generate` of transformers recomputes the text for every token.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -3,8 +3,6 @@
 transformers fills gaps with fresh weights and tells so in a log; here that is an error.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import json

@@ -3,8 +3,6 @@
 `base+adapter` names two models. state.json of a phase lists the models that a run handed over.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ Logits never exist for all positions at once: chunks of them are computed again 
 pass. Steps before the last are supervised on a random share of the positions.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any

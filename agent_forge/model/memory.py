@@ -7,8 +7,6 @@ differs from the recent past (surprise) and the distant past (novelty). No setti
 Shapes: B batch, T tokens, M memory channels, D width.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn

@@ -3,8 +3,6 @@
 The embedding is factorised (vocabulary x rank, rank x width) and tied to the head, to stay small.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple

@@ -3,8 +3,6 @@
 All that differs between our tokenizer and those of transformers is in the two classes here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ Each step runs `micro_steps` refinements of z and one update of y, and is superv
 y and z are detached, so memory does not grow with the depth. Halting is used at inference only.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn

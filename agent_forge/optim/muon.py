@@ -5,8 +5,6 @@ matrix's momentum by the nearest orthogonal matrix, in fp32 (bf16 is many times 
 equal shapes in one batch. QK-clip bounds the attention logits of a head by scaling its weights.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any

@@ -3,8 +3,6 @@
 It is a function of the settings alone. Generated tasks stand in for a dataset that is missing.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field

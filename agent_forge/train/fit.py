@@ -3,8 +3,6 @@
 The steps of a phase context bring checkpoints, exact resume and the clean stop.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

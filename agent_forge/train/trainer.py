@@ -6,8 +6,6 @@ moves to the CPU; either is recorded under its step before it takes effect, so t
 does the same. Pieces are weighed by the tokens that they teach: the cut only changes the rounding.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Callable, Sequence

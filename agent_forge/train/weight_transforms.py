@@ -3,8 +3,6 @@
 A layer computes with f(weight), but stores and trains the weight; `fold` puts f(weight) in place.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

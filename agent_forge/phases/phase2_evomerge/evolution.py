@@ -1,4 +1,4 @@
-"""One evolution in a folder of its own, and how to make its champion again, byte by byte."""
+"""One evolution from its inputs to its champion, and how to make that again, byte by byte."""
 
 from __future__ import annotations
 
@@ -26,6 +26,8 @@ BARS = " .:-=+*#%@"
 MOST = 10_000  # models, candidates and layers that a lineage may have
 LINEAGE_ERRORS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RuntimeError)
 
+Save = Callable[[EvolutionLoop, EvolutionReport | None], ModelRef]
+
 
 class EvolutionResult(NamedTuple):
     """What came out of an evolution: its end, the verdict if there is one, and the champion."""
@@ -49,8 +51,25 @@ def run_evolution(
     device: str = "cpu",
     listen: Listener = lambda record: None,
     should_stop: Callable[[], bool] = lambda: False,
+    save: Save | None = None,
 ) -> EvolutionResult:
-    """Run an evolution in its own folder, or go on. "begun" is told when it can be resumed."""
+    """Run an evolution, or go on with it, to the champion and the verdict. `save` stores the
+    champion of a run; without it the folder is the evolution's own and gets the champion."""
+    with contextlib.nullcontext() if save else _own_folder(inputs):
+        for note in () if save else inputs.notes:
+            listen({"event": "note", "text": note})
+        loop = EvolutionLoop(inputs, device, listen=listen, should_stop=should_stop)
+        if not save:
+            opening.write_begun(inputs, loop.fingerprint)
+            listen({"event": "begun"})  # from here on it can be resumed
+        loop.run()
+        report = reporting.measure_verdict(loop)
+        return EvolutionResult(loop, report, (save or _save)(loop, report))
+
+
+@contextlib.contextmanager
+def _own_folder(inputs: EvolutionInputs) -> Iterator[None]:
+    """Hold the folder of an evolution, swept of what a killed one left there."""
     inputs.require_room()
     folder = inputs.folder
     with files.disk_errors(folder):
@@ -59,23 +78,11 @@ def run_evolution(
         files.remove_leftovers(folder, deep=False)  # what is deeper may be someone's
         if (folder / WEIGHTS).is_dir():
             files.remove_leftovers(folder / WEIGHTS)
-        for note in inputs.notes:
-            listen({"event": "note", "text": note})
-        loop = EvolutionLoop(inputs, device, listen=listen, should_stop=should_stop)
-        opening.write_begun(inputs, loop.fingerprint)
-        listen({"event": "begun"})
-        loop.run()
-        report = reporting.measure_verdict(loop)
-        model, search = _save(loop, report), loop.search
-        log: dict[str, Any] = {"history": search.history, "operators": search.operator_gains}
-        log |= {"combo_usage": search.combo_usage, "seconds": loop.seconds}
-        files.make_way(folder / LOG, lambda path: "history" in files.read_json(path))
-        files.write_bytes(folder / LOG, files.to_json(files.finite(log)))
-        return EvolutionResult(loop, report, model)
+        yield
 
 
 def _save(loop: EvolutionLoop, report: EvolutionReport | None) -> ModelRef:
-    """Write the champion into the folder of the evolution; an earlier one stays until it fits."""
+    """Write champion and log into the evolution's folder; an earlier one stays until it fits."""
     target, beside = loop.folder / CHAMPION, reporting.champion_files(loop, report)
     if target.exists():
         refuse_foreign(target, "lineage.json")
@@ -87,6 +94,11 @@ def _save(loop: EvolutionLoop, report: EvolutionReport | None) -> ModelRef:
     finally:
         if built.exists():
             files.remove_tree(built, loop.folder)
+    search, path = loop.search, loop.folder / LOG
+    log: dict[str, Any] = {"history": search.history, "operators": search.operator_gains}
+    log |= {"combo_usage": search.combo_usage, "seconds": loop.seconds}
+    files.make_way(path, lambda path: "history" in files.read_json(path))
+    files.write_bytes(path, files.to_json(files.finite(log)))
     return ModelRef(CHAMPION, target, {})
 
 

@@ -19,6 +19,7 @@ from agent_forge.phases.phase2_evomerge import inputs
 from agent_forge.phases.phase2_evomerge import report as reporting
 from agent_forge.phases.phase2_evomerge.checks import CHAMPION, check_settings
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
+from agent_forge.phases.phase2_evomerge.evolution import run_evolution
 from agent_forge.phases.phase2_evomerge.loop import EvolutionLoop
 from agent_forge.phases.phase2_evomerge.report import EvolutionReport, summary
 from agent_forge.phases.training import sample_replies
@@ -64,12 +65,9 @@ class EvoMergePhase(phase.PhaseController):
     def run(self, ctx: PhaseContext) -> phase.PhaseResult:
         opened = self._inputs(ctx.inputs, ctx.folder / FOLDER, ctx.seed)
         listen = partial(self._log_generation, ctx)
-        loop = EvolutionLoop(opened, ctx.device, listen=listen, should_stop=ctx.should_stop)
-        loop.run()
-        report = reporting.measure_verdict(loop)
+        how: Any = {"listen": listen, "should_stop": ctx.should_stop, "save": partial(_save, ctx)}
+        loop, report, champion = run_evolution(opened, device=ctx.device, **how)
         assert report is not None  # there always are items for it
-        champion = _save(ctx, loop, report)
-        reporting.confirm_champion(champion.path, loop, report)
         return self._result(ctx, loop, report, champion)
 
     def _inputs(self, refs: Sequence[ModelRef], folder: Path, seed: int) -> inputs.EvolutionInputs:
@@ -147,6 +145,7 @@ def _metrics(loop: EvolutionLoop, report: EvolutionReport) -> dict[str, float]:
 
 
 def _save(ctx: PhaseContext, loop: EvolutionLoop, report: EvolutionReport) -> ModelRef:
+    """Store the champion in the run, and see that it scores what was measured."""
     champion = loop.champion
     weights = loop.weights.weights(champion.key)
     parent = Path(loop.inputs.parent_refs[0])
@@ -164,7 +163,7 @@ def _save(ctx: PhaseContext, loop: EvolutionLoop, report: EvolutionReport) -> Mo
         "accuracy": report.champion.parts.get("accuracy", 0.0),
         "perplexity": report.perplexity,
     }
-    return ctx.save_model(
+    saved = ctx.save_model(
         CHAMPION,
         dict(weights),
         metadata,
@@ -174,3 +173,5 @@ def _save(ctx: PhaseContext, loop: EvolutionLoop, report: EvolutionReport) -> Mo
         beside=beside,
         card_text="\n".join(reporting.markdown(loop, report)),
     )
+    reporting.confirm_champion(saved.path, loop, report)
+    return saved

@@ -76,10 +76,11 @@ def test_code_named_in_a_config_is_not_run(storage: ModelStorage, canary: Path) 
     path = storage.find("cognate.m1.s1")
     (path / "evil.py").write_text(f"import os\nos.mkdir({str(canary)!r})\nclass Evil: pass\n")
     ModelStorage(storage.base_path, storage.registry, build_network).load_model("cognate.m1.s1")
-    AutoModelForCausalLM.from_pretrained(path)
+    with pytest.raises(HostileInput, match="none is ever run"):  # whoever asks for it
+        AutoModelForCausalLM.from_pretrained(path)
     unknown = files.to_json({**config, "model_type": "evil"})
     (path / "config.json").write_bytes(unknown)  # a type that only that file could explain
-    with pytest.raises(ValueError, match="trust_remote_code"):
+    with pytest.raises(HostileInput, match="none is ever run"):
         AutoModelForCausalLM.from_pretrained(path)
     assert not canary.exists()
 

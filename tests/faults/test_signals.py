@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from agent_forge.cli import data, generate, main, runs
+from agent_forge.cli import generate, main, runs
+from agent_forge.data import datasets
 from agent_forge.evals import model_under_test
 from agent_forge.infer import chat
 from agent_forge.merge.engine import MergedWeights
@@ -277,7 +278,7 @@ def test_a_system_without_hangups(monkeypatch: pytest.MonkeyPatch) -> None:
         ("compare base add --data add.jsonl", model_under_test, "open_model_under_test", "SIGINT"),
         ("generate base hello", chat, "open_chat_model", "SIGHUP"),
         ("chat base", chat, "open_chat_model", "SIGINT"),
-        ("data ls", data, "_listed", "SIGINT"),
+        ("data ls", datasets, "local_files", "SIGINT"),
         ("ls", runs, "_open", "SIGTERM"),
     ],
 )

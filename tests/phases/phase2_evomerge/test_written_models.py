@@ -124,8 +124,8 @@ def test_a_champion_that_is_not_what_was_measured(
 
     def wrong(weights: Any, folder: Path, **options: Any) -> None:
         name = "model.norm.weight"
-        right = weights._get
-        weights._get = lambda n: right(n) * 1.5 if n == name else right(n)
+        right = weights.tensor_of
+        weights.tensor_of = lambda n: right(n) * 1.5 if n == name else right(n)
         write(weights, folder, **options)
 
     monkeypatch.setattr(evolution, "write", wrong)

@@ -16,8 +16,6 @@ from agent_forge.search.candidate import SHORT, Candidate
 from agent_forge.search.operators import Rows
 from agent_forge.search.settings import EvolutionSettings
 
-FORMAT = 1  # of the state
-
 
 class CandidateOrigin(NamedTuple):
     """When and how a candidate came about, and what it has to beat to be an improvement."""
@@ -61,7 +59,6 @@ class SearchStrategy:
         self.finished: str | None = None  # generations, evaluations, converged, or failed
         self._origins: dict[str, CandidateOrigin] = {}
         self._holdouts: dict[str, float] = {}
-        self._closed: list[dict[str, Any]] = []  # what was told in each closed generation
         self._measured: list[str] = []  # the populations of closed generations
         self._strength = 1.0  # of mutations
         self._gradients_used = 0
@@ -182,7 +179,6 @@ class SearchStrategy:
         late = [candidate.key for candidate in self.ask()]
         best = self._ranked(self._competing())[: self.settings.elite_count]
         self.history.append({**self._record(), **self._strategy_record(), "elites": best})
-        self._closed.append(self._observed())
         self._measured += [key for key in self._population() if key in self.scores]
         self.finished = self._stop()
         if self.finished is None:
@@ -196,7 +192,6 @@ class SearchStrategy:
     def _open(self, survivors: Sequence[str]) -> None:
         self._survivors, self._tried = tuple(survivors), []
         self._distances, self._duplicates = None, set()
-        self._gradients_before = len(self.gradients)
 
     @property
     def champion(self) -> Candidate | None:
@@ -241,33 +236,6 @@ class SearchStrategy:
             }
             for name, pairs in sorted(by_operator.items())
         }
-
-    def state(self) -> dict[str, Any]:
-        """All that was told, as JSON, for people: a run resumes by its journal, not by this."""
-        return {
-            "format": FORMAT,
-            "seed": self.seed,
-            "parents": len(self._space.parents),
-            "groups": list(self._space.groups),
-            "layers": list(self._space.layers),
-            "generations": self._closed + ([] if self.finished else [self._observed()]),
-            "closed": len(self._closed),
-        }
-
-    def _observed(self) -> dict[str, Any]:
-        """What was told of the open generation, in an order that does not depend on the telling."""
-        here = [key for key in self._all_tried() if key in self.scores]
-        observed = {
-            "scores": {k: None if self.scores[k] == -math.inf else self.scores[k] for k in here},
-            "holdouts": {k: self._holdouts[k] for k in here if k in self._holdouts},
-            "distances": self._distances and list(self._distances),
-        }
-        more = {
-            "objectives": {k: self.objectives[k] for k in here if k in self.objectives},
-            "gradients": [[k, dict(rows)] for k, rows in self.gradients[self._gradients_before :]],
-            "alike": sorted(self._duplicates),
-        }
-        return observed | {name: value for name, value in more.items() if value}
 
     def _budget_spent(self) -> bool:
         most = self.settings.max_evaluations

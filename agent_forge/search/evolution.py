@@ -115,10 +115,6 @@ class EvolutionSearch(SearchStrategy):
             else:
                 self._duplicates.add(key)
 
-    def _observed(self) -> dict[str, Any]:
-        variants = [len(tried) - 1 for tried in self._tried]
-        return {**super()._observed(), "variants": variants, "alike": sorted(self._duplicates)}
-
     def _mutations(self) -> int:
         return sum(place.use == "mutant" for place in self._places)
 

@@ -5,7 +5,8 @@ else follows from settings, seed, parents and journal: going on means telling th
 
     evolution.json                      what it was begun with (not in a run of the pipeline)
     journal.jsonl                       what was measured, in order
-    evolution_checkpoint_gen_N.json     the state after generation N, for people and for --resume
+    evolution_checkpoint_gen_N.json     how it stood after generation N, for people; --resume takes
+                                        it for its fingerprint, and goes on by the journal
     gen_N_best_model/                   the champion of then; the last few are kept
     weights/                            candidates that others are made from (can be made again)
 """
@@ -377,7 +378,6 @@ class EvolutionLoop:
             "champion": champion and champion.key,
             "history": self.search.history,
             "combo_usage": self.search.combo_usage,
-            "state": self.search.state(),
         }
         files.write_checked(self.folder / f"evolution_checkpoint_gen_{generation}.json", content)
         if generation % self.settings.checkpoint_every == 0 and champion is not None:

@@ -195,7 +195,6 @@ def vacuum(storage: Path, as_json: bool) -> None:
     before = after = 0
     if store:
         before = sum(store.registry.size_bytes())
-        store.registry.checkpoint_wal()
         store.registry.vacuum_incremental()
         after = sum(store.registry.size_bytes())
     if as_json:

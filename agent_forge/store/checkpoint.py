@@ -31,14 +31,13 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint that was read back. `skipped` lists newer ones that turned out damaged."""
+    """A checkpoint that was read back."""
 
     path: Path
     step: int
     state: dict[str, Any]
     generators: dict[str, Any]
     note: Any = None
-    skipped: tuple[str, ...] = ()
 
 
 class CheckpointManager:
@@ -116,7 +115,7 @@ class CheckpointManager:
         skipped: list[str] = []
         for path in reversed(self.steps()):
             try:
-                return _read(path, tuple(skipped))
+                return _read(path)
             except DamagedFile as error:
                 log.warning("%s; going back to the checkpoint before it", error)
                 skipped.append(str(error))
@@ -234,7 +233,7 @@ def _record_of(path: Path) -> dict[str, Any]:
     return record if isinstance(record, dict) else {}
 
 
-def _read(path: Path, skipped: tuple[str, ...] = ()) -> Checkpoint:
+def _read(path: Path) -> Checkpoint:
     if not NAME.fullmatch(path.name):
         raise NotFound(f"{path} is not a checkpoint directory (step_00000030)")
     step = _step_of(path)
@@ -247,7 +246,7 @@ def _read(path: Path, skipped: tuple[str, ...] = ()) -> Checkpoint:
             if record["step"] != step:
                 raise ValueError(f"it holds step {record['step']}")
             content = unpack(read_tensors(place / "tensors.safetensors"), record["state"])
-            return Checkpoint(place, step, **content, note=record["note"], skipped=skipped)
+            return Checkpoint(place, step, **content, note=record["note"])
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise DamagedFile(place, f"not a checkpoint ({error!r})") from error
 

@@ -196,5 +196,4 @@ class SessionCleanupManager:
 
     def checkpoint_and_vacuum(self) -> int:
         """Empty the write-ahead log and give free pages back; return the bytes reclaimed."""
-        self.sessions.registry.checkpoint_wal()
         return self.sessions.registry.vacuum_incremental()

@@ -320,13 +320,12 @@ def remove_tree(path: Path, root: Path) -> None:
         disk.remove_tree(trash)
 
 
-def remove_leftovers(root: Path, *, deep: bool = True) -> list[Path]:
-    """Finish what a process that died had ready, remove and return what it had not.
+def remove_leftovers(root: Path, *, deep: bool = True) -> None:
+    """Finish what a process that died had ready, remove what it had not.
 
     Only for the holder of the tree's lock. Names that only look like ours are left alone.
     """
     refuse_link(root)
-    found: list[Path] = []
     for folder, directories, names in os.walk(root):
         for name in sorted(directories + names):
             path = Path(folder) / name
@@ -337,11 +336,7 @@ def remove_leftovers(root: Path, *, deep: bool = True) -> list[Path]:
                     retire(path, path.with_name(match[2]))
                 else:
                     _discard(path)
-            else:
-                continue
-            found.append(path)
         directories[:] = [d for d in directories if not d.startswith(MARKS)] if deep else []
-    return found
 
 
 def unfinished(path: Path, mark: str = TEMP) -> Path:

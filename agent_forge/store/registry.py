@@ -69,14 +69,12 @@ class ModelRegistry:
         status: str | None = None,
         current_phase: str | None = None,
         progress_percent: float | None = None,
-        tags: Sequence[str] | None = None,
     ) -> None:
         """Change what is given. A status other than `running` also sets the end time."""
         changes: dict[str, Any] = {
             "status": status,
             "current_phase": current_phase,
             "progress_percent": progress_percent,
-            "tags": None if tags is None else join_tags(tags),
         }
         changes = {name: value for name, value in changes.items() if value is not None}
         if status is not None:
@@ -166,7 +164,6 @@ class ModelRegistry:
         session_id: str | None = None,
         tag: str | None = None,
         text: str | None = None,
-        limit: int = -1,
     ) -> list[ModelRow]:
         """Return models by phase, session, tag or a piece of their id; newest first."""
         conditions = {
@@ -175,12 +172,12 @@ class ModelRegistry:
             "instr(',' || tags || ',', ',' || ? || ',')": tag,
             "instr(model_id, ?)": text,
         }
-        return self._models({k: v for k, v in conditions.items() if v is not None}, limit)
+        return self._models({k: v for k, v in conditions.items() if v is not None})
 
-    def _models(self, conditions: Mapping[str, str], limit: int = -1) -> list[ModelRow]:
+    def _models(self, conditions: Mapping[str, str]) -> list[ModelRow]:
         where = " AND ".join(conditions) or "1"
-        sql = f"SELECT * FROM models WHERE {where} ORDER BY created_at DESC, model_id LIMIT ?"
-        return cast(list[ModelRow], self._rows(sql, *conditions.values(), limit))
+        sql = f"SELECT * FROM models WHERE {where} ORDER BY created_at DESC, model_id"
+        return cast(list[ModelRow], self._rows(sql, *conditions.values()))
 
     def record_handoff(
         self,
@@ -189,8 +186,8 @@ class ModelRegistry:
         *,
         validation_status: str = "pending",
         validation_metrics: Mapping[str, Any] | None = None,
-    ) -> str:
-        """Record that a model was offered to a phase, or replace that record; return its id."""
+    ) -> None:
+        """Record that a model was offered to a phase, or replace that record."""
         values = {
             "handoff_id": f"{source_model_id}-to-{target_phase}",
             "target_phase": target_phase,
@@ -204,7 +201,6 @@ class ModelRegistry:
             if source is None:
                 raise NotFound(f"no model {source_model_id!r}")
             _put(connection, "phase_handoffs", values | {"source_phase": source["phase_name"]})
-        return str(values["handoff_id"])
 
     def get_handoffs(self, session_id: str) -> list[dict[str, Any]]:
         """Return the handoffs of a session's models, each with the keys of HandoffRecord."""

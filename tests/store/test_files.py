@@ -154,7 +154,7 @@ def test_sweep_removes_only_what_is_unfinished(tmp_path: Path) -> None:
     (tmp_path / "phase" / f"{files.TEMP}12345678-x").mkdir()
     (tmp_path / "phase" / f"{files.TEMP}12345678-x" / "y").write_text("")
     (tmp_path / f"{files.TRASH}12345678-y").write_text("")
-    assert len(files.remove_leftovers(tmp_path)) == 2
+    files.remove_leftovers(tmp_path)
     assert names(tmp_path) == {"phase"} and names(tmp_path / "phase") == {"model"}
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import psutil
 
-from agent_forge.errors import Interrupted
+from agent_forge.errors import ConfigError, Interrupted
 
 
 def _import(name: str) -> Any:
@@ -45,6 +45,18 @@ def peak_memory_bytes() -> int:
         return int(memory.peak_wset)
     unit = 1 if sys.platform == "darwin" else 1024
     return int(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) * unit
+
+
+def find_device(wanted: str, hint: str) -> str:
+    """Return where torch computes: `auto` is the best there is; one that is not is refused."""
+    import torch
+
+    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if wanted == "auto":
+        return next((name for name in there if there[name]), "cpu")
+    if not there.get(wanted, True):
+        raise ConfigError(f"device {wanted!r} is not there", hint=hint)
+    return wanted
 
 
 def try_lock(fd: int) -> bool:

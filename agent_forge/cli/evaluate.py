@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -146,20 +147,20 @@ def _measured(model: Path, path: Path, domains: Sequence[Domain], quiet: bool) -
     """The scores of a model on every domain, with progress on stderr."""
     from agent_forge.evals.model_under_test import open_model_under_test
 
-    opened = open_model_under_test(path)
+    opened, scores = open_model_under_test(path), []
     with make_progress("none" if quiet else "auto") as view:
 
-        def progress(domain: str, done: int, total: int) -> None:
-            what = f"{model.name} on {domain}, tokens"
-            if done:
-                view({"event": "step", "phase": what, "step": done, "total": total})
-            else:
-                view({"event": "loop", "name": what, "first": 0, "total": total})
+        def progress(what: str, done: int, total: int) -> None:
+            view({"event": "step", "phase": what, "step": done, "total": total})
 
         try:
-            return opened.measure_all(domains, progress)
+            for domain in domains:
+                prepared, what = opened.prepare(domain), f"{model.name} on {domain.name}, tokens"
+                view({"event": "loop", "name": what, "first": 0, "total": prepared.tokens})
+                scores.append(opened.measure(prepared, progress=partial(progress, what)))
         except NotFinite as error:
             raise DamagedFile(model, str(error)) from error
+    return scores
 
 
 def _row(domain: Domain, scores: ItemScores, recursive: bool) -> dict[str, Any]:

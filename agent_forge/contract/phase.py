@@ -272,10 +272,6 @@ class PhaseContext:
             self._done += work
             self._tell_step(stage, number, len(pieces), self._done)
 
-    def artifact(self, name: str) -> ModelRef | None:
-        """A further model of the phase that the inputs came from, such as its trunk, or None."""
-        return self.inputs[0].artifact(name) if self.inputs else None
-
     def tell(self, event: str, **details: Any) -> None:
         """Say what is being done between the steps; for the display, not for the record."""
         self.tracker.tell({"event": event, "phase": self.phase, **details})
@@ -290,11 +286,11 @@ class PhaseContext:
         progress = {"step": step, "total": total, "done": done, "left": left}
         self.tell("step", stage=stage, **progress, seconds=round(self.seconds, 3))
 
-    def roll_back(self, reason: str) -> int:
+    def roll_back(self, reason: str) -> None:
         """Put every part back to the last regular checkpoint; the loop goes on from there.
 
         Checkpoints of an interruption do not count, so that it makes no difference whether there
-        was one. What was logged stays: it was measured. Returns the step of the checkpoint.
+        was one. What was logged stays: it was measured.
         """
         loop = self._loop
         assert loop is not None, "roll_back is for the body of a loop over steps"
@@ -308,7 +304,6 @@ class PhaseContext:
         step = checkpoint.step if checkpoint else 0
         self.tracker.event("rolled_back", phase=self.phase, at=loop.step, to=step, reason=reason)
         loop.step = step
-        return step
 
     def save_model(
         self, name: str, model: nn.Module | Weights, metadata: Mapping[str, Any], **options: Any

@@ -7,7 +7,6 @@ as letters; their ids are placed by `compose` and `chat` alone. The files are th
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -53,7 +52,6 @@ class Tokenizer:
         self._specials = {i: token.content.encode() for i, token in added if token.special}
         self._bytes = _byte_table(core)
         self.vocab_size: int = max(core.get_vocab().values(), default=-1) + 1
-        self.fingerprint = hashlib.sha256(self._json).hexdigest()
 
     @classmethod
     def train(cls, texts: Iterable[str], vocab_size: int) -> Tokenizer:

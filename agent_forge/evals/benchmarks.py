@@ -19,6 +19,7 @@ from pathlib import Path
 
 from agent_forge.config.load import did_you_mean
 from agent_forge.data import datasets
+from agent_forge.data.baselines import Grade
 from agent_forge.data.dataset_rows import Example, asked
 from agent_forge.data.near_copies import SplitBy, question_hash
 from agent_forge.data.row_files import lines, rows
@@ -48,7 +49,7 @@ class Benchmark:
     """One row of the table. Where there are `families` it is generated."""
 
     name: str
-    grade: graders.Grade = graders.same
+    grade: Grade = graders.same
     writing: AnswerFormat | None = None  # None: measured by likelihood
     families: tuple[str, ...] = ()
     read: Callable[[Path, str], Iterator[Example]] | None = None  # None: a dataset of that name

@@ -28,7 +28,7 @@ from agent_forge.data.datasets import read_own
 from agent_forge.data.near_copies import SplitBy, question_hash
 from agent_forge.data.tasks import DOMAINS, FAMILIES, Task, as_example, is_right, make
 from agent_forge.errors import ConfigError
-from agent_forge.evals.graders import GRADER_IDS, Grade
+from agent_forge.evals.graders import GRADER_IDS
 
 SHARES = {"selection": 0.50, "holdout": 0.15, "verdict": 0.35}
 LEVELS = (1, 20)  # of generated tasks, as Phase 1 learns them
@@ -61,7 +61,7 @@ class Domain:
     exact: bool = True
     tasks: tuple[Task, ...] = ()  # those of the examples, if they are generated or graded
     writing: AnswerFormat | None = None
-    grade: Grade = is_right
+    grade: baselines.Grade = is_right
     seen: tuple[Task, ...] = ()  # what guesses rest on; none: generated ones, or its own
     split_by: SplitBy = "question"
     near_copies: int = 0  # in its whole file

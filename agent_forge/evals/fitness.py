@@ -100,10 +100,6 @@ def estimate(gains: Sequence[NDArray[np.float64]], totals: Sequence[int]) -> tup
     return value, math.sqrt(variance)
 
 
-def has_lost(value: float, error: float) -> bool:
-    return value + SURE * error < 0
-
-
 class DomainFitness:
     """Likelihood and exact match on domains."""
 
@@ -199,7 +195,7 @@ class DomainFitness:
                     gains.append(np.array([a + b for a, b in zip(nats, answers, strict=True)]))
                 value, error = estimate(gains, totals)
                 value += self.bonus(self._shape) - incumbent.bonus
-                if has_lost(value, error):
+                if value + SURE * error < 0:
                     return incumbent.fitness + value, None, tokens
         scores = [ItemScores(*map(list, zip(*own, strict=True))) for own in rows]
         return self.score_of(scores).fitness, scores, tokens

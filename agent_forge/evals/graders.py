@@ -6,16 +6,14 @@ this process: code goes to the sandbox, documents through parsers that only read
 
 import json
 import re
-from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 from unicodedata import normalize
 
+from agent_forge.data.baselines import Grade
 from agent_forge.data.tasks import FAMILIES, Task, is_right
 from agent_forge.data.tasks.verifiers import MAX_TEXT, json_document, words
 from agent_forge.sandbox import SandboxLimits, run_tests
-
-Grade = Callable[[Task, str], bool]
 
 LIMITS = SandboxLimits(cpu_seconds=3, wall_seconds=6.0)
 LONGEST_NUMBER = 60

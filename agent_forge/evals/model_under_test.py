@@ -9,7 +9,6 @@ Batches are made by length alone, so that a score does not depend on what else i
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -216,19 +215,6 @@ class ModelUnderTest:
             empty=[not answer.text.strip() for answer in answers],
             cut=cut,
         )
-
-    def measure_all(
-        self,
-        domains: Sequence[Domain],
-        progress: Callable[[str, int, int], None] = lambda domain, done, total: None,
-    ) -> list[ItemScores]:
-        """The scores of each domain; progress is told with the domain's name."""
-        scores = []
-        for domain in domains:
-            prepared = self.prepare(domain)
-            progress(domain.name, 0, prepared.tokens)
-            scores.append(self.measure(prepared, progress=partial(progress, domain.name)))
-        return scores
 
     def write(
         self, domain: Domain, prompts: Prompts, progress: ProgressCallback = no_progress

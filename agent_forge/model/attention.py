@@ -9,19 +9,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+EPSILON = 1e-6
 ROPE_BASE = 100.0  # with the usual 10,000 a small model learns to copy and to sort far later
 
 
 class RMSNorm(nn.Module):
     """x / rms(x) * gain, over the last dimension."""
 
-    def __init__(self, width: int, eps: float = 1e-6) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
         self.gain = nn.Parameter(torch.ones(width))
-        self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, self.gain.shape, self.gain, self.eps)
+        return F.rms_norm(x, self.gain.shape, self.gain, EPSILON)
 
 
 def rotate(x_BHTK: Tensor, positions_T: Tensor) -> Tensor:

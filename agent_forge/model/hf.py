@@ -95,7 +95,7 @@ def config_dict(settings: ModelSettings) -> dict[str, Any]:
 
 
 def build_network(config: dict[str, Any]) -> ForgeNetwork:
-    """The network of a config.json, for ModelStorage."""
+    """The network of a config.json, without weights."""
     shape = {name: config[name] for name in ModelSettings.model_fields if name in config}
     return ForgeNetwork(validate(ModelSettings, shape, "config.json"))
 

@@ -14,7 +14,6 @@ from typing import Any
 import agent_forge
 from agent_forge import platform as system
 from agent_forge.config.settings import RuntimeSettings
-from agent_forge.errors import ConfigError
 from agent_forge.store import files, lock
 
 
@@ -43,13 +42,8 @@ def prepare(runtime: RuntimeSettings, cores: int | None = None) -> str:
     import torch
 
     torch.set_num_threads(runtime.threads or cores or os.cpu_count() or 1)
-    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    if runtime.device == "auto":
-        return next((name for name in available if available[name]), "cpu")
-    if not available.get(runtime.device, True):
-        hint = "let it be chosen: --device auto, or --set runtime.device=auto for a pipeline"
-        raise ConfigError(f"device {runtime.device!r} is not there", hint=hint)
-    return runtime.device
+    hint = "let it be chosen: --device auto, or --set runtime.device=auto for a pipeline"
+    return system.find_device(runtime.device, hint)
 
 
 def thread_count() -> int:

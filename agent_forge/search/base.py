@@ -45,8 +45,6 @@ class SearchStrategy:
         """`groups` have merge weights of their own; FrankenMerge may choose among `layers`."""
         if parents < 2:
             raise ConfigError(f"an evolution needs at least two parents, not {parents}")
-        if len(settings.parent_weights) not in (0, parents):
-            raise ConfigError(f"{len(settings.parent_weights)} parent_weights, {parents} parents")
         if not groups or len({*groups}) < len(groups) or len({*layers}) < len(layers):
             raise ConfigError("groups of weights need names of their own, and at least one of them")
         self.settings, self.seed, self.generation = settings, seed, 0

@@ -8,7 +8,6 @@ ray_pool   workers on a Ray cluster
 worker     the worker's side, the same for all three
 """
 
-import difflib
 import importlib.util
 import json
 from typing import Any
@@ -46,16 +45,8 @@ def open_pool(
     With `devices` GPUs each worker has one for itself. `address` is that of a Ray cluster where
     agent_forge is installed; without it Ray is started here. Inline takes one task at a time.
     """
-    if kind not in EXECUTORS:
-        near = difflib.get_close_matches(kind, EXECUTORS, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"one of: {', '.join(EXECUTORS)}"
-        raise ConfigError(f"there is no executor {kind!r}", hint=hint)
-    if count < 1 or threads < 1 or (seconds is not None and seconds <= 0):
-        raise ConfigError("workers, their threads and their seconds are numbers above zero")
     if devices and count > devices and kind == "processes":
         raise ConfigError(f"{count} workers want a GPU each and there are {devices}")
-    if address and kind != "ray":
-        raise ConfigError("only the executor ray takes the address of a cluster")
     if kind == "ray":
         require_ray()
     settings = {"count": count, "make": make, "arguments": json.loads(json.dumps(arguments or {}))}

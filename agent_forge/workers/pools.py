@@ -65,7 +65,7 @@ class WorkerPool(contextlib.AbstractContextManager["WorkerPool"]):
         self._assign()
 
     def results(self) -> Iterator[tuple[int, Any]]:
-        """Each number with its result or Failure, until all are out; more can be submitted."""
+        """Each number with its result or WorkerFailure, until all are out; more can be added."""
         while self._order:
             while self._order[0] not in self._results:
                 self._step()

@@ -146,8 +146,8 @@ def test_no_other_way_leads_to_code(tmp_path: Path, canary: Path) -> None:
 
 
 def measured(model: Path, data: Path) -> float:
-    domains = from_files([data])
-    return float(open_model_under_test(model).measure_all(domains)[0].loss[0])
+    opened = open_model_under_test(model)
+    return float(opened.measure(opened.prepare(from_files([data])[0])).loss[0])
 
 
 def test_further_chat_templates_are_settings(tmp_path: Path, forge: Forge) -> None:

@@ -16,7 +16,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 from pydantic import model_validator
 from torch import nn
 
@@ -35,6 +34,7 @@ from agent_forge.phases.phase2_evomerge.evolution import run_evolution
 from agent_forge.phases.phase2_evomerge.inputs import find_evolution, locate_inputs
 from agent_forge.phases.phase2_evomerge.journal import begun_or_none
 from agent_forge.phases.phase2_evomerge.report import summary
+from agent_forge.platform import find_device
 from agent_forge.search.settings import setting
 from agent_forge.store import files
 from agent_forge.track.wandb_sink import WandbSink
@@ -109,13 +109,7 @@ class EvoMergeConfig:
     @property
     def target_device(self) -> str:
         """Where to measure; a device that is not there is refused."""
-        wanted = self.fitness_device or self.device
-        there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-        if wanted == "auto":
-            return next((name for name in there if there[name]), "cpu")
-        if not there.get(wanted, True):
-            raise ConfigError(f"device {wanted!r} is not there", hint="device='auto' finds one")
-        return str(wanted)
+        return find_device(self.fitness_device or self.device, "device='auto' finds one")
 
 
 class EvoMerge:
@@ -151,8 +145,9 @@ class EvoMerge:
         inputs = locate_inputs(settings, refs, config.base, config.seed, folder, names=names)
         with contextlib.ExitStack() as stack:
             wandb = self._open_wandb(folder, stack) if config.wandb_project else None
-            listen = lambda record: self._tell(record, wandb)  # noqa: E731
-            done = run_evolution(inputs, device=device, listen=listen)
+            done = run_evolution(
+                inputs, device=device, listen=lambda record: self._tell(record, wandb)
+            )
         figures, report = summary(done.loop), done.report
         artifacts = {
             "evolution_log": str(folder / "evolution_log.json"),

@@ -48,7 +48,6 @@ FAILURES = (ForgeError, RuntimeError, MemoryError, ArithmeticError, ValueError)
 OTHER_NETWORKS = 2  # of shapes that are not the parents', kept at a time
 # The champion to race against, and the most bits a byte that a path may have on its first items.
 Limits = tuple[Incumbent | None, float | None]
-
 BACKWARD = 3  # passes over the tokens: one forward, and a backward that costs two
 Rows = dict[str, list[float]]
 

@@ -7,13 +7,12 @@ its lineage and the verdict on items that the search never saw.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from agent_forge.contract import phase
-from agent_forge.contract.phase import ModelRef, PhaseContext, PhaseHeadline
+from agent_forge.contract.phase import ModelRef, PhaseContext, PhaseHeadline, PhaseReport
 from agent_forge.evals.domains import copies_told
 from agent_forge.phases.phase2_evomerge import inputs
 from agent_forge.phases.phase2_evomerge import report as reporting
@@ -109,21 +108,18 @@ class EvoMergePhase(phase.PhaseController):
         for name, score in report.scores().items():
             gained = report.baselines[name].sentence() if name in report.baselines else ""
             rows.append([name, *(score.raw[c] for c in columns), gained])
-        artifacts = {
-            "headline": asdict(headline),
+        details = {
             "samples": sample_replies(champion.open()),
-            "models": [champion],
             "model_id": champion.metadata["model_id"],
             "evolution_log": str(loop.folder),
             "fitness_curve": loop.curve,
             "best_generation": figures["best_generation"],
             "operator_gains": loop.search.operator_gains,
             "verdict": report.to_json(),
-            "summary": f"against the best parent ({best}): {report.baselines[best].sentence()}",
-            "tables": [rows],
         }
-        model, metrics = loop.evaluator.model, {**figures, **metrics}
-        return phase.PhaseResult(True, model, self.name, metrics, artifacts, ctx.seconds)
+        told = f"against the best parent ({best}): {report.baselines[best].sentence()}"
+        found = PhaseReport(headline, told, {**figures, **metrics}, [rows], details)
+        return found.result(ctx, [champion], loop.evaluator.model)
 
 
 def _metrics(loop: EvolutionLoop, report: EvolutionReport) -> dict[str, float]:

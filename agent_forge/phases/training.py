@@ -68,21 +68,21 @@ def save_network(
     metrics: Mapping[str, Any],
     card: str = "",
 ) -> ModelRef:
-    """Save a network with samples of its text. The file has to score what the network does."""
+    """Save a network with samples of its text, once its file scores what the network does."""
     model.requires_grad_(True)
-    saved = ctx.save_model(
+    samples = sample_texts(model, corpus)
+    items = [item for found in corpus.verdict.values() for item in found[:CONFIRMED]]
+    recorded = measure(model, items).loss
+    return ctx.save_model(
         name,
         model,
-        {**metadata, "samples": sample_texts(model, corpus)},
+        {**metadata, "samples": samples},
         config=config_dict(model.settings),
         metrics=metrics,
         tokenizer_files=corpus.tokenizer.files(),
         card_text=card,
+        check=lambda path: confirm(path, lambda m: measure(m.model, items).loss, recorded),
     )
-    items = [item for found in corpus.verdict.values() for item in found[:CONFIRMED]]
-    recorded = measure(model, items).loss
-    confirm(saved.path, lambda opened: measure(opened.model, items).loss, recorded)
-    return saved
 
 
 def sample_texts(model: ForgeNetwork, corpus: Corpus) -> list[dict[str, str]]:

@@ -189,8 +189,15 @@ class StagedFolder:
 
 
 @contextlib.contextmanager
-def staging(path: Path, *, manifest: bool = True, replace: bool = True) -> Iterator[StagedFolder]:
-    """Build a directory: it appears at `path`, whole and with its manifest, or not at all."""
+def staging(
+    path: Path,
+    *,
+    manifest: bool = True,
+    replace: bool = True,
+    check: Callable[[Path], object] | None = None,
+) -> Iterator[StagedFolder]:
+    """Build a directory: it appears at `path`, whole and with its manifest, or not at all. `check`
+    sees it just before, and keeps it from appearing by an error."""
     stage = StagedFolder(unfinished(path))
     missing = [parent for parent in path.parents if not parent.exists()]
     with disk_errors(path, lambda: sum(r["bytes"] for r in stage.records.values())):
@@ -202,6 +209,8 @@ def staging(path: Path, *, manifest: bool = True, replace: bool = True) -> Itera
                 with _new_file(stage.path / MANIFEST) as writer:
                     writer.write(with_checksum({"files": stage.records}))
             disk.sync_directory(stage.path)
+            if check is not None:
+                check(stage.path)
             publish(stage.path, path, replace=replace)
         except BaseException:
             _discard(stage.path)

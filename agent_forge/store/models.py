@@ -48,9 +48,11 @@ class ModelStorage:
         tags: Sequence[str] = (),
         beside: Mapping[str, bytes] | None = None,
         card_text: str = "",
+        check: Callable[[Path], object] | None = None,
     ) -> str:
         """Save a model with its files (contents by name) and its card (with the Markdown of
-        `card_text`), register it, and return its id."""
+        `card_text`), register it, and return its id. What `check` refuses, by an error, in the
+        finished folder is neither put in place nor registered."""
         path = paths.model_directory(self.base_path, session_id, phase_name, model_name)
         join_tags(tags)
         self.registry.get_session_status(session_id)
@@ -58,7 +60,8 @@ class ModelStorage:
         state = model.state_dict() if isinstance(model, nn.Module) else model
         weights, tied = tensors.split_tied(state)
         files.require_space(path, tensors.tensor_bytes(weights) + tensors.OVERHEAD_BYTES)
-        with lock.held(self.base_path / "sessions" / session_id), files.staging(path) as stage:
+        session = self.base_path / "sessions" / session_id
+        with lock.held(session), files.staging(path, check=check) as stage:
             with stage.writing(WEIGHTS) as writer:
                 tensors.write_tensors(writer, weights, {"format": "pt"})
             own = {

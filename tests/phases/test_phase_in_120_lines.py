@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from agent_forge.contract.phase import ModelRef
+from agent_forge.data.tokenizer import Tokenizer
+from agent_forge.errors import PhaseFailed
+from agent_forge.evals.model_under_test import confirm
 from agent_forge.model.hf import config_dict
 from agent_forge.model.network import ForgeNetwork
+from agent_forge.model.opened import open_model
+from agent_forge.phases import training
 from agent_forge.pipeline.config import load_config
 from agent_forge.pipeline.orchestrator import PipelineOrchestrator
 from agent_forge.store import files
@@ -112,6 +119,37 @@ def test_it_has_a_verdict_a_card_and_a_model_that_opens(done: tuple[Path, Any]) 
     assert reference.artifact("trunk") is None
     steps = [record for record in told if record["event"] == "step"]
     assert [s["done"] + s["left"] for s in steps] == [27] * 27 and steps[-1]["stage"] == "verdict"
+
+
+def test_a_model_that_does_not_score_what_was_measured_is_not_stored(
+    tmp_path: Path, done: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(done[0], tmp_path / "copy")
+    place = folder(tmp_path / "copy") / "phase6_baking"
+    network = open_model(place / "student").network
+    assert isinstance(network, ForgeNetwork)
+    corpus = build_corpus(
+        DistilSettings(**FEW), network.settings, Tokenizer.load(place / "student")
+    )
+    storage = ModelStorage(tmp_path / "copy")
+    known = {row["model_id"] for row in storage.registry.search_models()}
+
+    def save_model(name: str, weights: Any, metadata: Any, **options: Any) -> Any:
+        made = storage.save_model(weights, "r", "baking", name, metadata, **options)
+        return ModelRef(name, storage.find(made), metadata)
+
+    context: Any = SimpleNamespace(save_model=save_model)
+    monkeypatch.setattr(
+        training,
+        "confirm",
+        lambda path, measure, recorded: confirm(path, measure, [loss + 1 for loss in recorded]),
+    )
+    for name in ("student", "another"):
+        with pytest.raises(PhaseFailed, match="does not score what was measured"):
+            training.save_network(context, corpus, network, name, {"attempt": 2}, {})
+    assert {row["model_id"] for row in storage.registry.search_models()} == known
+    assert "attempt" not in read_metadata(place / "student").model_dump()
+    assert not (place / "another").exists() and not list(place.glob(".tmp-*"))
 
 
 @pytest.mark.parametrize("count", [3, 17, 25])

@@ -17,6 +17,7 @@ from agent_forge.errors import (
     DiskFull,
     NameRefused,
     NotFound,
+    PhaseFailed,
     WrittenByNewerVersion,
 )
 from agent_forge.store import files, lock
@@ -49,6 +50,29 @@ def test_a_model_comes_back_as_it_was(storage: ModelStorage, pico: Pico) -> None
         assert metadata["specialization"] == "reasoning"
     weights = load_directory(storage.find(model_id))[0]
     assert torch.equal(weights["layer.weight"], pico.layer.weight)
+
+
+def test_a_model_that_is_refused_is_neither_stored_nor_registered(
+    storage: ModelStorage, pico: Pico
+) -> None:
+    """The check sees the whole directory before anybody else does."""
+
+    def refuse(folder: Path) -> None:
+        load_directory(folder)
+        raise PhaseFailed("it is not what was measured")
+
+    for earlier in (False, True):
+        if earlier:
+            storage.save_model(pico, "s1", "cognate", "m1", {"seed": 1})
+        with pytest.raises(PhaseFailed):
+            storage.save_model(pico, "s1", "cognate", "m1", {"seed": 2}, check=refuse)
+        assert [row["metadata"]["seed"] for row in storage.registry.search_models()] == [
+            1
+        ] * earlier
+        names = [path.name for path in (storage.base_path / "sessions" / "s1").rglob("*m1")]
+        assert names == ["m1"] * earlier
+    storage.save_model(pico, "s1", "cognate", "m1", {"seed": 3}, check=files.verify)
+    assert load_directory(storage.find("cognate.m1.s1"))[1]["seed"] == 3
 
 
 def test_the_directory_is_complete(storage: ModelStorage, pico: Pico) -> None:

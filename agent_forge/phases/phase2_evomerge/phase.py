@@ -141,7 +141,7 @@ def _metrics(loop: EvolutionLoop, report: EvolutionReport) -> dict[str, float]:
 
 
 def _save(ctx: PhaseContext, loop: EvolutionLoop, report: EvolutionReport) -> ModelRef:
-    """Store the champion in the run, and see that it scores what was measured."""
+    """Store the champion in the run, once its file scores what was measured."""
     champion = loop.champion
     weights = loop.weights.weights(champion.key)
     parent = Path(loop.inputs.parent_refs[0])
@@ -159,7 +159,7 @@ def _save(ctx: PhaseContext, loop: EvolutionLoop, report: EvolutionReport) -> Mo
         "accuracy": report.champion.parts.get("accuracy", 0.0),
         "perplexity": report.perplexity,
     }
-    saved = ctx.save_model(
+    return ctx.save_model(
         CHAMPION,
         dict(weights),
         metadata,
@@ -168,6 +168,5 @@ def _save(ctx: PhaseContext, loop: EvolutionLoop, report: EvolutionReport) -> Mo
         tokenizer_files={p.name: p.read_bytes() for p in tokenizer},
         beside=beside,
         card_text="\n".join(reporting.markdown(loop, report)),
+        check=lambda path: reporting.confirm_champion(path, loop, report),
     )
-    reporting.confirm_champion(saved.path, loop, report)
-    return saved

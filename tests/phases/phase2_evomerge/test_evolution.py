@@ -10,12 +10,14 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from agent_forge.contract.phase import ModelRef
 from agent_forge.errors import ConfigError, ForgeError, NotFound, PhaseFailed
 from agent_forge.evals.domains import from_files, from_tasks, part
 from agent_forge.evals.fitness import (
@@ -26,6 +28,7 @@ from agent_forge.evals.fitness import (
 from agent_forge.evals.model_under_test import open_model_under_test
 from agent_forge.model.locate import locate_parents
 from agent_forge.phases.phase1_cognate.phase import CognatePhase
+from agent_forge.phases.phase2_evomerge import phase
 from agent_forge.phases.phase2_evomerge.candidate_weights import CandidateWeights
 from agent_forge.phases.phase2_evomerge.config import WEIGHTS, EvoMergeSettings
 from agent_forge.phases.phase2_evomerge.evolution import EvolutionResult, replay, run_evolution
@@ -39,11 +42,13 @@ from agent_forge.phases.phase2_evomerge.journal import CACHE, JOURNAL
 from agent_forge.phases.phase2_evomerge.phase import EvoMergePhase
 from agent_forge.pipeline.orchestrator import PipelineOrchestrator
 from agent_forge.store import files
+from agent_forge.store.models import ModelStorage, load_directory
 from agent_forge.track.journal import read_lines
 from tests.support.cognate_settings import FEW as FEW_FAMILIES
 from tests.support.cognate_settings import NAMES, QUICK, config
 from tests.support.command_line import Forge
 from tests.support.evo_models import (
+    FASTEST,
     FEW,
     PARENTS,
     WEIGHTS_FILE,
@@ -642,6 +647,31 @@ def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Path:
     result = run_both(root)
     assert result["success"], result
     return root
+
+
+def test_a_champion_that_does_not_score_what_was_measured_is_not_stored(
+    tmp_path: Path, storage: ModelStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither in the run nor in the registry; what was confirmed before stays there."""
+    done = run_evolution(job(tmp_path / "x", **FASTEST))
+
+    def save_model(name: str, weights: Any, metadata: Any, **options: Any) -> Any:
+        made = storage.save_model(weights, "s1", "evomerge", name, metadata, **options)
+        return ModelRef(name, storage.find(made), metadata)
+
+    def refuse(folder: Path, *_: Any) -> None:
+        assert open_model_under_test(folder), "it is whole when it is confirmed"
+        raise PhaseFailed("does not score what was measured")
+
+    context: Any = SimpleNamespace(save_model=save_model)
+    with monkeypatch.context() as patch:
+        patch.setattr(phase.reporting, "confirm_champion", refuse)
+        with pytest.raises(PhaseFailed):
+            phase._save(context, done.loop, done.report)  # type: ignore[arg-type]
+    place = storage.base_path / "sessions" / "s1"
+    assert storage.registry.search_models() == [] and not list(place.rglob("*champion*"))
+    phase._save(context, done.loop, done.report)  # type: ignore[arg-type]
+    assert load_directory(storage.find("evomerge.champion.s1"))
 
 
 def test_phase_two_hands_over_what_the_specification_says(pipeline: Path) -> None:

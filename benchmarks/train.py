@@ -32,12 +32,12 @@ from torch.nn import functional as F
 
 from agent_forge.config.settings import ModelSettings
 from agent_forge.data import tasks
-from agent_forge.data.loader import BatchLoader, TokenizedDataset
+from agent_forge.data.loader import IGNORE, BatchLoader, TokenizedDataset
 from agent_forge.data.tokenizer import Tokenizer
 from agent_forge.errors import Diverged
 from agent_forge.infer.generate import SamplingSettings, generate
 from agent_forge.model.attention import ROPE_BASE, RMSNorm, TransformerBlock
-from agent_forge.model.loss import IGNORE, LossOutput, language_loss, token_losses
+from agent_forge.model.loss import LossOutput, language_loss, token_losses
 from agent_forge.model.network import BackboneOutput, ForgeNetwork, GenerationCache
 from agent_forge.optim.config import MuGrokConfig
 from agent_forge.optim.muon import MuonGrokfast, split_roles

@@ -14,7 +14,7 @@ import typer
 
 from agent_forge.cli.merge import whole_or_nothing
 from agent_forge.cli.output import emit_json, emit_table
-from agent_forge.cli.run import EVOLUTION, conduct, named
+from agent_forge.cli.run import conduct, named
 from agent_forge.errors import Cancelled, ConfigError, Interrupted, NotFound, PhaseFailed
 from agent_forge.track.progress import make_progress
 
@@ -86,7 +86,9 @@ def _interruptible(folder: Path, dry_run: bool) -> Iterator[None]:
     try:
         yield
     except (KeyboardInterrupt, Interrupted) as error:
-        if dry_run or not (folder / EVOLUTION).is_file():
+        from agent_forge.phases.phase2_evomerge.config import BEGUN
+
+        if dry_run or not (folder / BEGUN).is_file():
             raise Cancelled("interrupted: nothing was begun") from None
         why = str(error) if isinstance(error, Interrupted) else "left at once"
         problem = f"paused: {why}; what was measured is saved"
@@ -165,7 +167,6 @@ def _session_to_evolve(storage: Path, device: str, quiet: bool, dry_run: bool) -
 def _plan(inputs: EvolutionInputs, as_json: bool) -> None:
     inputs.require_room()
     settings, parents, splits = inputs.settings, list(inputs.parent_refs), inputs.splits
-    candidates = settings.population_size * (settings.generations + 1) + len(parents) + 1
     record = {
         "parents": parents,
         "base": inputs.base_ref,
@@ -173,7 +174,7 @@ def _plan(inputs: EvolutionInputs, as_json: bool) -> None:
         "output_dir": str(inputs.folder),
         "strategy": settings.strategy,
         "generations": settings.generations,
-        "candidates": min(candidates, settings.max_evaluations or candidates),
+        "candidates": settings.planned(len(parents)),
         "items": {s: {d.name: len(d.examples) for d in domains} for s, domains in splits.items()},
         "near_copies": {d.name: d.near_copies for d in splits.get("verdict", ()) if d.near_copies},
         "disk_bytes": inputs.disk_bytes,

@@ -22,7 +22,6 @@ from agent_forge.track.progress import MODES, make_progress
 if TYPE_CHECKING:
     from agent_forge.pipeline.config import PipelineConfig
 
-EVOLUTION = "evolution.json"  # in the folder of an evolution that can be resumed
 PLANNED = ("steps", "parameters", "size_class", "disk_bytes", "memory_bytes", "notes")
 
 
@@ -89,10 +88,11 @@ def _at(settings: PipelineConfig, storage: Path) -> PipelineConfig:
 
 def stop(session: str, storage: Path) -> None:
     """Ask what is running to stop after its present step and save everything."""
+    from agent_forge.phases.phase2_evomerge.config import BEGUN
     from agent_forge.pipeline.environment import request_stop
     from agent_forge.store.sessions import SessionStore
 
-    evolution = (Path(session) / EVOLUTION).is_file()
+    evolution = (Path(session) / BEGUN).is_file()
     path = Path(session) if evolution else SessionStore(storage).find(session)
     if not lock.is_busy(path):
         return typer.echo(f"{session} is not running", err=True)

@@ -31,6 +31,7 @@ TOKENS_A_BATCH = 4096
 CHUNK = 1024  # positions whose logits exist at once
 LOGITS_AT_ONCE = 1 << 26  # 256 MB in single precision
 Prompts = Sequence[tuple[int, ...]]
+CONFIRMED = 8  # items of each domain that a written model is measured on again
 TOLERANCE = 1e-4  # relative: fp32 sums differ in their last bits from batch to batch
 
 

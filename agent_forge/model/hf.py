@@ -14,8 +14,8 @@ from transformers.modeling_outputs import CausalLMOutput
 
 from agent_forge.config.load import validate
 from agent_forge.config.settings import ModelSettings
+from agent_forge.data.loader import IGNORE
 from agent_forge.model.folder import MODEL_TYPE
-from agent_forge.model.loss import IGNORE
 from agent_forge.model.network import ForgeNetwork
 
 

@@ -13,11 +13,11 @@ import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from agent_forge.data.loader import IGNORE
 from agent_forge.errors import ConfigError
 from agent_forge.model.network import ForgeNetwork
 
 CHUNK = 1024
-IGNORE = -100
 
 
 @dataclass

@@ -13,7 +13,7 @@ from agent_forge.contract.phase import ModelRef, PhaseContext
 from agent_forge.data.loader import Curriculum
 from agent_forge.data.tokenizer import END_OF_TEXT, END_OF_TURN, SPECIAL
 from agent_forge.evals.comparison import Comparison, PairedScores, compare_scores
-from agent_forge.evals.model_under_test import ItemScores, confirm, measure
+from agent_forge.evals.model_under_test import CONFIRMED, ItemScores, confirm, measure
 from agent_forge.infer.chat import ChatModel
 from agent_forge.infer.generate import SamplingSettings, generate
 from agent_forge.model.hf import config_dict
@@ -24,7 +24,6 @@ from agent_forge.train.fit import fit_corpus
 
 EVERY_STEP = 1.0  # a halting threshold that is never reached
 Scores = dict[str, ItemScores]  # by domain
-CONFIRMED = 8  # items of each domain that a written model is measured on again
 SAMPLE_PROMPTS = ("copy k m a t", "sort 52814", "max 4718:2905")
 
 

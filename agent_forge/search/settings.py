@@ -91,6 +91,11 @@ class EvolutionSettings(Settings):
         """How many children the losers have."""
         return self.population_size - MUTANTS * self.elite_count
 
+    def planned(self, parents: int) -> int:
+        """How many candidates are scored at most, the parents and their average among them."""
+        every = self.population_size * (self.generations + 1) + parents + 1
+        return min(every, self.max_evaluations or every)
+
     @property
     def gradient_turns(self) -> int:
         """Gradients until all items have been looked at."""

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from agent_forge.contract.phase import PhaseContext, Stateful
-from agent_forge.data.loader import BatchLoader, Curriculum
+from agent_forge.data.loader import IGNORE, BatchLoader, Curriculum
 from agent_forge.errors import ConfigError, Diverged
 from agent_forge.model import loss as losses
 from agent_forge.model.loss import LossOutput, head_of, language_loss, vocabulary_of
@@ -138,7 +138,7 @@ class DistillationLoss:
         assert loss.states is not None
         with torch.no_grad():
             states = losses.states_of(self.teacher, tokens).flatten(0, 1)
-        taught = states[(targets != losses.IGNORE).flatten()]
+        taught = states[(targets != IGNORE).flatten()]
         cut = (torch.split(states, losses.CHUNK) for states in (loss.states, taught))
         pairs = zip(*cut, strict=True)
         parts = [checkpoint(self._divergence, model, *pair, use_reentrant=False) for pair in pairs]

@@ -21,7 +21,6 @@ from agent_forge.data.loader import (
     shuffled,
 )
 from agent_forge.errors import ConfigError
-from agent_forge.model.loss import IGNORE as IGNORED_BY_THE_LOSS
 from agent_forge.store.pytree import pack, unpack
 
 DOCUMENTS = st.lists(st.lists(st.integers(22, 99), min_size=1, max_size=12), min_size=1, max_size=9)
@@ -54,10 +53,6 @@ def rows(batches: int, loader: BatchLoader) -> list[tuple[list[int], list[int]]]
 
 def equal(one: Any, other: Any) -> bool:
     return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
-
-
-def test_the_loss_ignores_what_the_loader_marks() -> None:
-    assert IGNORE == IGNORED_BY_THE_LOSS
 
 
 def documents_of(stream: list[int]) -> list[list[int]]:

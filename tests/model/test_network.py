@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from agent_forge.data.loader import IGNORE
 from agent_forge.model.attention import Attention, KeyValues, RMSNorm, rotate
-from agent_forge.model.loss import IGNORE, language_loss, token_losses
+from agent_forge.model.loss import language_loss, token_losses
 from agent_forge.model.memory import MemoryGate, MemoryState, NeuralMemory, decaying_sum
 from agent_forge.model.network import ForgeNetwork
 from agent_forge.model.recursion import HaltingHead, Recursion

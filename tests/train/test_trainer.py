@@ -16,8 +16,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from agent_forge.config.settings import ModelSettings
 from agent_forge.contract.replay import DecisionLog
+from agent_forge.data.loader import IGNORE
 from agent_forge.errors import ConfigError, Diverged, NotEnough, NotFinite
-from agent_forge.model.loss import IGNORE, LossOutput, language_loss
+from agent_forge.model.loss import LossOutput, language_loss
 from agent_forge.model.network import ForgeNetwork
 from agent_forge.optim.config import MuGrokConfig
 from agent_forge.optim.muon import MuonGrokfast, divergence

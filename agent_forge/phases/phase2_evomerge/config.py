@@ -13,6 +13,7 @@ from agent_forge.data.near_copies import SplitBy
 from agent_forge.errors import ConfigError
 from agent_forge.search.settings import Count, EvolutionSettings, setting
 
+BEGUN = "evolution.json"  # beside the journal: what `forge evo` began it with, to resume it by
 WEIGHTS = {"perplexity": 0.4, "accuracy": 0.3, "speed": 0.2, "memory": 0.1}
 # Settings that reach code or machines of somebody: no file names them alone.
 OUTSIDE = {"fitness": "code to be run as fitness", "cluster": "a Ray cluster to send the work to"}

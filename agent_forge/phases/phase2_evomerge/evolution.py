@@ -17,10 +17,11 @@ from agent_forge.phases.phase2_evomerge.candidate_weights import CandidateWeight
 from agent_forge.phases.phase2_evomerge.checks import CHAMPION, refuse_place
 from agent_forge.phases.phase2_evomerge.inputs import EvolutionInputs
 from agent_forge.phases.phase2_evomerge.journal import LOG, WEIGHTS
-from agent_forge.phases.phase2_evomerge.loop import EvolutionLoop, Listener
+from agent_forge.phases.phase2_evomerge.loop import EvolutionLoop
 from agent_forge.phases.phase2_evomerge.report import EvolutionReport
 from agent_forge.search.candidate import Candidate, lineage
 from agent_forge.store import files, lock, paths
+from agent_forge.track.tracker import Listener
 
 BARS = " .:-=+*#%@"
 MOST = 10_000  # models, candidates and layers that a lineage may have

@@ -29,8 +29,13 @@ from agent_forge.model.locate import locate_parents
 from agent_forge.model.weights import DEPTHS, Weights, with_same_heads
 from agent_forge.phases.phase2_evomerge import checks
 from agent_forge.phases.phase2_evomerge.checks import CHAMPION, Splits
-from agent_forge.phases.phase2_evomerge.config import OUTSIDE, EvoMergeSettings, refuse_outside
-from agent_forge.phases.phase2_evomerge.journal import BEGUN, begun_or_none, read_begun
+from agent_forge.phases.phase2_evomerge.config import (
+    BEGUN,
+    OUTSIDE,
+    EvoMergeSettings,
+    refuse_outside,
+)
+from agent_forge.phases.phase2_evomerge.journal import begun_or_none, read_begun
 from agent_forge.search.settings import ACTS_IN
 from agent_forge.store import files
 from agent_forge.store.records import read_metadata

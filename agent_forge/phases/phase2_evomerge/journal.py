@@ -8,12 +8,12 @@ from typing import Any
 
 from agent_forge.errors import ConfigError, DamagedFile, PathDisappeared
 from agent_forge.model.weights import Weights
+from agent_forge.phases.phase2_evomerge.config import BEGUN
 from agent_forge.store import files
 from agent_forge.track.journal import BEGINS, Journal, read_lines
 
 JOURNAL, WEIGHTS, CACHE = "journal.jsonl", "weights", "fitness_cache.jsonl"
 LOG = "evolution_log.json"
-BEGUN = "evolution.json"  # beside the journal: what `forge evo` began it with
 FILES = (BEGUN, JOURNAL, CACHE, WEIGHTS, LOG)
 FIRST = "begun"  # the record that a journal begins with
 CACHED = ("score", "tokens", "dropped")  # a cached result counts as the tokens it stands for

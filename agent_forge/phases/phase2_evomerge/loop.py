@@ -41,11 +41,11 @@ from agent_forge.phases.phase2_evomerge.parallel import ParallelEvaluator
 from agent_forge.search.candidate import SHORT, Candidate
 from agent_forge.search.portfolio import STRATEGIES
 from agent_forge.store import files
+from agent_forge.track.tracker import Listener
 
 log = logging.getLogger(__name__)
 CHECKPOINT_NAME = re.compile(r"evolution_checkpoint_gen_(0|[1-9]\d{0,8})\.json")
 BEST_NAME = re.compile(r"gen_(0|[1-9]\d{0,8})_best_model")
-Listener = Callable[[dict[str, Any]], None]
 # Settings that change nothing in the result. The names of the fitness tell the items.
 WITHOUT_EFFECT = {
     *("enabled", "gate_policy", "gates", "checkpoint_every_steps", "enable_caching", "data"),

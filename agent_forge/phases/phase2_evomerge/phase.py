@@ -14,6 +14,7 @@ from typing import Any
 from agent_forge.contract import phase
 from agent_forge.contract.phase import ModelRef, PhaseContext, PhaseHeadline, PhaseReport
 from agent_forge.evals.domains import copies_told
+from agent_forge.model.locate import TRUNK
 from agent_forge.phases.phase2_evomerge import inputs
 from agent_forge.phases.phase2_evomerge import report as reporting
 from agent_forge.phases.phase2_evomerge.checks import CHAMPION, check_settings
@@ -24,7 +25,6 @@ from agent_forge.phases.phase2_evomerge.report import EvolutionReport, summary
 from agent_forge.phases.training import sample_replies
 
 FOLDER = "evolution"
-BASE = "trunk"
 PARENTS = 3  # as the handoff from Phase 1 has it
 _PART_NAMES = {"perplexity": "perplexity_score"}  # that part is no perplexity
 _GENERATION_METRICS = {
@@ -50,16 +50,14 @@ class EvoMergePhase(phase.PhaseController):
         else:  # Phase 1 need not end before a wrong name is found
             splits = inputs.split_items(c, always_verdict=True)
             check_settings(c, splits, PARENTS)
-        candidates = c.population_size * (c.generations + 1) + len(models) + 1
         notes = (
             f"{c.generations} generations of {c.population_size} candidates at most",
             f"{c.fitness_subset_size:,} items of each domain a candidate,"
             f" {c.verdict_items:,} unseen ones for the verdict",
             *copies_told(splits["verdict"]),
         )
-        steps = min(candidates, c.max_evaluations or candidates)
         disk, memory = c.models_on_disk * 4 * weights + 10**7, 6 * 4 * weights + 3 * 10**8
-        return phase.PhasePlan(steps, weights, disk, memory, notes)
+        return phase.PhasePlan(c.planned(len(models)), weights, disk, memory, notes)
 
     def run(self, ctx: PhaseContext) -> phase.PhaseResult:
         opened = self._inputs(ctx.inputs, ctx.folder / FOLDER, ctx.seed)
@@ -70,7 +68,7 @@ class EvoMergePhase(phase.PhaseController):
         return self._result(ctx, loop, report, champion)
 
     def _inputs(self, refs: Sequence[ModelRef], folder: Path, seed: int) -> inputs.EvolutionInputs:
-        base, control = refs[0].artifact(BASE), refs[0].artifact(inputs.CONTROL)
+        base, control = refs[0].artifact(TRUNK), refs[0].artifact(inputs.CONTROL)
         paths, names = [str(ref.path) for ref in refs], [ref.name for ref in refs]
         base_ref = str(base.path) if base else None
         control_ref = str(control.path) if base and control else None

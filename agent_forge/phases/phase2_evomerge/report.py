@@ -14,14 +14,13 @@ from agent_forge.evals import model_under_test
 from agent_forge.evals.comparison import Comparison, compare
 from agent_forge.evals.domains import copies_told
 from agent_forge.evals.fitness import DomainFitness, FitnessScore
-from agent_forge.evals.model_under_test import ItemScores, ModelUnderTest
+from agent_forge.evals.model_under_test import CONFIRMED, ItemScores, ModelUnderTest
 from agent_forge.model.opened import open_model
 from agent_forge.phases.phase2_evomerge.inputs import MODEL_NAMES
 from agent_forge.phases.phase2_evomerge.loop import EvolutionLoop
 from agent_forge.search.candidate import lineage
 from agent_forge.store import files
 
-CONFIRMED = 8  # items of each domain that the written champion is measured on again
 REASONS = {"converged": "threshold_met", "generations": "max_generations"}  # as the guide has it
 
 

@@ -32,7 +32,7 @@ from agent_forge.evals.domains import (
 )
 from agent_forge.evals.model_under_test import variants
 from agent_forge.phases.phase2_evomerge import parallel
-from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
+from agent_forge.phases.phase2_evomerge.config import BEGUN, EvoMergeSettings
 from agent_forge.phases.phase2_evomerge.evolution import run_evolution
 from agent_forge.phases.phase2_evomerge.inputs import (
     EvolutionInputs,
@@ -40,7 +40,7 @@ from agent_forge.phases.phase2_evomerge.inputs import (
     resume_inputs,
     split_items,
 )
-from agent_forge.phases.phase2_evomerge.journal import BEGUN, JOURNAL
+from agent_forge.phases.phase2_evomerge.journal import JOURNAL
 from agent_forge.phases.phase2_evomerge.phase import EvoMergePhase
 from agent_forge.pipeline.config import load_config
 from agent_forge.pipeline.orchestrator import saved_config

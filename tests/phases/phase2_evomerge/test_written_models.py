@@ -17,10 +17,9 @@ from agent_forge.evals.model_under_test import confirm, open_model_under_test
 from agent_forge.model.folder import open_weights
 from agent_forge.model.opened import open_model
 from agent_forge.phases.phase2_evomerge import evolution
-from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
+from agent_forge.phases.phase2_evomerge.config import BEGUN, EvoMergeSettings
 from agent_forge.phases.phase2_evomerge.evolution import EvolutionResult, replay, run_evolution
 from agent_forge.phases.phase2_evomerge.inputs import locate_inputs, resume_inputs
-from agent_forge.phases.phase2_evomerge.journal import BEGUN
 from agent_forge.store import files
 from tests.support.evo_models import FEW, family
 

@@ -110,9 +110,6 @@ def room(module: str) -> str:
     return name if name.startswith("phase") else ""
 
 
-# Where the models of a run are located moves below the phases; then nothing is left here.
-
-
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
 def test_a_phase_imports_no_other_phase(path: Path) -> None:
     mine = room(name_of(path))

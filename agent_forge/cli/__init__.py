@@ -3,6 +3,20 @@
 Thin: a command parses, calls one function below, and prints. stdout carries data, stderr the rest.
 A command is a plain function; options.json describes its parameters. No module here imports torch
 when it is loaded, so help and listings answer at once.
+
+| file | what is in it |
+|---|---|
+| run | run, resume, stop, phases, init, validate: the pipeline and its config |
+| status | status, logs, export: one run |
+| runs | ls, show, models, clean, vacuum: what is stored |
+| evo | evo, evo replay: evolve models into one |
+| merge | merge: one merge |
+| evaluate | eval, compare: what models can do |
+| generate | generate, chat: what a model says |
+| data | data ls, fetch, verify, show: datasets |
+| doctor | doctor: what this machine has |
+| output | what commands print: JSON or a table |
+| options.json | the options and arguments of every command |
 """
 
 import contextlib

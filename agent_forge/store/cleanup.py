@@ -19,7 +19,8 @@ from agent_forge.store.records import read_metadata
 from agent_forge.store.sessions import SESSION_FILE, SessionStore
 
 DAY_S = 86_400
-# What lies in a session beside the files that a manifest names.
+# What lies in a session beside the files that a manifest names. A phase that writes others adds
+# their names to PHASE_FILES: a session that holds a name which is not here is never removed.
 EVOLUTION_FILES = (
     r"run\.lock|stop|evolution(_log|_checkpoint_gen_\d+)?\.json|(journal|fitness_cache)\.jsonl"
     r"|weights/(workers/tmp\w{8}/)?[0-9a-f]{24}\.safetensors|wandb/.+"

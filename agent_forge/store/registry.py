@@ -23,6 +23,7 @@ APPLICATION_ID = 0x41464F52  # "AFOR": tells our databases from other people's
 BUSY_TIMEOUT_MS = 30_000
 PAGE_BYTES = 4096
 WAL_LIMIT_BYTES = 16 << 20
+SUPER_JOURNAL = bytes.fromhex("d9d505f920a163d7")  # ends a journal that names another file
 DAMAGE = ("malformed", "no such table", "no such column", "decode to UTF-8")
 REPAIR = "forge doctor --repair makes it again from the run directories"
 _jitter = random.Random()  # of its own: the global generator belongs to the runs
@@ -37,6 +38,7 @@ class ModelRegistry:
         with files.disk_errors(self.db_path):
             files.refuse_link(files.refuse_link(self.db_path.parent) / self.db_path.name)
             self.db_path.parent.mkdir(parents=True, exist_ok=True)
+        self._refuse_hostile()
         self._migrate()
 
     def create_session(
@@ -317,6 +319,14 @@ class ModelRegistry:
 
     def _damaged(self, problem: str) -> DamagedFile:
         return DamagedFile(self.db_path, problem, hint=REPAIR)
+
+    def _refuse_hostile(self) -> None:
+        """Refuse what SQLite would obey: a journal that has any file deleted, and triggers."""
+        journal = self.db_path.with_name(self.db_path.name + "-journal")
+        if journal.is_file() and journal.read_bytes().endswith(SUPER_JOURNAL):
+            raise self._damaged("its journal names another file, which SQLite would delete")
+        if self._read("SELECT 1 FROM sqlite_master WHERE type NOT IN ('table', 'index')"):
+            raise self._damaged("it has triggers or views, which were not made here")
 
     def _migrate(self) -> None:
         """Bring the schema up to date in one transaction; refuse a foreign or newer database."""

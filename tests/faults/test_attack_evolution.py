@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
 from agent_forge.errors import AlreadyExists, ConfigError, ForgeError, HostileInput, PhaseFailed
@@ -231,6 +232,27 @@ def test_every_model_is_measured_as_its_own_files_have_it(
     options = f"--data {models / 'add.jsonl'} --split verdict --items 20 --json"
     measured = forge(f"eval {place} {options}").document["domains"][0]["bits_per_byte"]
     assert told == pytest.approx(measured, rel=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["other weights", "damaged"])
+def test_kept_weights_are_those_that_were_measured(kind: str, tmp_path: Path) -> None:
+    """They save time on resume; a file that was replaced would become the champion."""
+    folder = tmp_path / "x"
+    run_evolution(job(folder, **FAST))
+    before = {p: files.sha256_of(p) for p in (folder / "champion").iterdir()}
+    (kept,) = (folder / "weights").glob("*.safetensors")
+    tensors = load_file(kept)
+    save_file({name: tensor * 0 for name, tensor in tensors.items()}, kept)
+    if kind == "damaged":
+        kept.write_bytes(kept.read_bytes()[:-100])
+    run_evolution(resume_inputs(folder, 0, None))
+    assert {p: files.sha256_of(p) for p in before} == before
+    measured = files.sha256_of(kept)
+    kept.rename(tmp_path / "elsewhere")
+    kept.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(HostileInput):
+        run_evolution(resume_inputs(folder, 0, None))
+    assert files.sha256_of(tmp_path / "elsewhere") == measured
 
 
 def _with_start() -> Any:

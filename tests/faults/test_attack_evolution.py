@@ -195,6 +195,9 @@ def test_an_edited_config_is_noticed(models: Path, tmp_path: Path) -> None:
         edit(models / name / "config.json", "rms_norm_eps", 0.5)
     with pytest.raises(ConfigError, match="were changed since"):
         resume_inputs(tmp_path / "x", 1, None)
+    shutil.copytree(models, tmp_path / "moved")
+    with pytest.raises(ConfigError, match="were changed since"):
+        begin(tmp_path / "moved", tmp_path / "x")
     with pytest.raises(ConfigError, match="not those of the lineage"):
         replay(tmp_path / "x" / "champion" / "lineage.json", tmp_path / "again")
 

@@ -200,12 +200,12 @@ def write_begun(inputs: EvolutionInputs, fingerprint: str) -> None:
         "base": inputs.base_ref,
         "seed": inputs.seed,
         "fingerprint": fingerprint,
-        **_hashes_beside_fingerprint(inputs),
+        **hashes_beside_fingerprint(inputs),
     }
     files.write_checked(inputs.folder / BEGUN, record)
 
 
-def _hashes_beside_fingerprint(inputs: EvolutionInputs) -> dict[str, Any]:
+def hashes_beside_fingerprint(inputs: EvolutionInputs) -> dict[str, Any]:
     """Hashes of what the result depends on, but the fingerprint, which is older, leaves out."""
     verdict = inputs.splits.get("verdict", ())
     return {
@@ -215,15 +215,12 @@ def _hashes_beside_fingerprint(inputs: EvolutionInputs) -> dict[str, Any]:
     }
 
 
-def _refuse_changed(inputs: EvolutionInputs) -> None:
-    """Refuse to go on with models or unseen items that were edited since the evolution began."""
-    if (record := begun_or_none(inputs.folder)) is None:
-        return
-    now, hint = _hashes_beside_fingerprint(inputs), "back, or begin anew in another folder"
+def refuse_changed(inputs: EvolutionInputs, record: Mapping[str, Any]) -> None:
+    """Refuse to go on with models, unseen items or a fitness that were edited since then."""
+    now, hint = hashes_beside_fingerprint(inputs), "back, or begin anew in another folder"
     before = record.get("model_settings", now["model_settings"])
     pairs = zip(inputs.refs, before, now["model_settings"], strict=False)
-    changed = [ref for ref, old, new in pairs if old != new]
-    if changed and record["parents"] == list(inputs.parent_refs):
+    if changed := [ref for ref, old, new in pairs if old != new]:
         edited = f"its config, tokenizer or adapter settings were changed since {inputs.folder}"
         raise ConfigError(f"{changed[0]}: {edited} was begun", hint=f"put them {hint}")
     if record.get("fitness", now["fitness"]) != now["fitness"]:
@@ -303,8 +300,8 @@ def open_inputs(
     models = open_models(parent_refs, base_ref, opened)
     given = settings, tuple(parent_refs), base_ref, *models, splits, folder, seed, tuple(names)
     inputs = EvolutionInputs(*given, control_ref, tuple(notes))
-    if not in_run:
-        _refuse_changed(inputs)
+    if not in_run and (record := begun_or_none(folder)):
+        refuse_changed(inputs, record)
     return inputs
 
 

@@ -37,6 +37,7 @@ from agent_forge.phases.phase2_evomerge.inputs import (
 )
 from agent_forge.phases.phase2_evomerge.journal import CACHE, JOURNAL
 from agent_forge.phases.phase2_evomerge.phase import EvoMergePhase
+from agent_forge.pipeline.environment import request_stop
 from agent_forge.pipeline.orchestrator import PipelineOrchestrator
 from agent_forge.store import files
 from agent_forge.track.journal import read_lines
@@ -633,6 +634,7 @@ def run_both(root: Path, *sets: str, listener: Any = None) -> dict[str, Any]:
         resume=(folder_of(root) / "session.json").exists(),
         controllers=both,
         listeners=[listener] if listener else [],
+        sets=sets,
     ).run()
 
 
@@ -714,7 +716,19 @@ def test_the_specialists_of_a_run_are_parents(
 
 
 def test_the_phase_takes_a_fitness_of_ones_own(own: Path) -> None:
-    result = run_both(own / "x", "phases.evomerge.fitness=own_fitness:size")
+    named = "phases.evomerge.fitness=own_fitness:size"
+
+    def stop(record: dict[str, Any]) -> None:
+        if record.get("stage") == "generation":
+            request_stop(folder_of(own / "x"))
+
+    assert run_both(own / "x", named, listener=stop)["exit_code"] == 130
+    source = (own / "own_fitness.py").read_text()
+    (own / "own_fitness.py").write_text(f"{source}\n# edited")
+    result = run_both(own / "x", named)
+    assert result["exit_code"] == 2 and "was changed since" in result["error"], result
+    (own / "own_fitness.py").write_text(source)
+    result = run_both(own / "x", named)
     assert result["success"], result
     lines = [r for _, r in read_lines(folder_of(own / "x") / "phase2_evomerge/evolution" / JOURNAL)]
     assert all("own" in r["score"]["raw"] for r in lines if r["record"] == "candidate")

@@ -16,6 +16,7 @@ import torch
 from agent_forge.config.load import validate
 from agent_forge.errors import ConfigError, PhaseFailed, WorkersLost
 from agent_forge.evals.domains import evaluation_hash
+from agent_forge.evals.fitness import source_sha256
 from agent_forge.phases.phase2_evomerge import evaluator
 from agent_forge.phases.phase2_evomerge import inputs as opening
 from agent_forge.phases.phase2_evomerge.candidate_weights import CandidateWeights
@@ -39,6 +40,7 @@ class ParallelEvaluator:
 
     def __init__(self, inputs: EvolutionInputs, device: str, count: int, devices: int) -> None:
         self._inputs, self._device, self._count, self._devices = inputs, device, count, devices
+        self._begun = _measured_with(inputs)
         self._pool: WorkerPool | None = None
         self._submitted: list[str] = []  # the keys of all tasks
         self._results: dict[str, dict[str, Any]] = {}  # not asked for yet
@@ -71,7 +73,7 @@ class ParallelEvaluator:
             "base": self._inputs.base_ref,
             "device": self._device,
             "folder": str(folder.resolve()),
-            "items": evaluation_hash(self._inputs.splits.get("selection", ())),
+            "begun": self._begun,
         }
         return open_pool(
             "processes" if settings.executor == "local" else "ray",
@@ -118,13 +120,23 @@ class ParallelEvaluator:
             files.remove_leftovers(scratch)
 
 
+def _measured_with(inputs: EvolutionInputs) -> dict[str, Any]:
+    """What every process that measures must have alike, by the name that a person has for it."""
+    return {
+        "data": evaluation_hash(inputs.splits.get("selection", ())),
+        "weights of a model": list(inputs.hashes),
+        "config of a model": inputs.parents[0].settings_sha256(),
+        "fitness": source_sha256(inputs.settings.fitness),
+    }
+
+
 def start_worker(
     settings: dict[str, Any],
     parents: list[str],
     base: str | None,
     device: str,
     folder: str,
-    items: str,
+    begun: dict[str, Any],
 ) -> Work:
     """The function that measures in a worker; it opens the models for itself, once."""
     checked = validate(EvoMergeSettings, settings, "the evolution")
@@ -136,9 +148,10 @@ def start_worker(
     own.mkdir()
     models = opening.open_models(parents, base)
     splits = opening.split_items(checked)
-    if evaluation_hash(splits.get("selection", ())) != items:
-        raise ConfigError("the data was changed under the evolution", hint="put it back")
     inputs = EvolutionInputs(checked, tuple(parents), base, *models, splits, own)
+    for what, now in _measured_with(inputs).items():
+        if now != begun[what]:
+            raise ConfigError(f"the {what} was changed under the evolution", hint="put it back")
     weights = CandidateWeights(*models, {}, own, place / WEIGHTS)
     cache = read_cache(place / CACHE if checked.enable_caching else None)
     return CandidateEvaluator(inputs, weights, cache, device).work

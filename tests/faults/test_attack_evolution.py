@@ -378,6 +378,25 @@ def test_a_model_that_is_no_champion_is_not_replaced_by_one(tmp_path: Path) -> N
     assert files.sha256_of(tmp_path / "out/champion/model.safetensors") == before
 
 
+def test_a_model_that_somebody_merged_into_an_evolution_stays(models: Path, tmp_path: Path) -> None:
+    """Where a command as fitness got its candidates, and where networks in memory go."""
+    own, out = f"{sys.executable} -c print(1)", tmp_path / "out"
+    run_evolution(begin(models, out, fitness=own))
+    for name in ("candidate", "parent_1"):
+        write(open_weights(str(models / "add")), out / name)
+    before = {
+        path: path.read_bytes()
+        for name in ("candidate", "parent_1")
+        for path in (out / name).iterdir()
+    }
+    run_evolution(resume_inputs(out, 1, None, [f"fitness={own}"]))
+    files.remove(out / "evolution.json")
+    config = EvoMergeConfig(output_dir=str(out), tokenizer=str(models / "base"), **FAST)
+    with pytest.raises(ConfigError, match="holds another network"):
+        EvoMerge(config).run([open_model(models / name).network for name in ("base", "twice")])
+    assert before == {path: path.read_bytes() for path in before}
+
+
 def test_a_folder_that_is_only_called_control_is_none(models: Path, tmp_path: Path) -> None:
     shutil.copytree(models / "add", models / "control")
     assert begin(models, tmp_path / "out").control_ref is None

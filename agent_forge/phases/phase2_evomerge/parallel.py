@@ -120,14 +120,10 @@ class ParallelEvaluator:
             files.remove_leftovers(scratch)
 
 
-def _measured_with(inputs: EvolutionInputs) -> dict[str, Any]:
-    """What every process that measures must have alike, by the name that a person has for it."""
-    return {
-        "data": evaluation_hash(inputs.splits.get("selection", ())),
-        "weights of a model": list(inputs.hashes),
-        "config of a model": inputs.parents[0].settings_sha256(),
-        "fitness": source_sha256(inputs.settings.fitness),
-    }
+def _measured_with(inputs: EvolutionInputs) -> list[str]:
+    """Hashes of what every process that measures must have alike."""
+    items, own = inputs.splits.get("selection", ()), source_sha256(inputs.settings.fitness)
+    return [evaluation_hash(items), own, inputs.parents[0].settings_sha256(), *inputs.hashes]
 
 
 def start_worker(
@@ -136,7 +132,7 @@ def start_worker(
     base: str | None,
     device: str,
     folder: str,
-    begun: dict[str, Any],
+    begun: list[str],
 ) -> Work:
     """The function that measures in a worker; it opens the models for itself, once."""
     checked = validate(EvoMergeSettings, settings, "the evolution")
@@ -149,9 +145,9 @@ def start_worker(
     models = opening.open_models(parents, base)
     splits = opening.split_items(checked)
     inputs = EvolutionInputs(checked, tuple(parents), base, *models, splits, own)
-    for what, now in _measured_with(inputs).items():
-        if now != begun[what]:
-            raise ConfigError(f"the {what} was changed under the evolution", hint="put it back")
+    if _measured_with(inputs) != begun:
+        problem = "a model, the data or the fitness was changed under the evolution"
+        raise ConfigError(problem, hint="put it back")
     weights = CandidateWeights(*models, {}, own, place / WEIGHTS)
     cache = read_cache(place / CACHE if checked.enable_caching else None)
     return CandidateEvaluator(inputs, weights, cache, device).work

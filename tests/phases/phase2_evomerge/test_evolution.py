@@ -9,6 +9,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -289,7 +290,7 @@ def test_a_function_of_ones_own(own: Path) -> None:
 def test_a_command_of_ones_own(tmp_path: Path, code: str, told: str | None) -> None:
     script = tmp_path / "score.py"
     script.write_text(f"import sys\nassert sys.argv[1] == '{tmp_path}'\n{code}\n")
-    fitness = CommandFitness(f"{sys.executable} {script}", lambda: tmp_path, -1)
+    fitness = CommandFitness(f"{sys.executable} {script}", lambda: nullcontext(tmp_path), -1)
     if told is None:
         assert fitness.score().fitness == -2.5
         return
@@ -299,9 +300,9 @@ def test_a_command_of_ones_own(tmp_path: Path, code: str, told: str | None) -> N
 
 def test_a_command_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(PhaseFailed, match="no/such/program"):
-        CommandFitness("no/such/program {model}", lambda: tmp_path, 1).score()
+        CommandFitness("no/such/program {model}", lambda: nullcontext(tmp_path), 1).score()
     with pytest.raises(ConfigError, match="empty"):
-        CommandFitness(" ", lambda: tmp_path, 1)
+        CommandFitness(" ", lambda: nullcontext(tmp_path), 1)
 
 
 def test_a_command_gets_the_model_of_each_candidate(tmp_path: Path) -> None:
@@ -318,6 +319,7 @@ def test_a_command_gets_the_model_of_each_candidate(tmp_path: Path) -> None:
     size = sum(float(t.abs().double().sum()) for t in weights.values())
     assert done.loop.curve[-1] == pytest.approx(-size, rel=1e-4) and done.report is None
     assert "There are no unseen items" in (done.model.path / "README.md").read_text()
+    assert not list((tmp_path / "x").rglob("*candidate*"))  # what the command gets does not stay
 
 
 def test_a_failed_candidate_costs_itself_only(own: Path, caplog: pytest.LogCaptureFixture) -> None:

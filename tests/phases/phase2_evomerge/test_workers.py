@@ -49,7 +49,7 @@ def test_workers_measure_on_the_items_that_it_was_begun_with(tmp_path: Path) -> 
     shutil.copy(family() / "add.jsonl", data)
     inputs = job(tmp_path / "x", workers=2, data=[str(data)])
     data.write_text(data.read_text().replace("1", "2"))
-    with pytest.raises(ForgeError, match="data was changed"):
+    with pytest.raises(ForgeError, match="was changed under"):
         run_evolution(inputs)
 
 
@@ -75,7 +75,7 @@ def test_workers_measure_what_it_was_begun_with(
             other = (models / "base" / name).read_bytes() + b"\n" * (what == "config")
             files.write_bytes(models / "twice" / name, other)
 
-    with pytest.raises(ForgeError, match=f"the {what}.* was changed"):
+    with pytest.raises(ForgeError, match="was changed under"):
         run_evolution(inputs, listen=change)
 
 

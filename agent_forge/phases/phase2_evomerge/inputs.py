@@ -129,7 +129,7 @@ def load_settings(
 def check_before_models(settings: EvoMergeSettings, folder: Path, parents: int) -> None:
     """Check all that does not need the models: they may still have to be trained."""
     checks.refuse_place(folder, [])
-    checks.refuse_fewer(folder, settings.generations)
+    checks.refuse_fewer(folder, settings)
     checks.check_settings(settings, split_items(settings), parents)
 
 
@@ -260,7 +260,7 @@ def open_inputs(
     """Open the models, and check all that can be checked before every weight is read."""
     if not in_run:  # the folder is the evolution's own, and may hold an earlier part of it
         checks.refuse_place(folder, with_base(parent_refs, base_ref))
-        checks.refuse_fewer(folder, settings.generations)
+        checks.refuse_fewer(folder, settings)
         if "split_by" not in settings.model_fields_set and (record := begun_or_none(folder)):
             begun = {**EvoMergeSettings.BEFORE, **record["settings"]}
             settings = settings.model_copy(update={"split_by": begun["split_by"]})

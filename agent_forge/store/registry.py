@@ -38,7 +38,6 @@ class ModelRegistry:
         with files.disk_errors(self.db_path):
             files.refuse_link(files.refuse_link(self.db_path.parent) / self.db_path.name)
             self.db_path.parent.mkdir(parents=True, exist_ok=True)
-        self._refuse_hostile()
         self._migrate()
 
     def create_session(
@@ -320,16 +319,14 @@ class ModelRegistry:
     def _damaged(self, problem: str) -> DamagedFile:
         return DamagedFile(self.db_path, problem, hint=REPAIR)
 
-    def _refuse_hostile(self) -> None:
-        """Refuse what SQLite would obey: a journal that has any file deleted, and triggers."""
+    def _migrate(self) -> None:
+        """Bring the schema up to date in one transaction; refuse a foreign or newer database, and
+        what SQLite would obey in a hostile one: a journal that has any file deleted, triggers."""
         journal = self.db_path.with_name(self.db_path.name + "-journal")
         if journal.is_file() and journal.read_bytes().endswith(SUPER_JOURNAL):
             raise self._damaged("its journal names another file, which SQLite would delete")
         if self._read("SELECT 1 FROM sqlite_master WHERE type NOT IN ('table', 'index')"):
             raise self._damaged("it has triggers or views, which were not made here")
-
-    def _migrate(self) -> None:
-        """Bring the schema up to date in one transaction; refuse a foreign or newer database."""
         if self._version() == (APPLICATION_ID, len(MIGRATIONS)):
             return
         tables = self._read("SELECT count(*) FROM sqlite_master")[0][0]

@@ -46,6 +46,7 @@ SURE = 1.0  # more of them save little and find nothing better (docs/evomerge.md
 LEAST = 8  # items of a domain before anything is concluded from them
 PARTS = ("perplexity", "accuracy", "speed", "memory")
 CUSTOM_SECONDS = 3600.0
+WrittenModel = Callable[[], contextlib.AbstractContextManager[Path]]
 
 
 @dataclass(frozen=True)
@@ -314,14 +315,17 @@ class CommandFitness:
 
     tokens = 0
 
-    def __init__(self, command: str, write: Callable[[], Path], sign: int) -> None:
+    def __init__(self, command: str, written: WrittenModel, sign: int) -> None:
         self._words = shlex.split(command)
         if not self._words:
             raise ConfigError("the fitness command is empty")
-        self._write, self._sign, self.name = write, sign, f"command {command} {sign}"
+        self._written, self._sign, self.name = written, sign, f"command {command} {sign}"
 
     def score(self) -> FitnessScore:
-        folder = self._write()
+        with self._written() as folder:
+            return self._score(folder)
+
+    def _score(self, folder: Path) -> FitnessScore:
         words = [word.replace("{model}", str(folder)) for word in self._words]
         if words == self._words:
             words.append(str(folder))

@@ -17,15 +17,8 @@ import psutil
 
 from agent_forge import errors
 from agent_forge.config.phases import phase_folder
-from agent_forge.contract.phase import (
-    STATE_FILE,
-    ModelRef,
-    PhaseContext,
-    PhaseController,
-    PhasePlan,
-    PhaseResult,
-    read_state,
-)
+from agent_forge.contract import phase as contract
+from agent_forge.contract.phase import ModelRef, PhaseContext, PhaseController, PhaseResult
 from agent_forge.contract.replay import DECISIONS, MEASUREMENTS, are_measurements
 from agent_forge.pipeline.config import PipelineConfig
 from agent_forge.pipeline.environment import seed_everything
@@ -65,7 +58,7 @@ def run_phase(
     """Run a phase, go on with it, or skip it if it is done; `check_handoff` may refuse inputs."""
     folder = paths.child(run.folder, phase_folder(controller.name))
     fingerprint = fingerprint_of(run, controller, inputs)
-    state = read_state(folder)
+    state = contract.read_state(folder)
     if state and state["fingerprint"] == fingerprint and state["status"] == "completed":
         outputs = outputs_of(folder, state)
         if outputs is not None:
@@ -104,7 +97,7 @@ def _begin(
     run: RunContext, phase: str, folder: Path, fingerprint: str, inputs: Sequence[ModelRef]
 ) -> dict[str, Any]:
     """Record that the phase has begun, before anything of it exists."""
-    before = read_state(folder)
+    before = contract.read_state(folder)
     goes_on = before is None or before["fingerprint"] == fingerprint
     if not goes_on:  # drop what an attempt with other settings or inputs left to go on from
         for stage in files.refuse_link(folder / paths.CHECKPOINTS).glob("*"):
@@ -120,7 +113,7 @@ def _begin(
         "inputs": [str(ref.path.resolve()) for ref in inputs],
         "attempts": (before["attempts"] if before and goes_on else 0) + 1,
     }
-    files.write_checked(folder / STATE_FILE, state)
+    files.write_checked(folder / contract.STATE_FILE, state)
     run.tracker.event("phase_resumed" if before and goes_on else "phase_started", phase=phase)
     return state
 
@@ -165,7 +158,7 @@ def _complete(context: PhaseContext, result: PhaseResult, state: dict[str, Any])
         "metrics": _plain(result.metrics),
         "artifacts": _plain(others),
     }
-    files.write_checked(context.folder / STATE_FILE, done)
+    files.write_checked(context.folder / contract.STATE_FILE, done)
     for stage in (context.folder / paths.CHECKPOINTS).glob("*"):
         CheckpointManager(stage, keep_last=1).prune()
 
@@ -177,17 +170,17 @@ def _plain(value: Any) -> Any:
 
 def _record_failure(folder: Path, state: dict[str, Any], error: Exception) -> None:
     """Note the reason beside what is intact; a full disk may not even take that."""
-    if not (folder / STATE_FILE).exists():  # it was removed: that is not undone
+    if not (folder / contract.STATE_FILE).exists():  # it was removed: that is not undone
         return
     pauses = isinstance(error, errors.ForgeError) and error.pauses
     state |= {"status": "paused" if pauses else "failed", "error": f"{error!r}"}
     with contextlib.suppress(OSError, errors.ForgeError):
-        files.write_checked(folder / STATE_FILE, state)
+        files.write_checked(folder / contract.STATE_FILE, state)
 
 
 def _there(run: RunContext, folder: Path) -> bool:
     """True; where the records of the run are gone, whatever is written would belong to nothing."""
-    session, state = run.folder / SESSION_FILE, folder / STATE_FILE
+    session, state = run.folder / SESSION_FILE, folder / contract.STATE_FILE
     if not session.exists():
         raise errors.PathDisappeared(session, hint="the session is lost; start a new one")
     if not state.exists():
@@ -233,7 +226,7 @@ def outputs_of(folder: Path, state: dict[str, Any]) -> list[ModelRef] | None:
     return models
 
 
-def require_for(plan: PhasePlan, folder: Path, config: PipelineConfig) -> None:
+def require_for(plan: contract.PhasePlan, folder: Path, config: PipelineConfig) -> None:
     """Refuse a phase that the machine cannot hold, before it starts."""
     files.require_space(folder, plan.disk_bytes + int(config.storage.reserve_disk_mb * 1e6))
     _require_memory(plan.memory_bytes, config, "close programs, or choose a smaller preset")

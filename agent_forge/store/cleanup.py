@@ -164,10 +164,10 @@ class SessionCleanupManager:
 
     def _remove(self, removal: CleanupRemoval) -> bool:
         path = self.sessions.path(removal.session_id)
-        exists = path.exists()
-        if exists:
+        if exists := path.exists():
             refuse_foreign(path)
             with lock.exclusive(path):
+                files.remove_leftovers(path)  # a version that was replaced may hold what is foreign
                 refuse_foreign(path)
                 row = self.sessions.registry.get_session_status(path.name)
                 if row["end_time"] != removal.end_time:

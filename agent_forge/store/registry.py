@@ -23,6 +23,7 @@ APPLICATION_ID = 0x41464F52  # "AFOR": tells our databases from other people's
 BUSY_TIMEOUT_MS = 30_000
 PAGE_BYTES = 4096
 WAL_LIMIT_BYTES = 16 << 20
+SUPER_JOURNAL = bytes.fromhex("d9d505f920a163d7")  # ends a journal that names another file
 DAMAGE = ("malformed", "no such table", "no such column", "decode to UTF-8")
 REPAIR = "forge doctor --repair makes it again from the run directories"
 _jitter = random.Random()  # of its own: the global generator belongs to the runs
@@ -315,7 +316,13 @@ class ModelRegistry:
         return DamagedFile(self.db_path, problem, hint=REPAIR)
 
     def _migrate(self) -> None:
-        """Bring the schema up to date in one transaction; refuse a foreign or newer database."""
+        """Bring the schema up to date in one transaction; refuse a foreign or newer database, and
+        what SQLite would obey in a hostile one: a journal that has any file deleted, triggers."""
+        journal = self.db_path.with_name(self.db_path.name + "-journal")
+        if journal.is_file() and journal.read_bytes().endswith(SUPER_JOURNAL):
+            raise self._damaged("its journal names another file, which SQLite would delete")
+        if self._read("SELECT 1 FROM sqlite_master WHERE type NOT IN ('table', 'index')"):
+            raise self._damaged("it has triggers or views, which were not made here")
         if self._version() == (APPLICATION_ID, len(MIGRATIONS)):
             return
         tables = self._read("SELECT count(*) FROM sqlite_master")[0][0]

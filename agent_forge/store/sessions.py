@@ -217,7 +217,7 @@ def _set_aside(root: Path) -> str:
             raise lock.busy(session)
     path = root / REGISTRY
     aside = path.with_name(f"{path.name}.damaged-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}")
-    for suffix in ("", "-wal", "-shm"):
+    for suffix in ("-journal", "", "-wal", "-shm"):
         part = path.with_name(path.name + suffix)
         if part.exists():
             with files.disk_errors(part):

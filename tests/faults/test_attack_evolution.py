@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
 from agent_forge.errors import AlreadyExists, ConfigError, ForgeError, HostileInput, PhaseFailed
@@ -194,6 +195,9 @@ def test_an_edited_config_is_noticed(models: Path, tmp_path: Path) -> None:
         edit(models / name / "config.json", "rms_norm_eps", 0.5)
     with pytest.raises(ConfigError, match="were changed since"):
         resume_inputs(tmp_path / "x", 1, None)
+    shutil.copytree(models, tmp_path / "moved")
+    with pytest.raises(ConfigError, match="were changed since"):
+        begin(tmp_path / "moved", tmp_path / "x")
     with pytest.raises(ConfigError, match="not those of the lineage"):
         replay(tmp_path / "x" / "champion" / "lineage.json", tmp_path / "again")
 
@@ -231,6 +235,27 @@ def test_every_model_is_measured_as_its_own_files_have_it(
     options = f"--data {models / 'add.jsonl'} --split verdict --items 20 --json"
     measured = forge(f"eval {place} {options}").document["domains"][0]["bits_per_byte"]
     assert told == pytest.approx(measured, rel=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["other weights", "damaged"])
+def test_kept_weights_are_those_that_were_measured(kind: str, tmp_path: Path) -> None:
+    """They save time on resume; a file that was replaced would become the champion."""
+    folder = tmp_path / "x"
+    run_evolution(job(folder, **FAST))
+    before = {p: files.sha256_of(p) for p in (folder / "champion").iterdir()}
+    (kept,) = (folder / "weights").glob("*.safetensors")
+    tensors = load_file(kept)
+    save_file({name: tensor * 0 for name, tensor in tensors.items()}, kept)
+    if kind == "damaged":
+        kept.write_bytes(kept.read_bytes()[:-100])
+    run_evolution(resume_inputs(folder, 0, None))
+    assert {p: files.sha256_of(p) for p in before} == before
+    measured = files.sha256_of(kept)
+    kept.rename(tmp_path / "elsewhere")
+    kept.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(HostileInput):
+        run_evolution(resume_inputs(folder, 0, None))
+    assert files.sha256_of(tmp_path / "elsewhere") == measured
 
 
 def _with_start() -> Any:
@@ -351,6 +376,25 @@ def test_a_model_that_is_no_champion_is_not_replaced_by_one(tmp_path: Path) -> N
     with pytest.raises(AlreadyExists, match="was not written here"):
         run_evolution(resume_inputs(tmp_path / "out", FAST["generations"] + 1, None))
     assert files.sha256_of(tmp_path / "out/champion/model.safetensors") == before
+
+
+def test_a_model_that_somebody_merged_into_an_evolution_stays(models: Path, tmp_path: Path) -> None:
+    """Where a command as fitness got its candidates, and where networks in memory go."""
+    own, out = f"{sys.executable} -c print(1)", tmp_path / "out"
+    run_evolution(begin(models, out, fitness=own))
+    for name in ("candidate", "parent_1"):
+        write(open_weights(str(models / "add")), out / name)
+    before = {
+        path: path.read_bytes()
+        for name in ("candidate", "parent_1")
+        for path in (out / name).iterdir()
+    }
+    run_evolution(resume_inputs(out, 1, None, [f"fitness={own}"]))
+    files.remove(out / "evolution.json")
+    config = EvoMergeConfig(output_dir=str(out), tokenizer=str(models / "base"), **FAST)
+    with pytest.raises(ConfigError, match="holds another network"):
+        EvoMerge(config).run([open_model(models / name).network for name in ("base", "twice")])
+    assert before == {path: path.read_bytes() for path in before}
 
 
 def test_a_folder_that_is_only_called_control_is_none(models: Path, tmp_path: Path) -> None:

@@ -269,6 +269,18 @@ def test_a_session_with_files_of_a_person_is_not_cleaned(
     assert not folder(tmp_path / "st").exists()
 
 
+def test_what_was_kept_in_a_replaced_version_is_not_cleaned(
+    ran: Path, tmp_path: Path, forge: Forge
+) -> None:
+    """A run that was killed when it had replaced a model in which somebody had put notes."""
+    shutil.copytree(ran, tmp_path / "st")
+    place = folder(tmp_path / "st")
+    shutil.copytree(place / "toy" / "linear", place / "toy" / ".old-0123abcd-linear")
+    (place / "toy" / ".old-0123abcd-linear" / "notes.txt").write_text("mine")
+    assert forge("clean --all --yes --storage st").code == 4
+    assert found(place, "notes.txt") == ["mine"] and (place / "session.json").exists()
+
+
 def test_a_copy_of_a_model_in_a_session_is_not_cleaned(ran: Path, tmp_path: Path) -> None:
     shutil.copytree(ran, tmp_path / "st")
     place = folder(tmp_path / "st")

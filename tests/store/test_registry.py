@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import struct
 import threading
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from agent_forge.errors import (
 from agent_forge.store import registry as registry_module
 from agent_forge.store.records import MIGRATIONS
 from agent_forge.store.registry import ModelRegistry
+from agent_forge.store.sessions import repair_registry
 
 
 @pytest.fixture
@@ -324,6 +326,37 @@ def test_someone_elses_database_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(DamagedFile, match="not a model registry"):
         ModelRegistry(path)
     assert path.read_bytes() == before
+
+
+def test_a_journal_that_has_another_file_deleted_is_refused(
+    registry: ModelRegistry, tmp_path: Path
+) -> None:
+    """SQLite ends what a journal says was begun, and deletes the file that it names."""
+    mine, magic = tmp_path / "mine.txt", bytes.fromhex("d9d505f920a163d7")
+    mine.write_text("mine")
+    name = str(mine).encode()
+    pages = registry.db_path.stat().st_size // 4096
+    header = magic + struct.pack(">5I", 0, 1, pages, 512, 4096)
+    named = struct.pack(">I", (1 << 30) // 4096 + 1) + name
+    end = struct.pack(">2I", len(name), sum(name)) + magic
+    registry.db_path.with_name("model_registry.db-journal").write_bytes(
+        header.ljust(512, b"\0") + named + end
+    )
+    with pytest.raises(DamagedFile, match="journal"):
+        ModelRegistry(registry.db_path)
+    assert "journal names another file" in repair_registry(registry.root)
+    assert ModelRegistry(registry.db_path).get_all_sessions() == []
+    assert mine.read_text() == "mine"
+
+
+def test_a_database_that_changes_rows_by_itself_is_refused(registry: ModelRegistry) -> None:
+    """Sessions are cleaned by their times in it: made old, they would go at once."""
+    connection = sqlite3.connect(registry.db_path)
+    change = "UPDATE sessions SET end_time = 1"
+    connection.execute(f"CREATE TRIGGER t AFTER UPDATE OF status ON sessions BEGIN {change}; END")
+    connection.commit()
+    with pytest.raises(DamagedFile, match="triggers"):
+        ModelRegistry(registry.db_path)
 
 
 def test_a_lock_that_never_comes_free_is_an_error(

@@ -32,7 +32,6 @@ from agent_forge.phases.phase2_evomerge.checks import IN_MEMORY, refuse_place
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings, MeasuredEvolutionSettings
 from agent_forge.phases.phase2_evomerge.evolution import run_evolution
 from agent_forge.phases.phase2_evomerge.inputs import find_evolution, locate_inputs
-from agent_forge.phases.phase2_evomerge.journal import begun_or_none
 from agent_forge.phases.phase2_evomerge.report import summary
 from agent_forge.platform import find_device
 from agent_forge.search.settings import setting
@@ -196,10 +195,10 @@ class EvoMerge:
                 state.pop("lm_head.weight", None)
         weights = from_memory(state)
         weights.config, weights.folder = config, Path(place)
-        if not (folder.exists() and begun_or_none(folder.parent)):
-            write(weights, folder, force=True)
+        if not folder.exists():
+            write(weights, folder)
             return str(folder)
-        built = files.unfinished(folder)  # the evolution there is made of what was written then
+        built = files.unfinished(folder)  # what is there may be of an evolution, or somebody's
         try:
             write(weights, built)
             if files.verify(built) != files.verify(folder):

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from agent_forge.errors import ConfigError, NotFinite
+from agent_forge.errors import ConfigError, DamagedFile, NotFinite
 from agent_forge.merge.engine import merge
 from agent_forge.merge.plan import Parents, make_plan
 from agent_forge.merge.recipe import LayerSlice, ModelInput, Recipe, SliceSource
@@ -89,13 +89,22 @@ class CandidateWeights:
         self.specs, self.groups = plan.specs, TensorGroups(plan.specs)
         layers = (job.layer for job in plan.jobs.values() if job.layer is not None)
         self.layers = list(dict.fromkeys(layers))
-        self._kept = {path.name for path in self._files()}
+        self._kept = set[str]()
+
+    def trust(self, measured: Mapping[str, str]) -> None:
+        """Keep the files that hold what was measured, by key and sha256; others are made again."""
+        names = {self._file(key).name: sha256 for key, sha256 in measured.items()}
+        for path in self._files():
+            with suppress(DamagedFile):
+                held = {name: _sha256(tensor) for name, tensor in open_weights(path).items()}
+                self._kept |= {path.name} if _joined(held) == names.get(path.name) else set()
+        self._remove_others(self._kept)
 
     def tensors(self, key: str) -> Iterator[tuple[str, Tensor]]:
         """Every tensor of a candidate, one at a time, in the type that models are stored in."""
         path, specs, candidate = self._file(key), self.specs_of(key), self.known[key]
         source: Iterable[tuple[str, Tensor]]
-        if path.exists():
+        if path.is_file():
             source = open_weights(path).items()
         elif candidate.kind == "noise":
             source = self._noisy(candidate)
@@ -122,15 +131,13 @@ class CandidateWeights:
             if name not in targets:
                 raise ConfigError(f"the network has no {name}")
             targets[name].copy_(tensor)
-            flat = tensor.detach().contiguous().reshape(-1)
-            hashes[name] = hashlib.sha256(flat.view(torch.uint8).numpy().data).hexdigest()
+            hashes[name] = _sha256(tensor)
         # A tied head has no tensor of its own.
         written = {targets[name].data_ptr() for name in hashes}
         if left := [name for name, target in targets.items() if target.data_ptr() not in written]:
             raise ConfigError(f"candidate {key[:8]} has no {left[0]}, which its network needs")
         self._remove_others(self._kept)
-        lines = "".join(f"{name} {hashes[name]}\n" for name in sorted(hashes))
-        return hashlib.sha256(lines.encode()).hexdigest()
+        return _joined(hashes)
 
     def keep(self, keys: Iterable[str]) -> None:
         """Have files of these candidates alone; what they are made from has files meanwhile."""
@@ -305,7 +312,7 @@ class CandidateWeights:
     def _files(self) -> list[Path]:
         """The files of candidates that are there; whatever else is in the folder is not ours."""
         named = (p for p in sorted(self.folder.glob("*")) if OWN_NAME.fullmatch(p.name))
-        return [path for path in named if path.is_file() and not path.is_symlink()]
+        return [path for path in map(files.refuse_link, named) if path.is_file()]
 
     def _file(self, key: str) -> Path:
         """A shared one is linked here, since its owner may remove it at any moment."""
@@ -324,3 +331,14 @@ class CandidateWeights:
 
 def _mean(refs: Sequence[str]) -> Recipe:
     return Recipe(merge_method="linear", models=[ModelInput(model=ref) for ref in refs])
+
+
+def _sha256(tensor: Tensor) -> str:
+    flat = tensor.detach().contiguous().reshape(-1)
+    return hashlib.sha256(flat.view(torch.uint8).numpy().data).hexdigest()
+
+
+def _joined(hashes: Mapping[str, str]) -> str:
+    """One sha256 for those of all tensors."""
+    lines = "".join(f"{name} {hashes[name]}\n" for name in sorted(hashes))
+    return hashlib.sha256(lines.encode()).hexdigest()

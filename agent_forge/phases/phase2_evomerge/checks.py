@@ -62,14 +62,17 @@ def _is_evolution(folder: Path) -> bool:
         return False
 
 
-def refuse_fewer(folder: Path, generations: int) -> None:
+def refuse_fewer(folder: Path, settings: EvoMergeSettings) -> None:
     """Refuse to end before what a folder already holds: its champion would be replaced."""
     records = journal.read_journal(folder)
     done = max((r["generation"] for r in records if r["record"] == "distances"), default=0)
-    if generations < done:
-        hint = f"give --gens {done} or more, or another folder for a shorter evolution"
-        problem = f"{folder} holds {done} generations, {generations} are asked for"
-        raise ConfigError(problem, hint=hint)
+    scores = sum(r["record"] == "candidate" for r in records)
+    most = "--set max_evaluations=", scores, settings.max_evaluations or scores
+    asked = {"generations": ("--gens ", done, settings.generations), "scores": most}
+    for what, (option, there, wanted) in asked.items():
+        if wanted < there:
+            hint = f"give {option}{there} or more, or another folder for a shorter evolution"
+            raise ConfigError(f"{folder} holds {there} {what}, {wanted} are asked for", hint=hint)
 
 
 def refuse_twins(models: Sequence[Weights]) -> None:

@@ -10,7 +10,8 @@ import base64
 import json
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -39,6 +40,7 @@ from agent_forge.phases.phase2_evomerge.candidate_weights import CandidateWeight
 from agent_forge.phases.phase2_evomerge.inputs import EvolutionInputs
 from agent_forge.phases.phase2_evomerge.journal import CACHED
 from agent_forge.search.candidate import Candidate, lineage
+from agent_forge.store import files
 
 EMPTY_RESULT: dict[str, Any] = {
     **{"sha256": "", "score": None, "problem": "", "hit": False, "dropped": False, "outcomes": []},
@@ -81,8 +83,8 @@ class CandidateEvaluator:
         if fitnesses.is_function(s.fitness):
             self.fitness = fitnesses.FunctionFitness(s.fitness, subject.model, sign)
         elif s.fitness:
-            write_model = partial(self._write_model, inputs)
-            self.fitness = fitnesses.CommandFitness(s.fitness, write_model, sign)
+            written = partial(self._written_model, inputs)
+            self.fitness = fitnesses.CommandFitness(s.fitness, written, sign)
         else:
             self.fitness = DomainFitness(subject, splits["selection"], *how)
             if "holdout" in splits:
@@ -90,14 +92,19 @@ class CandidateEvaluator:
         self._networks = NetworkCache(self.model)
         self._filled = ""  # the candidate whose weights the model has
 
-    def _write_model(self, inputs: EvolutionInputs) -> Path:
-        """Write what the network holds as a model directory, always to the same place."""
-        parent, target = inputs.parents[0], inputs.folder / "candidate"
+    @contextmanager
+    def _written_model(self, inputs: EvolutionInputs) -> Iterator[Path]:
+        """A model directory with what the network holds, until the block is left."""
+        parent, target = inputs.parents[0], files.unfinished(inputs.folder / "candidate")
         state = self.model_under_test.model.state_dict()
         held = from_memory({name: state[name] for name in parent.specs})
         held.config, held.folder = parent.config, parent.folder
-        write(held, target, force=True)
-        return target
+        write(held, target)
+        try:
+            yield target
+        finally:
+            if target.exists():
+                files.remove_tree(target, inputs.folder)
 
     def work(self, task: Mapping[str, Any]) -> dict[str, Any]:
         """A task in a worker. What would pause a run is for the caller to raise."""

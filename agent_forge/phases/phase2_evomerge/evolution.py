@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import secrets
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -119,8 +118,7 @@ def replay(path: Path, target: Path, progress: ProgressCallback | None = None) -
             problem = "its config, tokenizer or adapter settings are not those of the lineage"
             raise ConfigError(f"{weights.label}: {problem}")
     refuse_place(target, [source["model"] for source in record["models"]])
-    own = f"{files.TEMP}{secrets.token_hex(4)}-{target.name}.weights"
-    scratch = files.nearest_folder(target.parent) / own
+    scratch = files.unfinished(files.nearest_folder(target.parent) / f"{target.name}.weights")
     try:
         with _as_damage(path):
             champion = CandidateWeights(parents, base, candidates, scratch).weights(record["key"])

@@ -134,7 +134,7 @@ def load_settings(
 def check_before_models(settings: EvoMergeSettings, folder: Path, parents: int) -> None:
     """Check all that does not need the models: they may still have to be trained."""
     checks.refuse_place(folder, [])
-    checks.refuse_fewer(folder, settings.generations)
+    checks.refuse_fewer(folder, settings)
     checks.check_settings(settings, split_items(settings), parents)
 
 
@@ -205,12 +205,12 @@ def write_begun(inputs: EvolutionInputs, fingerprint: str) -> None:
         "base": inputs.base_ref,
         "seed": inputs.seed,
         "fingerprint": fingerprint,
-        **_hashes_beside_fingerprint(inputs),
+        **hashes_beside_fingerprint(inputs),
     }
     files.write_checked(inputs.folder / BEGUN, record)
 
 
-def _hashes_beside_fingerprint(inputs: EvolutionInputs) -> dict[str, Any]:
+def hashes_beside_fingerprint(inputs: EvolutionInputs) -> dict[str, Any]:
     """Hashes of what the result depends on, but the fingerprint, which is older, leaves out."""
     verdict = inputs.splits.get("verdict", ())
     return {
@@ -220,15 +220,12 @@ def _hashes_beside_fingerprint(inputs: EvolutionInputs) -> dict[str, Any]:
     }
 
 
-def _refuse_changed(inputs: EvolutionInputs) -> None:
-    """Refuse to go on with models or unseen items that were edited since the evolution began."""
-    if (record := begun_or_none(inputs.folder)) is None:
-        return
-    now, hint = _hashes_beside_fingerprint(inputs), "back, or begin anew in another folder"
+def refuse_changed(inputs: EvolutionInputs, record: Mapping[str, Any]) -> None:
+    """Refuse to go on with models, unseen items or a fitness that were edited since then."""
+    now, hint = hashes_beside_fingerprint(inputs), "back, or begin anew in another folder"
     before = record.get("model_settings", now["model_settings"])
     pairs = zip(inputs.refs, before, now["model_settings"], strict=False)
-    changed = [ref for ref, old, new in pairs if old != new]
-    if changed and record["parents"] == list(inputs.parent_refs):
+    if changed := [ref for ref, old, new in pairs if old != new]:
         edited = f"its config, tokenizer or adapter settings were changed since {inputs.folder}"
         raise ConfigError(f"{changed[0]}: {edited} was begun", hint=f"put them {hint}")
     if record.get("fitness", now["fitness"]) != now["fitness"]:
@@ -268,7 +265,7 @@ def open_inputs(
     """Open the models, and check all that can be checked before every weight is read."""
     if not in_run:  # the folder is the evolution's own, and may hold an earlier part of it
         checks.refuse_place(folder, with_base(parent_refs, base_ref))
-        checks.refuse_fewer(folder, settings.generations)
+        checks.refuse_fewer(folder, settings)
         if "split_by" not in settings.model_fields_set and (record := begun_or_none(folder)):
             begun = {**EvoMergeSettings.BEFORE, **record["settings"]}
             settings = settings.model_copy(update={"split_by": begun["split_by"]})
@@ -308,8 +305,8 @@ def open_inputs(
     models = open_models(parent_refs, base_ref, opened)
     given = settings, tuple(parent_refs), base_ref, *models, splits, folder, seed, tuple(names)
     inputs = EvolutionInputs(*given, control_ref, tuple(notes))
-    if not in_run:
-        _refuse_changed(inputs)
+    if not in_run and (record := begun_or_none(folder)):
+        refuse_changed(inputs, record)
     return inputs
 
 

@@ -16,6 +16,7 @@ import torch
 from agent_forge.config.load import validate
 from agent_forge.errors import ConfigError, PhaseFailed, WorkersLost
 from agent_forge.evals.domains import evaluation_hash
+from agent_forge.evals.fitness import source_sha256
 from agent_forge.phases.phase2_evomerge import evaluator
 from agent_forge.phases.phase2_evomerge import inputs as opening
 from agent_forge.phases.phase2_evomerge.candidate_weights import CandidateWeights
@@ -39,6 +40,7 @@ class ParallelEvaluator:
 
     def __init__(self, inputs: EvolutionInputs, device: str, count: int, devices: int) -> None:
         self._inputs, self._device, self._count, self._devices = inputs, device, count, devices
+        self._begun = _measured_with(inputs)
         self._pool: WorkerPool | None = None
         self._submitted: list[str] = []  # the keys of all tasks
         self._results: dict[str, dict[str, Any]] = {}  # not asked for yet
@@ -71,7 +73,7 @@ class ParallelEvaluator:
             "base": self._inputs.base_ref,
             "device": self._device,
             "folder": str(folder.resolve()),
-            "items": evaluation_hash(self._inputs.splits.get("selection", ())),
+            "begun": self._begun,
         }
         return open_pool(
             "processes" if settings.executor == "local" else "ray",
@@ -118,13 +120,19 @@ class ParallelEvaluator:
             files.remove_leftovers(scratch)
 
 
+def _measured_with(inputs: EvolutionInputs) -> list[str]:
+    """Hashes of what every process that measures must have alike."""
+    items, own = inputs.splits.get("selection", ()), source_sha256(inputs.settings.fitness)
+    return [evaluation_hash(items), own, inputs.parents[0].settings_sha256(), *inputs.hashes]
+
+
 def start_worker(
     settings: dict[str, Any],
     parents: list[str],
     base: str | None,
     device: str,
     folder: str,
-    items: str,
+    begun: list[str],
 ) -> Work:
     """The function that measures in a worker; it opens the models for itself, once."""
     checked = validate(EvoMergeSettings, settings, "the evolution")
@@ -136,9 +144,10 @@ def start_worker(
     own.mkdir()
     models = opening.open_models(parents, base)
     splits = opening.split_items(checked)
-    if evaluation_hash(splits.get("selection", ())) != items:
-        raise ConfigError("the data was changed under the evolution", hint="put it back")
     inputs = EvolutionInputs(checked, tuple(parents), base, *models, splits, own)
+    if _measured_with(inputs) != begun:
+        problem = "a model, the data or the fitness was changed under the evolution"
+        raise ConfigError(problem, hint="put it back")
     weights = CandidateWeights(*models, {}, own, place / WEIGHTS)
     cache = read_cache(place / CACHE if checked.enable_caching else None)
     return CandidateEvaluator(inputs, weights, cache, device).work

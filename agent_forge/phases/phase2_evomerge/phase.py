@@ -61,6 +61,8 @@ class EvoMergePhase(phase.PhaseController):
 
     def run(self, ctx: PhaseContext) -> phase.PhaseResult:
         opened = self._inputs(ctx.inputs, ctx.folder / FOLDER, ctx.seed)
+        begun = ctx.once("begun", "hashes", partial(inputs.hashes_beside_fingerprint, opened))
+        inputs.refuse_changed(opened, begun)
         listen = partial(self._log_generation, ctx)
         how: Any = {"listen": listen, "should_stop": ctx.should_stop, "save": partial(_save, ctx)}
         loop, report, champion = run_evolution(opened, device=ctx.device, **how)

@@ -9,6 +9,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -40,6 +41,7 @@ from agent_forge.phases.phase2_evomerge.inputs import (
 )
 from agent_forge.phases.phase2_evomerge.journal import CACHE, JOURNAL
 from agent_forge.phases.phase2_evomerge.phase import EvoMergePhase
+from agent_forge.pipeline.environment import request_stop
 from agent_forge.pipeline.orchestrator import PipelineOrchestrator
 from agent_forge.store import files
 from agent_forge.store.models import ModelStorage, load_directory
@@ -293,7 +295,7 @@ def test_a_function_of_ones_own(own: Path) -> None:
 def test_a_command_of_ones_own(tmp_path: Path, code: str, told: str | None) -> None:
     script = tmp_path / "score.py"
     script.write_text(f"import sys\nassert sys.argv[1] == '{tmp_path}'\n{code}\n")
-    fitness = CommandFitness(f"{sys.executable} {script}", lambda: tmp_path, -1)
+    fitness = CommandFitness(f"{sys.executable} {script}", lambda: nullcontext(tmp_path), -1)
     if told is None:
         assert fitness.score().fitness == -2.5
         return
@@ -303,9 +305,9 @@ def test_a_command_of_ones_own(tmp_path: Path, code: str, told: str | None) -> N
 
 def test_a_command_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(PhaseFailed, match="no/such/program"):
-        CommandFitness("no/such/program {model}", lambda: tmp_path, 1).score()
+        CommandFitness("no/such/program {model}", lambda: nullcontext(tmp_path), 1).score()
     with pytest.raises(ConfigError, match="empty"):
-        CommandFitness(" ", lambda: tmp_path, 1)
+        CommandFitness(" ", lambda: nullcontext(tmp_path), 1)
 
 
 def test_a_command_gets_the_model_of_each_candidate(tmp_path: Path) -> None:
@@ -322,6 +324,7 @@ def test_a_command_gets_the_model_of_each_candidate(tmp_path: Path) -> None:
     size = sum(float(t.abs().double().sum()) for t in weights.values())
     assert done.loop.curve[-1] == pytest.approx(-size, rel=1e-4) and done.report is None
     assert "There are no unseen items" in (done.model.path / "README.md").read_text()
+    assert not list((tmp_path / "x").rglob("*candidate*"))  # what the command gets does not stay
 
 
 def test_a_failed_candidate_costs_itself_only(own: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -638,6 +641,7 @@ def run_both(root: Path, *sets: str, listener: Any = None) -> dict[str, Any]:
         resume=(folder_of(root) / "session.json").exists(),
         controllers=both,
         listeners=[listener] if listener else [],
+        sets=sets,
     ).run()
 
 
@@ -744,7 +748,19 @@ def test_the_specialists_of_a_run_are_parents(
 
 
 def test_the_phase_takes_a_fitness_of_ones_own(own: Path) -> None:
-    result = run_both(own / "x", "phases.evomerge.fitness=own_fitness:size")
+    named = "phases.evomerge.fitness=own_fitness:size"
+
+    def stop(record: dict[str, Any]) -> None:
+        if record.get("stage") == "generation":
+            request_stop(folder_of(own / "x"))
+
+    assert run_both(own / "x", named, listener=stop)["exit_code"] == 130
+    source = (own / "own_fitness.py").read_text()
+    (own / "own_fitness.py").write_text(f"{source}\n# edited")
+    result = run_both(own / "x", named)
+    assert result["exit_code"] == 2 and "was changed since" in result["error"], result
+    (own / "own_fitness.py").write_text(source)
+    result = run_both(own / "x", named)
     assert result["success"], result
     lines = [r for _, r in read_lines(folder_of(own / "x") / "phase2_evomerge/evolution" / JOURNAL)]
     assert all("own" in r["score"]["raw"] for r in lines if r["record"] == "candidate")

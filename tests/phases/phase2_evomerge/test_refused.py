@@ -68,6 +68,16 @@ def test_fewer_generations_than_there_are(done: EvolutionResult) -> None:
     assert resume_inputs(done.loop.folder, 1, None).settings.generations == 1
 
 
+def test_fewer_scores_than_there_are(done: EvolutionResult, tmp_path: Path) -> None:
+    before = everything(done.loop.folder)
+    with pytest.raises(ConfigError, match="scores, 4 are asked for"):
+        job(done.loop.folder, generations=1, verdict_items=1, max_evaluations=4)
+    assert everything(done.loop.folder) == before
+    for _ in range(2):
+        few = {"generations": 1, "fitness_subset_size": 8, "verdict_items": 1}
+        run_evolution(job(tmp_path / "x", max_evaluations=4, **few))
+
+
 def test_a_generation_that_was_only_begun_does_not_count(
     done: EvolutionResult, tmp_path: Path
 ) -> None:

@@ -21,7 +21,7 @@ from agent_forge.phases.phase2_evomerge.loop import EvolutionLoop
 from agent_forge.store import files
 from agent_forge.workers import ray_pool
 from agent_forge.workers.pools import WorkerProcess
-from tests.support.evo_models import family, job, journal, outcome
+from tests.support.evo_models import begin, family, job, journal, outcome
 from tests.support.extras import RAY
 
 pytestmark = pytest.mark.slow
@@ -49,8 +49,34 @@ def test_workers_measure_on_the_items_that_it_was_begun_with(tmp_path: Path) -> 
     shutil.copy(family() / "add.jsonl", data)
     inputs = job(tmp_path / "x", workers=2, data=[str(data)])
     data.write_text(data.read_text().replace("1", "2"))
-    with pytest.raises(ForgeError, match="data was changed"):
+    with pytest.raises(ForgeError, match="was changed under"):
         run_evolution(inputs)
+
+
+@pytest.mark.parametrize("what", ["weights", "config", "fitness"])
+def test_workers_measure_what_it_was_begun_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """They open models and code for themselves, later, and on a cluster from other disks."""
+    models, source = tmp_path / "models", tmp_path / "own_score.py"
+    shutil.copytree(family(), models)
+    monkeypatch.chdir(tmp_path)
+    source.write_text("def one(model): return float(next(model.parameters()).sum())\n")
+    more = {"fitness": "own_score:one"} if what == "fitness" else {}
+    inputs = begin(models, tmp_path / "x", workers=2, **more)
+
+    def change(record: dict[str, Any]) -> None:
+        if record["event"] != "begun":
+            return
+        if what == "fitness":
+            source.write_text("def one(model): return 1.0\n")
+        else:
+            name = "model.safetensors" if what == "weights" else "config.json"
+            other = (models / "base" / name).read_bytes() + b"\n" * (what == "config")
+            files.write_bytes(models / "twice" / name, other)
+
+    with pytest.raises(ForgeError, match="was changed under"):
+        run_evolution(inputs, listen=change)
 
 
 def test_a_killed_worker_costs_its_candidate(

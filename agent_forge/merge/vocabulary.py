@@ -15,6 +15,7 @@ from torch import Tensor
 
 from agent_forge.errors import ConfigError, DamagedFile, PathDisappeared
 from agent_forge.merge.recipe import Recipe, TokenizerChoice
+from agent_forge.model.folder import VOCABULARIES
 from agent_forge.model.weights import SETTINGS_FILES, Weights, further_templates, is_vocabulary
 from agent_forge.store import files
 from agent_forge.store.tensors import TensorSpec
@@ -23,6 +24,7 @@ TOKENIZER = "tokenizer.json"
 CONFIG = "tokenizer_config.json"
 TEMPLATE = "chat_template.jinja"
 TOKENIZER_FILES = [n for n in SETTINGS_FILES if n not in ("config.json", "adapter_config.json")]
+TOKEN_ID = "_token_id"  # in a config: the number of a token with a meaning
 FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")  # of an added token
 
 
@@ -33,6 +35,7 @@ class Vocabulary:
     folder: Path | None
     added: dict[str, dict[str, Any]] = field(default_factory=dict)  # by token, as files have it
     size: int = 0  # rows of the embedding
+    token_ids: dict[str, Any] = field(default_factory=dict)  # as its config.json has them
 
 
 def read_tokens(folder: Path | None) -> dict[str, int] | None:
@@ -69,19 +72,20 @@ def align(
     """The models with their vocabularies made equal, and the vocabulary that they have then."""
     references, source, multiple = recipe.references(), choice.source, choice.pad_to_multiple_of
     base = references[0]  # the first model counts as one if there is no other
-    base_tokens = _usable(models[base])
-    if base_tokens is None:
-        hint = "leave tokenizer out of the recipe if all vocabularies are equal"
-        raise ConfigError(f"{base} has no {TOKENIZER}, so its vocabulary is not known", hint=hint)
-    tokens = {ref: _usable(models[ref]) or base_tokens for ref in references}
     owner = base if source in ("base", "union") else source
-    if owner not in tokens:
+    if owner not in references:
         kinds = "neither base nor union nor a model of the merge"
         raise ConfigError(f"tokenizer {source!r} is {kinds}")
+    known = {ref: _usable(models[ref]) for ref in references}
+    for ref in (base, owner):
+        if known[ref] is None:
+            hint = "leave tokenizer out of the recipe if all vocabularies are equal"
+            raise ConfigError(f"{ref} has no {TOKENIZER}: its vocabulary is not known", hint=hint)
+    tokens = {ref: own or known[base] or {} for ref, own in known.items()}
     result = dict(tokens[owner])
     added: dict[str, dict[str, Any]] = {}
     if source == "union":
-        following = max(result.values(), default=-1) + 1
+        first = following = max(result.values(), default=-1) + 1
         for ref in references:
             flags = _flags(models[ref].folder)
             for token in sorted(tokens[ref], key=tokens[ref].__getitem__):
@@ -90,6 +94,11 @@ def align(
                     entry = {flag: bool(flags.get(token, {}).get(flag)) for flag in FLAGS}
                     added[token] = {"id": following, "content": token, **entry}
                     following += 1
+        # A tokenizer numbers what is added by itself, after all that it has.
+        if added and {*(read_tokens(models[owner].folder) or {}).values()} != {*range(first)}:
+            problem = f"{owner} has tokens without a row, or numbers without a token"
+            hint = "no token can be added to these: name a tokenizer instead of union"
+            raise ConfigError(problem, hint=hint)
     n = max(result.values()) + 1
     size = -(-n // (multiple or 1)) * (multiple or 1)
     tables = {ref: torch.full((n,), -1, dtype=torch.long) for ref in references}
@@ -97,7 +106,8 @@ def align(
         for token, i in result.items():
             table[i] = tokens[ref].get(token, -1)
     aligned = {ref: _aligned(ref, recipe.base_model, models, tables, size) for ref in references}
-    return {**models, **aligned}, Vocabulary(models[owner].folder, added, size)
+    ids = {key: i for key, i in models[owner].config.items() if key.endswith(TOKEN_ID)}
+    return {**models, **aligned}, Vocabulary(models[owner].folder, added, size, ids)
 
 
 def _flags(folder: Path | None) -> dict[str, dict[str, Any]]:
@@ -110,6 +120,10 @@ def _flags(folder: Path | None) -> dict[str, dict[str, Any]]:
 def _usable(weights: Weights) -> dict[str, int] | None:
     """The tokens that have a row in the embedding."""
     tokens, rows = read_tokens(weights.folder), rows_of(weights)
+    folder = weights.folder
+    if tokens is None and folder and any((folder / name).is_file() for name in VOCABULARIES):
+        hint = "open its tokenizer with transformers and save it, which writes that file"
+        raise ConfigError(f"{folder} has a vocabulary, but no {TOKENIZER}", hint=hint)
     if tokens is None or rows is None:
         return None
     return {token: i for token, i in tokens.items() if i < rows}

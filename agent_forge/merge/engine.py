@@ -22,7 +22,6 @@ from agent_forge.merge.methods import RowKernel
 from agent_forge.merge.plan import MergePlan, Parents, TensorMerge, make_plan
 from agent_forge.merge.recipe import Recipe
 from agent_forge.merge.tensor_inputs import RUN, Cache, TensorInputs, mean
-from agent_forge.merge.vocabulary import TOKEN_ID
 from agent_forge.model.weights import HEAD, Weights, with_layers
 from agent_forge.store.tensors import first_not_finite
 
@@ -238,8 +237,8 @@ def output_config(plan: MergePlan) -> dict[str, object]:
         config[key] = str(largest.dtype).removeprefix("torch.")
     if plan.vocabulary is not None:
         config["vocab_size"] = plan.vocabulary.size
-        config |= dict.fromkeys(name for name in config if name.endswith(TOKEN_ID))
-        config |= plan.vocabulary.token_ids
+        own = next(m.config for m in plan.models.values() if m.folder == plan.vocabulary.folder)
+        config |= {key: own.get(key) for key in (*config, *own) if key.endswith("_token_id")}
     if config and any(map(HEAD.search, plan.jobs)):
         config["tie_word_embeddings"] = False
     return config

@@ -24,7 +24,6 @@ TOKENIZER = "tokenizer.json"
 CONFIG = "tokenizer_config.json"
 TEMPLATE = "chat_template.jinja"
 TOKENIZER_FILES = [n for n in SETTINGS_FILES if n not in ("config.json", "adapter_config.json")]
-TOKEN_ID = "_token_id"  # in a config: the number of a token with a meaning
 FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")  # of an added token
 
 
@@ -35,7 +34,6 @@ class Vocabulary:
     folder: Path | None
     added: dict[str, dict[str, Any]] = field(default_factory=dict)  # by token, as files have it
     size: int = 0  # rows of the embedding
-    token_ids: dict[str, Any] = field(default_factory=dict)  # as its config.json has them
 
 
 def read_tokens(folder: Path | None) -> dict[str, int] | None:
@@ -77,8 +75,10 @@ def align(
         kinds = "neither base nor union nor a model of the merge"
         raise ConfigError(f"tokenizer {source!r} is {kinds}")
     known = {ref: _usable(models[ref]) for ref in references}
-    for ref in (base, owner):
-        if known[ref] is None:
+    for ref in references:
+        folder = models[ref].folder
+        unread = folder and any((folder / name).is_file() for name in VOCABULARIES)
+        if known[ref] is None and (unread or ref in (base, owner)):
             hint = "leave tokenizer out of the recipe if all vocabularies are equal"
             raise ConfigError(f"{ref} has no {TOKENIZER}: its vocabulary is not known", hint=hint)
     tokens = {ref: own or known[base] or {} for ref, own in known.items()}
@@ -106,8 +106,7 @@ def align(
         for token, i in result.items():
             table[i] = tokens[ref].get(token, -1)
     aligned = {ref: _aligned(ref, recipe.base_model, models, tables, size) for ref in references}
-    ids = {key: i for key, i in models[owner].config.items() if key.endswith(TOKEN_ID)}
-    return {**models, **aligned}, Vocabulary(models[owner].folder, added, size, ids)
+    return {**models, **aligned}, Vocabulary(models[owner].folder, added, size)
 
 
 def _flags(folder: Path | None) -> dict[str, dict[str, Any]]:
@@ -120,10 +119,6 @@ def _flags(folder: Path | None) -> dict[str, dict[str, Any]]:
 def _usable(weights: Weights) -> dict[str, int] | None:
     """The tokens that have a row in the embedding."""
     tokens, rows = read_tokens(weights.folder), rows_of(weights)
-    folder = weights.folder
-    if tokens is None and folder and any((folder / name).is_file() for name in VOCABULARIES):
-        hint = "open its tokenizer with transformers and save it, which writes that file"
-        raise ConfigError(f"{folder} has a vocabulary, but no {TOKENIZER}", hint=hint)
     if tokens is None or rows is None:
         return None
     return {token: i for token, i in tokens.items() if i < rows}

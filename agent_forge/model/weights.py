@@ -28,9 +28,7 @@ LAYER = re.compile(r"^(|.*?\.)(layers|layer|blocks|block|h)\.(\d+)\.")
 TOKEN_EMBEDDING = re.compile(r"(^|\.)(embed(_tokens|_in|ding)|word_embeddings|wte)\.weight$")
 HEAD = re.compile(r"(^|\.)(lm_head|embed_out)\.weight$")
 # GPT-NeoX calls its head embed_out, LFM2 its last norm embedding_norm.
-BEFORE_LAYERS = re.compile(
-    r"(?<!un)embed(?!_out|ding_norm)|wte|wpe|project_in|(?<!output_)(?<!embed_)projection"
-)
+BEFORE_LAYERS = re.compile(r"embed(?!_out|ding_norm)|wte|wpe|project_in|(?<!output_)projection")
 DEPTHS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")  # as configs call it
 # Files beside the weights that change what a model computes; an adapter has settings of its own.
 SETTINGS_FILES = NAMES["settings_files"]

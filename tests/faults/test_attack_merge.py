@@ -449,3 +449,11 @@ def test_the_config_says_what_type_the_tensors_have(tmp_path: Path, forge: Forge
         assert forge(f"merge --models {models} {wanted}").code == 0
         assert goods.read(tmp_path / wanted / "config.json")["dtype"] == wanted
         assert load_file(tmp_path / wanted / goods.WEIGHTS)[UP].dtype == getattr(torch, wanted)
+
+
+def test_every_file_of_a_tokenizer_comes_along(tmp_path: Path, forge: Forge) -> None:
+    """GPT-NeoX-japanese has an emoji.json beside its words, and cannot be opened without it."""
+    for name in "ab":
+        copy("llama", tmp_path / name, goods.text("emoji.json", "{}"))
+    assert forge("merge --models a,b out").code == 0
+    assert (tmp_path / "out" / "emoji.json").is_file()

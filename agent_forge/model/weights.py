@@ -185,8 +185,8 @@ def is_tied(weights: Weights) -> bool:
 
 
 def is_vocabulary(name: str) -> bool:
-    """True for the embedding and the head."""
-    return bool(TOKEN_EMBEDDING.search(name) or HEAD.search(name))
+    """True for the embedding, the head and its bias, which have a row for each token."""
+    return bool(TOKEN_EMBEDDING.search(name) or HEAD.search(name.replace(".bias", ".weight")))
 
 
 def with_same_heads(models: Sequence[Weights]) -> list[Weights]:

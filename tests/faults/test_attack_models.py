@@ -252,6 +252,18 @@ def test_numbers_of_tokens_in_a_config_are_those_of_its_tokenizer(tmp_path: Path
         assert (config["eos_token_id"], config["pad_token_id"]) == wanted
 
 
+def test_the_bias_of_a_head_follows_its_tokens(tmp_path: Path) -> None:
+    own = {**tuned(1), "lm_head.bias": torch.arange(48.0)}
+    by_token = ("lm_head.weight", "lm_head.bias", "model.embed_tokens.weight")
+    turned = {name: t.flip(0) if name in by_token else t for name, t in own.items()}
+    for name, state in (("a", own), ("b", turned)):  # one model, its tokens in another order
+        place = save(tmp_path / name, state, family_of("llama")[1])
+        with_tokens(place, {f"w{i}": i if name == "a" else 47 - i for i in range(48)})
+    models = [{"model": str(tmp_path / name)} for name in "ab"]
+    merged = merge(Recipe(merge_method="linear", models=models, tokenizer="base"))
+    assert all(torch.allclose(merged[name], own[name]) for name in by_token)
+
+
 # -- templates and networks -----------------------------------------------------------------------
 
 TURN = "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}SLOT{% endfor %}"

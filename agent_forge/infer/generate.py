@@ -48,11 +48,11 @@ class SamplingSettings:
     def __post_init__(self) -> None:
         low, high = LOWEST_TEMPERATURE, 1 / LOWEST_TEMPERATURE
         if self.temperature and not low <= self.temperature <= high:
-            raise ValueError(f"temperature is 0, or from {low} to {high:.0f}")
+            raise ConfigError(f"temperature is 0, or from {low} to {high:.0f}")
         if self.top_k < 0 or not 0 < self.top_p <= 1:
-            raise ValueError("top_k is at least 0, top_p is above 0 and at most 1")
+            raise ConfigError("top_k is at least 0, top_p is above 0 and at most 1")
         if self.max_new_tokens < 1 or not 0 <= self.seed < 2**63:
-            raise ValueError("max_new_tokens is at least 1, seed is from 0 to 2**63 - 1")
+            raise ConfigError("max_new_tokens is at least 1, seed is from 0 to 2**63 - 1")
 
 
 @dataclass

@@ -101,7 +101,7 @@ def test_a_stream_gives_the_same_text_and_never_a_piece_of_a_stop_string() -> No
     ],
 )
 def test_bad_settings_are_refused(changes: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match=r"at least|is 0, or from"):
+    with pytest.raises(ConfigError, match=r"at least|is 0, or from"):
         SamplingSettings(**changes)  # type: ignore[arg-type]
 
 

@@ -5,15 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import typer
 
 from agent_forge.cli.output import emit_json
 from agent_forge.errors import ConfigError
-
-if TYPE_CHECKING:
-    from agent_forge.infer.generate import SamplingSettings
 
 
 def generate(
@@ -27,10 +23,11 @@ def generate(
     as_json: bool,
 ) -> None:
     """Continue a text."""
-    sampling = _sampling(tokens, temperature, top_k, top_p, seed)
     from agent_forge.infer.chat import check_prompt, open_chat_model
+    from agent_forge.infer.generate import SamplingSettings
     from agent_forge.model.locate import locate_model
 
+    sampling = SamplingSettings(tokens, temperature, top_k, top_p, seed)
     text = check_prompt(_from_stdin(sys.stdin.read) if prompt == "-" else prompt)
     pieces = open_chat_model(locate_model(model)).complete(text, sampling)
     if as_json:
@@ -46,10 +43,11 @@ def chat(
 
     An empty line, Ctrl-D or Ctrl-C ends the conversation.
     """
-    sampling = _sampling(tokens, temperature, top_k, top_p, seed)
     from agent_forge.infer.chat import check_prompt, open_chat_model
+    from agent_forge.infer.generate import SamplingSettings
     from agent_forge.model.locate import locate_model
 
+    sampling = SamplingSettings(tokens, temperature, top_k, top_p, seed)
     if system:
         check_prompt(system, "--system")
     speaker = open_chat_model(locate_model(model))
@@ -89,14 +87,3 @@ def _from_stdin(read: Callable[[int], str]) -> str:
         return read(MAX_CHARACTERS + 2)  # a line has its end besides
     except UnicodeDecodeError as error:
         raise ConfigError("what comes from stdin is not UTF-8 text") from error
-
-
-def _sampling(
-    tokens: int, temperature: float, top_k: int, top_p: float, seed: int
-) -> SamplingSettings:
-    from agent_forge.infer.generate import SamplingSettings
-
-    try:
-        return SamplingSettings(tokens, temperature, top_k, top_p, seed)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error

@@ -27,7 +27,7 @@ def measure(
 ) -> list[dict[str, Any]]:
     """A row with all scores for every task; `lm-eval` in the data folder may have more, as YAML."""
     try:
-        from lm_eval import simple_evaluate
+        from lm_eval import simple_evaluate, utils
         from lm_eval.models.huggingface import HFLM
         from lm_eval.tasks import TaskManager
     except ImportError as error:
@@ -44,6 +44,7 @@ def measure(
     for name in names:
         if name not in manager.all_tasks:
             raise ConfigError(f"lm-eval has no task {name!r}", hint="lm-eval ls tasks lists them")
+    sandbox_templates(utils)
     network, tokenizer = _as_transformers(model)
     wrapped = HFLM(pretrained=network, tokenizer=tokenizer, device="cpu", batch_size=1)
     how = {"num_fewshot": shots, "limit": limit, "bootstrap_iters": 0, "log_samples": False}
@@ -56,6 +57,16 @@ def measure(
         row = {"domain": f"{PREFIX}{name}", "items": counts.get(name, {}).get("effective")}
         table.append({**row, "accuracy": first, "scores": numbers})
     return table
+
+
+def sandbox_templates(utils: Any) -> None:
+    """Let the library render templates of tasks, which are programs, where they reach no code."""
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    made = getattr(utils, "env", None), getattr(utils.apply_template, "_env", None)
+    for environment in filter(None, made):
+        environment.__class__ = ImmutableSandboxedEnvironment
+    utils.Environment = ImmutableSandboxedEnvironment  # later versions make one when it is needed
 
 
 def _as_transformers(model: Path) -> tuple[Any, Any]:

@@ -48,11 +48,11 @@ class SamplingSettings:
     def __post_init__(self) -> None:
         low, high = LOWEST_TEMPERATURE, 1 / LOWEST_TEMPERATURE
         if self.temperature and not low <= self.temperature <= high:
-            raise ValueError(f"temperature is 0, or from {low} to {high:.0f}")
+            raise ConfigError(f"temperature is 0, or from {low} to {high:.0f}")
         if self.top_k < 0 or not 0 < self.top_p <= 1:
-            raise ValueError("top_k is at least 0, top_p is above 0 and at most 1")
+            raise ConfigError("top_k is at least 0, top_p is above 0 and at most 1")
         if self.max_new_tokens < 1 or not 0 <= self.seed < 2**63:
-            raise ValueError("max_new_tokens is at least 1, seed is from 0 to 2**63 - 1")
+            raise ConfigError("max_new_tokens is at least 1, seed is from 0 to 2**63 - 1")
 
 
 @dataclass
@@ -278,14 +278,20 @@ class _TransformersReader(_Reader):
         self.text_BT: Tensor | None = None  # what was read, where there is no cache
         known = inspect.signature(network.forward).parameters
         self.last_only = {"logits_to_keep": 1} if "logits_to_keep" in known else {}
+        # Bamba counts positions from 0 again unless it is told them.
+        self.numbered = getattr(network, "_is_stateful", False) and "position_ids" in known
+        self.length = 0  # tokens that the cache stands for
 
     def read(self, tokens_BT: Tensor) -> tuple[Tensor, Tensor]:
         tokens = tokens_BT.to(self.device)
         if self.text_BT is not None:
             tokens = torch.cat([self.text_BT, tokens], 1)
-        out = self.network(tokens, past_key_values=self.past, use_cache=True, **self.last_only)
+        end = self.length + tokens.shape[1]
+        places = torch.arange(self.length, end, device=self.device).expand(tokens.shape)
+        options = {"use_cache": True, **({"position_ids": places} if self.numbered else {})}
+        out = self.network(tokens, past_key_values=self.past, **options, **self.last_only)
         self.past = getattr(out, "past_key_values", None)
-        self.text_BT = tokens if self.past is None else None
+        self.text_BT, self.length = (tokens, 0) if self.past is None else (None, end)
         if self.batched and not hasattr(self.past, "batch_select_indices"):
             problem = f"{type(self.network).__name__} keeps no cache whose rows can be chosen"
             raise ConfigError(problem, hint="measure it by likelihood: --tasks or --data")

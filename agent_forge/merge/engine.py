@@ -22,7 +22,7 @@ from agent_forge.merge.methods import RowKernel
 from agent_forge.merge.plan import MergePlan, Parents, TensorMerge, make_plan
 from agent_forge.merge.recipe import Recipe
 from agent_forge.merge.tensor_inputs import RUN, Cache, TensorInputs, mean
-from agent_forge.model.weights import Weights, with_layers
+from agent_forge.model.weights import HEAD, Weights, with_layers
 from agent_forge.store.tensors import first_not_finite
 
 ComputeRun = Callable[[int], list[Tensor]]  # position -> the results of one run
@@ -145,7 +145,7 @@ class MergedWeights(Weights):
         base = None if job.base is None else models[job.base[0]][job.base[1]]
         centred = job.base is None and recipe.merge_method == COMBO
         read_as = getattr(torch, recipe.dtype) if recipe.dtype else None
-        key = (job.inputs, job.base, *self._read)
+        key = (job.inputs, job.base, centred, *self._read)
         return TensorInputs(inputs, base, centred, job.name, recipe.seed, read_as, self._cache, key)
 
     def _agreed(self, job: TensorMerge) -> Tensor:
@@ -231,12 +231,15 @@ def output_config(plan: MergePlan) -> dict[str, object]:
     config = dict(plan.models[plan.recipe.references()[0]].config)
     if plan.recipe.slices:
         config = with_layers(config, plan.layers)
-    wanted = plan.recipe.out_dtype or plan.recipe.dtype
-    if wanted and config:
-        config["torch_dtype" if "torch_dtype" in config else "dtype"] = wanted
+    key = "torch_dtype" if "torch_dtype" in config else "dtype"
+    if config and (key in config or plan.recipe.out_dtype or plan.recipe.dtype):
+        largest = max(plan.specs.values(), key=lambda spec: spec.nbytes)
+        config[key] = str(largest.dtype).removeprefix("torch.")
     if plan.vocabulary is not None:
         config["vocab_size"] = plan.vocabulary.size
-    if config and any(name.endswith("lm_head.weight") for name in plan.jobs):
+        own = next(m.config for m in plan.models.values() if m.folder == plan.vocabulary.folder)
+        config |= {key: own.get(key) for key in (*config, *own) if key.endswith("_token_id")}
+    if config and any(map(HEAD.search, plan.jobs)):
         config["tie_word_embeddings"] = False
     return config
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from agent_forge.errors import ConfigError, DamagedFile, PathDisappeared
 from agent_forge.merge.recipe import Recipe, TokenizerChoice
+from agent_forge.model.folder import VOCABULARIES
 from agent_forge.model.weights import SETTINGS_FILES, Weights, further_templates, is_vocabulary
 from agent_forge.store import files
 from agent_forge.store.tensors import TensorSpec
@@ -69,19 +70,22 @@ def align(
     """The models with their vocabularies made equal, and the vocabulary that they have then."""
     references, source, multiple = recipe.references(), choice.source, choice.pad_to_multiple_of
     base = references[0]  # the first model counts as one if there is no other
-    base_tokens = _usable(models[base])
-    if base_tokens is None:
-        hint = "leave tokenizer out of the recipe if all vocabularies are equal"
-        raise ConfigError(f"{base} has no {TOKENIZER}, so its vocabulary is not known", hint=hint)
-    tokens = {ref: _usable(models[ref]) or base_tokens for ref in references}
     owner = base if source in ("base", "union") else source
-    if owner not in tokens:
+    if owner not in references:
         kinds = "neither base nor union nor a model of the merge"
         raise ConfigError(f"tokenizer {source!r} is {kinds}")
+    known = {ref: _usable(models[ref]) for ref in references}
+    for ref in references:
+        folder = models[ref].folder
+        unread = folder and any((folder / name).is_file() for name in VOCABULARIES)
+        if known[ref] is None and (unread or ref in (base, owner)):
+            hint = "leave tokenizer out of the recipe if all vocabularies are equal"
+            raise ConfigError(f"{ref} has no {TOKENIZER}: its vocabulary is not known", hint=hint)
+    tokens = {ref: own or known[base] or {} for ref, own in known.items()}
     result = dict(tokens[owner])
     added: dict[str, dict[str, Any]] = {}
     if source == "union":
-        following = max(result.values(), default=-1) + 1
+        first = following = max(result.values(), default=-1) + 1
         for ref in references:
             flags = _flags(models[ref].folder)
             for token in sorted(tokens[ref], key=tokens[ref].__getitem__):
@@ -90,6 +94,11 @@ def align(
                     entry = {flag: bool(flags.get(token, {}).get(flag)) for flag in FLAGS}
                     added[token] = {"id": following, "content": token, **entry}
                     following += 1
+        # A tokenizer numbers what is added by itself, after all that it has.
+        if added and {*(read_tokens(models[owner].folder) or {}).values()} != {*range(first)}:
+            problem = f"{owner} has tokens without a row, or numbers without a token"
+            hint = "no token can be added to these: name a tokenizer instead of union"
+            raise ConfigError(problem, hint=hint)
     n = max(result.values()) + 1
     size = -(-n // (multiple or 1)) * (multiple or 1)
     tables = {ref: torch.full((n,), -1, dtype=torch.long) for ref in references}

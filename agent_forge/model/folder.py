@@ -117,13 +117,15 @@ def open_weights(ref: str | Path) -> Weights:
         return adapt(open_weights(base), _path(adapter))
     if not path.exists():
         raise NotFound(f"{text} does not exist", hint="a model is a folder or file on this machine")
-    _refuse_edited(path if path.is_dir() else path.parent)
+    folder = path if path.is_dir() else path.parent
+    _refuse_edited(folder)
+    refuse_code(folder)
     if path.is_file():
         return read_shards(text, path)
-    refuse_code(path)
     if is_adapter(path):
         return adapt(open_weights(home_of(path)), path)
-    for file in (path / name for pair in zip(INDEX, SINGLE, strict=True) for name in pair):
+    # As in transformers: of a model that is there twice the single file counts.
+    for file in (path / name for pair in zip(SINGLE, INDEX, strict=True) for name in pair):
         if file.is_file():
             return read_shards(text, file)
     raise NotFound(f"{text} holds no weights", hint=f"it needs one of {', '.join(SINGLE + INDEX)}")

@@ -27,7 +27,8 @@ INDEX = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 LAYER = re.compile(r"^(|.*?\.)(layers|layer|blocks|block|h)\.(\d+)\.")
 TOKEN_EMBEDDING = re.compile(r"(^|\.)(embed(_tokens|_in|ding)|word_embeddings|wte)\.weight$")
 HEAD = re.compile(r"(^|\.)(lm_head|embed_out)\.weight$")
-BEFORE_LAYERS = re.compile(r"embed|wte|wpe|projection")
+# GPT-NeoX calls its head embed_out, LFM2 its last norm embedding_norm.
+BEFORE_LAYERS = re.compile(r"embed(?!_out|ding_norm)|wte|wpe|project_in|(?<!output_)projection")
 DEPTHS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")  # as configs call it
 # Files beside the weights that change what a model computes; an adapter has settings of its own.
 SETTINGS_FILES = NAMES["settings_files"]
@@ -184,8 +185,8 @@ def is_tied(weights: Weights) -> bool:
 
 
 def is_vocabulary(name: str) -> bool:
-    """True for the embedding and the head."""
-    return bool(TOKEN_EMBEDDING.search(name) or HEAD.search(name))
+    """True for the embedding, the head and its bias, which have a row for each token."""
+    return bool(TOKEN_EMBEDDING.search(name) or HEAD.search(name.replace(".bias", ".weight")))
 
 
 def with_same_heads(models: Sequence[Weights]) -> list[Weights]:

@@ -11,6 +11,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from jinja2 import Environment, StrictUndefined, UndefinedError
+from jinja2.sandbox import SecurityError
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
@@ -30,7 +32,7 @@ from tests.support.command_line import Forge
 from tests.support.evo_models import FASTEST as FAST
 from tests.support.evo_models import PARENTS, begin, family, job
 
-LM_EVAL = ("simple_evaluate", "HFLM", "TaskManager")
+LM_EVAL = ("simple_evaluate", "utils", "HFLM", "TaskManager")
 
 
 @pytest.fixture
@@ -426,3 +428,28 @@ def test_tasks_of_somebody_run_no_code(tmp_path: Path, monkeypatch: pytest.Monke
         (tmp_path / "lm-eval/piqa.yaml").write_text(f"task: piqa\n{line}\n")
         with pytest.raises(HostileInput, match="runs code"):
             lm_eval_harness.measure(tmp_path, ["piqa"], folder=tmp_path)
+
+
+@pytest.mark.parametrize("when", ["at once", "when it is needed", "before"])
+def test_templates_of_tasks_reach_no_code(tmp_path: Path, when: str) -> None:
+    """lm-eval renders them without a sandbox; how it makes its environment differs by version."""
+    options: dict[str, Any] = {"undefined": StrictUndefined, "keep_trailing_newline": True}
+    utils = SimpleNamespace(Environment=Environment, apply_template=lambda: None)
+    if when == "at once":
+        utils.env = Environment(**options)
+    elif when == "before":
+        utils.apply_template._env = Environment(**options)
+    lm_eval_harness.sandbox_templates(utils)
+    made = getattr(utils, "env", None) or getattr(utils.apply_template, "_env", None)
+    environment = made or utils.Environment(**options)
+    assert environment.from_string("{{ q.strip() }}?\n").render(q=" a ") == "a?\n"
+    mark = tmp_path / "ran"
+    for reach in (
+        "cycler.__init__",
+        "cycler | attr('__init__')",
+        "(cycler|attr('_'*2~'init'~'_'*2))",
+    ):
+        text = f"{{{{ ({reach}).__globals__.os.mkdir('{mark}') }}}}"
+        with pytest.raises((SecurityError, UndefinedError)):
+            environment.from_string(text).render()
+    assert not mark.exists()

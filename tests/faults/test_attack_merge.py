@@ -407,3 +407,53 @@ def test_slices_of_a_tied_and_an_untied_model(tmp_path: Path, forge: Forge, orde
     found = open_model(tmp_path / "out").network.state_dict()["lm_head.weight"]
     last = open_model(tmp_path / order[1]).network.state_dict()["lm_head.weight"]
     assert torch.equal(found, last)
+
+
+LAST = {"gpt_neox": "embed_out.weight", "lfm2": "model.embedding_norm.weight"}
+
+
+@pytest.mark.parametrize("family", LAST)
+def test_what_follows_the_layers_is_of_the_last_slice(
+    tmp_path: Path, forge: Forge, family: str
+) -> None:
+    """Their names say embedding, but they are a head and a last norm."""
+    kinds = {"layer_types": ["full_attention"] * 2} if family == "lfm2" else {}
+    for seed, name in enumerate("ab"):
+        made(tmp_path / name, family, seed, num_hidden_layers=2, **kinds)
+        goods.tensors(lambda s, n=seed: {k: t + n for k, t in s.items()})(tmp_path / name)  # type: ignore[misc]
+    assert forge(sliced(tmp_path, ("a", 0, 1), ("b", 1, 2))).code == 0
+    first, last, out = (load_file(tmp_path / n / goods.WEIGHTS) for n in ("a", "b", "out"))
+    assert torch.equal(out[LAST[family]], last[LAST[family]])
+    embedding = next(name for name in out if "embed_in" in name or "embed_tokens" in name)
+    assert torch.equal(out[embedding], first[embedding])
+
+
+# -- files beside the weights ---------------------------------------------------------------------
+
+
+def test_a_file_of_weights_beside_a_config_that_asks_for_code(tmp_path: Path, forge: Forge) -> None:
+    """Its config would be that of the result, which no command opens."""
+    copy("llama", tmp_path / "a", goods.config(auto_map={"AutoModelForCausalLM": "evil.Evil"}))
+    copy("llama", tmp_path / "b")
+    result = forge(f"merge --models a/{goods.WEIGHTS},b/{goods.WEIGHTS} out")
+    assert result.code == 4 and "auto_map" in result.err and not (tmp_path / "out").exists()
+
+
+def test_the_config_says_what_type_the_tensors_have(tmp_path: Path, forge: Forge) -> None:
+    def halved(state: State) -> State:
+        return {name: tensor.bfloat16() for name, tensor in state.items()}
+
+    copy("llama", tmp_path / "a", goods.tensors(halved), goods.config(dtype="bfloat16"))
+    copy("llama", tmp_path / "b")
+    for models, wanted in (("a,b", "float32"), ("a,a/", "bfloat16")):
+        assert forge(f"merge --models {models} {wanted}").code == 0
+        assert goods.read(tmp_path / wanted / "config.json")["dtype"] == wanted
+        assert load_file(tmp_path / wanted / goods.WEIGHTS)[UP].dtype == getattr(torch, wanted)
+
+
+def test_every_file_of_a_tokenizer_comes_along(tmp_path: Path, forge: Forge) -> None:
+    """GPT-NeoX-japanese has an emoji.json beside its words, and cannot be opened without it."""
+    for name in "ab":
+        copy("llama", tmp_path / name, goods.text("emoji.json", "{}"))
+    assert forge("merge --models a,b out").code == 0
+    assert (tmp_path / "out" / "emoji.json").is_file()

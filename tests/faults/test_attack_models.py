@@ -34,10 +34,11 @@ from agent_forge.evals.model_under_test import open_model_under_test
 from agent_forge.infer.chat import open_chat_model
 from agent_forge.merge.engine import merge
 from agent_forge.merge.output import write
-from agent_forge.merge.recipe import Recipe
+from agent_forge.merge.recipe import Recipe, TokenizerChoice
 from agent_forge.model import load  # which keeps transformers from running code
 from agent_forge.model.folder import open_weights
 from agent_forge.phases.phase2_evomerge.evolution import run_evolution
+from tests.faults import hostile_goods as goods
 from tests.support.adapters import adapted
 from tests.support.command_line import Forge
 from tests.support.eval_models import llama
@@ -207,6 +208,60 @@ def test_a_special_token_stays_special_in_a_union(tmp_path: Path) -> None:
     assert added[0]["content"] == "<x>" and added[0]["special"] and added[0]["rstrip"]
     known = json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())
     assert known["added_tokens_decoder"]["46"]["special"]
+
+
+def three(root: Path, words: dict[str, int]) -> Recipe:
+    """A union of a, with these words, and b, which has two tokens more."""
+    config = family_of("llama")[1]
+    for n, name in enumerate("ab"):
+        place = save(root / name, tuned(n), config)
+        plain = {f"w{i}": i for i in range(46)}
+        with_tokens(place, plain if n else words, ["<x>", "<y>"] if n else [])
+    models = [{"model": str(root / name)} for name in "ab"]
+    return Recipe(merge_method="linear", models=models, tokenizer="union")
+
+
+WORDS = {f"w{i}": i for i in range(46)}
+
+
+@pytest.mark.parametrize("words", [WORDS | {"<pad>": 48}, {f"w{i}": i for i in range(46) if i - 9}])
+def test_tokens_are_added_only_where_they_get_the_number_of_their_row(
+    tmp_path: Path, words: dict[str, int]
+) -> None:
+    """A token without a row, or a gap: the tokenizer would number the added ones in another way."""
+    with pytest.raises(ConfigError, match="without a row, or numbers without a token"):
+        merge(three(tmp_path, words))
+
+
+def test_a_vocabulary_that_is_not_read_is_not_taken_for_the_base_s(tmp_path: Path) -> None:
+    recipe = three(tmp_path, WORDS)
+    (tmp_path / "b" / "tokenizer.json").rename(tmp_path / "b" / "tokenizer.model")
+    with pytest.raises(ConfigError, match=r"b has no tokenizer\.json"):
+        merge(recipe)
+
+
+def test_numbers_of_tokens_in_a_config_are_those_of_its_tokenizer(tmp_path: Path) -> None:
+    recipe = three(tmp_path, WORDS)
+    edit(tmp_path / "a" / "config.json", eos_token_id=3, pad_token_id=4)
+    edit(tmp_path / "b" / "config.json", eos_token_id=46)
+    goods.no_keys("config.json", "pad_token_id")(tmp_path / "b")
+    for choice, wanted in (("union", (3, 4)), (str(tmp_path / "b"), (46, None))):
+        config = merge(
+            recipe.model_copy(update={"tokenizer": TokenizerChoice(source=choice)})
+        ).config
+        assert (config["eos_token_id"], config["pad_token_id"]) == wanted
+
+
+def test_the_bias_of_a_head_follows_its_tokens(tmp_path: Path) -> None:
+    own = {**tuned(1), "lm_head.bias": torch.arange(48.0)}
+    by_token = ("lm_head.weight", "lm_head.bias", "model.embed_tokens.weight")
+    turned = {name: t.flip(0) if name in by_token else t for name, t in own.items()}
+    for name, state in (("a", own), ("b", turned)):  # one model, its tokens in another order
+        place = save(tmp_path / name, state, family_of("llama")[1])
+        with_tokens(place, {f"w{i}": i if name == "a" else 47 - i for i in range(48)})
+    models = [{"model": str(tmp_path / name)} for name in "ab"]
+    merged = merge(Recipe(merge_method="linear", models=models, tokenizer="base"))
+    assert all(torch.allclose(merged[name], own[name]) for name in by_token)
 
 
 # -- templates and networks -----------------------------------------------------------------------

@@ -101,7 +101,7 @@ def test_a_stream_gives_the_same_text_and_never_a_piece_of_a_stop_string() -> No
     ],
 )
 def test_bad_settings_are_refused(changes: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match=r"at least|is 0, or from"):
+    with pytest.raises(ConfigError, match=r"at least|is 0, or from"):
         SamplingSettings(**changes)  # type: ignore[arg-type]
 
 
@@ -110,3 +110,22 @@ def test_bad_prompts_are_refused() -> None:
         generate(network(), [[]], SamplingSettings())
     with pytest.raises(ValueError, match="decode"):
         generate(network(), [[1]], SamplingSettings(stop_strings=("x",)))
+
+
+def test_a_network_that_has_to_be_told_the_positions() -> None:
+    """Bamba counts from 0 again at every token that it reads with a cache."""
+    from transformers import BambaConfig, BambaForCausalLM
+
+    torch.manual_seed(0)
+    shape = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2}
+    memory = {"mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 4, "mamba_n_groups": 1}
+    layers = {"num_hidden_layers": 2, "attn_layer_indices": [0, 1], "num_key_value_heads": 2}
+    model = BambaForCausalLM(BambaConfig(vocab_size=26, **shape, **memory, **layers)).eval()
+    text = [5, 6, 7]
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape))
+        for _ in range(12):
+            text.append(int(model(torch.tensor([text])).logits[0, -1].argmax()))
+    pieces = stream(model, text[:3], SamplingSettings(max_new_tokens=12), decode)
+    assert "".join(pieces) == decode(text[3:])

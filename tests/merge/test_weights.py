@@ -70,6 +70,14 @@ def test_pickles_and_shards_of_pickles(tmp_path: Path) -> None:
         assert weights.specs[UP].shape == tuple(state[UP].shape)
 
 
+def test_a_model_that_is_there_twice_is_the_one_that_transformers_takes(tmp_path: Path) -> None:
+    for file, value in (("model.safetensors", 1.0), ("part.safetensors", 2.0)):
+        save_file({"w": torch.full((2,), value)}, tmp_path / file)
+    index = {"weight_map": {"w": "part.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert open_weights(tmp_path)["w"].tolist() == [1.0, 1.0]
+
+
 def test_what_is_not_a_model(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     for place, told in ((tmp_path / "none", "does not exist"), (tmp_path / "empty", "no weights")):

@@ -80,15 +80,16 @@ def arc(row: DataRow) -> Iterator[Example]:
     if isinstance(question, Mapping):  # the original nests it
         inner = replace(row, value=question)
         stem, listed = inner.text("stem"), inner.get("choices")
-        pairs = [(c.get("label"), c.get("text")) for c in listed if isinstance(c, Mapping)]
+        pairs = [(c.get("label"), c.get("text")) for c in listed]
     else:
         choices = replace(row, value=row.get("choices"))
         stem = row.text("question")
-        pairs = list(zip(choices.get("label"), choices.get("text"), strict=False))
+        pairs = list(zip(choices.get("label"), choices.get("text"), strict=True))
     texts = {str(label): row.checked(text, "choices") for label, text in pairs}
     key = row.text("answerKey")
-    if key not in texts:
-        raise row.damaged(f"field 'answerKey' is {key!r}, choices are {list(texts)}")
+    if key not in texts or len(texts) < len(pairs):  # of two with one label neither is meant
+        labels = [label for label, _ in pairs]
+        raise row.damaged(f"field 'answerKey' is {key!r}, choices are {labels}")
     yield asked(stem, texts[key], "", *texts.values())
 
 
@@ -177,8 +178,6 @@ def own(row: DataRow) -> Iterator[Example]:
         completion, prompt = row.text("completion"), row.text("prompt")
         choices = row.texts("choices", optional=True)
         row.refuse_long("".join(choices), "field 'choices'")
-        if choices and completion not in choices:
-            raise row.damaged("the completion is none of the choices")
         yield Example(prompt, completion, choices=choices)
     elif row.has("question"):
         yield asked(row.text("question"), row.text("answer"))

@@ -281,9 +281,8 @@ def _dataset(
 ) -> tuple[Domain, list[Example]]:
     """A published set and its training items. Without a split: its test part, or all of it."""
     side: str | None = "verdict" if split in (None, "verdict") else "selection"
-    paths = datasets.local_files(datasets.find(benchmark.name), folder)
-    if split is None and len({datasets.kind_of_file(path) for path in paths}) == 1:
-        side = side if datasets.find(benchmark.name).kind_of else None
+    if split is None and len(datasets.kinds_in(*datasets.located(benchmark.name, folder))) == 1:
+        side = None
     read = partial(datasets.read, benchmark.name, folder, split_by=split_by)
     domain = _whole(benchmark, list(read(split=side)), benchmark.name)
     if side == "selection":

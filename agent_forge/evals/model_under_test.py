@@ -201,7 +201,7 @@ class ModelUnderTest:
             progress=lambda done, _: progress(done, total),
         )
         scores = _by_example(prepared, by_item)
-        if not np.isfinite(scores.loss).all():
+        if not np.isfinite(by_item.loss).all():  # also of wrong choices
             raise NotFinite("the model gives a loss that is not finite: its weights are damaged")
         if prepared.domain is None:
             return scores

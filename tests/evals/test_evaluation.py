@@ -179,6 +179,16 @@ def test_broken_weights_are_said(foreign: Path) -> None:
         found.measure(found.prepare(Domain("d", (Example("a", "b"),))))
 
 
+def test_a_wrong_choice_without_a_loss_is_no_right_answer(foreign: Path) -> None:
+    found = open_model_under_test(foreign)
+    token = found.encode(Example("q", "z"))[0][-1]
+    with torch.no_grad():
+        found.model.get_input_embeddings().weight[token] = math.nan  # type: ignore[operator]
+    domain = Domain("d", (Example("q", " ab", choices=(" ab", " zz")),))
+    with pytest.raises(NotFinite):
+        found.measure(found.prepare(domain))
+
+
 # -- domains and their splits ---------------------------------------------------------------------
 
 

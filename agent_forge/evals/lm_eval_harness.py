@@ -4,16 +4,32 @@ A model is opened as everywhere here, and handed over as an ordinary model of tr
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from agent_forge.errors import ConfigError, HostileInput
 
 PREFIX = "lm-eval:"
 OWN = "lm-eval"
-# In a task that somebody wrote: functions and classes, code of datasets, files from elsewhere.
-RUNS_CODE = re.compile(r"!\w+|trust_remote_code|\binclude:.*[/\\~].*")
+# What a task that somebody wrote may say: the library would run functions, templates, and the code
+# of metrics, datasets and prompts. Templates may name fields and no more.
+_FIELDS = """task task_alias tag group description metadata dataset_path dataset_name
+dataset_kwargs data_files data_dir training_split validation_split test_split fewshot_split
+output_type doc_to_text doc_to_choice doc_to_target target_delimiter fewshot_delimiter num_fewshot
+metric_list metric aggregation higher_is_better ignore_case ignore_punctuation regexes_to_ignore
+generation_kwargs until max_gen_toks do_sample temperature top_p top_k repeats filter_list name
+filter function regex_pattern group_select k aggregate_metric_list weight_by_size"""
+FIELDS, FREE = set(_FIELDS.split()), ("metadata", "data_files")  # in which any field may stand
+_FIELD = r"\{\{ ?[A-Za-z]\w*(?:\.[A-Za-z]\w*|\[\d+\])*(?:\.strip\(\))? ?\}\}"
+TEXT = re.compile(rf"(?:[^{{]|\{{(?![{{%#])|{_FIELD})*")
+TEXTS = {
+    "task": re.compile(r"[\w.-]+"),
+    "dataset_path": re.compile(r"json|csv|text|parquet|[\w-]+/\w[\w.-]*"),
+    "metric": re.compile(r"acc(?:_norm)?|exact_match|f1|mcc|bleu|chrf|ter|\w*perplexity"),
+}
 SCORES = ("acc", "exact_match", "pass@1")  # shares of right answers
 
 
@@ -36,10 +52,13 @@ def measure(
 
     own = folder / OWN if folder else None
     for path in sorted(own.rglob("*.y*ml")) if own else ():
-        text = path.read_text(encoding="utf-8", errors="replace")
-        if code := RUNS_CODE.search(text):
+        try:
+            code = next(_code(yaml.safe_load(path.read_bytes())), None)
+        except (yaml.YAMLError, ValueError, RecursionError) as error:
+            code = str(error)
+        if code is not None:
             hint = "tasks with code of their own belong into an installed package"
-            raise HostileInput(f"{path} says {code[0].strip()!r}, which runs code", hint=hint)
+            raise HostileInput(f"{path} says {code!r}: lm-eval runs code of tasks", hint=hint)
     manager = TaskManager(include_path=str(own) if own and own.is_dir() else None)
     for name in names:
         if name not in manager.all_tasks:
@@ -56,6 +75,20 @@ def measure(
         row = {"domain": f"{PREFIX}{name}", "items": counts.get(name, {}).get("effective")}
         table.append({**row, "accuracy": first, "scores": numbers})
     return table
+
+
+def _code(said: Any, field: str = "") -> Iterator[str]:
+    """What a task says that could be code."""
+    if isinstance(said, dict):
+        for name, value in said.items():
+            if name not in FIELDS and field not in FREE:
+                yield str(name)
+            yield from _code(value, field if field in FREE else name)
+    elif isinstance(said, list):
+        for value in said:
+            yield from _code(value, field)
+    elif isinstance(said, str) and not TEXTS.get(field, TEXT).fullmatch(said):
+        yield said
 
 
 def _as_transformers(model: Path) -> tuple[Any, Any]:

@@ -376,9 +376,21 @@ def test_tasks_of_somebody_run_no_code(tmp_path: Path, monkeypatch: pytest.Monke
     (tmp_path / "lm-eval").mkdir()
     for line in (
         "doc_to_text: !function utils.f",
+        "doc_to_text: !%66unction utils.f",
         "include: ../theirs.yaml",
+        "include: theirs.yaml",
         "class: !function a.B",
+        "doc_to_text: '{{ cycler.__init__.__globals__.os.getcwd() }}'",
+        "doc_to_choice: ['{{a}}', '{{{a}}{% import x %}']",
+        "metric_list: [{metric: ./theirs}]",
+        "metric_list: [{metric: acc, hf_evaluate: true}]",
+        'dataset_kwargs: {"trust\\x5fremote_code": true}',
+        "dataset_path: pandas",
+        "use_prompt: 'x.yaml:all'",
+        "x: &x [*x]",
     ):
-        (tmp_path / "lm-eval/piqa.yaml").write_text(f"task: piqa\n{line}\n")
-        with pytest.raises(HostileInput, match="runs code"):
-            lm_eval_harness.measure(tmp_path, ["piqa"], folder=tmp_path)
+        for coding in ("utf-8", "utf-16"):
+            text = f"task: piqa\n{line}\n"
+            (tmp_path / "lm-eval/piqa.yaml").write_text(text, encoding=coding)
+            with pytest.raises(HostileInput, match="runs code"):
+                lm_eval_harness.measure(tmp_path, ["piqa"], folder=tmp_path)

@@ -19,8 +19,7 @@ Grade = Callable[[Task, str], bool]
 
 LIMITS = SandboxLimits(cpu_seconds=3, wall_seconds=6.0)
 LONGEST_NUMBER = 60
-MARKS = (r"####", r"answer\s+is\s*:?", r"answer\s*:", r"answer\s*=")
-MARK = re.compile("|".join(MARKS), re.IGNORECASE)
+MARK = re.compile(r"####|answer(?:\s+is\s*:?|\s*[:=])", re.IGNORECASE)
 BOXED = re.compile(r"\\boxed\s*\{")
 UNKNOWN = "\N{REPLACEMENT CHARACTER}"  # stands for what no number is made of: roots, pi, commands
 WORDS = r"text|textbf|textrm|textit|mathrm|mathbf|mathit|mbox|operatorname"

@@ -3,6 +3,7 @@
 A model is opened as everywhere here, and handed over as an ordinary model of transformers.
 """
 
+import json
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,22 +15,10 @@ from agent_forge.errors import ConfigError, HostileInput
 
 PREFIX = "lm-eval:"
 OWN = "lm-eval"
-# What a task that somebody wrote may say: the library would run functions, templates, and the code
-# of metrics, datasets and prompts. Templates may name fields and no more.
-_FIELDS = """task task_alias tag group description metadata dataset_path dataset_name
-dataset_kwargs data_files data_dir training_split validation_split test_split fewshot_split
-output_type doc_to_text doc_to_choice doc_to_target target_delimiter fewshot_delimiter num_fewshot
-metric_list metric aggregation higher_is_better ignore_case ignore_punctuation regexes_to_ignore
-generation_kwargs until max_gen_toks do_sample temperature top_p top_k repeats filter_list name
-filter function regex_pattern group_select k aggregate_metric_list weight_by_size"""
-FIELDS, FREE = set(_FIELDS.split()), ("metadata", "data_files")  # in which any field may stand
-_FIELD = r"\{\{ ?[A-Za-z]\w*(?:\.[A-Za-z]\w*|\[\d+\])*(?:\.strip\(\))? ?\}\}"
-TEXT = re.compile(rf"(?:[^{{]|\{{(?![{{%#])|{_FIELD})*")
-TEXTS = {
-    "task": re.compile(r"[\w.-]+"),
-    "dataset_path": re.compile(r"json|csv|text|parquet|[\w-]+/\w[\w.-]*"),
-    "metric": re.compile(r"acc(?:_norm)?|exact_match|f1|mcc|bleu|chrf|ter|\w*perplexity"),
-}
+# What a task that somebody wrote may say, field by field ("": a text whose templates name fields
+# alone). The library would run functions, templates, code of metrics, datasets and prompts.
+MAY_SAY = json.loads(Path(__file__).with_name("lm_eval_task.json").read_text(encoding="utf-8"))
+FREE = ("metadata", "data_files")  # any field may stand in these
 SCORES = ("acc", "exact_match", "pass@1")  # shares of right answers
 
 
@@ -79,15 +68,12 @@ def measure(
 
 def _code(said: Any, field: str = "") -> Iterator[str]:
     """What a task says that could be code."""
-    if isinstance(said, dict):
-        for name, value in said.items():
-            if name not in FIELDS and field not in FREE:
-                yield str(name)
-            yield from _code(value, field if field in FREE else name)
-    elif isinstance(said, list):
-        for value in said:
-            yield from _code(value, field)
-    elif isinstance(said, str) and not TEXTS.get(field, TEXT).fullmatch(said):
+    entries = [(field, entry) for entry in said] if isinstance(said, list) else []
+    for name, value in said.items() if isinstance(said, dict) else entries:
+        if name not in MAY_SAY and field not in FREE:
+            yield str(name)
+        yield from _code(value, field if field in FREE else name)
+    if isinstance(said, str) and not re.fullmatch(MAY_SAY.get(field) or MAY_SAY[""], said):
         yield said
 
 

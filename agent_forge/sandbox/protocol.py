@@ -15,6 +15,7 @@ import importlib
 import io
 import json
 import os
+import re
 import sys
 
 TYPE_CHECKING = False
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 MAX_MESSAGE = 16 << 20
+CALLED = re.compile(r"(?<![\w.])(?!assert\b|not\b)[A-Za-z_]\w*(?=\()")  # in a test
 # name -> type, how it is written, how it is read
 SCALARS: dict[str, tuple[Any, Callable[[Any], Any], Callable[[Any], Any]]] = {
     "int": (int, hex, lambda text: int(text, 16)),
@@ -217,36 +219,25 @@ def serve_answer(reading: int, writing: int, code: str, setup: str) -> None:
             connection.serve(wanted, values)
 
 
-def builtins_asked_for(tests: list[str]) -> set[str]:
-    """The names in the tests if all are those of builtins: then the answer is to define them."""
-    found: set[str] = set()
-    for test in tests:
-        with contextlib.suppress(SyntaxError, ValueError):
-            found |= {*compile(test, "<test>", "exec", dont_inherit=True).co_names}
-    return found if all(hasattr(builtins, name) for name in found) else set()
-
-
 def test_answer(reading: int, writing: int, setup: str, tests: list[str]) -> None:
     """Run each test and write 1 or 0 for it.
 
-    Names of the setup, builtins and modules of the standard library are this process's own, but
-    for builtins where the tests name nothing else.
-    Classes of the setup live with the answer, so that instances can be handed to it, but for their
-    static methods.
+    Names of the setup, builtins (unless the tests call nothing else) and modules of the standard
+    library are this process's own. Classes of the setup live with the answer, so that instances can
+    be handed to it, but for their static methods.
     """
     connection, grades = Connection(reading, writing, {"call"}, UntrustedObject), os.dup(1)
     sys.stdout = io.StringIO()
     names: dict[str, Any] = {"__name__": "__main__"}
     run_source(setup, "setup", names)
     own = {n for n, v in names.items() if not (isinstance(v, type) and v.__module__ == "__main__")}
-    asked = builtins_asked_for(tests)
+    called, known = {*CALLED.findall("\n".join(tests))}, {*dir(builtins)}
+    asked = called if called <= known else set()
+    names |= dict.fromkeys(asked)  # the answer is to define them
     _, *defined = connection.receive()
-    if asked and asked.isdisjoint(defined):
-        return
     for name in defined:
         used = isinstance(name, str) and any(name in source for source in (setup, *tests))
-        kept = name in own or (hasattr(builtins, name) and name not in asked)
-        if not used or kept or name.startswith("__"):
+        if not used or name in own | known - asked or name.startswith("__"):
             continue
         if name in sys.stdlib_module_names and any(f"{name}." in test for test in tests):
             names[name] = importlib.import_module(name)

@@ -88,8 +88,7 @@ def arc(row: DataRow) -> Iterator[Example]:
     texts = {str(label): row.checked(text, "choices") for label, text in pairs}
     key = row.text("answerKey")
     if key not in texts or len(texts) < len(pairs):  # of two with one label neither is meant
-        labels = [label for label, _ in pairs]
-        raise row.damaged(f"field 'answerKey' is {key!r}, choices are {labels}")
+        raise row.damaged(f"field 'answerKey' is {key!r}, choices are {pairs}")
     yield asked(stem, texts[key], "", *texts.values())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import shutil
 from dataclasses import replace
@@ -169,6 +170,19 @@ def test_right_is_what_the_model_says(place: str, request: pytest.FixtureRequest
     prompt = next(p for p, text in said.items() if text.isascii() and text.isprintable() and text)
     examples = (Example(prompt, said[prompt]), Example(prompt, "~"))
     assert found.measure(found.prepare(Domain("d", examples))).right == [True, False]
+
+
+def test_a_prompt_that_is_not_read_whole_is_said(
+    foreign: Path, forge: Forge, tmp_path: Path
+) -> None:
+    rows = [{"prompt": "ab " * n, "completion": " c", "choices": [" c", " d"]} for n in (9, 40)]
+    for name, kept in (("long", rows), ("short", rows[:1])):
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, kept)))
+    command = f"eval {foreign} --data {tmp_path}"
+    (long,) = forge(f"{command}/long.jsonl --json").document["domains"]
+    (short,) = forge(f"{command}/short.jsonl --json").document["domains"]
+    assert long["cut"] == 0.5 and long["truncated"] is None and short["cut"] is None
+    assert " cut " in forge(f"{command}/long.jsonl").out
 
 
 def test_broken_weights_are_said(foreign: Path) -> None:

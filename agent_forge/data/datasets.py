@@ -69,8 +69,8 @@ def local_files(dataset: Dataset, folder: Path) -> list[Path]:
             return [place / SAVED]
         there = _readable(place)
         for patterns in dataset.patterns:
-            wanted = patterns.split("|")
-            if named := [p for p in there if any(fnmatch.fnmatchcase(p.name, w) for w in wanted)]:
+            wanted = [re.compile(fnmatch.translate(w), re.IGNORECASE) for w in patterns.split("|")]
+            if named := [p for p in there if any(w.match(p.name) for w in wanted)]:
                 return named
     return []
 

@@ -147,7 +147,10 @@ def _sentences(path: Path) -> list[str]:
 def _flores(folder: Path, wanted: str) -> dict[str, list[str]]:
     """The sentences of each language, line by line the same."""
     paths = _files(folder, "flores", "*_*.dev")
-    texts = {path.name.partition("_")[0]: _sentences(path) for path in paths}
+    codes = [path.name.partition("_")[0] for path in paths]
+    # Each of two scripts, as zho_Hans and zho_Hant, is a language of its own.
+    named = ((p.stem if codes.count(c) > 1 else c, p) for c, p in zip(codes, paths, strict=True))
+    texts = {code: _sentences(path) for code, path in named}
     if "eng" not in texts or len({len(text) for text in texts.values()}) != 1:
         raise DamagedFile(paths[0].parent, "not the same lines in every language, with English")
     if wanted and (wanted not in texts or wanted == "eng"):

@@ -170,16 +170,20 @@ def text(row: DataRow) -> Iterator[Example]:
 
 
 def own(row: DataRow) -> Iterator[Example]:
-    """A user's row: prompt/completion (and choices), messages, question/answer or text."""
+    """A user's row: prompt/completion or question/answer (and choices), messages, or text."""
     if row.has("messages"):
         yield _conversation(row)
-    elif row.has("prompt"):
-        completion, prompt = row.text("completion"), row.text("prompt")
+    elif row.has("prompt") or row.has("question"):
+        if row.has("options"):  # to leave them out would be another question
+            raise row.damaged("field 'options' is not read", "call it 'choices'")
         choices = row.texts("choices", optional=True)
         row.refuse_long("".join(choices), "field 'choices'")
-        yield Example(prompt, completion, choices=choices)
-    elif row.has("question"):
-        yield asked(row.text("question"), row.text("answer"))
+        if row.has("prompt"):
+            completion = row.text("completion")
+            yield Example(row.text("prompt"), completion, choices=choices)
+            return
+        given = next((row.text(name) for name in ("context", "passage") if row.has(name)), "")
+        yield asked(row.text("question"), row.text("answer"), given, *choices)
     elif isinstance(row.value, str) or row.has("text"):
         yield from text(row)
     else:

@@ -261,6 +261,21 @@ def test_a_row_that_lacks_something(row: Any, problem: str, tmp_path: Path) -> N
         list(read_own(path))
 
 
+def test_a_question_is_read_with_its_text_and_its_choices(tmp_path: Path) -> None:
+    question = {"question": "Who?", "answer": "Tom"}
+    for more, prompt, choices in (
+        ({"context": "Tom ate."}, "Tom ate.\nQuestion: Who?\nAnswer:", ()),
+        ({"passage": "Tom ate."}, "Tom ate.\nQuestion: Who?\nAnswer:", ()),
+        ({"context": None, "choices": []}, "Question: Who?\nAnswer:", ()),
+        ({"choices": ["Al", "Tom"]}, "Question: Who?\nAnswer:", (" Al", " Tom")),
+    ):
+        (example,) = read_own(put(tmp_path / "my.jsonl", question | more))
+        assert (example.prompt, example.completion, example.choices) == (prompt, " Tom", choices)
+    for wrong in ({"choices": ["Al", "Tom"], "answer": 1}, {"options": ["Al"]}, {"context": ["a"]}):
+        with pytest.raises(DamagedFile, match=r"none of the choices|'options'|'context'"):
+            list(read_own(put(tmp_path / "my.jsonl", question | wrong)))
+
+
 def test_rows_of_a_set_that_lack_something(tmp_path: Path) -> None:
     for name, row, problem in (
         ("gsm8k", {"question": "q"}, "line 1: field 'answer' is missing"),

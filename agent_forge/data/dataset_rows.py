@@ -170,18 +170,18 @@ def text(row: DataRow) -> Iterator[Example]:
 
 
 def own(row: DataRow) -> Iterator[Example]:
-    """A user's row: prompt/completion or question/answer (and choices), messages, or text."""
-    if row.has("messages"):
-        yield _conversation(row)
-    elif row.has("prompt") or row.has("question"):
-        if row.has("options"):  # to leave them out would be another question
+    """A user's row: messages, prompt/completion or question/answer, with choices; or text."""
+    form = next((name for name in ("messages", "prompt", "question") if row.has(name)), "")
+    if form:
+        if isinstance(row.value.get("options"), list):  # without them it is another question
             raise row.damaged("field 'options' is not read", "call it 'choices'")
         choices = row.texts("choices", optional=True)
         row.refuse_long("".join(choices), "field 'choices'")
-        if row.has("prompt"):
-            completion = row.text("completion")
-            yield Example(row.text("prompt"), completion, choices=choices)
-            return
+    if form == "messages":
+        yield replace(_conversation(row), choices=choices)
+    elif form == "prompt":
+        yield Example(row.text("prompt"), row.text("completion"), choices=choices)
+    elif form == "question":
         given = next((row.text(name) for name in ("context", "passage") if row.has(name)), "")
         yield asked(row.text("question"), row.text("answer"), given, *choices)
     elif isinstance(row.value, str) or row.has("text"):

@@ -271,6 +271,9 @@ def test_a_question_is_read_with_its_text_and_its_choices(tmp_path: Path) -> Non
     ):
         (example,) = read_own(put(tmp_path / "my.jsonl", question | more))
         assert (example.prompt, example.completion, example.choices) == (prompt, " Tom", choices)
+    turns = [{"role": r, "content": t} for r, t in (("user", "Who?"), ("assistant", "Tom"))]
+    chat = put(tmp_path / "chat.jsonl", {"messages": turns, "choices": ["Al", "Tom"]})
+    assert [example.choices for example in read_own(chat)] == [("Al", "Tom")]
     for wrong in ({"choices": ["Al", "Tom"], "answer": 1}, {"options": ["Al"]}, {"context": ["a"]}):
         with pytest.raises(DamagedFile, match=r"none of the choices|'options'|'context'"):
             list(read_own(put(tmp_path / "my.jsonl", question | wrong)))

@@ -188,9 +188,9 @@ def _row(domain: Domain, scores: ItemScores, recursive: bool) -> dict[str, Any]:
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[Any]]]:
-    """Columns and cells; the rates of written answers only where there are any."""
-    written = any(row.get("truncated") is not None for row in rows)
-    shares = SHARES | ({name: name for name in WRITTEN_SHARES} if written else {})
+    """Columns and cells; the rates of written answers and of cut prompts where there are any."""
+    known = (name for name in WRITTEN_SHARES if any(row.get(name) is not None for row in rows))
+    shares = SHARES | {name: name for name in known}
 
     def cell(row: dict[str, Any], key: str, form: str) -> str | None:
         value = row.get(key)

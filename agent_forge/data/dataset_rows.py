@@ -80,15 +80,15 @@ def arc(row: DataRow) -> Iterator[Example]:
     if isinstance(question, Mapping):  # the original nests it
         inner = replace(row, value=question)
         stem, listed = inner.text("stem"), inner.get("choices")
-        pairs = [(c.get("label"), c.get("text")) for c in listed if isinstance(c, Mapping)]
+        pairs = [(c.get("label"), c.get("text")) for c in listed]
     else:
         choices = replace(row, value=row.get("choices"))
         stem = row.text("question")
-        pairs = list(zip(choices.get("label"), choices.get("text"), strict=False))
+        pairs = list(zip(choices.get("label"), choices.get("text"), strict=True))
     texts = {str(label): row.checked(text, "choices") for label, text in pairs}
     key = row.text("answerKey")
-    if key not in texts:
-        raise row.damaged(f"field 'answerKey' is {key!r}, choices are {list(texts)}")
+    if key not in texts or len(texts) < len(pairs):  # of two with one label neither is meant
+        raise row.damaged(f"field 'answerKey' is {key!r}, choices are {pairs}")
     yield asked(stem, texts[key], "", *texts.values())
 
 
@@ -170,18 +170,20 @@ def text(row: DataRow) -> Iterator[Example]:
 
 
 def own(row: DataRow) -> Iterator[Example]:
-    """A user's row: prompt/completion (and choices), messages, question/answer or text."""
-    if row.has("messages"):
-        yield _conversation(row)
-    elif row.has("prompt"):
-        completion, prompt = row.text("completion"), row.text("prompt")
+    """A user's row: messages, prompt/completion or question/answer, with choices; or text."""
+    form = next((name for name in ("messages", "prompt", "question") if row.has(name)), "")
+    if form:
+        if isinstance(row.value.get("options"), list):  # without them it is another question
+            raise row.damaged("field 'options' is not read", "call it 'choices'")
         choices = row.texts("choices", optional=True)
         row.refuse_long("".join(choices), "field 'choices'")
-        if choices and completion not in choices:
-            raise row.damaged("the completion is none of the choices")
-        yield Example(prompt, completion, choices=choices)
-    elif row.has("question"):
-        yield asked(row.text("question"), row.text("answer"))
+    if form == "messages":
+        yield replace(_conversation(row), choices=choices)
+    elif form == "prompt":
+        yield Example(row.text("prompt"), row.text("completion"), choices=choices)
+    elif form == "question":
+        given = next((row.text(name) for name in ("context", "passage") if row.has(name)), "")
+        yield asked(row.text("question"), row.text("answer"), given, *choices)
     elif isinstance(row.value, str) or row.has("text"):
         yield from text(row)
     else:

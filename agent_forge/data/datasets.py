@@ -69,8 +69,8 @@ def local_files(dataset: Dataset, folder: Path) -> list[Path]:
             return [place / SAVED]
         there = _readable(place)
         for patterns in dataset.patterns:
-            wanted = patterns.split("|")
-            if named := [p for p in there if any(fnmatch.fnmatchcase(p.name, w) for w in wanted)]:
+            wanted = [re.compile(fnmatch.translate(w), re.IGNORECASE) for w in patterns.split("|")]
+            if named := [p for p in there if any(w.match(p.name) for w in wanted)]:
                 return named
     return []
 
@@ -89,6 +89,11 @@ def read(
     name: str, folder: Path, *, split: str | None = None, split_by: SplitBy = "question"
 ) -> Iterator[Example]:
     """The examples of a dataset in a data folder, all or those of one split."""
+    return _examples(*located(name, folder), split, split_by)
+
+
+def located(name: str, folder: Path) -> tuple[Dataset, list[Path]]:
+    """A dataset with its files below a data folder, as its rows are to be read."""
     dataset = find(name)
     paths = local_files(dataset, folder)
     if not paths:
@@ -97,7 +102,7 @@ def read(
         raise NotFound(problem, hint=f"forge data fetch {name}, or put the files there")
     if paths[0].name == SAVED:
         dataset = replace(dataset, reader=dataset_rows.saved, kind_of=dataset_rows.saved_kind)
-    return _examples(dataset, paths, split, split_by)
+    return dataset, paths
 
 
 def read_own(
@@ -123,10 +128,7 @@ def _examples(
 
 
 def _all_examples(dataset: Dataset, paths: list[Path], split_by: SplitBy) -> Iterator[Example]:
-    if kind_of := dataset.kind_of:
-        kinds = {kind_of(row) for path in paths for row in rows(path)}
-    else:
-        kinds = {kind_of_file(path) for path in paths}
+    kind_of, kinds = dataset.kind_of, kinds_in(dataset, paths)
     for path in paths:
         example = None
         for row in _labelled(path):
@@ -138,13 +140,23 @@ def _all_examples(dataset: Dataset, paths: list[Path], split_by: SplitBy) -> Ite
             raise DamagedFile(path, "it has rows, but no example to learn from")
 
 
+def kinds_in(dataset: Dataset, paths: list[Path]) -> set[str]:
+    """The published parts that there are, by the rows or by the names of files."""
+    if kind_of := dataset.kind_of:
+        return {kind_of(row) for path in paths for row in rows(path)}
+    return {kind_of_file(path) for path in paths}
+
+
 def _read_row(dataset: Dataset, row: DataRow) -> list[Example]:
     """The examples of a row; one of another shape than the reader knows is damaged."""
     try:
-        return list(dataset.reader(row))
+        examples = list(dataset.reader(row))
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         problem = f"not a row of {dataset.name} ({type(error).__name__}: {error})"
         raise row.damaged(problem) from error
+    if any(e.choices and e.completion not in e.choices for e in examples):
+        raise row.damaged("the completion is none of the choices")
+    return examples
 
 
 def kind_of_file(path: Path) -> str:

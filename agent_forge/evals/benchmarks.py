@@ -148,7 +148,10 @@ def _sentences(path: Path) -> list[str]:
 def _flores(folder: Path, wanted: str) -> dict[str, list[str]]:
     """The sentences of each language, line by line the same."""
     paths = _files(folder, "flores", "*_*.dev")
-    texts = {path.name.partition("_")[0]: _sentences(path) for path in paths}
+    codes = [path.name.partition("_")[0] for path in paths]
+    # Each of two scripts, as zho_Hans and zho_Hant, is a language of its own.
+    named = ((p.stem if codes.count(c) > 1 else c, p) for c, p in zip(codes, paths, strict=True))
+    texts = {code: _sentences(path) for code, path in named}
     if "eng" not in texts or len({len(text) for text in texts.values()}) != 1:
         raise DamagedFile(paths[0].parent, "not the same lines in every language, with English")
     if wanted and (wanted not in texts or wanted == "eng"):
@@ -282,9 +285,8 @@ def _dataset(
 ) -> tuple[Domain, list[Example]]:
     """A published set and its training items. Without a split: its test part, or all of it."""
     side: str | None = "verdict" if split in (None, "verdict") else "selection"
-    paths = datasets.local_files(datasets.find(benchmark.name), folder)
-    if split is None and len({datasets.kind_of_file(path) for path in paths}) == 1:
-        side = side if datasets.find(benchmark.name).kind_of else None
+    if split is None and len(datasets.kinds_in(*datasets.located(benchmark.name, folder))) == 1:
+        side = None
     read = partial(datasets.read, benchmark.name, folder, split_by=split_by)
     domain = _whole(benchmark, list(read(split=side)), benchmark.name)
     if side == "selection":

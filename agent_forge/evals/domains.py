@@ -79,9 +79,9 @@ class Domain:
 
     @property
     def chance(self) -> float:
-        """The accuracy of guessing: 1 / choices; without choices nothing is guessed right."""
-        chances = [1 / len(set(e.choices)) if e.choices else 0.0 for e in self.examples]
-        return sum(chances) / len(chances)
+        """The accuracy of guessing: 1 / choices; one alone is no choice: it has to be written."""
+        counts = [len(set(e.choices)) for e in self.examples]
+        return sum(1 / n if n > 1 else 0.0 for n in counts) / len(counts)
 
     @cached_property
     def unigram_bits(self) -> float:

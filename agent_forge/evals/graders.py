@@ -17,8 +17,7 @@ from agent_forge.sandbox import SandboxLimits, run_tests
 
 LIMITS = SandboxLimits(cpu_seconds=3, wall_seconds=6.0)
 LONGEST_NUMBER = 60
-MARKS = (r"####", r"answer\s+is\s*:?", r"answer\s*:", r"answer\s*=")
-MARK = re.compile("|".join(MARKS), re.IGNORECASE)
+MARK = re.compile(r"####|answer(?:\s+is\s*:?|\s*[:=])", re.IGNORECASE)
 BOXED = re.compile(r"\\boxed\s*\{")
 UNKNOWN = "\N{REPLACEMENT CHARACTER}"  # stands for what no number is made of: roots, pi, commands
 WORDS = r"text|textbf|textrm|textit|mathrm|mathbf|mathit|mbox|operatorname"
@@ -53,14 +52,15 @@ FIGURE = re.compile(
     r"(?:\*10\^(?P<tens>[-+]?\d{1,3})(?!\d))?(?!\^)"
     rf"(?:\s?(?P<scale>(?i:{'|'.join(SCALES)}))(?!\w))?\s?(?P<percent>%?)"
 )
-GOES_ON = re.compile(rf"\s*(?:[-+*/^]\s*[\d(.{UNKNOWN}]|{UNKNOWN})")  # it is part of an expression
+GOES_ON = re.compile(rf"\s*(?:[-+*/^]\s*(?:\.?\d|[({UNKNOWN}])|{UNKNOWN})")  # an expression
 FENCE = re.compile(r"```[ \t]*\w*[ \t]*\n(.*?)(?:\n```|\Z)", re.DOTALL)
 TOP_LEVEL = re.compile(
     r"(?:def|async def|class|import|from|if|for|while|try|except|finally|else|elif|with|@|#|[)\]}])"
     r"|[A-Za-z_][\w.]*(?:\[.*?\])?\s*(?:[-+*/|&]?=|\()"
 )
 DEFINES = re.compile(r"^(?:async )?def ", re.MULTILINE)
-BEGINS = re.compile(r"^(?:def|async def|class|import|from|@)\b", re.MULTILINE)
+_CONSTANT = r"(?:#|[A-Za-z_]\w* *= *(?:[-\d\"'\[({]|[\w.]+\()).*\n+"  # right before a definition
+BEGINS = re.compile(rf"^(?:{_CONSTANT})*(?:def|async def|class|import|from|@)\b", re.MULTILINE)
 
 
 def final_number(text: str) -> tuple[Fraction, bool] | None:

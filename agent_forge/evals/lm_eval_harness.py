@@ -3,17 +3,22 @@
 A model is opened as everywhere here, and handed over as an ordinary model of transformers.
 """
 
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from agent_forge.errors import ConfigError, HostileInput
 
 PREFIX = "lm-eval:"
 OWN = "lm-eval"
-# In a task that somebody wrote: functions and classes, code of datasets, files from elsewhere.
-RUNS_CODE = re.compile(r"!\w+|trust_remote_code|\binclude:.*[/\\~].*")
+# What a task that somebody wrote may say, field by field ("": a text whose templates name fields
+# alone). The library would run functions, templates, code of metrics, datasets and prompts.
+MAY_SAY = json.loads(Path(__file__).with_name("lm_eval_task.json").read_text(encoding="utf-8"))
+FREE = ("metadata", "data_files")  # any field may stand in these
 SCORES = ("acc", "exact_match", "pass@1")  # shares of right answers
 
 
@@ -27,7 +32,7 @@ def measure(
 ) -> list[dict[str, Any]]:
     """A row with all scores for every task; `lm-eval` in the data folder may have more, as YAML."""
     try:
-        from lm_eval import simple_evaluate, utils
+        from lm_eval import simple_evaluate
         from lm_eval.models.huggingface import HFLM
         from lm_eval.tasks import TaskManager
     except ImportError as error:
@@ -36,15 +41,17 @@ def measure(
 
     own = folder / OWN if folder else None
     for path in sorted(own.rglob("*.y*ml")) if own else ():
-        text = path.read_text(encoding="utf-8", errors="replace")
-        if code := RUNS_CODE.search(text):
+        try:
+            code = next(_code(yaml.safe_load(path.read_bytes())), None)
+        except (yaml.YAMLError, ValueError, RecursionError) as error:
+            code = str(error)
+        if code is not None:
             hint = "tasks with code of their own belong into an installed package"
-            raise HostileInput(f"{path} says {code[0].strip()!r}, which runs code", hint=hint)
+            raise HostileInput(f"{path} says {code!r}: lm-eval runs code of tasks", hint=hint)
     manager = TaskManager(include_path=str(own) if own and own.is_dir() else None)
     for name in names:
         if name not in manager.all_tasks:
             raise ConfigError(f"lm-eval has no task {name!r}", hint="lm-eval ls tasks lists them")
-    sandbox_templates(utils)
     network, tokenizer = _as_transformers(model)
     wrapped = HFLM(pretrained=network, tokenizer=tokenizer, device="cpu", batch_size=1)
     how = {"num_fewshot": shots, "limit": limit, "bootstrap_iters": 0, "log_samples": False}
@@ -59,14 +66,15 @@ def measure(
     return table
 
 
-def sandbox_templates(utils: Any) -> None:
-    """Let the library render templates of tasks, which are programs, where they reach no code."""
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    made = getattr(utils, "env", None), getattr(utils.apply_template, "_env", None)
-    for environment in filter(None, made):
-        environment.__class__ = ImmutableSandboxedEnvironment
-    utils.Environment = ImmutableSandboxedEnvironment  # later versions make one when it is needed
+def _code(said: Any, field: str = "") -> Iterator[str]:
+    """What a task says that could be code."""
+    entries = [(field, entry) for entry in said] if isinstance(said, list) else []
+    for name, value in said.items() if isinstance(said, dict) else entries:
+        if name not in MAY_SAY and field not in FREE:
+            yield str(name)
+        yield from _code(value, field if field in FREE else name)
+    if isinstance(said, str) and not re.fullmatch(MAY_SAY.get(field) or MAY_SAY[""], said):
+        yield said
 
 
 def _as_transformers(model: Path) -> tuple[Any, Any]:

@@ -46,7 +46,8 @@ class ItemScores:
     # Of generated answers:
     truncated: list[bool] = field(default_factory=list)  # without an end where the limit was
     empty: list[bool] = field(default_factory=list)  # nothing but blanks
-    cut: list[bool] = field(default_factory=list)  # to a prompt longer than the model can read
+    # Beyond what the model can read at once; where no answer is generated, empty if none is:
+    cut: list[bool] = field(default_factory=list)
 
     @property
     def accuracy(self) -> float:
@@ -136,6 +137,7 @@ class TokenizedDomain:
     answer_of: NDArray[np.int64]  # each item
     example_of: NDArray[np.int64]  # each answer
     sizes: NDArray[np.int64]  # of the answers, in bytes
+    cut: list[bool]  # examples whose answer is not measured after all of the prompt
     domain: Domain | None = None  # whose answers are generated from these prompts
     prompts: tuple[tuple[int, ...], ...] = ()
 
@@ -173,9 +175,12 @@ class ModelUnderTest:
         """The tokens of a domain, for this model and all others with its tokenizer."""
         items: list[TokenizedItem] = []
         answer_of, example_of, sizes = list[int](), list[int](), list[int]()
+        cut = [False] * len(domain.examples)
         for number, example in enumerate(domain.examples):
             for variant in variants(example):
-                pieces = list(windows(*self.encode(variant), self.longest))
+                ids, start = self.encode(variant)
+                cut[number] |= domain.exact and len(ids) > self.longest
+                pieces = list(windows(ids, start, self.longest))
                 if not pieces:
                     raise ConfigError(f"{domain.name}: example {number + 1} is a single token")
                 items += pieces
@@ -183,7 +188,7 @@ class ModelUnderTest:
                 example_of.append(number)
                 sizes.append(len(answer(variant).encode()))
         places = np.array(answer_of), np.array(example_of), np.array(sizes)
-        prepared = TokenizedDomain(items, *places)
+        prepared = TokenizedDomain(items, *places, cut if any(cut) else [])
         if domain.writing is None:
             return prepared
         prompts = tuple(tuple(self.encode_prompt(example)) for example in domain.examples)
@@ -201,10 +206,10 @@ class ModelUnderTest:
             progress=lambda done, _: progress(done, total),
         )
         scores = _by_example(prepared, by_item)
-        if not np.isfinite(scores.loss).all():
+        if not np.isfinite(by_item.loss).all():  # also of wrong choices
             raise NotFinite("the model gives a loss that is not finite: its weights are damaged")
         if prepared.domain is None:
-            return scores
+            return replace(scores, cut=prepared.cut)
         domain, prompts = prepared.domain, prepared.prompts
         read = total - sum(map(len, prompts))
         answers, cut = self.write(domain, prompts, lambda done, _: progress(read + done, total))

@@ -15,6 +15,7 @@ import importlib
 import io
 import json
 import os
+import re
 import sys
 
 TYPE_CHECKING = False
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 MAX_MESSAGE = 16 << 20
+CALLED = re.compile(r"(?<![\w.])(?!assert\b|not\b)[A-Za-z_]\w*(?=\()")  # in a test
 # name -> type, how it is written, how it is read
 SCALARS: dict[str, tuple[Any, Callable[[Any], Any], Callable[[Any], Any]]] = {
     "int": (int, hex, lambda text: int(text, 16)),
@@ -220,19 +222,22 @@ def serve_answer(reading: int, writing: int, code: str, setup: str) -> None:
 def test_answer(reading: int, writing: int, setup: str, tests: list[str]) -> None:
     """Run each test and write 1 or 0 for it.
 
-    Names of the setup, builtins and modules of the standard library are this process's own.
-    Classes of the setup live with the answer, so that instances can be handed to it, but for their
-    static methods.
+    Names of the setup, builtins (unless the tests call nothing else) and modules of the standard
+    library are this process's own. Classes of the setup live with the answer, so that instances can
+    be handed to it, but for their static methods.
     """
     connection, grades = Connection(reading, writing, {"call"}, UntrustedObject), os.dup(1)
     sys.stdout = io.StringIO()
     names: dict[str, Any] = {"__name__": "__main__"}
     run_source(setup, "setup", names)
     own = {n for n, v in names.items() if not (isinstance(v, type) and v.__module__ == "__main__")}
+    called, known = {*CALLED.findall("\n".join(tests))}, {*dir(builtins)}
+    asked = called if called <= known else set()
+    names |= dict.fromkeys(asked)  # the answer is to define them
     _, *defined = connection.receive()
     for name in defined:
         used = isinstance(name, str) and any(name in source for source in (setup, *tests))
-        if not used or name in own or hasattr(builtins, name) or name.startswith("__"):
+        if not used or name in own | known - asked or name.startswith("__"):
             continue
         if name in sys.stdlib_module_names and any(f"{name}." in test for test in tests):
             names[name] = importlib.import_module(name)

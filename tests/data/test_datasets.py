@@ -261,11 +261,33 @@ def test_a_row_that_lacks_something(row: Any, problem: str, tmp_path: Path) -> N
         list(read_own(path))
 
 
+def test_a_question_is_read_with_its_text_and_its_choices(tmp_path: Path) -> None:
+    question = {"question": "Who?", "answer": "Tom"}
+    for more, prompt, choices in (
+        ({"context": "Tom ate."}, "Tom ate.\nQuestion: Who?\nAnswer:", ()),
+        ({"passage": "Tom ate."}, "Tom ate.\nQuestion: Who?\nAnswer:", ()),
+        ({"context": None, "choices": []}, "Question: Who?\nAnswer:", ()),
+        ({"choices": ["Al", "Tom"]}, "Question: Who?\nAnswer:", (" Al", " Tom")),
+    ):
+        (example,) = read_own(put(tmp_path / "my.jsonl", question | more))
+        assert (example.prompt, example.completion, example.choices) == (prompt, " Tom", choices)
+    turns = [{"role": r, "content": t} for r, t in (("user", "Who?"), ("assistant", "Tom"))]
+    chat = put(tmp_path / "chat.jsonl", {"messages": turns, "choices": ["Al", "Tom"]})
+    assert [example.choices for example in read_own(chat)] == [("Al", "Tom")]
+    for wrong in ({"choices": ["Al", "Tom"], "answer": 1}, {"options": ["Al"]}, {"context": ["a"]}):
+        with pytest.raises(DamagedFile, match=r"none of the choices|'options'|'context'"):
+            list(read_own(put(tmp_path / "my.jsonl", question | wrong)))
+
+
 def test_rows_of_a_set_that_lack_something(tmp_path: Path) -> None:
     for name, row, problem in (
         ("gsm8k", {"question": "q"}, "line 1: field 'answer' is missing"),
         ("gsm8k", ["q"], "line 1: list where an object"),
         ("arc_easy", {**ARC, "answerKey": "E"}, "'answerKey' is 'E', choices are"),
+        ("arc_easy", {**ARC_HUB, "choices": {"text": ["a"], "label": ["A", "B"]}}, "not a row"),
+        ("arc_easy", {**ARC_HUB, "choices": {"text": ["a", "b"], "label": ["B", "B"]}}, "choices"),
+        ("boolq", {"question": "q", "passage": "p", "answer": "True"}, "none of the choices"),
+        ("strategyqa", {"question": "q", "answer": "false"}, "none of the choices"),
         ("mbpp", {"text": "t", "code": "c", "task_id": "x", "test_list": []}, "'task_id'"),
         ("mbpp", {"text": "t", "code": "c", "task_id": 1, "test_list": []}, "'test_list'"),
         ("piqa", {"goal": "g", "sol1": "a", "sol2": "b", "label": 2}, "0 to 1 is expected"),

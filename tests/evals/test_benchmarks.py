@@ -160,6 +160,28 @@ def test_a_set_without_a_test_part_is_measured_whole_or_by_hash(folder: Path) ->
     assert len(kept.examples) == 60 - 4  # the worked examples are not asked
 
 
+def test_of_a_fetched_set_the_test_part_alone_is_measured(tmp_path: Path) -> None:
+    counts = {"train": 30, "valid": 9, "test": 5}
+    row = {"completion": " a", "choices": [" a", " b"]}
+    rows = [{"prompt": f"{s} {i}?", "split": s, **row} for s, n in counts.items() for i in range(n)]
+    write(tmp_path / "arc_easy" / "examples.jsonl", rows)
+    (domain,) = from_benchmarks(["arc_easy"], folder=tmp_path)
+    assert {e.prompt.split()[0] for e in domain.examples} == {"test"} and len(domain.examples) == 5
+    write(tmp_path / "arc_easy" / "examples.jsonl", rows[:30])  # then there are no parts
+    assert len(from_benchmarks(["arc_easy"], folder=tmp_path)[0].examples) == 30
+
+
+def test_files_of_a_set_are_known_in_capitals_too(folder: Path) -> None:
+    (folder / "gsm8k" / "test.jsonl").rename(folder / "gsm8k" / "GSM8K-Test.jsonl")
+    (domain,) = from_benchmarks(["gsm8k"], folder=folder, shots=0)
+    assert len(domain.examples) == 9 and all("test" in e.prompt for e in domain.examples)
+
+
+def test_one_choice_is_no_choice_to_guess_among() -> None:
+    one, two = Example("q", " a", choices=(" a", " a")), Example("q", " a", choices=(" a", " b"))
+    assert Domain("d", (one, two)).chance == 0.25
+
+
 def test_worked_examples_come_first_and_never_from_what_is_asked(folder: Path) -> None:
     (domain,) = from_benchmarks(["gsm8k"], folder=folder)
     headers = {example.prompt.rpartition("Question: ")[0] for example in domain.examples}
@@ -184,6 +206,15 @@ def test_a_part_of_a_pack(folder: Path) -> None:
     for example in german.examples:
         number = example.prompt.splitlines()[0].split()[-1]
         assert example.completion.split()[-1] == number and len(example.choices) == 4
+
+
+def test_a_language_in_two_scripts_is_two(folder: Path) -> None:
+    for script in ("Hans", "Hant"):
+        write(folder / "flores200_dev" / f"zho_{script}.dev", list(sentences(script)))
+    (domain,) = from_benchmarks(["flores"], folder=folder)
+    assert {"zho_Hans", "zho_Hant"} < {e.source for e in domain.examples}
+    (part,) = from_benchmarks(["flores:zho_Hans"], folder=folder)
+    assert len(part.examples) == 12 and "Hans" in part.examples[0].completion
 
 
 def test_lines_that_do_not_pair_are_refused(folder: Path) -> None:

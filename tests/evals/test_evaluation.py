@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import shutil
 from dataclasses import replace
@@ -171,12 +172,35 @@ def test_right_is_what_the_model_says(place: str, request: pytest.FixtureRequest
     assert found.measure(found.prepare(Domain("d", examples))).right == [True, False]
 
 
+def test_a_prompt_that_is_not_read_whole_is_said(
+    foreign: Path, forge: Forge, tmp_path: Path
+) -> None:
+    rows = [{"prompt": "ab " * n, "completion": " c", "choices": [" c", " d"]} for n in (9, 40)]
+    for name, kept in (("long", rows), ("short", rows[:1])):
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, kept)))
+    command = f"eval {foreign} --data {tmp_path}"
+    (long,) = forge(f"{command}/long.jsonl --json").document["domains"]
+    (short,) = forge(f"{command}/short.jsonl --json").document["domains"]
+    assert long["cut"] == 0.5 and long["truncated"] is None and short["cut"] is None
+    assert " cut " in forge(f"{command}/long.jsonl").out
+
+
 def test_broken_weights_are_said(foreign: Path) -> None:
     found = open_model_under_test(foreign)
     with torch.no_grad():
         next(found.model.parameters()).fill_(math.nan)
     with pytest.raises(NotFinite):
         found.measure(found.prepare(Domain("d", (Example("a", "b"),))))
+
+
+def test_a_wrong_choice_without_a_loss_is_no_right_answer(foreign: Path) -> None:
+    found = open_model_under_test(foreign)
+    token = found.encode(Example("q", "z"))[0][-1]
+    with torch.no_grad():
+        found.model.get_input_embeddings().weight[token] = math.nan  # type: ignore[operator]
+    domain = Domain("d", (Example("q", " ab", choices=(" ab", " zz")),))
+    with pytest.raises(NotFinite):
+        found.measure(found.prepare(domain))
 
 
 # -- domains and their splits ---------------------------------------------------------------------

@@ -149,6 +149,7 @@ def test_what_is_no_such_number_is_not_right(answer: str, text: str) -> None:
             ("9", "It is $9."),
             ("100000", "10\u2075"),
             ("6", "2 \u00d7 3 = 6"),
+            ("3", "The answer is *3*."),
         ),
     ],
 )
@@ -177,6 +178,7 @@ RIGHT = "def solve(n):\n    return n + 1"
         f"```\n{RIGHT}",
         f"Sure!\n{RIGHT}\nThis function adds one.\nassert False",
         f"import math\nK = 1\n\n{RIGHT}\n",
+        "K = 1\n# the step\ndef solve(n):\n    return n + K",
     ],
 )
 def test_a_function_is_found_in_what_surrounds_it(text: str) -> None:

@@ -11,8 +11,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from jinja2 import Environment, StrictUndefined, UndefinedError
-from jinja2.sandbox import SecurityError
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
@@ -422,34 +420,21 @@ def test_tasks_of_somebody_run_no_code(tmp_path: Path, monkeypatch: pytest.Monke
     (tmp_path / "lm-eval").mkdir()
     for line in (
         "doc_to_text: !function utils.f",
+        "doc_to_text: !%66unction utils.f",
         "include: ../theirs.yaml",
+        "include: theirs.yaml",
         "class: !function a.B",
+        "doc_to_text: '{{ cycler.__init__.__globals__.os.getcwd() }}'",
+        "doc_to_choice: ['{{a}}', '{{{a}}{% import x %}']",
+        "metric_list: [{metric: ./theirs}]",
+        "metric_list: [{metric: acc, hf_evaluate: true}]",
+        'dataset_kwargs: {"trust\\x5fremote_code": true}',
+        "dataset_path: pandas",
+        "use_prompt: 'x.yaml:all'",
+        "x: &x [*x]",
     ):
-        (tmp_path / "lm-eval/piqa.yaml").write_text(f"task: piqa\n{line}\n")
-        with pytest.raises(HostileInput, match="runs code"):
-            lm_eval_harness.measure(tmp_path, ["piqa"], folder=tmp_path)
-
-
-@pytest.mark.parametrize("when", ["at once", "when it is needed", "before"])
-def test_templates_of_tasks_reach_no_code(tmp_path: Path, when: str) -> None:
-    """lm-eval renders them without a sandbox; how it makes its environment differs by version."""
-    options: dict[str, Any] = {"undefined": StrictUndefined, "keep_trailing_newline": True}
-    utils = SimpleNamespace(Environment=Environment, apply_template=lambda: None)
-    if when == "at once":
-        utils.env = Environment(**options)
-    elif when == "before":
-        utils.apply_template._env = Environment(**options)
-    lm_eval_harness.sandbox_templates(utils)
-    made = getattr(utils, "env", None) or getattr(utils.apply_template, "_env", None)
-    environment = made or utils.Environment(**options)
-    assert environment.from_string("{{ q.strip() }}?\n").render(q=" a ") == "a?\n"
-    mark = tmp_path / "ran"
-    for reach in (
-        "cycler.__init__",
-        "cycler | attr('__init__')",
-        "(cycler|attr('_'*2~'init'~'_'*2))",
-    ):
-        text = f"{{{{ ({reach}).__globals__.os.mkdir('{mark}') }}}}"
-        with pytest.raises((SecurityError, UndefinedError)):
-            environment.from_string(text).render()
-    assert not mark.exists()
+        for coding in ("utf-8", "utf-16"):
+            text = f"task: piqa\n{line}\n"
+            (tmp_path / "lm-eval/piqa.yaml").write_text(text, encoding=coding)
+            with pytest.raises(HostileInput, match="runs code"):
+                lm_eval_harness.measure(tmp_path, ["piqa"], folder=tmp_path)

@@ -748,6 +748,13 @@ def test_each_test_is_judged() -> None:
     assert run_tests("def f(x): return x + x", SQUARE).passed == (True, False, False)
 
 
+def test_a_function_may_have_the_name_of_a_builtin() -> None:
+    tests = ["assert sum(10, 15) == 6", "assert sum(2, 2) == 4"]
+    assert run_tests("def sum(a, b): return 6 if a > 2 else a + b", tests).ok
+    for wrong in ("def sum(xs): return 0", "def other(xs): return 3"):
+        assert not any(run_tests(wrong, ["assert sum([1, 2]) == 3"]).passed)
+
+
 def test_no_test_is_no_proof() -> None:
     assert not run_tests("def f(x): return x", []).ok
 

@@ -2,19 +2,7 @@
 
 The splits (`train`, `selection`, `verdict`) share no operands, and no wordings where a family has
 any. Words, templates and wordings are in .json files; families.json lists the families in order.
-
-| file | what is in it |
-|---|---|
-| base | Task, Family, the split of an item, the reader of the data files |
-| verifiers | the verifiers, and what each of them forgives |
-| symbols | digits place by place, copies, positions, facts, sequences |
-| arithmetic, word_problems | numbers, with worked steps |
-| memory | pairs to look up, a sentence hidden in a long text |
-| common_sense | kinds, sizes, what floats, what belongs together |
-| code | small Python functions with assertions |
-| structured | JSON, YAML and CSV: read a field, convert |
-| multilingual | everyday words in six languages |
-| stories | short stories from templates, and questions about them |
+base.py says what a task and a family are, verifiers.py what is forgiven; the rest are families.
 """
 
 import hashlib

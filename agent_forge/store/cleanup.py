@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agent_forge.config.load import validate
 from agent_forge.config.phases import ORDER, phase_folder
 from agent_forge.config.settings import CleanupSettings
 from agent_forge.errors import AlreadyInUse, ForgeError, HostileInput
 from agent_forge.store import files, lock
 from agent_forge.store.records import read_metadata
-from agent_forge.store.sessions import SESSION_FILE, SessionStore
+from agent_forge.store.sessions import SESSION_FILE, SessionStore, read_session
 
 DAY_S = 86_400
 # What lies in a session beside the files that a manifest names. A phase that writes others adds
@@ -125,8 +126,9 @@ class SessionCleanupManager:
         self.policy = policy
         self.kept: list[tuple[str, ForgeError]] = []
 
-    def plan(self, **which: Any) -> list[CleanupRemoval]:
-        """Return what would be removed now, with its bytes; for `which` see plan_cleanup."""
+    def plan(self, *, by_own_policy: bool = False, **which: Any) -> list[CleanupRemoval]:
+        """Return what would be removed now, with its bytes; for `which` see plan_cleanup. With
+        `by_own_policy` only what the policy that it was begun with would remove too."""
         rows: list[dict[str, Any]] = []
         for row in self.sessions.registry.get_all_sessions():
             status = self.sessions.status(row)
@@ -138,9 +140,14 @@ class SessionCleanupManager:
             except ForgeError as error:
                 self._keep(row["session_id"], error)
         ends, removals = {row["session_id"]: row["end_time"] for row in rows}, []
-        for name, reason in plan_cleanup(rows, self.policy, time.time(), **which).items():
+        for name, reason in plan_cleanup(rows, self.policy, now := time.time(), **which).items():
             path = self.sessions.path(name)
             try:
+                if by_own_policy and path.exists():  # a config from elsewhere removes nothing
+                    own = read_session(path)["config"].get("cleanup_policy", dict(self.policy))
+                    policy = validate(CleanupSettings, own, name)
+                    if name not in plan_cleanup(rows, policy, now, **which):
+                        continue
                 refuse_foreign(path)
                 removals.append(CleanupRemoval(name, reason, files.tree_bytes(path), ends[name]))
             except ForgeError as error:
@@ -176,10 +183,10 @@ class SessionCleanupManager:
         return self.sessions.registry.delete_session(path.name) or exists
 
     def cleanup_old_sessions(self, *, keep: Collection[str] = ()) -> list[CleanupRemoval]:
-        """Remove what the policy no longer wants; nothing if automatic cleaning is off."""
+        """Remove what neither this policy nor the one that a session was begun with wants."""
         if not self.policy.auto_cleanup_enabled:
             return []
-        gone = self.remove(self.plan(keep=keep))
+        gone = self.remove(self.plan(keep=keep, by_own_policy=True))
         for removal in gone:
             log.warning("old session %s was removed: %s", removal.session_id, removal.reason)
         return gone

@@ -591,3 +591,17 @@ def test_wandb_gets_what_was_measured(tmp_path: Path, monkeypatch: pytest.Monkey
     ]
     assert logged == truth
     assert [call[1] for call in wandb.calls if call[0] == "reference"] == ["toy.linear.r"]
+
+
+def test_a_config_from_elsewhere_removes_no_sessions(tmp_path: Path) -> None:
+    """A session stays for as long as the policy says that it was begun with."""
+    mine, theirs = (
+        orchestrator(tmp_path),
+        orchestrator(
+            tmp_path, "cleanup_policy.max_session_age_days=0", "cleanup_policy.max_sessions_total=1"
+        ),
+    )
+    for runner, name in ((mine, "mine"), (theirs, "theirs"), (theirs, "later")):
+        runner.session_id = name
+        assert runner.run()["success"]
+    assert {p.name for p in (tmp_path / "sessions").iterdir() if p.is_dir()} == {"mine", "later"}

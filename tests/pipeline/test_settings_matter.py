@@ -163,8 +163,9 @@ def removed(setting: str, root: Path, patch: pytest.MonkeyPatch) -> Any:
 
 
 def automatic(setting: str, root: Path, patch: pytest.MonkeyPatch) -> Any:
-    toy_run(root)
-    config = load_config(sets=(setting, "cleanup_policy.max_sessions_total=1"))
+    few = "cleanup_policy.max_sessions_total=1"
+    toy_run(root, few)
+    config = load_config(sets=(setting, few))
     sessions = SessionStore(root)
     sessions.create({}, "", session_id="s2")
     return len(SessionCleanupManager(sessions, config.cleanup_policy).cleanup_old_sessions())

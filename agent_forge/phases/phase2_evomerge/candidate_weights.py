@@ -101,7 +101,8 @@ class CandidateWeights:
         self._remove_others(self._kept)
 
     def tensors(self, key: str) -> Iterator[tuple[str, Tensor]]:
-        """Every tensor of a candidate, one at a time, in the type that models are stored in."""
+        """Every tensor of a candidate, one at a time, in the type that models are stored in; one
+        that is not finite is an error."""
         path, specs, candidate = self._file(key), self.specs_of(key), self.known[key]
         source: Iterable[tuple[str, Tensor]]
         if path.is_file():
@@ -113,21 +114,20 @@ class CandidateWeights:
         else:
             source = self._merged(candidate).items()
         for name, tensor in source:
-            if name in specs:  # a base of another type does not change that of the result
-                yield name, tensor.to(specs[name].dtype)
-
-    def _finite_tensors(self, key: str) -> Iterator[tuple[str, Tensor]]:
-        """The same; a tensor that is not finite is an error."""
-        for name, tensor in self.tensors(key):
-            if first_not_finite({name: tensor}):
+            if name not in specs:
+                continue
+            stored = tensor.to(specs[name].dtype)  # a base of another type does not change that
+            if first_not_finite({name: stored}):
                 raise NotFinite(f"{name} of candidate {key[:8]} holds NaN or infinity")
-            yield name, tensor
+            yield name, stored
 
     def fill(self, network: nn.Module, key: str) -> str:
         """Overwrite the weights of a network with a candidate's; returns their sha256."""
+        for source in (i for i in self.known[key].inputs if self.known[i].kind != "parent"):
+            self._write(source)
         targets = dict(network.state_dict())
         hashes: dict[str, str] = {}
-        for name, tensor in self._finite_tensors(key):
+        for name, tensor in self.tensors(key):
             if name not in targets:
                 raise ConfigError(f"the network has no {name}")
             targets[name].copy_(tensor)
@@ -165,7 +165,7 @@ class CandidateWeights:
 
     def weights(self, key: str) -> Weights:
         """A candidate as weights that can be written; all of it is in memory."""
-        tensors = dict(self._finite_tensors(key))
+        tensors = dict(self.tensors(key))
         first, layers = self.parents[0], self.layers_of(key)
         config = first.config if layers is None else layout.with_layers(first.config, layers)
         return Weights(self.specs_of(key), tensors.__getitem__, config=config, folder=first.folder)

@@ -20,7 +20,7 @@ import logging
 import math
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import combinations
 from pathlib import Path
@@ -30,7 +30,7 @@ import numpy as np
 import torch
 
 from agent_forge import errors
-from agent_forge.errors import ForgeError, PhaseFailed
+from agent_forge.errors import PhaseFailed
 from agent_forge.evals.fitness import Incumbent
 from agent_forge.merge.output import refuse_foreign, write
 from agent_forge.phases.phase2_evomerge import journal
@@ -188,7 +188,13 @@ class EvolutionLoop:
                 seen.setdefault(record["sha256"], elite.key)
         while pending := self.search.pending:
             candidate = pending[0]
-            record = self.journal.find("candidate", key=candidate.key) or self._measure(pending)
+            record = self.journal.find("candidate", key=candidate.key)
+            if record is None:
+                try:
+                    result = self._measure(pending)
+                finally:
+                    self.journal.require_files()  # if something is gone, that is why it failed
+                record = self._keep_result(candidate, result)
             score = record["score"]
             fitness = -math.inf if score is None else score["fitness"]
             raw, suffix = score["raw"] if score else {}, "/bits_per_byte"  # the fewer the better
@@ -203,16 +209,8 @@ class EvolutionLoop:
             if twin != candidate.key and candidate.kind != "parent":
                 self.search.tell_duplicates([twin, candidate.key])
 
-    def _measure(self, pending: Sequence[Candidate]) -> dict[str, Any]:
-        """Measure the first of these. One that fails costs itself; a parent, the evolution."""
-        self.proceed("between two candidates")
-        candidate = pending[0]
-        try:
-            result = self._evaluate(pending)
-        except (ForgeError, OSError):
-            self.journal.require_files()  # if something is not, that is why
-            raise
-        self.journal.require_files()
+    def _keep_result(self, candidate: Candidate, result: Mapping[str, Any]) -> dict[str, Any]:
+        """Write down what was measured. Who failed costs itself; a parent, the evolution."""
         if result["problem"] and candidate.kind == "parent":
             error = errors.WorkersLost if "died" in result else PhaseFailed
             problem = f"{candidate.origin} cannot be measured: {result['problem']}"
@@ -247,8 +245,9 @@ class EvolutionLoop:
         self.listen({"event": "candidate", "seconds": seconds, **record})
         return record
 
-    def _evaluate(self, pending: Sequence[Candidate]) -> dict[str, Any]:
+    def _measure(self, pending: Sequence[Candidate]) -> dict[str, Any]:
         """The result of the first of these, from this process or from a worker."""
+        self.proceed("between two candidates")
         new = [c.key for c in pending if not self.journal.find("candidate", key=c.key)]
         limits = {key: self._limits(key) for key in new}
         if self._parallel is not None:

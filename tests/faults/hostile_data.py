@@ -76,7 +76,12 @@ DATA = (
     data("empty", b""),
     data("only blanks", b" \n\t\n\n"),
     data("only blanks in a text", b" \n\t\n\n", file="data.txt"),
-    data("one word", b"word", file="data.txt", where={"show": EITHER}),
+    data(
+        "one word",  # of which the first letter is given
+        b"word",
+        file="data.txt",
+        where=dict.fromkeys(("show", "eval", "compare"), EITHER),
+    ),
     data(
         "no UTF-8",
         lines(*ROWS) + b'{"prompt": "\xff", "completion": "b"}\n',

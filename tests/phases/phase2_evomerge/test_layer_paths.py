@@ -318,7 +318,8 @@ ALL: dict[str, Any] = {
 }
 
 
-def test_a_champion_that_is_a_path_resumes_replays_and_loads(tmp_path: Path) -> None:
+@pytest.mark.parametrize("cuts", [2, pytest.param(4, marks=pytest.mark.soak)])
+def test_a_champion_that_is_a_path_resumes_replays_and_loads(tmp_path: Path, cuts: int) -> None:
     whole = run_evolution(job(tmp_path / "whole", **ALL))
     lines = (whole.loop.folder / JOURNAL).read_bytes().splitlines(keepends=True)
     records = [record for _, record in read_lines(whole.loop.folder / JOURNAL)]
@@ -338,7 +339,7 @@ def test_a_champion_that_is_a_path_resumes_replays_and_loads(tmp_path: Path) -> 
     )
     wanted = outcome(whole.loop.folder)
     gate = next(n for n, r in enumerate(records) if r["record"] == "gate")
-    for cut in (gate, gate + 1, gate + 4, len(lines) - 3):
+    for cut in (gate + 1, len(lines) - 3, gate, gate + 4)[:cuts]:
         folder = tmp_path / f"cut{cut}"
         shutil.copytree(whole.loop.folder, folder, ignore=shutil.ignore_patterns("champion"))
         (folder / JOURNAL).write_bytes(b"".join(lines[:cut]) + lines[cut][:30])

@@ -84,7 +84,7 @@ def evolved(setting: str, root: Path, patch: pytest.MonkeyPatch) -> Any:
     files = [str(family() / f"{name}.jsonl") for name in PARENTS]
     more = [OWN] if "direction" in setting else [f"{PHASE}.data={files}"]
     more += [f"{PHASE}.strategy=grad"] if "gradient" in setting else []
-    more += [f"{PHASE}.fitness_subset_size=48"] if "racing" in setting else []
+    more += [f"{PHASE}.fitness_subset_size=100"] if "racing" in setting else []
     more += [f"{PHASE}.layer_paths=1"] if "path_gate" in setting else []
     wanted = settings(setting, *more)
     if (known := wanted.model_dump_json()) not in EVOLVED:  # many begin with the same settings

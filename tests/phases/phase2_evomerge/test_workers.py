@@ -15,7 +15,6 @@ import pytest
 
 from agent_forge.errors import ForgeError, PhaseFailed, WorkersLost
 from agent_forge.evals.fitness import SHARES, DomainFitness, Incumbent, estimate, has_lost, shards
-from agent_forge.phases.phase2_evomerge import parallel
 from agent_forge.phases.phase2_evomerge.evaluator import CandidateEvaluator
 from agent_forge.phases.phase2_evomerge.evolution import run_evolution
 from agent_forge.phases.phase2_evomerge.journal import JOURNAL
@@ -23,7 +22,7 @@ from agent_forge.phases.phase2_evomerge.loop import EvolutionLoop
 from agent_forge.store import files
 from agent_forge.workers import ray_pool
 from agent_forge.workers.pools import WorkerProcess
-from tests.support.evo_models import family, job, journal, outcome
+from tests.support.evo_models import POOLS, family, job, journal, outcome, use_pool
 from tests.support.extras import RAY
 
 pytestmark = pytest.mark.slow
@@ -47,13 +46,6 @@ def by_itself(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return found
 
 
-@pytest.fixture(params=["inline", pytest.param("processes", marks=pytest.mark.soak)])
-def pool(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers that are built and asked in this process; in `make soak` real ones."""
-    real = parallel.open_pool
-    monkeypatch.setattr(parallel, "open_pool", lambda _, *a, **k: real(request.param, *a, **k))
-
-
 @pytest.mark.parametrize(
     ("strategy", "count"),
     [
@@ -70,7 +62,11 @@ def test_as_many_workers_as_you_like_find_the_same(
     assert not list(there.loop.folder.glob("weights/workers/*/*.safetensors"))
 
 
-def test_workers_measure_on_the_items_that_it_was_begun_with(tmp_path: Path, pool: None) -> None:
+@POOLS
+def test_workers_measure_on_the_items_that_it_was_begun_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    use_pool(kind, monkeypatch)
     data = tmp_path / "add.jsonl"
     shutil.copy(family() / "add.jsonl", data)
     inputs = job(tmp_path / "x", workers=2, data=[str(data)])
@@ -133,9 +129,11 @@ def test_a_shutdown_that_reaches_the_workers_costs_no_candidate(
     assert outcome(there.loop.folder) == by_itself(strategy="auto")
 
 
+@POOLS
 def test_a_fitness_that_raises_in_a_worker_stops_it_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pool: None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
+    use_pool(kind, monkeypatch)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "bad_score.py").write_text("def bad(model): raise KeyError('no')\n")
     with pytest.raises(PhaseFailed, match="no"):

@@ -36,7 +36,7 @@ from agent_forge.search.settings import EvolutionSettings
 from agent_forge.store import files
 from agent_forge.track.journal import read_lines
 from tests.support.evo_models import FEW as QUICK
-from tests.support.evo_models import family, job, journal, outcome
+from tests.support.evo_models import POOLS, family, job, journal, outcome, use_pool
 from tests.support.merge_models import make_models
 from tests.support.searches import GROUPS, LAYERS, by_key, run, start
 
@@ -352,7 +352,11 @@ def paths_in(folder: Path) -> list[dict[str, Any]]:
     return [r for r in journal(folder) if r["operation"]["kind"] == "path"]
 
 
-def test_workers_and_races_change_nothing(tmp_path: Path) -> None:
+@POOLS
+def test_workers_and_races_change_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    use_pool(kind, monkeypatch)
     few: dict[str, Any] = {"layer_paths": 0.7, "fitness_subset_size": 64, "racing": True}
     alone = run_evolution(job(tmp_path / "alone", workers=1, **few))
     there = run_evolution(job(tmp_path / "two", workers=2, **few))

@@ -47,15 +47,24 @@ def by_itself(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("strategy", "count"),
+    ("strategy", "count", "kind"),
     [
-        *(("spec", 2), ("auto", 2)),
-        *(pytest.param(*more, marks=pytest.mark.soak) for more in (("spec", 3), ("ga", 2))),
+        *(("spec", 2, "inline"), ("auto", 2, "processes")),
+        *(
+            pytest.param(strategy, count, "processes", marks=pytest.mark.soak)
+            for strategy, count in (("spec", 2), ("spec", 3), ("ga", 2))
+        ),
     ],
 )
 def test_as_many_workers_as_you_like_find_the_same(
-    tmp_path: Path, by_itself: Any, strategy: str, count: int
+    tmp_path: Path,
+    by_itself: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    strategy: str,
+    count: int,
+    kind: str,
 ) -> None:
+    use_pool(kind, monkeypatch)
     more = {"racing": True, "fitness_subset_size": 64} if strategy == "ga" else {}
     there = run_evolution(job(tmp_path / "x", workers=count, strategy=strategy, **more))
     assert outcome(there.loop.folder) == by_itself(strategy=strategy, **more)

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+
+# Threads that wait for others sleep: where more of them run than there are cores, as in parallel
+# tests, those that spin take most of the time. It has to be said before torch is loaded.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import pytest
 import torch
@@ -30,6 +35,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.relative_to(Path(__file__).parent).parts[0] in SLOW_FOLDERS:
             item.add_marker(pytest.mark.slow)
+
+
+def pytest_runtest_setup() -> None:
+    """One thread for each test: a run in the one before may have set one a core."""
+    torch.set_num_threads(1)
 
 
 @pytest.fixture

@@ -261,10 +261,24 @@ def test_configs_are_frozen(key: Key) -> None:
         setattr(section, key[-1], getattr(section, key[-1]))
 
 
+TEXTS = st.text(min_size=1).filter(str.isprintable) | st.sampled_from(["1e3", "-2E-5", "1.e0"])
+
+
 @pytest.mark.slow
-@settings(deadline=None, max_examples=150)
-@given(st.text(min_size=1).filter(str.isprintable) | st.sampled_from(["1e3", "-2E-5", "1.e0"]))
+@settings(deadline=None, max_examples=50)
+@given(TEXTS)
 def test_any_text_survives_yaml(root: str) -> None:
+    assert_survives_yaml(root)
+
+
+@pytest.mark.soak
+@settings(deadline=None, max_examples=500)
+@given(TEXTS)
+def test_five_hundred_texts_survive_yaml(root: str) -> None:
+    assert_survives_yaml(root)
+
+
+def assert_survives_yaml(root: str) -> None:
     config = PipelineConfig.model_validate({"storage": {"root": root}})
     assert validate(PipelineConfig, parse_yaml(to_yaml(config), "x"), "x") == config
 

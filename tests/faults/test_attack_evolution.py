@@ -28,7 +28,7 @@ from agent_forge.store.cleanup import refuse_foreign
 from agent_forge.store.sessions import SessionStore
 from tests.support.command_line import Forge
 from tests.support.evo_models import FASTEST as FAST
-from tests.support.evo_models import PARENTS, begin, family, job
+from tests.support.evo_models import PARENTS, POOLS, begin, family, job, use_pool
 
 LM_EVAL = ("simple_evaluate", "utils", "HFLM", "TaskManager")
 
@@ -166,7 +166,11 @@ def test_notes_on_a_champion_that_appear_meanwhile_are_kept(
     assert not files.foreign(folder / "champion")
 
 
-def test_an_evolution_of_a_session_is_cleaned_unless_it_holds_more(sessions: SessionStore) -> None:
+@POOLS
+def test_an_evolution_of_a_session_is_cleaned_unless_it_holds_more(
+    sessions: SessionStore, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    use_pool(kind, monkeypatch)
     folder = sessions.path("s1") / "phase2_evomerge" / "evolution"
     run_evolution(job(folder, **{**FAST, "checkpoint_every": 1, "workers": 2}))
     refuse_foreign(sessions.path("s1"))
@@ -292,6 +296,8 @@ def test_a_session_alone_runs_no_fitness(tmp_path: Path, forge: Forge) -> None:
     line = "run --preset smoke --only cognate --session s --set phases.evomerge.fitness=evil:score"
     (tmp_path / "evil.py").write_text("def score(m): return 1.0\n")
     quick = "--set phases.cognate.trunk_steps=1 --set phases.cognate.branch_steps=1"
+    quick += " --set phases.cognate.items_per_family=12 --set phases.cognate.control=false"
+    quick += " --set phases.cognate.families=[digit_max,copy,rotate] --set runtime.threads=1"
     assert forge(f"{line} {quick} --set phases.cognate.evaluation_items=2").code == 0
     result = forge("resume s --from evomerge")
     assert result.code == 2 and "names code to be run" in result.err

@@ -5,8 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -79,22 +80,23 @@ def prepare(root: Path) -> None:
     )
 
 
-def runs_until_untouched(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int, once: bool, short: bool
+def runs_with_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Kind, numbers: Iterable[int]
 ) -> Iterator[tuple[Path, int]]:
-    for n in range(1, 1000):
+    """Runs whose n-th change of the disk fails, up to the first n that a run does not reach."""
+    for n in numbers:
         root = tmp_path / str(n)
         prepare(root)
-        disk = FailingDisk(n, error, once=once, short=short)
+        disk = FailingDisk(n, kind.error, once=kind.once, short=kind.short)
         saved = [0]
         with monkeypatch.context() as patch:
             patch.setattr(files, "disk", disk)
             try:
                 scenario(root, saved)
             except CannotWrite:
-                assert error == errno.EIO
+                assert kind.error == errno.EIO
             except DiskFull:
-                assert error == errno.ENOSPC
+                assert kind.error == errno.ENOSPC
         if not disk.failures:
             assert n > 60  # the scenario really went through the durable writer
             return
@@ -102,16 +104,42 @@ def runs_until_untouched(
     raise AssertionError("the scenario never passed untouched")
 
 
-@pytest.mark.parametrize("once", [True, False], ids=["once", "for-good"])
-@pytest.mark.parametrize(
-    ("error", "short"),
-    [(errno.ENOSPC, False), (errno.EIO, False), (errno.ENOSPC, True)],
-    ids=["full", "error", "short-write"],
-)
+class Kind(NamedTuple):
+    """How a disk fails."""
+
+    error: int
+    short: bool
+    once: bool
+
+
+KINDS = {
+    f"{name}-{'once' if once else 'for-good'}": Kind(*how, once)
+    for name, how in {
+        "full": (errno.ENOSPC, False),
+        "error": (errno.EIO, False),
+        "short-write": (errno.ENOSPC, True),
+    }.items()
+    for once in (True, False)
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
 def test_the_nth_failure_leaves_the_last_good_state(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int, short: bool, once: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    for root, saved in runs_until_untouched(tmp_path, monkeypatch, error, once, short):
+    """Every n with one of the kinds, each in its turn; `make soak` takes every n with each."""
+    numbers = range(1 + [*KINDS].index(name), 1000, len(KINDS))
+    for root, saved in runs_with_a_failure(tmp_path, monkeypatch, KINDS[name], numbers):
+        check_after(root, saved)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", KINDS)
+def test_every_failure_leaves_the_last_good_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    numbers = range(1, 1000)
+    for root, saved in runs_with_a_failure(tmp_path, monkeypatch, KINDS[name], numbers):
         check_after(root, saved)
 
 

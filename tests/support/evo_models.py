@@ -9,12 +9,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 import scipy.stats  # noqa: F401 - takes a second, and forks have it then
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from agent_forge.phases.phase2_evomerge import parallel
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
 from agent_forge.phases.phase2_evomerge.inputs import EvolutionInputs, locate_inputs
 from agent_forge.phases.phase2_evomerge.journal import JOURNAL
@@ -129,6 +131,18 @@ def job(folder: Path, *, base: bool = True, seed: int = 1, **settings: Any) -> E
     wanted = EvoMergeSettings.model_validate({**FEW, **data, **settings})
     parents = [str(root / name) for name in PARENTS]
     return locate_inputs(wanted, parents, str(root / "base") if base else None, seed, folder)
+
+
+# Real workers load torch each; those of this process are built and asked in the same way.
+POOLS = pytest.mark.parametrize(
+    "kind", ["inline", pytest.param("processes", marks=pytest.mark.soak)]
+)
+
+
+def use_pool(kind: str, patch: pytest.MonkeyPatch) -> None:
+    """Let evolutions with workers have workers of this kind."""
+    real = parallel.open_pool
+    patch.setattr(parallel, "open_pool", lambda _, *given, **more: real(kind, *given, **more))
 
 
 WEIGHTS_FILE = "model.safetensors"

@@ -362,7 +362,9 @@ def test_the_cache_remembers_across_folders(reference: EvolutionResult, tmp_path
 # -- resume ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("cut", range(1, 37, 5))
+@pytest.mark.parametrize(
+    "cut", [1, 6, 21, 36, *(pytest.param(n, marks=pytest.mark.soak) for n in (11, 16, 26, 31))]
+)
 def test_interrupted_after_any_line_it_ends_in_the_same_bytes(
     reference: EvolutionResult, tmp_path: Path, cut: int
 ) -> None:

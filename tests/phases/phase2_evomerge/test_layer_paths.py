@@ -36,7 +36,7 @@ from agent_forge.search.settings import EvolutionSettings
 from agent_forge.store import files
 from agent_forge.track.journal import read_lines
 from tests.support.evo_models import FEW as QUICK
-from tests.support.evo_models import family, job, journal, outcome
+from tests.support.evo_models import POOLS, family, job, journal, outcome, use_pool
 from tests.support.merge_models import make_models
 from tests.support.searches import GROUPS, LAYERS, by_key, run, start
 
@@ -318,7 +318,8 @@ ALL: dict[str, Any] = {
 }
 
 
-def test_a_champion_that_is_a_path_resumes_replays_and_loads(tmp_path: Path) -> None:
+@pytest.mark.parametrize("cuts", [2, pytest.param(4, marks=pytest.mark.soak)])
+def test_a_champion_that_is_a_path_resumes_replays_and_loads(tmp_path: Path, cuts: int) -> None:
     whole = run_evolution(job(tmp_path / "whole", **ALL))
     lines = (whole.loop.folder / JOURNAL).read_bytes().splitlines(keepends=True)
     records = [record for _, record in read_lines(whole.loop.folder / JOURNAL)]
@@ -338,7 +339,7 @@ def test_a_champion_that_is_a_path_resumes_replays_and_loads(tmp_path: Path) -> 
     )
     wanted = outcome(whole.loop.folder)
     gate = next(n for n, r in enumerate(records) if r["record"] == "gate")
-    for cut in (gate, gate + 1, gate + 4, len(lines) - 3):
+    for cut in (gate + 1, len(lines) - 3, gate, gate + 4)[:cuts]:
         folder = tmp_path / f"cut{cut}"
         shutil.copytree(whole.loop.folder, folder, ignore=shutil.ignore_patterns("champion"))
         (folder / JOURNAL).write_bytes(b"".join(lines[:cut]) + lines[cut][:30])
@@ -351,7 +352,11 @@ def paths_in(folder: Path) -> list[dict[str, Any]]:
     return [r for r in journal(folder) if r["operation"]["kind"] == "path"]
 
 
-def test_workers_and_races_change_nothing(tmp_path: Path) -> None:
+@POOLS
+def test_workers_and_races_change_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    use_pool(kind, monkeypatch)
     few: dict[str, Any] = {"layer_paths": 0.7, "fitness_subset_size": 64, "racing": True}
     alone = run_evolution(job(tmp_path / "alone", workers=1, **few))
     there = run_evolution(job(tmp_path / "two", workers=2, **few))

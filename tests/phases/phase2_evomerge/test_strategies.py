@@ -29,7 +29,7 @@ from agent_forge.phases.phase2_evomerge.report import summary
 from agent_forge.search import operators
 from agent_forge.search.portfolio import STRATEGIES
 from tests.support.evo_models import job, journal, outcome
-from tests.support.extras import NEEDS_PYMOO, with_pymoo
+from tests.support.extras import NEEDS_PYMOO
 from tests.support.networks import shaken
 
 pytestmark = pytest.mark.slow
@@ -107,7 +107,17 @@ def test_our_own_network_is_differentiated_where_it_is_measured() -> None:
 FEW: dict[str, Any] = {"population_size": 4, "generations": 2}
 
 
-@pytest.mark.parametrize("name", with_pymoo([n for n in STRATEGIES if n != "spec"]))
+SOAK = pytest.mark.soak  # auto has the steps of most of them
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(n, marks=[SOAK] * (n != "auto") + [NEEDS_PYMOO] * (n == "nsga2"))
+        for n in STRATEGIES
+        if n != "spec"
+    ],
+)
 def test_a_killed_evolution_ends_in_the_same_bytes(name: str, tmp_path: Path) -> None:
     whole = run_evolution(job(tmp_path / "whole", strategy=name, **FEW))
     best = max(whole.loop.curve)

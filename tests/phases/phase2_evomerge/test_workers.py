@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import signal
@@ -21,7 +22,7 @@ from agent_forge.phases.phase2_evomerge.loop import EvolutionLoop
 from agent_forge.store import files
 from agent_forge.workers import ray_pool
 from agent_forge.workers.pools import WorkerProcess
-from tests.support.evo_models import begin, family, job, journal, outcome
+from tests.support.evo_models import POOLS, begin, family, job, journal, outcome, use_pool
 from tests.support.extras import RAY
 
 pytestmark = pytest.mark.slow
@@ -33,18 +34,48 @@ def champion(folder: Path) -> list[str]:
     return [files.sha256_of(folder / "champion" / n) for n in ("model.safetensors", "lineage.json")]
 
 
-@pytest.mark.parametrize("strategy", ["spec", "ga", "auto"])
-def test_as_many_workers_as_you_like_find_the_same(tmp_path: Path, strategy: str) -> None:
-    more: dict[str, Any] = {"strategy": strategy, "racing": strategy == "ga"}
-    more |= {"fitness_subset_size": 64} if strategy == "ga" else {}
-    alone = run_evolution(job(tmp_path / "alone", workers=1, **more))
-    for count in (2, 3) if strategy == "spec" else (2,):
-        there = run_evolution(job(tmp_path / f"{count}", workers=count, **more))
-        assert outcome(there.loop.folder) == outcome(alone.loop.folder)
-        assert not list(there.loop.folder.glob("weights/workers/*/*.safetensors"))
+@pytest.fixture(scope="module")
+def by_itself(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """What this process alone finds with the settings; not to be changed."""
+
+    @functools.cache
+    def found(**settings: Any) -> dict[str, Any]:
+        folder = tmp_path_factory.mktemp("alone") / "x"
+        return outcome(run_evolution(job(folder, workers=1, **settings)).loop.folder)
+
+    return found
 
 
-def test_workers_measure_on_the_items_that_it_was_begun_with(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("strategy", "count", "kind"),
+    [
+        *(("spec", 2, "inline"), ("auto", 2, "processes")),
+        *(
+            pytest.param(strategy, count, "processes", marks=pytest.mark.soak)
+            for strategy, count in (("spec", 2), ("spec", 3), ("ga", 2))
+        ),
+    ],
+)
+def test_as_many_workers_as_you_like_find_the_same(
+    tmp_path: Path,
+    by_itself: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    strategy: str,
+    count: int,
+    kind: str,
+) -> None:
+    use_pool(kind, monkeypatch)
+    more = {"racing": True, "fitness_subset_size": 64} if strategy == "ga" else {}
+    there = run_evolution(job(tmp_path / "x", workers=count, strategy=strategy, **more))
+    assert outcome(there.loop.folder) == by_itself(strategy=strategy, **more)
+    assert not list(there.loop.folder.glob("weights/workers/*/*.safetensors"))
+
+
+@POOLS
+def test_workers_measure_on_the_items_that_it_was_begun_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    use_pool(kind, monkeypatch)
     data = tmp_path / "add.jsonl"
     shutil.copy(family() / "add.jsonl", data)
     inputs = job(tmp_path / "x", workers=2, data=[str(data)])
@@ -79,11 +110,16 @@ def test_workers_measure_what_it_was_begun_with(
         run_evolution(inputs, listen=change)
 
 
+@pytest.mark.parametrize(
+    "deaths",
+    [{14: 1}, pytest.param({7: 0, 14: 1, 22: 2}, marks=pytest.mark.soak)],
+    ids=["one", "one a generation"],
+)
 def test_a_killed_worker_costs_its_candidate(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deaths: dict[int, int]
 ) -> None:
-    """One in every generation; the champion is that of a run in which just these failed."""
-    send, fatal = WorkerProcess.send, {7, 14, 22}
+    """The champion is that of a run in which just these failed."""
+    send, fatal = WorkerProcess.send, {*deaths}
 
     def and_die(self: WorkerProcess, message: Any) -> None:
         send(self, message)
@@ -94,7 +130,7 @@ def test_a_killed_worker_costs_its_candidate(
     monkeypatch.setattr(WorkerProcess, "send", and_die)
     there = run_evolution(job(tmp_path / "killed", workers=2))
     failed = {r["key"]: r["generation"] for r in journal(there.loop.folder) if r["problem"]}
-    assert sorted(failed.values()) == [0, 1, 2] and not fatal
+    assert sorted(failed.values()) == [*deaths.values()] and not fatal
     monkeypatch.undo()
     measure = CandidateEvaluator.measure
 
@@ -109,7 +145,9 @@ def test_a_killed_worker_costs_its_candidate(
     assert champion(again.loop.folder) == champion(there.loop.folder)
 
 
-def test_a_shutdown_that_reaches_the_workers_costs_no_candidate(tmp_path: Path) -> None:
+def test_a_shutdown_that_reaches_the_workers_costs_no_candidate(
+    tmp_path: Path, by_itself: Any
+) -> None:
     """systemd signals every process of a service; what the run journals then is kept for ever."""
     signalled: set[int] = set()
 
@@ -120,16 +158,17 @@ def test_a_shutdown_that_reaches_the_workers_costs_no_candidate(tmp_path: Path) 
                 for number in (signal.SIGTERM, signal.SIGHUP):
                     os.kill(pid, number)
 
-    there = run_evolution(job(tmp_path / "signalled", workers=2), listen=watch)
+    todo = job(tmp_path / "signalled", workers=2, strategy="auto")
+    there = run_evolution(todo, listen=watch)
     assert len(signalled) >= 2 and not [r for r in journal(there.loop.folder) if r["problem"]]
-    assert outcome(there.loop.folder) == outcome(
-        run_evolution(job(tmp_path / "alone", workers=1)).loop.folder
-    )
+    assert outcome(there.loop.folder) == by_itself(strategy="auto")
 
 
+@POOLS
 def test_a_fitness_that_raises_in_a_worker_stops_it_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
+    use_pool(kind, monkeypatch)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "bad_score.py").write_text("def bad(model): raise KeyError('no')\n")
     with pytest.raises(PhaseFailed, match="no"):
@@ -229,21 +268,24 @@ def test_the_estimate_of_the_difference_is_that_of_the_fitness(tmp_path: Path) -
     assert ahead == pytest.approx(scores[keys[1]] - scores[keys[0]], abs=1e-6)
 
 
-def test_a_race_saves_tokens_and_resumes_to_the_same_bytes(tmp_path: Path) -> None:
-    full = run_evolution(job(tmp_path / "full", **MANY, generations=4))
-    whole = run_evolution(job(tmp_path / "raced", **MANY, generations=4, racing=True))
+@pytest.mark.parametrize("long", [False, pytest.param(True, marks=pytest.mark.soak)])
+def test_a_race_saves_tokens_and_resumes_to_the_same_bytes(tmp_path: Path, long: bool) -> None:
+    more = {**MANY, "generations": 4} if long else {"fitness_subset_size": 64, "generations": 1}
+    full = run_evolution(job(tmp_path / "full", **more))
+    whole = run_evolution(job(tmp_path / "raced", **more, racing=True))
     spent = [sum(r.get("tokens", 0) for r in journal(x.loop.folder)) for x in (full, whole)]
     assert spent[1] < spent[0]
     dropped = {r["key"] for r in journal(whole.loop.folder) if r.get("dropped")}
     wanted = outcome(whole.loop.folder)
     assert dropped and whole.loop.curve[-1] == max(whole.loop.curve)
     lines = (whole.loop.folder / JOURNAL).read_bytes().splitlines(keepends=True)
-    for cut in (len(lines) // 2, len(lines) - 4):
+    for cut in (len(lines) // 2, len(lines) - 4)[: 1 + long]:
         folder = tmp_path / f"cut{cut}"
         folder.mkdir()
         (folder / "evolution.json").write_bytes((whole.loop.folder / "evolution.json").read_bytes())
         (folder / JOURNAL).write_bytes(b"".join(lines[:cut]))
-        run_evolution(job(folder, **MANY, generations=4, racing=True))
+        run_evolution(job(folder, **more, racing=True))
         assert outcome(folder) == wanted
-    two = run_evolution(job(tmp_path / "two", **MANY, generations=4, racing=True, workers=2))
-    assert outcome(two.loop.folder) == wanted
+    if long:  # test_layer_paths.py has a shorter one
+        two = run_evolution(job(tmp_path / "two", **more, racing=True, workers=2))
+        assert outcome(two.loop.folder) == wanted

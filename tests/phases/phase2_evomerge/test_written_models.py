@@ -66,12 +66,24 @@ def bits(model: Path | str) -> float:
 
 
 @pytest.mark.parametrize("first", ["tied", "untied"])
-@pytest.mark.parametrize("base", [None, "base"])
-@pytest.mark.parametrize("keep", [False, True])
-def test_heads_of_both_kinds(first: str, base: str | None, keep: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("keep", "base", "generations"),
+    [
+        *((False, None, 0), (True, "base", 0)),
+        *(
+            pytest.param(keep, base, 1, marks=pytest.mark.soak)
+            for keep in (False, True)
+            for base in (None, "base")
+        ),
+    ],
+)
+def test_heads_of_both_kinds(
+    first: str, base: str | None, keep: bool, generations: int, tmp_path: Path
+) -> None:
     parents = [tied(tmp_path / "tied", keep), family() / "twice"]
     parents = parents if first == "tied" else parents[::-1]
-    done = evolved(parents, tmp_path / "out", family() / base if base else None)
+    below = family() / base if base else None
+    done = evolved(parents, tmp_path / "out", below, generations=generations)
     assert done.report is not None
     for parent in parents:
         score = done.report.baselines[parent.name].score

@@ -123,8 +123,10 @@ class CandidateWeights:
 
     def fill(self, network: nn.Module, key: str) -> str:
         """Overwrite the weights of a network with a candidate's; returns their sha256."""
-        for source in (i for i in self.known[key].inputs if self.known[i].kind != "parent"):
-            self._write(source)
+        made = self._file(key).is_file()
+        for source in () if made else self.known[key].inputs:
+            if self.known[source].kind != "parent":
+                self._write(source)
         targets = dict(network.state_dict())
         hashes: dict[str, str] = {}
         for name, tensor in self.tensors(key):

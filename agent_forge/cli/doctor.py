@@ -2,7 +2,6 @@
 
 import os
 import platform
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -64,11 +63,6 @@ def _findings(storage: Path, repair: bool) -> Iterator[DoctorFinding]:
         except metadata.PackageNotFoundError:
             remedy = f"pip install -c constraints.txt -e '.[{extra}]'"
             yield DoctorFinding(extra, "optional", f"not installed: {purpose}", remedy)
-    if compiler := shutil.which("cc") or shutil.which("clang") or shutil.which("cl"):
-        details = f"C compiler {Path(compiler).name}; this version has no kernels"
-        yield DoctorFinding("native", "ok", details)
-    else:
-        yield DoctorFinding("native", "optional", "no C compiler", "install gcc or clang")
     yield _sandbox()
     yield _registry(storage, repair)
 

@@ -70,18 +70,10 @@ def lineage(merged: MergedWeights) -> dict[str, dict[str, str]]:
     return hashes
 
 
-def write(
-    weights: Weights,
-    folder: Path,
-    *,
-    force: bool = False,
-    max_ram: int | None = None,
-    progress: ProgressCallback | None = None,
-    beside: Mapping[str, bytes] | None = None,
-) -> WrittenMerge:
-    """Write weights as a model folder, tensor by tensor; `beside` are further files of it."""
+def write(weights: Weights, folder: Path, **options: Any) -> WrittenMerge:
+    """Write weights as a model folder, with the options of `write_folders`."""
     combo = weights.recipe.combo if isinstance(weights, MergedWeights) else None
-    return write_folders(weights, {combo: folder}, force, max_ram, progress, beside)[combo]
+    return write_folders(weights, {combo: folder}, **options)[combo]
 
 
 def write_folders(
@@ -92,7 +84,8 @@ def write_folders(
     progress: ProgressCallback | None = None,
     beside: Mapping[str, bytes] | None = None,
 ) -> dict[int | None, WrittenMerge]:
-    """Write one folder a combo (None: no combo) in one pass; none appears before all are done."""
+    """Write one folder a combo (None: no combo) in one pass, tensor by tensor; none appears before
+    all are done. `beside` are further files of each, `max_ram` bounds the memory in bytes."""
     began = time.monotonic()
     for folder in folders.values():
         refuse_existing(folder, weights, force)

@@ -63,6 +63,10 @@ def read_settings(folder: Path) -> dict[str, Any]:
 
 def adapt(base: Weights, folder: Path) -> Weights:
     settings = read_settings(folder)
+    mine, own = _tokenizer(base.folder) if base.folder else {}, _tokenizer(folder)
+    if others := [n for n, value in own.items() if value not in (None, mine.get(n, value))]:
+        hint = "copy the tokenizer files that are right into a copy of the base, and give that"
+        raise ConfigError(f"{folder} has another {others[0]} than its base", hint=hint)
     path = next((folder / name for name in FILES if (folder / name).is_file()), None)
     if path is None:
         raise DamagedFile(folder, f"it has none of {', '.join(FILES)}")
@@ -104,6 +108,17 @@ def adapt(base: Weights, folder: Path) -> Weights:
 
     sources = (*base.sources, path) if base.sources else ()
     return base.derived(get, label=f"{base.label}+{folder}", sources=sources)
+
+
+def _tokenizer(folder: Path) -> dict[str, Any]:
+    """What the tokenizer files of a folder say about how a text is read."""
+    names = ("tokenizer.json", "tokenizer_config.json")
+    whole, config = (files.read_json(p) if (p := folder / n).is_file() else {} for n in names)
+    path = folder / "chat_template.jinja"
+    chat = path.read_text("utf-8") if path.is_file() else config.get("chat_template")
+    keys = {"vocabulary": "model", "list of added tokens": "added_tokens"}
+    known = keys.items() if isinstance(whole, dict) else ()
+    return {n: whole[key] for n, key in known if key in whole} | {"chat template": chat}
 
 
 def _split(

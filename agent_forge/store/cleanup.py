@@ -127,8 +127,7 @@ class SessionCleanupManager:
         self.kept: list[tuple[str, ForgeError]] = []
 
     def plan(self, *, by_own_policy: bool = False, **which: Any) -> list[CleanupRemoval]:
-        """Return what would be removed now, with its bytes; for `which` see plan_cleanup. With
-        `by_own_policy` only what the policy that it was begun with would remove too."""
+        """Return what would be removed now; `by_own_policy`: by that it was begun with, too."""
         rows: list[dict[str, Any]] = []
         for row in self.sessions.registry.get_all_sessions():
             status = self.sessions.status(row)

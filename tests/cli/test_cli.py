@@ -483,7 +483,7 @@ def test_doctor_of_a_healthy_machine(forge: Forge, stored: SessionStore) -> None
     result = forge("doctor --json")
     assert result.document["healthy"] is True
     rows = {row["name"]: row["status"] for row in result.document["findings"]}
-    expected = {"python", "cpu", "memory", "disk", "torch", "native", "registry"}
+    expected = {"python", "cpu", "memory", "disk", "torch", "registry"}
     expected |= {"sandbox", *doctor.EXTRAS}
     assert set(rows) == expected
     assert all(row["remedy"] for row in result.document["findings"] if row["status"] == "optional")

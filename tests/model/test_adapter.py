@@ -16,6 +16,7 @@ from agent_forge.errors import ConfigError, DamagedFile
 from agent_forge.model.folder import open_weights
 from agent_forge.model.weights import is_tied
 from tests.support.adapters import adapted
+from tests.support.tokenizers import byte_tokenizer
 
 LINEAR = ["q_proj", "down_proj"]
 # What is handled, each as peft saves it.
@@ -164,4 +165,21 @@ def test_a_name_that_peft_would_pass_over(tmp_path: Path) -> None:
     tensors = {name.removeprefix("base_model.model."): t for name, t in load_file(path).items()}
     save_file(tensors, path)
     with pytest.raises(DamagedFile, match="does not begin with"):
+        open_weights(f"{base}+{lora}")
+
+
+def test_an_adapter_with_another_tokenizer_is_refused(tmp_path: Path) -> None:
+    """Its own one would read texts in another way; a copy of its base's says nothing new."""
+    base, lora = adapted(tmp_path, *KINDS["plain"])
+    tokenizer = byte_tokenizer()
+    for place in (base, lora):
+        tokenizer.save_pretrained(place)
+    assert open_weights(f"{base}+{lora}").specs
+    tokenizer.chat_template = "{{ messages[0].content }}"
+    tokenizer.save_pretrained(lora)
+    with pytest.raises(ConfigError, match="another chat template"):
+        open_weights(f"{base}+{lora}")
+    tokenizer.add_tokens(["<new>"])
+    tokenizer.save_pretrained(base)
+    with pytest.raises(ConfigError, match="another list of added tokens"):
         open_weights(f"{base}+{lora}")

@@ -101,8 +101,7 @@ class CandidateWeights:
         self._remove_others(self._kept)
 
     def tensors(self, key: str) -> Iterator[tuple[str, Tensor]]:
-        """Every tensor of a candidate, one at a time, in the type that models are stored in; one
-        that is not finite is an error."""
+        """Every tensor of a candidate, one at a time, finite, in the type of stored models."""
         path, specs, candidate = self._file(key), self.specs_of(key), self.known[key]
         source: Iterable[tuple[str, Tensor]]
         if path.is_file():

@@ -198,6 +198,8 @@ TOKENS = (
         lambda c: c.update(
             normalizer={"type": "Replace", "pattern": {"Regex": ".*"}, "content": ""}
         ),
+        where={**AS_SECOND, "chat": EITHER},  # the ends of lines are left
+        same=False,
     ),
     model(
         "a pattern that takes for ever",

@@ -300,7 +300,7 @@ TENSORS = (
         allowed=EITHER,
         same=False,
     ),
-    model("weights in double precision", each(Tensor.double), allowed=RIGHT),
+    model("weights in double precision", each(Tensor.double), allowed=RIGHT, same=False),
     model("weights in half precision", each(Tensor.half), allowed=RIGHT, same=False),
     model(
         "weights in two types", mapped(Q + ".weight", Tensor.bfloat16), allowed=RIGHT, same=False

@@ -326,7 +326,10 @@ class EvolutionLoop:
             samples |= {key: self.weights.sample(key) for key in keys if key not in samples}
         matrix = np.zeros((n, n))
         for i, j in combinations(range(n), 2):
-            matrix[i, j] = matrix[j, i] = np.linalg.norm(samples[keys[i]] - samples[keys[j]])
+            length = np.linalg.norm(samples[keys[i]] - samples[keys[j]])
+            if not np.isfinite(length):  # too large for single precision
+                length = np.linalg.norm(samples[keys[i]].astype(np.float64) - samples[keys[j]])
+            matrix[i, j] = matrix[j, i] = length
         return matrix, float(matrix.sum() / (n * (n - 1))) if n > 1 else 0.0
 
     def _tell_holdout(self) -> None:

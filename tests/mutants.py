@@ -192,8 +192,8 @@ MUTANTS = (
     Mutant(
         "an old evolution goes on with other items",
         "phases/phase2_evomerge/inputs.py",
-        'begun = {**EvoMergeSettings.BEFORE, **record["settings"]}\n    options',
-        'begun = record["settings"]\n    options',
+        'begun = {**EvoMergeSettings.BEFORE, **record["settings"]}',
+        'begun = {"split_by": "question", **record["settings"]}',
         "tests/phases/phase2_evomerge/test_splits.py",
     ),
 )

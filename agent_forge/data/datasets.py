@@ -232,6 +232,9 @@ def fetch(name: str, folder: Path, *, limit: int = 20_000) -> dict[str, Any]:
     if place.exists() and not (place / RECORD).exists():
         problem = f"{place} has files that were not fetched"
         raise AlreadyExists(problem, hint="move them, or use another folder")
+    if Path(dataset.hub).exists():
+        problem = f"{dataset.hub} is a folder here, which would be taken for the hub's"
+        raise ConfigError(problem, hint="fetch from another folder")
     try:
         parts = datasets.load_dataset(dataset.hub, dataset.config or None, streaming=True)
         return _keep(dataset, parts, place, limit)

@@ -6,6 +6,7 @@ this process: code goes to the sandbox, documents through parsers that only read
 
 import json
 import re
+import textwrap
 from fractions import Fraction
 from typing import Any
 from unicodedata import normalize
@@ -53,7 +54,9 @@ FIGURE = re.compile(
     rf"(?:\s?(?P<scale>(?i:{'|'.join(SCALES)}))(?!\w))?\s?(?P<percent>%?)"
 )
 GOES_ON = re.compile(rf"\s*(?:[-+*/^]\s*(?:\.?\d|[({UNKNOWN}])|{UNKNOWN})")  # an expression
-FENCE = re.compile(r"```[ \t]*\w*[ \t]*\n(.*?)(?:\n```|\Z)", re.DOTALL)
+# What ends the words that give a number: what follows may reckon with others.
+CLAUSE_END = re.compile(r"\n|[(;]|[.!?](?=\s|$)|,\s|\b(?:since|because|where|check)\b", re.I)
+FENCE = re.compile(r"```[ \t]*\w*[ \t]*\n(.*?)(?:\n[ \t]*```|\Z)", re.DOTALL)
 TOP_LEVEL = re.compile(
     r"(?:def|async def|class|import|from|if|for|while|try|except|finally|else|elif|with|@|#|[)\]}])"
     r"|[A-Za-z_][\w.]*(?:\[.*?\])?\s*(?:[-+*/|&]?=|\()"
@@ -72,11 +75,11 @@ def final_number(text: str) -> tuple[Fraction, bool] | None:
     boxes = [match.end() for match in BOXED.finditer(text)]
     marks = [match.end() for match in MARK.finditer(text)]
     if "####" in text:
-        marked = text.rpartition("####")[2]
+        marked = CLAUSE_END.split(text.rpartition("####")[2].strip(), maxsplit=1)[0]
     elif boxes:
         marked = text[boxes[-1] :].partition("}")[0]
     else:
-        marked = text[marks[-1] :].strip().partition("\n")[0] if marks else ""
+        marked = CLAUSE_END.split(text[marks[-1] :].strip(), maxsplit=1)[0] if marks else ""
     marked = marked.rpartition("=")[2]
     figures = list(FIGURE.finditer(marked))[:1]
     if not figures and not re.search(rf"[\d{UNKNOWN}]", marked):
@@ -112,9 +115,10 @@ def _value(figure: re.Match[str]) -> tuple[Fraction, bool] | None:
 
 
 def source(text: str) -> str:
-    """The program in a text: its first fenced block, else from the first definition to prose."""
-    if fenced := FENCE.search(text):
-        return fenced[1]
+    """The program in a text: its first fenced block that defines something, else its first, else
+    from the first definition to prose."""
+    if blocks := [textwrap.dedent(fenced[1]) for fenced in FENCE.finditer(text)]:
+        return next((block for block in blocks if BEGINS.search(block)), blocks[0])
     begins, kept = BEGINS.search(text), []
     for line in text[begins.start() if begins else 0 :].splitlines():
         if line.strip() and not line[0].isspace() and not TOP_LEVEL.match(line):

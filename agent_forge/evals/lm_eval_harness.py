@@ -3,8 +3,10 @@
 A model is opened as everywhere here, and handed over as an ordinary model of transformers.
 """
 
+import contextlib
 import json
 import re
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -48,14 +50,21 @@ def measure(
         if code is not None:
             hint = "tasks with code of their own belong into an installed package"
             raise HostileInput(f"{path} says {code!r}: lm-eval runs code of tasks", hint=hint)
-    manager = TaskManager(include_path=str(own) if own and own.is_dir() else None)
+    there = str(own.resolve()) if own and own.is_dir() else None
+    manager = TaskManager(include_path=there)
+    theirs = TaskManager(include_path=there, include_defaults=False) if there else None
+    if theirs and (twice := {*theirs.all_tasks} & {*TaskManager().all_tasks}):
+        hint = "give the task another name: its score would pass for that of the library's"
+        raise ConfigError(f"{own} has a task called {min(twice)}, as lm-eval has", hint=hint)
     for name in names:
         if name not in manager.all_tasks:
             raise ConfigError(f"lm-eval has no task {name!r}", hint="lm-eval ls tasks lists them")
     network, tokenizer = _as_transformers(model)
     wrapped = HFLM(pretrained=network, tokenizer=tokenizer, device="cpu", batch_size=1)
     how = {"num_fewshot": shots, "limit": limit, "bootstrap_iters": 0, "log_samples": False}
-    found = simple_evaluate(model=wrapped, tasks=list(names), task_manager=manager, **how)
+    # The library runs git and pip, and takes modules, metrics and datasets, where it is started.
+    with tempfile.TemporaryDirectory() as empty, contextlib.chdir(empty):
+        found = simple_evaluate(model=wrapped, tasks=list(names), task_manager=manager, **how)
     table, counts = [], found["n-samples"]
     for name, scores in found["results"].items():
         # The library names a score with its filter, as in `acc,none`.

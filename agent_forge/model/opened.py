@@ -142,7 +142,7 @@ def _end_tokens(folder: Path, network: Any, tokenizer: Any) -> frozenset[int]:
     said = getattr(network.config, "eos_token_id", None)
     if path.is_file():
         said = files.read_json(path).get("eos_token_id")
-    listed = said if isinstance(said, list) else [said, tokenizer.eos_token_id]
+    listed = said if isinstance(said, list) else [tokenizer.eos_token_id if said is None else said]
     ends = [end for end in listed if end is not None]
     if not all(isinstance(end, int) for end in ends):
         raise DamagedFile(path, f"eos_token_id is {said!r}, a number or a list is needed")

@@ -22,9 +22,10 @@ from agent_forge.store.sessions import SESSION_FILE, SessionStore, read_session
 DAY_S = 86_400
 # What lies in a session beside the files that a manifest names. A phase that writes others adds
 # their names to PHASE_FILES: a session that holds a name which is not here is never removed.
+WANDB = r"wandb/(((offline-)?run-|latest-run).*|debug[\w-]*\.log)"
 EVOLUTION_FILES = (
     r"run\.lock|stop|evolution(_log|_checkpoint_gen_\d+)?\.json|(journal|fitness_cache)\.jsonl"
-    r"|weights/(workers/tmp\w{8}/)?[0-9a-f]{24}\.safetensors|wandb/.+"
+    rf"|weights/(workers/tmp\w{{8}}/)?[0-9a-f]{{24}}\.safetensors|{WANDB}"
 )
 PHASE_FILES = (
     r"(state|decisions)\.json|measurements\.jsonl"
@@ -33,7 +34,7 @@ PHASE_FILES = (
 )
 PHASE = "|".join(map(phase_folder, ORDER))
 OWN_FILES = re.compile(
-    r"session\.json|config\.yaml|run\.lock|stop|(log|metrics|events)\.jsonl|wandb/.+"
+    rf"session\.json|config\.yaml|run\.lock|stop|(log|metrics|events)\.jsonl|{WANDB}"
     rf"|({PHASE})/({PHASE_FILES})"
 )
 OWN_MODELS = re.compile(rf"({PHASE})/evolution/(champion|gen_\d+_best_model|parent_\d+)")
@@ -114,7 +115,7 @@ def _files_of_model(folder: Path, session: Path) -> set[str]:
     with contextlib.suppress(ForgeError, OSError):
         inner = folder.relative_to(session).as_posix()
         if OWN_MODELS.fullmatch(inner) or read_metadata(folder).model_name == folder.name:
-            return {*files.verify(folder, content=False), files.MANIFEST}
+            return {*files.verify(folder), files.MANIFEST}
     return set()
 
 

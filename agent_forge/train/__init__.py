@@ -5,7 +5,6 @@
 | config.py | TrainSettings, CorpusSettings and the schedule of the rate; torch-free |
 | corpus.py | Corpus: generated tasks, datasets and own texts; mixtures, curriculum, unseen items |
 | fit.py | fit_corpus, fit (the loop over any batches), EarlyStop, DistillationLoss |
-| data_parallel.py | TrainingProcesses: several processes under torchrun train one network |
 | trainer.py | Trainer: one update at a time, within the memory there is |
 | weight_transforms.py | LoRA and straight-through rounding as parametrisations of weights |
 """

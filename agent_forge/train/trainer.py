@@ -19,7 +19,6 @@ from agent_forge.contract.replay import DecisionLog
 from agent_forge.errors import Diverged, NotEnough, NotFinite
 from agent_forge.model.loss import LossOutput
 from agent_forge.train.config import TrainSettings, rate_factor
-from agent_forge.train.data_parallel import TrainingProcesses
 
 log = logging.getLogger(__name__)
 Batch = Sequence[Tensor]  # tensors of equal length along the first dimension
@@ -49,7 +48,6 @@ class Trainer:
     generator: torch.Generator
     device: str = "cpu"
     decisions: DecisionLog = field(default_factory=DecisionLog)
-    world: TrainingProcesses = field(default_factory=TrainingProcesses)
     factor: float = field(init=False, default=1.0)  # of the rate; halved at each divergence
     recent: list[float] = field(init=False, default_factory=list)  # losses of the last steps
     steps_seen: int = field(init=False, default=0)
@@ -81,17 +79,16 @@ class Trainer:
         if len({len(tensor) for tensor in batch}) != 1 or not len(batch[0]):
             raise ValueError(f"a batch of lengths {[len(t) for t in batch]}: one length, not 0")
         self.model.train()
-        mine = self.world.share(batch)
         begin = self.generator.get_state()
         while True:
             try:
-                values = self._gradients(mine, self._apply_decisions(step))
+                values = self._gradients(batch, self._apply_decisions(step))
                 break
             except (RuntimeError, MemoryError) as error:
                 by_type = isinstance(error, torch.OutOfMemoryError | MemoryError)
                 if not by_type and not any(sign in str(error).lower() for sign in NO_MEMORY):
                     raise
-                self._use_less(step, len(mine[0]))
+                self._use_less(step, len(batch[0]))
                 self.generator.set_state(begin)
         if not math.isfinite(loss := values["loss"]):
             raise Diverged(f"the loss became {loss} at step {step}")
@@ -101,13 +98,11 @@ class Trainer:
         rate = self.factor * rate_factor(step, self.total, self.settings)
         for group in self.optimizer.param_groups:
             group["lr"] = group["full_lr"] * rate
-        self.world.agree(self.model)
         try:
             self.optimizer.step()
         except NotFinite as error:
             raise Diverged(f"step {step}: {error}") from error
         self._notify_modules("end_step")
-        self.world.average(list(self.model.buffers()))
         self.steps_seen += 1
         self.recent = [*self.recent[1 - RECENT :], loss]
         metrics = getattr(self.optimizer, "metrics", {})
@@ -143,9 +138,9 @@ class Trainer:
             count += loss.count
             for name, value in loss.values.items():
                 sums[name] = sums.get(name, 0.0) + value * loss.count
-        gradients, sums, count = self.world.sum(self.model, sums, count)
         if not count:
             raise ValueError("the batch has nothing to learn: every target is left out")
+        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
         torch._foreach_mul_(gradients, 1 / count)
         return {name: value / count for name, value in sums.items()}
 

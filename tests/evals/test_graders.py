@@ -275,3 +275,28 @@ def test_json_may_stand_among_words() -> None:
 def test_hostile_documents_are_wrong(hostile: str) -> None:
     for family in ("to_json", "to_yaml", "to_csv"):
         assert not graders.document(make(family, "verdict", 1, level=5), hostile)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "#### 18\nCheck: 3 + 4 = 7",
+        "#### 18\nLet x = 5",
+        "The answer is 18 (since x = 3).",
+        "The answer is 18. Check: 18 - 3 = 15.",
+        "The answer is 18 since 6*3 = 18 and 5+5 = 10",
+        "The answer is 3 + 15 = 18.",
+        "The answer is x = 18, as 20 - 2 = 18 and 1 + 1 = 2",
+    ],
+)
+def test_what_follows_the_answer_is_no_answer(text: str) -> None:
+    assert graders.final_number(text) == (18, False)
+    assert graders.final_number("#### 19\n\nCheck: 9 + 9 = 18") == (19, False)
+
+
+def test_the_block_that_defines_something_is_the_program() -> None:
+    program = "def f(x):\n    return x + 1"
+    before = "Use it so:\n```\nf(1)\n```\n"
+    indented = "- so:\n  ```python\n  def f(x):\n      return x + 1\n  ```\n"
+    for text in (f"{before}```python\n{program}\n```\n", indented):
+        assert graders.source(text).strip() == program

@@ -433,6 +433,7 @@ def test_tasks_of_somebody_run_no_code(tmp_path: Path, monkeypatch: pytest.Monke
         "doc_to_text: '{{ cycler.__init__.__globals__.os.getcwd() }}'",
         "doc_to_choice: ['{{a}}', '{{{a}}{% import x %}']",
         "metric_list: [{metric: ./theirs}]",
+        "metric_list: [{metric: my_perplexity}]",
         "metric_list: [{metric: acc, hf_evaluate: true}]",
         'dataset_kwargs: {"trust\\x5fremote_code": true}',
         "dataset_path: pandas",
@@ -444,3 +445,32 @@ def test_tasks_of_somebody_run_no_code(tmp_path: Path, monkeypatch: pytest.Monke
             (tmp_path / "lm-eval/piqa.yaml").write_text(text, encoding=coding)
             with pytest.raises(HostileInput, match="runs code"):
                 lm_eval_harness.measure(tmp_path, ["piqa"], folder=tmp_path)
+
+
+def test_lm_eval_is_started_where_nothing_lies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It runs git and pip, and looks for metrics and datasets, in the folder it is started in."""
+    seen: list[list[str]] = []
+
+    def evaluate(**_: Any) -> dict[str, Any]:
+        seen.append([path.name for path in Path().iterdir()])
+        return {"results": {"piqa": {"acc,none": 0.5}}, "n-samples": {"piqa": {"effective": 2}}}
+
+    def manager(include_path: str | None = None, include_defaults: bool = True) -> Any:
+        own = ["mine"] if include_path else []
+        return SimpleNamespace(all_tasks=own + (["piqa", "arc"] if include_defaults else []))
+
+    library = {"simple_evaluate": evaluate, "HFLM": dict, "TaskManager": manager}
+    for name in ("lm_eval", "lm_eval.models", "lm_eval.models.huggingface", "lm_eval.tasks"):
+        monkeypatch.setitem(sys.modules, name, SimpleNamespace(**library))
+    monkeypatch.setattr(lm_eval_harness, "_as_transformers", lambda model: (None, None))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pip.py").write_text("raise SystemExit")
+    (tmp_path / "lm-eval").mkdir()
+    assert lm_eval_harness.measure(tmp_path, ["piqa"], folder=tmp_path)[0]["accuracy"] == 0.5
+    assert seen == [[]] and Path.cwd() == tmp_path
+    library["TaskManager"] = lambda **_: SimpleNamespace(all_tasks=["piqa"])
+    monkeypatch.setitem(sys.modules, "lm_eval.tasks", SimpleNamespace(**library))
+    with pytest.raises(ConfigError, match="a task called piqa"):
+        lm_eval_harness.measure(tmp_path, ["piqa"], folder=tmp_path)

@@ -269,6 +269,18 @@ def test_a_session_with_files_of_a_person_is_not_cleaned(
     assert not folder(tmp_path / "st").exists()
 
 
+def test_weights_that_were_changed_since_are_not_cleaned(
+    ran: Path, tmp_path: Path, forge: Forge
+) -> None:
+    """Somebody went on training there: the names and sizes are still those that were written."""
+    shutil.copytree(ran, tmp_path / "st")
+    weights = folder(tmp_path / "st") / "toy" / "linear" / "model.safetensors"
+    changed = weights.read_bytes()[:-4] + b"mine"
+    weights.write_bytes(changed)
+    assert forge("clean --all --yes --storage st").code == 4
+    assert weights.read_bytes() == changed
+
+
 def test_what_was_kept_in_a_replaced_version_is_not_cleaned(
     ran: Path, tmp_path: Path, forge: Forge
 ) -> None:

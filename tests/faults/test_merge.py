@@ -23,6 +23,7 @@ from agent_forge.errors import (
     DiskFull,
     ForgeError,
     HostileInput,
+    NotFinite,
     NotFound,
 )
 from agent_forge.merge.engine import merge
@@ -94,6 +95,12 @@ def test_a_flipped_bit_that_makes_a_nan(root: Path, tmp_path: Path) -> None:
     state["model.norm.weight"][3] = float("inf")
     save_file(state, root / "b" / FILE)
     refused(recipe(root), tmp_path, DamagedFile, rf"b/{FILE} is damaged: model\.norm\.weight")
+
+
+def test_parameters_that_overflow(root: Path, tmp_path: Path) -> None:
+    models = [{"model": str(root / n), "parameters": {"weight": 3e38}} for n in ("a", "b")]
+    how = {"merge_method": "linear", "models": models, "parameters": {"normalize": False}}
+    refused(Recipe.model_validate(how), tmp_path, NotFinite, "gives NaN or infinity")
 
 
 @pytest.mark.parametrize("name", ["model.layers.1.mlp.up_proj.weight", "lm_head.weight"])

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.multiprocessing as mp
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -23,7 +21,6 @@ from agent_forge.model.network import ForgeNetwork
 from agent_forge.optim.config import MuGrokConfig
 from agent_forge.optim.muon import MuonGrokfast, divergence
 from agent_forge.train.config import TrainSettings, rate_factor
-from agent_forge.train.data_parallel import TrainingProcesses
 from agent_forge.train.fit import DistillationLoss, EarlyStop
 from agent_forge.train.trainer import Trainer, bf16_is_faster
 from agent_forge.train.weight_transforms import (
@@ -63,7 +60,7 @@ def batch(rows: int = 8, seed: int = 0) -> tuple[Tensor, Tensor]:
 def trainer(
     model: ForgeNetwork, loss: Any = language_loss, total: int = 100, **options: Any
 ) -> Trainer:
-    known = {"device", "decisions", "world"}
+    known = {"device", "decisions"}
     rest = {name: value for name, value in options.items() if name in known}
     settings = TrainSettings(**{k: v for k, v in options.items() if k not in known})
     optimizer = MuonGrokfast(model, settings.optimizer)
@@ -427,42 +424,3 @@ def test_models_of_transformers_teach_and_learn() -> None:
         expected = divergence(own, other).mean().item()
         assert loss.values["divergence"] == pytest.approx(expected, rel=1e-4)
         loss.total.backward()  # type: ignore[no-untyped-call]
-
-
-def _train_as(rank: int, folder: str) -> None:
-    import torch.distributed as dist
-
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", f"file://{folder}/meet", rank=rank, world_size=2)
-    low = MuGrokConfig(qk_clip_threshold=0.05)
-    work = trainer(network(supervised_share=1.0), world=TrainingProcesses(rank, 2), optimizer=low)
-    values = [work.step(step, uneven(step)) for step in range(1, 4)]
-    torch.save((values[-1]["loss"], dict(work.model.state_dict())), f"{folder}/{rank}.pt")
-    dist.barrier()
-    dist.destroy_process_group()
-    os._exit(0)  # gloo's threads may abort a process that ends in the ordinary way
-
-
-def uneven(step: int) -> tuple[Tensor, Tensor]:
-    """A batch of which, at the second step, the second process has nothing to learn."""
-    tokens, targets = batch(seed=step)
-    if step == 2:
-        targets[1::2] = IGNORE
-    return tokens, targets
-
-
-@pytest.mark.slow
-def test_two_processes_train_what_one_would(tmp_path: Path) -> None:
-    mp.spawn(_train_as, args=(str(tmp_path),), nprocs=2)
-    low = MuGrokConfig(qk_clip_threshold=0.05)
-    alone = trainer(network(supervised_share=1.0), optimizer=low)
-    values = [alone.step(step, uneven(step)) for step in range(1, 4)]
-    (loss, first), (_, second) = (torch.load(tmp_path / f"{rank}.pt") for rank in (0, 1))
-    assert loss == pytest.approx(values[-1]["loss"], rel=1e-4)
-    assert all(torch.equal(first[name], second[name]) for name in first)
-    assert close(dict(alone.model.named_parameters()), first)
-
-
-def test_a_batch_that_does_not_divide_among_processes_is_refused() -> None:
-    with pytest.raises(ValueError, match="8 rows do not divide among 3"):
-        TrainingProcesses(0, 3).share(batch())

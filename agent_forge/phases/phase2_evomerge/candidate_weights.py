@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from agent_forge.errors import ConfigError, DamagedFile, NotFinite
+from agent_forge.errors import ConfigError, NotFinite
 from agent_forge.merge.engine import merge
 from agent_forge.merge.plan import Parents, make_plan
 from agent_forge.merge.recipe import LayerSlice, ModelInput, Recipe, SliceSource
@@ -90,15 +90,6 @@ class CandidateWeights:
         layers = (job.layer for job in plan.jobs.values() if job.layer is not None)
         self.layers = list(dict.fromkeys(layers))
         self._kept = set[str]()
-
-    def trust(self, measured: Mapping[str, str]) -> None:
-        """Keep the files that hold what was measured, by key and sha256; others are made again."""
-        names = {self._file(key).name: sha256 for key, sha256 in measured.items()}
-        for path in self._files():
-            with suppress(DamagedFile):
-                held = {name: _sha256(tensor) for name, tensor in open_weights(path).items()}
-                self._kept |= {path.name} if _joined(held) == names.get(path.name) else set()
-        self._remove_others(self._kept)
 
     def tensors(self, key: str) -> Iterator[tuple[str, Tensor]]:
         """Every tensor of a candidate, one at a time, finite, in the type of stored models."""

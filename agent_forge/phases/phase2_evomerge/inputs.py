@@ -167,10 +167,9 @@ def resume_inputs(
     if others := set(sets) - {f"{name}={record['settings'].get(name) or ''}" for name in OUTSIDE}:
         hint = "leave it out, or begin anew with it in another folder"
         raise ConfigError(f"{folder} was begun without {', '.join(others)}", hint=hint)
-    begun = {**EvoMergeSettings.BEFORE, **record["settings"]}
     options: dict[str, Any] = {"generations": gens, "time_budget_minutes": minutes}
     changed = {name: value for name, value in options.items() if value is not None}
-    settings = validate(EvoMergeSettings, {**begun, **changed}, str(folder / BEGUN))
+    settings = validate(EvoMergeSettings, {**record["settings"], **changed}, str(folder / BEGUN))
     parents, base, seed, names = (record[key] for key in ("parents", "base", "seed", "names"))
     return open_inputs(settings, parents, base, folder, seed, names)
 

@@ -81,7 +81,7 @@ class EvolutionLoop:
         self.evaluator = CandidateEvaluator(inputs, self.weights, cached, device)
         self.fingerprint = self._fingerprint()
         self.journal = journal.EvolutionJournal(self.folder, inputs.models, self.fingerprint)
-        self.weights.trust({r["key"]: r["sha256"] for r in self.journal.records if "sha256" in r})
+        self.weights.keep([])  # files of an earlier start prove nothing: they are made again
         self._parallel = ParallelEvaluator.of(inputs, device)
         self._items: dict[str, Any] = {}  # of this generation's candidates and the champion
         self._samples: dict[str, np.ndarray] = {}  # of the weights of this generation's candidates

@@ -611,3 +611,12 @@ def test_torn_weights_are_damaged(forge: Forge, foreign: Path) -> None:
     weights.write_bytes(weights.read_bytes()[:-100])
     result = forge(f"eval {foreign} --tasks copy")
     assert result.code == 4 and "not readable as safetensors" in result.err
+
+
+@pytest.mark.parametrize(("said", "ends"), [(65, {65}), ([65, 66], {65, 66}), (None, {258})])
+def test_an_answer_ends_where_generate_of_transformers_ends_it(
+    foreign: Path, said: object, ends: set[int]
+) -> None:
+    """The file counts; only where it names no end does the tokenizer's."""
+    (foreign / "generation_config.json").write_text(json.dumps({"eos_token_id": said}))
+    assert open_model_under_test(foreign).opened.end_tokens == ends

@@ -104,15 +104,28 @@ def refuse_other_networks(models: Sequence[Weights]) -> None:
             raise ConfigError(problem, hint=hint)
 
 
-def check_tokenizer(first: Weights) -> None:
-    """Refuse parents without config or tokenizer; every candidate gets those of the first."""
-    if first.folder is None or not first.config:
-        problem = f"{first.label} has no config.json: there is nothing to put the weights into"
+def check_folder(model: Weights) -> Path:
+    """Refuse a model without config or tokenizer; returns its folder."""
+    if model.folder is None or not model.config:
+        problem = f"{model.label} has no config.json: there is nothing to put the weights into"
         raise ConfigError(problem, hint="give the folder of a whole model, or BASE+ADAPTER")
-    if read_config(first.folder)["model_type"] == MODEL_TYPE:
-        Tokenizer.load(first.folder)
+    read_config(model.folder)
+    return model.folder
+
+
+def check_tokenizer(first: Weights) -> None:
+    """Refuse a tokenizer that cannot be opened; every candidate gets that of the first."""
+    folder = check_folder(first)
+    if first.config["model_type"] == MODEL_TYPE:
+        Tokenizer.load(folder)
     else:
-        open_tokenizer(first.folder)
+        open_tokenizer(folder)
+
+
+def has_chat_form(model: Weights) -> bool:
+    """True if a model was taught to chat; ours always are."""
+    ours = model.config.get("model_type") == MODEL_TYPE
+    return ours or bool(open_tokenizer(check_folder(model)).chat_template)
 
 
 def check_settings(settings: EvoMergeSettings, splits: Splits, parents: int) -> None:

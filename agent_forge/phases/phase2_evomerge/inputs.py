@@ -294,6 +294,8 @@ def open_inputs(
         reads = f"the parents have {size / 1e9:.1f} GB together: every candidate reads them all"
         notes.append(f"{reads}, and those in files take up to {3 * size / 1e9:.0f} GB of disk")
     splits = split_items(settings, always_verdict=in_run)
+    for ref in with_base(parent_refs, base_ref) if splits else ():
+        checks.check_folder(opened[ref])  # the verdict opens each of them by itself
     checks.check_settings(settings, splits, len(parents))
     verdict = splits.get("verdict", ())
     answers, gain = detectable_gain(verdict)
@@ -301,6 +303,10 @@ def open_inputs(
         points = f"gains from about {100 * gain:.1f} points on show"
         notes.append(f"{answers} answers for the verdict: {points}")
     notes += domains.copies_told(verdict)
+    if settings.data and checks.has_chat_form(parents[0]):
+        plain = [d.name for d in verdict if d.exact and not d.examples[0].messages]
+        form = "without the chat form of the models; rows with messages have it"
+        notes += [f"{', '.join(plain)}: measured as plain text, {form}"] if plain else []
     models = open_models(parent_refs, base_ref, opened)
     given = settings, tuple(parent_refs), base_ref, *models, splits, folder, seed, tuple(names)
     inputs = EvolutionInputs(*given, control_ref, tuple(notes))

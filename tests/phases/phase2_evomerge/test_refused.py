@@ -18,7 +18,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from agent_forge.errors import AlreadyExists, ConfigError, DamagedFile, NotFound, PhaseFailed
+from agent_forge.errors import (
+    AlreadyExists,
+    ConfigError,
+    DamagedFile,
+    ForgeError,
+    NotFound,
+    PhaseFailed,
+)
 from agent_forge.evals.comparison import (
     ACCURACY,
     BITS,
@@ -40,7 +47,7 @@ from agent_forge.store import files
 from agent_forge.store.models import ModelStorage, load_directory
 from tests.support.command_line import Forge
 from tests.support.eval_models import own_model
-from tests.support.evo_models import FEW, WEIGHTS_FILE, family, files_of, job, journal, three
+from tests.support.evo_models import FEW, WEIGHTS_FILE, begin, family, files_of, job, journal, three
 
 pytestmark = pytest.mark.slow
 
@@ -417,3 +424,24 @@ def test_a_sentence_names_the_domains_that_lost() -> None:
     worse = found.worse_domains()
     assert "; on lost worse than it by" in worse and "on won" not in worse
     assert Comparison(found.domains[1:], found.overall).worse_domains() == ""
+
+
+def test_every_model_needs_a_tokenizer_before_any_work(tmp_path: Path) -> None:
+    """The verdict opens each by itself, after hours perhaps."""
+    models = tmp_path / "models"
+    shutil.copytree(family(), models)
+    for path in models.glob("add/token*"):
+        path.unlink()
+    with pytest.raises(ForgeError, match="it has no tokenizer"):
+        begin(models, tmp_path / "x")
+
+
+def test_rows_without_a_chat_form_are_told(tmp_path: Path) -> None:
+    """A model that chats may know the answer, but not to a text that nobody asks it for."""
+    models = tmp_path / "models"
+    shutil.copytree(family(), models)
+    assert not any("plain text" in note for note in begin(models, tmp_path / "x").notes)
+    for name in ("twice", "add", "next", "base"):
+        (models / name / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    (note,) = (note for note in begin(models, tmp_path / "x").notes if "plain text" in note)
+    assert note.startswith("twice, add, next: ") and "messages" in note

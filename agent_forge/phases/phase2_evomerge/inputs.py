@@ -298,21 +298,28 @@ def open_inputs(
         checks.check_folder(opened[ref])  # the verdict opens each of them by itself
     checks.check_settings(settings, splits, len(parents))
     verdict = splits.get("verdict", ())
-    answers, gain = detectable_gain(verdict)
-    if gain:
-        points = f"gains from about {100 * gain:.1f} points on show"
-        notes.append(f"{answers} answers for the verdict: {points}")
-    notes += domains.copies_told(verdict)
-    if settings.data and checks.has_chat_form(parents[0]):
-        plain = [d.name for d in verdict if d.exact and not d.examples[0].messages]
-        form = "without the chat form of the models; rows with messages have it"
-        notes += [f"{', '.join(plain)}: measured as plain text, {form}"] if plain else []
+    notes += _notes_on(settings, parents[0], verdict)
     models = open_models(parent_refs, base_ref, opened)
     given = settings, tuple(parent_refs), base_ref, *models, splits, folder, seed, tuple(names)
     inputs = EvolutionInputs(*given, control_ref, tuple(notes))
     if not in_run and (record := begun_or_none(folder)):
         refuse_changed(inputs, record)
     return inputs
+
+
+def _notes_on(settings: EvoMergeSettings, first: Weights, verdict: Sequence[Domain]) -> list[str]:
+    """What a person should know of the items before the work begins."""
+    notes = []
+    answers, gain = detectable_gain(verdict)
+    if gain:
+        points = f"gains from about {100 * gain:.1f} points on show"
+        notes.append(f"{answers} answers for the verdict: {points}")
+    notes += domains.copies_told(verdict)
+    if settings.data and checks.has_chat_form(first):
+        plain = [d.name for d in verdict if d.exact and not d.examples[0].messages]
+        form = "without the chat form of the models; rows with messages have it"
+        notes += [f"{', '.join(plain)}: measured as plain text, {form}"] if plain else []
+    return notes
 
 
 def open_models(

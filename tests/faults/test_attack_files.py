@@ -253,7 +253,9 @@ def test_a_folder_or_a_link_that_is_only_called_stop_stays(tmp_path: Path) -> No
 FOREIGN = ["analysis.txt", "toy/notes.txt", "toy/linear/notes.txt", "mine/state.json", "stop"]
 
 
-@pytest.mark.parametrize("name", [*FOREIGN, "toy/checkpoints/main/step_00000024/notes.txt"])
+@pytest.mark.parametrize(
+    "name", [*FOREIGN, "toy/checkpoints/main/step_00000024/notes.txt", "wandb/NOTES.md"]
+)
 def test_a_session_with_files_of_a_person_is_not_cleaned(
     name: str, tmp_path: Path, forge: Forge, ran: Path
 ) -> None:

@@ -28,13 +28,16 @@ if hasattr(signal, "SIGHUP"):
 torch.set_num_threads(1)
 
 SLOW_FOLDERS = ("faults", "golden")  # whole runs and their enemies
+LONGEST = ("test_workers.py", "test_strategies.py", "test_golden.py", "test_runs.py")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what lies in a slow folder, so that `make test-fast` leaves it out."""
+    """Mark what lies in a slow folder, so that `make test-fast` leaves it out; and begin with what
+    takes longest, so that no process is left alone with it at the end."""
     for item in items:
         if item.path.relative_to(Path(__file__).parent).parts[0] in SLOW_FOLDERS:
             item.add_marker(pytest.mark.slow)
+    items.sort(key=lambda item: item.path.name not in LONGEST)
 
 
 def pytest_runtest_setup() -> None:

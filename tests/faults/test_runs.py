@@ -165,7 +165,7 @@ def test_a_run_survives_the_nth_io_failure(
     tmp_path: Path, reference: dict[str, Any], monkeypatch: pytest.MonkeyPatch, once: bool
 ) -> None:
     """A sample here; `make soak` takes every n until a run passes untouched."""
-    for n in range(1 + 11 * once, 250, 23):
+    for n in range(1 + 15 * once, 250, 31):
         if not fail_at_write(tmp_path / str(n), reference, monkeypatch, n, once):
             break
     assert n > 150

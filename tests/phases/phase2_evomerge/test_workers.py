@@ -89,11 +89,11 @@ def test_workers_measure_what_it_was_begun_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     """They open models and code for themselves, later, and on a cluster from other disks."""
-    models, source = tmp_path / "models", tmp_path / "own_score.py"
+    models, source = tmp_path / "models", tmp_path / "score_that_changes.py"
     shutil.copytree(family(), models)
     monkeypatch.chdir(tmp_path)
     source.write_text("def one(model): return float(next(model.parameters()).sum())\n")
-    more = {"fitness": "own_score:one"} if what == "fitness" else {}
+    more = {"fitness": "score_that_changes:one"} if what == "fitness" else {}
     inputs = begin(models, tmp_path / "x", workers=2, **more)
 
     def change(record: dict[str, Any]) -> None:

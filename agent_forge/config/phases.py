@@ -1,14 +1,8 @@
 """The eight phases: one name each, in config, registry, metrics, folders and command line."""
 
 PHASES = (
-    "cognate",
-    "evomerge",
-    "quietstar",
-    "bitnet",
-    "forge",
-    "baking",
-    "edge",
-    "final_compression",
+    *("cognate", "evomerge", "quietstar", "bitnet"),
+    *("forge", "baking", "edge", "final_compression"),
 )
 ORDER = ("toy", *PHASES)  # the toy shows how a phase is written; it stands alone and comes first
 

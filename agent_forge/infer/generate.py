@@ -23,6 +23,7 @@ from agent_forge.model.network import ForgeNetwork
 
 LOWEST_TEMPERATURE = 0.001  # above 0: logits over less could overflow
 CACHED_TOKENS = 16_384  # of all rows of a batch: what the caches hold
+HELD_BACK = 8  # characters: half of one, or a space that the next ones would take away
 TAIL = 8  # tokens that are decoded to look for a stop string, beside its own length
 Decode = Callable[[Sequence[int]], str]
 ProgressCallback = Callable[[int, int], None]  # (tokens that are done, of how many)
@@ -110,19 +111,19 @@ def generate(
 def stream(
     network: nn.Module, prompt: Sequence[int], sampling: SamplingSettings, decode: Decode
 ) -> Iterator[str]:
-    """Continue one prompt piece by piece. Text that could become a stop string is held back."""
+    """Continue one prompt piece by piece. Text that could become a stop string, or be decoded in
+    another way once more is known, is held back."""
     ours = isinstance(network, ForgeNetwork)  # others draw from the seed alone, as they always did
     row = _Row(list(prompt), own_generator(sampling.seed, prompt if ours else ()))
     reader = _reader(network, sampling, batched=False)
     batch, result, shown = _Batch(reader, [row], decode), row.result, 0
-    longest = max(map(len, sampling.stop_strings), default=1)
+    held = max(HELD_BACK, *map(len, sampling.stop_strings), 0)
     while not result.stopped_by:
         batch.advance()
         text = result.text
         if not result.stopped_by:
-            text = decode(result.tokens)
-            text = text[: max(shown, len(text) - longest + 1)]
-        if len(text) > shown and not text.endswith("\ufffd"):  # half a character is no text yet
+            text = decode(result.tokens)[:-held]
+        if len(text) > shown:
             yield text[shown:]
             shown = len(text)
 

@@ -143,7 +143,7 @@ def _write_tensors(
     return peak
 
 
-def refuse_existing(folder: Path, weights: Weights, force: bool) -> None:
+def refuse_existing(folder: Path, weights: Weights, force: bool, *, look: bool = False) -> None:
     """Refuse to replace what is there unless told to, and all that we did not write ourselves."""
     # A folder in a parent, and one that a parent or the current folder lies in, is always refused.
     require_short(folder)
@@ -159,10 +159,12 @@ def refuse_existing(folder: Path, weights: Weights, force: bool) -> None:
                 raise ConfigError(f"{folder} {relation} {what}", hint=other)
     if folder.name in ("", ".."):
         raise ConfigError(f"{folder} is not the name of a folder to write", hint=other)
-    with files.disk_errors(folder):
-        files.finish_replace(folder)  # of a merge that was killed
     if not folder.exists() and not folder.is_symlink():
-        return
+        with files.disk_errors(folder):
+            if not look:
+                files.finish_replace(folder)  # of a merge that was killed between its renames
+        if not folder.exists():
+            return
     if not force:
         raise AlreadyExists(f"{folder} exists", hint="name another folder, or replace it: --force")
     refuse_foreign(folder)

@@ -119,7 +119,7 @@ def check_target(
     merged = MergedWeights(report.plan)
     with report.noting():
         for folder in folders:
-            refuse_existing(folder, merged, force)
+            refuse_existing(folder, merged, force, look=True)
             require_writable(folder.parent)
         require_room(folders, merged, max_ram)
 

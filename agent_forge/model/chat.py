@@ -56,6 +56,23 @@ def render(
     return text
 
 
+def render_reply(
+    tokenizer: Any, messages: Sequence[Mapping[str, Any]], date: datetime = DATE
+) -> tuple[str, str]:
+    """A conversation up to its last message, and with it; all of that has to be there."""
+    given = render(tokenizer, messages[:-1], reply=True, date=date)
+    whole = render(tokenizer, messages, reply=False, date=date).rstrip()
+    said = [str(messages[-1].get("content") or "").strip()]
+    for call in messages[-1].get("tool_calls") or ():
+        said.append(str((call.get("function") or call).get("name")))
+    pairs = enumerate(zip(given, whole, strict=False))
+    alike = next((i for i, (a, b) in pairs if a != b), min(len(given), len(whole)))
+    if any(text not in whole[max(0, alike - len(text)) :] for text in said):
+        hint = "give rows whose answers it shows whole, or prompt and completion"
+        raise ConfigError("the chat template leaves out a part of the answer", hint=hint)
+    return given, whole
+
+
 @contextlib.contextmanager
 def _today(date: datetime) -> Iterator[None]:
     """Let `strftime_now` of templates give this date; transformers takes it from nowhere else."""

@@ -11,7 +11,7 @@ from torch import nn
 
 from agent_forge.data.tokenizer import END_OF_TEXT, END_OF_TURN, SPECIAL, Message, Tokenizer
 from agent_forge.errors import ConfigError, DamagedFile
-from agent_forge.model.chat import DATE, render
+from agent_forge.model.chat import DATE, render, render_reply
 from agent_forge.model.folder import CONFIG, MODEL_TYPE, home_of, open_weights, read_config
 from agent_forge.model.load import load_network, open_tokenizer, refusing
 from agent_forge.model.network import ForgeNetwork
@@ -76,20 +76,17 @@ class TransformersModel:
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         if not self.chats:  # a model that was never taught to chat continues the text
             return self.encode("\n".join(message["content"] for message in messages))
-        return self._ids(self._render(messages, reply=True), special=False)
+        text = render(self.tokenizer, messages, reply=True, date=self.date)
+        return self._ids(text, special=False)
 
     def encode_answer(self, prompt: str, answer: str) -> Asked:
         return self._asked(prompt, prompt + answer, special=True)
 
     def encode_reply(self, messages: Sequence[Message]) -> Asked:
-        given = self._render(messages[:-1], reply=True)
-        return self._asked(given, self._render(messages, reply=False).rstrip(), special=False)
+        return self._asked(*render_reply(self.tokenizer, messages, self.date), special=False)
 
     def decode(self, ids: Sequence[int]) -> str:
         return str(self.tokenizer.decode(ids, skip_special_tokens=True))
-
-    def _render(self, messages: Sequence[Message], *, reply: bool) -> str:
-        return render(self.tokenizer, messages, reply=reply, date=self.date)
 
     def _asked(self, given: str, whole: str, *, special: bool) -> Asked:
         """All is asked for from where the whole text differs from what is given."""

@@ -108,16 +108,20 @@ class Weights(Mapping[str, Tensor]):
         digest.update(" ".join(hashes).encode())
         return hashes[0] if len(hashes) == 1 else digest.hexdigest()
 
-    def settings_sha256(self) -> str:
-        """One hash of the files beside the weights that change what the model computes."""
+    def settings_files(self) -> list[tuple[str, Path]]:
+        """The files beside the weights that change what the model computes, by name."""
         folders = [*([self.folder] if self.folder else []), *(p.parent for p in self.sources)]
-        digest = hashlib.sha256()
+        found = []
         for folder in dict.fromkeys(folders):
             further = [f"{TEMPLATES}/{path.name}" for path in further_templates(folder)]
-            for name in (*SETTINGS_FILES, *further):
-                if (folder / name).is_file():
-                    digest.update(f"{name} {files.sha256_of(folder / name)}\n".encode())
-        return digest.hexdigest()
+            named = ((name, folder / name) for name in (*SETTINGS_FILES, *further))
+            found += [(name, path) for name, path in named if path.is_file()]
+        return found
+
+    def settings_sha256(self) -> str:
+        """One hash of these files."""
+        lines = (f"{name} {files.sha256_of(path)}\n" for name, path in self.settings_files())
+        return hashlib.sha256("".join(lines).encode()).hexdigest()
 
     def verify(self) -> list[str]:
         """The sha256 of every file; one that differs from the manifest beside it is damaged."""

@@ -306,13 +306,9 @@ class SearchStrategy:
         scored = [key for key in keys if self.scores.get(key, -math.inf) > -math.inf]
         return sorted(scored, key=lambda k: (-self.scores[k], self._origins[k].generation, k))
 
-    def _all_tried(self) -> list[str]:
-        """The competing candidates of this generation and those that were replaced."""
-        return [*self._survivors, *(key for tried in self._tried for key in tried)]
-
     def _position(self, key: str) -> int:
         """The place of a candidate in this generation; one that was replaced keeps its own."""
-        tried = self._all_tried()
+        tried = [*self._survivors, *(key for tried in self._tried for key in tried)]
         if key not in tried:
             raise ValueError(f"{key[:SHORT]!r} is no candidate of generation {self.generation}")
         return tried.index(key)

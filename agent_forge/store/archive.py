@@ -3,6 +3,7 @@
 import contextlib
 import gzip
 import io
+import os
 import tarfile
 from pathlib import Path
 from typing import Any, cast
@@ -42,10 +43,11 @@ def export_archive(
 
 def _find(sessions: SessionStore, name: str) -> Path:
     with contextlib.suppress(NotFound):
-        path = Path(sessions.registry.get_model(name)["model_path"])
-        if not path.is_dir():
-            raise DamagedFile(path, "missing")
-        return path
+        path, root = Path(sessions.registry.get_model(name)["model_path"]), sessions.root
+        inside = Path(os.path.relpath(path.resolve(), (root / "sessions").resolve()))
+        if not path.is_dir() or inside.parts[0] == "..":
+            raise DamagedFile(path, "missing, or outside of the sessions of this storage")
+        return root / "sessions" / inside
     try:
         return sessions.find(name)
     except NotFound:

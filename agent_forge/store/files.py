@@ -183,9 +183,19 @@ class StagedFolder:
         self.write_bytes(name, to_json(value))
 
     def copy(self, source: Path, name: str = "") -> None:
+        refuse_leaving(source)
         with source.open("rb") as reader, self.writing(name or source.name) as writer:
             while chunk := reader.read(CHUNK):
                 writer.write(chunk)
+
+
+def refuse_leaving(path: Path) -> None:
+    """Refuse a link out of its folder, but for the hub's cache: nobody gave away what it names."""
+    real, folder = path.resolve(), path.parent.resolve()
+    in_cache = folder.parent.name == "snapshots" and real.parent == folder.parents[1] / "blobs"
+    if path.is_symlink() and folder not in real.parents and not in_cache:
+        hint = "if it is yours, put a copy of the file in its place"
+        raise errors.HostileInput(f"{path} is a link to {real}, outside of its folder", hint=hint)
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 Whatever goes wrong in W&B (not installed, raising, hanging) is one warning: nothing is lost.
 """
 
+import configparser
 import logging
 import math
 import queue
@@ -16,6 +17,7 @@ from agent_forge.config.settings import TrackingSettings
 
 log = logging.getLogger(__name__)
 MAX_WAITING = 10_000
+OWN_SETTINGS = {"entity", "project"}  # others in a folder could send the key of a user elsewhere
 
 
 class WandbSink:
@@ -68,6 +70,11 @@ class WandbSink:
     def _open(self, phase: str) -> None:
         import wandb
 
+        said, here = configparser.ConfigParser(), (Path(), Path(self._settings["dir"]))
+        read = said.read([p / f"{dot}wandb/settings" for p in here for dot in ("", ".")])
+        others = {key for part in said.values() for key in part} - OWN_SETTINGS
+        if others and not self._offline:
+            raise PermissionError(f"{', '.join(read)} sets {', '.join(others)}: set it elsewhere")
         name, quiet = f"{phase}_{self._settings['group']}", wandb.Settings(silent=True)
         self._run = wandb.init(name=name, job_type=phase, settings=quiet, **self._settings)
         self._run.define_metric("*", step_metric="step")

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import sqlite3
 import subprocess
 import sys
 import tarfile
@@ -237,6 +238,21 @@ def test_export_refuses_and_leaves_nothing_half(forge: Forge, done: Path, tmp_pa
     result = forge("export r b.tar")
     assert result.code == 4 and "model.safetensors" in result.err
     assert {p.name for p in tmp_path.iterdir()} == {"storage", "a.tar"}
+
+
+@pytest.mark.parametrize("place", ["sessions/r/../../../priv", "/{0}/priv", "sessions/../../priv"])
+def test_only_models_of_the_storage_are_exported(
+    forge: Forge, done: Path, tmp_path: Path, place: str
+) -> None:
+    """A received registry may name any folder."""
+    (tmp_path / "priv").mkdir()
+    (tmp_path / "priv" / "diary.txt").write_text("private")
+    with sqlite3.connect(done / "registry/model_registry.db") as connection:
+        named = place.format(str(tmp_path).lstrip("/"))
+        connection.execute("UPDATE models SET model_path = ?", (named,))
+    result = forge("export toy.linear.r x.tar")
+    assert result.code == 4 and "outside of the sessions" in result.err
+    assert not (tmp_path / "x.tar").exists()
 
 
 def test_an_exported_run_can_be_put_back(forge: Forge, done: Path, tmp_path: Path) -> None:

@@ -14,7 +14,14 @@ import pytest
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
-from agent_forge.errors import AlreadyExists, ConfigError, ForgeError, HostileInput, PhaseFailed
+from agent_forge.errors import (
+    AlreadyExists,
+    ConfigError,
+    DamagedFile,
+    ForgeError,
+    HostileInput,
+    PhaseFailed,
+)
 from agent_forge.evals import lm_eval_harness
 from agent_forge.evals.domains import from_files
 from agent_forge.merge.output import write
@@ -437,6 +444,12 @@ def test_tasks_of_somebody_run_no_code(tmp_path: Path, monkeypatch: pytest.Monke
         "metric_list: [{metric: acc, hf_evaluate: true}]",
         'dataset_kwargs: {"trust\\x5fremote_code": true}',
         "dataset_path: pandas",
+        "dataset_path: somebody/rows",
+        "dataset_kwargs: {data_files: {test: 'http://127.0.0.1/x.jsonl'}}",
+        "dataset_kwargs: {data_files: ['hf://datasets/x/y.jsonl']}",
+        "dataset_kwargs: {data_files: '/x.zip::https://127.0.0.1/x.zip'}",
+        "dataset_kwargs: {data_files: x.jsonl}",
+        "dataset_kwargs: {data_dir: 's3://x'}",
         "use_prompt: 'x.yaml:all'",
         "x: &x [*x]",
     ):
@@ -474,3 +487,39 @@ def test_lm_eval_is_started_where_nothing_lies(
     monkeypatch.setitem(sys.modules, "lm_eval.tasks", SimpleNamespace(**library))
     with pytest.raises(ConfigError, match="a task called piqa"):
         lm_eval_harness.measure(tmp_path, ["piqa"], folder=tmp_path)
+
+
+@pytest.mark.parametrize("how", ["renamed", "in place", "config"])
+def test_a_parent_that_changes_under_an_evolution_stops_it(
+    how: str, models: Path, tmp_path: Path
+) -> None:
+    """The verdict would be about a model that the card does not name."""
+    name = "config.json" if how == "config" else "model.safetensors"
+    place, other = models / "twice" / name, tmp_path / "other"
+    other.write_bytes((models / "add" / name).read_bytes() + b"\n" * (how == "config"))
+    whole, told = place.read_bytes(), list[str]()
+
+    def listen(record: dict[str, Any]) -> None:
+        told.append(record["event"])
+        if told.count("candidate") == 6 and told[-1] == "candidate":
+            if how == "in place":
+                place.write_bytes(other.read_bytes())
+            else:
+                other.replace(place)
+
+    with pytest.raises(ConfigError, match="was changed under the evolution"):
+        run_evolution(begin(models, tmp_path / "x"), listen=listen)
+    assert told.count("candidate") == 6 and not (tmp_path / "x/champion").exists()
+    place.write_bytes(whole)
+    assert run_evolution(begin(models, tmp_path / "x")).model.path.is_dir()
+
+
+@pytest.mark.parametrize("names", [["a", "b", "b"], ["a", "b"], ["a", "b", "champion"]])
+def test_names_that_hide_a_parent_are_refused(names: list[str], tmp_path: Path) -> None:
+    run_evolution(job(tmp_path / "x", **FAST))
+    record = files.read_checked(tmp_path / "x/evolution.json")
+    del record["schema_version"]
+    content = files.with_checksum({**record, "names": names})
+    (tmp_path / "x/evolution.json").write_bytes(content)
+    with pytest.raises(DamagedFile, match="do not tell its models apart"):
+        resume_inputs(tmp_path / "x", None, None)

@@ -38,6 +38,7 @@ from agent_forge.merge.recipe import Recipe, TokenizerChoice
 from agent_forge.model import load  # which keeps transformers from running code
 from agent_forge.model.folder import open_weights
 from agent_forge.phases.phase2_evomerge.evolution import run_evolution
+from agent_forge.store import files
 from tests.faults import hostile_goods as goods
 from tests.support.adapters import adapted
 from tests.support.command_line import Forge
@@ -380,3 +381,87 @@ def test_what_peft_leaves_out_of_an_adapter(
         assert key.split(".lora_")[0].removeprefix("base_model.model.") in str(error)
         return
     pytest.fail(str([n for n in found if not torch.allclose(found[n], wanted[n], atol=1e-5)]))
+
+
+# -- answers that a template hides -----------------------------------------------------------------
+
+QUESTION = {"role": "user", "content": "what?"}
+SAID = "{{ m['content'] }}"
+HIDING = {
+    "thoughts": CHAT.replace(SAID, "{{ m['content'].split('</think>')[-1] }}"),
+    "tool calls": CHAT,
+    "everything": CHAT.replace(SAID, "{% if m['role'] == 'user' %}" + SAID + "{% endif %}"),
+}
+CALL = {"type": "function", "function": {"name": "weather", "arguments": {"town": 7}}}
+
+
+@pytest.mark.parametrize("kind", HIDING)
+def test_an_answer_that_the_template_hides_is_not_measured(
+    kind: str, tmp_path: Path, forge: Forge
+) -> None:
+    """Few bits would be divided by many bytes that were never asked for."""
+    reply: dict[str, Any] = {"role": "assistant", "content": "<think>long</think>7"}
+    if kind == "tool calls":
+        reply |= {"content": None, "tool_calls": [CALL]}
+    lines = [
+        json.dumps({"messages": [{**QUESTION, "content": f"{n}?"}, reply]}) for n in range(300)
+    ]
+    data = tmp_path / "data.jsonl"
+    data.write_text("\n".join(lines))
+    model = llama(tmp_path / "hides", template=HIDING[kind], longest=256)
+    result = forge(f"eval {model} --data {data}")
+    assert result.code == 2 and "leaves out a part of the answer" in result.err
+    whole = llama(tmp_path / "shows", seed=1, template=None, longest=256)
+    line = f"evo --base-models {whole},{model} --data {data} --gens 0 --dry-run"
+    result = forge(line)  # the verdict opens each parent with its own template
+    assert result.code == 2 and "leaves out a part of the answer" in result.err
+
+
+def test_an_answer_that_the_template_begins_is_whole(tmp_path: Path) -> None:
+    begun = CHAT.replace("[assistant]{% endif %}", "[assistant]<think>{% endif %}")
+    opened = open_model_under_test(llama(tmp_path / "m", template=begun, longest=256)).opened
+    reply = {"role": "assistant", "content": "<think>so</think> 7 "}
+    ids, start = opened.encode_reply([QUESTION, reply])
+    assert opened.decode(ids[start:]) == "so</think> 7 [end]"
+
+
+# -- links ----------------------------------------------------------------------------------------
+
+
+def test_what_a_link_names_outside_is_not_copied(tmp_path: Path) -> None:
+    secret = tmp_path / "secret.txt"
+    secret.write_text("private")
+    first, second = (llama(tmp_path / name, seed) for seed, name in enumerate("ab"))
+    (first / "merges.txt").symlink_to(secret)
+    recipe = {"merge_method": "linear", "models": [{"model": str(m)} for m in (first, second)]}
+    with pytest.raises(HostileInput, match=r"merges\.txt is a link to .*secret\.txt"):
+        write(merge(Recipe.model_validate(recipe)), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    hub = tmp_path / "hub"  # laid out as the cache of the hub, which is made of links
+    (hub / "blobs").mkdir(parents=True)
+    (hub / "snapshots").mkdir()
+    (first / "merges.txt").unlink()
+    shutil.move(first, hub / "snapshots" / "a")
+    place = hub / "snapshots" / "a" / "tokenizer.json"
+    shutil.move(place, hub / "blobs" / "0f")
+    place.symlink_to("../../blobs/0f")
+    recipe["models"] = [{"model": str(m)} for m in (place.parent, second)]
+    write(merge(Recipe.model_validate(recipe)), tmp_path / "out")
+    assert (tmp_path / "out/tokenizer.json").read_bytes() == place.read_bytes()
+
+
+def test_a_folder_that_only_looks_ready_replaces_nothing(tmp_path: Path, forge: Forge) -> None:
+    """As one that came with an archive: nobody asked for it, and a dry run changes nothing."""
+    parents = [llama(tmp_path / name, seed) for seed, name in enumerate("abc")]
+    for name, pair in (
+        ("mine", parents[:2]),
+        (".ready-mine", parents[1:]),
+        (".ready-none", parents[1:]),
+    ):
+        recipe = {"merge_method": "linear", "models": [{"model": str(m)} for m in pair]}
+        write(merge(Recipe.model_validate(recipe)), tmp_path / name)
+    before = {p: files.sha256_of(p) for p in sorted(tmp_path.rglob("*")) if p.is_file()}
+    for line in ("mine --dry-run", "mine", "none --dry-run"):
+        forge(f"merge --models {parents[0]},{parents[1]} {tmp_path}/{line}")
+        now = {p: files.sha256_of(p) for p in sorted(tmp_path.rglob("*")) if p.is_file()}
+        assert now == before, line

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pytest
 import torch
 
@@ -91,6 +93,20 @@ def test_a_stream_gives_the_same_text_and_never_a_piece_of_a_stop_string() -> No
         stream(model, [5, 6], SamplingSettings(max_new_tokens=12, stop_strings=(word,)), decode)
     )
     assert "".join(pieces) == free.text[: free.text.index(word)]
+
+
+def test_a_stream_is_what_all_tokens_are_decoded_to() -> None:
+    """Also where a later token changes how those before it read, or half a character ends it."""
+
+    def cleaned(ids: Iterable[int]) -> str:
+        text = "".join((" .", " n't", "a", "\ufffd")[i % 4] for i in ids)
+        return text.replace(" .", ".").replace("a n't", "an't")
+
+    for most in range(1, 30):
+        sampling = SamplingSettings(max_new_tokens=most, temperature=1.0)
+        (whole,) = generate(network(), [[5, 6]], sampling, decode=cleaned)
+        pieces = list(stream(network(), [5, 6], sampling, cleaned))
+        assert "".join(pieces) == whole.text == cleaned(whole.tokens)
 
 
 @pytest.mark.parametrize(

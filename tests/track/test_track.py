@@ -337,6 +337,24 @@ def test_one_run_a_phase_grouped_by_session(
     assert kinds == ["init", "log", "reference", "artifact", "finish"] * 2
 
 
+@pytest.mark.parametrize("place", ["wandb", ".wandb", "s1/wandb"])
+def test_a_folder_does_not_send_the_key_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, place: str
+) -> None:
+    """wandb obeys the settings in the folder that it is started in."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / place).mkdir(parents=True)
+    file, said = tmp_path / place / "settings", "[default]\nentity = me\nproject = p\n"
+    for offline, more in ((True, "base_url = http://x\n"), (False, ""), (False, "base_url = x\n")):
+        file.write_text(said + more)
+        wandb = FakeWandb()
+        monkeypatch.setitem(sys.modules, "wandb", wandb)
+        tracking = TrackingSettings(wandb_project="p", wandb_offline=offline)
+        drive(WandbSink(tmp_path / "s1", tracking, {}), tmp_path)
+        refused = bool(more) and not offline
+        assert bool(wandb.calls) != refused and ("sets base_url" in caplog.text) == refused
+
+
 @pytest.mark.parametrize("trouble", ["init", "log", "artifact", "finish", "missing"])
 @pytest.mark.parametrize("how", ["raise", "hang"])
 def test_whatever_wandb_does_is_one_warning(

@@ -123,13 +123,15 @@ class CandidateWeights:
             if name not in targets:
                 raise ConfigError(f"the network has no {name}")
             targets[name].copy_(tensor)
-            hashes[name] = _sha256(tensor)
+            flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+            hashes[name] = hashlib.sha256(flat.numpy().data).hexdigest()
         # A tied head has no tensor of its own.
         written = {targets[name].data_ptr() for name in hashes}
         if left := [name for name, target in targets.items() if target.data_ptr() not in written]:
             raise ConfigError(f"candidate {key[:8]} has no {left[0]}, which its network needs")
         self._remove_others(self._kept)
-        return _joined(hashes)
+        lines = "".join(f"{name} {hashes[name]}\n" for name in sorted(hashes))
+        return hashlib.sha256(lines.encode()).hexdigest()
 
     def keep(self, keys: Iterable[str]) -> None:
         """Have files of these candidates alone; what they are made from has files meanwhile."""
@@ -323,14 +325,3 @@ class CandidateWeights:
 
 def _mean(refs: Sequence[str]) -> Recipe:
     return Recipe(merge_method="linear", models=[ModelInput(model=ref) for ref in refs])
-
-
-def _sha256(tensor: Tensor) -> str:
-    flat = tensor.detach().contiguous().reshape(-1)
-    return hashlib.sha256(flat.view(torch.uint8).numpy().data).hexdigest()
-
-
-def _joined(hashes: Mapping[str, str]) -> str:
-    """One sha256 for those of all tensors."""
-    lines = "".join(f"{name} {hashes[name]}\n" for name in sorted(hashes))
-    return hashlib.sha256(lines.encode()).hexdigest()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,9 +11,10 @@ import torch
 
 from agent_forge.data.tokenizer import Tokenizer
 from agent_forge.errors import ConfigError, DamagedFile
-from agent_forge.evals.domains import Domain
+from agent_forge.evals.domains import Domain, reply_of
 from agent_forge.evals.fitness import is_function, require_module
 from agent_forge.merge.output import refuse_foreign
+from agent_forge.model.chat import render_reply
 from agent_forge.model.folder import MODEL_TYPE, read_config
 from agent_forge.model.load import computing_settings, open_tokenizer
 from agent_forge.model.weights import Weights
@@ -56,10 +58,9 @@ def refuse_place(folder: Path, models: Sequence[str]) -> None:
 
 def _is_evolution(folder: Path) -> bool:
     """True if the record or the journal in a folder is that of an evolution, not only its name."""
-    try:
+    with contextlib.suppress(DamagedFile):
         return bool(journal.begun_or_none(folder) or journal.read_journal(folder))
-    except DamagedFile:
-        return False
+    return False
 
 
 def refuse_fewer(folder: Path, settings: EvoMergeSettings) -> None:
@@ -113,19 +114,22 @@ def check_folder(model: Weights) -> Path:
     return model.folder
 
 
-def check_tokenizer(first: Weights) -> None:
-    """Refuse a tokenizer that cannot be opened; every candidate gets that of the first."""
-    folder = check_folder(first)
-    if first.config["model_type"] == MODEL_TYPE:
-        Tokenizer.load(folder)
-    else:
-        open_tokenizer(folder)
+def check_answers(models: Sequence[Weights], splits: Splits) -> None:
+    """Refuse conversations whose answers a chat template of these models does not show."""
+    chats = [e for d in splits.get("verdict", ()) for e in d.examples if e.messages]
+    theirs = [m for m in models if chats and m.config["model_type"] != MODEL_TYPE]
+    tokenizers = (open_tokenizer(check_folder(model)) for model in theirs)
+    for tokenizer in {str(t.chat_template): t for t in tokenizers if t.chat_template}.values():
+        for example in chats:
+            render_reply(tokenizer, example.messages[: (reply_of(example) or 0) + 1])
 
 
 def has_chat_form(model: Weights) -> bool:
-    """True if a model was taught to chat; ours always are."""
-    ours = model.config.get("model_type") == MODEL_TYPE
-    return ours or bool(open_tokenizer(check_folder(model)).chat_template)
+    """True if a model was taught to chat; a tokenizer that cannot be opened is refused."""
+    folder = check_folder(model)
+    if model.config["model_type"] == MODEL_TYPE:
+        return bool(Tokenizer.load(folder))
+    return bool(open_tokenizer(folder).chat_template)
 
 
 def check_settings(settings: EvoMergeSettings, splits: Splits, parents: int) -> None:

@@ -101,9 +101,8 @@ class EvolutionInputs:
         """Refuse models whose weights are not finite."""
         for model in self.models:
             if bad := first_not_finite(model):
-                raise DamagedFile(
-                    model.label, f"{bad} holds NaN or infinity", hint="fetch it again"
-                )
+                problem = f"{bad} holds NaN or infinity"
+                raise DamagedFile(model.label, problem, hint="fetch it again")
 
 
 def load_settings(
@@ -171,6 +170,8 @@ def resume_inputs(
     changed = {name: value for name, value in options.items() if value is not None}
     settings = validate(EvoMergeSettings, {**record["settings"], **changed}, str(folder / BEGUN))
     parents, base, seed, names = (record[key] for key in ("parents", "base", "seed", "names"))
+    if len(names) != len(parents) or not _tells_apart(names):
+        raise DamagedFile(folder / BEGUN, f"its names {names} do not tell its models apart")
     return open_inputs(settings, parents, base, folder, seed, names)
 
 
@@ -285,7 +286,7 @@ def open_inputs(
     notes = [p.what for p in report.problems if p.level == "warning"]
     parents = [opened[ref] for ref in parent_refs]
     checks.refuse_twins(parents)
-    checks.check_tokenizer(parents[0])
+    chats = checks.has_chat_form(parents[0])
     checks.refuse_other_networks([opened[ref] for ref in with_base(parent_refs, base_ref)])
     if settings.layer_paths and not {*DEPTHS} & {*parents[0].config}:
         problem = f"layer_paths: the config of {parent_refs[0]} does not say how many layers it has"
@@ -296,9 +297,10 @@ def open_inputs(
     splits = split_items(settings, always_verdict=in_run)
     for ref in with_base(parent_refs, base_ref) if splits else ():
         checks.check_folder(opened[ref])  # the verdict opens each of them by itself
+    checks.check_answers([opened[ref] for ref in with_base(parent_refs, base_ref)], splits)
     checks.check_settings(settings, splits, len(parents))
     verdict = splits.get("verdict", ())
-    notes += _notes_on(settings, parents[0], verdict)
+    notes += _notes_on(settings, chats, verdict)
     models = open_models(parent_refs, base_ref, opened)
     given = settings, tuple(parent_refs), base_ref, *models, splits, folder, seed, tuple(names)
     inputs = EvolutionInputs(*given, control_ref, tuple(notes))
@@ -307,7 +309,7 @@ def open_inputs(
     return inputs
 
 
-def _notes_on(settings: EvoMergeSettings, first: Weights, verdict: Sequence[Domain]) -> list[str]:
+def _notes_on(settings: EvoMergeSettings, chats: bool, verdict: Sequence[Domain]) -> list[str]:
     """What a person should know of the items before the work begins."""
     notes = []
     answers, gain = detectable_gain(verdict)
@@ -315,7 +317,7 @@ def _notes_on(settings: EvoMergeSettings, first: Weights, verdict: Sequence[Doma
         points = f"gains from about {100 * gain:.1f} points on show"
         notes.append(f"{answers} answers for the verdict: {points}")
     notes += domains.copies_told(verdict)
-    if settings.data and checks.has_chat_form(first):
+    if settings.data and chats:
         plain = [d.name for d in verdict if d.exact and not d.examples[0].messages]
         form = "without the chat form of the models; rows with messages have it"
         notes += [f"{', '.join(plain)}: measured as plain text, {form}"] if plain else []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ LOG = "evolution_log.json"
 FILES = (BEGUN, JOURNAL, CACHE, WEIGHTS, LOG)
 FIRST = "begun"  # the record that a journal begins with
 CACHED = ("score", "tokens", "dropped")  # a cached result counts as the tokens it stands for
+STAMP = attrgetter("st_ino", "st_size", "st_mtime_ns")  # another version of a file has another
 CACHE_BEGINS = b'{"place": '
 LOST = (
     "put a copy of the file back, or begin anew in another folder: with fitness_cache.jsonl"
@@ -28,13 +30,15 @@ class EvolutionJournal:
     """The records of one evolution; the journal of another is refused."""
 
     def __init__(self, folder: Path, models: Sequence[Weights], fingerprint: str) -> None:
-        self.path, self._models = folder / JOURNAL, models
+        self.path = folder / JOURNAL
         self.records = read_journal(folder)
         if self.records and self.records[0]["fingerprint"] != fingerprint:
             hint = "go on with what it was begun with, or choose another folder"
             problem = f"{folder} holds an evolution of other models, data or settings"
             raise ConfigError(problem, hint=hint)
         self._fingerprint, self._file = fingerprint, Journal(self.path)
+        read = (path for m in models for path in (*m.sources, *dict(m.settings_files()).values()))
+        self._stamps = {path: STAMP(path.stat()) for path in read}
 
     def begin(self) -> None:
         if not self.records:
@@ -69,14 +73,16 @@ class EvolutionJournal:
         return sum(r.get("tokens", 0) for r in until)
 
     def require_files(self) -> None:
-        """Refuse to go on when the journal or a model is gone: what is mapped would still be read,
-        and the result be written without what lies beside it."""
+        """Refuse to go on when the journal or a model is gone, or another one: what is mapped would
+        still be read, and the result be written without what lies beside it."""
         if not self.path.exists():
             raise PathDisappeared(self.path, hint="what was in it is lost; begin it again")
-        for path in (path for model in self._models for path in model.sources):
+        hint = "put it back, then resume: what was measured is kept"
+        for path, stamp in self._stamps.items():
             if not path.exists():
-                hint = "put it back, then resume: what was measured is kept"
                 raise PathDisappeared(path, hint=hint)
+            if STAMP(path.stat()) != stamp:
+                raise ConfigError(f"{path} was changed under the evolution", hint=hint)
 
 
 def read_journal(folder: Path) -> list[dict[str, Any]]:

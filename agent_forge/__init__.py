@@ -6,5 +6,4 @@ __version__ = "0.1.0"
 
 # Threads of OpenMP that wait spin for milliseconds: beside other work a model trains ten times
 # slower. So they soon sleep, which costs next to nothing on an idle machine; torch asks once.
-if "OMP_WAIT_POLICY" not in os.environ:
-    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")

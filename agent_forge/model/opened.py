@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from agent_forge.data.near_copies import letters
 from agent_forge.data.tokenizer import END_OF_TEXT, END_OF_TURN, SPECIAL, Message, Tokenizer
 from agent_forge.errors import ConfigError, DamagedFile
 from agent_forge.model.chat import DATE, render, render_reply
@@ -93,6 +94,8 @@ class TransformersModel:
         # So a token that reaches from the prompt into the answer is asked for, and a template may
         # write a finished turn in another way than one that begins.
         before, ids = self._ids(given, special=special), self._ids(whole, special=special)
+        if letters(whole) not in letters(str(self.tokenizer.decode(ids))):
+            raise ConfigError("the tokenizer loses a part of a text: too few bits would count")
         pairs = enumerate(zip(before, ids, strict=False))
         start = next((i for i, (a, b) in pairs if a != b), min(len(before), len(ids) - 1))
         return ids, max(start, 1)

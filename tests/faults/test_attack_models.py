@@ -425,6 +425,18 @@ def test_an_answer_that_the_template_begins_is_whole(tmp_path: Path) -> None:
     assert opened.decode(ids[start:]) == "so</think> 7 [end]"
 
 
+def test_a_text_that_the_tokenizer_drops_is_not_measured(tmp_path: Path, forge: Forge) -> None:
+    """What is not read costs no bits, but it has bytes."""
+    model, data = llama(tmp_path / "m"), rows(tmp_path / "x.jsonl")
+    assert forge(f"eval {model} --data {data}").code == 0
+    path = model / "tokenizer.json"
+    content = json.loads(path.read_text())
+    drops = {"type": "Replace", "pattern": {"Regex": "[a-z]"}, "content": ""}
+    path.write_text(json.dumps({**content, "normalizer": drops}))
+    result = forge(f"eval {model} --data {data}")
+    assert result.code == 2 and "the tokenizer loses a part of a text" in result.err
+
+
 # -- links ----------------------------------------------------------------------------------------
 
 

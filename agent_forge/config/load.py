@@ -142,7 +142,7 @@ def parse_yaml(text: str, source: str, names: Collection[str] | None = None) -> 
 
 def parse_json(text: str, source: str) -> Data:
     try:
-        data = strict_json.parse(text, _unique)
+        data = strict_json.parse(text)
     except ValueError as error:
         raise ConfigError(f"{source}: not usable as JSON: {error}") from error
     return _mapping(data, source)
@@ -275,13 +275,6 @@ for _yaml in (_StrictLoader, _Dumper):
     _yaml.add_implicit_resolver(
         "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), None
     )
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> Data:
-    data = dict(pairs)
-    if len(data) != len(pairs):
-        raise ValueError("a key appears twice")
-    return data
 
 
 def _mapping(data: Any, source: str) -> Data:

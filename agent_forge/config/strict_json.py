@@ -1,24 +1,23 @@
-"""Parsing JSON that other people wrote: all numbers are finite, and nesting has an end.
+"""Parsing JSON of other people: all numbers are finite, nesting has an end, keys are unique.
 
-Python reads NaN and Infinity, which are no JSON, and 1e999 as infinity; each of them would later
-become a wrong number instead of an error.
+Python reads NaN and Infinity, which are no JSON, 1e999 as infinity, and of a repeated key the last
+value; each of them would later become a wrong number instead of an error.
 """
 
 import json
 import math
 import re
-from collections.abc import Callable
 from typing import Any
 
 MAX_DEPTH = 100  # of lists and objects within each other
 TOO_DEEP = f"nested deeper than {MAX_DEPTH} levels"
 
 
-def parse(text: str, pairs: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
-    """Return the value of a JSON text or raise a ValueError; `pairs` makes an object of a list."""
+def parse(text: str) -> Any:
+    """Return the value of a JSON text or raise a ValueError."""
     hooks: dict[str, Any] = {"parse_constant": _refuse, "parse_float": _finite}
     try:
-        value = json.loads(text, object_pairs_hook=pairs, **hooks)
+        value = json.loads(text, object_pairs_hook=_unique, **hooks)
     except ArithmeticError as error:  # of _refuse
         where = _line(text, str(error)) if "\n" in text.strip() else ""
         raise ValueError(f"{where}{error} is not a finite number") from None
@@ -37,6 +36,14 @@ def _is_deep(value: Any) -> bool:
         if not level:
             return False
     return True
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    data = dict(pairs)
+    if len(data) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"a key appears twice: {max(keys, key=keys.count)[:40]!r}")
+    return data
 
 
 def _refuse(word: str) -> float:

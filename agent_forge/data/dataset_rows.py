@@ -3,6 +3,7 @@
 A reader knows the fields of the original files and of the Hugging Face version.
 """
 
+import contextlib
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -10,6 +11,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from agent_forge.data.row_files import MAX_CHARACTERS, DataRow, pieces
+
+_AS_TURN = "write it into a message of the role system, or into the prompt"
+UNREAD = {"options": "call it 'choices'", **dict.fromkeys(("tools", "functions"), _AS_TURN)}
+UNREAD |= dict.fromkeys(("documents", "system", "chat_template_kwargs"), _AS_TURN)
 
 
 @dataclass(frozen=True)
@@ -173,8 +178,10 @@ def own(row: DataRow) -> Iterator[Example]:
     """A user's row: messages, prompt/completion or question/answer, with choices; or text."""
     form = next((name for name in ("messages", "prompt", "question") if row.has(name)), "")
     if form:
-        if isinstance(row.value.get("options"), list):  # without them it is another question
-            raise row.damaged("field 'options' is not read", "call it 'choices'")
+        for name, hint in UNREAD.items():  # without them it is another question
+            value = row.value.get(name)
+            if value and (name != "options" or isinstance(value, list)):
+                raise row.damaged(f"field {name!r} is not read", hint)
         choices = row.texts("choices", optional=True)
         row.refuse_long("".join(choices), "field 'choices'")
     if form == "messages":
@@ -205,13 +212,21 @@ def _conversation(row: DataRow) -> Example:
         named = [c.get("function") or c for c in calls if isinstance(c, Mapping)]
         if sum(isinstance(call, Mapping) for call in named) < len(calls):
             raise inner.damaged("field 'tool_calls' is not a list of objects")
-        said = "" if inner.has("tool_calls") and not inner.has("content") else inner.text("content")
+        said = "" if calls and not inner.value.get("content") else inner.text("content")
         kept.append({**inner.value, "content": said})
     spoken = [i for i, message in enumerate(kept) if message["role"] == "assistant"]
     if not spoken:
         raise row.damaged("no message is the assistant's, so nothing would be learned")
     before = "\n".join(message["content"] for message in kept[: spoken[-1]])
     return Example(before, kept[spoken[-1]]["content"], messages=tuple(kept))
+
+
+def arguments_of(function: Mapping[str, Any]) -> Any:
+    """The arguments of a tool call, which may be written as JSON."""
+    given = function.get("arguments")
+    with contextlib.suppress(ValueError, RecursionError):
+        return json.loads(given) if isinstance(given, str) else given
+    return given
 
 
 def saved(row: DataRow) -> Iterator[Example]:

@@ -91,7 +91,11 @@ class Tokenizer:
             raise NotFound(f"{folder} has no {FILE}")
         content = path.read_bytes()
         try:
-            return cls(tokenizers.Tokenizer.from_buffer(content))
+            core = tokenizers.Tokenizer.from_buffer(content)
+            refuse_chance(core, folder)
+            return cls(core)
+        except ConfigError:
+            raise
         except Exception as error:  # the library raises nothing narrower
             raise DamagedFile(path, f"not a tokenizer ({error})") from error
 
@@ -174,6 +178,14 @@ class Tokenizer:
         records = {"tokenizer_config": config, "special_tokens_map": named}
         records["generation_config"] = generation
         return {FILE: self._json} | {f"{n}.json": files.to_json(r) for n, r in records.items()}
+
+
+def refuse_chance(core: tokenizers.Tokenizer, folder: Path) -> None:
+    """Refuse a tokenizer that draws lots: a text would have other tokens each time."""
+    if dropout := getattr(core.model, "dropout", None):
+        hint = f"set model.dropout to null in the {FILE} of a copy"
+        problem = f"its tokenizer draws lots (dropout is {dropout:g}): tokens differ each time"
+        raise ConfigError(f"{folder}: {problem}", hint=hint)
 
 
 def _parts(message: Message, number: int) -> list[str | int]:

@@ -3,8 +3,8 @@
 A search looks at `selection`, stops early by `holdout`, and only the last comparison reads
 `verdict`. A hash of what an example asks names its part, so a near-copy (another form, or another
 answer), in this file or another, is always in the same part: see near_copies.py. Running text asks
-nothing: a hash of all of it names its part, and its first word is given, so that every tokenizer
-is asked for the same bytes.
+nothing: a hash of all of it names its part, and its first word (of a script without spaces, or of a
+single word, the first character) is given, so that every tokenizer is asked for the same bytes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from unicodedata import category, normalize
 
 from agent_forge.config.load import did_you_mean
 from agent_forge.data import baselines
-from agent_forge.data.dataset_rows import Example
+from agent_forge.data.dataset_rows import Example, arguments_of
 from agent_forge.data.datasets import read_own
 from agent_forge.data.near_copies import SplitBy, question_hash
 from agent_forge.data.tasks import DOMAINS, FAMILIES, Task, as_example, is_right, make
@@ -36,6 +36,12 @@ TASK_ITEMS = 2000
 DRAWS_AN_ITEM = 10  # a family of few items repeats itself; copies are left out
 SYMBOLS = ("Mc", "Sm", "Sc", "So")  # Unicode categories that tell questions apart, as letters do
 FIRST_WORD = re.compile(r"\s*\S+(?=\s)|\s*\S")
+# Scripts that are written without spaces: Thai, Lao, Tibetan, Myanmar, Khmer, kana, Han.
+UNSPACED = re.compile(
+    r"[\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\u19e0-\u19ff\u1a20-\u1aaf\u3005-\u3007"
+    r"\u3041-\u30ff\u31f0-\u31ff\u3400-\u9fff\uf900-\ufaff\uff66-\uff9f\U00020000-\U0003ffff]"
+)
+JOINER = "\u200d"  # of emoji
 QUESTION_FORM = re.compile(r"\A(.*\n)?Question: (.*)\nAnswer:\Z", re.DOTALL)
 POWER = (1.959964 + 0.841621) ** 2  # of the normal quantiles for 5 % two-sided and 80 %
 DISCORDANCE = 0.2  # share of items that only one of two models of a family gets right, about
@@ -236,10 +242,12 @@ def copies_hint(domain: Domain) -> str:
 
 
 def answer(example: Example) -> str:
-    """The text that is asked for: the completion, and the tool calls in it."""
+    """The text that is asked for: the completion, and what it calls with which arguments."""
     last = reply_of(example)
-    calls = example.messages[last].get("tool_calls") if last is not None else None
-    return example.completion + (json.dumps(calls, ensure_ascii=False) if calls else "")
+    calls = (example.messages[last].get("tool_calls") or ()) if last is not None else ()
+    functions = [call.get("function") or call for call in calls]
+    said = [{"name": f.get("name"), "arguments": arguments_of(f)} for f in functions]
+    return example.completion + "".join(json.dumps(call, ensure_ascii=False) for call in said)
 
 
 def reply_of(example: Example) -> int | None:
@@ -294,7 +302,7 @@ def _read(path: Path, name: str, split_by: SplitBy, seen: set[bytes]) -> Domain:
     kinds = set()
     copy_of = content_hash if split_by == "content" else exact_hash
     for example in read_own(path):
-        if asked := _asked(example):
+        if asked := _asked(example, by_spaces=split_by != "question"):
             kept.setdefault(copy_of(asked), asked)
             kinds.add(bool(example.prompt))
     if not kept:
@@ -314,14 +322,29 @@ def _read(path: Path, name: str, split_by: SplitBy, seen: set[bytes]) -> Domain:
     return Domain(name, examples, exact, split_by=split_by, near_copies=copies, repeated=repeated)
 
 
-def _asked(example: Example) -> Example | None:
+def _asked(example: Example, *, by_spaces: bool = False) -> Example | None:
     """An example with something given and something asked; of a text the first word is given."""
+    # `by_spaces`: only what spaces separate is a word, as it was.
     if example.prompt:
         return example if answer(example) else None
-    first = FIRST_WORD.match(example.completion)
+    text = example.completion
+    first = FIRST_WORD.match(text)
     given = first[0] if first else ""
-    asked = example.completion.removeprefix(given)
+    if not by_spaces and (UNSPACED.search(given) or not text.removeprefix(given).strip()):
+        given = text[: _first_character(text)]
+    asked = text.removeprefix(given)
     return replace(example, prompt=given, completion=asked, messages=()) if asked.strip() else None
+
+
+def _first_character(text: str) -> int:
+    """Where the first character that is no blank ends, with its marks and what is joined to it."""
+    end = len(text) - len(text.lstrip()) + 1
+    for character in text[end:]:
+        mark = category(character) in ("Mn", "Mc", "Me", "Sk")
+        if not mark and JOINER not in text[end - 1 : end + 1]:
+            break
+        end += 1
+    return end
 
 
 def _families(name: str) -> tuple[str, ...]:

@@ -34,7 +34,8 @@ class ChatModel:
             most = min(most, longest - len(ids))
         ends = sampling.stop_tokens | self.opened.end_tokens
         bounded = replace(sampling, max_new_tokens=most, stop_tokens=ends)
-        return stream(self.opened.network, ids, bounded, self.opened.decode)
+        model = self.opened
+        return stream(model.network, ids, bounded, model.decode, model.byte_tokens)
 
 
 def open_chat_model(ref: str | Path) -> ChatModel:

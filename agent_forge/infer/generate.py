@@ -24,6 +24,8 @@ from agent_forge.model.network import ForgeNetwork
 LOWEST_TEMPERATURE = 0.001  # above 0: logits over less could overflow
 CACHED_TOKENS = 16_384  # of all rows of a batch: what the caches hold
 HELD_BACK = 8  # characters: half of one, or a space that the next ones would take away
+KEYS_AND_VALUES = ("DynamicLayer", "DynamicSlidingWindowLayer")  # caches of transformers
+UNKNOWN = "\N{REPLACEMENT CHARACTER}"
 TAIL = 8  # tokens that are decoded to look for a stop string, beside its own length
 Decode = Callable[[Sequence[int]], str]
 ProgressCallback = Callable[[int, int], None]  # (tokens that are done, of how many)
@@ -89,13 +91,15 @@ def generate(
         raise ValueError("stop strings need a way to decode")
     if not all(prompts):
         raise ConfigError("a prompt has at least one token")
-    start, shared = _reader(network, sampling), shared_prefix(list(map(tuple, prompts)))
+    start, alone = _reader(network, sampling), not _rows_can_be_chosen(network)
+    shared = 0 if alone else shared_prefix(list(map(tuple, prompts)))
     if shared:
         start.read(torch.tensor([list(prompts[0][:shared])]))
     numbered = [(prompt, number) for prompt in prompts for number in range(samples)]
     rows = [_Row(list(p), own_generator(sampling.seed, p, number)) for p, number in numbered]
     done, total = 0, sum(len(row.prompt) for row in rows)
-    for chosen in batches([len(r.prompt) + sampling.max_new_tokens for r in rows], CACHED_TOKENS):
+    lengths, most = [len(r.prompt) + sampling.max_new_tokens for r in rows], CACHED_TOKENS
+    for chosen in batches(lengths, 0 if alone else most):
         reader, live = start.copy(), [rows[i] for i in chosen]
         if shared:
             reader.select(torch.zeros(len(live), dtype=torch.long))
@@ -109,20 +113,24 @@ def generate(
 
 @torch.no_grad()
 def stream(
-    network: nn.Module, prompt: Sequence[int], sampling: SamplingSettings, decode: Decode
+    network: nn.Module,
+    prompt: Sequence[int],
+    sampling: SamplingSettings,
+    decode: Decode,
+    byte_tokens: frozenset[int] = frozenset(),
 ) -> Iterator[str]:
     """Continue one prompt piece by piece. Text that could become a stop string, or be decoded in
-    another way once more is known, is held back."""
+    another way once more is known (as a row of `byte_tokens`), is held back."""
     ours = isinstance(network, ForgeNetwork)  # others draw from the seed alone, as they always did
     row = _Row(list(prompt), own_generator(sampling.seed, prompt if ours else ()))
-    reader = _reader(network, sampling, batched=False)
-    batch, result, shown = _Batch(reader, [row], decode), row.result, 0
+    batch, result, shown = _Batch(_reader(network, sampling), [row], decode), row.result, 0
     held = max(HELD_BACK, *map(len, sampling.stop_strings), 0)
     while not result.stopped_by:
         batch.advance()
         text = result.text
         if not result.stopped_by:
-            text = decode(result.tokens)[:-held]
+            open_row = sum(1 for _ in takewhile(byte_tokens.__contains__, result.tokens[::-1]))
+            text = decode(result.tokens[: len(result.tokens) - open_row])[:-held]
         if len(text) > shown:
             yield text[shown:]
             shown = len(text)
@@ -225,6 +233,7 @@ class _Batch:
         else:
             result.tokens.append(token)
             tail = decode(result.tokens[-TAIL - max(map(len, stops)) :]) if stops else ""
+            tail = decode(result.tokens) if UNKNOWN in tail else tail  # it began within a character
             if any(stop in tail for stop in stops):
                 result.stopped_by = "string"
             elif len(result.tokens) == self.sampling.max_new_tokens:
@@ -272,9 +281,8 @@ class _ForgeReader(_Reader):
 class _TransformersReader(_Reader):
     """A causal language model of transformers. Without a cache it reads the whole text again."""
 
-    def __init__(self, network: nn.Module, sampling: SamplingSettings, *, batched: bool) -> None:
+    def __init__(self, network: nn.Module, sampling: SamplingSettings) -> None:
         super().__init__(network, sampling)
-        self.batched = batched
         self.past: Any = None
         self.text_BT: Tensor | None = None  # what was read, where there is no cache
         known = inspect.signature(network.forward).parameters
@@ -293,18 +301,24 @@ class _TransformersReader(_Reader):
         out = self.network(tokens, past_key_values=self.past, **options, **self.last_only)
         self.past = getattr(out, "past_key_values", None)
         self.text_BT, self.length = (tokens, 0) if self.past is None else (None, end)
-        if self.batched and not hasattr(self.past, "batch_select_indices"):
-            problem = f"{type(self.network).__name__} keeps no cache whose rows can be chosen"
-            raise ConfigError(problem, hint="measure it by likelihood: --tasks or --data")
         return out.logits[:, -1], torch.ones(len(tokens), dtype=torch.long)
 
     def select(self, rows_B: Tensor) -> None:
         self.past.batch_select_indices(rows_B.to(self.device))
 
 
-def _reader(
-    network: nn.Module, sampling: SamplingSettings, *, batched: bool = True
-) -> _ForgeReader | _TransformersReader:
+def _reader(network: nn.Module, sampling: SamplingSettings) -> _ForgeReader | _TransformersReader:
     if isinstance(network, ForgeNetwork):
         return _ForgeReader(network, sampling)
-    return _TransformersReader(network, sampling, batched=batched)
+    return _TransformersReader(network, sampling)
+
+
+def _rows_can_be_chosen(network: nn.Module) -> bool:
+    """True if a cache holds keys and values alone; others are read row by row, each from its
+    beginning: transformers leaves their states as they are when rows are chosen."""
+    if isinstance(network, ForgeNetwork):
+        return True
+    reader = _TransformersReader(network, SamplingSettings())
+    reader.read(torch.zeros(1, 1, dtype=torch.long))
+    layers = getattr(reader.past, "layers", [None])
+    return all(type(layer).__name__ in KEYS_AND_VALUES for layer in layers)

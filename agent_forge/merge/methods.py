@@ -116,7 +116,7 @@ def nuslerp(x: TensorInputs, p: Params) -> Kernel | RowKernel:
         result = torch.where(straight, (1 - t) * a + t * b, curved)
         return result if base is None else result.add_(base)
 
-    return RowKernel(kernel, axis=0 if p["nuslerp_row_wise"] else -1)
+    return RowKernel(kernel, axis=0 if p["nuslerp_row_wise"] and len(x.shape) > 1 else -1)
 
 
 def multislerp(x: TensorInputs, p: Params) -> Kernel:

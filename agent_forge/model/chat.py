@@ -5,9 +5,12 @@ What they write may depend on the conversation alone: a number would else be ano
 
 import contextlib
 import ctypes
+import json
+import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
+from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +18,7 @@ from jinja2 import Environment, nodes
 from jinja2.ext import Extension
 
 from agent_forge import platform
+from agent_forge.data.dataset_rows import arguments_of
 from agent_forge.errors import ConfigError, ForgeError
 
 SECONDS = 3.0
@@ -23,6 +27,8 @@ MEMORY_BYTES = 1 << 26  # beside what the process has
 DATE = datetime(2024, 7, 26)  # today, for templates, while a model is measured: as Llama has it
 ADDRESS = " at 0x"
 BY_CHANCE = ("random", "lipsum")  # what jinja2 has that differs each time
+QUESTION, ANSWER = "zqxquestionzqx", "zqxanswerzqx"  # stand for what is said: see render_reply
+MARKS = re.compile(r"[\s\"'\\]+")  # what differs between ways to write the same arguments
 
 
 def render(
@@ -59,18 +65,85 @@ def render(
 def render_reply(
     tokenizer: Any, messages: Sequence[Mapping[str, Any]], date: datetime = DATE
 ) -> tuple[str, str]:
-    """A conversation up to its last message, and with it; all of that has to be there."""
-    given = render(tokenizer, messages[:-1], reply=True, date=date)
+    """A conversation up to its last message, as the model is given it, and with that message.
+
+    What is asked is the second text behind the first one: the answer, with nothing around it but
+    what the template writes whatever is said. A row of which that is not true is refused.
+    """
+    *before, last = messages
+    prompt = render(tokenizer, before, reply=True, date=date)
     whole = render(tokenizer, messages, reply=False, date=date).rstrip()
-    said = [str(messages[-1].get("content") or "").strip()]
-    for call in messages[-1].get("tool_calls") or ():
-        said.append(str((call.get("function") or call).get("name")))
-    pairs = enumerate(zip(given, whole, strict=False))
-    alike = next((i for i, (a, b) in pairs if a != b), min(len(given), len(whole)))
-    if any(text not in whole[max(0, alike - len(text)) :] for text in said):
-        hint = "give rows whose answers it shows whole, or prompt and completion"
-        raise ConfigError("the chat template leaves out a part of the answer", hint=hint)
-    return given, whole
+    calls = bool(last.get("tool_calls"))
+    frame, end = ("", len(whole)) if calls else _frame(tokenizer, messages, whole, date)
+    start = shared(prompt, whole[:end])
+    if start < len(prompt):  # then all but the beginning of a reply has to be there
+        given = render(tokenizer, before, reply=False, date=date).rstrip()
+        if start < len(given):
+            raise _another("shows what was asked in another way once it is answered")
+    if calls:
+        _refuse_hidden(last, whole[start:])
+    elif not frame.endswith(whole[start:end]):
+        bare = [*before, {key: last.get(key) for key in ("role", "content")}]
+        if render(tokenizer, bare, reply=False, date=date).rstrip() != whole:
+            raise _another(f"writes more of an answer than its content: {', '.join(last)}")
+        raise _another("leaves out a part of the answer, or adds to it")
+    return whole[:start], whole
+
+
+def _frame(
+    tokenizer: Any, messages: Sequence[Mapping[str, Any]], whole: str, date: datetime
+) -> tuple[str, int]:
+    """What the template writes before any answer to anything, and where the answer of this text
+    begins, which what it writes behind any answer has to follow."""
+    told = [{**m, "content": m.get("content") and QUESTION} for m in messages[:-1]]
+    told.append({"role": messages[-1]["role"], "content": ANSWER})
+    frame, shown, behind = (
+        render(tokenizer, told, reply=False, date=date).rstrip().partition(ANSWER)
+    )
+    said = str(messages[-1].get("content") or "")
+    for text in (said, said.strip(), said.lstrip(), said.rstrip()):
+        if shown and ANSWER not in behind and whole.endswith(text + behind):
+            return frame, len(whole) - len(text + behind)
+    raise _another("leaves out a part of the answer, or adds to it")
+
+
+def shared(one: Sequence[Any], other: Sequence[Any]) -> int:
+    """How many entries, or characters, both begin with."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
+
+
+def _refuse_hidden(last: Mapping[str, Any], asked: str) -> None:
+    """Refuse an answer whose text, or what it calls and with what, is not in the asked text."""
+    left = MARKS.sub("", asked)
+    said = (MARKS.sub("", text) for text in (last.get("content") or "", *_called(last)))
+    for text in sorted(filter(None, said), key=len, reverse=True):
+        head, found, tail = left.partition(text)
+        if not found:
+            raise _another("leaves out a part of the answer")
+        left = f"{head} {tail}"
+
+
+def _called(last: Mapping[str, Any]) -> Iterator[str]:
+    """The names of the functions that an answer calls, and what each is called with."""
+    for call in last["tool_calls"]:
+        function = call.get("function") or call
+        waiting: list[Any] = [function.get("name"), arguments_of(function)]
+        while waiting:
+            value = waiting.pop()
+            if isinstance(value, Mapping):
+                waiting += [*value, *value.values()]
+            elif isinstance(value, list):
+                waiting += value
+            elif isinstance(value, str):
+                yield value
+            elif value is not None and not isinstance(value, bool):
+                yield json.dumps(value)
+
+
+def _another(problem: str) -> ForgeError:
+    hint = "give rows whose answers it shows whole, or prompt and completion"
+    return ConfigError(f"the chat template {problem}", hint=hint)
 
 
 @contextlib.contextmanager
@@ -89,14 +162,19 @@ def _today(date: datetime) -> Iterator[None]:
 def _refuse_unsteady(given: Any) -> None:
     """Refuse templates that could take forever, or that give something else each time."""
     for text in given.values() if isinstance(given, Mapping) else [given]:
-        ast = Environment(extensions=["jinja2.ext.loopcontrols", GenerationTag]).parse(str(text))
-        if ast.find(nodes.Pow):
-            raise ValueError("powers (**) are not computed: one of them can take forever")
-        filters = list(ast.find_all(nodes.Filter))  # one may be used by its name as a text
-        used = [c.value for f in filters for c in f.find_all(nodes.Const)]
-        used += [*(f.name for f in filters), *(n.name for n in ast.find_all(nodes.Name))]
-        if name := next((name for name in BY_CHANCE if name in used), None):
-            raise ValueError(f"{name} gives something else each time")
+        _check_steady(str(text))
+
+
+@lru_cache(maxsize=16)
+def _check_steady(text: str) -> None:
+    ast = Environment(extensions=["jinja2.ext.loopcontrols", GenerationTag]).parse(text)
+    if ast.find(nodes.Pow):
+        raise ValueError("powers (**) are not computed: one of them can take forever")
+    filters = list(ast.find_all(nodes.Filter))  # one may be used by its name as a text
+    used = [c.value for f in filters for c in f.find_all(nodes.Const)]
+    used += [*(f.name for f in filters), *(n.name for n in ast.find_all(nodes.Name))]
+    if name := next((name for name in BY_CHANCE if name in used), None):
+        raise ValueError(f"{name} gives something else each time")
 
 
 class GenerationTag(Extension):

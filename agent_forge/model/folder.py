@@ -18,6 +18,9 @@ CONFIG = "config.json"
 # Stems of the JSON files that transformers reads, and where it would look for code to run.
 RECORDS = NAMES["record_files"]
 RECORD_BYTES = 16 << 20
+# By these transformers would read other files than the usual ones.
+OTHER_FILES = ("configuration_files", "fast_tokenizer_files", "transformers_weights")
+SHARDS = "shard-[0-9]*-model-*-of-*.safetensors"  # which it would take instead of the weights
 VERIFIED_BYTES = 1_000_000_000  # files of our own are compared whole up to this much of weights
 # A tokenizer has at least one of these, whoever made it.
 VOCABULARIES = NAMES["vocabulary_files"]
@@ -42,11 +45,11 @@ def refuse_code(folder: Path) -> None:
                 problem = "asks for code of its own to be run (auto_map); none is ever run"
                 hint = "if transformers knows this architecture itself, remove auto_map in a copy"
                 raise HostileInput(f"{path} {problem}", hint=hint)
-        for key in ("configuration_files", "fast_tokenizer_files"):
+        for key in OTHER_FILES:
             if record.get(key):
-                problem = f"{path}: {key} names files of other versions, which are not read"
+                problem = f"{path}: {key} names other files than those that are read"
                 hint = f"remove {key} in a copy, with the file of your choice in place"
-                raise ConfigError(problem, hint=hint)
+                raise HostileInput(problem, hint=hint)
         for key, value in record.items():
             if key.endswith("_file") and isinstance(value, str) and Path(value).name != value:
                 raise HostileInput(f"{path}: {key} names {value!r}, which is outside its folder")
@@ -124,6 +127,8 @@ def open_weights(ref: str | Path) -> Weights:
         return read_shards(text, path)
     if is_adapter(path):
         return adapt(open_weights(home_of(path)), path)
+    if other := next(path.glob(SHARDS), None):
+        raise HostileInput(f"{other} is read by transformers instead of the weights beside it")
     # As in transformers: of a model that is there twice the single file counts.
     for file in (path / name for pair in zip(SINGLE, INDEX, strict=True) for name in pair):
         if file.is_file():

@@ -25,6 +25,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 from transformers.models.auto.tokenization_auto import tokenizer_class_from_name
 from transformers.utils import DummyObject, logging
 
+from agent_forge.data.tokenizer import refuse_chance
 from agent_forge.errors import ConfigError, DamagedFile, ForgeError, HostileInput
 from agent_forge.model.folder import CONFIG, MODEL_TYPE, entries
 from agent_forge.model.hf import ForgeForCausalLM, build_network
@@ -384,4 +385,9 @@ def open_tokenizer(folder: Path) -> Any:
                     problem = f"{path}: tokenizer_class {name!r} is no tokenizer of transformers"
                     raise HostileInput(problem, hint=hint)
         options = {"local_files_only": True, "trust_remote_code": False}
-        return transformers.AutoTokenizer.from_pretrained(folder, **options)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **options)
+        if core := getattr(tokenizer, "backend_tokenizer", None):
+            refuse_chance(core, folder)
+        if tokenizer.init_kwargs.get("sp_model_kwargs"):  # may draw lots, and so on
+            raise ConfigError(f"{folder}: sp_model_kwargs of its tokenizer are not supported")
+        return tokenizer

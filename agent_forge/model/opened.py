@@ -3,16 +3,16 @@
 All that differs between our tokenizer and those of transformers is in the two classes here.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from unicodedata import normalize
 
 from torch import nn
 
-from agent_forge.data.near_copies import letters
 from agent_forge.data.tokenizer import END_OF_TEXT, END_OF_TURN, SPECIAL, Message, Tokenizer
 from agent_forge.errors import ConfigError, DamagedFile
-from agent_forge.model.chat import DATE, render, render_reply
+from agent_forge.model.chat import DATE, render, render_reply, shared
 from agent_forge.model.folder import CONFIG, MODEL_TYPE, home_of, open_weights, read_config
 from agent_forge.model.load import load_network, open_tokenizer, refusing
 from agent_forge.model.network import ForgeNetwork
@@ -22,6 +22,7 @@ from agent_forge.store.tensors import first_not_finite
 
 LEAST_LENGTH = 2  # tokens: one that is given, one that is asked for
 Asked = tuple[list[int], int]  # token ids, and where those that are asked for begin
+BYTES = [f"<0x{byte:02X}>" for byte in range(256)]  # tokens of vocabularies with a byte fallback
 
 
 class ForgeModel:
@@ -30,6 +31,7 @@ class ForgeModel:
     end_tokens = frozenset((SPECIAL[END_OF_TEXT], SPECIAL[END_OF_TURN]))  # each ends an answer
     max_length = None  # tokens that the network can read; None: any number
     chats = True  # it has a form for conversations
+    byte_tokens = frozenset[int]()  # of which a row is read together, or not at all
 
     def __init__(self, network: ForgeNetwork, folder: Path) -> None:
         self.network, self.tokenizer = network, Tokenizer.load(folder)
@@ -45,16 +47,20 @@ class ForgeModel:
 
     def encode_answer(self, prompt: str, answer: str) -> Asked:
         """A text whose end, the answer, is asked for."""
-        given = self.tokenizer.encode(prompt)
-        return given + self.tokenizer.encode(answer), len(given)
+        given, asked = self.tokenizer.encode_batch([prompt, answer])
+        return _checked((given + asked, len(given)), (prompt + answer, answer), self._shown)
 
     def encode_reply(self, messages: Sequence[Message]) -> Asked:
         """A conversation whose last message is asked for, with the end of its turn."""
-        return self.tokenizer.encode_chat(messages), len(self.encode_chat(messages[:-1]))
+        ids, said = self.tokenizer.encode_chat(messages), [m.get("content") or "" for m in messages]
+        return _checked((ids, len(self.encode_chat(messages[:-1]))), said, self._shown)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids, without special tokens and ids that only the network has."""
         return self.tokenizer.decode(i for i in ids if i < self.tokenizer.vocab_size)
+
+    def _shown(self, ids: Sequence[int]) -> str:
+        return self.tokenizer.decode(ids, specials=True)
 
 
 class TransformersModel:
@@ -70,6 +76,8 @@ class TransformersModel:
         self.chats = bool(self.tokenizer.chat_template)
         self.date = DATE  # today, as its template says it
         self.end_tokens = _end_tokens(folder, network, self.tokenizer)
+        fallback = self.tokenizer.convert_tokens_to_ids(BYTES)
+        self.byte_tokens = frozenset(fallback) - {None, self.tokenizer.unk_token_id}
 
     def encode(self, text: str) -> list[int]:
         return self._ids(text, special=True)
@@ -81,24 +89,27 @@ class TransformersModel:
         return self._ids(text, special=False)
 
     def encode_answer(self, prompt: str, answer: str) -> Asked:
-        return self._asked(prompt, prompt + answer, special=True)
+        return self._asked(prompt, prompt + answer, answer, special=True)
 
     def encode_reply(self, messages: Sequence[Message]) -> Asked:
-        return self._asked(*render_reply(self.tokenizer, messages, self.date), special=False)
+        texts = render_reply(self.tokenizer, messages, self.date)
+        return self._asked(*texts, messages[-1].get("content") or "", special=False)
 
     def decode(self, ids: Sequence[int]) -> str:
         return str(self.tokenizer.decode(ids, skip_special_tokens=True))
 
-    def _asked(self, given: str, whole: str, *, special: bool) -> Asked:
-        """All is asked for from where the whole text differs from what is given."""
-        # So a token that reaches from the prompt into the answer is asked for, and a template may
-        # write a finished turn in another way than one that begins.
+    def _asked(self, given: str, whole: str, answer: str, *, special: bool) -> Asked:
+        """All is asked for from where the tokens of the whole text differ from those given."""
+        # So a token that reaches from the prompt into the answer is asked for.
         before, ids = self._ids(given, special=special), self._ids(whole, special=special)
-        if letters(whole) not in letters(str(self.tokenizer.decode(ids))):
-            raise ConfigError("the tokenizer loses a part of a text: too few bits would count")
-        pairs = enumerate(zip(before, ids, strict=False))
-        start = next((i for i, (a, b) in pairs if a != b), min(len(before), len(ids) - 1))
-        return ids, max(start, 1)
+        start = min(shared(before, ids), len(ids) - 1)
+        if start == 0:  # nothing comes before the first token: it cannot be asked for
+            before = self._ids(given, special=False)
+            start, ids = len(before), before + self._ids(whole[len(given) :], special=False)
+        return _checked((ids, start), (whole, answer), self._shown)
+
+    def _shown(self, ids: Sequence[int]) -> str:
+        return str(self.tokenizer.decode(ids, clean_up_tokenization_spaces=False))
 
     def _ids(self, text: str, *, special: bool) -> list[int]:
         """`special`: with the start that the tokenizer adds to a text of its own."""
@@ -113,6 +124,31 @@ class TransformersModel:
 
 
 OpenedModel = ForgeModel | TransformersModel
+
+
+def _checked(asked: Asked, texts: Sequence[str], show: Callable[[Sequence[int]], str]) -> Asked:
+    """Refuse tokens that do not show every character of these texts, the last of which is asked:
+    too few bits would count. But for case and forms of letters, which many tokenizers change."""
+    ids, start = asked
+    shown = _folded(show(ids))
+    for text in map(_folded, texts):
+        if text not in shown:
+            lost = next((c for c in text if c not in shown), "")
+            what = f"the character {lost!r} (U+{ord(lost):04X})" if lost else "a part of a text"
+            raise ConfigError(f"the tokenizer loses {what}: too few bits would count")
+    if _blanks(texts[-1].strip()) > _blanks(show(ids[start:])):
+        raise ConfigError("the tokenizer loses blanks of an answer: too few bits would count")
+    return asked
+
+
+def _folded(text: str) -> str:
+    plain = text if text.isascii() else normalize("NFKC", text)
+    plain = plain.casefold() if plain.isascii() else normalize("NFKC", plain.casefold())
+    return "".join(plain.split())
+
+
+def _blanks(text: str) -> int:
+    return sum(map(str.isspace, text))
 
 
 def open_model(ref: str | Path) -> OpenedModel:

@@ -22,6 +22,7 @@ from agent_forge.store.records import MIGRATIONS, ModelRow, SessionRow
 APPLICATION_ID = 0x41464F52  # "AFOR": tells our databases from other people's
 BUSY_TIMEOUT_MS = 30_000
 PAGE_BYTES = 4096
+SIDE_FILES = ("", "-wal", "-shm", "-journal")  # of the database: itself, and those beside it
 WAL_LIMIT_BYTES = 16 << 20
 SUPER_JOURNAL = bytes.fromhex("d9d505f920a163d7")  # ends a journal that names another file
 DAMAGE = ("malformed", "no such table", "no such column", "decode to UTF-8")
@@ -37,6 +38,10 @@ class ModelRegistry:
         self.root = self.db_path.parent.parent
         with files.disk_errors(self.db_path):
             files.refuse_link(files.refuse_link(self.db_path.parent) / self.db_path.name)
+            for path in (Path(f"{self.db_path}{end}") for end in SIDE_FILES):  # changed in place
+                with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                    if not path.is_dir():
+                        files.require_own(path, path.lstat())
             self.db_path.parent.mkdir(parents=True, exist_ok=True)
         self._migrate()
 

@@ -201,6 +201,7 @@ def test_a_recipe_of_an_older_version_still_holds(tmp_path: Path, forge: Forge) 
     [
         ("config.json", "configuration_files", "config.4.0.0.json"),
         ("tokenizer_config.json", "fast_tokenizer_files", "tokenizer.4.0.0.json"),
+        ("config.json", "transformers_weights", "model.4.0.0.safetensors"),
     ],
 )
 @pytest.mark.parametrize("line", ["eval bad --data {}/rows.jsonl", "merge --models bad,good out"])
@@ -212,7 +213,7 @@ def test_files_of_other_versions(
     bad = copy("llama", tmp_path / "bad", goods.keys(name, **{key: [value]}))
     (bad / value).write_bytes((bad / value.replace(".4.0.0", "")).read_bytes())
     result = forge(line.format(goods.goods()))
-    assert result.code == 2 and key in result.err
+    assert result.code == 4 and key in result.err
 
 
 def test_an_infinite_limit_in_a_config(tmp_path: Path, forge: Forge) -> None:

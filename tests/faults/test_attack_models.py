@@ -422,7 +422,7 @@ def test_an_answer_that_the_template_begins_is_whole(tmp_path: Path) -> None:
     opened = open_model_under_test(llama(tmp_path / "m", template=begun, longest=256)).opened
     reply = {"role": "assistant", "content": "<think>so</think> 7 "}
     ids, start = opened.encode_reply([QUESTION, reply])
-    assert opened.decode(ids[start:]) == "so</think> 7 [end]"
+    assert opened.decode(ids[start:]) == "<think>so</think> 7 [end]"  # its bytes count
 
 
 def test_a_text_that_the_tokenizer_drops_is_not_measured(tmp_path: Path, forge: Forge) -> None:
@@ -434,7 +434,7 @@ def test_a_text_that_the_tokenizer_drops_is_not_measured(tmp_path: Path, forge: 
     drops = {"type": "Replace", "pattern": {"Regex": "[a-z]"}, "content": ""}
     path.write_text(json.dumps({**content, "normalizer": drops}))
     result = forge(f"eval {model} --data {data}")
-    assert result.code == 2 and "the tokenizer loses a part of a text" in result.err
+    assert result.code == 2 and "the tokenizer loses the character" in result.err
 
 
 # -- links ----------------------------------------------------------------------------------------

@@ -36,11 +36,9 @@ TASK_ITEMS = 2000
 DRAWS_AN_ITEM = 10  # a family of few items repeats itself; copies are left out
 SYMBOLS = ("Mc", "Sm", "Sc", "So")  # Unicode categories that tell questions apart, as letters do
 FIRST_WORD = re.compile(r"\s*\S+(?=\s)|\s*\S")
-# Scripts that are written without spaces: Thai, Lao, Tibetan, Myanmar, Khmer, kana, Han.
-UNSPACED = re.compile(
-    r"[\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\u19e0-\u19ff\u1a20-\u1aaf\u3005-\u3007"
-    r"\u3041-\u30ff\u31f0-\u31ff\u3400-\u9fff\uf900-\ufaff\uff66-\uff9f\U00020000-\U0003ffff]"
-)
+# Scripts without spaces: Thai, Lao, Tibetan, Myanmar, Khmer, Tai Tham, kana, Han.
+_SCRIPTS = r"\u0e00-\u109f\u1780-\u17ff\u1a20-\u1aaf\u3005-\u30ff\u3400-\u9fff\uf900-\ufaff"
+UNSPACED = re.compile(rf"[{_SCRIPTS}\uff66-\uff9f\U00020000-\U0003ffff]")
 JOINER = "\u200d"  # of emoji
 QUESTION_FORM = re.compile(r"\A(.*\n)?Question: (.*)\nAnswer:\Z", re.DOTALL)
 POWER = (1.959964 + 0.841621) ** 2  # of the normal quantiles for 5 % two-sided and 80 %

@@ -10,7 +10,7 @@ import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
-from functools import lru_cache
+from functools import lru_cache, partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,6 +28,7 @@ DATE = datetime(2024, 7, 26)  # today, for templates, while a model is measured:
 ADDRESS = " at 0x"
 BY_CHANCE = ("random", "lipsum")  # what jinja2 has that differs each time
 QUESTION, ANSWER = "zqxquestionzqx", "zqxanswerzqx"  # stand for what is said: see render_reply
+SAID = ("role", "content", "tool_calls")  # what a message may have that is asked for
 MARKS = re.compile(r"[\s\"'\\]+")  # what differs between ways to write the same arguments
 
 
@@ -70,38 +71,35 @@ def render_reply(
     What is asked is the second text behind the first one: the answer, with nothing around it but
     what the template writes whatever is said. A row of which that is not true is refused.
     """
+    show = partial(render, tokenizer, date=date)
     *before, last = messages
-    prompt = render(tokenizer, before, reply=True, date=date)
-    whole = render(tokenizer, messages, reply=False, date=date).rstrip()
-    calls = bool(last.get("tool_calls"))
-    frame, end = ("", len(whole)) if calls else _frame(tokenizer, messages, whole, date)
+    prompt, whole = show(before, reply=True), show(messages, reply=False).rstrip()
+    if more := sorted(last.keys() - SAID):
+        last = {key: last[key] for key in SAID if key in last}
+        if show([*before, last], reply=False).rstrip() != whole:
+            raise _another(f"writes more of an answer than its content: {', '.join(more)}")
+    if calls := bool(last.get("tool_calls")):
+        frame, end = "", len(whole)
+    else:
+        told = [{**m, "content": m.get("content") and QUESTION} for m in before]
+        other = show([*told, {**last, "content": ANSWER}], reply=False).rstrip()
+        frame, end = _answer_in(whole, str(last.get("content") or ""), other)
     start = shared(prompt, whole[:end])
-    if start < len(prompt):  # then all but the beginning of a reply has to be there
-        given = render(tokenizer, before, reply=False, date=date).rstrip()
-        if start < len(given):
-            raise _another("shows what was asked in another way once it is answered")
+    # Only the beginning of a reply may be written in another way once it is answered.
+    if start < len(prompt) and start < len(show(before, reply=False).rstrip()):
+        raise _another("shows what was asked in another way once it is answered")
     if calls:
         _refuse_hidden(last, whole[start:])
     elif not frame.endswith(whole[start:end]):
-        bare = [*before, {key: last.get(key) for key in ("role", "content")}]
-        if render(tokenizer, bare, reply=False, date=date).rstrip() != whole:
-            raise _another(f"writes more of an answer than its content: {', '.join(last)}")
         raise _another("leaves out a part of the answer, or adds to it")
     return whole[:start], whole
 
 
-def _frame(
-    tokenizer: Any, messages: Sequence[Mapping[str, Any]], whole: str, date: datetime
-) -> tuple[str, int]:
-    """What the template writes before any answer to anything, and where the answer of this text
-    begins, which what it writes behind any answer has to follow."""
-    told = [{**m, "content": m.get("content") and QUESTION} for m in messages[:-1]]
-    told.append({"role": messages[-1]["role"], "content": ANSWER})
-    frame, shown, behind = (
-        render(tokenizer, told, reply=False, date=date).rstrip().partition(ANSWER)
-    )
-    said = str(messages[-1].get("content") or "")
-    for text in (said, said.strip(), said.lstrip(), said.rstrip()):
+def _answer_in(whole: str, answer: str, other: str) -> tuple[str, int]:
+    """What is before the answer in another conversation, and where that of this one begins; behind
+    them both have to be alike."""
+    frame, shown, behind = other.partition(ANSWER)
+    for text in (answer, answer.strip(), answer.lstrip(), answer.rstrip()):
         if shown and ANSWER not in behind and whole.endswith(text + behind):
             return frame, len(whole) - len(text + behind)
     raise _another("leaves out a part of the answer, or adds to it")
@@ -114,31 +112,26 @@ def shared(one: Sequence[Any], other: Sequence[Any]) -> int:
 
 
 def _refuse_hidden(last: Mapping[str, Any], asked: str) -> None:
-    """Refuse an answer whose text, or what it calls and with what, is not in the asked text."""
+    """Refuse an answer of which the text, or what it calls and with what, is not in what is asked.
+
+    Arguments may be shown as they are or as JSON, and a part of them only once for itself.
+    """
+    waiting: list[Any] = [last.get("content") or ""]
+    for function in (call.get("function") or call for call in last["tool_calls"]):
+        waiting += [function.get("name"), arguments_of(function)]
+    said = list[str]()
+    for value in waiting:  # which grows
+        if isinstance(value, Mapping | list):
+            waiting += [*value, *(value.values() if isinstance(value, Mapping) else ())]
+        elif value is not None and not isinstance(value, bool):
+            said.append(value if isinstance(value, str) else json.dumps(value))
     left = MARKS.sub("", asked)
-    said = (MARKS.sub("", text) for text in (last.get("content") or "", *_called(last)))
-    for text in sorted(filter(None, said), key=len, reverse=True):
-        head, found, tail = left.partition(text)
-        if not found:
+    for text in sorted(said, key=len, reverse=True):
+        forms = (MARKS.sub("", form) for form in (text, json.dumps(text, ensure_ascii=False)))
+        shown = next((form for form in forms if form in left), None)
+        if shown is None:
             raise _another("leaves out a part of the answer")
-        left = f"{head} {tail}"
-
-
-def _called(last: Mapping[str, Any]) -> Iterator[str]:
-    """The names of the functions that an answer calls, and what each is called with."""
-    for call in last["tool_calls"]:
-        function = call.get("function") or call
-        waiting: list[Any] = [function.get("name"), arguments_of(function)]
-        while waiting:
-            value = waiting.pop()
-            if isinstance(value, Mapping):
-                waiting += [*value, *value.values()]
-            elif isinstance(value, list):
-                waiting += value
-            elif isinstance(value, str):
-                yield value
-            elif value is not None and not isinstance(value, bool):
-                yield json.dumps(value)
+        left = left.replace(shown, " ", 1) if shown else left
 
 
 def _another(problem: str) -> ForgeError:

@@ -184,6 +184,11 @@ TURN = "{{ m['role'] }}]"
     ("template", "reply", "told"),
     [
         (THINKS, {"reasoning_content": "it flies"}, "more of an answer.*reasoning_content"),
+        (
+            THINKS.replace(SAID, SAID + "{{ m.tool_calls }}"),
+            {"reasoning_content": "it flies", "tool_calls": [{"name": "f", "arguments": "{}"}]},
+            "more of an answer.*reasoning_content",
+        ),
         (MOVED, {}, "shows what was asked in another way"),
         (CHAT.replace(SAID, HIDDEN), {}, "shows what was asked in another way"),
         (CHAT.replace(SAID, "{{ m['content'] | length }}" + SAID), {}, "or adds to it"),
@@ -205,7 +210,7 @@ TURN = "{{ m['role'] }}]"
     ],
 )
 def test_a_template_that_asks_for_more_or_less_than_the_answer(
-    template: str, reply: dict[str, str], told: str
+    template: str, reply: dict[str, Any], told: str
 ) -> None:
     with pytest.raises(ConfigError, match=told):
         render_reply(byte_tokenizer(template), [SYSTEM, ASKED, {**REPLY, **reply}])
@@ -243,12 +248,13 @@ CALLS = "{% for c in m.tool_calls or [] %}<{{ c.function.name }} SLOT>{% endfor 
     ("slot", "told"), [("{{ c.function.arguments | tojson }}", ""), ("", "leaves out")]
 )
 def test_calls_are_counted_as_they_are_shown(slot: str, told: str, tmp_path: Path) -> None:
-    reply = {**REPLY, "content": "", "tool_calls": [call(town="Ulm", days=[1, 2.5])]}
+    made = call(town="Ulm", days=[1, 2.5], note="a\n'b'")
+    reply = {**REPLY, "content": "", "tool_calls": [made]}
     template = CHAT.replace(SAID, SAID + CALLS.replace("SLOT", slot))
     data = tmp_path / "x.jsonl"
     data.write_text(json.dumps({"messages": [ASKED, reply]}))
     (example,) = from_files([data])[0].examples
-    assert answer(example) == '{"name": "weather", "arguments": {"town": "Ulm", "days": [1, 2.5]}}'
+    assert answer(example) == json.dumps(made["function"])  # and nothing of its id
     model = opened(tmp_path / "m", template)
     if told:
         with pytest.raises(ConfigError, match=told):

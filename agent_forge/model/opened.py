@@ -48,12 +48,18 @@ class ForgeModel:
     def encode_answer(self, prompt: str, answer: str) -> Asked:
         """A text whose end, the answer, is asked for."""
         given, asked = self.tokenizer.encode_batch([prompt, answer])
-        return _checked((given + asked, len(given)), (prompt + answer, answer), self._shown)
+        ids, start = given + asked, len(given)
+        _place_of(prompt + answer, self._shown(ids))
+        return _with_blanks(answer, (ids, start), self._shown)
 
     def encode_reply(self, messages: Sequence[Message]) -> Asked:
         """A conversation whose last message is asked for, with the end of its turn."""
-        ids, said = self.tokenizer.encode_chat(messages), [m.get("content") or "" for m in messages]
-        return _checked((ids, len(self.encode_chat(messages[:-1]))), said, self._shown)
+        ids = self.tokenizer.encode_chat(messages)
+        said, shown = [m.get("content") or "" for m in messages], self._shown(ids)
+        for text in said:
+            _place_of(text, shown)
+        asked = ids, len(self.encode_chat(messages[:-1]))
+        return _with_blanks(said[-1], asked, self._shown)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids, without special tokens and ids that only the network has."""
@@ -106,7 +112,10 @@ class TransformersModel:
         if start == 0:  # nothing comes before the first token: it cannot be asked for
             before = self._ids(given, special=False)
             start, ids = len(before), before + self._ids(whole[len(given) :], special=False)
-        return _checked((ids, start), (whole, answer), self._shown)
+        begins = _place_of(whole, self._shown(ids)) + len(_folded(given))
+        if len(_folded(self._shown(ids[:start]))) > begins:
+            raise ConfigError("the tokenizer adds to a prompt what the answer begins with")
+        return _with_blanks(answer, (ids, start), self._shown)
 
     def _shown(self, ids: Sequence[int]) -> str:
         return str(self.tokenizer.decode(ids, clean_up_tokenization_spaces=False))
@@ -126,22 +135,24 @@ class TransformersModel:
 OpenedModel = ForgeModel | TransformersModel
 
 
-def _checked(asked: Asked, texts: Sequence[str], show: Callable[[Sequence[int]], str]) -> Asked:
-    """Refuse tokens that do not show every character of these texts, the last of which is asked:
-    too few bits would count. But for case and forms of letters, which many tokenizers change."""
-    ids, start = asked
-    shown = _folded(show(ids))
-    for text in map(_folded, texts):
-        if text not in shown:
-            lost = next((c for c in text if c not in shown), "")
-            what = f"the character {lost!r} (U+{ord(lost):04X})" if lost else "a part of a text"
-            raise ConfigError(f"the tokenizer loses {what}: too few bits would count")
-    if _blanks(texts[-1].strip()) > _blanks(show(ids[start:])):
+def _place_of(text: str, shown: str) -> int:
+    """Where a text begins in what its tokens show, both folded; one that is not is refused."""
+    text, shown = _folded(text), _folded(shown)
+    if (place := shown.find(text)) < 0:
+        lost = next((c for c in text if c not in shown), "")
+        what = f"the character {lost!r} (U+{ord(lost):04X})" if lost else "a part of a text"
+        raise ConfigError(f"the tokenizer loses {what}: too few bits would count")
+    return place
+
+
+def _with_blanks(answer: str, asked: Asked, show: Callable[[Sequence[int]], str]) -> Asked:
+    if _blanks(answer.strip()) > _blanks(show(asked[0][asked[1] :])):
         raise ConfigError("the tokenizer loses blanks of an answer: too few bits would count")
     return asked
 
 
 def _folded(text: str) -> str:
+    """A text without blanks, case and forms of characters, which many tokenizers change."""
     plain = text if text.isascii() else normalize("NFKC", text)
     plain = plain.casefold() if plain.isascii() else normalize("NFKC", plain.casefold())
     return "".join(plain.split())

@@ -162,6 +162,30 @@ def test_every_byte_of_an_answer_is_asked_for(tmp_path: Path) -> None:
     assert model.decode(ids[start:]) == " 7x" and start == 1
 
 
+ADDS_B = {
+    "type": "TemplateProcessing",
+    "single": [
+        {"Sequence": {"id": "A", "type_id": 0}},
+        {"SpecialToken": {"id": "b", "type_id": 0}},
+    ],
+    "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}],
+    "special_tokens": {"b": {"id": "b", "ids": [65], "tokens": ["b"]}},
+}
+
+
+@pytest.mark.parametrize("settings", [{"post_processor": ADDS_B}, drops(r":\z", ":b")])
+def test_a_tokenizer_that_adds_what_answers_begin_with(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
+    """It would be given with the prompt, and never asked for."""
+    model = opened(tmp_path / "m", **settings)
+    assert model.decode(model.encode("a:")) == "a:b"
+    ids, start = model.encode_answer("a:", "cbc")
+    assert model.decode(ids[start:]) in ("cbc", "cbcb")
+    with pytest.raises(ConfigError, match="adds to a prompt what the answer begins with"):
+        model.encode_answer("a:", "bb")
+
+
 # -- templates ------------------------------------------------------------------------------------
 
 THINKS = CHAT.replace(
@@ -249,7 +273,7 @@ CALLS = "{% for c in m.tool_calls or [] %}<{{ c.function.name }} SLOT>{% endfor 
 )
 def test_calls_are_counted_as_they_are_shown(slot: str, told: str, tmp_path: Path) -> None:
     made = call(town="Ulm", days=[1, 2.5], note="a\n'b'")
-    reply = {**REPLY, "content": "", "tool_calls": [made]}
+    reply = {**REPLY, "content": None, "tool_calls": [made]}
     template = CHAT.replace(SAID, SAID + CALLS.replace("SLOT", slot))
     data = tmp_path / "x.jsonl"
     data.write_text(json.dumps({"messages": [ASKED, reply]}))

@@ -45,8 +45,7 @@ def refuse_code(folder: Path) -> None:
                 problem = "asks for code of its own to be run (auto_map); none is ever run"
                 hint = "if transformers knows this architecture itself, remove auto_map in a copy"
                 raise HostileInput(f"{path} {problem}", hint=hint)
-        for key in OTHER_FILES:
-            if record.get(key):
+            if key in OTHER_FILES and value:
                 problem = f"{path}: {key} names other files than those that are read"
                 hint = f"remove {key} in a copy, with the file of your choice in place"
                 raise HostileInput(problem, hint=hint)

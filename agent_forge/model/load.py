@@ -300,7 +300,7 @@ def _architecture(config: Mapping[str, Any], place: str) -> tuple[Any, Any]:
         version = transformers.__version__
         problem = f"transformers {version} knows no causal language model {model_type!r}"
         raise DamagedFile(place, problem)
-    if config.get("quantization_config"):
+    if any(key == "quantization_config" and value for key, value in entries(config)):
         raise ConfigError(f"{place} is quantised; only whole weights are read")
     _refuse_counts(config, place)
     inner = config.get("text_config")

@@ -118,7 +118,8 @@ class TransformersModel:
         return _with_blanks(answer, (ids, start), self._shown)
 
     def _shown(self, ids: Sequence[int]) -> str:
-        return str(self.tokenizer.decode(ids, clean_up_tokenization_spaces=False))
+        with refusing("the tokenizer"):
+            return str(self.tokenizer.decode(ids, clean_up_tokenization_spaces=False))
 
     def _ids(self, text: str, *, special: bool) -> list[int]:
         """`special`: with the start that the tokenizer adds to a text of its own."""

@@ -33,6 +33,7 @@ ASKED = {"role": "user", "content": "what is it?"}
 SYSTEM = {"role": "system", "content": "be brief"}
 REPLY = {"role": "assistant", "content": "a bird"}
 SAID = "{{ m['content'] }}"
+OTHER = "transformers_weights"
 
 
 def opened(place: Path, template: str = CHAT, **tokenizer: Any) -> TransformersModel:
@@ -50,17 +51,16 @@ def opened(place: Path, template: str = CHAT, **tokenizer: Any) -> TransformersM
 # -- other files ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("shard", [False, True])
-def test_weights_that_transformers_would_take_from_another_file(
-    tmp_path: Path, shard: bool
-) -> None:
+@pytest.mark.parametrize("how", ["file", "config", "text_config"])
+def test_weights_that_transformers_would_take_from_another_file(tmp_path: Path, how: str) -> None:
     model, other = llama(tmp_path / "m"), llama(tmp_path / "n", seed=1)
-    name = "shard-00000-model-00001-of-00001.safetensors" if shard else "other.safetensors"
+    name = "shard-00000-model-00001-of-00001.safetensors" if how == "file" else "x.safetensors"
     (model / name).write_bytes((other / "model.safetensors").read_bytes())
-    if not shard:
-        config = json.loads((model / "config.json").read_text())
-        (model / "config.json").write_text(json.dumps({**config, "transformers_weights": name}))
-    with pytest.raises(HostileInput, match=r"shard-00000|transformers_weights"):
+    if how != "file":
+        config, named = json.loads((model / "config.json").read_text()), {OTHER: name}
+        config |= named if how == "config" else {how: named}
+        (model / "config.json").write_text(json.dumps(config))
+    with pytest.raises(HostileInput, match=r"shard-00000" if how == "file" else OTHER):
         open_weights(model)
 
 

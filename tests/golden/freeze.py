@@ -204,7 +204,7 @@ TOLD = ("sentences", "notes", "replicates", "ceilings", "share_of_oracle", "p_ho
 
 
 def measured(value: Any) -> Any:
-    """A verdict without what is concluded from its measurements: that may be told in another way."""
+    """A verdict without what is concluded from it: that may be told in another way."""
     if isinstance(value, dict):
         return {k: measured(v) for k, v in value.items() if k not in TOLD}
     return [measured(v) for v in value] if isinstance(value, list) else value

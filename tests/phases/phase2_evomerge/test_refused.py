@@ -313,8 +313,6 @@ def test_answers_and_texts_are_both_told(tmp_path: Path) -> None:
         " worse than it by 0.1000 bits per byte"
         " (95 % interval -0.2000..-0.0500, p = 0.001, n = 120)"
     )
-    alone = DomainGains("answers", {ACCURACY: better, BITS: better}).sentence("it")
-    assert "points" in alone and "bits per byte" not in alone
     text = tmp_path / "text.txt"
     text.write_text("\n<|endoftext|>\n".join(f"{n} and one is {n + 1}" for n in range(40)))
     data = [files_of(family())[0], str(text)]

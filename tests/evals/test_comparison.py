@@ -123,14 +123,11 @@ def test_comparisons_of_one_verdict_are_corrected_together() -> None:
     ]
     alone = [compare(rival, own, DOMAINS[:1]) for rival in rivals]
     together = correct_together(alone)
-    for place in ("overall", 0):
-        for measure in (ACCURACY, BITS, NATS):
-
-            def gain(c: object) -> Gain:
-                return (c.overall if place == "overall" else c.domains[0]).gains[measure]  # type: ignore[attr-defined]  # noqa: B023
-
-            assert [gain(c).p for c in together] == [gain(c).p for c in alone]
-            assert [gain(c).p_holm for c in together] == holm([gain(c).p for c in alone])
+    for measure in (ACCURACY, BITS, NATS):
+        p = [c.overall.gains[measure].p for c in alone]
+        assert [c.overall.gains[measure].p for c in together] == p
+        assert [c.overall.gains[measure].p_holm for c in together] == holm(p)
+        assert [c.domains[0].gains[measure].p_holm for c in together] == holm(p)
     assert (
         correct_together(alone[:1])[0].overall.gains[BITS].p_holm == alone[0].overall.gains[BITS].p
     )

@@ -178,8 +178,8 @@ MUTANTS = (
     Mutant(
         "a resumed evolution forgets which candidates failed",
         "phases/phase2_evomerge/loop.py",
-        'fitness = -math.inf if score is None else score["fitness"]',
-        'fitness = 0.0 if score is None else score["fitness"]',
+        "fitness = -math.inf if score is None else self._fitness(candidate, score)",
+        "fitness = 0.0 if score is None else self._fitness(candidate, score)",
         "tests/phases/phase2_evomerge/test_evolution.py",
     ),
     Mutant(
@@ -195,6 +195,62 @@ MUTANTS = (
         'begun = {**EvoMergeSettings.BEFORE, **record["settings"]}',
         'begun = {"split_by": "question", **record["settings"]}',
         "tests/phases/phase2_evomerge/test_splits.py",
+    ),
+    Mutant(
+        "a p is corrected for itself alone",
+        "evals/comparison.py",
+        "min(1.0, (len(p_values) - rank) * p_values[i])",
+        "p_values[i]",
+        "tests/evals/test_comparison.py",
+    ),
+    Mutant(
+        "the uncorrected p decides",
+        "evals/comparison.py",
+        "return self.p if self.p_holm is None else self.p_holm",
+        "return self.p",
+        "tests/evals/test_comparison.py",
+    ),
+    Mutant(
+        "an ensemble adds probabilities instead of averaging them",
+        "evals/ensemble.py",
+        "math.log(self.models)",
+        "0.0",
+        "tests/evals/test_ensemble.py",
+    ),
+    Mutant(
+        "workers count what this process leaves out",
+        "phases/phase2_evomerge/evaluator.py",
+        '"floor": floor}',
+        '"floor": None}',
+        "tests/phases/phase2_evomerge/test_champion.py",
+    ),
+    Mutant(
+        "parents keep the fitness from before the floor",
+        "phases/phase2_evomerge/loop.py",
+        "if not self.floor or candidate.kind not in REFERENCE_POINTS:",
+        "if True:",
+        "tests/phases/phase2_evomerge/test_champion.py",
+    ),
+    Mutant(
+        "the search chooses the champion",
+        "phases/phase2_evomerge/loop.py",
+        "max(finalists, key=lambda key: scores[key], default=None)",
+        "finalists[0]",
+        "tests/phases/phase2_evomerge/test_champion.py",
+    ),
+    Mutant(
+        "an old evolution goes on under new rules",
+        "phases/phase2_evomerge/loop.py",
+        '.get("rules") == RULES["rules"]:',
+        "is not None:",
+        "tests/phases/phase2_evomerge/test_champion.py",
+    ),
+    Mutant(
+        "a search with another seed is forgotten",
+        "phases/phase2_evomerge/evolution.py",
+        "replace(inputs, seed=seed, folder=folder)",
+        "replace(inputs, folder=folder)",
+        "tests/phases/phase2_evomerge/test_champion.py",
     ),
 )
 

@@ -40,6 +40,7 @@ def evo(
     time_budget: float | None,
     device: str,
     seed: int | None,
+    replicates: int | None,
     dry_run: bool,
     as_json: bool,
 ) -> None:
@@ -48,7 +49,8 @@ def evo(
         return
     if resume is not None:
         others = [text for text in sets if not text.startswith(("fitness=", "cluster="))]
-        if base_models or base or data or config or others or output_dir or seed is not None:
+        given = base_models or base or data or config or others or output_dir or replicates
+        if given or seed is not None:
             problem = "--resume goes on with the models, data and settings that it was begun with"
             hint = "beside it only --gens, --time-budget and --device can be given"
             raise ConfigError(problem, hint=hint)
@@ -58,6 +60,7 @@ def evo(
             _run(resume_inputs(resume, gens, time_budget, sets), _device(device), dry_run, as_json)
         return
     options: dict[str, Any] = {"generations": gens, "time_budget_minutes": time_budget}
+    options["replicates"] = replicates
     options["data"] = [str(path) for path in data] or None
     options = {key: value for key, value in options.items() if value is not None}
     storage = Path(os.environ.get("FORGE_STORAGE", "storage"))
@@ -174,6 +177,7 @@ def _plan(inputs: EvolutionInputs, as_json: bool) -> None:
         "output_dir": str(inputs.folder),
         "strategy": settings.strategy,
         "generations": settings.generations,
+        "replicates": settings.replicates,
         "candidates": settings.planned(len(parents)),
         "items": {s: {d.name: len(d.examples) for d in domains} for s, domains in splits.items()},
         "near_copies": {d.name: d.near_copies for d in splits.get("verdict", ()) if d.near_copies},
@@ -199,9 +203,5 @@ def _report(result: EvolutionResult, as_json: bool) -> None:
     print(f"fitness over generations: {plot(loop.curve)}")
     if report is None:
         return print("no verdict: there are no unseen items beside your own fitness")
-    columns, scores = list(report.champion.raw), report.scores()
-    emit_table(
-        ("on unseen items", "fitness", *columns),
-        [(n, *(f"{x:.4f}" for x in (s.fitness, *s.raw.values()))) for n, s in scores.items()],
-    )
-    print("\n".join(report.sentences()), flush=True)
+    emit_table(("on unseen items", "fitness", *report.champion.raw), report.rows())
+    print("\n".join([*report.sentences(), *report.notes()]), flush=True)

@@ -5,6 +5,10 @@ read the text in the same tokens, nats per token. A gain is positive where the c
 Its interval comes from resampling the items (paired bootstrap, percentiles), its p from the exact
 McNemar test for right and wrong, and from flipping signs at random for losses. Over several domains
 the mean of their gains counts, so that a large file does not outvote a small one.
+
+Told are accuracy, where there are answers, and bits per byte, the one that can tell first: accuracy
+cannot where fewer than `DISCORDANT` answers are right for one model alone. Of several comparisons
+in one verdict the p are corrected together (`holm`); the intervals are not.
 """
 
 from __future__ import annotations
@@ -12,14 +16,14 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from agent_forge.errors import ConfigError
-from agent_forge.evals.domains import Domain, smallest_gain
+from agent_forge.evals.domains import POWER, Domain, smallest_gain
 
 if TYPE_CHECKING:  # it loads torch, which nothing here needs
     from agent_forge.evals.model_under_test import ItemScores
@@ -27,6 +31,7 @@ if TYPE_CHECKING:  # it loads torch, which nothing here needs
 DRAWS = 10_000
 CELLS = 1 << 22  # of a block of draws: bounds the memory
 LEVEL = 0.05
+DISCORDANT = math.ceil(POWER)  # fewer show no gain, even if all of them are of one model
 ACCURACY, BITS, NATS = "accuracy", "bits_per_byte", "nats_per_token"
 UNITS = {ACCURACY: (100, "points"), BITS: (1, "bits per byte"), NATS: (1, "nats per token")}
 COLUMNS = ("domain", "measure", "n", "A", "B", "gain of B", "95 % interval", "p", "verdict")
@@ -63,13 +68,39 @@ class Gain:
     high: float
     p: float  # of so large a difference, either way, between equals
     n: int
+    discordant: int | None = None  # answers that one of the two alone has right
+    p_holm: float | None = None  # corrected for the other comparisons of the same verdict
+
+    @property
+    def decisive_p(self) -> float:
+        """The corrected p, where there is one."""
+        return self.p if self.p_holm is None else self.p_holm
 
     @property
     def verdict(self) -> str:
         """better, worse or unclear: both the test and the interval have to say so."""
-        if self.p < LEVEL and self.low > 0:
+        if self.decisive_p < LEVEL and self.low > 0:
             return "better"
-        return "worse" if self.p < LEVEL and self.high < 0 else "unclear"
+        return "worse" if self.decisive_p < LEVEL and self.high < 0 else "unclear"
+
+    @property
+    def can_tell(self) -> bool:
+        """False for an accuracy with too few differing answers to show any gain."""
+        return self.discordant is None or self.discordant >= DISCORDANT
+
+    def sentence(self, measure: str, reference: str) -> str:
+        """The gain in words."""
+        if not self.can_tell:
+            shares = f"{100 * self.reference:.1f} % and {100 * self.candidate:.1f} %"
+            return f"{measure} cannot tell: {shares}, {self.discordant} of {self.n} answers differ"
+        (scale, unit), digits = UNITS[measure], 1 if measure == ACCURACY else 4
+        value, low, high = (scale * x for x in (self.value, self.low, self.high))
+        p = f"p = {self.decisive_p:.3f}" if self.decisive_p >= 0.001 else "p < 0.001"
+        change = f"{self.verdict} than {reference} by {abs(value):.{digits}f}"
+        if self.verdict == "unclear":
+            change = f"no significant gain over {reference}: {value:+.{digits}f}"
+        interval = f"95 % interval {low:.{digits}f}..{high:.{digits}f}"
+        return f"{change} {unit} ({interval}, {p}, n = {self.n})"
 
 
 @dataclass(frozen=True)
@@ -80,25 +111,13 @@ class DomainGains:
     gains: Mapping[str, Gain]
 
     def sentence(self, reference: str = "the reference") -> str:
-        """The result in words: of answers by accuracy, of texts by bits per byte."""
-        told = []
-        for measure in self.measures():
-            gain, (scale, unit) = self.gains[measure], UNITS[measure]
-            digits = 1 if measure == ACCURACY else 4
-            value, low, high = (scale * x for x in (gain.value, gain.low, gain.high))
-            p = f"p = {gain.p:.3f}" if gain.p >= 0.001 else "p < 0.001"
-            change = f"{gain.verdict} than {reference} by {abs(value):.{digits}f}"
-            if gain.verdict == "unclear":
-                change = f"no significant gain over {reference}: {value:+.{digits}f}"
-            interval = f"95 % interval {low:.{digits}f}..{high:.{digits}f}"
-            told.append(f"{change} {unit} ({interval}, {p}, n = {gain.n})")
-        return "; ".join(told)
+        """The result in words, by the measure that can tell first."""
+        return "; ".join(self.gains[m].sentence(m, reference) for m in self.measures())
 
     def measures(self) -> list[str]:
-        """What the result is told by: accuracy of answers, and bits a byte of texts."""
-        answers = self.gains[ACCURACY].n if ACCURACY in self.gains else 0
-        texts = not answers or answers < self.gains[BITS].n
-        return [ACCURACY] * bool(answers) + [BITS] * texts
+        """What the result is told by: accuracy of answers and bits a byte, what can tell first."""
+        told = [measure for measure in (ACCURACY, BITS) if measure in self.gains]
+        return sorted(told, key=lambda measure: not self.gains[measure].can_tell)
 
     def rows(self) -> list[tuple[Any, ...]]:
         """A row under COLUMNS for each measure."""
@@ -108,8 +127,9 @@ class DomainGains:
                 values = (gain.reference, gain.candidate, gain.value, gain.low, gain.high)
                 a, b, value, low, high = (f"{scale * x:.{1 if scale > 1 else 4}f}" for x in values)
                 name = f"{measure}, {unit}" if scale > 1 else unit
-                row = (self.name, name, gain.n, a, b, value, f"{low}..{high}", f"{gain.p:.4f}")
-                rows.append((*row, gain.verdict))
+                p = f"{gain.decisive_p:.4f}"
+                row = (self.name, name, gain.n, a, b, value, f"{low}..{high}", p, gain.verdict)
+                rows.append(row)
         return rows
 
     def to_json(self) -> dict[str, Any]:
@@ -127,8 +147,9 @@ class Comparison:
         """In words, in which of several domains the candidate is worse; empty if in none."""
         if len(self.domains) < 2:
             return ""
-        short = {domain.name: domain.sentence("it").split(" (")[0] for domain in self.domains}
-        return "".join(f"; on {n} {text}" for n, text in short.items() if text[:5] == "worse")
+        told = ((d.name, d.gains[m].sentence(m, "it")) for d in self.domains for m in d.measures())
+        lost = ((name, text.split(" (")[0]) for name, text in told if text.startswith("worse"))
+        return "".join(f"; on {name} {text}" for name, text in lost)
 
     def rows(self) -> list[tuple[Any, ...]]:
         """The rows of a table under COLUMNS: each measure of each domain, accuracy in points."""
@@ -145,6 +166,32 @@ def compare(reference: Scores, candidate: Scores, items: Domains, seed: int = 0)
     scored = zip(items, reference, candidate, strict=True)
     pairs = (PairedScores(d.name, a, b, d.sizes, d.exact) for d, a, b in scored)
     return compare_scores([*pairs], seed=seed)
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """The p-values corrected so that with 5 % at most any of them is below 5 % by chance (Holm)."""
+    corrected, least = [1.0] * len(p_values), 0.0
+    for rank, i in enumerate(sorted(range(len(p_values)), key=lambda i: p_values[i])):
+        least = max(least, min(1.0, (len(p_values) - rank) * p_values[i]))
+        corrected[i] = least
+    return corrected
+
+
+def correct_together(comparisons: Sequence[Comparison]) -> list[Comparison]:
+    """The comparisons of one verdict, with the p of each measure of each domain, and over all,
+    corrected together."""
+    several = [[*comparison.domains, comparison.overall] for comparison in comparisons]
+    found: list[list[DomainGains]] = [[] for _ in comparisons]
+    for of_domain in zip(*several, strict=True):
+        gains: list[dict[str, Gain]] = [dict(verdict.gains) for verdict in of_domain]
+        for measure in UNITS:
+            having = [own for own in gains if measure in own]
+            corrected = holm([own[measure].p for own in having])
+            for own, p in zip(having, corrected, strict=True):
+                own[measure] = replace(own[measure], p_holm=p)
+        for place, verdict, own in zip(found, of_domain, gains, strict=True):
+            place.append(replace(verdict, gains=own))
+    return [Comparison(tuple(domains), overall) for *domains, overall in found]
 
 
 def detectable_gain(items: Domains) -> tuple[int, float | None]:
@@ -205,6 +252,7 @@ def _gain(
     """The mean over domains of one measure, with its interval and p."""
     low, high = np.quantile(np.mean(drawn, axis=0), [LEVEL / 2, 1 - LEVEL / 2])
     shares = [t.gain / t.weight.sum() / len(terms) for t in terms]
+    discordant = sum(int((t.gain != 0).sum()) for t in terms) if measure == ACCURACY else None
     if measure == ACCURACY and len(terms) == 1:
         gain = terms[0].gain
         p = mcnemar(int((gain > 0).sum()), int((gain < 0).sum()))
@@ -212,7 +260,7 @@ def _gain(
         p = sign_flip(np.concatenate(shares), _generator(seed, measure, name), draws)
     reference, candidate = (float(np.mean([t.values[side] for t in terms])) for side in (0, 1))
     value, n = float(sum(share.sum() for share in shares)), sum(len(t.gain) for t in terms)
-    return Gain(reference, candidate, value, float(low), float(high), p, n)
+    return Gain(reference, candidate, value, float(low), float(high), p, n, discordant)
 
 
 def mcnemar(gained: int, lost: int) -> float:

@@ -277,8 +277,11 @@ def unigram_bits(texts: Iterable[str]) -> float:
     return -sum(n / total * math.log2(n / total) for n in counts.values())
 
 
-def perplexity_score(bits_per_byte: float, unigram: float) -> float:
-    """1 - H/H0: 0 is no better than counting bytes, 1 knows the text."""
+def perplexity_score(bits_per_byte: float, unigram: float, below: float = 0.0) -> float:
+    """1 - H/H0: 0 is no better than counting bytes, 1 knows the text. What is worse than counting
+    bytes falls on towards -below, so that fewer bits are always better; without it, it is 0."""
+    if below and bits_per_byte > unigram > 0:
+        return below * (unigram / bits_per_byte - 1)
     return max(0.0, 1 - bits_per_byte / unigram) if unigram else 0.0
 
 

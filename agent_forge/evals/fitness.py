@@ -2,14 +2,18 @@
 
     fitness = sum of weight * part; every part is in [0, 1] and means the same for every model
 
-    perplexity   1 - H / H0, bits per byte against a model that only counts bytes
+    perplexity   1 - H / H0, bits per byte against a model that only counts bytes; a model that is
+                 worse than that falls to `BELOW` below 0, so that two of them never tie
     accuracy     beyond chance, where there are answers
     speed        1 / (1 + the weights in its layers / the parents'), so 0.5 at the parents'
     memory       1 / (1 + its bytes / the parents')
 
 Speed and memory are counted, not measured: a clock's noise must not choose the champion. Only a
 path has another shape than its parents; for all others they damp what the other parts say.
-Perplexity and accuracy are means over domains. A fitness of the user's own replaces all of that.
+Perplexity and accuracy are means over domains. Domains in which no parent is right more often than
+chance explains (`at_floor`) are left out of accuracy: there it is noise. (The strategy `spec`, and
+evolutions begun before that was so, count all of them, and bound perplexity by 0.)
+A fitness of the user's own replaces all of that.
 
 Racing measures the items of every domain in growing shards, in the order of their hashes. After
 each the paired differences to the champion estimate the fitness on all items (a sum over items but
@@ -44,6 +48,8 @@ from agent_forge.evals.model_under_test import ItemScores, ModelUnderTest, Token
 SHARES = (0.125, 0.25, 0.5, 1.0)  # of the items, at the end of each shard
 SURE = 1.0  # more of them save little and find nothing better (docs/evomerge.md)
 LEAST = 8  # items of a domain before anything is concluded from them
+BELOW = 0.1
+FLOOR_LEVEL = 0.05  # of the one-sided test against chance
 PARTS = ("perplexity", "accuracy", "speed", "memory")
 CUSTOM_SECONDS = 3600.0
 WrittenModel = Callable[[], contextlib.AbstractContextManager[Path]]
@@ -130,7 +136,31 @@ class DomainFitness:
         ]
         how: dict[str, Any] = {"weights": self.weights, "floors": self.floors}
         how |= {"racing": SHARES} if racing else {}  # other batches, so other last bits
-        self.name = evaluation_hash(domains, **how, shares=self.shares, mixed=mixed)
+        self._own_name = evaluation_hash(domains, **how, shares=self.shares, mixed=mixed)
+        self.leave_out(None)
+
+    def leave_out(self, floor: Sequence[str] | None) -> None:
+        """Give no weight to the accuracy of these domains; None counts as `spec` does."""
+        self.floor = floor
+        self.name = self._own_name if floor is None else f"{self._own_name} floor {sorted(floor)}"
+        self._answers = [d.exact and d.name not in (floor or ()) for d in self.domains]
+        self._used_weights = {
+            name: w for name, w in self.weights.items() if name != "accuracy" or any(self._answers)
+        }
+
+    def at_floor(self, parents: Sequence[Mapping[str, float]]) -> list[str]:
+        """The domains in which chance explains the accuracy of each parent (its `raw`): where
+        nothing can be guessed, that of one right answer among all. None, if nothing else counts."""
+        from scipy.stats import binom  # here: it takes a second to load
+
+        found = []
+        for domain in self.domains if "perplexity" in self.weights else ():
+            n = len(domain.examples)
+            luck = max(domain.chance, 1 / n)
+            right = (round(n * raw[f"{domain.name}/accuracy"]) for raw in parents if domain.exact)
+            if domain.exact and all(binom.sf(k - 1, n, luck) >= FLOOR_LEVEL for k in right):
+                found.append(domain.name)
+        return found
 
     def use(self, model: nn.Module, cost: float = 1.0, size: float = 1.0) -> None:
         """Measure what is in this network; its cost and bytes are multiples of the parents'."""
@@ -168,11 +198,6 @@ class DomainFitness:
         gains = (weights.get(name, 0.0) * (part - 0.5) for name, part in shape.items())
         return sum(gains) / sum(weights.values())
 
-    @cached_property
-    def _used_weights(self) -> dict[str, float]:
-        exact = any(domain.exact for domain in self.domains)
-        return {name: w for name, w in self.weights.items() if name != "accuracy" or exact}
-
     def race(self, incumbent: Incumbent | None) -> tuple[float, list[ItemScores] | None, int]:
         """Fitness, scores and tokens; if it fell behind, an estimate and None for the scores."""
         # Of each example, once measured: right, loss, tokens and steps.
@@ -206,31 +231,41 @@ class DomainFitness:
         weights = self._used_weights
         total = sum(weights.values())
         bits = weights.get("perplexity", 0.0) / total / (sum(self.shares) or 1.0)
-        pairs = list(zip(self.shares, self.domains, strict=True))
-        answers = sum(share for share, domain in pairs if domain.exact) or 1.0
+        pairs = list(zip(self.shares, self.domains, self._answers, strict=True))
+        answers = sum(share for share, _, counts in pairs if counts) or 1.0
         right = weights.get("accuracy", 0.0) / total / answers
         found = []
-        for share, d in pairs:
+        for share, d, counts in pairs:
             per_nat = bits / math.log(2) / sum(d.sizes) / d.unigram_bits if d.unigram_bits else 0.0
-            chance = d.chance if d.exact else 1.0
+            chance = d.chance if counts else 1.0
             per_answer = right / (1 - chance) / len(d.examples) if chance < 1 else 0.0
             found.append((share * per_nat, share * per_answer))
         return found
 
     def score_of(self, scores: Sequence[ItemScores]) -> FitnessScore:
-        """The score that items amount to. Below a floor there is nothing to gain elsewhere."""
+        """The score that items amount to."""
         raw: dict[str, float] = {}
-        perplexity, accuracy = [], []
-        for domain, share, items in zip(self.domains, self.shares, scores, strict=True):
-            bits = items.bits_per_byte(sum(domain.sizes))
-            raw[f"{domain.name}/bits_per_byte"] = bits
-            perplexity.append((share, scoring.perplexity_score(bits, domain.unigram_bits)))
+        for domain, items in zip(self.domains, scores, strict=True):
+            raw[f"{domain.name}/bits_per_byte"] = items.bits_per_byte(sum(domain.sizes))
             if domain.exact:
                 raw[f"{domain.name}/accuracy"] = items.accuracy
-                accuracy.append((share, scoring.beyond_chance(items.accuracy, domain.chance)))
-        parts = {**self._shape, "perplexity": _mean(perplexity)}
+        return self.score_from(raw, self._shape)
+
+    def score_from(self, raw: dict[str, float], shape: Mapping[str, float]) -> FitnessScore:
+        """The score that figures amount to. Below a floor there is nothing to gain elsewhere."""
+        below = 0.0 if self.floor is None else BELOW
+        perplexity, accuracy, counted = [], [], []
+        for domain, share, counts in zip(self.domains, self.shares, self._answers, strict=True):
+            bits = raw[f"{domain.name}/bits_per_byte"]
+            part = scoring.perplexity_score(bits, domain.unigram_bits, below)
+            perplexity.append((share, part))
+            if domain.exact:
+                right = scoring.beyond_chance(raw[f"{domain.name}/accuracy"], domain.chance)
+                accuracy.append((share, right))
+                counted += [(share, right)] if counts else []
+        parts = {**shape, "perplexity": _mean(perplexity)}
         if accuracy:
-            parts["accuracy"] = _mean(accuracy)
+            parts["accuracy"] = _mean(counted or accuracy)
         weights = self._used_weights
         fitness = sum(w * parts[name] for name, w in weights.items()) / sum(weights.values())
         for name, floor in self.floors.items():  # of bits fewer are better

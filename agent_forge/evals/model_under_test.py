@@ -31,6 +31,7 @@ TOKENS_A_BATCH = 4096
 CHUNK = 1024  # positions whose logits exist at once
 LOGITS_AT_ONCE = 1 << 26  # 256 MB in single precision
 Prompts = Sequence[tuple[int, ...]]
+TokenLosses = dict[int, NDArray[np.float64]]  # by item: nats of each of its asked tokens
 CONFIRMED = 8  # items of each domain that a written model is measured on again
 TOLERANCE = 1e-4  # relative: fp32 sums differ in their last bits from batch to batch
 
@@ -73,8 +74,10 @@ def measure(
     threshold: float | None = None,
     batch_tokens: int = TOKENS_A_BATCH,
     progress: ProgressCallback = no_progress,
+    token_losses: TokenLosses | None = None,
 ) -> ItemScores:
-    """Score every item. `threshold` is that of halting; 1 takes all recursion steps."""
+    """Score every item. `threshold` is that of halting; 1 takes all recursion steps. If given,
+    `token_losses` gets the loss of every asked token."""
     if not items:
         raise ConfigError("there is nothing to measure: no items")
     model.eval()
@@ -89,6 +92,8 @@ def measure(
             mine = owner == place
             numbers = float(loss[mine].sum()), int(mine.sum()), float(steps[mine].float().mean())
             results[row] = (bool(right[mine].all()), *numbers)
+            if token_losses is not None:
+                token_losses[row] = loss[mine].double().cpu().numpy()
         done += sum(lengths[i] for i in rows)
         progress(done, sum(lengths))
     columns: Any = zip(*(results[i] for i in range(len(items))), strict=True)
@@ -195,7 +200,10 @@ class ModelUnderTest:
         return replace(prepared, domain=domain, prompts=prompts)
 
     def measure(
-        self, prepared: TokenizedDomain, progress: ProgressCallback = no_progress
+        self,
+        prepared: TokenizedDomain,
+        progress: ProgressCallback = no_progress,
+        token_losses: TokenLosses | None = None,
     ) -> ItemScores:
         """The scores of each example of a domain."""
         total = prepared.tokens
@@ -204,8 +212,9 @@ class ModelUnderTest:
             prepared.items,
             batch_tokens=self.batch_tokens,
             progress=lambda done, _: progress(done, total),
+            token_losses=token_losses,
         )
-        scores = _by_example(prepared, by_item)
+        scores = by_example(prepared, by_item)
         if not np.isfinite(by_item.loss).all():  # also of wrong choices
             raise NotFinite("the model gives a loss that is not finite: its weights are damaged")
         if prepared.domain is None:
@@ -288,7 +297,7 @@ def variants(example: Example) -> Iterator[Example]:
             yield replace(example, completion=choice, messages=tuple(turns))
 
 
-def _by_example(prepared: TokenizedDomain, by_item: ItemScores) -> ItemScores:
+def by_example(prepared: TokenizedDomain, by_item: ItemScores) -> ItemScores:
     """Scores of items joined to those of answers, and these to those of examples."""
     of = prepared.answer_of
     tokens = np.bincount(of, by_item.tokens)

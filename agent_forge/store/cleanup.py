@@ -30,14 +30,16 @@ EVOLUTION_FILES = (
 PHASE_FILES = (
     r"(state|decisions)\.json|measurements\.jsonl"
     r"|checkpoints/([\w-]+/)?step_\d{8,}/(tensors\.safetensors|(state|manifest)\.json)"
-    rf"|evolution/({EVOLUTION_FILES})"
+    rf"|evolution/(replicate_\d+/)?({EVOLUTION_FILES})"
 )
 PHASE = "|".join(map(phase_folder, ORDER))
 OWN_FILES = re.compile(
     rf"session\.json|config\.yaml|run\.lock|stop|(log|metrics|events)\.jsonl|{WANDB}"
     rf"|({PHASE})/({PHASE_FILES})"
 )
-OWN_MODELS = re.compile(rf"({PHASE})/evolution/(champion|gen_\d+_best_model|parent_\d+)")
+OWN_MODELS = re.compile(
+    rf"({PHASE})/evolution/(replicate_\d+/)?(champion|gen_\d+_best_model|parent_\d+)"
+)
 log = logging.getLogger(__name__)
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+
+import numpy as np
 import pytest
 
 from agent_forge.data.dataset_rows import Example
@@ -9,10 +12,15 @@ from agent_forge.evals.comparison import (
     ACCURACY,
     BITS,
     COLUMNS,
+    DISCORDANT,
+    NATS,
+    Gain,
     PairedScores,
     compare,
     compare_scores,
+    correct_together,
     detectable_gain,
+    holm,
 )
 from agent_forge.evals.domains import Domain, smallest_gain
 from agent_forge.evals.model_under_test import ItemScores
@@ -64,3 +72,69 @@ def test_one_comparison_gives_verdict_sentence_rows_and_json() -> None:
 def test_only_answers_count_for_the_gain_that_can_be_shown() -> None:
     assert detectable_gain(DOMAINS) == (2 * ITEMS, smallest_gain(2 * ITEMS))
     assert detectable_gain(DOMAINS[2:]) == (0, None)
+
+
+def test_the_measure_that_can_tell_is_told_first() -> None:
+    """Free answers that nobody gets right: accuracy says nothing, loss does."""
+    loss = np.linspace(1.0, 2.0, ITEMS)
+    before, after = ItemScores([False] * ITEMS, loss.tolist(), [2] * ITEMS, []), scores(1, 0.5)
+    found = compare([before], [after], DOMAINS[:1]).overall
+    assert found.measures() == [BITS, ACCURACY]
+    told = found.sentence("it")
+    assert told.startswith("better than it by 0.")
+    assert told.endswith(f"; accuracy cannot tell: 0.0 % and 2.5 %, 1 of {ITEMS} answers differ")
+    few, enough = (
+        compare([scores(0, 2.0)], [scores(n, 2.0)], DOMAINS[:1]).overall
+        for n in (DISCORDANT - 1, DISCORDANT)
+    )
+    assert few.measures()[0] == BITS and enough.measures()[0] == ACCURACY
+    assert "points" not in few.sentence() and enough.gains[ACCURACY].discordant == DISCORDANT
+    assert compare(BEFORE[2:], AFTER[2:], DOMAINS[2:]).overall.measures() == [BITS]
+
+
+def test_holm_by_hand() -> None:
+    assert holm([]) == [] and holm([0.03]) == [0.03]
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.5, 0.9]) == [1.0, 1.0] and holm([0.02, 0.02]) == [0.04, 0.04]
+
+
+def test_holm_is_closed_testing_by_bonferroni() -> None:
+    """Each p becomes the largest, over all sets with it, of set size times the least p within."""
+    rng = np.random.default_rng(0)
+    for size in (2, 3, 5):
+        for _ in range(20):
+            p = rng.random(size) ** 3
+            sets = [s for n in range(1, size + 1) for s in itertools.combinations(range(size), n)]
+            by_hand = [
+                max(min(1.0, len(s) * min(p[j] for j in s)) for s in sets if i in s)
+                for i in range(size)
+            ]
+            found = holm(p.tolist())
+            assert found == pytest.approx(by_hand)
+            assert all(a >= b for a, b in zip(found, p, strict=True))
+
+
+def test_comparisons_of_one_verdict_are_corrected_together() -> None:
+    rng = np.random.default_rng(1)
+    own = [ItemScores([False] * ITEMS, rng.normal(2, 0.1, ITEMS).tolist(), [2] * ITEMS, [])]
+    rivals = [
+        [ItemScores([False] * ITEMS, rng.normal(2 + gain, 0.1, ITEMS).tolist(), [2] * ITEMS, [])]
+        for gain in (0.05, 0.02, 0.0)
+    ]
+    alone = [compare(rival, own, DOMAINS[:1]) for rival in rivals]
+    together = correct_together(alone)
+    for measure in (ACCURACY, BITS, NATS):
+        p = [c.overall.gains[measure].p for c in alone]
+        assert [c.overall.gains[measure].p for c in together] == p
+        assert [c.overall.gains[measure].p_holm for c in together] == holm(p)
+        assert [c.domains[0].gains[measure].p_holm for c in together] == holm(p)
+    assert (
+        correct_together(alone[:1])[0].overall.gains[BITS].p_holm == alone[0].overall.gains[BITS].p
+    )
+
+
+def test_the_corrected_p_decides_and_is_told() -> None:
+    once = Gain(2.0, 1.9, 0.1, 0.01, 0.19, 0.02, 50)
+    several = Gain(2.0, 1.9, 0.1, 0.01, 0.19, 0.02, 50, p_holm=0.06)
+    assert (once.verdict, several.verdict) == ("better", "unclear")
+    assert "p = 0.020" in once.sentence(BITS, "it") and "p = 0.060" in several.sentence(BITS, "it")

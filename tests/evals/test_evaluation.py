@@ -281,6 +281,9 @@ def test_scores_have_a_fixed_meaning() -> None:
     assert domains.unigram_bits(["abcd"]) == pytest.approx(2)
     assert domains.perplexity_score(1, 2) == 0.5 and domains.perplexity_score(3, 2) == 0
     assert domains.perplexity_score(0, 0) == 0
+    worse = [domains.perplexity_score(bits, 2, 0.1) for bits in (1.9, 2, 2.1, 9, 1e9)]
+    assert worse == sorted(set(worse), reverse=True) and worse[1] == 0 and worse[-1] > -0.1
+    assert domains.perplexity_score(1, 2, 0.1) == 0.5 and domains.perplexity_score(1, 0, 0.1) == 0
     assert domains.beyond_chance(0.25, 0.25) == 0 and domains.beyond_chance(1, 0.25) == 1
     assert domains.beyond_chance(0.4, 0) == 0.4
 
@@ -527,8 +530,9 @@ def test_other_items_are_refused() -> None:
     ],
 )
 def test_a_verdict_in_words(gain: Gain, told: str) -> None:
-    assert DomainGains("d", {ACCURACY: gain, BITS: gain}).sentence("A") == told
-    assert "bits per byte" in DomainGains("d", {BITS: gain}).sentence()
+    assert DomainGains("d", {ACCURACY: gain}).sentence("A") == told
+    both = DomainGains("d", {BITS: gain, ACCURACY: gain}).sentence("A")
+    assert both.startswith(f"{told}; ") and " bits per byte (" in both
 
 
 # -- forge compare --------------------------------------------------------------------------------

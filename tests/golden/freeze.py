@@ -167,7 +167,7 @@ def evolution(work: Path, strategy: str) -> dict[str, Any]:
     return {
         "champion": file_digest(out / "champion" / "model.safetensors"),
         "journal": digest(untimed(line) for line in lines),
-        "verdict": digest([untimed(verdict)]),
+        "verdict": digest([untimed(measured(verdict))]),
         "fitness": verdict["champion"]["fitness"],
     }
 
@@ -198,6 +198,16 @@ SHORT = (
     *("phases.cognate.min_diversity=0", "phases.evomerge.generations=1"),
     *("phases.evomerge.fitness_subset_size=6", "phases.evomerge.verdict_items=8"),
 )
+
+
+TOLD = ("sentences", "notes", "replicates", "ceilings", "share_of_oracle", "p_holm", "discordant")
+
+
+def measured(value: Any) -> Any:
+    """A verdict without what is concluded from it: that may be told in another way."""
+    if isinstance(value, dict):
+        return {k: measured(v) for k, v in value.items() if k not in TOLD}
+    return [measured(v) for v in value] if isinstance(value, list) else value
 
 
 def untimed(value: Any) -> Any:

@@ -12,6 +12,7 @@ import pytest
 from agent_forge.evals.domains import evaluation_hash
 from agent_forge.phases.phase2_evomerge import checks, parallel
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
+from agent_forge.phases.phase2_evomerge.evolution import run_evolution
 from agent_forge.phases.phase2_evomerge.inputs import locate_inputs
 from agent_forge.phases.phase2_evomerge.loop import EvolutionLoop
 from agent_forge.pipeline.config import load_config
@@ -86,6 +87,7 @@ def evolved(setting: str, root: Path, patch: pytest.MonkeyPatch) -> Any:
     more += [f"{PHASE}.strategy=grad"] if "gradient" in setting else []
     more += [f"{PHASE}.fitness_subset_size=100"] if "racing" in setting else []
     more += [f"{PHASE}.layer_paths=1"] if "path_gate" in setting else []
+    more += [f"{PHASE}.strategy=auto"] if "finalists" in setting else []
     wanted = settings(setting, *more)
     if (known := wanted.model_dump_json()) not in EVOLVED:  # many begin with the same settings
         folders = [str(family() / name) for name in PARENTS]
@@ -113,9 +115,19 @@ def staffed(setting: str, root: Path, patch: pytest.MonkeyPatch) -> Any:
     return asked
 
 
+def repeated(setting: str, root: Path, patch: pytest.MonkeyPatch) -> Any:
+    """The seeds that an evolution is run with."""
+    folders = [str(family() / name) for name in PARENTS]
+    wanted = settings(setting, f"{PHASE}.generations=0", f"{PHASE}.tasks=[copy]")
+    report = run_evolution(locate_inputs(wanted, folders, None, 1, root / "x")).report
+    return report and [row["seed"] for row in report.replicates]
+
+
 # Where the first value is that of the preset, its evolution is the same for all.
 WEIGHTS = "{perplexity: 0.4, accuracy: 0.3, speed: 0.2, memory: 0.1}"
 CHECKS = {
+    f"{PHASE}.finalists": (evolved, "4", "1"),
+    f"{PHASE}.replicates": (repeated, "1", "2"),
     f"{PHASE}.racing": (evolved, "false", "true"),
     f"{PHASE}.workers": (staffed, "2", "3"),
     f"{PHASE}.worker_threads": (staffed, "1", "2"),

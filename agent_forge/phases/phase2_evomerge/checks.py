@@ -136,6 +136,9 @@ def check_settings(settings: EvoMergeSettings, splits: Splits, parents: int) -> 
     """Refuse what does not fit these domains and parents, or needs what is not installed."""
     if settings.executor == "ray":
         require_ray()
+    if settings.replicates > 1 and not splits:
+        problem = "replicates are compared on unseen items, and beside your own fitness are none"
+        raise ConfigError(problem, hint="give them: --data FILE")
     if settings.strategy == "nsga2":
         pymoo()
     if is_function(settings.fitness):

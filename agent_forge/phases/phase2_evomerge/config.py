@@ -44,6 +44,10 @@ class MeasuredEvolutionSettings(EvolutionSettings):
     fitness_subset_size: Items = setting(200, "items of each domain to measure a candidate on")
     verdict_items: Items = setting(2000, "unseen items of each domain for the verdict")
     use_holdout_validation: bool = setting(True, "stop by items that the search does not see")
+    finalists: Count = setting(4, "best of the search that the holdout chooses the champion from")
+    replicates: int = setting(
+        1, "searches with further seeds, to see if it wins again", ge=1, le=99
+    )
     racing: bool = setting(False, "stop measuring a candidate that fell behind the champion")
     path_gate: float = setting(
         1.2,
@@ -65,7 +69,8 @@ class MeasuredEvolutionSettings(EvolutionSettings):
         ones and the champion beside those that they replace, and one for a command as fitness."""
         merges = self.population_size if self.strategy == "ga" else max(0, self.triples)
         best = min(self.keep_best_models, self.generations // self.checkpoint_every + 1)
-        return 2 * (self.elite_count + merges + 1) + best + 2 + (2 if self.fitness else 0)
+        own = 2 if self.fitness else 0
+        return 2 * (self.elite_count + merges + 1) + self.replicates * best + 2 + own
 
     @field_validator("fitness_weights")
     @classmethod
@@ -82,6 +87,8 @@ class MeasuredEvolutionSettings(EvolutionSettings):
     def _settings_agree(self) -> MeasuredEvolutionSettings:
         own, nsga2 = self.fitness, self.strategy == "nsga2"
         lacks = "which your own fitness has not"
+        by_holdout = self.use_holdout_validation and not own and self.strategy != "spec"
+        idle_finalists = self.finalists != type(self).model_fields["finalists"].default
         idle_gate = self.path_gate != type(self).model_fields["path_gate"].default
         for name in ("fitness_floors", "domain_weights", "mixed_precision", "racing"):
             if own and getattr(self, name):
@@ -92,6 +99,8 @@ class MeasuredEvolutionSettings(EvolutionSettings):
             "racing knows one fitness: nsga2 has one for every domain": self.racing and nsga2,
             f"layer_paths needs bits a byte, {lacks}": own and self.layer_paths,
             "path_gate has no meaning without layer_paths": idle_gate and not self.layer_paths,
+            "finalists are chosen by the holdout, and not with spec": idle_finalists
+            and not by_holdout,
             "cluster is an address for the executor ray": self.cluster and self.executor != "ray",
             "domain_weights are 0 or more": min(self.domain_weights.values(), default=0) < 0,
             "data and tasks exclude each other: measure on one of them": self.data and self.tasks,

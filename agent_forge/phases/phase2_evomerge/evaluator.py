@@ -48,18 +48,19 @@ EMPTY_RESULT: dict[str, Any] = {
 }
 FAILURES = (ForgeError, RuntimeError, MemoryError, ArithmeticError, ValueError)
 OTHER_NETWORKS = 2  # of shapes that are not the parents', kept at a time
-# The champion to race against, and the most bits a byte that a path may have on its first items.
-Limits = tuple[Incumbent | None, float | None]
+# The champion to race against, the most bits a byte that a path may have on its first items, and
+# the domains whose accuracy counts nothing (None: all count, as `DomainFitness.leave_out` has it).
+Limits = tuple[Incumbent | None, float | None, Sequence[str] | None]
 BACKWARD = 3  # passes over the tokens: one forward, and a backward that costs two
 Rows = dict[str, list[float]]
 
 
 def worker_task(candidates: Mapping[str, Candidate], key: str, limits: Limits) -> dict[str, Any]:
     """All that a worker needs to know of a candidate."""
-    incumbent, gate = limits
+    incumbent, gate, floor = limits
     sources = [c.to_json() for c in lineage(candidates, key)]
     against = asdict(incumbent) if incumbent else None
-    return {"key": key, "candidates": sources, "against": against, "gate": gate}
+    return {"key": key, "candidates": sources, "against": against, "gate": gate, "floor": floor}
 
 
 class CandidateEvaluator:
@@ -113,13 +114,20 @@ class CandidateEvaluator:
                 self.weights.known[data["key"]] = Candidate.from_json(data)
         against = Incumbent(**task["against"]) if task["against"] else None
         try:
-            return self.measure(task["key"], (against, task["gate"]))
+            return self.measure(task["key"], (against, task["gate"], task["floor"]))
         except ForgeError as error:
             return {"paused": f"{type(error).__name__}: {error}"}
 
-    def measure(self, key: str, limits: Limits = (None, None)) -> dict[str, Any]:
+    def leave_out(self, floor: Sequence[str] | None) -> None:
+        """Measure from now on without the accuracy of these domains."""
+        for fitness in (self.fitness, self.holdout):
+            if isinstance(fitness, DomainFitness):
+                fitness.leave_out(floor)
+
+    def measure(self, key: str, limits: Limits = (None, None, None)) -> dict[str, Any]:
         """The result of a candidate. One that fails has a problem and harms nothing else."""
-        incumbent, gate = limits
+        incumbent, gate, floor = limits
+        self.leave_out(floor)
         began, cpu = time.perf_counter(), time.process_time()
         result = dict(EMPTY_RESULT)
         try:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +24,7 @@ from agent_forge.search.candidate import Candidate, lineage
 from agent_forge.store import files, lock, paths
 from agent_forge.track.tracker import Listener
 
+SAME_FOR_ALL_SEEDS = ("plain average", "base", "joint training")
 BARS = " .:-=+*#%@"
 MOST = 10_000  # models, candidates and layers that a lineage may have
 LINEAGE_ERRORS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RuntimeError)
@@ -64,6 +67,9 @@ def run_evolution(
             listen({"event": "begun"})  # from here on it can be resumed
         loop.run()
         report = reporting.measure_verdict(loop)
+        if report is not None and inputs.settings.replicates > 1:
+            listen = listen if not save else lambda record: None  # a run logs its own search
+            report = replace(report, replicates=_replicates(loop, report, device, listen))
         return EvolutionResult(loop, report, (save or _save)(loop, report))
 
 
@@ -79,6 +85,42 @@ def _own_folder(inputs: EvolutionInputs) -> Iterator[None]:
         if (folder / WEIGHTS).is_dir():
             files.remove_leftovers(folder / WEIGHTS)
         yield
+
+
+def _replicates(
+    loop: EvolutionLoop, report: EvolutionReport, device: str, listen: Listener
+) -> tuple[dict[str, Any], ...]:
+    """What the same search amounts to with each of several seeds, its own first. The others are
+    evolutions in folders of their own; what one amounted to stands in the journal of the first."""
+    inputs, settings = loop.inputs, loop.settings
+    until = [settings.generations, settings.max_evaluations, settings.time_budget_minutes]
+    until += [settings.replicates, settings.verdict_items]
+    same = (*inputs.names, *(name for name in opening.MODEL_NAMES if name in SAME_FOR_ALL_SEEDS))
+    known = {name: report.measured[name] for name in same if name in report.measured}
+
+    def search(number: int, seed: int) -> dict[str, Any]:
+        folder = loop.folder / f"replicate_{number}"
+        listen({"event": "note", "text": f"search {number} of {settings.replicates}: seed {seed}"})
+        files.refuse_link(folder)
+        with files.disk_errors(folder):
+            files.disk.make_directory(folder)
+        files.remove_leftovers(folder)
+        its_inputs = replace(inputs, seed=seed, folder=folder)
+        again = EvolutionLoop(its_inputs, device, listen=listen, should_stop=loop.should_stop)
+        again.run()
+        found = reporting.measure_verdict(again, known)
+        assert found is not None
+        again.weights.keep([])
+        return reporting.replicate_row(seed, found)
+
+    rows = [reporting.replicate_row(inputs.seed, report)]
+    for number in range(2, settings.replicates + 1):
+        seed = (inputs.seed + number - 1) % 2**63
+        record = loop.journal.once(
+            "replicate", partial(search, number, seed), number=number, until=until
+        )
+        rows.append({name: record[name] for name in rows[0]})
+    return tuple(rows)
 
 
 def _save(loop: EvolutionLoop, report: EvolutionReport | None) -> ModelRef:

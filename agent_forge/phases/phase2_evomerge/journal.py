@@ -40,9 +40,11 @@ class EvolutionJournal:
         read = (path for m in models for path in (*m.sources, *dict(m.settings_files()).values()))
         self._stamps = {path: STAMP(path.stat()) for path in read}
 
-    def begin(self) -> None:
+    def begin(self, **rules: Any) -> dict[str, Any]:
+        """The first record; a new journal gets one, with the rules that it is begun under."""
         if not self.records:
-            self.write(FIRST, fingerprint=self._fingerprint)
+            self.write(FIRST, fingerprint=self._fingerprint, **rules)
+        return self.records[0]
 
     def write(self, record: str, **values: Any) -> dict[str, Any]:
         if self.records:

@@ -31,7 +31,7 @@ import torch
 
 from agent_forge import errors
 from agent_forge.errors import PhaseFailed
-from agent_forge.evals.fitness import Incumbent
+from agent_forge.evals.fitness import DomainFitness, Incumbent
 from agent_forge.merge.output import refuse_foreign, write
 from agent_forge.phases.phase2_evomerge import journal
 from agent_forge.phases.phase2_evomerge.candidate_weights import CandidateWeights
@@ -46,12 +46,18 @@ from agent_forge.track.tracker import Listener
 log = logging.getLogger(__name__)
 CHECKPOINT_NAME = re.compile(r"evolution_checkpoint_gen_(0|[1-9]\d{0,8})\.json")
 BEST_NAME = re.compile(r"gen_(0|[1-9]\d{0,8})_best_model")
+# Evolutions begun under rule 2 leave out what all parents cannot do, and choose among finalists.
+# The strategy `spec` has no such rule, and those that were begun before end as they would have.
+RULES = {"rules": 2}
 # Settings that change nothing in the result. The names of the fitness tell the items.
 WITHOUT_EFFECT = {
     *("enabled", "gate_policy", "gates", "checkpoint_every_steps", "enable_caching", "data"),
     *("checkpoint_every", "keep_best_models", "time_budget_minutes", "generations", "split_by"),
-    *("verdict_items", "max_evaluations", "workers", "executor", "cluster"),
+    *("verdict_items", "max_evaluations", "workers", "executor", "cluster", "replicates"),
 }
+
+
+REFERENCE_POINTS = ("parent", "average")  # measured before all other candidates
 
 
 class EvolutionLoop:
@@ -86,6 +92,8 @@ class EvolutionLoop:
         self._items: dict[str, Any] = {}  # of this generation's candidates and the champion
         self._samples: dict[str, np.ndarray] = {}  # of the weights of this generation's candidates
         self._incumbents: dict[str, Incumbent] = {}  # the last champions
+        self.floor: list[str] | None = None  # the domains whose accuracy counts nothing
+        self._finalist: str | None = None  # the best on the holdout, at the end
         self._began = time.monotonic()
         self._seconds_before = float(self.journal.latest("elapsed"))
 
@@ -105,6 +113,8 @@ class EvolutionLoop:
     @property
     def champion(self) -> Candidate:
         """The best candidate; without any the evolution has failed."""
+        if self._finalist is not None:
+            return self.search.candidates[self._finalist]
         if self.search.champion is None:
             raise PhaseFailed("no candidate could be measured", hint="the journal says why")
         return self.search.champion
@@ -123,7 +133,9 @@ class EvolutionLoop:
         threads = torch.get_num_threads()
         torch.set_num_threads(self.settings.worker_threads)
         try:
-            self.journal.begin()
+            rules = {} if self.settings.strategy == "spec" else RULES
+            if self.journal.begin(**rules).get("rules") == RULES["rules"]:
+                self._settle_floor()
             began, reached = time.monotonic(), self.journal.latest("generation")
             while self.search.finished is None:
                 self._measure_generation()
@@ -144,6 +156,7 @@ class EvolutionLoop:
                 self.listen(self._generation_record())
                 if generation >= reached and self._time_is_over(generation):
                     break
+            self._choose_finalist()
         finally:
             torch.set_num_threads(threads)
             if self._parallel is not None:
@@ -187,16 +200,9 @@ class EvolutionLoop:
             if self.search.generation and (record := self.journal.find("candidate", key=elite.key)):
                 seen.setdefault(record["sha256"], elite.key)
         while pending := self.search.pending:
-            candidate = pending[0]
-            record = self.journal.find("candidate", key=candidate.key)
-            if record is None:
-                try:
-                    result = self._measure(pending)
-                finally:
-                    self.journal.require_files()  # if something is gone, that is why it failed
-                record = self._keep_result(candidate, result)
+            candidate, record = pending[0], self._record_of(pending)
             score = record["score"]
-            fitness = -math.inf if score is None else score["fitness"]
+            fitness = -math.inf if score is None else self._fitness(candidate, score)
             raw, suffix = score["raw"] if score else {}, "/bits_per_byte"  # the fewer the better
             objectives = {k.removesuffix(suffix): -v for k, v in raw.items() if k.endswith(suffix)}
             wanted = candidate.key == self.search.gradient_of
@@ -208,6 +214,38 @@ class EvolutionLoop:
             twin = seen.setdefault(record["sha256"] or candidate.key, candidate.key)
             if twin != candidate.key and candidate.kind != "parent":
                 self.search.tell_duplicates([twin, candidate.key])
+
+    def _record_of(self, pending: Sequence[Candidate]) -> dict[str, Any]:
+        """The journal's record of the first of these, measured now if there is none."""
+        record = self.journal.find("candidate", key=pending[0].key)
+        if record is None:
+            try:
+                result = self._measure(pending)
+            finally:
+                self.journal.require_files()  # if something is gone, that is why it failed
+            record = self._keep_result(pending[0], result)
+        return record
+
+    def _settle_floor(self) -> None:
+        """Measure the reference points; where no parent is above chance, accuracy is left out."""
+        fitness = self.evaluator.fitness
+        if not isinstance(fitness, DomainFitness):
+            return
+        self.floor = []
+        first = [c for c in self.search.pending if c.kind in REFERENCE_POINTS]
+        records = [self._record_of(first[i:]) for i in range(len(first))]
+        pairs = zip(first, records, strict=True)
+        parents = [record["score"]["raw"] for c, record in pairs if c.kind == "parent"]
+        found = self.journal.once("floor", lambda: {"domains": fitness.at_floor(parents)})
+        self.floor = found["domains"]
+        self.evaluator.leave_out(self.floor)
+
+    def _fitness(self, candidate: Candidate, score: Mapping[str, Any]) -> float:
+        """The fitness of a measured candidate. The floor was not known when the first were."""
+        if not self.floor or candidate.kind not in REFERENCE_POINTS:
+            return float(score["fitness"])
+        assert isinstance(self.evaluator.fitness, DomainFitness)
+        return self.evaluator.fitness.score_from(score["raw"], score["parts"]).fitness
 
     def _keep_result(self, candidate: Candidate, result: Mapping[str, Any]) -> dict[str, Any]:
         """Write down what was measured. Who failed costs itself; a parent, the evolution."""
@@ -268,11 +306,11 @@ class EvolutionLoop:
             average = next(c.key for c in candidates if c.kind == "average")
             gate = self.settings.path_gate * self._first_bits(champion or average)
         if not self.settings.racing or champion is None:
-            return None, gate
+            return None, gate, self.floor
         if champion not in self._incumbents:
             fitness, items = self.search.scores[champion], self._items.get(champion)
             self._incumbents[champion] = self.evaluator.incumbent(champion, fitness, items)
-        return self._incumbents[champion], gate
+        return self._incumbents[champion], gate, self.floor
 
     def _first_bits(self, key: str) -> float:
         def measure() -> dict[str, Any]:
@@ -334,18 +372,40 @@ class EvolutionLoop:
 
     def _tell_holdout(self) -> None:
         """The champion on items that the search does not see: they decide when to stop."""
-        champion, holdout = self.search.champion, self.evaluator.holdout
-        if holdout is None or champion is None:
+        champion = self.search.champion
+        if self.evaluator.holdout is None or champion is None:
             return
+        held_out, fitness = self._on_holdout(champion.key), self.search.scores[champion.key]
+        self.search.tell(champion.key, fitness, holdout=held_out)
+
+    def _on_holdout(self, key: str) -> float:
+        """The fitness of a candidate on the holdout."""
 
         def measure() -> dict[str, float]:
+            assert self.evaluator.holdout is not None
             with self._timed("evaluation"):
-                self.evaluator.fill(champion.key)
-                return {"fitness": holdout.score().fitness}
+                self.evaluator.fill(key)
+                return {"fitness": self.evaluator.holdout.score().fitness}
 
-        record = self.journal.once("holdout", measure, key=champion.key)
-        fitness = self.search.scores[champion.key]
-        self.search.tell(champion.key, fitness, holdout=record["fitness"])
+        return float(self.journal.once("holdout", measure, key=key)["fitness"])
+
+    def _choose_finalist(self) -> None:
+        """Let the holdout choose among the best of the search, which knows its items by heart."""
+        if self.floor is None or self.evaluator.holdout is None or self.settings.finalists == 1:
+            return
+        search, best = self.search, dict[str, str]()  # the first key of each weights
+        for key in sorted(search.scores, key=lambda k: (-search.scores[k], search.born(k), k)):
+            record = self.journal.find("candidate", key=key) or {}
+            if record.get("score") and not record.get("dropped"):
+                best.setdefault(record["sha256"], key)
+        finalists = list(best.values())[: self.settings.finalists]
+        scores = {}
+        for key in finalists:
+            self.proceed("between two finalists")
+            scores[key] = self._on_holdout(key)
+        self._finalist = max(finalists, key=lambda key: scores[key], default=None)
+        if self._finalist is not None:
+            self.weights.keep([self._finalist])
 
     def _needed(self) -> list[str]:
         """The candidates to keep in files: merges of others than parents, then the survivors."""
@@ -358,7 +418,7 @@ class EvolutionLoop:
 
     def _time_is_over(self, generation: int) -> bool:
         """True if the clock ends it here: once written down, that stays so for this budget."""
-        budget = self.settings.time_budget_minutes
+        budget = self.settings.time_budget_minutes / self.settings.replicates
         decision = {"generation": generation, "budget": budget}
         if self.journal.find("stopped", **decision):
             return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -11,16 +12,23 @@ import torch
 
 from agent_forge.errors import ForgeError, PhaseFailed
 from agent_forge.evals import model_under_test
-from agent_forge.evals.comparison import Comparison, compare
-from agent_forge.evals.domains import copies_told
+from agent_forge.evals.comparison import ACCURACY, BITS, Comparison, compare, correct_together
+from agent_forge.evals.domains import Domain, copies_told
+from agent_forge.evals.ensemble import Ensemble
 from agent_forge.evals.fitness import DomainFitness, FitnessScore
-from agent_forge.evals.model_under_test import CONFIRMED, ItemScores, ModelUnderTest
+from agent_forge.evals.model_under_test import (
+    CONFIRMED,
+    ItemScores,
+    ModelUnderTest,
+    TokenLosses,
+)
 from agent_forge.model.opened import open_model
 from agent_forge.phases.phase2_evomerge.inputs import MODEL_NAMES
 from agent_forge.phases.phase2_evomerge.loop import EvolutionLoop
 from agent_forge.search.candidate import lineage
 from agent_forge.store import files
 
+AVERAGE = MODEL_NAMES[1]
 REASONS = {"converged": "threshold_met", "generations": "max_generations"}  # as the guide has it
 
 
@@ -33,11 +41,29 @@ class Baseline:
     """A model that the champion is compared with."""
 
     score: FitnessScore
-    comparison: Comparison
+    comparison: Comparison  # its p are corrected for those of the others
 
     def sentence(self) -> str:
         """The champion's gain over it in words."""
         return self.comparison.overall.sentence("it")
+
+
+@dataclass(frozen=True)
+class Ceiling:
+    """What the parents reach together without being one model: a bound, and no rival."""
+
+    raw: dict[str, float]  # what is known of each domain
+    parents: dict[str, str] = field(default_factory=dict)  # by domain, where one was chosen
+
+    @property
+    def bits_per_byte(self) -> float:
+        """The mean over domains."""
+        bits = [value for name, value in self.raw.items() if name.endswith("/bits_per_byte")]
+        return sum(bits) / len(bits)
+
+
+Measured = Mapping[str, tuple[FitnessScore, Sequence[ItemScores]]]  # by name of the model
+ENSEMBLE, ORACLE = "ceiling: ensemble of parents", "ceiling: best parent of each domain"
 
 
 @dataclass(frozen=True)
@@ -50,6 +76,9 @@ class EvolutionReport:
     perplexity: float  # of the champion, a token
     retention: dict[str, float] = field(default_factory=dict)
     items: tuple[ItemScores, ...] = ()  # of the champion, by domain
+    ceilings: dict[str, Ceiling] = field(default_factory=dict)
+    replicates: tuple[dict[str, Any], ...] = ()  # what the search gave with each seed
+    measured: Measured = field(default_factory=dict)  # all others than the champion
 
     def sentences(self) -> list[str]:
         """The result in words, the best parent first."""
@@ -57,6 +86,37 @@ class EvolutionReport:
         named = {f"best parent, {best}": self.baselines[best]}
         named |= {name: b for name, b in self.baselines.items() if name != best}
         return [f"{n}: {b.sentence()}{b.comparison.worse_domains()}" for n, b in named.items()]
+
+    @property
+    def share_of_oracle(self) -> float | None:
+        """The share of the way in loss from the plain average to the best parent of each domain."""
+        if ORACLE not in self.ceilings or AVERAGE not in self.baselines:
+            return None
+        bits = self.baselines[AVERAGE].comparison.overall.gains[BITS]
+        way = bits.reference - self.ceilings[ORACLE].bits_per_byte
+        return bits.value / way if way > 0 else None
+
+    def notes(self) -> list[str]:
+        """What has to be known beside the sentences: corrections, ceilings, other seeds."""
+        found = [f"p is corrected over these {len(self.baselines)} comparisons (Holm)"]
+        if (share := self.share_of_oracle) is not None:
+            way = "of the way in loss from the plain average to the best parent of each domain"
+            found.append(f"the champion went {share:.0%} {way}, chosen on items of the search")
+        if self.replicates:
+            found.append(self._replicates_told())
+        return found
+
+    def _replicates_told(self) -> str:
+        won = {
+            rival: sum(row["verdicts"][rival] == "better" for row in self.replicates)
+            for rival in self.replicates[0]["verdicts"]
+        }
+        seeds = ", ".join(str(row["seed"]) for row in self.replicates)
+        told = ", ".join(f"the {rival} in {count}" for rival, count in won.items())
+        first = f"the champion is that of seed {self.replicates[0]['seed']}"
+        return (
+            f"of {len(self.replicates)} searches (seeds {seeds}) the champion beat {told}; {first}"
+        )
 
     def scores(self) -> dict[str, FitnessScore]:
         """The score of every model, the champion's first."""
@@ -70,56 +130,138 @@ class EvolutionReport:
             "retention": self.retention,
             "rivals": {name: asdict(baseline) for name, baseline in self.baselines.items()},
             "sentences": self.sentences(),
+            "notes": self.notes(),
+            "ceilings": {
+                name: {**asdict(c), "bits_per_byte": c.bits_per_byte}
+                for name, c in self.ceilings.items()
+            },
+            "share_of_oracle": self.share_of_oracle,
+            "replicates": list(self.replicates),
         }
+
+    def rows(self) -> list[list[str]]:
+        """The name, fitness and figures of every model, then of the ceilings."""
+        columns = list(self.champion.raw)
+        rows = [
+            [name, *(f"{x:.4f}" for x in (s.fitness, *(s.raw[c] for c in columns)))]
+            for name, s in self.scores().items()
+        ]
+        for name, ceiling in self.ceilings.items():
+            known = (ceiling.raw.get(column) for column in columns)
+            rows.append([name, "-", *("-" if x is None else f"{x:.4f}" for x in known)])
+        return rows
 
     def table(self) -> list[str]:
         """The measured values of every model, as Markdown."""
         head = ["model", "fitness", *self.champion.raw]
         lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
-        for name, score in self.scores().items():
-            values = [score.fitness, *(score.raw[column] for column in head[2:])]
-            lines.append(f"| {name} | {' | '.join(f'{value:.4f}' for value in values)} |")
+        lines += [f"| {' | '.join(row)} |" for row in self.rows()]
         return lines
 
 
-def measure_verdict(loop: EvolutionLoop) -> EvolutionReport | None:
-    """Compare champion and baselines on the untouched items; None if there are no such items."""
+def measure_verdict(loop: EvolutionLoop, known: Measured | None = None) -> EvolutionReport | None:
+    """Compare champion and baselines on the untouched items; None if there are no such items.
+    What is `known` of them, from the same search with another seed, is not measured again."""
     if not loop.inputs.splits:
         return None
-    domains, names, s = loop.inputs.splits["verdict"], loop.inputs.names, loop.settings
-    weights = s.fitness_weights, s.fitness_floors, s.domain_weights
-    shared = DomainFitness(loop.evaluator.model_under_test, domains, *weights)
-    items: dict[str, list[ItemScores]] = {}
-    scores: dict[str, FitnessScore] = {}
+    domains, names = loop.inputs.splits["verdict"], loop.inputs.names
+    measured, ensemble = dict(known or {}), Ensemble()
+    shared = _verdict_fitness(loop, loop.evaluator.model_under_test)
     for name, model in {MODEL_NAMES[0]: loop.champion.key, **_baselines(loop)}.items():
+        if name in measured:
+            continue
         loop.proceed("during the verdict")
         loop.listen({"event": "verdict", "model": name})
         if isinstance(model, ModelOnDisk):  # it may have another config or tokenizer
-            try:
-                opened = model_under_test.open_model_under_test(model)
-            except (ForgeError, OSError):
-                loop.journal.require_files()  # if one is gone, that is why
-                raise
-            opened.model.to(next(loop.evaluator.model.parameters()).device)
-            fitness = DomainFitness(opened, domains, *weights)
+            fitness = _verdict_fitness(loop, _opened(loop, model))
         else:
             fitness = shared
             loop.evaluator.fill(model)
             fitness.use(loop.evaluator.model, *loop.weights.size(model))
-        items[name] = fitness.measure()
-        scores[name] = fitness.score_of(items[name])
+        tokens: list[TokenLosses] = [{} for _ in domains]
+        pairs, subject = zip(fitness.prepared, tokens, strict=True), fitness.model_under_test
+        if name in names:
+            items = [subject.measure(prepared, token_losses=found) for prepared, found in pairs]
+            ensemble.add(fitness.prepared, tokens)
+        else:
+            items = fitness.measure()
+        measured[name] = fitness.score_of(items), items
     loop.journal.require_files()
-    own, own_score = items.pop(MODEL_NAMES[0]), scores.pop(MODEL_NAMES[0])
-    baselines = {n: Baseline(scores[n], compare(its, own, domains)) for n, its in items.items()}
-    best = max(names, key=lambda name: scores[name].quality)
+    own_score, own = measured.pop(MODEL_NAMES[0])
+    compared = correct_together([compare(its, own, domains) for _, its in measured.values()])
+    pairs_of = zip(measured.items(), compared, strict=True)
+    baselines = {name: Baseline(score, found) for (name, (score, _)), found in pairs_of}
     nats = sum(sum(o.loss) for o in own) / sum(sum(o.tokens) for o in own)
-    retention = {}  # accuracy of the champion over that of the best parent, for every domain
-    for key in own_score.raw:
-        most = max(scores[name].raw[key] for name in names)
+    return EvolutionReport(
+        own_score,
+        baselines,
+        _best_parent(names, baselines),
+        math.exp(min(700, nats)),
+        _retention(own_score, [baselines[name].score for name in names]),
+        tuple(own),
+        {} if known else _ceilings(loop, domains, ensemble, baselines),
+        measured=measured,
+    )
+
+
+def _verdict_fitness(loop: EvolutionLoop, subject: ModelUnderTest) -> DomainFitness:
+    s = loop.settings
+    weights = s.fitness_weights, s.fitness_floors, s.domain_weights
+    fitness = DomainFitness(subject, loop.inputs.splits["verdict"], *weights)
+    fitness.leave_out(loop.floor)
+    return fitness
+
+
+def _opened(loop: EvolutionLoop, model: ModelOnDisk) -> ModelUnderTest:
+    try:
+        opened = model_under_test.open_model_under_test(model)
+    except (ForgeError, OSError):
+        loop.journal.require_files()  # if one is gone, that is why
+        raise
+    opened.model.to(next(loop.evaluator.model.parameters()).device)
+    return opened
+
+
+def _best_parent(names: Sequence[str], baselines: Mapping[str, Baseline]) -> str:
+    """The best by accuracy, where that tells any parent from the champion; else by loss."""
+    overall = {name: baselines[name].comparison.overall for name in names}
+    if any(found.measures()[0] == ACCURACY for found in overall.values()):
+        return max(names, key=lambda name: overall[name].gains[ACCURACY].reference)
+    return min(names, key=lambda name: overall[name].gains[BITS].reference)
+
+
+def _retention(champion: FitnessScore, parents: Sequence[FitnessScore]) -> dict[str, float]:
+    """The accuracy of the champion over that of the best parent, for every domain."""
+    found = {}
+    for key in champion.raw:
+        most = max(parent.raw[key] for parent in parents)
         if key.endswith("/accuracy") and most > 0:
-            retention[key.removesuffix("/accuracy")] = own_score.raw[key] / most
-    measured = math.exp(min(700, nats)), retention, tuple(own)
-    return EvolutionReport(own_score, baselines, best, *measured)
+            found[key.removesuffix("/accuracy")] = champion.raw[key] / most
+    return found
+
+
+def _ceilings(
+    loop: EvolutionLoop,
+    domains: Sequence[Domain],
+    ensemble: Ensemble,
+    baselines: Mapping[str, Baseline],
+) -> dict[str, Ceiling]:
+    """The ensemble, if all parents read the same tokens, and the parent that was best at each
+    domain on the items of the search, if the search had items."""
+    found = {ENSEMBLE: Ceiling(ensemble.raw(domains))} if ensemble.alike else {}
+    parents = [c for c in loop.search.candidates.values() if c.kind == "parent"]
+    records = (loop.journal.find("candidate", key=c.key) or {} for c in parents)
+    raws = [(record.get("score") or {}).get("raw", {}) for record in records]
+    raw: dict[str, float] = {}
+    chosen: dict[str, str] = {}
+    for domain in domains:
+        bits = [own.get(f"{domain.name}/bits_per_byte", math.inf) for own in raws]
+        if not all(map(math.isfinite, bits)):
+            return found
+        chosen[domain.name] = best = loop.inputs.names[bits.index(min(bits))]
+        figures = baselines[best].score.raw.items()
+        raw |= {name: value for name, value in figures if name.rpartition("/")[0] == domain.name}
+    return found | {ORACLE: Ceiling(raw, chosen)}
 
 
 def _baselines(loop: EvolutionLoop) -> dict[str, str]:
@@ -135,6 +277,20 @@ def _baselines(loop: EvolutionLoop) -> dict[str, str]:
         models[combo] = max(measured, key=lambda key: scores[key])
     on_disk = {base: inputs.base_ref, joint: inputs.control_ref}
     return models | {name: ModelOnDisk(ref) for name, ref in on_disk.items() if ref is not None}
+
+
+def replicate_row(seed: int, report: EvolutionReport) -> dict[str, Any]:
+    """What one search amounts to: its champion against the best parent and the average."""
+    rivals = {"best parent": report.best_parent, AVERAGE: AVERAGE}
+    overall = {told: report.baselines[name].comparison.overall for told, name in rivals.items()}
+    first = {told: found.gains[found.measures()[0]] for told, found in overall.items()}
+    return {
+        "seed": seed,
+        "fitness": report.champion.fitness,
+        "best_parent": report.best_parent,
+        "verdicts": {told: gain.verdict for told, gain in first.items()},
+        "gains": {told: found.to_json() for told, found in overall.items()},
+    }
 
 
 def confirm_champion(folder: Path, loop: EvolutionLoop, report: EvolutionReport | None) -> None:
@@ -219,6 +375,9 @@ def markdown(loop: EvolutionLoop, report: EvolutionReport | None) -> list[str]:
     lines += ["", f"Base: {base}."]
     if failed := sum(score == -math.inf for score in search.scores.values()):
         lines += [f"{failed} candidates failed; the journal says why."]
+    if loop.floor:
+        floored = ", ".join(loop.floor)
+        lines += [f"No parent is right more often than chance on {floored}: that had no weight."]
     for split, domains in inputs.splits.items():
         counts = ", ".join(f"{d.name} {len(d.examples)}" for d in domains)
         lines += [f"Items for {split}: {counts}."]
@@ -229,7 +388,7 @@ def markdown(loop: EvolutionLoop, report: EvolutionReport | None) -> list[str]:
         lines += ["There are no unseen items: the fitness was a function or command of the user."]
     else:
         lines += ["On items that the search never saw (of bits per byte fewer are better):", ""]
-        lines += [f"- {sentence}" for sentence in report.sentences()]
+        lines += [f"- {sentence}" for sentence in [*report.sentences(), *report.notes()]]
         lines += ["", *report.table()]
     again = "`forge evo replay lineage.json OUT` makes the same weights from the same parents."
     return [*lines, "", again]

@@ -276,14 +276,14 @@ def test_the_gate_costs_a_path_its_first_items(tmp_path: Path) -> None:
     own, same = run.evaluator.first_bits(key)
     fitness = run.evaluator.fitness
     assert same == tokens < 0.2 * fitness.tokens and own > 1.2 * bits
-    out = run.evaluator.measure(key, (None, 1.2 * bits))
+    out = run.evaluator.measure(key, (None, 1.2 * bits, None))
     assert out["score"] is None and out["dropped"] and out["tokens"] == tokens
     assert "bits a byte" in out["problem"] and not run.evaluator.cache
-    passed = run.evaluator.measure(key, (None, own))
+    passed = run.evaluator.measure(key, (None, own, None))
     assert passed["score"] and not passed["dropped"]
     assert passed["tokens"] == tokens + fitness.tokens
-    assert run.evaluator.measure(key, (None, own))["hit"]
-    assert run.evaluator.measure(key, (None, 1.2 * bits))[
+    assert run.evaluator.measure(key, (None, own, None))["hit"]
+    assert run.evaluator.measure(key, (None, 1.2 * bits, None))[
         "dropped"
     ]  # cached is what that gate let in
 

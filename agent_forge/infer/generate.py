@@ -181,7 +181,7 @@ class _Row:
 class _Batch:
     """Rows that are continued in step; the reader has read the beginning that all share."""
 
-    reader: _ForgeReader | _TransformersReader
+    reader: _ForgeReader | TransformersReader
     live: list[_Row]  # those that have not ended
     decode: Decode | None
     shared: InitVar[int] = 0
@@ -269,10 +269,16 @@ class _ForgeReader(_Reader):
         memory.update({name: state[rows] for name, state in memory.items()})
 
 
-class _TransformersReader(_Reader):
+class TransformersReader(_Reader):
     """A causal language model of transformers. Without a cache it reads the whole text again."""
 
-    def __init__(self, network: nn.Module, sampling: SamplingSettings, *, batched: bool) -> None:
+    def __init__(
+        self,
+        network: nn.Module,
+        sampling: SamplingSettings = SamplingSettings(),  # noqa: B008 - it is frozen
+        *,
+        batched: bool = True,
+    ) -> None:
         super().__init__(network, sampling)
         self.batched = batched
         self.past: Any = None
@@ -284,19 +290,24 @@ class _TransformersReader(_Reader):
         self.length = 0  # tokens that the cache stands for
 
     def read(self, tokens_BT: Tensor) -> tuple[Tensor, Tensor]:
+        out = self.forward(tokens_BT, **self.last_only)
+        return out.logits[:, -1], torch.ones(len(tokens_BT), dtype=torch.long)
+
+    def forward(self, tokens_BT: Tensor, **more: Any) -> Any:
+        """What the network says of these tokens, which from now on belong to what was read."""
         tokens = tokens_BT.to(self.device)
         if self.text_BT is not None:
             tokens = torch.cat([self.text_BT, tokens], 1)
         end = self.length + tokens.shape[1]
         places = torch.arange(self.length, end, device=self.device).expand(tokens.shape)
         options = {"use_cache": True, **({"position_ids": places} if self.numbered else {})}
-        out = self.network(tokens, past_key_values=self.past, **options, **self.last_only)
+        out = self.network(tokens, past_key_values=self.past, **options, **more)
         self.past = getattr(out, "past_key_values", None)
         self.text_BT, self.length = (tokens, 0) if self.past is None else (None, end)
         if self.batched and not hasattr(self.past, "batch_select_indices"):
             problem = f"{type(self.network).__name__} keeps no cache whose rows can be chosen"
             raise ConfigError(problem, hint="measure it by likelihood: --tasks or --data")
-        return out.logits[:, -1], torch.ones(len(tokens), dtype=torch.long)
+        return out
 
     def select(self, rows_B: Tensor) -> None:
         self.past.batch_select_indices(rows_B.to(self.device))
@@ -304,7 +315,7 @@ class _TransformersReader(_Reader):
 
 def _reader(
     network: nn.Module, sampling: SamplingSettings, *, batched: bool = True
-) -> _ForgeReader | _TransformersReader:
+) -> _ForgeReader | TransformersReader:
     if isinstance(network, ForgeNetwork):
         return _ForgeReader(network, sampling)
-    return _TransformersReader(network, sampling, batched=batched)
+    return TransformersReader(network, sampling, batched=batched)

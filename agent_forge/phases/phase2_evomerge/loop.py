@@ -50,7 +50,7 @@ BEST_NAME = re.compile(r"gen_(0|[1-9]\d{0,8})_best_model")
 WITHOUT_EFFECT = {
     *("enabled", "gate_policy", "gates", "checkpoint_every_steps", "enable_caching", "data"),
     *("checkpoint_every", "keep_best_models", "time_budget_minutes", "generations", "split_by"),
-    *("verdict_items", "max_evaluations", "workers", "executor", "cluster"),
+    *("verdict_items", "max_evaluations", "workers", "executor", "cluster", "reading"),
 }
 
 

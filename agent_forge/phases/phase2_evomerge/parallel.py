@@ -21,7 +21,12 @@ from agent_forge.phases.phase2_evomerge import evaluator
 from agent_forge.phases.phase2_evomerge import inputs as opening
 from agent_forge.phases.phase2_evomerge.candidate_weights import CandidateWeights
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
-from agent_forge.phases.phase2_evomerge.evaluator import CandidateEvaluator, Limits, worker_task
+from agent_forge.phases.phase2_evomerge.evaluator import (
+    CandidateEvaluator,
+    Limits,
+    batch_threads,
+    worker_task,
+)
 from agent_forge.phases.phase2_evomerge.inputs import EvolutionInputs
 from agent_forge.phases.phase2_evomerge.journal import CACHE, WEIGHTS, read_cache
 from agent_forge.search.candidate import Candidate
@@ -49,6 +54,8 @@ class ParallelEvaluator:
     def of(cls, inputs: EvolutionInputs, device: str) -> ParallelEvaluator | None:
         """The workers that are asked for, or one a core if they fit; None: this process alone."""
         settings = inputs.settings
+        if device == "cpu" and batch_threads(inputs):
+            return None
         devices = torch.cuda.device_count() if device.startswith("cuda") else 0
         cores = (os.cpu_count() or 1) // settings.worker_threads
         model = 4 * COPIES * inputs.nbytes // (2 * len(inputs.parents))  # stored in 16 bits or more

@@ -96,7 +96,8 @@ def measure_verdict(loop: EvolutionLoop) -> EvolutionReport | None:
         loop.listen({"event": "verdict", "model": name})
         if isinstance(model, ModelOnDisk):  # it may have another config or tokenizer
             try:
-                opened = model_under_test.open_model_under_test(model)
+                opened = model_under_test.open_model_under_test(model, fast=s.fast)
+                opened = replace(opened, threads=loop.evaluator.model_under_test.threads)
             except (ForgeError, OSError):
                 loop.journal.require_files()  # if one is gone, that is why
                 raise
@@ -104,7 +105,7 @@ def measure_verdict(loop: EvolutionLoop) -> EvolutionReport | None:
             fitness = DomainFitness(opened, domains, *weights)
         else:
             fitness = shared
-            loop.evaluator.fill(model)
+            loop.evaluator.fill(model, exact=True)
             fitness.use(loop.evaluator.model, *loop.weights.size(model))
         items[name] = fitness.measure()
         scores[name] = fitness.score_of(items[name])

@@ -266,7 +266,7 @@ class NetworkCache:
         config: Any = model.settings if isinstance(model, ForgeNetwork) else model.config
         self._config = config.model_dump() if isinstance(model, ForgeNetwork) else config.to_dict()
 
-    def of(self, layers: Sequence[int] | None, dtype: torch.dtype) -> nn.Module:
+    def of(self, layers: Sequence[int] | None, dtype: torch.dtype = torch.float32) -> nn.Module:
         """The network for a path through these layers; None stands for the parents' layers."""
         config = self._config if layers is None else with_layers(self._config, layers)
         like = next(self.own.parameters())
@@ -369,7 +369,10 @@ def _shard_rows(
 
 
 def item_losses(
-    model: nn.Module, items: Sequence[TokenizedItem], device: torch.device, reading: Reading
+    model: nn.Module,
+    items: Sequence[TokenizedItem],
+    device: torch.device,
+    reading: Reading = PLAIN,
 ) -> Tensor:
     """The loss of each item in nats, summed over its asked tokens."""
     tokens, asked = likelihood.padded(items, device)

@@ -17,7 +17,8 @@ A fitness of the user's own replaces all of that.
 
 Racing measures the items of every domain in growing shards, in the order of their hashes. After
 each the paired differences to the champion estimate the fitness on all items (a sum over items but
-for its bounds). Who is `SURE` standard errors below is dropped with the estimate as its score.
+for its bounds). Who is `SURE` standard errors below is dropped with the estimate as its score. A
+fast reading has finer shards, and asks for more errors, by Student's t, the fewer items there are.
 """
 
 import contextlib
@@ -29,7 +30,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -45,8 +46,10 @@ from agent_forge.evals import domains as scoring
 from agent_forge.evals.domains import Domain, content_hash, evaluation_hash
 from agent_forge.evals.model_under_test import ItemScores, ModelUnderTest, TokenizedDomain
 
-SHARES = (0.125, 0.25, 0.5, 1.0)  # of the items, at the end of each shard
+SHARES = (0.125, 0.25, 0.5, 1.0)  # of the items, at the end of each shard, in the plain reading
 SURE = 1.0  # more of them save little and find nothing better (docs/evomerge.md)
+FINE_SHARES = (1 / 32, 1 / 16, *SHARES)  # a hopeless candidate costs a few per cent
+FINE_SURE = 1.5  # they look more often, at fewer items
 LEAST = 8  # items of a domain before anything is concluded from them
 BELOW = 0.1
 FLOOR_LEVEL = 0.05  # of the one-sided test against chance
@@ -81,13 +84,21 @@ class Incumbent:
     bonus: float = 0.0  # in its fitness, for needing less than the parents
 
 
-def shards(domain: Domain) -> list[list[int]]:
+def shards(domain: Domain, shares: Sequence[float] = SHARES) -> list[list[int]]:
     """The examples of each shard; those of a small domain are all in the last one."""
     order = _order(domain)
-    ends = [round(share * len(order)) for share in SHARES]
+    ends = [round(share * len(order)) for share in shares]
+    if shares is not SHARES and len(order) >= 2 * LEAST:
+        ends = [max(LEAST, end) for end in ends]  # a shard after the first may have nothing new
     if ends[0] < LEAST:
-        return [*([] for _ in SHARES[1:]), order]
+        return [*([] for _ in shares[1:]), order]
     return [order[a:b] for a, b in zip([0, *ends], ends, strict=False)]
+
+
+def student(z: float, freedom: int) -> float:
+    """The quantile of Student's t that has the probability of a normal z (Cornish and Fisher)."""
+    first = (z**3 + z) / (4 * freedom)
+    return z + first + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
 
 
 def _order(domain: Domain) -> list[int]:
@@ -129,13 +140,15 @@ class DomainFitness:
         self.use(model_under_test.model)
         self.prepared = [model_under_test.prepare(domain) for domain in domains]
         self.tokens = sum(len(item.ids) for found in self.prepared for item in found.items)
-        self._shards = [shards(domain) for domain in domains] if racing else []
+        self._ends = SHARES if model_under_test.reading is None else FINE_SHARES
+        self._shards = [shards(domain, self._ends) for domain in domains] if racing else []
         self._prepared_shards = [
             [model_under_test.prepare(domain.select(s)) if s else None for s in domain_shards]
             for domain, domain_shards in zip(domains, self._shards, strict=False)
         ]
         how: dict[str, Any] = {"weights": self.weights, "floors": self.floors}
-        how |= {"racing": SHARES} if racing else {}  # other batches, so other last bits
+        how |= {"racing": self._ends} if racing else {}  # other batches, so other last bits
+        how |= {"reading": asdict(model_under_test.reading)} if model_under_test.reading else {}
         self._own_name = evaluation_hash(domains, **how, shares=self.shares, mixed=mixed)
         self.leave_out(None)
 
@@ -168,26 +181,29 @@ class DomainFitness:
         self._shape = shape_parts(cost, size)
 
     def measure(self) -> list[ItemScores]:
-        return [self._measure(prepared) for prepared in self.prepared]
+        return self._measure(self.prepared)
 
-    def _measure(self, prepared: TokenizedDomain) -> ItemScores:
-        device = next(self.model_under_test.model.parameters()).device.type
-        with torch.autocast(device, torch.bfloat16, enabled=self.mixed):
-            return self.model_under_test.measure(prepared)
+    def _measure(self, prepared: Sequence[TokenizedDomain]) -> list[ItemScores]:
+        weight = next(self.model_under_test.model.parameters())
+        cast = self.mixed and weight.dtype != torch.bfloat16
+        with torch.autocast(weight.device.type, torch.bfloat16, enabled=cast):
+            return self.model_under_test.measure_all(prepared)
 
     def score(self) -> FitnessScore:
         return self.score_of(self.measure())
 
     def first_bits(self) -> tuple[float, int]:
         """Bits a byte on the first items of every domain, and the tokens of these items."""
-        bits = [self._measure(prepared).bits_per_byte(size) for size, prepared in self._first]
-        total = sum(prepared.tokens for _, prepared in self._first)
+        sizes, prepared = zip(*self._first, strict=True)
+        items = zip(self._measure(prepared), sizes, strict=True)
+        bits = [scores.bits_per_byte(size) for scores, size in items]
+        total = sum(found.tokens for found in prepared)
         return _mean(list(zip(self.shares, bits, strict=True))), total
 
     @cached_property
     def _first(self) -> list[tuple[int, TokenizedDomain]]:
         """The first items of every domain, with their bytes."""
-        counts = [max(LEAST, round(SHARES[0] * len(d.examples))) for d in self.domains]
+        counts = [max(LEAST, round(self._ends[0] * len(d.examples))) for d in self.domains]
         first = [d.select(_order(d)[:n]) for d, n in zip(self.domains, counts, strict=True)]
         prepare = self.model_under_test.prepare
         return [(sum(d.sizes), prepare(replace(d, writing=None))) for d in first]
@@ -203,15 +219,16 @@ class DomainFitness:
         # Of each example, once measured: right, loss, tokens and steps.
         rows: list[list[Any]] = [[None] * len(domain.examples) for domain in self.domains]
         totals, tokens, rates = [len(own) for own in rows], 0, self.rates()
-        for shard in range(len(SHARES)):
-            for d, prepared in enumerate(of_domain[shard] for of_domain in self._prepared_shards):
-                if prepared is not None:
-                    found = self._measure(prepared)
-                    columns = found.right, found.loss, found.tokens, found.steps
-                    for i, *row in zip(self._shards[d][shard], *columns, strict=True):
-                        rows[d][i] = row
-                    tokens += sum(len(item.ids) for item in prepared.items)
-            if incumbent is not None and shard + 1 < len(SHARES):
+        for shard in range(len(self._ends)):
+            of_shard = [own[shard] for own in self._prepared_shards]
+            places = [(d, prepared) for d, prepared in enumerate(of_shard) if prepared]
+            measured = self._measure([prepared for _, prepared in places])
+            for (d, prepared), found in zip(places, measured, strict=True):
+                columns = found.right, found.loss, found.tokens, found.steps
+                for i, *row in zip(self._shards[d][shard], *columns, strict=True):
+                    rows[d][i] = row
+                tokens += sum(len(item.ids) for item in prepared.items)
+            if incumbent is not None and places and shard + 1 < len(self._ends):
                 gains = []
                 for d, (per_nat, per_answer) in enumerate(rates):
                     right, loss = incumbent.right[d], incumbent.loss[d]
@@ -221,10 +238,16 @@ class DomainFitness:
                     gains.append(np.array([a + b for a, b in zip(nats, answers, strict=True)]))
                 value, error = estimate(gains, totals)
                 value += self.bonus(self._shape) - incumbent.bonus
-                if value + SURE * error < 0:
+                if value + self._sure(gains) * error < 0:
                     return incumbent.fitness + value, None, tokens
         scores = [ItemScores(*map(list, zip(*own, strict=True))) for own in rows]
         return self.score_of(scores).fitness, scores, tokens
+
+    def _sure(self, gains: Sequence[NDArray[np.float64]]) -> float:
+        """The standard errors below the champion at which a candidate is dropped."""
+        if self._ends is SHARES:
+            return SURE
+        return student(FINE_SURE, max(1, sum(len(own) - 1 for own in gains)))
 
     def rates(self) -> list[tuple[float, float]]:
         """The fitness that a nat less and a right answer more add, domain by domain."""

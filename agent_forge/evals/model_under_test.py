@@ -3,12 +3,14 @@
 Of a conversation the last reply is asked for, written as the model's own chat form has it, with the
 end of the turn; of a prompt its completion. Where an example has choices, the right one has to be
 the likeliest a byte; elsewhere every token of the answer, as greedy generation would write it.
-Batches are made by length alone, so that a score does not depend on what else is measured.
+Batches are made by length alone, so that a score does not depend on what else is measured. With a
+`reading` (likelihood.py) models of transformers are measured faster, to the same but for last bits.
 """
 
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,9 @@ from torch import Tensor, nn
 from agent_forge.data.dataset_rows import Example
 from agent_forge.data.loader import TokenizedItem
 from agent_forge.errors import ConfigError, NotFinite, PhaseFailed
+from agent_forge.evals import likelihood
 from agent_forge.evals.domains import Domain, answer, reply_of
+from agent_forge.evals.likelihood import Reading, padded
 from agent_forge.infer import generate as generation
 from agent_forge.infer.generate import ProgressCallback, no_progress
 from agent_forge.model.network import ForgeNetwork
@@ -100,20 +104,6 @@ def measure(
     return ItemScores(*map(list, columns))
 
 
-def padded(items: Sequence[TokenizedItem], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Rows filled up behind their end, where nothing that is asked for can see it."""
-    longest = max(len(item.ids) for item in items)
-    tokens = torch.zeros(len(items), longest, dtype=torch.long)
-    asked = torch.zeros(len(items), longest, dtype=torch.bool)
-    for row, item in enumerate(items):
-        tokens[row, : len(item.ids)] = torch.as_tensor(item.ids)
-        asked[row, : len(item.ids)] = torch.as_tensor(item.asked)
-    asked[:, 0] = False  # nothing comes before the first token
-    if not asked.any(1).all():
-        raise ConfigError("an item asks for no token")
-    return tokens.to(device), asked.to(device)
-
-
 def _score(
     model: nn.Module, tokens: Tensor, asked: Tensor, threshold: float | None
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -159,6 +149,8 @@ class ModelUnderTest:
     opened: OpenedModel
     longest: int  # tokens of an item
     batch_tokens: int
+    reading: Reading | None = None  # None: the plain forward
+    threads: int = 0  # that share the batches of a reading; 0: this one
 
     def encode(self, example: Example) -> Asked:
         """The ids of an example with its answer, and where the answer begins."""
@@ -200,28 +192,81 @@ class ModelUnderTest:
         return replace(prepared, domain=domain, prompts=prompts)
 
     def measure(
-        self,
-        prepared: TokenizedDomain,
-        progress: ProgressCallback = no_progress,
-        token_losses: TokenLosses | None = None,
+        self, prepared: TokenizedDomain, progress: ProgressCallback = no_progress
     ) -> ItemScores:
         """The scores of each example of a domain."""
-        total = prepared.tokens
-        by_item = measure(
-            self.model,
-            prepared.items,
-            batch_tokens=self.batch_tokens,
-            progress=lambda done, _: progress(done, total),
-            token_losses=token_losses,
+        return self.measure_all([prepared], progress)[0]
+
+    def measure_all(
+        self,
+        prepared: Sequence[TokenizedDomain],
+        progress: ProgressCallback = no_progress,
+        token_losses: Sequence[TokenLosses | None] = (),
+    ) -> list[ItemScores]:
+        """The scores of each example of every domain; their batches are shared out together. If
+        given, `token_losses` gets the loss of every asked token, domain by domain."""
+        total, losses = (
+            sum(domain.tokens for domain in prepared),
+            token_losses or [None] * len(prepared),
         )
-        scores = by_example(prepared, by_item)
-        if not np.isfinite(by_item.loss).all():  # also of wrong choices
-            raise NotFinite("the model gives a loss that is not finite: its weights are damaged")
-        if prepared.domain is None:
-            return replace(scores, cut=prepared.cut)
-        domain, prompts = prepared.domain, prepared.prompts
-        read = total - sum(map(len, prompts))
-        answers, cut = self.write(domain, prompts, lambda done, _: progress(read + done, total))
+        by_item = self._read(prepared, losses, lambda done: progress(done, total))
+        found, done = [], sum(len(item.ids) for domain in prepared for item in domain.items)
+        for domain, scores in zip(prepared, by_item, strict=True):
+            if not np.isfinite(scores.loss).all():  # also of wrong choices
+                problem = "the model gives a loss that is not finite: its weights are damaged"
+                raise NotFinite(problem)
+            of_examples = by_example(domain, scores)
+            if domain.domain is None:
+                found.append(replace(of_examples, cut=domain.cut))
+            else:
+                told = partial(_further, progress, done, total)
+                found.append(self._graded(domain, domain.domain, of_examples, told))
+                done += sum(map(len, domain.prompts))
+        return found
+
+    def _read(
+        self,
+        prepared: Sequence[TokenizedDomain],
+        losses: Sequence[TokenLosses | None],
+        progress: Callable[[int], None],
+    ) -> list[ItemScores]:
+        """The scores of each item of every domain."""
+        model, reading, done = self.model, self.reading, 0
+        if reading is None:
+            plain = []
+            for domain, own in zip(prepared, losses, strict=True):
+                told = partial(_further, lambda now, _: progress(now), done, 0)
+                how: Any = {"batch_tokens": self.batch_tokens, "progress": told}
+                plain.append(measure(model, domain.items, **how, token_losses=own))
+                done += sum(len(item.ids) for item in domain.items)
+            return plain
+        model.eval()
+        score = partial(likelihood.score_batch, model)
+        plans = [
+            likelihood.plan(d.items, d.example_of[d.answer_of].tolist(), self.batch_tokens, reading)
+            for d in prepared
+        ]
+        places = [(d, batch) for d, batches in enumerate(plans) for batch in batches]
+        jobs = [partial(score, prepared[d].items, b, reading, losses[d]) for d, b in places]
+        rows: list[dict[int, Any]] = [{} for _ in prepared]
+        with torch.no_grad(), likelihood.selecting(model, reading):
+            results = likelihood.in_threads(jobs, self.threads)
+            for (d, _), result in zip(places, results, strict=True):
+                rows[d].update(result)
+                done += sum(len(prepared[d].items[n].ids) for n, _ in result)
+                progress(done)
+        columns: list[Any] = [zip(*(own[i] for i in range(len(own))), strict=True) for own in rows]
+        return [ItemScores(*map(list, of_domain)) for of_domain in columns]
+
+    def _graded(
+        self,
+        prepared: TokenizedDomain,
+        domain: Domain,
+        scores: ItemScores,
+        progress: ProgressCallback,
+    ) -> ItemScores:
+        """The scores of a domain whose answers are written."""
+        answers, cut = self.write(domain, prepared.prompts, progress)
         graded = zip(domain.tasks, answers, strict=True)
         return replace(
             scores,
@@ -247,16 +292,28 @@ class ModelUnderTest:
         return texts, [len(prompt) > room for prompt in prompts]
 
 
-def open_model_under_test(ref: str | Path) -> ModelUnderTest:
+def _further(progress: ProgressCallback, before: int, total: int, done: int, _: int) -> None:
+    """Progress of a part, told as that of the whole."""
+    progress(before + done, total)
+
+
+def open_model_under_test(ref: str | Path, *, fast: bool = False) -> ModelUnderTest:
     """The model in a folder or of `base+adapter`, ready to be measured."""
-    return model_under_test(open_model(ref))
+    return model_under_test(open_model(ref), fast=fast)
 
 
-def model_under_test(opened: OpenedModel) -> ModelUnderTest:
+def model_under_test(opened: OpenedModel, *, fast: bool = False) -> ModelUnderTest:
+    """`fast`: a model of transformers is read as likelihood.py does."""
     longest, batch = min(opened.max_length or TOKENS_A_BATCH, TOKENS_A_BATCH), TOKENS_A_BATCH
-    if isinstance(opened, TransformersModel):  # all logits of a batch exist at once
-        batch = min(batch, max(1, LOGITS_AT_ONCE // opened.vocab_size))
-    return ModelUnderTest(opened.network, opened, longest, batch)
+    if not isinstance(opened, TransformersModel):
+        return ModelUnderTest(opened.network, opened, longest, batch)
+    batch = min(batch, max(1, LOGITS_AT_ONCE // opened.vocab_size))  # they exist at once
+    if not fast:
+        return ModelUnderTest(opened.network, opened, longest, batch)
+    if likelihood.is_large(opened.network):
+        batch = min(batch, likelihood.LARGE_BATCH)
+    reading = Reading.tried(opened.network)
+    return ModelUnderTest(opened.network, opened, longest, batch, reading)
 
 
 def confirm(

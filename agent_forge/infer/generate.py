@@ -189,7 +189,7 @@ class _Row:
 class _Batch:
     """Rows that are continued in step; the reader has read the beginning that all share."""
 
-    reader: _ForgeReader | _TransformersReader
+    reader: _ForgeReader | TransformersReader
     live: list[_Row]  # those that have not ended
     decode: Decode | None
     shared: InitVar[int] = 0
@@ -278,10 +278,14 @@ class _ForgeReader(_Reader):
         memory.update({name: state[rows] for name, state in memory.items()})
 
 
-class _TransformersReader(_Reader):
+class TransformersReader(_Reader):
     """A causal language model of transformers. Without a cache it reads the whole text again."""
 
-    def __init__(self, network: nn.Module, sampling: SamplingSettings) -> None:
+    def __init__(
+        self,
+        network: nn.Module,
+        sampling: SamplingSettings = SamplingSettings(),  # noqa: B008 - it is frozen
+    ) -> None:
         super().__init__(network, sampling)
         self.past: Any = None
         self.text_BT: Tensor | None = None  # what was read, where there is no cache
@@ -292,25 +296,30 @@ class _TransformersReader(_Reader):
         self.length = 0  # tokens that the cache stands for
 
     def read(self, tokens_BT: Tensor) -> tuple[Tensor, Tensor]:
+        out = self.forward(tokens_BT, **self.last_only)
+        return out.logits[:, -1], torch.ones(len(tokens_BT), dtype=torch.long)
+
+    def forward(self, tokens_BT: Tensor, **more: Any) -> Any:
+        """What the network says of these tokens, which from now on belong to what was read."""
         tokens = tokens_BT.to(self.device)
         if self.text_BT is not None:
             tokens = torch.cat([self.text_BT, tokens], 1)
         end = self.length + tokens.shape[1]
         places = torch.arange(self.length, end, device=self.device).expand(tokens.shape)
         options = {"use_cache": True, **({"position_ids": places} if self.numbered else {})}
-        out = self.network(tokens, past_key_values=self.past, **options, **self.last_only)
+        out = self.network(tokens, past_key_values=self.past, **options, **more)
         self.past = getattr(out, "past_key_values", None)
         self.text_BT, self.length = (tokens, 0) if self.past is None else (None, end)
-        return out.logits[:, -1], torch.ones(len(tokens), dtype=torch.long)
+        return out
 
     def select(self, rows_B: Tensor) -> None:
         self.past.batch_select_indices(rows_B.to(self.device))
 
 
-def _reader(network: nn.Module, sampling: SamplingSettings) -> _ForgeReader | _TransformersReader:
+def _reader(network: nn.Module, sampling: SamplingSettings) -> _ForgeReader | TransformersReader:
     if isinstance(network, ForgeNetwork):
         return _ForgeReader(network, sampling)
-    return _TransformersReader(network, sampling)
+    return TransformersReader(network, sampling)
 
 
 def _rows_can_be_chosen(network: nn.Module) -> bool:
@@ -318,7 +327,7 @@ def _rows_can_be_chosen(network: nn.Module) -> bool:
     beginning: transformers leaves their states as they are when rows are chosen."""
     if isinstance(network, ForgeNetwork):
         return True
-    reader = _TransformersReader(network, SamplingSettings())
+    reader = TransformersReader(network)
     reader.read(torch.zeros(1, 1, dtype=torch.long))
     layers = getattr(reader.past, "layers", [None])
     return all(type(layer).__name__ in KEYS_AND_VALUES for layer in layers)

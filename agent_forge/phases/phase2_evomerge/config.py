@@ -48,6 +48,11 @@ class MeasuredEvolutionSettings(EvolutionSettings):
     replicates: int = setting(
         1, "searches with further seeds, to see if it wins again", ge=1, le=99
     )
+    reading: Literal["fast", "plain"] = setting(
+        "fast",
+        "how likelihoods of transformers models are read: fast, or plain, as in evolutions begun"
+        " before and always in spec",
+    )
     racing: bool = setting(False, "stop measuring a candidate that fell behind the champion")
     path_gate: float = setting(
         1.2,
@@ -62,6 +67,11 @@ class MeasuredEvolutionSettings(EvolutionSettings):
     checkpoint_every: Count = setting(10, "generations between two saved best models")
     keep_best_models: Count = setting(2, "saved best models that are kept")
     time_budget_minutes: float = setting(0.0, "after these no generation begins; 0 = never", ge=0)
+
+    @property
+    def fast(self) -> bool:
+        """True if likelihoods are read fast; `spec` stays as it was to the last bit."""
+        return self.reading == "fast" and self.strategy != "spec"
 
     @property
     def models_on_disk(self) -> int:
@@ -113,7 +123,7 @@ class MeasuredEvolutionSettings(EvolutionSettings):
 class EvoMergeSettings(MeasuredEvolutionSettings, PhaseSettings):
     """The settings of the evolution as a phase."""
 
-    BEFORE: ClassVar = {"split_by": "content"}
+    BEFORE: ClassVar = {"split_by": "content", "reading": "plain"}
 
     @model_validator(mode="after")
     def _counts_generations(self) -> EvoMergeSettings:

@@ -9,10 +9,12 @@ from __future__ import annotations
 import base64
 import json
 import math
+import os
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,8 +28,10 @@ from agent_forge.config.settings import ModelSettings
 from agent_forge.data.loader import TokenizedItem
 from agent_forge.errors import ConfigError, ForgeError, NotFinite, PhaseFailed
 from agent_forge.evals import fitness as fitnesses
+from agent_forge.evals import likelihood
 from agent_forge.evals import model_under_test as measuring
 from agent_forge.evals.fitness import DomainFitness, Incumbent
+from agent_forge.evals.likelihood import Reading
 from agent_forge.evals.model_under_test import ItemScores, ModelUnderTest, TokenizedDomain
 from agent_forge.infer.generate import batches
 from agent_forge.merge.output import write
@@ -52,7 +56,10 @@ OTHER_NETWORKS = 2  # of shapes that are not the parents', kept at a time
 # the domains whose accuracy counts nothing (None: all count, as `DomainFitness.leave_out` has it).
 Limits = tuple[Incumbent | None, float | None, Sequence[str] | None]
 BACKWARD = 3  # passes over the tokens: one forward, and a backward that costs two
+SHARDS = 8  # of a gradient's batches, whatever the number of threads
+PLAIN = Reading(selects=False, caches=False)
 Rows = dict[str, list[float]]
+Term = tuple[list[TokenizedItem], float, float]  # a batch, and what a nat and an answer count
 
 
 def worker_task(candidates: Mapping[str, Candidate], key: str, limits: Limits) -> dict[str, Any]:
@@ -70,17 +77,22 @@ class CandidateEvaluator:
         self, inputs: EvolutionInputs, weights: CandidateWeights, cache: dict[str, Any], device: str
     ) -> None:
         self.weights, self.cache = weights, cache
-        self.model_under_test = _load(inputs.parents[0])
-        self.model: nn.Module = self.model_under_test.model.to(device)  # the one filled last
+        s, splits = inputs.settings, inputs.splits
+        threads = batch_threads(inputs) if device == "cpu" else 0
+        self.model_under_test = subject = replace(_load(inputs.parents[0], s.fast), threads=threads)
+        self.model: nn.Module = subject.model.to(device)  # the one filled last
+        # Its type while candidates are measured; in the verdict it is always the single precision.
+        half = bool(s.mixed_precision) and subject.reading and likelihood.halve(self.model)
+        self._dtype = torch.bfloat16 if half else torch.float32
         self.fitness: fitnesses.Fitness
         # Every candidate is measured with these.
         self._settings = inputs.parents[0].settings_sha256()
         if inputs.settings.fitness:
             self._settings += f" {fitnesses.source_sha256(inputs.settings.fitness)}"
         self.holdout: DomainFitness | None = None
-        s, subject, splits = inputs.settings, self.model_under_test, inputs.splits
         sign = 1 if s.fitness_direction == "maximize" else -1
-        how = s.fitness_weights, s.fitness_floors, s.domain_weights, s.mixed_precision, s.racing
+        mixed = bool(s.mixed_precision)
+        how = s.fitness_weights, s.fitness_floors, s.domain_weights, mixed, s.racing
         if fitnesses.is_function(s.fitness):
             self.fitness = fitnesses.FunctionFitness(s.fitness, subject.model, sign)
         elif s.fitness:
@@ -133,7 +145,7 @@ class CandidateEvaluator:
         try:
             sha = result["sha256"] = self.fill(key)
             if self.weights.layers_of(key) is None:
-                sample = self.weights.sample(self.model)
+                sample = self.weights.sample(self.model if self._holds_all else key)
                 result["sample"] = base64.b64encode(sample.tobytes()).decode()
             result["merge"] = time.perf_counter() - began
             place = f"{sha} {self._settings} {self.fitness.name}"
@@ -196,15 +208,23 @@ class CandidateEvaluator:
             self.fill(key)
         return coefficient_gradient(self.fitness, self.weights, turns, turn)
 
-    def fill(self, key: str) -> str:
-        """Put the weights of a candidate into a network of its shape; returns their sha256."""
+    @property
+    def _holds_all(self) -> bool:
+        """True if no weight of a candidate is rounded when it is put into the network."""
+        stored = {spec.dtype for spec in self.weights.specs.values()}
+        return self._dtype == torch.float32 or stored == {torch.bfloat16}
+
+    def fill(self, key: str, *, exact: bool = False) -> str:
+        """Put the weights of a candidate into a network of its shape, one in single precision if it
+        is to be `exact`; returns their sha256."""
         self._filled = ""
-        self.model = self._networks.of(self.weights.layers_of(key))
+        dtype = torch.float32 if exact else self._dtype
+        self.model = self._networks.of(self.weights.layers_of(key), dtype)
         for fitness in (self.fitness, self.holdout):
             if isinstance(fitness, DomainFitness):
                 fitness.use(self.model, *self.weights.size(key))
         sha = self.weights.fill(self.model, key)
-        self._filled = key
+        self._filled = "" if exact else key
         return sha
 
 
@@ -212,7 +232,28 @@ def _plain(items: Sequence[ItemScores]) -> list[tuple[list[bool], list[float]]]:
     return [(scores.right, scores.loss) for scores in items]
 
 
-def _load(first: Weights) -> ModelUnderTest:
+def batch_threads(inputs: EvolutionInputs) -> int:
+    """How many threads share the batches of a candidate: one a core if it is large, unless workers
+    are asked for. 0 means none; small candidates are shared out to workers."""
+    s = inputs.settings
+    wanted = _reads_large(inputs) and not s.workers and s.executor == "local"
+    return (os.cpu_count() or 1) if wanted else 0
+
+
+def measured_in_bf16(inputs: EvolutionInputs) -> bool:
+    """What `mixed_precision` becomes if it is left open: for large models what a probe says."""
+    return _reads_large(inputs) and likelihood.faster_in_bf16()
+
+
+def _reads_large(inputs: EvolutionInputs) -> bool:
+    """True if large models of transformers are read fast."""
+    first, settings = inputs.parents[0], inputs.settings
+    ours = first.config.get("model_type") == MODEL_TYPE
+    large = sum(spec.numel for spec in first.specs.values()) >= likelihood.LARGE
+    return large and not ours and settings.fast and not settings.fitness
+
+
+def _load(first: Weights, fast: bool) -> ModelUnderTest:
     """A network of the parents' shape, which every candidate is put into, and their tokenizer."""
     assert first.folder is not None and first.config  # the inputs were checked
     model = load_network(first.config, {name: first[name] for name in first}, first.label)
@@ -222,7 +263,7 @@ def _load(first: Weights) -> ModelUnderTest:
         hint = "open and save it once with transformers (save_pretrained), and give that folder"
         problem = f"{first.label}: transformers renames {unknown[0]} when it loads it"
         raise ConfigError(problem, hint=hint)
-    return measuring.model_under_test(with_tokenizer(model, first.folder))
+    return measuring.model_under_test(with_tokenizer(model, first.folder), fast=fast)
 
 
 class NetworkCache:
@@ -233,12 +274,13 @@ class NetworkCache:
         config: Any = model.settings if isinstance(model, ForgeNetwork) else model.config
         self._config = config.model_dump() if isinstance(model, ForgeNetwork) else config.to_dict()
 
-    def of(self, layers: Sequence[int] | None) -> nn.Module:
+    def of(self, layers: Sequence[int] | None, dtype: torch.dtype = torch.float32) -> nn.Module:
         """The network for a path through these layers; None stands for the parents' layers."""
         config = self._config if layers is None else with_layers(self._config, layers)
-        if config == self._config:
+        like = next(self.own.parameters())
+        if config == self._config and dtype == like.dtype:
             return self.own
-        name = json.dumps(config, sort_keys=True, default=str)
+        name = f"{dtype} {json.dumps(config, sort_keys=True, default=str)}"
         if name not in self._others:
             for old in list(self._others)[: 1 - OTHER_NETWORKS]:
                 del self._others[old]
@@ -250,8 +292,9 @@ class NetworkCache:
                 else:
                     kind: Any = type(self.own)
                     network = kind(kind.config_class.from_dict(config))
-            like = next(self.own.parameters())
-            self._others[name] = network.to(like.device, like.dtype).eval()
+            self._others[name] = network.to(like.device).eval()
+            for parameter in network.parameters():  # not the buffers, see likelihood.halve
+                parameter.data = parameter.data.to(dtype)
         return self._others[name]
 
 
@@ -261,25 +304,34 @@ def coefficient_gradient(
     """The gradient at the weights that the network has now, on the items of a turn; its tokens.
     With W = ... + sum of c[group][i] * (parent_i - base) the derivative by c[group][i] is the sum
     over the group's tensors of <dF/dW, parent_i - base>. F is the fitness made smooth: of right
-    answers their mean probability counts. All recursion steps are taken, without halting."""
-    model = fitness.model_under_test.model
+    answers their mean probability counts. All recursion steps are taken, without halting. A reading
+    has its batches in a fixed number of shards, which threads take and which are added in order."""
+    subject = fitness.model_under_test
+    model, reading = subject.model, subject.reading
     model.eval()
     wanted = {name: p for name, p in model.named_parameters() if name in weights.specs}
     before = {name: p.requires_grad for name, p in model.named_parameters()}
-    tokens = 0
+    tokens, terms = 0, []
+    for i, (prepared, rates) in enumerate(zip(fitness.prepared, fitness.rates(), strict=True)):
+        items = _part(prepared, turns, turn)
+        tokens += BACKWARD * sum(len(prepared.items[n].ids) for n in items)
+        terms += _terms(fitness, i, items, *rates)
+    shards = [terms[n::SHARDS] for n in range(min(SHARDS, len(terms)))] if reading else [terms]
+    lock = threading.Lock()  # of the parents' files
     try:
         model.requires_grad_(False)
         for parameter in wanted.values():
             parameter.requires_grad_(True)
-        for i, (prepared, rates) in enumerate(zip(fitness.prepared, fitness.rates(), strict=True)):
-            items = _part(prepared, turns, turn)
-            tokens += BACKWARD * sum(len(prepared.items[n].ids) for n in items)
-            _backward(fitness, i, items, *rates)
-        return _by_coefficient(weights, wanted), tokens
+        with likelihood.selecting(model, reading or PLAIN):
+            jobs = [partial(_shard_rows, subject, weights, wanted, own, lock) for own in shards]
+            found = list(likelihood.in_threads(jobs, subject.threads))
     finally:
-        model.zero_grad(set_to_none=True)
         for name, p in model.named_parameters():
             p.requires_grad_(before[name])
+    rows = {g: np.sum([own[g] for own in found], axis=0).tolist() for g in found[0]}
+    if not all(math.isfinite(value) for row in rows.values() for value in row):
+        raise NotFinite("the gradient is not finite")
+    return rows, tokens
 
 
 def _part(prepared: TokenizedDomain, turns: int, turn: int) -> list[int]:
@@ -289,26 +341,49 @@ def _part(prepared: TokenizedDomain, turns: int, turn: int) -> list[int]:
     return [n for n, answer in enumerate(prepared.answer_of.tolist()) if answer in answers]
 
 
-def _backward(
+def _terms(
     fitness: DomainFitness, domain: int, chosen: Sequence[int], per_nat: float, per_answer: float
-) -> None:
-    """Add the derivatives of a domain's part of the fitness; the chosen items stand for all."""
-    model, prepared = fitness.model_under_test.model, fitness.prepared[domain]
-    device = next(model.parameters()).device
+) -> list[Term]:
+    """The batches of a domain's part of the fitness; the chosen items stand for all."""
+    prepared = fitness.prepared[domain]
     answers = sorted({int(prepared.answer_of[n]) for n in chosen})
     every = fitness.domains[domain]
     per_nat *= sum(every.sizes) / sum(int(prepared.sizes[answer]) for answer in answers)
     per_answer *= len(every.examples) / len(answers)
     items = [prepared.items[n] for n in chosen]
-    for rows in batches([len(item.ids) for item in items], fitness.model_under_test.batch_tokens):
-        losses = item_losses(model, [items[n] for n in rows], device)
+    rows = batches([len(item.ids) for item in items], fitness.model_under_test.batch_tokens)
+    return [([items[n] for n in own], per_nat, per_answer) for own in rows]
+
+
+def _shard_rows(
+    subject: ModelUnderTest,
+    weights: CandidateWeights,
+    wanted: Mapping[str, nn.Parameter],
+    terms: Sequence[Term],
+    lock: threading.Lock,
+) -> Rows:
+    """The derivatives of some batches by every coefficient; sums are in single precision."""
+    device = next(subject.model.parameters()).device
+    slopes: dict[str, Tensor] = {}
+    for items, per_nat, per_answer in terms:
+        losses = item_losses(subject.model, items, device, subject.reading or PLAIN)
         value = per_answer * torch.exp(-losses).sum() - per_nat * losses.sum()
-        value.backward()  # type: ignore[no-untyped-call]
+        found = torch.autograd.grad(value, list(wanted.values()), allow_unused=True)
+        for name, slope in zip(wanted, found, strict=True):
+            if slope is not None:
+                old = slopes.get(name)
+                slopes[name] = slope.float() if old is None else old.add_(slope)
+    return _by_coefficient(weights, slopes, lock)
 
 
-def item_losses(model: nn.Module, items: Sequence[TokenizedItem], device: torch.device) -> Tensor:
+def item_losses(
+    model: nn.Module,
+    items: Sequence[TokenizedItem],
+    device: torch.device,
+    reading: Reading = PLAIN,
+) -> Tensor:
     """The loss of each item in nats, summed over its asked tokens."""
-    tokens, asked = measuring.padded(items, device)
+    tokens, asked = likelihood.padded(items, device)
     wanted = asked[:, 1:]
     targets = tokens[:, 1:][wanted]
     if isinstance(model, ForgeNetwork):
@@ -318,22 +393,21 @@ def item_losses(model: nn.Module, items: Sequence[TokenizedItem], device: torch.
             y, z = model.recursion(x, y, z)
         logits = model.logits(model.hidden(y)).float()
     else:
-        logits = model(tokens[:, :-1]).logits[wanted].float()
+        logits = likelihood.asked_logits(model, tokens[:, :-1], wanted, reading).float()
     loss = F.cross_entropy(logits, targets, reduction="none")
     owner = wanted.nonzero()[:, 0]
     return loss.new_zeros(len(items)).index_add(0, owner, loss)
 
 
-def _by_coefficient(weights: CandidateWeights, parameters: dict[str, nn.Parameter]) -> Rows:
+def _by_coefficient(
+    weights: CandidateWeights, slopes: Mapping[str, Tensor], lock: threading.Lock
+) -> Rows:
     """Inner products with the parents' task vectors, summed by group."""
     found: Rows = {group: [0.0] * len(weights.parents) for group in weights.groups.names}
-    for name, parameter in parameters.items():
-        if parameter.grad is None:
-            continue
-        slope = parameter.grad.to("cpu", torch.float32).flatten()
-        row = found[weights.groups.group_of(name)]
-        for i, vector in enumerate(weights.task_vectors(name)):
-            row[i] += float(slope @ vector.flatten())
-    if not all(math.isfinite(value) for row in found.values() for value in row):
-        raise NotFinite("the gradient is not finite")
+    for name, slope in slopes.items():
+        with lock:
+            vectors = weights.task_vectors(name)
+        flat, row = slope.cpu().flatten(), found[weights.groups.group_of(name)]
+        for i, vector in enumerate(vectors):
+            row[i] += float(flat @ vector.flatten())
     return found

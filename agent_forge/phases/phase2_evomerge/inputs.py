@@ -266,9 +266,10 @@ def open_inputs(
     if not in_run:  # the folder is the evolution's own, and may hold an earlier part of it
         checks.refuse_place(folder, with_base(parent_refs, base_ref))
         checks.refuse_fewer(folder, settings)
-        if "split_by" not in settings.model_fields_set and (record := begun_or_none(folder)):
+        later = set(EvoMergeSettings.BEFORE) - settings.model_fields_set
+        if later and (record := begun_or_none(folder)):
             begun = {**EvoMergeSettings.BEFORE, **record["settings"]}
-            settings = settings.model_copy(update={"split_by": begun["split_by"]})
+            settings = settings.model_copy(update={name: begun[name] for name in later})
         control_ref = _control_of(Path(base_ref)) if base_ref else None
     if len(parent_refs) < 2:
         hint = "give two or more; three are usual"

@@ -54,6 +54,7 @@ WITHOUT_EFFECT = {
     *("enabled", "gate_policy", "gates", "checkpoint_every_steps", "enable_caching", "data"),
     *("checkpoint_every", "keep_best_models", "time_budget_minutes", "generations", "split_by"),
     *("verdict_items", "max_evaluations", "workers", "executor", "cluster", "replicates"),
+    "reading",
 }
 
 

@@ -1,7 +1,8 @@
 """Workers that measure candidates at the same time, each with an evaluator of its own.
 
 They get all that is pending at once and hand it back one by one, in the order in which it was
-asked for, so the search cannot tell how many they are. A worker that dies costs its candidate.
+asked for, so the search cannot tell how many they are. A candidate whose worker dies is tried once
+more; a second death costs the candidate.
 """
 
 from __future__ import annotations
@@ -21,7 +22,12 @@ from agent_forge.phases.phase2_evomerge import evaluator
 from agent_forge.phases.phase2_evomerge import inputs as opening
 from agent_forge.phases.phase2_evomerge.candidate_weights import CandidateWeights
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
-from agent_forge.phases.phase2_evomerge.evaluator import CandidateEvaluator, Limits, worker_task
+from agent_forge.phases.phase2_evomerge.evaluator import (
+    CandidateEvaluator,
+    Limits,
+    batch_threads,
+    worker_task,
+)
 from agent_forge.phases.phase2_evomerge.inputs import EvolutionInputs
 from agent_forge.phases.phase2_evomerge.journal import CACHE, WEIGHTS, read_cache
 from agent_forge.search.candidate import Candidate
@@ -42,13 +48,16 @@ class ParallelEvaluator:
         self._inputs, self._device, self._count, self._devices = inputs, device, count, devices
         self._begun = _measured_with(inputs)
         self._pool: WorkerPool | None = None
-        self._submitted: list[str] = []  # the keys of all tasks
+        self._submitted: list[str] = []  # the keys of all tasks; twice if its worker died
+        self._tasks: dict[str, dict[str, Any]] = {}  # that have no result yet
         self._results: dict[str, dict[str, Any]] = {}  # not asked for yet
 
     @classmethod
     def of(cls, inputs: EvolutionInputs, device: str) -> ParallelEvaluator | None:
         """The workers that are asked for, or one a core if they fit; None: this process alone."""
         settings = inputs.settings
+        if device == "cpu" and batch_threads(inputs):
+            return None
         devices = torch.cuda.device_count() if device.startswith("cuda") else 0
         cores = (os.cpu_count() or 1) // settings.worker_threads
         model = 4 * COPIES * inputs.nbytes // (2 * len(inputs.parents))  # stored in 16 bits or more
@@ -91,21 +100,30 @@ class ParallelEvaluator:
             self._pool = self.start()
         for key, limits in pending.items():
             if key not in self._submitted:
-                self._pool.submit(len(self._submitted), worker_task(known, key, limits))
-                self._submitted.append(key)
+                self._tasks[key] = worker_task(known, key, limits)
+                self._submit(self._pool, key)
         first = next(iter(pending))
         while first not in self._results:
             number, result = next(self._pool.results())
+            key = self._submitted[number]
             if isinstance(result, WorkerFailure):
                 if result.kind == "raised":
                     raise PhaseFailed(f"a worker failed: {result.message}")
+                if result.kind == "died" and self._submitted.count(key) == 1:
+                    self._submit(self._pool, key)
+                    continue
                 failed = {"problem": f"its worker {result.kind}", "died": True}
                 result = {**evaluator.EMPTY_RESULT, **failed}
             if "paused" in result:
                 problem = f"a worker had to stop: {result['paused']}"
                 raise WorkersLost(problem, hint="resume the run")
-            self._results[self._submitted[number]] = result
+            self._results[key] = result
+            del self._tasks[key]
         return self._results.pop(first)
+
+    def _submit(self, pool: WorkerPool, key: str) -> None:
+        pool.submit(len(self._submitted), self._tasks[key])
+        self._submitted.append(key)
 
     def close(self) -> None:
         if self._pool is not None:

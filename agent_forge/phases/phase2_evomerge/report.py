@@ -176,12 +176,11 @@ def measure_verdict(loop: EvolutionLoop, known: Measured | None = None) -> Evolu
             fitness = _verdict_fitness(loop, _opened(loop, model))
         else:
             fitness = shared
-            loop.evaluator.fill(model)
+            loop.evaluator.fill(model, exact=True)
             fitness.use(loop.evaluator.model, *loop.weights.size(model))
-        tokens: list[TokenLosses] = [{} for _ in domains]
-        pairs, subject = zip(fitness.prepared, tokens, strict=True), fitness.model_under_test
         if name in names:
-            items = [subject.measure(prepared, token_losses=found) for prepared, found in pairs]
+            tokens: list[TokenLosses] = [{} for _ in domains]
+            items = fitness.model_under_test.measure_all(fitness.prepared, token_losses=tokens)
             ensemble.add(fitness.prepared, tokens)
         else:
             items = fitness.measure()
@@ -214,12 +213,12 @@ def _verdict_fitness(loop: EvolutionLoop, subject: ModelUnderTest) -> DomainFitn
 
 def _opened(loop: EvolutionLoop, model: ModelOnDisk) -> ModelUnderTest:
     try:
-        opened = model_under_test.open_model_under_test(model)
+        opened = model_under_test.open_model_under_test(model, fast=loop.settings.fast)
     except (ForgeError, OSError):
         loop.journal.require_files()  # if one is gone, that is why
         raise
     opened.model.to(next(loop.evaluator.model.parameters()).device)
-    return opened
+    return replace(opened, threads=loop.evaluator.model_under_test.threads)
 
 
 def _best_parent(names: Sequence[str], baselines: Mapping[str, Baseline]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 import shutil
 import signal
@@ -118,19 +119,22 @@ def test_workers_measure_what_it_was_begun_with(
 def test_a_killed_worker_costs_its_candidate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deaths: dict[int, int]
 ) -> None:
-    """The champion is that of a run in which just these failed."""
-    send, fatal = WorkerProcess.send, {*deaths}
+    """Killed twice, that is; the champion is that of a run in which just these failed."""
+    send, fatal, doomed = WorkerProcess.send, {*deaths}, dict[str, int]()
 
     def and_die(self: WorkerProcess, message: Any) -> None:
         send(self, message)
-        if self.number in fatal:
-            fatal.remove(self.number)
+        key = json.loads(message)["key"] if isinstance(message, str) else ""
+        if self.number in fatal or key in doomed:
+            fatal.discard(self.number or 0)
+            doomed[key] = doomed.get(key, 0) + 1
             os.kill(self.process.pid, signal.SIGKILL)
 
     monkeypatch.setattr(WorkerProcess, "send", and_die)
     there = run_evolution(job(tmp_path / "killed", workers=2))
     failed = {r["key"]: r["generation"] for r in journal(there.loop.folder) if r["problem"]}
     assert sorted(failed.values()) == [*deaths.values()] and not fatal
+    assert set(doomed) == set(failed) and set(doomed.values()) == {2}
     monkeypatch.undo()
     measure = CandidateEvaluator.measure
 
@@ -143,6 +147,22 @@ def test_a_killed_worker_costs_its_candidate(
     monkeypatch.setattr(CandidateEvaluator, "measure", failing)
     again = run_evolution(job(tmp_path / "again", workers=1))
     assert champion(again.loop.folder) == champion(there.loop.folder)
+
+
+def test_a_worker_that_dies_once_costs_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_itself: Any
+) -> None:
+    send, fatal = WorkerProcess.send, {3, 9}
+
+    def and_die(self: WorkerProcess, message: Any) -> None:
+        send(self, message)
+        if self.number in fatal:
+            fatal.remove(self.number)
+            os.kill(self.process.pid, signal.SIGKILL)
+
+    monkeypatch.setattr(WorkerProcess, "send", and_die)
+    there = run_evolution(job(tmp_path / "x", workers=2, strategy="auto"))
+    assert not fatal and outcome(there.loop.folder) == by_itself(strategy="auto")
 
 
 def test_a_shutdown_that_reaches_the_workers_costs_no_candidate(

@@ -79,7 +79,8 @@ class CandidateEvaluator:
         self.holdout: DomainFitness | None = None
         s, subject, splits = inputs.settings, self.model_under_test, inputs.splits
         sign = 1 if s.fitness_direction == "maximize" else -1
-        how = s.fitness_weights, s.fitness_floors, s.domain_weights, s.mixed_precision, s.racing
+        decided = bool(s.mixed_precision), bool(s.racing)
+        how = s.fitness_weights, s.fitness_floors, s.domain_weights, *decided
         if fitnesses.is_function(s.fitness):
             self.fitness = fitnesses.FunctionFitness(s.fitness, subject.model, sign)
         elif s.fitness:

@@ -5,6 +5,7 @@ goes on reads them there: no clock is asked twice.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -213,7 +214,8 @@ def plan_lines(inputs: EvolutionInputs) -> list[str]:
     minutes = {"search": plan.search_s, "verdict": plan.verdict_s, "healing": plan.heal_s}
     parts = ", ".join(f"{name} {seconds / 60:.1f}" for name, seconds in minutes.items() if seconds)
     precision = "bfloat16" if s.mixed_precision else "single precision"
-    again = " ".join(f"--set {name}={value}" for name, value in repeated(inputs).items())
+    values = {name: json.dumps(value) for name, value in repeated(inputs).items()}
+    again = " ".join(f"--set {name}={value}" for name, value in values.items())
     memory, disk = (n / 1e9 for n in (memory_bytes(inputs), inputs.disk_bytes))
     return [
         f"plan for {plan.minutes:g} minutes: {parts}, until now {plan.spent_s / 60:.1f}",
@@ -229,5 +231,4 @@ def plan_lines(inputs: EvolutionInputs) -> list[str]:
 def repeated(inputs: EvolutionInputs) -> dict[str, Any]:
     """The settings that repeat the evolution exactly, with no clock."""
     s = inputs.settings
-    flags = {name: str(bool(getattr(s, name))).lower() for name in ("racing", "mixed_precision")}
-    return {name: getattr(s, name) for name in budget.FIELDS} | flags
+    return {name: getattr(s, name) for name in (*budget.FIELDS, "racing", "mixed_precision")}

@@ -137,7 +137,7 @@ def with_default_budget(
 ) -> EvoMergeSettings:
     """The settings with a time budget, if nothing else bounds an evolution that is new."""
     bounds = {"time_budget_minutes", "generations", "max_evaluations", "fitness"}
-    if bounds & settings.model_fields_set or begun_or_none(folder):
+    if bounds & settings.model_fields_set or (folder / BEGUN).is_file():
         return settings
     return settings.model_copy(update={"time_budget_minutes": minutes})
 
@@ -279,9 +279,10 @@ def open_inputs(
     in_run: bool = False,
 ) -> EvolutionInputs:
     """Open the models, and check all that can be checked before every weight is read."""
-    record = None if in_run else begun_or_none(folder)
+    record = None
     if not in_run:  # the folder is the evolution's own, and may hold an earlier part of it
         checks.refuse_place(folder, with_base(parent_refs, base_ref))
+        record = begun_or_none(folder)
         settings = _as_begun(settings, record) if record else settings
         checks.refuse_fewer(folder, settings)
         control_ref = _control_of(Path(base_ref)) if base_ref else None

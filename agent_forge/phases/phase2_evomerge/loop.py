@@ -280,8 +280,7 @@ class EvolutionLoop:
         limits = {key: self._limits(key) for key in new}
         if self._parallel is not None:
             spent = self.seconds["merge"] + self.seconds["evaluation"]
-            generations = self.settings.generations - self.search.generation
-            left = generations * self.settings.population_size
+            left = planned - len(self.search.scores)
             if self._parallel.pays_off(left * spent / self._count if self._count else 0.0):
                 return self._parallel.measure(self.search.candidates, limits)
         return self.evaluator.measure(new[0], limits[new[0]])

@@ -506,8 +506,11 @@ def _bad(line: str, forge: Forge, code: int, told: str) -> None:
         ("--base-models {three} --set fitness=own_fitness:nan", 1, "gave nan"),
         ("--base-models {three} --set fitness=no_module:f", 2, "no_module"),
         ("--base-models {three} --set 'fitness=false {{model}}'", 1, "ended with 1"),
-        ("--base-models {three} --config fast --set population_size=5", 2, "allowed sizes are"),
-        ("--base-models {three} --set min_diversity=0.1", 2, "diversity_reseed_threshold"),
+        ("--base-models {three} --config fast --set population_size=3", 2, "is below 4"),
+        ("--base-models {three} --set population_size=5 --set strategy=spec", 2, "allowed sizes"),
+        ("--base-models {three} --set min_diversity=0.1", 2, "acts in spec"),
+        ("--base-models {three} --set strategy=spec --set min_diversity=0.1", 2, "reseed_threshold"),
+        ("--base-models {three} --gens 2 --time-budget 1e-6", 2, "too few"),
         ("--base-models {three} --data {r}/add.jsonl --set tasks=[add]", 2, "exclude each other"),
         ("--base-models {three} --set 'fitness_weights={{speed: 1}}'", 2, "tell no two merges"),
         ("--base-models {three} --set 'fitness_floors={{x/accuracy: 1}}'", 2, "fitness_floors"),
@@ -566,8 +569,7 @@ def test_presets_are_valid(name: str) -> None:
 
 def quick(root: Path) -> str:
     data = " ".join(f"--data {path}" for path in files_of(root))
-    few = {**FEW, "strategy": "spec"}
-    sets = " ".join(f"--set {k}={v}" for k, v in few.items() if k != "generations")
+    sets = " ".join(f"--set {k}={v}" for k, v in FEW.items() if k != "generations")
     return f"--base-models {three(root)} --base {root}/base {data} {sets} --seed 1 --gens 2"
 
 

@@ -465,7 +465,7 @@ def test_losers_are_merges_of_the_parents_that_did_not_fail() -> None:
         combo = asked[0].operation.get("combo")
         search.tell(asked[0].key, -math.inf if combo in (0, 1, 2, 3, 4) else 0.5 + (combo or 9))
     best = search.champion
-    assert best is not None and best.kind == "parent" or best.kind == "average"
+    assert best is not None and best.kind in ("parent", "average")
     child = search._losers_child(0, best)  # type: ignore[attr-defined]
     assert {search.candidates[key].operation["combo"] for key in child.inputs} == {5, 6, 7}
     search.scores[child.inputs[0]] = -math.inf
@@ -477,4 +477,6 @@ def test_the_first_version_of_auto_is_what_it_was() -> None:
     """So that evolutions which were begun with it go on: hashes of what it proposed then."""
     search = run(start("auto", auto_version=1, generations=12, early_stopping=False))
     assert len(search.population) == 8 and not losing(search)
-    assert hashlib.sha256("".join(search.candidates).encode()).hexdigest()[:16] == "bc2c28644f4c4bd8"
+    assert (
+        hashlib.sha256("".join(search.candidates).encode()).hexdigest()[:16] == "bc2c28644f4c4bd8"
+    )

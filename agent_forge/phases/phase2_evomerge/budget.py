@@ -3,7 +3,8 @@
 The verdict gets what it needs, at most a fifth; healing its share; the search the rest. At first
 the search is to have about `AIM` passes over its items, with as many items as then fit: many items
 tell more than many candidates. Where the data has no more items, more candidates are scored; where
-even the fewest items leave no time for `AIM` passes, fewer are.
+even the fewest items leave no time for `AIM` passes, fewer are. Measuring a candidate may always
+take as long as making it.
 """
 
 from __future__ import annotations
@@ -155,7 +156,8 @@ def make_plan(
     found = _search_plan(costs, shape, search_s, fixed)
     if found is None:
         needed = _minutes_needed(costs, shape, minutes, spent_s, fixed)
-        problem = f"{minutes:g} minutes are too few for these models and data"
+        speed = f"{costs.tokens_per_s:,.0f} tokens/s"
+        problem = f"{minutes:g} minutes are too few for these models and data at {speed}"
         raise ConfigError(problem, hint=f"give --time-budget {needed} or more, or fewer domains")
     items, evaluations = found
     generations = math.ceil((evaluations - shape.whole) / shape.population)
@@ -184,21 +186,28 @@ def _search_plan(
     def fits(evaluations: int, items: int) -> bool:
         return search_seconds(costs, shape, evaluations, items) <= seconds
 
-    ranges = [(least, most)]
+    ranges, raced = [(least, most)], 0
     if shape.racing and least < RACED_ITEMS <= min(most, *costs.items["selection"].values()):
-        ranges = [(RACED_ITEMS, most), (least, RACED_ITEMS - 1)]  # those that race cost less
+        raced = RACED_ITEMS  # one less costs more
+        ranges = [(raced, most), (least, raced - 1)]
+    making = search_seconds(costs, shape, fewest, 0)  # as long as measuring may take in any case
+    balanced = _largest(
+        *ranges[-1], lambda k: search_seconds(costs, shape, fewest, k) <= 2 * making
+    )
     for low, high in ranges:
-        wanted = bound
+        wanted, start = bound, max(low, balanced)
         if "max_evaluations" not in fixed:
             wanted = _largest(fewest, bound, partial(_within_aim, shape, shape.racing and low))
-        if fits(wanted, low):
-            items = _largest(low, high, partial(fits, wanted))
+        if fits(wanted, start):
+            items = _largest(start, high, partial(fits, wanted))
             if items == most:
                 wanted = _largest(wanted, bound, lambda n: fits(n, most))
-            return items, wanted
+            return items + (items == raced - 1), wanted
     if not fits(fewest, least):
         return None
-    return least, _largest(fewest, bound, lambda n: fits(n, least))
+    items = _largest(least, balanced, partial(fits, fewest))
+    wanted = fewest if items < balanced else _largest(fewest, bound, lambda n: fits(n, items))
+    return items + (items == raced - 1), wanted
 
 
 def _within_aim(shape: SearchShape, raced_from: int, evaluations: int) -> bool:

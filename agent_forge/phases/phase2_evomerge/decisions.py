@@ -31,7 +31,7 @@ from agent_forge.search.settings import FIRST_COMBOS
 from agent_forge.store import files
 
 PROBE_S = 2.0  # of measuring, for each precision
-FEW, MANY = 2, 64  # items of a domain that the probe begins with, and has at most
+MANY = 64  # items of a domain that the probe has at most
 LARGE_WEIGHTS = 10_000_000  # smaller networks gain nothing by bfloat16, and stay what they were
 PROCESS_BYTES, COPIES = 900_000_000, 4  # of torch and activations; of a network's weights
 LAYER, ROWS = 1024, 256  # of the matrices that tell how fast a CPU is
@@ -168,17 +168,17 @@ def _fill_seconds(evaluator: CandidateEvaluator, candidate: Candidate) -> float:
 
 
 def _tokens_per_s(fitness: DomainFitness, mixed: bool) -> float:
-    """Tokens a second on a few items of each domain, more of them the faster it is."""
-    count = FEW
-    while True:
+    """Tokens a second on a few items of each domain, after one of each; more, the faster it is."""
+    each = fitness.tokens / max(len(d.examples) for d in fitness.domains)  # of an item a domain
+    rate = 0.0
+    for seconds in (0.0, PROBE_S / 4, PROBE_S):
+        count = max(1, min(MANY, int(seconds * rate / each)))
         few = [d.select(range(min(count, len(d.examples)))) for d in fitness.domains]
         sample = DomainFitness(fitness.model_under_test, few, fitness.weights, {}, mixed=mixed)
         began = time.perf_counter()
         sample.measure()
-        seconds = time.perf_counter() - began
-        if seconds > PROBE_S / 4 or count >= MANY:
-            return sample.tokens / seconds
-        count = min(MANY, max(2 * count, int(count * PROBE_S / 2 / max(seconds, 1e-6))))
+        rate = sample.tokens / (time.perf_counter() - began)
+    return rate
 
 
 def plan_record(inputs: EvolutionInputs) -> dict[str, Any]:

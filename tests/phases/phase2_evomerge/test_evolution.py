@@ -509,7 +509,11 @@ def _bad(line: str, forge: Forge, code: int, told: str) -> None:
         ("--base-models {three} --config fast --set population_size=3", 2, "is below 4"),
         ("--base-models {three} --set population_size=5 --set strategy=spec", 2, "allowed sizes"),
         ("--base-models {three} --set min_diversity=0.1", 2, "acts in spec"),
-        ("--base-models {three} --set strategy=spec --set min_diversity=0.1", 2, "reseed_threshold"),
+        (
+            "--base-models {three} --set strategy=spec --set min_diversity=0.1",
+            2,
+            "reseed_threshold",
+        ),
         ("--base-models {three} --gens 2 --time-budget 1e-6", 2, "too few"),
         ("--base-models {three} --data {r}/add.jsonl --set tasks=[add]", 2, "exclude each other"),
         ("--base-models {three} --set 'fitness_weights={{speed: 1}}'", 2, "tell no two merges"),

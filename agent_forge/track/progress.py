@@ -160,9 +160,11 @@ def _table(record: Record) -> tuple[str, str]:
     values = "".join(f"{value:>{NAME_WIDTH + 1}.4f}" for value in scores.values())
     mean = record["mean"] if record["mean"] is not None else float("nan")
     best, eta = record["best"] or 0, clock(record.get("eta_s"))
-    row = f"{record['generation']:>5}  {best:.4f}  {mean:.4f}{values}"
-    row += f"  {f'{speed:,.0f}' if speed else '-':>8}  {eta:>7}  {record['origin']}"
-    return f"  gen  best    mean  {names}  tokens/s      ETA  champion", row
+    row = f"{record['generation']:>5}  {best:.4f}  {mean:>6.4f}{values}"
+    took, budget = clock(record.get("elapsed_s")), record.get("budget_s")
+    spent = f"{took} of {clock(budget)}" if budget else took
+    row += f"  {f'{speed:,.0f}' if speed else '-':>8}  {spent:>15}  {eta:>7}  {record['origin']}"
+    return f"  gen    best    mean{names}  tokens/s             time      ETA  champion", row
 
 
 class BeatingProgress(Progress):

@@ -27,7 +27,7 @@ RACED_ITEMS = 64  # of every domain: fewer are not raced
 RACED_SHARE = 0.4  # of the items that a candidate meets in a race, on average
 GRADIENTS = 24  # that a search takes at most, about; one for every two candidates before
 FINALISTS = 4  # passes over the holdout beside one a generation
-SPARE = 1.05  # of the verdict: its sums take time too
+COMPARED_S, COMPARED_ITEM_S = 0.5, 5e-4  # to compare two models, and for every item
 FIELDS = ("fitness_subset_size", "verdict_items", "max_evaluations", "generations")
 
 
@@ -134,8 +134,10 @@ def search_seconds(costs: EvaluationCosts, shape: SearchShape, evaluations: int,
 
 def verdict_seconds(costs: EvaluationCosts, shape: SearchShape, items: int) -> float:
     """Seconds of the verdict and of writing the champion, which is opened again."""
-    measured = shape.verdict_models * costs.pass_tokens("verdict", items) / costs.exact_tokens_per_s
-    return SPARE * (measured + (shape.verdict_models + 2) * costs.open_s)
+    count = sum(min(items, known) for known in costs.items["verdict"].values())
+    measured = costs.pass_tokens("verdict", items) / costs.exact_tokens_per_s
+    compared = COMPARED_S + COMPARED_ITEM_S * count
+    return shape.verdict_models * (measured + compared + costs.open_s) + 2 * costs.open_s
 
 
 def make_plan(

@@ -53,7 +53,11 @@ def decisions(inputs: EvolutionInputs, device: str, spent_s: float = 0.0) -> dic
         weights = sum(spec.numel for spec in inputs.parents[0].specs.values())
         found["mixed_precision"] = not plain and weights >= LARGE_WEIGHTS and faster_in_bf16()
     if plan := _plan(with_decisions(inputs, {"settings": found}), device, spent_s):
-        return {"settings": found | plan.settings, "plan": plan.to_json()}
+        found |= plan.settings
+        bounded = inputs.plan is None and "generations" in s.model_fields_set
+        if bounded and plan.max_evaluations >= s.planned(len(inputs.parents)):
+            found["max_evaluations"] = s.max_evaluations  # all generations fit: they are the end
+        return {"settings": found, "plan": plan.to_json()}
     return {"settings": found} if found else {}
 
 
@@ -82,7 +86,7 @@ def _plan(inputs: EvolutionInputs, device: str, spent_s: float) -> EvolutionPlan
         return None
     shape = shape_of(inputs)
     if plan is not None:
-        same = plan.minutes == s.time_budget_minutes
+        same = plan.minutes == s.time_budget_minutes or not s.max_evaluations
         return None if same else budget.replanned(plan, shape, s.time_budget_minutes)
     if (inputs.folder / JOURNAL).exists():  # begun without a plan: the clock alone ends it
         return None

@@ -411,7 +411,7 @@ class EvolutionLoop:
             return False
         decision = {"evaluations": len(scored), "gradients": len(gradients), "budget": budget}
         if not self.journal.find("stopped", **decision):
-            limit = plan.search_s if plan else 60 * budget
+            limit = 60 * budget + (plan.search_s - 60 * plan.minutes if plan else 0.0)
             if self._elapsed() <= limit or self._is_measured(candidate.key):
                 return False
             self.journal.write("stopped", generation=self.search.generation, **decision)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 SPECIALISTS = 3  # of Phase 1
 DEFAULT_SEED = 42
-DEFAULT_MINUTES = 60.0  # where nothing else bounds an evolution
+DEFAULT_MINUTES, QUICK_MINUTES = 60.0, 3.0  # where nothing else bounds it; without models
 QUICK = "trunk_steps=400 branch_steps=80 control=false evaluation_items=300 min_diversity=0.0"
 
 
@@ -74,7 +74,8 @@ def evo(
 
         found_device = _device(device)
         settings = inputs.load_settings(config, sets, options)
-        settings = inputs.with_default_budget(settings, folder, DEFAULT_MINUTES)
+        minutes = DEFAULT_MINUTES if refs else QUICK_MINUTES
+        settings = inputs.with_default_budget(settings, folder, minutes)
         if not refs:
             inputs.check_before_models(settings, folder, SPECIALISTS)
     if not refs:

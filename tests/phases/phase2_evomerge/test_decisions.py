@@ -100,6 +100,23 @@ def test_old_settings_have_the_fingerprint_that_they_had() -> None:
     assert new.decisive(WITHOUT_EFFECT | new.unused) == expected
 
 
+def test_an_auto_evolution_of_before_goes_on_as_it_was(tmp_path: Path) -> None:
+    """Its record knows no versions; its journal has four combos and what followed them."""
+    old = {**AUTO, "auto_version": 1, "racing": False, "mixed_precision": False, "generations": 1}
+    whole = run_evolution(job(tmp_path / "whole", **old))
+    folder = tmp_path / "x"
+    folder.mkdir()
+    lines = (whole.loop.folder / JOURNAL).read_bytes().splitlines(keepends=True)
+    (folder / JOURNAL).write_bytes(b"".join(lines[:13]))
+    record = files.read_checked(whole.loop.folder / BEGUN)
+    del record["settings"]["auto_version"]
+    files.write_checked(folder / BEGUN, record)
+    again = job(folder, strategy="auto", generations=1)  # the command that it was begun with
+    assert (again.settings.auto_version, again.settings.racing) == (1, False)
+    done = run_evolution(resume_inputs(folder, None, None))
+    assert outcome(done.loop.folder) == outcome(whole.loop.folder)
+
+
 def test_generation_0_races_against_the_best_of_parents_and_average(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

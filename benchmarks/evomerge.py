@@ -126,6 +126,7 @@ def specialists(preset: str, seed: int, work: Path) -> str:
 def job_of(study: str, seed: int, work: Path, name: str, **changes: Any) -> EvolutionInputs:
     """The evolution of a study's three models; they are trained if they are not there."""
     settings: dict[str, Any] = {"generations": GENERATIONS[study], "early_stopping": False}
+    settings["strategy"] = "spec"  # whose operators are compared
     settings["workers"] = 1  # so that CPU seconds and shares are those of one process
     base = None
     if study == "stories":

@@ -57,12 +57,13 @@ CREWS: dict[str, dict[str, Any]] = {
 }
 
 
-LENGTH = {"early_stopping": False, "generations": 1000, "max_evaluations": EVALUATIONS}
+LENGTH: dict[str, Any] = {"early_stopping": False, "generations": 1000, "racing": False}
+LENGTH |= {"max_evaluations": EVALUATIONS}
 PASSAGES = {"fitness_subset_size": 25, "verdict_items": 100}  # of each fine-tune's text
 
 
 def tuned_job(work: Path, seed: int, name: str, **settings: Any) -> EvolutionInputs:
-    return study_of("stories", seed, work, f"search {name}", **LENGTH, **PASSAGES, **settings)
+    return study_of("stories", seed, work, f"search {name}", **{**LENGTH, **PASSAGES, **settings})
 
 
 def job_of(work: Path, seed: int, name: str, **settings: Any) -> EvolutionInputs:

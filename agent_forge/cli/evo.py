@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import shlex
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 SPECIALISTS = 3  # of Phase 1
 DEFAULT_SEED = 42
+DEFAULT_MINUTES, QUICK_MINUTES = 60.0, 3.0  # where nothing else bounds it; without models
 QUICK = "trunk_steps=400 branch_steps=80 control=false evaluation_items=300 min_diversity=0.0"
 
 
@@ -57,7 +59,9 @@ def evo(
         with _interruptible(resume if resume.is_dir() else resume.parent, dry_run):
             from agent_forge.phases.phase2_evomerge.inputs import resume_inputs
 
-            _run(resume_inputs(resume, gens, time_budget, sets), _device(device), dry_run, as_json)
+            found_device = _device(device)
+            found = resume_inputs(resume, gens, time_budget, sets)
+            _run(found, found_device, dry_run, as_json, time.monotonic())
         return
     options: dict[str, Any] = {"generations": gens, "time_budget_minutes": time_budget}
     options["replicates"] = replicates
@@ -73,14 +77,17 @@ def evo(
 
         found_device = _device(device)
         settings = inputs.load_settings(config, sets, options)
+        minutes = DEFAULT_MINUTES if refs else QUICK_MINUTES
+        settings = inputs.with_default_budget(settings, folder, minutes)
         if not refs:
             inputs.check_before_models(settings, folder, SPECIALISTS)
     if not refs:
         refs = [_session_to_evolve(storage, device, as_json, dry_run)]
+    began = time.monotonic()
     with _interruptible(folder, dry_run):
         seed = DEFAULT_SEED if seed is None else seed
         located = inputs.locate_inputs(settings, refs, base, seed, folder, storage)
-        _run(located, found_device, dry_run, as_json)
+        _run(located, found_device, dry_run, as_json, began)
 
 
 @contextlib.contextmanager
@@ -98,16 +105,18 @@ def _interruptible(folder: Path, dry_run: bool) -> Iterator[None]:
         raise Interrupted(problem, hint=f"forge evo --resume {shlex.quote(str(folder))}") from None
 
 
-def _run(inputs: EvolutionInputs, device: str, dry_run: bool, as_json: bool) -> None:
+def _run(inputs: EvolutionInputs, device: str, dry_run: bool, as_json: bool, began: float) -> None:
     """The evolution, or what it would be. From when it has begun a signal is a request to stop."""
     if dry_run:
-        return _plan(inputs, as_json)
+        from agent_forge.phases.phase2_evomerge.decisions import decided
+
+        return _plan(decided(inputs, device, time.monotonic() - began), as_json)
     from agent_forge.phases.phase2_evomerge.evolution import run_evolution
     from agent_forge.pipeline.environment import StopSignals
 
-    stopper = StopSignals(inputs.folder)
     with contextlib.ExitStack() as stack:
         display = stack.enter_context(make_progress("none" if as_json else "auto"))
+        stopper = StopSignals(inputs.folder, display.ask_stop)
 
         def listen(record: dict[str, Any]) -> None:
             if record["event"] == "begun":
@@ -115,7 +124,8 @@ def _run(inputs: EvolutionInputs, device: str, dry_run: bool, as_json: bool) -> 
             with contextlib.suppress(OSError):  # the terminal is gone: the work goes on
                 display(record)
 
-        _report(run_evolution(inputs, device=device, listen=listen, should_stop=stopper), as_json)
+        how: Any = {"listen": listen, "should_stop": stopper, "device": device}
+        _report(run_evolution(inputs, **how, spent_s=time.monotonic() - began), as_json)
 
 
 def _device(device: str) -> str:
@@ -168,6 +178,8 @@ def _session_to_evolve(storage: Path, device: str, quiet: bool, dry_run: bool) -
 
 
 def _plan(inputs: EvolutionInputs, as_json: bool) -> None:
+    from agent_forge.phases.phase2_evomerge import decisions
+
     inputs.require_room()
     settings, parents, splits = inputs.settings, list(inputs.parent_refs), inputs.splits
     record = {
@@ -182,12 +194,14 @@ def _plan(inputs: EvolutionInputs, as_json: bool) -> None:
         "items": {s: {d.name: len(d.examples) for d in domains} for s, domains in splits.items()},
         "near_copies": {d.name: d.near_copies for d in splits.get("verdict", ()) if d.near_copies},
         "disk_bytes": inputs.disk_bytes,
+        **decisions.plan_record(inputs),
         "notes": list(inputs.notes),
     }
     if as_json:
         return emit_json(**record)
     for key, value in record.items():
         print(f"{key}: {json.dumps(value) if isinstance(value, dict) else value}")
+    print("\n".join(decisions.plan_lines(inputs)))
 
 
 def _report(result: EvolutionResult, as_json: bool) -> None:

@@ -45,6 +45,7 @@ from agent_forge.errors import ConfigError, PhaseFailed
 from agent_forge.evals import domains as scoring
 from agent_forge.evals.domains import Domain, content_hash, evaluation_hash
 from agent_forge.evals.model_under_test import ItemScores, ModelUnderTest, TokenizedDomain
+from agent_forge.infer.generate import ProgressCallback, no_progress
 
 SHARES = (0.125, 0.25, 0.5, 1.0)  # of the items, at the end of each shard, in the plain reading
 SURE = 1.0  # more of them save little and find nothing better (docs/evomerge.md)
@@ -137,6 +138,7 @@ class DomainFitness:
         self.floors = dict(floors)
         self.shares = [(domain_weights or {}).get(domain.name, 1.0) for domain in domains]
         self.mixed, self.racing = mixed, racing
+        self.progress: ProgressCallback = no_progress  # told of every measurement
         self.use(model_under_test.model)
         self.prepared = [model_under_test.prepare(domain) for domain in domains]
         self.tokens = sum(len(item.ids) for found in self.prepared for item in found.items)
@@ -187,7 +189,7 @@ class DomainFitness:
         weight = next(self.model_under_test.model.parameters())
         cast = self.mixed and weight.dtype != torch.bfloat16
         with torch.autocast(weight.device.type, torch.bfloat16, enabled=cast):
-            return self.model_under_test.measure_all(prepared)
+            return self.model_under_test.measure_all(prepared, self.progress)
 
     def score(self) -> FitnessScore:
         return self.score_of(self.measure())

@@ -7,6 +7,7 @@ import platform
 import random
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -86,8 +87,11 @@ def _cpu_name() -> str:
 class StopSignals:
     """True, when called, after a signal or a stop file in `folder`; a second signal leaves now."""
 
-    def __init__(self, folder: Path | None = None) -> None:
-        self.folder = folder
+    def __init__(
+        self, folder: Path | None = None, on_signal: Callable[[], None] = lambda: None
+    ) -> None:
+        """`on_signal` is called, within the handler, when the first one comes."""
+        self.folder, self._first = folder, on_signal
         self._asked = False
 
     def request(self) -> None:
@@ -113,6 +117,7 @@ class StopSignals:
         if self._asked:
             system.interrupt(name)
         self.request()
+        self._first()
 
 
 def request_stop(folder: Path) -> None:

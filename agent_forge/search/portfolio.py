@@ -1,9 +1,9 @@
 """A portfolio: the budget goes where it paid. And the table of all strategies.
 
-The parents, their average and a few combos come first; then steps along the gradient from the
-average, until they no longer help; then whichever of four arms (a step along the gradient, points
-around the best by CMA-ES, a mutation of the best, another combo) gained most for its cost, where
-the less tried ones get the benefit of the doubt.
+The parents, their average and the eight combos come first; then steps along the gradient from the
+average, until they no longer help; then whichever of five arms (a step along the gradient, points
+around the best by CMA-ES, a mutation of the best, another combo, a merge of losers) gained most for
+its cost, where the less tried ones get the benefit of the doubt.
 """
 
 import math
@@ -16,8 +16,9 @@ from agent_forge.search.base import SearchStrategy
 from agent_forge.search.candidate import SHORT, Candidate
 from agent_forge.search.continuous import CandidateVector, CmaSampler, GradientDescent, Vector
 from agent_forge.search.evolution import EvolutionSearch, GeneticSearch
+from agent_forge.search.settings import FIRST_COMBOS, TRIPLE
 
-COMBOS = 4  # that are tried first
+ARMS = ("gradient", "sample", "mutation", "combo", "losers")
 SAMPLES = 6  # points of one round of CMA-ES
 DISCOUNT = 0.7  # of what an arm gained and cost, at every further use
 EXPLORATION = 0.5  # bonus of the less tried arms
@@ -57,7 +58,8 @@ class PortfolioSearch(SearchStrategy):
     mutating = ("gradient", "sample", "mutation")
 
     def _first_generation(self) -> None:
-        self._arms = [OperatorArm(name) for name in ("gradient", "sample", "mutation", "combo")]
+        version = self.settings.auto_version
+        self._arms = [OperatorArm(name) for name in (ARMS if version > 1 else ARMS[:-1])]
         self._descent: GradientDescent | None = None
         self._cma: CmaSampler | None = None
         self._cma_keys: set[str] = set()  # its centre and its points
@@ -66,7 +68,7 @@ class PortfolioSearch(SearchStrategy):
         self._round: ArmProposal | None = None  # that waits for its scores
         self._cost = 0.0  # of that
         masks = operators.mask_seed(self.seed)
-        for combo in operators.COMBOS[:COMBOS]:
+        for combo in operators.COMBOS[: FIRST_COMBOS[version]]:
             made = operators.combo_of(self._space, combo, self._space.parents, masks, "combo")
             self._propose("combo", made)
 
@@ -97,6 +99,8 @@ class PortfolioSearch(SearchStrategy):
             cma, points = self._cma, self._cma.ask()
             made = [cma.box.candidate(x, "sample around the best") for x in points]
             self._start_round(arm, made, points)
+        elif arm.name == "losers":
+            self._start_round(arm, [self._losers_child(arm.uses, best)])
         else:
             self._start_round(arm, [self._mutant(best)])
 
@@ -184,6 +188,19 @@ class PortfolioSearch(SearchStrategy):
         combo, seed = int(rng.integers(len(operators.COMBOS))), operators.draw_seed(rng)
         made = operators.combo_of(self._space, combo, self._space.parents, seed, "combo")
         return operators.variant(self._space, made, rng)
+
+    def _losers_child(self, uses: int, best: Candidate) -> Candidate:
+        """A random combo of the worst three merges of the parents, at the next use of the next
+        three; another combo of the parents where there are no three."""
+        parents, known = self._space.parents, (key for key in self.scores if key != best.key)
+        merges = (key for key in known if self.candidates[key].kind == "merge")
+        losers = self._ranked([key for key in merges if self.candidates[key].inputs == parents])
+        if len(losers) < TRIPLE:
+            return self._combo()
+        end = len(losers) - TRIPLE * (uses % (len(losers) // TRIPLE))
+        rng = operators.generator(self.seed, self._rounds, "losers")
+        combo, seed = int(rng.integers(len(operators.COMBOS))), operators.draw_seed(rng)
+        return operators.combo_of(self._space, combo, losers[end - TRIPLE : end], seed, "losers")
 
     def _strategy_record(self) -> dict[str, Any]:
         return {"ways": {arm.name: [arm.uses, arm.value] for arm in self._arms}}

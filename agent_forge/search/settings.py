@@ -19,6 +19,7 @@ MUTANTS = 3  # of each elite
 TRIPLE = 3  # losers that make one child
 SIZES = "4, 7, 8 and every size from 10 on"
 LEAST = 4  # candidates at a time of any strategy
+FIRST_COMBOS = {1: 4, 2: 8}  # that auto tries first, by its version
 PAIRS = (("linear", "slerp"), ("dare", "ties"), ("frankenmerge", "dfs"))  # of techniques, by bit
 FIELDS_OF = {  # that act in some strategies alone; all others act in every one
     "spec ga": "elite_count",
@@ -29,9 +30,11 @@ FIELDS_OF = {  # that act in some strategies alone; all others act in every one
     "cma-es nsga2": "blend_method density per_layer",
     "cma-es nsga2 auto": "start_sigma",
     "grad auto": "gradient_step gradient_share",
+    "auto": "auto_version",
 }
 ACTS_IN = {name: of.split() for of, names in FIELDS_OF.items() for name in names.split()}
-OFF = {"min_diversity": 0.0, "diversity_reseed_threshold": 0.0}  # as if the field did not exist
+# As if the field did not exist.
+OFF = {"min_diversity": 0.0, "diversity_reseed_threshold": 0.0, "auto_version": 1}
 Share = Annotated[float, Field(ge=0, le=1)]
 SomeShare = Annotated[float, Field(gt=0, le=1)]
 Count = Annotated[int, Field(ge=1)]
@@ -50,7 +53,10 @@ class EvolutionSettings(Settings):
     """How candidates are searched. A field that the strategy does not have is refused."""
 
     strategy: Literal["spec", "ga", "cma-es", "nsga2", "grad", "auto"] = setting(
-        "spec", "how candidates are searched; spec: elites mutate, losers merge"
+        "auto", "how candidates are searched; auto: by what gained most, gradients first"
+    )
+    auto_version: Literal[1, 2] = setting(
+        2, "auto: 1 has half of the combos at first and merges no losers, as evolutions before"
     )
     generations: int = setting(50, "how many follow the first one, of combos", ge=0, le=100_000)
     max_evaluations: int = setting(0, "scores to stop after, those of parents too; 0 = never", ge=0)
@@ -93,7 +99,9 @@ class EvolutionSettings(Settings):
 
     def planned(self, parents: int) -> int:
         """How many candidates are scored at most, the parents and their average among them."""
-        every = self.population_size * (self.generations + 1) + parents + 1
+        first = max(self.population_size, FIRST_COMBOS[self.auto_version])  # by auto, all combos
+        first = first if self.strategy == "auto" else self.population_size
+        every = self.population_size * self.generations + first + parents + 1
         return min(every, self.max_evaluations or every)
 
     @property

@@ -1,17 +1,21 @@
 """Progress for people: Rich bars on a terminal, plain lines elsewhere, JSON lines on request.
 
 A display is called with the events of a tracker, and with `loop` and `step`, which tell how far a
-phase, a merge (in bytes) or an evaluation (in tokens) is. It may fail without harm.
+phase, a merge (in bytes) or an evaluation (in tokens) is. `work` begins a piece of work that may
+take long (`tokens` counts within it): a thread shows that it goes on. It may fail without harm.
 """
 
 import contextlib
 import json
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from typing import Any, Self, TextIO
 
-TABLE_HEAD = "  gen  best    mean    diversity  hits    ETA  champion"
+EVERY_S = 10.0  # a line at least, where lines are all that there is
+BEAT_S = 0.2
+NAME_WIDTH = 9  # of a domain in the table
 Record = Mapping[str, Any]
 
 
@@ -56,6 +60,13 @@ class Progress(contextlib.AbstractContextManager["Progress"]):
         self._began = time.monotonic()
         self._skipped = 0  # steps of this phase that an earlier process did: no pace follows
         self._candidates = self._generations = self._loops = 0
+        self._work: Record = {}  # that is under way
+        self._work_began, self._work_tokens = self._began, 0
+        self._asked = self._told = False  # to stop
+
+    def ask_stop(self) -> None:
+        """Somebody asked to stop: safe within a signal's handler, the thread says it."""
+        self._asked = True
 
     def __call__(self, record: Record) -> None:
         phase = record.get("phase", record["name"] if record["event"] == "loop" else None)
@@ -68,11 +79,20 @@ class Progress(contextlib.AbstractContextManager["Progress"]):
                 self._began = time.monotonic()
         self._candidates += record["event"] == "candidate"
         self._generations += record["event"] == "generation"
+        if record["event"] in ("work", "verdict"):
+            self._work, self._work_began, self._work_tokens = record, time.monotonic(), 0
+        elif record["event"] == "tokens":
+            self._work_tokens = record["done"]
+        elif record["event"] == "phase_completed":
+            self._work = {}
 
     def __exit__(self, *details: object) -> None:
         return None
 
     def _eta(self, record: Record) -> float | None:
+        if "eta_s" in record:
+            known: float | None = record["eta_s"]
+            return known
         done = record.get("done", record["step"])
         left = record.get("left", record["total"] - record["step"])
         return eta_s(time.monotonic() - self._began, done - self._skipped, left)
@@ -103,40 +123,107 @@ class Progress(contextlib.AbstractContextManager["Progress"]):
             first = self._candidates == 1 and not self._generations
             return [f"a candidate takes about {record['seconds']:.1f} s"] if first else []
         if event == "generation":
-            n = record["generation"]
-            eta = clock(eta_s(time.monotonic() - self._began, n + 1, record["left"]))
-            mean = record["mean"] if record["mean"] is not None else float("nan")
-            best, diversity = record["best"] or 0, record["diversity"] or 0
-            line = f"{n:>5}  {best:.4f}  {mean:.4f}  {diversity:>9.3f}  {record['cache_hits']:>4}"
-            line += f"  {eta:>5}  {record['origin']}"
-            return [TABLE_HEAD, line] if self._generations == 1 else [line]
+            head, line = _table(record)
+            return [head, line] if self._generations == 1 else [line]
         if event == "verdict":
-            return [f"measuring {record['model']} on unseen items"]
-        return [] if event in ("begun", "loop") else [describe(record)]
+            return [f"measuring {record['model']} on unseen items{_counted(record)}"]
+        if event in ("begun", "loop", "work", "tokens"):
+            return []
+        return [describe(record)]
+
+    def _working(self) -> str:
+        """Return what is under way, for how long, and how long it should take."""
+        took, expected = time.monotonic() - self._work_began, self._work.get("expected_s")
+        subject = self._work.get("what") or f"{self._work.get('model')} on unseen items"
+        pace = f", {self._work_tokens:,} tokens" if self._work_tokens else ""
+        about = f" of about {clock(expected)}" if expected else ""
+        return f"{subject}: {clock(took)}{about}{pace}"
+
+    def _stopping(self) -> str:
+        """Return how long the present piece of work still takes."""
+        expected = self._work.get("expected_s")
+        left = (expected or 0.0) - (time.monotonic() - self._work_began)
+        about = f", about {max(1, round(left))} s" if expected else ""
+        return f"finishing the present candidate{about}; again to leave at once"
 
 
-class PlainProgress(Progress):
-    """One line for each change of state, and one every ten seconds within a loop."""
+def _counted(record: Record) -> str:
+    """Return which of the models of a verdict this is."""
+    number, models = record.get("number", 0), record.get("models", 0)
+    return f" ({number} of {models})" if 0 < number <= models else ""
+
+
+def _table(record: Record) -> tuple[str, str]:
+    """Return head and row of a generation: scores by domain, pace and time left."""
+    scores, speed = record.get("scores", {}), record.get("tokens_per_s")
+    names = "".join(f"{name[:NAME_WIDTH]:>{NAME_WIDTH + 1}}" for name in scores)
+    values = "".join(f"{value:>{NAME_WIDTH + 1}.4f}" for value in scores.values())
+    mean = record["mean"] if record["mean"] is not None else float("nan")
+    best, eta = record["best"] or 0, clock(record.get("eta_s"))
+    row = f"{record['generation']:>5}  {best:.4f}  {mean:>6.4f}{values}"
+    took, budget = clock(record.get("elapsed_s")), record.get("budget_s")
+    spent = f"{took} of {clock(budget)}" if budget else took
+    row += f"  {f'{speed:,.0f}' if speed else '-':>8}  {spent:>15}  {eta:>7}  {record['origin']}"
+    return f"  gen    best    mean{names}  tokens/s             time      ETA  champion", row
+
+
+class BeatingProgress(Progress):
+    """A display with a thread that shows long work going on, and a request to stop."""
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__(stream)
         self._shown = time.monotonic()
+        self._lock, self._over = threading.RLock(), threading.Event()
+        self._thread = threading.Thread(target=self._beat_on, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        self._over.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _beat_on(self) -> None:
+        while not self._over.wait(BEAT_S):
+            with contextlib.suppress(OSError, ValueError), self._lock:  # the terminal may be gone
+                self._beat()
+
+    def _beat(self) -> None:
+        if self._asked and not self._told:
+            self._told = True
+            self._show(self._stopping())
+        if self._work and time.monotonic() - self._shown >= EVERY_S:
+            self._going_on(self._working())
+
+    def _going_on(self, text: str) -> None:
+        """Show that work is going on."""
+        self._show(f"  {text}")
+
+    def _show(self, line: str) -> None:
+        self._shown = time.monotonic()
+        print(line, file=self.stream, flush=True)
+
+
+class PlainProgress(BeatingProgress):
+    """One line for each change of state, and one every ten seconds within a loop."""
 
     def __call__(self, record: Record) -> None:
-        super().__call__(record)
-        due = time.monotonic() - self._shown >= 10
-        if record["event"] == "step":
-            in_bytes, shown = record.get("unit") == "bytes", self._step(record)
-            due = due or (in_bytes and record["step"] == record["total"])
-            amount = shown["amount"] if in_bytes else f"step {shown['amount']}"
-            lines = [f"{shown['description']} {amount}, ETA {shown['eta']}"] if due else []
-        else:
-            lines = self._lines(record)
-        if record["event"] == "candidate" and due and not lines:
-            lines = [f"  {self._candidates} candidates measured"]
-        for line in lines:
-            self._shown = time.monotonic()
-            print(line, file=self.stream, flush=True)
+        with self._lock:
+            super().__call__(record)
+            due = time.monotonic() - self._shown >= EVERY_S
+            if record["event"] == "step":
+                in_bytes, shown = record.get("unit") == "bytes", self._step(record)
+                due = due or (in_bytes and record["step"] == record["total"])
+                amount = shown["amount"] if in_bytes else f"step {shown['amount']}"
+                lines = [f"{shown['description']} {amount}, ETA {shown['eta']}"] if due else []
+            else:
+                lines = self._lines(record)
+            if record["event"] == "candidate" and due and not lines:
+                lines = [f"  {self._candidates} candidates measured"]
+            for line in lines:
+                self._show(line)
 
 
 class JsonProgress(Progress):
@@ -144,12 +231,14 @@ class JsonProgress(Progress):
 
     def __call__(self, record: Record) -> None:
         super().__call__(record)
+        if record["event"] == "tokens":  # twice a second
+            return
         if record["event"] == "step":
             record = {**record, "eta_s": self._eta(record)}
         print(json.dumps(record, default=str), file=self.stream, flush=True)
 
 
-class BarProgress(Progress):
+class BarProgress(BeatingProgress):
     """A Rich bar for each phase, with the lines of state changes above it."""
 
     def __init__(self, stream: TextIO) -> None:
@@ -164,21 +253,35 @@ class BarProgress(Progress):
 
     def __enter__(self) -> Self:
         self._bars.start()
-        return self
+        return super().__enter__()
 
     def __exit__(self, *details: object) -> None:
+        super().__exit__(*details)
         self._bars.stop()
 
     def __call__(self, record: Record) -> None:
-        super().__call__(record)
-        if record["event"] == "generation":
-            n, total = record["generation"], record["generations"]
-            self._draw({"phase": "evolution", "step": n, "total": total})
-        if record["event"] == "step":
-            self._draw(record)
-            return
-        for line in self._lines(record):
-            self._bars.console.print(line, highlight=False, markup=False)
+        with self._lock:
+            super().__call__(record)
+            if record["event"] == "generation":
+                known = {name: record[name] for name in ("eta_s",) if name in record}
+                n, total = record["generation"], record["generations"]
+                self._draw({"phase": "evolution", "step": n, "total": total, **known})
+            if record["event"] == "step":
+                self._draw(record)
+                return
+            for line in self._lines(record):
+                self._show(line)
+
+    def _show(self, line: str) -> None:
+        self._bars.console.print(line, highlight=False, markup=False)
+
+    def _beat(self) -> None:
+        super()._beat()
+        self._shown = time.monotonic() - EVERY_S  # what is drawn may change at every beat
+
+    def _going_on(self, text: str) -> None:
+        if self._tasks:
+            self._bars.update(list(self._tasks.values())[-1], amount=text)
 
     def _draw(self, record: Record) -> None:
         phase = record["phase"]

@@ -69,10 +69,12 @@ def test_a_second_signal_leaves_an_evolution_at_once(tmp_path: Path) -> None:
     process = start(tmp_path, evo_line(), waiting(CandidateEvaluator, "measure", at=6))
     process.meet()
     process.send("SIGTERM")
-    time.sleep(0.2)
+    time.sleep(0.5)
     assert lock.is_busy(tmp_path / "x")
     process.send("SIGHUP")
-    assert "left at once" in paused(process) and measured(tmp_path) == 5
+    told = paused(process)
+    assert "finishing the present candidate, about" in told and "again to leave at once" in told
+    assert "left at once" in told and measured(tmp_path) == 5
     goes_on(tmp_path)
 
 

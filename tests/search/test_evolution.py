@@ -444,18 +444,18 @@ def test_population_sizes_are_those_that_the_scheme_serves() -> None:
     served = {}
     for size in range(1, 30):
         try:
-            served[size] = EvolutionSettings(population_size=size)
+            served[size] = EvolutionSettings(strategy="spec", population_size=size)
         except ValidationError as error:
             assert "allowed sizes are 4, 7, 8 and every size from 10 on" in str(error)
     assert sorted(served) == [4, 7, 8, *range(10, 30)]
     for size, settings in served.items():
         elites, triples = settings.elite_count, settings.triples
         assert 3 * elites + triples == size and triples >= 1 and 3 * triples <= size - elites
-    assert EvolutionSettings().elite_count == served[8].elite_count == 2
+    assert EvolutionSettings(strategy="spec").elite_count == served[8].elite_count == 2
     with pytest.raises(ValidationError, match="set elite_count to 2"):
-        EvolutionSettings(population_size=8, elite_count=1)
+        EvolutionSettings(strategy="spec", population_size=8, elite_count=1)
     with pytest.raises(ValidationError, match="set elite_count to 1"):
-        EvolutionSettings(population_size=4, elite_count=2)
+        EvolutionSettings(strategy="spec", population_size=4, elite_count=2)
 
 
 @pytest.mark.parametrize("size", [4, 7, 10, 16])
@@ -491,7 +491,7 @@ def test_other_sizes_keep_to_the_scheme(size: int) -> None:
 )
 def test_settings_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
-        EvolutionSettings(**wrong)
+        EvolutionSettings(**{"strategy": "spec", **wrong})
 
 
 @pytest.mark.parametrize(
@@ -501,7 +501,7 @@ def test_settings_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
 def test_a_search_without_anything_to_search_is_refused(wrong: dict[str, Any]) -> None:
     given: dict[str, Any] = {"parents": 3, "groups": GROUPS, "seed": 0, **wrong}
     with pytest.raises(ConfigError):
-        EvolutionSearch(EvolutionSettings(), **given)
+        EvolutionSearch(EvolutionSettings(strategy="spec"), **given)
 
 
 # -- stopping and diversity -----------------------------------------------------------------------

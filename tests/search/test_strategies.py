@@ -4,6 +4,7 @@ from every state; and none of them is worse than guessing.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import random
 import sys
@@ -376,6 +377,7 @@ OTHER: dict[str, Any] = {
     "layer_paths": 0.5,
     "gradient_step": 0.03,
     "gradient_share": 0.25,
+    "auto_version": 1,
 }
 
 
@@ -388,6 +390,8 @@ def test_every_field_of_some_strategies_is_refused_in_the_others() -> None:
                 size = {"population_size": 16} if name == "elite_count" else {}
                 method = {"blend_method": "ties"} if name == "density" else {}
                 EvolutionSettings(**given, **size, **method)
+            elif name == "auto_version":  # as if there were no such field
+                EvolutionSettings(**given)
             else:
                 with pytest.raises(ValidationError, match=f"{name} has no meaning"):
                     EvolutionSettings(**given)
@@ -428,3 +432,51 @@ def test_the_budget_ends_a_search_that_looks_ahead() -> None:
         search.advance()
     assert search.finished == "evaluations" and len(search.scores) == 30
     assert search.generation < 6
+
+
+# -- auto -----------------------------------------------------------------------------------------
+
+
+def losing(search: SearchStrategy) -> list[Candidate]:
+    return [c for c in search.candidates.values() if c.origin.startswith("losers")]
+
+
+def test_auto_begins_with_all_combos_and_merges_losers() -> None:
+    search = start("auto", generations=40, early_stopping=False)
+    assert [c.operation["combo"] for c in search.population] == list(operators.COMBOS)
+    assert start("auto", population_size=4).population == search.population
+    run(search)
+    assert losing(search)
+    first, known = losing(search)[0], list(search.candidates.values())
+    parents = {c.key for c in known[:PARENTS]}
+    before = [c for c in known[: known.index(first)] if set(c.inputs) == parents]
+    worst = sorted((c.key for c in before if c.kind == "merge"), key=search.scores.__getitem__)
+    assert set(first.inputs) == set(worst[:3])
+    assert search.operator_gains["losers"]["tried"] == len(losing(search))
+    measured = start("auto").settings.planned(PARENTS)
+    assert measured == 8 * 4 + 8 + PARENTS + 1
+    small = EvolutionSettings(population_size=4, generations=2).planned(PARENTS)
+    assert small == 4 * 2 + 8 + PARENTS + 1
+
+
+def test_losers_are_merges_of_the_parents_that_did_not_fail() -> None:
+    search = start("auto")
+    while asked := search.pending:
+        combo = asked[0].operation.get("combo")
+        search.tell(asked[0].key, -math.inf if combo in (0, 1, 2, 3, 4) else 0.5 + (combo or 9))
+    best = search.champion
+    assert best is not None and best.kind in ("parent", "average")
+    child = search._losers_child(0, best)  # type: ignore[attr-defined]
+    assert {search.candidates[key].operation["combo"] for key in child.inputs} == {5, 6, 7}
+    search.scores[child.inputs[0]] = -math.inf
+    other = search._losers_child(0, best)  # type: ignore[attr-defined]
+    assert other.inputs == tuple(list(search.candidates)[:PARENTS])  # a new combo instead
+
+
+def test_the_first_version_of_auto_is_what_it_was() -> None:
+    """So that evolutions which were begun with it go on: hashes of what it proposed then."""
+    search = run(start("auto", auto_version=1, generations=12, early_stopping=False))
+    assert len(search.population) == 8 and not losing(search)
+    assert (
+        hashlib.sha256("".join(search.candidates).encode()).hexdigest()[:16] == "bc2c28644f4c4bd8"
+    )

@@ -26,7 +26,8 @@ from tests.support.command_line import start
 from tests.support.tokenizers import byte_tokenizer
 
 PARENTS = ("twice", "add", "next")  # in no order that a file would sort them into
-FEW = {
+FEW: dict[str, Any] = {
+    "strategy": "spec",
     "generations": 2,
     "fitness_subset_size": 24,
     "verdict_items": 30,

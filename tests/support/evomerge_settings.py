@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from agent_forge.evals.domains import evaluation_hash
-from agent_forge.phases.phase2_evomerge import checks, parallel
+from agent_forge.phases.phase2_evomerge import checks, decisions, parallel
+from agent_forge.phases.phase2_evomerge.budget import EvaluationCosts
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
 from agent_forge.phases.phase2_evomerge.evolution import run_evolution
 from agent_forge.phases.phase2_evomerge.inputs import locate_inputs
@@ -25,7 +26,7 @@ PHASE = "phases.evomerge"
 OWN = f"{PHASE}.fitness=own_score:size"
 QUICK = {
     **{"generations": 1, "fitness_subset_size": 8, "verdict_items": 8, "checkpoint_every": 1},
-    **{"tasks": "[copy]", "max_level": 3},
+    **{"tasks": "[copy]", "max_level": 3, "strategy": "spec"},
 }
 
 
@@ -99,6 +100,16 @@ def evolved(setting: str, root: Path, patch: pytest.MonkeyPatch) -> Any:
     return EVOLVED[known]
 
 
+def planned(setting: str, root: Path, patch: pytest.MonkeyPatch) -> Any:
+    """What is decided before an evolution, on a machine of a known speed."""
+    items = {split: {"copy": 100} for split in ("selection", "holdout", "verdict")}
+    costs = EvaluationCosts(1e3, 1e3, 0.1, 0.2, 0.5, {"copy": 20.0}, items)
+    patch.setattr(decisions, "probe", lambda inputs, device: costs)
+    folders = [str(family() / name) for name in PARENTS]
+    found = decisions.decided(locate_inputs(settings(setting), folders, None, 1, root / "x"))
+    return found.settings.max_evaluations
+
+
 def staffed(setting: str, root: Path, patch: pytest.MonkeyPatch) -> Any:
     """The workers that an evolution starts."""
     asked: list[Any] = []
@@ -134,6 +145,7 @@ CHECKS = {
     f"{PHASE}.executor": (staffed, "local", "ray"),
     f"{PHASE}.cluster": (staffed, "''", "'ray://there:10001'"),
     f"{PHASE}.strategy": (searched, "spec", "auto"),
+    f"{PHASE}.auto_version": (searched, "1", "2"),
     f"{PHASE}.max_evaluations": (searched, "0", "30"),
     f"{PHASE}.tournament_size": (searched, "3", "2"),
     f"{PHASE}.crossover_rate": (searched, "0.7", "0.2"),
@@ -180,5 +192,5 @@ CHECKS = {
     f"{PHASE}.enable_caching": (evolved, "true", "false"),
     f"{PHASE}.checkpoint_every": (evolved, "1", "2"),
     f"{PHASE}.keep_best_models": (evolved, "2", "1"),
-    f"{PHASE}.time_budget_minutes": (evolved, "0", "1e-9"),
+    f"{PHASE}.time_budget_minutes": (planned, "0", "5"),
 }

@@ -23,7 +23,11 @@ def start(
     seed: int = 0, parents: int = 3, layers: tuple[str, ...] = LAYERS, **settings: Any
 ) -> EvolutionSearch:
     return EvolutionSearch(
-        EvolutionSettings(**settings), parents=parents, groups=GROUPS, seed=seed, layers=layers
+        EvolutionSettings(**{"strategy": "spec", **settings}),
+        parents=parents,
+        groups=GROUPS,
+        seed=seed,
+        layers=layers,
     )
 
 

@@ -244,6 +244,8 @@ def test_a_merge_is_told_in_bytes_and_an_evolution_as_a_table(
     out, bars = io.StringIO(), io.StringIO()
     generation = {"event": "generation", "generation": 0, "generations": 3, "left": 3, "best": 0.5}
     generation |= {"mean": None, "diversity": None, "cache_hits": 1, "origin": "combo 2"}
+    generation |= {"scores": {"maths": 0.25, "code": 1.5}, "elapsed_s": 90.0}
+    known = {**generation, "tokens_per_s": 1234.0, "eta_s": 120.0, "budget_s": 300.0}
     candidate = {"event": "candidate", "key": "0123456789", "problem": None, "seconds": 1.25}
     with make_progress("plain", out) as plain, make_progress("bars", bars) as drawn:
         for display in (plain, drawn):
@@ -253,23 +255,49 @@ def test_a_merge_is_told_in_bytes_and_an_evolution_as_a_table(
             for done in (10**6, 2 * 10**6):
                 told = {"event": "step", "phase": "merge", "unit": "bytes", "step": done}
                 display({**told, "total": 2 * 10**6})
-            for record in (candidate, {**candidate, "problem": "NaN"}, generation, generation):
+            for record in (candidate, {**candidate, "problem": "NaN"}, known, generation):
                 display(record)
             now = 14.0
             display({"event": "begun"})
             display(candidate)
-            display({"event": "verdict", "model": "champion"})
+            display({"event": "verdict", "model": "champion", "number": 2, "models": 7})
     assert out.getvalue().splitlines() == [
         "merge 2.0 MB of 2.0 MB, 1.0 MB/s, ETA 0:00",
         "a candidate takes about 1.2 s",
         "  candidate 01234567 failed: NaN",
-        "  gen  best    mean    diversity  hits    ETA  champion",
-        "    0  0.5000  nan      0.000     1   0:06  combo 2",
-        "    0  0.5000  nan      0.000     1   0:06  combo 2",
+        "  gen    best    mean     maths      code  tokens/s             time      ETA  champion",
+        "    0  0.5000     nan    0.2500    1.5000     1,234     1:30 of 5:00     2:00  combo 2",
+        "    0  0.5000     nan    0.2500    1.5000         -             1:30        -  combo 2",
         "  3 candidates measured",
-        "measuring champion on unseen items",
+        "measuring champion on unseen items (2 of 7)",
     ]
     assert "2.0 MB of 2.0 MB" in bars.getvalue() and "combo 2" in bars.getvalue()
+
+
+@pytest.mark.parametrize("mode", ["plain", "bars"])
+def test_long_work_is_shown_to_go_on(monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
+    """Also where nothing is told meanwhile; and once how long it takes to stop."""
+    monkeypatch.setattr(progress_module, "EVERY_S", 0.02)
+    monkeypatch.setattr(progress_module, "BEAT_S", 0.005)
+    out = io.StringIO()
+    with make_progress(mode, out) as display:
+        display({**LOOP, "phase": "toy", "name": "toy"})
+        display({**step(1), "phase": "toy"})
+        display({"event": "work", "what": "gradient 3", "expected_s": 95.0})
+        display({"event": "tokens", "done": 1200})
+        if mode == "plain":  # bars are drawn on a terminal, and elsewhere at the end
+            until(lambda: "gradient 3: 0:00 of about 1:35, 1,200 tokens" in out.getvalue())
+        display.ask_stop()
+        stops = "finishing the present candidate, about 95 s; again to leave at once"
+        until(lambda: stops in out.getvalue())
+        display({"event": "verdict", "model": "base", "expected_s": None})
+        until(lambda: mode == "bars" or "base on unseen items: 0:00" in out.getvalue())
+        time.sleep(0.05)
+    assert "base on unseen items: 0:00" in out.getvalue()
+    assert out.getvalue().count("again to leave") == 1
+    before = out.getvalue()
+    time.sleep(0.05)
+    assert out.getvalue() == before  # it ended with the display
 
 
 def test_json_lines_are_json() -> None:

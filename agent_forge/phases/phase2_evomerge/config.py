@@ -28,7 +28,9 @@ class MeasuredEvolutionSettings(EvolutionSettings):
         {}, "worst values, as maths/accuracy: 0.3 or code/bits_per_byte: 2; beyond one fitness is 0"
     )
     domain_weights: dict[str, float] = setting({}, "how much each domain counts; 1 if not named")
-    mixed_precision: bool = setting(False, "measure candidates, but no verdict, in bfloat16")
+    mixed_precision: bool | None = setting(
+        None, "measure candidates, but no verdict, in bfloat16; null = where that is faster"
+    )
     fitness: str = setting("", "your own: module:function, or a command that prints a number")
     fitness_direction: Literal["maximize", "minimize"] = setting(
         "maximize", "whether more or less of your own fitness is better"
@@ -53,7 +55,9 @@ class MeasuredEvolutionSettings(EvolutionSettings):
         "how likelihoods of transformers models are read: fast, or plain, as in evolutions begun"
         " before and always in spec",
     )
-    racing: bool = setting(False, "stop measuring a candidate that fell behind the champion")
+    racing: bool | None = setting(
+        None, "stop measuring a candidate that fell behind; null = but for spec and nsga2"
+    )
     path_gate: float = setting(
         1.2,
         "a layer path goes if its first items take more than so many times the champion's bits",
@@ -66,7 +70,14 @@ class MeasuredEvolutionSettings(EvolutionSettings):
     enable_caching: bool = setting(True, "never measure the same weights twice")
     checkpoint_every: Count = setting(10, "generations between two saved best models")
     keep_best_models: Count = setting(2, "saved best models that are kept")
-    time_budget_minutes: float = setting(0.0, "after these no generation begins; 0 = never", ge=0)
+    time_budget_minutes: float = setting(
+        0.0, "what items, evaluations and generations are planned for; 0 = no limit", ge=0
+    )
+
+    @property
+    def minutes_each(self) -> float:
+        """The time budget of one search; 0 if there is none."""
+        return self.time_budget_minutes / self.replicates
 
     @property
     def fast(self) -> bool:
@@ -123,7 +134,10 @@ class MeasuredEvolutionSettings(EvolutionSettings):
 class EvoMergeSettings(MeasuredEvolutionSettings, PhaseSettings):
     """The settings of the evolution as a phase."""
 
-    BEFORE: ClassVar = {"split_by": "content", "reading": "plain"}
+    BEFORE: ClassVar = {
+        **{"split_by": "content", "strategy": "spec", "auto_version": 1, "reading": "plain"},
+        **{"racing": False, "mixed_precision": False},
+    }
 
     @model_validator(mode="after")
     def _counts_generations(self) -> EvoMergeSettings:

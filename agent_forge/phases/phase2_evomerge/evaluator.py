@@ -91,8 +91,8 @@ class CandidateEvaluator:
             self._settings += f" {fitnesses.source_sha256(inputs.settings.fitness)}"
         self.holdout: DomainFitness | None = None
         sign = 1 if s.fitness_direction == "maximize" else -1
-        mixed = bool(s.mixed_precision)
-        how = s.fitness_weights, s.fitness_floors, s.domain_weights, mixed, s.racing
+        decided = bool(s.mixed_precision), bool(s.racing)
+        how = s.fitness_weights, s.fitness_floors, s.domain_weights, *decided
         if fitnesses.is_function(s.fitness):
             self.fitness = fitnesses.FunctionFitness(s.fitness, subject.model, sign)
         elif s.fitness:

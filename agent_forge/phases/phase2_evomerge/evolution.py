@@ -16,6 +16,7 @@ from agent_forge.phases.phase2_evomerge import inputs as opening
 from agent_forge.phases.phase2_evomerge import report as reporting
 from agent_forge.phases.phase2_evomerge.candidate_weights import CandidateWeights
 from agent_forge.phases.phase2_evomerge.checks import CHAMPION, refuse_place
+from agent_forge.phases.phase2_evomerge.decisions import decided, plan_lines
 from agent_forge.phases.phase2_evomerge.inputs import EvolutionInputs
 from agent_forge.phases.phase2_evomerge.journal import LOG, WEIGHTS
 from agent_forge.phases.phase2_evomerge.loop import EvolutionLoop
@@ -55,15 +56,18 @@ def run_evolution(
     listen: Listener = lambda record: None,
     should_stop: Callable[[], bool] = lambda: False,
     save: Save | None = None,
+    spent_s: float = 0.0,
 ) -> EvolutionResult:
     """Run an evolution, or go on with it, to the champion and the verdict. `save` stores the
-    champion of a run; without it the folder is the evolution's own and gets the champion."""
+    champion of a run; without it the folder is the evolution's own and gets the champion. Of a
+    time budget `spent_s` are gone already."""
     with contextlib.nullcontext() if save else _own_folder(inputs):
-        for note in () if save else inputs.notes:
+        inputs = decided(inputs, device, spent_s)
+        for note in () if save else (*inputs.notes, *plan_lines(inputs)):
             listen({"event": "note", "text": note})
         loop = EvolutionLoop(inputs, device, listen=listen, should_stop=should_stop)
         if not save:
-            opening.write_begun(inputs, loop.fingerprint)
+            opening.write_begun(loop.inputs, loop.fingerprint)
             listen({"event": "begun"})  # from here on it can be resumed
         loop.run()
         report = reporting.measure_verdict(loop)

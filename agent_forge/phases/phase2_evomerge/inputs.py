@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -28,6 +29,7 @@ from agent_forge.merge.recipe import ModelInput, Recipe
 from agent_forge.model.locate import locate_parents
 from agent_forge.model.weights import DEPTHS, Weights, with_same_heads
 from agent_forge.phases.phase2_evomerge import checks
+from agent_forge.phases.phase2_evomerge.budget import FIELDS, MOST_ITEMS, EvolutionPlan
 from agent_forge.phases.phase2_evomerge.checks import CHAMPION, Splits
 from agent_forge.phases.phase2_evomerge.config import (
     BEGUN,
@@ -36,7 +38,6 @@ from agent_forge.phases.phase2_evomerge.config import (
     refuse_outside,
 )
 from agent_forge.phases.phase2_evomerge.journal import begun_or_none, read_begun
-from agent_forge.search.settings import ACTS_IN
 from agent_forge.store import files
 from agent_forge.store.records import read_metadata
 from agent_forge.store.tensors import first_not_finite
@@ -46,7 +47,6 @@ LEAST_ITEMS = 20  # of a split of the user's own data
 LARGE_BYTES = 1_000_000_000  # the specification's limit for all parents together
 CONTROL = "control"  # beside the trunk of Phase 1: trained on everything for as long
 MODEL_NAMES = (CHAMPION, "plain average", "best combo of generation 0", "base", "joint training")
-AUTO = "auto"
 PRESETS: dict[str, Any] = json.loads(Path(__file__).with_name("presets.json").read_text())
 
 
@@ -70,6 +70,12 @@ class EvolutionInputs:
     names: tuple[str, ...] = ()  # of the parents, for people
     control_ref: str | None = None  # a model that was trained on everything for as long
     notes: tuple[str, ...] = ()
+    plan: EvolutionPlan | None = None  # of a time budget, once it is made
+
+    @property
+    def verdict_models(self) -> int:
+        """How many models the verdict measures: beside the parents champion, average and combo."""
+        return len(self.parents) + 3 + (self.base is not None) + (self.control_ref is not None)
 
     @property
     def refs(self) -> list[str]:
@@ -108,9 +114,7 @@ class EvolutionInputs:
 def load_settings(
     config: str | None, sets: Sequence[str], options: Mapping[str, Any]
 ) -> EvoMergeSettings:
-    """Defaults < preset or file < --set, options; the last two may not contradict each other. The
-    strategy is `auto`, the best by docs/evomerge.md, unless a file, a preset or a setting that
-    `auto` does not have asks for the scheme of the guide."""
+    """Defaults < preset or file < --set, options; the last two may not contradict each other."""
     merged: dict[str, Any] = PRESETS.get(config or "", {})
     if config is not None and config not in PRESETS:
         if not Path(config).exists():
@@ -124,10 +128,18 @@ def load_settings(
     for name, value in options.items():
         if by_set.get(name, value) != value:
             raise ConfigError(f"{name} is {by_set[name]} by --set and {value} by its own option")
-    merged = join(merged, by_set)
-    if config is None and all(AUTO in ACTS_IN.get(name, (AUTO,)) for name in merged):
-        merged = {"strategy": AUTO, **merged}
-    return validate(EvoMergeSettings, {**merged, **options}, config or "options")
+    merged = {**join(merged, by_set), **options}
+    return validate(EvoMergeSettings, merged, config or "options")
+
+
+def with_default_budget(
+    settings: EvoMergeSettings, folder: Path, minutes: float
+) -> EvoMergeSettings:
+    """The settings with a time budget, if nothing else bounds an evolution that is new."""
+    bounds = {"time_budget_minutes", "generations", "max_evaluations", "fitness"}
+    if bounds & settings.model_fields_set or (folder / BEGUN).is_file():
+        return settings
+    return settings.model_copy(update={"time_budget_minutes": minutes})
 
 
 def check_before_models(settings: EvoMergeSettings, folder: Path, parents: int) -> None:
@@ -167,8 +179,11 @@ def resume_inputs(
         hint = "leave it out, or begin anew with it in another folder"
         raise ConfigError(f"{folder} was begun without {', '.join(others)}", hint=hint)
     options: dict[str, Any] = {"generations": gens, "time_budget_minutes": minutes}
+    if gens is not None and record.get("plan"):  # these are to be, whatever the plan has
+        options = {"max_evaluations": 0, **options, "time_budget_minutes": minutes or 0.0}
     changed = {name: value for name, value in options.items() if value is not None}
-    settings = validate(EvoMergeSettings, {**record["settings"], **changed}, str(folder / BEGUN))
+    known = {**EvoMergeSettings.BEFORE, **record["settings"], **changed}
+    settings = validate(EvoMergeSettings, known, str(folder / BEGUN))
     parents, base, seed, names = (record[key] for key in ("parents", "base", "seed", "names"))
     if len(names) != len(parents) or not _tells_apart(names):
         raise DamagedFile(folder / BEGUN, f"its names {names} do not tell its models apart")
@@ -206,6 +221,7 @@ def write_begun(inputs: EvolutionInputs, fingerprint: str) -> None:
         "seed": inputs.seed,
         "fingerprint": fingerprint,
         **hashes_beside_fingerprint(inputs),
+        **({"plan": inputs.plan.to_json()} if inputs.plan else {}),
     }
     files.write_checked(inputs.folder / BEGUN, record)
 
@@ -263,13 +279,12 @@ def open_inputs(
     in_run: bool = False,
 ) -> EvolutionInputs:
     """Open the models, and check all that can be checked before every weight is read."""
+    record = None
     if not in_run:  # the folder is the evolution's own, and may hold an earlier part of it
         checks.refuse_place(folder, with_base(parent_refs, base_ref))
+        record = begun_or_none(folder)
+        settings = _as_begun(settings, record) if record else settings
         checks.refuse_fewer(folder, settings)
-        later = set(EvoMergeSettings.BEFORE) - settings.model_fields_set
-        if later and (record := begun_or_none(folder)):
-            begun = {**EvoMergeSettings.BEFORE, **record["settings"]}
-            settings = settings.model_copy(update={name: begun[name] for name in later})
         control_ref = _control_of(Path(base_ref)) if base_ref else None
     if len(parent_refs) < 2:
         hint = "give two or more; three are usual"
@@ -304,25 +319,59 @@ def open_inputs(
     notes += _notes_on(settings, chats, verdict)
     models = open_models(parent_refs, base_ref, opened)
     given = settings, tuple(parent_refs), base_ref, *models, splits, folder, seed, tuple(names)
-    inputs = EvolutionInputs(*given, control_ref, tuple(notes))
-    if not in_run and (record := begun_or_none(folder)):
+    plan = read_plan(record["plan"], folder) if record and record.get("plan") else None
+    inputs = EvolutionInputs(*given, control_ref, tuple(notes), plan)
+    if record:
         refuse_changed(inputs, record)
     return inputs
 
 
+def _as_begun(settings: EvoMergeSettings, record: Mapping[str, Any]) -> EvoMergeSettings:
+    """The settings, with what was decided when the evolution began where nothing else is given."""
+    names = {*EvoMergeSettings.BEFORE}
+    names |= {*FIELDS, "time_budget_minutes"} if record.get("plan") else set()
+    begun = {**EvoMergeSettings.BEFORE, **record["settings"]}
+    kept = {name: begun[name] for name in names - settings.model_fields_set if name in begun}
+    return validate(EvoMergeSettings, {**settings.model_dump(exclude_unset=True), **kept}, BEGUN)
+
+
+def read_plan(record: Mapping[str, Any], place: Path) -> EvolutionPlan:
+    """The plan of a record."""
+    try:
+        return EvolutionPlan.from_json(record)
+    except (TypeError, KeyError, ValueError, AttributeError) as error:
+        raise DamagedFile(place, f"its plan cannot be read ({error})") from error
+
+
 def _notes_on(settings: EvoMergeSettings, chats: bool, verdict: Sequence[Domain]) -> list[str]:
     """What a person should know of the items before the work begins."""
-    notes = []
-    answers, gain = detectable_gain(verdict)
-    if gain:
-        points = f"gains from about {100 * gain:.1f} points on show"
-        notes.append(f"{answers} answers for the verdict: {points}")
-    notes += domains.copies_told(verdict)
+    notes = gain_notes(verdict) + domains.copies_told(verdict)
     if settings.data and chats:
         plain = [d.name for d in verdict if d.exact and not d.examples[0].messages]
         form = "without the chat form of the models; rows with messages have it"
         notes += [f"{', '.join(plain)}: measured as plain text, {form}"] if plain else []
     return notes
+
+
+def gain_notes(verdict: Sequence[Domain]) -> list[str]:
+    """How small a gain the items for the verdict can show."""
+    notes, (answers, gain) = [], detectable_gain(verdict)
+    if gain:
+        points = f"gains from about {100 * gain:.1f} points on show"
+        notes.append(f"{answers} answers for the verdict: {points}")
+    if texts := sum(len(domain.examples) for domain in verdict if not domain.exact):
+        share = f"a mean gain of {2.8 / math.sqrt(texts):.2f} of their spread shows"
+        notes.append(f"{texts} texts for the verdict: {share}, which only measuring tells")
+    return notes
+
+
+def item_counts(settings: EvoMergeSettings) -> dict[str, dict[str, int]]:
+    """How many items a plan may choose among, by split and domain."""
+    most = {
+        n: max(MOST_ITEMS, getattr(settings, n)) for n in ("fitness_subset_size", "verdict_items")
+    }
+    splits = split_items(settings.model_copy(update=most))
+    return {s: {d.name: len(d.examples) for d in found} for s, found in splits.items()}
 
 
 def open_models(

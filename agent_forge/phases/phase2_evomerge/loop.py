@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from agent_forge import errors
 from agent_forge.errors import PhaseFailed
@@ -35,8 +34,10 @@ from agent_forge.evals.fitness import DomainFitness, Incumbent
 from agent_forge.merge.output import refuse_foreign, write
 from agent_forge.phases.phase2_evomerge import journal
 from agent_forge.phases.phase2_evomerge.candidate_weights import CandidateWeights
+from agent_forge.phases.phase2_evomerge.decisions import computing_threads, decided
 from agent_forge.phases.phase2_evomerge.evaluator import CandidateEvaluator, Limits
 from agent_forge.phases.phase2_evomerge.inputs import EvolutionInputs
+from agent_forge.phases.phase2_evomerge.pace import EvolutionPace
 from agent_forge.phases.phase2_evomerge.parallel import ParallelEvaluator
 from agent_forge.search.candidate import SHORT, Candidate
 from agent_forge.search.portfolio import STRATEGIES
@@ -72,10 +73,14 @@ class EvolutionLoop:
         listen: Listener = lambda record: None,
         should_stop: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.inputs, self.settings, self.folder = inputs, inputs.settings, inputs.folder
-        self.listen, self.should_stop = listen, should_stop
+        self.inputs = inputs = decided(inputs, device)
+        self._began = time.monotonic()
+        self.settings, self.folder = inputs.settings, inputs.folder
+        self.pace, self.should_stop = EvolutionPace(inputs, listen), should_stop
+        self.listen = self.pace.tell
         inputs.refuse_damaged()
         self.cache_hits = self._count = 0  # the count: candidates measured in this attempt
+        self._stopped = False  # by the clock
         self.seconds = {"merge": 0.0, "evaluation": 0.0, "all": 0.0}
         weights_folder = self.folder / journal.WEIGHTS
         self.weights = CandidateWeights(inputs.parents, inputs.base, {}, weights_folder)
@@ -95,16 +100,19 @@ class EvolutionLoop:
         self._incumbents: dict[str, Incumbent] = {}  # the last champions
         self.floor: list[str] | None = None  # the domains whose accuracy counts nothing
         self._finalist: str | None = None  # the best on the holdout, at the end
-        self._began = time.monotonic()
         self._seconds_before = float(self.journal.latest("elapsed"))
+        for fitness in (self.evaluator.fitness, self.evaluator.holdout):
+            if isinstance(fitness, DomainFitness):
+                fitness.progress = self.pace.tokens_done
 
     def _fingerprint(self) -> str:
-        """sha256 of all that the result depends on; a setting at its default can be a new one."""
+        """sha256 of all that the result depends on; a setting at its first default can be a new
+        one (see PhaseSettings.BEFORE)."""
         free = WITHOUT_EFFECT | self.settings.unused
         free |= set() if self.settings.layer_paths else {"layer_paths", "path_gate"}
         holdout = self.evaluator.holdout
         content = {
-            "settings": self.settings.model_dump(mode="json", exclude=free, exclude_defaults=True),
+            "settings": self.settings.decisive(free),
             "models": self.inputs.hashes,
             "fitness": [self.evaluator.fitness.name, holdout.name if holdout else ""],
             "seed": self.inputs.seed,
@@ -127,12 +135,14 @@ class EvolutionLoop:
     @property
     def reason(self) -> str:
         """Why the evolution ended."""
-        return self.search.finished or "time budget"
+        return "time budget" if self._stopped else self.search.finished or "time budget"
 
     def run(self) -> None:
         """Evolve until the search is finished or the time is over."""
-        threads = torch.get_num_threads()
-        torch.set_num_threads(self.settings.worker_threads)
+        with computing_threads(self.settings):
+            self._run()
+
+    def _run(self) -> None:
         try:
             rules = {} if self.settings.strategy == "spec" else RULES
             if self.journal.begin(**rules).get("rules") == RULES["rules"]:
@@ -141,6 +151,7 @@ class EvolutionLoop:
             while self.search.finished is None:
                 self._measure_generation()
                 self._tell_distances()
+                self.pace.begin("holdout", "the champion on the items of the holdout")
                 self._tell_holdout()
                 generation = self.search.generation
                 self.search.advance()
@@ -155,11 +166,10 @@ class EvolutionLoop:
                 self._incumbents = {k: v for k, v in self._incumbents.items() if k in best}
                 self.seconds["all"] = time.monotonic() - began
                 self.listen(self._generation_record())
-                if generation >= reached and self._time_is_over(generation):
+                if self._stopped_before(generation):
                     break
             self._choose_finalist()
         finally:
-            torch.set_num_threads(threads)
             if self._parallel is not None:
                 self._parallel.close()
 
@@ -186,7 +196,18 @@ class EvolutionLoop:
             "origin": self.search.candidates[key].origin if key else "none",
             "cache_hits": self.cache_hits,
             "seconds": dict(self.seconds),
+            "scores": self._domain_scores(key),
+            "tokens_per_s": self.pace.tokens_per_s,
+            "elapsed_s": self._elapsed(),
+            "eta_s": self.pace.eta_s(self.search, self._elapsed()),
+            "budget_s": 60 * self.settings.minutes_each,
         }
+
+    def _domain_scores(self, key: str | None) -> dict[str, float]:
+        """The champion by domain: its accuracy, or bits a byte where there are no answers."""
+        record = self.journal.find("candidate", key=key) if key else None
+        raw = ((record or {}).get("score") or {}).get("raw", {})
+        return {name.rpartition("/")[0]: value for name, value in raw.items()}  # accuracy is last
 
     def proceed(self, where: str) -> None:
         """Before each piece of work: stop here if that was asked for, or if it cannot go on."""
@@ -200,7 +221,7 @@ class EvolutionLoop:
         for elite in self.search.survivors:
             if self.search.generation and (record := self.journal.find("candidate", key=elite.key)):
                 seen.setdefault(record["sha256"], elite.key)
-        while pending := self.search.pending:
+        while (pending := self.search.pending) and not self._time_is_over(pending[0]):
             candidate, record = pending[0], self._record_of(pending)
             score = record["score"]
             fitness = -math.inf if score is None else self._fitness(candidate, score)
@@ -281,6 +302,8 @@ class EvolutionLoop:
             inputs=list(candidate.inputs),
         )
         seconds = result["merge"] + result["evaluation"]
+        whole = not result["dropped"] and not result["hit"] and not result["problem"]
+        self.pace.end("candidate", seconds, result["tokens"], whole)
         self.listen({"event": "candidate", "seconds": seconds, **record})
         return record
 
@@ -288,11 +311,15 @@ class EvolutionLoop:
         """The result of the first of these, from this process or from a worker."""
         self.proceed("between two candidates")
         new = [c.key for c in pending if not self.journal.find("candidate", key=c.key)]
+        if self._races_first:  # the best of the references is who the combos race against
+            new = [key for key in new if self._is_reference(key)] or new
+        planned = self.settings.planned(len(self.inputs.parents))
+        what = f"candidate {len(self.search.scores) + 1} of {planned} at most"
+        self.pace.begin("candidate", what)
         limits = {key: self._limits(key) for key in new}
         if self._parallel is not None:
             spent = self.seconds["merge"] + self.seconds["evaluation"]
-            generations = self.settings.generations - self.search.generation
-            left = generations * self.settings.population_size
+            left = planned - len(self.search.scores)
             if self._parallel.pays_off(left * spent / self._count if self._count else 0.0):
                 return self._parallel.measure(self.search.candidates, limits)
         return self.evaluator.measure(new[0], limits[new[0]])
@@ -301,6 +328,8 @@ class EvolutionLoop:
         """What a candidate has to beat: the champion when its generation began, or the average."""
         born = self.search.born(key)
         champion = self.search.history[born - 1]["champion"] if born else None
+        if not born and self._races_first and not self._is_reference(key):
+            champion = self._best_reference()
         gate = None
         if self.search.candidates[key].kind == "path":
             candidates = self.search.candidates.values()
@@ -312,6 +341,21 @@ class EvolutionLoop:
             fitness, items = self.search.scores[champion], self._items.get(champion)
             self._incumbents[champion] = self.evaluator.incumbent(champion, fitness, items)
         return self._incumbents[champion], gate, self.floor
+
+    @property
+    def _races_first(self) -> bool:
+        """True if the combos of generation 0 race against the best of parents and average."""
+        s = self.settings
+        return bool(s.racing) and s.strategy == "auto" and s.auto_version > 1
+
+    def _is_reference(self, key: str) -> bool:
+        return self.search.candidates[key].kind in ("parent", "average")
+
+    def _best_reference(self) -> str | None:
+        """The best of the parents and their average, all of which have been measured."""
+        scores = self.search.scores
+        known = [key for key in scores if self._is_reference(key) and scores[key] > -math.inf]
+        return max(known, key=lambda key: (scores[key], key), default=None)
 
     def _first_bits(self, key: str) -> float:
         def measure() -> dict[str, Any]:
@@ -326,14 +370,16 @@ class EvolutionLoop:
 
         def measure() -> dict[str, Any]:
             self.proceed("before a gradient")
+            self.pace.begin("gradient", f"gradient {turn + 1}")
             rows: dict[str, list[float]] = {}
-            tokens, began = 0, time.process_time()
+            tokens, began, clock = 0, time.process_time(), time.monotonic()
             try:
                 with self._timed("evaluation"):
                     turns = self.settings.gradient_turns
                     rows, tokens = self.evaluator.gradient(key, turns, turn)
             except (errors.NotFinite, RuntimeError, MemoryError) as error:
                 log.warning("candidate %s has no gradient: %s", key[:SHORT], error)
+            self.pace.end("gradient", time.monotonic() - clock, tokens)
             cpu, generation = round(time.process_time() - began, 4), self.search.generation
             return {"generation": generation, "rows": rows, "tokens": tokens, "cpu": cpu}
 
@@ -417,16 +463,36 @@ class EvolutionLoop:
         merged = [c.key for c in merges if not parents.issuperset(c.inputs)]
         return merged + [c.inputs[0] if c.kind == "path" else c.key for c in self.search.survivors]
 
-    def _time_is_over(self, generation: int) -> bool:
-        """True if the clock ends it here: once written down, that stays so for this budget."""
-        budget = self.settings.time_budget_minutes / self.settings.replicates
-        decision = {"generation": generation, "budget": budget}
-        if self.journal.find("stopped", **decision):
-            return True
-        if not budget or self.search.finished or self._elapsed() <= 60 * budget:
+    def _time_is_over(self, candidate: Candidate) -> bool:
+        """True if the clock ends it before this candidate. The search then has as many evaluations
+        as there are: the count is written down, and stays the end for this budget."""
+        budget, plan = self.settings.minutes_each, self.inputs.plan
+        scored, gradients = self.search.scores, self.search.gradients
+        if not budget or len(scored) <= len(self.inputs.parents):
             return False
-        self.journal.write("stopped", **decision)
+        decision = {"evaluations": len(scored), "gradients": len(gradients), "budget": budget}
+        if not self.journal.find("stopped", **decision):
+            limit = 60 * budget + (plan.search_s - 60 * plan.minutes if plan else 0.0)
+            if self._elapsed() <= limit or self._is_measured(candidate.key):
+                return False
+            self.journal.write("stopped", generation=self.search.generation, **decision)
+            again = f"--set max_evaluations={len(scored)} repeats it"
+            self.listen({"event": "note", "text": f"the time for the search is over; {again}"})
+        self._stopped = True
+        ended = self.search.settings.model_copy(update={"max_evaluations": len(scored)})
+        self.search.settings = ended
         return True
+
+    def _is_measured(self, key: str) -> bool:
+        """True if the journal has what is wanted of a candidate."""
+        if key == self.search.gradient_of:
+            return bool(self.journal.find("gradient", turn=len(self.search.gradients), key=key))
+        return bool(self.journal.find("candidate", key=key))
+
+    def _stopped_before(self, generation: int) -> bool:
+        """True if an earlier version, which stopped after whole generations, stopped here."""
+        decision = {"generation": generation, "budget": self.settings.minutes_each}
+        return bool(self.journal.find("stopped", evaluations=None, **decision))
 
     def _elapsed(self) -> float:
         """Seconds that all attempts took until here."""

@@ -19,6 +19,7 @@ from agent_forge.phases.phase2_evomerge import inputs
 from agent_forge.phases.phase2_evomerge import report as reporting
 from agent_forge.phases.phase2_evomerge.checks import CHAMPION, check_settings
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
+from agent_forge.phases.phase2_evomerge.decisions import decisions, with_decisions
 from agent_forge.phases.phase2_evomerge.evolution import run_evolution
 from agent_forge.phases.phase2_evomerge.loop import EvolutionLoop
 from agent_forge.phases.phase2_evomerge.report import EvolutionReport, summary
@@ -61,6 +62,8 @@ class EvoMergePhase(phase.PhaseController):
 
     def run(self, ctx: PhaseContext) -> phase.PhaseResult:
         opened = self._inputs(ctx.inputs, ctx.folder / FOLDER, ctx.seed)
+        made = ctx.once("begun", "decisions", partial(decisions, opened, ctx.device))
+        opened = with_decisions(opened, made)
         begun = ctx.once("begun", "hashes", partial(inputs.hashes_beside_fingerprint, opened))
         inputs.refuse_changed(opened, begun)
         listen = partial(self._log_generation, ctx)
@@ -78,13 +81,13 @@ class EvoMergePhase(phase.PhaseController):
         return inputs.open_inputs(self.config, *models, in_run=True)
 
     def _log_generation(self, ctx: PhaseContext, record: Mapping[str, Any]) -> None:
-        """Metrics and progress of a generation; work is counted in items that are measured."""
+        """Metrics and progress of a generation; work is counted in seconds."""
+        if record["event"] in ("work", "tokens", "verdict"):
+            ctx.tell(**record)
         if record["event"] != "generation":
             return
-        n, c = record["generation"], self.config
-        one = c.population_size * c.fitness_subset_size
-        verdict = (PARENTS + len(inputs.MODEL_NAMES)) * c.verdict_items
-        work = {"done": (n + 1) * one, "left": record["left"] * one + verdict}
+        n, left = record["generation"], record["eta_s"] or 0.0
+        work = {"done": record["elapsed_s"], "left": left, "eta_s": record["eta_s"]}
         ctx.tell("step", stage="generation", step=n, total=record["generations"], **work)
         values = {metric: record[key] for metric, key in _GENERATION_METRICS.items()}
         ctx.log(n, {name: value for name, value in values.items() if value is not None})

@@ -187,13 +187,13 @@ def test_every_field_of_the_documents() -> None:
         ({"mutation_strength": 0.1, "mutation_sigma": 0.2}, "are one thing"),
         ({"checkpoint_dir": "a", "output_dir": "b"}, "are one thing"),
         *(
-            ({name: value}, f"{name} has no meaning for the strategy 'spec': it acts in ga")
+            ({name: value}, f"{name} has no meaning for the strategy 'auto': it acts in ga")
             for name, value in (("tournament_size", 2), ("crossover_rate", 0.2))
         ),
         ({"diversity_weight": 0.5}, "acts in ga"),
         ({"techniques": ["linear"]}, "acts in ga"),
-        ({"population_size": 5}, "allowed sizes are"),
-        ({"elite_count": 3}, "set elite_count to 2"),
+        ({"population_size": 3}, "is below 4"),
+        ({"elite_count": 3}, "acts in spec and ga"),
         ({"generation": 3}, "did you mean 'generations'"),
         ({"enabled": True}, "unknown key 'enabled'"),
         ({"device": "tpu"}, "device"),

@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from agent_forge.contract.phase import ModelRef
-from agent_forge.errors import ConfigError, ForgeError, NotFound, PhaseFailed
+from agent_forge.errors import ConfigError, ForgeError, Interrupted, NotFound, PhaseFailed
 from agent_forge.evals.domains import from_files, from_tasks, part
 from agent_forge.evals.fitness import (
     CommandFitness,
@@ -31,7 +31,7 @@ from agent_forge.model.locate import locate_parents
 from agent_forge.phases.phase1_cognate.phase import CognatePhase
 from agent_forge.phases.phase2_evomerge import phase
 from agent_forge.phases.phase2_evomerge.candidate_weights import CandidateWeights
-from agent_forge.phases.phase2_evomerge.config import WEIGHTS, EvoMergeSettings
+from agent_forge.phases.phase2_evomerge.config import BEGUN, WEIGHTS, EvoMergeSettings
 from agent_forge.phases.phase2_evomerge.evolution import EvolutionResult, replay, run_evolution
 from agent_forge.phases.phase2_evomerge.inputs import (
     PRESETS,
@@ -430,9 +430,12 @@ def test_what_is_not_this_evolution_is_refused(reference: EvolutionResult, tmp_p
 
 
 def test_the_time_budget_is_written_down(reference: EvolutionResult, tmp_path: Path) -> None:
-    done = run_evolution(job(tmp_path / "x", time_budget_minutes=1e-6))
+    begun = job(tmp_path / "x")
+    with pytest.raises(Interrupted):  # it was begun without a plan: then the clock alone counts
+        run_evolution(begun, should_stop=lambda: (begun.folder / BEGUN).exists())
+    done = run_evolution(resume_inputs(begun.folder, None, 1e-6))
     assert (done.loop.reason, len(done.loop.curve)) == ("time budget", 1)
-    assert journal(done.loop.folder, "stopped")[0]["generation"] == 0
+    assert journal(done.loop.folder, "stopped")[0]["evaluations"] == len(PARENTS) + 1
     again = run_evolution(resume_inputs(done.loop.folder, None, None))
     assert outcome(again.loop.folder)["lineage.json"] == files.sha256_of(
         done.model.path / "lineage.json"
@@ -506,8 +509,15 @@ def _bad(line: str, forge: Forge, code: int, told: str) -> None:
         ("--base-models {three} --set fitness=own_fitness:nan", 1, "gave nan"),
         ("--base-models {three} --set fitness=no_module:f", 2, "no_module"),
         ("--base-models {three} --set 'fitness=false {{model}}'", 1, "ended with 1"),
-        ("--base-models {three} --config fast --set population_size=5", 2, "allowed sizes are"),
-        ("--base-models {three} --set min_diversity=0.1", 2, "diversity_reseed_threshold"),
+        ("--base-models {three} --config fast --set population_size=3", 2, "is below 4"),
+        ("--base-models {three} --set population_size=5 --set strategy=spec", 2, "allowed sizes"),
+        ("--base-models {three} --set min_diversity=0.1", 2, "acts in spec"),
+        (
+            "--base-models {three} --set strategy=spec --set min_diversity=0.1",
+            2,
+            "reseed_threshold",
+        ),
+        ("--base-models {three} --gens 2 --time-budget 1e-6", 2, "too few"),
         ("--base-models {three} --data {r}/add.jsonl --set tasks=[add]", 2, "exclude each other"),
         ("--base-models {three} --set 'fitness_weights={{speed: 1}}'", 2, "tell no two merges"),
         ("--base-models {three} --set 'fitness_floors={{x/accuracy: 1}}'", 2, "fitness_floors"),
@@ -566,8 +576,7 @@ def test_presets_are_valid(name: str) -> None:
 
 def quick(root: Path) -> str:
     data = " ".join(f"--data {path}" for path in files_of(root))
-    few = {**FEW, "strategy": "spec"}
-    sets = " ".join(f"--set {k}={v}" for k, v in few.items() if k != "generations")
+    sets = " ".join(f"--set {k}={v}" for k, v in FEW.items() if k != "generations")
     return f"--base-models {three(root)} --base {root}/base {data} {sets} --seed 1 --gens 2"
 
 
@@ -582,6 +591,13 @@ def test_dry_run(forge: Forge, tmp_path: Path) -> None:
     assert "candidates: 28" in forge(f"evo {quick(family())} --dry-run").out
     fewer = forge(f"evo {quick(family())} --dry-run --set max_evaluations=9 --json")
     assert fewer.document["candidates"] == 9
+    line = (
+        quick(family()).replace("--gens 2", "--time-budget 20").replace("strategy=spec", "seed=1")
+    )
+    planned = forge(f"evo {line.replace('--set seed=1', '')} --dry-run --json").document
+    assert planned["minutes"]["all"] == 20 and planned["tokens_per_s"] > 0
+    assert planned["max_evaluations"] == planned["repeat"]["max_evaluations"] >= 20
+    assert planned["strategy"] == "auto" and not (tmp_path / "evomerge").exists()
 
 
 def test_forge_evo(forge: Forge, tmp_path: Path, reference: EvolutionResult) -> None:
@@ -601,11 +617,12 @@ def test_forge_evo(forge: Forge, tmp_path: Path, reference: EvolutionResult) -> 
 
 def test_the_clock_and_the_device(forge: Forge, tmp_path: Path) -> None:
     line = quick(family()).replace("verdict_items=30", "verdict_items=1")
-    result = forge(f"evo {line} --json --time-budget 0.0001 --device cpu")
-    assert (result.document["reason"], result.document["generations"]) == ("time budget", 0)
+    result = forge(f"evo {line} --json --time-budget 30 --device cpu")
+    assert (result.document["reason"], result.document["generations"]) == ("generations", 2)
+    assert files.read_checked(tmp_path / "evomerge" / BEGUN)["plan"]["minutes"] == 30
     _bad("--resume evomerge --device cuda", forge, 2, "'cuda' is not there")
     assert (
-        forge("evo --resume evomerge --gens 1 --time-budget 90 --json").document["generations"] == 1
+        forge("evo --resume evomerge --gens 3 --time-budget 90 --json").document["generations"] == 3
     )
 
 

@@ -293,7 +293,7 @@ def test_an_old_evolution_goes_on_with_its_own_items(old: Path) -> None:
 
 def test_an_old_folder_that_is_named_again_goes_on_too(old: Path) -> None:
     record = files.read_checked(old / BEGUN)
-    given = {k: record["settings"][k] for k in ("data", *FEW, "checkpoint_every")}
+    given = {k: record["settings"][k] for k in ("data", *FEW, "checkpoint_every", "strategy")}
 
     def job(**more: Any) -> EvolutionInputs:
         settings = EvoMergeSettings(**given, **more)
@@ -330,12 +330,14 @@ def test_workers_get_the_split(old: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_an_old_run_goes_on_with_its_split_and_its_fingerprint(tmp_path: Path) -> None:
-    """A record without the setting, in both files; the fingerprint is one from then."""
+    """A record without the settings, in both files; the fingerprint is one from then."""
     sessions = SessionStore(tmp_path)
     config = load_config(preset="tiny", sets=(f"storage.root={tmp_path}",))
     record = config.model_dump(mode="json")
     sessions.create(record, json.dumps(record), session_id="new")
-    del record["phases"]["evomerge"]["split_by"], record["phases"]["cognate"]["split_by"]
+    for phase in ("cognate", "evomerge"):
+        for name in getattr(config.phases, phase).BEFORE:
+            del record["phases"][phase][name]
     sessions.create(record, json.dumps(record), session_id="old")
     read = {name: saved_config(sessions, name) for name in ("new", "old")}
     for phase in ("cognate", "evomerge"):

@@ -204,5 +204,6 @@ def test_a_strategy_that_is_not_there_is_refused() -> None:
         load_settings(None, ["strategy=annealing"], {})
     assert load_settings(None, ["strategy=cma-es"], {}).strategy == "cma-es"
     assert load_settings(None, ["generations=3", "shift_sigma=0.2"], {}).strategy == "auto"
-    assert load_settings(None, ["elite_count=2"], {}).strategy == "spec"  # which auto does not have
-    assert load_settings("fast", [], {}).strategy == "spec"
+    assert load_settings("fast", [], {}).strategy == "auto"
+    with pytest.raises(ConfigError, match="'auto': it acts in spec and ga"):
+        load_settings(None, ["elite_count=3"], {})

@@ -52,7 +52,7 @@ def evolved(
     parents: list[Path], folder: Path, base: Path | None = None, **more: Any
 ) -> EvolutionResult:
     data = [str(family() / "add.jsonl"), str(family() / "twice.jsonl")]
-    changes = {**FEW, "generations": 1, "strategy": "spec", "data": data, **more}
+    changes = {**FEW, "generations": 1, "data": data, **more}
     settings = EvoMergeSettings.model_validate(changes)
     refs = [str(parent) for parent in parents]
     return run_evolution(locate_inputs(settings, refs, str(base) if base else None, 1, folder))

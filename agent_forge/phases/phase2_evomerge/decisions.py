@@ -1,0 +1,223 @@
+"""What the settings leave open is decided once, before the work: racing, precision, and what fits
+into the time budget. The decisions stand in evolution.json, or in the record of a run, and whoever
+goes on reads them there: no clock is asked twice.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from agent_forge.evals.comparison import detectable_gain
+from agent_forge.evals.fitness import DomainFitness
+from agent_forge.evals.likelihood import faster_in_bf16
+from agent_forge.phases.phase2_evomerge import budget
+from agent_forge.phases.phase2_evomerge import inputs as opening
+from agent_forge.phases.phase2_evomerge.budget import EvaluationCosts, EvolutionPlan, SearchShape
+from agent_forge.phases.phase2_evomerge.candidate_weights import CandidateWeights
+from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
+from agent_forge.phases.phase2_evomerge.evaluator import BACKWARD, CandidateEvaluator
+from agent_forge.phases.phase2_evomerge.inputs import EvolutionInputs
+from agent_forge.phases.phase2_evomerge.journal import JOURNAL
+from agent_forge.search import operators
+from agent_forge.search.candidate import Candidate
+from agent_forge.search.portfolio import STRATEGIES
+from agent_forge.search.settings import FIRST_COMBOS
+from agent_forge.store import files
+
+PROBE_S = 2.0  # of measuring, for each precision
+MANY = 64  # items of a domain that the probe has at most
+LARGE_WEIGHTS = 10_000_000  # smaller networks gain nothing by bfloat16, and stay what they were
+PROCESS_BYTES, COPIES = 900_000_000, 4  # of torch and activations; of a network's weights
+
+
+def decided(inputs: EvolutionInputs, device: str = "cpu", spent_s: float = 0.0) -> EvolutionInputs:
+    """The inputs with everything decided; `spent_s` of the time budget are gone already."""
+    return with_decisions(inputs, decisions(inputs, device, spent_s))
+
+
+def decisions(inputs: EvolutionInputs, device: str, spent_s: float = 0.0) -> dict[str, Any]:
+    """What is left open: settings, and the plan for the time budget if there is one."""
+    s = inputs.settings
+    found: dict[str, Any] = {}
+    if s.racing is None:
+        found["racing"] = s.strategy not in ("spec", "nsga2") and not s.fitness
+    if s.mixed_precision is None:
+        plain = s.strategy == "spec" or bool(s.fitness) or device != "cpu"
+        weights = sum(spec.numel for spec in inputs.parents[0].specs.values())
+        found["mixed_precision"] = not plain and weights >= LARGE_WEIGHTS and faster_in_bf16()
+    if plan := _plan(with_decisions(inputs, {"settings": found}), device, spent_s):
+        found |= plan.settings
+        bounded = inputs.plan is None and "generations" in s.model_fields_set
+        if bounded and plan.max_evaluations >= s.planned(len(inputs.parents)):
+            found["max_evaluations"] = s.max_evaluations  # all generations fit: they are the end
+        return {"settings": found, "plan": plan.to_json()}
+    return {"settings": found} if found else {}
+
+
+def with_decisions(inputs: EvolutionInputs, made: Mapping[str, Any]) -> EvolutionInputs:
+    """The inputs as decided; the items are chosen anew if there are to be others."""
+    if not made:
+        return inputs
+    before = inputs.settings
+    settings = before.model_copy(update=made["settings"])
+    changed = replace(inputs, settings=settings)
+    if "plan" in made:
+        changed = replace(changed, plan=opening.read_plan(made["plan"], inputs.folder))
+    counts = ("fitness_subset_size", "verdict_items")
+    if any(getattr(before, name) != getattr(settings, name) for name in counts):
+        splits = opening.split_items(settings)
+        notes = [n for n in inputs.notes if n not in opening.gain_notes(inputs.splits["verdict"])]
+        notes += opening.gain_notes(splits["verdict"])
+        changed = replace(changed, splits=splits, notes=tuple(notes))
+    return changed
+
+
+def _plan(inputs: EvolutionInputs, device: str, spent_s: float) -> EvolutionPlan | None:
+    """The plan for the time budget; None if there is none to be made, or it is made already."""
+    s, plan = inputs.settings, inputs.plan
+    if not s.minutes_each or s.fitness:
+        return None
+    shape = shape_of(inputs)
+    if plan is not None:
+        same = plan.minutes == s.minutes_each or not s.max_evaluations
+        return None if same else budget.replanned(plan, shape, s.minutes_each)
+    if (inputs.folder / JOURNAL).exists():  # begun without a plan: the clock alone ends it
+        return None
+    began = time.monotonic()
+    costs = probe(inputs, device)
+    spent_s += time.monotonic() - began
+    given = s.model_fields_set & {*budget.FIELDS}
+    fixed = {name: getattr(s, name) for name in sorted(given)}
+    return budget.make_plan(costs, shape, s.minutes_each, spent_s, fixed)
+
+
+def shape_of(inputs: EvolutionInputs) -> SearchShape:
+    s, parents = inputs.settings, len(inputs.parents)
+    auto = s.strategy == "auto"
+    passes = BACKWARD * s.gradient_share if auto or s.strategy == "grad" else 0.0
+    first = FIRST_COMBOS[s.auto_version] if auto else 0
+    heals = bool(getattr(s, "heal", False))
+    models = inputs.verdict_models
+    return SearchShape(parents, models, s.population_size, first, bool(s.racing), passes, heals)
+
+
+@contextmanager
+def computing_threads(settings: EvoMergeSettings) -> Iterator[None]:
+    """Compute with the threads of one worker while the block runs."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(settings.worker_threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def probe(inputs: EvolutionInputs, device: str) -> EvaluationCosts:
+    """How fast the first parent's network is on real items, and how long a merge takes."""
+    s = inputs.settings
+    folder = files.unfinished(inputs.folder / "probe")
+    with computing_threads(s):
+        began = time.perf_counter()
+        weights = CandidateWeights(inputs.parents, inputs.base, {}, folder)
+        evaluator = CandidateEvaluator(inputs, weights, {}, device)
+        open_s = time.perf_counter() - began
+        fitness = evaluator.fitness
+        assert isinstance(fitness, DomainFitness)
+        merge_s, combo_s = _merge_seconds(inputs, evaluator)
+        rate = _tokens_per_s(fitness, bool(s.mixed_precision))
+        exact = _tokens_per_s(fitness, False) if s.mixed_precision else rate
+    pairs = zip(fitness.domains, fitness.prepared, strict=True)
+    lengths = ((d, sum(len(item.ids) for item in prepared.items)) for d, prepared in pairs)
+    tokens = {d.name: length / len(d.examples) for d, length in lengths}
+    return EvaluationCosts(rate, exact, merge_s, combo_s, open_s, tokens, opening.item_counts(s))
+
+
+def _merge_seconds(inputs: EvolutionInputs, evaluator: CandidateEvaluator) -> tuple[float, float]:
+    """Seconds to fill the network with the average, and with a combo."""
+    weights = evaluator.weights
+    how: Any = {"groups": weights.groups.names, "layers": weights.layers, "seed": inputs.seed}
+    search = STRATEGIES["auto"](inputs.settings, parents=len(inputs.parents), **how)
+    weights.known = search.candidates
+    combo = next(c for c in search.population if c.operation["combo"] == operators.COMBOS[1])
+    average = next(c for c in search.survivors if c.kind == "average")
+    return _fill_seconds(evaluator, average), _fill_seconds(evaluator, combo)
+
+
+def _fill_seconds(evaluator: CandidateEvaluator, candidate: Candidate) -> float:
+    began = time.perf_counter()
+    evaluator.fill(candidate.key)
+    return time.perf_counter() - began
+
+
+def _tokens_per_s(fitness: DomainFitness, mixed: bool) -> float:
+    """Tokens a second on a few items of each domain, after one of each; more, the faster it is."""
+    each = fitness.tokens / max(len(d.examples) for d in fitness.domains)  # of an item a domain
+    rate = 0.0
+    for seconds in (0.0, PROBE_S / 4, PROBE_S):
+        count = max(1, min(MANY, int(seconds * rate / each)))
+        few = [d.select(range(min(count, len(d.examples)))) for d in fitness.domains]
+        sample = DomainFitness(fitness.model_under_test, few, fitness.weights, {}, mixed=mixed)
+        began = time.perf_counter()
+        sample.measure()
+        rate = sample.tokens / (time.perf_counter() - began)
+    return rate
+
+
+def plan_record(inputs: EvolutionInputs) -> dict[str, Any]:
+    """What will be done, as numbers."""
+    s, plan = inputs.settings, inputs.plan
+    record: dict[str, Any] = {
+        "precision": "bfloat16" if s.mixed_precision else "single",
+        "threads": s.worker_threads,
+        "memory_bytes": memory_bytes(inputs),
+        "detectable_gain": detectable_gain(inputs.splits.get("verdict", ()))[1],
+        "repeat": repeated(inputs),
+    }
+    if plan is not None:
+        seconds = {"search": plan.search_s, "verdict": plan.verdict_s, "healing": plan.heal_s}
+        minutes = {name: round(value / 60, 2) for name, value in seconds.items()}
+        minutes |= {"all": plan.minutes, "until_now": round(plan.spent_s / 60, 2)}
+        record |= {"minutes": minutes, "tokens_per_s": round(plan.costs.tokens_per_s, 1)}
+        record |= plan.settings
+    return record
+
+
+def memory_bytes(inputs: EvolutionInputs) -> int:
+    """About the most memory: a network in single precision, its gradient, what is being merged."""
+    weights = sum(spec.numel for spec in inputs.parents[0].specs.values())
+    return PROCESS_BYTES + 4 * COPIES * weights * max(1, inputs.settings.workers)
+
+
+def plan_lines(inputs: EvolutionInputs) -> list[str]:
+    """The plan in words."""
+    s, plan = inputs.settings, inputs.plan
+    if plan is None:
+        return []
+    minutes = {"search": plan.search_s, "verdict": plan.verdict_s, "healing": plan.heal_s}
+    parts = ", ".join(f"{name} {seconds / 60:.1f}" for name, seconds in minutes.items() if seconds)
+    precision = "bfloat16" if s.mixed_precision else "single precision"
+    values = {name: json.dumps(value) for name, value in repeated(inputs).items()}
+    again = " ".join(f"--set {name}={value}" for name, value in values.items())
+    memory, disk = (n / 1e9 for n in (memory_bytes(inputs), inputs.disk_bytes))
+    return [
+        f"plan for {plan.minutes:g} minutes: {parts}, until now {plan.spent_s / 60:.1f}",
+        f"{plan.costs.tokens_per_s:,.0f} tokens/s ({precision}, {s.worker_threads} threads): a pass"
+        f" over {plan.fitness_subset_size} items of each domain takes {plan.passes_s:.1f} s",
+        f"{plan.max_evaluations} evaluations in {plan.generations} generations at most,"
+        f" {plan.verdict_items} unseen items of each domain for the verdict",
+        f"about {memory:.1f} GB of memory, up to {disk:.1f} GB of disk",
+        f"the same without a clock: {again}",
+    ]
+
+
+def repeated(inputs: EvolutionInputs) -> dict[str, Any]:
+    """The settings that repeat the evolution exactly, with no clock."""
+    s = inputs.settings
+    return {name: getattr(s, name) for name in (*budget.FIELDS, "racing", "mixed_precision")}

@@ -85,6 +85,10 @@ def evolved(setting: str, root: Path, patch: pytest.MonkeyPatch) -> Any:
     more = [OWN] if "direction" in setting else [f"{PHASE}.data={files}"]
     more += [f"{PHASE}.strategy=grad"] if "gradient" in setting else []
     more += [f"{PHASE}.fitness_subset_size=100"] if "racing" in setting else []
+    if "reading" in setting:  # it shows in the shards of a race
+        more += [
+            f"{PHASE}.{x}" for x in ("strategy=auto", "racing=true", "fitness_subset_size=100")
+        ]
     more += [f"{PHASE}.layer_paths=1"] if "path_gate" in setting else []
     wanted = settings(setting, *more)
     if (known := wanted.model_dump_json()) not in EVOLVED:  # many begin with the same settings
@@ -117,6 +121,7 @@ def staffed(setting: str, root: Path, patch: pytest.MonkeyPatch) -> Any:
 WEIGHTS = "{perplexity: 0.4, accuracy: 0.3, speed: 0.2, memory: 0.1}"
 CHECKS = {
     f"{PHASE}.racing": (evolved, "false", "true"),
+    f"{PHASE}.reading": (evolved, "plain", "fast"),
     f"{PHASE}.workers": (staffed, "2", "3"),
     f"{PHASE}.worker_threads": (staffed, "1", "2"),
     f"{PHASE}.executor": (staffed, "local", "ray"),

@@ -14,7 +14,6 @@ from agent_forge.store.models import ModelStorage
 from tests.support.networks import shaken
 from tests.support.tokenizers import CHAT, TEXTS, byte_tokenizer
 
-
 SIZES = {"vocab_size": 260, "initializer_range": 0.2, "max_position_embeddings": 64}
 WIDTHS = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
 HEADS = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8}

@@ -19,24 +19,11 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from tests.support.command_line import Forge
+from tests.support.eval_models import FAMILIES
 from tests.support.tokenizers import byte_tokenizer
 
 pytestmark = pytest.mark.slow
 
-SIZES = {"vocab_size": 260, "initializer_range": 0.2, "max_position_embeddings": 64}
-WIDTHS = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
-HEADS = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8}
-FAMILIES: dict[str, dict[str, Any]] = {
-    "llama": {**SIZES, **WIDTHS, **HEADS},
-    "mistral": {**SIZES, **WIDTHS, **HEADS, "sliding_window": 8},
-    "qwen2": {**SIZES, **WIDTHS, "num_attention_heads": 2, "num_key_value_heads": 1},
-    "gemma": {**SIZES, **WIDTHS, **HEADS},
-    "gpt_neox": {**SIZES, **WIDTHS, "num_attention_heads": 2},
-    "gpt2": {
-        **{"vocab_size": 260, "n_positions": 64, "n_embd": 16, "n_layer": 2, "n_head": 2},
-        "initializer_range": 0.2,
-    },
-}
 QUERIES = {"gpt2": "attn.c_attn", "gpt_neox": "attention.query_key_value"}
 RANK, ALPHA = 4, 8
 

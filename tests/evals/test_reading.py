@@ -19,7 +19,7 @@ from agent_forge.evals.fitness import DomainFitness, Incumbent, shards, student
 from agent_forge.evals.likelihood import Reading, plan
 from agent_forge.evals.model_under_test import ModelUnderTest, open_model_under_test
 from agent_forge.infer.generate import TransformersReader
-from tests.evals.test_like_transformers import FAMILIES, HEADS, SIZES, WIDTHS
+from tests.support.eval_models import FAMILIES, HEADS, SIZES, WIDTHS
 from tests.support.tokenizers import byte_tokenizer
 
 WEIGHTS = {"perplexity": 0.5, "accuracy": 0.5}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -12,6 +13,21 @@ from agent_forge.model.hf import config_dict
 from agent_forge.store.models import ModelStorage
 from tests.support.networks import shaken
 from tests.support.tokenizers import CHAT, TEXTS, byte_tokenizer
+
+SIZES = {"vocab_size": 260, "initializer_range": 0.2, "max_position_embeddings": 64}
+WIDTHS = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
+HEADS = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {**SIZES, **WIDTHS, **HEADS},
+    "mistral": {**SIZES, **WIDTHS, **HEADS, "sliding_window": 8},
+    "qwen2": {**SIZES, **WIDTHS, "num_attention_heads": 2, "num_key_value_heads": 1},
+    "gemma": {**SIZES, **WIDTHS, **HEADS},
+    "gpt_neox": {**SIZES, **WIDTHS, "num_attention_heads": 2},
+    "gpt2": {
+        **{"vocab_size": 260, "n_positions": 64, "n_embd": 16, "n_layer": 2, "n_head": 2},
+        "initializer_range": 0.2,
+    },
+}
 
 
 def own_model(storage: ModelStorage, name: str, seed: int) -> Path:

@@ -87,6 +87,10 @@ def evolved(setting: str, root: Path, patch: pytest.MonkeyPatch) -> Any:
     more = [OWN] if "direction" in setting else [f"{PHASE}.data={files}"]
     more += [f"{PHASE}.strategy=grad"] if "gradient" in setting else []
     more += [f"{PHASE}.fitness_subset_size=100"] if "racing" in setting else []
+    if "reading" in setting:  # it shows in the shards of a race
+        more += [
+            f"{PHASE}.{x}" for x in ("strategy=auto", "racing=true", "fitness_subset_size=100")
+        ]
     more += [f"{PHASE}.layer_paths=1"] if "path_gate" in setting else []
     more += [f"{PHASE}.strategy=auto"] if "finalists" in setting else []
     wanted = settings(setting, *more)
@@ -140,6 +144,7 @@ CHECKS = {
     f"{PHASE}.finalists": (evolved, "4", "1"),
     f"{PHASE}.replicates": (repeated, "1", "2"),
     f"{PHASE}.racing": (evolved, "false", "true"),
+    f"{PHASE}.reading": (evolved, "plain", "fast"),
     f"{PHASE}.workers": (staffed, "2", "3"),
     f"{PHASE}.worker_threads": (staffed, "1", "2"),
     f"{PHASE}.executor": (staffed, "local", "ray"),

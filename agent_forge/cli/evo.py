@@ -38,6 +38,8 @@ def evo(
     sets: list[str],
     resume: Path | None,
     time_budget: float | None,
+    heal: float | None,
+    heal_data: list[Path],
     device: str,
     seed: int | None,
     dry_run: bool,
@@ -48,17 +50,20 @@ def evo(
         return
     if resume is not None:
         others = [text for text in sets if not text.startswith(("fitness=", "cluster="))]
-        if base_models or base or data or config or others or output_dir or seed is not None:
+        given = base_models or base or data or heal_data or config or others or output_dir
+        if given or seed is not None:
             problem = "--resume goes on with the models, data and settings that it was begun with"
-            hint = "beside it only --gens, --time-budget and --device can be given"
+            hint = "beside it only --gens, --time-budget, --heal and --device can be given"
             raise ConfigError(problem, hint=hint)
         with _interruptible(resume if resume.is_dir() else resume.parent, dry_run):
             from agent_forge.phases.phase2_evomerge.inputs import resume_inputs
 
-            _run(resume_inputs(resume, gens, time_budget, sets), _device(device), dry_run, as_json)
+            inputs_again = resume_inputs(resume, gens, time_budget, sets, heal=heal)
+            _run(inputs_again, _device(device), dry_run, as_json)
         return
     options: dict[str, Any] = {"generations": gens, "time_budget_minutes": time_budget}
     options["data"] = [str(path) for path in data] or None
+    options |= {"heal": heal, "heal_data": [str(path) for path in heal_data] or None}
     options = {key: value for key, value in options.items() if value is not None}
     storage = Path(os.environ.get("FORGE_STORAGE", "storage"))
     refs = [ref.strip() for ref in base_models.split(",")] if base_models.strip() else []
@@ -187,11 +192,12 @@ def _plan(inputs: EvolutionInputs, as_json: bool) -> None:
 
 
 def _report(result: EvolutionResult, as_json: bool) -> None:
-    loop, report, model = result
+    loop, report, model, healed = result
     if as_json:
         paths = {"folder": str(loop.folder), "champion": str(model.path)}
         ended = {"generations": len(loop.curve) - 1, "reason": loop.reason}
         measured = {"fitness": loop.curve[-1], "curve": loop.curve}
+        measured["healing"] = healed.record if healed else None
         return emit_json(**paths, **ended, **measured, verdict=report.to_json() if report else None)
     from agent_forge.phases.phase2_evomerge.evolution import plot
 
@@ -204,4 +210,5 @@ def _report(result: EvolutionResult, as_json: bool) -> None:
         ("on unseen items", "fitness", *columns),
         [(n, *(f"{x:.4f}" for x in (s.fitness, *s.raw.values()))) for n, s in scores.items()],
     )
-    print("\n".join(report.sentences()), flush=True)
+    last = [healed.sentence(loop.folder)] if healed else []
+    print("\n".join([*report.sentences(), *last]), flush=True)

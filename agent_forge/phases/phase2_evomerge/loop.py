@@ -51,6 +51,7 @@ WITHOUT_EFFECT = {
     *("enabled", "gate_policy", "gates", "checkpoint_every_steps", "enable_caching", "data"),
     *("checkpoint_every", "keep_best_models", "time_budget_minutes", "generations", "split_by"),
     *("verdict_items", "max_evaluations", "workers", "executor", "cluster"),
+    *("heal", "heal_steps", "heal_data", "heal_rate", "heal_rank"),  # after the search
 }
 
 
@@ -358,7 +359,7 @@ class EvolutionLoop:
 
     def _time_is_over(self, generation: int) -> bool:
         """True if the clock ends it here: once written down, that stays so for this budget."""
-        budget = self.settings.time_budget_minutes
+        budget = self.settings.search_minutes
         decision = {"generation": generation, "budget": budget}
         if self.journal.find("stopped", **decision):
             return True

@@ -22,6 +22,7 @@ from agent_forge.phases.phase2_evomerge.inputs import EvolutionInputs
 from agent_forge.phases.phase2_evomerge.journal import LOG, WEIGHTS
 from agent_forge.phases.phase2_evomerge.loop import EvolutionLoop
 from agent_forge.phases.phase2_evomerge.report import EvolutionReport
+from agent_forge.phases.phase2_evomerge.teaching import linear_layers
 from agent_forge.search.candidate import Candidate, lineage
 from agent_forge.store import files, lock, paths
 from agent_forge.track.tracker import Listener
@@ -66,7 +67,7 @@ def run_evolution(
             listen({"event": "note", "text": note})
         loop = EvolutionLoop(inputs, device, listen=listen, should_stop=should_stop)
         if loop.settings.heal:
-            healing.linear_layers(loop)  # a network without any is refused before the work
+            linear_layers(loop)  # a network without any is refused before the work
         if not save:
             opening.write_begun(inputs, loop.fingerprint)
             listen({"event": "begun"})  # from here on it can be resumed

@@ -1,0 +1,139 @@
+"""One step of healing: the student with a low-rank change, the experts' networks, and the loss."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import psutil
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from agent_forge.errors import ConfigError
+from agent_forge.evals.model_under_test import padded
+from agent_forge.model.loss import LossOutput
+from agent_forge.model.network import ForgeNetwork
+from agent_forge.optim.config import MuGrokConfig
+from agent_forge.optim.muon import MuonGrokfast, divergence
+from agent_forge.phases.phase2_evomerge.candidate_weights import OUTSIDE
+from agent_forge.phases.phase2_evomerge.checks import HEAL
+from agent_forge.phases.phase2_evomerge.evaluator import recursed_logits
+from agent_forge.phases.phase2_evomerge.lessons import Lesson, Lessons
+from agent_forge.phases.phase2_evomerge.loop import EvolutionLoop
+from agent_forge.search.operators import generator
+from agent_forge.store.checkpoint import Checkpoint
+from agent_forge.train.config import TrainSettings
+from agent_forge.train.trainer import Batch, Trainer
+from agent_forge.train.weight_transforms import LowRankBranches
+
+WARMUP_STEPS, FINAL_RATE = 5, 0.1
+ROOM = 3  # times its size that has to be free for one more network
+
+
+class ExpertNetworks:
+    """The networks of the experts; where memory is short, fewer of them are filled in turn."""
+
+    def __init__(self, loop: EvolutionLoop, lessons: Sequence[Lesson]) -> None:
+        self._keys, self._weights = parent_keys(loop), loop.weights
+        loop.evaluator.fill(self._keys[0])
+        model, self._spare = loop.evaluator.model, list[nn.Module]()
+        size = sum(parameter.nbytes for parameter in model.parameters())
+        for _ in {lesson.expert for lesson in lessons}:
+            if not self._spare or psutil.virtual_memory().available > ROOM * size:
+                self._spare.append(copy.deepcopy(model).requires_grad_(False).eval())
+        self._filled: dict[int, nn.Module] = {}
+
+    def of(self, number: int) -> nn.Module:
+        if number not in self._filled:
+            oldest = next(iter(self._filled), number)
+            network = self._spare.pop() if self._spare else self._filled.pop(oldest)
+            self._weights.fill(network, self._keys[number])
+            self._filled[number] = network
+        return self._filled[number]
+
+
+def parent_keys(loop: EvolutionLoop) -> list[str]:
+    return [c.key for c in loop.search.candidates.values() if c.kind == "parent"]
+
+
+def asked_logits(model: nn.Module, tokens: Tensor, asked: Tensor) -> Tensor:
+    """The logits at the asked tokens; the head is spared the columns in which no row asks."""
+    wanted = asked[:, 1:]
+    if isinstance(model, ForgeNetwork):
+        return recursed_logits(model, tokens[:, :-1], wanted)
+    if "logits_to_keep" not in inspect.signature(model.forward).parameters:
+        return model(tokens[:, :-1]).logits[wanted].float()  # type: ignore[no-any-return]
+    columns = wanted.any(0).nonzero().squeeze(-1)
+    logits: Tensor = model(tokens[:, :-1], logits_to_keep=columns).logits
+    return logits[wanted[:, columns]].float()
+
+
+class Teaching:
+    """The student with its optimizer, lessons and experts; `state` is what a checkpoint holds."""
+
+    def __init__(
+        self, loop: EvolutionLoop, lessons: Lessons, experts: ExpertNetworks, total: int
+    ) -> None:
+        s, self.student = loop.settings, loop.evaluator.model.requires_grad_(False).eval()
+        self.lessons, self.experts, self.expert = lessons, experts, self.student
+        seed = int(generator(loop.inputs.seed, HEAL, "start").integers(2**62))
+        draws = torch.Generator().manual_seed(seed)
+        self.branches = LowRankBranches(linear_layers(loop), s.heal_rank, draws)
+        config = MuGrokConfig(fallback_lr=s.heal_rate, qk_clip_threshold=0.0)
+        how = TrainSettings(
+            precision="bf16" if s.mixed_precision else "fp32",
+            warmup_steps=min(WARMUP_STEPS, total),
+            warmdown_share=1.0,
+            final_rate=FINAL_RATE,
+        )
+        student = self.branches, MuonGrokfast(self.branches, config), self._loss, how
+        device = str(next(self.student.parameters()).device)
+        self.trainer = Trainer(*student, total=total, generator=draws, device=device)
+        self._parts: dict[str, Any] = {**self.trainer.parts, "lessons": lessons}
+
+    def step(self, step: int) -> str:
+        """One update; returns what was taught and how far away it was."""
+        began, lesson = time.perf_counter(), self.lessons.draw(step)
+        batch = padded(self.lessons.next_items(lesson), torch.device("cpu"))
+        self.expert = self.experts.of(lesson.expert)
+        values = self.trainer.step(step, batch)
+        self.lessons.learned(lesson, values["gap"], time.perf_counter() - began)
+        return f"{lesson.name}, KL {values['loss']:.3f}"
+
+    def _loss(self, _: nn.Module, batch: Batch, generator: torch.Generator) -> LossOutput:
+        tokens, asked = batch
+        own, targets = asked_logits(self.student, tokens, asked), tokens[:, 1:][asked[:, 1:]]
+        with torch.no_grad():
+            taught = asked_logits(self.expert, tokens, asked)
+            gap = F.cross_entropy(own, targets) - F.cross_entropy(taught, targets)
+        total = divergence(own, taught).mean()
+        values = {"loss": float(total.detach()), "gap": float(gap)}
+        return LossOutput(total, len(targets), values)
+
+    def state(self) -> dict[str, Any]:
+        return {name: part.state_dict() for name, part in self._parts.items()}
+
+    def load(self, checkpoint: Checkpoint) -> int:
+        """Go back to a checkpoint; returns its step."""
+        for name, part in self._parts.items():
+            part.load_state_dict(checkpoint.state["parts"][name])
+        return checkpoint.step
+
+
+def linear_layers(loop: EvolutionLoop) -> dict[str, nn.Module]:
+    """The linear layers between embeddings and head of the network in use, by name."""
+    modules = dict(loop.evaluator.model.named_modules())
+    outside = loop.weights.groups.of.get(OUTSIDE, [])
+    found = {
+        name: module
+        for name, module in modules.items()
+        if isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
+        if not any(text in f"{name}.weight" for text in outside)
+    }
+    if not found:
+        raise ConfigError("heal: the network has no linear layers", hint="do without: --heal 0")
+    return found

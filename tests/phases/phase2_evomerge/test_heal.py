@@ -148,7 +148,7 @@ def test_logits_at_asked_tokens_of_any_network() -> None:
         wanted = every[:, :-1][asked[:, 1:]]
         assert torch.allclose(asked_logits(model, tokens, asked), wanted, atol=1e-5)
     plain = nn.Module()  # of an architecture that always computes all logits
-    plain.forward = lambda ids: SimpleNamespace(logits=theirs(ids).logits)  # type: ignore[method-assign]
+    plain.forward = lambda ids: SimpleNamespace(logits=theirs(ids).logits)
     assert torch.allclose(asked_logits(plain, tokens, asked), wanted, atol=1e-5)
 
 
@@ -254,6 +254,14 @@ def test_an_interrupt_keeps_every_step(
     assert told[-1]["event"] == "verdict" and again.healed  # a finished one is only written again
     assert len([r for r in told if r["event"] == "step"]) == STEPS
     assert weights_of(folder) == reference[1]
+
+
+@pytest.mark.slow
+def test_another_number_of_steps_is_taught_from_the_champion_on(folder: Path) -> None:
+    for steps in (2, 1):
+        done = run_evolution(job(folder, **{**HEAL, "heal_steps": steps}))
+        assert done.healed and done.healed.record["steps"] == steps
+        assert sum(done.healed.record["steps_of_domains"].values()) == steps
 
 
 @pytest.mark.slow

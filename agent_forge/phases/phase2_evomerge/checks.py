@@ -136,6 +136,9 @@ def has_chat_form(model: Weights) -> bool:
 
 def check_settings(settings: EvoMergeSettings, splits: Splits, parents: int) -> None:
     """Refuse what does not fit these domains and parents, or needs what is not installed."""
+    if settings.heal and not settings.time_budget_minutes and not settings.heal_steps:
+        hint = "give --time-budget MINUTES, or --set heal_steps=200"
+        raise ConfigError("heal is a share of the time budget, and there is none", hint=hint)
     if settings.executor == "ray":
         require_ray()
     if settings.strategy == "nsga2":

@@ -111,9 +111,6 @@ class MeasuredEvolutionSettings(EvolutionSettings):
             f"heal needs items to teach, {lacks}": own and self.heal,
             "heal chooses by holdout items: use_holdout_validation has to be true": self.heal
             and not self.use_holdout_validation,
-            "heal is a share of a time: give --time-budget, or --set heal_steps=200": self.heal
-            and not self.time_budget_minutes
-            and not self.heal_steps,
             "heal_steps and heal_data have no meaning without heal: give --heal 0.2": not self.heal
             and (self.heal_steps or self.heal_data),
         }

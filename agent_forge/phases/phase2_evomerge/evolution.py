@@ -67,7 +67,7 @@ def run_evolution(
             listen({"event": "note", "text": note})
         loop = EvolutionLoop(inputs, device, listen=listen, should_stop=should_stop)
         if loop.settings.heal:
-            linear_layers(loop)  # a network without any is refused before the work
+            linear_layers(loop.evaluator.model)  # a network without any is refused before the work
         if not save:
             opening.write_begun(inputs, loop.fingerprint)
             listen({"event": "begun"})  # from here on it can be resumed

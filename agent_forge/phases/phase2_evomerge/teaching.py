@@ -17,9 +17,9 @@ from agent_forge.errors import ConfigError
 from agent_forge.evals.model_under_test import padded
 from agent_forge.model.loss import LossOutput
 from agent_forge.model.network import ForgeNetwork
+from agent_forge.model.weights import BEFORE_LAYERS, HEAD
 from agent_forge.optim.config import MuGrokConfig
 from agent_forge.optim.muon import MuonGrokfast, divergence
-from agent_forge.phases.phase2_evomerge.candidate_weights import OUTSIDE
 from agent_forge.phases.phase2_evomerge.checks import HEAL
 from agent_forge.phases.phase2_evomerge.evaluator import recursed_logits
 from agent_forge.phases.phase2_evomerge.lessons import Lesson, Lessons
@@ -82,7 +82,7 @@ class Teaching:
         self.lessons, self.experts, self.expert = lessons, experts, self.student
         seed = int(generator(loop.inputs.seed, HEAL, "start").integers(2**62))
         draws = torch.Generator().manual_seed(seed)
-        self.branches = LowRankBranches(linear_layers(loop), s.heal_rank, draws)
+        self.branches = LowRankBranches(linear_layers(self.student), s.heal_rank, draws)
         config = MuGrokConfig(fallback_lr=s.heal_rate, qk_clip_threshold=0.0)
         how = TrainSettings(
             precision="bf16" if s.mixed_precision else "fp32",
@@ -124,15 +124,13 @@ class Teaching:
         return checkpoint.step
 
 
-def linear_layers(loop: EvolutionLoop) -> dict[str, nn.Module]:
-    """The linear layers between embeddings and head of the network in use, by name."""
-    modules = dict(loop.evaluator.model.named_modules())
-    outside = loop.weights.groups.of.get(OUTSIDE, [])
+def linear_layers(model: nn.Module) -> dict[str, nn.Module]:
+    """The linear layers of a network between embeddings and head, by name."""
     found = {
         name: module
-        for name, module in modules.items()
+        for name, module in model.named_modules()
         if isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
-        if not any(text in f"{name}.weight" for text in outside)
+        if not HEAD.search(f"{name}.weight") and not BEFORE_LAYERS.search(f"{name}.weight")
     }
     if not found:
         raise ConfigError("heal: the network has no linear layers", hint="do without: --heal 0")

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.pytorch_utils import Conv1D
 
 from agent_forge.data.loader import TokenizedItem
@@ -35,7 +36,7 @@ from agent_forge.phases.phase2_evomerge.lessons import (
     experts_of,
     right_answers,
 )
-from agent_forge.phases.phase2_evomerge.teaching import Teaching, asked_logits
+from agent_forge.phases.phase2_evomerge.teaching import Teaching, asked_logits, linear_layers
 from agent_forge.store import files
 from agent_forge.train.weight_transforms import LowRankBranches
 from tests.support.command_line import Forge
@@ -142,7 +143,7 @@ def test_branches_beside_layers_are_what_is_folded_in() -> None:
 
 def test_logits_at_asked_tokens_of_any_network() -> None:
     tokens, asked = padded(items(3, 5), torch.device("cpu"))
-    asked[0, 1:3] = False
+    asked[:, 1] = asked[0, 2] = False  # no row asks for the first column, one not for the next
     ours, theirs = network().eval(), open_model_under_test(family() / "add").model
     for model, every in ((ours, ours(tokens)), (theirs, theirs(tokens).logits)):
         wanted = every[:, :-1][asked[:, 1:]]
@@ -150,6 +151,18 @@ def test_logits_at_asked_tokens_of_any_network() -> None:
     plain = nn.Module()  # of an architecture that always computes all logits
     plain.forward = lambda ids: SimpleNamespace(logits=theirs(ids).logits)
     assert torch.allclose(asked_logits(plain, tokens, asked), wanted, atol=1e-5)
+
+
+def test_the_change_is_beside_all_layers_but_embeddings_and_head() -> None:
+    size = {"vocab_size": 20, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
+    for tied in (True, False):  # a tied head is no tensor of a file
+        shape = LlamaConfig(**size, num_attention_heads=2, tie_word_embeddings=tied)
+        found = linear_layers(LlamaForCausalLM(shape))
+        assert len(found) == 7 and all(n.startswith("model.layers.0.") for n in found)
+    ours = linear_layers(network())
+    assert {"blocks.0.attention.q", "blocks.1.mlp.down"} <= {*ours} and "projection" not in ours
+    with pytest.raises(ConfigError, match="no linear layers"):
+        linear_layers(nn.Embedding(3, 3))
 
 
 # -- from a search to a healed champion ------------------------------------------------------------
@@ -357,7 +370,6 @@ def test_networks_of_ours_are_healed_too(storage: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        ({"heal": 0.2}, "give --time-budget, or --set heal_steps=200"),
         ({"heal": 0.95, "heal_steps": 9}, "less than or equal to 0.9"),
         ({"heal_steps": 9}, "no meaning without heal"),
         ({"heal": 0.2, "heal_steps": 9, "use_holdout_validation": False}, "holdout items"),

@@ -44,7 +44,7 @@ from agent_forge.store.tensors import first_not_finite
 log = logging.getLogger(__name__)
 CHECKPOINT_EVERY = 20  # steps
 TIMED_STEPS = 3  # to plan by; the first is slower and does not count
-EXPERT_ITEMS = 16  # of a file of texts, to find the parent that knows it best
+EXPERT_ITEMS = 8  # of a file of texts, to find the parent that knows it best
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,8 @@ def evo(
     sets: list[str],
     resume: Path | None,
     time_budget: float | None,
+    heal: float | None,
+    heal_data: list[Path],
     device: str,
     seed: int | None,
     replicates: int | None,
@@ -51,21 +53,22 @@ def evo(
         return
     if resume is not None:
         others = [text for text in sets if not text.startswith(("fitness=", "cluster="))]
-        given = base_models or base or data or config or others or output_dir or replicates
-        if given or seed is not None:
+        given = base_models or base or data or heal_data or config or others or output_dir
+        if given or replicates or seed is not None:
             problem = "--resume goes on with the models, data and settings that it was begun with"
-            hint = "beside it only --gens, --time-budget and --device can be given"
+            hint = "beside it only --gens, --time-budget, --heal and --device can be given"
             raise ConfigError(problem, hint=hint)
         with _interruptible(resume if resume.is_dir() else resume.parent, dry_run):
             from agent_forge.phases.phase2_evomerge.inputs import resume_inputs
 
             found_device = _device(device)
-            found = resume_inputs(resume, gens, time_budget, sets)
+            found = resume_inputs(resume, gens, time_budget, sets, heal=heal)
             _run(found, found_device, dry_run, as_json, time.monotonic())
         return
     options: dict[str, Any] = {"generations": gens, "time_budget_minutes": time_budget}
     options["replicates"] = replicates
     options["data"] = [str(path) for path in data] or None
+    options |= {"heal": heal, "heal_data": [str(path) for path in heal_data] or None}
     options = {key: value for key, value in options.items() if value is not None}
     storage = Path(os.environ.get("FORGE_STORAGE", "storage"))
     refs = [ref.strip() for ref in base_models.split(",")] if base_models.strip() else []
@@ -205,11 +208,12 @@ def _plan(inputs: EvolutionInputs, as_json: bool) -> None:
 
 
 def _report(result: EvolutionResult, as_json: bool) -> None:
-    loop, report, model = result
+    loop, report, model, healed = result
     if as_json:
         paths = {"folder": str(loop.folder), "champion": str(model.path)}
         ended = {"generations": len(loop.curve) - 1, "reason": loop.reason}
         measured = {"fitness": loop.curve[-1], "curve": loop.curve}
+        measured["healing"] = healed.record if healed else None
         return emit_json(**paths, **ended, **measured, verdict=report.to_json() if report else None)
     from agent_forge.phases.phase2_evomerge.evolution import plot
 
@@ -217,5 +221,6 @@ def _report(result: EvolutionResult, as_json: bool) -> None:
     print(f"fitness over generations: {plot(loop.curve)}")
     if report is None:
         return print("no verdict: there are no unseen items beside your own fitness")
+    last = [healed.sentence(loop.folder)] if healed else []
     emit_table(("on unseen items", "fitness", *report.champion.raw), report.rows())
-    print("\n".join([*report.sentences(), *report.notes()]), flush=True)
+    print("\n".join([*report.sentences(), *report.notes(), *last]), flush=True)

@@ -1,12 +1,15 @@
 """Weight transforms as parametrisations: LoRA, and rounding that is trained straight through.
 
 A layer computes with f(weight), but stores and trains the weight; `fold` puts f(weight) in place.
+LoRA beside layers that stay as they are (`LowRankBranches`) is cheaper: W + BA is never made.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
@@ -28,6 +31,41 @@ class LowRankUpdate(nn.Module):
 
     def forward(self, weight: Tensor) -> Tensor:
         return weight + self.scale * self.lora_b @ self.lora_a
+
+
+class LowRankBranches(nn.Module):
+    """LoRA beside linear layers of a network that stays as it is: y + (x A') B'. Its parameters are
+    the change alone, so its state is small; no gradient of the size of W is computed."""
+
+    def __init__(
+        self, layers: Mapping[str, nn.Module], rank: int, generator: torch.Generator
+    ) -> None:
+        super().__init__()
+        self.layers = dict.fromkeys(layers)
+        self.lora_a, self.lora_b = nn.ParameterList(), nn.ParameterList()
+        self._hooks = []
+        for number, (name, layer) in enumerate(layers.items()):
+            weight: Any = layer.weight
+            self.layers[name] = turned = not isinstance(layer, nn.Linear)  # Conv1D of GPT-2
+            rows, columns = reversed(weight.shape) if turned else weight.shape
+            first = torch.randn(rank, columns, generator=generator) * columns**-0.5
+            self.lora_a.append(nn.Parameter(first.to(weight.device)))
+            self.lora_b.append(nn.Parameter(torch.zeros(rows, rank, device=weight.device)))
+            self._hooks.append(layer.register_forward_hook(partial(self._add, number)))
+
+    def _add(self, number: int, layer: nn.Module, given: tuple[Tensor, ...], y: Tensor) -> Tensor:
+        return y + F.linear(F.linear(given[0], self.lora_a[number]), self.lora_b[number])
+
+    @torch.no_grad()
+    def changes(self) -> dict[str, Tensor]:
+        """What is to be added to the weight of each layer, by its name."""
+        pairs = zip(self.layers.items(), self.lora_a, self.lora_b, strict=True)
+        return {name: (b @ a).t() if turned else b @ a for (name, turned), a, b in pairs}
+
+    def remove(self) -> None:
+        """Let the layers compute as before."""
+        for hook in self._hooks:
+            hook.remove()
 
 
 class StraightThrough(nn.Module):

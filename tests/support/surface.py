@@ -15,7 +15,8 @@ SURFACE = {
     "export": ["--dry-run", "--force", "--json", "--storage", "name", "target"],
     "evo": [
         *("--base", "--base-models", "--config", "--data", "--device", "--dry-run", "--gens"),
-        *("--json", "--output-dir", "--replicates", "--resume", "--seed", "--set"),
+        *("--heal", "--heal-data", "--json", "--output-dir", "--replicates", "--resume"),
+        *("--seed", "--set"),
         "--time-budget",
     ],
     "evo replay": ["--json", "lineage", "target"],

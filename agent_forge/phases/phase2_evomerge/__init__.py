@@ -8,6 +8,8 @@ checks             what is refused before any work
 inputs             before: check settings and models, open the models, split the items
 loop               during: ask, make, measure, tell, advance
 report             after: the verdict on unseen items, the champion's files, the summary
+heal               after the search: experts teach the champion; what comes out is measured
+teaching           a step of that: student, experts and loss; lessons: what it teaches
 journal            what was measured, on disk: journal and cache
 candidate_weights  the weights of every candidate, made from its recipe
 evaluator          measures a candidate in a network of its shape; gradients by coefficients

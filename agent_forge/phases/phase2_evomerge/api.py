@@ -153,6 +153,7 @@ class EvoMerge:
             "final_checkpoint": str(done.model.path),
             "best_generation": figures["best_generation"],
             "verdict": report.to_json() if report else None,
+            "healing": done.healed.record if done.healed else None,
         }
         model, seconds = open_model(done.model.path).network, time.monotonic() - began
         return PhaseResult(True, model, "evomerge", figures, artifacts, seconds)

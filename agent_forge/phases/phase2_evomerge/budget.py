@@ -22,7 +22,6 @@ MOST_EVALUATIONS = 400
 LEAST_ITEMS = 20  # of a domain
 MOST_ITEMS = 2000  # of a domain, if nobody asks for more
 VERDICT_SHARE = 0.2  # of the time, at most, unless the fewest items take more
-HEAL_SHARE = 0.2  # of the time, where the champion is healed
 RACED_ITEMS = 64  # of every domain: fewer are not raced
 RACED_SHARE = 0.4  # of the items that a candidate meets in a race, on average
 GRADIENTS = 24  # that a search takes at most, about; one for every two candidates before
@@ -63,7 +62,7 @@ class SearchShape:
     first: int  # candidates of generation 0 that are combos
     racing: bool
     gradient_passes: float  # that a gradient costs; 0: there are none
-    heals: bool = False
+    heal: float = 0.0  # share of the time in which the champion is healed
 
     @property
     def whole(self) -> int:
@@ -153,7 +152,7 @@ def make_plan(
     reserve = _verdict_reserve(costs, shape, total, fixed)
     verdict = _range(fixed, "verdict_items", costs.most("verdict"))
     verdict_items = _largest(*verdict, lambda n: verdict_seconds(costs, shape, n) <= reserve)
-    heal_s = HEAL_SHARE * total if shape.heals else 0.0
+    heal_s = shape.heal * total
     search_s = total - spent_s - reserve - heal_s
     found = _search_plan(costs, shape, search_s, fixed)
     if found is None:
@@ -234,7 +233,7 @@ def _minutes_needed(
     """The fewest whole minutes that a plan can be made for."""
 
     def enough(whole: int) -> bool:
-        left = 60 * whole * (1 - (HEAL_SHARE if shape.heals else 0.0)) - spent_s
+        left = 60 * whole * (1 - shape.heal) - spent_s
         left -= _verdict_reserve(costs, shape, 60 * whole, fixed)
         return _search_plan(costs, shape, left, fixed) is not None
 

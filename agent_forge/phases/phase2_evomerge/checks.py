@@ -24,7 +24,8 @@ from agent_forge.search.continuous import pymoo
 from agent_forge.store import files, lock, paths
 from agent_forge.workers import require_ray
 
-CHAMPION = "champion"
+CHAMPION, HEALED = "champion", "healed"
+HEAL = "heal"  # checkpoints of healing, and the split of what is only taught
 Splits = Mapping[str, Sequence[Domain]]
 IN_MEMORY = "parent_"  # begins the folders of networks that were given in memory
 GLANCE_TENSORS, GLANCE_ELEMENTS = 8, 256  # compared before two models are compared as a whole
@@ -44,10 +45,11 @@ def refuse_place(folder: Path, models: Sequence[str]) -> None:
             if here == place or place in here.parents or (inside and not own):
                 relation = "holds" if inside else "is" if here == place else "lies in"
                 raise ConfigError(f"{folder} {relation} the model {place}", hint=other)
-    for name in (*journal.FILES, CHAMPION):
+    for name in (*journal.FILES, CHAMPION, HEALED, HEAL):
         files.refuse_link(here / name)
-    if (here / CHAMPION).exists():
-        refuse_foreign(here / CHAMPION)
+    for name in (CHAMPION, HEALED):
+        if (here / name).exists():
+            refuse_foreign(here / name)
     names = {path.name for path in here.iterdir()} if here.exists() else set()
     foreign = names - {lock.LOCK_FILE, journal.CACHE}
     foreign = {name for name in foreign if not name.startswith((IN_MEMORY, "."))}
@@ -134,6 +136,9 @@ def has_chat_form(model: Weights) -> bool:
 
 def check_settings(settings: EvoMergeSettings, splits: Splits, parents: int) -> None:
     """Refuse what does not fit these domains and parents, or needs what is not installed."""
+    if settings.heal and not settings.time_budget_minutes and not settings.heal_steps:
+        hint = "give --time-budget MINUTES, or --set heal_steps=200"
+        raise ConfigError("heal is a share of the time budget, and there is none", hint=hint)
     if settings.executor == "ray":
         require_ray()
     if settings.replicates > 1 and not splits:

@@ -73,6 +73,13 @@ class MeasuredEvolutionSettings(EvolutionSettings):
     time_budget_minutes: float = setting(
         0.0, "what items, evaluations and generations are planned for; 0 = no limit", ge=0
     )
+    heal: float = setting(
+        0.0, "share of the time in which experts teach the champion; 0 = none", ge=0, le=0.9
+    )
+    heal_steps: int = setting(0, "steps of that; 0 = as many as its time has", ge=0, le=1_000_000)
+    heal_data: list[str] = setting([], "further files to teach with; nothing is measured on them")
+    heal_rate: float = setting(3e-4, "AdamW's rate in healing", gt=0, le=1)
+    heal_rank: int = setting(16, "rank of the change that healing makes (LoRA)", ge=1, le=1024)
 
     @property
     def minutes_each(self) -> float:
@@ -90,8 +97,8 @@ class MeasuredEvolutionSettings(EvolutionSettings):
         ones and the champion beside those that they replace, and one for a command as fitness."""
         merges = self.population_size if self.strategy == "ga" else max(0, self.triples)
         best = min(self.keep_best_models, self.generations // self.checkpoint_every + 1)
-        own = 2 if self.fitness else 0
-        return 2 * (self.elite_count + merges + 1) + self.replicates * best + 2 + own
+        more = (2 if self.fitness else 0) + (3 if self.heal else 0)
+        return 2 * (self.elite_count + merges + 1) + self.replicates * best + 2 + more
 
     @field_validator("fitness_weights")
     @classmethod
@@ -125,6 +132,11 @@ class MeasuredEvolutionSettings(EvolutionSettings):
             "cluster is an address for the executor ray": self.cluster and self.executor != "ray",
             "domain_weights are 0 or more": min(self.domain_weights.values(), default=0) < 0,
             "data and tasks exclude each other: measure on one of them": self.data and self.tasks,
+            f"heal needs items to teach, {lacks}": own and self.heal,
+            "heal chooses by holdout items: use_holdout_validation has to be true": self.heal
+            and not self.use_holdout_validation,
+            "heal_steps and heal_data have no meaning without heal: give --heal 0.2": not self.heal
+            and (self.heal_steps or self.heal_data),
         }
         if problems := [text for text, holds in refused.items() if holds]:
             raise ValueError(problems[0])

@@ -103,9 +103,8 @@ def shape_of(inputs: EvolutionInputs) -> SearchShape:
     auto = s.strategy == "auto"
     passes = BACKWARD * s.gradient_share if auto or s.strategy == "grad" else 0.0
     first = FIRST_COMBOS[s.auto_version] if auto else 0
-    heals = bool(getattr(s, "heal", False))
     models = inputs.verdict_models
-    return SearchShape(parents, models, s.population_size, first, bool(s.racing), passes, heals)
+    return SearchShape(parents, models, s.population_size, first, bool(s.racing), passes, s.heal)
 
 
 @contextmanager

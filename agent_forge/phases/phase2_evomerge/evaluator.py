@@ -387,16 +387,21 @@ def item_losses(
     wanted = asked[:, 1:]
     targets = tokens[:, 1:][wanted]
     if isinstance(model, ForgeNetwork):
-        x = model.features(tokens[:, :-1]).x[wanted]
-        y, z = model.recursion.start(x)
-        for _ in range(model.settings.t_max):
-            y, z = model.recursion(x, y, z)
-        logits = model.logits(model.hidden(y)).float()
+        logits = recursed_logits(model, tokens[:, :-1], wanted)
     else:
         logits = likelihood.asked_logits(model, tokens[:, :-1], wanted, reading).float()
     loss = F.cross_entropy(logits, targets, reduction="none")
     owner = wanted.nonzero()[:, 0]
     return loss.new_zeros(len(items)).index_add(0, owner, loss)
+
+
+def recursed_logits(model: ForgeNetwork, tokens: Tensor, wanted: Tensor) -> Tensor:
+    """The logits at the wanted tokens after all recursion steps, without halting."""
+    x = model.features(tokens).x[wanted]
+    y, z = model.recursion.start(x)
+    for _ in range(model.settings.t_max):
+        y, z = model.recursion(x, y, z)
+    return model.logits(model.hidden(y)).float()
 
 
 def _by_coefficient(

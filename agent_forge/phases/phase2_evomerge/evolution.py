@@ -11,16 +11,20 @@ from typing import Any, NamedTuple
 
 from agent_forge.contract.phase import ModelRef
 from agent_forge.errors import AlreadyExists, ConfigError, DamagedFile, NotFinite, NotFound
+from agent_forge.evals import model_under_test
 from agent_forge.merge.output import ProgressCallback, refuse_foreign, write
+from agent_forge.model.weights import Weights
+from agent_forge.phases.phase2_evomerge import heal as healing
 from agent_forge.phases.phase2_evomerge import inputs as opening
 from agent_forge.phases.phase2_evomerge import report as reporting
 from agent_forge.phases.phase2_evomerge.candidate_weights import CandidateWeights
-from agent_forge.phases.phase2_evomerge.checks import CHAMPION, refuse_place
+from agent_forge.phases.phase2_evomerge.checks import CHAMPION, HEAL, HEALED, refuse_place
 from agent_forge.phases.phase2_evomerge.decisions import decided, plan_lines
 from agent_forge.phases.phase2_evomerge.inputs import EvolutionInputs
 from agent_forge.phases.phase2_evomerge.journal import LOG, WEIGHTS
 from agent_forge.phases.phase2_evomerge.loop import EvolutionLoop
 from agent_forge.phases.phase2_evomerge.report import EvolutionReport
+from agent_forge.phases.phase2_evomerge.teaching import linear_layers
 from agent_forge.search.candidate import Candidate, lineage
 from agent_forge.store import files, lock, paths
 from agent_forge.track.tracker import Listener
@@ -34,11 +38,13 @@ Save = Callable[[EvolutionLoop, EvolutionReport | None], ModelRef]
 
 
 class EvolutionResult(NamedTuple):
-    """What came out of an evolution: its end, the verdict if there is one, and the champion."""
+    """What came out of an evolution: its end, the verdict if there is one, and the champion; where
+    it was asked for, the champion after healing too."""
 
     loop: EvolutionLoop
     report: EvolutionReport | None
     model: ModelRef
+    healed: healing.HealedChampion | None = None
 
 
 def plot(curve: Sequence[float]) -> str:
@@ -66,15 +72,18 @@ def run_evolution(
         for note in () if save else (*inputs.notes, *plan_lines(inputs)):
             listen({"event": "note", "text": note})
         loop = EvolutionLoop(inputs, device, listen=listen, should_stop=should_stop)
+        if loop.settings.heal:
+            linear_layers(loop.evaluator.model)  # a network without any is refused before the work
         if not save:
             opening.write_begun(loop.inputs, loop.fingerprint)
             listen({"event": "begun"})  # from here on it can be resumed
         loop.run()
+        healed = _heal(loop) if loop.settings.heal else None
         report = reporting.measure_verdict(loop)
         if report is not None and inputs.settings.replicates > 1:
             listen = listen if not save else lambda record: None  # a run logs its own search
             report = replace(report, replicates=_replicates(loop, report, device, listen))
-        return EvolutionResult(loop, report, (save or _save)(loop, report))
+        return EvolutionResult(loop, report, (save or _save)(loop, report), healed)
 
 
 @contextlib.contextmanager
@@ -86,8 +95,9 @@ def _own_folder(inputs: EvolutionInputs) -> Iterator[None]:
         files.disk.make_directory(folder)
     with lock.held(folder):
         files.remove_leftovers(folder, deep=False)  # what is deeper may be someone's
-        if (folder / WEIGHTS).is_dir():
-            files.remove_leftovers(folder / WEIGHTS)
+        for name in (WEIGHTS, HEAL):
+            if (folder / name).is_dir():
+                files.remove_leftovers(folder / name)
         yield
 
 
@@ -129,23 +139,41 @@ def _replicates(
 
 def _save(loop: EvolutionLoop, report: EvolutionReport | None) -> ModelRef:
     """Write champion and log into the evolution's folder; an earlier one stays until it fits."""
-    target, beside = loop.folder / CHAMPION, reporting.champion_files(loop, report)
-    if target.exists():
-        refuse_foreign(target, "lineage.json")
-    built = files.unfinished(target)
-    try:
-        write(loop.weights.weights(loop.champion.key), built, beside=beside)
-        reporting.confirm_champion(built, loop, report)
-        files.publish(built, target)
-    finally:
-        if built.exists():
-            files.remove_tree(built, loop.folder)
+    target, weights = loop.folder / CHAMPION, loop.weights.weights(loop.champion.key)
+    confirm = partial(reporting.confirm_champion, loop=loop, report=report)
+    _publish(weights, target, reporting.champion_files(loop, report), confirm)
     search, path = loop.search, loop.folder / LOG
     log: dict[str, Any] = {"history": search.history, "operators": search.operator_gains}
     log |= {"combo_usage": search.combo_usage, "seconds": loop.seconds}
     files.make_way(path, lambda path: "history" in files.read_json(path))
     files.write_bytes(path, files.to_json(files.finite(log)))
     return ModelRef(CHAMPION, target, {})
+
+
+def _heal(loop: EvolutionLoop) -> healing.HealedChampion:
+    """Teach the champion and write what comes out beside it."""
+    healed = healing.heal(loop)
+    beside = healed.files(reporting.champion_lineage(loop))
+    measure = partial(healing.few_losses, loop)
+    confirm = partial(model_under_test.confirm, measure=measure, recorded=healed.losses)
+    _publish(healed.weights, loop.folder / HEALED, beside, confirm)
+    return healed
+
+
+def _publish(
+    weights: Weights, target: Path, beside: dict[str, bytes], confirm: Callable[[Path], None]
+) -> None:
+    """Write a model aside, and put it in place if the file holds what was measured."""
+    if target.exists():
+        refuse_foreign(target, "lineage.json")
+    built = files.unfinished(target)
+    try:
+        write(weights, built, beside=beside)
+        confirm(built)
+        files.publish(built, target)
+    finally:
+        if built.exists():
+            files.remove_tree(built, target.parent)
 
 
 def replay(path: Path, target: Path, progress: ProgressCallback | None = None) -> str:
@@ -180,6 +208,10 @@ def _read_lineage(path: Path) -> tuple[dict[str, Any], dict[str, Candidate]]:
     if not path.is_file():
         raise NotFound(f"there is no file {path}", hint="a champion has its lineage.json beside it")
     record = files.read_json(path)
+    if isinstance(record, dict) and record.get("taught"):
+        problem = f"{path}: this model was taught {record['taught']}: no merge alone makes it again"
+        hint = "the lineage.json of the champion beside it can be replayed"
+        raise ConfigError(problem, hint=hint)
     with _as_damage(path):
         record = record.get("lineage", record)  # or the metadata of a pipeline's champion
         known = {data["key"]: Candidate.from_json(data) for data in record["candidates"]}

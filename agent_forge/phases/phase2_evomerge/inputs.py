@@ -46,7 +46,10 @@ T = TypeVar("T")
 LEAST_ITEMS = 20  # of a split of the user's own data
 LARGE_BYTES = 1_000_000_000  # the specification's limit for all parents together
 CONTROL = "control"  # beside the trunk of Phase 1: trained on everything for as long
-MODEL_NAMES = (CHAMPION, "plain average", "best combo of generation 0", "base", "joint training")
+MODEL_NAMES = (
+    *(CHAMPION, "plain average", "best combo of generation 0", "base", "joint training"),
+    "healed champion",
+)
 PRESETS: dict[str, Any] = json.loads(Path(__file__).with_name("presets.json").read_text())
 
 
@@ -75,7 +78,11 @@ class EvolutionInputs:
     @property
     def verdict_models(self) -> int:
         """How many models the verdict measures: beside the parents champion, average and combo."""
-        return len(self.parents) + 3 + (self.base is not None) + (self.control_ref is not None)
+        return (
+            len(self.parents)
+            + 3
+            + sum([self.base is not None, self.control_ref is not None, self.settings.heal > 0])
+        )
 
     @property
     def refs(self) -> list[str]:
@@ -169,7 +176,11 @@ def locate_inputs(
 
 
 def resume_inputs(
-    place: Path, gens: int | None, minutes: float | None, sets: Sequence[str] = ()
+    place: Path,
+    gens: int | None,
+    minutes: float | None,
+    sets: Sequence[str] = (),
+    **more: Any,
 ) -> EvolutionInputs:
     """The evolution in a folder, with the settings that it was last run with. `sets` names again
     the user's own code and cluster: a folder alone never reaches either."""
@@ -178,7 +189,7 @@ def resume_inputs(
     if others := set(sets) - {f"{name}={record['settings'].get(name) or ''}" for name in OUTSIDE}:
         hint = "leave it out, or begin anew with it in another folder"
         raise ConfigError(f"{folder} was begun without {', '.join(others)}", hint=hint)
-    options: dict[str, Any] = {"generations": gens, "time_budget_minutes": minutes}
+    options: dict[str, Any] = {"generations": gens, "time_budget_minutes": minutes, **more}
     if gens is not None and record.get("plan"):  # these are to be, whatever the plan has
         options = {"max_evaluations": 0, **options, "time_budget_minutes": minutes or 0.0}
     changed = {name: value for name, value in options.items() if value is not None}
@@ -255,8 +266,9 @@ def refuse_changed(inputs: EvolutionInputs, record: Mapping[str, Any]) -> None:
 
 def portable_settings(settings: EvoMergeSettings) -> dict[str, Any]:
     """The settings as JSON, the same from whatever folder they are read."""
-    data = [str(Path(name).resolve()) for name in settings.data]
-    return {**settings.model_dump(mode="json"), "data": data}
+    files_named = {"data": settings.data, "heal_data": settings.heal_data}
+    places = {key: [str(Path(n).resolve()) for n in names] for key, names in files_named.items()}
+    return {**settings.model_dump(mode="json"), **places}
 
 
 def _control_of(base: Path) -> str | None:
@@ -311,6 +323,8 @@ def open_inputs(
         reads = f"the parents have {size / 1e9:.1f} GB together: every candidate reads them all"
         notes.append(f"{reads}, and those in files take up to {3 * size / 1e9:.0f} GB of disk")
     splits = split_items(settings, always_verdict=in_run)
+    if settings.heal_data:
+        splits = {**splits, checks.HEAL: _texts_to_teach(settings, splits)}
     for ref in with_base(parent_refs, base_ref) if splits else ():
         checks.check_folder(opened[ref])  # the verdict opens each of them by itself
     checks.check_answers([opened[ref] for ref in with_base(parent_refs, base_ref)], splits)
@@ -399,6 +413,24 @@ def split_items(settings: EvoMergeSettings, always_verdict: bool = False) -> Spl
         return {}
     how: dict[str, Any] = {"levels": (1, settings.max_level), "split_by": settings.split_by}
     return {s: from_names(settings.tasks, split=s, count=n, **how) for s, n in counts.items()}
+
+
+def _texts_to_teach(settings: EvoMergeSettings, splits: Splits) -> list[Domain]:
+    """The user's texts for healing, without what holdout and verdict ask."""
+    by, kept = settings.split_by, []
+    asked = {
+        domains.split_hash(example, by, domain.exact)
+        for split in ("holdout", "verdict")
+        for domain in splits[split]
+        for example in domain.examples
+    }
+    for domain in domains.from_files([Path(name) for name in settings.heal_data], by):
+        hashes = [domains.split_hash(example, by, domain.exact) for example in domain.examples]
+        kept.append(domain.select(i for i, own in enumerate(hashes) if own not in asked))
+        if not kept[-1].examples:
+            problem = f"{domain.name}: holdout and verdict ask all that is in it"
+            raise ConfigError(f"heal_data: {problem}", hint="give other texts to teach with")
+    return kept
 
 
 def _part(domain: Domain, split: str, limit: int) -> Domain:

@@ -56,6 +56,7 @@ WITHOUT_EFFECT = {
     *("checkpoint_every", "keep_best_models", "time_budget_minutes", "generations", "split_by"),
     *("verdict_items", "max_evaluations", "workers", "executor", "cluster", "replicates"),
     "reading",
+    *("heal", "heal_steps", "heal_data", "heal_rate", "heal_rank"),  # after the search
 }
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from agent_forge.contract import phase
 from agent_forge.contract.phase import ModelRef, PhaseContext, PhaseHeadline, PhaseReport
+from agent_forge.errors import ConfigError
 from agent_forge.evals.domains import copies_told
 from agent_forge.model.locate import TRUNK
 from agent_forge.phases.phase2_evomerge import inputs
@@ -46,6 +47,7 @@ class EvoMergePhase(phase.PhaseController):
 
     def plan(self, models: Sequence[ModelRef]) -> phase.PhasePlan:
         c, weights = self.config, self.shared.model.parameters()
+        self._refuse_heal()
         if models:
             splits = self._inputs(models, models[0].path, 0).splits
         else:  # Phase 1 need not end before a wrong name is found
@@ -68,7 +70,7 @@ class EvoMergePhase(phase.PhaseController):
         inputs.refuse_changed(opened, begun)
         listen = partial(self._log_generation, ctx)
         how: Any = {"listen": listen, "should_stop": ctx.should_stop, "save": partial(_save, ctx)}
-        loop, report, champion = run_evolution(opened, device=ctx.device, **how)
+        loop, report, champion, _ = run_evolution(opened, device=ctx.device, **how)
         assert report is not None  # there always are items for it
         return self._result(ctx, loop, report, champion)
 
@@ -78,7 +80,14 @@ class EvoMergePhase(phase.PhaseController):
         base_ref = str(base.path) if base else None
         control_ref = str(control.path) if base and control else None
         models = paths, base_ref, folder, seed, names, control_ref
+        self._refuse_heal()
         return inputs.open_inputs(self.config, *models, in_run=True)
+
+    def _refuse_heal(self) -> None:
+        if self.config.heal:
+            problem = "heal: Phase 2 hands over a champion that its lineage can make again"
+            hint = "heal in an evolution of its own: forge evo --base-models RUN --heal 0.2"
+            raise ConfigError(problem, hint=hint)
 
     def _log_generation(self, ctx: PhaseContext, record: Mapping[str, Any]) -> None:
         """Metrics and progress of a generation; work is counted in seconds."""

@@ -23,6 +23,7 @@ from agent_forge.evals.model_under_test import (
     TokenLosses,
 )
 from agent_forge.model.opened import open_model
+from agent_forge.phases.phase2_evomerge.checks import HEALED
 from agent_forge.phases.phase2_evomerge.inputs import MODEL_NAMES
 from agent_forge.phases.phase2_evomerge.loop import EvolutionLoop
 from agent_forge.search.candidate import lineage
@@ -270,11 +271,12 @@ def _baselines(loop: EvolutionLoop) -> dict[str, str]:
     measured = [key for key in combos if math.isfinite(scores.get(key, math.nan))]
     parents = map(ModelOnDisk, inputs.parent_refs)
     models: dict[str, str] = dict(zip(inputs.names, parents, strict=True))
-    _, average, combo, base, joint = MODEL_NAMES
+    _, average, combo, base, joint, healed = MODEL_NAMES
     models[average] = next(key for key, c in candidates.items() if c.kind == "average")
     if measured:
         models[combo] = max(measured, key=lambda key: scores[key])
     on_disk = {base: inputs.base_ref, joint: inputs.control_ref}
+    on_disk[healed] = str(loop.folder / HEALED) if loop.settings.heal else None
     return models | {name: ModelOnDisk(ref) for name, ref in on_disk.items() if ref is not None}
 
 

@@ -35,7 +35,7 @@ class EvaluationCosts:
     """What the probe measured, and how many items there are."""
 
     tokens_per_s: float  # of a candidate, as the search measures it
-    exact_tokens_per_s: float  # in single precision: gradients and verdict
+    exact_tokens_per_s: float  # in single precision: the verdict
     merge_s: float  # to make the weights of a candidate
     combo_s: float  # of one of the eight combos
     open_s: float  # to open a model from its files
@@ -124,10 +124,8 @@ def search_seconds(costs: EvaluationCosts, shape: SearchShape, evaluations: int,
     tokens = costs.pass_tokens("selection", k)
     fewest = min(min(k, count) for count in costs.items["selection"].values())
     raced = shape.racing and fewest >= RACED_ITEMS
-    slow = shape.gradient_passes * shape.gradients(evaluations)
-    quick = shape.passes(evaluations, raced) - slow
     combos = min(shape.first, evaluations) * max(0.0, costs.combo_s - costs.merge_s)
-    measured = quick * tokens / costs.tokens_per_s + slow * tokens / costs.exact_tokens_per_s
+    measured = shape.passes(evaluations, raced) * tokens / costs.tokens_per_s
     return measured + evaluations * costs.merge_s + combos
 
 

@@ -16,13 +16,16 @@ import torch
 
 from agent_forge.evals.comparison import detectable_gain
 from agent_forge.evals.fitness import DomainFitness
-from agent_forge.evals.likelihood import faster_in_bf16
 from agent_forge.phases.phase2_evomerge import budget
 from agent_forge.phases.phase2_evomerge import inputs as opening
 from agent_forge.phases.phase2_evomerge.budget import EvaluationCosts, EvolutionPlan, SearchShape
 from agent_forge.phases.phase2_evomerge.candidate_weights import CandidateWeights
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
-from agent_forge.phases.phase2_evomerge.evaluator import BACKWARD, CandidateEvaluator
+from agent_forge.phases.phase2_evomerge.evaluator import (
+    BACKWARD,
+    CandidateEvaluator,
+    measured_in_bf16,
+)
 from agent_forge.phases.phase2_evomerge.inputs import EvolutionInputs
 from agent_forge.phases.phase2_evomerge.journal import JOURNAL
 from agent_forge.search import operators
@@ -33,7 +36,6 @@ from agent_forge.store import files
 
 PROBE_S = 2.0  # of measuring, for each precision
 MANY = 64  # items of a domain that the probe has at most
-LARGE_WEIGHTS = 10_000_000  # smaller networks gain nothing by bfloat16, and stay what they were
 PROCESS_BYTES, COPIES = 900_000_000, 4  # of torch and activations; of a network's weights
 
 
@@ -49,9 +51,7 @@ def decisions(inputs: EvolutionInputs, device: str, spent_s: float = 0.0) -> dic
     if s.racing is None:
         found["racing"] = s.strategy not in ("spec", "nsga2") and not s.fitness
     if s.mixed_precision is None:
-        plain = s.strategy == "spec" or bool(s.fitness) or device != "cpu"
-        weights = sum(spec.numel for spec in inputs.parents[0].specs.values())
-        found["mixed_precision"] = not plain and weights >= LARGE_WEIGHTS and faster_in_bf16()
+        found["mixed_precision"] = device == "cpu" and measured_in_bf16(inputs)
     if plan := _plan(with_decisions(inputs, {"settings": found}), device, spent_s):
         found |= plan.settings
         bounded = inputs.plan is None and "generations" in s.model_fields_set
@@ -130,8 +130,10 @@ def probe(inputs: EvolutionInputs, device: str) -> EvaluationCosts:
         fitness = evaluator.fitness
         assert isinstance(fitness, DomainFitness)
         merge_s, combo_s = _merge_seconds(inputs, evaluator)
-        rate = _tokens_per_s(fitness, bool(s.mixed_precision))
-        exact = _tokens_per_s(fitness, False) if s.mixed_precision else rate
+        rate = exact = _tokens_per_s(fitness, bool(s.mixed_precision))
+        if s.mixed_precision:
+            evaluator.fill(next(iter(weights.known)), exact=True)
+            exact = _tokens_per_s(fitness, False)
     pairs = zip(fitness.domains, fitness.prepared, strict=True)
     lengths = ((d, sum(len(item.ids) for item in prepared.items)) for d, prepared in pairs)
     tokens = {d.name: length / len(d.examples) for d, length in lengths}

@@ -75,18 +75,14 @@ def test_racing_is_decided(own: Path, given: dict[str, Any], racing: bool) -> No
 def test_only_large_networks_ask_for_bfloat16(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(decisions, "faster_in_bf16", lambda: True)
+    monkeypatch.setattr(likelihood, "faster_in_bf16", lambda: True)
     assert decided(job(tmp_path / "x", **AUTO)).settings.mixed_precision is False
-    monkeypatch.setattr(decisions, "LARGE_WEIGHTS", 1)
+    monkeypatch.setattr(likelihood, "LARGE", 1)
     assert decided(job(tmp_path / "x", **AUTO)).settings.mixed_precision is True
     assert decided(job(tmp_path / "x", **AUTO), "cuda").settings.mixed_precision is False
     assert decided(job(tmp_path / "x", strategy="spec")).settings.mixed_precision is False
     given = decided(job(tmp_path / "x", **AUTO, mixed_precision=False))
     assert given.settings.mixed_precision is False
-
-
-def test_the_probe_of_the_processor_answers() -> None:
-    assert decisions.faster_in_bf16() in (True, False)
 
 
 def test_old_settings_have_the_fingerprint_that_they_had() -> None:

@@ -16,6 +16,7 @@ from agent_forge.evals.model_under_test import TokenizedDomain, windows
 from agent_forge.search.operators import generator
 
 STEP_TOKENS = 512  # of a step at most; a longer item is cut into pieces of so many
+LEAST_ASKED = STEP_TOKENS // 8  # of a further piece: a whole step for two tokens teaches nothing
 FLOOR = 0.2  # share of the steps that is spread evenly, so that no domain starves
 INERTIA = 0.7  # of a gap's mean when a batch brings a new value
 LABEL = "heal"  # of its random numbers
@@ -101,7 +102,8 @@ def right_answers(prepared: TokenizedDomain) -> list[TokenizedItem]:
     pairs = zip(prepared.items, prepared.answer_of.tolist(), strict=True)
     right = [item for item, answer in pairs if answer in first]
     cut = (windows(item.ids, list(item.asked).index(True), STEP_TOKENS) for item in right)
-    return [piece for pieces in cut for piece in pieces]
+    numbered = (numbered for pieces in cut for numbered in enumerate(pieces))
+    return [piece for n, piece in numbered if n == 0 or sum(piece.asked) >= LEAST_ASKED]
 
 
 def lessons_hash(lessons: Sequence[Lesson], *others: Any) -> str:

@@ -120,6 +120,15 @@ def test_right_answers_alone_are_taught_in_pieces_that_fit() -> None:
     assert asked == list(range(100, 1200))
 
 
+@pytest.mark.parametrize(("length", "start", "taught"), [(514, 100, [412]), (1002, 1000, [2])])
+def test_a_rest_of_two_tokens_takes_no_step_unless_it_is_all_there_is(
+    length: int, start: int, taught: list[int]
+) -> None:
+    item = TokenizedItem(list(range(length)), [n >= start for n in range(length)])
+    alone = TokenizedDomain([item], np.array([0]), np.array([0]), np.array([1]), [])
+    assert [sum(piece.asked) for piece in right_answers(alone)] == taught
+
+
 # -- the student ----------------------------------------------------------------------------------
 
 

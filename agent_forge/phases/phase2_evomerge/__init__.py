@@ -9,6 +9,7 @@ inputs             before: check settings and models, open the models, split the
 loop               during: ask, make, measure, tell, advance
 report             after: the verdict on unseen items, the champion's files, the summary
 journal            what was measured, on disk: journal and cache
+user_cache         scores from other evolutions of the user, by content
 candidate_weights  the weights of every candidate, made from its recipe
 evaluator          measures a candidate in a network of its shape; gradients by coefficients
 parallel           workers that measure candidates at the same time

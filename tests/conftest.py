@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,6 +27,8 @@ if hasattr(signal, "SIGHUP"):
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 torch.set_num_threads(1)
+CACHE = tempfile.TemporaryDirectory(prefix="forge-cache-")  # never that of the user
+os.environ["FORGE_CACHE"] = CACHE.name
 
 SLOW_FOLDERS = ("faults", "golden")  # whole runs and their enemies
 LONGEST = ("test_workers.py", "test_strategies.py", "test_golden.py", "test_runs.py")

@@ -11,6 +11,7 @@ report             after: the verdict on unseen items, the champion's files, the
 heal               after the search: experts teach the champion; what comes out is measured
 teaching           a step of that: student, experts and loss; lessons: what it teaches
 journal            what was measured, on disk: journal and cache
+user_cache         scores from other evolutions of the user, by content
 candidate_weights  the weights of every candidate, made from its recipe
 evaluator          measures a candidate in a network of its shape; gradients by coefficients
 parallel           workers that measure candidates at the same time

@@ -43,6 +43,7 @@ from agent_forge.model.weights import Weights, from_memory, with_layers
 from agent_forge.phases.phase2_evomerge.candidate_weights import CandidateWeights
 from agent_forge.phases.phase2_evomerge.inputs import EvolutionInputs
 from agent_forge.phases.phase2_evomerge.journal import CACHED
+from agent_forge.phases.phase2_evomerge.user_cache import UserCache
 from agent_forge.search.candidate import Candidate, lineage
 from agent_forge.store import files
 
@@ -56,7 +57,7 @@ OTHER_NETWORKS = 2  # of shapes that are not the parents', kept at a time
 # the domains whose accuracy counts nothing (None: all count, as `DomainFitness.leave_out` has it).
 Limits = tuple[Incumbent | None, float | None, Sequence[str] | None]
 BACKWARD = 3  # passes over the tokens: one forward, and a backward that costs two
-SHARDS = 8  # of a gradient's batches, whatever the number of threads
+SHARDS = 4  # of a gradient's batches, whatever the number of threads: each costs a second
 PLAIN = Reading(selects=False, caches=False)
 Rows = dict[str, list[float]]
 Term = tuple[list[TokenizedItem], float, float]  # a batch, and what a nat and an answer count
@@ -102,6 +103,8 @@ class CandidateEvaluator:
             self.fitness = DomainFitness(subject, splits["selection"], *how)
             if "holdout" in splits:
                 self.holdout = DomainFitness(subject, splits["holdout"], *how)
+        keeps = s.enable_caching and isinstance(self.fitness, DomainFitness)
+        self._of_user = UserCache(1 if threads else s.worker_threads) if keeps else None
         self._networks = NetworkCache(self.model)
         self._filled = ""  # the candidate whose weights the model has
 
@@ -153,10 +156,15 @@ class CandidateEvaluator:
             place += "" if gate is None else f" gate {gate}"
             if place in self.cache:
                 result |= {**self.cache[place], "hit": True}
+            elif earlier := self._of_user.get(place) if self._of_user else None:
+                result |= earlier
             else:
+                scoring = time.process_time()
                 result |= self._score(incumbent, gate)
                 if result["score"] is not None:
                     self.cache[place] = {name: result[name] for name in CACHED}
+                if self._of_user:
+                    self._of_user.put(place, result, time.process_time() - scoring)
             result["place"] = place
         except FAILURES as error:
             if isinstance(error, ForgeError) and error.pauses:

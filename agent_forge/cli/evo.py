@@ -66,9 +66,8 @@ def evo(
             _run(found, found_device, dry_run, as_json, time.monotonic())
         return
     options: dict[str, Any] = {"generations": gens, "time_budget_minutes": time_budget}
-    options["replicates"] = replicates
-    options["data"] = [str(path) for path in data] or None
-    options |= {"heal": heal, "heal_data": [str(path) for path in heal_data] or None}
+    options |= {"replicates": replicates, "heal": heal}
+    options |= {"data": [*map(str, data)] or None, "heal_data": [*map(str, heal_data)] or None}
     options = {key: value for key, value in options.items() if value is not None}
     storage = Path(os.environ.get("FORGE_STORAGE", "storage"))
     refs = [ref.strip() for ref in base_models.split(",")] if base_models.strip() else []
@@ -79,8 +78,8 @@ def evo(
         from agent_forge.phases.phase2_evomerge import inputs
 
         found_device = _device(device)
-        settings = inputs.load_settings(config, sets, options)
         minutes = DEFAULT_MINUTES if refs else QUICK_MINUTES
+        settings = inputs.load_settings(config, sets, options)
         settings = inputs.with_default_budget(settings, folder, minutes)
         if not refs:
             inputs.check_before_models(settings, folder, SPECIALISTS)

@@ -38,8 +38,7 @@ def ensemble(models: list[ModelUnderTest], domains: list[Domain]) -> Ensemble:
     for model in models:
         prepared = [model.prepare(domain) for domain in domains]
         losses: list[TokenLosses] = [{} for _ in domains]
-        for part, own in zip(prepared, losses, strict=True):
-            model.measure(part, token_losses=own)
+        model.measure_all(prepared, token_losses=losses)
         found.add(prepared, losses)
     return found
 

@@ -18,12 +18,11 @@ import hashlib
 import json
 import logging
 import math
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
+from functools import partial
 from itertools import combinations
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,8 +30,7 @@ import numpy as np
 from agent_forge import errors
 from agent_forge.errors import PhaseFailed
 from agent_forge.evals.fitness import DomainFitness, Incumbent
-from agent_forge.merge.output import refuse_foreign, write
-from agent_forge.phases.phase2_evomerge import journal
+from agent_forge.phases.phase2_evomerge import checkpoints, journal
 from agent_forge.phases.phase2_evomerge.candidate_weights import CandidateWeights
 from agent_forge.phases.phase2_evomerge.decisions import computing_threads, decided
 from agent_forge.phases.phase2_evomerge.evaluator import CandidateEvaluator, Limits
@@ -45,8 +43,6 @@ from agent_forge.store import files
 from agent_forge.track.tracker import Listener
 
 log = logging.getLogger(__name__)
-CHECKPOINT_NAME = re.compile(r"evolution_checkpoint_gen_(0|[1-9]\d{0,8})\.json")
-BEST_NAME = re.compile(r"gen_(0|[1-9]\d{0,8})_best_model")
 # Evolutions begun under rule 2 leave out what all parents cannot do, and choose among finalists.
 # The strategy `spec` has no such rule, and those that were begun before end as they would have.
 RULES = {"rules": 2}
@@ -510,22 +506,7 @@ class EvolutionLoop:
             "history": self.search.history,
             "combo_usage": self.search.combo_usage,
         }
-        files.write_checked(self.folder / f"evolution_checkpoint_gen_{generation}.json", content)
+        checkpoints.write_checkpoint(self.folder, content, self.settings.checkpoint_every)
         if generation % self.settings.checkpoint_every == 0 and champion is not None:
-            best = self.folder / f"gen_{generation}_best_model"
-            if not best.exists() and not best.is_symlink():
-                write(self.weights.weights(champion.key), best)
-            for _, old in self._numbered(BEST_NAME)[: -self.settings.keep_best_models]:
-                with suppress(errors.AlreadyExists):  # it holds what was not written here: it stays
-                    refuse_foreign(old)
-                    files.remove_tree(old, self.folder)
-        for number, old in self._numbered(CHECKPOINT_NAME):
-            if number < generation and number % self.settings.checkpoint_every:
-                with suppress(errors.DamagedFile, OSError):  # what is not of this evolution stays
-                    if files.read_checked(old).get("fingerprint") == self.fingerprint:
-                        files.remove(old)
-
-    def _numbered(self, name: re.Pattern[str]) -> list[tuple[int, Path]]:
-        """What the folder holds under this name, by generation."""
-        matches = ((name.fullmatch(path.name), path) for path in self.folder.iterdir())
-        return sorted((int(match[1]), path) for match, path in matches if match)
+            weights = partial(self.weights.weights, champion.key)
+            checkpoints.write_best(self.folder, generation, weights, self.settings.keep_best_models)

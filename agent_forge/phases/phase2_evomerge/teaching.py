@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from agent_forge.errors import ConfigError
 from agent_forge.evals import likelihood
-from agent_forge.evals.likelihood import padded
+from agent_forge.evals.likelihood import Reading, padded
 from agent_forge.model.loss import LossOutput
 from agent_forge.model.network import ForgeNetwork
 from agent_forge.model.weights import BEFORE_LAYERS, HEAD
@@ -60,6 +60,15 @@ def parent_keys(loop: EvolutionLoop) -> list[str]:
     return [c.key for c in loop.search.candidates.values() if c.kind == "parent"]
 
 
+def asked_logits(model: nn.Module, tokens: Tensor, asked: Tensor, reading: Reading) -> Tensor:
+    """The logits from which the asked tokens are predicted."""
+    wanted = asked[:, 1:]
+    if isinstance(model, ForgeNetwork):
+        return recursed_logits(model, tokens[:, :-1], wanted)
+    with likelihood.selecting(model, reading):
+        return likelihood.asked_logits(model, tokens[:, :-1], wanted, reading).float()
+
+
 class Teaching:
     """The student with its optimizer, lessons and experts; `state` is what a checkpoint holds."""
 
@@ -95,21 +104,14 @@ class Teaching:
 
     def _loss(self, _: nn.Module, batch: Batch, generator: torch.Generator) -> LossOutput:
         tokens, asked = batch
-        wanted = asked[:, 1:]
-        own, targets = self._logits(self.student, tokens, wanted), tokens[:, 1:][wanted]
+        targets = tokens[:, 1:][asked[:, 1:]]
+        own = asked_logits(self.student, tokens, asked, self._reading)
         with torch.no_grad():
-            taught = self._logits(self.expert, tokens, wanted)
+            taught = asked_logits(self.expert, tokens, asked, self._reading)
             gap = F.cross_entropy(own, targets) - F.cross_entropy(taught, targets)
         total = divergence(own, taught).mean()
         values = {"loss": float(total.detach()), "gap": float(gap)}
         return LossOutput(total, len(targets), values)
-
-    def _logits(self, model: nn.Module, tokens: Tensor, wanted: Tensor) -> Tensor:
-        """The logits at the wanted tokens."""
-        if isinstance(model, ForgeNetwork):
-            return recursed_logits(model, tokens[:, :-1], wanted)
-        with likelihood.selecting(model, self._reading):
-            return likelihood.asked_logits(model, tokens[:, :-1], wanted, self._reading).float()
 
     def state(self) -> dict[str, Any]:
         return {name: part.state_dict() for name, part in self._parts.items()}

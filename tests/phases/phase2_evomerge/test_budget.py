@@ -39,7 +39,9 @@ def draw(rng: random.Random) -> tuple[EvaluationCosts, SearchShape]:
     tokens = {name: rng.uniform(10, 500) for name in names}
     costs = EvaluationCosts(rate, rate * rng.uniform(0.4, 1), *times, tokens, items)
     raced, gradients = rng.random() < 0.7, rng.choice([0.0, 1.5])
-    shape = SearchShape(3, 7, rng.choice([4, 8, 16]), 8, raced, gradients, rng.random() < 0.3)
+    shape = SearchShape(
+        3, 7, rng.choice([4, 8, 16]), 8, raced, gradients, 0.2 * (rng.random() < 0.3)
+    )
     return costs, shape
 
 

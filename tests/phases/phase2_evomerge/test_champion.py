@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -267,13 +266,7 @@ def test_replicates_from_the_command_line(forge: Forge, tmp_path: Path) -> None:
 
 
 def test_a_budget_is_divided(tmp_path: Path) -> None:
-    loop = EvolutionLoop(job(tmp_path / "x", time_budget_minutes=3.0, replicates=3))
-    loop._elapsed = lambda: 61.0  # type: ignore[method-assign]
-    loop.journal.begin()
-    assert loop._time_is_over(0)
-    other = replace(loop.inputs, folder=tmp_path / "y")
-    more = EvolutionLoop(
-        replace(other, settings=job(tmp_path / "z", time_budget_minutes=3.0).settings)
-    )
-    more._elapsed = lambda: 61.0  # type: ignore[method-assign]
-    assert not more._time_is_over(0)
+    for replicates in (1, 3):
+        made = job(tmp_path / f"{replicates}", time_budget_minutes=6.0, replicates=replicates)
+        plan = EvolutionLoop(made).inputs.plan
+        assert plan and plan.minutes == 6.0 / replicates

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from agent_forge.errors import ConfigError, DamagedFile, Interrupted
+from agent_forge.evals import likelihood
 from agent_forge.phases.phase2_evomerge import budget, decisions
 from agent_forge.phases.phase2_evomerge.budget import EvaluationCosts
 from agent_forge.phases.phase2_evomerge.config import BEGUN, EvoMergeSettings

@@ -21,6 +21,7 @@ from transformers.pytorch_utils import Conv1D
 
 from agent_forge.data.loader import TokenizedItem
 from agent_forge.errors import ConfigError, Diverged, Interrupted
+from agent_forge.evals.likelihood import Reading
 from agent_forge.evals.model_under_test import TokenizedDomain, open_model_under_test, padded
 from agent_forge.phases.phase2_evomerge import heal as healing
 from agent_forge.phases.phase2_evomerge import teaching
@@ -156,10 +157,9 @@ def test_logits_at_asked_tokens_of_any_network() -> None:
     ours, theirs = network().eval(), open_model_under_test(family() / "add").model
     for model, every in ((ours, ours(tokens)), (theirs, theirs(tokens).logits)):
         wanted = every[:, :-1][asked[:, 1:]]
-        assert torch.allclose(asked_logits(model, tokens, asked), wanted, atol=1e-5)
-    plain = nn.Module()  # of an architecture that always computes all logits
-    plain.forward = lambda ids: SimpleNamespace(logits=theirs(ids).logits)
-    assert torch.allclose(asked_logits(plain, tokens, asked), wanted, atol=1e-5)
+        for reading in (Reading(False, False), Reading(True, False)):
+            found = asked_logits(model, tokens, asked, reading)
+            assert torch.allclose(found, wanted, atol=1e-5)
 
 
 def test_the_change_is_beside_all_layers_but_embeddings_and_head() -> None:

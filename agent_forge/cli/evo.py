@@ -55,9 +55,8 @@ def evo(
         others = [text for text in sets if not text.startswith(("fitness=", "cluster="))]
         given = base_models or base or data or heal_data or config or others or output_dir
         if given or replicates or seed is not None:
-            problem = "--resume goes on with the models, data and settings that it was begun with"
             hint = "beside it only --gens, --time-budget, --heal and --device can be given"
-            raise ConfigError(problem, hint=hint)
+            raise ConfigError("--resume goes on with what it was begun with", hint=hint)
         with _interruptible(resume if resume.is_dir() else resume.parent, dry_run):
             from agent_forge.phases.phase2_evomerge.inputs import resume_inputs
 

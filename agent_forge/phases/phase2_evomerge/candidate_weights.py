@@ -12,6 +12,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,18 @@ class TensorGroups:
     def conditional(self, values: Mapping[str, float]) -> list[dict[str, object]]:
         """One number a group, as a parameter of a recipe."""
         return [{"filter": text, "value": values[g]} for g in self.of for text in self.of[g]]
+
+
+def distance_matrix(samples: Sequence[np.ndarray]) -> tuple[np.ndarray, float]:
+    """The distance between every two samples of weights, and the mean over pairs."""
+    n = len(samples)
+    matrix = np.zeros((n, n))
+    for i, j in combinations(range(n), 2):
+        length = np.linalg.norm(samples[i] - samples[j])
+        if not np.isfinite(length):  # too large for single precision
+            length = np.linalg.norm(samples[i].astype(np.float64) - samples[j])
+        matrix[i, j] = matrix[j, i] = length
+    return matrix, float(matrix.sum() / (n * (n - 1))) if n > 1 else 0.0
 
 
 class CandidateWeights:

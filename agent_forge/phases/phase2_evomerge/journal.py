@@ -65,6 +65,12 @@ class EvolutionJournal:
         """The record of this name and key; if there is none, it is measured and written now."""
         return self.find(name, **key) or self.write(name, **key, **measure())
 
+    def domain_scores(self, key: str | None) -> dict[str, float]:
+        """A candidate by domain: its accuracy, or bits a byte where there are no answers."""
+        record = (self.find("candidate", key=key) if key else None) or {}
+        raw = (record.get("score") or {}).get("raw", {})
+        return {name.rpartition("/")[0]: value for name, value in raw.items()}  # accuracy is last
+
     def latest(self, key: str) -> Any:
         """The largest value of this key in any record; 0 if none has it."""
         return max((record.get(key, 0) for record in self.records), default=0)

@@ -22,7 +22,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -31,7 +30,7 @@ from agent_forge import errors
 from agent_forge.errors import PhaseFailed
 from agent_forge.evals.fitness import DomainFitness, Incumbent
 from agent_forge.phases.phase2_evomerge import checkpoints, journal
-from agent_forge.phases.phase2_evomerge.candidate_weights import CandidateWeights
+from agent_forge.phases.phase2_evomerge.candidate_weights import CandidateWeights, distance_matrix
 from agent_forge.phases.phase2_evomerge.decisions import computing_threads, decided
 from agent_forge.phases.phase2_evomerge.evaluator import CandidateEvaluator, Limits
 from agent_forge.phases.phase2_evomerge.inputs import EvolutionInputs
@@ -79,8 +78,8 @@ class EvolutionLoop:
         self.cache_hits = self._count = 0  # the count: candidates measured in this attempt
         self._stopped = False  # by the clock
         self.seconds = {"merge": 0.0, "evaluation": 0.0, "all": 0.0}
-        weights_folder = self.folder / journal.WEIGHTS
-        self.weights = CandidateWeights(inputs.parents, inputs.base, {}, weights_folder)
+        models = inputs.parents, inputs.base
+        self.weights = CandidateWeights(*models, {}, self.folder / journal.WEIGHTS)
         n, groups, layers = len(inputs.parents), self.weights.groups.names, self.weights.layers
         how: Any = {"parents": n, "groups": groups, "layers": layers, "seed": inputs.seed}
         self.search = STRATEGIES[self.settings.strategy](self.settings, **how)
@@ -182,8 +181,7 @@ class EvolutionLoop:
         entry = self.search.history[-1]
         floors = ", ".join(f"{name} {f:g}" for name, f in self.settings.fitness_floors.items())
         if not entry["generation"] and floors and entry["best"] == 0:
-            missed = "no model of generation 0 meets fitness_floors (%s): all have the fitness 0"
-            log.warning(missed, floors)
+            log.warning("no model of generation 0 meets fitness_floors (%s): all have 0", floors)
         key = entry["champion"]
         return {
             **entry,
@@ -193,18 +191,12 @@ class EvolutionLoop:
             "origin": self.search.candidates[key].origin if key else "none",
             "cache_hits": self.cache_hits,
             "seconds": dict(self.seconds),
-            "scores": self._domain_scores(key),
+            "scores": self.journal.domain_scores(key),
             "tokens_per_s": self.pace.tokens_per_s,
             "elapsed_s": self._elapsed(),
             "eta_s": self.pace.eta_s(self.search, self._elapsed()),
             "budget_s": 60 * self.settings.minutes_each,
         }
-
-    def _domain_scores(self, key: str | None) -> dict[str, float]:
-        """The champion by domain: its accuracy, or bits a byte where there are no answers."""
-        record = self.journal.find("candidate", key=key) if key else None
-        raw = ((record or {}).get("score") or {}).get("raw", {})
-        return {name.rpartition("/")[0]: value for name, value in raw.items()}  # accuracy is last
 
     def proceed(self, where: str) -> None:
         """Before each piece of work: stop here if that was asked for, or if it cannot go on."""
@@ -403,16 +395,10 @@ class EvolutionLoop:
 
     def _distances(self, keys: Sequence[str]) -> tuple[np.ndarray, float]:
         """Between every two candidates, on a sample of their weights, and the mean over pairs."""
-        samples, n = self._samples, len(keys)
+        samples = self._samples
         with self._timed("merge"):
             samples |= {key: self.weights.sample(key) for key in keys if key not in samples}
-        matrix = np.zeros((n, n))
-        for i, j in combinations(range(n), 2):
-            length = np.linalg.norm(samples[keys[i]] - samples[keys[j]])
-            if not np.isfinite(length):  # too large for single precision
-                length = np.linalg.norm(samples[keys[i]].astype(np.float64) - samples[keys[j]])
-            matrix[i, j] = matrix[j, i] = length
-        return matrix, float(matrix.sum() / (n * (n - 1))) if n > 1 else 0.0
+        return distance_matrix([samples[key] for key in keys])
 
     def _tell_holdout(self) -> None:
         """The champion on items that the search does not see: they decide when to stop."""
@@ -488,8 +474,8 @@ class EvolutionLoop:
 
     def _stopped_before(self, generation: int) -> bool:
         """True if an earlier version, which stopped after whole generations, stopped here."""
-        decision = {"generation": generation, "budget": self.settings.minutes_each}
-        return bool(self.journal.find("stopped", evaluations=None, **decision))
+        decision = {"evaluations": None, "budget": self.settings.minutes_each}
+        return bool(self.journal.find("stopped", generation=generation, **decision))
 
     def _elapsed(self) -> float:
         """Seconds that all attempts took until here."""

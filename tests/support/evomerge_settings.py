@@ -111,7 +111,7 @@ def planned(setting: str, root: Path, patch: pytest.MonkeyPatch) -> Any:
     patch.setattr(decisions, "probe", lambda inputs, device: costs)
     folders = [str(family() / name) for name in PARENTS]
     found = decisions.decided(locate_inputs(settings(setting), folders, None, 1, root / "x"))
-    return found.settings.max_evaluations
+    return found.plan and found.plan.minutes
 
 
 def staffed(setting: str, root: Path, patch: pytest.MonkeyPatch) -> Any:

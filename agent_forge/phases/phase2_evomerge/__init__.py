@@ -6,7 +6,10 @@ api                EvoMerge and EvoMergeConfig, by the names of the documents
 evolution          run_evolution, from inputs to the champion; replay: the champion again
 checks             what is refused before any work
 inputs             before: check settings and models, open the models, split the items
+decisions          what the settings leave open, decided once; the probe of the machine
+budget             how much work fits into the time: numbers in, a plan out
 loop               during: ask, make, measure, tell, advance
+pace               how far it is and how long it takes, for whoever watches
 report             after: the verdict on unseen items, the champion's files, the summary
 heal               after the search: experts teach the champion; what comes out is measured
 teaching           a step of that: student, experts and loss; lessons: what it teaches

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import shutil
@@ -70,9 +71,9 @@ def test_candidates_are_in_bfloat16_and_the_verdict_is_not(tmp_path: Path, large
     for name, tensor in exact.state_dict().items():
         assert name not in stored or torch.equal(tensor, stored[name].float())
         assert torch.equal(tensor.bfloat16(), rough.state_dict()[name])
-    assert run.evaluator.measure(key)["sample"]  # of what is stored, not of what was rounded
-    run.evaluator.fill(key)
-    assert not np.array_equal(run.weights.sample(run.evaluator.model), run.weights.sample(key))
+    sample = run.weights.sample(key)  # of what is stored, not of what was rounded
+    assert base64.b64decode(run.evaluator.measure(key)["sample"]) == sample.tobytes()
+    assert not np.array_equal(run.weights.sample(run.evaluator.model), sample)
 
 
 @pytest.mark.slow
@@ -116,5 +117,7 @@ def test_an_evolution_from_before_keeps_its_reading(tmp_path: Path) -> None:
         assert run.fingerprint == wanted
         assert isinstance(run.evaluator.fitness, DomainFitness)
         assert run.evaluator.fitness._ends == SHARES
+    spec = [EvolutionLoop(job(tmp_path / r, reading=r)).fingerprint for r in ("plain", "fast")]
+    assert spec[0] == spec[1]  # of which the setting is no part, as it was none then
     shutil.rmtree(old)
     assert job(old, **few).settings.reading == "fast"

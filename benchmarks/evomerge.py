@@ -6,9 +6,8 @@
 
 Studies: `tiny` and `small` train Phase 1 (three seeds, one for `small`) and evolve its specialists;
 `stories` makes three fine-tunes of a small Llama on real text (needs AGENT_FORGE_DATA) and evolves
-them; `operators` evolves those of `tiny` again, `fine-tunes` those of `stories`, each time
-with one operator changed, at equal evaluations. A cell that was measured is not measured again; W
-keeps models between calls.
+them; `operators` evolves those of `tiny` again, each time with one operator changed, at equal
+evaluations. A cell that was measured is not measured again; W keeps models between calls.
 """
 
 from __future__ import annotations
@@ -54,10 +53,6 @@ OPERATORS: dict[str, tuple[str, int, dict[str, Any]]] = {  # study: models, seed
     "operators": (
         *("tiny", 2),
         {"generations": 15, "fitness_subset_size": 100, "verdict_items": 1000},
-    ),
-    "fine-tunes": (
-        *("stories", 3),
-        {"generations": 12, "fitness_subset_size": 25, "verdict_items": 100},
     ),
 }
 CHANGED: dict[str, dict[str, Any]] = {
@@ -234,8 +229,7 @@ def gains_table(rows: list[dict[str, Any]]) -> list[str]:
 def operators_table(study: str, rows: list[dict[str, Any]]) -> list[str]:
     """Each variant beside the evolution as it is, over the same seeds."""
     mine = [r for r in rows if r["study"] == study]
-    measure = "accuracy" if study == "operators" else "bits a byte"
-    lines = [f"| variant | seeds | fitness as searched | quality on unseen items | {measure} |"]
+    lines = ["| variant | seeds | fitness as searched | quality on unseen items | accuracy |"]
     lines.append("|---|---|---|---|---|")
     for name in dict.fromkeys(r["variant"] for r in mine):
         cells = [r for r in mine if r["variant"] == name]
@@ -266,7 +260,6 @@ if __name__ == "__main__":
     tables: dict[str, Callable[[list[dict[str, Any]]], list[str]]] = {
         "gains": gains_table,
         "operators": partial(operators_table, "operators"),
-        "operators-fine-tunes": partial(operators_table, "fine-tunes"),
         "cost": cost_table,
     }
     command(str(__doc__), NAME, [*SEEDS, *OPERATORS], cells, tables, "evomerge.md")

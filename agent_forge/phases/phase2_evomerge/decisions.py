@@ -24,6 +24,7 @@ from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
 from agent_forge.phases.phase2_evomerge.evaluator import (
     BACKWARD,
     CandidateEvaluator,
+    batch_threads,
     measured_in_bf16,
 )
 from agent_forge.phases.phase2_evomerge.inputs import EvolutionInputs
@@ -176,7 +177,7 @@ def plan_record(inputs: EvolutionInputs) -> dict[str, Any]:
     s, plan = inputs.settings, inputs.plan
     record: dict[str, Any] = {
         "precision": "bfloat16" if s.mixed_precision else "single",
-        "threads": s.worker_threads,
+        "threads": batch_threads(inputs) or s.worker_threads,
         "memory_bytes": memory_bytes(inputs),
         "detectable_gain": detectable_gain(inputs.splits.get("verdict", ()))[1],
         "repeat": repeated(inputs),
@@ -204,12 +205,13 @@ def plan_lines(inputs: EvolutionInputs) -> list[str]:
     minutes = {"search": plan.search_s, "verdict": plan.verdict_s, "healing": plan.heal_s}
     parts = ", ".join(f"{name} {seconds / 60:.1f}" for name, seconds in minutes.items() if seconds)
     precision = "bfloat16" if s.mixed_precision else "single precision"
+    threads = batch_threads(inputs) or s.worker_threads
     values = {name: json.dumps(value) for name, value in repeated(inputs).items()}
     again = " ".join(f"--set {name}={value}" for name, value in values.items())
     memory, disk = (n / 1e9 for n in (memory_bytes(inputs), inputs.disk_bytes))
     return [
         f"plan for {plan.minutes:g} minutes: {parts}, until now {plan.spent_s / 60:.1f}",
-        f"{plan.costs.tokens_per_s:,.0f} tokens/s ({precision}, {s.worker_threads} threads): a pass"
+        f"{plan.costs.tokens_per_s:,.0f} tokens/s ({precision}, {threads} threads): a pass"
         f" over {plan.fitness_subset_size} items of each domain takes {plan.passes_s:.1f} s",
         f"{plan.max_evaluations} evaluations in {plan.generations} generations at most,"
         f" {plan.verdict_items} unseen items of each domain for the verdict",

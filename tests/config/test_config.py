@@ -224,7 +224,7 @@ def another(value: Any, annotation: Any) -> Any:
     """A value of the type that is not this one."""
     if get_origin(annotation) is Literal:
         return next(choice for choice in get_args(annotation) if choice != value)
-    if isinstance(value, bool):
+    if isinstance(value, bool | None):
         return not value
     if isinstance(value, dict):
         return {**value, "another": 1.0}

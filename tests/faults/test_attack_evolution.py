@@ -95,7 +95,7 @@ def test_a_champion_stays_until_the_next_one_fits(
     run_evolution(job(folder, **FAST))
     before = files.sha256_of(folder / "champion" / "model.safetensors")
 
-    def refuse(*arguments: Any) -> None:
+    def refuse(*arguments: Any, **named: Any) -> None:
         raise PhaseFailed("does not score what was measured")
 
     monkeypatch.setattr(evolution.reporting, "confirm_champion", refuse)
@@ -163,9 +163,9 @@ def test_notes_on_a_champion_that_appear_meanwhile_are_kept(
     run_evolution(job(folder, **FAST))
     confirm = evolution.reporting.confirm_champion
 
-    def meanwhile(*arguments: Any) -> None:
+    def meanwhile(*arguments: Any, **named: Any) -> None:
         (folder / "champion" / "notes.txt").write_text("mine")
-        confirm(*arguments)
+        confirm(*arguments, **named)
 
     monkeypatch.setattr(evolution.reporting, "confirm_champion", meanwhile)
     run_evolution(resume_inputs(folder, 1, None))

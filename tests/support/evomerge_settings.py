@@ -110,8 +110,22 @@ def planned(setting: str, root: Path, patch: pytest.MonkeyPatch) -> Any:
     costs = EvaluationCosts(1e3, 1e3, 0.1, 0.2, 0.5, {"copy": 20.0}, items)
     patch.setattr(decisions, "probe", lambda inputs, device: costs)
     folders = [str(family() / name) for name in PARENTS]
-    found = decisions.decided(locate_inputs(settings(setting), folders, None, 1, root / "x"))
-    return found.plan and found.plan.minutes
+    more = [f"{PHASE}.time_budget_minutes=5"] if "heal" in setting else []
+    inputs = locate_inputs(settings(setting, *more), folders, None, 1, root / "x")
+    plan = decisions.decided(inputs).plan
+    return plan and (plan.minutes, plan.heal_s)
+
+
+def taught(setting: str, root: Path, patch: pytest.MonkeyPatch) -> Any:
+    """What healing makes of a champion."""
+    patch.chdir(family())
+    folders = [str(family() / name) for name in PARENTS]
+    more = [f"{PHASE}.{x}" for x in ("generations=0", "data=[add.jsonl]", "heal=0.2")]
+    more += [] if "heal_steps" in setting else [f"{PHASE}.heal_steps=2"]
+    wanted = settings(*more, setting)
+    healed = run_evolution(locate_inputs(wanted, folders, None, 1, root / "x")).healed
+    assert healed
+    return healed.record["experts"], healed.losses
 
 
 def staffed(setting: str, root: Path, patch: pytest.MonkeyPatch) -> Any:
@@ -143,6 +157,11 @@ WEIGHTS = "{perplexity: 0.4, accuracy: 0.3, speed: 0.2, memory: 0.1}"
 CHECKS = {
     f"{PHASE}.finalists": (evolved, "4", "1"),
     f"{PHASE}.replicates": (repeated, "1", "2"),
+    f"{PHASE}.heal": (planned, "0", "0.2"),
+    f"{PHASE}.heal_steps": (taught, "2", "3"),
+    f"{PHASE}.heal_data": (taught, "[]", "[next.jsonl]"),
+    f"{PHASE}.heal_rate": (taught, "0.0003", "0.003"),
+    f"{PHASE}.heal_rank": (taught, "16", "4"),
     f"{PHASE}.racing": (evolved, "false", "true"),
     f"{PHASE}.reading": (evolved, "plain", "fast"),
     f"{PHASE}.workers": (staffed, "2", "3"),

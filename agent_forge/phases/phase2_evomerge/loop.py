@@ -135,11 +135,7 @@ class EvolutionLoop:
 
     def run(self) -> None:
         """Evolve until the search is finished or the time is over."""
-        with computing_threads(self.settings):
-            self._run()
-
-    def _run(self) -> None:
-        try:
+        with computing_threads(self.settings), self._closing_workers():
             rules = {} if self.settings.strategy == "spec" else RULES
             if self.journal.begin(**rules).get("rules") == RULES["rules"]:
                 self._settle_floor()
@@ -165,6 +161,11 @@ class EvolutionLoop:
                 if self._stopped_before(generation):
                     break
             self._choose_finalist()
+
+    @contextmanager
+    def _closing_workers(self) -> Iterator[None]:
+        try:
+            yield
         finally:
             if self._parallel is not None:
                 self._parallel.close()

@@ -115,7 +115,7 @@ def test_the_floor_is_known_before_other_candidates(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_pool("inline", monkeypatch)
-    loop = EvolutionLoop(job(tmp_path / "x", workers=2, **AUTO))
+    loop = EvolutionLoop(job(tmp_path / "x", workers=2, racing=False, **AUTO))
     loop.run()
     lines = loop.journal.records
     floor = next(i for i, line in enumerate(lines) if line["record"] == "floor")

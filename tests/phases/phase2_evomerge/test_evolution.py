@@ -527,7 +527,7 @@ def _bad(line: str, forge: Forge, code: int, told: str) -> None:
         ("--base-models {r}/nothing,{r}/add", 2, "nothing is not a folder"),
         ("--base-models {r}/add,./x/y", 2, "./x/y is not a folder"),
         ("--resume checkpoints/generation_30.pt", 2, "evolution_checkpoint_gen_N.json"),
-        ("--resume {t} --base-models {three}", 2, "that it was begun with"),
+        ("--resume {t} --base-models {three}", 2, "what it was begun with"),
         ("--dry-run", 2, "there are no models yet"),
     ],
 )

@@ -136,7 +136,9 @@ def test_a_killed_evolution_ends_in_the_same_bytes(name: str, tmp_path: Path) ->
 
 
 def test_tokens_are_counted_and_gradients_count_thrice(tmp_path: Path) -> None:
-    done = run_evolution(job(tmp_path / "x", strategy="grad", gradient_share=0.5, **FEW))
+    done = run_evolution(
+        job(tmp_path / "x", strategy="grad", gradient_share=0.5, racing=False, **FEW)
+    )
     scored, slopes = journal(done.loop.folder), journal(done.loop.folder, "gradient")
     one = scored[0]["tokens"]
     assert one > 0 and {r["tokens"] for r in scored} == {one}

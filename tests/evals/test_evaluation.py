@@ -328,7 +328,9 @@ def test_eval_of_files(foreign: Path, forge: Forge, tmp_path: Path) -> None:
     tokens = maths["nats_per_token"] / math.log(2)
     assert maths["bits_per_byte"] <= 2 * tokens  # " 7" is one token, of one byte that counts
     size = 3 * len("Once upon a time there was a cat.\n") - len("Once")
-    bits = text["nats_per_token"] / math.log(2) * size / (size - 2)  # all but the blanks at the ends
+    bits = (
+        text["nats_per_token"] / math.log(2) * size / (size - 2)
+    )  # all but the blanks at the ends
     assert text["bits_per_byte"] == pytest.approx(bits)
     assert 4 < text["bits_per_byte"] < 12 and text["perplexity_score"] == 0
     half = forge(f"eval {foreign} --data maths.jsonl --split selection --json").document["domains"]

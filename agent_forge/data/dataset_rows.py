@@ -6,15 +6,32 @@ A reader knows the fields of the original files and of the Hugging Face version.
 import contextlib
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from agent_forge.data.row_files import MAX_CHARACTERS, DataRow, pieces
 
-_AS_TURN = "write it into a message of the role system, or into the prompt"
-UNREAD = {"options": "call it 'choices'", **dict.fromkeys(("tools", "functions"), _AS_TURN)}
-UNREAD |= dict.fromkeys(("documents", "system", "chat_template_kwargs"), _AS_TURN)
+# Words in names of fields that belong to a question, and last words of names that only tell of it.
+_BELONGS = re.compile(
+    r"\b([a-e]|article|audio|background|body|chart|context|conversation|demonstration|dialog|dialogue"
+    r"|distractor|document|ending|evidence|example|excerpt|fact|figure|function|hint|history|image"
+    r"|hypothesis|input|instruction|knowledge|kwarg|lecture|option|paragraph|passage|persona|premise"
+    r"|problem|prompt|query|question|scenario|schema|sentence|situation|snippet|stem|stimulus|story"
+    r"|stories|support|supporting|system|table|text|tool|transcript|video)s?\b|^code$"
+)
+_TELLS = re.compile(
+    r"\b(at|author|category|concept|count|date|difficulty|domain|family|format|hash|id|idx|index|key"
+    r"|label|lang|language|length|level|license|model|name|number|origin|provider|rating|reason"
+    r"|score|size|source|split|style|time|timestamp|title|token|topic|type|uid|uuid|version)s?$"
+)
+_READ = {
+    "messages": ("messages", "choices"),
+    "prompt": ("prompt", "completion", "choices"),
+    "question": ("question", "answer", "choices"),
+}
+_OF_MESSAGES = ("role", "content", "tool_calls", "name", "weight")
+_HIDDEN = ("function_call", "refusal", "audio", "annotations", "image", "images", "video", "videos")
 
 
 @dataclass(frozen=True)
@@ -176,27 +193,66 @@ def text(row: DataRow) -> Iterator[Example]:
 
 def own(row: DataRow) -> Iterator[Example]:
     """A user's row: messages, prompt/completion or question/answer, with choices; or text."""
-    form = next((name for name in ("messages", "prompt", "question") if row.has(name)), "")
+    form = next((name for name in _READ if row.has(name)), "")
     if form:
-        for name, hint in UNREAD.items():  # without them it is another question
-            value = row.value.get(name)
-            if value and (name != "options" or isinstance(value, list)):
-                raise row.damaged(f"field {name!r} is not read", hint)
+        given = [name for name in ("context", "passage") if form == "question" and row.has(name)][
+            :1
+        ]
+        for name in (*_READ[form], *given):
+            _refuse_unclear(row, name)
         choices = row.texts("choices", optional=True)
         row.refuse_long("".join(choices), "field 'choices'")
-    if form == "messages":
-        yield replace(_conversation(row), choices=choices)
-    elif form == "prompt":
-        yield Example(row.text("prompt"), row.text("completion"), choices=choices)
-    elif form == "question":
-        given = next((row.text(name) for name in ("context", "passage") if row.has(name)), "")
-        yield asked(row.text("question"), row.text("answer"), given, *choices)
+        if form == "messages":
+            example = replace(_conversation(row), choices=choices)
+        elif form == "prompt":
+            example = Example(row.text("prompt"), row.text("completion"), choices=choices)
+        else:
+            context = row.text(*given) if given else ""
+            example = asked(row.text("question"), row.text("answer"), context, *choices)
+        _refuse_unread(row, (*_READ[form], *given), example.prompt)
+        yield example
     elif isinstance(row.value, str) or row.has("text"):
         yield from text(row)
     else:
         found = list(row.value) if isinstance(row.value, Mapping) else type(row.value).__name__
         fields = "'prompt' and 'completion', 'messages', 'question' and 'answer', 'text'"
         raise row.damaged(f"none of the fields {fields}; found {found}")
+
+
+def _refuse_unclear(row: DataRow, name: str) -> None:
+    """Refuse what is no text and can be written in several ways: true or yes, 1.5 or 1.50."""
+    value = row.value.get(name)
+    for entry in value if isinstance(value, list) else [value]:
+        if isinstance(entry, bool | float):
+            problem = f"field {name!r} is {json.dumps(entry)}, which can be written in several ways"
+            raise row.damaged(problem, "write it as a text, in quotes")
+
+
+def _refuse_unread(row: DataRow, read: Collection[str], prompt: str) -> None:
+    """Refuse fields that belong to a question and are not in it: without them it is another one."""
+    for name, value in row.value.items():
+        words = _words(name)
+        about = _TELLS.search(words) or not _BELONGS.search(words)
+        if name in read or about or not _says(value):
+            continue
+        if not isinstance(value, str) or value.strip() not in prompt:
+            hint = (
+                "write it into the prompt, or into a message; rename or remove it if it tells more"
+            )
+            raise row.damaged(
+                f"field {name!r} is not read",
+                "call it 'choices', a list of texts" if words == "options" else hint,
+            )
+
+
+def _words(name: Any) -> str:
+    """The words of a name such as inputText or option_2, without case and numbers."""
+    return " ".join(re.findall("[a-z]+", re.sub("([a-z])([A-Z])", r"\1 \2", str(name)).lower()))
+
+
+def _says(value: Any) -> bool:
+    """Whether there is anything in a field; yes and no say nothing that could be asked."""
+    return not isinstance(value, bool) and bool(value.strip() if isinstance(value, str) else value)
 
 
 def _conversation(row: DataRow) -> Example:
@@ -208,6 +264,9 @@ def _conversation(row: DataRow) -> Example:
         role = inner.text("role")
         if role not in ("system", "user", "assistant", "tool"):
             raise inner.damaged(f"role {role!r} is none of system, user, assistant, tool")
+        _refuse_unclear(inner, "content")
+        if hidden := next((name for name in _HIDDEN if _says(message.get(name))), None):
+            raise inner.damaged(f"field {hidden!r} is not read", "calls belong into 'tool_calls'")
         calls = inner.entries("tool_calls", optional=True)
         named = [c.get("function") or c for c in calls if isinstance(c, Mapping)]
         if sum(isinstance(call, Mapping) for call in named) < len(calls):
@@ -217,6 +276,11 @@ def _conversation(row: DataRow) -> Example:
     spoken = [i for i, message in enumerate(kept) if message["role"] == "assistant"]
     if not spoken:
         raise row.damaged("no message is the assistant's, so nothing would be learned")
+    for name, value in kept[spoken[-1]].items():
+        told = name in _OF_MESSAGES or _TELLS.search(_words(name))
+        if not told and isinstance(value, str | list | Mapping) and _says(value):
+            hint = "write it into the content if it is to be asked for, else remove it"
+            raise row.damaged(f"field {name!r} of the last reply is not read", hint)
     before = "\n".join(message["content"] for message in kept[: spoken[-1]])
     return Example(before, kept[spoken[-1]]["content"], messages=tuple(kept))
 

@@ -78,8 +78,25 @@ class Domain:
 
     @property
     def sizes(self) -> list[int]:
-        """The bytes that each example asks for."""
-        return [len(answer(example).encode()) for example in self.examples]
+        """The bytes of each answer that count."""
+        return [len(self.counted(example).encode()) for example in self.examples]
+
+    def asked(self, example: Example) -> Example:
+        """An example as models are asked for it: a reply without the blanks at its ends, which some
+        templates leave out, so that nobody is asked for more. An older evolution goes on as it
+        began, with them."""
+        last = reply_of(example)
+        if last is None or self.split_by != "question":
+            return example
+        said, turns = example.completion.strip(), list(example.messages)
+        turns[last] = {**turns[last], "content": said}
+        return replace(example, completion=said, messages=tuple(turns))
+
+    def counted(self, example: Example) -> str:
+        """The part of an answer whose bytes count: without the blanks at its ends, which some
+        tokenizers leave out, so that it is the same for every model."""
+        text = answer(self.asked(example))
+        return text.strip() if self.split_by == "question" else text
 
     @property
     def chance(self) -> float:
@@ -90,7 +107,7 @@ class Domain:
     @cached_property
     def unigram_bits(self) -> float:
         """Bits per byte of the answers for a model that only counts bytes."""
-        return unigram_bits(map(answer, self.examples))
+        return unigram_bits(map(self.counted, self.examples))
 
     @cached_property
     def parts(self) -> list[str]:

@@ -131,7 +131,7 @@ class TokenizedDomain:
     items: list[TokenizedItem]
     answer_of: NDArray[np.int64]  # each item
     example_of: NDArray[np.int64]  # each answer
-    sizes: NDArray[np.int64]  # of the answers, in bytes
+    sizes: NDArray[np.int64]  # of the answers, in bytes that count
     cut: list[bool]  # examples whose answer is not measured after all of the prompt
     domain: Domain | None = None  # whose answers are generated from these prompts
     prompts: tuple[tuple[int, ...], ...] = ()
@@ -175,7 +175,7 @@ class ModelUnderTest:
         cut = [False] * len(domain.examples)
         for number, example in enumerate(domain.examples):
             for variant in variants(example):
-                ids, start = self.encode(variant)
+                ids, start = self.encode(domain.asked(variant))
                 cut[number] |= domain.exact and len(ids) > self.longest
                 pieces = list(windows(ids, start, self.longest))
                 if not pieces:
@@ -183,7 +183,7 @@ class ModelUnderTest:
                 items += pieces
                 answer_of += [len(sizes)] * len(pieces)
                 example_of.append(number)
-                sizes.append(len(answer(variant).encode()))
+                sizes.append(len(domain.counted(variant).encode()))
         places = np.array(answer_of), np.array(example_of), np.array(sizes)
         prepared = TokenizedDomain(items, *places, cut if any(cut) else [])
         if domain.writing is None:

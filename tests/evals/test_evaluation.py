@@ -133,7 +133,7 @@ def test_a_long_text_is_measured_whole(foreign: Path) -> None:
     domain = Domain("text", (Example("Once", " upon a time" * 20),), False)
     prepared = found.prepare(domain)
     assert found.longest == 64 and len(prepared.items) > 3
-    assert found.measure(prepared).tokens == [240] == domain.sizes
+    assert found.measure(prepared).tokens == [240] and domain.sizes == [239]  # " " is asked for
 
 
 def test_the_likeliest_choice_a_byte_counts(foreign: Path) -> None:
@@ -326,8 +326,12 @@ def test_eval_of_files(foreign: Path, forge: Forge, tmp_path: Path) -> None:
     maths, text = rows
     assert maths["accuracy"] == 0 and text["accuracy"] is None and maths["steps"] is None
     tokens = maths["nats_per_token"] / math.log(2)
-    assert maths["bits_per_byte"] <= tokens  # " 7" is one token of two bytes
-    assert text["bits_per_byte"] == pytest.approx(text["nats_per_token"] / math.log(2))
+    assert maths["bits_per_byte"] <= 2 * tokens  # " 7" is one token, of one byte that counts
+    size = 3 * len("Once upon a time there was a cat.\n") - len("Once")
+    bits = (
+        text["nats_per_token"] / math.log(2) * size / (size - 2)
+    )  # all but the blanks at the ends
+    assert text["bits_per_byte"] == pytest.approx(bits)
     assert 4 < text["bits_per_byte"] < 12 and text["perplexity_score"] == 0
     half = forge(f"eval {foreign} --data maths.jsonl --split selection --json").document["domains"]
     few = forge(f"eval {foreign} --data maths.jsonl --items 2 --json").document["domains"]

@@ -168,12 +168,12 @@ def expected(model: nn.Module, tokenizer: Any, path: Path) -> dict[str, float]:
             row = {"prompt": first, "completion": row["text"].removeprefix(first)}
         loss, count, greedy = asked(model, tokenizer, row["prompt"], row["completion"])
         a_byte = {
-            choice: asked(model, tokenizer, row["prompt"], choice)[0] / len(choice.encode())
+            choice: asked(model, tokenizer, row["prompt"], choice)[0] / len(choice.strip())
             for choice in row.get("choices", ())
         }
         best = min(a_byte, key=a_byte.__getitem__, default="")
         right += best == row["completion"] if a_byte else greedy
-        nats, tokens, size = nats + loss, tokens + count, size + len(row["completion"].encode())
+        nats, tokens, size = nats + loss, tokens + count, size + len(row["completion"].strip())
     numbers = {"nats_per_token": nats / tokens, "bits_per_byte": nats / math.log(2) / size}
     return numbers if "text" in rows[0] else {**numbers, "accuracy": right / len(rows)}
 

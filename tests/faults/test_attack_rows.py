@@ -1,0 +1,155 @@
+"""What an attack on rows of a user's own found: something else is asked than what is given."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_forge.errors import DamagedFile
+from agent_forge.evals.domains import Domain, from_files
+from agent_forge.evals.model_under_test import ItemScores, open_model_under_test
+from tests.support.eval_models import llama
+from tests.support.tokenizers import CHAT
+
+SAID = "{{ m['content'] }}"
+TRIMS = CHAT.replace(SAID, "{{ m['content'] | trim }}")
+ASKED = {"role": "user", "content": "what is it?"}
+
+
+def put(path: Path, *rows: dict[str, Any]) -> Domain:
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return from_files([path])[0]
+
+
+def said(answer: str, *choices: str, **more: Any) -> dict[str, Any]:
+    reply = {"role": "assistant", "content": answer, **more}
+    return {"messages": [ASKED, reply], "choices": list(choices)}
+
+
+# -- blanks ---------------------------------------------------------------------------------------
+
+
+def test_blanks_at_the_ends_of_a_reply_change_nothing(tmp_path: Path) -> None:
+    """Nor does it matter whether a template leaves them out."""
+    forms = ("a bird", "a bird\n", " a bird" + "\n" * 20)
+    domains = [put(tmp_path / "x.jsonl", said(form)) for form in forms]
+    found: list[list[ItemScores]] = []
+    for name, template in (("plain", CHAT), ("trims", TRIMS)):
+        model = open_model_under_test(llama(tmp_path / name, template=template, longest=512))
+        found.append([model.measure(model.prepare(domain)) for domain in domains])
+    assert found[0] == found[1]
+    assert [s.loss for s in found[0]] == [found[0][0].loss] * 3
+    assert {tuple(d.sizes) for d in domains} == {(6,)}
+    assert {d.unigram_bits for d in domains} == {domains[0].unigram_bits}
+
+
+def test_choices_are_compared_without_the_blanks_around_them(tmp_path: Path) -> None:
+    model = open_model_under_test(llama(tmp_path / "m", template=TRIMS, longest=512))
+    for before in ("", " ", "\n\n"):
+        row = said(f"{before}positive", f"{before}positive", f"{before}no")
+        prepared = model.prepare(put(tmp_path / "x.jsonl", row))
+        assert prepared.sizes.tolist() == [8, 2]
+
+
+def test_blanks_of_a_completion_are_asked_for_and_do_not_count(tmp_path: Path) -> None:
+    """A tokenizer may leave them out; the bytes are those of the data alone."""
+    rows = [{"prompt": f"so {i}:", "completion": f" yes{' ' * i}"} for i in range(3)]
+    domain = put(tmp_path / "x.jsonl", *rows)
+    assert domain.sizes == [3, 3, 3] == from_files([tmp_path / "x.jsonl"])[0].sizes
+    model = open_model_under_test(llama(tmp_path / "m", template=CHAT, longest=512))
+    tokens = model.measure(model.prepare(domain)).tokens
+    assert sorted(tokens) == [tokens[0], tokens[0] + 1, tokens[0] + 2]
+    assert from_files([tmp_path / "x.jsonl"], "prompt")[0].sizes == [4, 5, 6]  # as it was
+
+
+def test_blanks_before_a_call_do_not_count(tmp_path: Path) -> None:
+    calls = [{"function": {"name": "f", "arguments": {}}}]
+    sizes = [
+        put(tmp_path / "x.jsonl", said(text, tool_calls=calls)).sizes for text in ("so", "so\n\n")
+    ]
+    assert sizes[0] == sizes[1]
+
+
+# -- fields ---------------------------------------------------------------------------------------
+
+FORMS: dict[str, dict[str, Any]] = {
+    "prompt": {"prompt": "Who wrote it?", "completion": " Anna"},
+    "question": {"question": "Who wrote it?", "answer": "Anna"},
+    "messages": {"messages": [ASKED, {"role": "assistant", "content": "Anna"}]},
+}
+OF_A_QUESTION = (
+    *("options", "article", "story", "support", "instruction", "background", "document", "text"),
+    *("input", "Body", "reading_passage", "inputText", "distractor1", "A", "images", "hint"),
+    *("source_text", "image_url", "code"),
+)
+OF_A_ROW: dict[str, Any] = {
+    **{"id": "x", "source": "a b", "split": "train", "category": "c", "rating": 4.5},
+    **{
+        "meta_info": {"a": 1},
+        "language_code": "de",
+        "context_id": "c7",
+        "text_length": 9,
+        "has_context": True,
+    },
+    **{"question_type": "who", "explanation": "She did.", "title": "Letters", "url": "http://x"},
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", OF_A_QUESTION)
+def test_a_field_of_the_question_is_not_dropped(form: str, name: str, tmp_path: Path) -> None:
+    path, row = tmp_path / "x.jsonl", FORMS[form]
+    for empty in ("", " ", None, [], {}):
+        put(path, {**row, name: empty})
+    for value in ("Anna was here.", ["Anna", "Tom"], {"A": "Anna"}, 7):
+        with pytest.raises(DamagedFile, match=f"line 1: field '{name}' is not read"):
+            put(path, {**row, name: value})
+
+
+def test_fields_that_are_no_part_of_a_question_or_in_it(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    for row in FORMS.values():
+        assert len(put(path, {**row, **OF_A_ROW}).examples) == 1
+    put(path, {**FORMS["messages"], "prompt": ASKED["content"], "prompt_id": "7"})
+    put(path, {**FORMS["prompt"], "instruction": "Who wrote it?"})
+    for form, name in (("prompt", "context"), ("messages", "prompt"), ("messages", "question")):
+        with pytest.raises(DamagedFile, match=f"field '{name}' is not read"):
+            put(path, {**FORMS[form], name: "Anna did."})
+    both = put(path, {**FORMS["question"], "context": "Anna did."})
+    assert both.examples[0].prompt.startswith("Anna did.\n")
+    with pytest.raises(DamagedFile, match="field 'passage' is not read"):
+        put(path, {**FORMS["question"], "context": "Anna did.", "passage": "Or not."})
+
+
+@pytest.mark.parametrize(("value", "told"), [(True, "true"), (False, "false"), (1.5, "1.5")])
+def test_an_answer_that_can_be_written_in_several_ways(
+    value: Any, told: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "x.jsonl"
+    rows = [
+        {**FORMS["prompt"], "completion": value},
+        {**FORMS["question"], "answer": value},
+        {**FORMS["prompt"], "choices": [" Anna", value]},
+        said(value),
+    ]
+    for row in rows:
+        with pytest.raises(DamagedFile, match=f" is {told}, which can be written in several ways"):
+            put(path, row)
+    assert put(path, {**FORMS["prompt"], "completion": 42}).examples[0].completion == "42"
+
+
+@pytest.mark.parametrize(
+    "name", ["function_call", "refusal", "audio", "annotations", "reasoning_content", "thinking"]
+)
+def test_what_a_reply_says_beside_its_content(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    put(path, said("so", **{name: None}, id="x", name="bot", weight=1, created_time="now"))
+    for value in ("no", [{"name": "f"}], {"name": "f"}):
+        with pytest.raises(DamagedFile, match=f"line 1.*: field '{name}'.* is not read"):
+            put(path, said("so", **{name: value}))
+    row = said("so", function_call={"name": "f"})
+    with pytest.raises(DamagedFile, match="message 2: field 'function_call' is not read"):
+        put(path, {"messages": [*row["messages"], *said("so")["messages"]]})

@@ -83,7 +83,7 @@ class Progress(contextlib.AbstractContextManager["Progress"]):
             self._work, self._work_began, self._work_tokens = record, time.monotonic(), 0
         elif record["event"] == "tokens":
             self._work_tokens = record["done"]
-        elif record["event"] == "phase_completed":
+        elif record["event"] in ("step", "phase_completed"):  # steps tell of themselves
             self._work = {}
 
     def __exit__(self, *details: object) -> None:

@@ -274,6 +274,21 @@ def test_a_merge_is_told_in_bytes_and_an_evolution_as_a_table(
     assert "2.0 MB of 2.0 MB" in bars.getvalue() and "combo 2" in bars.getvalue()
 
 
+def test_steps_end_the_work_before_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else that would be shown as going on, and its line would keep those of the steps away."""
+    monkeypatch.setattr(progress_module, "EVERY_S", 0.02)
+    monkeypatch.setattr(progress_module, "BEAT_S", 0.005)
+    out = io.StringIO()
+    with make_progress("plain", out) as display:
+        display({"event": "work", "what": "the holdout", "expected_s": 1.0})
+        until(lambda: "the holdout: 0:00" in out.getvalue())
+        display({**step(1), "phase": "heal"})
+        before = out.getvalue().count("the holdout")
+        time.sleep(0.06)
+        display({**step(2), "phase": "heal"})
+    assert out.getvalue().count("the holdout") == before and "heal step 2/" in out.getvalue()
+
+
 @pytest.mark.parametrize("mode", ["plain", "bars"])
 def test_long_work_is_shown_to_go_on(monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
     """Also where nothing is told meanwhile; and once how long it takes to stop."""

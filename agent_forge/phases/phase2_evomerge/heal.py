@@ -81,6 +81,7 @@ on both.\n"""
 def heal(loop: EvolutionLoop) -> HealedChampion:
     """Teach the champion, or go on with that, and measure it on the holdout items."""
     began, threads, s = time.monotonic(), torch.get_num_threads(), loop.settings
+    loop.pace.begin(HEAL, "healing: its experts and first steps")
     lessons = _lessons(loop)
     how = s.heal_rate, s.heal_rank, s.mixed_precision, loop.inputs.seed
     of = lessons_hash(lessons, loop.fingerprint, loop.champion.key, how)

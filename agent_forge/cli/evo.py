@@ -210,7 +210,8 @@ def _report(result: EvolutionResult, as_json: bool) -> None:
     if as_json:
         paths = {"folder": str(loop.folder), "champion": str(model.path)}
         ended = {"generations": len(loop.curve) - 1, "reason": loop.reason}
-        measured = {"fitness": loop.curve[-1], "curve": loop.curve}
+        fitness = loop.search.scores[loop.champion.key]
+        measured: dict[str, Any] = {"fitness": fitness, "curve": loop.curve}
         measured["healing"] = healed.record if healed else None
         return emit_json(**paths, **ended, **measured, verdict=report.to_json() if report else None)
     from agent_forge.phases.phase2_evomerge.evolution import plot

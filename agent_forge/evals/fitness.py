@@ -230,7 +230,8 @@ class DomainFitness:
                 for i, *row in zip(self._shards[d][shard], *columns, strict=True):
                     rows[d][i] = row
                 tokens += sum(len(item.ids) for item in prepared.items)
-            if incumbent is not None and places and shard + 1 < len(self._ends):
+            # Below a floor the fitness is no sum over items: then nobody is dropped.
+            if incumbent is not None and not self.floors and places and shard + 1 < len(self._ends):
                 gains = []
                 for d, (per_nat, per_answer) in enumerate(rates):
                     right, loss = incumbent.right[d], incumbent.loss[d]

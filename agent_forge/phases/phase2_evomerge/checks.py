@@ -67,15 +67,20 @@ def _is_evolution(folder: Path) -> bool:
 
 def refuse_fewer(folder: Path, settings: EvoMergeSettings) -> None:
     """Refuse to end before what a folder already holds: its champion would be replaced."""
-    records = journal.read_journal(folder)
-    done = max((r["generation"] for r in records if r["record"] == "distances"), default=0)
-    scores = sum(r["record"] == "candidate" for r in records)
+    done, scores = measured_until_now(folder)
     most = "--set max_evaluations=", scores, settings.max_evaluations or scores
     asked = {"generations": ("--gens ", done, settings.generations), "scores": most}
     for what, (option, there, wanted) in asked.items():
         if wanted < there:
             hint = f"give {option}{there} or more, or another folder for a shorter evolution"
             raise ConfigError(f"{folder} holds {there} {what}, {wanted} are asked for", hint=hint)
+
+
+def measured_until_now(folder: Path) -> tuple[int, int]:
+    """How many generations and scores the folder of an evolution holds."""
+    records = journal.read_journal(folder)
+    done = max((r["generation"] for r in records if r["record"] == "distances"), default=0)
+    return done, sum(r["record"] == "candidate" for r in records)
 
 
 def refuse_twins(models: Sequence[Weights]) -> None:

@@ -20,6 +20,7 @@ from agent_forge.phases.phase2_evomerge import budget
 from agent_forge.phases.phase2_evomerge import inputs as opening
 from agent_forge.phases.phase2_evomerge.budget import EvaluationCosts, EvolutionPlan, SearchShape
 from agent_forge.phases.phase2_evomerge.candidate_weights import CandidateWeights
+from agent_forge.phases.phase2_evomerge.checks import measured_until_now
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
 from agent_forge.phases.phase2_evomerge.evaluator import (
     BACKWARD,
@@ -73,7 +74,7 @@ def with_decisions(inputs: EvolutionInputs, made: Mapping[str, Any]) -> Evolutio
         changed = replace(changed, plan=opening.read_plan(made["plan"], inputs.folder))
     counts = ("fitness_subset_size", "verdict_items")
     if any(getattr(before, name) != getattr(settings, name) for name in counts):
-        splits = opening.split_items(settings)
+        splits = opening.all_items(settings)
         notes = [n for n in inputs.notes if n not in opening.gain_notes(inputs.splits["verdict"])]
         notes += opening.gain_notes(splits["verdict"])
         changed = replace(changed, splits=splits, notes=tuple(notes))
@@ -88,7 +89,7 @@ def _plan(inputs: EvolutionInputs, device: str, spent_s: float) -> EvolutionPlan
     shape = shape_of(inputs)
     if plan is not None:
         same = plan.minutes == s.minutes_each or not s.max_evaluations
-        return None if same else budget.replanned(plan, shape, s.minutes_each)
+        return None if same else _replanned(inputs, plan, shape)
     if (inputs.folder / JOURNAL).exists():  # begun without a plan: the clock alone ends it
         return None
     began = time.monotonic()
@@ -97,6 +98,17 @@ def _plan(inputs: EvolutionInputs, device: str, spent_s: float) -> EvolutionPlan
     given = s.model_fields_set & {*budget.FIELDS}
     fixed = {name: getattr(s, name) for name in sorted(given)}
     return budget.make_plan(costs, shape, s.minutes_each, spent_s, fixed)
+
+
+def _replanned(inputs: EvolutionInputs, plan: EvolutionPlan, shape: SearchShape) -> EvolutionPlan:
+    """The plan for other minutes; what the folder holds stays, so its champion does too."""
+    generations, evaluations = measured_until_now(inputs.folder)
+    again = budget.replanned(plan, shape, inputs.settings.minutes_each)
+    return replace(
+        again,
+        generations=max(again.generations, generations),
+        max_evaluations=max(again.max_evaluations, evaluations),
+    )
 
 
 def shape_of(inputs: EvolutionInputs) -> SearchShape:

@@ -88,6 +88,7 @@ class CandidateEvaluator:
         self.fitness: fitnesses.Fitness
         # Every candidate is measured with these.
         self._settings = inputs.parents[0].settings_sha256()
+        self._settings += "" if device == "cpu" else f" {device}"  # it has other last bits
         if inputs.settings.fitness:
             self._settings += f" {fitnesses.source_sha256(inputs.settings.fitness)}"
         self.holdout: DomainFitness | None = None
@@ -104,7 +105,7 @@ class CandidateEvaluator:
             if "holdout" in splits:
                 self.holdout = DomainFitness(subject, splits["holdout"], *how)
         keeps = s.enable_caching and isinstance(self.fitness, DomainFitness)
-        self._of_user = UserCache(1 if threads else s.worker_threads) if keeps else None
+        self._of_user = UserCache(1 if threads else s.worker_threads, s.split_by) if keeps else None
         self._networks = NetworkCache(self.model)
         self._filled = ""  # the candidate whose weights the model has
 

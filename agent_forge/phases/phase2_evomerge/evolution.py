@@ -30,6 +30,7 @@ from agent_forge.store import files, lock, paths
 from agent_forge.track.tracker import Listener
 
 SAME_FOR_ALL_SEEDS = ("plain average", "base", "joint training")
+NO_HEALING: dict[str, Any] = {"heal": 0.0, "heal_steps": 0, "heal_data": []}
 BARS = " .:-=+*#%@"
 MOST = 10_000  # models, candidates and layers that a lineage may have
 LINEAGE_ERRORS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RuntimeError)
@@ -119,7 +120,8 @@ def _replicates(
         with files.disk_errors(folder):
             files.disk.make_directory(folder)
         files.remove_leftovers(folder)
-        its_inputs = replace(inputs, seed=seed, folder=folder)
+        alone = settings.model_copy(update=NO_HEALING)  # that is for the champion alone
+        its_inputs = replace(inputs, settings=alone, seed=seed, folder=folder)
         again = EvolutionLoop(its_inputs, device, listen=listen, should_stop=loop.should_stop)
         again.run()
         found = reporting.measure_verdict(again, known)

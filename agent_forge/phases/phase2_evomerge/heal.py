@@ -28,6 +28,7 @@ from agent_forge.evals import model_under_test as measuring
 from agent_forge.evals.domains import Domain
 from agent_forge.model.weights import Weights
 from agent_forge.phases.phase2_evomerge.checks import CHAMPION, HEAL, HEALED
+from agent_forge.phases.phase2_evomerge.decisions import computing_threads
 from agent_forge.phases.phase2_evomerge.lessons import (
     Lesson,
     Lessons,
@@ -147,6 +148,8 @@ def _expert_on(loop: EvolutionLoop, lesson: Lesson) -> int:
 def _seconds_a_step(teaching: Teaching) -> float:
     """What a step takes, by a few that are not kept."""
     seconds = []
+    for lesson in teaching.lessons.all:
+        teaching.experts.of(lesson.expert)  # filled once, which belongs to no step
     try:
         for step in range(1, TIMED_STEPS + 1):
             teaching.step(step)
@@ -214,8 +217,9 @@ def _measured(loop: EvolutionLoop, teaching: Teaching, of: str) -> HealedChampio
             state[name].copy_(tensor)
 
     def measure() -> dict[str, Any]:
-        put(exact=False)  # as the champion was
-        return {"fitness": holdout.score().fitness}
+        put(exact=False)
+        with computing_threads(loop.settings):  # as the champion was
+            return {"fitness": holdout.score().fitness}
 
     after = loop.journal.once("healed", measure, of=of)
     put(exact=True)

@@ -322,9 +322,7 @@ def open_inputs(
     if (size := sum(weights.nbytes for weights in parents)) > LARGE_BYTES:
         reads = f"the parents have {size / 1e9:.1f} GB together: every candidate reads them all"
         notes.append(f"{reads}, and those in files take up to {3 * size / 1e9:.0f} GB of disk")
-    splits = split_items(settings, always_verdict=in_run)
-    if settings.heal_data:
-        splits = {**splits, checks.HEAL: _texts_to_teach(settings, splits)}
+    splits = all_items(settings, always_verdict=in_run)
     for ref in with_base(parent_refs, base_ref) if splits else ():
         checks.check_folder(opened[ref])  # the verdict opens each of them by itself
     checks.check_answers([opened[ref] for ref in with_base(parent_refs, base_ref)], splits)
@@ -431,6 +429,14 @@ def _texts_to_teach(settings: EvoMergeSettings, splits: Splits) -> list[Domain]:
             problem = f"{domain.name}: holdout and verdict ask all that is in it"
             raise ConfigError(f"heal_data: {problem}", hint="give other texts to teach with")
     return kept
+
+
+def all_items(settings: EvoMergeSettings, always_verdict: bool = False) -> Splits:
+    """The items of each split, and the user's texts for healing if there are any."""
+    splits = split_items(settings, always_verdict)
+    if settings.heal_data:
+        splits = {**splits, checks.HEAL: _texts_to_teach(settings, splits)}
+    return splits
 
 
 def _part(domain: Domain, split: str, limit: int) -> Domain:

@@ -29,11 +29,13 @@ MOST_BYTES = 50_000_000  # then nothing is added
 
 
 class UserCache:
-    """Results by key; `threads` is what torch has for one of them."""
+    """Results by key; `threads` is what torch has for one of them, `split_by` says which blanks
+    of an answer count."""
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self, threads: int, split_by: str) -> None:
         packages = [f"{name} {version(name)}" for name in ("torch", "transformers", "agent-forge")]
         self._machine = [*packages, torch.backends.cpu.get_cpu_capability(), f"threads {threads}"]
+        self._machine.append(split_by)
 
     @cached_property
     def _path(self) -> Path | None:

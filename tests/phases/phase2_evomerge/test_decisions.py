@@ -310,3 +310,38 @@ def test_the_time_left_goes_by_the_plan(tmp_path: Path, asked: list[str]) -> Non
     left = first["elapsed_s"] * (whole - spent) / spent + plan.verdict_s
     assert first["eta_s"] == pytest.approx(left) and math.isfinite(left)
     assert set(first["scores"]) == set(PARENTS) and first["tokens_per_s"] > 0
+
+
+def test_texts_to_teach_with_stay_when_a_plan_changes_the_items(
+    tmp_path: Path, asked: list[str]
+) -> None:
+    texts = tmp_path / "more.jsonl"
+    texts.write_text("".join(f'{{"text": "one more text, number {n}"}}\n' for n in range(9)))
+    inputs = planned(tmp_path / "x", heal=0.1, heal_data=[str(texts)])
+    found = decided(inputs)
+    assert found.settings.fitness_subset_size != inputs.settings.fitness_subset_size
+    assert len(found.splits["heal"][0].examples) == 9
+
+
+@pytest.mark.slow
+def test_fewer_minutes_keep_what_was_measured(tmp_path: Path, asked: list[str]) -> None:
+    """Else another champion would replace the one that is there."""
+    folder = tmp_path / "x"
+    run_evolution(planned(folder, early_stopping=False))
+    weights = folder / "champion" / "model.safetensors"
+    before, scores = files.sha256_of(weights), len(journal(folder))
+    again = decided(resume_inputs(folder, None, 1.0))
+    assert again.settings.max_evaluations == scores
+    run_evolution(again)
+    assert len(journal(folder)) == scores and files.sha256_of(weights) == before
+    assert resume_inputs(folder, None, None).settings.max_evaluations == scores
+
+
+@pytest.mark.slow
+def test_nobody_is_dropped_where_the_fitness_has_floors(tmp_path: Path) -> None:
+    """Below a floor the fitness is 0: whoever meets it may lose elsewhere and still be better."""
+    how: dict[str, Any] = {**AUTO, "generations": 0, "racing": True, "fitness_subset_size": 100}
+    for floors, drops in (({}, True), ({"add/bits_per_byte": 0.001}, False)):
+        folder = tmp_path / f"{drops}"
+        run_evolution(job(folder, **how, fitness_floors=floors))
+        assert any(r.get("dropped") for r in journal(folder)) == drops

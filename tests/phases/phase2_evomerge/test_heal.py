@@ -412,3 +412,10 @@ def test_the_command_ends_with_the_folder_to_take(
     assert again["healing"]["steps"] == 2 and again["champion"] == "x/champion"
     refused = forge("evo replay x/healed/lineage.json y")
     assert refused.code == 2 and "no merge alone makes it again" in refused.err
+
+
+@pytest.mark.slow
+def test_only_the_champion_of_the_first_search_is_healed(folder: Path) -> None:
+    done = run_evolution(job(folder, **{**HEAL, "heal_steps": 2, "replicates": 2}))
+    assert done.healed and done.report and len(done.report.replicates) == 2
+    assert (folder / "healed").is_dir() and not (folder / "replicate_2" / "healed").exists()

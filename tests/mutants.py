@@ -248,8 +248,8 @@ MUTANTS = (
     Mutant(
         "a search with another seed is forgotten",
         "phases/phase2_evomerge/evolution.py",
-        "replace(inputs, seed=seed, folder=folder)",
-        "replace(inputs, folder=folder)",
+        "replace(inputs, settings=alone, seed=seed, folder=folder)",
+        "replace(inputs, settings=alone, folder=folder)",
         "tests/phases/phase2_evomerge/test_champion.py",
     ),
 )

@@ -22,38 +22,56 @@ from tests.support.toy_runs import die_at, exit_code, forked
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
 SMALL: dict[str, Any] = {"fitness_subset_size": 8, "verdict_items": 8, "recipe_mutation": 0.6}
+# All that goes on beside one another: gradients, races, workers, finalists and healing.
+EVERYTHING: dict[str, Any] = {"strategy": "auto", "racing": True, "workers": 2, "heal": 0.2}
+EVERYTHING |= {"heal_steps": 6, "generations": 1, "fitness_subset_size": 16, "verdict_items": 20}
 
 
-def complete(folder: Path) -> None:
-    assert exit_code(forked(lambda: run_evolution(job(folder, **SMALL)))) == 0
+def complete(folder: Path, settings: dict[str, Any] = SMALL) -> None:
+    assert exit_code(forked(lambda: run_evolution(job(folder, **settings)))) == 0
+
+
+def result(folder: Path) -> dict[str, Any]:
+    """What an evolution left; what healing made of it too."""
+    healed = folder / "healed" / "model.safetensors"
+    return {**outcome(folder), "healed": files.sha256_of(healed) if healed.exists() else ""}
+
+
+def timed(folder: Path, settings: dict[str, Any]) -> tuple[dict[str, Any], float]:
+    family()
+    began = time.monotonic()
+    complete(folder, settings)
+    return result(folder), time.monotonic() - began
 
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], float]:
-    family()
-    folder = tmp_path_factory.mktemp("reference") / "x"
-    began = time.monotonic()
-    complete(folder)
-    return outcome(folder), time.monotonic() - began
+    return timed(tmp_path_factory.mktemp("reference") / "x", SMALL)
 
 
-def killed(folder: Path, after_s: float) -> bool:
+def killed(folder: Path, after_s: float, settings: dict[str, Any]) -> bool:
     """Whether an evolution that is killed then was still at it."""
-    pid = forked(lambda: run_evolution(job(folder, **SMALL)))
+    pid = forked(lambda: run_evolution(job(folder, **settings)))
     time.sleep(after_s)
     os.kill(pid, signal.SIGKILL)
     return exit_code(pid) == -signal.SIGKILL
 
 
-def campaign(root: Path, reference: tuple[dict[str, Any], float], kills: int, seed: int) -> None:
+def campaign(
+    root: Path,
+    reference: tuple[dict[str, Any], float],
+    kills: int,
+    seed: int,
+    settings: dict[str, Any] = SMALL,
+) -> None:
     expected, seconds = reference
     chance = random.Random(seed)
     hits = 0
     for n in range(kills):
         folder = root / str(n)
-        hits += killed(folder, chance.uniform(0.05, 0.95) * seconds)
-        complete(folder)
-        assert outcome(folder) == expected, n
+        hits += killed(folder, chance.uniform(0.05, 0.95) * seconds, settings)
+        complete(folder, settings)
+        assert result(folder) == expected, n
         files.remove_tree(folder, root)
     assert hits > kills / 2
 
@@ -69,12 +87,20 @@ def test_killed_at_random_a_hundred_times(
     campaign(tmp_path, reference, 100, seed=2)
 
 
+@pytest.mark.soak
+def test_killed_a_hundred_times_with_everything_on(tmp_path: Path) -> None:
+    """Kills wait for no worker either: those that are left over end by themselves."""
+    whole = timed(tmp_path / "whole", EVERYTHING)
+    assert whole[0]["healed"]
+    campaign(tmp_path, whole, 100, 3, EVERYTHING)
+
+
 def test_killed_again_and_again(tmp_path: Path, reference: tuple[dict[str, Any], float]) -> None:
     for kind, count in (("candidate", 2), ("candidate", 5), ("generation", 1), ("verdict", 2)):
         dying = partial(run_evolution, job(tmp_path / "x", **SMALL), listen=die_at(kind, count))
         assert exit_code(forked(dying)) == -signal.SIGKILL
     complete(tmp_path / "x")
-    assert outcome(tmp_path / "x") == reference[0]
+    assert result(tmp_path / "x") == reference[0]
 
 
 def test_a_disk_that_fails_for_a_moment(
@@ -94,4 +120,4 @@ def test_a_disk_that_fails_for_a_moment(
         if not disk.failures:
             break
     assert failures > 3
-    assert {**outcome(tmp_path / "x"), "strays": []} == reference[0]
+    assert {**result(tmp_path / "x"), "strays": []} == reference[0]

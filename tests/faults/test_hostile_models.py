@@ -411,7 +411,7 @@ def _half_written(folder: Path) -> None:
 
 
 ACTS: dict[str, tuple[Callable[[Path], object], str]] = {
-    "a number of other weights": (_number, r", not \[7\."),
+    "a number of other weights": (_number, r", not \[10\."),
     "an exit code": (lambda folder: _error(4, "error: damaged"), r"exit code 4, not \[0\]"),
     "a defect": (lambda folder: _error(1, "next: this is a defect"), "no named error"),
     "a traceback": (lambda folder: 1 / 0, "no named error, exit code 70"),

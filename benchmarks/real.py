@@ -5,12 +5,14 @@
     python benchmarks/real.py --work W --study models one study
     python benchmarks/real.py --tables                write the tables from what is there
 
-Studies: `models` measures the base, the experts and their plain average; `practitioner` tries the
-usual grid of task arithmetic, TIES and DARE-TIES and takes the best by the items that the searches
-select by; `search` runs `forge evo` for an hour (`auto`, and `auto healed` with a fifth of it for
-healing) and one-family CMA-ES with as many tokens, on three seeds. All are measured on the verdict
-part of the data, which no search sees, in fp32: nats an answer token, mean over the three domains,
-and accuracy. W keeps models, evolutions and item scores; no cell takes much more than an hour.
+Studies: `models` measures the base, the experts, their ensemble and their plain average;
+`practitioner` tries the usual grid of task arithmetic, TIES and DARE-TIES and takes the best by the
+items that the searches select by; `search` runs `forge evo --heal 0.2` for an hour, on three seeds
+(`auto` is its champion when four fifths of the hour are over, `auto healed` what healing makes of
+it in the last), and one-family CMA-ES with as many tokens on the same items, without races. All are
+measured on the verdict part of the data, which no search sees, in fp32: nats an answer token, mean
+over the three domains, and accuracy. W keeps models, evolutions and item scores; no cell takes much
+more than an hour.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -35,7 +37,13 @@ from results import command, done
 
 from agent_forge.evals import domains as scoring
 from agent_forge.evals.comparison import Comparison, compare
-from agent_forge.evals.model_under_test import ItemScores, open_model_under_test
+from agent_forge.evals.ensemble import Ensemble
+from agent_forge.evals.model_under_test import (
+    ItemScores,
+    ModelUnderTest,
+    TokenLosses,
+    open_model_under_test,
+)
 from agent_forge.merge.output import write
 from agent_forge.phases.phase2_evomerge.inputs import resume_inputs
 from agent_forge.phases.phase2_evomerge.journal import JOURNAL
@@ -45,14 +53,11 @@ from agent_forge.track.journal import read_lines
 NAME = "real"
 SEEDS = (1, 2, 3)
 MINUTES, HEAL = 60, 0.2
-SELECTION, VERDICT = 64, 200  # items of each domain
+SELECTION, VERDICT = 64, 150  # items of each domain
 WEIGHTS, DENSITIES = (0.3, 0.5, 0.7, 1.0), (0.2, 0.5, 0.8)
-AVERAGE = "plain average"
-SEARCHES: dict[str, list[str]] = {
-    "auto": [f"--time-budget={MINUTES}"],
-    "auto healed": [f"--time-budget={MINUTES}", f"--heal={HEAL}"],
-    "cma-es": ["strategy=cma-es", "per_layer=false", "early_stopping=false", "generations=1000"],
-}
+AVERAGE, ENSEMBLE = "plain average", "ensemble of the experts"
+AUTO, CMA_ES = "auto", "cma-es"
+ONE_FAMILY = ("strategy=cma-es", "per_layer=false", "early_stopping=false", "racing=false")
 
 
 def refs(work: Path) -> dict[str, str]:
@@ -71,13 +76,18 @@ def measured(work: Path, ref: str, split: str, count: int, keep: str = "") -> li
     path = work / "scores" / f"{keep.replace(' ', '_')}.json"
     if keep and path.exists():
         return [ItemScores(**row) for row in json.loads(path.read_text())]
-    torch.set_num_threads(os.cpu_count() or 1)
-    model = open_model_under_test(ref)
-    scores = [model.measure(model.prepare(domain)) for domain in items(work, split, count)]
+    model = opened(ref)
+    prepared = [model.prepare(domain) for domain in items(work, split, count)]
+    scores = model.measure_all(prepared)
     if keep:
         path.parent.mkdir(exist_ok=True)
         path.write_text(json.dumps([asdict(own) for own in scores]))
     return scores
+
+
+def opened(ref: str) -> ModelUnderTest:
+    torch.set_num_threads(1)
+    return replace(open_model_under_test(ref, fast=True), threads=os.cpu_count() or 1)
 
 
 def summary(scores: Sequence[ItemScores]) -> dict[str, Any]:
@@ -106,7 +116,21 @@ def merged(work: Path, method: str, parameters: dict[str, Any], own: dict[str, A
     return work / "merged"
 
 
+def together(work: Path) -> dict[str, Any]:
+    """What the experts say together: the mean of their probabilities, token by token."""
+    domains, ensemble = items(work, "verdict", VERDICT), Ensemble()
+    for ref in refs(work).values():
+        model = opened(ref)
+        prepared = [model.prepare(domain) for domain in domains]
+        losses: list[TokenLosses] = [{} for _ in domains]
+        model.measure_all(prepared, token_losses=losses)
+        ensemble.add(prepared, losses)
+    return summary(ensemble.scores())
+
+
 def one_model(work: Path, name: str) -> dict[str, Any]:
+    if name == ENSEMBLE:
+        return together(work)
     ref = str(work / "experts" / "base") if name == "base" else refs(work).get(name, "")
     if name == AVERAGE:
         ref = str(merged(work, "linear", {}, {"weight": 1.0}))
@@ -142,33 +166,32 @@ def practitioner(work: Path) -> dict[str, Any]:
 
 def searched(work: Path, name: str, seed: int) -> dict[str, Any]:
     """One evolution by the command, and its champion on the verdict items."""
-    folder = work / f"evo_{name.replace(' ', '_')}_{seed}"
-    sets = [f"fitness_subset_size={SELECTION}", f"verdict_items={VERDICT}"]
-    options = [text for text in SEARCHES[name] if text.startswith("--")]
-    sets += [text for text in SEARCHES[name] if not text.startswith("--")]
-    if name == "cma-es":  # as many tokens as `auto` had
-        sets.append(f"max_evaluations={_evaluations_of(work, seed)}")
+    folder = work / f"evo_{name}_{seed}"
     words = ["--base-models", ",".join(refs(work).values())]
     words += ["--base", str(work / "experts" / "base"), "--seed", str(seed)]
     for domain in EXPERTS:
         words += ["--data", str(work / "experts" / f"{domain}.jsonl")]
-    for text in sets:
-        words += ["--set", text]
+    if name == AUTO:
+        words += ["--time-budget", str(MINUTES), "--heal", str(HEAL)]
+    else:  # as many tokens as `auto` had, on the same items
+        for text in (*ONE_FAMILY, *_bounds(work, seed)):
+            words += ["--set", text]
     began, cpu = time.monotonic(), _cpu_of_children()
     if (folder / "evolution.json").exists():
         forge("evo", "--resume", str(folder))
     else:
-        forge("evo", *words, *options, "--output-dir", str(folder))
+        forge("evo", *words, "--output-dir", str(folder))
     wall, cpu = time.monotonic() - began, _cpu_of_children() - cpu
-    healed = folder / "healed"
-    place = healed if "healed" in name else folder / "champion"
-    scores = measured(work, str(place), "verdict", VERDICT, f"{name} {seed}")
-    tokens = [line.get("tokens", 0) for _, line in read_lines(folder / JOURNAL)]
-    costs = {"tokens": sum(tokens), "wall_s": round(wall), "cpu_s": round(cpu)}
-    cores = {"cores_busy": round(cpu / wall / (os.cpu_count() or 1), 3)}
-    found = {**summary(scores), **costs, **cores, **_against(work, scores)}
-    if name == "auto":
+    scores = measured(work, str(folder / "champion"), "verdict", VERDICT, f"{name} {seed}")
+    tokens = sum(line.get("tokens", 0) for _, line in read_lines(folder / JOURNAL))
+    cores = round(cpu / wall / (os.cpu_count() or 1), 3)
+    costs = {"tokens": tokens, "wall_s": round(wall), "cpu_s": round(cpu), "cores_busy": cores}
+    found = {**summary(scores), **costs, **_against(work, scores)}
+    if name == AUTO:
+        healed = measured(work, str(folder / "healed"), "verdict", VERDICT, f"healed {seed}")
+        found["healed"] = {**summary(healed), **_against(work, healed)}
         found |= {"tokens_each": _tokens_each(folder), "at_a_third": _at_a_third(work, folder)}
+        found["items"] = resume_inputs(folder, None, None).settings.fitness_subset_size
     return found
 
 
@@ -183,10 +206,12 @@ def _tokens_each(folder: Path) -> int:
     return max(int(line["tokens"]) for line in lines)
 
 
-def _evaluations_of(work: Path, seed: int) -> int:
-    wanted = {"study": "search", "search": "auto", "seed": seed}
+def _bounds(work: Path, seed: int) -> list[str]:
+    wanted = {"study": "search", "search": AUTO, "seed": seed}
     own = next(row for row in done(NAME) if wanted.items() <= row.items())
-    return int(own["tokens"]) // int(own["tokens_each"])
+    evaluations = int(own["tokens"]) // int(own["tokens_each"])
+    items = f"fitness_subset_size={own['items']}"
+    return [f"max_evaluations={evaluations}", "generations=1000", items]
 
 
 def _at_a_third(work: Path, folder: Path) -> dict[str, Any]:
@@ -222,12 +247,12 @@ def cells(
     work: Path, study: str | None
 ) -> Iterator[tuple[dict[str, Any], Callable[[], dict[str, Any]]]]:
     if study in (None, "models"):
-        for name in ("base", *EXPERTS, AVERAGE):
+        for name in ("base", *EXPERTS, AVERAGE, ENSEMBLE):
             yield {"study": "models", "model": name}, partial(one_model, work, name)
     if study in (None, "practitioner"):
         yield {"study": "practitioner"}, partial(practitioner, work)
     if study in (None, "search"):
-        for seed, name in product(SEEDS, SEARCHES):
+        for seed, name in product(SEEDS, (AUTO, CMA_ES)):
             cell = {"study": "search", "search": name, "seed": seed}
             yield cell, partial(searched, work, name, seed)
 
@@ -242,7 +267,12 @@ def real_table(rows: list[dict[str, Any]]) -> list[str]:
     named = list(models.items())
     named += [("practitioner's best", r) for r in rows if r["study"] == "practitioner"]
     searches = [r for r in rows if r["study"] == "search"]
-    named += [(f"{r['search']}, seed {r['seed']}", r) for r in searches]
+    for r in searches:
+        told = f"seed {r['seed']}"
+        named.append((f"{r['search']}, {told}", r))
+        if "healed" in r:
+            named += [(f"auto at a third of the tokens, {told}", r["at_a_third"])]
+            named += [(f"auto healed, {told}", r["healed"])]
     head = ["model", "nats a token", *EXPERTS, "way to the oracle", "accuracy, science"]
     head += ["over the practitioner", "minutes"]
     lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]

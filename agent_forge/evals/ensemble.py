@@ -46,14 +46,15 @@ class Ensemble:
     def raw(self, domains: Sequence[Domain]) -> dict[str, float]:
         """Bits per byte of every domain, and accuracy where all answers are choices."""
         found: dict[str, float] = {}
-        for domain, scores, prepared in zip(domains, self._scores(), self.prepared, strict=True):
+        for domain, scores, prepared in zip(domains, self.scores(), self.prepared, strict=True):
             found[f"{domain.name}/bits_per_byte"] = scores.bits_per_byte(sum(domain.sizes))
             chosen = (np.bincount(prepared.example_of) > 1).all() and prepared.domain is None
             if domain.exact and chosen:
                 found[f"{domain.name}/accuracy"] = scores.accuracy
         return found
 
-    def _scores(self) -> list[ItemScores]:
+    def scores(self) -> list[ItemScores]:
+        """The item scores of every domain; of answers that have to be written none is right."""
         scores = []
         for prepared, sums in zip(self.prepared, self._sums, strict=True):
             of_items = [sums[item] for item in range(len(prepared.items))]

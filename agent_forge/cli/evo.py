@@ -20,11 +20,11 @@ from agent_forge.errors import Cancelled, ConfigError, Interrupted, NotFound, Ph
 from agent_forge.track.progress import make_progress
 
 if TYPE_CHECKING:
+    from agent_forge.phases.phase2_evomerge.documents import RunPlace
     from agent_forge.phases.phase2_evomerge.evolution import EvolutionResult
     from agent_forge.phases.phase2_evomerge.inputs import EvolutionInputs
 
 SPECIALISTS = 3  # of Phase 1
-DEFAULT_SEED = 42
 DEFAULT_MINUTES, QUICK_MINUTES = 60.0, 3.0  # where nothing else bounds it; without models
 QUICK = "trunk_steps=400 branch_steps=80 control=false evaluation_items=300 min_diversity=0.0"
 
@@ -52,17 +52,25 @@ def evo(
     if context.invoked_subcommand:
         return
     if resume is not None:
-        others = [text for text in sets if not text.startswith(("fitness=", "cluster="))]
-        given = base_models or base or data or heal_data or config or others or output_dir
-        if given or replicates or seed is not None:
-            hint = "beside it only --gens, --time-budget, --heal and --device can be given"
+        outside = [text for text in sets if text.startswith(("fitness=", "cluster="))]
+        mirror = [text for text in sets if text.startswith("wandb_")]
+        others = {*sets} - {*outside, *mirror}
+        if base_models or base or data or heal_data or config or others or replicates:
+            hint = "beside it only --gens, --time-budget, --heal and --device can be given; for a"
+            hint += " branch from a checkpoint --output-dir and --seed too"
             raise ConfigError("--resume goes on with what it was begun with", hint=hint)
+        from agent_forge.phases.phase2_evomerge.branch import continued
+
+        if dry_run and (output_dir or seed is not None):
+            raise ConfigError("a branch has no plan of its own: leave --dry-run out")
+        resume = continued(resume, output_dir, seed)
         with _interruptible(resume if resume.is_dir() else resume.parent, dry_run):
-            from agent_forge.phases.phase2_evomerge.inputs import resume_inputs
+            from agent_forge.phases.phase2_evomerge.inputs import load_settings, resume_inputs
 
             found_device = _device(device)
-            found = resume_inputs(resume, gens, time_budget, sets, heal=heal)
-            _run(found, found_device, dry_run, as_json, time.monotonic())
+            found = resume_inputs(resume, gens, time_budget, outside, heal=heal)
+            place = load_settings(None, mirror, {})[1]
+            _run(found, place, found_device, dry_run, as_json, time.monotonic())
         return
     options: dict[str, Any] = {"generations": gens, "time_budget_minutes": time_budget}
     options |= {"replicates": replicates, "heal": heal}
@@ -72,13 +80,15 @@ def evo(
     refs = [ref.strip() for ref in base_models.split(",")] if base_models.strip() else []
     if not all(refs):
         raise ConfigError(f"--base-models {base_models!r} has nothing between two commas")
-    folder = output_dir or Path("evomerge")
-    with _interruptible(folder, dry_run):
+    with _interruptible(output_dir or Path("evomerge"), dry_run):
         from agent_forge.phases.phase2_evomerge import inputs
 
-        found_device = _device(device)
+        settings, place = inputs.load_settings(config, sets, options)
+        folder, known = output_dir or Path(place.output_dir), place.base_models
+        names = [] if refs else [model.told for model in known]
+        refs = refs or [model.path for model in known]
+        found_device = _device(device if device != "auto" else place.measured_on)
         minutes = DEFAULT_MINUTES if refs else QUICK_MINUTES
-        settings = inputs.load_settings(config, sets, options)
         settings = inputs.with_default_budget(settings, folder, minutes)
         if not refs:
             inputs.check_before_models(settings, folder, SPECIALISTS)
@@ -86,9 +96,9 @@ def evo(
         refs = [_session_to_evolve(storage, device, as_json, dry_run)]
     began = time.monotonic()
     with _interruptible(folder, dry_run):
-        seed = DEFAULT_SEED if seed is None else seed
-        located = inputs.locate_inputs(settings, refs, base, seed, folder, storage)
-        _run(located, found_device, dry_run, as_json, began)
+        seed = place.seed if seed is None else seed
+        models = settings, refs, base or place.base, seed, folder, storage, names
+        _run(inputs.locate_inputs(*models), place, found_device, dry_run, as_json, began)
 
 
 @contextlib.contextmanager
@@ -106,13 +116,21 @@ def _interruptible(folder: Path, dry_run: bool) -> Iterator[None]:
         raise Interrupted(problem, hint=f"forge evo --resume {shlex.quote(str(folder))}") from None
 
 
-def _run(inputs: EvolutionInputs, device: str, dry_run: bool, as_json: bool, began: float) -> None:
+def _run(
+    inputs: EvolutionInputs,
+    place: RunPlace,
+    device: str,
+    dry_run: bool,
+    as_json: bool,
+    began: float,
+) -> None:
     """The evolution, or what it would be. From when it has begun a signal is a request to stop."""
     if dry_run:
         from agent_forge.phases.phase2_evomerge.decisions import decided
 
         return _plan(decided(inputs, device, time.monotonic() - began), as_json)
     from agent_forge.phases.phase2_evomerge.evolution import run_evolution
+    from agent_forge.phases.phase2_evomerge.mirror import mirrored
     from agent_forge.pipeline.environment import StopSignals
 
     with contextlib.ExitStack() as stack:
@@ -125,7 +143,8 @@ def _run(inputs: EvolutionInputs, device: str, dry_run: bool, as_json: bool, beg
             with contextlib.suppress(OSError):  # the terminal is gone: the work goes on
                 display(record)
 
-        how: Any = {"listen": listen, "should_stop": stopper, "device": device}
+        both = stack.enter_context(mirrored(listen, place, inputs.settings, inputs.folder))
+        how: Any = {"listen": both, "should_stop": stopper, "device": device}
         _report(run_evolution(inputs, **how, spent_s=time.monotonic() - began), as_json)
 
 
@@ -216,7 +235,7 @@ def _report(result: EvolutionResult, as_json: bool) -> None:
         return emit_json(**paths, **ended, **measured, verdict=report.to_json() if report else None)
     from agent_forge.phases.phase2_evomerge.evolution import plot
 
-    print(f"champion: {model.path} ({loop.champion.origin}); ended: {loop.reason}")
+    print(f"champion: {model.path} ({loop.technique}); ended: {loop.reason}")
     print(f"fitness over generations: {plot(loop.curve)}")
     if report is None:
         return print("no verdict: there are no unseen items beside your own fitness")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from agent_forge.data.tasks import Task, is_right
 
-Grade = Callable[[Task, str], bool]
+Grade = Callable[[Task, str], float]  # 1: right, 0: wrong; a partial grader has shares between
 
 
 def majority(train: Sequence[Task], test: Sequence[Task], grade: Grade = is_right) -> float:
@@ -33,7 +33,7 @@ def ngram(
     hits = 0
     for task in test:
         guess = next((guesses[e] for e in _ends(task.question, order) if e in guesses), "")
-        hits += guess == task.answer if task.tests else grade(task, guess)
+        hits += guess == task.answer if task.tests else grade(task, guess) == 1
     return hits / len(test) if test else 0.0
 
 

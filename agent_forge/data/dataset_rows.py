@@ -12,19 +12,20 @@ from typing import Any
 
 from agent_forge.data.row_files import MAX_CHARACTERS, DataRow, pieces
 
-# Words in names of fields that belong to a question, and last words of names that only tell of it.
-_BELONGS = re.compile(
-    r"\b([a-e]|article|audio|background|body|chart|context|conversation|demonstration|dialog|dialogue"
-    r"|distractor|document|ending|evidence|example|excerpt|fact|figure|function|hint|history|image"
-    r"|hypothesis|input|instruction|knowledge|kwarg|lecture|option|paragraph|passage|persona|premise"
-    r"|problem|prompt|query|question|scenario|schema|sentence|situation|snippet|stem|stimulus|story"
-    r"|stories|support|supporting|system|table|text|tool|transcript|video)s?\b|^code$"
-)
+# Words in names of fields that belong to a question even as a number, or whatever they end with.
+_BELONGS = re.compile(r"\b([a-e]|choice|option|input|context|fact|hint|table|text|query)s?\b")
+_MEDIA = re.compile(r"\b(audio|chart|figure|image|video)s?\b")
+# Last words of names of fields that only tell of a question; what any other field says is asked.
 _TELLS = re.compile(
-    r"\b(at|author|category|concept|count|date|difficulty|domain|family|format|hash|id|idx|index|key"
-    r"|label|lang|language|length|level|license|model|name|number|origin|provider|rating|reason"
-    r"|score|size|source|split|style|time|timestamp|title|token|topic|type|uid|uuid|version)s?$"
+    r"\b(annotation|annotator|at|author|category|checksum|cluster|comment|concept|count|created"
+    r"|dataset|date|difficulty|domain|explanation|family|fold|format|grade|group|hash|id|idx|index"
+    r"|info|key|label|lang|language|length|level|license|link|meta|metadata|model|name|note|number|origin"
+    r"|provider|quality|rating|rationale|reason|reasoning|reviewer|score|section|size|skill|solution"
+    r"|source|split|status|style|subject|subset|tag|task|test|time|timestamp|title|token|topic|type"
+    r"|uid|updated|uri|url|user|uuid|version|year)s?$"
+    r"|^(challenge )?test( setup)? (list|code)$|\b(lang|language|country) codes?$"
 )
+LONG_ENOUGH = 3  # words of a field that can be found again in a prompt
 _READ = {
     "messages": ("messages", "choices"),
     "prompt": ("prompt", "completion", "choices"),
@@ -212,6 +213,8 @@ def own(row: DataRow) -> Iterator[Example]:
         _refuse_unread(row, (*_READ[form], *given), example.prompt)
         yield example
     elif isinstance(row.value, str) or row.has("text"):
+        if isinstance(row.value, Mapping):
+            _refuse_unread(row, ("text",), "")
         yield from text(row)
     else:
         found = list(row.value) if isinstance(row.value, Mapping) else type(row.value).__name__
@@ -229,20 +232,20 @@ def _refuse_unclear(row: DataRow, name: str) -> None:
 
 
 def _refuse_unread(row: DataRow, read: Collection[str], prompt: str) -> None:
-    """Refuse fields that belong to a question and are not in it: without them it is another one."""
+    """Refuse fields that may belong to a question and are not in it: without them it would be
+    another one. Numbers, and what names its field as only telling of the row, do not."""
     for name, value in row.value.items():
         words = _words(name)
-        about = _TELLS.search(words) or not _BELONGS.search(words)
-        if name in read or about or not _says(value):
+        texts = isinstance(value, str | list | Mapping) or _BELONGS.search(words)
+        tells = _TELLS.search(words) and not _MEDIA.search(words)
+        if name in read or tells or not texts or not _says(value):
             continue
-        if not isinstance(value, str) or value.strip() not in prompt:
-            hint = (
-                "write it into the prompt, or into a message; rename or remove it if it tells more"
-            )
-            raise row.damaged(
-                f"field {name!r} is not read",
-                "call it 'choices', a list of texts" if words == "options" else hint,
-            )
+        said = value.strip() if isinstance(value, str) else ""
+        if len(said.split()) < LONG_ENOUGH or said not in prompt:
+            hint = "write it into the prompt, or a message; or call it 'note' if nothing asks it"
+            choices = words in ("option", "options", "answer choices", "candidates", "alternatives")
+            hint = "call it 'choices', a list of texts" if choices else hint
+            raise row.damaged(f"field {name!r} is not read", hint)
 
 
 def _words(name: Any) -> str:

@@ -170,6 +170,10 @@ def _json(path: Path) -> Iterator[DataRow]:
         lists = [item for item in value.values() if isinstance(item, list)]
         asks = any(isinstance(value.get(name), str) for name in ("prompt", "question", "text"))
         row = asks or isinstance(value.get("messages"), list)  # the object is a row itself
+        others = [name for name, item in value.items() if isinstance(item, dict)]
+        if not row and len(lists) == 1 and others:
+            problem = f"it holds one list, and beside it {others[0]!r}: which of them are the rows?"
+            raise DamagedFile(path, problem, hint="save the rows alone, as a list or as JSONL")
         value = [value] if row else lists[0] if len(lists) == 1 else list(value.values())
     if not isinstance(value, list):
         raise DamagedFile(path, "a list of rows is expected")

@@ -35,6 +35,8 @@ OTHERS = 3  # wrong translations beside the right one
 NEAR = 6  # they are among so many of the next longer and the next shorter ones
 FOLDER = "AGENT_FORGE_DATA"  # the environment variable that names the folder of all datasets
 PREFIX = "pack:"  # of a benchmark among names of tasks
+CHOICE = "choice:"  # of a generated one whose answers are chosen by likelihood, not written
+EVERY_DOMAIN = ("code", "math", "multilingual", "structured")  # what models of others are asked
 BENCHMARK_ITEMS = 500  # of a generated benchmark
 SEEN = 2000  # training items that a guess rests on
 MATH = ("addition", "subtraction", "multiplication", "expression", "word_problem")
@@ -241,11 +243,14 @@ def from_benchmarks(
 def from_names(
     names: Sequence[str], *, split: str, count: int, levels: Levels, split_by: SplitBy = "question"
 ) -> list[Domain]:
-    """Generated tasks and, as `pack:NAME`, benchmarks: what the settings of an evolution name."""
+    """Generated tasks, benchmarks (`pack:NAME`), and generated ones of these as choices
+    (`choice:NAME`): what the settings of an evolution name."""
     packs = [name.removeprefix(PREFIX) for name in names if name.startswith(PREFIX)]
-    tasks = [name for name in names if not name.startswith(PREFIX)]
+    chosen = [name.removeprefix(CHOICE) for name in names if name.startswith(CHOICE)]
+    tasks = [name for name in names if not name.startswith((PREFIX, CHOICE))]
     found = from_benchmarks(packs, split=split, count=count, levels=levels, split_by=split_by)
-    if tasks or not packs:
+    found += [_as_choices(name, split, count, levels) for name in chosen]
+    if tasks or not (packs or chosen):
         found = domains.from_tasks(tasks, split=split, count=count, levels=levels) + found
     if len({domain.name for domain in found}) < len(found):
         raise ConfigError("a pack and tasks have the same name", hint="name one of them")
@@ -278,6 +283,27 @@ def _generated(
         domain = replace(domain, examples=tuple(asked))
     drawn = zip(range(32), itertools.cycle(families), strict=False)
     return domain, [as_example(make(family, "train", i, level=levels)) for i, family in drawn]
+
+
+def _as_choices(name: str, split: str, count: int, levels: Levels) -> Domain:
+    """A generated benchmark in plain words: the right answer among some to other questions of its
+    kind, about as long; those that a task names itself come first."""
+    benchmark, _ = find(name)
+    if not benchmark.families:
+        known = ", ".join(b.name for b in BENCHMARKS.values() if b.families)
+        raise ConfigError(f"{CHOICE}{name}: only generated packs are", hint=f"known: {known}")
+    domain, _ = _generated(benchmark, split, count, levels)
+    answers: dict[str, list[str]] = {}
+    for task in domain.tasks:
+        answers.setdefault(task.family, []).append(task.answer)
+    examples = []
+    for task in domain.tasks:
+        near = sorted(set(answers[task.family]), key=lambda a: (abs(len(a) - len(task.answer)), a))
+        wrong = [a for a in dict.fromkeys([*task.distractors, *near]) if a != task.answer][:OTHERS]
+        choices = tuple(f" {text}" for text in _mixed({task.answer, *wrong}))
+        prompt = f"{task.question}\nAnswer:"
+        examples.append(Example(prompt, f" {task.answer}", task.family, choices=choices))
+    return replace(domain, examples=tuple(examples), writing=None, grade=graders.same)
 
 
 def _dataset(

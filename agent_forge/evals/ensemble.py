@@ -63,7 +63,7 @@ class Ensemble:
                 n * math.log(self.models) - float(own.sum())
                 for n, own in zip(counts, of_items, strict=True)
             ]
-            unknown, steps = [False] * len(counts), [1.0] * len(counts)
+            unknown, steps = [0.0] * len(counts), [1.0] * len(counts)
             scores.append(by_example(prepared, ItemScores(unknown, loss, counts, steps)))
         return scores
 

@@ -13,11 +13,19 @@ from unicodedata import normalize
 
 from agent_forge.data.baselines import Grade
 from agent_forge.data.tasks import FAMILIES, Task, is_right
-from agent_forge.data.tasks.verifiers import MAX_TEXT, json_document, words
+from agent_forge.data.tasks.verifiers import (
+    MAX_TEXT,
+    PARSERS,
+    document_share,
+    json_document,
+    words,
+)
 from agent_forge.sandbox import SandboxLimits, run_tests
 
 LIMITS = SandboxLimits(cpu_seconds=3, wall_seconds=6.0)
 LONGEST_NUMBER = 60
+THERE, ALMOST = 0.2, 0.99  # credit in part: for what has the right form; the most
+CALLED = re.compile(r"[A-Za-z_]\w*(?=\()")
 MARK = re.compile(r"####|answer(?:\s+is\s*:?|\s*[:=])", re.IGNORECASE)
 BOXED = re.compile(r"\\boxed\s*\{")
 UNKNOWN = "\N{REPLACEMENT CHARACTER}"  # stands for what no number is made of: roots, pi, commands
@@ -143,20 +151,50 @@ def completed(task: Task, text: str) -> bool:
 
 
 def _passes(program: str, task: Task, setup: str = "") -> bool:
-    """True if a program passes the tests; without a function, or as no text, it is not run."""
+    """True if a program passes the tests."""
+    return _can_run(program) and run_tests(program, task.tests, setup=setup, limits=LIMITS).ok
+
+
+def _can_run(program: str) -> bool:
+    """False for what has no function, or is no text: that is not run."""
     surrogates = any("\ud800" <= c <= "\udfff" for c in program)
-    if "def " not in program or len(program) > MAX_TEXT or surrogates:
-        return False
-    return run_tests(program, task.tests, setup=setup, limits=LIMITS).ok
+    return "def " in program and len(program) <= MAX_TEXT and not surrogates
 
 
 def document(task: Task, text: str) -> bool:
     """True if the text is, or JSON in it begins, a document with the content of the answer."""
+    accept, given = _document_in(task, text)
+    return bool(accept(task, given))
+
+
+def _document_in(task: Task, text: str) -> tuple[Any, str]:
+    """What checks a task's document, and the part of a text that is to be one."""
     fenced = FENCE.search(text[:MAX_TEXT])
     family = FAMILIES.get(task.family)
     accept = family.accept if family and family.accept else json_document
     given = fenced[1] if fenced else text
-    return accept(task, _bare_json(given) if accept is json_document else given)
+    return accept, _bare_json(given) if accept is json_document else given
+
+
+def code_in_part(task: Task, text: str) -> float:
+    """1 if all tests pass; a fifth of less if the function is there, the rest by passed tests."""
+    program, called = source(text), CALLED.search(task.tests[0] if task.tests else "")
+    if not called or not _can_run(program):
+        return 0.0
+    result = run_tests(program, (called[0], *task.tests), limits=LIMITS)
+    there, *passed = result.passed
+    share = THERE * there + (1 - THERE) * sum(passed) / len(passed)
+    return 1.0 if result.ok else min(share, ALMOST)
+
+
+def document_in_part(task: Task, text: str) -> float:
+    """1 if the content is that of the answer; else a fifth for a document of the kind that was
+    asked for, the rest by the values that stand in their places."""
+    if document(task, text):
+        return 1.0
+    accept, given = _document_in(task, text)
+    share = document_share(accept, task.answer, given) if accept in PARSERS else None
+    return 0.0 if share is None else min(THERE + (1 - THERE) * share, ALMOST)
 
 
 def _bare_json(text: str) -> str:
@@ -179,3 +217,5 @@ def same(task: Task, text: str) -> bool:
 # What stands for a grader in the hash of an evaluation, under which scores are cached.
 GRADER_IDS: dict[Grade, str] = {is_right: "check", math: "math", code: "code", words: "words"}
 GRADER_IDS |= {completed: "completed", document: "document", same: "same"}
+GRADER_IDS |= {code_in_part: "code in part", document_in_part: "document in part"}
+IN_PART: dict[Grade, Grade] = {code: code_in_part, document: document_in_part}

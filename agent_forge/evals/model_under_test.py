@@ -44,7 +44,7 @@ TOLERANCE = 1e-4  # relative: fp32 sums differ in their last bits from batch to 
 class ItemScores:
     """The scores of each item, in their order."""
 
-    right: list[bool] = field(default_factory=list)
+    right: list[float] = field(default_factory=list)  # 1 or 0, or a share by a grader in part
     loss: list[float] = field(default_factory=list)  # nats, summed over the asked tokens
     tokens: list[int] = field(default_factory=list)  # asked
     steps: list[float] = field(default_factory=list)  # recursion steps, mean over those tokens

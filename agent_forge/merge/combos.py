@@ -4,10 +4,11 @@ A combo is three bits, read from the left: linear or SLERP, DARE or TIES, Franke
 stages keep their order, and a base B (given, or the parents' mean) is what they refine against:
 
     stage 1   D = interpolation of the parents - B
-    stage 2   DARE: B + mask * D / (1 - drop_rate)
+    stage 2   DARE: B + mask * D / (1 - drop_rate), or mask * D * amplification
               TIES: B + mean of the trimmed parent deltas that have the sign of D
     stage 3   FrankenMerge: each layer from the result or from a parent
-              DFS: each parameter from all of them, weighted by its importance
+              DFS: each parameter from all of them, weighted by its importance; by dfs_ratio
+              only so far from the result of stage 2 to that
 
 One pass over the parents makes any number of combos; they share what they have in common. With
 `literal` stages 2 and 3 follow the specification to the letter.
@@ -147,6 +148,7 @@ def second_stage(x: TensorInputs, p: Params, pairs: Sequence[Pair]) -> Stage2:
         return _literal(x, p, pairs, c)
     with_dare, with_ties = (any(t == task for _, t in pairs) for task in STAGES[1])
     share = kept_share(1 - p["drop_rate"])
+    factor = p["amplification"] or 1 / share
     trims = []
     if with_ties and p["keep"] < 1:
         rank = x.numel - max(1, int(p["keep"] * x.numel))
@@ -164,7 +166,7 @@ def second_stage(x: TensorInputs, p: Params, pairs: Sequence[Pair]) -> Stage2:
             middle, half, total = disjoint_means(deltas)
         for i, task in pairs:
             if task == "dare":
-                results[i, task] = torch.addcmul(base, d[i], kept, value=1 / share)
+                results[i, task] = torch.addcmul(base, d[i], kept, value=factor)
             else:
                 # Half the sum of the means of each sign, plus or minus half their difference, is
                 # the one with the elected sign: thirty times faster than a comparison.
@@ -177,6 +179,7 @@ def second_stage(x: TensorInputs, p: Params, pairs: Sequence[Pair]) -> Stage2:
 
 def _literal(x: TensorInputs, p: Params, pairs: Sequence[Pair], c: dict[str, np.ndarray]) -> Stage2:
     share = kept_share(1 - p["drop_rate"])
+    factor = p["amplification"] or 1 / share
 
     def merged(parts: Parts, base: Tensor, i: str) -> Tensor:
         return difference(base, [part - base for part in parts], c[i]).add_(base)
@@ -197,7 +200,7 @@ def _literal(x: TensorInputs, p: Params, pairs: Sequence[Pair], c: dict[str, np.
             if task == "dare":
                 kept = x.mask(x.name, start, share)
                 m.sub_(parts[0])
-                results[i, task] = torch.addcmul(parts[0], m, kept, value=1 / share)
+                results[i, task] = torch.addcmul(parts[0], m, kept, value=factor)
             else:
                 results[i, task] = literal_ties(m, parts, thresholds[i])
         return results
@@ -227,6 +230,8 @@ def fuse(
                 results[combo] = mean([merged[i, t], *parts])
             else:
                 results[combo] = dfs(merged[i, t], share)
+            if s == "dfs" and p["dfs_ratio"] != 1:
+                results[combo] = torch.lerp(merged[i, t], results[combo], p["dfs_ratio"])
         return results
 
     return kernel
@@ -243,6 +248,7 @@ def agreement(gram: np.ndarray) -> int:
     return int(np.argmax(scores >= scores.max() - 1e-9))
 
 
-_SHARED = {"drop_rate": 0.9, "keep": 0.2, "whole_model": False, "literal": False}
+_SHARED = {"drop_rate": 0.9, "amplification": 0.0, "keep": 0.2, "dfs_ratio": 1.0}
+_SHARED |= {"whole_model": False, "literal": False}
 _METHOD = MergeMethod(None, _SHARED, {"weight": 1.0}, base="beside", least=2)
 METHODS: dict[str, MergeMethod] = {**STANDARD, COMBO: _METHOD}

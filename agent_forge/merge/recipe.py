@@ -21,7 +21,8 @@ from agent_forge.merge.combos import COMBO, METHODS, combo_stages, parse_combo
 from agent_forge.merge.methods import ADDS_BASE, MergeMethod
 
 TYPES = ("bfloat16", "float16", "float32", "float64")
-RANGES = {"drop_rate": (0.0, 0.9999), "keep": (0.0001, 1.0)}
+RANGES = {"drop_rate": (0.0, 0.9999), "keep": (0.0001, 1.0), "dfs_ratio": (0.0, 1.0)}
+RANGES["amplification"] = (0.0, 10_000.0)  # 0: what makes up for what is dropped
 RANGES |= dict.fromkeys(("density", "gamma", "t"), (0.0, 1.0))
 LARGEST = 3.4e38  # what fp32 can hold
 OURS = ("combo", "seed", "layers", "parents", "parents_settings")

@@ -23,6 +23,7 @@ class CandidateOrigin(NamedTuple):
     generation: int
     operator: str
     against: tuple[str, ...] = ()
+    source: str | None = None  # the candidate that it was moved away from
 
 
 class SearchStrategy:
@@ -66,7 +67,7 @@ class SearchStrategy:
         numbers = range(parents)
         models = [Candidate({"kind": "parent", "index": i}, (), f"parent {i}") for i in numbers]
         keys = tuple(model.key for model in models)
-        self._space = operators.SearchSpace(keys, (*groups,), (*layers,), settings)
+        self.space = operators.SearchSpace(keys, (*groups,), (*layers,), settings)
         models.append(Candidate({"kind": "average"}, keys, "average"))
         for model in models:
             self._add(model, CandidateOrigin(0, model.kind))
@@ -87,11 +88,25 @@ class SearchStrategy:
         """What a strategy adds to the record of a generation."""
         return {}
 
-    def _propose(self, operator: str, candidate: Candidate, against: tuple[str, ...] = ()) -> bool:
+    def _diversity_below(self, threshold: float) -> bool:
+        diversity = self.history[-1]["diversity"] if self.history else None
+        return diversity is not None and diversity < threshold
+
+    def _mutation_strength(self) -> float:
+        low = self._diversity_below(self.settings.min_diversity)
+        return self.settings.mutation_boost if low else 1.0
+
+    def _propose(
+        self,
+        operator: str,
+        candidate: Candidate,
+        against: tuple[str, ...] = (),
+        source: str | None = None,
+    ) -> bool:
         """Add a candidate to the population; False if it was proposed before."""
         if candidate.key in self.candidates:
             return False
-        origin = CandidateOrigin(self.generation, operator, against or self._space.parents)
+        origin = CandidateOrigin(self.generation, operator, against or self.space.parents, source)
         self._add(candidate, origin)
         self._tried.append([candidate.key])
         return True
@@ -210,12 +225,27 @@ class SearchStrategy:
         """The generation in which a candidate was asked for first."""
         return self._origins[key].generation
 
+    def way_to(self, key: str) -> tuple[Candidate, list[str]]:
+        """The candidate that another one began as, and the operators that moved it since."""
+        moves: list[str] = []
+        while (source := self._origins[key].source) is not None:
+            moves.insert(0, self._origins[key].operator)
+            key = source
+        return self.candidates[key], moves
+
     @property
     def combo_usage(self) -> dict[int, int]:
         """How many measured candidates of closed generations each combo made."""
-        merges = (self.candidates[key] for key in self._measured)
-        used = Counter(m.operation["combo"] for m in merges if m.kind == "merge")
-        return {combo: used[combo] for combo in range(len(operators.COMBOS))}
+        return {combo: len(scores) for combo, scores in self.combo_scores.items()}
+
+    @property
+    def combo_scores(self) -> dict[int, list[float]]:
+        """Their scores."""
+        found: dict[int, list[float]] = {combo: [] for combo in range(len(operators.COMBOS))}
+        for key in self._measured:
+            if self.candidates[key].kind == "merge":
+                found[self.candidates[key].operation["combo"]].append(self.scores[key])
+        return found
 
     @property
     def operator_gains(self) -> dict[str, dict[str, Any]]:

@@ -4,7 +4,8 @@ A candidate is named by what it is made of, so the same one made twice has the s
 
     parent   {index}                     one of the models that the search began with
     average  {}                          the plain mean of its inputs
-    merge    {combo, weights, drop_rate, keep, scale, layers, seed}
+    merge    {combo, weights, drop_rate, keep, scale, layers, seed}, and perhaps amplification and
+                                         dfs_ratio:
                                          base + scale * (combo of the inputs - base); `weights` has
                                          one number an input for every group, `layers` is what
                                          FrankenMerge takes for a layer ({} leaves it to decide)
@@ -38,6 +39,7 @@ KINDS: dict[str, tuple[set[str], int, int | None]] = {
     "noise": ({"sigma", "rate", "seed"}, 1, 1),
     "path": ({"layers"}, 1, None),
 }
+OPTIONAL = {"merge": {"amplification", "dfs_ratio"}}
 SHORT = 8  # digits of a key that a person gets to see
 
 
@@ -55,7 +57,7 @@ class Candidate:
         if kind not in KINDS:
             raise ValueError(f"unknown kind of candidate {kind!r}; known: {', '.join(KINDS)}")
         fields, least, most = KINDS[kind]
-        if set(self.operation) != {"kind", *fields}:
+        if set(self.operation) - OPTIONAL.get(kind, set()) != {"kind", *fields}:
             raise ValueError(f"{kind!r} has the fields {sorted(fields)}, not those given")
         if len(self.inputs) < least or (most is not None and len(self.inputs) > most):
             raise ValueError(f"{kind!r} cannot have {len(self.inputs)} inputs")

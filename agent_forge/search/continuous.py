@@ -146,7 +146,7 @@ class _VectorSearch(SearchStrategy):
 
     def _first_generation(self) -> None:
         s, masks = self.settings, operators.mask_seed(self.seed)
-        self._box = CandidateVector(self._space, s.blend_method, s.per_layer, True, seed=masks)
+        self._box = CandidateVector(self.space, s.blend_method, s.per_layer, True, seed=masks)
         self._start = self._box.start(s.density)
 
     def _propose_points(self, points: Sequence[Vector]) -> None:
@@ -292,7 +292,7 @@ class GradientSearch(SearchStrategy):
     mutating = ("gradient",)
 
     def _first_generation(self) -> None:
-        box, s = CandidateVector(self._space), self.settings
+        box, s = CandidateVector(self.space), self.settings
         how = self._survivors[-1], s.gradient_step, s.gradient_turns  # from the average
         self._descent = GradientDescent(box, box.start(), *how, self.seed, "grad")
         self._trial: str | None = None
@@ -310,7 +310,7 @@ class GradientSearch(SearchStrategy):
             made = descent.propose("gradient step")
             self._trial = made.key
             if made.key not in self.scores:
-                self._propose("gradient", made, (descent.key,))
+                self._propose("gradient", made, (descent.key,), descent.key)
                 return
 
     def _strategy_record(self) -> dict[str, Any]:

@@ -46,10 +46,10 @@ class EvolutionSearch(SearchStrategy):
     def _first_generation(self) -> None:
         size = self.settings.population_size
         combos = [*sorted(operators.COMBOS[:size]), *[None] * (size - len(operators.COMBOS))]
-        self._fill_all([PopulationSlot("combo", self._space.parents, combo) for combo in combos])
+        self._fill_all([PopulationSlot("combo", self.space.parents, combo) for combo in combos])
 
     def _next_generation(self, elites: Sequence[str], last: Sequence[str]) -> None:
-        settings, new = self.settings, PopulationSlot("reseed", self._space.parents)
+        settings, new = self.settings, PopulationSlot("reseed", self.space.parents)
         ranked = [key for key in self._ranked(last) if key not in elites]
         losers = [key for key in ranked if self.candidates[key].kind != "path"]
         losers = losers[-TRIPLE * settings.triples :]
@@ -64,13 +64,8 @@ class EvolutionSearch(SearchStrategy):
             places[-2:] = [new, new]
         self._fill_all(places)
 
-    def _diversity_below(self, threshold: float) -> bool:
-        diversity = self.history[-1]["diversity"] if self.history else None
-        return diversity is not None and diversity < threshold
-
     def _fill_all(self, places: Sequence[PopulationSlot]) -> None:
-        low = self._diversity_below(self.settings.min_diversity)
-        self._strength = self.settings.mutation_boost if low else 1.0
+        self._strength = self._mutation_strength()
         self._places, self._tried = list(places), [[] for _ in places]
         for index in range(len(places)):
             self._fill(index)
@@ -81,12 +76,13 @@ class EvolutionSearch(SearchStrategy):
         for attempt in count():
             label = (self.seed, self.generation, index, len(tried), attempt, place.use)
             if attempt == MOST_ATTEMPTS:
-                place = PopulationSlot("reseed", self._space.parents)
+                place = PopulationSlot("reseed", self.space.parents)
             rng = operators.generator(*label)
             operator, candidate = self._candidate_for(place, rng, again=bool(tried))
             if candidate.key not in self.candidates:
                 break
-        self._add(candidate, CandidateOrigin(self.generation, operator, place.inputs))
+        source = place.inputs[0] if place.use == "mutant" else None
+        self._add(candidate, CandidateOrigin(self.generation, operator, place.inputs, source))
         tried.append(candidate.key)
 
     def _candidate_for(
@@ -94,15 +90,15 @@ class EvolutionSearch(SearchStrategy):
     ) -> tuple[str, Candidate]:
         if place.use == "mutant":
             elite = self.candidates[place.inputs[0]]
-            return operators.mutate(self._space, elite, rng, self._strength, again=again)
+            return operators.mutate(self.space, elite, rng, self._strength, again=again)
         combo, seed = place.combo, operators.draw_seed(rng)
         if combo is None:
             combo = int(rng.integers(len(operators.COMBOS)))
         elif not again:
             seed = operators.mask_seed(self.seed)
-        made = operators.combo_of(self._space, combo, place.inputs, seed, place.use)
+        made = operators.combo_of(self.space, combo, place.inputs, seed, place.use)
         plain = place.use == "losers" or place.combo is not None
-        return place.use, made if plain and not again else operators.variant(self._space, made, rng)
+        return place.use, made if plain and not again else operators.variant(self.space, made, rng)
 
     def tell_duplicates(self, keys: Sequence[str]) -> None:
         """These have equal weights: the first stays, each other place gets a variant to ask for."""
@@ -148,20 +144,22 @@ class GeneticSearch(SearchStrategy):
         masks = operators.mask_seed(self.seed)
         for place in range(size):
             combo = self._combos[place % len(self._combos)]
-            made = operators.combo_of(self._space, combo, self._space.parents, masks, "combo")
+            made = operators.combo_of(self.space, combo, self.space.parents, masks, "combo")
             if place >= min(len(self._combos), size // 2):
                 rng = operators.generator(self.seed, 0, place, "ga")
-                made = operators.variant(self._space, made, rng)
+                made = operators.variant(self.space, made, rng)
             self._propose("combo", made)
 
     def _next_generation(self, best: Sequence[str], last: Sequence[str]) -> None:
         known = dict.fromkeys([*best, *last])
         alive = self._ranked([key for key in known if self.candidates[key].kind == "merge"])
+        self._strength = self._mutation_strength() if self.settings.ga_version > 1 else 1.0
         fitness = self._shared_fitness(alive)
         for place in range(len(self._tried), self.settings.population_size):
             for attempt in count():
                 rng = operators.generator(self.seed, self.generation, place, attempt, "ga")
-                if self._propose(*self._child(alive, fitness, rng, again=attempt > 0)):
+                name, made, inputs = self._child(alive, fitness, rng, again=attempt > 0)
+                if self._propose(name, made, inputs, inputs[0] if len(inputs) == 1 else None):
                     break
 
     def _child(
@@ -170,8 +168,8 @@ class GeneticSearch(SearchStrategy):
         """An operator, what it made, and the candidates that it was made from."""
         if not alive:  # nothing could be measured: begin anew
             combo, seed = operators.pick(self._combos, rng), operators.draw_seed(rng)
-            new = operators.combo_of(self._space, combo, self._space.parents, seed, "reseed")
-            return "reseed", operators.variant(self._space, new, rng), ()
+            new = operators.combo_of(self.space, combo, self.space.parents, seed, "reseed")
+            return "reseed", operators.variant(self.space, new, rng), ()
         first = self._winner(alive, fitness, rng)
         inputs: tuple[str, ...] = (first,)
         recipe = self.candidates[first].operation
@@ -179,12 +177,16 @@ class GeneticSearch(SearchStrategy):
             inputs += (self._winner([key for key in alive if key != first], fitness, rng),)
             recipe = _crossed(recipe, self.candidates[inputs[1]].operation, rng)
             name = "crossover"
+        elif self.settings.ga_version > 1 and rng.random() >= self.settings.recipe_mutation:
+            made = operators.noisy(self.space, self.candidates[first], rng, self._strength)
+            return "mutation", made, inputs
         else:
-            recipe = operators.variant(self._space, self.candidates[first], rng).operation
+            recipe = operators.variant(self.space, self.candidates[first], rng).operation
             name = "mutation"
-        made = operators.mutated_recipe(self._space, recipe, rng, self._combos, again=again)
+        how = self._combos, self._strength
+        recipe = operators.mutated_recipe(self.space, recipe, rng, *how, again=again)
         origin = f"{name} of {' and '.join(key[:SHORT] for key in inputs)}"
-        return name, Candidate(made, self._space.parents, origin), inputs
+        return name, Candidate(recipe, self.space.parents, origin), inputs
 
     def _winner(self, alive: Sequence[str], fitness: Mapping[str, float], rng: Generator) -> str:
         """Of a tournament: the best with a chance of `selection_pressure`, else the next."""

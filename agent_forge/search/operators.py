@@ -4,6 +4,7 @@ import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from typing import Any, TypeVar
 
 import numpy as np
@@ -52,19 +53,37 @@ def combo_of(
     space: SearchSpace, combo: int, inputs: Sequence[str], seed: int, origin: str
 ) -> Candidate:
     """One of the eight combos; all inputs weigh the same, unless the settings weigh the parents."""
-    known = space.settings.parent_weights
-    row = known if known and tuple(inputs) == space.parents else [1.0] * len(inputs)
+    s, first = space.settings, tuple(inputs) == space.parents
+    layers: dict[str, int] = {}
+    if first and s.layer_parents and not combo & SELECTION:
+        turns = zip(space.layers, cycle(s.layer_parents), strict=False)
+        layers = {layer: number + 1 for layer, number in turns}  # 0 is the merged one
     operation = {
         "kind": "merge",
         "combo": combo,
-        "weights": dict.fromkeys(space.groups, row),
-        "drop_rate": space.settings.drop_rate,
-        "keep": space.settings.keep,
+        "weights": dict.fromkeys(space.groups, _row(s, combo, len(inputs), first)),
+        "drop_rate": s.drop_rate,
+        "keep": s.keep,
         "scale": 1.0,
-        "layers": {},
+        "layers": layers,
         "seed": seed,
+        **({"amplification": s.amplification} if s.amplification else {}),
+        **({"dfs_ratio": s.dfs_ratio} if s.dfs_ratio != 1 else {}),
     }
     return Candidate(operation, tuple(inputs), f"{origin} {combo:03b}")
+
+
+def _row(s: EvolutionSettings, combo: int, inputs: int, first: bool) -> list[float]:
+    """The weights of a combo's inputs; `first`: these are the parents."""
+    if first and s.parent_weights:
+        return s.parent_weights
+    others = [1.0] * (inputs - 2)
+    if first and combo & INTERPOLATION and s.slerp_t:
+        return [2 * (1 - s.slerp_t), 2 * s.slerp_t, *others]
+    if first and not combo & INTERPOLATION and s.linear_weight:
+        rest = (1 - s.linear_weight) / (inputs - 1)
+        return [s.linear_weight, *[rest] * (inputs - 1)]
+    return [1.0, 1.0, *others]
 
 
 def variant(space: SearchSpace, merge: Candidate, rng: Generator) -> Candidate:
@@ -125,9 +144,8 @@ def mutate(
         menu = ["noise"]
     name = pick(menu, rng)
     if name == "noise":
-        sigma, rate = settings.mutation_sigma * strength, settings.mutation_rate
-        operation = {"kind": "noise", "sigma": sigma, "rate": rate, "seed": draw_seed(rng)}
-    elif name == "shift":  # in one group: the smaller the part, the likelier it is an improvement
+        return name, noisy(space, elite, rng, strength)
+    if name == "shift":  # in one group: the smaller the part, the likelier it is an improvement
         steps = rng.standard_normal(len(space.parents)) * settings.shift_sigma * strength
         rows = {group: [0.0] * len(space.parents) for group in space.groups}
         rows[pick(space.groups, rng)] = [rounded(step) for step in steps]
@@ -136,6 +154,13 @@ def mutate(
         changed = _mutated_fields(name, space, elite.operation, rng, strength)
         operation, inputs = {**elite.operation, **changed}, elite.inputs
     return name, Candidate(operation, inputs, f"{name} mutation of {elite.key[:SHORT]}")
+
+
+def noisy(space: SearchSpace, of: Candidate, rng: Generator, strength: float) -> Candidate:
+    """A candidate with noise on some of its weights."""
+    sigma, rate = space.settings.mutation_sigma * strength, space.settings.mutation_rate
+    operation = {"kind": "noise", "sigma": sigma, "rate": rate, "seed": draw_seed(rng)}
+    return Candidate(operation, (of.key,), f"noise mutation of {of.key[:SHORT]}")
 
 
 def path(space: SearchSpace, of: Candidate, rng: Generator) -> Candidate:
@@ -162,7 +187,13 @@ def path(space: SearchSpace, of: Candidate, rng: Generator) -> Candidate:
 
 
 def mutated_recipe(
-    space: SearchSpace, recipe: Operation, rng: Generator, combos: Sequence[int], *, again: bool
+    space: SearchSpace,
+    recipe: Operation,
+    rng: Generator,
+    combos: Sequence[int],
+    strength: float,
+    *,
+    again: bool,
 ) -> dict[str, Any]:
     """A recipe of the parents with one mutation, among these combos."""
     menu = _recipe_menu(space, recipe, again)
@@ -170,7 +201,7 @@ def mutated_recipe(
         menu.remove("combo")
     name = pick(menu, rng)
     while True:
-        made = {**recipe, **_mutated_fields(name, space, recipe, rng, 1.0)}
+        made = {**recipe, **_mutated_fields(name, space, recipe, rng, strength)}
         if name != "combo" or made["combo"] in combos:
             return made
 

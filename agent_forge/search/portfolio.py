@@ -69,7 +69,7 @@ class PortfolioSearch(SearchStrategy):
         self._cost = 0.0  # of that
         masks = operators.mask_seed(self.seed)
         for combo in operators.COMBOS[: FIRST_COMBOS[version]]:
-            made = operators.combo_of(self._space, combo, self._space.parents, masks, "combo")
+            made = operators.combo_of(self.space, combo, self.space.parents, masks, "combo")
             self._propose("combo", made)
 
     def _more(self) -> None:
@@ -98,14 +98,18 @@ class PortfolioSearch(SearchStrategy):
                 self._cma_keys = {movable.key}
             cma, points = self._cma, self._cma.ask()
             made = [cma.box.candidate(x, "sample around the best") for x in points]
-            self._start_round(arm, made, points)
+            self._start_round(arm, made, points, movable.key)
         elif arm.name == "losers":
             self._start_round(arm, [self._losers_child(arm.uses, best)])
         else:
-            self._start_round(arm, [self._mutant(best)])
+            self._start_round(arm, [self._mutant(best)], source=best.key)
 
     def _start_round(
-        self, arm: OperatorArm, made: Sequence[Candidate], points: Sequence[Vector] = ()
+        self,
+        arm: OperatorArm,
+        made: Sequence[Candidate],
+        points: Sequence[Vector] = (),
+        source: str | None = None,
     ) -> None:
         best = self.champion
         before = self.scores[best.key] if best else -math.inf
@@ -113,7 +117,7 @@ class PortfolioSearch(SearchStrategy):
         self._cost += len(made)
         self._rounds += 1
         for candidate in made:
-            self._propose(arm.name, candidate, (best.key,) if best else ())
+            self._propose(arm.name, candidate, (best.key,) if best else (), source)
 
     def _observe(self, ended: ArmProposal) -> None:
         """Reward the arm of the last round, and let it learn."""
@@ -155,12 +159,12 @@ class PortfolioSearch(SearchStrategy):
         return self.candidates[self._ranked(others)[0]]
 
     def _point_of(self, key: str) -> tuple[CandidateVector, Vector]:
-        anchor, point = continuous.coefficients_of(self._space, self.candidates, key)
-        return CandidateVector(self._space, anchor=anchor), point
+        anchor, point = continuous.coefficients_of(self.space, self.candidates, key)
+        return CandidateVector(self.space, anchor=anchor), point
 
     def _mutant(self, best: Candidate) -> Candidate:
         rng = operators.generator(self.seed, self._rounds, "mutation")
-        _, made = operators.mutate(self._space, best, rng, self._force, again=True)
+        _, made = operators.mutate(self.space, best, rng, self._force, again=True)
         if made.kind != "shift":
             return made
         box, point = self._point_of(best.key)  # one sum instead of a chain of them
@@ -181,18 +185,19 @@ class PortfolioSearch(SearchStrategy):
                 return
             descent.learn(rows)
             self._cost += BACKWARD * self.settings.gradient_share
-        self._start_round(arm, [descent.propose(f"gradient step from {best.key[:SHORT]}")])
+        made = descent.propose(f"gradient step from {best.key[:SHORT]}")
+        self._start_round(arm, [made], source=descent.key)
 
     def _combo(self) -> Candidate:
         rng = operators.generator(self.seed, self._rounds, "combo")
         combo, seed = int(rng.integers(len(operators.COMBOS))), operators.draw_seed(rng)
-        made = operators.combo_of(self._space, combo, self._space.parents, seed, "combo")
-        return operators.variant(self._space, made, rng)
+        made = operators.combo_of(self.space, combo, self.space.parents, seed, "combo")
+        return operators.variant(self.space, made, rng)
 
     def _losers_child(self, uses: int, best: Candidate) -> Candidate:
         """A random combo of the worst three merges of the parents, at the next use of the next
         three; another combo of the parents where there are no three."""
-        parents, known = self._space.parents, (key for key in self.scores if key != best.key)
+        parents, known = self.space.parents, (key for key in self.scores if key != best.key)
         merges = (key for key in known if self.candidates[key].kind == "merge")
         losers = self._ranked([key for key in merges if self.candidates[key].inputs == parents])
         if len(losers) < TRIPLE:
@@ -200,7 +205,7 @@ class PortfolioSearch(SearchStrategy):
         end = len(losers) - TRIPLE * (uses % (len(losers) // TRIPLE))
         rng = operators.generator(self.seed, self._rounds, "losers")
         combo, seed = int(rng.integers(len(operators.COMBOS))), operators.draw_seed(rng)
-        return operators.combo_of(self._space, combo, losers[end - TRIPLE : end], seed, "losers")
+        return operators.combo_of(self.space, combo, losers[end - TRIPLE : end], seed, "losers")
 
     def _strategy_record(self) -> dict[str, Any]:
         return {"ways": {arm.name: [arm.uses, arm.value] for arm in self._arms}}

@@ -21,12 +21,15 @@ SIZES = "4, 7, 8 and every size from 10 on"
 LEAST = 4  # candidates at a time of any strategy
 FIRST_COMBOS = {1: 4, 2: 8}  # that auto tries first, by its version
 PAIRS = (("linear", "slerp"), ("dare", "ties"), ("frankenmerge", "dfs"))  # of techniques, by bit
+GA_2 = "recipe_mutation mutation_sigma mutation_rate min_diversity mutation_boost"  # not in its 1
+COMBOS = "parent_weights drop_rate keep linear_weight slerp_t amplification layer_parents dfs_ratio"
 FIELDS_OF = {  # that act in some strategies alone; all others act in every one
-    "spec ga": "elite_count",
-    "spec ga auto": "shift_sigma parent_weights drop_rate keep",
-    "spec auto": "recipe_mutation mutation_sigma mutation_rate layer_paths",
-    "spec": "min_diversity mutation_boost diversity_reseed_threshold",
-    "ga": "tournament_size crossover_rate selection_pressure diversity_weight techniques",
+    "spec ga": "elite_count min_diversity mutation_boost",
+    "spec ga auto": f"shift_sigma recipe_mutation mutation_sigma mutation_rate {COMBOS}",
+    "spec auto": "layer_paths",
+    "spec": "diversity_reseed_threshold",
+    "ga": "tournament_size crossover_rate selection_pressure diversity_weight techniques"
+    " ga_version",
     "cma-es nsga2": "blend_method density per_layer",
     "cma-es nsga2 auto": "start_sigma",
     "grad auto": "gradient_step gradient_share",
@@ -34,9 +37,11 @@ FIELDS_OF = {  # that act in some strategies alone; all others act in every one
 }
 ACTS_IN = {name: of.split() for of, names in FIELDS_OF.items() for name in names.split()}
 # As if the field did not exist.
-OFF = {"min_diversity": 0.0, "diversity_reseed_threshold": 0.0, "auto_version": 1}
+OFF = {"min_diversity": 0.0, "diversity_reseed_threshold": 0.0}
+OFF |= {"auto_version": 1, "ga_version": 1}
 Share = Annotated[float, Field(ge=0, le=1)]
 SomeShare = Annotated[float, Field(gt=0, le=1)]
+Between = Annotated[float, Field(gt=0, lt=1)]
 Count = Annotated[int, Field(ge=1)]
 
 
@@ -58,6 +63,9 @@ class EvolutionSettings(Settings):
     auto_version: Literal[1, 2] = setting(
         2, "auto: 1 has half of the combos at first and merges no losers, as evolutions before"
     )
+    ga_version: Literal[1, 2] = setting(
+        2, "ga: 1 has no noise and no bound on diversity, as evolutions before"
+    )
     generations: int = setting(50, "how many follow the first one, of combos", ge=0, le=100_000)
     max_evaluations: int = setting(0, "scores to stop after, those of parents too; 0 = never", ge=0)
     population_size: int = setting(8, f"candidates at a time: {SIZES}", ge=1, le=1024)
@@ -70,6 +78,19 @@ class EvolutionSettings(Settings):
     parent_weights: list[float] = setting([], "weights of parents in first combos; none = equal")
     drop_rate: float = setting(0.9, "share that DARE drops at first", ge=0, le=0.9999)
     keep: float = setting(0.2, "share that TIES keeps at first", ge=0.0001, le=1)
+    linear_weight: Between | None = setting(
+        None, "weight of the first model in first combos with Linear; null = that of the others"
+    )
+    slerp_t: Between | None = setting(
+        None, "how far first combos with SLERP go from the first model to the second; null = half"
+    )
+    amplification: float | None = setting(
+        None, "factor on what DARE keeps; null = 1 / (1 - drop_rate)", gt=0, le=10_000
+    )
+    layer_parents: list[Annotated[int, Field(ge=0)]] = setting(
+        [], "numbers of the parents that first FrankenMerges take layers from, in turn; none = best"
+    )
+    dfs_ratio: SomeShare = setting(1.0, "how far DFS goes from the merge before it to its own")
     early_stopping: bool = setting(True, "stop when the champion no longer improves")
     convergence_threshold: float = setting(0.001, "least improvement for early_stopping", gt=0)
     convergence_patience: Count = setting(5, "generations that may pass without improvement")
@@ -120,6 +141,8 @@ class EvolutionSettings(Settings):
     def unused(self) -> set[str]:
         """Fields that do nothing with this strategy."""
         found = {name for name, strategies in ACTS_IN.items() if self.strategy not in strategies}
+        if self.strategy == "ga" and self.ga_version == 1:
+            found |= {*GA_2.split()}
         return found | ({"density"} if self.blend_method == "linear" else set())
 
     @model_validator(mode="after")
@@ -131,7 +154,8 @@ class EvolutionSettings(Settings):
             if getattr(self, name) not in (default, OFF.get(name, default)):
                 where = " and ".join(ACTS_IN[name])
                 if self.strategy in ACTS_IN[name]:
-                    where += ", and there with a blend_method that is not linear"
+                    blend = "a blend_method that is not linear"
+                    where += f", and there with {blend if name == 'density' else 'ga_version 2'}"
                 strategy = f"the strategy {self.strategy!r}"
                 raise ValueError(f"{name} has no meaning for {strategy}: it acts in {where}")
         return self
@@ -156,4 +180,6 @@ class EvolutionSettings(Settings):
             raise ValueError(f"population_size {self.population_size} is below {fewest}")
         if min(self.parent_weights, default=1) <= 0:
             raise ValueError("parent_weights are above 0")
+        if self.parent_weights and (self.linear_weight or self.slerp_t):
+            raise ValueError("parent_weights say what linear_weight and slerp_t would: give either")
         return self

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import threading
+import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,15 @@ from agent_forge.store import files
 BEGINS = b'{"'  # every line of ours
 
 
-class Journal:
-    """Appends records to a file; safe for several threads of one process."""
+CHECKSUM = "crc"  # the last field of a line that is checked
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+
+class Journal:
+    """Appends records to a file; safe for several threads of one process. Lines that are `checked`
+    have a checksum: one that was damaged and can still be parsed is not believed."""
+
+    def __init__(self, path: Path, checked: bool = False) -> None:
+        self.path, self._checked = path, checked
         self._lock = threading.Lock()
         path.parent.mkdir(parents=True, exist_ok=True)
         if os.path.lexists(path):
@@ -28,9 +33,11 @@ class Journal:
                 files.cut(path, end)
 
     def write(self, record: Mapping[str, Any]) -> None:
-        line = json.dumps(record, separators=(",", ":"), allow_nan=False)
+        line = _plain(record)
+        if self._checked:
+            line = _plain({**record, CHECKSUM: zlib.crc32(line)})
         with self._lock:
-            files.append(self.path, line.encode() + b"\n")
+            files.append(self.path, line + b"\n")
 
     def sync(self) -> None:
         """Put everything that was written on the disk."""
@@ -70,4 +77,10 @@ def read_lines(path: Path, start: int = 0) -> Iterator[tuple[int, dict[str, Any]
             except ValueError:
                 continue
             if isinstance(record, dict):
-                yield start, record
+                known = record.pop(CHECKSUM, None)
+                if known is None or known == zlib.crc32(_plain(record)):
+                    yield start, record
+
+
+def _plain(record: Mapping[str, Any]) -> bytes:
+    return json.dumps(record, separators=(",", ":"), allow_nan=False).encode()

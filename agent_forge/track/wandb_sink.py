@@ -83,7 +83,10 @@ class WandbSink:
         import wandb
 
         artifact = wandb.Artifact(name, type="model")
-        artifact.add_reference(path.resolve().as_uri())
+        if path.is_file():  # a small one: it goes along, as what lies there may not stay
+            artifact.add_file(str(path))
+        else:
+            artifact.add_reference(path.resolve().as_uri())
         if self._run is not None:
             self._run.log_artifact(artifact)
 

@@ -83,7 +83,8 @@ FORMS: dict[str, dict[str, Any]] = {
 OF_A_QUESTION = (
     *("options", "article", "story", "support", "instruction", "background", "document", "text"),
     *("input", "Body", "reading_passage", "inputText", "distractor1", "A", "images", "hint"),
-    *("source_text", "image_url", "code"),
+    *("source_text", "image_url", "code", "choice1", "answer_choices", "candidates", "theory"),
+    *("alternatives", "claim", "review", "starter_code", "definition"),
 )
 OF_A_ROW: dict[str, Any] = {
     **{"id": "x", "source": "a b", "split": "train", "category": "c", "rating": 4.5},
@@ -104,9 +105,37 @@ def test_a_field_of_the_question_is_not_dropped(form: str, name: str, tmp_path: 
     path, row = tmp_path / "x.jsonl", FORMS[form]
     for empty in ("", " ", None, [], {}):
         put(path, {**row, name: empty})
-    for value in ("Anna was here.", ["Anna", "Tom"], {"A": "Anna"}, 7):
+    for value in ("Anna was here.", "wrote", ["Anna", "Tom"], {"A": "Anna"}):
         with pytest.raises(DamagedFile, match=f"line 1: field '{name}' is not read"):
             put(path, {**row, name: value})
+
+
+def test_a_number_can_be_a_choice(tmp_path: Path) -> None:
+    for name in ("A", "option_1", "choice2"):
+        with pytest.raises(DamagedFile, match=f"field '{name}' is not read"):
+            put(tmp_path / "x.jsonl", {**FORMS["prompt"], name: 7})
+
+
+@pytest.mark.parametrize("name", ["answer", "completion", "choices", "question_2"])
+def test_a_text_has_no_answer_beside_it(name: str, tmp_path: Path) -> None:
+    with pytest.raises(DamagedFile, match=f"field '{name}' is not read"):
+        put(tmp_path / "x.jsonl", {"text": "Who wrote it?", name: "Anna"})
+
+
+def test_an_answer_beside_messages_is_not_dropped(tmp_path: Path) -> None:
+    """A worked example, then the question: the reply to it would not be what is asked."""
+    shot = [ASKED, {"role": "assistant", "content": "4"}, {"role": "user", "content": "and now?"}]
+    with pytest.raises(DamagedFile, match="field 'answer' is not read"):
+        put(tmp_path / "x.jsonl", {"messages": shot, "answer": "11"})
+
+
+def test_which_part_of_an_object_holds_the_rows(tmp_path: Path) -> None:
+    path, row = tmp_path / "x.json", FORMS["prompt"]
+    path.write_text(json.dumps({"rows": [row], "version": 3}))
+    assert len(from_files([path])[0].examples) == 1
+    path.write_text(json.dumps({"easy": [row], "hard": {"0": row}}))
+    with pytest.raises(DamagedFile, match="which of them are the rows"):
+        from_files([path])
 
 
 def test_fields_that_are_no_part_of_a_question_or_in_it(tmp_path: Path) -> None:

@@ -219,13 +219,13 @@ def test_what_is_no_gradient_is_refused() -> None:
 def guessed(seed: int, evaluations: int, *, recipes: bool = False) -> float:
     """The best of random coefficients around the average, or of random recipes."""
     search = start("cma-es")
-    box, rng = CandidateVector(search._space), np.random.default_rng(seed)
+    box, rng = CandidateVector(search.space), np.random.default_rng(seed)
     scores = [Bowl(search).score(c) for c in search.survivors]
     while len(scores) < evaluations:
         if recipes:
-            parents, combo = search._space.parents, int(rng.integers(8))
-            made = operators.combo_of(search._space, combo, parents, 0, "")
-            made = operators.variant(search._space, made, operators.generator(seed, len(scores)))
+            parents, combo = search.space.parents, int(rng.integers(8))
+            made = operators.combo_of(search.space, combo, parents, 0, "")
+            made = operators.variant(search.space, made, operators.generator(seed, len(scores)))
         else:
             made = box.candidate(box.start() + 0.15 * rng.standard_normal(12), "")
         scores.append(Bowl(search).score(made))
@@ -326,7 +326,7 @@ def test_techniques_limit_the_combos() -> None:
 
 def test_a_chain_of_shifts_is_one_place() -> None:
     search = start("auto")
-    space, known = search._space, dict(search.candidates)
+    space, known = search.space, dict(search.candidates)
     combo = search.population[0]
     rows = {group: [0.1, 0.0, -0.2] for group in GROUPS}
     once = operators.shifted(combo.key, rows, "")
@@ -341,7 +341,7 @@ def test_a_chain_of_shifts_is_one_place() -> None:
 
 
 def test_a_box_is_one_row_or_one_a_group() -> None:
-    space = start("cma-es")._space
+    space = start("cma-es").space
     wide = CandidateVector(space, "ties", per_layer=True, scaled=True)
     assert len(wide.start(0.5)) == 4 * 3 + 4 + 1
     narrow = CandidateVector(space, "dare_ties", per_layer=False, scaled=True, seed=7)

@@ -67,6 +67,28 @@ def csv_document(task: Task, text: str) -> bool:
     return _same_document(task.answer, text, _csv_rows)
 
 
+def document_share(accept: Any, answer: str, text: str) -> float | None:
+    """The share of a document's values that a text has in their places; None if the text is no
+    document of that kind."""
+    if (accept is yaml_document and set(text) & set("&*")) or len(text) > MAX_TEXT:
+        return None
+    try:
+        parse: Any = PARSERS[accept]
+        wanted, found = _values(parse(answer)), _values(parse(text))
+    except Exception:  # noqa: BLE001 - what a model wrote may break a parser in any way
+        return None
+    return sum(found.get(place) == value for place, value in wanted.items()) / len(wanted)
+
+
+def _values(document: Any, place: tuple[Any, ...] = ()) -> dict[tuple[Any, ...], str]:
+    """All plain values of a document, by where they stand."""
+    pairs: Any = document.items() if isinstance(document, dict) else None
+    pairs = enumerate(document) if isinstance(document, list) else pairs
+    if pairs is None:
+        return {place: saferepr(document)}
+    return {k: v for key, part in pairs for k, v in _values(part, (*place, key)).items()}
+
+
 def first_line(text: str) -> str:
     """The first line that is not empty, without blanks around it."""
     return next((line.strip() for line in text.splitlines() if line.strip()), "")
@@ -88,6 +110,9 @@ def _scalar(text: str) -> str:
 def _csv_rows(text: str) -> list[list[str]]:
     rows = csv.reader(io.StringIO(text.strip()), skipinitialspace=True, strict=True)
     return [[cell.strip() for cell in row] for row in rows]
+
+
+PARSERS = {json_document: json.loads, yaml_document: yaml.safe_load, csv_document: _csv_rows}
 
 
 def _same_document(answer: str, text: str, parse: Any) -> bool:

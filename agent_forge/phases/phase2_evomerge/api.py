@@ -10,17 +10,14 @@ Networks in memory are written to the output folder first, so that a killed evol
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from pydantic import model_validator
 from torch import nn
 
 from agent_forge.config.load import validate
-from agent_forge.config.settings import TrackingSettings
 from agent_forge.contract.phase import PhaseResult
 from agent_forge.errors import ConfigError
 from agent_forge.merge.output import write
@@ -28,65 +25,32 @@ from agent_forge.model.hf import config_dict
 from agent_forge.model.network import ForgeNetwork
 from agent_forge.model.opened import open_model
 from agent_forge.model.weights import from_memory
+from agent_forge.phases.phase2_evomerge.branch import continued
 from agent_forge.phases.phase2_evomerge.checks import IN_MEMORY, refuse_place
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings, MeasuredEvolutionSettings
+from agent_forge.phases.phase2_evomerge.documents import ALIASES, FIELDS, RunPlace, in_our_words
 from agent_forge.phases.phase2_evomerge.evolution import run_evolution
 from agent_forge.phases.phase2_evomerge.inputs import find_evolution, locate_inputs
-from agent_forge.phases.phase2_evomerge.report import summary
+from agent_forge.phases.phase2_evomerge.mirror import mirrored
+from agent_forge.phases.phase2_evomerge.report import artifacts, summary
 from agent_forge.platform import find_device
-from agent_forge.search.settings import setting
 from agent_forge.store import files
-from agent_forge.track.wandb_sink import WandbSink
 
 Model = nn.Module | str | Path
-Device = Literal["auto", "cpu", "cuda", "mps"]
 GenerationCallback = Callable[[int, float, float], object]
-# The documents have two names for these settings; a field has the first.
-ALIASES = {
-    "elite_count": "elite_size",
-    "generations": "max_generations",
-    "mutation_sigma": "mutation_strength",
-    "convergence_patience": "plateau_patience",
-    "convergence_threshold": "plateau_threshold",
-    "output_dir": "checkpoint_dir",
-    "workers": "num_workers",
-}
-FIELDS = {alias: name for name, alias in ALIASES.items()}
-WANDB_PATIENCE_S = 30.0
 
 
-class DocumentedSettings(MeasuredEvolutionSettings):
-    """The settings of an evolution, where it runs and what it leaves, by either name."""
-
-    seed: int = setting(42, "every random choice derives from it", ge=0, lt=2**63)
-    base: str | None = setting(None, "the model that all others were fine-tuned from")
-    tokenizer: str | None = setting(None, "folder with the tokenizer of networks that name none")
-    output_dir: str = setting("evomerge", "folder of journal, checkpoints and champion")
-    device: Device = setting("auto", "where candidates are measured; they are merged on the CPU")
-    fitness_device: Device | Literal[""] = setting("", "the same; it is used instead if given")
-    enable_parallel: bool = setting(True, "false: one worker, whatever their number")
-    wandb_project: str = setting("", "W&B project that generations are mirrored to")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _names_agree(cls, data: dict[str, Any]) -> dict[str, Any]:
-        """The settings by their first names; two names of one have to agree. Paths are texts."""
-        named: dict[str, Any] = {}
-        for given, value in data.items():
-            name, value = FIELDS.get(given, given), str(value) if isinstance(value, Path) else value
-            if named.setdefault(name, value) != value:
-                both = f"{data[name]!r} and {data[ALIASES[name]]!r}"
-                raise ValueError(f"{name} and {ALIASES[name]} are one thing: {both}")
-        return named
+class DocumentedSettings(RunPlace, MeasuredEvolutionSettings):
+    """The settings of an evolution, where it runs and what it leaves."""
 
 
 class EvoMergeConfig:
-    """All settings of an evolution, by the names of the documents; checked whenever they change."""
+    """All settings of an evolution, by either of their names; checked whenever they change."""
 
     settings: DocumentedSettings
 
     def __init__(self, **fields: Any) -> None:
-        settings = validate(DocumentedSettings, fields, type(self).__name__)
+        settings = validate(DocumentedSettings, in_our_words(fields), type(self).__name__)
         self.__dict__.update(settings=settings, _given=fields)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -108,7 +72,7 @@ class EvoMergeConfig:
     @property
     def target_device(self) -> str:
         """Where to measure; a device that is not there is refused."""
-        return find_device(self.fitness_device or self.device, "device='auto' finds one")
+        return find_device(self.settings.measured_on, "device='auto' finds one")
 
 
 class EvoMerge:
@@ -126,8 +90,9 @@ class EvoMerge:
         self._callbacks.append(callback)
 
     def load_checkpoint(self, path: str | Path) -> None:
-        """Go on with the evolution of this checkpoint; its models have to be given again."""
-        self._checkpoint = find_evolution(Path(path))[0]
+        """Go on with the generation of this checkpoint, in a folder of its own if there are later
+        ones; the models have to be given again."""
+        self._checkpoint = find_evolution(continued(Path(path)))[0]
 
     async def evolve(self, models: Sequence[Model], names: Sequence[str] = ()) -> PhaseResult:
         """Evolve networks or folders into one, without blocking whoever waits."""
@@ -142,40 +107,17 @@ class EvoMerge:
         if not config.enable_parallel:
             settings = settings.model_copy(update={"workers": 1})
         inputs = locate_inputs(settings, refs, config.base, config.seed, folder, names=names)
-        with contextlib.ExitStack() as stack:
-            wandb = self._open_wandb(folder, stack) if config.wandb_project else None
-            done = run_evolution(
-                inputs, device=device, listen=lambda record: self._tell(record, wandb)
-            )
-        figures, report = summary(done.loop), done.report
-        artifacts = {
-            "evolution_log": str(folder / "evolution_log.json"),
-            "final_checkpoint": str(done.model.path),
-            "best_generation": figures["best_generation"],
-            "verdict": report.to_json() if report else None,
-            "healing": done.healed.record if done.healed else None,
-        }
+        with mirrored(self._tell, config, settings, folder) as listen:
+            done = run_evolution(inputs, device=device, listen=listen)
+        figures = summary(done.loop)
+        left = artifacts(done.loop, done.report, done.model.path)
+        left["healing"] = done.healed.record if done.healed else None
         model, seconds = open_model(done.model.path).network, time.monotonic() - began
-        return PhaseResult(True, model, "evomerge", figures, artifacts, seconds)
+        return PhaseResult(True, model, "evomerge", figures, left, seconds)
 
-    def _tell(self, record: Mapping[str, Any], wandb: WandbSink | None) -> None:
-        if record["event"] != "generation":
-            return
-        best, diversity = record["best"], record["diversity"]
-        if wandb is not None:
-            values = {"best_fitness": best, "avg_fitness": record["mean"], "diversity": diversity}
-            wandb.log("evomerge", record["generation"], values)
-        for callback in self._callbacks:
-            callback(record["generation"], best, diversity)
-
-    def _open_wandb(self, folder: Path, stack: contextlib.ExitStack) -> WandbSink:
-        project = self.config.wandb_project
-        tracking = TrackingSettings(wandb_project=project, wandb_timeout_s=WANDB_PATIENCE_S)
-        sink = WandbSink(folder, tracking, self.config.evolution.model_dump(mode="json"))
-        sink.begin("evomerge")
-        stack.callback(sink.close)
-        stack.callback(sink.end)
-        return sink
+    def _tell(self, record: Mapping[str, Any]) -> None:
+        for callback in self._callbacks if record["event"] == "generation" else ():
+            callback(record["generation"], record["best"], record["diversity"])
 
     def _ref(self, network: Model, folder: Path) -> str:
         """What names a model; a network in memory is written to the folder, with its tokenizer."""

@@ -35,6 +35,7 @@ from agent_forge.store.tensors import TensorSpec, first_not_finite, write_tensor
 BASE, MEAN = "base", "mean"  # where task vectors start; the mean where no base is given
 OUTSIDE, REST = "embeddings", "rest"
 SAMPLED = 200_000  # weights that distances are measured on
+_OF_COMBO = ("drop_rate", "keep", "amplification", "dfs_ratio")  # parameters of the merge engine
 KEPT_NAME = 24  # digits of a key in the name of a file
 OWN_NAME = re.compile(rf"[0-9a-f]{{{KEPT_NAME}}}\.safetensors")
 
@@ -214,7 +215,7 @@ class CandidateWeights:
             combo=operation["combo"],
             models=self._weighted(refs, operation["weights"]),
             base_model=BASE if self.base is not None else None,
-            parameters={"drop_rate": operation["drop_rate"], "keep": operation["keep"]},
+            parameters={name: operation[name] for name in _OF_COMBO if name in operation},
             layers=operation["layers"],
             seed=operation["seed"],
         )

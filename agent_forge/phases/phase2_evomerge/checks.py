@@ -155,6 +155,9 @@ def check_settings(settings: EvoMergeSettings, splits: Splits, parents: int) -> 
         require_module(settings.fitness)
     if len(settings.parent_weights) not in (0, parents):
         raise ConfigError(f"{len(settings.parent_weights)} parent_weights, {parents} parents")
+    if max(settings.layer_parents, default=0) >= parents:
+        numbers = f"layer_parents {settings.layer_parents}: parents are numbered 0 to {parents - 1}"
+        raise ConfigError(numbers)
     domains = splits.get("selection") or splits.get("verdict", ())
     names, exact = [d.name for d in domains], [d.name for d in domains if d.exact]
     measures = [f"{name}/bits_per_byte" for name in names] + [f"{name}/accuracy" for name in exact]

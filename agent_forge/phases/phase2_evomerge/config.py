@@ -42,6 +42,10 @@ class MeasuredEvolutionSettings(EvolutionSettings):
         "what decides the split of an example: what it asks, so that near-copies stay together,"
         " or (as in evolutions begun before) its prompt, or prompt and answer",
     )
+    partial_credit: bool = setting(
+        False,
+        "a part counts of code that runs and documents that parse; in the verdict never",
+    )
     max_level: int = setting(20, "difficulty of the generated tasks", ge=1, le=100)
     fitness_subset_size: Items = setting(200, "items of each domain to measure a candidate on")
     verdict_items: Items = setting(2000, "unseen items of each domain for the verdict")
@@ -130,6 +134,8 @@ class MeasuredEvolutionSettings(EvolutionSettings):
             "finalists are chosen by the holdout, and not with spec": idle_finalists
             and not by_holdout,
             "cluster is an address for the executor ray": self.cluster and self.executor != "ray",
+            "partial_credit is for packs that are written: tasks=[pack:code]": self.partial_credit
+            and not any(name.startswith("pack:") for name in self.tasks),
             "domain_weights are 0 or more": min(self.domain_weights.values(), default=0) < 0,
             "data and tasks exclude each other: measure on one of them": self.data and self.tasks,
             f"heal needs items to teach, {lacks}": own and self.heal,
@@ -148,7 +154,7 @@ class EvoMergeSettings(MeasuredEvolutionSettings, PhaseSettings):
 
     BEFORE: ClassVar = {
         **{"split_by": "content", "strategy": "spec", "auto_version": 1, "reading": "plain"},
-        **{"racing": False, "mixed_precision": False},
+        **{"racing": False, "mixed_precision": False, "ga_version": 1},
     }
 
     @model_validator(mode="after")

@@ -237,7 +237,7 @@ class CandidateEvaluator:
         return sha
 
 
-def _plain(items: Sequence[ItemScores]) -> list[tuple[list[bool], list[float]]]:
+def _plain(items: Sequence[ItemScores]) -> list[tuple[list[float], list[float]]]:
     return [(scores.right, scores.loss) for scores in items]
 
 

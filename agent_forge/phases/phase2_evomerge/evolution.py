@@ -25,6 +25,7 @@ from agent_forge.phases.phase2_evomerge.journal import LOG, WEIGHTS
 from agent_forge.phases.phase2_evomerge.loop import EvolutionLoop
 from agent_forge.phases.phase2_evomerge.report import EvolutionReport
 from agent_forge.phases.phase2_evomerge.teaching import linear_layers
+from agent_forge.phases.phase2_evomerge.told import champion_lineage
 from agent_forge.search.candidate import Candidate, lineage
 from agent_forge.store import files, lock, paths
 from agent_forge.track.tracker import Listener
@@ -82,9 +83,14 @@ def run_evolution(
         healed = _heal(loop) if loop.settings.heal else None
         report = reporting.measure_verdict(loop)
         if report is not None and inputs.settings.replicates > 1:
-            listen = listen if not save else lambda record: None  # a run logs its own search
-            report = replace(report, replicates=_replicates(loop, report, device, listen))
-        return EvolutionResult(loop, report, (save or _save)(loop, report), healed)
+            quiet = listen if not save else lambda record: None  # a run logs its own search
+            report = replace(report, replicates=_replicates(loop, report, device, quiet))
+        saved = (save or _save)(loop, report)
+        if not loop.settings.heal and (loop.folder / HEALED).is_dir():
+            old = f"{loop.folder / HEALED} was healed before: this verdict is not about it"
+            listen({"event": "note", "text": old})
+        listen({"event": "result", "metrics": reporting.final_metrics(loop, report)})
+        return EvolutionResult(loop, report, saved, healed)
 
 
 @contextlib.contextmanager
@@ -155,7 +161,7 @@ def _save(loop: EvolutionLoop, report: EvolutionReport | None) -> ModelRef:
 def _heal(loop: EvolutionLoop) -> healing.HealedChampion:
     """Teach the champion and write what comes out beside it."""
     healed = healing.heal(loop)
-    beside = healed.files(reporting.champion_lineage(loop))
+    beside = healed.files(champion_lineage(loop, loop.champion.key))
     measure = partial(healing.few_losses, loop)
     confirm = partial(model_under_test.confirm, measure=measure, recorded=healed.losses)
     _publish(healed.weights, loop.folder / HEALED, beside, confirm)

@@ -10,22 +10,25 @@ import contextlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
 from agent_forge.config.load import did_you_mean, parse_set, read_one, validate
 from agent_forge.config.load import merge as join
+from agent_forge.data.dataset_rows import Example
 from agent_forge.errors import ConfigError, DamagedFile, ForgeError, NotFound
 from agent_forge.evals import domains
-from agent_forge.evals.benchmarks import from_names
+from agent_forge.evals.benchmarks import CHOICE, EVERY_DOMAIN, from_names
 from agent_forge.evals.comparison import detectable_gain
 from agent_forge.evals.domains import Domain
 from agent_forge.evals.fitness import source_sha256
+from agent_forge.evals.graders import IN_PART
 from agent_forge.merge.plan import Parents
 from agent_forge.merge.preflight import preflight
 from agent_forge.merge.recipe import ModelInput, Recipe
+from agent_forge.model.folder import MODEL_TYPE
 from agent_forge.model.locate import locate_parents
 from agent_forge.model.weights import DEPTHS, Weights, with_same_heads
 from agent_forge.phases.phase2_evomerge import checks
@@ -37,6 +40,7 @@ from agent_forge.phases.phase2_evomerge.config import (
     EvoMergeSettings,
     refuse_outside,
 )
+from agent_forge.phases.phase2_evomerge.documents import RunPlace, by_first_names, in_our_words
 from agent_forge.phases.phase2_evomerge.journal import begun_or_none, read_begun
 from agent_forge.store import files
 from agent_forge.store.records import read_metadata
@@ -74,6 +78,7 @@ class EvolutionInputs:
     control_ref: str | None = None  # a model that was trained on everything for as long
     notes: tuple[str, ...] = ()
     plan: EvolutionPlan | None = None  # of a time budget, once it is made
+    branch: tuple[int, int] | None = None  # the generation after which it has another seed
 
     @property
     def verdict_models(self) -> int:
@@ -120,23 +125,30 @@ class EvolutionInputs:
 
 def load_settings(
     config: str | None, sets: Sequence[str], options: Mapping[str, Any]
-) -> EvoMergeSettings:
+) -> tuple[EvoMergeSettings, RunPlace]:
     """Defaults < preset or file < --set, options; the last two may not contradict each other."""
     merged: dict[str, Any] = PRESETS.get(config or "", {})
     if config is not None and config not in PRESETS:
         if not Path(config).exists():
             known = did_you_mean(config, list(PRESETS))
             raise ConfigError(f"{config!r} is neither a file nor a preset{known}")
-        merged = read_one(Path(config))
+        merged = by_first_names(read_one(Path(config)))
     by_set: dict[str, Any] = {}
     for text in sets:
-        by_set = join(by_set, parse_set(text))
+        by_set = join(by_set, by_first_names(parse_set(text)))
     refuse_outside(merged, str(config), sets)
     for name, value in options.items():
         if by_set.get(name, value) != value:
             raise ConfigError(f"{name} is {by_set[name]} by --set and {value} by its own option")
-    merged = {**join(merged, by_set), **options}
-    return validate(EvoMergeSettings, merged, config or "options")
+    given, source = in_our_words({**join(merged, by_set), **options}), config or "options"
+    where = {name: given.pop(name) for name in RunPlace.model_fields if name in given}
+    place = validate(RunPlace, where, source)
+    if place.tokenizer:
+        hint = "a model in a folder has its own there"
+        raise ConfigError(f"{source}: tokenizer is for networks in memory", hint=hint)
+    if not place.enable_parallel:
+        given = {"workers": 1, **given}
+    return validate(EvoMergeSettings, given, source), place
 
 
 def with_default_budget(
@@ -209,8 +221,6 @@ def _tells_apart(names: Sequence[str]) -> bool:
 def find_evolution(place: Path) -> tuple[Path, dict[str, Any]]:
     """The folder of an evolution, given that or a checkpoint in it, and what it was begun with."""
     hint = "they are called evolution_checkpoint_gen_N.json; the folder itself will do too"
-    if place.suffix == ".pt":
-        raise NotFound(f"{place} is no checkpoint of this version", hint=hint)
     if not place.exists():
         raise NotFound(f"there is no {place}", hint=hint)
     folder = place if place.is_dir() else place.parent
@@ -233,6 +243,7 @@ def write_begun(inputs: EvolutionInputs, fingerprint: str) -> None:
         "fingerprint": fingerprint,
         **hashes_beside_fingerprint(inputs),
         **({"plan": inputs.plan.to_json()} if inputs.plan else {}),
+        **({"branch": list(inputs.branch)} if inputs.branch else {}),
     }
     files.write_checked(inputs.folder / BEGUN, record)
 
@@ -322,6 +333,11 @@ def open_inputs(
     if (size := sum(weights.nbytes for weights in parents)) > LARGE_BYTES:
         reads = f"the parents have {size / 1e9:.1f} GB together: every candidate reads them all"
         notes.append(f"{reads}, and those in files take up to {3 * size / 1e9:.0f} GB of disk")
+    if not (settings.data or settings.tasks or settings.fitness or in_run):
+        ours = parents[0].config.get("model_type") == MODEL_TYPE
+        tasks = [] if ours else [f"{CHOICE}{name}" for name in EVERY_DOMAIN]
+        tasks = record["settings"]["tasks"] if record else tasks
+        settings = settings.model_copy(update={"tasks": tasks})
     splits = all_items(settings, always_verdict=in_run)
     for ref in with_base(parent_refs, base_ref) if splits else ():
         checks.check_folder(opened[ref])  # the verdict opens each of them by itself
@@ -332,7 +348,8 @@ def open_inputs(
     models = open_models(parent_refs, base_ref, opened)
     given = settings, tuple(parent_refs), base_ref, *models, splits, folder, seed, tuple(names)
     plan = read_plan(record["plan"], folder) if record and record.get("plan") else None
-    inputs = EvolutionInputs(*given, control_ref, tuple(notes), plan)
+    branch = tuple(record["branch"]) if record and "branch" in record else None
+    inputs = EvolutionInputs(*given, control_ref, tuple(notes), plan, branch)
     if record:
         refuse_changed(inputs, record)
     return inputs
@@ -358,6 +375,9 @@ def read_plan(record: Mapping[str, Any], place: Path) -> EvolutionPlan:
 def _notes_on(settings: EvoMergeSettings, chats: bool, verdict: Sequence[Domain]) -> list[str]:
     """What a person should know of the items before the work begins."""
     notes = gain_notes(verdict) + domains.copies_told(verdict)
+    if any(name.startswith(CHOICE) for name in settings.tasks):
+        chances = ", ".join(f"{d.name} {d.chance:.0%}" for d in verdict)
+        notes.append(f"measured on generated questions, by likelihood; chance: {chances}")
     if settings.data and chats:
         plain = [d.name for d in verdict if d.exact and not d.examples[0].messages]
         form = "without the chat form of the models; rows with messages have it"
@@ -410,18 +430,21 @@ def split_items(settings: EvoMergeSettings, always_verdict: bool = False) -> Spl
     if settings.fitness and not always_verdict:
         return {}
     how: dict[str, Any] = {"levels": (1, settings.max_level), "split_by": settings.split_by}
-    return {s: from_names(settings.tasks, split=s, count=n, **how) for s, n in counts.items()}
+    found = {s: from_names(settings.tasks, split=s, count=n, **how) for s, n in counts.items()}
+    if settings.partial_credit:
+        for split in {*found} - {"verdict"}:
+            found[split] = [replace(d, grade=IN_PART.get(d.grade, d.grade)) for d in found[split]]
+    return found
 
 
 def _texts_to_teach(settings: EvoMergeSettings, splits: Splits) -> list[Domain]:
     """The user's texts for healing, without what holdout and verdict ask."""
     by, kept = settings.split_by, []
-    asked = {
-        domains.split_hash(example, by, domain.exact)
-        for split in ("holdout", "verdict")
-        for domain in splits[split]
-        for example in domain.examples
-    }
+    kept_apart = [domain for split in ("holdout", "verdict") for domain in splits[split]]
+    asked = {domains.split_hash(e, by, d.exact) for d in kept_apart for e in d.examples}
+    # Of packs also what they ask without worked examples before it.
+    bare = (Example(task.question, task.answer) for domain in kept_apart for task in domain.tasks)
+    asked |= {domains.split_hash(example, by) for example in bare}
     for domain in domains.from_files([Path(name) for name in settings.heal_data], by):
         hashes = [domains.split_hash(example, by, domain.exact) for example in domain.examples]
         kept.append(domain.select(i for i, own in enumerate(hashes) if own not in asked))

@@ -36,7 +36,7 @@ class EvolutionJournal:
             hint = "go on with what it was begun with, or choose another folder"
             problem = f"{folder} holds an evolution of other models, data or settings"
             raise ConfigError(problem, hint=hint)
-        self._fingerprint, self._file = fingerprint, Journal(self.path)
+        self._fingerprint, self._file = fingerprint, Journal(self.path, checked=True)
         read = (path for m in models for path in (*m.sources, *dict(m.settings_files()).values()))
         self._stamps = {path: STAMP(path.stat()) for path in read}
 
@@ -130,6 +130,9 @@ def read_begun(folder: Path) -> dict[str, Any]:
         and all(isinstance(record.get(key), kind) for key, kind in kinds.items())
     ):
         raise DamagedFile(folder / BEGUN, "not what an evolution was begun with")
+    branch = record.get("branch", [0, 0])
+    if not isinstance(branch, list) or len(branch) != 2 or {*map(type, branch)} != {int}:
+        raise DamagedFile(folder / BEGUN, f"{branch!r} is not a generation and a seed")
     return record
 
 

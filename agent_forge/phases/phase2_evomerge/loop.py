@@ -29,7 +29,7 @@ import numpy as np
 from agent_forge import errors
 from agent_forge.errors import PhaseFailed
 from agent_forge.evals.fitness import DomainFitness, Incumbent
-from agent_forge.phases.phase2_evomerge import checkpoints, journal
+from agent_forge.phases.phase2_evomerge import checkpoints, journal, told
 from agent_forge.phases.phase2_evomerge.candidate_weights import CandidateWeights, distance_matrix
 from agent_forge.phases.phase2_evomerge.decisions import computing_threads, decided
 from agent_forge.phases.phase2_evomerge.evaluator import CandidateEvaluator, Limits
@@ -125,6 +125,11 @@ class EvolutionLoop:
         return self.search.champion
 
     @property
+    def technique(self) -> str:
+        """How the champion was made, in words."""
+        return told.technique(self.search, self.champion.key, self.inputs.names)
+
+    @property
     def curve(self) -> list[float]:
         return [entry["best"] for entry in self.search.history]
 
@@ -145,7 +150,9 @@ class EvolutionLoop:
                 self._tell_distances()
                 self.pace.begin("holdout", "the champion on the items of the holdout")
                 self._tell_holdout()
-                generation = self.search.generation
+                generation, branch = self.search.generation, self.inputs.branch
+                if branch and generation >= branch[0]:
+                    self.search.seed = branch[1]
                 self.search.advance()
                 self.search.history[-1]["tokens"] = self.journal.tokens(generation)
                 if generation >= reached - 1:  # of those before it only the journal is needed
@@ -157,7 +164,8 @@ class EvolutionLoop:
                 self._items = {k: v for k, v in self._items.items() if k in best}
                 self._incumbents = {k: v for k, v in self._incumbents.items() if k in best}
                 self.seconds["all"] = time.monotonic() - began
-                self.listen(self._generation_record())
+                self._warn_of_floors()
+                self.listen(told.generation_record(self))
                 if self._stopped_before(generation):
                     break
             self._choose_finalist()
@@ -178,26 +186,11 @@ class EvolutionLoop:
         finally:
             self.seconds[part] += time.perf_counter() - began
 
-    def _generation_record(self) -> dict[str, Any]:
+    def _warn_of_floors(self) -> None:
         entry = self.search.history[-1]
         floors = ", ".join(f"{name} {f:g}" for name, f in self.settings.fitness_floors.items())
         if not entry["generation"] and floors and entry["best"] == 0:
             log.warning("no model of generation 0 meets fitness_floors (%s): all have 0", floors)
-        key = entry["champion"]
-        return {
-            **entry,
-            "event": "generation",
-            "generations": self.settings.generations,
-            "left": self.search.generations_left(),
-            "origin": self.search.candidates[key].origin if key else "none",
-            "cache_hits": self.cache_hits,
-            "seconds": dict(self.seconds),
-            "scores": self.journal.domain_scores(key),
-            "tokens_per_s": self.pace.tokens_per_s,
-            "elapsed_s": self._elapsed(),
-            "eta_s": self.pace.eta_s(self.search, self._elapsed()),
-            "budget_s": 60 * self.settings.minutes_each,
-        }
 
     def proceed(self, where: str) -> None:
         """Before each piece of work: stop here if that was asked for, or if it cannot go on."""
@@ -287,7 +280,7 @@ class EvolutionLoop:
             origin=candidate.origin,
             **{name: result[name] for name in ("sha256", "score", "problem", "tokens", "cpu")},
             **({"dropped": True} if result["dropped"] else {}),
-            elapsed=round(self._elapsed(), 3),
+            elapsed=round(self.elapsed(), 3),
             operation=dict(candidate.operation),
             inputs=list(candidate.inputs),
         )
@@ -457,7 +450,7 @@ class EvolutionLoop:
         decision = {"evaluations": len(scored), "gradients": len(gradients), "budget": budget}
         if not self.journal.find("stopped", **decision):
             limit = 60 * budget + (plan.search_s - 60 * plan.minutes if plan else 0.0)
-            if self._elapsed() <= limit or self._is_measured(candidate.key):
+            if self.elapsed() <= limit or self._is_measured(candidate.key):
                 return False
             self.journal.write("stopped", generation=self.search.generation, **decision)
             again = f"--set max_evaluations={len(scored)} repeats it"
@@ -478,7 +471,7 @@ class EvolutionLoop:
         decision = {"evaluations": None, "budget": self.settings.minutes_each}
         return bool(self.journal.find("stopped", generation=generation, **decision))
 
-    def _elapsed(self) -> float:
+    def elapsed(self) -> float:
         """Seconds that all attempts took until here."""
         return self._seconds_before + time.monotonic() - self._began
 
@@ -490,10 +483,12 @@ class EvolutionLoop:
             "fingerprint": self.fingerprint,
             "generation": generation,
             "champion": champion and champion.key,
+            "lineage": champion and told.champion_lineage(self, champion.key),
             "history": self.search.history,
             "combo_usage": self.search.combo_usage,
         }
-        checkpoints.write_checkpoint(self.folder, content, self.settings.checkpoint_every)
-        if generation % self.settings.checkpoint_every == 0 and champion is not None:
+        every, most = self.settings.checkpoint_every, self.settings.keep_best_models
+        new = checkpoints.write_checkpoint(self.folder, content, every)
+        if generation % every == 0 and champion is not None:
             weights = partial(self.weights.weights, champion.key)
-            checkpoints.write_best(self.folder, generation, weights, self.settings.keep_best_models)
+            checkpoints.write_best(self.folder, generation, weights, most, new)

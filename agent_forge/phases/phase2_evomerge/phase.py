@@ -24,19 +24,12 @@ from agent_forge.phases.phase2_evomerge.decisions import decisions, with_decisio
 from agent_forge.phases.phase2_evomerge.evolution import run_evolution
 from agent_forge.phases.phase2_evomerge.loop import EvolutionLoop
 from agent_forge.phases.phase2_evomerge.report import EvolutionReport, summary
+from agent_forge.phases.phase2_evomerge.told import champion_lineage
 from agent_forge.phases.training import sample_replies
 
 FOLDER = "evolution"
 PARENTS = 3  # as the handoff from Phase 1 has it
 _PART_NAMES = {"perplexity": "perplexity_score"}  # that part is no perplexity
-_GENERATION_METRICS = {
-    "generation/best_fitness": "best",
-    "generation/avg_fitness": "mean",
-    "generation/diversity_score": "diversity",
-    "generation/fitness_std": "fitness_std",
-    "generation/failed": "failed",
-    "generation/mutation_count": "mutations",
-}
 
 
 class EvoMergePhase(phase.PhaseController):
@@ -98,8 +91,7 @@ class EvoMergePhase(phase.PhaseController):
         n, left = record["generation"], record["eta_s"] or 0.0
         work = {"done": record["elapsed_s"], "left": left, "eta_s": record["eta_s"]}
         ctx.tell("step", stage="generation", step=n, total=record["generations"], **work)
-        values = {metric: record[key] for metric, key in _GENERATION_METRICS.items()}
-        ctx.log(n, {name: value for name, value in values.items() if value is not None})
+        ctx.log(n, record["metrics"])
         ctx.check_resources()
 
     def _result(
@@ -107,8 +99,6 @@ class EvoMergePhase(phase.PhaseController):
     ) -> phase.PhaseResult:
         metrics = _metrics(loop, report)
         ctx.log(None, {f"phase/{k}": v for k, v in metrics.items() if "/" not in k})
-        for combo, count in loop.search.combo_usage.items():
-            ctx.log(None, {f"combo/{combo}/usage": count})
         best, figures = report.best_parent, summary(loop)
         overall = report.baselines[best].comparison.overall
         measure = overall.measures()[0]  # what can tell the two apart on the unseen items
@@ -121,13 +111,11 @@ class EvoMergePhase(phase.PhaseController):
             gained = report.baselines[name].sentence() if name in report.baselines else ""
             rows.append([name, *(score.raw[c] for c in columns), gained])
         details = {
+            **reporting.artifacts(loop, report, champion.path),
             "samples": sample_replies(champion.open()),
             "model_id": champion.metadata["model_id"],
             "evolution_log": str(loop.folder),
-            "fitness_curve": loop.curve,
-            "best_generation": figures["best_generation"],
             "operator_gains": loop.search.operator_gains,
-            "verdict": report.to_json(),
         }
         told = f"against the best parent ({best}): {report.baselines[best].sentence()}"
         found = PhaseReport(headline, told, {**figures, **metrics}, [rows], details)
@@ -164,9 +152,9 @@ def _save(ctx: PhaseContext, loop: EvolutionLoop, report: EvolutionReport) -> Mo
     loop.evaluator.fill(champion.key)
     metadata = {
         "fitness": loop.search.scores[champion.key],
-        "merge_technique": champion.origin,
+        "merge_technique": loop.technique,
         "champion": champion.key,
-        "lineage": reporting.champion_lineage(loop),
+        "lineage": champion_lineage(loop, champion.key),
         "verdict": report.sentences(),
         "accuracy": report.champion.parts.get("accuracy", 0.0),
         "perplexity": report.perplexity,

@@ -25,8 +25,15 @@ from agent_forge.evals.model_under_test import (
 from agent_forge.model.opened import open_model
 from agent_forge.phases.phase2_evomerge.checks import HEALED
 from agent_forge.phases.phase2_evomerge.inputs import MODEL_NAMES
+from agent_forge.phases.phase2_evomerge.journal import LOG
 from agent_forge.phases.phase2_evomerge.loop import EvolutionLoop
-from agent_forge.search.candidate import lineage
+from agent_forge.phases.phase2_evomerge.told import (
+    champion_combo,
+    champion_lineage,
+    parent_weights,
+    technique,
+)
+from agent_forge.search.candidate import SHORT
 from agent_forge.store import files
 
 AVERAGE = MODEL_NAMES[1]
@@ -314,39 +321,73 @@ def confirm_champion(folder: Path, loop: EvolutionLoop, report: EvolutionReport 
 
 
 def summary(loop: EvolutionLoop) -> dict[str, Any]:
-    """The specification's figures of an evolution, on what the search saw."""
-    search, champion = loop.search, loop.champion
-    end = search.scores[champion.key]
+    """The documents' figures of an evolution, on what the search saw."""
+    search, key = loop.search, loop.champion.key
+    end = search.scores[key]
     start = max(v for k, v in search.scores.items() if search.candidates[k].kind == "parent")
-    record = loop.journal.find("candidate", key=champion.key) or {}
-    merges = [c for c in lineage(search.candidates, champion.key) if c.kind == "merge"]
-    last = search.history[-1]
+    record = loop.journal.find("candidate", key=key) or {}
+    last, gain, combo = search.history[-1], end - start, champion_combo(search, key)
+    weights = sum(spec.numel for spec in loop.inputs.parents[0].specs.values())
     return {
-        **{"best_fitness": end, "initial_fitness": start, "improvement": end - start},
-        "improvement_pct": (end - start) / abs(start) if start else 0.0,
+        **{"best_fitness": end, "initial_fitness": start, "final_fitness": end},
+        **{"improvement": gain, "fitness_improvement": gain},
+        "improvement_pct": (gain_pct := gain / abs(start) if start else 0.0),
+        "fitness_improvement_percent": 100 * gain_pct,
         "improvement_over_generation_0": end - search.history[0]["best"],
-        "generations_run": last["generation"],
+        **{"generations_run": last["generation"], "generations_completed": last["generation"]},
         "convergence_reason": REASONS.get(loop.reason, loop.reason),
         "final_diversity": last["diversity"],
-        "best_combo": merges[-1].operation["combo"] if merges else None,
+        "best_combo": combo,
+        "champion_combo_binary": None if combo is None else f"{combo:03b}",
         "combo_usage": search.combo_usage,
+        "best_merge_technique": loop.technique,
+        "compression_ratio": float(len(loop.inputs.parents)),
+        "parameters_before": weights * len(loop.inputs.parents),
+        "parameters_after": sum(spec.numel for spec in loop.weights.specs_of(key).values()),
         "fitness_components": (record.get("score") or {}).get("parts", {}),
         "best_generation": int(record.get("generation", 0)),
     }
 
 
-def champion_lineage(loop: EvolutionLoop) -> dict[str, Any]:
-    """All that it takes to make the champion again."""
-    inputs, key = loop.inputs, loop.champion.key
-    settings = (model.settings_sha256() for model in inputs.models)
-    rows = zip(inputs.refs, inputs.hashes, settings, strict=True)
-    models = [{"model": ref, "sha256": sha, "settings_sha256": own} for ref, sha, own in rows]
+def final_metrics(loop: EvolutionLoop, report: EvolutionReport | None) -> dict[str, Any]:
+    """What an evolution came to, by the names of the documents."""
+    known = summary(loop)
+    names = ("initial_fitness", "final_fitness", "fitness_improvement", "compression_ratio")
+    found = {f"phase/{name}": known[name] for name in names}
+    found |= {"phase/champion_combo_id": known["best_combo"]}
+    found |= {"phase/champion_combo_binary": known["champion_combo_binary"]}
+    found |= {"phase/duration_seconds": loop.elapsed(), "final/best_combo": known["best_combo"]}
+    found |= {"final/best_fitness": known["best_fitness"]}
+    found |= {"final/generations": known["generations_run"]}
+    found |= {"final/improvement_pct": known["improvement_pct"]}
+    found |= {"handoff/champion_fitness": known["best_fitness"]}
+    if report is not None:
+        found["phase/final_perplexity"] = report.perplexity
+        found["phase/final_accuracy"] = report.champion.parts.get("accuracy", 0.0)
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def artifacts(loop: EvolutionLoop, report: EvolutionReport | None, model: Path) -> dict[str, Any]:
+    """What an evolution leaves, by the names of the documents."""
+    search, names, key = loop.search, loop.inputs.names, loop.champion.key
+    champions = [entry["champion"] for entry in search.history]
+    parts = report.champion.parts if report else {}
     return {
-        "key": key,
-        "seed": inputs.seed,
-        "models": models,  # the parents, then the base
-        "has_base": inputs.base is not None,
-        "candidates": [c.to_json() for c in lineage(loop.search.candidates, key)],
+        "evolution_log": str(loop.folder / LOG),
+        "final_checkpoint": str(model),
+        "model_id": f"evomerge_gen{search.history[-1]['generation']}_best_{key[:SHORT]}",
+        "best_generation": summary(loop)["best_generation"],
+        "fitness_curve": loop.curve,
+        "merge_history": [technique(search, k, names) if k else "none" for k in champions],
+        "best_merge_weights": parent_weights(search, key, names),
+        "phase_2_metrics": {
+            "fitness": search.scores[key],
+            "perplexity": report.perplexity if report else None,
+            "accuracy": parts.get("accuracy"),
+            "generations": search.history[-1]["generation"],
+        },
+        "ready_for_quietstar": report is not None,
+        "verdict": report.to_json() if report else None,
     }
 
 
@@ -355,7 +396,7 @@ def champion_files(loop: EvolutionLoop, report: EvolutionReport | None) -> dict[
     head = ("---", "library_name: transformers", "tags:", "- merge", "- evolution", "---")
     card = "\n".join([*head, "# Evolved merge", "", *markdown(loop, report), ""])
     return {
-        "lineage.json": files.to_json(champion_lineage(loop)),
+        "lineage.json": files.to_json(champion_lineage(loop, loop.champion.key)),
         "verdict.json": files.to_json(files.finite(report.to_json() if report else {})),
         "README.md": card.encode(),
     }
@@ -367,7 +408,7 @@ def markdown(loop: EvolutionLoop, report: EvolutionReport | None) -> list[str]:
     lines = [
         f"Champion of {search.history[-1]['generation']} generations after generation 0"
         f" ({len(search.scores)} candidates, seed {inputs.seed}, ended: {loop.reason}),"
-        f" made by: {loop.champion.origin}.",
+        f" made by: {loop.technique}.",
         *("", "| parent | sha256 of its weights |", "|---|---|"),
     ]
     parents = zip(inputs.parent_refs, inputs.hashes, strict=False)

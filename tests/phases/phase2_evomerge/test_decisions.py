@@ -221,7 +221,7 @@ def test_the_real_probe_measures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_60_minutes_unless_something_bounds_it(tmp_path: Path) -> None:
     def minutes(config: str | None, *sets: str) -> float:
-        settings = load_settings(config, sets, {})
+        settings, _ = load_settings(config, sets, {})
         return with_default_budget(settings, tmp_path, 60.0).time_budget_minutes
 
     assert minutes(None) == minutes("speed") == minutes(None, "strategy=spec") == 60.0

@@ -566,7 +566,7 @@ def test_large_parents_are_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_presets_are_valid(name: str) -> None:
-    settings = load_settings(name, ["generations=3"], {})
+    settings, _ = load_settings(name, ["generations=3"], {})
     assert settings.generations == 3
     assert settings != EvoMergeSettings(generations=3)
 

@@ -243,7 +243,7 @@ def prepared(folder: Path, **settings: Any) -> EvolutionLoop:
 
 
 def known(run: EvolutionLoop, layers: list[list[int]]) -> str:
-    made = operators.path(run.search._space, run.search.survivors[-1], operators.generator("x"))
+    made = operators.path(run.search.space, run.search.survivors[-1], operators.generator("x"))
     made = Candidate({"kind": "path", "layers": layers}, made.inputs)
     run.search.candidates[made.key] = made
     return made.key

@@ -62,7 +62,7 @@ def test_the_gradient_is_what_differences_show(tmp_path: Path, base: bool) -> No
     rows = {group: [0.3, 0.5, 0.2] for group in groups}
 
     def put(coefficients: dict[str, list[float]]) -> None:
-        made = operators.blend(run.search._space, "linear", coefficients)
+        made = operators.blend(run.search.space, "linear", coefficients)
         run.search.candidates[made.key] = made
         run.weights.fill(run.evaluator.model_under_test.model.float(), made.key)
 
@@ -204,8 +204,8 @@ def test_a_strategy_that_is_not_there_is_refused() -> None:
 
     with pytest.raises(ConfigError, match="strategy"):
         load_settings(None, ["strategy=annealing"], {})
-    assert load_settings(None, ["strategy=cma-es"], {}).strategy == "cma-es"
-    assert load_settings(None, ["generations=3", "shift_sigma=0.2"], {}).strategy == "auto"
-    assert load_settings("fast", [], {}).strategy == "auto"
+    assert load_settings(None, ["strategy=cma-es"], {})[0].strategy == "cma-es"
+    assert load_settings(None, ["generations=3", "shift_sigma=0.2"], {})[0].strategy == "auto"
+    assert load_settings("fast", [], {})[0].strategy == "auto"
     with pytest.raises(ConfigError, match="'auto': it acts in spec and ga"):
         load_settings(None, ["elite_count=3"], {})

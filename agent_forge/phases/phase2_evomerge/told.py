@@ -1,0 +1,181 @@
+"""What is told of an evolution: generations, their metrics, and how a champion was made."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from agent_forge.search.base import SearchStrategy
+from agent_forge.search.candidate import Candidate, lineage
+from agent_forge.search.continuous import coefficients_of
+from agent_forge.search.operators import BITS
+from agent_forge.search.settings import PAIRS
+
+if TYPE_CHECKING:
+    from agent_forge.phases.phase2_evomerge.loop import EvolutionLoop
+
+TECHNIQUES = {"linear": "Linear", "frankenmerge": "FrankenMerge"}  # the others are abbreviations
+BLENDS = {"linear": "task arithmetic", "dare_linear": "DARE", "dare_ties": "DARE + TIES"}
+MOVES = {
+    "gradient": "gradient step{} on per-layer weights",
+    "sample": "CMA-ES sample{} of per-layer weights",
+    "noise": "mutation{} by noise",
+    "path": "change{} of the order of layers",
+}
+PER_BYTE = "/bits_per_byte"
+
+
+def technique(search: SearchStrategy, key: str, names: Sequence[str]) -> str:
+    """How a candidate was made, in words: what it began as, and what was done to it since."""
+    first, moves = search.way_to(key)
+    parts = [_beginning(first, search.space.parents, names)]
+    for move, run in groupby(moves):
+        count = len(list(run))
+        words = MOVES.get(move, "mutation{} of the recipe").format("s" * (count > 1))
+        parts.append(f"{count} {words}")
+    return ", then ".join(parts)
+
+
+def _beginning(first: Candidate, parents: Sequence[str], names: Sequence[str]) -> str:
+    operation = first.operation
+    if first.kind == "parent":
+        return f"{names[operation['index']]} as it is"
+    if first.kind == "average":
+        return "the plain average"
+    if first.kind == "merge":
+        told = " + ".join(map(_name, techniques_of(operation["combo"])))
+        return told if first.inputs == tuple(parents) else f"{told} of earlier merges"
+    return BLENDS.get(str(operation.get("method")), _name(str(operation.get("method", first.kind))))
+
+
+def _name(technique: str) -> str:
+    return TECHNIQUES.get(technique, technique.upper())
+
+
+def techniques_of(combo: int) -> list[str]:
+    return [pair[bool(combo & bit)] for bit, pair in zip(BITS, PAIRS, strict=True)]
+
+
+def champion_combo(search: SearchStrategy, key: str) -> int | None:
+    """The combo that a candidate began as; None if that was no combo."""
+    first, _ = search.way_to(key)
+    return int(first.operation["combo"]) if first.kind == "merge" else None
+
+
+def parent_weights(
+    search: SearchStrategy, key: str, names: Sequence[str]
+) -> dict[str, float] | None:
+    """How much of each parent's task vector is in a candidate, mean over groups; None where trims
+    and votes decide."""
+    anchor, point = coefficients_of(search.space, search.candidates, key)
+    rows = point.reshape(-1, len(names))
+    return None if anchor else dict(zip(names, rows.mean(0).round(6).tolist(), strict=True))
+
+
+def champion_lineage(loop: EvolutionLoop, key: str) -> dict[str, Any]:
+    """All that it takes to make a candidate again."""
+    inputs = loop.inputs
+    settings = (model.settings_sha256() for model in inputs.models)
+    rows = zip(inputs.refs, inputs.hashes, settings, strict=True)
+    models = [{"model": ref, "sha256": sha, "settings_sha256": own} for ref, sha, own in rows]
+    return {
+        "key": key,
+        "seed": inputs.seed,
+        "models": models,  # the parents, then the base
+        "has_base": inputs.base is not None,
+        "candidates": [c.to_json() for c in lineage(loop.search.candidates, key)],
+    }
+
+
+def generation_record(loop: EvolutionLoop) -> dict[str, Any]:
+    """The event of a generation that has just been closed."""
+    search, entry, settings = loop.search, loop.search.history[-1], loop.settings
+    key, elapsed = entry["champion"], loop.elapsed()
+    return {
+        **entry,
+        "event": "generation",
+        "generations": settings.generations,
+        "left": search.generations_left(),
+        "origin": technique(search, key, loop.inputs.names) if key else "none",
+        "cache_hits": loop.cache_hits,
+        "seconds": dict(loop.seconds),
+        "scores": loop.journal.domain_scores(key),
+        "tokens_per_s": loop.pace.tokens_per_s,
+        "elapsed_s": elapsed,
+        "eta_s": loop.pace.eta_s(search, elapsed),
+        "budget_s": 60 * settings.minutes_each,
+        "metrics": generation_metrics(loop),
+    }
+
+
+def generation_metrics(loop: EvolutionLoop) -> dict[str, float]:
+    """The numbers of the generation that was just closed, by the names of the documents."""
+    search, entry = loop.search, loop.search.history[-1]
+    records = [
+        record
+        for record in loop.journal.records
+        if record["record"] == "candidate" and record["generation"] == entry["generation"]
+    ]
+    scored = [record for record in records if record["score"] and not record.get("dropped")]
+    scores = [record["score"]["fitness"] for record in scored]
+    found: dict[str, float | None] = {
+        "best_fitness": entry["best"],
+        "avg_fitness": entry["mean"],
+        "min_fitness": min(scores, default=None),
+        "max_fitness": max(scores, default=None),
+        "fitness_std": entry["fitness_std"],
+        "diversity_score": entry["diversity"],
+        "failed": entry["failed"],
+        "mutation_count": entry["mutations"],
+        "best_speed_tps": loop.pace.tokens_per_s,
+        **_of_champion(loop, entry["champion"]),
+        **_of_domains([record["score"]["raw"] for record in scored]),
+        **{f"elite{n}_fitness": search.scores[e] for n, e in enumerate(entry["elites"], 1)},
+        **_of_combos(search, entry["elites"], records),
+    }
+    return {f"generation/{name}": value for name, value in found.items() if value is not None}
+
+
+def _of_champion(loop: EvolutionLoop, key: str | None) -> dict[str, float]:
+    record = (loop.journal.find("candidate", key=key) if key else None) or {}
+    raw: Mapping[str, float] = (record.get("score") or {}).get("raw", {})
+    bits = [value for name, value in raw.items() if name.endswith(PER_BYTE)]
+    right = [value for name, value in raw.items() if name.endswith("/accuracy")]
+    found = {"best_perplexity": 2 ** fmean(bits)} if bits else {}
+    if right:
+        found["best_accuracy"] = fmean(right)
+    if key:
+        parent = loop.inputs.nbytes / len(loop.inputs.parents)
+        found["best_memory_mb"] = loop.weights.size(key)[1] * parent / 1e6
+    return found
+
+
+def _of_domains(raws: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The mean and the best of each domain: accuracy, or bits a byte where there are no answers."""
+    found: dict[str, float] = {}
+    for name in raws[0] if raws else ():
+        domain, _, measure = name.rpartition("/")
+        values = [raw[name] for raw in raws]
+        if measure == "accuracy" or f"{domain}/accuracy" not in raws[0]:
+            best = max(values) if measure == "accuracy" else min(values)
+            found |= {f"{domain}_avg": fmean(values), f"{domain}_best": best}
+    return found
+
+
+def _of_combos(
+    search: SearchStrategy, elites: Sequence[str], records: Sequence[Mapping[str, Any]]
+) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for combo, count in search.combo_usage.items():
+        found[f"combo_{combo}_usage"] = count
+        if scores := [s for s in search.combo_scores[combo] if math.isfinite(s)]:
+            found[f"combo_{combo}_avg_fitness"] = fmean(scores)
+    begun = Counter(champion_combo(search, key) for key in elites)
+    found |= {f"elite_combo_{combo}": n for combo, n in begun.items() if combo is not None}
+    losers = [r for r in records if r["origin"].startswith("losers ")]
+    chosen = (r["operation"]["combo"] for r in losers)
+    return found | {f"loser_combo_{n}": combo for n, combo in enumerate(chosen, 1)}

@@ -206,7 +206,7 @@ class MergedWeights(Weights):
 
 def _by_rows(inputs: TensorInputs, rows: RowKernel, target: Tensor) -> None:
     """Runs of whole vectors; vectors along the first axis are turned to the last."""
-    shape = inputs.shape if len(inputs.shape) > 1 else (1, *inputs.shape)
+    shape = tuple(inputs.shape) if len(inputs.shape) > 1 else (1, inputs.numel)
 
     def view(flat: Tensor) -> Tensor:
         shaped = flat.view(shape).transpose(0, -1) if rows.axis == 0 else flat.view(shape)

@@ -22,7 +22,8 @@ from agent_forge.merge.methods import ADDS_BASE, MergeMethod
 
 TYPES = ("bfloat16", "float16", "float32", "float64")
 RANGES = {"drop_rate": (0.0, 0.9999), "keep": (0.0001, 1.0)}
-RANGES |= dict.fromkeys(("density", "gamma", "t"), (0.0, 1.0))
+RANGES |= dict.fromkeys(("density", "gamma", "t", "select_topk"), (0.0, 1.0))
+RANGES |= dict.fromkeys(("epsilon", "max_iter", "tol"), (0.0, math.inf))
 LARGEST = 3.4e38  # what fp32 can hold
 OURS = ("combo", "seed", "layers", "parents", "parents_settings")
 

@@ -41,7 +41,8 @@ class RowKernel:
 class MergeMethod:
     """A method with its parameters (name -> default) and what it asks of its inputs."""
 
-    build: Callable[[TensorInputs, Params], Kernel | RowKernel] | None  # None: by combos.fuse
+    # A kernel, or the whole tensor at once; None: by combos.fuse.
+    build: Callable[[TensorInputs, Params], Kernel | RowKernel | Tensor] | None
     shared: Mapping[str, Any] = field(default_factory=dict)
     per_input: Mapping[str, Any] = field(default_factory=dict)  # of every input but the base
     base: Literal["ignored", "first", "optional", "required", "beside"] = "ignored"

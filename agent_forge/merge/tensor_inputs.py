@@ -76,6 +76,12 @@ class TensorInputs:
             base = None if self.base is None else self.read(self.base, start, stop).view(-1, width)
             yield start // width, parts, base
 
+    def matrices(self) -> tuple[Tensor | None, list[Tensor]]:
+        """The base and the inputs as whole matrices, in double precision."""
+        tensors = [*([] if self.base is None else [self.base]), *self.tensors]
+        whole = [self.read(t, 0, self.numel).double().view(self.shape) for t in tensors]
+        return (None, whole) if self.base is None else (whole[0], whole[1:])
+
     def anchored(self) -> np.ndarray:
         """Inner products, in fp64, of the base (or the first input) and the differences from it."""
         # From differences, small angles stay exact.

@@ -127,7 +127,7 @@ def regmean(x: TensorInputs, p: Params) -> Kernel | Tensor:
 def require_grams(method: str, cache: Cache) -> None:
     """Refuse RegMean where nobody has measured the inputs of the layers."""
     if method == "regmean" and not any(key[0] == GRAM for key in cache):
-        hint = "forge evo measures them: --set 'evolution.methods=[regmean]'"
+        hint = "forge evo measures them: --set 'methods=[regmean]'"
         raise ConfigError("regmean needs the inputs of every layer, which files lack", hint=hint)
 
 

@@ -391,6 +391,7 @@ def try_out(chosen: argparse.Namespace) -> None:
         for cell in cells(["1M"], chosen.sides):
             if cell["threads"] == 1:
                 lines.append({**cell, **run(cell, work, venv)})
+                print(json.dumps(lines[-1]), flush=True)
     print("\n".join(report(lines, ["1M"])))
 
 

@@ -2,6 +2,7 @@
 
     python benchmarks/merge.py                       # everything, in a temporary folder
     python benchmarks/merge.py --sizes 27M --work W --mergekit VENV
+    python benchmarks/merge.py --sizes 1M            # tries every cell out, records nothing
 
 Claims, before native kernels: no method slower than `mergekit-yaml`, TIES in a third of its time,
 the eight combos in half the time of eight single ones, at most 600 MB of anonymous memory for
@@ -36,11 +37,17 @@ from safetensors.torch import save_file
 import agent_forge
 
 SIZES = {
+    "1M": {"hidden": 128, "inner": 256, "layers": 4, "vocab": 2048, "heads": 4},  # to try it out
     "27M": {"hidden": 384, "inner": 1024, "layers": 8, "vocab": 16384, "heads": 6},
     "518M": {"hidden": 1280, "inner": 3456, "layers": 22, "vocab": 32000, "heads": 20},
 }
-ROUNDS = {"27M": 3, "518M": 1}
+ROUNDS = {"1M": 1, "27M": 3, "518M": 1}
 METHODS = ("linear", "slerp", "task_arithmetic", "ties", "dare_linear", "dare_ties")
+MORE = ("nuslerp", "multislerp", "karcher", "model_stock", "breadcrumbs", "breadcrumbs_ties")
+MORE += ("della", "della_linear", "sce", "ram", "ramplus_tl", "nearswap", "arcee_fusion")
+MORE += ("passthrough",)  # with METHODS all twenty of mergekit; at one thread
+OURS = ("tsv_m", "iso_c", "swudi", "ties_svc")  # that mergekit lacks
+DENSE = ("linear", "task_arithmetic", "nuslerp", "multislerp")  # a weight is all they have
 MODELS = ("base", "a", "b", "c")
 MERGEKIT = "mergekit==0.1.5"
 FORGE = "from agent_forge.cli import main; main()"  # `forge` of the package that is measured
@@ -110,11 +117,23 @@ def recipe(method: str, folder: Path) -> dict[str, Any]:
     if method == "slerp":
         pair = [{"model": model} for model in tuned[:2]]
         return {**head, "base_model": tuned[0], "models": pair, "parameters": {"t": 0.4}}
+    if method in ("nearswap", "arcee_fusion", "passthrough"):
+        own = {"base_model": base, "parameters": {"t": 1e-4}} if method == "nearswap" else {}
+        own |= {"base_model": base} if method == "arcee_fusion" else {}
+        return {**head, "models": [{"model": tuned[0]}], **own}
+    if method in ("karcher", "model_stock", "sce", "ram", "ramplus_tl", *OURS):
+        own = {} if method == "karcher" else {"base_model": base}
+        own |= {"parameters": {"select_topk": 0.5}} if method == "sce" else {}
+        if method == "ties_svc":
+            own |= {"merge_method": "ties", "post_pass": "svc", "parameters": {"density": 0.5}}
+        return {**head, "models": [{"model": model} for model in tuned], **own}
     weights: list[dict[str, Any]] = [{"weight": weight} for weight in (0.5, 0.3, 0.4)]
-    if method not in ("linear", "task_arithmetic"):
+    if method not in DENSE:
         weights = [{**each, "density": 0.5} for each in weights]
     models = [{"model": m, "parameters": p} for m, p in zip(tuned, weights, strict=True)]
-    return {**head, "models": models} | ({} if method == "linear" else {"base_model": base})
+    models = models[:2] if method == "nuslerp" else models
+    without = ("linear", "nuslerp", "multislerp")
+    return {**head, "models": models} | ({} if method in without else {"base_model": base})
 
 
 def mergekit_venv(folder: Path) -> Path:
@@ -256,8 +275,8 @@ def cells(sizes: list[str], sides: list[str]) -> Iterator[Cell]:
     for size in sizes:
         for turn in range(ROUNDS[size]):
             for threads in (1, 2):
-                for method in METHODS:
-                    for side in sides:
+                for method in (*METHODS, *(() if threads > 1 else (*MORE, *OURS))):
+                    for side in sides if method not in OURS else {"forge"} & {*sides}:
                         cell = {"size": size, "method": method, "threads": threads}
                         yield {**cell, "side": side, "round": turn}
         if "forge" in sides:
@@ -289,14 +308,15 @@ def shown(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
 
 
-def pairs(lines: list[Cell], size: str) -> Iterator[tuple[str, int, float, float, str]]:
-    """Method, threads, CPU seconds of both sides, and their memory, where both were measured."""
+def pairs(lines: list[Cell], size: str) -> Iterator[tuple[str, int, float | None, float, str]]:
+    """Method, threads, CPU seconds of both sides, and their memory, where both were measured; of
+    what mergekit lacks, ours alone."""
     for threads in (1, 2):
-        for method in METHODS:
+        for method in (*METHODS, *MORE, *OURS):
             cell = {"size": size, "method": method, "threads": threads}
             theirs, ours = (middle(lines, "cpu_s", **cell, side=s) for s in ("mergekit", "forge"))
             memory = [middle(lines, "anonymous_mb", **cell, side=s) for s in ("mergekit", "forge")]
-            if ours is not None and theirs is not None:
+            if ours is not None and (theirs is not None or method in OURS):
                 yield method, threads, theirs, ours, " / ".join(map(shown, memory))
 
 
@@ -313,10 +333,11 @@ def report(lines: list[Cell], sizes: list[str]) -> list[str]:
         "|---|---|---|---|---|---|---|",
     ]
     for size, method, threads, theirs, ours, memory in found:
-        shares = f"{shown(theirs)} | {shown(ours)} | {ours / theirs:.2f}"
+        ratio = ours / theirs if theirs else None
+        shares = f"{shown(theirs)} | {shown(ours)} | {shown(ratio)}"
         text.append(f"| {size} | {method} | {threads} | {shares} | {memory} |")
     text += ["", "| bar | measured | at most | |", "|---|---|---|---|"]
-    ratios = {(size, method, threads): o / t for size, method, threads, t, o, _ in found}
+    ratios = {(size, method, threads): o / t for size, method, threads, t, o, _ in found if t}
     slowest = max(ratios.values(), default=None)
     text.append(bar("slowest method, CPU of `mergekit-yaml` = 1", slowest, 1))
     ties = [ratio for (_, method, _), ratio in ratios.items() if method == "ties"]
@@ -344,7 +365,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--work", type=Path, help="keep models and the environment here")
     parser.add_argument("--mergekit", type=Path, help="a virtual environment that has mergekit")
-    parser.add_argument("--sizes", nargs="*", default=list(SIZES), choices=list(SIZES))
+    parser.add_argument("--sizes", nargs="*", default=list(SIZES)[1:], choices=list(SIZES))
     parser.add_argument("--sides", nargs="*", default=["mergekit", "forge"])
     parser.add_argument("--inside", choices=list(INSIDE), help=argparse.SUPPRESS)
     return parser.parse_args()
@@ -359,8 +380,25 @@ def work_folder(given: Path | None) -> Iterator[Path]:
         yield Path(folder)
 
 
+def try_out(chosen: argparse.Namespace) -> None:
+    """Every cell of the smallest size once; nothing is recorded."""
+    lines = []
+    with work_folder(chosen.work) as work:
+        venv = chosen.mergekit.absolute() if chosen.mergekit else work / "mergekit"
+        if "mergekit" in chosen.sides:
+            mergekit_venv(venv)
+        make_models(work / "1M", "1M")
+        for cell in cells(["1M"], chosen.sides):
+            if cell["threads"] == 1:
+                lines.append({**cell, **run(cell, work, venv)})
+                print(json.dumps(lines[-1]), flush=True)
+    print("\n".join(report(lines, ["1M"])))
+
+
 def main() -> None:
     chosen = parse()
+    if chosen.sizes == ["1M"]:
+        return try_out(chosen)
     if chosen.inside:
         print(json.dumps(INSIDE[chosen.inside](chosen.work)))
         return

@@ -6,6 +6,8 @@
 | plan | from a recipe and its parents to one TensorMerge for each output tensor |
 | tensor_inputs | the inputs of one tensor, read in runs; inner products, thresholds, masks |
 | methods | the standard methods, each a small function |
+| selection | methods that choose element by element |
+| spectral | methods by singular vectors and by inputs; the correction `svc` |
 | combos | the six techniques and their eight combinations |
 | engine | `merge`: weights that are computed when they are asked for |
 | vocabulary | vocabularies that differ, made equal |

@@ -24,6 +24,8 @@ from torch import Tensor
 
 from agent_forge.errors import ConfigError
 from agent_forge.merge.methods import STANDARD, MergeMethod, Params, Parts, angle, trim_below
+from agent_forge.merge.selection import SELECTING
+from agent_forge.merge.spectral import SPECTRAL
 from agent_forge.merge.tensor_inputs import TensorInputs, kept_share, mean, select
 
 COMBO = "combo"
@@ -251,4 +253,4 @@ def agreement(gram: np.ndarray) -> int:
 _SHARED = {"drop_rate": 0.9, "amplification": 0.0, "keep": 0.2, "dfs_ratio": 1.0}
 _SHARED |= {"whole_model": False, "literal": False}
 _METHOD = MergeMethod(None, _SHARED, {"weight": 1.0}, base="beside", least=2)
-METHODS: dict[str, MergeMethod] = {**STANDARD, COMBO: _METHOD}
+METHODS: dict[str, MergeMethod] = {**STANDARD, **SELECTING, **SPECTRAL, COMBO: _METHOD}

@@ -15,12 +15,14 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from agent_forge.errors import ConfigError, DamagedFile, NotFinite
 from agent_forge.merge.combos import ALL, COMBO, Pair, agreement, combo_stages, fuse, second_stage
 from agent_forge.merge.methods import RowKernel
 from agent_forge.merge.plan import MergePlan, Parents, TensorMerge, make_plan
 from agent_forge.merge.recipe import Recipe
+from agent_forge.merge.spectral import is_treated, svc
 from agent_forge.merge.tensor_inputs import RUN, Cache, TensorInputs, mean
 from agent_forge.model.weights import HEAD, Weights, with_layers
 from agent_forge.store.tensors import first_not_finite
@@ -61,14 +63,24 @@ class MergedWeights(Weights):
         if not job.spec.is_floating or not job.inputs:  # whole numbers, or nothing but a base
             return result.copy_(self._agreed(job))
         inputs = self._inputs(job)
-        kernel = build(inputs, job.params)
-        if isinstance(kernel, RowKernel):
-            _by_rows(inputs, kernel, result)
-            low, high = torch.aminmax(result)
-            bounds = float(low), float(high)
+        corrected = self.recipe.post_pass == "svc" and is_treated(name, job.spec.shape)
+        exact = result.float() if corrected else result
+        try:
+            kernel = build(inputs, job.params)
+        except LinAlgError:  # whose fault that is will be found out below
+            kernel = torch.full(job.spec.shape, torch.nan)
+        if isinstance(kernel, Tensor):
+            exact.copy_(kernel)
+        elif isinstance(kernel, RowKernel):
+            _by_rows(inputs, kernel, exact)
         else:
             by_run = kernel  # for mypy: it is no longer of either type
-            (bounds,) = self._fill(inputs, lambda at: [by_run(*inputs.run(at), at)], [result])
+            (bounds,) = self._fill(inputs, lambda at: [by_run(*inputs.run(at), at)], [exact])
+        if corrected and bool(exact.isfinite().all()):
+            result.copy_(svc(exact, inputs, self.recipe.merge_method))
+        if corrected or isinstance(kernel, RowKernel | Tensor):
+            low, high = torch.aminmax(result)
+            bounds = float(low), float(high)
         self._check(inputs, result, bounds, None)
         return result
 
@@ -206,7 +218,7 @@ class MergedWeights(Weights):
 
 def _by_rows(inputs: TensorInputs, rows: RowKernel, target: Tensor) -> None:
     """Runs of whole vectors; vectors along the first axis are turned to the last."""
-    shape = inputs.shape if len(inputs.shape) > 1 else (1, *inputs.shape)
+    shape = tuple(inputs.shape) if len(inputs.shape) > 1 else (1, inputs.numel)
 
     def view(flat: Tensor) -> Tensor:
         shaped = flat.view(shape).transpose(0, -1) if rows.axis == 0 else flat.view(shape)

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from agent_forge.errors import ConfigError
-from agent_forge.merge.tensor_inputs import TensorInputs, kept_share
+from agent_forge.merge.tensor_inputs import TensorInputs, draws, kept_share
 
 Params = Mapping[str, Any]
 Parts = list[Tensor]
@@ -41,7 +41,8 @@ class RowKernel:
 class MergeMethod:
     """A method with its parameters (name -> default) and what it asks of its inputs."""
 
-    build: Callable[[TensorInputs, Params], Kernel | RowKernel] | None  # None: by combos.fuse
+    # A kernel, or the whole tensor at once; None: by combos.fuse.
+    build: Callable[[TensorInputs, Params], Kernel | RowKernel | Tensor] | None
     shared: Mapping[str, Any] = field(default_factory=dict)
     per_input: Mapping[str, Any] = field(default_factory=dict)  # of every input but the base
     base: Literal["ignored", "first", "optional", "required", "beside"] = "ignored"
@@ -146,6 +147,33 @@ def multislerp(x: TensorInputs, p: Params) -> Kernel:
     turn = math.sqrt(max(float(tangent @ gram @ tangent), 0.0)) + eps
     result = mean * math.cos(turn) + tangent * (math.sin(turn) / turn)
     return combination([float(c) for c in result * (norms @ weights)])
+
+
+def karcher(x: TensorInputs, p: Params) -> Kernel:
+    """The mean on the sphere of the models' directions, times their mean norm."""
+    gram, n, tol = x.gram(), len(x.tensors), p["tol"]
+    norms = np.sqrt(np.diag(gram))
+    valid = norms > tol
+    if n == 1 or not valid.any():
+        return combination([float(n == 1)] * n)
+    unit = np.diag(1 / np.where(valid, norms, 1.0))[valid]  # rows, as combinations of the inputs
+
+    def length(vector: np.ndarray) -> float:
+        return math.sqrt(max(float(vector @ gram @ vector), 0.0))
+
+    mean = unit.mean(0)
+    mean = unit[0] if length(mean) < tol else mean / length(mean)
+    for _ in range(int(p["max_iter"])):
+        tangent = np.zeros(n)
+        for vector in unit:
+            theta = angle(gram, mean, vector)
+            if theta >= tol and math.sin(theta) > 0:
+                tangent += theta / math.sin(theta) * (vector - math.cos(theta) * mean) / len(unit)
+        if (turn := length(tangent)) < tol:
+            break
+        mean = math.cos(turn) * mean + math.sin(turn) / turn * tangent
+        mean = mean / length(mean)
+    return combination([float(c) for c in mean * norms.mean()])
 
 
 def stock_ratio(cosine: Tensor, count: int) -> Tensor:
@@ -256,6 +284,39 @@ def keep_random(x: TensorInputs, i: int, p: Params) -> Sparse:
     return lambda delta, start: delta.mul_(x.mask(f"{x.name}#{i}", start, density)), factor
 
 
+def keep_by_rank(x: TensorInputs, i: int, p: Params) -> Sparse:
+    """A random share, `density` give or take `epsilon` by the rank in its row (DELLA)."""
+    density, epsilon = p["density"][i], p["epsilon"][i]
+    if density <= 0:
+        return nothing, 1.0
+    if density + epsilon >= 1 or density - epsilon <= 0:
+        problem = f"density {density:g} give or take epsilon {epsilon:g} leaves 0 to 1"
+        raise ConfigError(problem, hint="make epsilon smaller; without one it is 0.15")
+
+    def trim(delta: Tensor, row: int) -> Tensor:
+        width = delta.shape[-1]
+        order = delta.abs().argsort(dim=-1, stable=True)
+        rank = torch.empty(delta.shape).scatter_(
+            -1, order, torch.arange(width).expand_as(order) * 1.0
+        )
+        share = rank.mul_(2 * epsilon / max(1, width - 1)).add_(density - epsilon)
+        numbers = draws(x.seed, f"{x.name}#{i}", row * width, delta.numel()).astype(np.float32)
+        return delta.mul_(torch.from_numpy(numbers).view_as(share) < share.mul_(65536))
+
+    def measure() -> float:
+        """L1 norm of the task vector over that of what is kept of it."""
+        before = after = 0.0
+        for row, parts, base in x.rows():
+            assert base is not None
+            delta = parts[i].sub_(base)
+            before += float(delta.abs().sum(dtype=torch.float64))
+            after += float(trim(delta, row).abs_().sum(dtype=torch.float64))
+        return before / after if before >= 1e-7 and after >= 1e-7 else 1.0
+
+    what = ("della", x.seed, x.name, i, density, epsilon)
+    return trim, x.once(what, measure) if p["rescale"] else 1.0
+
+
 def elect(deltas: Sequence[Tensor], weights: Sequence[float] | None) -> tuple[Tensor, Tensor]:
     """The sum of what agrees with the elected sign, and the weight that agreed (TIES)."""
     # With s the elected sign, the part of d that agrees is s relu(s d): no comparisons, which cost
@@ -274,7 +335,9 @@ def elect(deltas: Sequence[Tensor], weights: Sequence[float] | None) -> tuple[Te
     return mixed.mul_(sign), agreed
 
 
-def task_vectors(x: TensorInputs, p: Params, keep: Keep | None, consensus: bool) -> Kernel:
+def task_vectors(
+    x: TensorInputs, p: Params, keep: Keep | None, consensus: bool
+) -> Kernel | RowKernel:
     """base + lambda * the task vectors: made sparse, weighted, and summed or put to the vote."""
     weights, scale, normalize = p["weight"], p["lambda"], p["normalize"]
     total = sum(weights) if abs(sum(weights)) >= 1e-8 else 1.0
@@ -299,7 +362,7 @@ def task_vectors(x: TensorInputs, p: Params, keep: Keep | None, consensus: bool)
             mixed.div_(agreed.add_(agreed.sign().abs_().neg_().add_(1)))  # 1 instead of 0
         return torch.add(base, mixed, alpha=scale)
 
-    return kernel
+    return RowKernel(kernel) if keep is keep_by_rank else kernel
 
 
 def _task_method(
@@ -307,7 +370,9 @@ def _task_method(
 ) -> MergeMethod:
     build = partial(task_vectors, keep=keep, consensus=consensus)
     shared = {"normalize": normalize, "rescale": rescale, "lambda": 1.0, "int8_mask": False}
-    per_input = {"weight": 1.0, "density": 1.0} | ({"gamma": 0.01} if keep is keep_middle else {})
+    own = {"gamma": 0.01} if keep is keep_middle else {}
+    own |= {"epsilon": 0.15} if keep is keep_by_rank else {}
+    per_input = {"weight": 1.0, "density": 1.0, **own}
     return MergeMethod(build, shared, per_input, base="required", least=0)
 
 
@@ -318,6 +383,7 @@ STANDARD: dict[str, MergeMethod] = {
     "slerp": MergeMethod(slerp, {"t": 0.5}, base="first", least=2),
     "nuslerp": MergeMethod(nuslerp, _NUSLERP, {"weight": 1.0}, base="optional", least=2, most=2),
     "multislerp": MergeMethod(multislerp, _MULTISLERP, {"weight": 1.0}, base="optional"),
+    "karcher": MergeMethod(karcher, {"max_iter": 10, "tol": 1e-5}),
     "model_stock": MergeMethod(model_stock, {"filter_wise": False}, base="required", least=2),
     "passthrough": MergeMethod(passthrough, per_input={"scale": None}, most=1),
     "task_arithmetic": _task_method(None, consensus=False),
@@ -326,4 +392,6 @@ STANDARD: dict[str, MergeMethod] = {
     "dare_ties": _task_method(keep_random, consensus=True, rescale=True),
     "breadcrumbs": _task_method(keep_middle, consensus=False),
     "breadcrumbs_ties": _task_method(keep_middle, consensus=True),
+    "della_linear": _task_method(keep_by_rank, consensus=False, rescale=True),
+    "della": _task_method(keep_by_rank, consensus=True, normalize=True, rescale=True),
 }

@@ -18,9 +18,10 @@ from torch import Tensor
 
 from agent_forge import platform
 from agent_forge.errors import AlreadyExists, ConfigError, DamagedFile, NotEnough
+from agent_forge.merge import spectral
 from agent_forge.merge.combos import combo_name
 from agent_forge.merge.engine import MergedWeights, TensorProblem
-from agent_forge.merge.recipe import to_yaml
+from agent_forge.merge.recipe import Recipe, to_yaml
 from agent_forge.merge.tensor_inputs import RUN
 from agent_forge.merge.vocabulary import Vocabulary, write_tokenizer
 from agent_forge.model.weights import Weights, shards_of, writing_shards
@@ -206,15 +207,19 @@ def clear_leftovers(folder: Path) -> None:
                 files.remove_tree(path, folder.parent)
 
 
-def need_bytes(specs: Mapping[str, TensorSpec]) -> int:
+def need_bytes(specs: Mapping[str, TensorSpec], recipe: Recipe | None) -> int:
     """Memory that a merge takes beside what the process has already."""
-    return max((spec.nbytes for spec in specs.values()), default=0) + SCRATCH_BYTES
+    largest = max((spec.nbytes for spec in specs.values()), default=0)
+    if recipe is not None and recipe.is_spectral():
+        largest += spectral.cost(specs, len(recipe.references()))[0]
+    return largest + SCRATCH_BYTES
 
 
 def require_room(folders: Sequence[Path], weights: Weights, max_ram: int | None) -> None:
     """Refuse what the disk or the memory cannot hold, before any work."""
     files.require_space(folders[0], len(folders) * (weights.nbytes + OVERHEAD_BYTES))
-    needed = anonymous_bytes() + need_bytes(weights.specs)
+    recipe = weights.recipe if isinstance(weights, MergedWeights) else None
+    needed = anonymous_bytes() + need_bytes(weights.specs, recipe)
     if max_ram is not None and needed > max_ram:
         problem = f"this merge takes about {needed / 1e6:.0f} MB of memory"
         hint = "the largest tensor has to fit; raise --max-ram"

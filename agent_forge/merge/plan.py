@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from agent_forge.errors import ConfigError
 from agent_forge.merge.methods import ADDS_BASE
 from agent_forge.merge.recipe import LayerSlice, Recipe, SliceSource, check_filters, first_value
+from agent_forge.merge.spectral import require_grams
 from agent_forge.merge.tensor_inputs import Cache
 from agent_forge.merge.vocabulary import Vocabulary, align
 from agent_forge.model import weights
@@ -68,6 +69,7 @@ class MergePlan:
 
 def make_plan(recipe: Recipe, parents: Parents) -> MergePlan:
     """The plan of a recipe; parents that do not fit together are an error."""
+    require_grams(recipe.merge_method, parents.cache)
     parents.open(recipe.references())
     models: Mapping[str, Weights] = parents
     vocabulary = None

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import torch
 
 from agent_forge.errors import ConfigError, DamagedFile, ForgeError
+from agent_forge.merge import spectral
 from agent_forge.merge.combos import COMBO, combo_stages
 from agent_forge.merge.engine import MergedWeights, output_config
 from agent_forge.merge.output import anonymous_bytes, need_bytes, refuse_existing, require_room
@@ -32,6 +33,8 @@ WITHOUT_EFFECT |= {"architectures", "model_type", "tie_word_embeddings", "vocab_
 # CPU nanoseconds an element and input, as measured by benchmarks/merge.py on one core.
 COST_NS = {"task_arithmetic": 1.2, "ties": 6.0, "dare_linear": 4.0, "dare_ties": 6.0}
 COST_NS |= {"breadcrumbs": 6.0, "breadcrumbs_ties": 8.0, COMBO: 10.0}
+COST_NS |= {"sce": 30.0, "ram": 4.0, "ramplus_tl": 10.0, "arcee_fusion": 30.0}
+COST_NS |= dict.fromkeys(("della", "della_linear"), 150.0)
 COST_DEFAULT_NS, HASH_AND_WRITE_NS = 1.5, 2.0
 Level = Literal["error", "warning", "note"]
 
@@ -239,11 +242,14 @@ def _forecast(report: MergePreflight, plan: MergePlan, out: Path) -> None:
     cost = COST_NS.get(recipe.merge_method, COST_DEFAULT_NS)
     if recipe.combo is not None and combo_stages(recipe.combo)[2] == "dfs":
         cost *= 1.5
+    seconds = count * inputs * (cost + HASH_AND_WRITE_NS) * 1e-9 + 0.5
+    if recipe.is_spectral():
+        seconds += spectral.cost(plan.specs, len(recipe.references()))[1]
     report.facts |= {
         "parameters": count,
         "tensors": len(plan.jobs),
         "output_bytes": nbytes,
         "free_bytes": files.free_bytes(out),
-        "seconds": round(count * inputs * (cost + HASH_AND_WRITE_NS) * 1e-9 + 0.5, 1),
-        "memory_bytes": anonymous_bytes() + need_bytes(plan.specs),
+        "seconds": round(seconds, 1),
+        "memory_bytes": anonymous_bytes() + need_bytes(plan.specs, recipe),
     }

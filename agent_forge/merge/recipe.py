@@ -10,7 +10,7 @@ import contextlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
@@ -19,13 +19,15 @@ from agent_forge.config.settings import Settings
 from agent_forge.errors import ConfigError
 from agent_forge.merge.combos import COMBO, METHODS, combo_stages, parse_combo
 from agent_forge.merge.methods import ADDS_BASE, MergeMethod
+from agent_forge.merge.spectral import SPECTRAL
 
 TYPES = ("bfloat16", "float16", "float32", "float64")
 RANGES = {"drop_rate": (0.0, 0.9999), "keep": (0.0001, 1.0), "dfs_ratio": (0.0, 1.0)}
 RANGES["amplification"] = (0.0, 10_000.0)  # 0: what makes up for what is dropped
-RANGES |= dict.fromkeys(("density", "gamma", "t"), (0.0, 1.0))
+RANGES |= dict.fromkeys(("density", "gamma", "t", "select_topk", "rho", "off_diagonal"), (0.0, 1.0))
+RANGES |= dict.fromkeys(("epsilon", "max_iter", "tol", "steps"), (0.0, math.inf))
 LARGEST = 3.4e38  # what fp32 can hold
-OURS = ("combo", "seed", "layers", "parents", "parents_settings")
+OURS = ("combo", "post_pass", "seed", "layers", "parents", "parents_settings")
 
 
 def _reference(value: Any) -> Any:
@@ -97,6 +99,7 @@ class Recipe(Settings):
     out_dtype: TypeName | None = Field(None, description="the type of the result")
     tokenizer_source: Reference | None = Field(None, description="whose vocabulary the result has")
     tokenizer: Tokenizer | None = Field(None, description="the same, and padding")
+    post_pass: Literal["svc"] | None = Field(None, description="a correction of the result")
     combo: Combo | None = Field(None, description="one of the eight combinations")
     seed: int = Field(0, ge=0, lt=2**63, description="the seed of every random mask")
     layers: dict[str, int] = Field({}, description="layer -> 0: the merged one, n: of parent n")
@@ -116,6 +119,8 @@ class Recipe(Settings):
             raise ValueError("exactly one of models and slices is needed")
         if self.tokenizer and self.tokenizer_source:
             raise ValueError("tokenizer and tokenizer_source say the same; name one of them")
+        if self.post_pass and self.method().base != "required":
+            raise ValueError(f"post_pass corrects task vectors, which {self.merge_method} has not")
         for where, settings, shared in _groups(self):
             for name, setting in settings.items():
                 _check_parameter(self, where, name, setting, shared)
@@ -132,6 +137,10 @@ class Recipe(Settings):
 
     def method(self) -> MergeMethod:
         return METHODS[self.merge_method]
+
+    def is_spectral(self) -> bool:
+        """True if matrices are decomposed."""
+        return self.post_pass is not None or self.merge_method in SPECTRAL
 
     def vocabulary(self) -> TokenizerChoice | None:
         """Whose vocabulary the result has; None leaves the rows as they are."""
@@ -300,8 +309,9 @@ def to_yaml(recipe: Recipe) -> str:
 
 def to_mergekit(recipe: Recipe) -> str:
     """The recipe as mergekit's YAML, with every weight spelled out; an error where it has none."""
-    if recipe.combo is not None:
-        raise ConfigError("a combo cannot be said in mergekit's YAML")
+    for name in (recipe.post_pass, recipe.merge_method):
+        if name == COMBO or name == "svc" or name in SPECTRAL:
+            raise ConfigError(f"{name} cannot be said in mergekit's YAML")
     if recipe.merge_method == "slerp" and len(recipe.models) > 2:
         raise ConfigError("mergekit's slerp takes two models")
     data = recipe.model_dump(mode="json", exclude_defaults=True, exclude=set(OURS))

@@ -66,6 +66,22 @@ class TensorInputs:
                 delta = self.read(self.tensors[i], start, start + RUN)
                 yield delta.sub_(self.read(self.base, start, start + RUN))
 
+    def rows(self) -> Iterator[tuple[int, list[Tensor], Tensor | None]]:
+        """Runs of whole vectors along the last axis, as matrices, with the number of the first."""
+        width = self.shape[-1] if len(self.shape) > 1 else self.numel
+        step = max(1, RUN // max(1, width)) * width
+        for start in range(0, self.numel, step):
+            stop = start + step
+            parts = [self.read(tensor, start, stop).view(-1, width) for tensor in self.tensors]
+            base = None if self.base is None else self.read(self.base, start, stop).view(-1, width)
+            yield start // width, parts, base
+
+    def matrices(self) -> tuple[Tensor | None, list[Tensor]]:
+        """The base and the inputs as whole matrices, in double precision."""
+        tensors = [*([] if self.base is None else [self.base]), *self.tensors]
+        whole = [self.read(t, 0, self.numel).double().view(self.shape) for t in tensors]
+        return (None, whole) if self.base is None else (whole[0], whole[1:])
+
     def anchored(self) -> np.ndarray:
         """Inner products, in fp64, of the base (or the first input) and the differences from it."""
         # From differences, small angles stay exact.
@@ -78,9 +94,9 @@ class TensorInputs:
                 total = total + (rows @ rows.T).double().numpy()
             return total
 
-        return self._once(("anchored",), measure) if self.whole_model is None else self.whole_model
+        return self.once(("anchored",), measure) if self.whole_model is None else self.whole_model
 
-    def _once(self, what: tuple[Any, ...], measure: Callable[[], T]) -> T:
+    def once(self, what: tuple[Any, ...], measure: Callable[[], T]) -> T:
         """What was measured on these inputs, from the cache if they have a key in it."""
         key = (*what, *self.key)
         if not self.key or key not in self.cache:
@@ -102,7 +118,7 @@ class TensorInputs:
 
     def magnitudes(self, i: int, ranks: tuple[int, ...]) -> list[float]:
         """The magnitudes of task vector i at these ranks, counted from the smallest."""
-        return self._once(("magnitudes", i, ranks), lambda: select(lambda: self.deltas(i), ranks))
+        return self.once(("magnitudes", i, ranks), lambda: select(lambda: self.deltas(i), ranks))
 
 
 def mean(parts: Sequence[Tensor]) -> Tensor:
@@ -147,15 +163,19 @@ def kept_share(density: float) -> float:
     return max(1, round(density * 65536)) / 65536
 
 
-def dare_mask(seed: int, name: str, start: int, count: int, density: float) -> Tensor:
-    """1 for the elements from `start` on that are kept, else 0."""
-    # Each element has a 16-bit random number. Their generator is counter-based and keyed by seed
-    # and name, so element k always gets number k: whoever asks, in whatever order.
-    if density <= 0:
-        return torch.zeros(count)
+def draws(seed: int, name: str, start: int, count: int) -> np.ndarray:
+    """A random number of 16 bits for each element from `start` on."""
+    # Their generator is counter-based and keyed by seed and name, so element k always gets number
+    # k: whoever asks, in whatever order.
     step, skip = divmod(start, DRAWS_A_STEP)
     generator = np.random.Philox(key=_mask_key(seed, name), counter=step)
     words = generator.random_raw(-(-(skip + count) // DRAWS_A_STEP) * 4)
-    numbers = words.astype("<u8", copy=False).view("<u2")[skip : skip + count]
-    kept = numbers < round(kept_share(density) * 65536)
+    return np.asarray(words.astype("<u8", copy=False).view("<u2")[skip : skip + count])
+
+
+def dare_mask(seed: int, name: str, start: int, count: int, density: float) -> Tensor:
+    """1 for the elements from `start` on that are kept, else 0."""
+    if density <= 0:
+        return torch.zeros(count)
+    kept = draws(seed, name, start, count) < round(kept_share(density) * 65536)
     return torch.from_numpy(kept.view(np.uint8)).float()  # whole numbers convert faster than bools

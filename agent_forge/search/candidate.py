@@ -13,6 +13,8 @@ A candidate is named by what it is made of, so the same one made twice has the s
                                          base + scale * the sum of c * (parent - base), each made
                                          sparse and put to the vote as the method says; `density`
                                          is the share that is kept, one number a group
+    method   {method, seed}              what a merge method makes of the inputs, with equal weights
+    stretch  {scale}                     base + scale * (input - base)
     shift    {coefficients}              input + sum over parents of c * (parent - base), with one
                                          number a parent for every group
     noise    {sigma, rate, seed}         input + Gaussian noise on a share of the weights
@@ -35,6 +37,8 @@ KINDS: dict[str, tuple[set[str], int, int | None]] = {
     "average": (set(), 1, None),
     "merge": ({"combo", "weights", "drop_rate", "keep", "scale", "layers", "seed"}, 2, None),
     "blend": ({"method", "coefficients", "density", "scale", "seed"}, 2, None),
+    "method": ({"method", "seed"}, 2, None),
+    "stretch": ({"scale"}, 1, 1),
     "shift": ({"coefficients"}, 1, 1),
     "noise": ({"sigma", "rate", "seed"}, 1, 1),
     "path": ({"layers"}, 1, None),

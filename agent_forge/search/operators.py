@@ -17,6 +17,7 @@ INTERPOLATION, ARITHMETIC, SELECTION = BITS = 4, 2, 1  # of a combo, read from t
 # Of the first four each technique is in two, and each two techniques meet once.
 COMBOS = (0b000, 0b011, 0b101, 0b110, 0b001, 0b010, 0b100, 0b111)
 ODDS = 1.0  # step of a drop rate or kept share, in log-odds
+STRETCH = 0.35  # step of the logarithm of a scale
 MORE_STEPS = 0.5  # the chance of another change of a path, after each of them
 T = TypeVar("T")
 Rows = Mapping[str, Sequence[float]]  # one number a parent for every group
@@ -124,6 +125,19 @@ def shifted(of: str, coefficients: Rows, origin: str) -> Candidate:
     """A candidate moved along the parents' task vectors."""
     operation = {"kind": "shift", "coefficients": _rounded_rows(coefficients)}
     return Candidate(operation, (of,), origin)
+
+
+def by_method(space: SearchSpace, method: str, seed: int) -> Candidate:
+    """What a merge method makes of the parents."""
+    masks = seed if method.startswith("della") else 0
+    operation = {"kind": "method", "method": method, "seed": masks}
+    return Candidate(operation, space.parents, f"method {method}")
+
+
+def stretched(of: str, scale: float, rng: Generator) -> Candidate:
+    """A candidate farther from the base or nearer to it, around a scale that was good."""
+    scale = min(max(rounded(scale * math.exp(STRETCH * rng.standard_normal())), 0.05), 5.0)
+    return Candidate({"kind": "stretch", "scale": scale}, (of,), f"stretch of {of[:SHORT]}")
 
 
 def mutate(

@@ -3,7 +3,8 @@
 The parents, their average and the eight combos come first; then steps along the gradient from the
 average, until they no longer help; then whichever of five arms (a step along the gradient, points
 around the best by CMA-ES, a mutation of the best, another combo, a merge of losers) gained most for
-its cost, where the less tried ones get the benefit of the doubt.
+its cost, where the less tried ones get the benefit of the doubt. With `methods` these merge methods
+are tried at first too, and a sixth arm stretches the best of them.
 """
 
 import math
@@ -59,7 +60,9 @@ class PortfolioSearch(SearchStrategy):
 
     def _first_generation(self) -> None:
         version = self.settings.auto_version
-        self._arms = [OperatorArm(name) for name in (ARMS if version > 1 else ARMS[:-1])]
+        names = [*(ARMS if version > 1 else ARMS[:-1])]
+        names += ["stretch"] if self.settings.methods else []
+        self._arms = [OperatorArm(name) for name in names]
         self._descent: GradientDescent | None = None
         self._cma: CmaSampler | None = None
         self._cma_keys: set[str] = set()  # its centre and its points
@@ -71,6 +74,8 @@ class PortfolioSearch(SearchStrategy):
         for combo in operators.COMBOS[: FIRST_COMBOS[version]]:
             made = operators.combo_of(self.space, combo, self.space.parents, masks, "combo")
             self._propose("combo", made)
+        for method in self.settings.methods:
+            self._propose("method", operators.by_method(self.space, method, masks))
 
     def _more(self) -> None:
         for _ in range(100):  # a point that was proposed before has its score at once
@@ -99,6 +104,8 @@ class PortfolioSearch(SearchStrategy):
             cma, points = self._cma, self._cma.ask()
             made = [cma.box.candidate(x, "sample around the best") for x in points]
             self._start_round(arm, made, points, movable.key)
+        elif arm.name == "stretch":
+            self._start_round(arm, [self._stretched()])
         elif arm.name == "losers":
             self._start_round(arm, [self._losers_child(arm.uses, best)])
         else:
@@ -193,6 +200,17 @@ class PortfolioSearch(SearchStrategy):
         combo, seed = int(rng.integers(len(operators.COMBOS))), operators.draw_seed(rng)
         made = operators.combo_of(self.space, combo, self.space.parents, seed, "combo")
         return operators.variant(self.space, made, rng)
+
+    def _stretched(self) -> Candidate:
+        """The best merge by a method with another scale; another combo if none could be scored."""
+        kinds = ("method", "stretch")
+        ranked = self._ranked([k for k in self.scores if self.candidates[k].kind in kinds])
+        if not ranked:
+            return self._combo()
+        best = self.candidates[ranked[0]]
+        of = best.inputs[0] if best.kind == "stretch" else best.key
+        rng = operators.generator(self.seed, self._rounds, "stretch")
+        return operators.stretched(of, best.operation.get("scale", 1.0), rng)
 
     def _losers_child(self, uses: int, best: Candidate) -> Candidate:
         """A random combo of the worst three merges of the parents, at the next use of the next

@@ -33,7 +33,7 @@ FIELDS_OF = {  # that act in some strategies alone; all others act in every one
     "cma-es nsga2": "blend_method density per_layer",
     "cma-es nsga2 auto": "start_sigma",
     "grad auto": "gradient_step gradient_share",
-    "auto": "auto_version",
+    "auto": "auto_version methods",
 }
 ACTS_IN = {name: of.split() for of, names in FIELDS_OF.items() for name in names.split()}
 # As if the field did not exist.
@@ -42,6 +42,22 @@ OFF |= {"auto_version": 1, "ga_version": 1}
 Share = Annotated[float, Field(ge=0, le=1)]
 SomeShare = Annotated[float, Field(gt=0, le=1)]
 Between = Annotated[float, Field(gt=0, lt=1)]
+MethodName = Literal[
+    "breadcrumbs",
+    "breadcrumbs_ties",
+    "della",
+    "della_linear",
+    "iso_c",
+    "karcher",
+    "model_stock",
+    "ram",
+    "ramplus_tl",
+    "regmean",
+    "sce",
+    "svc",
+    "swudi",
+    "tsv_m",
+]
 Count = Annotated[int, Field(ge=1)]
 
 
@@ -67,6 +83,9 @@ class EvolutionSettings(Settings):
         2, "ga: 1 has no noise and no bound on diversity, as evolutions before"
     )
     generations: int = setting(50, "how many follow the first one, of combos", ge=0, le=100_000)
+    methods: list[MethodName] = setting(
+        [], "auto: merge methods to try beside the combos, and to stretch where they are good"
+    )
     max_evaluations: int = setting(0, "scores to stop after, those of parents too; 0 = never", ge=0)
     population_size: int = setting(8, f"candidates at a time: {SIZES}", ge=1, le=1024)
     elite_count: Count = setting(2, "best ones that are mutated; if not given, a quarter of all")
@@ -121,7 +140,7 @@ class EvolutionSettings(Settings):
     def planned(self, parents: int) -> int:
         """How many candidates are scored at most, the parents and their average among them."""
         first = max(self.population_size, FIRST_COMBOS[self.auto_version])  # by auto, all combos
-        first = first if self.strategy == "auto" else self.population_size
+        first = first + len(self.methods) if self.strategy == "auto" else self.population_size
         every = self.population_size * self.generations + first + parents + 1
         return min(every, self.max_evaluations or every)
 
@@ -178,6 +197,8 @@ class EvolutionSettings(Settings):
                 raise ValueError(f"diversity_reseed_threshold {edge} is above min_diversity {low}")
         elif self.population_size < (fewest := max(LEAST, self.elite_count + 1)):
             raise ValueError(f"population_size {self.population_size} is below {fewest}")
+        if len({*self.methods}) < len(self.methods):
+            raise ValueError("a method is listed twice in methods")
         if min(self.parent_weights, default=1) <= 0:
             raise ValueError("parent_weights are above 0")
         if self.parent_weights and (self.linear_weight or self.slerp_t):

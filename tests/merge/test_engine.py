@@ -20,7 +20,7 @@ from agent_forge.model.folder import open_weights
 from agent_forge.store import files
 from tests.support.merge_models import NAMES, family, make_models, recipe, save, tuned, write_combos
 
-FAMILIES = ("llama", "gpt2", "qwen2", "forge")
+FAMILIES = ("llama", "gpt2", "qwen2", "qwen3", "gemma3", "forge")
 
 
 def in_memory(kind: str = "llama") -> Parents:
@@ -57,6 +57,22 @@ def test_all_eight_combos_load_and_are_finite(kind: str, tmp_path: Path) -> None
     logits = [load(written[n].folder, kind) for n in ALL]
     assert all(bool(x.isfinite().all()) for x in logits)
     assert len({files.sha256_of(written[n].folder / "model.safetensors") for n in ALL}) > 4
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "gemma3"])
+@pytest.mark.parametrize("method", ["linear", "ties", "della", "sce", "karcher", "tsv_m", "swudi"])
+def test_methods_on_networks_with_normed_queries_and_tied_heads(
+    kind: str, method: str, tmp_path: Path
+) -> None:
+    """Written, opened again, and what it says is near what its parents say."""
+    root = make_models(tmp_path / "models", kind)
+    parameters = {"density": 0.5} if method == "della" else {}
+    write(merge(recipe(root, method, parameters=parameters)), tmp_path / "out")
+    tensors = open_weights(tmp_path / "out")
+    assert any("q_norm" in name for name in tensors) and "lm_head.weight" not in tensors
+    found, base = (load(f, kind).detach() for f in (tmp_path / "out", root / "base"))
+    assert not torch.equal(found, base)
+    assert float((found - base).norm()) < 0.6 * float(base.norm())
 
 
 @pytest.mark.parametrize("number", ALL)

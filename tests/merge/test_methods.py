@@ -17,10 +17,15 @@ from agent_forge.merge import combos
 from agent_forge.merge.combos import ALL, METHODS, combo_name, parse_combo
 from agent_forge.merge.engine import Parents, merge
 from agent_forge.merge.recipe import Recipe
+from agent_forge.merge.spectral import SPECTRAL
 from agent_forge.merge.tensor_inputs import RUN, TensorInputs, dare_mask, kept_share, select
 
 SPARSE = ("ties", "dare_linear", "dare_ties", "breadcrumbs", "breadcrumbs_ties")
+SPARSE += ("della", "della_linear")
 SYMMETRIC = ("linear", "task_arithmetic", "ties", "breadcrumbs", "model_stock", "multislerp")
+SYMMETRIC += ("karcher", "ram", "ramplus_tl", "sce")
+SUMMING = ("task_arithmetic", "dare_linear", "dare_ties", "breadcrumbs", "breadcrumbs_ties")
+SUMMING += ("della_linear",)
 
 
 def noise(number: int, *shape: int) -> Tensor:
@@ -88,12 +93,15 @@ def test_small_angles_are_exact() -> None:
     assert angle(gram, np.array([1, 0]), np.array([0, 1])) == pytest.approx(1e-4, rel=1e-6)
 
 
-@pytest.mark.parametrize("method", [m for m in METHODS if m not in ("passthrough", "combo")])
+PAIRS = [m for m in METHODS if m not in ("combo", *SPECTRAL) and METHODS[m].most != 1]
+
+
+@pytest.mark.parametrize("method", PAIRS)
 def test_a_model_merged_with_itself_is_itself(method: str) -> None:
     w, base = noise(1), noise(2)
     spec = METHODS[method]
     parameters: dict[str, Any] = {"density": 1.0} if method in SPARSE else {}
-    if method in ("task_arithmetic", "dare_linear", "dare_ties", "breadcrumbs", "breadcrumbs_ties"):
+    if method in SUMMING:
         parameters["weight"] = 0.5  # they sum, so two halves
     with_base = base if spec.base == "required" else None
     result = merged(method, {"a": w, "b": w.clone()}, with_base, parameters=parameters)
@@ -103,11 +111,67 @@ def test_a_model_merged_with_itself_is_itself(method: str) -> None:
 @pytest.mark.parametrize("method", SYMMETRIC)
 def test_the_order_of_the_models_does_not_matter(method: str) -> None:
     models = {"a": noise(1), "b": noise(2), "c": noise(3)}
-    base = None if method in ("linear", "multislerp") else noise(4)
+    base = None if method in ("linear", "multislerp", "karcher") else noise(4)
     parameters = {"density": 0.4} if method in SPARSE else {}
     one = merged(method, models, base, parameters=parameters)
     other = merged(method, dict(reversed(models.items())), base, parameters=parameters)
     torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_nearswap_moves_at_most_by_t() -> None:
+    base, near = torch.zeros(4), torch.tensor([0.01, -0.2, 0.05, 0.0])
+    result = merged("nearswap", {"a": near}, base, parameters={"t": 0.05})
+    torch.testing.assert_close(result, torch.tensor([0.01, -0.05, 0.05, 0.0]))
+
+
+def test_fusion_takes_what_stands_out_and_nothing_else() -> None:
+    base, model = torch.zeros(8, 16), 0.001 * noise(1, 8, 16)
+    model[3, 5] = 2.0
+    result = merged("arcee_fusion", {"a": model}, base)
+    assert result[3, 5] == 2.0
+    assert set(result.flatten().tolist()) <= {0.0, *model[3].tolist(), *model.flatten().tolist()}
+    assert int((result != 0).sum()) < 40
+
+
+def test_ram_averages_what_is_shared_and_keeps_what_is_not() -> None:
+    a, b = torch.tensor([1.0, 0.0, 2.0, 1e-7]), torch.tensor([3.0, 4.0, 0.0, 1e-7])
+    models, base = {"a": a, "b": b}, torch.zeros(4)
+    torch.testing.assert_close(merged("ram", models, base), torch.tensor([2.0, 4.0, 2.0, 0.0]))
+    plus = merged("ramplus_tl", models, base, parameters={"r": 0.5, "alpha": 0.4})
+    torch.testing.assert_close(plus, torch.tensor([2.0, 4.8, 2.4, 0.0]))  # 1 + 0.5 * min(1, 0.4)
+
+
+def test_sce_weighs_models_by_their_energy_where_they_vary() -> None:
+    a, b = torch.tensor([3.0, 1.0, 0.0]), torch.tensor([1.0, 1.0, -1.0])
+    models, base = {"a": a, "b": b}, torch.zeros(3)
+    shares = torch.tensor([10.0, 3.0]) / 13
+    every = torch.tensor([float(3 * shares[0] + shares[1]), 1.0, -1.0])
+    torch.testing.assert_close(merged("sce", models, base), every)
+    most = merged("sce", models, base, parameters={"select_topk": 0.5})  # of two that vary
+    torch.testing.assert_close(most, torch.tensor([2.8, 0.0, 0.0]))  # (9 * 3 + 1 * 1) / 10
+    none = merged("sce", models, base, parameters={"select_topk": 0.0})
+    torch.testing.assert_close(none, base)
+
+
+def test_della_keeps_large_ones_more_often_and_restores_the_l1_norm() -> None:
+    base, delta = torch.zeros(400, 64), noise(1, 400, 64).sign() * torch.arange(1.0, 65.0)
+    parameters = {"density": 0.5, "epsilon": 0.3}
+    result = merged("della_linear", {"a": delta}, base, parameters=parameters)
+    kept = (result != 0).float().mean(0)
+    expected = torch.linspace(0.2, 0.8, 64)
+    assert float((kept - expected).abs().max()) < 5 * math.sqrt(0.25 / 400)
+    assert float(result.abs().sum()) == pytest.approx(float(delta.abs().sum()), rel=1e-4)
+    with pytest.raises(ConfigError, match="give or take epsilon"):
+        merged("della", {"a": delta}, base, parameters={"density": 0.9})
+
+
+def test_karcher_of_two_is_the_middle_of_the_arc_and_of_zeros_nothing() -> None:
+    a = noise(1)
+    b = noise(2) * a.norm() / noise(2).norm()
+    middle = merged("karcher", {"a": a, "b": b})
+    torch.testing.assert_close(middle, merged("nuslerp", {"a": a, "b": b}))
+    zeros = merged("karcher", {"a": torch.zeros(3), "b": torch.zeros(3)})
+    assert zeros.tolist() == [0.0] * 3
 
 
 def test_ties_with_one_model_is_its_trimmed_task_vector() -> None:

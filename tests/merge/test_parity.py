@@ -23,13 +23,15 @@ import yaml
 from safetensors.torch import load_file
 
 from agent_forge.merge.engine import merge
-from agent_forge.merge.recipe import read_recipe
+from agent_forge.merge.plan import Parents
+from agent_forge.merge.recipe import Recipe, read_recipe
+from tests.golden.merge import make
 
 FOLDER = Path(__file__).parents[1] / "golden" / "merge"
 MANIFEST = json.loads((FOLDER / "manifest.json").read_text())
 NAMES = sorted(p.stem for p in (FOLDER / "expected").iterdir())
 PARENTS = ("base", "a", "b", "c")
-TRIMMING = ("ties", "breadcrumbs", "breadcrumbs_ties")
+TRIMMING = ("ties", "breadcrumbs", "breadcrumbs_ties", "sce")
 NARROW_STEPS = ("task_arithmetic_narrow", "ties_narrow")  # mergekit rounds between the steps
 FP32_NOISE = 2.0**-21  # of the largest input, where a result cancels to almost nothing
 AT_MOST_AT_A_THRESHOLD = 0.04  # of all elements; the parents are bf16, so equal sizes are common
@@ -104,6 +106,16 @@ def undecided(name: str, tensor: str, folder: Path = FOLDER) -> torch.Tensor:
     layers = 1 + max(int(key.split(".")[2]) for key in base if ".layers." in key)
     result = torch.zeros_like(base[tensor], dtype=torch.bool)
     work = getattr(torch, recipe["dtype"])
+    if recipe["merge_method"] == "sce":  # cuts by the variance over the models
+        models = [parent(Path(source["model"]).name, folder) for source in recipe["models"]]
+        size = torch.stack([m[tensor].to(work) - base[tensor].to(work) for m in models]).var(
+            0, correction=0
+        )
+        share = setting(recipe.get("parameters", {}).get("select_topk", 1.0), tensor, layers)
+        ordered = size.flatten().sort().values
+        cut = size.numel() - int(int(size.count_nonzero()) * share)
+        tied = 0 < cut < size.numel() and bool(ordered[cut - 1] == ordered[cut])
+        return size == ordered[cut] if tied else result
     for source in recipe["models"]:
         model = parent(Path(source["model"]).name, folder)
         size = (model[tensor].to(work) - base[tensor].to(work)).abs()
@@ -167,6 +179,36 @@ def test_storage_in_bf16_does_not_change_the_arithmetic(name: str) -> None:
     wide = name.removesuffix("_narrow")
     for key, apart, excused in disagreements(wide, merged(name), expected(wide)):
         assert not (apart & ~excused).any(), key
+
+
+@pytest.mark.parametrize("name", sorted(make.DELLA))
+def test_della_has_mergekits_mean_and_variance(name: str) -> None:
+    """The masks are random: each moment agrees within what its samples can tell."""
+    seeds = 600
+    theirs = load_file(FOLDER / "della.safetensors")
+    rows = [
+        {key: values[i] for key, values in make.DELLA_INPUTS.items()}
+        for i in range(len(make.DELLA_INPUTS["weight"]))
+    ]
+    models = {n: {"w": parent(n)[make.DELLA_TENSOR].float()} for n in PARENTS}
+    recipe: dict[str, Any] = {
+        "merge_method": name.removesuffix("_plain"),
+        "models": [{"model": n, "parameters": row} for n, row in zip("abc", rows, strict=True)],
+        "base_model": "base",
+        "parameters": make.DELLA[name],
+    }
+    parents = Parents(models)
+    made = [
+        merge(Recipe.model_validate({**recipe, "seed": seed}), parents)["w"]
+        for seed in range(seeds)
+    ]
+    ours = torch.stack(made)
+    variance = theirs[f"{name}.variance"]
+    error = (variance * (1 / seeds + 1 / make.SEEDS)).sqrt()
+    apart = (ours.mean(0) - theirs[f"{name}.mean"]) / error
+    assert apart.abs().max() < 5
+    assert apart.square().mean() == pytest.approx(1, abs=0.4)
+    assert float((ours.var(0) / variance).mean()) == pytest.approx(1, abs=0.02)
 
 
 def test_where_mergekit_rounds_each_step_it_stays_near() -> None:

@@ -47,7 +47,7 @@ def plan(text: str) -> dict[str, Any]:
     [
         ({"merge_methd": "linear"}, "merge_methd'; did you mean 'merge_method'"),
         ({"merge_method": "tie"}, "did you mean 'ties'"),
-        ({"merge_method": "della"}, "unknown merge_method 'della'"),
+        ({"merge_method": "dela"}, "unknown merge_method 'dela'"),
         ({"parameters": {"wieght": 1}}, "no parameter 'wieght'.*did you mean 'weight'"),
         ({"parameters": {"density": 0.5}}, "linear has no parameter 'density'"),
         ({"parameters": {"weight": "heavy"}}, "'heavy' is not a finite number"),
@@ -73,6 +73,15 @@ def plan(text: str) -> dict[str, Any]:
         ({"merge_method": "ties"}, "ties needs a base_model"),
         ({"merge_method": "passthrough"}, "takes exactly 1"),
         ({"merge_method": "nuslerp", "base_model": "b"}, "takes exactly 2"),
+        (
+            {"merge_method": "sce", "base_model": "b", "parameters": {"top": 1}},
+            "no parameter 'top'",
+        ),
+        (
+            {"merge_method": "ram", "base_model": "b", "parameters": {"epsilon": -1}},
+            "epsilon: -1.0 is not between",
+        ),
+        ({"merge_method": "nearswap", "models": [{"model": "a"}]}, "nearswap needs a base_model"),
         ({"merge_method": "combo"}, "go together"),
         ({"combo": 6}, "go together"),
         ({"merge_method": "combo", "combo": 1, "layers": {"0": 1}}, "FrankenMerge alone"),

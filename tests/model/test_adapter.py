@@ -13,6 +13,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from agent_forge.errors import ConfigError, DamagedFile
+from agent_forge.merge.engine import merge
+from agent_forge.merge.recipe import Recipe
 from agent_forge.model.folder import open_weights
 from agent_forge.model.weights import is_tied
 from tests.support.adapters import adapted
@@ -75,6 +77,38 @@ def test_one_adapter_is_what_peft_merges(name: str, tmp_path: Path) -> None:
         torch.testing.assert_close(found[tensor], wanted[tensor], atol=1e-6, rtol=1e-6)
         changed += not torch.equal(found[tensor], open_weights(base)[tensor])
     assert changed  # the adapter did something
+
+
+@pytest.mark.parametrize("method", ["linear", "task_arithmetic", "tsv_m"])
+def test_adapters_of_different_ranks_merge_as_what_they_add(method: str, tmp_path: Path) -> None:
+    """Each alone at weight 1 is itself; together they are the weighted sum of what each adds."""
+    ranks: list[dict[str, Any]] = [{"r": 2}, {"r": 5, "use_rslora": True}, {"r": 8}]
+    refs, base = [], tmp_path / "0" / "base"
+    for i, own in enumerate(ranks):
+        _, lora = adapted(tmp_path / str(i), "qwen2", {"target_modules": LINEAR, **own})
+        refs.append(f"{base}+{lora}")
+    weights = [0.5, 0.3, -0.2]
+    start, models = open_weights(base), [open_weights(ref) for ref in refs]
+
+    def merged(given: list[float], **fields: Any) -> Any:
+        listed = [
+            {"model": ref, "parameters": {"weight": weight}}
+            for ref, weight in zip(refs, given, strict=True)
+            if weight
+        ]
+        plain = {"merge_method": method, "models": listed, **fields}
+        if method != "linear":
+            plain["base_model"] = str(base)
+        return merge(Recipe.model_validate(plain))
+
+    for i, model in enumerate(models):
+        alone = merged([float(j == i) for j in range(3)])
+        for name in alone:
+            torch.testing.assert_close(alone[name], model[name], atol=1e-5, rtol=1e-5)
+    if method == "task_arithmetic":
+        for name, tensor in merged(weights).items():
+            deltas = [w * (m[name] - start[name]) for w, m in zip(weights, models, strict=True)]
+            torch.testing.assert_close(tensor, start[name] + sum(deltas), atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -52,6 +52,10 @@ class Bowl:
             return np.tile(np.eye(PARENTS)[operation["index"]], (len(GROUPS), 1))
         if candidate.kind == "average":
             return np.mean(rows, 0)
+        if candidate.kind == "method":
+            return 0.2 * np.sum(rows, 0) + 0.1 * (operation["method"] == "karcher")
+        if candidate.kind == "stretch":
+            return np.asarray(operation["scale"] * rows[0])
         if candidate.kind == "path":
             return rows[0] + 0.01 * len(operation["layers"])
         if candidate.kind in ("blend", "shift"):
@@ -378,6 +382,7 @@ OTHER: dict[str, Any] = {
     "gradient_step": 0.03,
     "gradient_share": 0.25,
     "auto_version": 1,
+    "methods": ["tsv_m", "karcher"],
 }
 
 
@@ -457,6 +462,26 @@ def test_auto_begins_with_all_combos_and_merges_losers() -> None:
     assert measured == 8 * 4 + 8 + PARENTS + 1
     small = EvolutionSettings(population_size=4, generations=2).planned(PARENTS)
     assert small == 4 * 2 + 8 + PARENTS + 1
+
+
+def test_methods_are_tried_first_and_the_best_of_them_is_stretched() -> None:
+    how: Any = {"methods": ["iso_c", "karcher"], "generations": 40, "early_stopping": False}
+    search = start("auto", **how)
+    assert [c.operation.get("method") for c in search.population][8:] == ["iso_c", "karcher"]
+    assert search.settings.planned(PARENTS) == 8 * 40 + 10 + PARENTS + 1
+    run(search)
+    known = search.candidates
+    stretched = [c for c in known.values() if c.kind == "stretch"]
+    methods = [c for c in known.values() if c.kind == "method"]
+    best = max(methods, key=lambda c: search.scores[c.key])
+    assert stretched[0].inputs == (best.key,)
+    assert {known[c.inputs[0]].kind for c in stretched} == {"method"}  # no chains of them
+    assert max(search.scores[c.key] for c in stretched) > search.scores[best.key]
+    assert search.operator_gains["stretch"]["tried"] == len(stretched)
+    again = run(start("auto", **how))
+    assert list(again.candidates) == list(known)
+    with pytest.raises(ValidationError, match="listed twice"):
+        EvolutionSettings(methods=["sce", "sce"])
 
 
 def test_losers_are_merges_of_the_parents_that_did_not_fail() -> None:

@@ -36,13 +36,22 @@ def family(name: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
         settings = ModelSettings.model_validate(OWN)
         return ForgeNetwork(settings).state_dict(), config_dict(settings)
-    from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, Qwen2Config
+    from transformers import (
+        AutoModelForCausalLM,
+        Gemma3TextConfig,
+        GPT2Config,
+        LlamaConfig,
+        Qwen2Config,
+        Qwen3Config,
+    )
 
     common = {"vocab_size": 48, "hidden_size": 16, "num_hidden_layers": 2, "intermediate_size": 24}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 32}
     configs: dict[str, Any] = {
         "llama": lambda: LlamaConfig(**common, **heads),
         "qwen2": lambda: Qwen2Config(**common, **heads, tie_word_embeddings=True),
+        "qwen3": lambda: Qwen3Config(**common, **heads, head_dim=8, tie_word_embeddings=True),
+        "gemma3": lambda: Gemma3TextConfig(**common, **heads, head_dim=8, sliding_window=16),
         "gpt2": lambda: GPT2Config(vocab_size=48, n_embd=16, n_layer=2, n_head=2, n_positions=32),
     }
     model = AutoModelForCausalLM.from_config(configs[name]())
@@ -57,8 +66,10 @@ def tuned(number: int, kind: str = "llama", scale: float = 0.05) -> dict[str, Te
     """Model 0 is the base; another one lies a little away from it."""
     base, _ = family(kind)
     own = torch.Generator().manual_seed(number)
+    norms = 0.1 if kind in ("qwen3", "gemma3") else 0.0  # which are all alike in a new network
     return {
-        name: t.clone() + (scale * t.std(unbiased=False) * torch.randn(t.shape, generator=own))
+        name: t.clone()
+        + (scale * (t.std(unbiased=False) or norms) * torch.randn(t.shape, generator=own))
         if number and t.is_floating_point()
         else t.clone()
         for name, t in base.items()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import combinations
 from pathlib import Path
@@ -21,9 +21,12 @@ import torch
 from torch import Tensor, nn
 
 from agent_forge.errors import ConfigError, NotFinite
+from agent_forge.merge.combos import METHODS
 from agent_forge.merge.engine import merge
+from agent_forge.merge.methods import ADDS_BASE
 from agent_forge.merge.plan import Parents, make_plan
 from agent_forge.merge.recipe import LayerSlice, ModelInput, Recipe, SliceSource
+from agent_forge.merge.tensor_inputs import Cache
 from agent_forge.model import weights as layout
 from agent_forge.model.folder import open_weights
 from agent_forge.model.weights import Weights, at_layer, layer_of
@@ -34,6 +37,8 @@ from agent_forge.store.tensors import TensorSpec, first_not_finite, write_tensor
 
 BASE, MEAN = "base", "mean"  # where task vectors start; the mean where no base is given
 OUTSIDE, REST = "embeddings", "rest"
+DENSITY, THINNING = 0.5, ("della", "breadcrumbs")  # the share that these keep
+SUMMING = ("breadcrumbs", "breadcrumbs_ties", "della_linear")  # to whom an average needs weights
 SAMPLED = 200_000  # weights that distances are measured on
 _OF_COMBO = ("drop_rate", "keep", "amplification", "dfs_ratio")  # parameters of the merge engine
 KEPT_NAME = 24  # digits of a key in the name of a file
@@ -104,6 +109,8 @@ class CandidateWeights:
         layers = (job.layer for job in plan.jobs.values() if job.layer is not None)
         self.layers = list(dict.fromkeys(layers))
         self._kept = set[str]()
+        self._made = set[str]()  # files of methods, which take long
+        self.input_grams: Callable[[], Cache] | None = None  # what RegMean needs
 
     def tensors(self, key: str) -> Iterator[tuple[str, Tensor]]:
         """Every tensor of a candidate, one at a time, finite, in the type of stored models."""
@@ -113,7 +120,9 @@ class CandidateWeights:
             source = open_weights(path).items()
         elif candidate.kind == "noise":
             source = self._noisy(candidate)
-        elif candidate.kind == "merge" and candidate.operation["scale"] != 1.0:
+        elif candidate.kind == "stretch" or (
+            candidate.kind == "merge" and candidate.operation["scale"] != 1.0
+        ):
             source = self._scaled(candidate)
         else:
             source = self._merged(candidate).items()
@@ -128,8 +137,9 @@ class CandidateWeights:
     def fill(self, network: nn.Module, key: str) -> str:
         """Overwrite the weights of a network with a candidate's; returns their sha256."""
         made = self._file(key).is_file()
-        for source in () if made else self.known[key].inputs:
-            if self.known[source].kind != "parent":
+        for source in () if made else (*self.known[key].inputs, key):
+            kind = self.known[source].kind
+            if kind == "method" or (kind != "parent" and source != key):
                 self._write(source)
         targets = dict(network.state_dict())
         hashes: dict[str, str] = {}
@@ -147,8 +157,10 @@ class CandidateWeights:
         lines = "".join(f"{name} {hashes[name]}\n" for name in sorted(hashes))
         return hashlib.sha256(lines.encode()).hexdigest()
 
-    def keep(self, keys: Iterable[str]) -> None:
-        """Have files of these candidates alone; what they are made from has files meanwhile."""
+    def keep(self, keys: Iterable[str], methods: bool = False) -> None:
+        """Have files of these candidates alone, and of the methods used so far if they are to be
+        stretched on; what they are made from has files meanwhile."""
+        self._made = self._made if methods else set()
         wanted = [key for key in keys if self.known[key].kind != "parent"]
         names = {self._file(key).name for key in wanted}
         for key in wanted:
@@ -207,6 +219,8 @@ class CandidateWeights:
         refs, models = self._inputs(candidate)
         if candidate.kind == "average":
             return merge(_mean(refs), models)
+        if candidate.kind == "method":
+            return self._by_method(refs, candidate.operation, models)
         make = {"blend": self._blend, "shift": self._shift, "path": self._path}
         return merge(make.get(candidate.kind, self._combo)(refs, candidate.operation), models)
 
@@ -219,6 +233,30 @@ class CandidateWeights:
             layers=operation["layers"],
             seed=operation["seed"],
         )
+
+    def _by_method(
+        self, refs: Sequence[str], operation: Mapping[str, Any], models: Parents
+    ) -> Mapping[str, Tensor]:
+        method = operation["method"]
+        parameters = {"density": DENSITY} if method.startswith(THINNING) else {}
+        parameters |= {"weight": 1 / len(refs)} if method in SUMMING else {}
+        if method == "regmean":
+            if self.input_grams is None:
+                hint = "evolve again on the same data"
+                raise ConfigError("regmean cannot be made without the items it read", hint=hint)
+            models = Parents()
+            models.update(self._originals)
+            models.cache = self.input_grams()
+        name = "task_arithmetic" if method == "svc" else method
+        recipe = Recipe(
+            merge_method=name,
+            models=[ModelInput(model=ref) for ref in refs],
+            base_model=None if METHODS[name].base in ADDS_BASE else self.origin,
+            parameters=parameters,
+            post_pass="svc" if method == "svc" else None,
+            seed=operation["seed"],
+        )
+        return merge(recipe, models)
 
     def _blend(self, refs: Sequence[str], operation: Mapping[str, Any]) -> Recipe:
         """base + scale * sum c (parent - base), by a method of the merge engine."""
@@ -266,11 +304,16 @@ class CandidateWeights:
         return Recipe(merge_method="linear", slices=[LayerSlice(sources=row) for row in rows])
 
     def _scaled(self, candidate: Candidate) -> Iterator[tuple[str, Tensor]]:
-        """base + scale * (merge - base)."""
-        plain = Candidate({**candidate.operation, "scale": 1.0}, candidate.inputs)
-        refs, models = self._inputs(candidate)
-        base = self.base if self.base is not None else merge(_mean(refs), models)
-        for name, tensor in self._merged(plain).items():
+        """base + scale * (merge or input - base)."""
+        base: Mapping[str, Tensor] = self._originals[self.origin]
+        if candidate.kind == "stretch":
+            source: Iterable[tuple[str, Tensor]] = self.tensors(candidate.inputs[0])
+        else:
+            plain = Candidate({**candidate.operation, "scale": 1.0}, candidate.inputs)
+            refs, models = self._inputs(candidate)
+            base = base if self.base is not None else merge(_mean(refs), models)
+            source = self._merged(plain).items()
+        for name, tensor in source:
             if tensor.is_floating_point():
                 moved = base[name].float().lerp(tensor.float(), candidate.operation["scale"])
                 tensor = moved.to(tensor.dtype)
@@ -306,6 +349,8 @@ class CandidateWeights:
 
     def _write(self, key: str) -> Path:
         path = self._file(key)
+        if self.known[key].kind == "method":
+            self._made.add(path.name)
         if not path.exists():
             tensors = dict(self.tensors(key))
             with files.writing(path) as writer:
@@ -314,7 +359,7 @@ class CandidateWeights:
 
     def _remove_others(self, names: set[str]) -> None:
         for path in self._files():
-            if path.name not in names:
+            if path.name not in names | self._made:
                 files.remove(path)
 
     def _files(self) -> list[Path]:

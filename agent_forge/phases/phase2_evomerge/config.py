@@ -102,6 +102,7 @@ class MeasuredEvolutionSettings(EvolutionSettings):
         merges = self.population_size if self.strategy == "ga" else max(0, self.triples)
         best = min(self.keep_best_models, self.generations // self.checkpoint_every + 1)
         more = (2 if self.fitness else 0) + (3 if self.heal else 0)
+        more += len(self.methods)
         return 2 * (self.elite_count + merges + 1) + self.replicates * best + 2 + more
 
     @field_validator("fitness_weights")
@@ -138,6 +139,7 @@ class MeasuredEvolutionSettings(EvolutionSettings):
             and not any(name.startswith("pack:") for name in self.tasks),
             "domain_weights are 0 or more": min(self.domain_weights.values(), default=0) < 0,
             "data and tasks exclude each other: measure on one of them": self.data and self.tasks,
+            f"regmean needs items to read, {lacks}": own and "regmean" in self.methods,
             f"heal needs items to teach, {lacks}": own and self.heal,
             "heal chooses by holdout items: use_holdout_validation has to be true": self.heal
             and not self.use_holdout_validation,

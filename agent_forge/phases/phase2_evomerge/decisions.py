@@ -115,7 +115,7 @@ def shape_of(inputs: EvolutionInputs) -> SearchShape:
     s, parents = inputs.settings, len(inputs.parents)
     auto = s.strategy == "auto"
     passes = BACKWARD * s.gradient_share if auto or s.strategy == "grad" else 0.0
-    first = FIRST_COMBOS[s.auto_version] if auto else 0
+    first = FIRST_COMBOS[s.auto_version] + len(s.methods) if auto else 0
     models = inputs.verdict_models
     return SearchShape(parents, models, s.population_size, first, bool(s.racing), passes, s.heal)
 

@@ -7,6 +7,7 @@ plain data, so either way the same is written to the journal.
 from __future__ import annotations
 
 import base64
+import copy
 import json
 import math
 import os
@@ -35,6 +36,8 @@ from agent_forge.evals.likelihood import Reading
 from agent_forge.evals.model_under_test import ItemScores, ModelUnderTest, TokenizedDomain
 from agent_forge.infer.generate import batches
 from agent_forge.merge.output import write
+from agent_forge.merge.spectral import GRAM, is_treated
+from agent_forge.merge.tensor_inputs import Cache
 from agent_forge.model.folder import MODEL_TYPE
 from agent_forge.model.load import load_network, own_name
 from agent_forge.model.network import ForgeNetwork
@@ -104,6 +107,7 @@ class CandidateEvaluator:
             self.fitness = DomainFitness(subject, splits["selection"], *how)
             if "holdout" in splits:
                 self.holdout = DomainFitness(subject, splits["holdout"], *how)
+            weights.input_grams = partial(input_grams, self.fitness, weights)
         keeps = s.enable_caching and isinstance(self.fitness, DomainFitness)
         self._of_user = UserCache(1 if threads else s.worker_threads, s.split_by) if keeps else None
         self._networks = NetworkCache(self.model)
@@ -383,6 +387,36 @@ def _shard_rows(
                 old = slopes.get(name)
                 slopes[name] = slope.float() if old is None else old.add_(slope)
     return _by_coefficient(weights, slopes, lock)
+
+
+def input_grams(fitness: DomainFitness, weights: CandidateWeights) -> Cache:
+    """The sum of x x^T over the inputs of every linear layer of each parent, for RegMean, on the
+    right answers of the search; as the merge engine wants them."""
+    subject = fitness.model_under_test
+    network, reading, grams = copy.deepcopy(subject.model), subject.reading or PLAIN, Cache()
+    targets, device = dict(network.state_dict()), next(network.parameters()).device
+    places = {target.data_ptr(): name for name, target in targets.items()}
+    parts = [_part(prepared, 1, 0) for prepared in fitness.prepared]
+    terms = [term for i, part in enumerate(parts) for term in _terms(fitness, i, part, 1.0, 1.0)]
+
+    def note(place: tuple[str, ...], _: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        x = inputs[0].detach().flatten(0, -2).float()
+        grams[place] = grams.get(place, 0.0) + (x.T @ x).cpu().double()
+
+    for i, parent in enumerate(weights.parents):
+        for name in weights.specs:
+            targets[name].copy_(parent[name])
+        layers = [m for m in network.modules() if isinstance(m, nn.Linear)]
+        named = [(places.get(m.weight.data_ptr(), ""), m) for m in layers]
+        treated = [(n, m) for n, m in named if is_treated(n, m.weight.shape)]
+        where = [((GRAM, f"parent{i}", n), m) for n, m in treated]
+        hooks = [m.register_forward_pre_hook(partial(note, place)) for place, m in where]
+        with torch.no_grad(), likelihood.selecting(network, reading):
+            for items, *_ in terms:
+                item_losses(network, items, device, reading)
+        for hook in hooks:
+            hook.remove()
+    return grams
 
 
 def item_losses(

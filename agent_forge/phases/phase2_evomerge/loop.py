@@ -157,7 +157,7 @@ class EvolutionLoop:
                 self.search.history[-1]["tokens"] = self.journal.tokens(generation)
                 if generation >= reached - 1:  # of those before it only the journal is needed
                     with self._timed("merge"):
-                        self.weights.keep(self._needed())
+                        self.weights.keep(self._needed(), not self.search.finished)
                     self._checkpoint(generation)
                 self._samples.clear()
                 best = {entry["champion"] for entry in self.search.history[-2:]}

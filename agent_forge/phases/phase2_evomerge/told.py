@@ -32,7 +32,9 @@ PER_BYTE = "/bits_per_byte"
 def technique(search: SearchStrategy, key: str, names: Sequence[str]) -> str:
     """How a candidate was made, in words: what it began as, and what was done to it since."""
     first, moves = search.way_to(key)
-    parts = [_beginning(first, search.space.parents, names)]
+    scaled = first.kind == "stretch"
+    first = search.candidates[first.inputs[0]] if scaled else first
+    parts = [_beginning(first, search.space.parents, names) + ", scaled" * scaled]
     for move, run in groupby(moves):
         count = len(list(run))
         words = MOVES.get(move, "mutation{} of the recipe").format("s" * (count > 1))
@@ -53,7 +55,7 @@ def _beginning(first: Candidate, parents: Sequence[str], names: Sequence[str]) -
 
 
 def _name(technique: str) -> str:
-    return TECHNIQUES.get(technique, technique.upper())
+    return TECHNIQUES.get(technique, technique.upper().replace("_", "-"))
 
 
 def techniques_of(combo: int) -> list[str]:

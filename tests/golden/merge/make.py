@@ -169,6 +169,28 @@ def arithmetic() -> dict[str, dict[str, Any]]:
     }
 
 
+def selections() -> dict[str, dict[str, Any]]:
+    """What chooses among elements, and the mean on the sphere. DELLA's masks are random: what is
+    kept of it are mean and variance of one tensor over many seeds (`moments`)."""
+    every = [entry(A), entry(B), entry(C)]
+    pair = {"models": [entry(A)], "base_model": BASE}
+    listed = {"models": [entry(BASE), entry(B)], "base_model": BASE}
+    select = {"select_topk": [0.2, 0.7]}
+    plus = {"r": 0.5, "alpha": 0.4, "epsilon": 0.01}
+    return {
+        "arcee_fusion": recipe("arcee_fusion", **pair),
+        "karcher": recipe("karcher", every),
+        "karcher_short": recipe(
+            "karcher", every, base_model=BASE, parameters={"max_iter": 1, "tol": 1e-3}
+        ),
+        "nearswap": recipe("nearswap", **listed, parameters={"t": 0.004}),
+        "ram": recipe("ram", every, base_model=BASE, parameters={"epsilon": 0.008}),
+        "ramplus_tl": recipe("ramplus_tl", every, base_model=BASE, parameters=plus),
+        "sce": recipe("sce", every, base_model=BASE),
+        "sce_selected": recipe("sce", every, base_model=BASE, parameters=select),
+    }
+
+
 def stacks() -> dict[str, dict[str, Any]]:
     """Slices: layers stacked, and merges whose settings come from several places."""
     scale = [{"filter": "o_proj", "value": 0.5}, {"filter": "down_proj", "value": [0.25, 1.0]}]
@@ -219,7 +241,7 @@ def vocabularies() -> dict[str, dict[str, Any]]:
 
 
 def recipes() -> dict[str, dict[str, Any]]:
-    return {**interpolations(), **arithmetic(), **stacks(), **vocabularies()}
+    return {**interpolations(), **arithmetic(), **selections(), **stacks(), **vocabularies()}
 
 
 def shapes(vocab: int) -> dict[str, tuple[int, ...]]:
@@ -282,6 +304,41 @@ def make_parents(folder: Path) -> None:
         save_file(narrow, folder / name / "model.safetensors", metadata={"format": "pt"})
 
 
+DELLA = {  # one tensor of these is merged SEEDS times
+    "della": {},
+    "della_linear": {},
+    "della_plain": {"rescale": False, "normalize": False, "lambda": 0.7},
+}
+DELLA_INPUTS = {"weight": [0.8, 0.5, 0.4], "density": [0.5, 0.3, 0.7], "epsilon": [0.2, 0.1, 0.25]}
+DELLA_TENSOR = "model.layers.0.self_attn.k_proj.weight"
+SEEDS = 4000
+MOMENTS = """
+import json, sys, torch
+from safetensors.torch import load_file, save_file
+from mergekit import merge_methods
+from mergekit.merge_methods.base import TensorGroup
+torch.set_num_threads(1)
+settings, inputs, tensor, seeds = json.loads(sys.argv[1])
+parents = [load_file(f"parents/{n}/model.safetensors")[tensor].float() for n in ("base", *"abc")]
+group, found = TensorGroup.from_tensors(parents, base_index=0), {}
+for name, shared in settings.items():
+    method = merge_methods.get(name.removesuffix("_plain"))
+    made = []
+    for seed in range(seeds):
+        torch.manual_seed(seed)
+        made += method([group], parameters={**inputs, **shared})
+    found[f"{name}.mean"] = torch.stack(made).mean(0)
+    found[f"{name}.variance"] = torch.stack(made).var(0)
+save_file(found, "della.safetensors")
+"""
+
+
+def moments(venv: Path, folder: Path) -> None:
+    """Mean and variance of mergekit's DELLA over many seeds."""
+    given = json.dumps([DELLA, DELLA_INPUTS, DELLA_TENSOR, SEEDS])
+    subprocess.run([venv / "bin" / "python", "-c", MOMENTS, given], check=True, cwd=folder)
+
+
 def versions(venv: Path) -> dict[str, str]:
     code = (
         "import json, sys; from importlib.metadata import version; "
@@ -328,8 +385,10 @@ def main() -> None:
         path.write_text(yaml.safe_dump(body, sort_keys=False, width=100))
         run(chosen.venv.absolute(), folder, name)
         print(name, flush=True)  # noqa: T201
+    if not chosen.only or "della" in chosen.only:
+        moments(chosen.venv.absolute(), folder)
     files = sorted((folder / "parents").rglob("*.safetensors"))
-    files += sorted((folder / "expected").glob("*.safetensors"))
+    files += [*sorted((folder / "expected").glob("*.safetensors")), folder / "della.safetensors"]
     manifest = {
         "made_with": versions(chosen.venv),
         "sha256": {

@@ -1,0 +1,216 @@
+"""A model as one GGUF file, which llama.cpp and Ollama run, with a Modelfile beside it.
+
+Tensors go through one at a time. What llama.cpp would compute in another way is refused.
+"""
+
+import io
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from agent_forge.errors import AlreadyExists, ConfigError
+from agent_forge.model.folder import home_of, open_weights, read_config
+from agent_forge.model.gguf_tokenizer import add_tokenizer, modelfile
+from agent_forge.model.load import check_tensors, completed, open_tokenizer
+from agent_forge.model.opened import end_tokens_of
+from agent_forge.model.weights import Weights, is_tied
+from agent_forge.store import files
+from agent_forge.store.tensors import TensorSpec, write_data
+
+SUFFIX = ".gguf"
+MODELFILE = "Modelfile"
+SHAPES = ("llama", "qwen2")  # as configs and llama.cpp both call them
+DTYPES = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}
+# Settings of these shapes that llama.cpp does not have, unless they are so.
+NEEDED = {"hidden_act": ("silu",), "use_sliding_window": (False, None), "mlp_bias": (False, None)}
+ROPES = {"default": (), "linear": ("llama", "qwen2"), "llama3": ("llama",)}
+ROPES |= {"yarn": ("llama", "qwen2")}
+YARN = {"beta_fast": 32, "beta_slow": 1}  # what llama.cpp takes for granted
+
+
+class OutputTensor(NamedTuple):
+    """A tensor of the file, and how to get it."""
+
+    name: str
+    spec: TensorSpec
+    source: str
+    heads: int = 0  # whose rows are put in the order of llama.cpp's rotation
+
+
+def export_gguf(
+    ref: str, target: Path, dtype: str | None, *, overwrite: bool, dry_run: bool
+) -> files.FileRecords:
+    """Write a model and its Modelfile; returns the sizes and, once written, sums of both."""
+    gguf, beside = _library(), target.with_name(MODELFILE)
+    for path in (target, beside):
+        if (path.exists() or path.is_symlink()) and not overwrite:
+            raise AlreadyExists(f"{path} exists", hint="--force overwrites it")
+    config, folder = read_config(ref), home_of(ref)
+    if config["model_type"] not in SHAPES:
+        problem = f"llama.cpp has no architecture for {config['model_type']!r} models of ours"
+        raise ConfigError(f"{ref}: {problem}", hint=f"GGUF is written of {' and '.join(SHAPES)}")
+    weights = open_weights(ref)
+    check_tensors(weights)
+    weights.verify()
+    shape, tokenizer = completed(config, ref), open_tokenizer(folder)
+    outputs = list(_outputs(gguf, weights, shape, DTYPES[_dtype_name(weights, dtype)]))
+    ends = end_tokens_of(folder, shape, tokenizer)
+    writer = gguf.GGUFWriter(None, shape.model_type)
+    _describe(gguf, writer, folder.name, shape, _dtype_name(weights, dtype))
+    add_tokenizer(writer, tokenizer, weights.specs[weights.embedding].shape[0], ends)
+    head, told = _head(gguf, writer, outputs), modelfile(target.name, tokenizer, ends).encode()
+    size = len(head) + sum(_padded(gguf, output.spec.nbytes) for output in outputs)
+    records = {target.name: {"bytes": size}, MODELFILE: {"bytes": len(told)}}
+    if not dry_run:
+        files.require_space(target, size + len(told))
+        with files.writing(target, replace=overwrite) as out:
+            out.write(head)
+            for output in outputs:
+                write_data(out, _converted(weights, shape, output))
+                out.write(bytes(-out.size % gguf.GGUF_DEFAULT_ALIGNMENT))
+        records[target.name] = out.record
+        with files.writing(beside, replace=overwrite) as out:
+            out.write(told)
+        records[MODELFILE] = out.record
+    return records
+
+
+def _library() -> Any:
+    try:
+        import gguf
+    except ImportError:
+        hint = "pip install -c constraints.txt -e '.[gguf]'"
+        raise ConfigError("GGUF needs the package gguf (extra: gguf)", hint=hint) from None
+    return gguf
+
+
+def _dtype_name(weights: Weights, asked: str | None) -> str:
+    """The type of the large tensors: the one asked for, or that of the embedding."""
+    own = weights.specs[weights.embedding].dtype
+    name = asked or next((name for name, dtype in DTYPES.items() if dtype == own), "f32")
+    if name not in DTYPES:
+        raise ConfigError(f"--dtype {name} is none of {', '.join(DTYPES)}")
+    return name
+
+
+def _outputs(gguf: Any, weights: Weights, shape: Any, dtype: torch.dtype) -> Iterator[OutputTensor]:
+    """The tensors of the file; those with one dimension stay in fp32, as llama.cpp needs them."""
+    _refuse_other(shape, weights.label)
+    arch = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}[shape.model_type]
+    table = gguf.get_tensor_name_map(arch, shape.num_hidden_layers)
+    rotated = {"attn_q": shape.num_attention_heads, "attn_k": shape.num_key_value_heads}
+    for source, spec in weights.specs.items():
+        if not source.endswith((".weight", ".bias")) or (
+            source == weights.head and is_tied(weights)
+        ):
+            continue  # an old buffer, or the embedding again
+        name = table.get_name(source, try_suffixes=(".weight", ".bias"))
+        if name is None:
+            raise ConfigError(f"{weights.label}: llama.cpp has no place for the tensor {source!r}")
+        kind = torch.float32 if len(spec.shape) == 1 else dtype
+        heads = rotated.get(name.split(".")[-2], 0) if shape.model_type == "llama" else 0
+        yield OutputTensor(name, TensorSpec(kind, spec.shape), source, heads)
+    if _rope(shape)["rope_type"] == "llama3":
+        yield OutputTensor("rope_freqs.weight", TensorSpec(torch.float32, (_width(shape) // 2,)), "")
+
+
+def _refuse_other(shape: Any, place: str) -> None:
+    """Refuse settings that would change what llama.cpp computes from the same weights."""
+    said = {key: getattr(shape, key, None) for key in NEEDED}
+    wrong = [f"{key} = {said[key]!r}" for key, usual in NEEDED.items() if said[key] not in usual]
+    rope = _rope(shape)
+    kind = rope["rope_type"]
+    if kind != "default" and shape.model_type not in ROPES.get(kind, ()):
+        wrong.append(f"rope_type = {kind!r}")
+    if kind == "yarn":
+        known = {**YARN, "attention_factor": None, "mscale": None, "truncate": True}
+        wrong += [f"{k} = {rope[k]!r}" for k in known if rope.get(k, known[k]) != known[k]]
+    if rope.get("partial_rotary_factor", 1) != 1:
+        wrong.append(f"partial_rotary_factor = {rope['partial_rotary_factor']}")
+    if wrong:
+        raise ConfigError(f"{place}: GGUF is not written of models with {', '.join(wrong)}")
+
+
+def _rope(shape: Any) -> Mapping[str, Any]:
+    return {"rope_type": "default", "rope_theta": 10_000.0, **(shape.rope_parameters or {})}
+
+
+def _width(shape: Any) -> int:
+    """The width of a head."""
+    given = getattr(shape, "head_dim", None)
+    return int(given or shape.hidden_size // shape.num_attention_heads)
+
+
+def _describe(gguf: Any, writer: Any, name: str, shape: Any, dtype: str) -> None:
+    """Put what llama.cpp has to know of a network into the file's head."""
+    kinds = {"f16": "MOSTLY_F16", "bf16": "MOSTLY_BF16", "f32": "ALL_F32"}
+    rope, width = _rope(shape), _width(shape)
+    writer.add_type("model")
+    writer.add_name(name)
+    writer.add_file_type(gguf.LlamaFileType[kinds[dtype]])
+    writer.add_vocab_size(shape.vocab_size)
+    writer.add_context_length(shape.max_position_embeddings)
+    writer.add_embedding_length(shape.hidden_size)
+    writer.add_block_count(shape.num_hidden_layers)
+    writer.add_feed_forward_length(shape.intermediate_size)
+    writer.add_head_count(shape.num_attention_heads)
+    writer.add_head_count_kv(shape.num_key_value_heads)
+    writer.add_key_length(width)
+    writer.add_value_length(width)
+    writer.add_layer_norm_rms_eps(shape.rms_norm_eps)
+    writer.add_rope_dimension_count(width)
+    writer.add_rope_freq_base(rope["rope_theta"])
+    if rope["rope_type"] in ("linear", "yarn"):
+        writer.add_rope_scaling_type(gguf.RopeScalingType(rope["rope_type"]))
+        writer.add_rope_scaling_factor(rope["factor"])
+    if rope["rope_type"] == "yarn":
+        before = rope.get("original_max_position_embeddings") or shape.max_position_embeddings
+        writer.add_rope_scaling_orig_ctx_len(before)
+
+
+def _head(gguf: Any, writer: Any, outputs: list[OutputTensor]) -> bytes:
+    """All that comes before the tensors."""
+    for output in outputs:
+        kind = next(name for name, dtype in DTYPES.items() if dtype == output.spec.dtype)
+        code = gguf.GGMLQuantizationType[kind.upper()]
+        spec = output.spec
+        writer.add_tensor_info(output.name, spec.shape, None, spec.nbytes, raw_dtype=code)
+    head = io.BytesIO()
+    writer.fout, writer.state = [head], gguf.gguf_writer.WriterState.EMPTY
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    return head.getvalue() + bytes(-head.tell() % gguf.GGUF_DEFAULT_ALIGNMENT)
+
+
+def _padded(gguf: Any, size: int) -> int:
+    return int(gguf.GGUFWriter.ggml_pad(size, gguf.GGUF_DEFAULT_ALIGNMENT))
+
+
+def _converted(weights: Weights, shape: Any, output: OutputTensor) -> Tensor:
+    """One tensor as the file holds it."""
+    if not output.source:
+        return _llama3_factors(shape)
+    tensor, heads = weights[output.source], output.heads
+    if heads:  # transformers rotates halves of a head, llama.cpp neighbours
+        halves = tensor.reshape(heads, 2, tensor.shape[0] // heads // 2, *tensor.shape[1:])
+        tensor = halves.swapaxes(1, 2).reshape(tensor.shape)
+    tensor = tensor.to(output.spec.dtype)
+    if not bool(tensor.isfinite().all()):
+        problem = f"{output.source} holds NaN, infinity, or what {output.spec.dtype} cannot hold"
+        raise ConfigError(f"{weights.label}: {problem}", hint="try --dtype bf16")
+    return tensor
+
+
+def _llama3_factors(shape: Any) -> Tensor:
+    """By what each frequency of the rotation is divided, as Llama 3.1 does it."""
+    rope, width = _rope(shape), _width(shape)
+    low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+    turns = rope["rope_theta"] ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
+    turns *= rope["original_max_position_embeddings"] / (2 * math.pi)  # in the old context
+    share = ((turns - low) / (high - low)).clamp(0, 1)  # that a frequency keeps
+    return (1 / ((1 - share) / rope["factor"] + share)).float()

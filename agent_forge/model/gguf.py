@@ -115,7 +115,9 @@ def _outputs(gguf: Any, weights: Weights, shape: Any, dtype: torch.dtype) -> Ite
         heads = rotated.get(name.split(".")[-2], 0) if shape.model_type == "llama" else 0
         yield OutputTensor(name, TensorSpec(kind, spec.shape), source, heads)
     if _rope(shape)["rope_type"] == "llama3":
-        yield OutputTensor("rope_freqs.weight", TensorSpec(torch.float32, (_width(shape) // 2,)), "")
+        yield OutputTensor(
+            "rope_freqs.weight", TensorSpec(torch.float32, (_width(shape) // 2,)), ""
+        )
 
 
 def _refuse_other(shape: Any, place: str) -> None:

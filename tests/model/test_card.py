@@ -38,7 +38,9 @@ def test_a_parent_has_its_id_of_the_hub_or_the_name_of_its_folder(tmp_path: Path
     assert names(str(tmp_path / "x" / "config.json")) == ["owner/x-1"]
 
 
-@pytest.mark.parametrize("name", ["/home/me/x", "../x/y", "./x", "../x", "a b/c", 7, None, ["a/b"], ""])
+@pytest.mark.parametrize(
+    "name", ["/home/me/x", "../x/y", "./x", "../x", "a b/c", 7, None, ["a/b"], ""]
+)
 def test_no_path_is_taken_for_an_id(tmp_path: Path, name: Any) -> None:
     ref = model(tmp_path / "own", f"---\nmodel_name: {json.dumps(name)}\n---\n", _name_or_path=name)
     assert names(ref) == ["own"]

@@ -1,6 +1,5 @@
 """`forge push`: a model for others."""
 
-import sys
 from pathlib import Path
 
 import typer
@@ -12,8 +11,6 @@ def push(
     source: Path, repo: str, private: bool, revision: str | None, dry_run: bool, as_json: bool
 ) -> None:
     """Upload a model folder to a Hugging Face hub, or only say what would be uploaded."""
-    from huggingface_hub.utils import disable_progress_bars
-
     from agent_forge.model.hub import endpoint, plan_upload, upload
 
     plan = plan_upload(source, repo)
@@ -24,8 +21,6 @@ def push(
         said = [f"{key}: {value}" for key, value in plan.card.items()] or ["no metadata"]
         typer.echo("the card says " + "; ".join(said), err=True)
         return typer.echo(f"{size(sum(sizes.values()))} would go to {endpoint()}/{repo}", err=True)
-    if not sys.stderr.isatty():
-        disable_progress_bars()
     url, commit = upload(plan, private=private, revision=revision)
     if as_json:
         return emit_json(**about, url=url, commit=commit, card=plan.card, files=sizes)

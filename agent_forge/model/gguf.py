@@ -215,4 +215,5 @@ def _llama3_factors(shape: Any) -> Tensor:
     turns = rope["rope_theta"] ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
     turns *= rope["original_max_position_embeddings"] / (2 * math.pi)  # in the old context
     share = ((turns - low) / (high - low)).clamp(0, 1)  # that a frequency keeps
-    return (1 / ((1 - share) / rope["factor"] + share)).float()
+    factors: Tensor = 1 / ((1 - share) / rope["factor"] + share)
+    return factors.float()

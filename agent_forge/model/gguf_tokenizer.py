@@ -59,16 +59,10 @@ def _words_of(core: dict[str, Any]) -> str:
     name = WORDS.get(words)
     plain = model["type"] == "BPE" and not model.get("byte_fallback") and model.get("merges")
     usual = normalizer is None or (name == "qwen2" and normalizer == "NFC")
-    if (
-        not plain
-        or not usual
-        or name is None
-        or model.get("ignore_merges", False) != (name == "llama-bpe")
-    ):
+    usual = usual and model.get("ignore_merges", False) == (name == "llama-bpe")
+    if name is None or not plain or not usual:
         known = "GPT-2, SmolLM, Qwen2 and Llama 3"
-        hint = (
-            f"byte-level BPE as of {known} is written; convert_hf_to_gguf.py of llama.cpp may help"
-        )
+        hint = f"byte-level BPE as of {known} is written; llama.cpp has a converter for more"
         raise ConfigError("the tokenizer is none that llama.cpp is known to read alike", hint=hint)
     return name
 

@@ -5,12 +5,17 @@ The folder is only read. A token comes from HF_TOKEN or `hf auth login`, the hub
 
 import contextlib
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from huggingface_hub import CommitOperationAdd, HfApi, constants, errors, get_token
-from huggingface_hub.utils import validate_repo_id
+from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]
+from huggingface_hub.utils import (  # type: ignore[attr-defined]
+    disable_progress_bars,
+    validate_repo_id,
+)
 
 from agent_forge.errors import ConfigError, ForgeError, NotFound
 from agent_forge.model.adapter import is_adapter
@@ -63,6 +68,8 @@ def upload(plan: PlannedUpload, *, private: bool, revision: str | None) -> tuple
     if (token := get_token()) is None:
         hint = "hf auth login, or HF_TOKEN=..., with a token that may write"
         raise ConfigError(f"there is no token for {endpoint()}", hint=hint)
+    if not sys.stderr.isatty():
+        disable_progress_bars()
     api = HfApi(endpoint=endpoint(), token=token, library_name="agent-forge")
     with _told_plainly(plan.repo):
         place = api.create_repo(plan.repo, private=private or None, exist_ok=True)
@@ -87,7 +94,7 @@ def _told_plainly(repo: str) -> Iterator[None]:
         problem = f"{endpoint()} refused {repo} ({status}{': ' if said else ''}{said})"
         hint = "is the name right, and may the token write there?" if status in REFUSED else ""
         raise ForgeError(problem, hint=hint) from error
-    except (errors.HTTPError, OSError, RuntimeError, ValueError) as error:
+    except (HTTPError, OSError, RuntimeError, ValueError, LookupError) as error:
         kind = type(error.__cause__ or error).__name__
         hint = "check the connection and HF_ENDPOINT, then run it again"
         raise ForgeError(f"{repo} was not uploaded to {endpoint()} ({kind})", hint=hint) from error

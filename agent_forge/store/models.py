@@ -53,8 +53,8 @@ class ModelStorage:
         check: Callable[[Path], object] | None = None,
     ) -> str:
         """Save a model with its files (contents by name) and its card (`card_head` is its YAML,
-        `card_text` Markdown), register it, and return its id. What `check` refuses, by an error, in the
-        finished folder is neither put in place nor registered."""
+        `card_text` Markdown), register it, and return its id. What `check` refuses, by an error,
+        in the finished folder is neither put in place nor registered."""
         path = paths.model_directory(self.base_path, session_id, phase_name, model_name)
         join_tags(tags)
         self.registry.get_session_status(session_id)

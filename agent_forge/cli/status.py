@@ -127,8 +127,10 @@ def export(
         from agent_forge.model.gguf import export_gguf
         from agent_forge.model.locate import locate_model
 
-        ref, options = locate_model(name, storage), {"overwrite": force, "dry_run": dry_run}
-        with whole_or_nothing(target):
+        ref = locate_model(name, storage)
+        with whole_or_nothing(target) as watch:
+            options: dict[str, Any] = {"overwrite": force, "dry_run": dry_run}
+            options["almost"] = lambda: watch("", 1, 1)
             entries = export_gguf(ref, target, dtype, **options)
     else:
         from agent_forge.store.archive import export_archive

@@ -5,7 +5,7 @@ Tensors go through one at a time. What llama.cpp would compute in another way is
 
 import io
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from agent_forge.errors import AlreadyExists, ConfigError
-from agent_forge.model.folder import home_of, open_weights, read_config
+from agent_forge.model.folder import MODEL_TYPE, home_of, open_weights, read_config
 from agent_forge.model.gguf_tokenizer import add_tokenizer, modelfile
 from agent_forge.model.load import check_tensors, completed, open_tokenizer
 from agent_forge.model.opened import end_tokens_of
@@ -21,15 +21,14 @@ from agent_forge.model.weights import Weights, is_tied
 from agent_forge.store import files
 from agent_forge.store.tensors import TensorSpec, write_data
 
-SUFFIX = ".gguf"
 MODELFILE = "Modelfile"
 SHAPES = ("llama", "qwen2")  # as configs and llama.cpp both call them
 DTYPES = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}
-# Settings of these shapes that llama.cpp does not have, unless they are so.
-NEEDED = {"hidden_act": ("silu",), "use_sliding_window": (False, None), "mlp_bias": (False, None)}
-ROPES = {"default": (), "linear": ("llama", "qwen2"), "llama3": ("llama",)}
-ROPES |= {"yarn": ("llama", "qwen2")}
-YARN = {"beta_fast": 32, "beta_slow": 1}  # what llama.cpp takes for granted
+ROPES = {"default": SHAPES, "linear": SHAPES, "yarn": SHAPES, "llama3": ("llama",)}
+# What llama.cpp takes for granted of a network, and of the rotation.
+USUAL = {"hidden_act": "silu", "use_sliding_window": False, "mlp_bias": False}
+USUAL_ROPE = {"beta_fast": 32, "beta_slow": 1, "attention_factor": None, "mscale": None}
+USUAL_ROPE |= {"truncate": True, "partial_rotary_factor": 1}
 
 
 class OutputTensor(NamedTuple):
@@ -42,17 +41,25 @@ class OutputTensor(NamedTuple):
 
 
 def export_gguf(
-    ref: str, target: Path, dtype: str | None, *, overwrite: bool, dry_run: bool
+    ref: str,
+    target: Path,
+    dtype: str | None,
+    *,
+    overwrite: bool,
+    dry_run: bool,
+    almost: Callable[[], object] = lambda: None,
 ) -> files.FileRecords:
-    """Write a model and its Modelfile; returns the sizes and, once written, sums of both."""
+    """Write a model and its Modelfile; returns the sizes and, once written, sums of both. `almost`
+    is called when both are to be put in their places."""
     gguf, beside = _library(), target.with_name(MODELFILE)
     for path in (target, beside):
         if (path.exists() or path.is_symlink()) and not overwrite:
             raise AlreadyExists(f"{path} exists", hint="--force overwrites it")
     config, folder = read_config(ref), home_of(ref)
-    if config["model_type"] not in SHAPES:
-        problem = f"llama.cpp has no architecture for {config['model_type']!r} models of ours"
-        raise ConfigError(f"{ref}: {problem}", hint=f"GGUF is written of {' and '.join(SHAPES)}")
+    if (kind := config["model_type"]) not in SHAPES:
+        why = "llama.cpp has no architecture for it" if kind == MODEL_TYPE else "not supported"
+        hint = f"GGUF is written of {' and '.join(SHAPES)}"
+        raise ConfigError(f"{ref} is a model of type {kind!r}: {why}", hint=hint)
     weights = open_weights(ref)
     check_tensors(weights)
     weights.verify()
@@ -63,7 +70,8 @@ def export_gguf(
     _describe(gguf, writer, folder.name, shape, _dtype_name(weights, dtype))
     add_tokenizer(writer, tokenizer, weights.specs[weights.embedding].shape[0], ends)
     head, told = _head(gguf, writer, outputs), modelfile(target.name, tokenizer, ends).encode()
-    size = len(head) + sum(_padded(gguf, output.spec.nbytes) for output in outputs)
+    align, pads = gguf.GGUF_DEFAULT_ALIGNMENT, gguf.GGUFWriter.ggml_pad
+    size = len(head) + sum(pads(output.spec.nbytes, align) for output in outputs)
     records = {target.name: {"bytes": size}, MODELFILE: {"bytes": len(told)}}
     if not dry_run:
         files.require_space(target, size + len(told))
@@ -71,7 +79,8 @@ def export_gguf(
             out.write(head)
             for output in outputs:
                 write_data(out, _converted(weights, shape, output))
-                out.write(bytes(-out.size % gguf.GGUF_DEFAULT_ALIGNMENT))
+                out.write(bytes(-out.size % align))
+            almost()
         records[target.name] = out.record
         with files.writing(beside, replace=overwrite) as out:
             out.write(told)
@@ -104,10 +113,9 @@ def _outputs(gguf: Any, weights: Weights, shape: Any, dtype: torch.dtype) -> Ite
     table = gguf.get_tensor_name_map(arch, shape.num_hidden_layers)
     rotated = {"attn_q": shape.num_attention_heads, "attn_k": shape.num_key_value_heads}
     for source, spec in weights.specs.items():
-        if not source.endswith((".weight", ".bias")) or (
-            source == weights.head and is_tied(weights)
-        ):
-            continue  # an old buffer, or the embedding again
+        again = source == weights.head and is_tied(weights)  # the embedding
+        if again or not source.endswith((".weight", ".bias")):  # or an old buffer
+            continue
         name = table.get_name(source, try_suffixes=(".weight", ".bias"))
         if name is None:
             raise ConfigError(f"{weights.label}: llama.cpp has no place for the tensor {source!r}")
@@ -115,26 +123,20 @@ def _outputs(gguf: Any, weights: Weights, shape: Any, dtype: torch.dtype) -> Ite
         heads = rotated.get(name.split(".")[-2], 0) if shape.model_type == "llama" else 0
         yield OutputTensor(name, TensorSpec(kind, spec.shape), source, heads)
     if _rope(shape)["rope_type"] == "llama3":
-        yield OutputTensor(
-            "rope_freqs.weight", TensorSpec(torch.float32, (_width(shape) // 2,)), ""
-        )
+        spec = TensorSpec(torch.float32, (_width(shape) // 2,))
+        yield OutputTensor("rope_freqs.weight", spec, source="")
 
 
 def _refuse_other(shape: Any, place: str) -> None:
     """Refuse settings that would change what llama.cpp computes from the same weights."""
-    said = {key: getattr(shape, key, None) for key in NEEDED}
-    wrong = [f"{key} = {said[key]!r}" for key, usual in NEEDED.items() if said[key] not in usual]
     rope = _rope(shape)
-    kind = rope["rope_type"]
-    if kind != "default" and shape.model_type not in ROPES.get(kind, ()):
-        wrong.append(f"rope_type = {kind!r}")
-    if kind == "yarn":
-        known = {**YARN, "attention_factor": None, "mscale": None, "truncate": True}
-        wrong += [f"{k} = {rope[k]!r}" for k in known if rope.get(k, known[k]) != known[k]]
-    if rope.get("partial_rotary_factor", 1) != 1:
-        wrong.append(f"partial_rotary_factor = {rope['partial_rotary_factor']}")
+    said = {**{key: getattr(shape, key, None) for key in USUAL}, **rope}
+    usual = {**USUAL, **USUAL_ROPE}
+    wrong = [k for k in usual if said.get(k) not in (None, usual[k])]
+    wrong += [] if shape.model_type in ROPES.get(rope["rope_type"], ()) else ["rope_type"]
     if wrong:
-        raise ConfigError(f"{place}: GGUF is not written of models with {', '.join(wrong)}")
+        listed = ", ".join(f"{key} = {said[key]!r}" for key in wrong)
+        raise ConfigError(f"{place}: GGUF is not written of models with {listed}")
 
 
 def _rope(shape: Any) -> Mapping[str, Any]:
@@ -151,27 +153,31 @@ def _describe(gguf: Any, writer: Any, name: str, shape: Any, dtype: str) -> None
     """Put what llama.cpp has to know of a network into the file's head."""
     kinds = {"f16": "MOSTLY_F16", "bf16": "MOSTLY_BF16", "f32": "ALL_F32"}
     rope, width = _rope(shape), _width(shape)
-    writer.add_type("model")
-    writer.add_name(name)
-    writer.add_file_type(gguf.LlamaFileType[kinds[dtype]])
-    writer.add_vocab_size(shape.vocab_size)
-    writer.add_context_length(shape.max_position_embeddings)
-    writer.add_embedding_length(shape.hidden_size)
-    writer.add_block_count(shape.num_hidden_layers)
-    writer.add_feed_forward_length(shape.intermediate_size)
-    writer.add_head_count(shape.num_attention_heads)
-    writer.add_head_count_kv(shape.num_key_value_heads)
-    writer.add_key_length(width)
-    writer.add_value_length(width)
-    writer.add_layer_norm_rms_eps(shape.rms_norm_eps)
-    writer.add_rope_dimension_count(width)
-    writer.add_rope_freq_base(rope["rope_theta"])
+    facts = {
+        "type": "model",
+        "name": name,
+        "file_type": gguf.LlamaFileType[kinds[dtype]],
+        "vocab_size": shape.vocab_size,
+        "context_length": shape.max_position_embeddings,
+        "embedding_length": shape.hidden_size,
+        "block_count": shape.num_hidden_layers,
+        "feed_forward_length": shape.intermediate_size,
+        "head_count": shape.num_attention_heads,
+        "head_count_kv": shape.num_key_value_heads,
+        "key_length": width,
+        "value_length": width,
+        "layer_norm_rms_eps": shape.rms_norm_eps,
+        "rope_dimension_count": width,
+        "rope_freq_base": rope["rope_theta"],
+    }
     if rope["rope_type"] in ("linear", "yarn"):
-        writer.add_rope_scaling_type(gguf.RopeScalingType(rope["rope_type"]))
-        writer.add_rope_scaling_factor(rope["factor"])
+        facts["rope_scaling_type"] = gguf.RopeScalingType(rope["rope_type"])
+        facts["rope_scaling_factor"] = rope["factor"]
     if rope["rope_type"] == "yarn":
         before = rope.get("original_max_position_embeddings") or shape.max_position_embeddings
-        writer.add_rope_scaling_orig_ctx_len(before)
+        facts["rope_scaling_orig_ctx_len"] = before
+    for key, value in facts.items():
+        getattr(writer, f"add_{key}")(value)
 
 
 def _head(gguf: Any, writer: Any, outputs: list[OutputTensor]) -> bytes:
@@ -187,10 +193,6 @@ def _head(gguf: Any, writer: Any, outputs: list[OutputTensor]) -> bytes:
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
     return head.getvalue() + bytes(-head.tell() % gguf.GGUF_DEFAULT_ALIGNMENT)
-
-
-def _padded(gguf: Any, size: int) -> int:
-    return int(gguf.GGUFWriter.ggml_pad(size, gguf.GGUF_DEFAULT_ALIGNMENT))
 
 
 def _converted(weights: Weights, shape: Any, output: OutputTensor) -> Tensor:

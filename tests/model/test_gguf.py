@@ -202,8 +202,11 @@ def edit(path: Path, **changes: Any) -> None:
     [
         ({"hidden_act": "gelu"}, "hidden_act = 'gelu'"),
         ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "rope_type = 'dynamic'"),
-        ({"model_type": "gpt2"}, "no architecture for 'gpt2'"),
-        ({"model_type": "agent_forge"}, "no architecture for 'agent_forge'"),
+        ({"model_type": "gpt2"}, "of type 'gpt2': not supported"),
+        (
+            {"model_type": "agent_forge"},
+            "of type 'agent_forge': llama.cpp has no architecture for it",
+        ),
     ],
 )
 def test_what_llama_cpp_computes_otherwise_is_refused(

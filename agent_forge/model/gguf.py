@@ -5,6 +5,7 @@ Tensors go through one at a time. What llama.cpp would compute in another way is
 
 import io
 import math
+import struct
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from agent_forge.errors import AlreadyExists, ConfigError
+from agent_forge.errors import AlreadyExists, ConfigError, DamagedFile
 from agent_forge.model.folder import MODEL_TYPE, home_of, open_weights, read_config
 from agent_forge.model.gguf_tokenizer import add_tokenizer, modelfile
 from agent_forge.model.load import check_tensors, completed, open_tokenizer
@@ -67,9 +68,13 @@ def export_gguf(
     outputs = list(_outputs(gguf, weights, shape, DTYPES[_dtype_name(weights, dtype)]))
     ends = end_tokens_of(folder, shape, tokenizer)
     writer = gguf.GGUFWriter(None, shape.model_type)
-    _describe(gguf, writer, folder.name, shape, _dtype_name(weights, dtype))
-    add_tokenizer(writer, tokenizer, weights.specs[weights.embedding].shape[0], ends)
-    head, told = _head(gguf, writer, outputs), modelfile(target.name, tokenizer, ends).encode()
+    try:
+        _describe(gguf, writer, folder.name, shape, _dtype_name(weights, dtype))
+        add_tokenizer(writer, tokenizer, weights.specs[weights.embedding].shape[0], ends)
+        head, told = _head(gguf, writer, outputs), modelfile(target.name, tokenizer, ends).encode()
+    except (struct.error, LookupError, TypeError, ValueError) as error:
+        problem = f"its config or tokenizer cannot be written as GGUF ({error})"
+        raise DamagedFile(ref, problem) from error
     align, pads = gguf.GGUF_DEFAULT_ALIGNMENT, gguf.GGUFWriter.ggml_pad
     size = len(head) + sum(pads(output.spec.nbytes, align) for output in outputs)
     records = {target.name: {"bytes": size}, MODELFILE: {"bytes": len(told)}}

@@ -30,13 +30,13 @@ TURNS = (
 
 def add_tokenizer(writer: Any, tokenizer: Any, rows: int, ends: frozenset[int]) -> None:
     """Put a byte-level BPE tokenizer into the head of a GGUF file; `rows` has the embedding."""
+    vocabulary = tokenizer.get_vocab()
+    if max(vocabulary.values()) >= rows:  # as text it would have a line for each id
+        raise ConfigError(f"the tokenizer has tokens beyond the {rows} rows of the embedding")
     core = json.loads(tokenizer.backend_tokenizer.to_str())
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(_words_of(core))
     tokens, kinds = [f"[PAD{i}]" for i in range(rows)], [UNUSED] * rows
-    vocabulary = tokenizer.get_vocab()
-    if max(vocabulary.values()) >= rows:
-        raise ConfigError(f"the tokenizer has tokens beyond the {rows} rows of the embedding")
     for text, i in vocabulary.items():
         tokens[i], kinds[i] = text, NORMAL
     for i, token in tokenizer.added_tokens_decoder.items():

@@ -1,6 +1,6 @@
 # Every target sets itself up: it creates .venv and installs what constraints.txt pins.
 #
-#   make demo | test | test-fast | check | soak | bench | docs
+#   make demo | test | test-fast | test-gguf | check | soak | bench | docs
 #
 # TORCH_INDEX=<url> makes pip look for torch there: the CPU or the CUDA wheels of your choice.
 # TESTS=tests/store narrows make test-fast to the tests of one folder or file.
@@ -15,7 +15,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 STAMP := $(VENV)/.installed-$(subst $(comma),-,$(EXTRAS))
 
-.PHONY: install demo test test-fast check soak bench docs clean
+.PHONY: install demo test test-fast test-gguf check soak bench docs clean
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
@@ -44,6 +44,11 @@ test: $(STAMP)
 test-fast: $(STAMP)
 	$(PYTEST) -m "not soak and not slow" $(TESTS)
 
+# llama.cpp is compiled for it (about ten minutes on one core); without it those tests fail here.
+test-gguf:
+	@$(MAKE) --no-print-directory EXTRAS=dev,llama install
+	NEED_LLAMA_CPP=1 $(BIN)/python -m pytest tests/model/test_gguf.py
+
 check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -54,7 +59,7 @@ soak: $(STAMP)
 	$(BIN)/python tests/mutants.py
 
 bench: $(STAMP)
-	@for script in $(filter-out %/results.py %/finetunes.py %/experts.py %/real.py %/reading.py,$(wildcard benchmarks/*.py)); do \
+	@for script in $(filter-out %/results.py %/finetunes.py %/experts.py %/real.py %/reading.py %/gguf_text.py,$(wildcard benchmarks/*.py)); do \
 	  echo "== $$script"; $(BIN)/python $$script || exit 1; done
 
 docs: $(STAMP)

@@ -8,6 +8,7 @@ when it is loaded, so help and listings answer at once.
 |---|---|
 | run | run, resume, stop, phases, init, validate: the pipeline and its config |
 | status | status, logs, export: one run |
+| push | push: a model to a Hugging Face hub |
 | runs | ls, show, models, clean, vacuum: what is stored |
 | evo | evo, evo replay: evolve models into one |
 | merge | merge: one merge |
@@ -34,13 +35,13 @@ import typer
 from typer.core import TyperGroup
 
 from agent_forge import platform
-from agent_forge.cli import data, doctor, evaluate, evo, generate, merge, run, runs, status
+from agent_forge.cli import data, doctor, evaluate, evo, generate, merge, push, run, runs, status
 from agent_forge.cli.output import emit_json
 from agent_forge.errors import Cancelled, ForgeError, Interrupted
 
 Command = Callable[..., None]
 COMMANDS: list[Command] = [run.run, run.resume, run.stop, status.status, status.logs, run.phases]
-COMMANDS += [status.export, merge.merge, generate.generate, generate.chat, evaluate.eval]
+COMMANDS += [status.export, push.push, merge.merge, generate.generate, generate.chat, evaluate.eval]
 COMMANDS += [evaluate.compare, run.init, run.validate, runs.ls, runs.show, runs.models]
 COMMANDS += [runs.clean, runs.vacuum, doctor.doctor]
 OPTIONS: dict[str, dict[str, dict[str, Any]]]

@@ -20,6 +20,8 @@ EXTRAS = {
     "multi": ("pymoo", "multi-objective search"),
     "data": ("datasets", "datasets from the Hugging Face hub"),
     "eval": ("lm-eval", "tasks of lm-evaluation-harness"),
+    "gguf": ("gguf", "models for llama.cpp and Ollama"),
+    "llama": ("llama-cpp-python", "tests that run such models"),
 }
 LOW_DISK_BYTES = 5 * 10**9
 LOW_MEMORY_BYTES = 2 * 10**9

@@ -6,9 +6,10 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+from agent_forge.cli.merge import whole_or_nothing
 from agent_forge.cli.output import emit, emit_json, emit_table, plain, when
 from agent_forge.config.phases import ORDER, phase_folder
-from agent_forge.errors import NotFound
+from agent_forge.errors import ConfigError, NotFound
 from agent_forge.phases import SUMMARY
 from agent_forge.store import lock
 
@@ -110,12 +111,33 @@ def logs(session: str, follow: bool, events: bool, storage: Path, as_json: bool)
 
 
 def export(
-    name: str, target: Path, force: bool, dry_run: bool, storage: Path, as_json: bool
+    name: str,
+    target: Path,
+    dtype: str | None,
+    force: bool,
+    dry_run: bool,
+    storage: Path,
+    as_json: bool,
 ) -> None:
-    """Pack a run or a model into one archive with a manifest of sha256 sums."""
-    from agent_forge.store.archive import export_archive
-    from agent_forge.store.sessions import SessionStore
+    """Pack a run or a model into one archive, or write a model as GGUF for llama.cpp and Ollama."""
+    gguf = target.suffix == ".gguf"
+    if dtype and not gguf:
+        raise ConfigError("--dtype is for GGUF", hint="end the name of the file to write in .gguf")
+    if gguf:
+        from agent_forge.model.gguf import export_gguf
+        from agent_forge.model.locate import locate_model
 
-    entries = export_archive(SessionStore(storage), name, target, overwrite=force, dry_run=dry_run)
+        ref = locate_model(name, storage)
+        with whole_or_nothing(target) as watch:
+            options: dict[str, Any] = {"overwrite": force, "dry_run": dry_run}
+            options["almost"] = lambda: watch("", 1, 1)
+            entries = export_gguf(ref, target, dtype, **options)
+    else:
+        from agent_forge.store.archive import export_archive
+        from agent_forge.store.sessions import SessionStore
+
+        sessions = SessionStore(storage)
+        entries = export_archive(sessions, name, target, overwrite=force, dry_run=dry_run)
     cells = [(path, entry["bytes"]) for path, entry in entries.items()]
-    emit(as_json, ("file", "bytes"), cells, archive=str(target), dry_run=dry_run, files=entries)
+    about = {"gguf" if gguf else "archive": str(target), "dry_run": dry_run, "files": entries}
+    emit(as_json, ("file", "bytes"), cells, **about)

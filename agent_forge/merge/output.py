@@ -24,6 +24,7 @@ from agent_forge.merge.engine import MergedWeights, TensorProblem
 from agent_forge.merge.recipe import Recipe, to_yaml
 from agent_forge.merge.tensor_inputs import RUN
 from agent_forge.merge.vocabulary import Vocabulary, write_tokenizer
+from agent_forge.model.card import card_head
 from agent_forge.model.weights import Weights, shards_of, writing_shards
 from agent_forge.store import files
 from agent_forge.store.paths import require_short
@@ -243,6 +244,7 @@ def _write_rest(
     write_tokenizer(stage, vocabulary.folder, vocabulary.added)
     stage.write_bytes("recipe.yml", to_yaml(recipe).encode())
     card = CARD.read_text(encoding="utf-8").format(
+        head=card_head(recipe.references(), weights.config),
         method=recipe.merge_method if combo is None else combo_name(combo),
         seed=recipe.seed,
         parameters=weights.parameters,

@@ -11,7 +11,11 @@ adapter      LoRA adapters on a base
 folder       what a model folder may hold; its config and weights
 load         from tensors to a network that needs exactly these
 chat         conversations as text, by chat templates with limits
+card         the head of a model card: what it was merged from
 opened       an open model: network, tokenizer, end tokens
 locate       from what a user calls a model to its path
+hub          uploading a model to a hub
+gguf         a model as one file for llama.cpp and Ollama
+gguf_tokenizer  its tokenizer in that form, and the Modelfile
 hf           our network as a model of transformers
 """

@@ -164,7 +164,7 @@ def layer_kinds(config: Mapping[str, Any], *, computed: bool = True) -> dict[str
     # `computed`: with lists that follow from other settings, so that a config cannot hold them.
     if config.get("model_type") == MODEL_TYPE or not _is_causal(config):
         return {}
-    shape = _architecture(config, str(config["model_type"]))[1]
+    shape = completed(config, str(config["model_type"]))
     found = {k: getattr(shape, k, None) for k in LAYER_KINDS if computed or k in vars(shape)}
     return {key: list(value) for key, value in found.items() if isinstance(value, list | tuple)}
 
@@ -315,9 +315,14 @@ def _architecture(config: Mapping[str, Any], place: str) -> tuple[Any, Any]:
     return (kind[0] if isinstance(kind, tuple) else kind), shape
 
 
+def completed(config: Mapping[str, Any], place: str) -> Any:
+    """A config as transformers completes it, with the defaults of its kind."""
+    return _architecture(config, place)[1]
+
+
 def computing_settings(config: Mapping[str, Any], place: str) -> dict[str, Any]:
     """The settings of a network that change what it computes, with the defaults of its kind."""
-    known = config if not _is_causal(config) else _architecture(config, place)[1].to_dict()
+    known = config if not _is_causal(config) else completed(config, place).to_dict()
     return {
         key: value
         for key, value in known.items()

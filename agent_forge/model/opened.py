@@ -81,7 +81,7 @@ class TransformersModel:
         self.max_length: int | None = longest
         self.chats = bool(self.tokenizer.chat_template)
         self.date = DATE  # today, as its template says it
-        self.end_tokens = _end_tokens(folder, network, self.tokenizer)
+        self.end_tokens = end_tokens_of(folder, network.config, self.tokenizer)
         fallback = self.tokenizer.convert_tokens_to_ids(BYTES)
         self.byte_tokens = frozenset(fallback) - {None, self.tokenizer.unk_token_id}
 
@@ -184,10 +184,10 @@ def with_tokenizer(network: nn.Module, folder: Path) -> OpenedModel:
     return TransformersModel(network, folder)
 
 
-def _end_tokens(folder: Path, network: Any, tokenizer: Any) -> frozenset[int]:
+def end_tokens_of(folder: Path, config: Any, tokenizer: Any) -> frozenset[int]:
     """The tokens that end an answer, as its maker's `generate` has them."""
     path = folder / "generation_config.json"
-    said = getattr(network.config, "eos_token_id", None)
+    said = getattr(config, "eos_token_id", None)
     if path.is_file():
         said = files.read_json(path).get("eos_token_id")
     listed = said if isinstance(said, list) else [tokenizer.eos_token_id if said is None else said]

@@ -18,6 +18,7 @@ from agent_forge.store.records import ModelMetadata, read_metadata
 from agent_forge.store.registry import ModelRegistry, join_tags
 
 WEIGHTS = "model.safetensors"
+CARD_HEAD = "---\nlibrary_name: agent-forge\n---"
 LoadedModel = tuple[dict[str, torch.Tensor], dict[str, Any], dict[str, Any]]
 
 
@@ -47,12 +48,13 @@ class ModelStorage:
         tokenizer_files: Mapping[str, bytes] | None = None,
         tags: Sequence[str] = (),
         beside: Mapping[str, bytes] | None = None,
+        card_head: str = CARD_HEAD,
         card_text: str = "",
         check: Callable[[Path], object] | None = None,
     ) -> str:
-        """Save a model with its files (contents by name) and its card (with the Markdown of
-        `card_text`), register it, and return its id. What `check` refuses, by an error, in the
-        finished folder is neither put in place nor registered."""
+        """Save a model with its files (contents by name) and its card (`card_head` is its YAML,
+        `card_text` Markdown), register it, and return its id. What `check` refuses, by an error,
+        in the finished folder is neither put in place nor registered."""
         path = paths.model_directory(self.base_path, session_id, phase_name, model_name)
         join_tags(tags)
         self.registry.get_session_status(session_id)
@@ -80,7 +82,8 @@ class ModelStorage:
             stage.write_json("config.json", config or {})
             stage.write_json("metadata.json", record.model_dump())
             stage.write_json("metrics.json", measured)
-            stage.write_bytes("README.md", model_card(record, measured, card_text).encode())
+            card = model_card(record, measured, card_text, card_head)
+            stage.write_bytes("README.md", card.encode())
             for name, content in (*(beside or {}).items(), *(tokenizer_files or {}).items()):
                 stage.write_bytes(name, content)
         names = (session_id, phase_name, model_name)
@@ -132,7 +135,9 @@ def load_directory(path: Path) -> LoadedModel:
     return files.reading(path, read)
 
 
-def model_card(metadata: ModelMetadata, metrics: Mapping[str, Any], text: str = "") -> str:
+def model_card(
+    metadata: ModelMetadata, metrics: Mapping[str, Any], text: str = "", head: str = CARD_HEAD
+) -> str:
     """Return the card of a model: its metadata, `text`, samples, and the measured metrics."""
     extra = dict(metadata.model_extra or {})
     samples = extra.pop("samples", [])
@@ -146,7 +151,7 @@ def model_card(metadata: ModelMetadata, metrics: Mapping[str, Any], text: str = 
     }
     rows = [*_table_rows(facts), *_table_rows(dict(sorted(extra.items())))]
     made = f"Made by phase `{metadata.phase_name}` of run `{metadata.session_id}`."
-    lines = ["---", "library_name: agent-forge", "---", f"# {metadata.model_name}", "", made, ""]
+    lines = [head, f"# {metadata.model_name}", "", made, ""]
     lines += ["| | |", "|---|---|", *rows, "", *([text, ""] if text else [])]
     if isinstance(samples, list) and samples:
         lines += ["## Samples", ""]

@@ -10,6 +10,7 @@ import torch
 import yaml
 
 from agent_forge.merge.combos import ALL, combo_name
+from agent_forge.model.card import read_head
 from agent_forge.model.folder import open_weights
 from agent_forge.store import files
 from tests.support.command_line import Forge
@@ -126,6 +127,14 @@ def test_mistakes(line: str, code: int, told: str, forge: Forge) -> None:
     assert (result.code, result.out) == (code, "")
     assert told in result.err and "Traceback" not in result.err
     assert not Path("out").exists()
+
+
+def test_the_card_says_what_it_is_a_merge_of(forge: Forge) -> None:
+    assert forge(f"merge {MODELS} --base m/base --method task_arithmetic out").code == 0
+    head = read_head(Path("out"))
+    assert head is not None and head["base_model"] == ["base", *"abc"]
+    assert head["base_model_relation"] == "merge" and head["library_name"] == "transformers"
+    assert head["tags"] == ["merge", "agent-forge"]
 
 
 def test_force_replaces(forge: Forge) -> None:

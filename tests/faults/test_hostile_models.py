@@ -365,6 +365,41 @@ def test_every_command_ends_well_or_says_why(case: Case, tmp_path: Path) -> None
     assert not problems, "\n".join(problems)
 
 
+# They refuse many models that the others open, so only how they end is looked at.
+OF_MODELS_SENT: dict[str, Line] = {
+    "export": lambda bad, good, data: ["export", bad, "out/x.gguf"],
+    "push": lambda bad, good, data: ["push", bad, "me/mine", "--dry-run"],
+}
+
+
+def shipping_problems(case: Case, root: Path) -> str:
+    """What goes wrong when a model is exported, or about to be uploaded."""
+    trial, problems = Trial(case, root), list[str]()
+    for command, line in OF_MODELS_SENT.items():
+        ended = run(line(trial.ref, trial.family / "b", ""), root / command)
+        if ended.problem or DEFECTS.search(ended.out + ended.err):
+            problems.append(f"{command}: {ended.problem or ended.err[-400:]}")
+        if ended.code and list((root / command).glob("out/*")):
+            problems.append(f"{command}: a refused model was written")
+    if canary_of(trial.folder).exists() or trial.inputs() != trial.before:
+        problems.append("its code ran, or the input was changed")
+    return "; ".join(problems)
+
+
+OF_MODEL_KINDS = [case for case in CASES if case.kind in ("model", "adapter")]
+
+
+@pytest.mark.parametrize("case", OF_MODEL_KINDS[::30], ids=lambda case: case.name)
+def test_shipping_ends_well_or_says_why(case: Case, tmp_path: Path) -> None:
+    assert shipping_problems(case, tmp_path) == ""
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("case", OF_MODEL_KINDS, ids=lambda case: case.name)
+def test_shipping_of_every_model_ends_well_or_says_why(case: Case, tmp_path: Path) -> None:
+    assert shipping_problems(case, tmp_path) == ""
+
+
 def test_every_command_is_tried_on_many_cases() -> None:
     assert len({case.name for case in CASES}) == len(CASES) > 150
     for kind, commands in COMMANDS.items():

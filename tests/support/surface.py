@@ -12,7 +12,8 @@ SURFACE = {
     "status": ["--json", "--metrics", "--storage", "session"],
     "logs": ["--events", "--follow", "--json", "--storage", "-f", "session"],
     "phases": ["--json"],
-    "export": ["--dry-run", "--force", "--json", "--storage", "name", "target"],
+    "export": ["--dry-run", "--dtype", "--force", "--json", "--storage", "name", "target"],
+    "push": ["--dry-run", "--json", "--private", "--revision", "repo", "source"],
     "evo": [
         *("--base", "--base-models", "--config", "--data", "--device", "--dry-run", "--gens"),
         *("--heal", "--heal-data", "--json", "--output-dir", "--replicates", "--resume"),

@@ -161,7 +161,8 @@ def _save(loop: EvolutionLoop, report: EvolutionReport | None) -> ModelRef:
 def _heal(loop: EvolutionLoop) -> healing.HealedChampion:
     """Teach the champion and write what comes out beside it."""
     healed = healing.heal(loop)
-    beside = healed.files(champion_lineage(loop, loop.champion.key))
+    again = champion_lineage(loop, loop.champion.key)
+    beside = healed.files(again, reporting.evolved_head(loop))
     measure = partial(healing.few_losses, loop)
     confirm = partial(model_under_test.confirm, measure=measure, recorded=healed.losses)
     _publish(healed.weights, loop.folder / HEALED, beside, confirm)

@@ -64,10 +64,10 @@ class HealedChampion:
         both = f"healed {self.fitness:.4f}, champion {self.champion_fitness:.4f}"
         return f"fitness on the holdout items: {both}; take {folder / better}"
 
-    def files(self, lineage: Mapping[str, Any]) -> dict[str, bytes]:
+    def files(self, lineage: Mapping[str, Any], head: str) -> dict[str, bytes]:
         """What stands beside its weights: how it was taught, the champion's lineage, the card."""
         steps, by = self.record["steps"], ", ".join(self.record["experts"].values())
-        card = f"""---\nlibrary_name: transformers\ntags:\n- merge\n- evolution\n---
+        card = f"""{head}
 # Evolved merge, healed\n
 The champion of an evolution, taught for {steps} steps by the parent that is best in each domain
 ({by}); healing.json says how. Fitness on the holdout items, which taught it nothing:

@@ -167,6 +167,7 @@ def _save(ctx: PhaseContext, loop: EvolutionLoop, report: EvolutionReport) -> Mo
         metrics={k: v for k, v in _metrics(loop, report).items() if "/" not in k},
         tokenizer_files={p.name: p.read_bytes() for p in tokenizer},
         beside=beside,
+        card_head=reporting.evolved_head(loop),
         card_text="\n".join(reporting.markdown(loop, report)),
         check=lambda path: reporting.confirm_champion(path, loop, report),
     )

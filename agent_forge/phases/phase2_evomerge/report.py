@@ -22,6 +22,7 @@ from agent_forge.evals.model_under_test import (
     ModelUnderTest,
     TokenLosses,
 )
+from agent_forge.model.card import card_head
 from agent_forge.model.opened import open_model
 from agent_forge.phases.phase2_evomerge.checks import HEALED
 from agent_forge.phases.phase2_evomerge.inputs import MODEL_NAMES
@@ -393,13 +394,17 @@ def artifacts(loop: EvolutionLoop, report: EvolutionReport | None, model: Path) 
 
 def champion_files(loop: EvolutionLoop, report: EvolutionReport | None) -> dict[str, bytes]:
     """What stands beside the champion's weights: lineage, verdict, card."""
-    head = ("---", "library_name: transformers", "tags:", "- merge", "- evolution", "---")
-    card = "\n".join([*head, "# Evolved merge", "", *markdown(loop, report), ""])
+    card = "\n".join([evolved_head(loop), "# Evolved merge", "", *markdown(loop, report), ""])
     return {
         "lineage.json": files.to_json(champion_lineage(loop, loop.champion.key)),
         "verdict.json": files.to_json(files.finite(report.to_json() if report else {})),
         "README.md": card.encode(),
     }
+
+
+def evolved_head(loop: EvolutionLoop) -> str:
+    """The head of the card of what was evolved."""
+    return card_head(loop.inputs.refs, loop.inputs.parents[0].config, ("merge", "evolution"))
 
 
 def markdown(loop: EvolutionLoop, report: EvolutionReport | None) -> list[str]:

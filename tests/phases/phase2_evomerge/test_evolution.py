@@ -27,6 +27,7 @@ from agent_forge.evals.fitness import (
     FunctionFitness,
 )
 from agent_forge.evals.model_under_test import open_model_under_test
+from agent_forge.model.card import read_head
 from agent_forge.model.locate import locate_parents
 from agent_forge.phases.phase1_cognate.phase import CognatePhase
 from agent_forge.phases.phase2_evomerge import phase
@@ -88,6 +89,9 @@ def test_three_llamas_and_three_files_give_a_champion_a_card_and_a_verdict(
     assert reference.loop.curve[-1] > best_parent
     card = (reference.model.path / "README.md").read_text()
     assert "On items that the search never saw" in card and "no significant gain" in card
+    head = read_head(reference.model.path)
+    assert head is not None and head["base_model"] == [*PARENTS, "base"]
+    assert head["base_model_relation"] == "merge" and head["library_name"] == "transformers"
     conclusion = reference.report
     assert conclusion is not None
     others = ("plain average", "best combo of generation 0", "base")
@@ -720,6 +724,9 @@ def test_the_champion_of_a_run_tells_what_that_of_forge_evo_tells(pipeline: Path
     assert files.sha256_of(pipeline / "from_lineage" / WEIGHTS_FILE) == again
     verdict = files.read_json(place / "verdict.json")
     assert verdict["sentences"] == metadata["verdict"]
+    head = read_head(place)
+    assert head is not None and head["library_name"] == "agent-forge"
+    assert head["base_model"][-1] == "trunk" and head["base_model_relation"] == "merge"
     card = (place / "README.md").read_text()
     assert all(f"\n- {sentence}\n" in card for sentence in metadata["verdict"])
     assert "| model | fitness | copy/bits_per_byte | copy/accuracy |" in card

@@ -23,6 +23,7 @@ from agent_forge.data.loader import TokenizedItem
 from agent_forge.errors import ConfigError, Diverged, Interrupted
 from agent_forge.evals.likelihood import Reading
 from agent_forge.evals.model_under_test import TokenizedDomain, open_model_under_test, padded
+from agent_forge.model.card import read_head
 from agent_forge.phases.phase2_evomerge import heal as healing
 from agent_forge.phases.phase2_evomerge import teaching
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
@@ -220,6 +221,7 @@ def test_a_healed_champion_is_nearer_to_its_experts(
     assert scores["healed champion"].quality > scores["champion"].quality
     assert any(text.startswith("healed champion: ") for text in done.report.sentences())
     champion = done.loop.folder / "champion"
+    assert read_head(done.loop.folder / "healed") == read_head(champion)
     for name in ("lineage.json", WEIGHTS_FILE):  # the search is as it was without healing
         assert files.sha256_of(champion / name) == files.sha256_of(searched / "champion" / name)
     opened = open_model_under_test(done.loop.folder / "healed")

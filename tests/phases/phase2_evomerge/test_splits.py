@@ -284,8 +284,10 @@ def test_an_old_evolution_goes_on_with_its_own_items(old: Path) -> None:
     done = run_evolution(job)
     assert (old / JOURNAL).read_bytes() == before
     assert files.read_json(done.model.path / "lineage.json")["key"] == known["champion"]
-    verdict = known["card"].index("## Verdict")  # today's is told by loss too
-    assert card(old).splitlines()[:verdict] == known["card"][:verdict]
+    title, verdict = (known["card"].index(line) for line in ("# Evolved merge", "## Verdict"))
+    # Its head is today's, and the verdict is told by loss too.
+    head, _, body = card(old).partition("# Evolved merge\n")
+    assert head and body.splitlines()[: verdict - title - 1] == known["card"][title + 1 : verdict]
     again = files.read_checked(old / BEGUN)
     assert again["settings"]["split_by"] == "content"
     assert again["fingerprint"] == files.read_checked(OLD / BEGUN)["fingerprint"]

@@ -1,0 +1,226 @@
+"""A model as one GGUF file, which llama.cpp and Ollama run, with a Modelfile beside it.
+
+Tensors go through one at a time. What llama.cpp would compute in another way is refused.
+"""
+
+import io
+import math
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from agent_forge.errors import AlreadyExists, ConfigError, DamagedFile
+from agent_forge.model.folder import MODEL_TYPE, home_of, open_weights, read_config
+from agent_forge.model.gguf_tokenizer import add_tokenizer, modelfile
+from agent_forge.model.load import check_tensors, completed, open_tokenizer
+from agent_forge.model.opened import end_tokens_of
+from agent_forge.model.weights import Weights, is_tied
+from agent_forge.store import files
+from agent_forge.store.tensors import TensorSpec, write_data
+
+MODELFILE = "Modelfile"
+SHAPES = ("llama", "qwen2")  # as configs and llama.cpp both call them
+DTYPES = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}
+ROPES = {"default": SHAPES, "linear": SHAPES, "yarn": SHAPES, "llama3": ("llama",)}
+# What llama.cpp takes for granted of a network, and of the rotation.
+USUAL = {"hidden_act": "silu", "use_sliding_window": False, "mlp_bias": False}
+USUAL_ROPE = {"beta_fast": 32, "beta_slow": 1, "attention_factor": None, "mscale": None}
+USUAL_ROPE |= {"truncate": True, "partial_rotary_factor": 1}
+
+
+class OutputTensor(NamedTuple):
+    """A tensor of the file, and how to get it."""
+
+    name: str
+    spec: TensorSpec
+    source: str
+    heads: int = 0  # whose rows are put in the order of llama.cpp's rotation
+
+
+def export_gguf(
+    ref: str,
+    target: Path,
+    dtype: str | None,
+    *,
+    overwrite: bool,
+    dry_run: bool,
+    almost: Callable[[], object] = lambda: None,
+) -> files.FileRecords:
+    """Write a model and its Modelfile; returns the sizes and, once written, sums of both. `almost`
+    is called when both are to be put in their places."""
+    gguf, beside = _library(), target.with_name(MODELFILE)
+    for path in (target, beside):
+        if (path.exists() or path.is_symlink()) and not overwrite:
+            raise AlreadyExists(f"{path} exists", hint="--force overwrites it")
+    config, folder = read_config(ref), home_of(ref)
+    if (kind := config["model_type"]) not in SHAPES:
+        why = "llama.cpp has no architecture for it" if kind == MODEL_TYPE else "not supported"
+        hint = f"GGUF is written of {' and '.join(SHAPES)}"
+        raise ConfigError(f"{ref} is a model of type {kind!r}: {why}", hint=hint)
+    weights = open_weights(ref)
+    check_tensors(weights)
+    weights.verify()
+    shape, tokenizer = completed(config, ref), open_tokenizer(folder)
+    outputs = list(_outputs(gguf, weights, shape, DTYPES[_dtype_name(weights, dtype)]))
+    ends = end_tokens_of(folder, shape, tokenizer)
+    writer = gguf.GGUFWriter(None, shape.model_type)
+    try:
+        _describe(gguf, writer, folder.name, shape, _dtype_name(weights, dtype))
+        add_tokenizer(writer, tokenizer, weights.specs[weights.embedding].shape[0], ends)
+        head, told = _head(gguf, writer, outputs), modelfile(target.name, tokenizer, ends).encode()
+    except (struct.error, LookupError, TypeError, ValueError) as error:
+        problem = f"its config or tokenizer cannot be written as GGUF ({error})"
+        raise DamagedFile(ref, problem) from error
+    align, pads = gguf.GGUF_DEFAULT_ALIGNMENT, gguf.GGUFWriter.ggml_pad
+    size = len(head) + sum(pads(output.spec.nbytes, align) for output in outputs)
+    records = {target.name: {"bytes": size}, MODELFILE: {"bytes": len(told)}}
+    if not dry_run:
+        files.require_space(target, size + len(told))
+        with files.writing(target, replace=overwrite) as out:
+            out.write(head)
+            for output in outputs:
+                write_data(out, _converted(weights, shape, output))
+                out.write(bytes(-out.size % align))
+            almost()
+        records[target.name] = out.record
+        with files.writing(beside, replace=overwrite) as out:
+            out.write(told)
+        records[MODELFILE] = out.record
+    return records
+
+
+def _library() -> Any:
+    try:
+        import gguf
+    except ImportError:
+        hint = "pip install -c constraints.txt -e '.[gguf]'"
+        raise ConfigError("GGUF needs the package gguf (extra: gguf)", hint=hint) from None
+    return gguf
+
+
+def _dtype_name(weights: Weights, asked: str | None) -> str:
+    """The type of the large tensors: the one asked for, or that of the embedding."""
+    own = weights.specs[weights.embedding].dtype
+    name = asked or next((name for name, dtype in DTYPES.items() if dtype == own), "f32")
+    if name not in DTYPES:
+        raise ConfigError(f"--dtype {name} is none of {', '.join(DTYPES)}")
+    return name
+
+
+def _outputs(gguf: Any, weights: Weights, shape: Any, dtype: torch.dtype) -> Iterator[OutputTensor]:
+    """The tensors of the file; those with one dimension stay in fp32, as llama.cpp needs them."""
+    _refuse_other(shape, weights.label)
+    arch = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}[shape.model_type]
+    table = gguf.get_tensor_name_map(arch, shape.num_hidden_layers)
+    rotated = {"attn_q": shape.num_attention_heads, "attn_k": shape.num_key_value_heads}
+    for source, spec in weights.specs.items():
+        again = source == weights.head and is_tied(weights)  # the embedding
+        if again or not source.endswith((".weight", ".bias")):  # or an old buffer
+            continue
+        name = table.get_name(source, try_suffixes=(".weight", ".bias"))
+        if name is None:
+            raise ConfigError(f"{weights.label}: llama.cpp has no place for the tensor {source!r}")
+        kind = torch.float32 if len(spec.shape) == 1 else dtype
+        heads = rotated.get(name.split(".")[-2], 0) if shape.model_type == "llama" else 0
+        yield OutputTensor(name, TensorSpec(kind, spec.shape), source, heads)
+    if _rope(shape)["rope_type"] == "llama3":
+        spec = TensorSpec(torch.float32, (_width(shape) // 2,))
+        yield OutputTensor("rope_freqs.weight", spec, source="")
+
+
+def _refuse_other(shape: Any, place: str) -> None:
+    """Refuse settings that would change what llama.cpp computes from the same weights."""
+    rope = _rope(shape)
+    said = {**{key: getattr(shape, key, None) for key in USUAL}, **rope}
+    usual = {**USUAL, **USUAL_ROPE}
+    wrong = [k for k in usual if said.get(k) not in (None, usual[k])]
+    wrong += [] if shape.model_type in ROPES.get(rope["rope_type"], ()) else ["rope_type"]
+    if wrong:
+        listed = ", ".join(f"{key} = {said[key]!r}" for key in wrong)
+        raise ConfigError(f"{place}: GGUF is not written of models with {listed}")
+
+
+def _rope(shape: Any) -> Mapping[str, Any]:
+    return {"rope_type": "default", "rope_theta": 10_000.0, **(shape.rope_parameters or {})}
+
+
+def _width(shape: Any) -> int:
+    """The width of a head."""
+    given = getattr(shape, "head_dim", None)
+    return int(given or shape.hidden_size // shape.num_attention_heads)
+
+
+def _describe(gguf: Any, writer: Any, name: str, shape: Any, dtype: str) -> None:
+    """Put what llama.cpp has to know of a network into the file's head."""
+    kinds = {"f16": "MOSTLY_F16", "bf16": "MOSTLY_BF16", "f32": "ALL_F32"}
+    rope, width = _rope(shape), _width(shape)
+    facts = {
+        "type": "model",
+        "name": name,
+        "file_type": gguf.LlamaFileType[kinds[dtype]],
+        "vocab_size": shape.vocab_size,
+        "context_length": shape.max_position_embeddings,
+        "embedding_length": shape.hidden_size,
+        "block_count": shape.num_hidden_layers,
+        "feed_forward_length": shape.intermediate_size,
+        "head_count": shape.num_attention_heads,
+        "head_count_kv": shape.num_key_value_heads,
+        "key_length": width,
+        "value_length": width,
+        "layer_norm_rms_eps": shape.rms_norm_eps,
+        "rope_dimension_count": width,
+        "rope_freq_base": rope["rope_theta"],
+    }
+    if rope["rope_type"] in ("linear", "yarn"):
+        facts["rope_scaling_type"] = gguf.RopeScalingType(rope["rope_type"])
+        facts["rope_scaling_factor"] = rope["factor"]
+    if rope["rope_type"] == "yarn":
+        before = rope.get("original_max_position_embeddings") or shape.max_position_embeddings
+        facts["rope_scaling_orig_ctx_len"] = before
+    for key, value in facts.items():
+        getattr(writer, f"add_{key}")(value)
+
+
+def _head(gguf: Any, writer: Any, outputs: list[OutputTensor]) -> bytes:
+    """All that comes before the tensors."""
+    for output in outputs:
+        kind = next(name for name, dtype in DTYPES.items() if dtype == output.spec.dtype)
+        code = gguf.GGMLQuantizationType[kind.upper()]
+        spec = output.spec
+        writer.add_tensor_info(output.name, spec.shape, None, spec.nbytes, raw_dtype=code)
+    head = io.BytesIO()
+    writer.fout, writer.state = [head], gguf.gguf_writer.WriterState.EMPTY
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    return head.getvalue() + bytes(-head.tell() % gguf.GGUF_DEFAULT_ALIGNMENT)
+
+
+def _converted(weights: Weights, shape: Any, output: OutputTensor) -> Tensor:
+    """One tensor as the file holds it."""
+    if not output.source:
+        return _llama3_factors(shape)
+    tensor, heads = weights[output.source], output.heads
+    if heads:  # transformers rotates halves of a head, llama.cpp neighbours
+        halves = tensor.reshape(heads, 2, tensor.shape[0] // heads // 2, *tensor.shape[1:])
+        tensor = halves.swapaxes(1, 2).reshape(tensor.shape)
+    tensor = tensor.to(output.spec.dtype)
+    if not bool(tensor.isfinite().all()):
+        problem = f"{output.source} holds NaN, infinity, or what {output.spec.dtype} cannot hold"
+        raise ConfigError(f"{weights.label}: {problem}", hint="try --dtype bf16")
+    return tensor
+
+
+def _llama3_factors(shape: Any) -> Tensor:
+    """By what each frequency of the rotation is divided, as Llama 3.1 does it."""
+    rope, width = _rope(shape), _width(shape)
+    low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+    turns = rope["rope_theta"] ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
+    turns *= rope["original_max_position_embeddings"] / (2 * math.pi)  # in the old context
+    share = ((turns - low) / (high - low)).clamp(0, 1)  # that a frequency keeps
+    factors: Tensor = 1 / ((1 - share) / rope["factor"] + share)
+    return factors.float()

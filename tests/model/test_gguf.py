@@ -1,0 +1,302 @@
+"""GGUF: what is written is read back, by the library, by transformers and by llama.cpp."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import sys
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from gguf import GGUFReader
+from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from agent_forge.errors import AlreadyExists, ConfigError
+from agent_forge.model import gguf
+from agent_forge.model.gguf import export_gguf
+from agent_forge.model.load import open_tokenizer
+from tests.support.command_line import Forge
+from tests.support.gguf_models import (
+    CHATML,
+    OTHERS,
+    READ_BACK,
+    make_gguf_model,
+    put_byte_tokenizer,
+    put_template,
+)
+
+TEXTS = [
+    "The boing of busta in 1912: 12 + 12 = 24.\n",
+    "  a\tb\n\n it's <|end|> 7,5 %",
+    "na\u00efve \u4e2d",
+]
+LLAMA_CPP = importlib.util.find_spec("llama_cpp") is not None
+NEEDS_LLAMA_CPP = pytest.mark.skipif(
+    not LLAMA_CPP and "NEED_LLAMA_CPP" not in os.environ,
+    reason="llama-cpp-python is not installed: make test-gguf builds it",
+)
+
+
+def written(folder: Path, dtype: str | None = "f32", **options: Any) -> Path:
+    target = folder.parent / "out" / "m.gguf"
+    export_gguf(str(folder), target, dtype, **{"overwrite": False, "dry_run": False, **options})
+    return target
+
+
+def field(reader: GGUFReader, name: str) -> Any:
+    return reader.fields[name].contents()
+
+
+@pytest.mark.parametrize("name", READ_BACK)
+def test_transformers_reads_the_same_network(tmp_path: Path, name: str) -> None:
+    kind, changes = READ_BACK[name]
+    network = make_gguf_model(tmp_path / "m", kind, **changes)
+    target = written(tmp_path / "m")
+    place = {"gguf_file": target.name, "dtype": torch.float32}
+    again = AutoModelForCausalLM.from_pretrained(target.parent, **place).eval()
+    ids = torch.randint(512, (2, 40), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        expected, found = network(ids).logits, again(ids).logits
+    assert float((expected - found).abs().max()) < 1e-4 * float(expected.abs().max())
+
+
+@pytest.mark.parametrize(
+    ("stored", "asked", "kind"),
+    [
+        (torch.float32, "f16", "F16"),
+        (torch.float32, "bf16", "BF16"),
+        (torch.bfloat16, None, "BF16"),
+        (torch.float16, None, "F16"),
+        (torch.bfloat16, "f32", "F32"),
+    ],
+)
+def test_weights_have_the_type_asked_for_or_their_own(
+    tmp_path: Path, stored: torch.dtype, asked: str | None, kind: str
+) -> None:
+    network = make_gguf_model(tmp_path / "m", "qwen2", dtype=stored)
+    reader = GGUFReader(written(tmp_path / "m", asked))
+    found = {t.name: t for t in reader.tensors}
+    assert found["token_embd.weight"].tensor_type.name == kind
+    flat = {n: t.tensor_type.name for n, t in found.items() if len(t.shape) == 1}
+    assert set(flat.values()) == {"F32"} and "blk.1.attn_q.bias" in flat
+    assert len(found) == len(network.state_dict())
+    down, raw = network.model.layers[1].mlp.down_proj.weight, found["blk.1.ffn_down.weight"].data
+    dtype = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32}[kind]
+    assert raw.tobytes() == down.detach().to(dtype).contiguous().view(torch.uint8).numpy().tobytes()
+
+
+def test_a_tied_head_is_not_written_twice(tmp_path: Path) -> None:
+    network = make_gguf_model(tmp_path / "m", tie_word_embeddings=True)
+    state = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+    save_file(state, tmp_path / "m" / "model.safetensors")  # some files hold it again
+    assert "output.weight" not in {t.name for t in GGUFReader(written(tmp_path / "m")).tensors}
+
+
+def test_the_tokenizer_is_in_the_file(tmp_path: Path) -> None:
+    make_gguf_model(tmp_path / "m")
+    target = written(tmp_path / "m")
+    reader, own = GGUFReader(target), open_tokenizer(tmp_path / "m")
+    tokens = field(reader, "tokenizer.ggml.tokens")
+    assert len(tokens) == 520 and tokens[519] == "[PAD519]"
+    assert tokens[: len(own)] == own.convert_ids_to_tokens(list(range(len(own))))
+    kinds = field(reader, "tokenizer.ggml.token_type")
+    assert kinds[0] == kinds[5] == 3 and kinds[300] == 1 and kinds[519] == 5
+    core = json.loads((tmp_path / "m" / "tokenizer.json").read_text())
+    merges = [" ".join(pair) for pair in core["model"]["merges"]]
+    assert field(reader, "tokenizer.ggml.merges") == merges
+    assert field(reader, "tokenizer.ggml.pre") == "smollm"
+    assert field(reader, "tokenizer.ggml.bos_token_id") == 0
+    assert field(reader, "tokenizer.ggml.eos_token_id") == 0
+    assert field(reader, "tokenizer.ggml.eot_token_id") == 5  # of generation_config.json
+    assert field(reader, "tokenizer.ggml.add_bos_token") is False
+    assert field(reader, "tokenizer.chat_template") == own.chat_template
+
+
+def test_a_start_is_added_where_the_tokenizer_adds_one(tmp_path: Path) -> None:
+    make_gguf_model(tmp_path / "m")
+    path = tmp_path / "m" / "tokenizer.json"
+    core = json.loads(path.read_text())
+    first = {"SpecialToken": {"id": "<|endoftext|>", "type_id": 0}}
+    text = {"Sequence": {"id": "A", "type_id": 0}}
+    special = {"<|endoftext|>": {"id": "<|endoftext|>", "ids": [0], "tokens": ["<|endoftext|>"]}}
+    core["post_processor"] = {"type": "TemplateProcessing", "single": [first, text]}
+    core["post_processor"] |= {"pair": [text, text], "special_tokens": special}
+    path.write_text(json.dumps(core))
+    assert AutoTokenizer.from_pretrained(tmp_path / "m")("a").input_ids[0] == 0
+    reader = GGUFReader(written(tmp_path / "m"))
+    assert field(reader, "tokenizer.ggml.add_bos_token") is True
+    core["post_processor"]["single"] = [first, first, text]
+    path.write_text(json.dumps(core))
+    with pytest.raises(ConfigError, match="adds more to a text"):
+        written(tmp_path / "m", overwrite=True)
+
+
+def test_a_modelfile_tells_ollama_how_to_talk(tmp_path: Path) -> None:
+    make_gguf_model(tmp_path / "m")
+    beside = written(tmp_path / "m").with_name("Modelfile")
+    stops = 'PARAMETER stop "<|endoftext|>"\nPARAMETER stop "<|end|>"\n'
+    assert beside.read_text() == f"FROM ./m.gguf\n{stops}"  # no form that is known
+    put_template(tmp_path / "m", CHATML)
+    written(tmp_path / "m", overwrite=True)
+    assert beside.read_text() == (
+        'FROM ./m.gguf\nTEMPLATE """{{- range .Messages }}<|im_start|>{{ .Role }}\n'
+        "{{ .Content }}<|im_end|>\n{{ end }}<|im_start|>assistant\n"
+        f'"""\nSYSTEM """Be kind."""\n{stops}'
+    )
+    llama3 = (
+        "{{ bos_token }}{% for m in messages %}<|start_header_id|>{{ m['role'] }}<|end_header_id|>"
+        "\n\n{{ m['content'] | trim }}<|eot_id|>{% endfor %}{% if add_generation_prompt %}"
+        "<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
+    )
+    put_template(tmp_path / "m", llama3)
+    written(tmp_path / "m", overwrite=True)
+    told = beside.read_text()
+    assert "<|start_header_id|>{{ .Role }}<|end_header_id|>\n\n{{ .Content }}<|eot_id|>" in told
+    assert "SYSTEM" not in told
+    put_template(tmp_path / "m", "{{ raise_exception('no') }}")
+    written(tmp_path / "m", overwrite=True)
+    assert "TEMPLATE" not in beside.read_text()
+
+
+def test_one_tensor_is_held_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_gguf_model(tmp_path / "m")
+    real, held = gguf._converted, list[weakref.ref[Any]]()
+
+    def watched(*given: Any) -> Any:
+        assert all(reference() is None for reference in held)
+        held.append(weakref.ref(tensor := real(*given)))
+        return tensor
+
+    monkeypatch.setattr(gguf, "_converted", watched)
+    written(tmp_path / "m", "f16")
+    assert len(held) == 21
+
+
+def test_the_command(tmp_path: Path, forge: Forge) -> None:
+    make_gguf_model(tmp_path / "m", dtype=torch.bfloat16)
+    before = {p.name: p.read_bytes() for p in (tmp_path / "m").iterdir()}
+    planned = forge("export m x.gguf --dry-run --json").document
+    assert planned["dry_run"] and not Path("x.gguf").exists()
+    done = forge("export m x.gguf --json").document
+    assert done["gguf"] == "x.gguf" and {*done["files"]} == {"x.gguf", "Modelfile"}
+    size = Path("x.gguf").stat().st_size
+    assert size == done["files"]["x.gguf"]["bytes"] == planned["files"]["x.gguf"]["bytes"]
+    assert Path("Modelfile").read_text().startswith("FROM ./x.gguf\n")
+    assert forge("export m x.gguf").code == 2 and forge("export m y.gguf").code == 2  # a Modelfile
+    first = Path("x.gguf").read_bytes()
+    assert forge("export m x.gguf --force").code == 0 and Path("x.gguf").read_bytes() == first
+    assert before == {p.name: p.read_bytes() for p in (tmp_path / "m").iterdir()}
+
+
+def edit(path: Path, **changes: Any) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        ({"hidden_act": "gelu"}, "hidden_act = 'gelu'"),
+        ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "rope_type = 'dynamic'"),
+        ({"model_type": "gpt2"}, "of type 'gpt2': not supported"),
+        (
+            {"model_type": "agent_forge"},
+            "of type 'agent_forge': llama.cpp has no architecture for it",
+        ),
+    ],
+)
+def test_what_llama_cpp_computes_otherwise_is_refused(
+    tmp_path: Path, forge: Forge, config: dict[str, Any], told: str
+) -> None:
+    make_gguf_model(tmp_path / "m")
+    edit(tmp_path / "m" / "config.json", **config)
+    result = forge("export m x.gguf")
+    assert result.code == 2 and told in result.err and "Traceback" not in result.err
+    assert {p.name for p in Path().iterdir()} == {"m"}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"pre_tokenizer": {"type": "Whitespace"}},
+        {"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True}},
+        {"normalizer": {"type": "Lowercase"}},
+    ],
+)
+def test_a_tokenizer_that_llama_cpp_does_not_know_is_refused(
+    tmp_path: Path, forge: Forge, changes: dict[str, Any]
+) -> None:
+    make_gguf_model(tmp_path / "m")
+    edit(tmp_path / "m" / "tokenizer.json", **changes)
+    result = forge("export m x.gguf")
+    assert result.code == 2 and "none that llama.cpp is known to read alike" in result.err
+    assert {p.name for p in Path().iterdir()} == {"m"}
+
+
+def test_mistakes_are_told_before_anything_is_written(
+    tmp_path: Path, forge: Forge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network = make_gguf_model(tmp_path / "m")
+    for line in ("export m x.gguf --dtype q4", "export m x.tar --dtype f16", "export no x.gguf"):
+        assert forge(line).code == 2
+    with torch.no_grad():
+        network.lm_head.weight[0, 0] = 1e6
+    network.save_pretrained(tmp_path / "m")
+    for dtype, code in (("f16", 2), ("bf16", 0)):
+        assert forge(f"export m out/x.gguf --dtype {dtype}").code == code
+        assert Path("out/x.gguf").exists() == Path("out/Modelfile").exists() == (code == 0)
+    assert {p.name for p in Path("out").iterdir()} == {"x.gguf", "Modelfile"}
+    with pytest.raises(AlreadyExists):
+        export_gguf("m", Path("out/x.gguf"), None, overwrite=False, dry_run=True)
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    result = forge("export m y/x.gguf")
+    assert result.code == 2 and "extra: gguf" in result.err and ".[gguf]" in result.err
+
+
+# -- by llama.cpp itself --------------------------------------------------------------------------
+
+
+def opened(target: Path) -> Any:
+    from llama_cpp import Llama
+
+    options = {"n_ctx": 256, "n_threads": 1, "logits_all": True, "verbose": False, "seed": 0}
+    return Llama(str(target), **options, type_k=0, type_v=0)  # a cache in fp32
+
+
+@NEEDS_LLAMA_CPP
+@pytest.mark.parametrize("name", {**READ_BACK, **OTHERS})
+def test_llama_cpp_computes_the_same(tmp_path: Path, name: str) -> None:
+    kind, changes = {**READ_BACK, **OTHERS}[name]
+    network = make_gguf_model(tmp_path / "m", kind, **changes)
+    model = opened(written(tmp_path / "m"))
+    ids = torch.randint(512, (1, 200), generator=torch.Generator().manual_seed(1))
+    model.eval(ids[0].tolist())
+    found = torch.tensor(model.scores[:200])
+    with torch.no_grad():
+        expected = network(ids).logits[0]
+    assert float((expected - found).abs().max()) < 2e-3 * float(expected.abs().max())
+
+
+@NEEDS_LLAMA_CPP
+@pytest.mark.parametrize("byte_level", [False, True])
+def test_llama_cpp_reads_and_says_the_same(tmp_path: Path, byte_level: bool) -> None:
+    network = make_gguf_model(tmp_path / "m", "qwen2")
+    if byte_level:
+        put_byte_tokenizer(tmp_path / "m")
+    own, model = open_tokenizer(tmp_path / "m"), opened(written(tmp_path / "m"))
+    for text in TEXTS:
+        ids = own(text).input_ids
+        assert model.tokenize(text.encode(), special=True) == ids
+        given = torch.tensor([ids])
+        said = network.generate(given, max_new_tokens=12, do_sample=False, eos_token_id=511)
+        model.reset()
+        tokens = []
+        for token in model.generate(ids, temp=0.0, repeat_penalty=1.0):
+            tokens.append(token)
+            if len(tokens) == 12:
+                break
+        assert tokens == said[0, len(ids) :].tolist()

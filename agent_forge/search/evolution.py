@@ -151,16 +151,29 @@ class GeneticSearch(SearchStrategy):
             self._propose("combo", made)
 
     def _next_generation(self, best: Sequence[str], last: Sequence[str]) -> None:
-        known = dict.fromkeys([*best, *last])
+        # Only recipes can be crossed: what noise was put on breeds in the place of its mutant.
+        of = {key: c.inputs[0] for key, c in self.candidates.items() if c.kind == "noise"}
+        known = dict.fromkeys(of.get(key, key) for key in [*best, *last])
         alive = self._ranked([key for key in known if self.candidates[key].kind == "merge"])
         self._strength = self._mutation_strength() if self.settings.ga_version > 1 else 1.0
         fitness = self._shared_fitness(alive)
         for place in range(len(self._tried), self.settings.population_size):
             for attempt in count():
-                rng = operators.generator(self.seed, self.generation, place, attempt, "ga")
+                rng, own = (
+                    operators.generator(self.seed, self.generation, place, attempt, label)
+                    for label in ("ga", "noise")
+                )
                 name, made, inputs = self._child(alive, fitness, rng, again=attempt > 0)
+                if name == "mutation" and alive and own.random() >= self._recipe_share:
+                    source = self.candidates[inputs[0]]
+                    made = operators.noisy(self.space, source, own, self._strength)
                 if self._propose(name, made, inputs, inputs[0] if len(inputs) == 1 else None):
                     break
+
+    @property
+    def _recipe_share(self) -> float:
+        """The share of mutants with another recipe."""
+        return self.settings.recipe_mutation if self.settings.ga_version > 1 else 1.0
 
     def _child(
         self, alive: Sequence[str], fitness: Mapping[str, float], rng: Generator, *, again: bool
@@ -177,9 +190,6 @@ class GeneticSearch(SearchStrategy):
             inputs += (self._winner([key for key in alive if key != first], fitness, rng),)
             recipe = _crossed(recipe, self.candidates[inputs[1]].operation, rng)
             name = "crossover"
-        elif self.settings.ga_version > 1 and rng.random() >= self.settings.recipe_mutation:
-            made = operators.noisy(self.space, self.candidates[first], rng, self._strength)
-            return "mutation", made, inputs
         else:
             recipe = operators.variant(self.space, self.candidates[first], rng).operation
             name = "mutation"

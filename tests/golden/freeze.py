@@ -23,6 +23,7 @@ import torch
 from agent_forge.data.tasks import FAMILIES, make
 from agent_forge.evals.benchmarks import BENCHMARKS, from_benchmarks
 from agent_forge.evals.domains import evaluation_hash, from_files, from_tasks
+from agent_forge.track.journal import read_lines
 from tests.support.command_line import start
 from tests.support.evo_models import PARENTS, family
 
@@ -44,7 +45,8 @@ FOLDERS = {
     "flores_language": "flores200_dev",
     "jsontestsuite": "json_test_suite",
 }
-TIMED = ("seconds", "cpu", "elapsed", "time", "latency", "duration", "tokens_per_s", "system/")
+TIMED = ("seconds", "cpu", "elapsed", "time", "latency", "duration", "tokens_per_s", "speed_tps")
+TIMED += ("system/",)
 
 
 def cpu() -> str:
@@ -162,7 +164,7 @@ def evolution(work: Path, strategy: str) -> dict[str, Any]:
         " --set verdict_items=30 --set workers=1 --set checkpoint_every=1",
         work,
     )
-    lines = [json.loads(line) for line in (out / "journal.jsonl").read_text().splitlines()]
+    lines = [line for _, line in read_lines(out / "journal.jsonl")]
     verdict = json.loads((out / "champion" / "verdict.json").read_text())
     return {
         "champion": file_digest(out / "champion" / "model.safetensors"),

@@ -400,6 +400,11 @@ FIELDS: dict[str, tuple[dict[str, Any], dict[str, Any], float | None]] = {
     "parent_weights": ({}, {"parent_weights": [1.0, 2.0, 3.0]}, None),
     "drop_rate": ({}, {"drop_rate": 0.5}, None),
     "keep": ({}, {"keep": 0.5}, None),
+    "linear_weight": ({}, {"linear_weight": 0.5}, None),
+    "slerp_t": ({}, {"slerp_t": 0.3}, None),
+    "amplification": ({}, {"amplification": 2.0}, None),
+    "layer_parents": ({}, {"layer_parents": [0, 2]}, None),
+    "dfs_ratio": ({}, {"dfs_ratio": 0.3}, None),
     "early_stopping": (
         {"generations": 7, "convergence_threshold": 1.0},
         {"generations": 7, "convergence_threshold": 1.0, "early_stopping": False},

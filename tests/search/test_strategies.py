@@ -92,21 +92,25 @@ def tell(search: SearchStrategy, candidate: Candidate) -> None:
 
 
 def measure(
-    search: SearchStrategy, order: Callable[[list[Candidate]], Candidate] = lambda c: c[0]
+    search: SearchStrategy,
+    order: Callable[[list[Candidate]], Candidate] = lambda c: c[0],
+    diversity: float = 0.5,
 ) -> None:
     while asked := search.ask():
         tell(search, order(asked))
     champion = search.champion
     assert champion is not None
     search.tell(champion.key, search.scores[champion.key], holdout=search.scores[champion.key])
-    search.tell_distances(1.0, 2.0)
+    search.tell_distances(2 * diversity, 2.0)
 
 
 def run(
-    search: SearchStrategy, order: Callable[[list[Candidate]], Candidate] = lambda c: c[0]
+    search: SearchStrategy,
+    order: Callable[[list[Candidate]], Candidate] = lambda c: c[0],
+    diversity: float = 0.5,
 ) -> SearchStrategy:
     while search.finished is None:
-        measure(search, order)
+        measure(search, order, diversity)
         search.advance()
     return search
 
@@ -240,6 +244,8 @@ def guessed(seed: int, evaluations: int, *, recipes: bool = False) -> float:
 @pytest.mark.parametrize("seed", range(3))
 def test_it_beats_guessing(name: str, seed: int) -> None:
     settings = {"generations": 100, "max_evaluations": 100, "early_stopping": False}
+    if name == "ga":  # nothing of a model can be noisy here
+        settings["recipe_mutation"] = 1.0
     search = run(start(name, seed, **settings))
     by_guess = guessed(seed, 100, recipes=name in ("spec", "ga"))
     assert 1 - search.history[-1]["best"] < 0.9 * (1 - by_guess)
@@ -383,7 +389,14 @@ OTHER: dict[str, Any] = {
     "gradient_share": 0.25,
     "auto_version": 1,
     "methods": ["tsv_m", "karcher"],
+    "ga_version": 1,
+    "linear_weight": 0.5,
+    "slerp_t": 0.3,
+    "amplification": 2.0,
+    "layer_parents": [0, 2],
+    "dfs_ratio": 0.3,
 }
+LOW = {"min_diversity": 0.35, "mutation_boost": 0.25}  # diversity at which they act
 
 
 def test_every_field_of_some_strategies_is_refused_in_the_others() -> None:
@@ -395,7 +408,7 @@ def test_every_field_of_some_strategies_is_refused_in_the_others() -> None:
                 size = {"population_size": 16} if name == "elite_count" else {}
                 method = {"blend_method": "ties"} if name == "density" else {}
                 EvolutionSettings(**given, **size, **method)
-            elif name == "auto_version":  # as if there were no such field
+            elif name in ("auto_version", "ga_version"):  # as if there were no such field
                 EvolutionSettings(**given)
             else:
                 with pytest.raises(ValidationError, match=f"{name} has no meaning"):
@@ -416,8 +429,9 @@ def test_every_field_changes_the_run_of_each_strategy_that_has_it(field: str) ->
         more |= {**size, "generations": 30, "early_stopping": False}
         if strategy == "auto":
             more |= {"generations": 60}  # until every way has had many turns
-        plain = run(start(strategy, **more))
-        changed = run(start(strategy, **more, **{field: OTHER[field]}))
+        how = {"diversity": LOW.get(field, 0.5)}
+        plain = run(start(strategy, **more), **how)
+        changed = run(start(strategy, **more, **{field: OTHER[field]}), **how)
         assert trace(plain) != trace(changed), (strategy, field)
 
 

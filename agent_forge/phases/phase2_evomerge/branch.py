@@ -7,6 +7,7 @@ from there on random choices may have another seed.
 from __future__ import annotations
 
 import re
+from itertools import takewhile
 from pathlib import Path
 
 from agent_forge.errors import AlreadyExists, ConfigError, NotFound
@@ -61,10 +62,9 @@ def continued(place: Path, target: Path | None = None, seed: int | None = None) 
     built = files.unfinished(target)
     files.disk.make_directory(built)
     journal = Journal(built / JOURNAL, checked=True)
-    for line in lines:
-        if line.get("generation", 0) > generation or line["record"] in OF_ITS_END:
-            continue
-        journal.write(line)
+    for line in takewhile(lambda line: line.get("generation", 0) <= generation, lines):
+        if line["record"] not in OF_ITS_END:
+            journal.write(line)
     files.write_checked(built / BEGUN, record)
     files.publish(built, target)
     return target

@@ -24,7 +24,7 @@ from agent_forge.phases.phase2_evomerge.decisions import decisions, with_decisio
 from agent_forge.phases.phase2_evomerge.evolution import run_evolution
 from agent_forge.phases.phase2_evomerge.loop import EvolutionLoop
 from agent_forge.phases.phase2_evomerge.report import EvolutionReport, summary
-from agent_forge.phases.phase2_evomerge.told import champion_lineage
+from agent_forge.phases.phase2_evomerge.told import champion_combo, champion_lineage
 from agent_forge.phases.training import sample_replies
 
 FOLDER = "evolution"
@@ -99,6 +99,8 @@ class EvoMergePhase(phase.PhaseController):
     ) -> phase.PhaseResult:
         metrics = _metrics(loop, report)
         ctx.log(None, {f"phase/{k}": v for k, v in metrics.items() if "/" not in k})
+        if (combo := champion_combo(loop.search, loop.champion.key)) is not None:
+            ctx.log(None, {"phase/champion_combo_id": combo})
         best, figures = report.best_parent, summary(loop)
         overall = report.baselines[best].comparison.overall
         measure = overall.measures()[0]  # what can tell the two apart on the unseen items

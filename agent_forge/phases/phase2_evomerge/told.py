@@ -137,9 +137,10 @@ def generation_metrics(loop: EvolutionLoop) -> dict[str, float]:
         **_of_champion(loop, entry["champion"]),
         **_of_domains([record["score"]["raw"] for record in scored]),
         **{f"elite{n}_fitness": search.scores[e] for n, e in enumerate(entry["elites"], 1)},
-        **_of_combos(search, entry["elites"], records),
+        **_combos_chosen(search, entry["elites"], records),
     }
-    return {f"generation/{name}": value for name, value in found.items() if value is not None}
+    known = {f"generation/{name}": value for name, value in found.items() if value is not None}
+    return known | _of_combos(search)
 
 
 def _of_champion(loop: EvolutionLoop, key: str | None) -> dict[str, float]:
@@ -164,20 +165,25 @@ def _of_domains(raws: Sequence[Mapping[str, float]]) -> dict[str, float]:
         values = [raw[name] for raw in raws]
         if measure == "accuracy" or f"{domain}/accuracy" not in raws[0]:
             best = max(values) if measure == "accuracy" else min(values)
-            found |= {f"{domain}_avg": fmean(values), f"{domain}_best": best}
+            name = domain.replace("/", "_")
+            found |= {f"{name}_avg": fmean(values), f"{name}_best": best}
     return found
 
 
-def _of_combos(
+def _of_combos(search: SearchStrategy) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for combo, scores in search.combo_scores.items():
+        found[f"combo/{combo}/usage"] = len(scores)
+        if finite := [score for score in scores if math.isfinite(score)]:
+            found[f"combo/{combo}/avg_fitness"] = fmean(finite)
+    return found
+
+
+def _combos_chosen(
     search: SearchStrategy, elites: Sequence[str], records: Sequence[Mapping[str, Any]]
 ) -> dict[str, float]:
-    found: dict[str, float] = {}
-    for combo, count in search.combo_usage.items():
-        found[f"combo_{combo}_usage"] = count
-        if scores := [s for s in search.combo_scores[combo] if math.isfinite(s)]:
-            found[f"combo_{combo}_avg_fitness"] = fmean(scores)
     begun = Counter(champion_combo(search, key) for key in elites)
-    found |= {f"elite_combo_{combo}": n for combo, n in begun.items() if combo is not None}
+    found = {f"elite_combo_{combo}": float(n) for combo, n in begun.items() if combo is not None}
     losers = [r for r in records if r["origin"].startswith("losers ")]
     chosen = (r["operation"]["combo"] for r in losers)
     return found | {f"loser_combo_{n}": combo for n, combo in enumerate(chosen, 1)}

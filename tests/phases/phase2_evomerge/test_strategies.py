@@ -208,4 +208,5 @@ def test_a_strategy_that_is_not_there_is_refused() -> None:
     assert load_settings(None, ["generations=3", "shift_sigma=0.2"], {})[0].strategy == "auto"
     assert load_settings("fast", [], {})[0].strategy == "auto"
     with pytest.raises(ConfigError, match="'auto': it acts in spec and ga"):
-        load_settings(None, ["elite_count=3"], {})
+        load_settings(None, ["strategy=auto", "elite_count=3"], {})
+    assert load_settings(None, ["elite_count=3", "population_size=12"], {})[0].strategy == "spec"

@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from agent_forge.phases.phase2_evomerge.inputs import EvolutionInputs
 
 SPECIALISTS = 3  # of Phase 1
+BESIDE_RESUME = (
+    "beside it only --gens, --time-budget, --heal and --device can be given; for a branch from a"
+    " checkpoint --output-dir and --seed too"
+)
 DEFAULT_MINUTES, QUICK_MINUTES = 60.0, 3.0  # where nothing else bounds it; without models
 QUICK = "trunk_steps=400 branch_steps=80 control=false evaluation_items=300 min_diversity=0.0"
 
@@ -52,29 +56,14 @@ def evo(
     if context.invoked_subcommand:
         return
     if resume is not None:
-        outside = [text for text in sets if text.startswith(("fitness=", "cluster="))]
-        mirror = [text for text in sets if text.startswith("wandb_")]
-        others = {*sets} - {*outside, *mirror}
-        if base_models or base or data or heal_data or config or others or replicates:
-            hint = "beside it only --gens, --time-budget, --heal and --device can be given; for a"
-            hint += " branch from a checkpoint --output-dir and --seed too"
-            raise ConfigError("--resume goes on with what it was begun with", hint=hint)
-        from agent_forge.phases.phase2_evomerge.branch import continued
-
-        if dry_run and (output_dir or seed is not None):
-            raise ConfigError("a branch has no plan of its own: leave --dry-run out")
-        resume = continued(resume, output_dir, seed)
-        with _interruptible(resume if resume.is_dir() else resume.parent, dry_run):
-            from agent_forge.phases.phase2_evomerge.inputs import load_settings, resume_inputs
-
-            found_device = _device(device)
-            found = resume_inputs(resume, gens, time_budget, outside, heal=heal)
-            place = load_settings(None, mirror, {})[1]
-            _run(found, place, found_device, dry_run, as_json, time.monotonic())
-        return
+        if base_models or base or data or heal_data or config or replicates:
+            raise ConfigError("--resume goes on with what it was begun with", hint=BESIDE_RESUME)
+        again = {"gens": gens, "minutes": time_budget, "heal": heal}
+        resume = _branched(resume, output_dir, seed, dry_run, as_json)
+        return _go_on(resume, sets, again, device, dry_run, as_json)
     options: dict[str, Any] = {"generations": gens, "time_budget_minutes": time_budget}
-    options |= {"replicates": replicates, "heal": heal}
-    options |= {"data": [*map(str, data)] or None, "heal_data": [*map(str, heal_data)] or None}
+    options |= {"replicates": replicates, "heal": heal, "data": [*map(str, data)] or None}
+    options |= {"heal_data": [*map(str, heal_data)] or None}
     options = {key: value for key, value in options.items() if value is not None}
     storage = Path(os.environ.get("FORGE_STORAGE", "storage"))
     refs = [ref.strip() for ref in base_models.split(",")] if base_models.strip() else []
@@ -99,6 +88,40 @@ def evo(
         seed = place.seed if seed is None else seed
         models = settings, refs, base or place.base, seed, folder, storage, names
         _run(inputs.locate_inputs(*models), place, found_device, dry_run, as_json, began)
+
+
+def _go_on(
+    resume: Path,
+    sets: list[str],
+    again: dict[str, Any],
+    device: str,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """`--resume`: settings are those of the folder; what reaches outside has to be named again."""
+    outside = [text for text in sets if text.startswith(("fitness=", "cluster="))]
+    mirror = [text for text in sets if text.startswith("wandb_")]
+    if {*sets} - {*outside, *mirror}:
+        raise ConfigError("--resume goes on with what it was begun with", hint=BESIDE_RESUME)
+    with _interruptible(resume if resume.is_dir() else resume.parent, dry_run):
+        from agent_forge.phases.phase2_evomerge.inputs import load_settings, resume_inputs
+
+        found_device = _device(device)
+        found = resume_inputs(resume, sets=outside, **again)
+        place = load_settings(None, mirror, {})[1]
+        _run(found, place, found_device, dry_run, as_json, time.monotonic())
+
+
+def _branched(
+    place: Path, target: Path | None, seed: int | None, dry_run: bool, quiet: bool
+) -> Path:
+    """Where to go on: a checkpoint that others followed has a new folder to go on in."""
+    from agent_forge.phases.phase2_evomerge.branch import continued
+
+    found = continued(place, target, seed, only_look=dry_run)
+    if found.is_dir() and not place.is_dir() and not quiet:
+        typer.echo(f"going on in {found}", err=True)
+    return found
 
 
 @contextlib.contextmanager

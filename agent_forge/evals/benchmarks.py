@@ -12,6 +12,7 @@ import hashlib
 import itertools
 import json
 import os
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -285,20 +286,27 @@ def _generated(
     return domain, [as_example(make(family, "train", i, level=levels)) for i, family in drawn]
 
 
+def _by_length(text: str) -> tuple[int, str]:
+    return len(text), text
+
+
 def _as_choices(name: str, split: str, count: int, levels: Levels) -> Domain:
     """A generated benchmark in plain words: the right answer among some to other questions of its
-    kind, about as long; those that a task names itself come first."""
+    kind, about as long; those that a task names itself come first. At most 500 items."""
     benchmark, _ = find(name)
     if not benchmark.families:
         known = ", ".join(b.name for b in BENCHMARKS.values() if b.families)
         raise ConfigError(f"{CHOICE}{name}: only generated packs are", hint=f"known: {known}")
-    domain, _ = _generated(benchmark, split, count, levels)
-    answers: dict[str, list[str]] = {}
+    domain, _ = _generated(benchmark, split, min(count, BENCHMARK_ITEMS), levels)
+    answers: dict[str, list[str]] = {}  # of a family, by length
     for task in domain.tasks:
         answers.setdefault(task.family, []).append(task.answer)
+    answers = {family: sorted(set(texts), key=_by_length) for family, texts in answers.items()}
     examples = []
     for task in domain.tasks:
-        near = sorted(set(answers[task.family]), key=lambda a: (abs(len(a) - len(task.answer)), a))
+        alike = answers[task.family]
+        at = bisect_left(alike, _by_length(task.answer), key=_by_length)
+        near = alike[at + 1 : at + NEAR] + alike[max(0, at - NEAR) : at]
         wrong = [a for a in dict.fromkeys([*task.distractors, *near]) if a != task.answer][:OTHERS]
         choices = tuple(f" {text}" for text in _mixed({task.answer, *wrong}))
         prompt = f"{task.question}\nAnswer:"

@@ -400,7 +400,8 @@ def test_ties_stage_about_the_mean_elects_by_the_sum() -> None:
 def test_trimming_keeps_the_share() -> None:
     base, models = torch.zeros(1000), [noise(i, 1000) for i in (1, 2, 3)]
     x = TensorInputs(models, base)
-    p = {"weight": [1.0] * 3, "keep": 0.2, "drop_rate": 0.9, "literal": False, "whole_model": False}
+    p = {"weight": [1.0] * 3, "keep": 0.2, "drop_rate": 0.9, "amplification": 0.0, "dfs_ratio": 1.0}
+    p |= {"literal": False, "whole_model": False}
     run = combos.second_stage(x, p, [("linear", "ties")])
     parts, start = x.run(0)
     assert start is not None

@@ -49,7 +49,7 @@ def searched(setting: str, root: Path, patch: pytest.MonkeyPatch) -> Any:
         more.append(f"{PHASE}.strategy={acts[0]}")
     if field == "density":
         more.append(f"{PHASE}.blend_method=ties")
-    layers = ("0", "1") if field == "layer_paths" else ()
+    layers = ("0", "1") if field in ("layer_paths", "layer_parents") else ()
     chosen = settings(setting, *more)
     search = STRATEGIES[chosen.strategy](
         chosen, parents=3, groups=("a", "b"), seed=1, layers=layers
@@ -70,8 +70,26 @@ def measured_on(setting: str, root: Path, patch: pytest.MonkeyPatch) -> Any:
     patch.chdir(family())
     folders = [str(family() / name) for name in PARENTS]
     more = [f"{PHASE}.data=[add.jsonl]"] if "split_by" in setting else []
+    more += [f"{PHASE}.tasks=['pack:code']"] if "partial_credit" in setting else []
     splits = locate_inputs(settings(setting, *more), folders, None, 1, root).splits
     return {split: evaluation_hash(domains) for split, domains in splits.items()}
+
+
+def recomputed(setting: str, root: Path, patch: pytest.MonkeyPatch) -> Any:
+    """Whether activations are computed again."""
+    from agent_forge.phases.phase2_evomerge import evaluator
+
+    asked: list[Any] = []
+
+    def counted(run: Any, *given: Any, use_reentrant: bool, **more: Any) -> Any:
+        asked.append(use_reentrant)
+        return run(*given, **more)
+
+    patch.setattr(evaluator, "checkpoint", counted)
+    chosen = settings(setting, f"{PHASE}.strategy=grad", f"{PHASE}.tasks=[copy]")
+    folders = [str(family() / name) for name in PARENTS]
+    run_evolution(locate_inputs(chosen, folders, None, 1, root))
+    return bool(asked)
 
 
 EVOLVED: dict[str, Any] = {}
@@ -194,6 +212,15 @@ CHECKS = {
     f"{PHASE}.parent_weights": (searched, "[]", "[1, 2, 3]"),
     f"{PHASE}.drop_rate": (searched, "0.5", "0.9"),
     f"{PHASE}.keep": (searched, "0.2", "0.3"),
+    f"{PHASE}.ga_version": (searched, "1", "2"),
+    f"{PHASE}.linear_weight": (searched, "null", "0.5"),
+    f"{PHASE}.slerp_t": (searched, "null", "0.3"),
+    f"{PHASE}.amplification": (searched, "null", "2.0"),
+    f"{PHASE}.layer_parents": (searched, "[]", "[0, 2]"),
+    f"{PHASE}.dfs_ratio": (searched, "1.0", "0.3"),
+    f"{PHASE}.methods": (searched, "[]", "[karcher]"),
+    f"{PHASE}.partial_credit": (measured_on, "false", "true"),
+    f"{PHASE}.gradient_checkpointing": (recomputed, "false", "true"),
     f"{PHASE}.early_stopping": (searched, "true", "false"),
     f"{PHASE}.convergence_threshold": (searched, "1e-9", "0.9"),
     f"{PHASE}.convergence_patience": (searched, "1", "8"),

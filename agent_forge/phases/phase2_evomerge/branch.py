@@ -34,7 +34,9 @@ def find_checkpoint(place: Path) -> Path:
     return place if place.exists() else parent / place.name
 
 
-def continued(place: Path, target: Path | None = None, seed: int | None = None) -> Path:
+def continued(
+    place: Path, target: Path | None = None, seed: int | None = None, only_look: bool = False
+) -> Path:
     """The folder to go on in: that of the checkpoint, if it is the newest and nothing else is
     asked for; else a new one, which goes on from the generation of the checkpoint."""
     place = find_checkpoint(place)
@@ -46,6 +48,8 @@ def continued(place: Path, target: Path | None = None, seed: int | None = None) 
     generation = int(named[1]) if named else done
     if generation >= done and target is None and seed is None:
         return place
+    if only_look:
+        raise ConfigError("a branch has no plan of its own", hint="leave --dry-run out")
     target = target or folder.with_name(f"{folder.name}-gen-{generation}")
     record, lines = read_begun(folder), read_journal(folder)
     if not any(r["record"] == "distances" and r["generation"] == generation for r in lines):

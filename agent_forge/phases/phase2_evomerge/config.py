@@ -67,6 +67,9 @@ class MeasuredEvolutionSettings(EvolutionSettings):
         "a layer path goes if its first items take more than so many times the champion's bits",
         gt=0,
     )
+    gradient_checkpointing: bool = setting(
+        False, "grad, auto: compute activations again for a gradient, which takes less memory"
+    )
     workers: int = setting(0, "candidates at once; 0 = one a core if that pays", ge=0, le=1024)
     worker_threads: int = setting(1, "CPU threads for each of them", ge=1, le=1024)
     executor: Literal["local", "ray"] = setting("local", "where to measure: here, or by Ray")
@@ -137,6 +140,8 @@ class MeasuredEvolutionSettings(EvolutionSettings):
             "cluster is an address for the executor ray": self.cluster and self.executor != "ray",
             "partial_credit is for packs that are written: tasks=[pack:code]": self.partial_credit
             and not any(name.startswith("pack:") for name in self.tasks),
+            "gradient_checkpointing: only grad and auto take gradients": self.gradient_checkpointing
+            and self.strategy not in ("grad", "auto"),
             "domain_weights are 0 or more": min(self.domain_weights.values(), default=0) < 0,
             "data and tasks exclude each other: measure on one of them": self.data and self.tasks,
             f"regmean needs items to read, {lacks}": own and "regmean" in self.methods,

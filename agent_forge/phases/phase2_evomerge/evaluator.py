@@ -14,7 +14,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
 
 from agent_forge.config.settings import ModelSettings
 from agent_forge.data.loader import TokenizedItem
@@ -112,6 +114,7 @@ class CandidateEvaluator:
         self._of_user = UserCache(1 if threads else s.worker_threads, s.split_by) if keeps else None
         self._networks = NetworkCache(self.model)
         self._filled = ""  # the candidate whose weights the model has
+        self._recompute = s.gradient_checkpointing
 
     @contextmanager
     def _written_model(self, inputs: EvolutionInputs) -> Iterator[Path]:
@@ -219,7 +222,9 @@ class CandidateEvaluator:
             return {}, 0
         if self._filled != key:
             self.fill(key)
-        return coefficient_gradient(self.fitness, self.weights, turns, turn)
+        again = self._recompute and isinstance(self.model, PreTrainedModel)
+        with recomputed(self.model) if again else nullcontext():
+            return coefficient_gradient(self.fitness, self.weights, turns, turn)
 
     @property
     def _holds_all(self) -> bool:
@@ -309,6 +314,22 @@ class NetworkCache:
             for parameter in network.parameters():  # not the buffers, see likelihood.halve
                 parameter.data = parameter.data.to(dtype)
         return self._others[name]
+
+
+@contextmanager
+def recomputed(model: PreTrainedModel) -> Iterator[None]:
+    """Within the block the activations of a layer are computed again for its gradient, not kept."""
+    lists = [list(module) for module in model.modules() if isinstance(module, nn.ModuleList)]
+    layers: list[Any] = max(lists, key=len, default=[])
+    caches, model.config.use_cache = model.config.use_cache, False  # none is filled twice
+    for layer in layers:
+        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
+    try:
+        yield
+    finally:
+        model.config.use_cache = caches
+        for layer in layers:
+            del layer.forward
 
 
 def coefficient_gradient(

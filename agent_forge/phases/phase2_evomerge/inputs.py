@@ -334,10 +334,7 @@ def open_inputs(
         reads = f"the parents have {size / 1e9:.1f} GB together: every candidate reads them all"
         notes.append(f"{reads}, and those in files take up to {3 * size / 1e9:.0f} GB of disk")
     if not (settings.data or settings.tasks or settings.fitness or in_run):
-        ours = parents[0].config.get("model_type") == MODEL_TYPE
-        tasks = [] if ours else [f"{CHOICE}{name}" for name in EVERY_DOMAIN]
-        tasks = record["settings"]["tasks"] if record else tasks
-        settings = settings.model_copy(update={"tasks": tasks})
+        settings = _with_tasks(settings, parents[0], record)
     splits = all_items(settings, always_verdict=in_run)
     for ref in with_base(parent_refs, base_ref) if splits else ():
         checks.check_folder(opened[ref])  # the verdict opens each of them by itself
@@ -353,6 +350,17 @@ def open_inputs(
     if record:
         refuse_changed(inputs, record)
     return inputs
+
+
+def _with_tasks(
+    settings: EvoMergeSettings, first: Weights, record: Mapping[str, Any] | None
+) -> EvoMergeSettings:
+    """Settings that name neither data nor tasks, with what it was begun with; models of others are
+    asked in plain words, for they know nothing of our tasks."""
+    ours = first.config.get("model_type") == MODEL_TYPE
+    tasks = [] if ours else [f"{CHOICE}{name}" for name in EVERY_DOMAIN]
+    tasks = record["settings"]["tasks"] if record else tasks
+    return settings.model_copy(update={"tasks": tasks})
 
 
 def _as_begun(settings: EvoMergeSettings, record: Mapping[str, Any]) -> EvoMergeSettings:

@@ -50,7 +50,7 @@ WITHOUT_EFFECT = {
     *("enabled", "gate_policy", "gates", "checkpoint_every_steps", "enable_caching", "data"),
     *("checkpoint_every", "keep_best_models", "time_budget_minutes", "generations", "split_by"),
     *("verdict_items", "max_evaluations", "workers", "executor", "cluster", "replicates"),
-    "reading",
+    *("reading", "gradient_checkpointing"),
     *("heal", "heal_steps", "heal_data", "heal_rate", "heal_rank"),  # after the search
 }
 

@@ -25,6 +25,7 @@ MOVES = {
     "sample": "CMA-ES sample{} of per-layer weights",
     "noise": "mutation{} by noise",
     "path": "change{} of the order of layers",
+    "shift": "shift{} along task vectors",
 }
 PER_BYTE = "/bits_per_byte"
 
@@ -162,6 +163,8 @@ def _of_domains(raws: Sequence[Mapping[str, float]]) -> dict[str, float]:
     found: dict[str, float] = {}
     for name in raws[0] if raws else ():
         domain, _, measure = name.rpartition("/")
+        if not domain:  # of a fitness of the user's own
+            continue
         values = [raw[name] for raw in raws]
         if measure == "accuracy" or f"{domain}/accuracy" not in raws[0]:
             best = max(values) if measure == "accuracy" else min(values)

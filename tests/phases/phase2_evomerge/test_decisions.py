@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from agent_forge.errors import ConfigError, DamagedFile, Interrupted
 from agent_forge.evals import likelihood
@@ -246,7 +247,7 @@ def test_the_clock_stops_at_a_count_which_stays(
         return 1e6 if len(self.search.scores) >= 15 else 0.0
 
     with monkeypatch.context() as patch:
-        patch.setattr(EvolutionLoop, "_elapsed", elapsed)
+        patch.setattr(EvolutionLoop, "elapsed", elapsed)
         stopped = run_evolution(planned(tmp_path / "x", **given))
     (note,) = journal(stopped.loop.folder, "stopped")
     assert note["evaluations"] == len(stopped.loop.search.scores) == 15
@@ -262,7 +263,7 @@ def test_the_clock_stops_at_a_count_which_stays(
 def test_parents_and_average_are_measured_whatever_the_clock_says(
     tmp_path: Path, asked: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(EvolutionLoop, "_elapsed", lambda self: 1e6)
+    monkeypatch.setattr(EvolutionLoop, "elapsed", lambda self: 1e6)
     done = run_evolution(planned(tmp_path / "x"))
     assert len(journal(done.loop.folder)) == 4 and done.report is not None
 
@@ -345,3 +346,15 @@ def test_nobody_is_dropped_where_the_fitness_has_floors(tmp_path: Path) -> None:
         folder = tmp_path / f"{drops}"
         run_evolution(job(folder, **how, fitness_floors=floors))
         assert any(r.get("dropped") for r in journal(folder)) == drops
+
+
+def test_a_gradient_whose_activations_are_computed_again_is_the_same(tmp_path: Path) -> None:
+    rows = []
+    for again in (False, True):
+        folder = tmp_path / str(again)
+        given = {"strategy": "grad", "generations": 1, "gradient_checkpointing": again}
+        run_evolution(job(folder, **given))
+        rows.append([r["rows"] for r in journal(folder, "gradient")])
+    assert rows[0] and rows[0] == rows[1]
+    with pytest.raises(ValidationError, match="only grad and auto take gradients"):
+        EvoMergeSettings(strategy="spec", gradient_checkpointing=True)

@@ -252,14 +252,11 @@ def test_a_chosen_generation_is_resumed_in_a_folder_of_its_own(tmp_path: Path) -
     assert outcome(tmp_path / "x") == straight
     refused = start(tmp_path, [*line, "--output-dir", "other"]).ended()
     assert refused.code == 2 and "other exists" in refused.err
-    with pytest.raises(NotFound, match="did not get to the end of generation 7"):
-        evomerge.load_checkpoint(_named(tmp_path / "x", 7))
-
-
-def _named(folder: Path, generation: int) -> Path:
-    path = folder / f"evolution_checkpoint_gen_{generation}.json"
-    path.write_text("{}")
-    return path
+    with pytest.raises(NotFound, match="there is no"):
+        evomerge.load_checkpoint(tmp_path / "x" / "generation_7.pt")
+    looked = start(tmp_path, [*line, "--dry-run"]).ended()
+    assert looked.code == 2 and "a branch has no plan" in looked.err
+    assert not (tmp_path / "x-gen-1").exists()
 
 
 def test_the_best_of_a_generation_can_be_made_again(tmp_path: Path) -> None:

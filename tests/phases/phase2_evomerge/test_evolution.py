@@ -428,7 +428,7 @@ def test_what_is_not_this_evolution_is_refused(reference: EvolutionResult, tmp_p
     for place in ("generation_30.pt", "nothing", "."):
         with pytest.raises(NotFound):
             resume_inputs(tmp_path / place, None, None)
-    with pytest.raises(NotFound, match="no checkpoint of this version"):
+    with pytest.raises(NotFound, match="there is no checkpoints/phase2/generation_30"):
         resume_inputs(Path("checkpoints/phase2/generation_30.pt"), None, None)
     assert (mine.loop.folder / JOURNAL).read_bytes() == before
 
@@ -515,13 +515,13 @@ def _bad(line: str, forge: Forge, code: int, told: str) -> None:
         ("--base-models {three} --set 'fitness=false {{model}}'", 1, "ended with 1"),
         ("--base-models {three} --config fast --set population_size=3", 2, "is below 4"),
         ("--base-models {three} --set population_size=5 --set strategy=spec", 2, "allowed sizes"),
-        ("--base-models {three} --set min_diversity=0.1", 2, "acts in spec"),
+        ("--base-models {three} --set strategy=grad --set min_diversity=0.1", 2, "acts in spec"),
         (
             "--base-models {three} --set strategy=spec --set min_diversity=0.1",
             2,
             "reseed_threshold",
         ),
-        ("--base-models {three} --gens 2 --time-budget 1e-6", 2, "too few"),
+        ("--base-models {three} --data {r}/add.jsonl --gens 2 --time-budget 1e-6", 2, "too few"),
         ("--base-models {three} --data {r}/add.jsonl --set tasks=[add]", 2, "exclude each other"),
         ("--base-models {three} --set 'fitness_weights={{speed: 1}}'", 2, "tell no two merges"),
         ("--base-models {three} --set 'fitness_floors={{x/accuracy: 1}}'", 2, "fitness_floors"),

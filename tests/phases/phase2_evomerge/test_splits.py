@@ -285,9 +285,12 @@ def test_an_old_evolution_goes_on_with_its_own_items(old: Path) -> None:
     assert (old / JOURNAL).read_bytes() == before
     assert files.read_json(done.model.path / "lineage.json")["key"] == known["champion"]
     title, verdict = (known["card"].index(line) for line in ("# Evolved merge", "## Verdict"))
-    # Its head is today's, and the verdict is told by loss too.
+    # Its head and how it was made are told as today, and the verdict is told by loss too.
     head, _, body = card(old).partition("# Evolved merge\n")
-    assert head and body.splitlines()[: verdict - title - 1] == known["card"][title + 1 : verdict]
+    now, then = body.splitlines()[: verdict - title - 1], known["card"][title + 1 : verdict]
+    assert head and [line.partition(" made by: ")[0] for line in now] == [
+        line.partition(" made by: ")[0] for line in then
+    ]
     again = files.read_checked(old / BEGUN)
     assert again["settings"]["split_by"] == "content"
     assert again["fingerprint"] == files.read_checked(OLD / BEGUN)["fingerprint"]

@@ -5,7 +5,7 @@
     python benchmarks/real.py --work W --study models one study
     python benchmarks/real.py --tables                write the tables from what is there
 
-Studies: `models` measures the base, the experts, their ensemble and their plain average;
+Studies: `models` measures the base, the experts, their ensemble, plain average and spectral merges;
 `practitioner` tries the usual grid of task arithmetic, TIES and DARE-TIES and takes the best by the
 items that the searches select by; `search` runs `forge evo --heal 0.2` for an hour, on three seeds
 (`auto` is its champion when four fifths of the hour are over, `auto healed` what healing makes of
@@ -56,6 +56,7 @@ MINUTES, HEAL = 60, 0.2
 SELECTION, VERDICT = 64, 150  # items of each domain
 WEIGHTS, DENSITIES = (0.3, 0.5, 0.7, 1.0), (0.2, 0.5, 0.8)
 AVERAGE, ENSEMBLE = "plain average", "ensemble of the experts"
+SPECTRAL = ("tsv_m", "iso_c", "swudi", "task_arithmetic + svc")  # with their own scale, unsearched
 AUTO, CMA_ES = "auto", "cma-es"
 ONE_FAMILY = ("strategy=cma-es", "per_layer=false", "early_stopping=false", "racing=false")
 
@@ -101,9 +102,12 @@ def forge(*words: str) -> None:
     subprocess.run([sys.executable, "-m", "agent_forge", *words], check=True, stdout=sys.stderr)
 
 
-def merged(work: Path, method: str, parameters: dict[str, Any], own: dict[str, Any]) -> Path:
+def merged(
+    work: Path, method: str, parameters: dict[str, Any], own: dict[str, Any], **more: str
+) -> Path:
     """A merge of the experts by mergekit's YAML, in a folder that the next one replaces."""
     recipe = {
+        **more,
         "merge_method": method,
         "models": [{"model": ref, "parameters": own} for ref in refs(work).values()],
         "parameters": parameters,
@@ -134,6 +138,10 @@ def one_model(work: Path, name: str) -> dict[str, Any]:
     ref = str(work / "experts" / "base") if name == "base" else refs(work).get(name, "")
     if name == AVERAGE:
         ref = str(merged(work, "linear", {}, {"weight": 1.0}))
+    elif name in SPECTRAL:
+        method, _, post_pass = name.partition(" + ")
+        more = {"post_pass": post_pass} if post_pass else {}
+        ref = str(merged(work, method, {}, {"weight": 1.0}, **more))
     return summary(measured(work, ref, "verdict", VERDICT, name))
 
 
@@ -247,7 +255,7 @@ def cells(
     work: Path, study: str | None
 ) -> Iterator[tuple[dict[str, Any], Callable[[], dict[str, Any]]]]:
     if study in (None, "models"):
-        for name in ("base", *EXPERTS, AVERAGE, ENSEMBLE):
+        for name in ("base", *EXPERTS, AVERAGE, ENSEMBLE, *SPECTRAL):
             yield {"study": "models", "model": name}, partial(one_model, work, name)
     if study in (None, "practitioner"):
         yield {"study": "practitioner"}, partial(practitioner, work)

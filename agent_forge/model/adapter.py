@@ -1,4 +1,5 @@
-"""LoRA adapters as peft writes them: W + scale * B A, computed when a tensor is asked for.
+"""LoRA adapters as peft writes them: W + scale * B A, computed when a tensor is asked for; with
+DoRA every output of that then has the length that was learned for it.
 
 Only what gives the weights of peft's `merge_and_unload` is read; all else is refused by name. Some
 initialisations (PiSSA, OLoRA, LoftQ ...) change the base as well: its file gives another model.
@@ -20,6 +21,9 @@ from agent_forge.store import files
 SETTINGS = "adapter_config.json"
 FILES = ("adapter_model.safetensors", "adapter_model.bin")
 PREFIX = "base_model.model."
+LENGTHS = "magnitude_vector"
+_ENDS = r"(?:\.default)?(?:\.weight)?"
+PART = re.compile(rf"(.*)\.lora_(?:([AB])(?:\.default)?\.weight|({LENGTHS}){_ENDS})")
 BETWEEN = re.compile(r"\.(modules_to_save|base_layer)\.")  # where peft puts a weight of the base
 EMBEDDING = re.compile(r"(^|\.)(embed_\w+|\w*embeddings?|embed_in|wte|wpe)$")  # no linear layers
 UNCHANGED_BASE = (None, True, False, "gaussian", "eva")  # initialisations that leave the base alone
@@ -73,11 +77,17 @@ def adapt(base: Weights, folder: Path) -> Weights:
     rank = settings["r"]
     scale: float = settings["lora_alpha"] / (rank**0.5 if settings.get("use_rslora") else rank)
     tensors = weights.open_file(path)
-    pairs, replaced = _split(base, tensors, path)
+    pairs, lengths, replaced = _split(base, tensors, path)
     _refuse_others(base, tensors, set(pairs), settings, path)
     for name, (a, b) in pairs.items():
         if a.ndim != 2 or b.ndim != 2 or a.shape[0] != rank or b.shape[1] != rank:
             raise DamagedFile(path, f"the update of {name} does not have the rank {rank} of its r")
+    for name in pairs if settings.get("use_dora") else lengths:
+        if name not in lengths or lengths[name].shape != pairs[name][1].shape[:1]:
+            raise DamagedFile(path, f"use_dora does not fit the lengths of {name}")
+        if EMBEDDING.search(name.removesuffix(".weight")) or not settings.get("use_dora"):
+            problem = f"{path}: the lengths of {name} are not those of a linear layer's DoRA"
+            raise ConfigError(problem, hint=MERGE_FIRST)
     for module in settings.get("modules_to_save") or []:
         if not any(f".{module}." in f".{name}" for name in replaced):
             raise DamagedFile(path, f"{module!r} of modules_to_save is not in it")
@@ -104,6 +114,9 @@ def adapt(base: Weights, folder: Path) -> Weights:
         a, b = pairs[name]
         update = scale * (b.float() @ a.float())
         whole: Tensor = weight.float() + (update.T if name in turned else update)
+        if name in lengths:
+            outputs = whole.T if name in turned else whole
+            outputs.mul_((lengths[name].float() / outputs.norm(dim=1))[:, None])
         return whole.to(weight.dtype)
 
     sources = (*base.sources, path) if base.sources else ()
@@ -123,8 +136,8 @@ def _tokenizer(folder: Path) -> dict[str, Any]:
 
 def _split(
     base: Weights, tensors: Mapping[str, Tensor], path: Path
-) -> tuple[dict[str, tuple[Tensor, Tensor]], dict[str, Tensor]]:
-    """The A and B of each weight, and the weights that the adapter replaces altogether."""
+) -> tuple[dict[str, tuple[Tensor, Tensor]], dict[str, Tensor], dict[str, Tensor]]:
+    """The A and B of each weight, DoRA's lengths, and what the adapter replaces altogether."""
     halves: dict[str, dict[str, Tensor]] = {}
     replaced: dict[str, Tensor] = {}
     for key, tensor in tensors.items():
@@ -133,22 +146,24 @@ def _split(
         if not key.startswith(PREFIX):  # peft would leave it out
             raise DamagedFile(path, f"{key!r} does not begin with {PREFIX!r}")
         name = BETWEEN.sub(".", key.removeprefix(PREFIX))
-        match = re.fullmatch(r"(.*)\.lora_([AB])(?:\.default)?\.weight", name)
+        match = PART.fullmatch(name)
         target = f"{match.group(1)}.weight" if match else name
         if target not in base.specs:
             raise ConfigError(f"{path}: {key!r} has no counterpart in {base.label}")
-        place, own = (halves.setdefault(target, {}), match[2]) if match else (replaced, target)
+        own = (match[2] or match[3]) if match else target
+        place = halves.setdefault(target, {}) if match else replaced
         if own in place:
             raise DamagedFile(path, f"{key!r} and another one are the same tensor")
         place[own] = tensor
     if not tensors:
         raise DamagedFile(path, "it holds no tensors")
+    lengths = {n: pair.pop(LENGTHS) for n, pair in halves.items() if LENGTHS in pair}
     for name, pair in halves.items():
         if set(pair) != {"A", "B"}:
             raise DamagedFile(path, f"one half of the update of {name!r} is missing")
         if f"{PREFIX}{name}" in tensors:  # peft would leave it out
             raise DamagedFile(path, f"it holds an update of {name!r}, and {name!r} itself")
-    return {name: (pair["A"], pair["B"]) for name, pair in halves.items()}, replaced
+    return {name: (pair["A"], pair["B"]) for name, pair in halves.items()}, lengths, replaced
 
 
 def _refuse_others(

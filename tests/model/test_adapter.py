@@ -44,6 +44,15 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "biases of adapted layers": ("qwen2", {"target_modules": ["q_proj"], "bias": "lora_only"}),
     "transposed": ("gpt2", {"target_modules": ["c_attn"], "fan_in_fan_out": True}),
     "tied": ("qwen2", {"target_modules": LINEAR}),
+    "dora": ("llama", {"target_modules": LINEAR, "use_dora": True}),
+    "dora, transposed": (
+        "gpt2",
+        {"target_modules": ["c_attn"], "fan_in_fan_out": True, "use_dora": True},
+    ),
+    "dora, biases, rslora": (
+        "qwen2",
+        {"target_modules": ["q_proj"], "bias": "all", "use_dora": True, "use_rslora": True},
+    ),
 }
 # What changes more than W + B A, or what peft alone knows how to put together.
 REFUSED: dict[str, dict[str, Any]] = {
@@ -55,7 +64,6 @@ REFUSED: dict[str, dict[str, Any]] = {
     "orthogonal": {"init_lora_weights": "orthogonal"},
     "lora_ga": {"init_lora_weights": "lora_ga"},
     "layer_replication": {"layer_replication": [[0, 2], [1, 2]]},
-    "use_dora": {"use_dora": True},
     "rank_pattern": {"rank_pattern": {"q_proj": 2}},
     "alpha_pattern": {"alpha_pattern": {"q_proj": 2}},
     "lora_bias": {"lora_bias": True},
@@ -119,6 +127,16 @@ def test_what_is_more_than_lora_is_refused_by_name(name: str, tmp_path: Path) ->
     with pytest.raises(ConfigError, match=name) as caught:
         open_weights(f"{base}+{lora}")
     assert "merge_and_unload" in caught.value.hint
+
+
+def test_lengths_of_dora_that_are_missing_or_too_many(tmp_path: Path) -> None:
+    for number, (had, said) in enumerate([(True, False), (False, True)]):
+        given = {"target_modules": LINEAR, "use_dora": had}
+        base, lora = adapted(tmp_path / str(number), "llama", given)
+        path = lora / "adapter_config.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "use_dora": said}))
+        with pytest.raises((DamagedFile, ConfigError), match="lengths of"):
+            open_weights(f"{base}+{lora}")
 
 
 @pytest.mark.parametrize("rank", [2, 8, 4.5])

@@ -10,6 +10,7 @@ Networks in memory are written to the output folder first, so that a killed evol
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -19,9 +20,10 @@ from torch import nn
 
 from agent_forge.config.load import validate
 from agent_forge.contract.phase import PhaseResult
-from agent_forge.errors import ConfigError
+from agent_forge.errors import ConfigError, ForgeError
 from agent_forge.merge.output import write
 from agent_forge.model.hf import config_dict
+from agent_forge.model.locate import TRUNK
 from agent_forge.model.network import ForgeNetwork
 from agent_forge.model.opened import open_model
 from agent_forge.model.weights import from_memory
@@ -35,6 +37,7 @@ from agent_forge.phases.phase2_evomerge.mirror import mirrored
 from agent_forge.phases.phase2_evomerge.report import artifacts, summary
 from agent_forge.platform import find_device
 from agent_forge.store import files
+from agent_forge.store.records import read_metadata
 
 Model = nn.Module | str | Path
 GenerationCallback = Callable[[int, float, float], object]
@@ -106,7 +109,8 @@ class EvoMerge:
         settings = self.config.evolution
         if not config.enable_parallel:
             settings = settings.model_copy(update={"workers": 1})
-        inputs = locate_inputs(settings, refs, config.base, config.seed, folder, names=names)
+        base = config.base or trunk_of(models)
+        inputs = locate_inputs(settings, refs, base, config.seed, folder, names=names)
         with mirrored(self._tell, config, settings, folder) as listen:
             done = run_evolution(inputs, device=device, listen=listen)
         figures = summary(done.loop)
@@ -151,3 +155,16 @@ class EvoMerge:
             if built.exists():
                 files.remove_tree(built, built.parent)
         return str(folder)
+
+
+def trunk_of(models: Sequence[Model]) -> str | None:
+    """The trunk of specialists that were opened from one run of Phase 1: it lies beside them."""
+    folders = {getattr(model, "folder", None) for model in models}
+    beside = {Path(folder).parent for folder in folders if folder}
+    if len(beside) != 1 or None in folders:
+        return None
+    trunk = beside.pop() / TRUNK
+    with contextlib.suppress(ForgeError, OSError):
+        made = {read_metadata(Path(str(folder))).session_id for folder in folders}
+        return str(trunk) if made == {read_metadata(trunk).session_id} else None
+    return None

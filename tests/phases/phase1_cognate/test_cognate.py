@@ -25,6 +25,7 @@ from agent_forge.phases.phase1_cognate.specialist_scores import (
     barriers,
     diversity,
 )
+from agent_forge.phases.phase2_evomerge.api import trunk_of
 from agent_forge.pipeline.orchestrator import PipelineOrchestrator
 from agent_forge.store import files
 from agent_forge.train.config import DOMAINS
@@ -188,6 +189,8 @@ def test_it_hands_over_what_the_specification_says(done: tuple[Path, dict[str, A
 def test_the_three_load_and_share_what_a_merge_needs(done: tuple[Path, dict[str, Any]]) -> None:
     root, _ = done
     three = load_phase1_models("r", root)
+    assert trunk_of(three) == str(folder(root) / "phase1_cognate" / "trunk")
+    assert trunk_of([three[0], "elsewhere"]) is None
     assert [m.settings.halt_threshold for m in three] == [0.95, 0.90, 0.50]
     embeddings = [m.state_dict()["embedding.weight"] for m in three]
     assert all(torch.equal(embeddings[0], other) for other in embeddings[1:])

@@ -1,4 +1,4 @@
-"""What `forge evo` leaves for W&B, read back from its own offline files; needs the extra `wandb`."""
+"""What `forge evo` leaves for W&B, read back from its offline files; needs the extra `wandb`."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ import pytest
 
 from tests.support.evo_models import evo_line
 
-wandb = pytest.importorskip(
-    "wandb", reason="the extra wandb is not installed: make EXTRAS=dev,wandb"
-)
+pytest.importorskip("wandb", reason="the extra wandb is not installed: make EXTRAS=dev,wandb")
 pytestmark = pytest.mark.slow
 HEADER, BLOCK = 7, 32768
 OF_A_GENERATION = (  # specification 2.2.8

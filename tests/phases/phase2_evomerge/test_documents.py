@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -305,3 +306,28 @@ def test_wandb_from_the_command(tmp_path: Path) -> None:
     }
     assert {f"generation/{name}" for name in wanted} <= names
     assert {f"combo/{n}/usage" for n in range(8)} <= names and "combo/0/avg_fitness" in names
+
+
+# -- commands -------------------------------------------------------------------------------------
+
+SMALL = "fitness_subset_size=8 verdict_items=20 workers=1 mixed_precision=false strategy=spec"
+
+
+def test_002_commands(tmp_path: Path) -> None:
+    """As they stand, with small folders of those names; what follows them makes them quick."""
+    for name, path in zip(("deepseek", "nemotron", "qwen2"), models(), strict=True):
+        shutil.copytree(path, tmp_path / name)
+    more = [word for item in SMALL.split() for word in ("--set", item)]
+    more += [word for path in files_of(family()) for word in ("--data", path)]
+    three = "--base-models deepseek,nemotron,qwen2"
+    for line in (
+        f"evo --gens 1 {three} --output-dir ./test_run --device cpu",
+        f"evo --gens 2 {three} --device cpu --output-dir ./production_run --set checkpoint_every=1",
+    ):
+        assert start(tmp_path, [*line.split(), *more]).ended().code == 0, line
+    place = "./production_run/evomerge_checkpoints/evolution_checkpoint_gen_1.json"
+    assert start(tmp_path, ["evo", "--resume", place]).ended().code == 0
+    straight = outcome(tmp_path / "production_run")["journal"]
+    assert outcome(tmp_path / "production_run-gen-1")["journal"] == straight
+    assert (tmp_path / "production_run" / "gen_2_best_model").is_dir()
+    assert start(tmp_path, ["evo", "--help"]).ended().code == 0

@@ -30,6 +30,7 @@ from agent_forge.phases.phase2_evomerge.evaluator import (
 )
 from agent_forge.phases.phase2_evomerge.inputs import EvolutionInputs
 from agent_forge.phases.phase2_evomerge.journal import JOURNAL
+from agent_forge.phases.phase2_evomerge.parallel import ParallelEvaluator
 from agent_forge.search import operators
 from agent_forge.search.candidate import Candidate
 from agent_forge.search.portfolio import STRATEGIES
@@ -38,6 +39,7 @@ from agent_forge.store import files
 
 PROBE_S = 2.0  # of measuring, for each precision
 MANY = 64  # items of a domain that the probe has at most
+WORKER_GAIN = 0.7  # of a further worker, in candidates; they share memory and start in seconds
 PROCESS_BYTES, COPIES = 900_000_000, 4  # of torch and activations; of a network's weights
 
 
@@ -147,6 +149,8 @@ def probe(inputs: EvolutionInputs, device: str) -> EvaluationCosts:
         if s.mixed_precision:
             evaluator.fill(next(iter(weights.known)), exact=True)
             exact = _tokens_per_s(fitness, False)
+    if workers := ParallelEvaluator.of(inputs, device):  # the search will have them
+        rate *= 1 + WORKER_GAIN * (workers.count - 1)
     pairs = zip(fitness.domains, fitness.prepared, strict=True)
     lengths = ((d, sum(len(item.ids) for item in prepared.items)) for d, prepared in pairs)
     tokens = {d.name: length / len(d.examples) for d, length in lengths}

@@ -45,7 +45,7 @@ class ParallelEvaluator:
     """Measures candidates by workers, which are started with the first task."""
 
     def __init__(self, inputs: EvolutionInputs, device: str, count: int, devices: int) -> None:
-        self._inputs, self._device, self._count, self._devices = inputs, device, count, devices
+        self._inputs, self._device, self.count, self._devices = inputs, device, count, devices
         self._begun = _measured_with(inputs)
         self._pool: WorkerPool | None = None
         self._submitted: list[str] = []  # the keys of all tasks; twice if its worker died
@@ -86,7 +86,7 @@ class ParallelEvaluator:
         }
         return open_pool(
             "processes" if settings.executor == "local" else "ray",
-            self._count,
+            self.count,
             f"{__name__}:start_worker",
             arguments,
             threads=settings.worker_threads,

@@ -59,8 +59,8 @@ def evo(
         if base_models or base or data or heal_data or config or replicates:
             raise ConfigError("--resume goes on with what it was begun with", hint=BESIDE_RESUME)
         again = {"gens": gens, "minutes": time_budget, "heal": heal}
-        resume = _branched(resume, output_dir, seed, dry_run, as_json)
-        return _go_on(resume, sets, again, device, dry_run, as_json)
+        branch = output_dir, seed
+        return _go_on(resume, branch, sets, again, device, dry_run, as_json)
     options: dict[str, Any] = {"generations": gens, "time_budget_minutes": time_budget}
     options |= {"replicates": replicates, "heal": heal, "data": [*map(str, data)] or None}
     options |= {"heal_data": [*map(str, heal_data)] or None}
@@ -92,6 +92,7 @@ def evo(
 
 def _go_on(
     resume: Path,
+    branch: tuple[Path | None, int | None],
     sets: list[str],
     again: dict[str, Any],
     device: str,
@@ -103,12 +104,14 @@ def _go_on(
     mirror = [text for text in sets if text.startswith("wandb_")]
     if {*sets} - {*outside, *mirror}:
         raise ConfigError("--resume goes on with what it was begun with", hint=BESIDE_RESUME)
+    resume = _branched(resume, *branch, dry_run, as_json)
     with _interruptible(resume if resume.is_dir() else resume.parent, dry_run):
-        from agent_forge.phases.phase2_evomerge.inputs import load_settings, resume_inputs
+        from agent_forge.phases.phase2_evomerge import inputs
 
-        found_device = _device(device)
-        found = resume_inputs(resume, sets=outside, **again)
-        place = load_settings(None, mirror, {})[1]
+        begun = str(inputs.find_evolution(resume)[1].get("device", device))
+        found_device = _device(begun if device == "auto" else device)
+        found = inputs.resume_inputs(resume, sets=outside, **again)
+        place = inputs.load_settings(None, mirror, {})[1]
         _run(found, place, found_device, dry_run, as_json, time.monotonic())
 
 
@@ -119,7 +122,7 @@ def _branched(
     from agent_forge.phases.phase2_evomerge.branch import continued
 
     found = continued(place, target, seed, only_look=dry_run)
-    if found.is_dir() and not place.is_dir() and not quiet:
+    if found.is_dir() and found != place and not quiet:
         typer.echo(f"going on in {found}", err=True)
     return found
 
@@ -161,6 +164,8 @@ def _run(
         stopper = StopSignals(inputs.folder, display.ask_stop)
 
         def listen(record: dict[str, Any]) -> None:
+            if record["event"] == "result":  # the report tells it
+                return
             if record["event"] == "begun":
                 stack.enter_context(stopper.on_signals())
             with contextlib.suppress(OSError):  # the terminal is gone: the work goes on

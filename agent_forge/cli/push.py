@@ -5,6 +5,7 @@ from pathlib import Path
 import typer
 
 from agent_forge.cli.output import emit, emit_json, size
+from agent_forge.errors import ConfigError
 
 
 def push(
@@ -13,6 +14,8 @@ def push(
     """Upload a model folder to a Hugging Face hub, or only say what would be uploaded."""
     from agent_forge.model.hub import endpoint, plan_upload, upload
 
+    if repo.count("/") != 1:
+        raise ConfigError(f"{repo!r} is no name of a repository", hint="OWNER/NAME")
     plan = plan_upload(source, repo)
     sizes = {name: path.stat().st_size for name, path in plan.files.items()}
     about = {"repo": repo, "endpoint": endpoint(), "private": private, "revision": revision}

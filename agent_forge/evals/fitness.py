@@ -325,7 +325,10 @@ def require_module(place: str) -> None:
 
 def source_sha256(own: str) -> str:
     """sha256 of the files that a fitness of the user's own names: edited, it is another one."""
-    words = shlex.split(own)
+    try:
+        words = shlex.split(own)
+    except ValueError as error:
+        raise ConfigError(f"fitness {own!r} cannot be read: {error}") from error
     if own and is_function(own):
         require_module(own)
         name, places = "", None  # None: all of sys.path

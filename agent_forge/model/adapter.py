@@ -54,6 +54,11 @@ def read_settings(folder: Path) -> dict[str, Any]:
     for key, value in settings.items():
         if value and key not in KNOWN:
             raise ConfigError(f"{folder}: {key!r} of an adapter is not supported", hint=MERGE_FIRST)
+    for key in ("modules_to_save", "layers_pattern"):
+        value = settings.get(key)
+        texts = value if isinstance(value, list) else [value or ""]
+        if not all(isinstance(text, str) for text in texts):
+            raise DamagedFile(folder / SETTINGS, f"{key} is {str(value)[:60]}")
     start = settings.get("init_lora_weights")
     if not isinstance(start, str | bool | None) or start not in UNCHANGED_BASE:
         problem = f"{folder}: init_lora_weights {start!r} changed the base as well"
@@ -128,7 +133,8 @@ def _tokenizer(folder: Path) -> dict[str, Any]:
     names = ("tokenizer.json", "tokenizer_config.json")
     whole, config = (files.read_json(p) if (p := folder / n).is_file() else {} for n in names)
     path = folder / "chat_template.jinja"
-    chat = path.read_text("utf-8") if path.is_file() else config.get("chat_template")
+    said = config if isinstance(config, dict) else {}
+    chat = path.read_text("utf-8") if path.is_file() else said.get("chat_template")
     keys = {"vocabulary": "model", "list of added tokens": "added_tokens"}
     known = keys.items() if isinstance(whole, dict) else ()
     return {n: whole[key] for n, key in known if key in whole} | {"chat template": chat}

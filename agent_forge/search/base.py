@@ -96,6 +96,10 @@ class SearchStrategy:
         low = self._diversity_below(self.settings.min_diversity)
         return self.settings.mutation_boost if low else 1.0
 
+    def reseed(self, seed: int) -> None:
+        """Make all random choices from the next generation on by another seed."""
+        self.seed = seed
+
     def _propose(
         self,
         operator: str,
@@ -308,6 +312,8 @@ class SearchStrategy:
             "best": best and self.scores[best],
             "holdout": best and self._holdouts.get(best),
             "mean": _mean(finite),
+            "worst": min(finite, default=None),
+            "best_of_all": max(finite, default=None),
             "fitness_std": pstdev(finite) if finite else None,
             "diversity": within and (within / of_parents if of_parents else 0.0),
             "failed": len(scores) - len(finite),

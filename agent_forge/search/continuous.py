@@ -239,6 +239,9 @@ class GradientDescent:
         self._mean, self._square = np.zeros(len(point)), np.zeros(len(point))
         self._direction: Vector | None = None
 
+    def reseed(self, *seed: Label) -> None:
+        self._seed = seed
+
     @property
     def needs_gradient(self) -> bool:
         return self._direction is None and self._gradients_here < self._turns
@@ -290,6 +293,10 @@ class GradientSearch(SearchStrategy):
     """Coefficients of every group, from the parents' average on."""
 
     mutating = ("gradient",)
+
+    def reseed(self, seed: int) -> None:
+        super().reseed(seed)
+        self._descent.reseed(seed, "grad")
 
     def _first_generation(self) -> None:
         box, s = CandidateVector(self.space), self.settings

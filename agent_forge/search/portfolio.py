@@ -77,6 +77,12 @@ class PortfolioSearch(SearchStrategy):
         for method in self.settings.methods:
             self._propose("method", operators.by_method(self.space, method, masks))
 
+    def reseed(self, seed: int) -> None:
+        super().reseed(seed)
+        self._cma = None
+        if self._descent is not None:
+            self._descent.reseed(seed, self._rounds)
+
     def _more(self) -> None:
         for _ in range(100):  # a point that was proposed before has its score at once
             if len(self._tried) >= self.settings.population_size:

@@ -85,6 +85,8 @@ class WandbSink:
         artifact = wandb.Artifact(name, type="model")
         if path.is_file():  # a small one: it goes along, as what lies there may not stay
             artifact.add_file(str(path))
+        elif not path.exists():  # it has been replaced by a newer one
+            return
         else:
             artifact.add_reference(path.resolve().as_uri())
         if self._run is not None:

@@ -519,3 +519,19 @@ def test_the_first_version_of_auto_is_what_it_was() -> None:
     assert (
         hashlib.sha256("".join(search.candidates).encode()).hexdigest()[:16] == "bc2c28644f4c4bd8"
     )
+
+
+@pytest.mark.parametrize("name", ["spec", "ga", "grad", "auto"])
+def test_another_seed_from_a_generation_on(name: str) -> None:
+    """What came before stays, and what comes after is another choice."""
+    runs = []
+    for seed in (0, 9):
+        search = start(name, generations=12, early_stopping=False)
+        while search.finished is None:
+            measure(search)
+            if search.generation == 5:
+                search.reseed(seed)
+            search.advance()
+        born = {key: search.born(key) for key in search.candidates}
+        runs.append([[k for k, g in born.items() if (g <= 5) == early] for early in (True, False)])
+    assert runs[0][0] == runs[1][0] and runs[0][1] != runs[1][1]

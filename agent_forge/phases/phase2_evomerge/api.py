@@ -120,7 +120,8 @@ class EvoMerge:
         return PhaseResult(True, model, "evomerge", figures, left, seconds)
 
     def _tell(self, record: Mapping[str, Any]) -> None:
-        for callback in self._callbacks if record["event"] == "generation" else ():
+        own = record["event"] == "generation" and "replicate" not in record
+        for callback in self._callbacks if own else ():
             callback(record["generation"], record["best"], record["diversity"])
 
     def _ref(self, network: Model, folder: Path) -> str:

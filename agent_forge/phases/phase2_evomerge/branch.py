@@ -14,7 +14,13 @@ from agent_forge.errors import AlreadyExists, ConfigError, NotFound
 from agent_forge.phases.phase2_evomerge.checkpoints import CHECKPOINT_NAME, checkpoint_place
 from agent_forge.phases.phase2_evomerge.checks import measured_until_now
 from agent_forge.phases.phase2_evomerge.config import BEGUN
-from agent_forge.phases.phase2_evomerge.journal import JOURNAL, read_begun, read_journal
+from agent_forge.phases.phase2_evomerge.journal import (
+    FIRST,
+    JOURNAL,
+    begun_or_none,
+    read_begun,
+    read_journal,
+)
 from agent_forge.store import files
 from agent_forge.track.journal import Journal
 
@@ -54,19 +60,26 @@ def continued(
     record, lines = read_begun(folder), read_journal(folder)
     if not any(r["record"] == "distances" and r["generation"] == generation for r in lines):
         raise NotFound(f"{folder} did not get to the end of generation {generation}")
+    if seed is not None and "branch" in record:
+        raise ConfigError(f"{folder} is a branch with a seed of its own: it can have no other")
+    if seed is not None:
+        record["branch"] = [generation, seed]
     if target.exists():
+        there = begun_or_none(target) or {}
+        if all(there.get(key) == record.get(key) for key in ("fingerprint", "branch")):
+            return target  # it was begun before
         hint = f"go on with it: forge evo --resume {target}; or name another: --output-dir"
         raise AlreadyExists(f"{target} exists", hint=hint)
     if seed is not None and record["settings"].get("strategy") in SAME_NUMBERS:
         strategy = record["settings"]["strategy"]
         problem = f"the random numbers of {strategy} run through all generations"
         raise ConfigError(f"{problem}: a branch of it has no seed of its own")
-    if seed is not None:
-        record["branch"] = [generation, seed]
     built = files.unfinished(target)
     files.disk.make_directory(built)
     journal = Journal(built / JOURNAL, checked=True)
     for line in takewhile(lambda line: line.get("generation", 0) <= generation, lines):
+        if line["record"] == FIRST and "branch" in record:
+            line = {**line, "branch": record["branch"]}
         if line["record"] not in OF_ITS_END:
             journal.write(line)
     files.write_checked(built / BEGUN, record)

@@ -110,7 +110,7 @@ def _with_operators(found: dict[str, Any], operators: Any) -> dict[str, Any]:
     if (threshold := named.pop("ties_threshold", None)) is not None:
         if not isinstance(threshold, int | float):
             raise ConfigError(f"merge_operators.ties_threshold: {threshold!r} is no number")
-        named["keep"] = 1 - threshold
+        named["keep"] = round(1 - threshold, 12)  # 0.2 of 0.8
     if unknown := sorted({*operators} - {*OPERATORS, "ties_threshold"}):
         hint = f"known: {', '.join([*OPERATORS, 'ties_threshold'])}"
         raise ConfigError(f"merge_operators has no {unknown[0]!r}", hint=hint)

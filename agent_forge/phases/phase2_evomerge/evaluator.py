@@ -109,7 +109,7 @@ class CandidateEvaluator:
             self.fitness = DomainFitness(subject, splits["selection"], *how)
             if "holdout" in splits:
                 self.holdout = DomainFitness(subject, splits["holdout"], *how)
-            weights.input_grams = partial(input_grams, self.fitness, weights)
+            weights.input_grams = partial(input_grams, self.fitness, weights, self.model)
         keeps = s.enable_caching and isinstance(self.fitness, DomainFitness)
         self._of_user = UserCache(1 if threads else s.worker_threads, s.split_by) if keeps else None
         self._networks = NetworkCache(self.model)
@@ -410,11 +410,11 @@ def _shard_rows(
     return _by_coefficient(weights, slopes, lock)
 
 
-def input_grams(fitness: DomainFitness, weights: CandidateWeights) -> Cache:
+def input_grams(fitness: DomainFitness, weights: CandidateWeights, own: nn.Module) -> Cache:
     """The sum of x x^T over the inputs of every linear layer of each parent, for RegMean, on the
     right answers of the search; as the merge engine wants them."""
     subject = fitness.model_under_test
-    network, reading, grams = copy.deepcopy(subject.model), subject.reading or PLAIN, Cache()
+    network, reading, grams = copy.deepcopy(own), subject.reading or PLAIN, Cache()
     targets, device = dict(network.state_dict()), next(network.parameters()).device
     places = {target.data_ptr(): name for name, target in targets.items()}
     parts = [_part(prepared, 1, 0) for prepared in fitness.prepared]

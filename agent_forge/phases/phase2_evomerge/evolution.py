@@ -77,7 +77,7 @@ def run_evolution(
         if loop.settings.heal:
             linear_layers(loop.evaluator.model)  # a network without any is refused before the work
         if not save:
-            opening.write_begun(loop.inputs, loop.fingerprint)
+            opening.write_begun(loop.inputs, loop.fingerprint, device)
             listen({"event": "begun"})  # from here on it can be resumed
         loop.run()
         healed = _heal(loop) if loop.settings.heal else None
@@ -127,8 +127,12 @@ def _replicates(
             files.disk.make_directory(folder)
         files.remove_leftovers(folder)
         alone = settings.model_copy(update=NO_HEALING)  # that is for the champion alone
-        its_inputs = replace(inputs, settings=alone, seed=seed, folder=folder)
-        again = EvolutionLoop(its_inputs, device, listen=listen, should_stop=loop.should_stop)
+        its_inputs = replace(inputs, settings=alone, seed=seed, folder=folder, branch=None)
+
+        def tell(event: dict[str, Any]) -> None:
+            listen({**event, "replicate": number})
+
+        again = EvolutionLoop(its_inputs, device, listen=tell, should_stop=loop.should_stop)
         again.run()
         found = reporting.measure_verdict(again, known)
         assert found is not None

@@ -90,6 +90,12 @@ class EvolutionInputs:
         )
 
     @property
+    def seeds(self) -> str:
+        """The seed, and that of a branch, for people."""
+        later = f", {self.branch[1]} after generation {self.branch[0]}" if self.branch else ""
+        return f"{self.seed}{later}"
+
+    @property
     def refs(self) -> list[str]:
         return with_base(self.parent_refs, self.base_ref)
 
@@ -147,7 +153,7 @@ def load_settings(
         hint = "a model in a folder has its own there"
         raise ConfigError(f"{source}: tokenizer is for networks in memory", hint=hint)
     if not place.enable_parallel:
-        given = {"workers": 1, **given}
+        given["workers"] = 1
     return validate(EvoMergeSettings, given, source), place
 
 
@@ -232,7 +238,7 @@ def find_evolution(place: Path) -> tuple[Path, dict[str, Any]]:
     return folder, record
 
 
-def write_begun(inputs: EvolutionInputs, fingerprint: str) -> None:
+def write_begun(inputs: EvolutionInputs, fingerprint: str, device: str) -> None:
     """Write the record that the evolution is resumed by, after the journal has accepted it."""
     record = {
         "settings": portable_settings(inputs.settings),
@@ -241,6 +247,7 @@ def write_begun(inputs: EvolutionInputs, fingerprint: str) -> None:
         "base": inputs.base_ref,
         "seed": inputs.seed,
         "fingerprint": fingerprint,
+        "device": device,  # another one has other last bits
         **hashes_beside_fingerprint(inputs),
         **({"plan": inputs.plan.to_json()} if inputs.plan else {}),
         **({"branch": list(inputs.branch)} if inputs.branch else {}),

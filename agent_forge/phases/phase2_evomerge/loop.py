@@ -27,10 +27,11 @@ from typing import Any
 import numpy as np
 
 from agent_forge import errors
-from agent_forge.errors import PhaseFailed
+from agent_forge.errors import ConfigError, PhaseFailed
 from agent_forge.evals.fitness import DomainFitness, Incumbent
 from agent_forge.phases.phase2_evomerge import checkpoints, journal, told
 from agent_forge.phases.phase2_evomerge.candidate_weights import CandidateWeights, distance_matrix
+from agent_forge.phases.phase2_evomerge.config import BEGUN
 from agent_forge.phases.phase2_evomerge.decisions import computing_threads, decided
 from agent_forge.phases.phase2_evomerge.evaluator import CandidateEvaluator, Limits
 from agent_forge.phases.phase2_evomerge.inputs import EvolutionInputs
@@ -142,7 +143,11 @@ class EvolutionLoop:
         """Evolve until the search is finished or the time is over."""
         with computing_threads(self.settings), self._closing_workers():
             rules = {} if self.settings.strategy == "spec" else RULES
-            if self.journal.begin(**rules).get("rules") == RULES["rules"]:
+            first, branch = self.journal.begin(**rules), self.inputs.branch
+            if first.get("branch") != (list(branch) if branch else None):
+                problem = f"{self.folder}: {BEGUN} and the journal are of different branches"
+                raise ConfigError(problem, hint="put back what was there, or branch again")
+            if first.get("rules") == RULES["rules"]:
                 self._settle_floor()
             began, reached = time.monotonic(), self.journal.latest("generation")
             while self.search.finished is None:
@@ -150,9 +155,9 @@ class EvolutionLoop:
                 self._tell_distances()
                 self.pace.begin("holdout", "the champion on the items of the holdout")
                 self._tell_holdout()
-                generation, branch = self.search.generation, self.inputs.branch
-                if branch and generation >= branch[0]:
-                    self.search.seed = branch[1]
+                generation = self.search.generation
+                if branch and generation == branch[0]:
+                    self.search.reseed(branch[1])
                 self.search.advance()
                 self.search.history[-1]["tokens"] = self.journal.tokens(generation)
                 if generation >= reached - 1:  # of those before it only the journal is needed

@@ -37,14 +37,15 @@ def mirrored(
     def both(record: dict[str, Any]) -> None:
         if record["event"] == "begun":  # from here on the folder is its own
             sink.begin(PHASE)
-        elif record["event"] == "generation":
+        elif record["event"] == "generation" and "replicate" not in record:
             number, metrics = record["generation"], record["metrics"]
             plain = {name.removeprefix(PREFIX): value for name, value in metrics.items()}
             size = {"generation": number, "population_size": settings.population_size}
             sink.log(PHASE, number, {**size, **plain, **metrics})
             best = best_place(folder, number)  # a checkpoint has what it takes to make it again
             kept = best if best.is_dir() else checkpoint_place(folder, number)
-            sink.artifact(f"model_gen_{number}", kept)
+            if kept.exists():  # one that is resumed has left it behind
+                sink.artifact(f"model_gen_{number}", kept)
         elif record["event"] == "result":
             sink.log(PHASE, None, record["metrics"])
         listen(record)

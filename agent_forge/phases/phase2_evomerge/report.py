@@ -34,7 +34,7 @@ from agent_forge.phases.phase2_evomerge.told import (
     parent_weights,
     technique,
 )
-from agent_forge.search.candidate import SHORT
+from agent_forge.search.candidate import SHORT, lineage
 from agent_forge.store import files
 
 AVERAGE = MODEL_NAMES[1]
@@ -275,7 +275,8 @@ def _ceilings(
 def _baselines(loop: EvolutionLoop) -> dict[str, str]:
     """What the champion has to beat: parents, average, best combo, base, and joint training."""
     candidates, scores, inputs = loop.search.candidates, loop.search.scores, loop.inputs
-    combos = [c.key for c in candidates.values() if c.origin.startswith("combo ")]
+    first = (c for c in candidates.values() if loop.search.born(c.key) == 0)
+    combos = [c.key for c in first if c.origin.startswith("combo ")]
     measured = [key for key in combos if math.isfinite(scores.get(key, math.nan))]
     parents = map(ModelOnDisk, inputs.parent_refs)
     models: dict[str, str] = dict(zip(inputs.names, parents, strict=True))
@@ -412,7 +413,7 @@ def markdown(loop: EvolutionLoop, report: EvolutionReport | None) -> list[str]:
     inputs, search = loop.inputs, loop.search
     lines = [
         f"Champion of {search.history[-1]['generation']} generations after generation 0"
-        f" ({len(search.scores)} candidates, seed {inputs.seed}, ended: {loop.reason}),"
+        f" ({len(search.scores)} candidates, seed {inputs.seeds}, ended: {loop.reason}),"
         f" made by: {loop.technique}.",
         *("", "| parent | sha256 of its weights |", "|---|---|"),
     ]
@@ -438,4 +439,7 @@ def markdown(loop: EvolutionLoop, report: EvolutionReport | None) -> list[str]:
         lines += [f"- {sentence}" for sentence in [*report.sentences(), *report.notes()]]
         lines += ["", *report.table()]
     again = "`forge evo replay lineage.json OUT` makes the same weights from the same parents."
+    made = lineage(search.candidates, loop.champion.key)
+    if any(c.operation.get("method") == "regmean" for c in made):
+        again = "RegMean has read the items of the search: without them it cannot be replayed."
     return [*lines, "", again]

@@ -64,9 +64,9 @@ def techniques_of(combo: int) -> list[str]:
 
 
 def champion_combo(search: SearchStrategy, key: str) -> int | None:
-    """The combo that a candidate began as; None if that was no combo."""
-    first, _ = search.way_to(key)
-    return int(first.operation["combo"]) if first.kind == "merge" else None
+    """The last combo that a candidate was made by; None if there was none."""
+    merges = [c for c in lineage(search.candidates, key) if c.kind == "merge"]
+    return int(merges[-1].operation["combo"]) if merges else None
 
 
 def parent_weights(
@@ -124,12 +124,11 @@ def generation_metrics(loop: EvolutionLoop) -> dict[str, float]:
         if record["record"] == "candidate" and record["generation"] == entry["generation"]
     ]
     scored = [record for record in records if record["score"] and not record.get("dropped")]
-    scores = [record["score"]["fitness"] for record in scored]
     found: dict[str, float | None] = {
         "best_fitness": entry["best"],
         "avg_fitness": entry["mean"],
-        "min_fitness": min(scores, default=None),
-        "max_fitness": max(scores, default=None),
+        "min_fitness": entry["worst"],
+        "max_fitness": entry["best_of_all"],
         "fitness_std": entry["fitness_std"],
         "diversity_score": entry["diversity"],
         "failed": entry["failed"],

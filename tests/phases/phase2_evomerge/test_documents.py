@@ -325,3 +325,25 @@ def test_002_commands(tmp_path: Path) -> None:
     assert outcome(tmp_path / "production_run-gen-1")["journal"] == straight
     assert (tmp_path / "production_run" / "gen_2_best_model").is_dir()
     assert start(tmp_path, ["evo", "--help"]).ended().code == 0
+
+
+def test_a_branch_has_its_seed_and_says_so(tmp_path: Path) -> None:
+    """It is told in its card, bound to its journal, and taken up again by the same command."""
+    given = {**here(output_dir=tmp_path / "x"), "strategy": "spec", "checkpoint_every": 1}
+    EvoMerge(EvoMergeConfig(**{**given, "max_generations": 2})).run(models())
+    line = ["evo", "--resume", str(tmp_path / "x" / "evolution_checkpoint_gen_0.json")]
+    line += ["--seed", "9", "--output-dir", "b"]
+    assert start(tmp_path, line).ended().code == 0
+    before = outcome(tmp_path / "b")
+    assert "seed 1, 9 after generation 0" in (tmp_path / "b/champion/README.md").read_text()
+    assert start(tmp_path, line).ended().code == 0
+    assert outcome(tmp_path / "b") == before
+    line[2] = str(tmp_path / "b" / "evolution_checkpoint_gen_1.json")
+    again = start(tmp_path, [*line[:-1], "c"]).ended()
+    assert again.code == 2 and "it can have no other" in again.err
+    path = tmp_path / "b" / "evolution.json"
+    record = files.read_checked(path)
+    del record["branch"]
+    path.write_bytes(files.with_checksum(record))
+    lost = start(tmp_path, ["evo", "--resume", "b"]).ended()
+    assert lost.code == 2 and "different branches" in lost.err

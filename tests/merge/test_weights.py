@@ -165,7 +165,7 @@ def test_an_adapter_on_its_base(settings: dict[str, Any], scale: float, tmp_path
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        ({"use_dora": True}, "use_dora"),
+        ({"lora_bias": True}, "lora_bias"),
         ({"rank_pattern": {"x": 1}}, "rank_pattern"),
         ({"peft_type": "IA3"}, "only LoRA"),
     ],

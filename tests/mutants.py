@@ -241,15 +241,15 @@ MUTANTS = (
     Mutant(
         "an old evolution goes on under new rules",
         "phases/phase2_evomerge/loop.py",
-        '.get("rules") == RULES["rules"]:',
-        "is not None:",
+        'if first.get("rules") == RULES["rules"]:',
+        "if first is not None:",
         "tests/phases/phase2_evomerge/test_champion.py",
     ),
     Mutant(
         "a search with another seed is forgotten",
         "phases/phase2_evomerge/evolution.py",
-        "replace(inputs, settings=alone, seed=seed, folder=folder)",
-        "replace(inputs, settings=alone, folder=folder)",
+        "replace(inputs, settings=alone, seed=seed, folder=folder, branch=None)",
+        "replace(inputs, settings=alone, folder=folder, branch=None)",
         "tests/phases/phase2_evomerge/test_champion.py",
     ),
 )

@@ -119,4 +119,4 @@ class WandbSink:
     def _give_up(self, reason: str) -> None:
         if not self._failed:
             self._failed = True
-            log.warning("W&B is left out from here on (%s); metrics.jsonl has everything", reason)
+            log.warning("W&B is left out from here on (%s); the files here have everything", reason)

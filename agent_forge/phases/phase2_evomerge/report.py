@@ -355,14 +355,16 @@ def final_metrics(loop: EvolutionLoop, report: EvolutionReport | None) -> dict[s
     """What an evolution came to, by the names of the documents."""
     known = summary(loop)
     names = ("initial_fitness", "final_fitness", "fitness_improvement", "compression_ratio")
-    found = {f"phase/{name}": known[name] for name in names}
-    found |= {"phase/champion_combo_id": known["best_combo"]}
-    found |= {"phase/champion_combo_binary": known["champion_combo_binary"]}
-    found |= {"phase/duration_seconds": loop.elapsed(), "final/best_combo": known["best_combo"]}
-    found |= {"final/best_fitness": known["best_fitness"]}
-    found |= {"final/generations": known["generations_run"]}
-    found |= {"final/improvement_pct": known["improvement_pct"]}
-    found |= {"handoff/champion_fitness": known["best_fitness"]}
+    found = {f"phase/{name}": known[name] for name in names} | {
+        "phase/champion_combo_id": known["best_combo"],
+        "phase/champion_combo_binary": known["champion_combo_binary"],
+        "phase/duration_seconds": loop.elapsed(),
+        "final/best_combo": known["best_combo"],
+        "final/best_fitness": known["best_fitness"],
+        "final/generations": known["generations_run"],
+        "final/improvement_pct": known["improvement_pct"],
+        "handoff/champion_fitness": known["best_fitness"],
+    }
     if report is not None:
         found["phase/final_perplexity"] = report.perplexity
         found["phase/final_accuracy"] = report.champion.parts.get("accuracy", 0.0)

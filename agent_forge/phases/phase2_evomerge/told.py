@@ -9,11 +9,10 @@ from itertools import groupby
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from agent_forge.merge.combos import combo_stages
 from agent_forge.search.base import SearchStrategy
 from agent_forge.search.candidate import Candidate, lineage
 from agent_forge.search.continuous import coefficients_of
-from agent_forge.search.operators import BITS
-from agent_forge.search.settings import PAIRS
 
 if TYPE_CHECKING:
     from agent_forge.phases.phase2_evomerge.loop import EvolutionLoop
@@ -50,17 +49,13 @@ def _beginning(first: Candidate, parents: Sequence[str], names: Sequence[str]) -
     if first.kind == "average":
         return "the plain average"
     if first.kind == "merge":
-        told = " + ".join(map(_name, techniques_of(operation["combo"])))
+        told = " + ".join(map(_name, combo_stages(operation["combo"])))
         return told if first.inputs == tuple(parents) else f"{told} of earlier merges"
     return BLENDS.get(str(operation.get("method")), _name(str(operation.get("method", first.kind))))
 
 
 def _name(technique: str) -> str:
     return TECHNIQUES.get(technique, technique.upper().replace("_", "-"))
-
-
-def techniques_of(combo: int) -> list[str]:
-    return [pair[bool(combo & bit)] for bit, pair in zip(BITS, PAIRS, strict=True)]
 
 
 def champion_combo(search: SearchStrategy, key: str) -> int | None:
@@ -127,8 +122,8 @@ def generation_metrics(loop: EvolutionLoop) -> dict[str, float]:
     found: dict[str, float | None] = {
         "best_fitness": entry["best"],
         "avg_fitness": entry["mean"],
-        "min_fitness": entry["worst"],
-        "max_fitness": entry["best_of_all"],
+        "min_fitness": entry["lowest"],
+        "max_fitness": entry["highest"],
         "fitness_std": entry["fitness_std"],
         "diversity_score": entry["diversity"],
         "failed": entry["failed"],

@@ -284,8 +284,8 @@ def test_results_and_words(tmp_path: Path) -> None:
     assert words in (tmp_path / "x" / "champion" / "README.md").read_text()
 
 
-def test_wandb_from_the_command(tmp_path: Path) -> None:
-    """What is logged, by the names of spec 2.2.8 and of 002; tests/track has W&B's own files."""
+def test_metrics_of_a_generation_have_the_documents_names(tmp_path: Path) -> None:
+    """Those of spec 2.2.8 and of 002; tests/track reads them in W&B's own files."""
     from agent_forge.phases.phase2_evomerge.evolution import run_evolution
     from agent_forge.phases.phase2_evomerge.told import generation_metrics
     from tests.support.evo_models import job

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
 from agent_forge.cli.output import emit_json
 from agent_forge.errors import ConfigError
+
+if TYPE_CHECKING:
+    from agent_forge.infer.thinking import SpokenPiece
 
 
 def generate(
@@ -37,17 +41,27 @@ def generate(
 
 
 def chat(
-    model: Path, system: str, tokens: int, temperature: float, top_k: int, top_p: float, seed: int
+    model: Path,
+    system: str,
+    think: str,
+    hide_thoughts: bool,
+    tokens: int,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    seed: int,
 ) -> None:
     """Talk to a model, line by line.
 
-    An empty line, Ctrl-D or Ctrl-C ends the conversation.
+    An empty line, Ctrl-D or Ctrl-C ends the conversation. Thoughts go to stderr.
     """
     from agent_forge.infer.chat import check_prompt, open_chat_model
     from agent_forge.infer.generate import SamplingSettings
+    from agent_forge.infer.thinking import think_mode
     from agent_forge.model.locate import locate_model
 
     sampling = SamplingSettings(tokens, temperature, top_k, top_p, seed)
+    mode = think_mode(think)
     if system:
         check_prompt(system, "--system")
     speaker = open_chat_model(locate_model(model))
@@ -55,11 +69,22 @@ def chat(
     try:
         while line := _line():
             turns.append({"role": "user", "content": line})
-            turns.append({"role": "assistant", "content": _print(speaker.reply(turns, sampling))})
+            pieces = speaker.think_and_reply(turns, sampling, mode)
+            reply = _print(_answer(pieces, hide_thoughts))
+            turns.append({"role": "assistant", "content": reply})
     except KeyboardInterrupt as error:
         if str(error) not in ("", "SIGINT"):  # it was not Ctrl-C
             raise
         typer.echo()
+
+
+def _answer(pieces: Iterable[SpokenPiece], hide_thoughts: bool) -> Iterator[str]:
+    """The pieces of the answer; thoughts are shown aside on the way, unless they are hidden."""
+    for piece in pieces:
+        if not piece.is_thought:
+            yield piece.text
+        elif not hide_thoughts:
+            typer.echo(f"(thinks: {piece.text})", err=True)
 
 
 def _print(pieces: Iterable[str]) -> str:

@@ -3,6 +3,7 @@
 | file | what is in it |
 |---|---|
 | tasks/ | generated tasks with exact verifiers |
+| traces | thoughts about tasks of several steps, in ten strategies, each claim checked |
 | row_files | rows of JSON, JSONL, CSV, text and Parquet files, with limits |
 | dataset_rows | the examples in a row, one small generator for each dataset |
 | near_copies | what an example asks, in a form that its near-copies share |

@@ -263,6 +263,19 @@ def _gain(
     return Gain(reference, candidate, value, float(low), float(high), p, n, discordant)
 
 
+def compare_answers(
+    reference: Sequence[bool], candidate: Sequence[bool], name: str, seed: int = 0
+) -> Gain:
+    """The gain in accuracy of one model, or of one way to ask it, over another: right or wrong on
+    the same items."""
+    if len(reference) != len(candidate) or not reference:
+        raise ConfigError(f"{name}: the two were not measured on the same items")
+    a, b = (np.asarray(column, float) for column in (reference, candidate))
+    terms = _Terms(b - a, np.ones(len(a)), (float(a.mean()), float(b.mean())))
+    drawn = _bootstrap({ACCURACY: terms}, _generator(seed, "bootstrap", name), DRAWS)[ACCURACY]
+    return _gain([terms], [drawn], ACCURACY, seed, name, DRAWS)
+
+
 def mcnemar(gained: int, lost: int) -> float:
     """The exact two-sided p of so uneven a split of the items on which the models differ."""
     from scipy.stats import binomtest  # here: it takes a second to load
@@ -285,7 +298,7 @@ def sign_flip(gains: Floats, rng: np.random.Generator, draws: int = DRAWS) -> fl
 
 def _bootstrap(terms: dict[str, _Terms], rng: np.random.Generator, draws: int) -> dict[str, Floats]:
     """Every measure on items drawn with replacement, the same ones for all measures."""
-    n = len(terms[BITS].gain)
+    n = len(next(iter(terms.values())).gain)
     found: dict[str, list[Floats]] = {measure: [] for measure in terms}
     for rows in _blocks(draws, n):
         chosen = rng.integers(0, n, (rows, n), dtype=np.int32)

@@ -8,7 +8,8 @@ from pathlib import Path
 from agent_forge.data.row_files import MAX_CHARACTERS
 from agent_forge.data.tokenizer import Message
 from agent_forge.errors import ConfigError
-from agent_forge.infer.generate import SamplingSettings, stream
+from agent_forge.infer.generate import SamplingSettings
+from agent_forge.infer.thinking import SpokenPiece, ThinkMode, stream_thinking
 from agent_forge.model.opened import OpenedModel, TransformersModel, open_model
 
 
@@ -19,13 +20,23 @@ class ChatModel:
         self.opened = opened
 
     def complete(self, text: str, sampling: SamplingSettings) -> Iterator[str]:
-        return self._stream(self.opened.encode(check_prompt(text)), sampling)
+        ids = self.opened.encode(check_prompt(text))
+        return (piece.text for piece in self._stream(ids, sampling, "off"))
 
     def reply(self, messages: Sequence[Message], sampling: SamplingSettings) -> Iterator[str]:
-        check_prompt(messages[-1]["content"])
-        return self._stream(self.opened.encode_chat(messages), sampling)
+        """The answer alone."""
+        return (piece.text for piece in self.think_and_reply(messages, sampling, "off"))
 
-    def _stream(self, ids: list[int], sampling: SamplingSettings) -> Iterator[str]:
+    def think_and_reply(
+        self, messages: Sequence[Message], sampling: SamplingSettings, mode: ThinkMode
+    ) -> Iterator[SpokenPiece]:
+        """The thought, if there is one, and the answer."""
+        check_prompt(messages[-1]["content"])
+        return self._stream(self.opened.encode_chat(messages), sampling, mode)
+
+    def _stream(
+        self, ids: list[int], sampling: SamplingSettings, mode: ThinkMode
+    ) -> Iterator[SpokenPiece]:
         longest, most = self.opened.max_length, sampling.max_new_tokens
         if longest is not None:
             if len(ids) >= longest:
@@ -34,8 +45,7 @@ class ChatModel:
             most = min(most, longest - len(ids))
         ends = sampling.stop_tokens | self.opened.end_tokens
         bounded = replace(sampling, max_new_tokens=most, stop_tokens=ends)
-        model = self.opened
-        return stream(model.network, ids, bounded, model.decode, model.byte_tokens)
+        return stream_thinking(self.opened, ids, bounded, mode)
 
 
 def open_chat_model(ref: str | Path) -> ChatModel:

@@ -46,6 +46,7 @@ class SamplingSettings:
     seed: int = 0
     stop_tokens: frozenset[int] = frozenset()
     stop_strings: tuple[str, ...] = ()
+    banned_tokens: frozenset[int] = frozenset()  # that are never chosen
     halt_threshold: float | None = None  # of our networks; None = the model's own
 
     def __post_init__(self) -> None:
@@ -203,6 +204,8 @@ class _Batch:
     def advance(self) -> None:
         """One more token for every row that has not ended."""
         logits_BV, steps_B = self.reader.read(self.tokens)
+        if self.sampling.banned_tokens:
+            logits_BV[:, sorted(self.sampling.banned_tokens)] = -torch.inf
         likeliest = logits_BV.argmax(-1).tolist() if self.sampling.temperature == 0 else []
         staying, following = [], []
         for i, row in enumerate(self.live):

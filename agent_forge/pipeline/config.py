@@ -11,6 +11,7 @@ from agent_forge.config.phases import ORDER, phase_folder
 from agent_forge.phases import RULES
 from agent_forge.phases.phase1_cognate.config import CognateSettings
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings, refuse_outside
+from agent_forge.phases.phase3_quietstar.config import QuietStarSettings
 from agent_forge.phases.toy_config import ToySettings
 
 
@@ -20,7 +21,7 @@ class PhaseConfigs(shared.Settings):
     toy: ToySettings = ToySettings()
     cognate: CognateSettings = CognateSettings()
     evomerge: EvoMergeSettings = EvoMergeSettings()
-    quietstar: shared.PhaseSettings = shared.PhaseSettings()
+    quietstar: QuietStarSettings = QuietStarSettings()
     bitnet: shared.PhaseSettings = shared.PhaseSettings()
     forge: shared.PhaseSettings = shared.PhaseSettings()
     baking: shared.PhaseSettings = shared.PhaseSettings()

@@ -27,7 +27,7 @@ from agent_forge.store import files
 from agent_forge.store.cleanup import SessionCleanupManager, plan_cleanup
 from agent_forge.store.sessions import SessionStore
 from agent_forge.track.journal import read_lines
-from tests.support import cognate_settings, evomerge_settings
+from tests.support import cognate_settings, evomerge_settings, quietstar_runs
 from tests.support.fake_wandb import FakeWandb
 from tests.support.handoffs import GOOD, models
 from tests.support.networks import shaken
@@ -272,12 +272,13 @@ CHECKS: dict[str, tuple[Check, str, str]] = {
     "phases.toy.checkpoint_every_steps": (checkpoints, "5", "11"),
     **cognate_settings.CHECKS,
     **evomerge_settings.CHECKS,
+    **quietstar_runs.CHECKS,
     **{f"phases.{name}.enabled": (chosen, "true", "false") for name in ORDER},
     **{f"phases.{name}.gate_policy": (verdict, "fail", "warn") for name in GATED},
     **{f"phases.{name}.gates": (verdict, "{}", loose(gate)) for name, gate in GATED.items()},
 }
 # The phases do not exist yet.
-LATER = {f"phases.{name}.checkpoint_every_steps" for name in ORDER[3:]}
+LATER = {f"phases.{name}.checkpoint_every_steps" for name in ORDER[4:]}
 # Refused where they could change nothing: see below.
 REFUSED = {f"phases.{name}.{key}" for name in set(ORDER) - set(GATED) for key in GATE_KEYS}
 REFUSED.add("phases.evomerge.checkpoint_every_steps")
@@ -287,7 +288,7 @@ def test_every_setting_has_a_check() -> None:
     assert {".".join(key) for key in LEAVES} == set(CHECKS) | LATER | REFUSED
 
 
-TRAINS = {*cognate_settings.CHECKS, *evomerge_settings.CHECKS}
+TRAINS = {*cognate_settings.CHECKS, *evomerge_settings.CHECKS, *quietstar_runs.CHECKS}
 
 
 @pytest.mark.parametrize(

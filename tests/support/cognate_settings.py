@@ -1,4 +1,5 @@
-"""What the settings of Phase 1 change: a check for each, for test_settings_matter.py."""
+"""What the settings of Phase 1 change: a check for each, for test_settings_matter.py. Those of the
+corpus and of the trainer serve other phases too: the phase is read from the setting."""
 
 from __future__ import annotations
 
@@ -39,9 +40,14 @@ def planned(setting: str, root: Path, patch: pytest.MonkeyPatch) -> Any:
     return CognatePhase(settings.phases.cognate, settings).plan([])
 
 
+def phase_of(settings: PipelineConfig, setting: str) -> Any:
+    """The settings of the phase that a setting belongs to."""
+    return getattr(settings.phases, setting.split(".")[1])
+
+
 def corpus(setting: str, *more: str) -> Corpus:
     settings = config(setting, *more)
-    return build_corpus(settings.phases.cognate, settings.model)
+    return build_corpus(phase_of(settings, setting), settings.model)
 
 
 def learned_from(setting: str, root: Path, patch: pytest.MonkeyPatch) -> Any:
@@ -53,19 +59,20 @@ def learned_from(setting: str, root: Path, patch: pytest.MonkeyPatch) -> Any:
         text = json.dumps([{**row, "Body": f"{name} {i}"} for i in range(30)])
         (root / name / "svamp" / "SVAMP.json").write_text(text)
         (root / f"{name}.txt").write_text("\n\n".join(f"{name} {i} words" for i in range(99)))
-    more = () if "families" in setting else (FEW,)
+    place = ".".join(setting.split(".")[:2])
+    more = () if "families" in setting else (FEW.replace(PHASE, place),)
     if "data_dir" in setting or "split_by" in setting:
-        more = (*more, "phases.cognate.datasets=[svamp]")
-        more = (*more, "phases.cognate.data_dir=a") if "split_by" in setting else more
+        more = (*more, f"{place}.datasets=[svamp]")
+        more = (*more, f"{place}.data_dir=a") if "split_by" in setting else more
     found = corpus(setting, *more)
-    settings = config(setting).phases.cognate
-    mix = found.mix("memory", settings.own_share)
+    mix = found.mix("memory", getattr(phase_of(config(setting), setting), "own_share", 0.0))
     return [source.fingerprint() for source in found.sources], mix, len(found.verdict["memory"])
 
 
 def trained(setting: str, root: Path, patch: pytest.MonkeyPatch) -> Any:
     """The weights after a few steps of the trunk's trainer."""
-    settings = config(f"{OPTIMIZER}.grokfast_lambda=1", setting).phases.cognate.train
+    slow = f"phases.{setting.split('.')[1]}.train.optimizer.grokfast_lambda=1"
+    settings = phase_of(config(slow, setting), setting).train
     if (known := settings.model_dump_json()) not in TRAINED:  # many begin with the same settings
         TRAINED[known] = train(settings)
     return TRAINED[known]
@@ -91,9 +98,8 @@ def train(settings: TrainSettings) -> Any:
 
 
 def regulated(setting: str, root: Path, patch: pytest.MonkeyPatch) -> Any:
-    optimizer = MuonGrokfast(
-        ForgeNetwork(config().model), config(setting).phases.cognate.train.optimizer
-    )
+    chosen = phase_of(config(setting), setting).train.optimizer
+    optimizer = MuonGrokfast(ForgeNetwork(config().model), chosen)
     return float(optimizer.penalty(torch.zeros(1, 3), torch.tensor([[0.0, 1.0, 2.0]])))
 
 

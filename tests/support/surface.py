@@ -30,7 +30,8 @@ SURFACE = {
         *("model", "prompt"),
     ],
     "chat": [
-        *("--max-tokens", "--seed", "--system", "--temperature", "--top-k", "--top-p", "model"),
+        *("--hide-thoughts", "--max-tokens", "--seed", "--system", "--temperature", "--think"),
+        *("--top-k", "--top-p", "model"),
     ],
     "eval": [
         *("--data", "--data-dir", "--items", "--json", "--level", "--pack", "--shots", "--split"),

@@ -20,7 +20,7 @@ __all__ = ["DOMAINS", "FAMILIES", "SPLITS", "Task", "TaskFamily", "as_example", 
 Run = Callable[[str, tuple[str, ...]], bool]  # (source, tests): whether every test passes
 
 _MODULES = ["symbols", "arithmetic", "word_problems", "memory", "common_sense", "code"]
-_MODULES += ["structured", "multilingual", "stories"]
+_MODULES += ["structured", "multilingual", "stories", "reasoning"]
 _LOADED = (import_module(f"{__name__}.{name}") for name in _MODULES)
 _BY_NAME = {family.name: family for module in _LOADED for family in module.FAMILIES}
 FAMILIES: dict[str, TaskFamily] = {name: _BY_NAME[name] for name in DESCRIPTIONS}  # in that order

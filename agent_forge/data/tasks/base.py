@@ -69,7 +69,7 @@ class TaskFamily:
     build: Build
     accept: Accept | None  # None: answers are code, and must be run
     domain: str
-    category: str  # math, qa, code, cs (common sense) or lang
+    category: str  # math, qa, code, cs (common sense), lang or thinking
     summary: str
     learnable: bool = False
     wordings: Wordings = field(default_factory=dict)  # empty: symbols only, one form for all

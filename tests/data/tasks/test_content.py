@@ -18,7 +18,8 @@ from agent_forge.data.tasks.stories import BOYS, GIRLS
 from agent_forge.data.tasks.symbols import FACTS
 from tests.support.task_samples import LEARNABLE, every_family, run, some
 
-BARE = {*LEARNABLE, *DOMAINS["structured"], *DOMAINS["code"], *DOMAINS["multilingual"]}
+BARE = {*LEARNABLE, *DOMAINS["thinking"]}
+BARE |= {*DOMAINS["structured"], *DOMAINS["code"], *DOMAINS["multilingual"]}
 
 
 # -- answers, computed again ----------------------------------------------------------------------

@@ -1,0 +1,69 @@
+"""Settings of Phase 3. Torch-free."""
+
+from __future__ import annotations
+
+from pydantic import model_validator
+
+from agent_forge.config.settings import PhaseSettings
+from agent_forge.data import tasks, traces
+from agent_forge.optim.config import MuGrokConfig
+from agent_forge.search.settings import Count, Share, SomeShare, setting
+from agent_forge.train.config import CorpusSettings, TrainSettings
+
+# Measured: the specification's rates for this phase barely learn (docs/quietstar.md).
+BAKING = MuGrokConfig(
+    muon_lr=0.006, fallback_lr=0.0036, ns_steps=3, momentum=0.9, grokfast_lambda=0.0
+)
+
+
+class QuietStarSettings(PhaseSettings, CorpusSettings):
+    """What Phase 3 can be told."""
+
+    strategies: list[str] = setting(
+        ["step", "mece", "bayesian", "orthogonal"], "ways to think that are taught"
+    )
+    levels: dict[str, list[int]] = setting(
+        {name: list(levels) for name, levels in traces.LEVELS.items()},
+        "families of tasks that are thought about: lowest and highest level taught",
+    )
+    examples: Count = setting(12_000, "thoughts to learn from, all strategies together")
+    traces: list[str] = setting([], "your own files of thoughts (forge data traces)")
+    steps: Count = setting(680, "training steps")
+    easy_share: Share = setting(0.4, "of the steps, in which only the easy strategies are taught")
+    replay_share: Share = setting(0.5, "of the tokens, that are old tasks")
+    direct_share: Share = setting(0.1, "of the new tokens, that answer without a thought")
+    step_share: Share = setting(0.5, "of the thoughts, that are of the strategy `step`, if taught")
+    confidence_share: Share = setting(
+        0.1, "further steps for `uncertain`, once it was measured how sure the model is"
+    )
+    train: TrainSettings = setting(
+        TrainSettings(optimizer=BAKING, warmup_steps=10, warmdown_share=0.6),
+        "training of the model and of the controls",
+    )
+    controls: bool = setting(
+        False, "train two more for as long: one answers directly, one after pauses"
+    )
+    thought_items: Count = setting(300, "unseen items of each family that thoughts are judged on")
+    kept_skills: SomeShare = setting(0.03, "accuracy of old tasks that may be lost")
+
+    @model_validator(mode="after")
+    def _can_be_taught(self) -> QuietStarSettings:
+        if not self.strategies or len(set(self.strategies)) != len(self.strategies):
+            raise ValueError("strategies: at least one, and each once")
+        traces.known(self.strategies)
+        for name, levels in self.levels.items():
+            if name not in tasks.FAMILIES or not tasks.FAMILIES[name].accept:
+                raise ValueError(f"levels: there are no tasks {name!r} that can be thought about")
+            if len(levels) != 2 or not 1 <= levels[0] <= levels[1] <= 100:
+                raise ValueError(f"levels.{name}: two numbers from 1 to 100, the lower first")
+        for strategy in self.strategies:
+            if not traces.families_of(strategy, self.levels):
+                wanted = ", ".join(traces.ABOUT[strategy].families)
+                raise ValueError(f"strategies: {strategy} needs one of the families {wanted}")
+        if not any(traces.ABOUT[strategy].easy for strategy in self.strategies):
+            raise ValueError("strategies: one of the easy ones is taught first: step, mece ...")
+        return self
+
+    def level_range(self, family: str) -> tuple[int, int]:
+        low, high = self.levels[family]
+        return low, high

@@ -1,0 +1,137 @@
+"""What Phase 3 teaches: thoughts of every strategy, direct answers, pauses; and in which shares."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agent_forge.data import tasks, traces
+from agent_forge.data.datasets import tokenise
+from agent_forge.data.loader import Curriculum, CurriculumStage, TokenizedDataset
+from agent_forge.data.tokenizer import Tokenizer
+from agent_forge.data.traces import Trace
+from agent_forge.infer.thinking import BEGIN, END
+from agent_forge.phases.phase3_quietstar.config import QuietStarSettings
+from agent_forge.train.corpus import Corpus
+
+DIRECT, PAUSED, UNCERTAIN, STEP = "direct answers", "pauses", "uncertain", "step"
+Sure = Mapping[tuple[str, int], int]  # (family, level) -> how sure the model may be, 0 to 9
+
+
+@dataclass(frozen=True)
+class Lessons:
+    """The new things to learn, as token documents, and their shares of a batch."""
+
+    settings: QuietStarSettings
+    traces: dict[str, list[Trace]]  # by strategy
+    tokenizer: Tokenizer
+
+    def sources(self) -> list[TokenizedDataset]:
+        """Thoughts by strategy, and direct answers to the same items."""
+        found = [self._thoughts(name, own) for name, own in self.traces.items()]
+        return [*found, self.direct()]
+
+    def direct(self) -> TokenizedDataset:
+        examples = map(tasks.as_example, (trace.task for trace in self._every()))
+        return TokenizedDataset(DIRECT, *tokenise(self.tokenizer, examples))
+
+    def paused(self) -> TokenizedDataset:
+        """The same items with as many dots as the thought has tokens; only answers are learned."""
+        documents, masks = [], []
+        for trace in self._every():
+            ids, said = self.tokenizer.chat(tasks.as_example(trace.task).messages)
+            start = said.index(True)
+            dots = pauses(self.tokenizer, trace)
+            documents.append([*ids[:start], BEGIN, *dots, END, *ids[start:]])
+            masks.append([False] * (start + len(dots) + 2) + list(said[start:]))
+        return TokenizedDataset(PAUSED, documents, masks)
+
+    def curriculum(self, corpus: Corpus, strategies: Sequence[str]) -> Curriculum:
+        """Easy strategies first, then all, beside the old tasks."""
+        easy = [name for name in strategies if traces.ABOUT[name].easy]
+        first, length = self.settings.easy_share, self.settings.row_tokens
+        shares = {share: mix for share, mix in ((first, easy), (1 - first, strategies)) if share}
+        stages = [
+            CurriculumStage(share, self.mix(corpus, mix), length) for share, mix in shares.items()
+        ]
+        return Curriculum(stages)
+
+    def mix(self, corpus: Corpus, strategies: Sequence[str]) -> dict[str, float]:
+        """The weights of old tasks, direct answers and each strategy; they add up to 1."""
+        new, direct = 1 - self.settings.replay_share, self.settings.direct_share
+        shares = strategy_shares(self.settings, strategies)
+        thoughts = {name: new * (1 - direct) * share for name, share in shares.items()}
+        return {**self._replay(corpus), DIRECT: new * direct, **thoughts}
+
+    def control_mix(self, corpus: Corpus, name: str) -> dict[str, float]:
+        """Old tasks as before, and one source instead of the thoughts."""
+        return {**self._replay(corpus), name: 1 - self.settings.replay_share}
+
+    def _replay(self, corpus: Corpus) -> dict[str, float]:
+        share = self.settings.replay_share
+        return {name: share * weight for name, weight in corpus.mix().items()} if share else {}
+
+    def _every(self) -> list[Trace]:
+        return [trace for own in self.traces.values() for trace in own]
+
+    def _thoughts(self, name: str, own: Sequence[Trace]) -> TokenizedDataset:
+        documents, masks = [], []
+        for trace in own:
+            parts, learned = traces.document(trace)
+            sizes = [len(self.tokenizer.encode(p)) if isinstance(p, str) else 1 for p in parts]
+            documents.append(self.tokenizer.compose(*parts))
+            masks.append([said for said, n in zip(learned, sizes, strict=True) for _ in range(n)])
+        return TokenizedDataset(name, documents, masks)
+
+
+def strategy_shares(settings: QuietStarSettings, strategies: Sequence[str]) -> dict[str, float]:
+    """How the thoughts are shared out: `step` has its share, the others share the rest evenly."""
+    others = [name for name in strategies if name != STEP]
+    step = (settings.step_share if others else 1.0) if STEP in strategies else 0.0
+    shares = {name: (1 - step) / len(others) for name in others}
+    return {**shares, STEP: step} if STEP in strategies else shares
+
+
+def pauses(tokenizer: Tokenizer, trace: Trace) -> list[int]:
+    """Dots in the number of the thought's tokens."""
+    return tokenizer.encode(".") * len(tokenizer.compose(*trace.parts()))
+
+
+def write_lessons(
+    settings: QuietStarSettings, tokenizer: Tokenizer, seed: int, sure: Sure | None = None
+) -> Lessons:
+    """Thoughts of the settings' strategies, from templates and from the user's files. `uncertain`
+    ones need to know how sure the model is: without it there are none."""
+    taught = [name for name in settings.strategies if name != UNCERTAIN or sure is not None]
+    levels = {name: settings.level_range(name) for name in settings.levels}
+    found: dict[str, list[Trace]] = {}
+    for name, share in strategy_shares(settings, taught).items():
+        count = max(1, round(share * settings.examples))
+        found[name] = list(traces.write_traces(name, count, levels, seed=seed, sure=sure))
+    for path in settings.traces:
+        for trace in traces.read_traces(Path(path)):
+            if trace.strategy in found:
+                found[trace.strategy].append(trace)
+    return Lessons(settings, found, tokenizer)
+
+
+def unseen_items(settings: QuietStarSettings, split: str, count: int) -> list[tasks.Task]:
+    """Items of a split: so many of each family, each once where there are enough."""
+    found: dict[tuple[str, str], tasks.Task] = {}
+    for family in settings.levels:
+        level = settings.level_range(family)
+        wanted = len(found) + count
+        for i in range(5 * count):
+            task = tasks.make(family, split, i, level=level)
+            found.setdefault((family, task.operands), task)
+            if len(found) == wanted:
+                break
+    return list(found.values())
+
+
+def items_of(strategy: str, items: Sequence[tasks.Task]) -> list[tasks.Task]:
+    """The items that a strategy is for."""
+    families: Any = traces.families_of(strategy, dict.fromkeys(item.family for item in items))
+    return [item for item in items if item.family in families]

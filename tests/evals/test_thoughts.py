@@ -1,0 +1,163 @@
+"""The judge of thoughts: right about a model that thinks, and not fooled by one that does not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import cache
+from random import Random
+
+import numpy as np
+import pytest
+
+from agent_forge.data import traces
+from agent_forge.data.tasks import Task, make
+from agent_forge.errors import ConfigError
+from agent_forge.evals import thoughts
+from agent_forge.evals.coherence import WEIGHTS, CoherenceValidator, coherence
+from agent_forge.evals.comparison import compare_answers
+from agent_forge.evals.thoughts import NONE, OWN, Thinker, ThoughtReport, assess
+from tests.support.step_machine import StepMachine
+from tests.support.tokenizers import TOKENIZER
+
+FAMILIES = ("chain", "tot4", "swap4")
+
+
+@cache
+def items() -> tuple[Task, ...]:
+    return tuple(
+        make(family, "verdict", i, level=traces.LEVELS[family])
+        for family in FAMILIES
+        for i in range(20)
+    )
+
+
+def thinker(**how: object) -> Thinker:
+    return Thinker(StepMachine(**how), TOKENIZER)  # type: ignore[arg-type]
+
+
+@cache
+def honest() -> ThoughtReport:
+    return assess(thinker(slips=5), items())
+
+
+def replaced(how: str) -> Thinker:
+    """The perfect thinker, given other thoughts than its own."""
+    machine = thinker()
+
+    def others(asked: Sequence[Task]) -> list[list[int]]:
+        own = machine.think(asked)
+        if how == "constant":
+            return [own[0]] * len(own)
+        if how == "shuffled":
+            return [*own[1:], own[0]]
+        return [TOKENIZER.encode(".") * len(thought) for thought in own]
+
+    return Thinker(machine.network, TOKENIZER, others)
+
+
+def test_thoughts_that_work_are_no_theatre() -> None:
+    report = honest()
+    assert not report.theatre, report.reasons
+    assert 0.7 < report.accuracy(OWN) < 0.95 and report.accuracy(NONE) < 0.1
+    for after in report.after_change.values():
+        assert after.followed > 0.9 and after.right < 0.05 and after.items > 15
+    assert report.predictive_power is not None and report.predictive_power > 0.8
+    assert report.correlation is not None and report.correlation > 0.3
+    assert "thoughts help: better than without thoughts" in report.sentence
+    assert min(report.lengths) > 5 and report.divergence > 0.3
+
+
+@pytest.mark.parametrize("how", ["constant", "shuffled", "pauses"])
+def test_replaced_thoughts_are_theatre(how: str) -> None:
+    report = assess(replaced(how), items())
+    assert report.theatre and "theatre" in report.sentence
+    assert any("not better than" in reason for reason in report.reasons)
+
+
+def test_a_model_that_answers_whatever_it_thought_is_theatre() -> None:
+    """Its thoughts are right and look good, and its answers are right: they are not needed."""
+    report = assess(thinker(knows=True), items())
+    assert report.accuracy(OWN) == 1.0 and report.accuracy(NONE) == 1.0
+    told = " ".join(report.reasons)
+    assert "not better than none" in told and "0% of the answers follow a changed step" in told
+
+
+def test_a_report_comes_back_from_json() -> None:
+    report = honest()
+    again = ThoughtReport.of_record(json.loads(json.dumps(asdict(report))))
+    assert again.to_json() == report.to_json() and again.sentence == report.sentence
+    assert json.loads(json.dumps(report.to_json()))["theatre"] is False
+
+
+def test_nearly_all_right_says_nothing_about_what_goes_with_it() -> None:
+    report = assess(thinker(), items())
+    assert report.accuracy(OWN) == 1.0
+    assert report.correlation is None and report.predictive_power is None
+    assert not report.theatre
+
+
+def test_strategies_are_measured_by_form_and_content() -> None:
+    found = thoughts.measure_strategy(thinker(slips=5), "step", items())
+    assert found.fits == 1.0 and 0.7 < found.exact == found.accuracy < 1
+    other = thoughts.measure_strategy(thinker(), "doubt", items()[:20])
+    assert other.fits == 0.0 and other.exact == 0.0  # it writes plain steps, whatever it is asked
+
+
+def test_useless_thoughts_look_like_the_own_ones() -> None:
+    own = thinker().think(items())
+    others = thoughts.other_thoughts(items(), own, TOKENIZER)
+    for name in (thoughts.RANDOM, thoughts.FILLER):
+        assert list(map(len, others[name])) == list(map(len, own))
+    shuffled = others[thoughts.SHUFFLED]
+    assert sorted(shuffled) == sorted(own) and not any(map(list.__eq__, shuffled, own))
+    digits = {TOKENIZER.encode(digit)[0] for digit in "0123456789"}
+    for made, thought in zip(others[thoughts.RANDOM], own, strict=True):
+        assert made != thought
+        assert [i in digits or i for i in made] == [i in digits or i for i in thought]
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "distance"), [("", "", 0), ("abc", "", 3), ("kitten", "sitting", 3), ("ab", "ba", 2)]
+)
+def test_edit_distance(a: str, b: str, distance: int) -> None:
+    assert thoughts.edit_distance(list(map(ord, a)), list(map(ord, b))) == distance
+
+
+def test_a_gain_of_answers_is_that_of_a_paired_test() -> None:
+    before, after = [False] * 30 + [True] * 70, [True] * 25 + [False] * 5 + [True] * 70
+    gain = compare_answers(before, after, "x")
+    assert gain.value == pytest.approx(0.25) and gain.verdict == "better"
+    assert gain.p == pytest.approx(2 * 0.5**25) and gain.low < 0.25 < gain.high
+    assert compare_answers(after, after, "x").verdict == "unclear"
+    with pytest.raises(ConfigError, match="not measured on the same items"):
+        compare_answers([True], [], "x")
+
+
+def test_coherence_tells_a_good_thought_from_noise() -> None:
+    judge = CoherenceValidator(StepMachine(), TOKENIZER)
+    item = items()[0]
+    good = traces.write_trace(item, "step", Random(0))
+    wrong = traces.Trace(item, "step", tuple(c[:-1] + "x" for c in good.claims))
+    value, scores = judge.validate_thought(good.thought, item.question, item)
+    assert set(scores) == set(WEIGHTS) and all(0 <= s <= 1 for s in scores.values())
+    assert value == pytest.approx(coherence(scores)) and scores["logical"] == 1.0
+    assert judge.validate_thought(wrong.thought, item.question, item)[1]["logical"] == 0.0
+    noise = judge.validate_thought("zzz", item.question, item)[0]
+    assert noise < judge.validate_thought(wrong.thought, item.question, item)[0] < value
+
+
+def test_claims_in_plain_words_are_checked_by_arithmetic() -> None:
+    judge = CoherenceValidator(StepMachine(), TOKENIZER)
+    for text, share in (("2 + 3 = 5", 1.0), ("2 + 3 = 5 and 4 * 2 = 9", 0.5), ("it rains", 0.5)):
+        assert judge.validate_thought(text, "What?")[1]["logical"] == share
+
+
+def test_a_sentence_model_can_be_plugged_in() -> None:
+    def embed(texts: Sequence[str]) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
+        return np.array([[1.0, float("rot" in text)] for text in texts])
+
+    judge = CoherenceValidator(StepMachine(), TOKENIZER, embed)
+    assert judge.validate_thought("<step>rot 1", "rot : 2")[1]["semantic"] == pytest.approx(1.0)
+    assert judge.validate_thought("<step>rev 1", "rot : 2")[1]["semantic"] < 0.8

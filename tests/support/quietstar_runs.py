@@ -1,0 +1,151 @@
+"""Small real runs of Phase 3, and what its settings change, for test_settings_matter.py."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from agent_forge.contract.phase import ModelRef
+from agent_forge.data.tokenizer import Tokenizer
+from agent_forge.data.traces import local_rows
+from agent_forge.model.hf import config_dict
+from agent_forge.model.network import ForgeNetwork
+from agent_forge.phases.phase3_quietstar.lessons import write_lessons
+from agent_forge.phases.phase3_quietstar.phase import QuietStarPhase
+from agent_forge.pipeline.config import PipelineConfig, load_config
+from agent_forge.pipeline.orchestrator import PipelineOrchestrator
+from agent_forge.store import files
+from agent_forge.store.models import ModelStorage
+from agent_forge.store.records import read_metadata
+from agent_forge.store.sessions import SessionStore
+from agent_forge.train.corpus import build_corpus
+from tests.support import cognate_settings
+from tests.support.toy_runs import SMALL, folder
+
+PHASE = "phases.quietstar"
+TRAIN = f"{PHASE}.train"
+SHAPE = (
+    *("model.vocab_size=300", "model.embed_rank=8", "model.d_model=16", "model.n_layers=1"),
+    *("model.n_heads=2", "model.ffn_hidden=16", "model.d_mem=8", "model.gate_hidden=8"),
+    *("model.trm_hidden=8", "runtime.threads=1", f"{PHASE}.checkpoint_every_steps=3"),
+)
+FEW = (
+    *(f"{PHASE}.steps=7", f"{PHASE}.examples=40", f"{PHASE}.thought_items=5", f"{PHASE}.rows=2"),
+    *(f"{PHASE}.row_tokens=160", f"{PHASE}.items_per_family=12", f"{PHASE}.evaluation_items=6"),
+    f"{PHASE}.families=[digit_max, copy, rotate]",
+)
+ALL_TEN = f"{PHASE}.strategies=[step, mece, bayesian, doubt, orthogonal, expert, falsify, "
+ALL_TEN += "multidomain, correct, uncertain]"
+
+
+def config(*sets: str) -> PipelineConfig:
+    return load_config(preset="smoke", sets=(*SHAPE, *FEW, *sets))
+
+
+def champion(root: Path) -> ModelRef:
+    """A model of another session, as Phase 2 would hand it over."""
+    SessionStore(root).create({}, "", session_id="before")
+    settings = config()
+    torch.manual_seed(1)
+    model = ForgeNetwork(settings.model)
+    tokenizer = build_corpus(settings.phases.quietstar, model.settings).tokenizer
+    storage = ModelStorage(root)
+    said = {"fitness": 0.7, "merge_technique": "none"}
+    shape = config_dict(model.settings)
+    names = ("before", "evomerge", "champion")
+    storage.save_model(model, *names, said, config=shape, tokenizer_files=tokenizer.files())
+    path = storage.find("evomerge.champion.before")
+    return ModelRef("champion", path, read_metadata(path).model_dump())
+
+
+def run(root: Path, *sets: str, listener: Any = None) -> dict[str, Any]:
+    """Run or resume the session `r` below `root`, Phase 3 alone."""
+    begun = (folder(root) / "session.json").exists()
+    orchestrator = PipelineOrchestrator(
+        config=load_config(
+            preset="smoke", sets=(f"storage.root={root}", *SMALL, *SHAPE, *FEW, *sets)
+        ),
+        session_id="r",
+        resume=begun,
+        listeners=[listener] if listener else [],
+    )
+    return orchestrator.run(only="quietstar", input_models=None if begun else [champion(root)])
+
+
+def made(root: Path) -> str:
+    place = folder(root) / "phase3_quietstar" / "reasoning" / "model.safetensors"
+    return files.sha256_of(place)
+
+
+# -- what each setting changes ---------------------------------------------------------------------
+
+
+def planned(setting: str, root: Path, patch: pytest.MonkeyPatch) -> Any:
+    settings = config(*((ALL_TEN,) if "confidence" in setting else ()), setting)
+    return QuietStarPhase(settings.phases.quietstar, settings).plan([])
+
+
+def learned_from(setting: str, root: Path, patch: pytest.MonkeyPatch) -> Any:
+    """What there is to learn, and how it is mixed."""
+    patch.chdir(root)
+    for name, seed in (("a", 5), ("b", 6)):
+        rows = local_rows(["chain"], ["step"], 8, seed)
+        (root / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    settings = config(setting).phases.quietstar
+    corpus = build_corpus(settings, config().model, known_tokenizer())
+    lessons = write_lessons(settings, corpus.tokenizer, 0)
+    stages = lessons.curriculum(corpus, list(lessons.traces)).stages
+    prints = [source.fingerprint() for source in (*corpus.sources, *lessons.sources())]
+    return prints, [(s.share, s.mix) for s in stages], len(corpus.verdict["memory"])
+
+
+def known_tokenizer() -> Tokenizer:
+    return build_corpus(config().phases.quietstar, config().model).tokenizer
+
+
+def finished(setting: str, root: Path, patch: pytest.MonkeyPatch) -> Any:
+    """A whole run: the model, what was told of it, and how often it was saved and looked at."""
+    told: list[dict[str, Any]] = []
+    stopping = (f"{TRAIN}.patience=1",) if "min_gain" in setting else (f"{TRAIN}.min_gain=100",)
+    outcome = run(root, *stopping, setting, listener=told.append)
+    result = outcome["results"]["quietstar"]
+    saves = sum(record["event"] == "checkpoint" for record in told)
+    verdict = result.artifacts["headline"]["verdict"]
+    return made(root), saves, verdict.rpartition("; ")[2]
+
+
+# Settings of the corpus and of the trainer are those of Phase 1, and so are their checks.
+SHARED = (cognate_settings.trained, cognate_settings.regulated, cognate_settings.learned_from)
+CHECKS: dict[str, Any] = {
+    f"{PHASE}.steps": (planned, "10", "20"),
+    f"{PHASE}.rows": (planned, "4", "8"),
+    f"{PHASE}.row_tokens": (planned, "128", "192"),
+    f"{PHASE}.controls": (planned, "true", "false"),
+    f"{PHASE}.thought_items": (planned, "5", "50"),
+    f"{PHASE}.confidence_share": (planned, "0.1", "0.5"),
+    f"{PHASE}.strategies": (learned_from, "[step]", "[step, doubt]"),
+    f"{PHASE}.levels": (
+        learned_from,
+        "{chain: [1, 2], tot4: [4, 5], swap4: [1, 2], odds: [2, 3]}",
+        "{chain: [2, 3], tot4: [4, 5], swap4: [1, 2], odds: [2, 3]}",
+    ),
+    f"{PHASE}.examples": (learned_from, "40", "60"),
+    f"{PHASE}.traces": (learned_from, "[a.jsonl]", "[b.jsonl]"),
+    f"{PHASE}.easy_share": (learned_from, "0.2", "0.5"),
+    f"{PHASE}.replay_share": (learned_from, "0.2", "0.5"),
+    f"{PHASE}.direct_share": (learned_from, "0.1", "0.5"),
+    f"{PHASE}.step_share": (learned_from, "0.1", "0.5"),
+    f"{PHASE}.checkpoint_every_steps": (finished, "1", "50"),
+    f"{PHASE}.kept_skills": (finished, "0.03", "1.0"),
+    f"{TRAIN}.patience": (finished, "0", "1"),
+    f"{TRAIN}.min_gain": (finished, "0", "100"),
+    **{
+        key.replace(cognate_settings.PHASE, PHASE): check
+        for key, check in cognate_settings.CHECKS.items()
+        if check[0] in SHARED and not key.endswith(".own_share")
+    },
+}

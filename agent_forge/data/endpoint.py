@@ -43,13 +43,13 @@ Message = Mapping[str, str]
 
 
 def _address(text: str) -> str:
-    Address(text)
-    return text.rstrip("/")
+    return Address(text).url
 
 
 def _variable(name: str) -> str:
     if not re.fullmatch(r"[A-Z_][A-Z0-9_]*", name):  # perhaps the key itself: it is not repeated
-        raise ValueError("the name of a variable such as OPENROUTER_API_KEY is expected")
+        hint = "--set key_variable=OPENROUTER_API_KEY"
+        raise ConfigError("key_variable is the name of a variable, in capitals", hint=hint)
     return name
 
 

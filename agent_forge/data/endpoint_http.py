@@ -95,17 +95,20 @@ class Address:
     """The address of an endpoint, and the rules for its key."""
 
     def __init__(self, url: str) -> None:
-        parts = urlsplit(url.rstrip("/"))
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError("an address begins with https://, or http:// on this machine")
-        if parts.username is not None or parts.query or parts.fragment:
-            raise ValueError("an address has no user, no query and no fragment")
+        try:
+            parts = urlsplit(url.rstrip("/"))
+            host, port = parts.hostname or "", parts.port
+            host.encode("idna")
+        except ValueError as error:
+            raise ConfigError(f"the address of the endpoint cannot be read: {error}") from None
+        if parts.scheme not in ("http", "https") or not host:
+            raise ConfigError("the address of an endpoint begins with https:// (or http://)")
+        if parts.username is not None or parts.query or parts.fragment:  # perhaps a secret
+            raise ConfigError("the address of an endpoint has no user, query or fragment")
         if not url.isascii() or not url.isprintable() or " " in url:
-            raise ValueError("an address is plain ASCII")
-        parts.hostname.encode("idna")
-        self.url, self._path = parts.geturl(), parts.path
-        self._host, self._port, self._is_tls = parts.hostname, parts.port, parts.scheme == "https"
-        self._hidden = ""
+            raise ConfigError("the address of an endpoint is plain ASCII without blanks")
+        self.url, self._path, self._is_tls = parts.geturl(), parts.path, parts.scheme == "https"
+        self._host, self._port, self._hidden = host, port, ""
 
     @property
     def is_local(self) -> bool:

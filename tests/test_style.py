@@ -18,8 +18,8 @@ MAX_FILE_LINES = 500
 # Two phases and the foundation had 24,000. What came since: likelihoods that are read once, work
 # planned from time, verdicts corrected together with ceilings and replicates, healing (26,900);
 # all methods of mergekit and spectral ones, GGUF, the hub, and the documents' words (28,950);
-# traces of a chat endpoint below a cost cap, in a file that goes on after a kill (790).
-MAX_LINES = 28_950
+# traces of a chat endpoint below a cost cap, in a file that goes on after a kill (960).
+MAX_LINES = 29_910
 
 # Lowest first. A module imports from layers below its own, and from its own folder.
 LAYERS = (

@@ -112,7 +112,8 @@ def _ask_endpoint(
     except (KeyboardInterrupt, Interrupted):
         if not endpoint_rows.journal_path(out).exists():
             raise Cancelled("interrupted: nothing was sent") from None
-        done = len(endpoint_rows.finished(endpoint_rows.read_journal(out)))
+        kept = endpoint_rows.finished(endpoint_rows.read_journal(out))
+        done = sum(request.key in kept for request in requests)
         problem = f"paused: {done} of {len(requests)} requests are done, and kept"
         raise Interrupted(problem, hint=shlex.join(["forge", *sys.argv[1:]])) from None
     _report(result, out, as_json)

@@ -99,8 +99,8 @@ class Address:
             parts = urlsplit(url.rstrip("/"))
             host, port = parts.hostname or "", parts.port
             host.encode("idna")
-        except ValueError as error:
-            raise ConfigError(f"the address of the endpoint cannot be read: {error}") from None
+        except ValueError:  # whose text may repeat a secret
+            raise ConfigError("the address of the endpoint cannot be read") from None
         if parts.scheme not in ("http", "https") or not host:
             raise ConfigError("the address of an endpoint begins with https:// (or http://)")
         if parts.username is not None or parts.query or parts.fragment:  # perhaps a secret

@@ -107,6 +107,7 @@ def test_local_traces(forge: Forge, tmp_path: Path) -> None:
     assert rows(tmp_path / "t.jsonl") == [{"question": "0-0"}, {"question": "0-1"}]
     again = forge("data traces --out t.jsonl --count 5")
     assert again.code == 2 and "t.jsonl exists" in again.err
+    assert forge("data traces --out t.jsonl --dry-run").code == 2
     assert len(rows(tmp_path / "t.jsonl")) == 2
 
 

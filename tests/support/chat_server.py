@@ -169,11 +169,13 @@ def cut_short(handler: _Handler) -> None:
 
 
 def trickle(begins: bytes) -> Behaviour:
-    """Send a byte now and then, for ever: no single wait is long."""
+    """Send a byte now and then, for ten seconds: no single wait is long."""
 
     def behave(handler: _Handler) -> None:
         handler.wfile.write(begins)
-        while not handler.server.over.wait(0.02):
+        for _ in range(500):
+            if handler.server.over.wait(0.02):
+                return
             handler.wfile.write(b" ")
 
     return behave

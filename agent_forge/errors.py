@@ -84,6 +84,14 @@ class WorkersLost(ForgeError, exit_code=5):
     """The workers are gone, or die whatever they are given: the run pauses and can go on."""
 
 
+class EndpointFailed(ForgeError, exit_code=5):
+    """An endpoint refuses, or does not answer: what is done is kept, and it can go on later."""
+
+
+class CostCapReached(ForgeError, exit_code=5):
+    """The next request might cost more than is left below the cap."""
+
+
 class HandoffRefused(ForgeError, exit_code=3):
     """A model does not fulfil what the next phase requires."""
 

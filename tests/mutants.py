@@ -252,6 +252,41 @@ MUTANTS = (
         "replace(inputs, settings=alone, folder=folder, branch=None)",
         "tests/phases/phase2_evomerge/test_champion.py",
     ),
+    Mutant(
+        "a request may pass the cost cap",
+        "data/endpoint_cost.py",
+        "if self.usd + worst_usd > self.cap_usd:",
+        "if self.usd > self.cap_usd:",
+        "tests/data/test_endpoint_rows.py",
+    ),
+    Mutant(
+        "a request under way is not on the disk",
+        "data/endpoint_rows.py",
+        "    journal.sync()\n",
+        "",
+        "tests/data/test_endpoint_rows.py",
+    ),
+    Mutant(
+        "what earlier runs spent is forgotten",
+        "data/endpoint_rows.py",
+        "        endpoint.spending.carry(spent_usd(records))\n",
+        "",
+        "tests/data/test_endpoint_rows.py",
+    ),
+    Mutant(
+        "the key is sent over plain http",
+        "data/endpoint_http.py",
+        "if key and not (self._is_tls or self.is_local):",
+        "if False:",
+        "tests/data/test_endpoint.py",
+    ),
+    Mutant(
+        "a trickle holds a request up for ever",
+        "data/endpoint_http.py",
+        "    timer.start()\n",
+        "",
+        "tests/data/test_endpoint.py",
+    ),
 )
 
 

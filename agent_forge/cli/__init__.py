@@ -15,6 +15,7 @@ when it is loaded, so help and listings answer at once.
 | evaluate | eval, compare: what models can do |
 | generate | generate, chat: what a model says |
 | data | data ls, fetch, verify, show: datasets |
+| traces | data traces: worked thoughts to learn from |
 | doctor | doctor: what this machine has |
 | output | what commands print: JSON or a table |
 | options.json | the options and arguments of every command |
@@ -35,7 +36,19 @@ import typer
 from typer.core import TyperGroup
 
 from agent_forge import platform
-from agent_forge.cli import data, doctor, evaluate, evo, generate, merge, push, run, runs, status
+from agent_forge.cli import (
+    data,
+    doctor,
+    evaluate,
+    evo,
+    generate,
+    merge,
+    push,
+    run,
+    runs,
+    status,
+    traces,
+)
 from agent_forge.cli.output import emit_json
 from agent_forge.errors import Cancelled, ForgeError, Interrupted
 
@@ -85,12 +98,12 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-about_data = "List, download, check and show datasets."
+about_data = "List, download, check, show and make datasets."
 data_app = typer.Typer(name="data", help=about_data, no_args_is_help=True, rich_markup_mode=None)
 about_evo = "Evolve models into one, and say whether it is better."
 evo_app = typer.Typer(name="evo", help=about_evo, invoke_without_command=True)
 evo_app.callback()(with_options(evo.evo))
-data_commands: list[Command] = [data.ls, data.fetch, data.verify, data.show]
+data_commands: list[Command] = [data.ls, data.fetch, data.verify, data.show, traces.traces]
 for group, commands in ((app, COMMANDS), (data_app, data_commands), (evo_app, [evo.replay])):
     for command in commands:
         group.command()(with_options(command))

@@ -10,5 +10,9 @@
 | datasets | the datasets by name (datasets.json), their splits, download and verification |
 | tokenizer | byte-level BPE with special tokens at fixed ids, and the chat format |
 | loader | batches of fixed length, with a position that can be saved |
+| endpoint | a client of an OpenAI-compatible endpoint, below a cost cap |
+| endpoint_cost | what asking it costs: prices, and what was spent |
+| endpoint_http | one exchange with it, bounded in bytes and seconds |
+| endpoint_rows | rows from its answers, with a journal from which a killed run goes on |
 | baselines | scores without understanding: the most frequent answer, n-grams |
 """

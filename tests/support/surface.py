@@ -57,4 +57,8 @@ SURFACE = {
     "data fetch": ["--data-dir", "--json", "--limit", "names"],
     "data verify": ["--data-dir", "--json", "names"],
     "data show": ["--data-dir", "--json", "--split", "-n", "name"],
+    "data traces": [
+        *("--cost-cap", "--count", "--dry-run", "--endpoint", "--family", "--generate", "--json"),
+        *("--model", "--out", "--seed", "--set", "--strategy"),
+    ],
 }

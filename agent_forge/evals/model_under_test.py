@@ -140,6 +140,17 @@ class TokenizedDomain:
     def tokens(self) -> int:
         return sum(len(item.ids) for item in self.items) + sum(map(len, self.prompts))
 
+    @property
+    def right_answers(self) -> NDArray[np.int64]:
+        """The right answer of each example, which is its first."""
+        return np.flatnonzero(np.diff(self.example_of, prepend=-1))
+
+    def right_items(self, turns: int = 1, turn: int = 0) -> list[int]:
+        """The items of right answers; of several turns, each has other examples."""
+        right = self.right_answers
+        chosen = {*right[turn % turns :: turns].tolist()} or {int(right[0])}
+        return [n for n, answer in enumerate(self.answer_of.tolist()) if answer in chosen]
+
 
 @dataclass(frozen=True)
 class ModelUnderTest:
@@ -223,6 +234,12 @@ class ModelUnderTest:
                 found.append(self._graded(domain, domain.domain, of_examples, told))
                 done += sum(map(len, domain.prompts))
         return found
+
+    def first_losses(self, domains: Sequence[Domain]) -> list[float]:
+        """The losses on the first items of each domain, which `confirm` measures again."""
+        few = (domain.select(range(len(domain.examples[:CONFIRMED]))) for domain in domains)
+        parts = [self.prepare(replace(domain, writing=None)) for domain in few]
+        return [loss for part in parts for loss in self.measure(part).loss]
 
     def _read(
         self,
@@ -361,7 +378,7 @@ def by_example(prepared: TokenizedDomain, by_item: ItemScores) -> ItemScores:
     loss = np.bincount(of, by_item.loss)
     steps = np.bincount(of, np.multiply(by_item.steps, by_item.tokens)) / tokens
     exact = np.bincount(of, np.logical_not(by_item.right)) == 0
-    first = np.flatnonzero(np.diff(prepared.example_of, prepend=-1))
+    first = prepared.right_answers
     a_byte = loss / prepared.sizes
     likelier = np.add.reduceat(a_byte <= a_byte[first][prepared.example_of], first, dtype=int)
     alone = np.diff(first, append=len(a_byte)) == 1

@@ -12,7 +12,6 @@ loop               during: ask, make, measure, tell, advance
 pace               how far it is and how long it takes, for whoever watches
 report             after: the verdict on unseen items, the champion's files, the summary
 heal               after the search: experts teach the champion; what comes out is measured
-teaching           a step of that: student, experts and loss; lessons: what it teaches
 checkpoints        what is left on the way for people: standings and best models
 journal            what was measured, on disk: journal and cache
 user_cache         scores from other evolutions of the user, by content

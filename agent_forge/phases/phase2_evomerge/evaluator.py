@@ -35,7 +35,7 @@ from agent_forge.evals import likelihood
 from agent_forge.evals import model_under_test as measuring
 from agent_forge.evals.fitness import DomainFitness, Incumbent
 from agent_forge.evals.likelihood import Reading
-from agent_forge.evals.model_under_test import ItemScores, ModelUnderTest, TokenizedDomain
+from agent_forge.evals.model_under_test import ItemScores, ModelUnderTest
 from agent_forge.infer.generate import batches
 from agent_forge.merge.output import write
 from agent_forge.merge.spectral import GRAM, is_treated
@@ -347,7 +347,7 @@ def coefficient_gradient(
     before = {name: p.requires_grad for name, p in model.named_parameters()}
     tokens, terms = 0, []
     for i, (prepared, rates) in enumerate(zip(fitness.prepared, fitness.rates(), strict=True)):
-        items = _part(prepared, turns, turn)
+        items = prepared.right_items(turns, turn)
         tokens += BACKWARD * sum(len(prepared.items[n].ids) for n in items)
         terms += _terms(fitness, i, items, *rates)
     shards = [terms[n::SHARDS] for n in range(min(SHARDS, len(terms)))] if reading else [terms]
@@ -366,13 +366,6 @@ def coefficient_gradient(
     if not all(math.isfinite(value) for row in rows.values() for value in row):
         raise NotFinite("the gradient is not finite")
     return rows, tokens
-
-
-def _part(prepared: TokenizedDomain, turns: int, turn: int) -> list[int]:
-    """The items of a turn: other examples at every turn, and of each its right answer alone."""
-    first = np.flatnonzero(np.diff(prepared.example_of, prepend=-1))  # answer of each example
-    answers = {*first[turn % turns :: turns].tolist()} or {int(first[0])}
-    return [n for n, answer in enumerate(prepared.answer_of.tolist()) if answer in answers]
 
 
 def _terms(
@@ -417,7 +410,7 @@ def input_grams(fitness: DomainFitness, weights: CandidateWeights, own: nn.Modul
     network, reading, grams = copy.deepcopy(own), subject.reading or PLAIN, Cache()
     targets, device = dict(network.state_dict()), next(network.parameters()).device
     places = {target.data_ptr(): name for name, target in targets.items()}
-    parts = [_part(prepared, 1, 0) for prepared in fitness.prepared]
+    parts = [prepared.right_items() for prepared in fitness.prepared]
     terms = [term for i, part in enumerate(parts) for term in _terms(fitness, i, part, 1.0, 1.0)]
 
     def note(place: tuple[str, ...], _: nn.Module, inputs: tuple[Tensor, ...]) -> None:
@@ -448,20 +441,19 @@ def item_losses(
 ) -> Tensor:
     """The loss of each item in nats, summed over its asked tokens."""
     tokens, asked = likelihood.padded(items, device)
-    wanted = asked[:, 1:]
-    targets = tokens[:, 1:][wanted]
-    if isinstance(model, ForgeNetwork):
-        logits = recursed_logits(model, tokens[:, :-1], wanted)
-    else:
-        logits = likelihood.asked_logits(model, tokens[:, :-1], wanted, reading).float()
-    loss = F.cross_entropy(logits, targets, reduction="none")
+    logits, wanted = asked_logits(model, tokens, asked, reading), asked[:, 1:]
+    loss = F.cross_entropy(logits, tokens[:, 1:][wanted], reduction="none")
     owner = wanted.nonzero()[:, 0]
     return loss.new_zeros(len(items)).index_add(0, owner, loss)
 
 
-def recursed_logits(model: ForgeNetwork, tokens: Tensor, wanted: Tensor) -> Tensor:
-    """The logits at the wanted tokens after all recursion steps, without halting."""
-    x = model.features(tokens).x[wanted]
+def asked_logits(model: nn.Module, tokens: Tensor, asked: Tensor, reading: Reading) -> Tensor:
+    """The logits from which the asked tokens are predicted; of a network of ours those after all
+    recursion steps, without halting. `likelihood.selecting` has been entered."""
+    wanted = asked[:, 1:]
+    if not isinstance(model, ForgeNetwork):
+        return likelihood.asked_logits(model, tokens[:, :-1], wanted, reading).float()
+    x = model.features(tokens[:, :-1]).x[wanted]
     y, z = model.recursion.start(x)
     for _ in range(model.settings.t_max):
         y, z = model.recursion(x, y, z)

@@ -24,7 +24,6 @@ from agent_forge.phases.phase2_evomerge.inputs import EvolutionInputs
 from agent_forge.phases.phase2_evomerge.journal import LOG, WEIGHTS
 from agent_forge.phases.phase2_evomerge.loop import EvolutionLoop
 from agent_forge.phases.phase2_evomerge.report import EvolutionReport
-from agent_forge.phases.phase2_evomerge.teaching import linear_layers
 from agent_forge.phases.phase2_evomerge.told import champion_lineage
 from agent_forge.search.candidate import Candidate, lineage
 from agent_forge.store import files, lock, paths
@@ -75,7 +74,7 @@ def run_evolution(
             listen({"event": "note", "text": note})
         loop = EvolutionLoop(inputs, device, listen=listen, should_stop=should_stop)
         if loop.settings.heal:
-            linear_layers(loop.evaluator.model)  # a network without any is refused before the work
+            healing.linear_layers(loop.evaluator.model)  # without any it is refused before the work
         if not save:
             opening.write_begun(loop.inputs, loop.fingerprint, device)
             listen({"event": "begun"})  # from here on it can be resumed
@@ -167,8 +166,11 @@ def _heal(loop: EvolutionLoop) -> healing.HealedChampion:
     healed = healing.heal(loop)
     again = champion_lineage(loop, loop.champion.key)
     beside = healed.files(again, reporting.evolved_head(loop))
-    measure = partial(healing.few_losses, loop)
-    confirm = partial(model_under_test.confirm, measure=measure, recorded=healed.losses)
+    holdout, recorded = loop.inputs.splits["holdout"], healed.losses
+
+    def confirm(built: Path) -> None:
+        model_under_test.confirm(built, lambda model: model.first_losses(holdout), recorded)
+
     _publish(healed.weights, loop.folder / HEALED, beside, confirm)
     return healed
 

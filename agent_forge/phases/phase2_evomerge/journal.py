@@ -71,6 +71,16 @@ class EvolutionJournal:
         raw = (record.get("score") or {}).get("raw", {})
         return {name.rpartition("/")[0]: value for name, value in raw.items()}  # accuracy is last
 
+    def best_parents(self, domains: Sequence[str]) -> dict[str, int]:
+        """The number of the parent with the fewest bits a byte in each domain, of equals the first;
+        empty if the fitness measured no bits."""
+        measured = [r for r in self.records if r["record"] == "candidate"]
+        parents = [r for r in measured if r["operation"]["kind"] == "parent"]
+        raws = {r["operation"]["index"]: r["score"]["raw"] for r in parents}
+        if not all(f"{name}/bits_per_byte" in raw for name in domains for raw in raws.values()):
+            return {}
+        return {n: min(raws, key=lambda i: (raws[i][f"{n}/bits_per_byte"], i)) for n in domains}
+
     def latest(self, key: str) -> Any:
         """The largest value of this key in any record; 0 if none has it."""
         return max((record.get(key, 0) for record in self.records), default=0)

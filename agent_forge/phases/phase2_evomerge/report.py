@@ -257,19 +257,13 @@ def _ceilings(
     """The ensemble, if all parents read the same tokens, and the parent that was best at each
     domain on the items of the search, if the search had items."""
     found = {ENSEMBLE: Ceiling(ensemble.raw(domains))} if ensemble.alike else {}
-    parents = [c for c in loop.search.candidates.values() if c.kind == "parent"]
-    records = (loop.journal.find("candidate", key=c.key) or {} for c in parents)
-    raws = [(record.get("score") or {}).get("raw", {}) for record in records]
+    best = loop.journal.best_parents([domain.name for domain in domains])
+    chosen = {domain: loop.inputs.names[number] for domain, number in best.items()}
     raw: dict[str, float] = {}
-    chosen: dict[str, str] = {}
-    for domain in domains:
-        bits = [own.get(f"{domain.name}/bits_per_byte", math.inf) for own in raws]
-        if not all(map(math.isfinite, bits)):
-            return found
-        chosen[domain.name] = best = loop.inputs.names[bits.index(min(bits))]
-        figures = baselines[best].score.raw.items()
-        raw |= {name: value for name, value in figures if name.rpartition("/")[0] == domain.name}
-    return found | {ORACLE: Ceiling(raw, chosen)}
+    for domain, parent in chosen.items():
+        figures = baselines[parent].score.raw.items()
+        raw |= {name: value for name, value in figures if name.rpartition("/")[0] == domain}
+    return found | ({ORACLE: Ceiling(raw, chosen)} if chosen else {})
 
 
 def _baselines(loop: EvolutionLoop) -> dict[str, str]:
@@ -312,14 +306,9 @@ def confirm_champion(folder: Path, loop: EvolutionLoop, report: EvolutionReport 
             if not torch.equal(tensor.cpu().float(), state[name].float()):
                 raise PhaseFailed(f"{folder} does not hold the weights that were measured: {name}")
         return
-    few = [d.select(range(len(d.examples[:CONFIRMED]))) for d in loop.inputs.splits["verdict"]]
     recorded = [loss for items in report.items for loss in items.loss[:CONFIRMED]]
-
-    def measure(model: ModelUnderTest) -> list[float]:
-        parts = [model.prepare(replace(domain, writing=None)) for domain in few]
-        return [loss for part in parts for loss in model.measure(part).loss]
-
-    model_under_test.confirm(folder, measure, recorded)
+    verdict = loop.inputs.splits["verdict"]
+    model_under_test.confirm(folder, lambda model: model.first_losses(verdict), recorded)
 
 
 def summary(loop: EvolutionLoop) -> dict[str, Any]:

@@ -152,7 +152,7 @@ def _run(
 ) -> None:
     """The evolution, or what it would be. From when it has begun a signal is a request to stop."""
     if dry_run:
-        from agent_forge.phases.phase2_evomerge.decisions import decided
+        from agent_forge.phases.phase2_evomerge.planning import decided
 
         return _plan(decided(inputs, device, time.monotonic() - began), as_json)
     from agent_forge.phases.phase2_evomerge.evolution import run_evolution
@@ -226,7 +226,7 @@ def _session_to_evolve(storage: Path, device: str, quiet: bool, dry_run: bool) -
 
 
 def _plan(inputs: EvolutionInputs, as_json: bool) -> None:
-    from agent_forge.phases.phase2_evomerge import decisions
+    from agent_forge.phases.phase2_evomerge import planning
 
     inputs.require_room()
     settings, parents, splits = inputs.settings, list(inputs.parent_refs), inputs.splits
@@ -242,14 +242,14 @@ def _plan(inputs: EvolutionInputs, as_json: bool) -> None:
         "items": {s: {d.name: len(d.examples) for d in domains} for s, domains in splits.items()},
         "near_copies": {d.name: d.near_copies for d in splits.get("verdict", ()) if d.near_copies},
         "disk_bytes": inputs.disk_bytes,
-        **decisions.plan_record(inputs),
+        **planning.plan_record(inputs),
         "notes": list(inputs.notes),
     }
     if as_json:
         return emit_json(**record)
     for key, value in record.items():
         print(f"{key}: {json.dumps(value) if isinstance(value, dict) else value}")
-    print("\n".join(decisions.plan_lines(inputs)))
+    print("\n".join(planning.plan_lines(inputs)))
 
 
 def _report(result: EvolutionResult, as_json: bool) -> None:

@@ -6,10 +6,9 @@ api                EvoMerge and EvoMergeConfig, by the names of the documents
 evolution          run_evolution, from inputs to the champion; replay: the champion again
 checks             what is refused before any work
 inputs             before: check settings and models, open the models, split the items
-decisions          what the settings leave open, decided once; the probe of the machine
+planning           what the settings leave open, decided once; how long the work takes
 budget             how much work fits into the time: numbers in, a plan out
 loop               during: ask, make, measure, tell, advance
-pace               how far it is and how long it takes, for whoever watches
 report             after: the verdict on unseen items, the champion's files, the summary
 heal               after the search: experts teach the champion; what comes out is measured
 checkpoints        what is left on the way for people: standings and best models

@@ -55,6 +55,7 @@ from agent_forge.store import files
 EMPTY_RESULT: dict[str, Any] = {
     **{"sha256": "", "score": None, "problem": "", "hit": False, "dropped": False, "outcomes": []},
     **{"sample": "", "tokens": 0, "merge": 0.0, "evaluation": 0.0, "cpu": 0.0},
+    "known": False,  # from a cache; a `hit` is one of this evolution's
 }
 FAILURES = (ForgeError, RuntimeError, MemoryError, ArithmeticError, ValueError)
 OTHER_NETWORKS = 2  # of shapes that are not the parents', kept at a time
@@ -163,9 +164,9 @@ class CandidateEvaluator:
             place += f" {incumbent.key}" if incumbent else ""
             place += "" if gate is None else f" gate {gate}"
             if place in self.cache:
-                result |= {**self.cache[place], "hit": True}
+                result |= {**self.cache[place], "hit": True, "known": True}
             elif earlier := self._of_user.get(place) if self._of_user else None:
-                result |= earlier
+                result |= {**earlier, "known": True}
             else:
                 scoring = time.process_time()
                 result |= self._score(incumbent, gate)

@@ -19,10 +19,10 @@ from agent_forge.phases.phase2_evomerge import inputs as opening
 from agent_forge.phases.phase2_evomerge import report as reporting
 from agent_forge.phases.phase2_evomerge.candidate_weights import CandidateWeights
 from agent_forge.phases.phase2_evomerge.checks import CHAMPION, HEAL, HEALED, refuse_place
-from agent_forge.phases.phase2_evomerge.decisions import decided, plan_lines
 from agent_forge.phases.phase2_evomerge.inputs import EvolutionInputs
 from agent_forge.phases.phase2_evomerge.journal import LOG, WEIGHTS
 from agent_forge.phases.phase2_evomerge.loop import EvolutionLoop
+from agent_forge.phases.phase2_evomerge.planning import decided, plan_lines
 from agent_forge.phases.phase2_evomerge.report import EvolutionReport
 from agent_forge.phases.phase2_evomerge.told import champion_lineage
 from agent_forge.search.candidate import Candidate, lineage

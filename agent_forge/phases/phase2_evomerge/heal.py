@@ -39,9 +39,9 @@ from agent_forge.model.weights import BEFORE_LAYERS, HEAD, Weights
 from agent_forge.optim.config import MuGrokConfig
 from agent_forge.optim.muon import MuonGrokfast, divergence
 from agent_forge.phases.phase2_evomerge.checks import CHAMPION, HEAL, HEALED
-from agent_forge.phases.phase2_evomerge.decisions import computing_threads
 from agent_forge.phases.phase2_evomerge.evaluator import PLAIN, asked_logits
 from agent_forge.phases.phase2_evomerge.loop import EvolutionLoop
+from agent_forge.phases.phase2_evomerge.planning import computing_threads
 from agent_forge.search.operators import generator
 from agent_forge.store import files
 from agent_forge.store.checkpoint import Checkpoint, CheckpointManager

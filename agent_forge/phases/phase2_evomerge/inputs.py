@@ -351,7 +351,8 @@ def open_inputs(
     notes += _notes_on(settings, chats, verdict)
     models = open_models(parent_refs, base_ref, opened)
     given = settings, tuple(parent_refs), base_ref, *models, splits, folder, seed, tuple(names)
-    plan = read_plan(record["plan"], folder) if record and record.get("plan") else None
+    made = (record or {}).get("plan")
+    plan = EvolutionPlan.from_json(made, folder) if made else None
     branch = tuple(record["branch"]) if record and "branch" in record else None
     inputs = EvolutionInputs(*given, control_ref, tuple(notes), plan, branch)
     if record:
@@ -377,14 +378,6 @@ def _as_begun(settings: EvoMergeSettings, record: Mapping[str, Any]) -> EvoMerge
     begun = {**EvoMergeSettings.BEFORE, **record["settings"]}
     kept = {name: begun[name] for name in names - settings.model_fields_set if name in begun}
     return validate(EvoMergeSettings, {**settings.model_dump(exclude_unset=True), **kept}, BEGUN)
-
-
-def read_plan(record: Mapping[str, Any], place: Path) -> EvolutionPlan:
-    """The plan of a record."""
-    try:
-        return EvolutionPlan.from_json(record)
-    except (TypeError, KeyError, ValueError, AttributeError) as error:
-        raise DamagedFile(place, f"its plan cannot be read ({error})") from error
 
 
 def _notes_on(settings: EvoMergeSettings, chats: bool, verdict: Sequence[Domain]) -> list[str]:

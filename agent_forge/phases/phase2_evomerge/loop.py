@@ -32,11 +32,10 @@ from agent_forge.evals.fitness import DomainFitness, Incumbent
 from agent_forge.phases.phase2_evomerge import checkpoints, journal, told
 from agent_forge.phases.phase2_evomerge.candidate_weights import CandidateWeights, distance_matrix
 from agent_forge.phases.phase2_evomerge.config import BEGUN
-from agent_forge.phases.phase2_evomerge.decisions import computing_threads, decided
 from agent_forge.phases.phase2_evomerge.evaluator import CandidateEvaluator, Limits
 from agent_forge.phases.phase2_evomerge.inputs import EvolutionInputs
-from agent_forge.phases.phase2_evomerge.pace import EvolutionPace
 from agent_forge.phases.phase2_evomerge.parallel import ParallelEvaluator
+from agent_forge.phases.phase2_evomerge.planning import EvolutionPace, computing_threads, decided
 from agent_forge.search.candidate import SHORT, Candidate
 from agent_forge.search.portfolio import STRATEGIES
 from agent_forge.store import files
@@ -290,8 +289,9 @@ class EvolutionLoop:
             inputs=list(candidate.inputs),
         )
         seconds = result["merge"] + result["evaluation"]
-        whole = not result["dropped"] and not result["hit"] and not result["problem"]
-        self.pace.end("candidate", seconds, result["tokens"], whole)
+        whole = not result["dropped"] and not result["known"] and not result["problem"]
+        tokens = None if result["known"] else result["tokens"]
+        self.pace.end("candidate", seconds, tokens, whole)
         self.listen({"event": "candidate", "seconds": seconds, **record})
         return record
 

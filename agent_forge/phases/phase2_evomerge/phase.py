@@ -20,9 +20,9 @@ from agent_forge.phases.phase2_evomerge import inputs
 from agent_forge.phases.phase2_evomerge import report as reporting
 from agent_forge.phases.phase2_evomerge.checks import CHAMPION, check_settings
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
-from agent_forge.phases.phase2_evomerge.decisions import decisions, with_decisions
 from agent_forge.phases.phase2_evomerge.evolution import run_evolution
 from agent_forge.phases.phase2_evomerge.loop import EvolutionLoop
+from agent_forge.phases.phase2_evomerge.planning import decisions, with_decisions
 from agent_forge.phases.phase2_evomerge.report import EvolutionReport, summary
 from agent_forge.phases.phase2_evomerge.told import champion_combo, champion_lineage
 from agent_forge.phases.training import sample_replies

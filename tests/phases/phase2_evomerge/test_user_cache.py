@@ -86,6 +86,13 @@ def test_a_place_that_cannot_be_written_costs_a_warning(
     assert len([r for r in caplog.records if "are not kept" in r.message]) == 1
 
 
+def test_what_was_known_tells_no_speed(tmp_path: Path, cache: Path) -> None:
+    settings = {**FASTEST, "use_holdout_validation": False, "workers": 1}
+    first = run_evolution(job(tmp_path / "a", **settings)).loop.pace
+    again = run_evolution(job(tmp_path / "b", **settings)).loop.pace
+    assert first.tokens_per_s and again.tokens_per_s is None and again.verdict_s is None
+
+
 def test_what_is_measured_in_no_time_is_not_kept(tmp_path: Path, cache: Path) -> None:
     user_cache.WORTH_S = 1000.0  # the fixture puts it back
     evolve(tmp_path / "a")

@@ -119,7 +119,7 @@ def _branched(
     place: Path, target: Path | None, seed: int | None, dry_run: bool, quiet: bool
 ) -> Path:
     """Where to go on: a checkpoint that others followed has a new folder to go on in."""
-    from agent_forge.phases.phase2_evomerge.branch import continued
+    from agent_forge.phases.phase2_evomerge.checkpoints import continued
 
     found = continued(place, target, seed, only_look=dry_run)
     if found.is_dir() and found != place and not quiet:

@@ -11,9 +11,8 @@ budget             how much work fits into the time: numbers in, a plan out
 loop               during: ask, make, measure, tell, advance
 report             after: the verdict on unseen items, the champion's files, the summary
 heal               after the search: experts teach the champion; what comes out is measured
-checkpoints        what is left on the way for people: standings and best models
-journal            what was measured, on disk: journal and cache
-user_cache         scores from other evolutions of the user, by content
+checkpoints        standings and best models on the way; going on from an earlier one
+journal            what was measured, on disk: journal, cache, and the user's own cache
 candidate_weights  the weights of every candidate, made from its recipe
 evaluator          measures a candidate in a network of its shape; gradients by coefficients
 parallel           workers that measure candidates at the same time

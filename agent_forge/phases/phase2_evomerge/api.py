@@ -18,7 +18,6 @@ from typing import Any
 
 from torch import nn
 
-from agent_forge.config.load import validate
 from agent_forge.contract.phase import PhaseResult
 from agent_forge.errors import ConfigError, ForgeError
 from agent_forge.merge.output import write
@@ -27,10 +26,16 @@ from agent_forge.model.locate import TRUNK
 from agent_forge.model.network import ForgeNetwork
 from agent_forge.model.opened import open_model
 from agent_forge.model.weights import from_memory
-from agent_forge.phases.phase2_evomerge.branch import continued
+from agent_forge.phases.phase2_evomerge.checkpoints import continued
 from agent_forge.phases.phase2_evomerge.checks import IN_MEMORY, refuse_place
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings, MeasuredEvolutionSettings
-from agent_forge.phases.phase2_evomerge.documents import ALIASES, FIELDS, RunPlace, in_our_words
+from agent_forge.phases.phase2_evomerge.documents import (
+    ALIASES,
+    FIELDS,
+    RunPlace,
+    in_our_words,
+    validated,
+)
 from agent_forge.phases.phase2_evomerge.evolution import run_evolution
 from agent_forge.phases.phase2_evomerge.inputs import find_evolution, locate_inputs
 from agent_forge.phases.phase2_evomerge.mirror import mirrored
@@ -53,7 +58,7 @@ class EvoMergeConfig:
     settings: DocumentedSettings
 
     def __init__(self, **fields: Any) -> None:
-        settings = validate(DocumentedSettings, in_our_words(fields), type(self).__name__)
+        settings = validated(DocumentedSettings, in_our_words(fields), type(self).__name__, fields)
         self.__dict__.update(settings=settings, _given=fields)
 
     def __setattr__(self, name: str, value: Any) -> None:

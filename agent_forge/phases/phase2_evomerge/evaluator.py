@@ -47,8 +47,7 @@ from agent_forge.model.opened import with_tokenizer
 from agent_forge.model.weights import Weights, from_memory, with_layers
 from agent_forge.phases.phase2_evomerge.candidate_weights import CandidateWeights
 from agent_forge.phases.phase2_evomerge.inputs import EvolutionInputs
-from agent_forge.phases.phase2_evomerge.journal import CACHED
-from agent_forge.phases.phase2_evomerge.user_cache import UserCache
+from agent_forge.phases.phase2_evomerge.journal import UserCache, cached
 from agent_forge.search.candidate import Candidate, lineage
 from agent_forge.store import files
 
@@ -171,7 +170,7 @@ class CandidateEvaluator:
                 scoring = time.process_time()
                 result |= self._score(incumbent, gate)
                 if result["score"] is not None:
-                    self.cache[place] = {name: result[name] for name in CACHED}
+                    self.cache[place] = cached(None, place, result)
                 if self._of_user:
                     self._of_user.put(place, result, time.process_time() - scoring)
             result["place"] = place

@@ -31,6 +31,7 @@ from agent_forge.track.tracker import Listener
 
 SAME_FOR_ALL_SEEDS = ("plain average", "base", "joint training")
 NO_HEALING: dict[str, Any] = {"heal": 0.0, "heal_steps": 0, "heal_data": []}
+LINEAGE = "lineage.json"
 BARS = " .:-=+*#%@"
 MOST = 10_000  # models, candidates and layers that a lineage may have
 LINEAGE_ERRORS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RuntimeError)
@@ -180,7 +181,7 @@ def _publish(
 ) -> None:
     """Write a model aside, and put it in place if the file holds what was measured."""
     if target.exists():
-        refuse_foreign(target, "lineage.json")
+        refuse_foreign(target, LINEAGE)
     built = files.unfinished(target)
     try:
         write(weights, built, beside=beside)
@@ -222,13 +223,12 @@ def _read_lineage(path: Path) -> tuple[dict[str, Any], dict[str, Candidate]]:
     """The record of a champion's making and the candidates in it; any other file is refused."""
     if not path.is_file():
         raise NotFound(f"there is no file {path}", hint="a champion has its lineage.json beside it")
-    record = files.read_json(path)
-    if isinstance(record, dict) and record.get("taught"):
+    record = _read_record(path)
+    if record.get("taught"):
         problem = f"{path}: this model was taught {record['taught']}: no merge alone makes it again"
         hint = "the lineage.json of the champion beside it can be replayed"
         raise ConfigError(problem, hint=hint)
     with _as_damage(path):
-        record = record.get("lineage", record)  # or the metadata of a pipeline's champion
         known = {data["key"]: Candidate.from_json(data) for data in record["candidates"]}
         models = [(source["model"], source["sha256"]) for source in record["models"]]
         layers = [len(c.operation.get("layers") or ()) for c in known.values()]
@@ -241,6 +241,21 @@ def _read_lineage(path: Path) -> tuple[dict[str, Any], dict[str, Candidate]]:
     return record, known
 
 
+def _read_record(path: Path) -> dict[str, Any]:
+    """A lineage, alone or in the metadata of a pipeline's champion; what is none is refused."""
+    try:
+        record = files.read_json(path)
+    except DamagedFile:
+        if path.name == LINEAGE:
+            raise
+        record = None
+    record = record.get("lineage", record) if isinstance(record, dict) else None
+    if not isinstance(record, dict) or not {"key", "candidates", "models"} & {*record}:
+        problem = f"{path} is not the lineage of a champion"
+        raise ConfigError(problem, hint=f"give the {LINEAGE} beside a champion")
+    return record
+
+
 @contextlib.contextmanager
 def _as_damage(path: Path) -> Iterator[None]:
     """Whatever goes wrong with a lineage that was not written here is about the lineage."""
@@ -248,5 +263,5 @@ def _as_damage(path: Path) -> Iterator[None]:
         yield
     except (*LINEAGE_ERRORS, NotFinite) as error:
         problem = f"not the lineage of a champion ({type(error).__name__}: {error})"
-        hint = "give the lineage.json beside a champion"
+        hint = f"give the {LINEAGE} beside a champion"
         raise DamagedFile(path, problem, hint=hint) from error

@@ -33,6 +33,7 @@ from agent_forge.model.locate import locate_parents
 from agent_forge.model.weights import DEPTHS, Weights, with_same_heads
 from agent_forge.phases.phase2_evomerge import checks
 from agent_forge.phases.phase2_evomerge.budget import FIELDS, MOST_ITEMS, EvolutionPlan
+from agent_forge.phases.phase2_evomerge.checkpoints import CHECKPOINT_NAME
 from agent_forge.phases.phase2_evomerge.checks import CHAMPION, Splits
 from agent_forge.phases.phase2_evomerge.config import (
     BEGUN,
@@ -40,7 +41,12 @@ from agent_forge.phases.phase2_evomerge.config import (
     EvoMergeSettings,
     refuse_outside,
 )
-from agent_forge.phases.phase2_evomerge.documents import RunPlace, by_first_names, in_our_words
+from agent_forge.phases.phase2_evomerge.documents import (
+    RunPlace,
+    by_first_names,
+    in_our_words,
+    validated,
+)
 from agent_forge.phases.phase2_evomerge.journal import begun_or_none, read_begun
 from agent_forge.store import files
 from agent_forge.store.records import read_metadata
@@ -134,11 +140,13 @@ def load_settings(
 ) -> tuple[EvoMergeSettings, RunPlace]:
     """Defaults < preset or file < --set, options; the last two may not contradict each other."""
     merged: dict[str, Any] = PRESETS.get(config or "", {})
+    file_names: Mapping[str, Any] = {}
     if config is not None and config not in PRESETS:
         if not Path(config).exists():
             known = did_you_mean(config, list(PRESETS))
             raise ConfigError(f"{config!r} is neither a file nor a preset{known}")
-        merged = by_first_names(read_one(Path(config)))
+        file_names = read_one(Path(config))
+        merged = by_first_names(file_names)
     by_set: dict[str, Any] = {}
     for text in sets:
         by_set = join(by_set, by_first_names(parse_set(text)))
@@ -148,13 +156,14 @@ def load_settings(
             raise ConfigError(f"{name} is {by_set[name]} by --set and {value} by its own option")
     given, source = in_our_words({**join(merged, by_set), **options}), config or "options"
     where = {name: given.pop(name) for name in RunPlace.model_fields if name in given}
-    place = validate(RunPlace, where, source)
+    names = {name for text in sets for name in parse_set(text)} | {*file_names}
+    place = validated(RunPlace, where, source, names)
     if place.tokenizer:
         hint = "a model in a folder has its own there"
         raise ConfigError(f"{source}: tokenizer is for networks in memory", hint=hint)
     if not place.enable_parallel:
         given["workers"] = 1
-    return validate(EvoMergeSettings, given, source), place
+    return validated(EvoMergeSettings, given, source, names), place
 
 
 def with_default_budget(
@@ -233,7 +242,13 @@ def find_evolution(place: Path) -> tuple[Path, dict[str, Any]]:
     if not (folder / BEGUN).is_file():
         raise NotFound(f"{folder} holds no evolution", hint=f"it would have a file {BEGUN}")
     record = read_begun(folder)
-    if place.is_file() and files.read_checked(place).get("fingerprint") != record["fingerprint"]:
+    try:
+        told = files.read_checked(place) if place.is_file() else record
+    except DamagedFile:
+        if CHECKPOINT_NAME.fullmatch(place.name):
+            raise
+        raise ConfigError(f"{place} is no checkpoint of an evolution", hint=hint) from None
+    if told.get("fingerprint") != record["fingerprint"]:
         raise ConfigError(f"{place} is of another evolution than the one in its folder")
     return folder, record
 

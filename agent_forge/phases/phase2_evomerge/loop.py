@@ -38,7 +38,6 @@ from agent_forge.phases.phase2_evomerge.parallel import ParallelEvaluator
 from agent_forge.phases.phase2_evomerge.planning import EvolutionPace, computing_threads, decided
 from agent_forge.search.candidate import SHORT, Candidate
 from agent_forge.search.portfolio import STRATEGIES
-from agent_forge.store import files
 from agent_forge.track.tracker import Listener
 
 log = logging.getLogger(__name__)
@@ -268,8 +267,7 @@ class EvolutionLoop:
         elif result["hit"]:
             self.cache_hits += 1
         elif self._cache is not None:
-            line = {"place": result["place"], **{name: result[name] for name in journal.CACHED}}
-            files.append(self._cache, json.dumps(line).encode() + b"\n")
+            journal.cached(self._cache, result["place"], result)
         self._count += 1
         for part in ("merge", "evaluation"):
             self.seconds[part] += result[part]

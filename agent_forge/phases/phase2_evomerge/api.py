@@ -26,16 +26,10 @@ from agent_forge.model.locate import TRUNK
 from agent_forge.model.network import ForgeNetwork
 from agent_forge.model.opened import open_model
 from agent_forge.model.weights import from_memory
+from agent_forge.phases.phase2_evomerge import documents
 from agent_forge.phases.phase2_evomerge.checkpoints import continued
 from agent_forge.phases.phase2_evomerge.checks import IN_MEMORY, refuse_place
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings, MeasuredEvolutionSettings
-from agent_forge.phases.phase2_evomerge.documents import (
-    ALIASES,
-    FIELDS,
-    RunPlace,
-    in_our_words,
-    validated,
-)
 from agent_forge.phases.phase2_evomerge.evolution import run_evolution
 from agent_forge.phases.phase2_evomerge.inputs import find_evolution, locate_inputs
 from agent_forge.phases.phase2_evomerge.mirror import mirrored
@@ -48,7 +42,7 @@ Model = nn.Module | str | Path
 GenerationCallback = Callable[[int, float, float], object]
 
 
-class DocumentedSettings(RunPlace, MeasuredEvolutionSettings):
+class DocumentedSettings(documents.RunPlace, MeasuredEvolutionSettings):
     """The settings of an evolution, where it runs and what it leaves."""
 
 
@@ -58,18 +52,20 @@ class EvoMergeConfig:
     settings: DocumentedSettings
 
     def __init__(self, **fields: Any) -> None:
-        settings = validated(DocumentedSettings, in_our_words(fields), type(self).__name__, fields)
+        settings = documents.validated(
+            DocumentedSettings, documents.in_our_words(fields), type(self).__name__, fields
+        )
         self.__dict__.update(settings=settings, _given=fields)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        same = {name, FIELDS.get(name), ALIASES.get(name)}
+        same = {name, documents.FIELDS.get(name), documents.ALIASES.get(name)}
         kept = {key: v for key, v in self.__dict__["_given"].items() if key not in same}
         EvoMergeConfig.__init__(self, **kept, **{name: value})
 
     def __getattr__(self, name: str) -> Any:
-        if FIELDS.get(name, name) not in DocumentedSettings.model_fields:
+        if documents.FIELDS.get(name, name) not in DocumentedSettings.model_fields:
             raise AttributeError(f"there is no setting {name!r}")
-        return getattr(self.settings, FIELDS.get(name, name))
+        return getattr(self.settings, documents.FIELDS.get(name, name))
 
     @property
     def evolution(self) -> EvoMergeSettings:

@@ -34,7 +34,7 @@ from agent_forge.evals import fitness as fitnesses
 from agent_forge.evals import likelihood
 from agent_forge.evals import model_under_test as measuring
 from agent_forge.evals.fitness import DomainFitness, Incumbent
-from agent_forge.evals.likelihood import Reading
+from agent_forge.evals.likelihood import PLAIN, Reading
 from agent_forge.evals.model_under_test import ItemScores, ModelUnderTest
 from agent_forge.infer.generate import batches
 from agent_forge.merge.output import write
@@ -63,7 +63,6 @@ OTHER_NETWORKS = 2  # of shapes that are not the parents', kept at a time
 Limits = tuple[Incumbent | None, float | None, Sequence[str] | None]
 BACKWARD = 3  # passes over the tokens: one forward, and a backward that costs two
 SHARDS = 4  # of a gradient's batches, whatever the number of threads: each costs a second
-PLAIN = Reading(selects=False, caches=False)
 Rows = dict[str, list[float]]
 Term = tuple[list[TokenizedItem], float, float]  # a batch, and what a nat and an answer count
 

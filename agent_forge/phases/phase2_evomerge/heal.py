@@ -39,7 +39,7 @@ from agent_forge.model.weights import BEFORE_LAYERS, HEAD, Weights
 from agent_forge.optim.config import MuGrokConfig
 from agent_forge.optim.muon import MuonGrokfast, divergence
 from agent_forge.phases.phase2_evomerge.checks import CHAMPION, HEAL, HEALED
-from agent_forge.phases.phase2_evomerge.evaluator import PLAIN, asked_logits
+from agent_forge.phases.phase2_evomerge.evaluator import asked_logits
 from agent_forge.phases.phase2_evomerge.loop import EvolutionLoop
 from agent_forge.phases.phase2_evomerge.planning import computing_threads
 from agent_forge.search.operators import generator
@@ -177,7 +177,7 @@ class Teaching:
     ) -> None:
         s, self.student = loop.settings, loop.evaluator.model.requires_grad_(False).eval()
         self.lessons, self.experts, self.expert = lessons, experts, self.student
-        self._reading = loop.evaluator.model_under_test.reading or PLAIN
+        self._reading = loop.evaluator.model_under_test.reading or likelihood.PLAIN
         seed = int(generator(loop.inputs.seed, HEAL, "start").integers(2**62))
         draws = torch.Generator().manual_seed(seed)
         self.branches = LowRankBranches(linear_layers(self.student), s.heal_rank, draws)

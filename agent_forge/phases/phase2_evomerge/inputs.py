@@ -31,7 +31,7 @@ from agent_forge.merge.recipe import ModelInput, Recipe
 from agent_forge.model.folder import MODEL_TYPE
 from agent_forge.model.locate import locate_parents
 from agent_forge.model.weights import DEPTHS, Weights, with_same_heads
-from agent_forge.phases.phase2_evomerge import checks
+from agent_forge.phases.phase2_evomerge import checks, documents
 from agent_forge.phases.phase2_evomerge.budget import FIELDS, MOST_ITEMS, EvolutionPlan
 from agent_forge.phases.phase2_evomerge.checkpoints import CHECKPOINT_NAME
 from agent_forge.phases.phase2_evomerge.checks import CHAMPION, Splits
@@ -40,12 +40,6 @@ from agent_forge.phases.phase2_evomerge.config import (
     OUTSIDE,
     EvoMergeSettings,
     refuse_outside,
-)
-from agent_forge.phases.phase2_evomerge.documents import (
-    RunPlace,
-    by_first_names,
-    in_our_words,
-    validated,
 )
 from agent_forge.phases.phase2_evomerge.journal import begun_or_none, read_begun
 from agent_forge.store import files
@@ -89,11 +83,8 @@ class EvolutionInputs:
     @property
     def verdict_models(self) -> int:
         """How many models the verdict measures: beside the parents champion, average and combo."""
-        return (
-            len(self.parents)
-            + 3
-            + sum([self.base is not None, self.control_ref is not None, self.settings.heal > 0])
-        )
+        others = self.base is not None, self.control_ref is not None, self.settings.heal > 0
+        return len(self.parents) + 3 + sum(others)
 
     @property
     def seeds(self) -> str:
@@ -137,7 +128,7 @@ class EvolutionInputs:
 
 def load_settings(
     config: str | None, sets: Sequence[str], options: Mapping[str, Any]
-) -> tuple[EvoMergeSettings, RunPlace]:
+) -> tuple[EvoMergeSettings, documents.RunPlace]:
     """Defaults < preset or file < --set, options; the last two may not contradict each other."""
     merged: dict[str, Any] = PRESETS.get(config or "", {})
     file_names: Mapping[str, Any] = {}
@@ -146,24 +137,24 @@ def load_settings(
             known = did_you_mean(config, list(PRESETS))
             raise ConfigError(f"{config!r} is neither a file nor a preset{known}")
         file_names = read_one(Path(config))
-        merged = by_first_names(file_names)
+        merged = documents.by_first_names(file_names)
     by_set: dict[str, Any] = {}
     for text in sets:
-        by_set = join(by_set, by_first_names(parse_set(text)))
+        by_set = join(by_set, documents.by_first_names(parse_set(text)))
     refuse_outside(merged, str(config), sets)
     for name, value in options.items():
         if by_set.get(name, value) != value:
             raise ConfigError(f"{name} is {by_set[name]} by --set and {value} by its own option")
-    given, source = in_our_words({**join(merged, by_set), **options}), config or "options"
-    where = {name: given.pop(name) for name in RunPlace.model_fields if name in given}
+    given, source = documents.in_our_words({**join(merged, by_set), **options}), config or "options"
+    where = {name: given.pop(name) for name in documents.RunPlace.model_fields if name in given}
     names = {name for text in sets for name in parse_set(text)} | {*file_names}
-    place = validated(RunPlace, where, source, names)
+    place = documents.validated(documents.RunPlace, where, source, names)
     if place.tokenizer:
         hint = "a model in a folder has its own there"
         raise ConfigError(f"{source}: tokenizer is for networks in memory", hint=hint)
     if not place.enable_parallel:
         given["workers"] = 1
-    return validated(EvoMergeSettings, given, source, names), place
+    return documents.validated(EvoMergeSettings, given, source, names), place
 
 
 def with_default_budget(

@@ -20,12 +20,6 @@ from agent_forge.evals.comparison import detectable_gain
 from agent_forge.evals.fitness import DomainFitness
 from agent_forge.phases.phase2_evomerge import budget
 from agent_forge.phases.phase2_evomerge import inputs as opening
-from agent_forge.phases.phase2_evomerge.budget import (
-    EvaluationCosts,
-    EvolutionPlan,
-    Planner,
-    SearchShape,
-)
 from agent_forge.phases.phase2_evomerge.candidate_weights import CandidateWeights
 from agent_forge.phases.phase2_evomerge.checks import measured_until_now
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
@@ -40,7 +34,6 @@ from agent_forge.phases.phase2_evomerge.journal import JOURNAL
 from agent_forge.phases.phase2_evomerge.parallel import ParallelEvaluator
 from agent_forge.search import operators
 from agent_forge.search.base import SearchStrategy
-from agent_forge.search.candidate import Candidate
 from agent_forge.search.portfolio import STRATEGIES
 from agent_forge.search.settings import FIRST_COMBOS
 from agent_forge.store import files
@@ -84,7 +77,7 @@ def with_decisions(inputs: EvolutionInputs, made: Mapping[str, Any]) -> Evolutio
     settings = before.model_copy(update=made["settings"])
     changed = replace(inputs, settings=settings)
     if "plan" in made:
-        changed = replace(changed, plan=EvolutionPlan.from_json(made["plan"], inputs.folder))
+        changed = replace(changed, plan=budget.EvolutionPlan.from_json(made["plan"], inputs.folder))
     counts = ("fitness_subset_size", "verdict_items")
     if any(getattr(before, name) != getattr(settings, name) for name in counts):
         splits = opening.all_items(settings)
@@ -94,7 +87,7 @@ def with_decisions(inputs: EvolutionInputs, made: Mapping[str, Any]) -> Evolutio
     return changed
 
 
-def _plan(inputs: EvolutionInputs, device: str, spent_s: float) -> EvolutionPlan | None:
+def _plan(inputs: EvolutionInputs, device: str, spent_s: float) -> budget.EvolutionPlan | None:
     """The plan for the time budget; None if there is none to be made, or it is made already."""
     s, plan = inputs.settings, inputs.plan
     if not s.minutes_each or s.fitness:
@@ -109,15 +102,17 @@ def _plan(inputs: EvolutionInputs, device: str, spent_s: float) -> EvolutionPlan
     costs = probe(inputs, device)
     spent_s += time.monotonic() - began
     fixed = {name: getattr(s, name) for name in budget.FIELDS if name in s.model_fields_set}
-    return Planner(costs, shape, fixed).plan(s.minutes_each, spent_s)
+    return budget.Planner(costs, shape, fixed).plan(s.minutes_each, spent_s)
 
 
-def _replanned(inputs: EvolutionInputs, plan: EvolutionPlan, shape: SearchShape) -> EvolutionPlan:
+def _replanned(
+    inputs: EvolutionInputs, plan: budget.EvolutionPlan, shape: budget.SearchShape
+) -> budget.EvolutionPlan:
     """The plan for other minutes, with its items; what the folder holds stays, so its champion does
     too."""
     generations, evaluations = measured_until_now(inputs.folder)
     kept = {name: plan.settings[name] for name in ("fitness_subset_size", "verdict_items")}
-    again = Planner(plan.costs, shape, kept).plan(inputs.settings.minutes_each, plan.spent_s)
+    again = budget.Planner(plan.costs, shape, kept).plan(inputs.settings.minutes_each, plan.spent_s)
     return replace(
         again,
         generations=max(again.generations, generations),
@@ -125,13 +120,13 @@ def _replanned(inputs: EvolutionInputs, plan: EvolutionPlan, shape: SearchShape)
     )
 
 
-def shape_of(inputs: EvolutionInputs) -> SearchShape:
-    s, parents = inputs.settings, len(inputs.parents)
+def shape_of(inputs: EvolutionInputs) -> budget.SearchShape:
+    s, models = inputs.settings, (len(inputs.parents), inputs.verdict_models)
     auto = s.strategy == "auto"
     passes = BACKWARD * s.gradient_share if auto or s.strategy == "grad" else 0.0
     first = FIRST_COMBOS[s.auto_version] + len(s.methods) if auto else 0
-    models = inputs.verdict_models
-    return SearchShape(parents, models, s.population_size, first, bool(s.racing), passes, s.heal)
+    raced = bool(s.racing)
+    return budget.SearchShape(*models, s.population_size, first, raced, passes, s.heal)
 
 
 @contextmanager
@@ -145,7 +140,7 @@ def computing_threads(settings: EvoMergeSettings) -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def probe(inputs: EvolutionInputs, device: str) -> EvaluationCosts:
+def probe(inputs: EvolutionInputs, device: str) -> budget.EvaluationCosts:
     """How fast the first parent's network is on real items, and how long a merge takes."""
     s = inputs.settings
     folder = files.unfinished(inputs.folder / "probe")
@@ -166,7 +161,8 @@ def probe(inputs: EvolutionInputs, device: str) -> EvaluationCosts:
     pairs = zip(fitness.domains, fitness.prepared, strict=True)
     lengths = ((d, sum(len(item.ids) for item in prepared.items)) for d, prepared in pairs)
     tokens = {d.name: length / len(d.examples) for d, length in lengths}
-    return EvaluationCosts(rate, exact, merge_s, combo_s, open_s, tokens, opening.item_counts(s))
+    counts = opening.item_counts(s)
+    return budget.EvaluationCosts(rate, exact, merge_s, combo_s, open_s, tokens, counts)
 
 
 def _merge_seconds(inputs: EvolutionInputs, evaluator: CandidateEvaluator) -> tuple[float, float]:
@@ -176,14 +172,12 @@ def _merge_seconds(inputs: EvolutionInputs, evaluator: CandidateEvaluator) -> tu
     search = STRATEGIES["auto"](inputs.settings, parents=len(inputs.parents), **how)
     weights.known = search.candidates
     combo = next(c for c in search.population if c.operation["combo"] == operators.COMBOS[1])
-    average = next(c for c in search.survivors if c.kind == "average")
-    return _fill_seconds(evaluator, average), _fill_seconds(evaluator, combo)
-
-
-def _fill_seconds(evaluator: CandidateEvaluator, candidate: Candidate) -> float:
-    began = time.perf_counter()
-    evaluator.fill(candidate.key)
-    return time.perf_counter() - began
+    seconds = []
+    for key in (search.average, combo.key):
+        began = time.perf_counter()
+        evaluator.fill(key)
+        seconds.append(time.perf_counter() - began)
+    return seconds[0], seconds[1]
 
 
 def _tokens_per_s(fitness: DomainFitness, mixed: bool) -> float:
@@ -307,9 +301,8 @@ class EvolutionPace:
         if not self._whole or "selection" not in splits:
             return 0.0 if "verdict" not in splits else None
         items = {s: sum(len(d.examples) for d in splits[s]) for s in ("selection", "verdict")}
-        return (
-            self._inputs.verdict_models * fmean(self._whole) * items["verdict"] / items["selection"]
-        )
+        times = self._inputs.verdict_models * items["verdict"] / items["selection"]
+        return times * fmean(self._whole)
 
     def eta_s(self, search: SearchStrategy, elapsed_s: float) -> float | None:
         """Seconds that are left: by the plan at the measured pace, else by the generations."""
@@ -322,8 +315,9 @@ class EvolutionPace:
         if plan is None:
             left = search.generations_left() * self._inputs.settings.population_size
             return elapsed_s * left / scored + verdict
-        planner, items = Planner(plan.costs, shape_of(self._inputs)), plan.fitness_subset_size
-        until, whole = (planner.search_seconds(n, items) for n in (scored, plan.max_evaluations))
+        planner = budget.Planner(plan.costs, shape_of(self._inputs))
+        counts = scored, plan.max_evaluations
+        until, whole = (planner.search_seconds(n, plan.fitness_subset_size) for n in counts)
         left_s = max(0.0, whole - until) * elapsed_s / until
         return min(left_s, max(0.0, plan.search_s - elapsed_s)) + verdict + plan.heal_s
 

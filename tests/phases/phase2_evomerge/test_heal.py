@@ -21,12 +21,12 @@ from transformers.pytorch_utils import Conv1D
 
 from agent_forge.data.loader import TokenizedItem
 from agent_forge.errors import ConfigError, Diverged, Interrupted
-from agent_forge.evals.likelihood import Reading, selecting
-from agent_forge.evals.model_under_test import TokenizedDomain, open_model_under_test, padded
+from agent_forge.evals.likelihood import PLAIN, Reading, padded, selecting
+from agent_forge.evals.model_under_test import TokenizedDomain, open_model_under_test
 from agent_forge.model.card import read_head
 from agent_forge.phases.phase2_evomerge import heal as healing
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
-from agent_forge.phases.phase2_evomerge.evaluator import PLAIN, asked_logits
+from agent_forge.phases.phase2_evomerge.evaluator import asked_logits
 from agent_forge.phases.phase2_evomerge.evolution import EvolutionResult, replay, run_evolution
 from agent_forge.phases.phase2_evomerge.heal import (
     STEP_TOKENS,

@@ -452,10 +452,7 @@ def asked_logits(model: nn.Module, tokens: Tensor, asked: Tensor, reading: Readi
     wanted = asked[:, 1:]
     if not isinstance(model, ForgeNetwork):
         return likelihood.asked_logits(model, tokens[:, :-1], wanted, reading).float()
-    x = model.features(tokens[:, :-1]).x[wanted]
-    y, z = model.recursion.start(x)
-    for _ in range(model.settings.t_max):
-        y, z = model.recursion(x, y, z)
+    y = model.answers(model.features(tokens[:, :-1]).x[wanted])
     return model.logits(model.hidden(y)).float()
 
 

@@ -77,11 +77,10 @@ class EvolutionJournal:
         """The record of this name and key; if there is none, it is measured and written now."""
         return self.find(name, **key) or self.write(name, **key, **measure())
 
-    def domain_scores(self, key: str | None) -> dict[str, float]:
-        """A candidate by domain: its accuracy, or bits a byte where there are no answers."""
+    def raw(self, key: str | None) -> dict[str, float]:
+        """The figures behind the score of a candidate; empty if it has none."""
         record = (self.find("candidate", key=key) if key else None) or {}
-        raw = (record.get("score") or {}).get("raw", {})
-        return {name.rpartition("/")[0]: value for name, value in raw.items()}  # accuracy is last
+        return dict((record.get("score") or {}).get("raw", {}))
 
     def best_parents(self, domains: Sequence[str]) -> dict[str, int]:
         """The number of the parent with the fewest bits a byte in each domain, of equals the first;

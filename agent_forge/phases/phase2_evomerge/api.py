@@ -147,15 +147,11 @@ class EvoMerge:
         if not folder.exists():
             write(weights, folder)
             return str(folder)
-        built = files.unfinished(folder)  # what is there may be of an evolution, or somebody's
-        try:
+        with files.building(folder) as built:  # what is there may be of an evolution, or somebody's
             write(weights, built)
             if files.verify(built) != files.verify(folder):
                 hint = "give the same networks, or another output_dir"
                 raise ConfigError(f"{folder} holds another network of an evolution", hint=hint)
-        finally:
-            if built.exists():
-                files.remove_tree(built, built.parent)
         return str(folder)
 
 

@@ -118,16 +118,12 @@ class CandidateEvaluator:
     @contextmanager
     def _written_model(self, inputs: EvolutionInputs) -> Iterator[Path]:
         """A model directory with what the network holds, until the block is left."""
-        parent, target = inputs.parents[0], files.unfinished(inputs.folder / "candidate")
-        state = self.model_under_test.model.state_dict()
+        parent, state = inputs.parents[0], self.model_under_test.model.state_dict()
         held = from_memory({name: state[name] for name in parent.specs})
         held.config, held.folder = parent.config, parent.folder
-        write(held, target)
-        try:
+        with files.building(inputs.folder / "candidate") as target:
+            write(held, target)
             yield target
-        finally:
-            if target.exists():
-                files.remove_tree(target, inputs.folder)
 
     def work(self, task: Mapping[str, Any]) -> dict[str, Any]:
         """A task in a worker. What would pause a run is for the caller to raise."""

@@ -182,14 +182,10 @@ def _publish(
     """Write a model aside, and put it in place if the file holds what was measured."""
     if target.exists():
         refuse_foreign(target, LINEAGE)
-    built = files.unfinished(target)
-    try:
+    with files.building(target) as built:
         write(weights, built, beside=beside)
         confirm(built)
         files.publish(built, target)
-    finally:
-        if built.exists():
-            files.remove_tree(built, target.parent)
 
 
 def replay(path: Path, target: Path, progress: ProgressCallback | None = None) -> str:
@@ -208,14 +204,11 @@ def replay(path: Path, target: Path, progress: ProgressCallback | None = None) -
             problem = "its config, tokenizer or adapter settings are not those of the lineage"
             raise ConfigError(f"{weights.label}: {problem}")
     refuse_place(target, [source["model"] for source in record["models"]])
-    scratch = files.unfinished(files.nearest_folder(target.parent) / f"{target.name}.weights")
-    try:
+    place = files.nearest_folder(target.parent) / f"{target.name}.weights"
+    with files.building(place) as scratch:
         with _as_damage(path):
             champion = CandidateWeights(parents, base, candidates, scratch).weights(record["key"])
         written = write(champion, target, progress=progress)
-    finally:
-        if scratch.exists():
-            files.remove_tree(scratch, scratch.parent)
     return next(iter(written.sha256.values()))
 
 

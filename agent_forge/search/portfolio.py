@@ -23,7 +23,7 @@ ARMS = ("gradient", "sample", "mutation", "combo", "losers")
 SAMPLES = 6  # points of one round of CMA-ES
 DISCOUNT = 0.7  # of what an arm gained and cost, at every further use
 EXPLORATION = 0.5  # bonus of the less tried arms
-BACKWARD = 3  # a gradient costs as much as so many scores on the same items
+BACKWARD = 3  # scores that a gradient costs: one pass forward, and one back that costs two
 
 
 @dataclass

@@ -49,6 +49,7 @@ from agent_forge.phases.phase2_evomerge.candidate_weights import CandidateWeight
 from agent_forge.phases.phase2_evomerge.inputs import EvolutionInputs
 from agent_forge.phases.phase2_evomerge.journal import UserCache, cached
 from agent_forge.search.candidate import Candidate, lineage
+from agent_forge.search.portfolio import BACKWARD
 from agent_forge.store import files
 
 EMPTY_RESULT: dict[str, Any] = {
@@ -61,7 +62,6 @@ OTHER_NETWORKS = 2  # of shapes that are not the parents', kept at a time
 # The champion to race against, the most bits a byte that a path may have on its first items, and
 # the domains whose accuracy counts nothing (None: all count, as `DomainFitness.leave_out` has it).
 Limits = tuple[Incumbent | None, float | None, Sequence[str] | None]
-BACKWARD = 3  # passes over the tokens: one forward, and a backward that costs two
 SHARDS = 4  # of a gradient's batches, whatever the number of threads: each costs a second
 Rows = dict[str, list[float]]
 Term = tuple[list[TokenizedItem], float, float]  # a batch, and what a nat and an answer count

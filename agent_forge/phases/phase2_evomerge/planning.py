@@ -24,7 +24,6 @@ from agent_forge.phases.phase2_evomerge.candidate_weights import CandidateWeight
 from agent_forge.phases.phase2_evomerge.checks import measured_until_now
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
 from agent_forge.phases.phase2_evomerge.evaluator import (
-    BACKWARD,
     CandidateEvaluator,
     batch_threads,
     measured_in_bf16,
@@ -34,7 +33,7 @@ from agent_forge.phases.phase2_evomerge.journal import JOURNAL
 from agent_forge.phases.phase2_evomerge.parallel import ParallelEvaluator
 from agent_forge.search import operators
 from agent_forge.search.base import SearchStrategy
-from agent_forge.search.portfolio import STRATEGIES
+from agent_forge.search.portfolio import BACKWARD, STRATEGIES
 from agent_forge.search.settings import FIRST_COMBOS
 from agent_forge.store import files
 from agent_forge.track.tracker import Listener

@@ -429,10 +429,7 @@ def input_grams(fitness: DomainFitness, weights: CandidateWeights, own: nn.Modul
 
 
 def item_losses(
-    model: nn.Module,
-    items: Sequence[TokenizedItem],
-    device: torch.device,
-    reading: Reading = PLAIN,
+    model: nn.Module, items: Sequence[TokenizedItem], device: torch.device, reading: Reading = PLAIN
 ) -> Tensor:
     """The loss of each item in nats, summed over its asked tokens."""
     tokens, asked = likelihood.padded(items, device)

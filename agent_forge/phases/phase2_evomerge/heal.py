@@ -294,10 +294,9 @@ def heal(loop: EvolutionLoop) -> HealedChampion:
     teaching = Teaching(loop, Lessons(lessons, loop.inputs.seed), experts, planned["steps"])
     of = f"{of} {planned['steps']} {planned['threads']}"
     try:
-        torch.set_num_threads(planned["threads"])
-        _teach(loop, teaching, of)
+        with computing_threads(planned["threads"]):
+            _teach(loop, teaching, of)
     finally:
-        torch.set_num_threads(threads)
         teaching.branches.remove()
     return _measured(loop, teaching, of)
 
@@ -410,7 +409,7 @@ def _measured(loop: EvolutionLoop, teaching: Teaching, of: str) -> HealedChampio
 
     def measure() -> dict[str, Any]:
         put(exact=False)
-        with computing_threads(loop.settings):  # as the champion was
+        with computing_threads(loop.settings.worker_threads):  # as the champion was
             return {"fitness": holdout.score().fitness}
 
     after = loop.journal.once("healed", measure, of=of)

@@ -194,11 +194,7 @@ def locate_inputs(
 
 
 def resume_inputs(
-    place: Path,
-    gens: int | None,
-    minutes: float | None,
-    sets: Sequence[str] = (),
-    **more: Any,
+    place: Path, gens: int | None, minutes: float | None, sets: Sequence[str] = (), **more: Any
 ) -> EvolutionInputs:
     """The evolution in a folder, with the settings that it was last run with. `sets` names again
     the user's own code and cluster: a folder alone never reaches either."""

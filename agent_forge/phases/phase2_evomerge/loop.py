@@ -136,7 +136,7 @@ class EvolutionLoop:
 
     def run(self) -> None:
         """Evolve until the search is finished or the time is over."""
-        with computing_threads(self.settings), self._parallel or nullcontext():
+        with computing_threads(self.settings.worker_threads), self._parallel or nullcontext():
             rules = {} if self.settings.strategy == "spec" else RULES
             first, branch = self.journal.begin(**rules), self.inputs.branch
             if first.get("branch") != (list(branch) if branch else None):

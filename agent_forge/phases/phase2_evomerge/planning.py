@@ -22,7 +22,6 @@ from agent_forge.phases.phase2_evomerge import budget
 from agent_forge.phases.phase2_evomerge import inputs as opening
 from agent_forge.phases.phase2_evomerge.candidate_weights import CandidateWeights
 from agent_forge.phases.phase2_evomerge.checks import measured_until_now
-from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
 from agent_forge.phases.phase2_evomerge.evaluator import (
     CandidateEvaluator,
     batch_threads,
@@ -129,21 +128,21 @@ def shape_of(inputs: EvolutionInputs) -> budget.SearchShape:
 
 
 @contextmanager
-def computing_threads(settings: EvoMergeSettings) -> Iterator[None]:
-    """Compute with the threads of one worker while the block runs."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(settings.worker_threads)
+def computing_threads(count: int) -> Iterator[None]:
+    """Compute with so many threads while the block runs."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
     try:
         yield
     finally:
-        torch.set_num_threads(threads)
+        torch.set_num_threads(before)
 
 
 def probe(inputs: EvolutionInputs, device: str) -> budget.EvaluationCosts:
     """How fast the first parent's network is on real items, and how long a merge takes."""
     s = inputs.settings
     folder = files.unfinished(inputs.folder / "probe")
-    with computing_threads(s):
+    with computing_threads(s.worker_threads):
         began = time.perf_counter()
         weights = CandidateWeights(inputs.parents, inputs.base, {}, folder)
         evaluator = CandidateEvaluator(inputs, weights, {}, device)

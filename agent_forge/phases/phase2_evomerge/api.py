@@ -10,7 +10,6 @@ Networks in memory are written to the output folder first, so that a killed evol
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import Any
 from torch import nn
 
 from agent_forge.contract.phase import PhaseResult
-from agent_forge.errors import ConfigError, ForgeError
+from agent_forge.errors import ConfigError
 from agent_forge.merge.output import write
 from agent_forge.model.hf import config_dict
 from agent_forge.model.locate import TRUNK
@@ -31,12 +30,11 @@ from agent_forge.phases.phase2_evomerge.checkpoints import continued
 from agent_forge.phases.phase2_evomerge.checks import IN_MEMORY, refuse_place
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings, MeasuredEvolutionSettings
 from agent_forge.phases.phase2_evomerge.evolution import run_evolution
-from agent_forge.phases.phase2_evomerge.inputs import find_evolution, locate_inputs
+from agent_forge.phases.phase2_evomerge.inputs import find_evolution, locate_inputs, made_beside
 from agent_forge.phases.phase2_evomerge.mirror import mirrored
 from agent_forge.phases.phase2_evomerge.report import artifacts, summary
 from agent_forge.platform import find_device
 from agent_forge.store import files
-from agent_forge.store.records import read_metadata
 
 Model = nn.Module | str | Path
 GenerationCallback = Callable[[int, float, float], object]
@@ -158,11 +156,5 @@ class EvoMerge:
 def trunk_of(models: Sequence[Model]) -> str | None:
     """The trunk of specialists that were opened from one run of Phase 1: it lies beside them."""
     folders = {getattr(model, "folder", None) for model in models}
-    beside = {Path(folder).parent for folder in folders if folder}
-    if len(beside) != 1 or None in folders:
-        return None
-    trunk = beside.pop() / TRUNK
-    with contextlib.suppress(ForgeError, OSError):
-        made = {read_metadata(Path(str(folder))).session_id for folder in folders}
-        return str(trunk) if made == {read_metadata(trunk).session_id} else None
-    return None
+    trunks = {made_beside(Path(folder), TRUNK) if folder else None for folder in folders}
+    return trunks.pop() if len(trunks) == 1 else None

@@ -291,12 +291,12 @@ def portable_settings(settings: EvoMergeSettings) -> dict[str, Any]:
     return {**settings.model_dump(mode="json"), **places}
 
 
-def _control_of(base: Path) -> str | None:
-    """The control that the phase of a run made beside this base; a name alone makes none."""
+def made_beside(model: Path, name: str) -> str | None:
+    """What a phase of a run made under this name, beside a model; a name alone makes none."""
     with contextlib.suppress(ForgeError, OSError):
-        made, control = read_metadata(base), read_metadata(base.parent / CONTROL)
-        if (made.session_id, made.phase_name) == (control.session_id, control.phase_name):
-            return str(base.parent / CONTROL)
+        made, other = read_metadata(model), read_metadata(model.parent / name)
+        if (made.session_id, made.phase_name) == (other.session_id, other.phase_name):
+            return str(model.parent / name)
     return None
 
 
@@ -317,7 +317,7 @@ def open_inputs(
         record = begun_or_none(folder)
         settings = _as_begun(settings, record) if record else settings
         checks.refuse_fewer(folder, settings)
-        control_ref = _control_of(Path(base_ref)) if base_ref else None
+        control_ref = made_beside(Path(base_ref), CONTROL) if base_ref else None
     if len(parent_refs) < 2:
         hint = "give two or more; three are usual"
         raise ConfigError(f"{len(parent_refs)} model is nothing to merge", hint=hint)

@@ -38,10 +38,10 @@ from results import command, done
 from agent_forge.evals import domains as scoring
 from agent_forge.evals.comparison import Comparison, compare
 from agent_forge.evals.ensemble import Ensemble
+from agent_forge.evals.likelihood import TokenLosses
 from agent_forge.evals.model_under_test import (
     ItemScores,
     ModelUnderTest,
-    TokenLosses,
     open_model_under_test,
 )
 from agent_forge.merge.output import write

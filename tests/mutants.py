@@ -227,7 +227,7 @@ MUTANTS = (
     Mutant(
         "parents keep the fitness from before the floor",
         "phases/phase2_evomerge/loop.py",
-        "if not self.floor or candidate.kind not in REFERENCE_POINTS:",
+        "if not self.floor or not self.search.is_reference(candidate.key):",
         "if True:",
         "tests/phases/phase2_evomerge/test_champion.py",
     ),

@@ -99,12 +99,18 @@ def _go_on(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """`--resume`: settings are those of the folder; what reaches outside has to be named again."""
+    """`--resume`: settings are those of the folder; what reaches outside has to be named again. A
+    checkpoint that others followed has a new folder to go on in."""
     outside = [text for text in sets if text.startswith(("fitness=", "cluster="))]
     mirror = [text for text in sets if text.startswith("wandb_")]
     if {*sets} - {*outside, *mirror}:
         raise ConfigError("--resume goes on with what it was begun with", hint=BESIDE_RESUME)
-    resume = _branched(resume, *branch, dry_run, as_json)
+    from agent_forge.phases.phase2_evomerge.checkpoints import continued
+
+    given, (target, seed) = resume, branch
+    resume = continued(given, target, seed, only_look=dry_run)
+    if resume.is_dir() and resume != given and not as_json:
+        typer.echo(f"going on in {resume}", err=True)
     with _interruptible(resume if resume.is_dir() else resume.parent, dry_run):
         from agent_forge.phases.phase2_evomerge import inputs
 
@@ -113,18 +119,6 @@ def _go_on(
         found = inputs.resume_inputs(resume, sets=outside, **again)
         place = inputs.load_settings(None, mirror, {})[1]
         _run(found, place, found_device, dry_run, as_json, time.monotonic())
-
-
-def _branched(
-    place: Path, target: Path | None, seed: int | None, dry_run: bool, quiet: bool
-) -> Path:
-    """Where to go on: a checkpoint that others followed has a new folder to go on in."""
-    from agent_forge.phases.phase2_evomerge.branch import continued
-
-    found = continued(place, target, seed, only_look=dry_run)
-    if found.is_dir() and found != place and not quiet:
-        typer.echo(f"going on in {found}", err=True)
-    return found
 
 
 @contextlib.contextmanager
@@ -152,7 +146,7 @@ def _run(
 ) -> None:
     """The evolution, or what it would be. From when it has begun a signal is a request to stop."""
     if dry_run:
-        from agent_forge.phases.phase2_evomerge.decisions import decided
+        from agent_forge.phases.phase2_evomerge.planning import decided
 
         return _plan(decided(inputs, device, time.monotonic() - began), as_json)
     from agent_forge.phases.phase2_evomerge.evolution import run_evolution
@@ -226,7 +220,7 @@ def _session_to_evolve(storage: Path, device: str, quiet: bool, dry_run: bool) -
 
 
 def _plan(inputs: EvolutionInputs, as_json: bool) -> None:
-    from agent_forge.phases.phase2_evomerge import decisions
+    from agent_forge.phases.phase2_evomerge import planning
 
     inputs.require_room()
     settings, parents, splits = inputs.settings, list(inputs.parent_refs), inputs.splits
@@ -242,14 +236,14 @@ def _plan(inputs: EvolutionInputs, as_json: bool) -> None:
         "items": {s: {d.name: len(d.examples) for d in domains} for s, domains in splits.items()},
         "near_copies": {d.name: d.near_copies for d in splits.get("verdict", ()) if d.near_copies},
         "disk_bytes": inputs.disk_bytes,
-        **decisions.plan_record(inputs),
+        **planning.plan_record(inputs),
         "notes": list(inputs.notes),
     }
     if as_json:
         return emit_json(**record)
     for key, value in record.items():
         print(f"{key}: {json.dumps(value) if isinstance(value, dict) else value}")
-    print("\n".join(decisions.plan_lines(inputs)))
+    print("\n".join(planning.plan_lines(inputs)))
 
 
 def _report(result: EvolutionResult, as_json: bool) -> None:

@@ -57,12 +57,13 @@ def load(
     return validate(cls, data, " + ".join(sources))
 
 
-def validate(cls: type[C], data: Mapping[str, Any], source: str) -> C:
-    """Return the data as a config of the class; every problem is in one message."""
+def validate(cls: type[C], data: Mapping[str, Any], source: str, also: Sequence[str] = ()) -> C:
+    """Return the data as a config of the class; every problem is in one message. `also` are names
+    that an unknown key may stand for, beside the fields of the class."""
     try:
         return cls.model_validate(data)
     except ValidationError as error:
-        problems = [_problem(cls, details) for details in error.errors()]
+        problems = [_problem(cls, details, also) for details in error.errors()]
     raise ConfigError(f"{source}: " + "; ".join(problems))
 
 
@@ -288,12 +289,13 @@ def _mapping(data: Any, source: str) -> Data:
     return data
 
 
-def _problem(cls: type[BaseModel], details: Any) -> str:
+def _problem(cls: type[BaseModel], details: Any, also: Sequence[str]) -> str:
     """Return one line for one pydantic error, in the user's words."""
     path = [str(part) for part in details["loc"]]
     where = ".".join(path)
     if details["type"] == "extra_forbidden":
-        return f"unknown key {where!r}{did_you_mean(path[-1], _fields_at(cls, path[:-1]))}"
+        known = _fields_at(cls, path[:-1]) + ([*also] if len(path) == 1 else [])
+        return f"unknown key {where!r}{did_you_mean(path[-1], list(dict.fromkeys(known)))}"
     reason = details["msg"].removeprefix("Value error, ")
     value = details["input"]
     shown = f" (got {value!r})" if isinstance(value, str | int | float | bool | None) else ""

@@ -14,12 +14,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from agent_forge.evals.domains import Domain
-from agent_forge.evals.model_under_test import (
-    ItemScores,
-    TokenizedDomain,
-    TokenLosses,
-    by_example,
-)
+from agent_forge.evals.likelihood import TokenLosses
+from agent_forge.evals.model_under_test import ItemScores, TokenizedDomain, by_example
 
 
 @dataclass

@@ -13,13 +13,7 @@ from unicodedata import normalize
 
 from agent_forge.data.baselines import Grade
 from agent_forge.data.tasks import FAMILIES, Task, is_right
-from agent_forge.data.tasks.verifiers import (
-    MAX_TEXT,
-    PARSERS,
-    document_share,
-    json_document,
-    words,
-)
+from agent_forge.data.tasks.verifiers import MAX_TEXT, PARSERS, document_share, json_document, words
 from agent_forge.sandbox import SandboxLimits, run_tests
 
 LIMITS = SandboxLimits(cpu_seconds=3, wall_seconds=6.0)

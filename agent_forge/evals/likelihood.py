@@ -1,4 +1,4 @@
-"""Likelihoods of a causal language model of transformers, without waste.
+"""Likelihoods of causal language models; of those of transformers without waste.
 
 Logits are computed where they are asked for: a hook hands the head these positions alone, so what
 follows it (a bias, a scale, a softcap) stays the network's own. What all rows of a batch begin with
@@ -13,7 +13,7 @@ changes no bit.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -30,17 +30,20 @@ from torch import Tensor, nn
 from agent_forge.data.loader import TokenizedItem
 from agent_forge.errors import ConfigError
 from agent_forge.infer.generate import TransformersReader, batches
+from agent_forge.model.network import ForgeNetwork
 
 LARGE = 20_000_000  # weights: from here on a batch keeps a core busy, so batches go to threads
 LARGE_BATCH = 512  # tokens: more of them save no time, and fewer threads would share them
 WORTH = 64  # tokens that have to be saved before a beginning is read by itself
 LOGITS_AT_ONCE = 1 << 21  # in single precision: 8 MB, which stay in the cache of the CPU
+CHUNK = 1024  # positions of a network of ours whose logits exist at once
 TRIED = 1e-3  # nats: logits of another way of reading may differ by this much
 TRIED_HALF = 0.5  # the same in bfloat16: the mean of a position, and of these the median
 TRIAL_TOKENS = 24
 PROBED, PROBES = (256, 512, 512), 8  # rows, width and outputs of a layer: some milliseconds in all
 T = TypeVar("T")
-# Of an item: all right, its loss in nats, its asked tokens, and the steps of each, which is one.
+TokenLosses = dict[int, NDArray[np.float64]]  # by item: nats of each of its asked tokens
+# Of an item: all right, its loss in nats, its asked tokens, and the mean recursion steps of these.
 Row = tuple[bool, float, int, float]
 _asked_for: ContextVar[Tensor | None] = ContextVar("asked_for", default=None)
 
@@ -83,6 +86,9 @@ class Reading:
         selects = same(cls(True, False), Batch([[0], [1], [2], [3]]))
         chain = Batch([[0, 1], [2, 3]], n // 2, 3 * n // 4)
         return cls(selects, same(cls(selects, True), chain))
+
+
+PLAIN = Reading(selects=False, caches=False)
 
 
 def _trial_tokens(network: Any) -> list[list[int]]:
@@ -189,9 +195,14 @@ def asked_logits(
 
 
 def _losses(
-    network: nn.Module, items: Sequence[TokenizedItem], batch: Batch, reading: Reading
-) -> tuple[Tensor, Tensor, Tensor]:
-    """For every asked token of a batch: whether it is the likeliest, its loss, and its row."""
+    network: nn.Module,
+    items: Sequence[TokenizedItem],
+    batch: Batch,
+    reading: Reading,
+    threshold: float | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """For every asked token of a batch: whether it is the likeliest, its loss, its recursion steps
+    (until the halting `threshold`), and its row."""
     device = next(network.parameters()).device
     order = [items[n] for own in batch.prompts for n in own]
     forward: Callable[[Tensor], Any] = network
@@ -211,14 +222,22 @@ def _losses(
     rest = [TokenizedItem(i.ids[batch.prompt :], i.asked[batch.prompt :]) for i in order]
     tokens, asked = padded(rest, device)
     wanted, targets = asked[:, 1:], tokens[:, 1:][asked[:, 1:]]
-    logits = asked_logits(forward, tokens[:, :-1], wanted, reading)
-    right, losses, rows = [], [], max(1, LOGITS_AT_ONCE // logits.shape[-1])
-    parts = zip(torch.split(logits, rows), torch.split(targets, rows), strict=True)
-    for part, target in parts:
+    parts: Iterable[Tensor]
+    if isinstance(network, ForgeNetwork):
+        x = network.features(tokens[:, :-1]).x[wanted]
+        answers, steps = network.decide(x, threshold=threshold)
+        parts = (network.logits(network.hidden(y)) for y in torch.split(answers, CHUNK))
+        rows = CHUNK
+    else:
+        logits = asked_logits(forward, tokens[:, :-1], wanted, reading)
+        steps, rows = torch.ones_like(targets), max(1, LOGITS_AT_ONCE // logits.shape[-1])
+        parts = torch.split(logits, rows)
+    right, losses = [], []
+    for part, target in zip(parts, torch.split(targets, rows), strict=True):
         single = part.float()
         losses.append(F.cross_entropy(single, target, reduction="none"))
         right.append(single.argmax(-1) == target)
-    return torch.cat(right), torch.cat(losses), wanted.nonzero()[:, 0]
+    return torch.cat(right), torch.cat(losses), steps, wanted.nonzero()[:, 0]
 
 
 def padded(items: Sequence[TokenizedItem], device: torch.device) -> tuple[Tensor, Tensor]:
@@ -240,14 +259,15 @@ def score_batch(
     items: Sequence[TokenizedItem],
     batch: Batch,
     reading: Reading,
-    token_losses: dict[int, NDArray[np.float64]] | None = None,
+    token_losses: TokenLosses | None = None,
+    threshold: float | None = None,
 ) -> list[tuple[int, Row]]:
     """The result of each item of a batch; `selecting` has been entered."""
-    right, losses, owners = _losses(network, items, batch, reading)
+    right, losses, steps, owners = _losses(network, items, batch, reading, threshold)
     found = []
     for place, number in enumerate(n for own in batch.prompts for n in own):
         mine = owners == place
-        numbers = float(losses[mine].sum()), int(mine.sum()), 1.0
+        numbers = float(losses[mine].sum()), int(mine.sum()), float(steps[mine].float().mean())
         found.append((number, (bool(right[mine].all()), *numbers)))
         if token_losses is not None:
             token_losses[number] = losses[mine].double().cpu().numpy()

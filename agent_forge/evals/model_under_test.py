@@ -8,7 +8,7 @@ Batches are made by length alone, so that a score does not depend on what else i
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -16,26 +16,22 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 
 from agent_forge.data.dataset_rows import Example
 from agent_forge.data.loader import TokenizedItem
 from agent_forge.errors import ConfigError, NotFinite, PhaseFailed
 from agent_forge.evals import likelihood
 from agent_forge.evals.domains import Domain, answer, reply_of
-from agent_forge.evals.likelihood import Reading, padded
+from agent_forge.evals.likelihood import PLAIN, Reading, TokenLosses
 from agent_forge.infer import generate as generation
 from agent_forge.infer.generate import ProgressCallback, no_progress
-from agent_forge.model.network import ForgeNetwork
 from agent_forge.model.opened import Asked, OpenedModel, TransformersModel, open_model
 
 TOKENS_A_BATCH = 4096
-CHUNK = 1024  # positions whose logits exist at once
 LOGITS_AT_ONCE = 1 << 26  # 256 MB in single precision
 Prompts = Sequence[tuple[int, ...]]
-TokenLosses = dict[int, NDArray[np.float64]]  # by item: nats of each of its asked tokens
 CONFIRMED = 8  # items of each domain that a written model is measured on again
 TOLERANCE = 1e-4  # relative: fp32 sums differ in their last bits from batch to batch
 
@@ -85,43 +81,18 @@ def measure(
     if not items:
         raise ConfigError("there is nothing to measure: no items")
     model.eval()
-    device = next(model.parameters()).device
-    results: dict[int, tuple[bool, float, int, float]] = {}
-    lengths, done = [len(item.ids) for item in items], 0
+    lengths, done, results = [len(item.ids) for item in items], 0, dict[int, likelihood.Row]()
     for rows in generation.batches(lengths, batch_tokens):
-        tokens, asked = padded([items[i] for i in rows], device)
-        right, loss, steps = _score(model, tokens, asked, threshold)
-        owner = asked[:, 1:].nonzero()[:, 0]
-        for place, row in enumerate(rows):
-            mine = owner == place
-            numbers = float(loss[mine].sum()), int(mine.sum()), float(steps[mine].float().mean())
-            results[row] = (bool(right[mine].all()), *numbers)
-            if token_losses is not None:
-                token_losses[row] = loss[mine].double().cpu().numpy()
-        done += sum(lengths[i] for i in rows)
+        batch = likelihood.Batch([[n] for n in rows])
+        results.update(likelihood.score_batch(model, items, batch, PLAIN, token_losses, threshold))
+        done += sum(lengths[n] for n in rows)
         progress(done, sum(lengths))
-    columns: Any = zip(*(results[i] for i in range(len(items))), strict=True)
+    return _in_order(results)
+
+
+def _in_order(rows: Mapping[int, likelihood.Row]) -> ItemScores:
+    columns: Any = zip(*(rows[i] for i in range(len(rows))), strict=True)
     return ItemScores(*map(list, columns))
-
-
-def _score(
-    model: nn.Module, tokens: Tensor, asked: Tensor, threshold: float | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """For every asked token: whether it is the likeliest, its loss, and its recursion steps."""
-    wanted = asked[:, 1:]
-    targets = tokens[:, 1:][wanted]
-    if not isinstance(model, ForgeNetwork):
-        logits = model(tokens[:, :-1]).logits[wanted].float()
-        loss = F.cross_entropy(logits, targets, reduction="none")
-        return logits.argmax(-1) == targets, loss, torch.ones_like(targets)
-    features = model.features(tokens[:, :-1]).x[wanted]
-    answers, steps = model.decide(features, threshold=threshold)
-    right, losses = [], []
-    for y, target in zip(torch.split(answers, CHUNK), torch.split(targets, CHUNK), strict=True):
-        logits = model.logits(model.hidden(y)).float()
-        losses.append(F.cross_entropy(logits, target, reduction="none"))
-        right.append(logits.argmax(-1) == target)
-    return torch.cat(right), torch.cat(losses), steps
 
 
 @dataclass(frozen=True)
@@ -139,6 +110,17 @@ class TokenizedDomain:
     @property
     def tokens(self) -> int:
         return sum(len(item.ids) for item in self.items) + sum(map(len, self.prompts))
+
+    @property
+    def right_answers(self) -> NDArray[np.int64]:
+        """The right answer of each example, which is its first."""
+        return np.flatnonzero(np.diff(self.example_of, prepend=-1))
+
+    def right_items(self, turns: int = 1, turn: int = 0) -> list[int]:
+        """The items of right answers; of several turns, each has other examples."""
+        right = self.right_answers
+        chosen = {*right[turn % turns :: turns].tolist()} or {int(right[0])}
+        return [n for n, answer in enumerate(self.answer_of.tolist()) if answer in chosen]
 
 
 @dataclass(frozen=True)
@@ -205,10 +187,8 @@ class ModelUnderTest:
     ) -> list[ItemScores]:
         """The scores of each example of every domain; their batches are shared out together. If
         given, `token_losses` gets the loss of every asked token, domain by domain."""
-        total, losses = (
-            sum(domain.tokens for domain in prepared),
-            token_losses or [None] * len(prepared),
-        )
+        total = sum(domain.tokens for domain in prepared)
+        losses = token_losses or [None] * len(prepared)
         by_item = self._read(prepared, losses, lambda done: progress(done, total))
         found, done = [], sum(len(item.ids) for domain in prepared for item in domain.items)
         for domain, scores in zip(prepared, by_item, strict=True):
@@ -224,6 +204,12 @@ class ModelUnderTest:
                 done += sum(map(len, domain.prompts))
         return found
 
+    def first_losses(self, domains: Sequence[Domain]) -> list[float]:
+        """The losses on the first items of each domain, which `confirm` measures again."""
+        few = (domain.select(range(len(domain.examples[:CONFIRMED]))) for domain in domains)
+        parts = [self.prepare(replace(domain, writing=None)) for domain in few]
+        return [loss for part in parts for loss in self.measure(part).loss]
+
     def _read(
         self,
         prepared: Sequence[TokenizedDomain],
@@ -231,15 +217,7 @@ class ModelUnderTest:
         progress: Callable[[int], None],
     ) -> list[ItemScores]:
         """The scores of each item of every domain."""
-        model, reading, done = self.model, self.reading, 0
-        if reading is None:
-            plain = []
-            for domain, own in zip(prepared, losses, strict=True):
-                told = partial(_further, lambda now, _: progress(now), done, 0)
-                how: Any = {"batch_tokens": self.batch_tokens, "progress": told}
-                plain.append(measure(model, domain.items, **how, token_losses=own))
-                done += sum(len(item.ids) for item in domain.items)
-            return plain
+        model, reading, done = self.model, self.reading or PLAIN, 0
         model.eval()
         score = partial(likelihood.score_batch, model)
         plans = [
@@ -248,15 +226,14 @@ class ModelUnderTest:
         ]
         places = [(d, batch) for d, batches in enumerate(plans) for batch in batches]
         jobs = [partial(score, prepared[d].items, b, reading, losses[d]) for d, b in places]
-        rows: list[dict[int, Any]] = [{} for _ in prepared]
+        rows: list[dict[int, likelihood.Row]] = [{} for _ in prepared]
         with torch.no_grad(), likelihood.selecting(model, reading):
             results = likelihood.in_threads(jobs, self.threads)
             for (d, _), result in zip(places, results, strict=True):
                 rows[d].update(result)
                 done += sum(len(prepared[d].items[n].ids) for n, _ in result)
                 progress(done)
-        columns: list[Any] = [zip(*(own[i] for i in range(len(own))), strict=True) for own in rows]
-        return [ItemScores(*map(list, of_domain)) for of_domain in columns]
+        return [_in_order(of_domain) for of_domain in rows]
 
     def _graded(
         self,
@@ -361,7 +338,7 @@ def by_example(prepared: TokenizedDomain, by_item: ItemScores) -> ItemScores:
     loss = np.bincount(of, by_item.loss)
     steps = np.bincount(of, np.multiply(by_item.steps, by_item.tokens)) / tokens
     exact = np.bincount(of, np.logical_not(by_item.right)) == 0
-    first = np.flatnonzero(np.diff(prepared.example_of, prepend=-1))
+    first = prepared.right_answers
     a_byte = loss / prepared.sizes
     likelier = np.add.reduceat(a_byte <= a_byte[first][prepared.example_of], first, dtype=int)
     alone = np.diff(first, append=len(a_byte)) == 1

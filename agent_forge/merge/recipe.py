@@ -193,6 +193,8 @@ def _check_parameter(recipe: Recipe, where: str, name: str, setting: Any, shared
         number = _typed(value, defaults[name], f"{where}.{name}")
         if number is not None and not low <= number <= high:
             raise ValueError(f"{where}.{name}: {number} is not between {low} and {high}")
+        if name == "max_iter" and number is not None and number % 1:
+            raise ValueError(f"{where}.{name}: {number} is no whole number")
 
 
 def _values(setting: Any, where: str) -> Iterator[Any]:

@@ -52,7 +52,7 @@ def export_gguf(
 ) -> files.FileRecords:
     """Write a model and its Modelfile; returns the sizes and, once written, sums of both. `almost`
     is called when both are to be put in their places."""
-    gguf, beside = _library(), target.with_name(MODELFILE)
+    gguf, beside = _library(), _modelfile_place(target)
     for path in (target, beside):
         if (path.exists() or path.is_symlink()) and not overwrite:
             raise AlreadyExists(f"{path} exists", hint="--force overwrites it")
@@ -77,7 +77,7 @@ def export_gguf(
         raise DamagedFile(ref, problem) from error
     align, pads = gguf.GGUF_DEFAULT_ALIGNMENT, gguf.GGUFWriter.ggml_pad
     size = len(head) + sum(pads(output.spec.nbytes, align) for output in outputs)
-    records = {target.name: {"bytes": size}, MODELFILE: {"bytes": len(told)}}
+    records = {target.name: {"bytes": size}, beside.name: {"bytes": len(told)}}
     if not dry_run:
         files.require_space(target, size + len(told))
         with files.writing(target, replace=overwrite) as out:
@@ -89,8 +89,16 @@ def export_gguf(
         records[target.name] = out.record
         with files.writing(beside, replace=overwrite) as out:
             out.write(told)
-        records[MODELFILE] = out.record
+        records[beside.name] = out.record
     return records
+
+
+def _modelfile_place(target: Path) -> Path:
+    """Where the Modelfile goes; the usual one stays if it is there and names another file."""
+    usual = target.with_name(MODELFILE)
+    if not usual.is_file() or usual.read_bytes().startswith(f"FROM ./{target.name}\n".encode()):
+        return usual
+    return target.with_suffix(f".{MODELFILE}")
 
 
 def _library() -> Any:

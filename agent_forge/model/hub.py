@@ -20,6 +20,7 @@ from huggingface_hub.utils import (  # type: ignore[attr-defined]
 from agent_forge.errors import ConfigError, ForgeError, NotFound
 from agent_forge.model.adapter import is_adapter
 from agent_forge.model.card import CARD, read_head
+from agent_forge.model.gguf import MODELFILE
 from agent_forge.model.opened import open_model
 from agent_forge.store import files
 
@@ -52,7 +53,9 @@ def plan_upload(folder: Path, repo: str) -> PlannedUpload:
     listed: dict[str, Path] = {}
     for path in sorted(p for p in folder.rglob("*") if p.is_file()):
         name = path.relative_to(folder)
-        if not any(part.startswith(".") for part in name.parts):  # of an editor, of git, unfinished
+        # Of an editor, of git, unfinished; or an export of the model.
+        hidden = any(part.startswith(".") for part in name.parts)
+        if not hidden and path.suffix != ".gguf" and path.name != MODELFILE:
             files.refuse_leaving(path)
             listed[name.as_posix()] = path
     return PlannedUpload(repo, listed, read_head(folder) or {})

@@ -40,7 +40,7 @@ def head_of(model: nn.Module) -> Callable[[Tensor], Tensor]:
 def states_of(model: nn.Module, tokens_BT: Tensor) -> Tensor:
     """The states of a causal language model at every position: ours, or one of transformers."""
     if isinstance(model, ForgeNetwork):
-        return model.answers(tokens_BT)
+        return model.answers(model.features(tokens_BT).x)
     logits: Tensor = model(tokens_BT).logits
     return logits
 

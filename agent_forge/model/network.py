@@ -82,9 +82,8 @@ class ForgeNetwork(nn.Module):
     def logits(self, hidden: Tensor) -> Tensor:
         return F.linear(hidden, self.embedding.weight)
 
-    def answers(self, tokens_BT: Tensor, cache: GenerationCache | None = None) -> Tensor:
-        """The answer at every position, after all recursion steps."""
-        x = self.features(tokens_BT, cache).x
+    def answers(self, x: Tensor) -> Tensor:
+        """Answers for features, after all recursion steps."""
         y, z = self.recursion.start(x)
         for _ in range(self.settings.t_max):
             y, z = self.recursion(x, y, z)
@@ -92,7 +91,7 @@ class ForgeNetwork(nn.Module):
 
     def forward(self, tokens_BT: Tensor, cache: GenerationCache | None = None) -> Tensor:
         """Logits for every position, after all recursion steps."""
-        return self.logits(self.hidden(self.answers(tokens_BT, cache)))
+        return self.logits(self.hidden(self.answers(self.features(tokens_BT, cache).x)))
 
     @torch.no_grad()
     def decide(self, x_ND: Tensor, *, threshold: float | None = None) -> tuple[Tensor, Tensor]:

@@ -36,6 +36,7 @@ from agent_forge.track.wandb_sink import WandbSink
 log = structlog.stdlib.get_logger(__name__)
 early = logging.getLogger(__name__)  # before a run has its log: warnings go to stderr
 REGISTRY_EVERY_S = 1.0
+FIRST_PHASES = ("toy", "cognate", "evomerge")  # of runs that did not note which there were
 PhaseResults = dict[str, PhaseResult]
 
 
@@ -116,10 +117,12 @@ class PipelineOrchestrator:
     ) -> dict[str, Any]:
         """Run the phases; the result tells success, what was done, and how a failure came about."""
         begun = read_session(self.sessions.find(self.session_id or "")) if self._resume else {}
-        if not (only or start):  # the phases that were asked for when it began
+        there = None  # the phases that there were when it began, if it goes on with those
+        if self._resume and not (only or start):
             asked = begun.get("asked", {})
             only, start = asked.get("only"), asked.get("start")
-        names = self.phase_names(only, start)
+            there = asked.get("phases", FIRST_PHASES)
+        names = [n for n in self.phase_names(only, start) if there is None or n in there]
         self._listeners = (*self._listeners, *listeners)
         cores = begun.get("environment", {}).get("cores")  # other threads would give other bits
         device = prepare(self.config.runtime, cores)
@@ -127,7 +130,8 @@ class PipelineOrchestrator:
             self.sessions.check_new(self.session_id)
             for name in names:
                 self.controller(name).plan(())
-            self.session_id = self._new_session({"only": only, "start": start})
+            asked = {"only": only, "start": start, "phases": names}
+            self.session_id = self._new_session(asked)
         folder = self.sessions.find(self.session_id or "")
         with contextlib.ExitStack() as stack:
             stack.enter_context(self.sessions.open(folder.name))
@@ -165,7 +169,7 @@ class PipelineOrchestrator:
         result: PhaseResult = outcome["results"].get(phase_name, failed)
         return result
 
-    def _new_session(self, asked: Mapping[str, str | None]) -> str:
+    def _new_session(self, asked: Mapping[str, Any]) -> str:
         SessionCleanupManager(self.sessions, self.config.cleanup_policy).cleanup_old_sessions()
         details = {"config_hash": self.config.canonical_hash(), "environment": snapshot()}
         details |= {"asked": dict(asked)}

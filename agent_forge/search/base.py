@@ -69,6 +69,7 @@ class SearchStrategy:
         keys = tuple(model.key for model in models)
         self.space = operators.SearchSpace(keys, (*groups,), (*layers,), settings)
         models.append(Candidate({"kind": "average"}, keys, "average"))
+        self.average = models[-1].key
         for model in models:
             self._add(model, CandidateOrigin(0, model.kind))
         self._open([model.key for model in models])
@@ -236,6 +237,10 @@ class SearchStrategy:
             moves.insert(0, self._origins[key].operator)
             key = source
         return self.candidates[key], moves
+
+    def is_reference(self, key: str) -> bool:
+        """True for the parents and their average, which are measured before all others."""
+        return key == self.average or key in self.space.parents
 
     @property
     def combo_usage(self) -> dict[int, int]:

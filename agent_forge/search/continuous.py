@@ -300,7 +300,7 @@ class GradientSearch(SearchStrategy):
 
     def _first_generation(self) -> None:
         box, s = CandidateVector(self.space), self.settings
-        how = self._survivors[-1], s.gradient_step, s.gradient_turns  # from the average
+        how = self.average, s.gradient_step, s.gradient_turns
         self._descent = GradientDescent(box, box.start(), *how, self.seed, "grad")
         self._trial: str | None = None
 

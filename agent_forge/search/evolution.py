@@ -164,16 +164,12 @@ class GeneticSearch(SearchStrategy):
                     for label in ("ga", "noise")
                 )
                 name, made, inputs = self._child(alive, fitness, rng, again=attempt > 0)
-                if name == "mutation" and alive and own.random() >= self._recipe_share:
+                recipes = self.settings.recipe_mutation if self.settings.ga_version > 1 else 1.0
+                if name == "mutation" and alive and own.random() >= recipes:
                     source = self.candidates[inputs[0]]
                     made = operators.noisy(self.space, source, own, self._strength)
                 if self._propose(name, made, inputs, inputs[0] if len(inputs) == 1 else None):
                     break
-
-    @property
-    def _recipe_share(self) -> float:
-        """The share of mutants with another recipe."""
-        return self.settings.recipe_mutation if self.settings.ga_version > 1 else 1.0
 
     def _child(
         self, alive: Sequence[str], fitness: Mapping[str, float], rng: Generator, *, again: bool

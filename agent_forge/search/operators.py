@@ -74,6 +74,13 @@ def combo_of(
     return Candidate(operation, tuple(inputs), f"{origin} {combo:03b}")
 
 
+def random_combo(
+    space: SearchSpace, inputs: Sequence[str], rng: Generator, origin: str
+) -> Candidate:
+    combo = pick(range(len(COMBOS)), rng)
+    return combo_of(space, combo, inputs, draw_seed(rng), origin)
+
+
 def _row(s: EvolutionSettings, combo: int, inputs: int, first: bool) -> list[float]:
     """The weights of a combo's inputs; `first`: these are the parents."""
     if first and s.parent_weights:

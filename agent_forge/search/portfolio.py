@@ -23,7 +23,7 @@ ARMS = ("gradient", "sample", "mutation", "combo", "losers")
 SAMPLES = 6  # points of one round of CMA-ES
 DISCOUNT = 0.7  # of what an arm gained and cost, at every further use
 EXPLORATION = 0.5  # bonus of the less tried arms
-BACKWARD = 3  # a gradient costs as much as so many scores on the same items
+BACKWARD = 3  # scores that a gradient costs: one pass forward, and one back that costs two
 
 
 @dataclass
@@ -66,7 +66,7 @@ class PortfolioSearch(SearchStrategy):
         self._descent: GradientDescent | None = None
         self._cma: CmaSampler | None = None
         self._cma_keys: set[str] = set()  # its centre and its points
-        self._average, self._sigma = self._survivors[-1], self.settings.start_sigma
+        self._sigma = self.settings.start_sigma
         self._rounds, self._force = 0, 1.0  # the force of mutations
         self._round: ArmProposal | None = None  # that waits for its scores
         self._cost = 0.0  # of that
@@ -186,8 +186,8 @@ class PortfolioSearch(SearchStrategy):
     def _step(self, arm: OperatorArm, best: Candidate) -> None:
         """From the best; at first from the average: what a combo trimmed cannot come back."""
         descent = self._descent
-        if descent is None and self.scores[self._average] > -math.inf:
-            best = self.candidates[self._average]
+        if descent is None and self.scores[self.average] > -math.inf:
+            best = self.candidates[self.average]
         elsewhere = descent is not None and self.scores[best.key] > self.scores[descent.key]
         if descent is None or (elsewhere and arm.uses >= continuous.TRIES):
             step = descent.step if descent else self.settings.gradient_step
@@ -203,8 +203,7 @@ class PortfolioSearch(SearchStrategy):
 
     def _combo(self) -> Candidate:
         rng = operators.generator(self.seed, self._rounds, "combo")
-        combo, seed = int(rng.integers(len(operators.COMBOS))), operators.draw_seed(rng)
-        made = operators.combo_of(self.space, combo, self.space.parents, seed, "combo")
+        made = operators.random_combo(self.space, self.space.parents, rng, "combo")
         return operators.variant(self.space, made, rng)
 
     def _stretched(self) -> Candidate:
@@ -228,8 +227,7 @@ class PortfolioSearch(SearchStrategy):
             return self._combo()
         end = len(losers) - TRIPLE * (uses % (len(losers) // TRIPLE))
         rng = operators.generator(self.seed, self._rounds, "losers")
-        combo, seed = int(rng.integers(len(operators.COMBOS))), operators.draw_seed(rng)
-        return operators.combo_of(self.space, combo, losers[end - TRIPLE : end], seed, "losers")
+        return operators.random_combo(self.space, losers[end - TRIPLE : end], rng, "losers")
 
     def _strategy_record(self) -> dict[str, Any]:
         return {"ways": {arm.name: [arm.uses, arm.value] for arm in self._arms}}

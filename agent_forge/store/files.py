@@ -363,6 +363,17 @@ def unfinished(path: Path, mark: str = TEMP) -> Path:
     return path.with_name(f"{mark}{secrets.token_hex(4)}-{path.name}")
 
 
+@contextlib.contextmanager
+def building(path: Path) -> Iterator[Path]:
+    """A name beside a path to build a folder under; what is left of it in the end is removed."""
+    built = unfinished(path)
+    try:
+        yield built
+    finally:
+        if built.exists():
+            remove_tree(built, built.parent)
+
+
 def _ready(path: Path) -> Path:
     return path.with_name(f"{READY}{path.name}")
 

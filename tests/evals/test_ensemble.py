@@ -13,10 +13,10 @@ from torch import Tensor
 from agent_forge.data.dataset_rows import Example
 from agent_forge.evals.domains import Domain
 from agent_forge.evals.ensemble import Ensemble
+from agent_forge.evals.likelihood import TokenLosses
 from agent_forge.evals.model_under_test import (
     ModelUnderTest,
     TokenizedDomain,
-    TokenLosses,
     open_model_under_test,
 )
 from tests.support.eval_models import llama

@@ -35,11 +35,11 @@ from agent_forge.evals.domains import (
     from_tasks,
     part,
 )
+from agent_forge.evals.likelihood import padded
 from agent_forge.evals.model_under_test import (
     ItemScores,
     ModelUnderTest,
     open_model_under_test,
-    padded,
     windows,
 )
 from agent_forge.infer.chat import open_chat_model

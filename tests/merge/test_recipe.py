@@ -65,6 +65,7 @@ def plan(text: str) -> dict[str, Any]:
         ({**CRUMBS, "parameters": {"density": 1.1}}, "1.1 is not between"),
         ({**CRUMBS, "parameters": {"density": [0.1, -0.1]}}, "-0.1 is not between"),
         ({**CRUMBS, "parameters": {"gamma": -1}}, "-1.0 is not between"),
+        ({"merge_method": "karcher", "parameters": {"max_iter": 2.5}}, "2.5 is no whole number"),
         ({"chat_template": "auto"}, "unknown key 'chat_template'"),
         ({"modules": {}}, "unknown key 'modules'"),
         ({"dtype": "bfloat15"}, "did you mean 'bfloat16'"),

@@ -187,7 +187,11 @@ def test_the_command(tmp_path: Path, forge: Forge) -> None:
     size = Path("x.gguf").stat().st_size
     assert size == done["files"]["x.gguf"]["bytes"] == planned["files"]["x.gguf"]["bytes"]
     assert Path("Modelfile").read_text().startswith("FROM ./x.gguf\n")
-    assert forge("export m x.gguf").code == 2 and forge("export m y.gguf").code == 2  # a Modelfile
+    assert forge("export m x.gguf").code == 2
+    second = forge("export m y.gguf --json").document  # the first Modelfile stays
+    assert {*second["files"]} == {"y.gguf", "y.Modelfile"}
+    assert Path("Modelfile").read_text().startswith("FROM ./x.gguf\n")
+    assert Path("y.Modelfile").read_text().startswith("FROM ./y.gguf\n")
     first = Path("x.gguf").read_bytes()
     assert forge("export m x.gguf --force").code == 0 and Path("x.gguf").read_bytes() == first
     assert before == {p.name: p.read_bytes() for p in (tmp_path / "m").iterdir()}

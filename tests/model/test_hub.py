@@ -60,8 +60,12 @@ def test_what_is_hidden_stays(model: Path, hub: HubServer, forge: Forge) -> None
     (model / ".env").write_text("SECRET=1")
     (model / ".git").mkdir()
     (model / ".git" / "config").write_text("x")
+    (model / "m.gguf").write_bytes(b"an export of it")
+    (model / "Modelfile").write_text("FROM ./m.gguf")
     assert forge("push m me/mine").code == 0
-    assert not any(name.startswith(".") for name in hub.repos["me/mine"]["main"])
+    pushed = hub.repos["me/mine"]["main"]
+    assert not any(name.startswith(".") for name in pushed)
+    assert not {"m.gguf", "Modelfile"} & {*pushed} and "model.safetensors" in pushed
 
 
 def test_a_branch_and_a_private_repository(model: Path, hub: HubServer, forge: Forge) -> None:

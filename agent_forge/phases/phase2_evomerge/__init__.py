@@ -6,16 +6,13 @@ api                EvoMerge and EvoMergeConfig, by the names of the documents
 evolution          run_evolution, from inputs to the champion; replay: the champion again
 checks             what is refused before any work
 inputs             before: check settings and models, open the models, split the items
-decisions          what the settings leave open, decided once; the probe of the machine
+planning           what the settings leave open, decided once; how long the work takes
 budget             how much work fits into the time: numbers in, a plan out
 loop               during: ask, make, measure, tell, advance
-pace               how far it is and how long it takes, for whoever watches
 report             after: the verdict on unseen items, the champion's files, the summary
 heal               after the search: experts teach the champion; what comes out is measured
-teaching           a step of that: student, experts and loss; lessons: what it teaches
-checkpoints        what is left on the way for people: standings and best models
-journal            what was measured, on disk: journal and cache
-user_cache         scores from other evolutions of the user, by content
+checkpoints        standings and best models on the way; going on from an earlier one
+journal            what was measured, on disk: journal, cache, and the user's own cache
 candidate_weights  the weights of every candidate, made from its recipe
 evaluator          measures a candidate in a network of its shape; gradients by coefficients
 parallel           workers that measure candidates at the same time

@@ -10,7 +10,6 @@ Networks in memory are written to the output folder first, so that a killed evol
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -18,32 +17,30 @@ from typing import Any
 
 from torch import nn
 
-from agent_forge.config.load import validate
 from agent_forge.contract.phase import PhaseResult
-from agent_forge.errors import ConfigError, ForgeError
+from agent_forge.errors import ConfigError
 from agent_forge.merge.output import write
 from agent_forge.model.hf import config_dict
 from agent_forge.model.locate import TRUNK
 from agent_forge.model.network import ForgeNetwork
 from agent_forge.model.opened import open_model
 from agent_forge.model.weights import from_memory
-from agent_forge.phases.phase2_evomerge.branch import continued
+from agent_forge.phases.phase2_evomerge import documents
+from agent_forge.phases.phase2_evomerge.checkpoints import continued
 from agent_forge.phases.phase2_evomerge.checks import IN_MEMORY, refuse_place
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings, MeasuredEvolutionSettings
-from agent_forge.phases.phase2_evomerge.documents import ALIASES, FIELDS, RunPlace, in_our_words
 from agent_forge.phases.phase2_evomerge.evolution import run_evolution
-from agent_forge.phases.phase2_evomerge.inputs import find_evolution, locate_inputs
+from agent_forge.phases.phase2_evomerge.inputs import find_evolution, locate_inputs, made_beside
 from agent_forge.phases.phase2_evomerge.mirror import mirrored
 from agent_forge.phases.phase2_evomerge.report import artifacts, summary
 from agent_forge.platform import find_device
 from agent_forge.store import files
-from agent_forge.store.records import read_metadata
 
 Model = nn.Module | str | Path
 GenerationCallback = Callable[[int, float, float], object]
 
 
-class DocumentedSettings(RunPlace, MeasuredEvolutionSettings):
+class DocumentedSettings(documents.RunPlace, MeasuredEvolutionSettings):
     """The settings of an evolution, where it runs and what it leaves."""
 
 
@@ -53,18 +50,20 @@ class EvoMergeConfig:
     settings: DocumentedSettings
 
     def __init__(self, **fields: Any) -> None:
-        settings = validate(DocumentedSettings, in_our_words(fields), type(self).__name__)
+        settings = documents.validated(
+            DocumentedSettings, documents.in_our_words(fields), type(self).__name__, fields
+        )
         self.__dict__.update(settings=settings, _given=fields)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        same = {name, FIELDS.get(name), ALIASES.get(name)}
+        same = {name, documents.FIELDS.get(name), documents.ALIASES.get(name)}
         kept = {key: v for key, v in self.__dict__["_given"].items() if key not in same}
         EvoMergeConfig.__init__(self, **kept, **{name: value})
 
     def __getattr__(self, name: str) -> Any:
-        if FIELDS.get(name, name) not in DocumentedSettings.model_fields:
+        if documents.FIELDS.get(name, name) not in DocumentedSettings.model_fields:
             raise AttributeError(f"there is no setting {name!r}")
-        return getattr(self.settings, FIELDS.get(name, name))
+        return getattr(self.settings, documents.FIELDS.get(name, name))
 
     @property
     def evolution(self) -> EvoMergeSettings:
@@ -146,26 +145,16 @@ class EvoMerge:
         if not folder.exists():
             write(weights, folder)
             return str(folder)
-        built = files.unfinished(folder)  # what is there may be of an evolution, or somebody's
-        try:
+        with files.building(folder) as built:  # what is there may be of an evolution, or somebody's
             write(weights, built)
             if files.verify(built) != files.verify(folder):
                 hint = "give the same networks, or another output_dir"
                 raise ConfigError(f"{folder} holds another network of an evolution", hint=hint)
-        finally:
-            if built.exists():
-                files.remove_tree(built, built.parent)
         return str(folder)
 
 
 def trunk_of(models: Sequence[Model]) -> str | None:
     """The trunk of specialists that were opened from one run of Phase 1: it lies beside them."""
     folders = {getattr(model, "folder", None) for model in models}
-    beside = {Path(folder).parent for folder in folders if folder}
-    if len(beside) != 1 or None in folders:
-        return None
-    trunk = beside.pop() / TRUNK
-    with contextlib.suppress(ForgeError, OSError):
-        made = {read_metadata(Path(str(folder))).session_id for folder in folders}
-        return str(trunk) if made == {read_metadata(trunk).session_id} else None
-    return None
+    trunks = {made_beside(Path(folder), TRUNK) if folder else None for folder in folders}
+    return trunks.pop() if len(trunks) == 1 else None

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
-from agent_forge.errors import ConfigError
+from agent_forge.errors import ConfigError, DamagedFile
 
 AIM = 90.0  # passes over the items, or what costs as much
 MOST_EVALUATIONS = 400
@@ -84,6 +85,9 @@ class SearchShape:
         holdout = evaluations / self.population + FINALISTS
         return scored + self.gradient_passes * self.gradients(evaluations) + holdout
 
+    def within_aim(self, raced: bool, evaluations: int) -> bool:
+        return self.passes(evaluations, raced) <= AIM
+
 
 @dataclass(frozen=True)
 class EvolutionPlan:
@@ -111,145 +115,126 @@ class EvolutionPlan:
         tokens = self.costs.pass_tokens("selection", self.fitness_subset_size)
         return tokens / self.costs.tokens_per_s
 
+    @property
+    def seconds(self) -> dict[str, float]:
+        """What its parts take, by their names."""
+        return {"search": self.search_s, "verdict": self.verdict_s, "healing": self.heal_s}
+
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, record: Mapping[str, Any]) -> EvolutionPlan:
-        return cls(**{**record, "costs": EvaluationCosts(**record["costs"])})
+    def from_json(cls, record: Mapping[str, Any], place: Path) -> EvolutionPlan:
+        """The plan of a record, which was read at a place."""
+        try:
+            return cls(**{**record, "costs": EvaluationCosts(**record["costs"])})
+        except (TypeError, KeyError, ValueError, AttributeError) as error:
+            raise DamagedFile(place, f"its plan cannot be read ({error})") from error
 
 
-def search_seconds(costs: EvaluationCosts, shape: SearchShape, evaluations: int, k: int) -> float:
-    """Seconds of a search with so many evaluations on k items of each domain."""
-    tokens = costs.pass_tokens("selection", k)
-    fewest = min(min(k, count) for count in costs.items["selection"].values())
-    raced = shape.racing and fewest >= RACED_ITEMS
-    combos = min(shape.first, evaluations) * max(0.0, costs.combo_s - costs.merge_s)
-    measured = shape.passes(evaluations, raced) * tokens / costs.tokens_per_s
-    return measured + evaluations * costs.merge_s + combos
+@dataclass(frozen=True)
+class Planner:
+    """Plans for one search; `fixed` has the settings that are given."""
 
+    costs: EvaluationCosts
+    shape: SearchShape
+    fixed: Mapping[str, int] = field(default_factory=dict)
 
-def verdict_seconds(costs: EvaluationCosts, shape: SearchShape, items: int) -> float:
-    """Seconds of the verdict and of writing the champion, which is opened again."""
-    count = sum(min(items, known) for known in costs.items["verdict"].values())
-    measured = costs.pass_tokens("verdict", items) / costs.exact_tokens_per_s
-    compared = COMPARED_S + COMPARED_ITEM_S * count
-    return shape.verdict_models * (measured + compared + costs.open_s) + 2 * costs.open_s
+    def search_seconds(self, evaluations: int, items: int) -> float:
+        """Seconds of a search with so many evaluations on so many items of each domain."""
+        costs, shape = self.costs, self.shape
+        tokens = costs.pass_tokens("selection", items)
+        fewest = min(min(items, count) for count in costs.items["selection"].values())
+        raced = shape.racing and fewest >= RACED_ITEMS
+        combos = min(shape.first, evaluations) * max(0.0, costs.combo_s - costs.merge_s)
+        measured = shape.passes(evaluations, raced) * tokens / costs.tokens_per_s
+        return measured + evaluations * costs.merge_s + combos
 
+    def verdict_seconds(self, items: int) -> float:
+        """Seconds of the verdict and of writing the champion, which is opened again."""
+        costs = self.costs
+        count = sum(min(items, known) for known in costs.items["verdict"].values())
+        measured = costs.pass_tokens("verdict", items) / costs.exact_tokens_per_s
+        compared = COMPARED_S + COMPARED_ITEM_S * count
+        return self.shape.verdict_models * (measured + compared + costs.open_s) + 2 * costs.open_s
 
-def make_plan(
-    costs: EvaluationCosts,
-    shape: SearchShape,
-    minutes: float,
-    spent_s: float = 0.0,
-    fixed: Mapping[str, int] | None = None,
-) -> EvolutionPlan:
-    """What fits into the minutes; `fixed` has the settings that are given. Too few minutes are
-    refused, with those that it takes."""
-    fixed, total = fixed or {}, 60 * minutes
-    reserve = _verdict_reserve(costs, shape, total, fixed)
-    verdict = _range(fixed, "verdict_items", costs.most("verdict"))
-    verdict_items = _largest(*verdict, lambda n: verdict_seconds(costs, shape, n) <= reserve)
-    heal_s = shape.heal * total
-    search_s = total - spent_s - reserve - heal_s
-    found = _search_plan(costs, shape, search_s, fixed)
-    if found is None:
-        needed = _minutes_needed(costs, shape, minutes, spent_s, fixed)
-        speed = f"{costs.tokens_per_s:,.0f} tokens/s"
-        problem = f"{minutes:g} minutes are too few for these models and data at {speed}"
-        raise ConfigError(problem, hint=f"give --time-budget {needed} or more, or fewer domains")
-    items, evaluations = found
-    generations = math.ceil((evaluations - shape.whole) / shape.population)
-    generations = fixed.get("generations", max(1, generations))
-    counts = items, verdict_items, evaluations, generations
-    return EvolutionPlan(minutes, *counts, search_s, reserve, heal_s, spent_s, costs)
+    def plan(self, minutes: float, spent_s: float = 0.0) -> EvolutionPlan:
+        """What fits into the minutes; too few are refused, with those that it takes."""
+        shape, total = self.shape, 60 * minutes
+        reserve, heal_s = self._verdict_reserve(total), shape.heal * total
+        verdict_items = _largest(
+            *self._range("verdict"), lambda n: self.verdict_seconds(n) <= reserve
+        )
+        search_s = total - spent_s - reserve - heal_s
+        found = self._items_and_evaluations(search_s)
+        if found is None:
+            needed = self._minutes_needed(minutes, spent_s)
+            speed = f"{self.costs.tokens_per_s:,.0f} tokens/s"
+            problem = f"{minutes:g} minutes are too few for these models and data at {speed}"
+            hint = f"give --time-budget {needed} or more, or fewer domains"
+            raise ConfigError(problem, hint=hint)
+        items, evaluations = found
+        generations = math.ceil((evaluations - shape.whole) / shape.population)
+        generations = self.fixed.get("generations", max(1, generations))
+        counts = items, verdict_items, evaluations, generations
+        return EvolutionPlan(minutes, *counts, search_s, reserve, heal_s, spent_s, self.costs)
 
+    def _items_and_evaluations(self, seconds: float) -> tuple[int, int] | None:
+        """What fits into the seconds of a search; None if not even the fewest do."""
+        shape, fixed = self.shape, self.fixed
+        least, most = self._range("selection")
+        bound = fixed.get("max_evaluations", 0) or MOST_EVALUATIONS
+        if "generations" in fixed:
+            first = max(shape.first, shape.population)
+            bound = min(bound, shape.whole + first + shape.population * fixed["generations"])
+        fewest = min(shape.least_evaluations, bound)
 
-def replanned(plan: EvolutionPlan, shape: SearchShape, minutes: float) -> EvolutionPlan:
-    """The plan of an evolution that goes on for other minutes: its items stay what they are."""
-    kept = {name: plan.settings[name] for name in ("fitness_subset_size", "verdict_items")}
-    return make_plan(plan.costs, shape, minutes, plan.spent_s, kept)
+        def fits(evaluations: int, items: int) -> bool:
+            return self.search_seconds(evaluations, items) <= seconds
 
+        ranges, raced, counts = [(least, most)], 0, self.costs.items["selection"].values()
+        if shape.racing and least < RACED_ITEMS <= min(most, *counts):
+            raced = RACED_ITEMS  # one less costs more
+            ranges = [(raced, most), (least, raced - 1)]
+        making = self.search_seconds(fewest, 0)  # as long as measuring may take in any case
+        balanced = _largest(*ranges[-1], lambda k: self.search_seconds(fewest, k) <= 2 * making)
+        for low, high in ranges:
+            wanted, start = bound, max(low, balanced)
+            if "max_evaluations" not in fixed:
+                races = shape.racing and low >= RACED_ITEMS
+                wanted = _largest(fewest, bound, partial(shape.within_aim, races))
+            if fits(wanted, start):
+                items = _largest(start, high, partial(fits, wanted))
+                if items == most:
+                    wanted = _largest(wanted, bound, lambda n: fits(n, most))
+                return items + (items == raced - 1), wanted
+        if not fits(fewest, least):
+            return None
+        items = _largest(least, balanced, partial(fits, fewest))
+        wanted = fewest if items < balanced else _largest(fewest, bound, lambda n: fits(n, items))
+        return items + (items == raced - 1), wanted
 
-def _search_plan(
-    costs: EvaluationCosts, shape: SearchShape, seconds: float, fixed: Mapping[str, int]
-) -> tuple[int, int] | None:
-    """Items and evaluations that fit into the seconds; None if not even the fewest do."""
-    least, most = _range(fixed, "fitness_subset_size", costs.most("selection"))
-    bound = fixed.get("max_evaluations", 0) or MOST_EVALUATIONS
-    if "generations" in fixed:
-        first = max(shape.first, shape.population)
-        bound = min(bound, shape.whole + first + shape.population * fixed["generations"])
-    fewest = min(shape.least_evaluations, bound)
+    def _verdict_reserve(self, total: float) -> float:
+        low, high = map(self.verdict_seconds, self._range("verdict"))
+        return max(low, min(high, VERDICT_SHARE * total))
 
-    def fits(evaluations: int, items: int) -> bool:
-        return search_seconds(costs, shape, evaluations, items) <= seconds
+    def _minutes_needed(self, minutes: float, spent_s: float) -> int:
+        """The fewest whole minutes that a plan can be made for."""
 
-    ranges, raced = [(least, most)], 0
-    if shape.racing and least < RACED_ITEMS <= min(most, *costs.items["selection"].values()):
-        raced = RACED_ITEMS  # one less costs more
-        ranges = [(raced, most), (least, raced - 1)]
-    making = search_seconds(costs, shape, fewest, 0)  # as long as measuring may take in any case
-    balanced = _largest(
-        *ranges[-1], lambda k: search_seconds(costs, shape, fewest, k) <= 2 * making
-    )
-    for low, high in ranges:
-        wanted, start = bound, max(low, balanced)
-        if "max_evaluations" not in fixed:
-            wanted = _largest(fewest, bound, partial(_within_aim, shape, shape.racing and low))
-        if fits(wanted, start):
-            items = _largest(start, high, partial(fits, wanted))
-            if items == most:
-                wanted = _largest(wanted, bound, lambda n: fits(n, most))
-            return items + (items == raced - 1), wanted
-    if not fits(fewest, least):
-        return None
-    items = _largest(least, balanced, partial(fits, fewest))
-    wanted = fewest if items < balanced else _largest(fewest, bound, lambda n: fits(n, items))
-    return items + (items == raced - 1), wanted
+        def too_few(whole: int) -> bool:
+            left = 60 * whole * (1 - self.shape.heal) - spent_s
+            return self._items_and_evaluations(left - self._verdict_reserve(60 * whole)) is None
 
+        enough = max(1, math.ceil(minutes))
+        while too_few(enough):
+            enough *= 2
+        return _largest(enough // 2, enough - 1, too_few) + 1
 
-def _within_aim(shape: SearchShape, raced_from: int, evaluations: int) -> bool:
-    return shape.passes(evaluations, raced_from >= RACED_ITEMS) <= AIM
-
-
-def _verdict_reserve(
-    costs: EvaluationCosts, shape: SearchShape, total: float, fixed: Mapping[str, int]
-) -> float:
-    least, most = _range(fixed, "verdict_items", costs.most("verdict"))
-    low, high = (verdict_seconds(costs, shape, n) for n in (least, most))
-    return max(low, min(high, VERDICT_SHARE * total))
-
-
-def _minutes_needed(
-    costs: EvaluationCosts,
-    shape: SearchShape,
-    minutes: float,
-    spent_s: float,
-    fixed: Mapping[str, int],
-) -> int:
-    """The fewest whole minutes that a plan can be made for."""
-
-    def enough(whole: int) -> bool:
-        left = 60 * whole * (1 - shape.heal) - spent_s
-        left -= _verdict_reserve(costs, shape, 60 * whole, fixed)
-        return _search_plan(costs, shape, left, fixed) is not None
-
-    high = max(1, math.ceil(minutes))
-    while not enough(high):
-        high *= 2
-    low = high // 2
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if enough(middle) else (middle, high)
-    return high
-
-
-def _range(fixed: Mapping[str, int], name: str, most: int) -> tuple[int, int]:
-    """The fewest and the most items that may be chosen."""
-    if name in fixed:
-        return fixed[name], fixed[name]
-    return min(LEAST_ITEMS, most), most
+    def _range(self, split: str) -> tuple[int, int]:
+        """The fewest and the most items of a split that may be chosen."""
+        name = {"selection": "fitness_subset_size", "verdict": "verdict_items"}[split]
+        most = self.costs.most(split)
+        return (self.fixed[name],) * 2 if name in self.fixed else (min(LEAST_ITEMS, most), most)
 
 
 def _largest(low: int, high: int, fits: Callable[[int], bool]) -> int:

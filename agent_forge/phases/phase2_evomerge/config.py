@@ -43,8 +43,7 @@ class MeasuredEvolutionSettings(EvolutionSettings):
         " or (as in evolutions begun before) its prompt, or prompt and answer",
     )
     partial_credit: bool = setting(
-        False,
-        "a part counts of code that runs and documents that parse; in the verdict never",
+        False, "a part counts of code that runs and documents that parse; in the verdict never"
     )
     max_level: int = setting(20, "difficulty of the generated tasks", ge=1, le=100)
     fitness_subset_size: Items = setting(200, "items of each domain to measure a candidate on")

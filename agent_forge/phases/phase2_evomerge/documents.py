@@ -6,15 +6,17 @@ is given also chooses the strategy, if that is not given: the first in which all
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from agent_forge.config.load import validate
 from agent_forge.config.settings import Settings
 from agent_forge.errors import ConfigError
 from agent_forge.search.settings import ACTS_IN, setting
 
+C = TypeVar("C", bound=Settings)
 Device = Literal["auto", "cpu", "cuda", "mps"]
 # The documents have two names for these settings; a field has the first.
 ALIASES = {
@@ -83,11 +85,26 @@ def by_first_names(given: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
+def validated(cls: type[C], found: Mapping[str, Any], source: str, given: Iterable[str]) -> C:
+    """`found` as settings; what is wrong is told by the names that were given."""
+    also = [*RunPlace.model_fields, *FIELDS, "merge_operators", "evaluation_weights"]
+    try:
+        return validate(cls, found, source, also)
+    except ConfigError as error:
+        told = str(error).removeprefix(f"{source}: ")
+        for name in {*given} & {*FIELDS}:
+            told = re.sub(rf"\b{FIELDS[name]}\b", name, told)
+        raise ConfigError(f"{source}: {told}", hint=error.hint) from None
+
+
 def in_our_words(given: Mapping[str, Any]) -> dict[str, Any]:
     """What the documents' words say, as settings and places of ours."""
     found = by_first_names(given)
     found = _with_operators(found, found.pop("merge_operators", None) or {})
     if "base_models" in found:
+        if not found["base_models"]:
+            hint = "list two or more, or leave it out"
+            raise ConfigError("base_models names no models", hint=hint)
         place = validate(RunPlace, {"base_models": found["base_models"]}, "base_models")
         weights = [model.weight for model in place.base_models]
         if len({*weights}) > 1:

@@ -34,8 +34,8 @@ from agent_forge.evals import fitness as fitnesses
 from agent_forge.evals import likelihood
 from agent_forge.evals import model_under_test as measuring
 from agent_forge.evals.fitness import DomainFitness, Incumbent
-from agent_forge.evals.likelihood import Reading
-from agent_forge.evals.model_under_test import ItemScores, ModelUnderTest, TokenizedDomain
+from agent_forge.evals.likelihood import PLAIN, Reading
+from agent_forge.evals.model_under_test import ItemScores, ModelUnderTest
 from agent_forge.infer.generate import batches
 from agent_forge.merge.output import write
 from agent_forge.merge.spectral import GRAM, is_treated
@@ -47,23 +47,22 @@ from agent_forge.model.opened import with_tokenizer
 from agent_forge.model.weights import Weights, from_memory, with_layers
 from agent_forge.phases.phase2_evomerge.candidate_weights import CandidateWeights
 from agent_forge.phases.phase2_evomerge.inputs import EvolutionInputs
-from agent_forge.phases.phase2_evomerge.journal import CACHED
-from agent_forge.phases.phase2_evomerge.user_cache import UserCache
+from agent_forge.phases.phase2_evomerge.journal import UserCache, cached
 from agent_forge.search.candidate import Candidate, lineage
+from agent_forge.search.portfolio import BACKWARD
 from agent_forge.store import files
 
 EMPTY_RESULT: dict[str, Any] = {
     **{"sha256": "", "score": None, "problem": "", "hit": False, "dropped": False, "outcomes": []},
     **{"sample": "", "tokens": 0, "merge": 0.0, "evaluation": 0.0, "cpu": 0.0},
+    "known": False,  # from a cache; a `hit` is one of this evolution's
 }
 FAILURES = (ForgeError, RuntimeError, MemoryError, ArithmeticError, ValueError)
 OTHER_NETWORKS = 2  # of shapes that are not the parents', kept at a time
 # The champion to race against, the most bits a byte that a path may have on its first items, and
 # the domains whose accuracy counts nothing (None: all count, as `DomainFitness.leave_out` has it).
 Limits = tuple[Incumbent | None, float | None, Sequence[str] | None]
-BACKWARD = 3  # passes over the tokens: one forward, and a backward that costs two
 SHARDS = 4  # of a gradient's batches, whatever the number of threads: each costs a second
-PLAIN = Reading(selects=False, caches=False)
 Rows = dict[str, list[float]]
 Term = tuple[list[TokenizedItem], float, float]  # a batch, and what a nat and an answer count
 
@@ -119,16 +118,12 @@ class CandidateEvaluator:
     @contextmanager
     def _written_model(self, inputs: EvolutionInputs) -> Iterator[Path]:
         """A model directory with what the network holds, until the block is left."""
-        parent, target = inputs.parents[0], files.unfinished(inputs.folder / "candidate")
-        state = self.model_under_test.model.state_dict()
+        parent, state = inputs.parents[0], self.model_under_test.model.state_dict()
         held = from_memory({name: state[name] for name in parent.specs})
         held.config, held.folder = parent.config, parent.folder
-        write(held, target)
-        try:
+        with files.building(inputs.folder / "candidate") as target:
+            write(held, target)
             yield target
-        finally:
-            if target.exists():
-                files.remove_tree(target, inputs.folder)
 
     def work(self, task: Mapping[str, Any]) -> dict[str, Any]:
         """A task in a worker. What would pause a run is for the caller to raise."""
@@ -163,14 +158,14 @@ class CandidateEvaluator:
             place += f" {incumbent.key}" if incumbent else ""
             place += "" if gate is None else f" gate {gate}"
             if place in self.cache:
-                result |= {**self.cache[place], "hit": True}
+                result |= {**self.cache[place], "hit": True, "known": True}
             elif earlier := self._of_user.get(place) if self._of_user else None:
-                result |= earlier
+                result |= {**earlier, "known": True}
             else:
                 scoring = time.process_time()
                 result |= self._score(incumbent, gate)
                 if result["score"] is not None:
-                    self.cache[place] = {name: result[name] for name in CACHED}
+                    self.cache[place] = cached(None, place, result)
                 if self._of_user:
                     self._of_user.put(place, result, time.process_time() - scoring)
             result["place"] = place
@@ -347,7 +342,7 @@ def coefficient_gradient(
     before = {name: p.requires_grad for name, p in model.named_parameters()}
     tokens, terms = 0, []
     for i, (prepared, rates) in enumerate(zip(fitness.prepared, fitness.rates(), strict=True)):
-        items = _part(prepared, turns, turn)
+        items = prepared.right_items(turns, turn)
         tokens += BACKWARD * sum(len(prepared.items[n].ids) for n in items)
         terms += _terms(fitness, i, items, *rates)
     shards = [terms[n::SHARDS] for n in range(min(SHARDS, len(terms)))] if reading else [terms]
@@ -366,13 +361,6 @@ def coefficient_gradient(
     if not all(math.isfinite(value) for row in rows.values() for value in row):
         raise NotFinite("the gradient is not finite")
     return rows, tokens
-
-
-def _part(prepared: TokenizedDomain, turns: int, turn: int) -> list[int]:
-    """The items of a turn: other examples at every turn, and of each its right answer alone."""
-    first = np.flatnonzero(np.diff(prepared.example_of, prepend=-1))  # answer of each example
-    answers = {*first[turn % turns :: turns].tolist()} or {int(first[0])}
-    return [n for n, answer in enumerate(prepared.answer_of.tolist()) if answer in answers]
 
 
 def _terms(
@@ -417,7 +405,7 @@ def input_grams(fitness: DomainFitness, weights: CandidateWeights, own: nn.Modul
     network, reading, grams = copy.deepcopy(own), subject.reading or PLAIN, Cache()
     targets, device = dict(network.state_dict()), next(network.parameters()).device
     places = {target.data_ptr(): name for name, target in targets.items()}
-    parts = [_part(prepared, 1, 0) for prepared in fitness.prepared]
+    parts = [prepared.right_items() for prepared in fitness.prepared]
     terms = [term for i, part in enumerate(parts) for term in _terms(fitness, i, part, 1.0, 1.0)]
 
     def note(place: tuple[str, ...], _: nn.Module, inputs: tuple[Tensor, ...]) -> None:
@@ -441,30 +429,23 @@ def input_grams(fitness: DomainFitness, weights: CandidateWeights, own: nn.Modul
 
 
 def item_losses(
-    model: nn.Module,
-    items: Sequence[TokenizedItem],
-    device: torch.device,
-    reading: Reading = PLAIN,
+    model: nn.Module, items: Sequence[TokenizedItem], device: torch.device, reading: Reading = PLAIN
 ) -> Tensor:
     """The loss of each item in nats, summed over its asked tokens."""
     tokens, asked = likelihood.padded(items, device)
-    wanted = asked[:, 1:]
-    targets = tokens[:, 1:][wanted]
-    if isinstance(model, ForgeNetwork):
-        logits = recursed_logits(model, tokens[:, :-1], wanted)
-    else:
-        logits = likelihood.asked_logits(model, tokens[:, :-1], wanted, reading).float()
-    loss = F.cross_entropy(logits, targets, reduction="none")
+    logits, wanted = asked_logits(model, tokens, asked, reading), asked[:, 1:]
+    loss = F.cross_entropy(logits, tokens[:, 1:][wanted], reduction="none")
     owner = wanted.nonzero()[:, 0]
     return loss.new_zeros(len(items)).index_add(0, owner, loss)
 
 
-def recursed_logits(model: ForgeNetwork, tokens: Tensor, wanted: Tensor) -> Tensor:
-    """The logits at the wanted tokens after all recursion steps, without halting."""
-    x = model.features(tokens).x[wanted]
-    y, z = model.recursion.start(x)
-    for _ in range(model.settings.t_max):
-        y, z = model.recursion(x, y, z)
+def asked_logits(model: nn.Module, tokens: Tensor, asked: Tensor, reading: Reading) -> Tensor:
+    """The logits from which the asked tokens are predicted; of a network of ours those after all
+    recursion steps, without halting. `likelihood.selecting` has been entered."""
+    wanted = asked[:, 1:]
+    if not isinstance(model, ForgeNetwork):
+        return likelihood.asked_logits(model, tokens[:, :-1], wanted, reading).float()
+    y = model.answers(model.features(tokens[:, :-1]).x[wanted])
     return model.logits(model.hidden(y)).float()
 
 

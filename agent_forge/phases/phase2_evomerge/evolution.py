@@ -19,12 +19,11 @@ from agent_forge.phases.phase2_evomerge import inputs as opening
 from agent_forge.phases.phase2_evomerge import report as reporting
 from agent_forge.phases.phase2_evomerge.candidate_weights import CandidateWeights
 from agent_forge.phases.phase2_evomerge.checks import CHAMPION, HEAL, HEALED, refuse_place
-from agent_forge.phases.phase2_evomerge.decisions import decided, plan_lines
 from agent_forge.phases.phase2_evomerge.inputs import EvolutionInputs
 from agent_forge.phases.phase2_evomerge.journal import LOG, WEIGHTS
 from agent_forge.phases.phase2_evomerge.loop import EvolutionLoop
+from agent_forge.phases.phase2_evomerge.planning import decided, plan_lines
 from agent_forge.phases.phase2_evomerge.report import EvolutionReport
-from agent_forge.phases.phase2_evomerge.teaching import linear_layers
 from agent_forge.phases.phase2_evomerge.told import champion_lineage
 from agent_forge.search.candidate import Candidate, lineage
 from agent_forge.store import files, lock, paths
@@ -32,6 +31,7 @@ from agent_forge.track.tracker import Listener
 
 SAME_FOR_ALL_SEEDS = ("plain average", "base", "joint training")
 NO_HEALING: dict[str, Any] = {"heal": 0.0, "heal_steps": 0, "heal_data": []}
+LINEAGE = "lineage.json"
 BARS = " .:-=+*#%@"
 MOST = 10_000  # models, candidates and layers that a lineage may have
 LINEAGE_ERRORS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RuntimeError)
@@ -75,7 +75,7 @@ def run_evolution(
             listen({"event": "note", "text": note})
         loop = EvolutionLoop(inputs, device, listen=listen, should_stop=should_stop)
         if loop.settings.heal:
-            linear_layers(loop.evaluator.model)  # a network without any is refused before the work
+            healing.linear_layers(loop.evaluator.model)  # without any it is refused before the work
         if not save:
             opening.write_begun(loop.inputs, loop.fingerprint, device)
             listen({"event": "begun"})  # from here on it can be resumed
@@ -167,8 +167,11 @@ def _heal(loop: EvolutionLoop) -> healing.HealedChampion:
     healed = healing.heal(loop)
     again = champion_lineage(loop, loop.champion.key)
     beside = healed.files(again, reporting.evolved_head(loop))
-    measure = partial(healing.few_losses, loop)
-    confirm = partial(model_under_test.confirm, measure=measure, recorded=healed.losses)
+    holdout, recorded = loop.inputs.splits["holdout"], healed.losses
+
+    def confirm(built: Path) -> None:
+        model_under_test.confirm(built, lambda model: model.first_losses(holdout), recorded)
+
     _publish(healed.weights, loop.folder / HEALED, beside, confirm)
     return healed
 
@@ -178,15 +181,11 @@ def _publish(
 ) -> None:
     """Write a model aside, and put it in place if the file holds what was measured."""
     if target.exists():
-        refuse_foreign(target, "lineage.json")
-    built = files.unfinished(target)
-    try:
+        refuse_foreign(target, LINEAGE)
+    with files.building(target) as built:
         write(weights, built, beside=beside)
         confirm(built)
         files.publish(built, target)
-    finally:
-        if built.exists():
-            files.remove_tree(built, target.parent)
 
 
 def replay(path: Path, target: Path, progress: ProgressCallback | None = None) -> str:
@@ -205,14 +204,11 @@ def replay(path: Path, target: Path, progress: ProgressCallback | None = None) -
             problem = "its config, tokenizer or adapter settings are not those of the lineage"
             raise ConfigError(f"{weights.label}: {problem}")
     refuse_place(target, [source["model"] for source in record["models"]])
-    scratch = files.unfinished(files.nearest_folder(target.parent) / f"{target.name}.weights")
-    try:
+    place = files.nearest_folder(target.parent) / f"{target.name}.weights"
+    with files.building(place) as scratch:
         with _as_damage(path):
             champion = CandidateWeights(parents, base, candidates, scratch).weights(record["key"])
         written = write(champion, target, progress=progress)
-    finally:
-        if scratch.exists():
-            files.remove_tree(scratch, scratch.parent)
     return next(iter(written.sha256.values()))
 
 
@@ -220,13 +216,12 @@ def _read_lineage(path: Path) -> tuple[dict[str, Any], dict[str, Candidate]]:
     """The record of a champion's making and the candidates in it; any other file is refused."""
     if not path.is_file():
         raise NotFound(f"there is no file {path}", hint="a champion has its lineage.json beside it")
-    record = files.read_json(path)
-    if isinstance(record, dict) and record.get("taught"):
+    record = _read_record(path)
+    if record.get("taught"):
         problem = f"{path}: this model was taught {record['taught']}: no merge alone makes it again"
         hint = "the lineage.json of the champion beside it can be replayed"
         raise ConfigError(problem, hint=hint)
     with _as_damage(path):
-        record = record.get("lineage", record)  # or the metadata of a pipeline's champion
         known = {data["key"]: Candidate.from_json(data) for data in record["candidates"]}
         models = [(source["model"], source["sha256"]) for source in record["models"]]
         layers = [len(c.operation.get("layers") or ()) for c in known.values()]
@@ -239,6 +234,21 @@ def _read_lineage(path: Path) -> tuple[dict[str, Any], dict[str, Candidate]]:
     return record, known
 
 
+def _read_record(path: Path) -> dict[str, Any]:
+    """A lineage, alone or in the metadata of a pipeline's champion; what is none is refused."""
+    try:
+        record = files.read_json(path)
+    except DamagedFile:
+        if path.name == LINEAGE:
+            raise
+        record = None
+    record = record.get("lineage", record) if isinstance(record, dict) else None
+    if not isinstance(record, dict) or not {"key", "candidates", "models"} & {*record}:
+        problem = f"{path} is not the lineage of a champion"
+        raise ConfigError(problem, hint=f"give the {LINEAGE} beside a champion")
+    return record
+
+
 @contextlib.contextmanager
 def _as_damage(path: Path) -> Iterator[None]:
     """Whatever goes wrong with a lineage that was not written here is about the lineage."""
@@ -246,5 +256,5 @@ def _as_damage(path: Path) -> Iterator[None]:
         yield
     except (*LINEAGE_ERRORS, NotFinite) as error:
         problem = f"not the lineage of a champion ({type(error).__name__}: {error})"
-        hint = "give the lineage.json beside a champion"
+        hint = f"give the {LINEAGE} beside a champion"
         raise DamagedFile(path, problem, hint=hint) from error

@@ -13,39 +13,231 @@ at any moment it ends in the same bytes.
 
 from __future__ import annotations
 
+import copy
+import hashlib
+import json
 import logging
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
-from agent_forge.errors import Diverged, Interrupted, NotFinite, NotFound
+from agent_forge.data.loader import TokenizedItem
+from agent_forge.errors import ConfigError, Diverged, Interrupted, NotFinite, NotFound
+from agent_forge.evals import likelihood
 from agent_forge.evals import model_under_test as measuring
 from agent_forge.evals.domains import Domain
-from agent_forge.model.weights import Weights
+from agent_forge.model.loss import LossOutput
+from agent_forge.model.weights import BEFORE_LAYERS, HEAD, Weights
+from agent_forge.optim.config import MuGrokConfig
+from agent_forge.optim.muon import MuonGrokfast, divergence
 from agent_forge.phases.phase2_evomerge.checks import CHAMPION, HEAL, HEALED
-from agent_forge.phases.phase2_evomerge.decisions import computing_threads
-from agent_forge.phases.phase2_evomerge.lessons import (
-    Lesson,
-    Lessons,
-    experts_of,
-    lessons_hash,
-    right_answers,
-)
+from agent_forge.phases.phase2_evomerge.evaluator import asked_logits
 from agent_forge.phases.phase2_evomerge.loop import EvolutionLoop
-from agent_forge.phases.phase2_evomerge.teaching import ExpertNetworks, Teaching, parent_keys
+from agent_forge.phases.phase2_evomerge.planning import computing_threads
+from agent_forge.search.operators import generator
 from agent_forge.store import files
-from agent_forge.store.checkpoint import CheckpointManager
+from agent_forge.store.checkpoint import Checkpoint, CheckpointManager
 from agent_forge.store.tensors import first_not_finite
+from agent_forge.train.config import TrainSettings
+from agent_forge.train.trainer import Batch, Trainer
+from agent_forge.train.weight_transforms import LowRankBranches
 
 log = logging.getLogger(__name__)
 CHECKPOINT_EVERY = 20  # steps
 TIMED_STEPS = 3  # to plan by; the first is slower and does not count
 EXPERT_ITEMS = 8  # of a file of texts, to find the parent that knows it best
+STEP_TOKENS = 512  # of a step at most; a longer item is cut into pieces of so many
+LEAST_ASKED = STEP_TOKENS // 8  # of a further piece: a whole step for two tokens teaches nothing
+FLOOR = 0.2  # share of the steps that is spread evenly, so that no domain starves
+INERTIA = 0.7  # of a gap's mean when a batch brings a new value
+WARMUP_STEPS, FINAL_RATE = 5, 0.1
+ROOM = 3  # times its size that has to be free for one more network
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """What one expert teaches: the items of a domain."""
+
+    name: str
+    expert: int  # the number of a parent
+    items: list[TokenizedItem]
+    weight: float = 1.0  # of its gap
+
+
+@dataclass
+class Lessons:
+    """Which items come next; its state is all that this depends on beside seed and step."""
+
+    all: Sequence[Lesson]
+    seed: int
+    gaps: dict[str, float] = field(default_factory=dict)  # means over the last batches
+    first_gaps: dict[str, float] = field(default_factory=dict)
+    items: dict[str, int] = field(default_factory=dict)  # that were taken of each
+    steps: dict[str, int] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {k: copy.copy(v) for k, v in vars(self).items() if k not in ("all", "seed")}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        vars(self).update(copy.deepcopy(dict(state)))
+
+    def draw(self, step: int) -> Lesson:
+        """Each lesson once, then by the gaps."""
+        for lesson in self.all:
+            if lesson.name not in self.gaps:
+                return lesson
+        p = chances([lesson.weight * self.gaps[lesson.name] for lesson in self.all])
+        return self.all[int(generator(self.seed, HEAL, step).choice(len(p), p=p))]
+
+    def next_items(self, lesson: Lesson) -> list[TokenizedItem]:
+        """As many of the next items as a step has room for; every round has another order."""
+        chosen: list[TokenizedItem] = []
+        while len(chosen) < len(lesson.items):
+            place = self.items.get(lesson.name, 0)
+            turn, number = divmod(place, len(lesson.items))
+            order = generator(self.seed, HEAL, lesson.name, turn).permutation(len(lesson.items))
+            more = [*chosen, lesson.items[order[number]]]
+            if chosen and len(more) * max(len(item.ids) for item in more) > STEP_TOKENS:
+                break
+            chosen = more
+            self.items[lesson.name] = place + 1
+        return chosen
+
+    def learned(self, lesson: Lesson, gap: float, seconds: float) -> None:
+        """Remember what a step has shown."""
+        name = lesson.name
+        self.gaps[name] = INERTIA * self.gaps.get(name, gap) + (1 - INERTIA) * gap
+        self.first_gaps.setdefault(name, gap)
+        self.steps[name] = self.steps.get(name, 0) + 1
+        self.seconds += seconds
+
+
+def chances(gaps: Sequence[float]) -> list[float]:
+    """How likely each is drawn: by what is left of its gap, and a floor for all."""
+    positive = [max(0.0, gap) for gap in gaps]
+    total, even = sum(positive), 1 / len(gaps)
+    return [FLOOR * even + (1 - FLOOR) * (gap / total if total else even) for gap in positive]
+
+
+def right_answers(prepared: measuring.TokenizedDomain) -> list[TokenizedItem]:
+    """The right answer of every example, in pieces that a step has room for."""
+    right = (prepared.items[n] for n in prepared.right_items())
+    begun = ((item.ids, list(item.asked).index(True)) for item in right)
+    cut = (measuring.windows(ids, start, STEP_TOKENS) for ids, start in begun)
+    numbered = (numbered for pieces in cut for numbered in enumerate(pieces))
+    return [piece for n, piece in numbered if n == 0 or sum(piece.asked) >= LEAST_ASKED]
+
+
+def lessons_hash(lessons: Sequence[Lesson], *others: Any) -> str:
+    """sha256 of all that is taught and of what else a healing depends on."""
+    digest = hashlib.sha256(json.dumps(others).encode())
+    for lesson in lessons:
+        digest.update(json.dumps([lesson.name, lesson.expert, lesson.weight]).encode())
+        for item in lesson.items:
+            digest.update(np.array([item.ids, item.asked], np.int64).tobytes() + b"/")
+    return digest.hexdigest()
+
+
+class ExpertNetworks:
+    """The networks of the experts; where memory is short, fewer of them are filled in turn."""
+
+    def __init__(self, loop: EvolutionLoop, lessons: Sequence[Lesson]) -> None:
+        self._keys, self._weights = loop.search.space.parents, loop.weights
+        loop.evaluator.fill(self._keys[0])
+        model, self._spare = loop.evaluator.model, list[nn.Module]()
+        size = sum(parameter.nbytes for parameter in model.parameters())
+        for _ in {lesson.expert for lesson in lessons}:
+            if not self._spare or psutil.virtual_memory().available > ROOM * size:
+                self._spare.append(copy.deepcopy(model).requires_grad_(False).eval())
+        self._filled: dict[int, nn.Module] = {}
+
+    def of(self, number: int) -> nn.Module:
+        if number not in self._filled:
+            oldest = next(iter(self._filled), number)
+            network = self._spare.pop() if self._spare else self._filled.pop(oldest)
+            self._weights.fill(network, self._keys[number])
+            self._filled[number] = network
+        return self._filled[number]
+
+
+class Teaching:
+    """The student with its optimizer, lessons and experts; `state` is what a checkpoint holds."""
+
+    def __init__(
+        self, loop: EvolutionLoop, lessons: Lessons, experts: ExpertNetworks, total: int
+    ) -> None:
+        s, self.student = loop.settings, loop.evaluator.model.requires_grad_(False).eval()
+        self.lessons, self.experts, self.expert = lessons, experts, self.student
+        self._reading = loop.evaluator.model_under_test.reading or likelihood.PLAIN
+        seed = int(generator(loop.inputs.seed, HEAL, "start").integers(2**62))
+        draws = torch.Generator().manual_seed(seed)
+        self.branches = LowRankBranches(linear_layers(self.student), s.heal_rank, draws)
+        config = MuGrokConfig(fallback_lr=s.heal_rate, qk_clip_threshold=0.0)
+        how = TrainSettings(
+            precision="bf16" if s.mixed_precision else "fp32",
+            warmup_steps=min(WARMUP_STEPS, total),
+            warmdown_share=1.0,
+            final_rate=FINAL_RATE,
+        )
+        student = self.branches, MuonGrokfast(self.branches, config), self._loss, how
+        device = str(next(self.student.parameters()).device)
+        self.trainer = Trainer(*student, total=total, generator=draws, device=device)
+        self._parts: dict[str, Any] = {**self.trainer.parts, "lessons": lessons}
+
+    def step(self, step: int) -> str:
+        """One update; returns what was taught and how far away it was."""
+        began, lesson = time.perf_counter(), self.lessons.draw(step)
+        batch = likelihood.padded(self.lessons.next_items(lesson), torch.device("cpu"))
+        self.expert = self.experts.of(lesson.expert)
+        values = self.trainer.step(step, batch)
+        self.lessons.learned(lesson, values["gap"], time.perf_counter() - began)
+        return f"{lesson.name}, KL {values['loss']:.3f}"
+
+    def _loss(self, _: nn.Module, batch: Batch, generator: torch.Generator) -> LossOutput:
+        tokens, asked = batch
+        targets = tokens[:, 1:][asked[:, 1:]]
+        own = self._logits(self.student, tokens, asked)
+        with torch.no_grad():
+            taught = self._logits(self.expert, tokens, asked)
+            gap = F.cross_entropy(own, targets) - F.cross_entropy(taught, targets)
+        total = divergence(own, taught).mean()
+        values = {"loss": float(total.detach()), "gap": float(gap)}
+        return LossOutput(total, len(targets), values)
+
+    def _logits(self, model: nn.Module, tokens: Tensor, asked: Tensor) -> Tensor:
+        with likelihood.selecting(model, self._reading):
+            return asked_logits(model, tokens, asked, self._reading)
+
+    def state(self) -> dict[str, Any]:
+        return {name: part.state_dict() for name, part in self._parts.items()}
+
+    def load(self, checkpoint: Checkpoint) -> int:
+        """Go back to a checkpoint; returns its step."""
+        for name, part in self._parts.items():
+            part.load_state_dict(checkpoint.state["parts"][name])
+        return checkpoint.step
+
+
+def linear_layers(model: nn.Module) -> dict[str, nn.Module]:
+    """The linear layers of a network between embeddings and head, by name."""
+    found = {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
+        if not HEAD.search(f"{name}.weight") and not BEFORE_LAYERS.search(f"{name}.weight")
+    }
+    if not found:
+        raise ConfigError("heal: the network has no linear layers", hint="do without: --heal 0")
+    return found
 
 
 @dataclass(frozen=True)
@@ -102,10 +294,9 @@ def heal(loop: EvolutionLoop) -> HealedChampion:
     teaching = Teaching(loop, Lessons(lessons, loop.inputs.seed), experts, planned["steps"])
     of = f"{of} {planned['steps']} {planned['threads']}"
     try:
-        torch.set_num_threads(planned["threads"])
-        _teach(loop, teaching, of)
+        with computing_threads(planned["threads"]):
+            _teach(loop, teaching, of)
     finally:
-        torch.set_num_threads(threads)
         teaching.branches.remove()
     return _measured(loop, teaching, of)
 
@@ -113,7 +304,7 @@ def heal(loop: EvolutionLoop) -> HealedChampion:
 def _lessons(loop: EvolutionLoop) -> list[Lesson]:
     """What is taught: the right answers of the selection items, then the user's own texts."""
     splits, weights = loop.inputs.splits, loop.settings.domain_weights
-    experts = experts_of(loop.journal.records, [d.name for d in splits["selection"]])
+    experts = loop.journal.best_parents([d.name for d in splits["selection"]])
 
     def items_of(domain: Domain) -> Any:
         prepared = loop.evaluator.model_under_test.prepare(replace(domain, writing=None))
@@ -134,7 +325,7 @@ def _expert_on(loop: EvolutionLoop, lesson: Lesson) -> int:
 
     def measure() -> dict[str, Any]:
         losses = []
-        for key in parent_keys(loop):
+        for key in loop.search.space.parents:
             loop.proceed("before healing")
             loop.evaluator.fill(key)
             some = lesson.items[:: -(-len(lesson.items) // EXPERT_ITEMS)]
@@ -218,12 +409,13 @@ def _measured(loop: EvolutionLoop, teaching: Teaching, of: str) -> HealedChampio
 
     def measure() -> dict[str, Any]:
         put(exact=False)
-        with computing_threads(loop.settings):  # as the champion was
+        with computing_threads(loop.settings.worker_threads):  # as the champion was
             return {"fitness": holdout.score().fitness}
 
     after = loop.journal.once("healed", measure, of=of)
     put(exact=True)
-    losses = few_losses(loop, replace(evaluator.model_under_test, model=evaluator.model))
+    stored = replace(evaluator.model_under_test, model=evaluator.model)
+    losses = stored.first_losses(loop.inputs.splits["holdout"])
     before, candidate = (loop.journal.find(r, key=key) or {} for r in ("holdout", "candidate"))
     lessons, settings = teaching.lessons, loop.settings.model_dump(mode="json")
     names = loop.inputs.names
@@ -240,13 +432,3 @@ def _measured(loop: EvolutionLoop, teaching: Teaching, of: str) -> HealedChampio
     }
     weights = loop.weights.weights(key).derived(tensors.__getitem__)
     return HealedChampion(weights, record, losses, after["fitness"], before["fitness"])
-
-
-def few_losses(loop: EvolutionLoop, model: measuring.ModelUnderTest) -> list[float]:
-    """The losses of a model on the first holdout items."""
-    few = [
-        d.select(range(len(d.examples[: measuring.CONFIRMED])))
-        for d in loop.inputs.splits["holdout"]
-    ]
-    parts = [model.prepare(replace(domain, writing=None)) for domain in few]
-    return [loss for part in parts for loss in model.measure(part).loss]

@@ -31,8 +31,9 @@ from agent_forge.merge.recipe import ModelInput, Recipe
 from agent_forge.model.folder import MODEL_TYPE
 from agent_forge.model.locate import locate_parents
 from agent_forge.model.weights import DEPTHS, Weights, with_same_heads
-from agent_forge.phases.phase2_evomerge import checks
+from agent_forge.phases.phase2_evomerge import checks, documents
 from agent_forge.phases.phase2_evomerge.budget import FIELDS, MOST_ITEMS, EvolutionPlan
+from agent_forge.phases.phase2_evomerge.checkpoints import CHECKPOINT_NAME
 from agent_forge.phases.phase2_evomerge.checks import CHAMPION, Splits
 from agent_forge.phases.phase2_evomerge.config import (
     BEGUN,
@@ -40,7 +41,6 @@ from agent_forge.phases.phase2_evomerge.config import (
     EvoMergeSettings,
     refuse_outside,
 )
-from agent_forge.phases.phase2_evomerge.documents import RunPlace, by_first_names, in_our_words
 from agent_forge.phases.phase2_evomerge.journal import begun_or_none, read_begun
 from agent_forge.store import files
 from agent_forge.store.records import read_metadata
@@ -83,11 +83,8 @@ class EvolutionInputs:
     @property
     def verdict_models(self) -> int:
         """How many models the verdict measures: beside the parents champion, average and combo."""
-        return (
-            len(self.parents)
-            + 3
-            + sum([self.base is not None, self.control_ref is not None, self.settings.heal > 0])
-        )
+        others = self.base is not None, self.control_ref is not None, self.settings.heal > 0
+        return len(self.parents) + 3 + sum(others)
 
     @property
     def seeds(self) -> str:
@@ -131,30 +128,33 @@ class EvolutionInputs:
 
 def load_settings(
     config: str | None, sets: Sequence[str], options: Mapping[str, Any]
-) -> tuple[EvoMergeSettings, RunPlace]:
+) -> tuple[EvoMergeSettings, documents.RunPlace]:
     """Defaults < preset or file < --set, options; the last two may not contradict each other."""
     merged: dict[str, Any] = PRESETS.get(config or "", {})
+    file_names: Mapping[str, Any] = {}
     if config is not None and config not in PRESETS:
         if not Path(config).exists():
             known = did_you_mean(config, list(PRESETS))
             raise ConfigError(f"{config!r} is neither a file nor a preset{known}")
-        merged = by_first_names(read_one(Path(config)))
+        file_names = read_one(Path(config))
+        merged = documents.by_first_names(file_names)
     by_set: dict[str, Any] = {}
     for text in sets:
-        by_set = join(by_set, by_first_names(parse_set(text)))
+        by_set = join(by_set, documents.by_first_names(parse_set(text)))
     refuse_outside(merged, str(config), sets)
     for name, value in options.items():
         if by_set.get(name, value) != value:
             raise ConfigError(f"{name} is {by_set[name]} by --set and {value} by its own option")
-    given, source = in_our_words({**join(merged, by_set), **options}), config or "options"
-    where = {name: given.pop(name) for name in RunPlace.model_fields if name in given}
-    place = validate(RunPlace, where, source)
+    given, source = documents.in_our_words({**join(merged, by_set), **options}), config or "options"
+    where = {name: given.pop(name) for name in documents.RunPlace.model_fields if name in given}
+    names = {name for text in sets for name in parse_set(text)} | {*file_names}
+    place = documents.validated(documents.RunPlace, where, source, names)
     if place.tokenizer:
         hint = "a model in a folder has its own there"
         raise ConfigError(f"{source}: tokenizer is for networks in memory", hint=hint)
     if not place.enable_parallel:
         given["workers"] = 1
-    return validate(EvoMergeSettings, given, source), place
+    return documents.validated(EvoMergeSettings, given, source, names), place
 
 
 def with_default_budget(
@@ -194,11 +194,7 @@ def locate_inputs(
 
 
 def resume_inputs(
-    place: Path,
-    gens: int | None,
-    minutes: float | None,
-    sets: Sequence[str] = (),
-    **more: Any,
+    place: Path, gens: int | None, minutes: float | None, sets: Sequence[str] = (), **more: Any
 ) -> EvolutionInputs:
     """The evolution in a folder, with the settings that it was last run with. `sets` names again
     the user's own code and cluster: a folder alone never reaches either."""
@@ -233,7 +229,13 @@ def find_evolution(place: Path) -> tuple[Path, dict[str, Any]]:
     if not (folder / BEGUN).is_file():
         raise NotFound(f"{folder} holds no evolution", hint=f"it would have a file {BEGUN}")
     record = read_begun(folder)
-    if place.is_file() and files.read_checked(place).get("fingerprint") != record["fingerprint"]:
+    try:
+        told = files.read_checked(place) if place.is_file() else record
+    except DamagedFile:
+        if CHECKPOINT_NAME.fullmatch(place.name):
+            raise
+        raise ConfigError(f"{place} is no checkpoint of an evolution", hint=hint) from None
+    if told.get("fingerprint") != record["fingerprint"]:
         raise ConfigError(f"{place} is of another evolution than the one in its folder")
     return folder, record
 
@@ -289,12 +291,12 @@ def portable_settings(settings: EvoMergeSettings) -> dict[str, Any]:
     return {**settings.model_dump(mode="json"), **places}
 
 
-def _control_of(base: Path) -> str | None:
-    """The control that the phase of a run made beside this base; a name alone makes none."""
+def made_beside(model: Path, name: str) -> str | None:
+    """What a phase of a run made under this name, beside a model; a name alone makes none."""
     with contextlib.suppress(ForgeError, OSError):
-        made, control = read_metadata(base), read_metadata(base.parent / CONTROL)
-        if (made.session_id, made.phase_name) == (control.session_id, control.phase_name):
-            return str(base.parent / CONTROL)
+        made, other = read_metadata(model), read_metadata(model.parent / name)
+        if (made.session_id, made.phase_name) == (other.session_id, other.phase_name):
+            return str(model.parent / name)
     return None
 
 
@@ -315,7 +317,7 @@ def open_inputs(
         record = begun_or_none(folder)
         settings = _as_begun(settings, record) if record else settings
         checks.refuse_fewer(folder, settings)
-        control_ref = _control_of(Path(base_ref)) if base_ref else None
+        control_ref = made_beside(Path(base_ref), CONTROL) if base_ref else None
     if len(parent_refs) < 2:
         hint = "give two or more; three are usual"
         raise ConfigError(f"{len(parent_refs)} model is nothing to merge", hint=hint)
@@ -351,7 +353,8 @@ def open_inputs(
     notes += _notes_on(settings, chats, verdict)
     models = open_models(parent_refs, base_ref, opened)
     given = settings, tuple(parent_refs), base_ref, *models, splits, folder, seed, tuple(names)
-    plan = read_plan(record["plan"], folder) if record and record.get("plan") else None
+    made = (record or {}).get("plan")
+    plan = EvolutionPlan.from_json(made, folder) if made else None
     branch = tuple(record["branch"]) if record and "branch" in record else None
     inputs = EvolutionInputs(*given, control_ref, tuple(notes), plan, branch)
     if record:
@@ -377,14 +380,6 @@ def _as_begun(settings: EvoMergeSettings, record: Mapping[str, Any]) -> EvoMerge
     begun = {**EvoMergeSettings.BEFORE, **record["settings"]}
     kept = {name: begun[name] for name in names - settings.model_fields_set if name in begun}
     return validate(EvoMergeSettings, {**settings.model_dump(exclude_unset=True), **kept}, BEGUN)
-
-
-def read_plan(record: Mapping[str, Any], place: Path) -> EvolutionPlan:
-    """The plan of a record."""
-    try:
-        return EvolutionPlan.from_json(record)
-    except (TypeError, KeyError, ValueError, AttributeError) as error:
-        raise DamagedFile(place, f"its plan cannot be read ({error})") from error
 
 
 def _notes_on(settings: EvoMergeSettings, chats: bool, verdict: Sequence[Domain]) -> list[str]:

@@ -1,18 +1,27 @@
-"""What an evolution has measured, on disk: its journal, and the cache of results."""
+"""What was measured, on disk: the journal and the cache of an evolution, and the user's cache."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+import logging
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from importlib.metadata import version
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from agent_forge.errors import ConfigError, DamagedFile, PathDisappeared
+import torch
+
+from agent_forge.errors import ConfigError, DamagedFile, ForgeError, PathDisappeared
 from agent_forge.model.weights import Weights
 from agent_forge.phases.phase2_evomerge.config import BEGUN
 from agent_forge.store import files
 from agent_forge.track.journal import BEGINS, Journal, read_lines
 
+log = logging.getLogger(__name__)
 JOURNAL, WEIGHTS, CACHE = "journal.jsonl", "weights", "fitness_cache.jsonl"
 LOG = "evolution_log.json"
 FILES = (BEGUN, JOURNAL, CACHE, WEIGHTS, LOG)
@@ -20,6 +29,9 @@ FIRST = "begun"  # the record that a journal begins with
 CACHED = ("score", "tokens", "dropped")  # a cached result counts as the tokens it stands for
 STAMP = attrgetter("st_ino", "st_size", "st_mtime_ns")  # another version of a file has another
 CACHE_BEGINS = b'{"place": '
+USER_FOLDER, USER_HOME, USER_CACHE = "FORGE_CACHE", "~/.cache/agent-forge", "fitness.jsonl"
+WORTH_S = 1.0  # of CPU time: what takes less is measured again
+MOST_BYTES = 50_000_000  # then nothing is added
 LOST = (
     "put a copy of the file back, or begin anew in another folder: with fitness_cache.jsonl"
     " copied there what was measured is not measured again"
@@ -65,11 +77,20 @@ class EvolutionJournal:
         """The record of this name and key; if there is none, it is measured and written now."""
         return self.find(name, **key) or self.write(name, **key, **measure())
 
-    def domain_scores(self, key: str | None) -> dict[str, float]:
-        """A candidate by domain: its accuracy, or bits a byte where there are no answers."""
+    def raw(self, key: str | None) -> dict[str, float]:
+        """The figures behind the score of a candidate; empty if it has none."""
         record = (self.find("candidate", key=key) if key else None) or {}
-        raw = (record.get("score") or {}).get("raw", {})
-        return {name.rpartition("/")[0]: value for name, value in raw.items()}  # accuracy is last
+        return dict((record.get("score") or {}).get("raw", {}))
+
+    def best_parents(self, domains: Sequence[str]) -> dict[str, int]:
+        """The number of the parent with the fewest bits a byte in each domain, of equals the first;
+        empty if the fitness measured no bits."""
+        measured = [r for r in self.records if r["record"] == "candidate"]
+        parents = [r for r in measured if r["operation"]["kind"] == "parent"]
+        raws = {r["operation"]["index"]: r["score"]["raw"] for r in parents}
+        if not all(f"{name}/bits_per_byte" in raw for name in domains for raw in raws.values()):
+            return {}
+        return {n: min(raws, key=lambda i: (raws[i][f"{n}/bits_per_byte"], i)) for n in domains}
 
     def latest(self, key: str) -> Any:
         """The largest value of this key in any record; 0 if none has it."""
@@ -147,3 +168,66 @@ def read_cache(path: Path | None) -> dict[str, Any]:
     if not begins and not any("place" in record for record in known):
         raise DamagedFile(path, "no results of an evolution are in it", hint="move it elsewhere")
     return {r["place"]: {name: r[name] for name in CACHED} for r in known if set(CACHED) <= set(r)}
+
+
+def cached(path: Path | None, place: str, result: Mapping[str, Any]) -> dict[str, Any]:
+    """What a cache keeps of a result; it is added to the file, if there is one."""
+    kept = {name: result[name] for name in CACHED}
+    if path is not None:
+        files.append(path, json.dumps({"place": place, **kept}).encode() + b"\n")
+    return kept
+
+
+class UserCache:
+    """Scores of candidates that were measured whole in any evolution of this user, by weights,
+    settings of the model, items, way of reading, and what else decides the last bits: `threads` is
+    what torch has for one of them, `split_by` says which blanks of an answer count. A file that
+    cannot be used costs a warning."""
+
+    def __init__(self, threads: int, split_by: str) -> None:
+        packages = [f"{name} {version(name)}" for name in ("torch", "transformers", "agent-forge")]
+        machine = torch.backends.cpu.get_cpu_capability(), f"threads {threads}", split_by
+        self._suffix = " ".join(["", *packages, *machine])
+
+    @cached_property
+    def _path(self) -> Path | None:
+        """The file; None if there is no folder for it."""
+        try:
+            return Path(os.environ.get(USER_FOLDER) or Path(USER_HOME).expanduser()) / USER_CACHE
+        except RuntimeError:  # a user without a home
+            return None
+
+    @cached_property
+    def _known(self) -> dict[str, Any]:
+        try:
+            return {k: v for k, v in read_cache(self._path).items() if _is_whole(v)}
+        except (ForgeError, OSError) as error:
+            log.warning("scores of earlier evolutions are not used: %s", error)
+            self._path = None
+            return {}
+
+    def get(self, place: str) -> dict[str, Any] | None:
+        return self._known.get(place + self._suffix)
+
+    def put(self, place: str, result: dict[str, Any], seconds: float) -> None:
+        """Add a result that took so many seconds of CPU time."""
+        known = self._known
+        if self._path is None or seconds < WORTH_S or not _is_whole(result):
+            return
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            if not self._path.exists() or self._path.stat().st_size < MOST_BYTES:
+                known[place + self._suffix] = cached(self._path, place + self._suffix, result)
+        except (ForgeError, OSError) as error:
+            log.warning("scores are not kept for other evolutions: %s", error)
+            self._path = None
+
+
+def _is_whole(result: Any) -> bool:
+    """True for a candidate that was measured on all items, with numbers that can be used."""
+    try:
+        score, tokens = result["score"], result["tokens"]
+        numbers = [score["fitness"], *score["parts"].values(), *score["raw"].values(), tokens]
+        return not result["dropped"] and all(map(math.isfinite, numbers))
+    except (KeyError, TypeError, AttributeError):
+        return False

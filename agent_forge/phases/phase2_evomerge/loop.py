@@ -20,7 +20,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -32,14 +32,12 @@ from agent_forge.evals.fitness import DomainFitness, Incumbent
 from agent_forge.phases.phase2_evomerge import checkpoints, journal, told
 from agent_forge.phases.phase2_evomerge.candidate_weights import CandidateWeights, distance_matrix
 from agent_forge.phases.phase2_evomerge.config import BEGUN
-from agent_forge.phases.phase2_evomerge.decisions import computing_threads, decided
 from agent_forge.phases.phase2_evomerge.evaluator import CandidateEvaluator, Limits
 from agent_forge.phases.phase2_evomerge.inputs import EvolutionInputs
-from agent_forge.phases.phase2_evomerge.pace import EvolutionPace
 from agent_forge.phases.phase2_evomerge.parallel import ParallelEvaluator
+from agent_forge.phases.phase2_evomerge.planning import EvolutionPace, computing_threads, decided
 from agent_forge.search.candidate import SHORT, Candidate
 from agent_forge.search.portfolio import STRATEGIES
-from agent_forge.store import files
 from agent_forge.track.tracker import Listener
 
 log = logging.getLogger(__name__)
@@ -54,9 +52,6 @@ WITHOUT_EFFECT = {
     *("reading", "gradient_checkpointing"),
     *("heal", "heal_steps", "heal_data", "heal_rate", "heal_rank"),  # after the search
 }
-
-
-REFERENCE_POINTS = ("parent", "average")  # measured before all other candidates
 
 
 class EvolutionLoop:
@@ -141,7 +136,7 @@ class EvolutionLoop:
 
     def run(self) -> None:
         """Evolve until the search is finished or the time is over."""
-        with computing_threads(self.settings), self._closing_workers():
+        with computing_threads(self.settings.worker_threads), self._parallel or nullcontext():
             rules = {} if self.settings.strategy == "spec" else RULES
             first, branch = self.journal.begin(**rules), self.inputs.branch
             if first.get("branch") != (list(branch) if branch else None):
@@ -174,14 +169,6 @@ class EvolutionLoop:
                 if self._stopped_before(generation):
                     break
             self._choose_finalist()
-
-    @contextmanager
-    def _closing_workers(self) -> Iterator[None]:
-        try:
-            yield
-        finally:
-            if self._parallel is not None:
-                self._parallel.close()
 
     @contextmanager
     def _timed(self, part: str) -> Iterator[None]:
@@ -242,7 +229,7 @@ class EvolutionLoop:
         if not isinstance(fitness, DomainFitness):
             return
         self.floor = []
-        first = [c for c in self.search.pending if c.kind in REFERENCE_POINTS]
+        first = [c for c in self.search.pending if self.search.is_reference(c.key)]
         records = [self._record_of(first[i:]) for i in range(len(first))]
         pairs = zip(first, records, strict=True)
         parents = [record["score"]["raw"] for c, record in pairs if c.kind == "parent"]
@@ -252,7 +239,7 @@ class EvolutionLoop:
 
     def _fitness(self, candidate: Candidate, score: Mapping[str, Any]) -> float:
         """The fitness of a measured candidate. The floor was not known when the first were."""
-        if not self.floor or candidate.kind not in REFERENCE_POINTS:
+        if not self.floor or not self.search.is_reference(candidate.key):
             return float(score["fitness"])
         assert isinstance(self.evaluator.fitness, DomainFitness)
         return self.evaluator.fitness.score_from(score["raw"], score["parts"]).fitness
@@ -269,8 +256,7 @@ class EvolutionLoop:
         elif result["hit"]:
             self.cache_hits += 1
         elif self._cache is not None:
-            line = {"place": result["place"], **{name: result[name] for name in journal.CACHED}}
-            files.append(self._cache, json.dumps(line).encode() + b"\n")
+            journal.cached(self._cache, result["place"], result)
         self._count += 1
         for part in ("merge", "evaluation"):
             self.seconds[part] += result[part]
@@ -290,8 +276,9 @@ class EvolutionLoop:
             inputs=list(candidate.inputs),
         )
         seconds = result["merge"] + result["evaluation"]
-        whole = not result["dropped"] and not result["hit"] and not result["problem"]
-        self.pace.end("candidate", seconds, result["tokens"], whole)
+        whole = not result["dropped"] and not result["known"] and not result["problem"]
+        tokens = None if result["known"] else result["tokens"]
+        self.pace.end("candidate", seconds, tokens, whole)
         self.listen({"event": "candidate", "seconds": seconds, **record})
         return record
 
@@ -300,7 +287,7 @@ class EvolutionLoop:
         self.proceed("between two candidates")
         new = [c.key for c in pending if not self.journal.find("candidate", key=c.key)]
         if self._races_first:  # the best of the references is who the combos race against
-            new = [key for key in new if self._is_reference(key)] or new
+            new = [key for key in new if self.search.is_reference(key)] or new
         planned = self.settings.planned(len(self.inputs.parents))
         what = f"candidate {len(self.search.scores) + 1} of {planned} at most"
         self.pace.begin("candidate", what)
@@ -316,13 +303,11 @@ class EvolutionLoop:
         """What a candidate has to beat: the champion when its generation began, or the average."""
         born = self.search.born(key)
         champion = self.search.history[born - 1]["champion"] if born else None
-        if not born and self._races_first and not self._is_reference(key):
+        if not born and self._races_first and not self.search.is_reference(key):
             champion = self._best_reference()
         gate = None
         if self.search.candidates[key].kind == "path":
-            candidates = self.search.candidates.values()
-            average = next(c.key for c in candidates if c.kind == "average")
-            gate = self.settings.path_gate * self._first_bits(champion or average)
+            gate = self.settings.path_gate * self._first_bits(champion or self.search.average)
         if not self.settings.racing or champion is None:
             return None, gate, self.floor
         if champion not in self._incumbents:
@@ -336,13 +321,10 @@ class EvolutionLoop:
         s = self.settings
         return bool(s.racing) and s.strategy == "auto" and s.auto_version > 1
 
-    def _is_reference(self, key: str) -> bool:
-        return self.search.candidates[key].kind in ("parent", "average")
-
     def _best_reference(self) -> str | None:
         """The best of the parents and their average, all of which have been measured."""
-        scores = self.search.scores
-        known = [key for key in scores if self._is_reference(key) and scores[key] > -math.inf]
+        scores, is_reference = self.search.scores, self.search.is_reference
+        known = [key for key in scores if is_reference(key) and scores[key] > -math.inf]
         return max(known, key=lambda key: (scores[key], key), default=None)
 
     def _first_bits(self, key: str) -> float:
@@ -379,7 +361,7 @@ class EvolutionLoop:
         alive = [c.key for c in shaped if scores.get(c.key, -math.inf) > -math.inf]
 
         def measure() -> dict[str, Any]:
-            parents = [c.key for c in self.search.candidates.values() if c.kind == "parent"]
+            parents = self.search.space.parents
             matrix, mean = self._distances(alive)
             first = self.journal.find("distances", generation=0)
             return {
@@ -440,9 +422,8 @@ class EvolutionLoop:
         """The candidates to keep in files: merges of others than parents, then the survivors."""
         if self.search.finished:
             return [self.search.champion.key] if self.search.champion else []
-        parents = {c.key for c in self.search.candidates.values() if c.kind == "parent"}
         merges = (c for c in self.search.population if c.kind == "merge")
-        merged = [c.key for c in merges if not parents.issuperset(c.inputs)]
+        merged = [c.key for c in merges if not {*c.inputs} <= {*self.search.space.parents}]
         return merged + [c.inputs[0] if c.kind == "path" else c.key for c in self.search.survivors]
 
     def _time_is_over(self, candidate: Candidate) -> bool:

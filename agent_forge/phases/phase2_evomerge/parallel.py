@@ -22,12 +22,6 @@ from agent_forge.phases.phase2_evomerge import evaluator
 from agent_forge.phases.phase2_evomerge import inputs as opening
 from agent_forge.phases.phase2_evomerge.candidate_weights import CandidateWeights
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
-from agent_forge.phases.phase2_evomerge.evaluator import (
-    CandidateEvaluator,
-    Limits,
-    batch_threads,
-    worker_task,
-)
 from agent_forge.phases.phase2_evomerge.inputs import EvolutionInputs
 from agent_forge.phases.phase2_evomerge.journal import CACHE, WEIGHTS, read_cache
 from agent_forge.search.candidate import Candidate
@@ -56,7 +50,7 @@ class ParallelEvaluator:
     def of(cls, inputs: EvolutionInputs, device: str) -> ParallelEvaluator | None:
         """The workers that are asked for, or one a core if they fit; None: this process alone."""
         settings = inputs.settings
-        if device == "cpu" and batch_threads(inputs):
+        if device == "cpu" and evaluator.batch_threads(inputs):
             return None
         devices = torch.cuda.device_count() if device.startswith("cuda") else 0
         cores = (os.cpu_count() or 1) // settings.worker_threads
@@ -94,13 +88,15 @@ class ParallelEvaluator:
             address=settings.cluster or None,
         )
 
-    def measure(self, known: dict[str, Candidate], pending: dict[str, Limits]) -> dict[str, Any]:
+    def measure(
+        self, known: dict[str, Candidate], pending: dict[str, evaluator.Limits]
+    ) -> dict[str, Any]:
         """The result of the first that is pending, a failed one if its worker died."""
         if self._pool is None:
             self._pool = self.start()
         for key, limits in pending.items():
             if key not in self._submitted:
-                self._tasks[key] = worker_task(known, key, limits)
+                self._tasks[key] = evaluator.worker_task(known, key, limits)
                 self._submit(self._pool, key)
         first = next(iter(pending))
         while first not in self._results:
@@ -125,7 +121,10 @@ class ParallelEvaluator:
         pool.submit(len(self._submitted), self._tasks[key])
         self._submitted.append(key)
 
-    def close(self) -> None:
+    def __enter__(self) -> ParallelEvaluator:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         if self._pool is not None:
             self._pool.close()
             self._pool = None
@@ -168,4 +167,4 @@ def start_worker(
         raise ConfigError(problem, hint="put it back")
     weights = CandidateWeights(*models, {}, own, place / WEIGHTS)
     cache = read_cache(place / CACHE if checked.enable_caching else None)
-    return CandidateEvaluator(inputs, weights, cache, device).work
+    return evaluator.CandidateEvaluator(inputs, weights, cache, device).work

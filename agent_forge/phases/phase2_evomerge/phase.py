@@ -20,15 +20,20 @@ from agent_forge.phases.phase2_evomerge import inputs
 from agent_forge.phases.phase2_evomerge import report as reporting
 from agent_forge.phases.phase2_evomerge.checks import CHAMPION, check_settings
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
-from agent_forge.phases.phase2_evomerge.decisions import decisions, with_decisions
 from agent_forge.phases.phase2_evomerge.evolution import run_evolution
 from agent_forge.phases.phase2_evomerge.loop import EvolutionLoop
+from agent_forge.phases.phase2_evomerge.planning import decisions, with_decisions
 from agent_forge.phases.phase2_evomerge.report import EvolutionReport, summary
-from agent_forge.phases.phase2_evomerge.told import champion_combo, champion_lineage
+from agent_forge.phases.phase2_evomerge.told import champion_lineage
 from agent_forge.phases.training import sample_replies
 
 FOLDER = "evolution"
 PARENTS = 3  # as the handoff from Phase 1 has it
+# Of the summary, those that a run logs and its model carries.
+FIGURES = (
+    *("initial_fitness", "final_fitness", "best_fitness", "fitness_improvement"),
+    *("fitness_improvement_percent", "compression_ratio"),
+)
 _PART_NAMES = {"perplexity": "perplexity_score"}  # that part is no perplexity
 
 
@@ -97,11 +102,10 @@ class EvoMergePhase(phase.PhaseController):
     def _result(
         self, ctx: PhaseContext, loop: EvolutionLoop, report: EvolutionReport, champion: ModelRef
     ) -> phase.PhaseResult:
-        metrics = _metrics(loop, report)
+        metrics, figures, best = _metrics(loop, report), summary(loop), report.best_parent
         ctx.log(None, {f"phase/{k}": v for k, v in metrics.items() if "/" not in k})
-        if (combo := champion_combo(loop.search, loop.champion.key)) is not None:
+        if (combo := figures["best_combo"]) is not None:
             ctx.log(None, {"phase/champion_combo_id": combo})
-        best, figures = report.best_parent, summary(loop)
         overall = report.baselines[best].comparison.overall
         measure = overall.measures()[0]  # what can tell the two apart on the unseen items
         gain, title = overall.gains[measure], f"{measure}, best parent -> champion"
@@ -126,12 +130,8 @@ class EvoMergePhase(phase.PhaseController):
 
 def _metrics(loop: EvolutionLoop, report: EvolutionReport) -> dict[str, float]:
     known = summary(loop)
-    start, end = known["initial_fitness"], known["best_fitness"]
     return {
-        **{"initial_fitness": start, "final_fitness": end, "best_fitness": end},
-        "fitness_improvement": end - start,
-        "fitness_improvement_percent": 100 * known["improvement_pct"],
-        "compression_ratio": float(len(loop.inputs.parents)),
+        **{name: known[name] for name in FIGURES},
         **{f"final_{_PART_NAMES.get(k, k)}": v for k, v in report.champion.parts.items()},
         "final_perplexity": report.perplexity,
         **{
@@ -147,8 +147,8 @@ def _save(ctx: PhaseContext, loop: EvolutionLoop, report: EvolutionReport) -> Mo
     champion = loop.champion
     weights = loop.weights.weights(champion.key)
     parent = Path(loop.inputs.parent_refs[0])
-    beside_weights = (path for path in sorted(parent.iterdir()) if path.is_file())
-    tokenizer = [path for path in beside_weights if "token" in path.name or "chat" in path.name]
+    own = (path for path in sorted(parent.iterdir()) if path.is_file())
+    tokenizer = {p.name: p.read_bytes() for p in own if "token" in p.name or "chat" in p.name}
     beside = reporting.champion_files(loop, report)
     del beside["README.md"]  # the store writes the card of a run's model
     loop.evaluator.fill(champion.key)
@@ -167,7 +167,7 @@ def _save(ctx: PhaseContext, loop: EvolutionLoop, report: EvolutionReport) -> Mo
         metadata,
         config=weights.config,
         metrics={k: v for k, v in _metrics(loop, report).items() if "/" not in k},
-        tokenizer_files={p.name: p.read_bytes() for p in tokenizer},
+        tokenizer_files=tokenizer,
         beside=beside,
         card_head=reporting.evolved_head(loop),
         card_text="\n".join(reporting.markdown(loop, report)),

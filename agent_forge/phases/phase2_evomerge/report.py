@@ -16,28 +16,32 @@ from agent_forge.evals.comparison import ACCURACY, BITS, Comparison, compare, co
 from agent_forge.evals.domains import Domain, copies_told
 from agent_forge.evals.ensemble import Ensemble
 from agent_forge.evals.fitness import DomainFitness, FitnessScore
-from agent_forge.evals.model_under_test import (
-    CONFIRMED,
-    ItemScores,
-    ModelUnderTest,
-    TokenLosses,
-)
+from agent_forge.evals.likelihood import TokenLosses
+from agent_forge.evals.model_under_test import CONFIRMED, ItemScores, ModelUnderTest
 from agent_forge.model.card import card_head
 from agent_forge.model.opened import open_model
+from agent_forge.phases.phase2_evomerge import told
 from agent_forge.phases.phase2_evomerge.checks import HEALED
 from agent_forge.phases.phase2_evomerge.inputs import MODEL_NAMES
 from agent_forge.phases.phase2_evomerge.journal import LOG
 from agent_forge.phases.phase2_evomerge.loop import EvolutionLoop
-from agent_forge.phases.phase2_evomerge.told import (
-    champion_combo,
-    champion_lineage,
-    parent_weights,
-    technique,
-)
 from agent_forge.search.candidate import SHORT, lineage
 from agent_forge.store import files
 
 AVERAGE = MODEL_NAMES[1]
+FINAL_METRICS = {  # and which figure of the summary each of them is
+    "phase/initial_fitness": "initial_fitness",
+    "phase/final_fitness": "final_fitness",
+    "phase/fitness_improvement": "fitness_improvement",
+    "phase/compression_ratio": "compression_ratio",
+    "phase/champion_combo_id": "best_combo",
+    "phase/champion_combo_binary": "champion_combo_binary",
+    "final/best_combo": "best_combo",
+    "final/best_fitness": "best_fitness",
+    "final/generations": "generations_run",
+    "final/improvement_pct": "improvement_pct",
+    "handoff/champion_fitness": "best_fitness",
+}
 REASONS = {"converged": "threshold_met", "generations": "max_generations"}  # as the guide has it
 
 
@@ -121,11 +125,10 @@ class EvolutionReport:
             for rival in self.replicates[0]["verdicts"]
         }
         seeds = ", ".join(str(row["seed"]) for row in self.replicates)
-        told = ", ".join(f"the {rival} in {count}" for rival, count in won.items())
+        beaten = ", ".join(f"the {rival} in {count}" for rival, count in won.items())
         first = f"the champion is that of seed {self.replicates[0]['seed']}"
-        return (
-            f"of {len(self.replicates)} searches (seeds {seeds}) the champion beat {told}; {first}"
-        )
+        searches = f"of {len(self.replicates)} searches (seeds {seeds})"
+        return f"{searches} the champion beat {beaten}; {first}"
 
     def scores(self) -> dict[str, FitnessScore]:
         """The score of every model, the champion's first."""
@@ -257,19 +260,13 @@ def _ceilings(
     """The ensemble, if all parents read the same tokens, and the parent that was best at each
     domain on the items of the search, if the search had items."""
     found = {ENSEMBLE: Ceiling(ensemble.raw(domains))} if ensemble.alike else {}
-    parents = [c for c in loop.search.candidates.values() if c.kind == "parent"]
-    records = (loop.journal.find("candidate", key=c.key) or {} for c in parents)
-    raws = [(record.get("score") or {}).get("raw", {}) for record in records]
+    best = loop.journal.best_parents([domain.name for domain in domains])
+    chosen = {domain: loop.inputs.names[number] for domain, number in best.items()}
     raw: dict[str, float] = {}
-    chosen: dict[str, str] = {}
-    for domain in domains:
-        bits = [own.get(f"{domain.name}/bits_per_byte", math.inf) for own in raws]
-        if not all(map(math.isfinite, bits)):
-            return found
-        chosen[domain.name] = best = loop.inputs.names[bits.index(min(bits))]
-        figures = baselines[best].score.raw.items()
-        raw |= {name: value for name, value in figures if name.rpartition("/")[0] == domain.name}
-    return found | {ORACLE: Ceiling(raw, chosen)}
+    for domain, parent in chosen.items():
+        figures = baselines[parent].score.raw.items()
+        raw |= {name: value for name, value in figures if name.rpartition("/")[0] == domain}
+    return found | ({ORACLE: Ceiling(raw, chosen)} if chosen else {})
 
 
 def _baselines(loop: EvolutionLoop) -> dict[str, str]:
@@ -281,7 +278,7 @@ def _baselines(loop: EvolutionLoop) -> dict[str, str]:
     parents = map(ModelOnDisk, inputs.parent_refs)
     models: dict[str, str] = dict(zip(inputs.names, parents, strict=True))
     _, average, combo, base, joint, healed = MODEL_NAMES
-    models[average] = next(key for key, c in candidates.items() if c.kind == "average")
+    models[average] = loop.search.average
     if measured:
         models[combo] = max(measured, key=lambda key: scores[key])
     on_disk = {base: inputs.base_ref, joint: inputs.control_ref}
@@ -292,14 +289,14 @@ def _baselines(loop: EvolutionLoop) -> dict[str, str]:
 def replicate_row(seed: int, report: EvolutionReport) -> dict[str, Any]:
     """What one search amounts to: its champion against the best parent and the average."""
     rivals = {"best parent": report.best_parent, AVERAGE: AVERAGE}
-    overall = {told: report.baselines[name].comparison.overall for told, name in rivals.items()}
-    first = {told: found.gains[found.measures()[0]] for told, found in overall.items()}
+    overall = {rival: report.baselines[name].comparison.overall for rival, name in rivals.items()}
+    first = {rival: found.gains[found.measures()[0]] for rival, found in overall.items()}
     return {
         "seed": seed,
         "fitness": report.champion.fitness,
         "best_parent": report.best_parent,
-        "verdicts": {told: gain.verdict for told, gain in first.items()},
-        "gains": {told: found.to_json() for told, found in overall.items()},
+        "verdicts": {rival: gain.verdict for rival, gain in first.items()},
+        "gains": {rival: found.to_json() for rival, found in overall.items()},
     }
 
 
@@ -312,23 +309,18 @@ def confirm_champion(folder: Path, loop: EvolutionLoop, report: EvolutionReport 
             if not torch.equal(tensor.cpu().float(), state[name].float()):
                 raise PhaseFailed(f"{folder} does not hold the weights that were measured: {name}")
         return
-    few = [d.select(range(len(d.examples[:CONFIRMED]))) for d in loop.inputs.splits["verdict"]]
     recorded = [loss for items in report.items for loss in items.loss[:CONFIRMED]]
-
-    def measure(model: ModelUnderTest) -> list[float]:
-        parts = [model.prepare(replace(domain, writing=None)) for domain in few]
-        return [loss for part in parts for loss in model.measure(part).loss]
-
-    model_under_test.confirm(folder, measure, recorded)
+    verdict = loop.inputs.splits["verdict"]
+    model_under_test.confirm(folder, lambda model: model.first_losses(verdict), recorded)
 
 
 def summary(loop: EvolutionLoop) -> dict[str, Any]:
     """The documents' figures of an evolution, on what the search saw."""
     search, key = loop.search, loop.champion.key
     end = search.scores[key]
-    start = max(v for k, v in search.scores.items() if search.candidates[k].kind == "parent")
+    start = max(search.scores.get(parent, -math.inf) for parent in search.space.parents)
     record = loop.journal.find("candidate", key=key) or {}
-    last, gain, combo = search.history[-1], end - start, champion_combo(search, key)
+    last, gain, combo = search.history[-1], end - start, told.champion_combo(search, key)
     weights = sum(spec.numel for spec in loop.inputs.parents[0].specs.values())
     return {
         **{"best_fitness": end, "initial_fitness": start, "final_fitness": end},
@@ -354,17 +346,8 @@ def summary(loop: EvolutionLoop) -> dict[str, Any]:
 def final_metrics(loop: EvolutionLoop, report: EvolutionReport | None) -> dict[str, Any]:
     """What an evolution came to, by the names of the documents."""
     known = summary(loop)
-    names = ("initial_fitness", "final_fitness", "fitness_improvement", "compression_ratio")
-    found = {f"phase/{name}": known[name] for name in names} | {
-        "phase/champion_combo_id": known["best_combo"],
-        "phase/champion_combo_binary": known["champion_combo_binary"],
-        "phase/duration_seconds": loop.elapsed(),
-        "final/best_combo": known["best_combo"],
-        "final/best_fitness": known["best_fitness"],
-        "final/generations": known["generations_run"],
-        "final/improvement_pct": known["improvement_pct"],
-        "handoff/champion_fitness": known["best_fitness"],
-    }
+    found = {name: known[figure] for name, figure in FINAL_METRICS.items()}
+    found["phase/duration_seconds"] = loop.elapsed()
     if report is not None:
         found["phase/final_perplexity"] = report.perplexity
         found["phase/final_accuracy"] = report.champion.parts.get("accuracy", 0.0)
@@ -374,21 +357,21 @@ def final_metrics(loop: EvolutionLoop, report: EvolutionReport | None) -> dict[s
 def artifacts(loop: EvolutionLoop, report: EvolutionReport | None, model: Path) -> dict[str, Any]:
     """What an evolution leaves, by the names of the documents."""
     search, names, key = loop.search, loop.inputs.names, loop.champion.key
-    champions = [entry["champion"] for entry in search.history]
+    champions, known = [entry["champion"] for entry in search.history], summary(loop)
     parts = report.champion.parts if report else {}
     return {
         "evolution_log": str(loop.folder / LOG),
         "final_checkpoint": str(model),
-        "model_id": f"evomerge_gen{search.history[-1]['generation']}_best_{key[:SHORT]}",
-        "best_generation": summary(loop)["best_generation"],
+        "model_id": f"evomerge_gen{known['generations_run']}_best_{key[:SHORT]}",
+        "best_generation": known["best_generation"],
         "fitness_curve": loop.curve,
-        "merge_history": [technique(search, k, names) if k else "none" for k in champions],
-        "best_merge_weights": parent_weights(search, key, names),
+        "merge_history": [told.technique(search, k, names) if k else "none" for k in champions],
+        "best_merge_weights": told.parent_weights(search, key, names),
         "phase_2_metrics": {
             "fitness": search.scores[key],
             "perplexity": report.perplexity if report else None,
             "accuracy": parts.get("accuracy"),
-            "generations": search.history[-1]["generation"],
+            "generations": known["generations_run"],
         },
         "ready_for_quietstar": report is not None,
         "verdict": report.to_json() if report else None,
@@ -399,7 +382,7 @@ def champion_files(loop: EvolutionLoop, report: EvolutionReport | None) -> dict[
     """What stands beside the champion's weights: lineage, verdict, card."""
     card = "\n".join([evolved_head(loop), "# Evolved merge", "", *markdown(loop, report), ""])
     return {
-        "lineage.json": files.to_json(champion_lineage(loop, loop.champion.key)),
+        "lineage.json": files.to_json(told.champion_lineage(loop, loop.champion.key)),
         "verdict.json": files.to_json(files.finite(report.to_json() if report else {})),
         "README.md": card.encode(),
     }

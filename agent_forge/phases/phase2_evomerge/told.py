@@ -17,7 +17,7 @@ from agent_forge.search.continuous import coefficients_of
 if TYPE_CHECKING:
     from agent_forge.phases.phase2_evomerge.loop import EvolutionLoop
 
-TECHNIQUES = {"linear": "Linear", "frankenmerge": "FrankenMerge"}  # the others are abbreviations
+NAMES = {"linear": "Linear", "frankenmerge": "FrankenMerge"}  # the others are abbreviations
 BLENDS = {"linear": "task arithmetic", "dare_linear": "DARE", "dare_ties": "DARE + TIES"}
 MOVES = {
     "gradient": "gradient step{} on per-layer weights",
@@ -55,7 +55,7 @@ def _beginning(first: Candidate, parents: Sequence[str], names: Sequence[str]) -
 
 
 def _name(technique: str) -> str:
-    return TECHNIQUES.get(technique, technique.upper().replace("_", "-"))
+    return NAMES.get(technique, technique.upper().replace("_", "-"))
 
 
 def champion_combo(search: SearchStrategy, key: str) -> int | None:
@@ -101,7 +101,8 @@ def generation_record(loop: EvolutionLoop) -> dict[str, Any]:
         "origin": technique(search, key, loop.inputs.names) if key else "none",
         "cache_hits": loop.cache_hits,
         "seconds": dict(loop.seconds),
-        "scores": loop.journal.domain_scores(key),
+        # By domain: accuracy, which comes last, or bits a byte where there are no answers.
+        "scores": {name.rpartition("/")[0]: v for name, v in loop.journal.raw(key).items()},
         "tokens_per_s": loop.pace.tokens_per_s,
         "elapsed_s": elapsed,
         "eta_s": loop.pace.eta_s(search, elapsed),
@@ -139,8 +140,7 @@ def generation_metrics(loop: EvolutionLoop) -> dict[str, float]:
 
 
 def _of_champion(loop: EvolutionLoop, key: str | None) -> dict[str, float]:
-    record = (loop.journal.find("candidate", key=key) if key else None) or {}
-    raw: Mapping[str, float] = (record.get("score") or {}).get("raw", {})
+    raw = loop.journal.raw(key)
     bits = [value for name, value in raw.items() if name.endswith(PER_BYTE)]
     right = [value for name, value in raw.items() if name.endswith("/accuracy")]
     found = {"best_perplexity": 2 ** fmean(bits)} if bits else {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,11 +15,8 @@ from agent_forge.phases.phase2_evomerge import budget
 from agent_forge.phases.phase2_evomerge.budget import (
     EvaluationCosts,
     EvolutionPlan,
+    Planner,
     SearchShape,
-    make_plan,
-    replanned,
-    search_seconds,
-    verdict_seconds,
 )
 
 SHAPE = SearchShape(3, 7, 8, 8, True, 1.5)
@@ -52,16 +50,17 @@ def test_a_plan_fits_grows_with_the_minutes_and_stays_within_the_data(seed: int)
     before: EvolutionPlan | None = None
     for minutes in sorted(10 ** rng.uniform(-1, 4) for _ in range(25)):
         try:
-            plan = make_plan(costs, shape, minutes, spent_s=3.0)
+            plan = Planner(costs, shape).plan(minutes, spent_s=3.0)
         except ConfigError:
             assert before is None  # whoever had enough time has enough with more of it
             continue
         found = plan.fitness_subset_size, plan.max_evaluations
-        assert search_seconds(costs, shape, found[1], found[0]) <= plan.search_s
-        assert verdict_seconds(costs, shape, plan.verdict_items) <= plan.verdict_s * (1 + 1e-9)
+        planner = Planner(costs, shape)
+        assert planner.search_seconds(found[1], found[0]) <= plan.search_s
+        assert planner.verdict_seconds(plan.verdict_items) <= plan.verdict_s * (1 + 1e-9)
         parts = plan.search_s + plan.verdict_s + plan.heal_s + plan.spent_s
         assert parts == pytest.approx(60 * minutes)
-        least = verdict_seconds(costs, shape, min(20, costs.most("verdict")))
+        least = Planner(costs, shape).verdict_seconds(min(20, costs.most("verdict")))
         assert plan.verdict_s <= max(60 * minutes / 5, least) * (1 + 1e-9)
         assert plan.verdict_items >= min(20, costs.most("verdict"))
         for split, count in (("selection", found[0]), ("verdict", plan.verdict_items)):
@@ -77,7 +76,7 @@ def test_a_plan_fits_grows_with_the_minutes_and_stays_within_the_data(seed: int)
 
 
 def test_more_items_come_before_more_candidates_than_enough() -> None:
-    few, some, many = (make_plan(COSTS, SHAPE, minutes) for minutes in (12, 60, 2000))
+    few, some, many = (Planner(COSTS, SHAPE).plan(minutes) for minutes in (12, 60, 2000))
     assert few.fitness_subset_size < some.fitness_subset_size < 322 == many.fitness_subset_size
     assert few.max_evaluations <= some.max_evaluations < many.max_evaluations
     passes = SHAPE.passes(some.max_evaluations, raced=True)
@@ -87,16 +86,16 @@ def test_more_items_come_before_more_candidates_than_enough() -> None:
 
 def test_too_few_minutes_are_refused_with_those_that_it_takes() -> None:
     with pytest.raises(ConfigError, match="1 minutes are too few") as refused:
-        make_plan(COSTS, SHAPE, 1)
+        Planner(COSTS, SHAPE).plan(1)
     needed = int(str(refused.value.hint).split()[2])
-    assert make_plan(COSTS, SHAPE, needed).fitness_subset_size >= 20
+    assert Planner(COSTS, SHAPE).plan(needed).fitness_subset_size >= 20
     with pytest.raises(ConfigError):
-        make_plan(COSTS, SHAPE, needed - 1)
+        Planner(COSTS, SHAPE).plan(needed - 1)
 
 
 def test_given_settings_stay() -> None:
     def plan(**fixed: int) -> EvolutionPlan:
-        return make_plan(COSTS, SHAPE, 60, fixed=fixed)
+        return Planner(COSTS, SHAPE, fixed).plan(60)
 
     assert plan(fitness_subset_size=50).fitness_subset_size == 50
     assert plan(verdict_items=33).verdict_items == 33
@@ -108,12 +107,13 @@ def test_given_settings_stay() -> None:
 
 
 def test_a_raised_budget_keeps_the_items() -> None:
-    plan = make_plan(COSTS, SHAPE, 60, spent_s=5.0)
-    more = replanned(plan, SHAPE, 120)
+    plan = Planner(COSTS, SHAPE).plan(60, spent_s=5.0)
+    kept = {name: plan.settings[name] for name in ("fitness_subset_size", "verdict_items")}
+    more = Planner(COSTS, SHAPE, kept).plan(120, plan.spent_s)
     same: tuple[str, ...] = ("fitness_subset_size", "verdict_items", "spent_s", "costs")
     assert all(getattr(more, name) == getattr(plan, name) for name in same)
     assert more.max_evaluations > plan.max_evaluations and more.search_s > plan.search_s
-    assert EvolutionPlan.from_json(more.to_json()) == more
+    assert EvolutionPlan.from_json(more.to_json(), Path()) == more
 
 
 @pytest.mark.parametrize(
@@ -128,9 +128,8 @@ def test_a_raised_budget_keeps_the_items() -> None:
 )
 def test_whatever_is_faster_leaves_more_time(change: dict[str, Any]) -> None:
     quick = replace(COSTS, **change)
-    plans = [make_plan(costs, SHAPE, 30) for costs in (COSTS, quick)]
+    plans = [Planner(costs, SHAPE).plan(30) for costs in (COSTS, quick)]
     assert plans[1] != replace(plans[0], costs=quick)
-    spent = [
-        search_seconds(c, SHAPE, 80, 100) + verdict_seconds(c, SHAPE, 100) for c in (COSTS, quick)
-    ]
+    planners = (Planner(costs, SHAPE) for costs in (COSTS, quick))
+    spent = [p.search_seconds(80, 100) + p.verdict_seconds(100) for p in planners]
     assert spent[1] < spent[0] and math.isfinite(spent[0])

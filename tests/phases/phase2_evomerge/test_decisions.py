@@ -11,10 +11,9 @@ from pydantic import ValidationError
 
 from agent_forge.errors import ConfigError, DamagedFile, Interrupted
 from agent_forge.evals import likelihood
-from agent_forge.phases.phase2_evomerge import budget, decisions
-from agent_forge.phases.phase2_evomerge.budget import EvaluationCosts
+from agent_forge.phases.phase2_evomerge import planning
+from agent_forge.phases.phase2_evomerge.budget import EvaluationCosts, Planner
 from agent_forge.phases.phase2_evomerge.config import BEGUN, EvoMergeSettings
-from agent_forge.phases.phase2_evomerge.decisions import decided, plan_lines, plan_record, repeated
 from agent_forge.phases.phase2_evomerge.evolution import run_evolution
 from agent_forge.phases.phase2_evomerge.inputs import (
     EvolutionInputs,
@@ -24,6 +23,7 @@ from agent_forge.phases.phase2_evomerge.inputs import (
 )
 from agent_forge.phases.phase2_evomerge.journal import JOURNAL
 from agent_forge.phases.phase2_evomerge.loop import WITHOUT_EFFECT, EvolutionLoop
+from agent_forge.phases.phase2_evomerge.planning import decided, plan_lines, plan_record, repeated
 from agent_forge.store import files
 from tests.support.evo_models import PARENTS, job, journal, outcome, use_pool
 
@@ -41,7 +41,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         found.append(device)
         return COSTS
 
-    monkeypatch.setattr(decisions, "probe", probe)
+    monkeypatch.setattr(planning, "probe", probe)
     return found
 
 
@@ -209,9 +209,9 @@ def test_an_evolution_without_a_plan_goes_on_without(tmp_path: Path, asked: list
 
 
 def test_the_real_probe_measures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decisions, "PROBE_S", 0.1)
+    monkeypatch.setattr(planning, "PROBE_S", 0.1)
     inputs = decided(job(tmp_path / "x", **AUTO, racing=True, mixed_precision=True))
-    costs = decisions.probe(inputs, "cpu")
+    costs = planning.probe(inputs, "cpu")
     assert costs.items["selection"]["add"] > 24  # more than were asked for until now
     times = (costs.tokens_per_s, costs.exact_tokens_per_s, costs.merge_s, costs.combo_s)
     assert min(times) > 0 and min(costs.tokens.values()) > 2 and costs.open_s > 0
@@ -303,9 +303,9 @@ def test_the_time_left_goes_by_the_plan(tmp_path: Path, asked: list[str]) -> Non
     plan = done.loop.inputs.plan
     assert plan is not None and records[-1]["eta_s"] == pytest.approx(plan.verdict_s)
     first = records[0]
-    shape, costs = decisions.shape_of(done.loop.inputs), plan.costs
+    planner = Planner(plan.costs, planning.shape_of(done.loop.inputs))
     spent, whole = (
-        budget.search_seconds(costs, shape, n, plan.fitness_subset_size)
+        planner.search_seconds(n, plan.fitness_subset_size)
         for n in (first["evaluations"], plan.max_evaluations)
     )
     left = first["elapsed_s"] * (whole - spent) / spent + plan.verdict_s

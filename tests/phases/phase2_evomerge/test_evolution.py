@@ -528,6 +528,10 @@ def _bad(line: str, forge: Forge, code: int, told: str) -> None:
         ("--base-models {three} --set tasks=[nothing]", 2, "no tasks are called"),
         ("--base-models {three} --config fastest", 2, "did you mean 'fast'"),
         ("--base-models {three} --set generation=3", 2, "did you mean 'generations'"),
+        ("--base-models {three} --set plateau_patienc=3", 2, "did you mean 'plateau_patience'"),
+        ("--base-models {three} --set plateau_patience=0", 2, "plateau_patience: Input should"),
+        ("--set base_models=[]", 2, "base_models names no models"),
+        ("--config models.yaml", 2, "base_models names no models"),
         ("--base-models {r}/nothing,{r}/add", 2, "nothing is not a folder"),
         ("--base-models {r}/add,./x/y", 2, "./x/y is not a folder"),
         ("--resume checkpoints/generation_30.pt", 2, "evolution_checkpoint_gen_N.json"),
@@ -539,6 +543,7 @@ def test_bad_input_stops_before_the_first_evaluation(
     own: Path, forge: Forge, line: str, code: int, told: str
 ) -> None:
     root = family()
+    Path("models.yaml").write_text("base_models: null\n")
     if "{t}/copy" in line or "{t}/nan" in line:
         name = "copy" if "{t}/copy" in line else "nan"
         shutil.copytree(root / "add", own / name)

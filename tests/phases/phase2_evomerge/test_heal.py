@@ -21,24 +21,24 @@ from transformers.pytorch_utils import Conv1D
 
 from agent_forge.data.loader import TokenizedItem
 from agent_forge.errors import ConfigError, Diverged, Interrupted
-from agent_forge.evals.likelihood import Reading
-from agent_forge.evals.model_under_test import TokenizedDomain, open_model_under_test, padded
+from agent_forge.evals.likelihood import PLAIN, Reading, padded, selecting
+from agent_forge.evals.model_under_test import TokenizedDomain, open_model_under_test
 from agent_forge.model.card import read_head
 from agent_forge.phases.phase2_evomerge import heal as healing
-from agent_forge.phases.phase2_evomerge import teaching
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
+from agent_forge.phases.phase2_evomerge.evaluator import asked_logits
 from agent_forge.phases.phase2_evomerge.evolution import EvolutionResult, replay, run_evolution
-from agent_forge.phases.phase2_evomerge.heal import few_losses
-from agent_forge.phases.phase2_evomerge.inputs import locate_inputs, resume_inputs
-from agent_forge.phases.phase2_evomerge.lessons import (
+from agent_forge.phases.phase2_evomerge.heal import (
     STEP_TOKENS,
     Lesson,
     Lessons,
+    Teaching,
     chances,
-    experts_of,
+    linear_layers,
     right_answers,
 )
-from agent_forge.phases.phase2_evomerge.teaching import Teaching, asked_logits, linear_layers
+from agent_forge.phases.phase2_evomerge.inputs import locate_inputs, resume_inputs
+from agent_forge.phases.phase2_evomerge.journal import EvolutionJournal
 from agent_forge.store import files
 from agent_forge.train.weight_transforms import LowRankBranches
 from tests.support.command_line import Forge
@@ -73,7 +73,10 @@ def parent(index: int, **bits: float) -> dict[str, Any]:
 def test_the_expert_of_a_domain_is_the_parent_with_the_fewest_bits() -> None:
     other = {**parent(9, a=0.0, b=0.0), "operation": {"kind": "average"}}
     records = [{"record": "begun"}, parent(0, a=2.0, b=1.0), other, parent(1, a=1.5, b=1.0)]
-    assert experts_of(records, ["a", "b"]) == {"a": 1, "b": 0}  # of two alike the first
+    journal = EvolutionJournal(Path(), [], "")
+    journal.records = records
+    assert journal.best_parents(["a", "b"]) == {"a": 1, "b": 0}  # of two alike the first
+    assert journal.best_parents(["a", "c"]) == {}
 
 
 def test_steps_go_where_the_gap_is_and_nobody_starves() -> None:
@@ -158,8 +161,9 @@ def test_logits_at_asked_tokens_of_any_network() -> None:
     ours, theirs = network().eval(), open_model_under_test(family() / "add").model
     for model, every in ((ours, ours(tokens)), (theirs, theirs(tokens).logits)):
         wanted = every[:, :-1][asked[:, 1:]]
-        for reading in (Reading(False, False), Reading(True, False)):
-            found = asked_logits(model, tokens, asked, reading)
+        for reading in (PLAIN, Reading(selects=model is theirs, caches=False)):
+            with selecting(model, reading):
+                found = asked_logits(model, tokens, asked, reading)
             assert torch.allclose(found, wanted, atol=1e-5)
 
 
@@ -225,7 +229,8 @@ def test_a_healed_champion_is_nearer_to_its_experts(
     for name in ("lineage.json", WEIGHTS_FILE):  # the search is as it was without healing
         assert files.sha256_of(champion / name) == files.sha256_of(searched / "champion" / name)
     opened = open_model_under_test(done.loop.folder / "healed")
-    assert few_losses(done.loop, opened) == pytest.approx(done.healed.losses, rel=1e-5)
+    holdout = done.loop.inputs.splits["holdout"]
+    assert opened.first_losses(holdout) == pytest.approx(done.healed.losses, rel=1e-5)
     with pytest.raises(ConfigError, match=f"was taught for {STEPS} steps") as refused:
         replay(done.loop.folder / "healed" / "lineage.json", done.loop.folder / "again")
     assert "champion" in (refused.value.hint or "")
@@ -294,7 +299,7 @@ def test_with_little_memory_one_network_serves_all_experts(
     reference: tuple[EvolutionResult, str], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     none = SimpleNamespace(virtual_memory=lambda: SimpleNamespace(available=0))
-    monkeypatch.setattr(teaching, "psutil", none)
+    monkeypatch.setattr(healing, "psutil", none)
     run_evolution(job(folder, **HEAL))
     assert weights_of(folder) == reference[1]
 

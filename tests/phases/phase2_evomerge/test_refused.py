@@ -41,7 +41,7 @@ from agent_forge.evals.model_under_test import ItemScores
 from agent_forge.phases.phase2_evomerge import EvoMerge, EvoMergeConfig
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
 from agent_forge.phases.phase2_evomerge.evolution import EvolutionResult, replay, run_evolution
-from agent_forge.phases.phase2_evomerge.inputs import locate_inputs, resume_inputs
+from agent_forge.phases.phase2_evomerge.inputs import find_evolution, locate_inputs, resume_inputs
 from agent_forge.phases.phase2_evomerge.journal import JOURNAL
 from agent_forge.store import files
 from agent_forge.store.models import ModelStorage, load_directory
@@ -384,11 +384,28 @@ def test_replay_of_what_is_no_lineage(done: EvolutionResult, tmp_path: Path) -> 
     for number, record in enumerate(wrong):
         path = tmp_path / f"{number}.json"
         path.write_text(json.dumps(record))
-        with pytest.raises(DamagedFile, match="not the lineage of a champion"):
+        error = ConfigError if number < 5 else DamagedFile  # another file, or a damaged lineage
+        with pytest.raises(error, match="not the lineage of a champion"):
             replay(path, tmp_path / "again")
+    with pytest.raises(ConfigError, match="not the lineage of a champion"):
+        replay(done.model.path / "README.md", tmp_path / "again")
+    (tmp_path / "lineage.json").write_text('{"key": ')
+    with pytest.raises(DamagedFile):
+        replay(tmp_path / "lineage.json", tmp_path / "again")
     with pytest.raises(NotFound, match="there is no file"):
         replay(tmp_path / "nothing.json", tmp_path / "again")
     assert not (tmp_path / "again").exists()
+
+
+def test_resuming_from_another_file_than_a_checkpoint(done: EvolutionResult) -> None:
+    folder = done.loop.folder
+    for other in (folder / "evolution_log.json", folder / "journal.jsonl"):
+        with pytest.raises(ConfigError, match="is no checkpoint of an evolution"):
+            find_evolution(other)
+    (folder / "evolution_checkpoint_gen_9.json").write_text("{}")
+    with pytest.raises(DamagedFile):
+        find_evolution(folder / "evolution_checkpoint_gen_9.json")
+    (folder / "evolution_checkpoint_gen_9.json").unlink()
 
 
 def test_replay_onto_something(done: EvolutionResult, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from agent_forge.evals.fitness import DomainFitness
-from agent_forge.phases.phase2_evomerge import user_cache
+from agent_forge.phases.phase2_evomerge import journal
 from agent_forge.phases.phase2_evomerge.evolution import run_evolution
 from tests.support.evo_models import FASTEST, job, outcome
 
@@ -19,9 +19,9 @@ pytestmark = pytest.mark.slow
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The file of a user whose candidates all take long enough."""
-    monkeypatch.setenv(user_cache.VARIABLE, str(tmp_path / "home" / "cache"))
-    monkeypatch.setattr(user_cache, "WORTH_S", 0.0)
-    return tmp_path / "home" / "cache" / user_cache.NAME
+    monkeypatch.setenv(journal.USER_FOLDER, str(tmp_path / "home" / "cache"))
+    monkeypatch.setattr(journal, "WORTH_S", 0.0)
+    return tmp_path / "home" / "cache" / journal.USER_CACHE
 
 
 @pytest.fixture
@@ -86,7 +86,14 @@ def test_a_place_that_cannot_be_written_costs_a_warning(
     assert len([r for r in caplog.records if "are not kept" in r.message]) == 1
 
 
+def test_what_was_known_tells_no_speed(tmp_path: Path, cache: Path) -> None:
+    settings = {**FASTEST, "use_holdout_validation": False, "workers": 1}
+    first = run_evolution(job(tmp_path / "a", **settings)).loop.pace
+    again = run_evolution(job(tmp_path / "b", **settings)).loop.pace
+    assert first.tokens_per_s and again.tokens_per_s is None and again.verdict_s is None
+
+
 def test_what_is_measured_in_no_time_is_not_kept(tmp_path: Path, cache: Path) -> None:
-    user_cache.WORTH_S = 1000.0  # the fixture puts it back
+    journal.WORTH_S = 1000.0  # the fixture puts it back
     evolve(tmp_path / "a")
     assert not cache.exists()

@@ -1,15 +1,17 @@
 """What the settings leave open is decided once, before the work: racing, precision, and what fits
 into the time budget. The decisions stand in evolution.json, or in the record of a run, and whoever
-goes on reads them there: no clock is asked twice.
+goes on reads them there: no clock is asked twice. `EvolutionPace` tells how far the work is.
 """
 
 from __future__ import annotations
 
 import json
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -18,12 +20,9 @@ from agent_forge.evals.comparison import detectable_gain
 from agent_forge.evals.fitness import DomainFitness
 from agent_forge.phases.phase2_evomerge import budget
 from agent_forge.phases.phase2_evomerge import inputs as opening
-from agent_forge.phases.phase2_evomerge.budget import EvaluationCosts, EvolutionPlan, SearchShape
 from agent_forge.phases.phase2_evomerge.candidate_weights import CandidateWeights
 from agent_forge.phases.phase2_evomerge.checks import measured_until_now
-from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
 from agent_forge.phases.phase2_evomerge.evaluator import (
-    BACKWARD,
     CandidateEvaluator,
     batch_threads,
     measured_in_bf16,
@@ -32,14 +31,17 @@ from agent_forge.phases.phase2_evomerge.inputs import EvolutionInputs
 from agent_forge.phases.phase2_evomerge.journal import JOURNAL
 from agent_forge.phases.phase2_evomerge.parallel import ParallelEvaluator
 from agent_forge.search import operators
-from agent_forge.search.candidate import Candidate
-from agent_forge.search.portfolio import STRATEGIES
+from agent_forge.search.base import SearchStrategy
+from agent_forge.search.portfolio import BACKWARD, STRATEGIES
 from agent_forge.search.settings import FIRST_COMBOS
 from agent_forge.store import files
+from agent_forge.track.tracker import Listener
 
 PROBE_S = 2.0  # of measuring, for each precision
 MANY = 64  # items of a domain that the probe has at most
 WORKER_GAIN = 0.7  # of a further worker, in candidates; they share memory and start in seconds
+RECENT = 8  # candidates whose mean time the next one is expected to take
+TOLD_EVERY_S = 0.5
 PROCESS_BYTES, COPIES = 900_000_000, 4  # of torch and activations; of a network's weights
 
 
@@ -73,7 +75,7 @@ def with_decisions(inputs: EvolutionInputs, made: Mapping[str, Any]) -> Evolutio
     settings = before.model_copy(update=made["settings"])
     changed = replace(inputs, settings=settings)
     if "plan" in made:
-        changed = replace(changed, plan=opening.read_plan(made["plan"], inputs.folder))
+        changed = replace(changed, plan=budget.EvolutionPlan.from_json(made["plan"], inputs.folder))
     counts = ("fitness_subset_size", "verdict_items")
     if any(getattr(before, name) != getattr(settings, name) for name in counts):
         splits = opening.all_items(settings)
@@ -83,7 +85,7 @@ def with_decisions(inputs: EvolutionInputs, made: Mapping[str, Any]) -> Evolutio
     return changed
 
 
-def _plan(inputs: EvolutionInputs, device: str, spent_s: float) -> EvolutionPlan | None:
+def _plan(inputs: EvolutionInputs, device: str, spent_s: float) -> budget.EvolutionPlan | None:
     """The plan for the time budget; None if there is none to be made, or it is made already."""
     s, plan = inputs.settings, inputs.plan
     if not s.minutes_each or s.fitness:
@@ -97,15 +99,18 @@ def _plan(inputs: EvolutionInputs, device: str, spent_s: float) -> EvolutionPlan
     began = time.monotonic()
     costs = probe(inputs, device)
     spent_s += time.monotonic() - began
-    given = s.model_fields_set & {*budget.FIELDS}
-    fixed = {name: getattr(s, name) for name in sorted(given)}
-    return budget.make_plan(costs, shape, s.minutes_each, spent_s, fixed)
+    fixed = {name: getattr(s, name) for name in budget.FIELDS if name in s.model_fields_set}
+    return budget.Planner(costs, shape, fixed).plan(s.minutes_each, spent_s)
 
 
-def _replanned(inputs: EvolutionInputs, plan: EvolutionPlan, shape: SearchShape) -> EvolutionPlan:
-    """The plan for other minutes; what the folder holds stays, so its champion does too."""
+def _replanned(
+    inputs: EvolutionInputs, plan: budget.EvolutionPlan, shape: budget.SearchShape
+) -> budget.EvolutionPlan:
+    """The plan for other minutes, with its items; what the folder holds stays, so its champion does
+    too."""
     generations, evaluations = measured_until_now(inputs.folder)
-    again = budget.replanned(plan, shape, inputs.settings.minutes_each)
+    kept = {name: plan.settings[name] for name in ("fitness_subset_size", "verdict_items")}
+    again = budget.Planner(plan.costs, shape, kept).plan(inputs.settings.minutes_each, plan.spent_s)
     return replace(
         again,
         generations=max(again.generations, generations),
@@ -113,31 +118,31 @@ def _replanned(inputs: EvolutionInputs, plan: EvolutionPlan, shape: SearchShape)
     )
 
 
-def shape_of(inputs: EvolutionInputs) -> SearchShape:
-    s, parents = inputs.settings, len(inputs.parents)
+def shape_of(inputs: EvolutionInputs) -> budget.SearchShape:
+    s, models = inputs.settings, (len(inputs.parents), inputs.verdict_models)
     auto = s.strategy == "auto"
     passes = BACKWARD * s.gradient_share if auto or s.strategy == "grad" else 0.0
     first = FIRST_COMBOS[s.auto_version] + len(s.methods) if auto else 0
-    models = inputs.verdict_models
-    return SearchShape(parents, models, s.population_size, first, bool(s.racing), passes, s.heal)
+    raced = bool(s.racing)
+    return budget.SearchShape(*models, s.population_size, first, raced, passes, s.heal)
 
 
 @contextmanager
-def computing_threads(settings: EvoMergeSettings) -> Iterator[None]:
-    """Compute with the threads of one worker while the block runs."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(settings.worker_threads)
+def computing_threads(count: int) -> Iterator[None]:
+    """Compute with so many threads while the block runs."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
     try:
         yield
     finally:
-        torch.set_num_threads(threads)
+        torch.set_num_threads(before)
 
 
-def probe(inputs: EvolutionInputs, device: str) -> EvaluationCosts:
+def probe(inputs: EvolutionInputs, device: str) -> budget.EvaluationCosts:
     """How fast the first parent's network is on real items, and how long a merge takes."""
     s = inputs.settings
     folder = files.unfinished(inputs.folder / "probe")
-    with computing_threads(s):
+    with computing_threads(s.worker_threads):
         began = time.perf_counter()
         weights = CandidateWeights(inputs.parents, inputs.base, {}, folder)
         evaluator = CandidateEvaluator(inputs, weights, {}, device)
@@ -154,7 +159,8 @@ def probe(inputs: EvolutionInputs, device: str) -> EvaluationCosts:
     pairs = zip(fitness.domains, fitness.prepared, strict=True)
     lengths = ((d, sum(len(item.ids) for item in prepared.items)) for d, prepared in pairs)
     tokens = {d.name: length / len(d.examples) for d, length in lengths}
-    return EvaluationCosts(rate, exact, merge_s, combo_s, open_s, tokens, opening.item_counts(s))
+    counts = opening.item_counts(s)
+    return budget.EvaluationCosts(rate, exact, merge_s, combo_s, open_s, tokens, counts)
 
 
 def _merge_seconds(inputs: EvolutionInputs, evaluator: CandidateEvaluator) -> tuple[float, float]:
@@ -164,14 +170,12 @@ def _merge_seconds(inputs: EvolutionInputs, evaluator: CandidateEvaluator) -> tu
     search = STRATEGIES["auto"](inputs.settings, parents=len(inputs.parents), **how)
     weights.known = search.candidates
     combo = next(c for c in search.population if c.operation["combo"] == operators.COMBOS[1])
-    average = next(c for c in search.survivors if c.kind == "average")
-    return _fill_seconds(evaluator, average), _fill_seconds(evaluator, combo)
-
-
-def _fill_seconds(evaluator: CandidateEvaluator, candidate: Candidate) -> float:
-    began = time.perf_counter()
-    evaluator.fill(candidate.key)
-    return time.perf_counter() - began
+    seconds = []
+    for key in (search.average, combo.key):
+        began = time.perf_counter()
+        evaluator.fill(key)
+        seconds.append(time.perf_counter() - began)
+    return seconds[0], seconds[1]
 
 
 def _tokens_per_s(fitness: DomainFitness, mixed: bool) -> float:
@@ -199,8 +203,7 @@ def plan_record(inputs: EvolutionInputs) -> dict[str, Any]:
         "repeat": repeated(inputs),
     }
     if plan is not None:
-        seconds = {"search": plan.search_s, "verdict": plan.verdict_s, "healing": plan.heal_s}
-        minutes = {name: round(value / 60, 2) for name, value in seconds.items()}
+        minutes = {name: round(value / 60, 2) for name, value in plan.seconds.items()}
         minutes |= {"all": plan.minutes, "until_now": round(plan.spent_s / 60, 2)}
         record |= {"minutes": minutes, "tokens_per_s": round(plan.costs.tokens_per_s, 1)}
         record |= plan.settings
@@ -218,8 +221,7 @@ def plan_lines(inputs: EvolutionInputs) -> list[str]:
     s, plan = inputs.settings, inputs.plan
     if plan is None:
         return []
-    minutes = {"search": plan.search_s, "verdict": plan.verdict_s, "healing": plan.heal_s}
-    parts = ", ".join(f"{name} {seconds / 60:.1f}" for name, seconds in minutes.items() if seconds)
+    parts = ", ".join(f"{name} {s / 60:.1f}" for name, s in plan.seconds.items() if s)
     precision = "bfloat16" if s.mixed_precision else "single precision"
     threads = batch_threads(inputs) or s.worker_threads
     values = {name: json.dumps(value) for name, value in repeated(inputs).items()}
@@ -240,3 +242,88 @@ def repeated(inputs: EvolutionInputs) -> dict[str, Any]:
     """The settings that repeat the evolution exactly, with no clock."""
     s = inputs.settings
     return {name: getattr(s, name) for name in (*budget.FIELDS, "racing", "mixed_precision")}
+
+
+class EvolutionPace:
+    """Passes events on, and tells how long each piece of work will take."""
+
+    def __init__(self, inputs: EvolutionInputs, listener: Listener) -> None:
+        self._inputs, self._listener = inputs, listener
+        self._recent: dict[str, deque[float]] = {}  # seconds, by the kind of work
+        self._whole: list[float] = []  # seconds of candidates that met all items
+        self._tokens = self._busy_s = 0.0
+        self._verdicts = self._done = self._last = 0
+        self._told = 0.0
+
+    def tell(self, record: dict[str, Any]) -> None:
+        """Pass an event on; that of a model of the verdict is counted."""
+        if record["event"] == "verdict":
+            self._verdicts += 1
+            models, expected = self._inputs.verdict_models, self.verdict_s
+            each = expected / models if expected else None
+            record = {**record, "number": self._verdicts, "models": models, "expected_s": each}
+            self._done = self._last = 0
+        self._listener(record)
+
+    def begin(self, kind: str, what: str) -> None:
+        """A piece of work begins."""
+        self._done = self._last = 0
+        self._listener({"event": "work", "what": what, "expected_s": self._expected(kind)})
+
+    def end(self, kind: str, seconds: float, tokens: int | None, whole: bool = False) -> None:
+        """A piece of work is done; no tokens: what it would have measured was known."""
+        self._recent.setdefault(kind, deque(maxlen=RECENT)).append(seconds)
+        if tokens is not None:
+            self._tokens, self._busy_s = self._tokens + tokens, self._busy_s + seconds
+        if whole:
+            self._whole.append(seconds)
+
+    def tokens_done(self, done: int, total: int) -> None:
+        """Progress of a measurement, domain by domain; told now and then."""
+        self._done += done - (self._last if done > self._last else 0)
+        self._last = done
+        if (now := time.monotonic()) - self._told > TOLD_EVERY_S:
+            self._told = now
+            self._listener({"event": "tokens", "done": self._done})
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        return self._tokens / self._busy_s if self._busy_s else None
+
+    @property
+    def verdict_s(self) -> float | None:
+        """Seconds of the verdict, from the plan or by what whole candidates took."""
+        plan, splits = self._inputs.plan, self._inputs.splits
+        if plan is not None:
+            return plan.verdict_s
+        if not self._whole or "selection" not in splits:
+            return 0.0 if "verdict" not in splits else None
+        items = {s: sum(len(d.examples) for d in splits[s]) for s in ("selection", "verdict")}
+        times = self._inputs.verdict_models * items["verdict"] / items["selection"]
+        return times * fmean(self._whole)
+
+    def eta_s(self, search: SearchStrategy, elapsed_s: float) -> float | None:
+        """Seconds that are left: by the plan at the measured pace, else by the generations."""
+        plan, scored = self._inputs.plan, len(search.scores)
+        verdict = self.verdict_s
+        if verdict is None or not scored:
+            return None
+        if search.finished:
+            return verdict
+        if plan is None:
+            left = search.generations_left() * self._inputs.settings.population_size
+            return elapsed_s * left / scored + verdict
+        planner = budget.Planner(plan.costs, shape_of(self._inputs))
+        counts = scored, plan.max_evaluations
+        until, whole = (planner.search_seconds(n, plan.fitness_subset_size) for n in counts)
+        left_s = max(0.0, whole - until) * elapsed_s / until
+        return min(left_s, max(0.0, plan.search_s - elapsed_s)) + verdict + plan.heal_s
+
+    def _expected(self, kind: str) -> float | None:
+        if recent := self._recent.get(kind):
+            return fmean(recent)
+        plan = self._inputs.plan
+        if plan is None:
+            return fmean(self._whole) if self._whole else None
+        passes = shape_of(self._inputs).gradient_passes if kind == "gradient" else 1.0
+        return passes * plan.passes_s + plan.costs.merge_s

@@ -189,8 +189,9 @@ def _mece(m: Machine, rng: Random, sure: int) -> list[str]:
 
 
 def _bayesian(m: Machine, rng: Random, sure: int) -> list[str]:
-    seen = [m.labels[: i + 1] for i in range(len(m.labels))]
-    counts = [f"{labels.count('a')}-{labels.count('b')}" for labels in seen]
+    odd = [int(label) % 2 for label in m.labels]
+    seen = [odd[: i + 1] for i in range(len(odd))]
+    counts = [f"{own.count(0)}-{own.count(1)}" for own in seen]
     told = zip(m.labels, counts, m.states(), strict=True)
     return [" ".join(claim) for claim in told]
 
@@ -259,13 +260,13 @@ _WRITERS: dict[str, Callable[[Machine, Random, int], list[str]]] = {
     "correct": _correct,
     "uncertain": _uncertain,
 }
-_MOVE, _OP, _ODDS = r"(?:rot|rev|\d\d)", r"(?:rot|rev|add \d)", r"[ab] \d+/\d+"
+_MOVE, _OP, _ODDS = r"(?:rot|rev|\d\d)", r"(?:rot|rev|add \d)", r"\d \d+/\d+"
 _LONG = rf"(?:{_OP} \d+|\d\d \d{{4}})"  # with a state of several digits
 _STEP = rf"(?:{_LONG}|\d\d)"
 _FORMS = {
     "step": rf"{_STEP}(;{_STEP})*|{_ODDS}(;{_ODDS})*",
     "mece": r"\d\d( \d\d)*;\d\d( \d\d)*;\d\+\d\+\d=\d",
-    "bayesian": r"[ab] \d+-\d+ \d+/\d+(;[ab] \d+-\d+ \d+/\d+)*",
+    "bayesian": r"\d \d+-\d+ \d+/\d+(;\d \d+-\d+ \d+/\d+)*",
     "doubt": rf"{_LONG} \d+(;{_LONG} \d+)*",
     "orthogonal": rf"({_MOVE} \d+;)*at \d+(;add \d \d+)?",
     "expert": rf"(none|{_OP}(, {_OP})*(;{_STEP})+)",

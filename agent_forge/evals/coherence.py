@@ -1,6 +1,7 @@
 """How coherent a thought is with what it is about: four scores from 0 to 1 and their weighted mean.
 
-semantic   how near thought and question are: the cosine of their mean states in a frozen network
+semantic   how near thought and question are: the cosine of their mean token vectors in a frozen
+           network, or of what a sentence model makes of them
 logical    the share of claims that hold, by the item itself or by arithmetic; 0.5 if none can be
            checked
 relevance  the share of the question's symbols that the thought takes up
@@ -16,15 +17,13 @@ from random import Random
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.nn.utils.rnn import pad_sequence
 
 from agent_forge.data import traces
 from agent_forge.data.loader import TokenizedItem
 from agent_forge.data.tasks import Task
 from agent_forge.data.tasks.reasoning import ADVANCE
 from agent_forge.data.tokenizer import SPECIAL, Tokenizer
-from agent_forge.evals.model_under_test import TOKENS_A_BATCH, measure
-from agent_forge.infer.generate import batches
+from agent_forge.evals.model_under_test import measure
 from agent_forge.infer.thinking import BEGIN, END
 from agent_forge.model.network import ForgeNetwork
 
@@ -38,7 +37,7 @@ Scores = dict[str, float]
 
 @dataclass(frozen=True)
 class CoherenceValidator:
-    """Scores thoughts. `embed` replaces the network's own states for the semantic score."""
+    """Scores thoughts. `embed` replaces the network's own vectors for the semantic score."""
 
     network: ForgeNetwork
     tokenizer: Tokenizer
@@ -87,18 +86,9 @@ class CoherenceValidator:
 
     @torch.no_grad()
     def _means(self, rows: Sequence[Sequence[int]]) -> Vectors:
-        """The mean state of each row; of an empty one nothing."""
-        found = np.zeros((len(rows), self.network.settings.d_model))
-        device = next(self.network.parameters()).device
-        having = [i for i, row in enumerate(rows) if row]
-        for places in batches([len(rows[i]) for i in having], TOKENS_A_BATCH):
-            chosen = [having[place] for place in places]
-            tokens = pad_sequence([torch.tensor(rows[i]) for i in chosen], batch_first=True)
-            sizes = torch.tensor([len(rows[i]) for i in chosen])[:, None]
-            real = (torch.arange(tokens.shape[1]) < sizes).to(device)[..., None]
-            states = self.network.eval().features(tokens.to(device)).x * real
-            found[chosen] = (states.sum(1).cpu() / sizes).double().numpy()
-        return found
+        """The mean vector of each row's tokens; of an empty one nothing."""
+        table = self.network.embedding.weight.double().cpu().numpy()
+        return np.stack([table[list(row)].mean(0) if row else 0 * table[0] for row in rows])
 
     def _logical(self, thought: Sequence[int], task: Task | None) -> float:
         strategy, claims = traces.parse(self.tokenizer.decode(thought, specials=True))

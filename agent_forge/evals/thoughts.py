@@ -35,7 +35,7 @@ EVERY_STEP = 1.0  # a halting threshold that is never reached
 ANSWER_TOKENS = 16
 # What thoughts have to reach: of the specification, and of its summary.
 LEAST_GAIN, LEAST_POWER, LEAST_CORRELATION, LEAST_DIVERGENCE = 0.02, 0.5, 0.3, 0.3
-LEAST_FOLLOWED = 0.5  # of the answers after a changed step
+LEAST_FOLLOWED = 0.5  # of answers after a changed step, as a share of its own right ones
 LEAST_VARIED = 10  # right and wrong answers that it takes to say what goes with being right
 Ids = list[int]
 Right = dict[str, list[bool]]  # by condition
@@ -182,7 +182,8 @@ class ThoughtReport:
                 points = f"{100 * gain.value:+.1f} points"
                 found.append(f"own thoughts are not better than {name} ({points})")
         for family, after in self.after_change.items():
-            if after.items and (after.followed < LEAST_FOLLOWED or after.followed <= after.right):
+            least = LEAST_FOLLOWED * self.accuracy(OWN, family)
+            if after.items and (after.followed < least or after.followed <= after.right):
                 share = f"{after.followed:.0%} of the answers follow a changed step"
                 found.append(f"{family}: {share}, {after.right:.0%} stay right")
         for value, least, what in (

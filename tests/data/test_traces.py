@@ -47,7 +47,7 @@ def solved(task: Task) -> str:
         return "".join(places[p] for p in "1234")
     odds, evidence = task.question.removeprefix("odds ").split(" : ")
     a, b = map(int, odds.split("/"))
-    up = evidence.split().count("a") - evidence.split().count("b")
+    up = sum(1 if digit in "02468" else -1 for digit in evidence.split())
     result = Fraction(a, b) * Fraction(2) ** up
     return f"{result.numerator}/{result.denominator}"
 

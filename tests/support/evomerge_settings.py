@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from agent_forge.evals.domains import evaluation_hash
-from agent_forge.phases.phase2_evomerge import checks, decisions, parallel
+from agent_forge.phases.phase2_evomerge import checks, parallel, planning
 from agent_forge.phases.phase2_evomerge.budget import EvaluationCosts
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
 from agent_forge.phases.phase2_evomerge.evolution import run_evolution
@@ -126,11 +126,11 @@ def planned(setting: str, root: Path, patch: pytest.MonkeyPatch) -> Any:
     """What is decided before an evolution, on a machine of a known speed."""
     items = {split: {"copy": 100} for split in ("selection", "holdout", "verdict")}
     costs = EvaluationCosts(1e3, 1e3, 0.1, 0.2, 0.5, {"copy": 20.0}, items)
-    patch.setattr(decisions, "probe", lambda inputs, device: costs)
+    patch.setattr(planning, "probe", lambda inputs, device: costs)
     folders = [str(family() / name) for name in PARENTS]
     more = [f"{PHASE}.time_budget_minutes=5"] if "heal" in setting else []
     inputs = locate_inputs(settings(setting, *more), folders, None, 1, root / "x")
-    plan = decisions.decided(inputs).plan
+    plan = planning.decided(inputs).plan
     return plan and (plan.minutes, plan.heal_s)
 
 

@@ -12,10 +12,11 @@ import torch
 from agent_forge.contract.phase import ModelRef
 from agent_forge.data.tokenizer import Tokenizer
 from agent_forge.data.traces import local_rows
+from agent_forge.evals.comparison import Comparison, DomainGains, Gain
 from agent_forge.model.hf import config_dict
 from agent_forge.model.network import ForgeNetwork
 from agent_forge.phases.phase3_quietstar.lessons import write_lessons
-from agent_forge.phases.phase3_quietstar.phase import QuietStarPhase
+from agent_forge.phases.phase3_quietstar.phase import QuietStarPhase, old_skills
 from agent_forge.pipeline.config import PipelineConfig, load_config
 from agent_forge.pipeline.orchestrator import PipelineOrchestrator
 from agent_forge.store import files
@@ -73,7 +74,10 @@ def run(root: Path, *sets: str, listener: Any = None) -> dict[str, Any]:
         resume=begun,
         listeners=[listener] if listener else [],
     )
-    return orchestrator.run(only="quietstar", input_models=None if begun else [champion(root)])
+    given = None if begun else [champion(root)]
+    outcome = orchestrator.run(only="quietstar", input_models=given)
+    assert outcome["success"], outcome
+    return outcome
 
 
 def made(root: Path) -> str:
@@ -98,6 +102,9 @@ def learned_from(setting: str, root: Path, patch: pytest.MonkeyPatch) -> Any:
     settings = config(setting).phases.quietstar
     corpus = build_corpus(settings, config().model, known_tokenizer())
     lessons = write_lessons(settings, corpus.tokenizer, 0)
+    if "easy_share" in setting:  # a hard one is among them then
+        settings = config(ALL_TEN, setting).phases.quietstar
+        lessons = write_lessons(settings, corpus.tokenizer, 0)
     stages = lessons.curriculum(corpus, list(lessons.traces)).stages
     prints = [source.fingerprint() for source in (*corpus.sources, *lessons.sources())]
     return prints, [(s.share, s.mix) for s in stages], len(corpus.verdict["memory"])
@@ -120,6 +127,15 @@ def finished(setting: str, root: Path, patch: pytest.MonkeyPatch) -> Any:
 
 # Settings of the corpus and of the trainer are those of Phase 1, and so are their checks.
 SHARED = (cognate_settings.trained, cognate_settings.regulated, cognate_settings.learned_from)
+
+
+def told(setting: str, root: Path, patch: pytest.MonkeyPatch) -> Any:
+    """What is said of old tasks of which a tenth was lost."""
+    gain = Gain(0.8, 0.7, -0.1, -0.12, -0.08, 0.0, 1000, 120)
+    lost = Comparison((), DomainGains("all domains", {"accuracy": gain}))
+    return old_skills(lost, config(setting).phases.quietstar.kept_skills)
+
+
 CHECKS: dict[str, Any] = {
     f"{PHASE}.steps": (planned, "10", "20"),
     f"{PHASE}.rows": (planned, "4", "8"),
@@ -140,7 +156,7 @@ CHECKS: dict[str, Any] = {
     f"{PHASE}.direct_share": (learned_from, "0.1", "0.5"),
     f"{PHASE}.step_share": (learned_from, "0.1", "0.5"),
     f"{PHASE}.checkpoint_every_steps": (finished, "1", "50"),
-    f"{PHASE}.kept_skills": (finished, "0.03", "1.0"),
+    f"{PHASE}.kept_skills": (told, "0.01", "0.5"),
     f"{TRAIN}.patience": (finished, "0", "1"),
     f"{TRAIN}.min_gain": (finished, "0", "100"),
     **{

@@ -21,6 +21,7 @@ from agent_forge.data.tasks.symbols import DIGITS, symbol_question
 SIZE = 5  # digits of a chain
 OPERATIONS = 2 * ["rot", "rev"] + [f"add {k}" for k in range(1, 5)]
 PLACES = ["".join(pair) for pair in combinations("1234", 2)]
+PRIORS = ("1/8", "1/4", "1/2", "1/1", "2/1", "4/1", "8/1")
 Advance = Callable[[str, str], str]  # (label, state) -> the next state
 
 
@@ -68,9 +69,9 @@ def swap(label: str, state: str) -> str:
 
 
 def update(label: str, state: str) -> str:
-    """A step of `odds`: evidence for a doubles its side of the odds, evidence for b the other."""
+    """A step of `odds`: an even digit is evidence for a and doubles its side, an odd one for b."""
     a, b = map(int, state.split("/"))
-    a, b = (2 * a, b) if label == "a" else (a, 2 * b)
+    a, b = (2 * a, b) if int(label) % 2 == 0 else (a, 2 * b)
     common = math.gcd(a, b)
     return f"{a // common}/{b // common}"
 
@@ -135,7 +136,7 @@ FAMILIES = (
     ),
     family(
         "odds",
-        _drawn(lambda rng: "/".join(rng.choices("123456789", k=2)), "ab", 2),
+        _drawn(lambda rng: rng.choice(PRIORS), DIGITS, 2),
         _built("odds", lambda start, labels: f"odds {start} : {' '.join(labels)}"),
         verifiers.symbols,
     ),

@@ -19,9 +19,7 @@ BAKING = MuGrokConfig(
 class QuietStarSettings(PhaseSettings, CorpusSettings):
     """What Phase 3 can be told."""
 
-    strategies: list[str] = setting(
-        ["step", "mece", "bayesian", "orthogonal"], "ways to think that are taught"
-    )
+    strategies: list[str] = setting(["step", "doubt", "bayesian"], "ways to think that are taught")
     levels: dict[str, list[int]] = setting(
         {name: list(levels) for name, levels in traces.LEVELS.items()},
         "families of tasks that are thought about: lowest and highest level taught",
@@ -30,9 +28,9 @@ class QuietStarSettings(PhaseSettings, CorpusSettings):
     traces: list[str] = setting([], "your own files of thoughts (forge data traces)")
     steps: Count = setting(680, "training steps")
     easy_share: Share = setting(0.4, "of the steps, in which only the easy strategies are taught")
-    replay_share: Share = setting(0.5, "of the tokens, that are old tasks")
-    direct_share: Share = setting(0.1, "of the new tokens, that answer without a thought")
-    step_share: Share = setting(0.5, "of the thoughts, that are of the strategy `step`, if taught")
+    replay_share: Share = setting(0.3, "of the tokens, that are old tasks")
+    direct_share: Share = setting(0.05, "of the new tokens, that answer without a thought")
+    step_share: Share = setting(0.6, "of the thoughts, that are of the strategy `step`, if taught")
     confidence_share: Share = setting(
         0.1, "further steps for `uncertain`, once it was measured how sure the model is"
     )
@@ -64,6 +62,11 @@ class QuietStarSettings(PhaseSettings, CorpusSettings):
             raise ValueError("strategies: one of the easy ones is taught first: step, mece ...")
         return self
 
-    def level_range(self, family: str) -> tuple[int, int]:
-        low, high = self.levels[family]
-        return low, high
+    @property
+    def ranges(self) -> dict[str, tuple[int, int]]:
+        """The levels of each family, in one order, however they were given."""
+        return {
+            name: (self.levels[name][0], self.levels[name][1])
+            for name in tasks.FAMILIES
+            if name in self.levels
+        }

@@ -52,9 +52,9 @@ class Lessons:
         """Easy strategies first, then all, beside the old tasks."""
         easy = [name for name in strategies if traces.ABOUT[name].easy]
         first, length = self.settings.easy_share, self.settings.row_tokens
-        shares = {share: mix for share, mix in ((first, easy), (1 - first, strategies)) if share}
+        parts = ((first, easy), (1 - first, strategies))
         stages = [
-            CurriculumStage(share, self.mix(corpus, mix), length) for share, mix in shares.items()
+            CurriculumStage(share, self.mix(corpus, own), length) for share, own in parts if share
         ]
         return Curriculum(stages)
 
@@ -105,11 +105,10 @@ def write_lessons(
     """Thoughts of the settings' strategies, from templates and from the user's files. `uncertain`
     ones need to know how sure the model is: without it there are none."""
     taught = [name for name in settings.strategies if name != UNCERTAIN or sure is not None]
-    levels = {name: settings.level_range(name) for name in settings.levels}
     found: dict[str, list[Trace]] = {}
     for name, share in strategy_shares(settings, taught).items():
         count = max(1, round(share * settings.examples))
-        found[name] = list(traces.write_traces(name, count, levels, seed=seed, sure=sure))
+        found[name] = list(traces.write_traces(name, count, settings.ranges, seed=seed, sure=sure))
     for path in settings.traces:
         for trace in traces.read_traces(Path(path)):
             if trace.strategy in found:
@@ -120,8 +119,7 @@ def write_lessons(
 def unseen_items(settings: QuietStarSettings, split: str, count: int) -> list[tasks.Task]:
     """Items of a split: so many of each family, each once where there are enough."""
     found: dict[tuple[str, str], tasks.Task] = {}
-    for family in settings.levels:
-        level = settings.level_range(family)
+    for family, level in settings.ranges.items():
         wanted = len(found) + count
         for i in range(5 * count):
             task = tasks.make(family, split, i, level=level)

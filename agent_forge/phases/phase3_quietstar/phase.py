@@ -210,7 +210,7 @@ class QuietStarPhase(phase.PhaseController):
             "accuracy on tasks of several steps, without thoughts -> with",
             report.accuracy(NONE),
             report.accuracy(OWN),
-            f"{report.sentence}; {_old_skills(kept, self.config.kept_skills)}",
+            f"{report.sentence}; {old_skills(kept, self.config.kept_skills)}",
         )
         tables = [
             self._accuracy_table(report, found),
@@ -262,7 +262,7 @@ class QuietStarPhase(phase.PhaseController):
             values[f"theatre/{family}/stays_right"] = after.right
         for condition in report.right:
             name = condition.replace(" ", "_")
-            for family in self.config.levels:
+            for family in self.config.ranges:
                 values[f"theatre/{family}/accuracy_{name}"] = report.accuracy(condition, family)
         return values
 
@@ -272,7 +272,7 @@ class QuietStarPhase(phase.PhaseController):
         trained = [f"trained {name}" for name in controls]
         head = ["family", *report.right, *trained, "follows a changed step", "stays right"]
         rows: Table = [head]
-        for family in self.config.levels:
+        for family in self.config.ranges:
             row = [report.accuracy(condition, family) for condition in report.right]
             for name in controls:
                 pairs = zip(found[f"control {name}"], report.families, strict=True)
@@ -356,7 +356,8 @@ def _not_learned(strategies: Mapping[str, StrategyScores]) -> str:
     return ", ".join(missed)
 
 
-def _old_skills(kept: Comparison, allowed: float) -> str:
+def old_skills(kept: Comparison, allowed: float) -> str:
+    """What became of the old tasks, in words."""
     gain: Gain = kept.overall.gains[ACCURACY]
     told = f"old tasks {100 * gain.value:+.1f} points"
     return (

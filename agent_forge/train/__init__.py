@@ -4,6 +4,7 @@
 |---|---|
 | config.py | TrainSettings, CorpusSettings and the schedule of the rate; torch-free |
 | corpus.py | Corpus: generated tasks, datasets and own texts; mixtures, curriculum, unseen items |
+| prompt_baking.py | PromptBakingLoss: KL to the prompted self; answers that are sampled for it |
 | fit.py | fit_corpus, fit (the loop over any batches), EarlyStop, DistillationLoss |
 | trainer.py | Trainer: one update at a time, within the memory there is |
 | weight_transforms.py | LoRA and straight-through rounding as parametrisations of weights |

@@ -61,6 +61,18 @@ SHOWN = 3  # thoughts in the card
 TIMED = 64  # thoughts at once, against one at a time
 ITEM_TOKENS = 60  # of a thought with its answer, about
 USED = 0.8  # share of items on which a model should think by itself
+# Of the thoughts that were judged: the names that are logged, and those of the result.
+FIGURES = {
+    "thoughts_generated": "thoughts_generated_total",
+    "thoughts_valid": "thoughts_valid_total",
+    "validity_rate": "validity_rate",
+    "avg_coherence": "avg_coherence_score",
+    "semantic_similarity": "avg_semantic_similarity",
+    "logical_consistency": "avg_logical_consistency",
+    "relevance_score": "avg_relevance",
+    "fluency_score": "avg_fluency",
+    "processing_time_ms": "processing_time_ms_per_thought",
+}
 Scores = dict[str, Any]
 
 
@@ -203,8 +215,8 @@ class QuietStarPhase(phase.PhaseController):
     ) -> phase.PhaseResult:
         report: ThoughtReport = found["thoughts"]
         strategies = {n: StrategyScores(**found[f"strategy {n}"]) for n in self.config.strategies}
-        values = _values(report, found["time"]["batched_ms"])
-        ctx.log(self.config.steps, {f"step_{self.config.steps}/{k}": v for k, v in values.items()})
+        figures, steps = _figures(report, found), self.config.steps
+        ctx.log(steps, {f"step_{steps}/{name}": value for name, value in figures.items()})
         ctx.log(None, self._phase_metrics(report, found, strategies))
         headline = PhaseHeadline(
             "accuracy on tasks of several steps, without thoughts -> with",
@@ -218,7 +230,9 @@ class QuietStarPhase(phase.PhaseController):
             self._target_table(report, found),
         ]
         summary = f"{report.sentence}; strategies not learned: {_not_learned(strategies) or 'none'}"
-        told = PhaseReport(headline, summary, _metrics(report, found), tables)
+        metrics = {FIGURES[name]: value for name, value in figures.items()}
+        metrics["accuracy"] = report.accuracy(OWN)
+        told = PhaseReport(headline, summary, metrics, tables)
         told.details = {
             "coherence_threshold": VALID,
             "num_thoughts_per_step": ThoughtGenerator(model).default_counts[0],
@@ -315,35 +329,17 @@ class QuietStarPhase(phase.PhaseController):
         return rows
 
 
-def _values(report: ThoughtReport, batched_ms: float) -> dict[str, float]:
-    """What the specification logs of a validation."""
-    names = {"semantic": "semantic_similarity", "logical": "logical_consistency"}
-    names |= {"relevance": "relevance_score", "fluency": "fluency_score"}
-    return {
-        "thoughts_generated": len(report.lengths),
-        "thoughts_valid": round(report.validity_rate * len(report.lengths)),
-        "validity_rate": report.validity_rate,
-        "avg_coherence": float(np.mean(report.coherences)),
-        **{names[part]: report.mean_score(part) for part in WEIGHTS},
-        "processing_time_ms": batched_ms,
-    }
-
-
-def _metrics(report: ThoughtReport, found: Scores) -> dict[str, Any]:
-    """The metrics of the result, by the specification's names."""
-    generated = len(report.lengths)
-    return {
-        "thoughts_generated_total": generated,
-        "thoughts_valid_total": round(report.validity_rate * generated),
-        "validity_rate": report.validity_rate,
-        "avg_coherence_score": float(np.mean(report.coherences)),
-        "avg_semantic_similarity": report.mean_score("semantic"),
-        "avg_logical_consistency": report.mean_score("logical"),
-        "avg_relevance": report.mean_score("relevance"),
-        "avg_fluency": report.mean_score("fluency"),
-        "processing_time_ms_per_thought": found["time"]["batched_ms"],
-        "accuracy": report.accuracy(OWN),
-    }
+def _figures(report: ThoughtReport, found: Scores) -> dict[str, float]:
+    """What the specification wants to know of thoughts, under the first of its names in FIGURES."""
+    values = [
+        len(report.lengths),
+        round(report.validity_rate * len(report.lengths)),
+        report.validity_rate,
+        float(np.mean(report.coherences)),
+        *(report.mean_score(part) for part in WEIGHTS),
+        found["time"]["batched_ms"],
+    ]
+    return dict(zip(FIGURES, values, strict=True))
 
 
 def _not_learned(strategies: Mapping[str, StrategyScores]) -> str:

@@ -1,0 +1,116 @@
+"""Do thoughts help? Phase 3 on a champion of Phases 1 and 2, with controls, over three seeds.
+
+    python benchmarks/quietstar.py --work W                 everything that is missing, cell by cell
+    python benchmarks/quietstar.py --work W --study tiny    one preset
+    python benchmarks/quietstar.py --tables                 write the tables from what is there
+
+W keeps the champions (`forge run --preset P`, made once for each preset) and the runs of Phase 3. A
+cell is a preset and a seed: the model with thoughts, one that was trained to answer directly and
+one that was trained with pauses, each for as many steps on the same items, judged on 2,000 unseen
+items of each family. CPU seconds are those of the whole phase. A run that was interrupted goes on.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from results import command
+
+from agent_forge.contract.phase import ModelRef
+from agent_forge.data import traces
+from agent_forge.pipeline.config import load_config
+from agent_forge.pipeline.orchestrator import PipelineOrchestrator
+from agent_forge.store.records import read_metadata
+
+NAME = "quietstar"
+PRESETS, SEEDS, ITEMS = ("tiny", "small"), (1, 2, 3), 2000
+
+
+def champion(work: Path, preset: str) -> ModelRef:
+    """The champion of Phases 1 and 2, made once."""
+    path = work / "sessions" / preset / "phase2_evomerge" / "champion"
+    if not (path / "manifest.json").exists():
+        begun = (work / "sessions" / preset / "session.json").exists()
+        words = ["resume", preset] if begun else ["run", "--preset", preset, "--session", preset]
+        words += [] if begun else ["--set", "phases.quietstar.enabled=false"]
+        words += ["--storage", str(work)]
+        subprocess.run([sys.executable, "-m", "agent_forge", *words], check=True)
+    return ModelRef("champion", path, read_metadata(path).model_dump())
+
+
+def thinking(work: Path, preset: str, seed: int) -> dict[str, Any]:
+    """One run of Phase 3, and what it measured."""
+    given, session = champion(work, preset), f"{preset}_{seed}"
+    begun = (work / "sessions" / session / "session.json").exists()
+    sets = (f"storage.root={work}", f"runtime.seed={seed}", "phases.quietstar.controls=true")
+    sets += (f"phases.quietstar.thought_items={ITEMS}",)
+    run = PipelineOrchestrator(
+        config=load_config(preset=preset, sets=sets), session_id=session, resume=begun
+    )
+    cpu, wall = time.process_time(), time.monotonic()
+    outcome = run.run(only="quietstar", input_models=None if begun else [given])
+    assert outcome["success"], outcome
+    artifacts = outcome["results"]["quietstar"].artifacts
+    accuracy, strategies, targets = artifacts["tables"][:3]
+    head = accuracy[0][1:]
+    return {
+        "accuracy": {row[0]: dict(zip(head, row[1:], strict=True)) for row in accuracy[1:]},
+        "strategies": {row[0]: row[1:] for row in strategies[1:]},
+        "targets": {row[0]: row[2] for row in targets[1:]},
+        "verdict": artifacts["headline"]["verdict"],
+        "theatre": artifacts["theatre"]["theatre"],
+        "resumed": begun,
+        "cpu_s": round(time.process_time() - cpu),
+        "wall_s": round(time.monotonic() - wall),
+    }
+
+
+def cells(
+    work: Path, study: str | None
+) -> Iterator[tuple[dict[str, Any], Callable[[], dict[str, Any]]]]:
+    for preset, seed in product(PRESETS, SEEDS):
+        if study in (None, preset):
+            yield {"study": preset, "seed": seed}, partial(thinking, work, preset, seed)
+
+
+def thinking_table(rows: list[dict[str, Any]]) -> list[str]:
+    """Right answers on unseen items, by preset, seed and family."""
+    if not rows:
+        return ["(not measured yet)"]
+    columns = ("own", "none", "shuffled", "random digits", "filler", "trained direct")
+    columns += ("trained pause", "follows a changed step", "stays right")
+    head = ["preset, seed", "family", *columns]
+    lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
+    for row in rows:
+        for family in traces.LEVELS:
+            found = row["accuracy"].get(family)
+            if found:
+                values = " | ".join(f"{100 * found[c]:.1f}" for c in columns)
+                lines.append(f"| {row['study']}, {row['seed']} | {family} | {values} |")
+    return lines
+
+
+def strategy_table(rows: list[dict[str, Any]]) -> list[str]:
+    """Accuracy, form and exact thoughts of every strategy."""
+    if not rows:
+        return ["(not measured yet)"]
+    lines = ["| preset, seed | strategy | accuracy | asked for | in its form | exact | tokens |"]
+    lines.append("|" + "---|" * 7)
+    for row in rows:
+        for name, (accuracy, asked, form, exact, tokens) in row["strategies"].items():
+            shares = " | ".join(f"{100 * x:.1f}" for x in (accuracy, asked, form, exact))
+            told = f"{row['study']}, {row['seed']}"
+            lines.append(f"| {told} | {name} | {shares} | {tokens:.0f} |")
+    return lines
+
+
+if __name__ == "__main__":
+    tables = {"thinking": thinking_table, "strategies": strategy_table}
+    command(str(__doc__), NAME, PRESETS, cells, tables, "quietstar.md")

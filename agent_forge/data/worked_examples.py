@@ -13,7 +13,9 @@ _WORD = r"[^\s:=>|\])]"
 LABEL = re.compile(
     rf"(?m)^([^\w\n]{{0,20}})([^\W\d_]{_WORD}*(?: {_WORD}+){{0,4}}) ?((?!::)[:>\])]+|$)"
 )
-WITHIN = re.compile(rf"(?<!\S)()([^\W\d_]{_WORD}*) ?\d{{0,3}} ?(:)(?!\S)")  # a line, one word
+WITHIN = re.compile(
+    rf"(?<!\S)()([^\W\d_]{_WORD}*) ?\d{{0,3}} ?(:)(?!\S)"
+)  # within a line: one word
 HEADING = re.compile(r"[#<\[*=]")  # before a label that is a line of its own
 SIGN = re.compile(r"(?:(?<=\s)[^\w\s.,;!?'\"()\[\]{}<]{1,4}|[-=~]+>|[=:\u2190-\u21ff])$")
 NAMES_VALUES = ("=", ":", "-", "--", "\u2013", "\u2014")  # signs that have other uses too
@@ -51,9 +53,12 @@ def last_example(text: str) -> str:
 
 
 def _labels(text: str, form: re.Pattern[str]) -> Iterator[Label]:
+    """What stands before a colon or a closing bracket, or is a heading."""
     for found in form.finditer(text):
         mark, words, end = found.groups()
-        if HEADING.search(mark) if not end else "<" in mark or end[0] != ">":
+        is_heading = not end and HEADING.search(mark)
+        is_tag = end.startswith(">") and "<" in mark
+        if is_heading or is_tag or end[:1] in (":", ")", "]"):
             yield Label(found.start(), found.end(), _letters(words).rstrip("0123456789"))
 
 
@@ -75,10 +80,12 @@ def _after_label(text: str, labels: list[Label], within: bool = False) -> int:
     if again:  # with the paragraph that it is in
         paragraph = text.rfind("\n\n", answered, again[0])
         return again[0] if paragraph < 0 else paragraph
+    if within:  # a word before a colon alone says too little
+        return 0
     answer = final.start - len(text[answered : final.start].lstrip())
     for gap in ("\n\n", "\n") if len(seen) > 1 else ("\n\n",):
         begin = text.find(gap, answer, final.start)
-        if not within and begin > 0 and _says(text[begin : final.start]):
+        if begin > 0 and _says(text[begin : final.start]):
             return begin
     return 0
 

@@ -193,7 +193,7 @@ MUTANTS = (
         "an old evolution goes on with other items",
         "phases/phase2_evomerge/inputs.py",
         'begun = {**EvoMergeSettings.BEFORE, **record["settings"]}',
-        'begun = {"split_by": "question", **record["settings"]}',
+        'begun = {"split_by": "asked", **record["settings"]}',
         "tests/phases/phase2_evomerge/test_splits.py",
     ),
     Mutant(

@@ -19,8 +19,9 @@ MAX_FILE_LINES = 500
 # planned from time, verdicts corrected together with ceilings and replicates, healing (26,900);
 # all methods of mergekit and spectral ones, GGUF, the hub, and the documents' words (28,950);
 # Phase 3: thoughts as data in ten strategies, thinking at inference, the judge of thoughts;
-# traces of a chat endpoint below a cost cap, in a file that goes on after a kill (960).
-MAX_LINES = 31_830
+# traces of a chat endpoint below a cost cap, in a file that goes on after a kill (960);
+# worked examples of any form, start tokens of Modelfiles, refusals of the writer (285).
+MAX_LINES = 32_125
 
 # Lowest first. A module imports from layers below its own, and from its own folder.
 LAYERS = (

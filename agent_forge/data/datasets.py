@@ -18,7 +18,7 @@ from typing import Any
 from agent_forge.config.load import did_you_mean
 from agent_forge.data import dataset_rows
 from agent_forge.data.dataset_rows import Example, Reader
-from agent_forge.data.near_copies import SplitBy, question_hash
+from agent_forge.data.near_copies import BY_PROMPT, SplitBy, question_hash
 from agent_forge.data.row_files import SUFFIXES, DataRow, rows
 from agent_forge.data.tokenizer import Tokenizer
 from agent_forge.errors import AlreadyExists, ConfigError, DamagedFile, ForgeError, NotFound
@@ -86,7 +86,7 @@ def missing(names: Iterable[str], folder: Path) -> list[str]:
 
 
 def read(
-    name: str, folder: Path, *, split: str | None = None, split_by: SplitBy = "question"
+    name: str, folder: Path, *, split: str | None = None, split_by: SplitBy = "asked"
 ) -> Iterator[Example]:
     """The examples of a dataset in a data folder, all or those of one split."""
     return _examples(*located(name, folder), split, split_by)
@@ -106,7 +106,7 @@ def located(name: str, folder: Path) -> tuple[Dataset, list[Path]]:
 
 
 def read_own(
-    path: Path, *, split: str | None = None, split_by: SplitBy = "question"
+    path: Path, *, split: str | None = None, split_by: SplitBy = "asked"
 ) -> Iterator[Example]:
     """The examples of a user's own file, or of all such files in a folder."""
     if not path.exists():
@@ -165,7 +165,7 @@ def kind_of_file(path: Path) -> str:
     return next((KINDS[word] for word in words if word in KINDS), "all")
 
 
-def split_of(example: Example, kind: str, kinds: set[str], split_by: SplitBy = "question") -> str:
+def split_of(example: Example, kind: str, kinds: set[str], split_by: SplitBy = "asked") -> str:
     """The split of an example, from the kind of its file and the kinds that there are."""
     verdict = next((k for k in ("test", "valid") if k in kinds and len(kinds) > 1), None)
     if kind == verdict:
@@ -173,8 +173,8 @@ def split_of(example: Example, kind: str, kinds: set[str], split_by: SplitBy = "
     if verdict == "test" and {"train", "valid"} <= kinds:
         return "selection" if kind == "valid" else "train"
     # What is beside a published test part is cut as it always was: worked examples stay the same.
-    by_question = split_by == "question" and verdict is None
-    own = question_hash(example) if by_question else _digest(example)
+    by_question = split_by not in BY_PROMPT and verdict is None
+    own = question_hash(example, split_by=split_by) if by_question else _digest(example)
     number = int.from_bytes(own[:4], "big") % 100
     apart = "selection" if number < 5 else "verdict" if verdict is None else "train"
     return apart if number < 10 else "train"

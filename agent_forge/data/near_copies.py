@@ -9,11 +9,12 @@ from typing import Literal
 from unicodedata import normalize
 
 from agent_forge.data.dataset_rows import Example
+from agent_forge.data.worked_examples import TURN, last_example, sorted_options
 
-# What decides the part of an example: today's rule, and of what was begun before, the prompt or (at
-# first) prompt and answer together.
-SplitBy = Literal["question", "prompt", "content"]
-TURN = 24  # letters and digits of a last turn that says enough without the turns before it
+# What decides the part of an example: today's rule, and of what was begun before, the question with
+# whatever is around it but for labels that are known, its prompt, or (at first) prompt and answer.
+SplitBy = Literal["asked", "question", "prompt", "content"]
+BY_PROMPT = ("prompt", "content")  # blanks around an answer counted then, as did the path of a file
 _ASKS = "question|q|problem|exercise|task|instructions?|input|prompt|query|user|human"
 _ANSWERS = "answer|a|solution|response|reply|output|completion|assistant|model|bot|ai"
 _GIVEN = "passage|context|background|text|article|document|story|review|premise|sentence"
@@ -30,8 +31,9 @@ END = re.compile(
 NO_LETTERS = re.compile(r"[\W_\u115f\u1160]+")  # and Hangul fillers, invisible letters
 
 
-def question_hash(example: Example, exact: bool = True) -> bytes:
+def question_hash(example: Example, exact: bool = True, split_by: SplitBy = "asked") -> bytes:
     """The sha256 that near-copies share: of what is asked, or of all of a running text."""
+    question = _question if split_by == "question" else _asked
     if not (exact and example.prompt):
         key = letters(example.prompt + example.completion)
     elif example.messages:
@@ -54,7 +56,14 @@ def letters(text: str) -> str:
     return NO_LETTERS.sub("", plain)
 
 
-def question(text: str) -> str:
+def _asked(text: str) -> str:
+    """What a prompt asks, whatever worked examples are before it and in whatever order options."""
+    text = last_example(normalize("NFKD", text))
+    is_code = text.endswith(('"', "'"))  # whose lists are no options
+    return _question(text) if is_code else sorted_options(_question(text))
+
+
+def _question(text: str) -> str:
     """The question in a prompt without the words around it; of several the last, with its text."""
     text = normalize("NFKD", text).replace("[/INST]", "\nassistant:").replace("[INST]", "\nuser:")
     text = TAG.sub("\n", ROLE.sub(r"\n\1: ", text))

@@ -22,7 +22,7 @@ from agent_forge.config.load import did_you_mean
 from agent_forge.data import datasets
 from agent_forge.data.baselines import Grade
 from agent_forge.data.dataset_rows import Example, asked
-from agent_forge.data.near_copies import SplitBy, question_hash
+from agent_forge.data.near_copies import BY_PROMPT, SplitBy, question_hash
 from agent_forge.data.row_files import lines, rows
 from agent_forge.data.tasks import Task, as_example, make
 from agent_forge.data.tasks.verifiers import words
@@ -211,7 +211,7 @@ def from_benchmarks(
     levels: Levels = LEVELS,
     folder: Path | None = None,
     shots: int | None = None,
-    split_by: SplitBy = "question",
+    split_by: SplitBy = "asked",
 ) -> list[Domain]:
     """Each benchmark as a domain; `name:part` is one part of it, such as a language of xcopa."""
     if len(set(names)) < len(names):
@@ -228,8 +228,9 @@ def from_benchmarks(
         else:
             domain, seen = _dataset(benchmark, split, count, folder, split_by)
         worked = _worked(benchmark, seen, benchmark.shots if shots is None else shots)
-        shown = set(map(question_hash, worked))
-        hashes = enumerate(map(question_hash, domain.examples))
+        by: SplitBy = "asked" if split_by == "asked" else "question"
+        shown = {question_hash(example, split_by=by) for example in worked}
+        hashes = enumerate(question_hash(example, split_by=by) for example in domain.examples)
         domain = domain.select([i for i, own in hashes if own not in shown])
         taken = {content_hash(example) for example in (*worked, *domain.examples)}
         # What guesses may rest on: nothing that is asked or shown.
@@ -242,7 +243,7 @@ def from_benchmarks(
 
 
 def from_names(
-    names: Sequence[str], *, split: str, count: int, levels: Levels, split_by: SplitBy = "question"
+    names: Sequence[str], *, split: str, count: int, levels: Levels, split_by: SplitBy = "asked"
 ) -> list[Domain]:
     """Generated tasks, benchmarks (`pack:NAME`), and generated ones of these as choices
     (`choice:NAME`): what the settings of an evolution name."""
@@ -325,7 +326,8 @@ def _dataset(
     domain = _whole(benchmark, list(read(split=side)), benchmark.name)
     if side == "selection":
         hashes = [domains.split_hash(example, split_by) for example in domain.examples]
-        asked = set(map(question_hash, read(split="verdict"))) if split_by == "question" else set()
+        verdict = () if split_by in BY_PROMPT else read(split="verdict")
+        asked = {domains.split_hash(example, split_by) for example in verdict}
         # A fifth of what a selection could see is for holdout alone.
         free = ((i, own[0] < 51) for i, own in enumerate(hashes) if own not in asked)
         domain = domain.select([i for i, is_held in free if is_held == (split == "holdout")])

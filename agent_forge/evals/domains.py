@@ -25,7 +25,7 @@ from agent_forge.config.load import did_you_mean
 from agent_forge.data import baselines
 from agent_forge.data.dataset_rows import Example, arguments_of
 from agent_forge.data.datasets import read_own
-from agent_forge.data.near_copies import SplitBy, question_hash
+from agent_forge.data.near_copies import BY_PROMPT, SplitBy, question_hash
 from agent_forge.data.tasks import DOMAINS, FAMILIES, Task, as_example, is_right, make
 from agent_forge.errors import ConfigError
 from agent_forge.evals.graders import GRADER_IDS
@@ -67,7 +67,7 @@ class Domain:
     writing: AnswerFormat | None = None
     grade: baselines.Grade = is_right
     seen: tuple[Task, ...] = ()  # what guesses rest on; none: generated ones, or its own
-    split_by: SplitBy = "question"
+    split_by: SplitBy = "asked"
     near_copies: int = 0  # in its whole file
     repeated: int = 0  # rows of its file that an earlier file has too; they count there
 
@@ -86,7 +86,7 @@ class Domain:
         templates leave out, so that nobody is asked for more. An older evolution goes on as it
         began, with them."""
         last = reply_of(example)
-        if last is None or self.split_by != "question":
+        if last is None or self.split_by in BY_PROMPT:
             return example
         said, turns = example.completion.strip(), list(example.messages)
         turns[last] = {**turns[last], "content": said}
@@ -96,7 +96,7 @@ class Domain:
         """The part of an answer whose bytes count: without the blanks at its ends, which some
         tokenizers leave out, so that it is the same for every model."""
         text = answer(self.asked(example))
-        return text.strip() if self.split_by == "question" else text
+        return text if self.split_by in BY_PROMPT else text.strip()
 
     @property
     def chance(self) -> float:
@@ -129,7 +129,7 @@ class Domain:
         return {"majority": majority, **ngram}
 
 
-def from_files(paths: Sequence[Path], split_by: SplitBy = "question") -> list[Domain]:
+def from_files(paths: Sequence[Path], split_by: SplitBy = "asked") -> list[Domain]:
     """Every file a domain, named after it."""
     found: dict[str, Domain] = {}
     places: dict[Path, Path] = {}
@@ -145,7 +145,7 @@ def from_files(paths: Sequence[Path], split_by: SplitBy = "question") -> list[Do
         name, parts = path.stem, 1
         while name in found:  # of one name in two folders: enough of its path, from anywhere
             parts += 1
-            name = str(path) if split_by != "question" else str(Path(*real.parts[-parts:]))
+            name = str(path) if split_by in BY_PROMPT else str(Path(*real.parts[-parts:]))
         found[name] = _read(path, name, split_by, seen)
     return list(found.values())
 
@@ -177,7 +177,7 @@ def part(domain: Domain, split: str | None = None, limit: int | None = None) -> 
         raise ConfigError(f"{domain.name}: {problem}", hint=hint)
     hashes = [content_hash(example) for example in domain.examples]
     kept = set(sorted(hashes[i] for i in mine)[:limit])
-    if domain.split_by != "question":  # as it was: also what differs in spaces, of whatever part
+    if domain.split_by in BY_PROMPT:  # as it was: also what differs in spaces, of whatever part
         mine = range(len(hashes))
     return domain.select(i for i in mine if hashes[i] in kept)
 
@@ -212,7 +212,9 @@ def split_hash(example: Example, split_by: SplitBy, exact: bool = True) -> bytes
     """The sha256 that decides the part of an example."""
     if split_by == "content":
         return content_hash(example)
-    return (question_hash if split_by == "question" else prompt_hash)(example, exact)
+    if split_by == "prompt":
+        return prompt_hash(example, exact)
+    return question_hash(example, exact, split_by)
 
 
 def prompt_hash(example: Example, exact: bool = True) -> bytes:
@@ -320,7 +322,7 @@ def _read(path: Path, name: str, split_by: SplitBy, seen: set[bytes]) -> Domain:
     kinds = set()
     copy_of = content_hash if split_by == "content" else exact_hash
     for example in read_own(path):
-        if asked := _asked(example, by_spaces=split_by != "question"):
+        if asked := _asked(example, by_spaces=split_by in BY_PROMPT):
             kept.setdefault(copy_of(asked), asked)
             kinds.add(bool(example.prompt))
     if not kept:

@@ -30,6 +30,7 @@ _FORMS: Any = (
     (r"([\u00b9\u00b2\u00b3\u2070\u2074-\u2079\u207b]+)", r"^\1"),  # then a usual digit
     (r".+", lambda m: normalize("NFKC", m[0])),
     (r"\u2044", "/"),
+    (r"(?<!\w)_{1,3}(?=[-+$.\d])|(?<=[\d%])_{1,3}(?!\w)", ""),
     (r"(?<=\d)['_\u2019](?=\d{3}(?!\d))", ""),
     (r"(?i)\b(?:minus|negative)\s+(?=[\d.$])", "-"),
     (r"(?<!\w)[\u2012\u2013](?=[\d.$\\])|\u2212", "-"),
@@ -55,9 +56,13 @@ FIGURE = re.compile(
     r"(?:\*10\^(?P<tens>[-+]?\d{1,3})(?!\d))?(?!\^)"
     rf"(?:\s?(?P<scale>(?i:{'|'.join(SCALES)}))(?!\w))?\s?(?P<percent>%?)"
 )
-GOES_ON = re.compile(rf"\s*(?:[-+*/^]\s*(?:\.?\d|[({UNKNOWN}])|{UNKNOWN})")  # an expression
+GOES_ON = re.compile(rf"\s*(?:[-+*/^xX]\s*(?:\.?\d|[({UNKNOWN}])|{UNKNOWN})")  # an expression
+OR = re.compile(r"(?:\s*[^\W\d]{1,20}){0,2}?\s*,?\s*\bor\s+", re.IGNORECASE)  # then another number
+NOT = re.compile(r"\bnot\s+\Z", re.IGNORECASE)
 # What ends the words that give a number: what follows may reckon with others.
-CLAUSE_END = re.compile(r"\n|[(;]|[.!?](?=\s|$)|,\s|\b(?:since|because|where|check)\b", re.I)
+CLAUSE_END = re.compile(
+    r"\n|[(;]|[.!?](?=\s|$)|,\s(?!(?:but|or)\s+[-$]?\d)|\b(?:since|because|where|check)\b", re.I
+)
 FENCE = re.compile(r"```[ \t]*\w*[ \t]*\n(.*?)(?:\n[ \t]*```|\Z)", re.DOTALL)
 TOP_LEVEL = re.compile(
     r"(?:def|async def|class|import|from|if|for|while|try|except|finally|else|elif|with|@|#|[)\]}])"
@@ -83,21 +88,34 @@ def final_number(text: str) -> tuple[Fraction, bool] | None:
     else:
         marked = CLAUSE_END.split(text[marks[-1] :].strip(), maxsplit=1)[0] if marks else ""
     marked = marked.rpartition("=")[2]
-    figures = list(FIGURE.finditer(marked))[:1]
+    figures = _figures(marked)[:1]
     if not figures and not re.search(rf"[\d{UNKNOWN}]", marked):
-        marked, figures = text, list(FIGURE.finditer(text))[-1:]
+        marked, figures = text, _figures(text)[-1:]
     if not figures or UNKNOWN in marked[: figures[0].start()][-1:]:
         return None
     (figure,) = figures
-    return None if GOES_ON.match(marked, figure.end()) else _value(figure)
+    value, either = _value(figure), OR.match(marked, figure.end())
+    other = FIGURE.match(marked, either.end()) if either else None
+    if GOES_ON.match(marked, figure.end()) or (other and not _alike(value, _value(other))):
+        return None
+    return value
+
+
+def _figures(text: str) -> list[re.Match[str]]:
+    """The numbers in a text, without those that it says are not meant."""
+    found = ((figure, figure.start()) for figure in FIGURE.finditer(text))
+    return [figure for figure, at in found if not NOT.search(text[max(0, at - 9) : at])]
 
 
 def math(task: Task, text: str) -> bool:
     """True if the final number is that of the answer; 50 % may be written as 50, 50% or 0.5."""
-    expected, found = final_number(task.answer), final_number(text)
-    if expected is None or found is None:
+    return _alike(final_number(task.answer), final_number(text))
+
+
+def _alike(one: tuple[Fraction, bool] | None, other: tuple[Fraction, bool] | None) -> bool:
+    if one is None or other is None:
         return False
-    values = [{v, v / 100} if percent else {v} for v, percent in (expected, found)]
+    values = [{v, v / 100} if percent else {v} for v, percent in (one, other)]
     return bool(values[0] & values[1])
 
 

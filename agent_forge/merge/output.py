@@ -20,11 +20,13 @@ from agent_forge import platform
 from agent_forge.errors import AlreadyExists, ConfigError, DamagedFile, NotEnough
 from agent_forge.merge import spectral
 from agent_forge.merge.combos import combo_name
-from agent_forge.merge.engine import MergedWeights, TensorProblem
+from agent_forge.merge.engine import MergedWeights, TensorProblem, output_config
+from agent_forge.merge.plan import MergePlan
 from agent_forge.merge.recipe import Recipe, to_yaml
 from agent_forge.merge.tensor_inputs import RUN
 from agent_forge.merge.vocabulary import Vocabulary, write_tokenizer
 from agent_forge.model.card import card_head
+from agent_forge.model.load import check_result, layer_kinds
 from agent_forge.model.weights import Weights, shards_of, writing_shards
 from agent_forge.store import files
 from agent_forge.store.paths import require_short
@@ -72,6 +74,32 @@ def lineage(merged: MergedWeights) -> dict[str, dict[str, str]]:
     return hashes
 
 
+def refuse_unusable(plan: MergePlan) -> None:
+    """Refuse a result that could not be opened, or whose layers would be taken for others."""
+    config = output_config(plan)
+    if not config or not all(weights.sources for weights in plan.models.values()):
+        return
+    kinds = {str(weights.config.get("model_type")) for weights in plan.models.values()}
+    if len(kinds) > 1:
+        named = " and ".join(sorted(kinds))
+        raise ConfigError(f"{named} are different architectures", hint="merge like with like")
+    hint = "take other layers, or slices of models whose layers are all alike"
+    try:
+        check_result(config, plan.specs, "the result")
+        found = layer_kinds(config)
+    except DamagedFile as error:
+        raise ConfigError(f"the result would be no model: {error.problem}", hint=hint) from error
+    n = 0
+    for source in (part.sources[0] for part in plan.recipe.slices):
+        own = layer_kinds(plan.models[source.model].config)
+        for layer in range(*source.layer_range):
+            for key, values in own.items():
+                if key in found and str(found[key][n]) != str(values[layer]):
+                    problem = f"layer {layer} of {source.model} is {values[layer]}"
+                    raise ConfigError(f"{problem}, layer {n} of the result is not", hint=hint)
+            n += 1
+
+
 def write(weights: Weights, folder: Path, **options: Any) -> WrittenMerge:
     """Write weights as a model folder, with the options of `write_folders`."""
     combo = weights.recipe.combo if isinstance(weights, MergedWeights) else None
@@ -92,6 +120,8 @@ def write_folders(
     for folder in folders.values():
         refuse_existing(folder, weights, force)
     require_room(list(folders.values()), weights, max_ram)
+    if isinstance(weights, MergedWeights):
+        refuse_unusable(weights.plan)
     parents = lineage(weights) if isinstance(weights, MergedWeights) else {}
     notes: dict[int | None, list[TensorProblem]] = {}
     with contextlib.ExitStack() as claims, contextlib.ExitStack() as staging:

@@ -11,15 +11,21 @@ from typing import Any, Literal
 
 import torch
 
-from agent_forge.errors import ConfigError, DamagedFile, ForgeError
+from agent_forge.errors import ConfigError, ForgeError
 from agent_forge.merge import spectral
 from agent_forge.merge.combos import COMBO, combo_stages
-from agent_forge.merge.engine import MergedWeights, output_config
-from agent_forge.merge.output import anonymous_bytes, need_bytes, refuse_existing, require_room
+from agent_forge.merge.engine import MergedWeights
+from agent_forge.merge.output import (
+    anonymous_bytes,
+    need_bytes,
+    refuse_existing,
+    refuse_unusable,
+    require_room,
+)
 from agent_forge.merge.plan import MergePlan, Parents, make_plan
 from agent_forge.merge.recipe import Recipe
 from agent_forge.merge.vocabulary import read_tokens, rows_of
-from agent_forge.model.load import check_result, check_tensors, layer_kinds
+from agent_forge.model.load import check_tensors
 from agent_forge.model.weights import Weights, is_tied
 from agent_forge.store import files
 from agent_forge.store.paths import require_writable
@@ -107,7 +113,7 @@ def preflight(recipe: Recipe, out: Path, parents: Parents | None = None) -> Merg
             report.plan = make_plan(recipe, opened)
         if report.plan is not None:
             with report.noting():
-                _check_result(report.plan)
+                refuse_unusable(report.plan)
             _same_base(report, recipe, models)
             _forecast(report, report.plan, out)
     return report
@@ -137,28 +143,6 @@ def _check_alone(report: MergePreflight, ref: str, weights: Weights) -> None:
     if weights.config.get("tie_word_embeddings") and not is_tied(weights):
         what = f"{ref}: its config ties the head to the embedding, its file has another head"
         report.add("warning", what, "the head in the file counts; the result is not tied")
-
-
-def _check_result(plan: MergePlan) -> None:
-    """Refuse a result that could not be opened, or whose layers would be taken for others."""
-    config = output_config(plan)
-    if not config or not all(weights.sources for weights in plan.models.values()):
-        return
-    hint = "take other layers, or slices of models whose layers are all alike"
-    try:
-        check_result(config, plan.specs, "the result")
-        found = layer_kinds(config)
-    except DamagedFile as error:
-        raise ConfigError(f"the result would be no model: {error.problem}", hint=hint) from error
-    n = 0
-    for source in (part.sources[0] for part in plan.recipe.slices):
-        kinds = layer_kinds(plan.models[source.model].config)
-        for layer in range(*source.layer_range):
-            for key, values in kinds.items():
-                if key in found and str(found[key][n]) != str(values[layer]):
-                    problem = f"layer {layer} of {source.model} is {values[layer]}"
-                    raise ConfigError(f"{problem}, layer {n} of the result is not", hint=hint)
-            n += 1
 
 
 def _compare_configs(report: MergePreflight, models: dict[str, Weights]) -> None:

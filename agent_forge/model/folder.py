@@ -20,6 +20,10 @@ RECORDS = NAMES["record_files"]
 RECORD_BYTES = 16 << 20
 # By these transformers would read other files than the usual ones.
 OTHER_FILES = ("configuration_files", "fast_tokenizer_files", "transformers_weights")
+# What transformers hands to a tokenizer: as texts these would be paths that it opens.
+ARGUMENTS = ("vocab", "merges", "init_inputs")
+TOKENIZER = ("tokenizer_config", "special_tokens_map")
+NO_PATHS = ("chat_template", "name_or_path", "_name_or_path")  # never opened, whatever they say
 SHARDS = "shard-[0-9]*-model-*-of-*.safetensors"  # which it would take instead of the weights
 VERIFIED_BYTES = 1_000_000_000  # files of our own are compared whole up to this much of weights
 # A tokenizer has at least one of these, whoever made it.
@@ -52,6 +56,29 @@ def refuse_code(folder: Path) -> None:
         for key, value in record.items():
             if key.endswith("_file") and isinstance(value, str) and Path(value).name != value:
                 raise HostileInput(f"{path}: {key} names {value!r}, which is outside its folder")
+        if stem in TOKENIZER:
+            _refuse_paths(path, record)
+
+
+def _refuse_paths(path: Path, record: Mapping[str, Any]) -> None:
+    """Refuse settings of a tokenizer that would have a file opened outside of its folder."""
+    inner = [v for key, v in record.items() if key.endswith("_kwargs") and isinstance(v, dict)]
+    for key, value in [item for part in (record, *inner) for item in part.items()]:
+        argument = key in ARGUMENTS and (isinstance(value, str) or key == "init_inputs")
+        if argument and value:
+            problem = f"{path}: {key} is {str(value)!r}; a tokenizer is read from its own files"
+            raise HostileInput(problem, hint=f"remove {key} in a copy")
+        free = key.endswith("token") or key in NO_PATHS
+        if not free and isinstance(value, str) and _is_outside(value, path.parent):
+            raise HostileInput(f"{path}: {key} names {value!r}, a file outside its folder")
+
+
+def _is_outside(name: str, folder: Path) -> bool:
+    """True if a text names a file of this machine that is not in a folder."""
+    try:
+        return Path(name).is_file() and folder.resolve() not in Path(name).resolve().parents
+    except (OSError, ValueError):  # too long, or with a NUL
+        return False
 
 
 def entries(record: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

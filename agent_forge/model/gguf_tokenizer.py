@@ -6,7 +6,7 @@ words it does not know would give other tokens, so it is refused.
 
 import json
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from agent_forge.errors import ConfigError
 from agent_forge.model.chat import render
@@ -93,27 +93,58 @@ def _add_special(writer: Any, tokenizer: Any, ends: frozenset[int]) -> None:
     for name, i in ids.items():
         if i is not None:
             getattr(writer, f"add_{name}_token_id")(i)
-    bare = tokenizer("a", add_special_tokens=False).input_ids
-    whole = tokenizer("a").input_ids
-    first, last = whole[: whole.index(bare[0])], whole[whole.index(bare[0]) + len(bare) :]
+    first, last = _around(tokenizer)
     if first not in ([], [bos]) or last not in ([], [eos]):
         raise ConfigError("the tokenizer adds more to a text than llama.cpp can: a start, an end")
-    writer.add_add_bos_token(bool(first))
+    form = chat_form(tokenizer)
+    writer.add_add_bos_token(bool(first) and (form is None or bool(form.start)))
     writer.add_add_eos_token(bool(last))
+
+
+def _around(tokenizer: Any) -> tuple[list[int], list[int]]:
+    """The tokens that a tokenizer puts before and after a text."""
+    bare = tokenizer("a", add_special_tokens=False).input_ids
+    whole = tokenizer("a").input_ids
+    begin = whole.index(bare[0])
+    return whole[:begin], whole[begin + len(bare) :]
+
+
+class ChatForm(NamedTuple):
+    """A conversation of a form that Ollama can be told."""
+
+    turn: str
+    start: str  # what the template writes before the first turn
+    system: str  # what the template says where nobody is the system
+
+
+def chat_form(tokenizer: Any) -> ChatForm | None:
+    """The form that the chat template of a tokenizer has; None if it is none that is known."""
+    for turn in TURNS if tokenizer.chat_template else ():
+        for start in dict.fromkeys(("", tokenizer.bos_token or "")):
+            if (system := _default_system(tokenizer, turn, start)) is not None:
+                return ChatForm(turn, start, system)
+    return None
 
 
 def modelfile(name: str, tokenizer: Any, ends: frozenset[int]) -> str:
     """The Modelfile for a GGUF file beside it."""
     lines = [f"FROM ./{name}"]
-    for turn in TURNS if tokenizer.chat_template else ():
-        if (system := _default_system(tokenizer, turn)) is not None:
-            shown = turn.format(role="{{ .Role }}", content="{{ .Content }}")
-            messages = f"{{{{- range .Messages }}}}{shown}{{{{ end }}}}"
-            lines.append(f'TEMPLATE """{messages}{_opening(turn)}"""')
-            lines += [f'SYSTEM """{system}"""'] if system and '"""' not in system else []
-            break
+    if form := chat_form(tokenizer):
+        adds = bool(_around(tokenizer)[0])
+        if adds and not form.start:
+            what = f"a conversation begins without {tokenizer.bos_token}, as its template has it"
+            lines.append(f"# By this file {what}; so does a plain text.")
+        start = "" if adds else form.start  # else llama.cpp adds it
+        shown = form.turn.format(role="{{ .Role }}", content="{{ .Content }}")
+        messages = f"{start}{{{{- range .Messages }}}}{shown}{{{{ end }}}}"
+        lines.append(f'TEMPLATE """{messages}{_opening(form.turn)}"""')
+        told = form.system and '"""' not in form.system
+        lines += [f'SYSTEM """{form.system}"""'] if told else []
     for end in sorted(ends):
-        lines.append(f"PARAMETER stop {json.dumps(tokenizer.convert_ids_to_tokens(end))}")
+        added = tokenizer.added_tokens_decoder.get(end)
+        text = added.content if added else tokenizer.decode([end])
+        quote = '"""' if '"' in text or "\n" in text else '"'  # nothing in between is an escape
+        lines.append(f"PARAMETER stop {quote}{text}{quote}")
     return "\n".join(lines) + "\n"
 
 
@@ -122,27 +153,26 @@ def _opening(turn: str) -> str:
     return turn.partition("{content}")[0].format(role="assistant")
 
 
-def _default_system(tokenizer: Any, turn: str) -> str | None:
-    """What a chat template says where nobody is the system; None if its turns are others."""
+def _default_system(tokenizer: Any, turn: str, start: str) -> str | None:
+    """What a chat template says where nobody is the system; None if its turns, or what is before
+    the first one, are others."""
 
     def shown(roles: Sequence[str]) -> str:
         messages = [{"role": role, "content": f"what {role} says"} for role in roles]
-        text = render(tokenizer, messages, reply=True)
-        begins = text.startswith(turn.partition("{")[0])  # else with a start, which is added
-        return text if begins else text.removeprefix(tokenizer.bos_token or "")
+        return render(tokenizer, messages, reply=True)
 
     def expected(roles: Sequence[str]) -> str:
         turns = (turn.format(role=role, content=f"what {role} says") for role in roles)
         return "".join(turns) + _opening(turn)
 
     try:
-        if shown(whole := ("system", "user", "assistant", "user")) != expected(whole):
+        if shown(whole := ("system", "user", "assistant", "user")) != start + expected(whole):
             return None
         text, asked = shown(("user",)), expected(("user",))
     except ConfigError:  # its template refuses such conversations
         return None
     before, after = turn.partition("{content}")[::2]
-    begin, end = before.format(role="system"), after + asked
+    begin, end = start + before.format(role="system"), after + asked
     if text.startswith(begin) and text.endswith(end):
         return text[len(begin) : -len(end)]
-    return "" if text == asked else None
+    return "" if text == start + asked else None

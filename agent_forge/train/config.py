@@ -40,7 +40,7 @@ class CorpusSettings(Settings):
     datasets: list[str] = Field([], description="real datasets to learn from besides")
     texts: list[str] = Field([], description="your own files: text or JSON lines")
     split_by: SplitBy = Field(
-        "question", description="what decides which examples of these are learned: near_copies.py"
+        "asked", description="what decides which examples of these are learned: near_copies.py"
     )
     evaluation_items: int = Field(2000, ge=1, le=1_000_000, description="unseen items a domain")
 

@@ -221,7 +221,7 @@ def test_splits_are_disjoint_and_have_their_shares() -> None:
 
 def test_a_copy_is_on_the_same_side_and_counts_once(tmp_path: Path) -> None:
     copies = tuple(Example(f"{i}{gap}b", f"c{gap}") for i in range(9) for gap in (" ", "  "))
-    for split_by in ("question", "prompt", "content"):
+    for split_by in ("asked", "question", "prompt", "content"):
         parts = Domain("d", copies, split_by=split_by).parts
         assert parts[::2] == parts[1::2] and len(set(parts)) > 1
     rows = [{"prompt": p, "completion": "c"} for p in ("x", "y", "x ", "x")]

@@ -39,15 +39,36 @@ def asked(answer: str, *tests: str, family: str = "own", question: str = "?") ->
         ("a 2024-model has 12,345,678 km", "12345678"),
         (".5", "1/2"),
         ("1/0 or 4", "4"),
+        ("The answer is not 20, but 18", "18"),
+        ("The answer is not $20 but $18.", "18"),
+        ("So it is 18, not 9", "18"),
+        ("The answer is _18_", "18"),
+        ("The answer is __-1_000__.", "-1000"),
+        ("The answer is 18, but check 9 = 3 * 3", "18"),
+        ("The answer is 0.5 or 1/2", "1/2"),
+        ("The answer is 4 x 5 = 20", "20"),
     ],
 )
 def test_the_final_number_of_a_text(text: str, value: str) -> None:
     assert final_number(text) == (Fraction(value), False)
 
 
-@pytest.mark.parametrize("text", ["", "none", "####", "x1 and y2", "9" * 100_000])
+UNREAD = (
+    *("The answer is 4 x 5", "The answer is 18 or 20", "The answer is 18 apples or 20 apples."),
+    *("#### 18, or 20", "The answer is not 20.", r"\boxed{4 X 5}"),
+)
+
+
+@pytest.mark.parametrize("text", ["", "none", "####", "x1 and y2", "9" * 100_000, *UNREAD])
 def test_texts_without_a_final_number(text: str) -> None:
     assert final_number(text) is None
+
+
+@pytest.mark.parametrize("text", ["The answer is 5 " + "a" * 40_000, "5 or " * 9000, "not " * 9999])
+def test_no_text_takes_long_to_be_read(text: str) -> None:
+    began = time.process_time()
+    final_number(text)
+    assert time.process_time() - began < 1
 
 
 @pytest.mark.parametrize(

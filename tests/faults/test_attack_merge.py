@@ -13,9 +13,11 @@ import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
-from agent_forge.errors import DamagedFile
+from agent_forge.errors import ConfigError, DamagedFile
+from agent_forge.merge.engine import merge
+from agent_forge.merge.output import write
 from agent_forge.merge.preflight import preflight
-from agent_forge.merge.recipe import Recipe
+from agent_forge.merge.recipe import Recipe, read_recipe
 from agent_forge.model.opened import open_model
 from tests.faults import hostile_goods as goods
 from tests.support.command_line import Forge
@@ -395,6 +397,22 @@ def test_a_result_that_could_not_be_opened_is_not_written(
     assert forge(sliced(tmp_path, ("m", 0, 4)) + " --dry-run").code == 0
     result = forge(sliced(tmp_path, ("m", 1, 4)) + option)
     assert result.code == 2 and told in result.out + result.err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "parts", [(("m", 1, 3), ("m", 0, 4)), (("m", 0, 1), ("q", 1, 4))], ids=["kinds", "families"]
+)
+def test_python_writes_no_result_that_the_command_refuses(
+    tmp_path: Path, forge: Forge, parts: tuple[tuple[str, int, int], ...]
+) -> None:
+    """Of layers of other kinds, and of another family whose tensors have the same names."""
+    four_layers(tmp_path / "m", "deepseek_v3" if parts[0][1] else "llama", **DEEPSEEK)
+    four_layers(tmp_path / "q", "mistral")
+    refused = forge(sliced(tmp_path, *parts))
+    assert refused.code == 2 and "out" not in {path.name for path in tmp_path.iterdir()}
+    with pytest.raises(ConfigError, match=r"would be no model|different architectures"):
+        write(merge(read_recipe(tmp_path / "slices.yml")), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 

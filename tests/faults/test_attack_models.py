@@ -14,6 +14,7 @@ import pytest
 import torch
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
+from tokenizers import pre_tokenizers
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -114,6 +115,59 @@ def test_no_second_folder_is_opened(
     result = forge(command)
     refused(canary)
     assert result.code == 4 and "DiaProcessor" in result.err and "[y/N]" not in result.out
+
+
+def of_two_files(place: Path, private: Path) -> Path:
+    """A model whose tokenizer is a vocab.json and merges.txt, and a vocabulary outside of it."""
+    llama(place)
+    (place / "tokenizer.json").unlink()
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    words = {"<e>": 0, **{letter: i + 1 for i, letter in enumerate(letters)}}
+    (place / "vocab.json").write_text(json.dumps(words))
+    (place / "merges.txt").write_text("#version: 0.2\n")
+    private.write_text(json.dumps({**words, "a secret": 257}))
+    named = dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<e>")
+    settings = {"tokenizer_class": "GPT2Tokenizer", **named}
+    (place / "tokenizer_config.json").write_text(json.dumps(settings))
+    return place
+
+
+OPENED: dict[str, tuple[str, Any]] = {
+    "vocab": ("tokenizer_config", {"vocab": "PRIVATE"}),
+    "merges": ("tokenizer_config", {"merges": "PRIVATE"}),
+    "by position": ("tokenizer_config", {"init_inputs": ["PRIVATE"]}),
+    "of special tokens": ("special_tokens_map", {"vocab": "PRIVATE"}),
+    "a name where we are": ("tokenizer_config", {"vocab": "private.json"}),
+    "of any name": ("tokenizer_config", {"rules": "PRIVATE"}),
+    "one more record": ("tokenizer_config", {"dictionary_kwargs": {"path": "PRIVATE"}}),
+    "within the folder": ("tokenizer_config", {"vocab": "m/vocab.json"}),
+    "upwards": ("tokenizer_config", {"rules": "m/../private.json"}),
+}
+
+
+@pytest.mark.parametrize("case", OPENED)
+@pytest.mark.parametrize("command", ["eval m --data d.jsonl", "export m out/m.gguf"])
+def test_no_file_outside_of_a_model_is_opened(
+    command: str, case: str, tmp_path: Path, forge: Forge
+) -> None:
+    """Settings of a tokenizer are arguments to it, and some are opened if they are texts."""
+    place = of_two_files(tmp_path / "m", tmp_path / "private.json")
+    rows(tmp_path / "d.jsonl")
+    stem, settings = OPENED[case]
+    text = json.dumps(settings).replace("PRIVATE", str(tmp_path / "private.json"))
+    edit(place / f"{stem}.json", **json.loads(text))
+    result = forge(command)
+    assert result.code == 4 and f"{stem}.json: " in result.err, result.err
+    assert next(iter(settings)).split("_")[0] in result.err or "path" in result.err
+    assert not (tmp_path / "out").exists()
+
+
+def test_texts_of_a_tokenizer_that_open_nothing(tmp_path: Path, forge: Forge) -> None:
+    place = of_two_files(tmp_path / "m", tmp_path / "private.json")
+    rows(tmp_path / "d.jsonl")
+    free = {"name_or_path": str(tmp_path / "private.json"), "pad_token": "/", "language": "en"}
+    edit(place / "tokenizer_config.json", **free, end_of_call="</call>", vocab=None, merges=None)
+    assert forge("eval m --data d.jsonl").code == 0
 
 
 @pytest.mark.parametrize("trust", [None, True])

@@ -69,6 +69,34 @@ def test_a_healed_model_of_before_is_named(tmp_path: Path) -> None:
     assert any("was healed before: this verdict is not about it" in text for text in told)
 
 
+@pytest.mark.parametrize("noted", [False, True])
+def test_a_healed_model_of_another_champion_is_not_beside_the_new_one(
+    tmp_path: Path, noted: bool
+) -> None:
+    """It gets the name of its own champion; with notes of a person in it, it stays."""
+    folder, told = tmp_path / "x", list[str]()
+
+    def listen(record: dict[str, Any]) -> None:
+        told.append(str(record.get("text", "")))
+        if noted and len(told) == 1:
+            (folder / "healed" / "notes.txt").write_text("mine")
+
+    first = run_evolution(job(folder, **FASTEST, heal=0.1, heal_steps=2)).loop.champion.key
+    before = files.sha256_of(folder / "healed" / WEIGHTS_FILE)
+    assert f"The champion {first[:8]} " in (folder / "healed" / "README.md").read_text()
+    changes = {"heal": 0.0, "heal_steps": 0, "generations": 3}
+    done = run_evolution(resume_inputs(folder, None, None, **changes), listen=listen)
+    assert done.loop.champion.key != first
+    place = folder / ("healed" if noted else f"healed_of_{first[:8]}")
+    assert any(f"{place} was healed before" in text for text in told)
+    assert files.sha256_of(place / WEIGHTS_FILE) == before
+    assert (folder / "healed").exists() == noted
+    if noted:
+        assert (place / "notes.txt").read_text() == "mine"
+    else:
+        files.verify(place)
+
+
 def test_what_a_pack_asks_after_worked_examples_is_not_taught(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from agent_forge.data import datasets
+from agent_forge.data.dataset_rows import Example
+from agent_forge.data.near_copies import question_hash
 from agent_forge.errors import DamagedFile
 from agent_forge.evals.domains import Domain, from_files
 from agent_forge.evals.model_under_test import ItemScores, open_model_under_test
+from tests.golden.freeze import data_folder
 from tests.support.eval_models import llama
 from tests.support.tokenizers import CHAT
 
@@ -182,3 +188,139 @@ def test_what_a_reply_says_beside_its_content(name: str, tmp_path: Path) -> None
     row = said("so", function_call={"name": "f"})
     with pytest.raises(DamagedFile, match="message 2: field 'function_call' is not read"):
         put(path, {"messages": [*row["messages"], *said("so")["messages"]]})
+
+
+# -- worked examples and options -------------------------------------------------------------------
+
+Shots = Sequence[tuple[str, str]]
+NOUNS = ("plot", "actor", "music", "scene", "ending", "story", "camera", "joke", "hero", "pace")
+LABELS = [
+    *(("Review:", "Sentiment:"), ("Question:", "SQL:"), ("Question:", "Final answer:")),
+    *(("English:", "French:"), ("Entr\u00e9e :", "R\u00e9ponse :"), ("### Text\n", "### Topic\n")),
+    *(
+        ("**Tweet:**", "**Is it a joke:**"),
+        ("[TEXT]", "[LABEL]"),
+        ("\u8bc4\u8bba:", "\u60c5\u611f:"),
+    ),
+    *(("<text>", "<topic>"), ("Premise: It is so.\nClaim:", "Verdict:"), ("", "SQL:")),
+]
+FORMS_OF_SHOTS = {f"{a}/{b}": (f"{a} %s\n{b} ", "\n\n") for a, b in LABELS} | {
+    **{f"a line, {sign}": (f"%s {sign} ", "\n") for sign in ("=>", "->", "\u2192", "//")},
+    "lines": ("Review: %s\nSentiment: ", "\n"),
+    "ruled": ("Review: %s\nSentiment: ", "\n---\n"),
+    "within a line": ("Review: %s Sentiment: ", "\n"),
+    "one line": ("Review: %s Sentiment: ", " "),
+    "numbered": ("Review {n}: %s\nSentiment {n}: ", "\n\n"),
+    "a list": ("{n}. %s => ", "\n"),
+    "headed": ("Example {n}:\nText: %s\nTopic: ", "\n\n"),
+    "reasoned": ("Text: %s\nThoughts: Step 1: read it.\n\nStep 2: so\nTopic: ", "\n\n"),
+}
+
+
+def few_shot(form: str, shots: Shots, asked: str) -> str:
+    """A prompt with worked examples before what is asked."""
+    each, gap = FORMS_OF_SHOTS[form]
+    rows = [*shots, (asked, "")]
+    return gap.join(each.replace("{n}", str(n)) % q + y for n, (q, y) in enumerate(rows, 1))
+
+
+def of(prompt: str) -> bytes:
+    return question_hash(Example(prompt.rstrip(), "x"))
+
+
+@pytest.mark.parametrize("form", FORMS_OF_SHOTS)
+def test_worked_examples_do_not_part_a_question(form: str) -> None:
+    """Whatever they are, however many, and whatever their labels; other questions are others."""
+    rng = random.Random(form)
+    for text in ("the %s was %s and the %s seemed long", "%s%s%s"):
+        asked = [text % tuple(rng.choice(NOUNS) for _ in "abc") + "xyz"[i % 3] for i in range(40)]
+        asked = list(dict.fromkeys(asked))
+        hashes = []
+        for question in asked:
+            others = [q for q in asked if q != question]
+            drawn = (rng.sample(others, rng.randint(1, 5)) for _ in range(5))
+            labelled = ([(q, rng.choice(["yes", "not so good"])) for q in shots] for shots in drawn)
+            found = {of(few_shot(form, shots, question)) for shots in labelled}
+            assert len(found) == 1, question
+            hashes += found
+        assert len(set(hashes)) == len(asked)
+
+
+@pytest.mark.parametrize("form", ["Review:/Sentiment:", "English:/French:", "a line, =>"])
+def test_a_prompt_without_worked_examples_is_the_same_question(form: str) -> None:
+    shots = [("good one", "yes"), ("bad one", "no")]
+    assert of(few_shot(form, shots, "the plot")) == of(few_shot(form, [], "the plot"))
+
+
+def test_worked_examples_whose_answer_is_left_to_the_completion() -> None:
+    shots = "Review: good\nSentiment: yes\n\n", "Review: bad\nSentiment: no\n\n"
+    assert of(f"{shots[0]}Review: the plot") == of(f"{shots[1]}{shots[0]}Review: the plot")
+
+
+OPTION_FORMS = ("A) ", "A. ", "(A) ", "[a] ", "**A.** ", "1. ", "- ", "A: ")
+
+
+@pytest.mark.parametrize("mark", OPTION_FORMS)
+@pytest.mark.parametrize("gap", ["\n", "\n\n", " "])
+@pytest.mark.parametrize("end", ["\nAnswer:", "\nCorrect option:", ""])
+def test_the_order_of_options_does_not_part_a_question(mark: str, gap: str, end: str) -> None:
+    if gap == " " and mark == "- ":
+        return
+    rng, hashes = random.Random(1), []
+    for question in ("Which is red?", "Which is blue?"):
+        found = set()
+        for _ in range(6):
+            options = rng.sample(["a rose", "the sky of May", "coal", "snow"], 4)
+            marks = (mark.replace("A", "ABCD"[i]).replace("a", "abcd"[i]) for i in range(4))
+            marks = (m.replace("1", "1234"[i]) for i, m in enumerate(marks))
+            listed = gap.join(f"{m}{o}" for m, o in zip(marks, options, strict=True))
+            found.add(of(f"Question: {question}\n{listed}{end}"))
+        assert len(found) == 1
+        hashes += found
+    assert len(set(hashes)) == 2
+    others = of(f"Question: {question}\n{listed.replace('coal', 'gold')}{end}")
+    assert others not in hashes
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("Tom: 5\nAnn: 7\nTotal:", "Tom: 6\nAnn: 9\nTotal:"),
+        ("length = 5\nwidth = 3\narea =", "length = 6\nwidth = 3\narea ="),
+        ("Read this text: so\nSummarise the text:", "Read this text: no\nSummarise the text:"),
+        ("Tom: hi\nAnn: yes\nTom: bye\nSummary:", "Tom: ho\nAnn: no\nTom: bye\nSummary:"),
+        ("Tom: hi\nAnn: yes\nTom: bye", "Tom: ho\nAnn: no\nTom: bye"),
+        ("Fact: a\nRule: b\nFact: c\nIs it?", "Fact: d\nRule: b\nFact: c\nIs it?"),
+        ("Text: one\n\nWhat is it?\nTopic:", "Text: two\n\nWhat is it?\nTopic:"),
+    ],
+)
+def test_what_only_looks_like_worked_examples_is_asked(one: str, other: str) -> None:
+    assert of(one) != of(other)
+
+
+@pytest.mark.parametrize("name", ["gsm8k", "mbpp", "boolq", "svamp", "arc_easy"])
+def test_questions_of_published_sets_stay_apart(name: str) -> None:
+    if not (data_folder() / name).exists():
+        pytest.skip("the folder of datasets is not here: AGENT_FORGE_DATA names it")
+    examples = list(datasets.read(name, data_folder()))
+    by_words = {question_hash(example, split_by="question") for example in examples}
+    assert len(set(map(question_hash, examples))) > 0.999 * len(by_words)
+    rng, asked = random.Random(name), [e for e in examples if len(e.prompt) < 2000][:300]
+    found: dict[bytes, bytes] = {}
+    for example in asked:
+        own = question_hash(example)
+        for _ in range(2):
+            shots = [(e.prompt, "so it is") for e in rng.sample(asked, 3) if e is not example]
+            found.setdefault(of(few_shot("Review:/Sentiment:", shots, example.prompt)), own)
+    assert len(found) == len(set(found.values())) > 0.99 * len({question_hash(e) for e in asked})
+
+
+def test_an_evolution_begun_by_the_question_keeps_its_parts(tmp_path: Path) -> None:
+    """Its rows are where they were, those that another rule would move too."""
+    shots = [[("good", "yes")], [("bad", "no")]]
+    prompts = [few_shot("English:/French:", s, f"item {i}") for i in range(40) for s in shots]
+    put(tmp_path / "x.jsonl", *({"prompt": p, "completion": "x"} for p in prompts))
+    (old,), (new,) = (from_files([tmp_path / "x.jsonl"], by) for by in ("question", "asked"))
+    assert (old.near_copies, new.near_copies) == (0, 40)
+    assert old.parts[::2] != old.parts[1::2] and new.parts[::2] == new.parts[1::2]
+    assert "".join(part[0] for part in old.parts[:40]) == "svsvsvvvsvvhvsvssssvssvshsvsvsvhsssshvsh"

@@ -35,6 +35,11 @@ TEXTS = [
     "  a\tb\n\n it's <|end|> 7,5 %",
     "na\u00efve \u4e2d",
 ]
+START = "<|endoftext|>"
+PLAIN_CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
 LLAMA_CPP = importlib.util.find_spec("llama_cpp") is not None
 NEEDS_LLAMA_CPP = pytest.mark.skipif(
     not LLAMA_CPP and "NEED_LLAMA_CPP" not in os.environ,
@@ -117,21 +122,25 @@ def test_the_tokenizer_is_in_the_file(tmp_path: Path) -> None:
     assert field(reader, "tokenizer.chat_template") == own.chat_template
 
 
-def test_a_start_is_added_where_the_tokenizer_adds_one(tmp_path: Path) -> None:
-    make_gguf_model(tmp_path / "m")
-    path = tmp_path / "m" / "tokenizer.json"
+def put_start(folder: Path, times: int = 1) -> None:
+    """Have a tokenizer begin each text with a start."""
+    path = folder / "tokenizer.json"
     core = json.loads(path.read_text())
-    first = {"SpecialToken": {"id": "<|endoftext|>", "type_id": 0}}
+    first = {"SpecialToken": {"id": START, "type_id": 0}}
     text = {"Sequence": {"id": "A", "type_id": 0}}
-    special = {"<|endoftext|>": {"id": "<|endoftext|>", "ids": [0], "tokens": ["<|endoftext|>"]}}
-    core["post_processor"] = {"type": "TemplateProcessing", "single": [first, text]}
+    special = {START: {"id": START, "ids": [0], "tokens": [START]}}
+    core["post_processor"] = {"type": "TemplateProcessing", "single": [*[first] * times, text]}
     core["post_processor"] |= {"pair": [text, text], "special_tokens": special}
     path.write_text(json.dumps(core))
+
+
+def test_a_start_is_added_where_the_tokenizer_adds_one(tmp_path: Path) -> None:
+    make_gguf_model(tmp_path / "m")
+    put_start(tmp_path / "m")
     assert AutoTokenizer.from_pretrained(tmp_path / "m")("a").input_ids[0] == 0
     reader = GGUFReader(written(tmp_path / "m"))
     assert field(reader, "tokenizer.ggml.add_bos_token") is True
-    core["post_processor"]["single"] = [first, first, text]
-    path.write_text(json.dumps(core))
+    put_start(tmp_path / "m", 2)
     with pytest.raises(ConfigError, match="adds more to a text"):
         written(tmp_path / "m", overwrite=True)
 
@@ -161,6 +170,53 @@ def test_a_modelfile_tells_ollama_how_to_talk(tmp_path: Path) -> None:
     put_template(tmp_path / "m", "{{ raise_exception('no') }}")
     written(tmp_path / "m", overwrite=True)
     assert "TEMPLATE" not in beside.read_text()
+
+
+@pytest.mark.parametrize("adds", [False, True])
+@pytest.mark.parametrize("before", ["", "{{ bos_token }}"])
+@pytest.mark.parametrize("system", ["", "Be kind."])
+def test_a_conversation_begins_as_its_template_has_it(
+    tmp_path: Path, adds: bool, before: str, system: str
+) -> None:
+    """As Ollama writes it, after what llama.cpp puts before each text."""
+    make_gguf_model(tmp_path / "m")
+    put_template(tmp_path / "m", before + (CHATML if system else PLAIN_CHATML))
+    if adds:
+        put_start(tmp_path / "m")
+    own = AutoTokenizer.from_pretrained(tmp_path / "m")
+    assert (own("a").input_ids[0] == own.bos_token_id == 0) == adds
+    target = written(tmp_path / "m")
+    told = target.with_name("Modelfile").read_text()
+    body = told.split('TEMPLATE """')[1].split('"""')[0]
+    start, _, rest = body.partition("{{- range .Messages }}")
+    turn, _, opening = rest.partition("{{ end }}")
+    said = [("system", system)] * bool(system) + [("user", "hi")]
+    turns = [turn.replace("{{ .Role }}", r).replace("{{ .Content }}", c) for r, c in said]
+    found = own("".join([start, *turns, opening]), add_special_tokens=False).input_ids
+    if field(GGUFReader(target), "tokenizer.ggml.add_bos_token"):
+        found = [0, *found]
+    asked = [{"role": "user", "content": "hi"}]
+    chat = own.apply_chat_template(asked, tokenize=False, add_generation_prompt=True)
+    assert found == own(chat, add_special_tokens=False).input_ids
+    assert (f"begins without {START}" in told) == (adds and not before)
+
+
+@pytest.mark.parametrize(
+    ("end", "written_as"),
+    [
+        ("<\uff5cend\u2581of\u2581sentence\uff5c>", '"<\uff5cend\u2581of\u2581sentence\uff5c>"'),
+        ("<\\e>", '"<\\e>"'),
+        ('<"e">', '"""<"e">"""'),
+        ("<\u00e9nd>", '"<\u00e9nd>"'),
+    ],
+)
+def test_a_stop_is_written_as_it_is(tmp_path: Path, end: str, written_as: str) -> None:
+    """A Modelfile knows no escapes."""
+    make_gguf_model(tmp_path / "m")
+    for path in ((tmp_path / "m") / name for name in ("tokenizer.json", "tokenizer_config.json")):
+        path.write_text(path.read_text().replace("<|end|>", json.dumps(end)[1:-1]))
+    told = written(tmp_path / "m").with_name("Modelfile").read_text(encoding="utf-8")
+    assert f"PARAMETER stop {written_as}\n" in told
 
 
 def test_one_tensor_is_held_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -149,7 +149,7 @@ CHECKS = {
     f"{PHASE}.text_share": (learned_from, "0.1", "0.5"),
     f"{PHASE}.data_dir": (learned_from, "a", "b"),
     f"{PHASE}.datasets": (learned_from, "[]", "[boolq]"),
-    f"{PHASE}.split_by": (learned_from, "question", "content"),
+    f"{PHASE}.split_by": (learned_from, "asked", "content"),
     f"{PHASE}.texts": (learned_from, "[a.txt]", "[b.txt]"),
     f"{PHASE}.evaluation_items": (learned_from, "5", "9"),
     f"{TRAIN}.accumulate": (trained, "1", "2"),

@@ -235,7 +235,7 @@ CHECKS = {
     f"{PHASE}.fitness_direction": (evolved, "maximize", "minimize"),
     f"{PHASE}.data": (measured_on, "[add.jsonl]", "[next.jsonl]"),
     f"{PHASE}.tasks": (measured_on, "[copy]", "[reverse]"),
-    f"{PHASE}.split_by": (measured_on, "question", "content"),
+    f"{PHASE}.split_by": (measured_on, "asked", "content"),
     f"{PHASE}.max_level": (measured_on, "2", "9"),
     f"{PHASE}.fitness_subset_size": (measured_on, "8", "9"),
     f"{PHASE}.verdict_items": (measured_on, "8", "9"),

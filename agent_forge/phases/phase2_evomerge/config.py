@@ -38,9 +38,9 @@ class MeasuredEvolutionSettings(EvolutionSettings):
     data: list[str] = setting([], "files to measure on, each a domain of its own")
     tasks: list[str] = setting([], "generated tasks or pack:NAME; none = the domains of Phase 1")
     split_by: SplitBy = setting(
-        "question",
+        "asked",
         "what decides the split of an example: what it asks, so that near-copies stay together,"
-        " or (as in evolutions begun before) its prompt, or prompt and answer",
+        " or (as in evolutions begun before) the question, its prompt, or prompt and answer",
     )
     partial_credit: bool = setting(
         False, "a part counts of code that runs and documents that parse; in the verdict never"

@@ -25,7 +25,7 @@ from agent_forge.phases.phase2_evomerge.loop import EvolutionLoop
 from agent_forge.phases.phase2_evomerge.planning import decided, plan_lines
 from agent_forge.phases.phase2_evomerge.report import EvolutionReport
 from agent_forge.phases.phase2_evomerge.told import champion_lineage
-from agent_forge.search.candidate import Candidate, lineage
+from agent_forge.search.candidate import SHORT, Candidate, lineage
 from agent_forge.store import files, lock, paths
 from agent_forge.track.tracker import Listener
 
@@ -87,7 +87,8 @@ def run_evolution(
             report = replace(report, replicates=_replicates(loop, report, device, quiet))
         saved = (save or _save)(loop, report)
         if not loop.settings.heal and (loop.folder / HEALED).is_dir():
-            old = f"{loop.folder / HEALED} was healed before: this verdict is not about it"
+            place = loop.folder / HEALED if save else _named_after_champion(loop)
+            old = f"{place} was healed before: this verdict is not about it"
             listen({"event": "note", "text": old})
         listen({"event": "result", "metrics": reporting.final_metrics(loop, report)})
         return EvolutionResult(loop, report, saved, healed)
@@ -174,6 +175,20 @@ def _heal(loop: EvolutionLoop) -> healing.HealedChampion:
 
     _publish(healed.weights, loop.folder / HEALED, beside, confirm)
     return healed
+
+
+def _named_after_champion(loop: EvolutionLoop) -> Path:
+    """Where a model that was healed before is: one of another champion than today's gets the name
+    of that one, unless it holds more than was written here."""
+    place = loop.folder / HEALED
+    with contextlib.suppress(AlreadyExists, DamagedFile, LookupError, TypeError, OSError):
+        key = str(files.read_json(place / "healing.json")["champion"]["key"])[:SHORT]
+        away = place.with_name(f"{HEALED}_of_{key}")
+        if not loop.champion.key.startswith(key) and key.isalnum() and not away.exists():
+            refuse_foreign(place, "lineage.json")
+            files.publish(place, away, replace=False)
+            return away
+    return place
 
 
 def _publish(

@@ -42,6 +42,7 @@ from agent_forge.phases.phase2_evomerge.checks import CHAMPION, HEAL, HEALED
 from agent_forge.phases.phase2_evomerge.evaluator import asked_logits
 from agent_forge.phases.phase2_evomerge.loop import EvolutionLoop
 from agent_forge.phases.phase2_evomerge.planning import computing_threads
+from agent_forge.search.candidate import SHORT
 from agent_forge.search.operators import generator
 from agent_forge.store import files
 from agent_forge.store.checkpoint import Checkpoint, CheckpointManager
@@ -259,12 +260,13 @@ class HealedChampion:
     def files(self, lineage: Mapping[str, Any], head: str) -> dict[str, bytes]:
         """What stands beside its weights: how it was taught, the champion's lineage, the card."""
         steps, by = self.record["steps"], ", ".join(self.record["experts"].values())
+        champion = self.record["champion"]["key"][:SHORT]
         card = f"""{head}
 # Evolved merge, healed\n
-The champion of an evolution, taught for {steps} steps by the parent that is best in each domain
-({by}); healing.json says how. Fitness on the holdout items, which taught it nothing:
-{self.fitness:.4f}, of the champion {self.champion_fitness:.4f}. The champion's card has the verdict
-on both.\n"""
+The champion {champion} of an evolution, taught for {steps} steps by the parent that is best in each
+domain ({by}); healing.json says how. Fitness on the holdout items, which taught it nothing:
+{self.fitness:.4f}, of that champion {self.champion_fitness:.4f}. Its card has the verdict on both;
+a champion with another key in its lineage.json came later: this model was not made of it.\n"""
         taught = {**lineage, "taught": f"for {steps} steps, as healing.json says"}
         record = files.to_json(files.finite(self.record))
         beside = {"healing.json": record, "lineage.json": files.to_json(taught)}

@@ -87,7 +87,7 @@ def prompts_of(path: Path, split_by: SplitBy) -> dict[str, set[str]]:
 
 def test_no_prompt_is_in_two_parts() -> None:
     by_content = prompts_of(OLD / "fruit.jsonl", "content")
-    for split_by in ("question", "prompt"):
+    for split_by in ("asked", "question", "prompt"):
         found = prompts_of(OLD / "fruit.jsonl", split_by)
         assert all(len(prompts) > 5 for prompts in found.values())
         assert not any(a & b for a, b in combinations(found.values(), 2))
@@ -182,7 +182,7 @@ def test_a_published_set_without_parts_is_split_by_the_prompt(tmp_path: Path) ->
         return {folded(e.prompt) for e in from_benchmarks([pack], **where)[0].examples}
 
     for pack, unseen in (("flores", "verdict"), ("gsm8k", "holdout")):
-        for by in ("question", "prompt"):
+        for by in ("asked", "question", "prompt"):
             assert not prompts(pack, "selection", by) & prompts(pack, unseen, by)
         assert prompts(pack, "selection", "content") & prompts(pack, unseen, "content")
 
@@ -316,8 +316,8 @@ def test_an_old_folder_that_is_named_again_goes_on_too(old: Path) -> None:
 def test_a_new_evolution_records_its_split_and_keeps_it(models: Path, forge: Forge) -> None:
     assert forge(line(models)).code == 0
     place = Path("evomerge").resolve()
-    assert files.read_checked(place / BEGUN)["settings"]["split_by"] == "question"
-    assert resume_inputs(place, None, None).settings.split_by == "question"
+    assert files.read_checked(place / BEGUN)["settings"]["split_by"] == "asked"
+    assert resume_inputs(place, None, None).settings.split_by == "asked"
 
 
 def test_workers_get_the_split(old: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -347,7 +347,7 @@ def test_an_old_run_goes_on_with_its_split_and_its_fingerprint(tmp_path: Path) -
     read = {name: saved_config(sessions, name) for name in ("new", "old")}
     for phase in ("cognate", "evomerge"):
         found = {name: getattr(c.phases, phase).split_by for name, c in read.items()}
-        assert found == {"new": "question", "old": "content"}
+        assert found == {"new": "asked", "old": "content"}
     named = {
         name: fingerprint_of(
             SimpleNamespace(config=c, threads=1, device="cpu"),  # type: ignore[arg-type]

@@ -244,7 +244,7 @@ def _correct(m: Machine, rng: Random, sure: int) -> list[str]:
 
 def _with_mistake(state: str, rng: Random) -> str:
     """A state with one digit that is another."""
-    i = rng.choice([i for i, symbol in enumerate(state) if symbol.isdigit()])
+    i = rng.randrange(len(state))
     return state[:i] + DIGITS[(int(state[i]) + rng.randrange(1, 10)) % 10] + state[i + 1 :]
 
 
@@ -286,13 +286,18 @@ def fits(trace: Trace) -> bool:
 
 
 def corrupted(task: tasks.Task, rng: Random) -> tuple[tuple[str, ...], str]:
-    """The first steps of a thought with a wrong digit in the last of them, cut there, and the
-    answer that follows if one goes on from it."""
+    """The first steps of a thought with a mistake in the last of them, cut there, and the answer
+    that follows if one goes on from it. The wrong state is one that could be: another digit, or of
+    odds what evidence for the other side would have made."""
     m = machine(task)
-    states = m.states()
-    place = rng.randrange(max(1, len(states) - 1))  # a step is left, if there are two
-    wrong = _with_mistake(states[place], rng)
-    claims = (*_steps(m)[:place], _claim(m.labels[place], wrong))
+    states = [m.start, *m.states()]
+    place = rng.randrange(max(1, len(m.labels) - 1))  # a step is left, if there are two
+    label = m.labels[place]
+    if task.family == "odds":
+        wrong = m.advance(str((int(label) + 1) % 10), states[place])
+    else:
+        wrong = _with_mistake(states[place + 1], rng)
+    claims = (*_steps(m)[:place], _claim(label, wrong))
     return claims, [wrong, *m.states_from(wrong, place + 1)][-1]
 
 

@@ -156,6 +156,7 @@ class ThoughtReport:
 
     right: Right
     families: list[str]  # of each item
+    levels: list[int]
     after_change: dict[str, CutAndContinue]  # by family
     scores: list[Scores]  # of the coherence of each own thought
     divergence: float  # between thoughts of different items, 0 to 1
@@ -202,6 +203,19 @@ class ThoughtReport:
     def accuracy(self, condition: str = OWN, family: str = "") -> float:
         chosen = zip(self.right[condition], self.families, strict=True)
         return float(np.mean([right for right, own in chosen if not family or own == family]))
+
+    def by_level(self) -> dict[str, dict[int, dict[str, float]]]:
+        """Of every family and level the share of right answers with and without own thoughts, and
+        the mean number of a thought's tokens."""
+        columns: dict[str, Sequence[float]]
+        columns = {OWN: self.right[OWN], NONE: self.right[NONE], "tokens": self.lengths}
+        at = list(zip(self.families, self.levels, strict=True))
+        found: dict[str, dict[int, dict[str, float]]] = {}
+        for family, level in sorted(set(at)):
+            places = [i for i, place in enumerate(at) if place == (family, level)]
+            means = {n: float(np.mean([own[i] for i in places])) for n, own in columns.items()}
+            found.setdefault(family, {})[level] = means
+        return found
 
     @property
     def coherences(self) -> list[float]:
@@ -252,6 +266,7 @@ class ThoughtReport:
         families = dict.fromkeys(self.families)
         return {
             "accuracy": {c: {f: self.accuracy(c, f) for f in families} for c in self.right},
+            "by_level": self.by_level(),
             "after_change": {f: vars(found) for f, found in self.after_change.items()},
             "coherence": float(np.mean(self.coherences)),
             "correlation": self.correlation,
@@ -277,7 +292,8 @@ def assess(thinker: Thinker, items: Sequence[Task], *, seed: int = 0) -> Thought
     validator = CoherenceValidator(thinker.network, thinker.tokenizer)
     scores = validator.validate([item.question for item in items], thoughts, items)
     apart, lengths = mean_divergence(thoughts, seed), list(map(len, thoughts))
-    return ThoughtReport(right, families, after_change, scores, apart, lengths)
+    levels = [item.level for item in items]
+    return ThoughtReport(right, families, levels, after_change, scores, apart, lengths)
 
 
 def mean_divergence(thoughts: Sequence[Ids], seed: int = 0, pairs: int = 200) -> float:

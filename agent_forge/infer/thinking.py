@@ -76,6 +76,16 @@ def answer(
     return generate(network, prompts, without)
 
 
+@torch.no_grad()
+def cache_bytes(network: ForgeNetwork, ids: Ids) -> int:
+    """What the cache of a text holds."""
+    cache = network.new_cache()
+    network.predict(torch.tensor([list(ids)], device=next(network.parameters()).device), cache)
+    kept = [tensor for layer in cache.layers for tensor in (layer.k, layer.v)]
+    tensors = [tensor for tensor in (*kept, *cache.memory.values()) if tensor is not None]
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
 @dataclass(frozen=True)
 class ThoughtGenerator:
     """Several thoughts for each prompt at once, as many and as long as suits the model's size."""

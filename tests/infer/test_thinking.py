@@ -98,6 +98,13 @@ def test_thoughts_in_parallel_are_as_many_as_asked_for_and_carry_their_probabili
     assert [t.tokens for t in again] == [t.tokens for t in found[0]]
 
 
+def test_a_cache_grows_with_its_text() -> None:
+    model = network()
+    short, long = thinking.cache_bytes(model, [5] * 4), thinking.cache_bytes(model, [5] * 14)
+    a_token = 2 * model.settings.d_model * 4 * model.settings.n_layers  # keys and values
+    assert long - short == 10 * a_token and short > 4 * a_token
+
+
 def test_other_models_are_not_forced() -> None:
     class Foreign:
         network: Any = None

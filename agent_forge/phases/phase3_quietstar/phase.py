@@ -15,6 +15,7 @@ import timeit
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from operator import add
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -32,7 +33,7 @@ from agent_forge.evals.coherence import VALID, WEIGHTS
 from agent_forge.evals.comparison import ACCURACY, Comparison, Gain, compare_answers
 from agent_forge.evals.domains import from_tasks
 from agent_forge.evals.thoughts import NONE, OWN, StrategyScores, Thinker, ThoughtReport
-from agent_forge.infer.thinking import ThoughtGenerator
+from agent_forge.infer.thinking import BEGIN, END, ThoughtGenerator, cache_bytes
 from agent_forge.model.network import ForgeNetwork
 from agent_forge.phases.phase3_quietstar.config import QuietStarSettings
 from agent_forge.phases.phase3_quietstar.lessons import (
@@ -183,6 +184,7 @@ class QuietStarPhase(phase.PhaseController):
             "tags": partial(judging.tag_losses, thinker, c.strategies, by_strategy),
             "usage": partial(self._usage, thinker, items),
             "time": partial(_time_of_thoughts, thinker, items[:TIMED]),
+            "memory": partial(_memory_overhead, thinker, items[:8]),
             "samples": partial(_samples, thinker, by_strategy),
             **{
                 f"control {name}": partial(_control_right, thinker, model, name, items)
@@ -323,6 +325,7 @@ class QuietStarPhase(phase.PhaseController):
             ["loss of thoughts behind other tags", ">= 1.3 times", other / own],
             ["ms a thought, at once", "< 15", time["batched_ms"]],
             ["ms a thought, one at a time", "-", time["alone_ms"]],
+            ["memory of a reply with a thought, more by", "< 0.20", found["memory"]],
         ]
         if "calibration" in found:
             rows.append(["gap between confidence and accuracy", "-", found["calibration"][0]])
@@ -378,6 +381,18 @@ def _time_of_thoughts(thinker: Thinker, items: Sequence[Task]) -> dict[str, floa
     at_once = timeit.timeit(lambda: thinker.think(items), number=1) / len(items)
     alone = timeit.timeit(lambda: [thinker.think([item]) for item in few], number=1) / len(few)
     return {"batched_ms": 1000 * at_once, "alone_ms": 1000 * alone}
+
+
+def _memory_overhead(thinker: Thinker, items: Sequence[Task]) -> float:
+    """How much more memory a reply takes with a thought: weights and what the cache holds at its
+    end, over the same without, less 1."""
+    weights = sum(p.numel() * p.element_size() for p in thinker.network.parameters())
+    prompts, sizes = thinker.prompts(items), []
+    thoughts = [[BEGIN, *thought, END] for thought in thinker.think(items)]
+    for rows in (map(add, prompts, thoughts), prompts):
+        held = [cache_bytes(thinker.network, row) for row in rows]
+        sizes.append(weights + sum(held) / len(held))
+    return sizes[0] / sizes[1] - 1
 
 
 def _samples(thinker: Thinker, items: Mapping[str, Sequence[Task]]) -> list[dict[str, str]]:

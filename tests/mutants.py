@@ -287,6 +287,34 @@ MUTANTS = (
         "",
         "tests/data/test_endpoint.py",
     ),
+    Mutant(
+        "a thought with a wrong claim is learned",
+        "data/traces.py",
+        '        raise ValueError("a claim is wrong")\n',
+        "        pass\n",
+        "tests/data/test_traces.py",
+    ),
+    Mutant(
+        "items that models are measured on are taught",
+        "data/traces.py",
+        'if split_of(name, operands) != "train":',
+        "if False:",
+        "tests/data/test_traces.py",
+    ),
+    Mutant(
+        "tokens of thinking leak into answers",
+        "infer/generate.py",
+        "        if self.sampling.banned_tokens:\n",
+        "        if False:\n",
+        "tests/infer/test_thinking.py",
+    ),
+    Mutant(
+        "thoughts are never called theatre",
+        "evals/thoughts.py",
+        "        return bool(self.reasons)\n",
+        "        return False\n",
+        "tests/evals/test_thoughts.py",
+    ),
 )
 
 

@@ -374,6 +374,13 @@ class PhaseHeadline:
     verdict: str
 
 
+def as_markdown(table: Table) -> str:
+    """A table for a card."""
+    rows = [[f"{v:.4g}" if isinstance(v, float) else str(v) for v in row] for row in table]
+    rows.insert(1, ["---"] * len(rows[0]))
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
 @dataclass
 class PhaseReport:
     """What a phase found, told once."""
@@ -387,11 +394,7 @@ class PhaseReport:
     def card(self) -> str:
         """The verdict and the first table as Markdown, for the cards of the models."""
         parts = ["## Measured on unseen items", self.headline.verdict]
-        for table in self.tables[:1]:
-            rows = [[f"{v:.4g}" if isinstance(v, float) else str(v) for v in row] for row in table]
-            rows.insert(1, ["---"] * len(rows[0]))
-            parts.append("\n".join(f"| {' | '.join(row)} |" for row in rows))
-        return "\n\n".join(parts)
+        return "\n\n".join([*parts, *map(as_markdown, self.tables[:1])])
 
     def result(
         self, ctx: PhaseContext, models: Sequence[ModelRef], model: Any, **named: ModelRef

@@ -20,14 +20,23 @@ from typing import Any
 from agent_forge.config.load import did_you_mean
 from agent_forge.data import row_files, tasks
 from agent_forge.data.tasks.base import split_of
-from agent_forge.data.tasks.reasoning import ADVANCE, Machine, change, machine, swap, unchange
+from agent_forge.data.tasks.reasoning import (
+    ADVANCE,
+    EVIDENCE,
+    Machine,
+    change,
+    machine,
+    swap,
+    unchange,
+)
 from agent_forge.data.tasks.symbols import DIGITS
 from agent_forge.data.tokenizer import END_OF_THINKING, END_OF_TURN, SPECIAL, STRATEGIES, THINKING
 from agent_forge.errors import ConfigError
 
 LETTERS = str.maketrans(DIGITS, "abcdefghij")
 LONGEST_OPERANDS = 4000
-LEVELS = {"chain": (2, 5), "tot4": (4, 10), "swap4": (2, 5), "odds": (2, 5)}  # that are taught
+WORDINGS = 64  # ways to word a question that are tried
+LEVELS = {"chain": (2, 5), "tot4": (4, 10), "swap4": (2, 5), "odds": (4, 7)}  # that are taught
 OTHER_LEVELS = (1, 20)  # of families with worked steps
 SURE = 9  # the confidence of a thought about an item that nobody measured
 TAGS = {tag.strip("<>"): SPECIAL[tag] for tag in STRATEGIES}  # by strategy
@@ -38,7 +47,7 @@ Levels = Mapping[str, tuple[int, int]]  # by family
 
 @dataclass(frozen=True)
 class Strategy:
-    """A way to think: where it applies, how sure it has to become, when it is taught."""
+    """A way to think: where it applies, from which accuracy on it counts as learned, and when."""
 
     families: list[str]
     threshold: float  # share of right answers from which on it counts as learned
@@ -103,17 +112,18 @@ def checked(trace: Trace, answer: str) -> Trace:
     if task.family not in ADVANCE:
         if trace.strategy != "step" or not task.steps:
             raise ValueError(f"{task.family} has no thoughts of the strategy {trace.strategy}")
-        _check_arithmetic(trace.claims)
+        if trace.claims != tuple(task.steps.splitlines()):
+            raise ValueError("a claim is wrong")
     elif task.family not in ABOUT[trace.strategy].families:
         raise ValueError(f"{trace.strategy} is not for {task.family}")
     elif not fits(trace):
         raise ValueError("the form is another")
-    elif _steady(trace) != _steady(write_trace(task, trace.strategy, Random(0))):
+    elif steady(trace) != steady(write_trace(task, trace.strategy, Random(0))):
         raise ValueError("a claim is wrong")
     return trace
 
 
-def _steady(trace: Trace) -> tuple[str, ...]:
+def steady(trace: Trace) -> tuple[str, ...]:
     """The claims without what a strategy leaves open: the mistake, the confidence."""
     if trace.strategy == "uncertain":
         return trace.claims[:-1]
@@ -128,15 +138,6 @@ def repaired(claims: tuple[str, ...]) -> tuple[str, ...]:
     if not place or not same_label or mistake == right:
         return claims
     return (*claims[: place - 1], right, *claims[place + 1 :])
-
-
-def _check_arithmetic(claims: Sequence[str]) -> None:
-    """Every equation of a worked step has to hold, and there has to be one."""
-    found = [match for claim in claims for match in ARITHMETIC.finditer(claim)]
-    if not found:
-        raise ValueError("nothing in it can be checked")
-    if wrong := next((match for match in found if not equation_holds(match)), None):
-        raise ValueError(f"{wrong[0]} is wrong")
 
 
 def equation_holds(match: re.Match[str]) -> bool:
@@ -189,21 +190,19 @@ def _mece(m: Machine, rng: Random, sure: int) -> list[str]:
 
 
 def _bayesian(m: Machine, rng: Random, sure: int) -> list[str]:
-    odd = [int(label) % 2 for label in m.labels]
-    seen = [odd[: i + 1] for i in range(len(odd))]
-    counts = [f"{own.count(0)}-{own.count(1)}" for own in seen]
+    seen = [m.labels[: i + 1] for i in range(len(m.labels))]
+    counts = [f"{own.count('a')}-{own.count('b')}" for own in seen]
     told = zip(m.labels, counts, m.states(), strict=True)
     return [" ".join(claim) for claim in told]
 
 
 def _falsify(m: Machine, rng: Random, sure: int) -> list[str]:
-    before = [m.start, *m.states()]
     undo = unchange if m.advance is change else swap
-    back, state = [], before[-1]
+    back, state = [], m.states()[-1]
     for label in reversed(m.labels):
         state = undo(label, state)
         back.append(f"un {_claim(label, state)}")
-    return [*_steps(m), *back, "y" if state == m.start else "n"]
+    return [*_steps(m), *back, "y"]
 
 
 def _expert(m: Machine, rng: Random, sure: int) -> list[str]:
@@ -260,17 +259,17 @@ _WRITERS: dict[str, Callable[[Machine, Random, int], list[str]]] = {
     "correct": _correct,
     "uncertain": _uncertain,
 }
-_MOVE, _OP, _ODDS = r"(?:rot|rev|\d\d)", r"(?:rot|rev|add \d)", r"\d \d+/\d+"
+_MOVE, _OP, _ODDS = r"(?:rot|rev|\d\d)", r"(?:rot|rev|add \d)", r"[abc] \d+/\d+"
 _LONG = rf"(?:{_OP} \d+|\d\d \d{{4}})"  # with a state of several digits
 _STEP = rf"(?:{_LONG}|\d\d)"
 _FORMS = {
     "step": rf"{_STEP}(;{_STEP})*|{_ODDS}(;{_ODDS})*",
     "mece": r"\d\d( \d\d)*;\d\d( \d\d)*;\d\+\d\+\d=\d",
-    "bayesian": r"\d \d+-\d+ \d+/\d+(;\d \d+-\d+ \d+/\d+)*",
+    "bayesian": r"[abc] \d+-\d+ \d+/\d+(;[abc] \d+-\d+ \d+/\d+)*",
     "doubt": rf"{_LONG} \d+(;{_LONG} \d+)*",
     "orthogonal": rf"({_MOVE} \d+;)*at \d+(;add \d \d+)?",
     "expert": rf"(none|{_OP}(, {_OP})*(;{_STEP})+)",
-    "falsify": rf"{_STEP}(;{_STEP})*(;un {_STEP})+;[yn]",
+    "falsify": rf"{_STEP}(;{_STEP})*(;un {_STEP})+;y",
     "multidomain": rf"[a-j]( [a-j])*(;{_OP} [a-j]( [a-j])*)*;\d+",
     "correct": rf"({_STEP};)+no {_STEP}(;{_STEP})*",
     "uncertain": rf"{_STEP}(;{_STEP})*;\d",
@@ -294,7 +293,7 @@ def corrupted(task: tasks.Task, rng: Random) -> tuple[tuple[str, ...], str]:
     place = rng.randrange(max(1, len(m.labels) - 1))  # a step is left, if there are two
     label = m.labels[place]
     if task.family == "odds":
-        wrong = m.advance(str((int(label) + 1) % 10), states[place])
+        wrong = m.advance(rng.choice([e for e in EVIDENCE if e != label]), states[place])
     else:
         wrong = _with_mistake(states[place + 1], rng)
     claims = (*_steps(m)[:place], _claim(label, wrong))
@@ -307,7 +306,11 @@ def corrupted(task: tasks.Task, rng: Random) -> tuple[tuple[str, ...], str]:
 def families_of(strategy: str, families: Iterable[str]) -> list[str]:
     """Those of the families that a strategy is for; worked steps are for `step` alone."""
     own = ABOUT[strategy].families
-    return [n for n in families if n in own or (strategy == "step" and n not in ADVANCE)]
+    return [n for n in families if n in own or (strategy == "step" and _has_worked_steps(n))]
+
+
+def _has_worked_steps(family: str) -> bool:
+    return family not in ADVANCE and bool(tasks.make(family, "train", 0).steps)
 
 
 def write_traces(
@@ -319,16 +322,20 @@ def write_traces(
     sure: Mapping[tuple[str, int], int] | None = None,
 ) -> Iterator[Trace]:
     """Correct thoughts about training items, the families of the strategy in turn."""
+    _refuse_without_families(strategy, levels)
     families = families_of(strategy, levels)
-    if not families:
-        wanted = ", ".join(ABOUT[strategy].families)
-        raise ConfigError(f"the strategy {strategy} needs one of the families {wanted}")
     for i in range(count):
         name = families[i % len(families)]
         task = tasks.make(name, "train", i, seed=seed, level=levels[name])
         confidence = (sure or {}).get((name, task.level), SURE)
         trace = write_trace(task, strategy, Random(f"{seed}/{strategy}/{i}"), confidence)
         yield checked(trace, task.answer)
+
+
+def _refuse_without_families(strategy: str, levels: Levels) -> None:
+    if not families_of(strategy, levels):
+        wanted = ", ".join(ABOUT[strategy].families)
+        raise ConfigError(f"the strategy {strategy} needs one of the families {wanted}")
 
 
 def trace_of_row(row: Mapping[str, Any]) -> Trace:
@@ -355,12 +362,14 @@ def _task_of(row: Mapping[str, Any]) -> tasks.Task:
         raise ValueError("its item is one of those that models are measured on")
     try:
         given = ast.literal_eval(operands)
-        content = tasks.FAMILIES[name].build(given, level, "train", Random(0))
+        build = tasks.FAMILIES[name].build
+        worded = [build(given, level, "train", Random(i)) for i in range(WORDINGS)]
     except (ValueError, TypeError, LookupError, SyntaxError, ArithmeticError) as error:
         raise ValueError(f"its operands are not those of {name}") from error
-    if repr(given) != operands or (name in ADVANCE and content.question != row["question"]):
+    content = next((c for c in worded if c.question == row["question"]), None)
+    if repr(given) != operands or content is None:
         raise ValueError("its question is not that of its operands")
-    asked = str(row["question"]), content.answer, content.steps
+    asked = content.question, content.answer, content.steps
     return tasks.Task(name, level, "train", *asked, operands=operands)
 
 
@@ -423,7 +432,8 @@ def local_rows(
     families: Sequence[str], strategies: Sequence[str], count: int, seed: int
 ) -> Iterator[dict[str, Any]]:
     """As many rows by the templates."""
-    return (trace.row() for _, trace in _in_turn(_levels(families), strategies, count, seed))
+    traced = _in_turn(_levels(families), strategies, count, seed)
+    return (trace.row() for _, trace in traced)
 
 
 def _levels(families: Sequence[str]) -> Levels:
@@ -436,13 +446,17 @@ def _levels(families: Sequence[str]) -> Levels:
 def _in_turn(
     levels: Levels, strategies: Sequence[str], count: int, seed: int
 ) -> Iterator[tuple[str, Trace]]:
-    """Traces with a key each; the strategies take turns."""
-    names = known(strategies or list(ABOUT))
+    """Traces with a key each; the strategies take turns, without names those that apply."""
+    names = known(strategies) or [name for name in ABOUT if families_of(name, levels)]
+    for name in names or ["step"]:
+        _refuse_without_families(name, levels)
     each = -(-count // len(names))
     sources = [write_traces(name, each, levels, seed=seed) for name in names]
-    for i in range(count):
-        turn, of = divmod(i, len(names))
-        yield f"{seed}/{names[of]}/{turn}", next(sources[of])
+
+    def keyed(trace: Trace) -> tuple[str, Trace]:
+        return f"{trace.strategy}/{trace.task.family}/{trace.task.operands}", trace
+
+    return (keyed(next(sources[i % len(names)])) for i in range(count))
 
 
 def document(trace: Trace) -> tuple[list[str | int], list[bool]]:

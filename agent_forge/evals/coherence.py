@@ -22,7 +22,7 @@ from agent_forge.data import traces
 from agent_forge.data.loader import TokenizedItem
 from agent_forge.data.tasks import Task
 from agent_forge.data.tasks.reasoning import ADVANCE
-from agent_forge.data.tokenizer import SPECIAL, Tokenizer
+from agent_forge.data.tokenizer import Tokenizer
 from agent_forge.evals.model_under_test import measure
 from agent_forge.infer.thinking import BEGIN, END
 from agent_forge.model.network import ForgeNetwork
@@ -47,9 +47,9 @@ class CoherenceValidator:
         self, thought: str, context: str, task: Task | None = None
     ) -> tuple[float, Scores]:
         """The coherence of one thought about a question, and its four scores."""
-        tagged = [SPECIAL.get(f"<{name}>", 0) for name in traces.parse(thought)[:1] if name]
-        claims = traces.parse(thought)[1] or (thought,)
-        ids = [i for text in claims for i in (*tagged, *self.tokenizer.encode(text))]
+        strategy, claims = traces.parse(thought)
+        tag = [traces.TAGS[strategy]] if strategy in traces.TAGS else []
+        ids = [i for text in claims or (thought,) for i in (*tag, *self.tokenizer.encode(text))]
         scores = self.validate([context], [ids], [task])[0]
         return coherence(scores), scores
 
@@ -96,11 +96,8 @@ class CoherenceValidator:
             return _arithmetic(self.tokenizer.decode(thought))
         if not claims or task.family not in traces.ABOUT[strategy].families:
             return 0.0
-        wanted = traces.write_trace(task, strategy, Random(0)).claims
-        if strategy == "uncertain":
-            claims, wanted = claims[:-1], wanted[:-1]
-        if strategy == "correct":
-            claims, wanted = traces.repaired(claims), traces.repaired(wanted)
+        own = traces.Trace(task, strategy, claims)
+        claims, wanted = map(traces.steady, (own, traces.write_trace(task, strategy, Random(0))))
         held = sum(a == b for a, b in zip(claims, wanted, strict=False))
         return held / max(len(claims), len(wanted), 1)
 

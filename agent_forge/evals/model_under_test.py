@@ -30,6 +30,7 @@ from agent_forge.infer.generate import ProgressCallback, no_progress
 from agent_forge.model.opened import Asked, OpenedModel, TransformersModel, open_model
 
 TOKENS_A_BATCH = 4096
+EVERY_STEP = 1.0  # a halting threshold that is never reached
 LOGITS_AT_ONCE = 1 << 26  # 256 MB in single precision
 Prompts = Sequence[tuple[int, ...]]
 CONFIRMED = 8  # items of each domain that a written model is measured on again

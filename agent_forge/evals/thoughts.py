@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 from random import Random
 from typing import Any
 
@@ -23,7 +24,7 @@ from agent_forge.data.tasks.reasoning import ADVANCE
 from agent_forge.data.tokenizer import Tokenizer
 from agent_forge.evals.coherence import VALID, CoherenceValidator, Scores, coherence
 from agent_forge.evals.comparison import Gain, compare_answers
-from agent_forge.evals.model_under_test import measure
+from agent_forge.evals.model_under_test import EVERY_STEP, measure
 from agent_forge.infer import thinking
 from agent_forge.infer.generate import SamplingSettings, generate
 from agent_forge.model.network import ForgeNetwork
@@ -31,11 +32,11 @@ from agent_forge.model.opened import ForgeModel
 
 OWN, NONE, SHUFFLED, RANDOM, FILLER = "own", "none", "shuffled", "random digits", "filler"
 CONDITIONS = (OWN, NONE, SHUFFLED, RANDOM, FILLER)
-EVERY_STEP = 1.0  # a halting threshold that is never reached
 ANSWER_TOKENS = 16
 # What thoughts have to reach: of the specification, and of its summary.
 LEAST_GAIN, LEAST_POWER, LEAST_CORRELATION, LEAST_DIVERGENCE = 0.02, 0.5, 0.3, 0.3
-LEAST_FOLLOWED = 0.5  # of answers after a changed step, as a share of its own right ones
+LEAST_FOLLOWED = 0.7  # of answers after a changed step, as a share of its own right ones
+MOST_UNMOVED = 0.1  # of them that stay right
 LEAST_VARIED = 10  # right and wrong answers that it takes to say what goes with being right
 Ids = list[int]
 Right = dict[str, list[bool]]  # by condition
@@ -43,11 +44,11 @@ Right = dict[str, list[bool]]  # by condition
 
 @dataclass(frozen=True)
 class Thinker:
-    """A network that thinks about items and answers them. `thoughts` replaces its own ones."""
+    """A network that thinks about items and answers them. `given_thoughts` replaces its own."""
 
     network: ForgeNetwork
     tokenizer: Tokenizer
-    thoughts: Callable[[Sequence[Task]], list[Ids]] | None = None
+    given_thoughts: Callable[[Sequence[Task]], list[Ids]] | None = None
 
     def prompts(self, items: Sequence[Task]) -> list[Ids]:
         turns = ([{"role": "user", "content": item.question}] for item in items)
@@ -55,8 +56,8 @@ class Thinker:
 
     def think(self, items: Sequence[Task], strategy: str = "") -> list[Ids]:
         """Its thoughts, greedily; with a strategy, such as begin with its token."""
-        if self.thoughts:
-            return self.thoughts(items)
+        if self.given_thoughts:
+            return self.given_thoughts(items)
         tag = traces.TAGS[strategy] if strategy else None
         sampling = _sampling(self.room(items))
         found = thinking.think(self.network, self.prompts(items), sampling, tag=tag)
@@ -172,7 +173,7 @@ class ThoughtReport:
     def gains(self) -> dict[str, Gain]:
         """Of own thoughts over every other condition."""
         own = self.right[OWN]
-        return {name: compare_answers(self.right[name], own, name) for name in CONDITIONS[1:]}
+        return {n: compare_answers(r, own, n) for n, r in self.right.items() if n != OWN}
 
     @cached_property
     def reasons(self) -> list[str]:
@@ -182,9 +183,14 @@ class ThoughtReport:
             if gain.verdict != "better" or gain.value < LEAST_GAIN:
                 points = f"{100 * gain.value:+.1f} points"
                 found.append(f"own thoughts are not better than {name} ({points})")
+        for family, name in product(dict.fromkeys(self.families), self.gains):
+            places = [i for i, its in enumerate(self.families) if its == family]
+            other, own = ([self.right[n][i] for i in places] for n in (name, OWN))
+            if compare_answers(other, own, f"{family} {name}").verdict == "worse":
+                found.append(f"{family}: own thoughts are worse than {name}")
         for family, after in self.after_change.items():
             least = LEAST_FOLLOWED * self.accuracy(OWN, family)
-            if after.items and (after.followed < least or after.followed <= after.right):
+            if after.items and (after.followed < least or after.right > MOST_UNMOVED):
                 share = f"{after.followed:.0%} of the answers follow a changed step"
                 found.append(f"{family}: {share}, {after.right:.0%} stay right")
         for value, least, what in (
@@ -204,17 +210,17 @@ class ThoughtReport:
         chosen = zip(self.right[condition], self.families, strict=True)
         return float(np.mean([right for right, own in chosen if not family or own == family]))
 
-    def by_level(self) -> dict[str, dict[int, dict[str, float]]]:
+    def by_level(self) -> dict[str, dict[str, dict[str, float]]]:
         """Of every family and level the share of right answers with and without own thoughts, and
         the mean number of a thought's tokens."""
         columns: dict[str, Sequence[float]]
         columns = {OWN: self.right[OWN], NONE: self.right[NONE], "tokens": self.lengths}
         at = list(zip(self.families, self.levels, strict=True))
-        found: dict[str, dict[int, dict[str, float]]] = {}
+        found: dict[str, dict[str, dict[str, float]]] = {}
         for family, level in sorted(set(at)):
             places = [i for i, place in enumerate(at) if place == (family, level)]
             means = {n: float(np.mean([own[i] for i in places])) for n, own in columns.items()}
-            found.setdefault(family, {})[level] = means
+            found.setdefault(family, {})[str(level)] = means
         return found
 
     @property
@@ -242,6 +248,14 @@ class ThoughtReport:
             return None
         values = np.asarray(self.coherences)
         return float(np.corrcoef(values, self.right[OWN])[0, 1]) if values.std() else 0.0
+
+    @property
+    def correlation_of_form(self) -> float | None:
+        """The same without the share of right claims, which knows the answer."""
+        if not self.varied:
+            return None
+        values = [coherence({**scores, "logical": 0.0}) for scores in self.scores]
+        return float(np.corrcoef(values, self.right[OWN])[0, 1]) if np.std(values) else 0.0
 
     @property
     def predictive_power(self) -> float | None:
@@ -278,18 +292,21 @@ class ThoughtReport:
         }
 
 
-def assess(thinker: Thinker, items: Sequence[Task], *, seed: int = 0) -> ThoughtReport:
-    """Measure the thoughts of a model about unseen items, and judge them."""
+def assess(
+    thinker: Thinker, items: Sequence[Task], *, base: ForgeNetwork | None = None, seed: int = 0
+) -> ThoughtReport:
+    """Measure the thoughts of a model about unseen items, and judge them. Coherence is scored by
+    the frozen `base`; without one, by the model itself."""
     thoughts = thinker.think(items)
     given: Mapping[str, Sequence[Ids] | None]
     given = {OWN: thoughts, NONE: None, **other_thoughts(items, thoughts, thinker.tokenizer, seed)}
     right = {name: thinker.right(items, found) for name, found in given.items()}
     families, after_change = [item.family for item in items], {}
     for family in dict.fromkeys(families):
-        if family in ADVANCE and not thinker.thoughts:
+        if family in ADVANCE and not thinker.given_thoughts:
             own = [item for item in items if item.family == family]
             after_change[family] = cut_and_continue(thinker, own, seed)
-    validator = CoherenceValidator(thinker.network, thinker.tokenizer)
+    validator = CoherenceValidator(base or thinker.network, thinker.tokenizer)
     scores = validator.validate([item.question for item in items], thoughts, items)
     apart, lengths = mean_divergence(thoughts, seed), list(map(len, thoughts))
     levels = [item.level for item in items]

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import timeit
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 
 from agent_forge.contract.phase import ModelRef, PhaseContext
-from agent_forge.data.loader import Curriculum
+from agent_forge.data.loader import Curriculum, TokenizedItem
 from agent_forge.data.tokenizer import END_OF_TEXT, END_OF_TURN, SPECIAL
 from agent_forge.evals.comparison import Comparison, PairedScores, compare_scores
-from agent_forge.evals.model_under_test import CONFIRMED, ItemScores, confirm, measure
+from agent_forge.evals.model_under_test import CONFIRMED, EVERY_STEP, ItemScores, confirm, measure
 from agent_forge.infer.chat import ChatModel
 from agent_forge.infer.generate import SamplingSettings, generate
 from agent_forge.model.hf import config_dict
@@ -22,18 +22,24 @@ from agent_forge.model.opened import OpenedModel
 from agent_forge.train.corpus import TEXT, Corpus
 from agent_forge.train.fit import fit_corpus
 
-EVERY_STEP = 1.0  # a halting threshold that is never reached
 Scores = dict[str, ItemScores]  # by domain
 SAMPLE_PROMPTS = ("copy k m a t", "sort 52814", "max 4718:2905")
 
 
 def train_network(
-    ctx: PhaseContext, corpus: Corpus, model: ForgeNetwork, curriculum: Curriculum, **options: Any
+    ctx: PhaseContext,
+    corpus: Corpus,
+    model: ForgeNetwork,
+    curriculum: Curriculum,
+    held_out: Sequence[TokenizedItem] = (),
+    **options: Any,
 ) -> ForgeNetwork:
-    """Train a network, evaluated on held-out items on the way; the options are `fit_corpus`'s."""
+    """Train a network, evaluated on held-out items on the way, the corpus's and further ones; the
+    options are `fit_corpus`'s."""
+    items = [*corpus.held_out, *held_out]
 
     def evaluate() -> float:
-        value = measure(model, corpus.held_out, threshold=EVERY_STEP).nats_per_token
+        value = measure(model, items, threshold=EVERY_STEP).nats_per_token
         model.train()
         return value
 

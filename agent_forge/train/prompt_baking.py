@@ -3,7 +3,8 @@
 After Prompt Baking (arXiv 2409.13697): the frozen model, given the prompt, is the teacher of its
 own copy without it; they are compared token by token over answers that one of them has sampled.
 `forward` KL(teacher || student) is for the teacher's samples, `reverse` KL(student || teacher) for
-the student's. `kl_left` is what is left of the distance, 1 before any baking.
+the student's. `kl_left` is what is left of the distance, 1 before any baking. A row holds one
+question with its answer, so that the prompt stands before each.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from agent_forge.data.loader import IGNORE, TokenizedDataset
+from agent_forge.data.loader import IGNORE
 from agent_forge.errors import ConfigError
 from agent_forge.infer.generate import SamplingSettings, generate
 from agent_forge.model.loss import CHUNK, LossOutput, head_of, states_of, vocabulary_of
@@ -27,7 +28,7 @@ Ids = Sequence[int]
 
 class PromptBakingLoss:
     """The KL between the prompted teacher and the student, a mean over the tokens of the answers.
-    `top_k` counts only that many tokens, the likeliest for the one that sampled; 0: all."""
+    `top_k` looks at so many tokens alone, the likeliest for the one that sampled; 0: all."""
 
     def __init__(
         self, teacher: nn.Module, prompt: Ids, direction: Direction = "forward", top_k: int = 0
@@ -63,22 +64,31 @@ class PromptBakingLoss:
         leading, other = (wanted, own) if self.direction == "forward" else (own, wanted)
         if self.top_k and self.top_k < own.shape[-1]:
             chosen = leading.detach().topk(self.top_k, dim=-1).indices
-            leading, other = leading.gather(-1, chosen), other.gather(-1, chosen)
+            leading, other = (x.gather(-1, chosen).log_softmax(-1) for x in (leading, other))
         return (leading.exp() * (leading - other)).sum(-1)
 
 
 def sampled_answers(
-    name: str, network: nn.Module, questions: Sequence[Ids], prompt: Ids, sampling: SamplingSettings
-) -> TokenizedDataset:
-    """Questions with answers that a network samples when the prompt stands before them: by the
-    teacher with it, by the student with an empty one. The prompt is not in the documents."""
+    network: nn.Module, questions: Sequence[Ids], prompt: Ids, sampling: SamplingSettings, rows: int
+) -> list[Batch]:
+    """Batches of `rows` questions with the answers that a network samples when the prompt stands
+    before them: the teacher with it, the student with an empty one. The prompt is not in them."""
     found = generate(network, [[*prompt, *question] for question in questions], sampling)
-    documents, learned = [], []
-    for question, text in zip(questions, found, strict=True):
-        if text.tokens:
-            documents.append([*question, *text.tokens])
-            learned.append([False] * len(question) + [True] * len(text.tokens))
-    return TokenizedDataset(name, documents, learned)
+    pairs = [(q, text.tokens) for q, text in zip(questions, found, strict=True) if text.tokens]
+    if not pairs:
+        raise ConfigError("no answer was sampled: every one was empty")
+    batches: list[Batch] = []
+    for first in range(0, len(pairs), rows):
+        own = pairs[first : first + rows]
+        longest = max(len(question) + len(answer) for question, answer in own)
+        tokens = torch.zeros(len(own), longest, dtype=torch.long)
+        targets = torch.full_like(tokens, IGNORE)
+        for row, (question, answer) in enumerate(own):
+            start, end = len(question), len(question) + len(answer)
+            tokens[row, :end] = torch.tensor([*question, *answer])
+            targets[row, start - 1 : end - 1] = torch.tensor(answer)
+        batches.append((tokens, targets))
+    return batches
 
 
 @torch.no_grad()
@@ -87,7 +97,7 @@ def kl_left(teacher: nn.Module, student: nn.Module, prompt: Ids, batches: Sequen
     has no prompt."""
     loss = PromptBakingLoss(teacher, prompt)
     sums = []
-    for model in (student.eval(), teacher):
+    for model in (student, teacher):
         outputs = [loss(model, batch, torch.Generator()) for batch in batches]
         count = sum(output.count for output in outputs)
         sums.append(sum(float(output.total) * output.count for output in outputs) / max(1, count))

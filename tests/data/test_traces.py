@@ -47,7 +47,7 @@ def solved(task: Task) -> str:
         return "".join(places[p] for p in "1234")
     odds, evidence = task.question.removeprefix("odds ").split(" : ")
     a, b = map(int, odds.split("/"))
-    up = sum(1 if digit in "02468" else -1 for digit in evidence.split())
+    up = evidence.count("a") - evidence.count("b")
     result = Fraction(a, b) * Fraction(2) ** up
     return f"{result.numerator}/{result.denominator}"
 
@@ -75,7 +75,6 @@ def test_a_thought_leads_to_the_answer_and_holds(strategy: str) -> None:
 
 @every_strategy
 def test_no_form_passes_for_that_of_another_strategy(strategy: str) -> None:
-    """But for `uncertain` and `expert`, which begin or end as `step` does, none fits another."""
     for other in traces.ABOUT:
         if other != strategy:
             taken = [traces.fits(replace(trace, strategy=other)) for trace in some(strategy, 30)]
@@ -126,15 +125,30 @@ def test_a_correction_takes_back_a_real_mistake() -> None:
             traces.checked(replace(trace, claims=no_mistake), trace.task.answer)
 
 
-def test_worked_steps_of_other_families_are_thoughts_whose_arithmetic_is_checked() -> None:
+def test_worked_steps_of_other_families_are_thoughts() -> None:
     levels = {"addition": (1, 10), "multiplication": (1, 10)}
     for trace in traces.write_traces("step", 20, levels):
         assert trace.claims == tuple(trace.task.steps.splitlines())
-    wrong = replace(trace, claims=(*trace.claims, "2 + 2 = 5"))
-    with pytest.raises(ValueError, match=re.escape("2 + 2 = 5 is wrong")):
-        traces.checked(wrong, trace.task.answer)
-    with pytest.raises(ValueError, match="nothing in it can be checked"):
-        traces.checked(replace(trace, claims=("I know it",)), trace.task.answer)
+    for claims in ((*trace.claims, "2 + 2 = 4"), ("1 + 1 = 2",), ("I know it",)):
+        with pytest.raises(ValueError, match="a claim is wrong"):
+            traces.checked(replace(trace, claims=claims), trace.task.answer)
+
+
+def test_a_question_of_worked_steps_has_to_be_that_of_its_operands() -> None:
+    row = next(traces.write_traces("step", 1, {"addition": (1, 5)})).row()
+    assert traces.trace_of_row(row).row() == row
+    other = make("addition", "verdict", 3, level=3).question
+    with pytest.raises(ValueError, match="question is not that of its operands"):
+        traces.trace_of_row({**row, "question": other})
+
+
+def test_no_problem_of_odds_is_taught_and_measured() -> None:
+    """Each operand counts: two items that ask for the same are one item, in one part."""
+    parts: dict[str, set[str]] = {}
+    for split in ("train", "selection", "verdict"):
+        made = (make("odds", split, i, level=(4, 7)) for i in range(500))
+        parts[split] = {task.question for task in made}
+    assert not parts["train"] & parts["verdict"] and not parts["selection"] & parts["verdict"]
 
 
 @pytest.mark.parametrize("family", traces.LEVELS)
@@ -223,7 +237,20 @@ def test_unknown_names_are_refused_before_anything_is_written() -> None:
     with pytest.raises(ConfigError, match="no task family"):
         next(traces.local_rows(["chian"], [], 1, 0))
     with pytest.raises(ConfigError, match="bayesian needs one of the families odds"):
-        next(traces.local_rows(["chain"], ["bayesian"], 1, 0))
+        traces.local_rows(["chain"], ["bayesian"], 1, 0)  # before the first is asked for
+    with pytest.raises(ConfigError, match="step needs one of the families"):
+        traces.local_rows(["copy"], [], 1, 0)
+
+
+def test_a_family_alone_has_the_strategies_that_are_for_it() -> None:
+    rows = list(traces.local_rows(["odds"], [], 6, 0))
+    assert {row["strategy"] for row in rows} == {"step", "bayesian"}
+    keys = [
+        request.key
+        for f in ("chain", "swap4")
+        for request in traces.trace_requests([f], ["step"], 3, 0)
+    ]
+    assert len(set(keys)) == 6
 
 
 def test_what_is_learned_of_a_thought() -> None:

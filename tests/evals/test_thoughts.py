@@ -89,7 +89,8 @@ def test_a_report_comes_back_from_json() -> None:
     again = ThoughtReport.of_record(json.loads(json.dumps(asdict(report))))
     assert again.to_json() == report.to_json() and again.sentence == report.sentence
     levels = report.by_level()["swap4"]
-    assert set(levels) == {2, 3, 4, 5} and levels[5]["tokens"] > levels[2]["tokens"] > 5
+    assert set(levels) == {"2", "3", "4", "5"}
+    assert levels["5"]["tokens"] > levels["2"]["tokens"] > 5
     assert json.loads(json.dumps(report.to_json()))["theatre"] is False
 
 

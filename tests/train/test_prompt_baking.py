@@ -9,7 +9,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from agent_forge.data.loader import BatchLoader
 from agent_forge.errors import ConfigError
 from agent_forge.infer.generate import SamplingSettings, generate
 from agent_forge.model.network import ForgeNetwork
@@ -25,11 +24,8 @@ QUESTIONS = [[100 + i, 101 + i, 102] for i in range(24)]
 SAMPLING = SamplingSettings(6, temperature=1.0, seed=1)
 
 
-def batches(teacher: ForgeNetwork, count: int = 2) -> list[Any]:
-    source = sampled_answers("answers", teacher, QUESTIONS, PROMPT, SAMPLING)
-    how: Any = {"batch": 4, "length": 40, "seed": 0, "vocab_size": teacher.settings.vocab_size}
-    loader = BatchLoader([source], {"answers": 1.0}, **how)
-    return [loader.next_batch() for _ in range(count)]
+def batches(teacher: ForgeNetwork) -> list[Any]:
+    return sampled_answers(teacher, QUESTIONS, PROMPT, SAMPLING, rows=4)
 
 
 def teacher() -> ForgeNetwork:
@@ -60,31 +56,40 @@ def test_the_loss_is_the_divergence_from_the_prompted_self() -> None:
     assert fewer.total.item() != pytest.approx(plain.item())
 
 
-def test_the_prompted_self_under_its_prompt_is_at_no_distance() -> None:
-    """The teacher with an empty question before it is compared with itself."""
+def test_before_baking_all_of_the_distance_is_left() -> None:
     prompted = teacher()
     batch = batches(prompted)[0]
     assert kl_left(prompted, copy.deepcopy(prompted), PROMPT, [batch]) == pytest.approx(1.0)
+
+
+def test_what_cannot_be_baked_is_refused() -> None:
+    prompted = teacher()
     with pytest.raises(ConfigError, match="no prompt"):
         PromptBakingLoss(prompted, [])
     with pytest.raises(ConfigError, match="different vocabularies"):
+        batch = batches(prompted)[0]
         PromptBakingLoss(prompted, PROMPT)(network(vocab_size=600), batch, torch.Generator())
+    silent = SamplingSettings(3, stop_tokens=frozenset(range(512)))
+    with pytest.raises(ConfigError, match="no answer was sampled"):
+        sampled_answers(prompted, QUESTIONS, PROMPT, silent, 4)
 
 
-def test_answers_are_those_of_the_prompted_model_and_hold_no_prompt() -> None:
+def test_a_row_is_one_question_with_the_answer_of_the_prompted_model() -> None:
     prompted = teacher()
     greedy = SamplingSettings(6)
-    source = sampled_answers("x", prompted, QUESTIONS, PROMPT, greedy)
+    found = sampled_answers(prompted, QUESTIONS, PROMPT, greedy, rows=5)
+    assert [len(tokens) for tokens, _ in found] == [5, 5, 5, 5, 4]
     said = generate(prompted, [[*PROMPT, *QUESTIONS[0]]], greedy)[0].tokens
-    assert source.tokens[: len(QUESTIONS[0]) + 6].tolist() == [*QUESTIONS[0], *said]
-    assert not set(PROMPT) <= set(source.tokens[:9].tolist())
+    tokens, targets = found[0]
+    assert tokens[0].tolist() == [*QUESTIONS[0], *said]
+    assert targets[0].tolist() == [-100, -100, *said, -100]
 
 
 @pytest.mark.parametrize("direction", ["forward", "reverse"])
 def test_baking_takes_most_of_the_distance(direction: Any) -> None:
     prompted = teacher()
     student = copy.deepcopy(prompted).requires_grad_(True)
-    given = batches(prompted, 8)
+    given = batches(prompted)
     settings = TrainSettings(
         optimizer=MuGrokConfig(muon_lr=0.005, fallback_lr=0.005), warmup_steps=2
     )

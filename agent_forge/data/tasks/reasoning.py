@@ -2,7 +2,8 @@
 
 An item is a state, a list of labels, and a rule that makes the next state of a label and a state;
 the answer is the last state. `machine` gives them back for an item, so that every claim of a
-thought about it can be checked (data/traces.py). A level is the number of steps.
+thought about it can be checked (data/traces.py). A level is the number of steps, and no less than
+gives enough items (3 of `tot4`, 4 of `odds`).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from agent_forge.data.tasks.symbols import DIGITS, symbol_question
 SIZE = 5  # digits of a chain
 OPERATIONS = 2 * ["rot", "rev"] + [f"add {k}" for k in range(1, 5)]
 PLACES = ["".join(pair) for pair in combinations("1234", 2)]
+EVIDENCE = "abc"
 PRIORS = ("1/8", "1/4", "1/2", "1/1", "2/1", "4/1", "8/1")
 Advance = Callable[[str, str], str]  # (label, state) -> the next state
 
@@ -69,9 +71,9 @@ def swap(label: str, state: str) -> str:
 
 
 def update(label: str, state: str) -> str:
-    """A step of `odds`: an even digit is evidence for a and doubles its side, an odd one for b."""
+    """A step of `odds`: evidence for a doubles its side, for b the other; c says nothing."""
     a, b = map(int, state.split("/"))
-    a, b = (2 * a, b) if int(label) % 2 == 0 else (a, 2 * b)
+    a, b = a * (1 + (label == "a")), b * (1 + (label == "b"))
     common = math.gcd(a, b)
     return f"{a // common}/{b // common}"
 
@@ -136,7 +138,7 @@ FAMILIES = (
     ),
     family(
         "odds",
-        _drawn(lambda rng: rng.choice(PRIORS), DIGITS, 2),
+        _drawn(lambda rng: rng.choice(PRIORS), EVIDENCE, 4),
         _built("odds", lambda start, labels: f"odds {start} : {' '.join(labels)}"),
         verifiers.symbols,
     ),

@@ -62,7 +62,8 @@ class CognatePhase(phase.PhaseController):
         corpus = build_corpus(self.config, self.shared.model)
         torch.manual_seed(ctx.seed)
         trunk = ForgeNetwork(self.shared.model).to(ctx.device)
-        how = {"steps": self.config.trunk_steps, "settings": self.config.train, "seed": ctx.seed}
+        how: dict[str, Any] = {"steps": self.config.trunk_steps, "seed": ctx.seed}
+        how["settings"] = self.config.train
         train_network(ctx, corpus, trunk, corpus.curriculum(), stage="trunk", **how)
         models = {name: self._branch(ctx, corpus, trunk, name) for name in THREE}
         three = list(models.values())
@@ -116,7 +117,7 @@ class CognatePhase(phase.PhaseController):
         if self.config.freeze_embeddings:
             for name, parameter in model.named_parameters():
                 parameter.requires_grad_(not name.startswith(FROZEN))
-        how = {"stage": stage, "steps": steps, "settings": settings, "seed": seed}
+        how: dict[str, Any] = {"stage": stage, "steps": steps, "settings": settings, "seed": seed}
         return train_network(ctx, corpus, model, corpus.constant(mix), **how)
 
     def _work_of_a_verdict(self) -> int:

@@ -18,10 +18,9 @@ from torch import Tensor
 from agent_forge.config.settings import ModelSettings
 from agent_forge.data.loader import TokenizedItem
 from agent_forge.evals.likelihood import padded
-from agent_forge.evals.model_under_test import TOKENS_A_BATCH, measure
+from agent_forge.evals.model_under_test import EVERY_STEP, TOKENS_A_BATCH, measure
 from agent_forge.infer.generate import batches
 from agent_forge.model.network import ForgeNetwork
-from agent_forge.phases.training import EVERY_STEP
 from agent_forge.train.config import DOMAINS
 
 # The adaptive domain is judged at 1.3 recursion steps on average: the threshold is chosen for these

@@ -16,6 +16,9 @@ BAKING = MuGrokConfig(
 )
 
 
+STEP = "step"
+
+
 class QuietStarSettings(PhaseSettings, CorpusSettings):
     """What Phase 3 can be told."""
 
@@ -27,7 +30,9 @@ class QuietStarSettings(PhaseSettings, CorpusSettings):
     examples: Count = setting(12_000, "thoughts to learn from, all strategies together")
     traces: list[str] = setting([], "your own files of thoughts (forge data traces)")
     steps: Count = setting(680, "training steps")
-    easy_share: Share = setting(0.4, "of the steps, in which only the easy strategies are taught")
+    easy_share: float = setting(
+        0.4, "of the steps, in which only the easy strategies are taught", ge=0, lt=1
+    )
     replay_share: Share = setting(0.3, "of the tokens, that are old tasks")
     direct_share: Share = setting(0.05, "of the new tokens, that answer without a thought")
     step_share: Share = setting(0.6, "of the thoughts, that are of the strategy `step`, if taught")
@@ -49,17 +54,21 @@ class QuietStarSettings(PhaseSettings, CorpusSettings):
         if not self.strategies or len(set(self.strategies)) != len(self.strategies):
             raise ValueError("strategies: at least one, and each once")
         traces.known(self.strategies)
+        if STEP not in self.strategies:
+            raise ValueError("strategies: step is taught in any case: changed steps are judged")
         for name, levels in self.levels.items():
             if name not in tasks.FAMILIES or not tasks.FAMILIES[name].accept:
                 raise ValueError(f"levels: there are no tasks {name!r} that can be thought about")
             if len(levels) != 2 or not 1 <= levels[0] <= levels[1] <= 100:
                 raise ValueError(f"levels.{name}: two numbers from 1 to 100, the lower first")
-        for strategy in self.strategies:
-            if not traces.families_of(strategy, self.levels):
+        taught = {name: traces.families_of(name, self.levels) for name in self.strategies}
+        for strategy, families in taught.items():
+            if not families:
                 wanted = ", ".join(traces.ABOUT[strategy].families)
                 raise ValueError(f"strategies: {strategy} needs one of the families {wanted}")
-        if not any(traces.ABOUT[strategy].easy for strategy in self.strategies):
-            raise ValueError("strategies: one of the easy ones is taught first: step, mece ...")
+        for name in self.levels:
+            if not any(name in families for families in taught.values()):
+                raise ValueError(f"levels: no strategy that is taught is for {name}")
         return self
 
     @property

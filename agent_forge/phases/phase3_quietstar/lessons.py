@@ -5,18 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from random import Random
 
 from agent_forge.data import tasks, traces
 from agent_forge.data.datasets import tokenise
-from agent_forge.data.loader import Curriculum, CurriculumStage, TokenizedDataset
+from agent_forge.data.loader import (
+    Curriculum,
+    CurriculumStage,
+    TokenizedDataset,
+    TokenizedItem,
+)
 from agent_forge.data.tokenizer import Tokenizer
 from agent_forge.data.traces import Trace
+from agent_forge.errors import ConfigError
 from agent_forge.infer.thinking import BEGIN, END
-from agent_forge.phases.phase3_quietstar.config import QuietStarSettings
+from agent_forge.phases.phase3_quietstar.config import STEP, QuietStarSettings
 from agent_forge.train.corpus import Corpus
 
-DIRECT, PAUSED, UNCERTAIN, STEP = "direct answers", "pauses", "uncertain", "step"
+DIRECT, PAUSED, UNCERTAIN = "direct answers", "pauses", "uncertain"
 Sure = Mapping[tuple[str, int], int]  # (family, level) -> how sure the model may be, 0 to 9
 
 
@@ -77,13 +83,32 @@ class Lessons:
         return [trace for own in self.traces.values() for trace in own]
 
     def _thoughts(self, name: str, own: Sequence[Trace]) -> TokenizedDataset:
-        documents, masks = [], []
-        for trace in own:
-            parts, learned = traces.document(trace)
-            sizes = [len(self.tokenizer.encode(p)) if isinstance(p, str) else 1 for p in parts]
-            documents.append(self.tokenizer.compose(*parts))
-            masks.append([said for said, n in zip(learned, sizes, strict=True) for _ in range(n)])
-        return TokenizedDataset(name, documents, masks)
+        items = [self.item(trace) for trace in own]
+        longest = max(len(item.ids) for item in items)
+        if longest >= self.settings.row_tokens:
+            problem = f"a thought of the strategy {name} has {longest} tokens with its question"
+            hint = f"--set phases.quietstar.row_tokens={longest + 1}, or lower levels"
+            raise ConfigError(f"{problem}, more than fit a row", hint=hint)
+        return TokenizedDataset(name, [i.ids for i in items], [i.asked for i in items])
+
+    def item(self, trace: Trace) -> TokenizedItem:
+        """A thought with its question and answer as token ids; what is learned is asked for."""
+        ids: list[int] = []
+        asked: list[bool] = []
+        for part, learned in zip(*traces.document(trace), strict=True):
+            piece = self.tokenizer.encode(part) if isinstance(part, str) else [part]
+            ids += piece
+            asked += [learned] * len(piece)
+        return TokenizedItem(ids, asked)
+
+    def held_out(self, count: int) -> list[TokenizedItem]:
+        """Thoughts about items that are not taught, for evaluations during training."""
+        found = []
+        for i in range(count):
+            family = list(self.settings.ranges)[i % len(self.settings.ranges)]
+            task = tasks.make(family, "selection", i, level=self.settings.ranges[family])
+            found.append(self.item(traces.write_trace(task, STEP, Random(i))))
+        return found
 
 
 def strategy_shares(settings: QuietStarSettings, strategies: Sequence[str]) -> dict[str, float]:
@@ -109,11 +134,23 @@ def write_lessons(
     for name, share in strategy_shares(settings, taught).items():
         count = max(1, round(share * settings.examples))
         found[name] = list(traces.write_traces(name, count, settings.ranges, seed=seed, sure=sure))
-    for path in settings.traces:
-        for trace in traces.read_traces(Path(path)):
-            if trace.strategy in found:
-                found[trace.strategy].append(trace)
+    for trace in own_traces(settings):
+        found[trace.strategy].append(trace)
     return Lessons(settings, found, tokenizer)
+
+
+def own_traces(settings: QuietStarSettings) -> list[Trace]:
+    """The thoughts of the user's files, which are of strategies that are taught; how sure a model
+    is cannot be read from a file."""
+    taught = set(settings.strategies) - {UNCERTAIN}
+    found = []
+    for path in map(Path, settings.traces):
+        for trace in traces.read_traces(path):
+            if trace.strategy not in taught:
+                hint = f"keep those of {', '.join(sorted(taught))}, or teach more strategies"
+                raise ConfigError(f"{path} has thoughts of {trace.strategy}", hint=hint)
+            found.append(trace)
+    return found
 
 
 def unseen_items(settings: QuietStarSettings, split: str, count: int) -> list[tasks.Task]:
@@ -131,5 +168,5 @@ def unseen_items(settings: QuietStarSettings, split: str, count: int) -> list[ta
 
 def items_of(strategy: str, items: Sequence[tasks.Task]) -> list[tasks.Task]:
     """The items that a strategy is for."""
-    families: Any = traces.families_of(strategy, dict.fromkeys(item.family for item in items))
+    families = traces.families_of(strategy, dict.fromkeys(item.family for item in items))
     return [item for item in items if item.family in families]

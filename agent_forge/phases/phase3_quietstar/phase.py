@@ -16,33 +16,39 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from operator import add
-from pathlib import Path
 from random import Random
 from typing import Any
 
 import numpy as np
 
 from agent_forge.contract import phase
-from agent_forge.contract.phase import ModelRef, PhaseContext, PhaseHeadline, PhaseReport, Table
+from agent_forge.contract.phase import (
+    ModelRef,
+    PhaseContext,
+    PhaseHeadline,
+    PhaseReport,
+    Table,
+    as_markdown,
+)
 from agent_forge.data import traces
 from agent_forge.data.tasks import Task
 from agent_forge.data.tokenizer import STRATEGIES, Tokenizer
 from agent_forge.errors import ConfigError
 from agent_forge.evals import thoughts as judging
 from agent_forge.evals.coherence import VALID, WEIGHTS
-from agent_forge.evals.comparison import ACCURACY, Comparison, Gain, compare_answers
+from agent_forge.evals.comparison import ACCURACY, Comparison, Gain
 from agent_forge.evals.domains import from_tasks
 from agent_forge.evals.thoughts import NONE, OWN, StrategyScores, Thinker, ThoughtReport
 from agent_forge.infer.thinking import BEGIN, END, ThoughtGenerator, cache_bytes
 from agent_forge.model.network import ForgeNetwork
-from agent_forge.phases.phase3_quietstar.config import QuietStarSettings
+from agent_forge.phases.phase3_quietstar.config import STEP, QuietStarSettings
 from agent_forge.phases.phase3_quietstar.lessons import (
     DIRECT,
     PAUSED,
-    STEP,
     UNCERTAIN,
     Lessons,
     items_of,
+    own_traces,
     pauses,
     unseen_items,
     write_lessons,
@@ -60,6 +66,8 @@ CONTROLS = {"direct": DIRECT, "pause": PAUSED}
 OVERALL = 0.85  # accuracy with thoughts that the specification asks for
 SHOWN = 3  # thoughts in the card
 TIMED = 64  # thoughts at once, against one at a time
+HELD_OUT = 60  # thoughts that evaluations during training look at
+IN_FORM = 0.9  # share of thoughts in the form of their strategy, if it is learned
 ITEM_TOKENS = 60  # of a thought with its answer, about
 USED = 0.8  # share of items on which a model should think by itself
 # Of the thoughts that were judged: the names that are logged, and those of the result.
@@ -85,10 +93,9 @@ class QuietStarPhase(phase.PhaseController):
 
     def plan(self, models: Sequence[ModelRef]) -> phase.PhasePlan:
         validate_corpus(self.config)
-        for path in self.config.traces:
-            traces.read_traces(Path(path))
+        own_traces(self.config)
         c, weights = self.config, self.shared.model.parameters()
-        steps = c.steps * (3 if c.controls else 1) + self._confidence_steps()
+        steps = (c.steps + self._confidence_steps()) * (3 if c.controls else 1)
         tokens = c.rows * c.row_tokens
         notes = (
             f"{c.examples:,} thoughts of {len(c.strategies)} strategies, {c.steps} steps"
@@ -97,7 +104,7 @@ class QuietStarPhase(phase.PhaseController):
         )
         disk = 2 * 5 * weights * 4 * 4 + weights * 4 + 10**7
         memory = 6 * 4 * weights + 3000 * tokens + 3 * 10**8
-        work = steps + self._verdict_work() * (len(c.strategies) + 4)
+        work = steps + self._verdict_work() * (len(c.strategies) + 6 + 2 * c.controls)
         return phase.PhasePlan(steps, weights, disk, memory, notes, work)
 
     def run(self, ctx: PhaseContext) -> phase.PhaseResult:
@@ -108,13 +115,14 @@ class QuietStarPhase(phase.PhaseController):
         tokenizer: Tokenizer = opened.tokenizer
         corpus = build_corpus(self.config, model.settings, tokenizer)
         before = measure_domains(ctx, corpus, model, "input")
+        base = copy.deepcopy(model)
         controls = {name: copy.deepcopy(model) for name in CONTROLS if self.config.controls}
         lessons = self._bake(ctx, corpus, model)
         for name, control in controls.items():
             self._train_control(ctx, corpus, lessons, control, name)
         after = measure_domains(ctx, corpus, model, NAME)
         kept = compare_domains(corpus, before, after)
-        found = self._measure(ctx, Thinker(model, tokenizer), controls)
+        found = self._measure(ctx, Thinker(model, tokenizer), base, controls)
         return self._result(ctx, corpus, model, found, kept)
 
     # -- teaching ----------------------------------------------------------------------------------
@@ -124,7 +132,8 @@ class QuietStarPhase(phase.PhaseController):
         c, seed = self.config, ctx.seed
         lessons = write_lessons(c, corpus.tokenizer, seed)
         own = replace(corpus, sources=[*corpus.sources, *lessons.sources()])
-        how = {"settings": c.train, "seed": seed}
+        how: dict[str, Any] = {"settings": c.train, "seed": seed}
+        how["held_out"] = lessons.held_out(HELD_OUT)
         curriculum = lessons.curriculum(corpus, list(lessons.traces))
         train_network(ctx, own, model, curriculum, stage="bake", steps=c.steps, **how)
         if UNCERTAIN not in c.strategies:
@@ -159,7 +168,8 @@ class QuietStarPhase(phase.PhaseController):
         source = lessons.direct() if name == "direct" else lessons.paused()
         own = replace(corpus, sources=[*corpus.sources, source])
         mix = corpus.constant(lessons.control_mix(corpus, CONTROLS[name]))
-        how = {"settings": self.config.train, "seed": ctx.seed, "steps": self.config.steps}
+        steps = self.config.steps + self._confidence_steps()
+        how: dict[str, Any] = {"settings": self.config.train, "seed": ctx.seed, "steps": steps}
         train_network(ctx, own, model, mix, stage=name, **how)
 
     # -- measuring ---------------------------------------------------------------------------------
@@ -170,13 +180,17 @@ class QuietStarPhase(phase.PhaseController):
         return 1 + tokens // (3 * self.config.rows * self.config.row_tokens)
 
     def _measure(
-        self, ctx: PhaseContext, thinker: Thinker, controls: Mapping[str, ForgeNetwork]
+        self,
+        ctx: PhaseContext,
+        thinker: Thinker,
+        base: ForgeNetwork,
+        controls: Mapping[str, ForgeNetwork],
     ) -> Scores:
         """All that is measured on unseen items, each thing once."""
         c, items = self.config, unseen_items(self.config, "verdict", self.config.thought_items)
         by_strategy = {name: items_of(name, items) for name in c.strategies}
         tasks: dict[str, Callable[[], Any]] = {
-            "thoughts": partial(judging.assess, thinker, items, seed=ctx.seed),
+            "thoughts": partial(judging.assess, thinker, items, base=base, seed=ctx.seed),
             **{
                 f"strategy {name}": partial(judging.measure_strategy, thinker, name, own)
                 for name, own in by_strategy.items()
@@ -194,11 +208,12 @@ class QuietStarPhase(phase.PhaseController):
         if UNCERTAIN in c.strategies:
             own = by_strategy[UNCERTAIN]
             tasks["calibration"] = partial(judging.calibration, thinker, own)
-        found: Scores = {"items": items}
+        found: Scores = {}
         for name in ctx.pieces("verdict", list(tasks), self._verdict_work()):
             found[name] = ctx.once("thinking", name, tasks[name])
-        found["thoughts"] = ThoughtReport.of_record(found["thoughts"])
-        return found
+        report = ThoughtReport.of_record(found["thoughts"])
+        report.right |= {f"trained {n}": found[f"control {n}"] for n in controls}
+        return {**found, "thoughts": report}
 
     def _usage(self, thinker: Thinker, items: Sequence[Task]) -> dict[str, float]:
         """How often it thinks if it may choose: about these items, and about old tasks."""
@@ -227,7 +242,7 @@ class QuietStarPhase(phase.PhaseController):
             f"{report.sentence}; {old_skills(kept, self.config.kept_skills)}",
         )
         tables = [
-            self._accuracy_table(report, found),
+            self._accuracy_table(report),
             self._strategy_table(strategies),
             self._target_table(report, found),
         ]
@@ -249,7 +264,8 @@ class QuietStarPhase(phase.PhaseController):
             "theatre": report.theatre,
             "strategies": {name: scores.accuracy for name, scores in strategies.items()},
         }
-        card = f"{told.card()}\n\n## Thoughts\n\n{_as_markdown(found['samples'])}"
+        parts = [told.card(), *map(as_markdown, tables[1:])]
+        card = "\n\n".join([*parts, "## Thoughts", _sample_table(found["samples"])])
         saved = save_network(ctx, corpus, model, NAME, metadata, told.metrics, card)
         told.details |= {"model_id": saved.metadata["model_id"]}
         return told.result(ctx, [saved], model)
@@ -282,23 +298,13 @@ class QuietStarPhase(phase.PhaseController):
                 values[f"theatre/{family}/accuracy_{name}"] = report.accuracy(condition, family)
         return values
 
-    def _accuracy_table(self, report: ThoughtReport, found: Scores) -> Table:
+    def _accuracy_table(self, report: ThoughtReport) -> Table:
         """Right answers by family under every condition, and what follows a changed step."""
-        controls = [name for name in CONTROLS if f"control {name}" in found]
-        trained = [f"trained {name}" for name in controls]
-        head = ["family", *report.right, *trained, "follows a changed step", "stays right"]
-        rows: Table = [head]
+        rows: Table = [["family", *report.right, "follows a changed step", "stays right"]]
         for family in self.config.ranges:
             row = [report.accuracy(condition, family) for condition in report.right]
-            for name in controls:
-                pairs = zip(found[f"control {name}"], report.families, strict=True)
-                row.append(float(np.mean([right for right, own in pairs if own == family])))
             after = report.after_change.get(family)
             rows.append([family, *row, *((after.followed, after.right) if after else ("-", "-"))])
-        for name in controls:
-            gain = compare_answers(found[f"control {name}"], report.right[OWN], name)
-            told = gain.sentence(ACCURACY, f"a model trained {name} for as many steps")
-            rows.append([f"over trained {name}", told, *[""] * (len(head) - 2)])
         return rows
 
     def _strategy_table(self, strategies: Mapping[str, StrategyScores]) -> Table:
@@ -317,14 +323,16 @@ class QuietStarPhase(phase.PhaseController):
             ["gain by thoughts", "> 0.02", report.gains[NONE].value],
             ["valid thoughts", "> 0.75", report.validity_rate],
             ["coherence", "> 0.70", float(np.mean(report.coherences))],
-            ["correlation of coherence and right answers", "> 0.3", report.correlation or "-"],
-            ["predictive power", "> 0.5", report.predictive_power or "-"],
+            ["correlation of coherence and right answers", "> 0.3", _or_dash(report.correlation)],
+            ["the same without right claims", "-", _or_dash(report.correlation_of_form)],
+            ["predictive power", "> 0.5", _or_dash(report.predictive_power)],
             ["divergence between thoughts", "> 0.3", report.divergence],
             ["thinks by itself, new tasks", f"> {USED}", found["usage"]["new"]],
             ["thinks by itself, old tasks", "0", found["usage"]["old"]],
             ["loss of thoughts behind other tags", ">= 1.3 times", other / own],
             ["ms a thought, at once", "< 15", time["batched_ms"]],
             ["ms a thought, one at a time", "-", time["alone_ms"]],
+            ["thoughts at once, times as fast", ">= 10", time["alone_ms"] / time["batched_ms"]],
             ["memory of a reply with a thought, more by", "< 0.20", found["memory"]],
         ]
         if "calibration" in found:
@@ -346,12 +354,13 @@ def _figures(report: ThoughtReport, found: Scores) -> dict[str, float]:
 
 
 def _not_learned(strategies: Mapping[str, StrategyScores]) -> str:
-    """The strategies below their threshold, in words."""
-    missed = (
-        f"{name} {scores.accuracy:.2f} < {traces.ABOUT[name].threshold}"
-        for name, scores in strategies.items()
-        if scores.accuracy < traces.ABOUT[name].threshold
-    )
+    """The strategies whose answers or form are below what is asked for, in words."""
+    missed = []
+    for name, scores in strategies.items():
+        if scores.accuracy < traces.ABOUT[name].threshold:
+            missed.append(f"{name} {scores.accuracy:.2f} < {traces.ABOUT[name].threshold}")
+        elif scores.fits < IN_FORM:
+            missed.append(f"{name}, {scores.fits:.0%} in its form")
     return ", ".join(missed)
 
 
@@ -408,7 +417,11 @@ def _samples(thinker: Thinker, items: Mapping[str, Sequence[Task]]) -> list[dict
     return found
 
 
-def _as_markdown(samples: Sequence[Mapping[str, str]]) -> str:
+def _or_dash(value: float | None) -> float | str:
+    return "-" if value is None else value
+
+
+def _sample_table(samples: Sequence[Mapping[str, str]]) -> str:
     lines = ["| question | thought | answer | right |", "|---|---|---|---|"]
     for row in samples:
         cells = (row[key] for key in ("prompt", "thought", "answer", "right"))

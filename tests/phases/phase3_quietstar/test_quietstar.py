@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import random
 import shutil
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +100,26 @@ def test_killed_in_any_stage_it_ends_in_the_same_bytes(
     sets = (ALL_TEN, f"{PHASE}.controls=true")
     assert exit_code(forked(lambda: run(tmp_path, *sets, listener=die))) == -signal.SIGKILL
     assert exit_code(forked(lambda: run(tmp_path))) == 0
+    assert made(tmp_path) == made(reference[0])
+    assert _without_times(metrics(tmp_path)) == _without_times(metrics(reference[0]))
+
+
+@pytest.mark.soak
+def test_killed_at_random_it_ends_in_the_same_bytes(
+    reference: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    """Again and again, at any moment, until it is done."""
+    rng, kills = random.Random(5), 0
+    for _ in range(200):
+        child = forked(lambda: run(tmp_path, ALL_TEN, f"{PHASE}.controls=true"))
+        time.sleep(rng.uniform(1.5, 5.0) if kills < 20 else 0)
+        if kills < 20:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+        if exit_code(child) == 0:
+            break
+        kills += 1
+    assert kills >= 5
     assert made(tmp_path) == made(reference[0])
     assert _without_times(metrics(tmp_path)) == _without_times(metrics(reference[0]))
 

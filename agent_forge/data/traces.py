@@ -36,7 +36,7 @@ from agent_forge.errors import ConfigError
 LETTERS = str.maketrans(DIGITS, "abcdefghij")
 LONGEST_OPERANDS = 4000
 WORDINGS = 64  # ways to word a question that are tried
-LEVELS = {"chain": (2, 5), "tot4": (4, 10), "swap4": (2, 5), "odds": (4, 7)}  # that are taught
+LEVELS = {"chain": (2, 5), "tot4": (4, 10), "swap4": (2, 5), "odds": (4, 5)}  # that are taught
 OTHER_LEVELS = (1, 20)  # of families with worked steps
 SURE = 9  # the confidence of a thought about an item that nobody measured
 TAGS = {tag.strip("<>"): SPECIAL[tag] for tag in STRATEGIES}  # by strategy

@@ -29,13 +29,13 @@ class QuietStarSettings(PhaseSettings, CorpusSettings):
     )
     examples: Count = setting(12_000, "thoughts to learn from, all strategies together")
     traces: list[str] = setting([], "your own files of thoughts (forge data traces)")
-    steps: Count = setting(680, "training steps")
+    steps: Count = setting(800, "training steps")
     easy_share: float = setting(
         0.4, "of the steps, in which only the easy strategies are taught", ge=0, lt=1
     )
     replay_share: Share = setting(0.3, "of the tokens, that are old tasks")
     direct_share: Share = setting(0.05, "of the new tokens, that answer without a thought")
-    step_share: Share = setting(0.6, "of the thoughts, that are of the strategy `step`, if taught")
+    step_share: Share = setting(0.75, "of the thoughts, that are of the strategy `step`, if taught")
     confidence_share: Share = setting(
         0.1, "further steps for `uncertain`, once it was measured how sure the model is"
     )

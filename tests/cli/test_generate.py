@@ -110,6 +110,21 @@ def test_a_chat_remembers_its_turns(
     assert result.code == 0 and result.out == "".join(f"{line}\n" for line in lines)
 
 
+def test_thoughts_are_shown_hidden_or_left_out(
+    ours: Path, forge: Forge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def said(options: str) -> tuple[str, str]:
+        monkeypatch.setattr("sys.stdin", io.StringIO("red\n\n"))
+        result = forge(f"chat {ours} --max-tokens 4 {options}")
+        assert result.code == 0
+        return result.out, result.err
+
+    shown, hidden = said("--think forced"), said("--think forced --hide-thoughts")
+    assert "(thinks: " in shown[1] and "thinks" not in hidden[1] and shown[0] == hidden[0]
+    assert "thinks" not in said("--think off")[1]
+    assert forge(f"chat {ours} --think loudly").code == 2
+
+
 def test_a_prompt_may_come_from_stdin(
     ours: Path, forge: Forge, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,7 +24,7 @@ from agent_forge.data.tasks import Task
 from agent_forge.data.tasks.reasoning import ADVANCE
 from agent_forge.data.tokenizer import Tokenizer
 from agent_forge.evals.model_under_test import measure
-from agent_forge.infer.thinking import BEGIN, END
+from agent_forge.infer.thinking import BEGIN, END, shown
 from agent_forge.model.network import ForgeNetwork
 
 WEIGHTS = {"semantic": 0.30, "logical": 0.30, "relevance": 0.25, "fluency": 0.15}
@@ -76,7 +76,7 @@ class CoherenceValidator:
         thoughts: Sequence[Sequence[int]],
     ) -> list[float]:
         if self.embed:
-            texts = [self.tokenizer.decode(thought) for thought in thoughts]
+            texts = [shown(self.tokenizer, thought) for thought in thoughts]
             a, b = self.embed(questions), self.embed(texts)
         else:
             a, b = self._means(asked), self._means(thoughts)
@@ -91,9 +91,9 @@ class CoherenceValidator:
         return np.stack([table[list(row)].mean(0) if row else 0 * table[0] for row in rows])
 
     def _logical(self, thought: Sequence[int], task: Task | None) -> float:
-        strategy, claims = traces.parse(self.tokenizer.decode(thought, specials=True))
+        strategy, claims = traces.parse(shown(self.tokenizer, thought, specials=True))
         if task is None or task.family not in ADVANCE:
-            return _arithmetic(self.tokenizer.decode(thought))
+            return _arithmetic(shown(self.tokenizer, thought))
         if not claims or task.family not in traces.ABOUT[strategy].families:
             return 0.0
         own = traces.Trace(task, strategy, claims)

@@ -67,7 +67,7 @@ class Thinker:
         """What it says after these thoughts, or without any."""
         sampling = _sampling(ANSWER_TOKENS)
         found = thinking.answer(self.network, self.prompts(items), thoughts, sampling)
-        return [self.tokenizer.decode(text.tokens) for text in found]
+        return [thinking.shown(self.tokenizer, text.tokens) for text in found]
 
     def right(self, items: Sequence[Task], thoughts: Sequence[Ids] | None) -> list[bool]:
         answers = self.answers(items, thoughts)
@@ -148,7 +148,7 @@ def cut_and_continue(thinker: Thinker, items: Sequence[Task], seed: int = 0) -> 
 def _behind_thought(tokens: Ids, tokenizer: Tokenizer) -> str:
     if thinking.END not in tokens:
         return ""
-    return tokenizer.decode(tokens[tokens.index(thinking.END) + 1 :])
+    return thinking.shown(tokenizer, tokens[tokens.index(thinking.END) + 1 :])
 
 
 @dataclass
@@ -360,7 +360,7 @@ def measure_strategy(thinker: Thinker, strategy: str, items: Sequence[Task]) -> 
     right = thinker.right(items, thoughts)
     fits, exact = [], []
     for item, ids in zip(items, thoughts, strict=True):
-        name, claims = traces.parse(thinker.tokenizer.decode(ids, specials=True))
+        name, claims = traces.parse(thinking.shown(thinker.tokenizer, ids, specials=True))
         trace = traces.Trace(item, strategy, claims)
         fits.append(name == strategy and traces.fits(trace))
         exact.append(fits[-1] and _holds(trace))
@@ -412,7 +412,7 @@ def calibration(
     right = thinker.right(items, thoughts)
     told: dict[int, list[bool]] = {}
     for ids, correct in zip(thoughts, right, strict=True):
-        claims = traces.parse(thinker.tokenizer.decode(ids, specials=True))[1]
+        claims = traces.parse(thinking.shown(thinker.tokenizer, ids, specials=True))[1]
         if claims and len(claims[-1]) == 1 and claims[-1].isdigit():
             told.setdefault(int(claims[-1]), []).append(correct)
     table = [(digit, len(found), float(np.mean(found))) for digit, found in sorted(told.items())]

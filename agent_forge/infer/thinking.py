@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from agent_forge.contract.phase import SIZE_CLASSES
-from agent_forge.data.tokenizer import END_OF_THINKING, SPECIAL, STRATEGIES, THINKING
+from agent_forge.data.tokenizer import END_OF_THINKING, SPECIAL, STRATEGIES, THINKING, Tokenizer
 from agent_forge.errors import ConfigError
 from agent_forge.infer.generate import GeneratedText, SamplingSettings, generate, stream
 from agent_forge.model.network import ForgeNetwork
@@ -74,6 +74,11 @@ def answer(
         prompts = [[*prompt, BEGIN, *thought, END] for prompt, thought in pairs]
     without = replace(sampling, banned_tokens=sampling.banned_tokens | THOUGHT_IDS)
     return generate(network, prompts, without)
+
+
+def shown(tokenizer: Tokenizer, ids: Ids, *, specials: bool = False) -> str:
+    """The text of ids that a network wrote, without those that the tokenizer does not have."""
+    return tokenizer.decode((i for i in ids if i < tokenizer.vocab_size), specials=specials)
 
 
 @torch.no_grad()
@@ -143,7 +148,7 @@ def stream_thinking(
     if mode == "forced":
         bounded = replace(sampling, max_new_tokens=thought_tokens)
         thought = think(model.network, [ids], bounded)[0].tokens
-        yield SpokenPiece(model.tokenizer.decode(thought, specials=True), True)
+        yield SpokenPiece(shown(model.tokenizer, thought, specials=True), True)
         ids += [BEGIN, *thought, END]
     without = replace(sampling, banned_tokens=sampling.banned_tokens | THOUGHT_IDS)
     for piece in stream(model.network, ids, without, model.decode, model.byte_tokens):

@@ -39,7 +39,7 @@ from agent_forge.evals.coherence import VALID, WEIGHTS
 from agent_forge.evals.comparison import ACCURACY, Comparison, Gain
 from agent_forge.evals.domains import from_tasks
 from agent_forge.evals.thoughts import NONE, OWN, StrategyScores, Thinker, ThoughtReport
-from agent_forge.infer.thinking import BEGIN, END, ThoughtGenerator, cache_bytes
+from agent_forge.infer.thinking import BEGIN, END, ThoughtGenerator, cache_bytes, shown
 from agent_forge.model.network import ForgeNetwork
 from agent_forge.phases.phase3_quietstar.config import STEP, QuietStarSettings
 from agent_forge.phases.phase3_quietstar.lessons import (
@@ -411,7 +411,7 @@ def _samples(thinker: Thinker, items: Mapping[str, Sequence[Task]]) -> list[dict
         few = own[:SHOWN]
         thoughts = thinker.think(few, strategy)
         for item, ids, text in zip(few, thoughts, thinker.answers(few, thoughts), strict=True):
-            thought = thinker.tokenizer.decode(ids, specials=True)
+            thought = shown(thinker.tokenizer, ids, specials=True)
             said = {"prompt": item.question, "thought": thought, "answer": text}
             found.append({**said, "right": item.answer})
     return found

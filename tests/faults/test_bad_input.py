@@ -18,6 +18,7 @@ import pytest
 from agent_forge.data import datasets, row_files
 from agent_forge.evals import model_under_test
 from agent_forge.infer import chat
+from agent_forge.infer.thinking import SpokenPiece
 from agent_forge.store import files
 from tests.support.command_line import Forge, Result
 from tests.support.evo_models import rows
@@ -348,9 +349,9 @@ def test_a_prompt_that_is_none_is_refused_before_the_model_is_looked_for(
 class Echo:
     """Says how long the conversation is."""
 
-    def reply(self, messages: Any, sampling: Any) -> Any:
+    def think_and_reply(self, messages: Any, sampling: Any, mode: str) -> Any:
         chat.check_prompt(messages[-1]["content"])
-        return iter([str(len(messages))])
+        return iter([SpokenPiece(str(len(messages)), is_thought=False)])
 
 
 @pytest.mark.parametrize(

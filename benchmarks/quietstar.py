@@ -1,13 +1,15 @@
 """Do thoughts help? Phase 3 on a champion of Phases 1 and 2, with controls, over three seeds.
 
     python benchmarks/quietstar.py --work W                 everything that is missing, cell by cell
-    python benchmarks/quietstar.py --work W --study tiny    one preset
+    python benchmarks/quietstar.py --work W --study tiny    one study
     python benchmarks/quietstar.py --tables                 write the tables from what is there
 
 W keeps the champions (`forge run --preset P`, made once for each preset) and the runs of Phase 3. A
-cell is a preset and a seed: the model with thoughts, one that was trained to answer directly and
+cell is a study and a seed: the model with thoughts, one that was trained to answer directly and
 one that was trained with pauses, each for as many steps on the same items, judged on 2,000 unseen
-items of each family. CPU seconds are those of the whole phase. A run that was interrupted goes on.
+items of each family. `tiny` and `small` are presets; `addition` is sums of three digits in `tiny`,
+where direct answers are a fair rival. CPU seconds are those of the whole phase. A run that was
+interrupted goes on.
 """
 
 from __future__ import annotations
@@ -24,13 +26,20 @@ from typing import Any
 from results import command
 
 from agent_forge.contract.phase import ModelRef
-from agent_forge.data import traces
 from agent_forge.pipeline.config import load_config
 from agent_forge.pipeline.orchestrator import PipelineOrchestrator
 from agent_forge.store.records import read_metadata
 
 NAME = "quietstar"
-PRESETS, SEEDS, ITEMS = ("tiny", "small"), (1, 2, 3), 2000
+SEEDS, ITEMS = (1, 2, 3), 2000
+STUDIES = {  # preset, and what is set
+    "tiny": ("tiny", ()),
+    "small": ("small", ()),
+    "addition": (
+        "tiny",
+        ("phases.quietstar.levels={addition: [10, 14]}", "phases.quietstar.strategies=[step]"),
+    ),
+}
 
 
 def champion(work: Path, preset: str) -> ModelRef:
@@ -45,12 +54,13 @@ def champion(work: Path, preset: str) -> ModelRef:
     return ModelRef("champion", path, read_metadata(path).model_dump())
 
 
-def thinking(work: Path, preset: str, seed: int) -> dict[str, Any]:
+def thinking(work: Path, study: str, seed: int) -> dict[str, Any]:
     """One run of Phase 3, and what it measured."""
-    given, session = champion(work, preset), f"{preset}_{seed}"
+    preset, own = STUDIES[study]
+    given, session = champion(work, preset), f"{study}_{seed}"
     begun = (work / "sessions" / session / "session.json").exists()
     sets = (f"storage.root={work}", f"runtime.seed={seed}", "phases.quietstar.controls=true")
-    sets += (f"phases.quietstar.thought_items={ITEMS}",)
+    sets += (f"phases.quietstar.thought_items={ITEMS}", *own)
     run = PipelineOrchestrator(
         config=load_config(preset=preset, sets=sets), session_id=session, resume=begun
     )
@@ -75,33 +85,35 @@ def thinking(work: Path, preset: str, seed: int) -> dict[str, Any]:
 def cells(
     work: Path, study: str | None
 ) -> Iterator[tuple[dict[str, Any], Callable[[], dict[str, Any]]]]:
-    for preset, seed in product(PRESETS, SEEDS):
-        if study in (None, preset):
-            yield {"study": preset, "seed": seed}, partial(thinking, work, preset, seed)
+    for name, seed in product(STUDIES, SEEDS):
+        if study in (None, name):
+            yield {"study": name, "seed": seed}, partial(thinking, work, name, seed)
 
 
 def thinking_table(rows: list[dict[str, Any]]) -> list[str]:
-    """Right answers on unseen items, by preset, seed and family."""
+    """Right answers on unseen items, by study, seed and family."""
     if not rows:
         return ["(not measured yet)"]
     columns = ("own", "none", "shuffled", "random digits", "filler", "trained direct")
     columns += ("trained pause", "follows a changed step", "stays right")
-    head = ["preset, seed", "family", *columns]
+    head = ["study, seed", "family", *columns]
     lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
     for row in rows:
-        for family in traces.LEVELS:
-            found = row["accuracy"].get(family)
-            if found:
-                values = " | ".join(f"{100 * found[c]:.1f}" for c in columns)
-                lines.append(f"| {row['study']}, {row['seed']} | {family} | {values} |")
+        for family, found in row["accuracy"].items():
+            values = " | ".join(_per_cent(found[c]) for c in columns)
+            lines.append(f"| {row['study']}, {row['seed']} | {family} | {values} |")
     return lines
+
+
+def _per_cent(share: float | str) -> str:
+    return share if isinstance(share, str) else f"{100 * share:.1f}"
 
 
 def strategy_table(rows: list[dict[str, Any]]) -> list[str]:
     """Accuracy, form and exact thoughts of every strategy."""
     if not rows:
         return ["(not measured yet)"]
-    lines = ["| preset, seed | strategy | accuracy | asked for | in its form | exact | tokens |"]
+    lines = ["| study, seed | strategy | accuracy | asked for | in its form | exact | tokens |"]
     lines.append("|" + "---|" * 7)
     for row in rows:
         for name, (accuracy, asked, form, exact, tokens) in row["strategies"].items():
@@ -113,4 +125,4 @@ def strategy_table(rows: list[dict[str, Any]]) -> list[str]:
 
 if __name__ == "__main__":
     tables = {"thinking": thinking_table, "strategies": strategy_table}
-    command(str(__doc__), NAME, PRESETS, cells, tables, "quietstar.md")
+    command(str(__doc__), NAME, list(STUDIES), cells, tables, "quietstar.md")

@@ -35,6 +35,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
+import agent_forge
 from agent_forge import platform
 from agent_forge.cli import (
     data,
@@ -98,6 +99,23 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        print(agent_forge.__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: bool = typer.Option(
+        False, "--version", callback=_show_version, is_eager=True, help="Show the version."
+    ),
+) -> None:
+    """What can be asked without a command."""
+
+
 about_data = "List, download, check, show and make datasets."
 data_app = typer.Typer(name="data", help=about_data, no_args_is_help=True, rich_markup_mode=None)
 about_evo = "Evolve models into one, and say whether it is better."

@@ -1,10 +1,10 @@
 """A portfolio: the budget goes where it paid. And the table of all strategies.
 
-The parents, their average and the eight combos come first; then steps along the gradient from the
-average, until they no longer help; then whichever of five arms (a step along the gradient, points
-around the best by CMA-ES, a mutation of the best, another combo, a merge of losers) gained most for
-its cost, where the less tried ones get the benefit of the doubt. With `methods` these merge methods
-are tried at first too, and a sixth arm stretches the best of them.
+The parents, their average, the eight combos and some merge methods come first; then steps along the
+gradient from the average or the best of these methods, until they no longer help; then whichever of
+six arms (a step along the gradient, points around the best by CMA-ES, a mutation of the best,
+another combo, a merge of losers, a stretch of the best method) gained most for its cost, where the
+less tried ones get the benefit of the doubt.
 """
 
 import math
@@ -74,7 +74,7 @@ class PortfolioSearch(SearchStrategy):
         for combo in operators.COMBOS[: FIRST_COMBOS[version]]:
             made = operators.combo_of(self.space, combo, self.space.parents, masks, "combo")
             self._propose("combo", made)
-        for method in self.settings.methods:
+        for method in self.settings.methods or ():
             self._propose("method", operators.by_method(self.space, method, masks))
 
     def reseed(self, seed: int) -> None:
@@ -184,10 +184,11 @@ class PortfolioSearch(SearchStrategy):
         return box.candidate(point + box.vector(made.operation["coefficients"]), made.origin)
 
     def _step(self, arm: OperatorArm, best: Candidate) -> None:
-        """From the best; at first from the average: what a combo trimmed cannot come back."""
+        """From the best; at first from what has all of the parents: what a combo trimmed cannot
+        come back."""
         descent = self._descent
-        if descent is None and self.scores[self.average] > -math.inf:
-            best = self.candidates[self.average]
+        if descent is None and (whole := self._ranked(self._untrimmed())):
+            best = self.candidates[whole[0]]
         elsewhere = descent is not None and self.scores[best.key] > self.scores[descent.key]
         if descent is None or (elsewhere and arm.uses >= continuous.TRIES):
             step = descent.step if descent else self.settings.gradient_step
@@ -200,6 +201,11 @@ class PortfolioSearch(SearchStrategy):
             self._cost += BACKWARD * self.settings.gradient_share
         made = descent.propose(f"gradient step from {best.key[:SHORT]}")
         self._start_round(arm, [made], source=descent.key)
+
+    def _untrimmed(self) -> list[str]:
+        """The average, and what methods made of the parents."""
+        known = [key for key in self.scores if self.candidates[key].kind == "method"]
+        return [self.average, *(known if self.settings.auto_version > 2 else ())]
 
     def _combo(self) -> Candidate:
         rng = operators.generator(self.seed, self._rounds, "combo")

@@ -19,7 +19,7 @@ MUTANTS = 3  # of each elite
 TRIPLE = 3  # losers that make one child
 SIZES = "4, 7, 8 and every size from 10 on"
 LEAST = 4  # candidates at a time of any strategy
-FIRST_COMBOS = {1: 4, 2: 8}  # that auto tries first, by its version
+FIRST_COMBOS = {1: 4, 2: 8, 3: 8}  # that auto tries first, by its version
 PAIRS = (("linear", "slerp"), ("dare", "ties"), ("frankenmerge", "dfs"))  # of techniques, by bit
 GA_2 = "recipe_mutation mutation_sigma mutation_rate min_diversity mutation_boost"  # not in its 1
 COMBOS = "parent_weights drop_rate keep linear_weight slerp_t amplification layer_parents dfs_ratio"
@@ -36,9 +36,9 @@ FIELDS_OF = {  # that act in some strategies alone; all others act in every one
     "auto": "auto_version methods",
 }
 ACTS_IN = {name: of.split() for of, names in FIELDS_OF.items() for name in names.split()}
-# As if the field did not exist.
-OFF = {"min_diversity": 0.0, "diversity_reseed_threshold": 0.0}
-OFF |= {"auto_version": 1, "ga_version": 1}
+# Values as if the field did not exist, some of them defaults of earlier versions.
+OFF: dict[str, tuple[Any, ...]] = {"min_diversity": (0.0,), "diversity_reseed_threshold": (0.0,)}
+OFF |= {"auto_version": (1, 2), "ga_version": (1,), "methods": ([],)}
 Share = Annotated[float, Field(ge=0, le=1)]
 SomeShare = Annotated[float, Field(gt=0, le=1)]
 Between = Annotated[float, Field(gt=0, lt=1)]
@@ -76,15 +76,19 @@ class EvolutionSettings(Settings):
     strategy: Literal["spec", "ga", "cma-es", "nsga2", "grad", "auto"] = setting(
         "auto", "how candidates are searched; auto: by what gained most, gradients first"
     )
-    auto_version: Literal[1, 2] = setting(
-        2, "auto: 1 has half of the combos at first and merges no losers, as evolutions before"
+    auto_version: Literal[1, 2, 3] = setting(
+        3,
+        "auto: 2 takes its first gradients at the average, even if a method is better; 1 has half"
+        " of the combos at first and merges no losers; both as evolutions before",
     )
     ga_version: Literal[1, 2] = setting(
         2, "ga: 1 has no noise and no bound on diversity, as evolutions before"
     )
     generations: int = setting(50, "how many follow the first one, of combos", ge=0, le=100_000)
-    methods: list[MethodName] = setting(
-        [], "auto: merge methods to try beside the combos, and to stretch where they are good"
+    methods: list[MethodName] | None = setting(
+        None,
+        "auto: merge methods to try beside the combos, and to stretch where they are good; null ="
+        " svc and tsv_m, unless they take long",
     )
     max_evaluations: int = setting(0, "scores to stop after, those of parents too; 0 = never", ge=0)
     population_size: int = setting(8, f"candidates at a time: {SIZES}", ge=1, le=1024)
@@ -140,7 +144,7 @@ class EvolutionSettings(Settings):
     def planned(self, parents: int) -> int:
         """How many candidates are scored at most, the parents and their average among them."""
         first = max(self.population_size, FIRST_COMBOS[self.auto_version])  # by auto, all combos
-        first = first + len(self.methods) if self.strategy == "auto" else self.population_size
+        first = first + len(self.methods or ()) if self.strategy == "auto" else self.population_size
         every = self.population_size * self.generations + first + parents + 1
         return min(every, self.max_evaluations or every)
 
@@ -170,7 +174,7 @@ class EvolutionSettings(Settings):
             default = type(self).model_fields[name].default
             if name == "elite_count":
                 default = elites_for(self.population_size)
-            if getattr(self, name) not in (default, OFF.get(name, default)):
+            if getattr(self, name) not in (default, *OFF.get(name, ())):
                 where = " and ".join(ACTS_IN[name])
                 if self.strategy in ACTS_IN[name]:
                     blend = "a blend_method that is not linear"
@@ -197,7 +201,7 @@ class EvolutionSettings(Settings):
                 raise ValueError(f"diversity_reseed_threshold {edge} is above min_diversity {low}")
         elif self.population_size < (fewest := max(LEAST, self.elite_count + 1)):
             raise ValueError(f"population_size {self.population_size} is below {fewest}")
-        if len({*self.methods}) < len(self.methods):
+        if self.methods and len({*self.methods}) < len(self.methods):
             raise ValueError("a method is listed twice in methods")
         if min(self.parent_weights, default=1) <= 0:
             raise ValueError("parent_weights are above 0")

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from agent_forge import __version__
 from agent_forge.cli import doctor, main, runs
 from agent_forge.pipeline.config import load_config
 from agent_forge.store import files, lock
@@ -106,6 +107,11 @@ def test_help(line: str, forge: Forge) -> None:
     assert (result.code, result.err) == (0, "")
     wanted = SURFACE.get(line.removesuffix(" --help"), [name.split()[0] for name in SURFACE])
     assert all(option in result.out for option in wanted)
+
+
+def test_the_version(forge: Forge) -> None:
+    result = forge("--version")
+    assert (result.code, result.out.strip(), result.err) == (0, __version__, "")
 
 
 def test_no_command_shows_the_help(forge: Forge) -> None:

@@ -153,15 +153,19 @@ def merged(work: Path, name: str, recipe: dict[str, Any]) -> str:
     return file_digest(work / name / "model.safetensors")
 
 
-def evolution(work: Path, strategy: str) -> dict[str, Any]:
+SECOND = ("auto_version=2", "methods=[]")  # auto as it was before it began at spectral methods
+
+
+def evolution(work: Path, strategy: str, sets: Iterable[str] = ()) -> dict[str, Any]:
     """Champion and journal of three small Llamas."""
     given = ",".join(str(family() / name) for name in PARENTS)
     data = " ".join(f"--data {family() / f'{name}.jsonl'}" for name in PARENTS)
     out = work / strategy
+    more = "".join(f" --set {item}" for item in sets)
     forge(
         f"evo --base-models {given} --base {family() / 'base'} {data} --gens 3 --seed 5"
         f" --output-dir {out} --set strategy={strategy} --set fitness_subset_size=24"
-        " --set verdict_items=30 --set workers=1 --set checkpoint_every=1",
+        f" --set verdict_items=30 --set workers=1 --set checkpoint_every=1{more}",
         work,
     )
     lines = [line for _, line in read_lines(out / "journal.jsonl")]
@@ -176,7 +180,8 @@ def evolution(work: Path, strategy: str) -> dict[str, Any]:
 
 def run(work: Path, preset: str, sets: Iterable[str] = ()) -> dict[str, Any]:
     """Phases 1 and 2: weights of every model, metrics without their times, one loss."""
-    more = " ".join(f"--set {item}" for item in sets)
+    old = (f"phases.evomerge.{item}" for item in SECOND)
+    more = " ".join(f"--set {item}" for item in (*sets, *old))
     forge(
         f"run --preset {preset} --session golden --set runtime.threads=1"
         f" --set tracking.sample_every_s=0 --set phases.quietstar.enabled=false {more}",
@@ -245,7 +250,8 @@ PORTABLE: dict[str, Callable[[], dict[str, Any]]] = {
 BY_CPU: dict[str, Callable[[Path], dict[str, Any]]] = {
     "merges": merges,
     "evolution spec": lambda work: evolution(work, "spec"),
-    "evolution auto": lambda work: evolution(work, "auto"),
+    "evolution auto": lambda work: evolution(work, "auto", SECOND),
+    "evolution auto 3": lambda work: evolution(work, "auto"),
     "smoke": lambda work: run(work, "smoke"),
     "short tiny": lambda work: run(work, "tiny", SHORT),
 }

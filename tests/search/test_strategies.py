@@ -521,6 +521,20 @@ def test_the_first_version_of_auto_is_what_it_was() -> None:
     )
 
 
+@pytest.mark.parametrize(("version", "start_of"), [(2, "average"), (3, "method")])
+def test_the_first_gradient_is_taken_at_the_best_that_nothing_was_trimmed_of(
+    version: int, start_of: str
+) -> None:
+    search = start("auto", auto_version=version, methods=["svc", "tsv_m"])
+    worth = {"merge": 0.9, "method": 0.7, "average": 0.5}
+    while search.gradient_of is None:
+        for candidate in search.ask():
+            search.tell(candidate.key, worth.get(candidate.kind, 0.1))
+        if search.gradient_of is None:
+            search.advance()
+    assert search.candidates[search.gradient_of].kind == start_of
+
+
 @pytest.mark.parametrize("name", ["spec", "ga", "grad", "auto"])
 def test_another_seed_from_a_generation_on(name: str) -> None:
     """What came before stays, and what comes after is another choice."""

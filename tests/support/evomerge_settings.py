@@ -187,7 +187,7 @@ CHECKS = {
     f"{PHASE}.executor": (staffed, "local", "ray"),
     f"{PHASE}.cluster": (staffed, "''", "'ray://there:10001'"),
     f"{PHASE}.strategy": (searched, "spec", "auto"),
-    f"{PHASE}.auto_version": (searched, "1", "2"),
+    f"{PHASE}.auto_version": (searched, "1", "3"),
     f"{PHASE}.max_evaluations": (searched, "0", "30"),
     f"{PHASE}.tournament_size": (searched, "3", "2"),
     f"{PHASE}.crossover_rate": (searched, "0.7", "0.2"),

@@ -11,10 +11,11 @@ from pydantic import Field, field_validator, model_validator
 from agent_forge.config.settings import PhaseSettings
 from agent_forge.data.near_copies import SplitBy
 from agent_forge.errors import ConfigError
-from agent_forge.search.settings import Count, EvolutionSettings, setting
+from agent_forge.search.settings import Count, EvolutionSettings, MethodName, setting
 
 BEGUN = "evolution.json"  # beside the journal: what `forge evo` began it with, to resume it by
 WEIGHTS = {"perplexity": 0.4, "accuracy": 0.3, "speed": 0.2, "memory": 0.1}
+SPECTRAL: list[MethodName] = ["svc", "tsv_m"]  # methods of `auto`, unless they take long
 # Settings that reach code or machines of somebody: no file names them alone.
 OUTSIDE = {"fitness": "code to be run as fitness", "cluster": "a Ray cluster to send the work to"}
 Items = Annotated[int, Field(ge=1, le=1_000_000)]
@@ -104,7 +105,7 @@ class MeasuredEvolutionSettings(EvolutionSettings):
         merges = self.population_size if self.strategy == "ga" else max(0, self.triples)
         best = min(self.keep_best_models, self.generations // self.checkpoint_every + 1)
         more = (2 if self.fitness else 0) + (3 if self.heal else 0)
-        more += len(self.methods)
+        more += len(SPECTRAL if self.methods is None else self.methods)
         return 2 * (self.elite_count + merges + 1) + self.replicates * best + 2 + more
 
     @field_validator("fitness_weights")
@@ -143,7 +144,7 @@ class MeasuredEvolutionSettings(EvolutionSettings):
             and self.strategy not in ("grad", "auto"),
             "domain_weights are 0 or more": min(self.domain_weights.values(), default=0) < 0,
             "data and tasks exclude each other: measure on one of them": self.data and self.tasks,
-            f"regmean needs items to read, {lacks}": own and "regmean" in self.methods,
+            f"regmean needs items to read, {lacks}": own and "regmean" in (self.methods or ()),
             f"heal needs items to teach, {lacks}": own and self.heal,
             "heal chooses by holdout items: use_holdout_validation has to be true": self.heal
             and not self.use_holdout_validation,
@@ -160,7 +161,7 @@ class EvoMergeSettings(MeasuredEvolutionSettings, PhaseSettings):
 
     BEFORE: ClassVar = {
         **{"split_by": "content", "strategy": "spec", "auto_version": 1, "reading": "plain"},
-        **{"racing": False, "mixed_precision": False, "ga_version": 1},
+        **{"racing": False, "mixed_precision": False, "ga_version": 1, "methods": []},
     }
 
     @model_validator(mode="after")

@@ -18,10 +18,12 @@ import torch
 
 from agent_forge.evals.comparison import detectable_gain
 from agent_forge.evals.fitness import DomainFitness
+from agent_forge.merge import spectral
 from agent_forge.phases.phase2_evomerge import budget
 from agent_forge.phases.phase2_evomerge import inputs as opening
 from agent_forge.phases.phase2_evomerge.candidate_weights import CandidateWeights
 from agent_forge.phases.phase2_evomerge.checks import measured_until_now
+from agent_forge.phases.phase2_evomerge.config import SPECTRAL
 from agent_forge.phases.phase2_evomerge.evaluator import (
     CandidateEvaluator,
     batch_threads,
@@ -42,6 +44,7 @@ MANY = 64  # items of a domain that the probe has at most
 WORKER_GAIN = 0.7  # of a further worker, in candidates; they share memory and start in seconds
 RECENT = 8  # candidates whose mean time the next one is expected to take
 TOLD_EVERY_S = 0.5
+SPECTRAL_SHARE, MINUTES = 0.1, 60  # of the time for spectral methods; the time if none is given
 PROCESS_BYTES, COPIES = 900_000_000, 4  # of torch and activations; of a network's weights
 
 
@@ -56,6 +59,8 @@ def decisions(inputs: EvolutionInputs, device: str, spent_s: float = 0.0) -> dic
     found: dict[str, Any] = {}
     if s.racing is None:
         found["racing"] = s.strategy not in ("spec", "nsga2") and not s.fitness
+    if s.methods is None:
+        found["methods"] = SPECTRAL if _spectral_pays(inputs) else []
     if s.mixed_precision is None:
         found["mixed_precision"] = device == "cpu" and measured_in_bf16(inputs)
     if plan := _plan(with_decisions(inputs, {"settings": found}), device, spent_s):
@@ -65,6 +70,13 @@ def decisions(inputs: EvolutionInputs, device: str, spent_s: float = 0.0) -> dic
             found["max_evaluations"] = s.max_evaluations  # all generations fit: they are the end
         return {"settings": found, "plan": plan.to_json()}
     return {"settings": found} if found else {}
+
+
+def _spectral_pays(inputs: EvolutionInputs) -> bool:
+    """True if `auto` can have the spectral methods for a small share of the time."""
+    s = inputs.settings
+    seconds = len(SPECTRAL) * spectral.cost(inputs.parents[0].specs, len(inputs.parents))[1]
+    return s.strategy == "auto" and seconds <= SPECTRAL_SHARE * 60 * (s.minutes_each or MINUTES)
 
 
 def with_decisions(inputs: EvolutionInputs, made: Mapping[str, Any]) -> EvolutionInputs:
@@ -122,7 +134,7 @@ def shape_of(inputs: EvolutionInputs) -> budget.SearchShape:
     s, models = inputs.settings, (len(inputs.parents), inputs.verdict_models)
     auto = s.strategy == "auto"
     passes = BACKWARD * s.gradient_share if auto or s.strategy == "grad" else 0.0
-    first = FIRST_COMBOS[s.auto_version] + len(s.methods) if auto else 0
+    first = FIRST_COMBOS[s.auto_version] + len(s.methods or ()) if auto else 0
     raced = bool(s.racing)
     return budget.SearchShape(*models, s.population_size, first, raced, passes, s.heal)
 
@@ -241,7 +253,9 @@ def plan_lines(inputs: EvolutionInputs) -> list[str]:
 def repeated(inputs: EvolutionInputs) -> dict[str, Any]:
     """The settings that repeat the evolution exactly, with no clock."""
     s = inputs.settings
-    return {name: getattr(s, name) for name in (*budget.FIELDS, "racing", "mixed_precision")}
+    return {
+        name: getattr(s, name) for name in (*budget.FIELDS, "racing", "mixed_precision", "methods")
+    }
 
 
 class EvolutionPace:

@@ -66,6 +66,7 @@ CONTROLS = {"direct": DIRECT, "pause": PAUSED}
 OVERALL = 0.85  # accuracy with thoughts that the specification asks for
 SHOWN = 3  # thoughts in the card
 TIMED = 64  # thoughts at once, against one at a time
+STRATEGY_ITEMS = 500  # of each family, at most, that every strategy is measured on
 HELD_OUT = 60  # thoughts that evaluations during training look at
 IN_FORM = 0.9  # share of thoughts in the form of their strategy, if it is learned
 ITEM_TOKENS = 60  # of a thought with its answer, about
@@ -188,7 +189,8 @@ class QuietStarPhase(phase.PhaseController):
     ) -> Scores:
         """All that is measured on unseen items, each thing once."""
         c, items = self.config, unseen_items(self.config, "verdict", self.config.thought_items)
-        by_strategy = {name: items_of(name, items) for name in c.strategies}
+        few = unseen_items(c, "verdict", min(c.thought_items, STRATEGY_ITEMS))
+        by_strategy = {name: items_of(name, few) for name in c.strategies}
         tasks: dict[str, Callable[[], Any]] = {
             "thoughts": partial(judging.assess, thinker, items, base=base, seed=ctx.seed),
             **{

@@ -93,9 +93,24 @@ def test_old_settings_have_the_fingerprint_that_they_had() -> None:
     assert old.decisive(WITHOUT_EFFECT | old.unused) == {"strategy": "auto"}
     spec = EvoMergeSettings(strategy="spec", racing=False, mixed_precision=False)
     assert spec.decisive(WITHOUT_EFFECT | spec.unused) == {}
-    new = EvoMergeSettings(racing=True, mixed_precision=False)
     expected = {"strategy": "auto", "auto_version": 2, "racing": True}
+    second = EvoMergeSettings(auto_version=2, methods=[], racing=True, mixed_precision=False)
+    assert second.decisive(WITHOUT_EFFECT | second.unused) == expected
+    expected |= {"auto_version": 3, "methods": ["svc", "tsv_m"]}
+    new = EvoMergeSettings(methods=["svc", "tsv_m"], racing=True, mixed_precision=False)
     assert new.decisive(WITHOUT_EFFECT | new.unused) == expected
+    written = {**spec.model_dump(), "auto_version": 2, "methods": []}  # as spec was written then
+    assert EvoMergeSettings(**written).strategy == "spec"
+
+
+def test_spectral_methods_are_tried_unless_they_take_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert decided(job(tmp_path / "x", **AUTO)).settings.methods == ["svc", "tsv_m"]
+    assert decided(job(tmp_path / "x", strategy="grad")).settings.methods == []
+    assert decided(job(tmp_path / "x", **AUTO, methods=[])).settings.methods == []
+    monkeypatch.setattr(planning.spectral, "cost", lambda *given: (0, 200.0))
+    assert decided(job(tmp_path / "x", **AUTO)).settings.methods == []
 
 
 def test_an_auto_evolution_of_before_goes_on_as_it_was(tmp_path: Path) -> None:
@@ -122,7 +137,7 @@ def test_generation_0_races_against_the_best_of_parents_and_average(
     alone = run_evolution(job(tmp_path / "x", **more))
     first = [r for r in journal(alone.loop.folder) if r["generation"] == 0]
     assert [r["origin"] for r in first[:4]] == ["parent 0", "parent 1", "parent 2", "average"]
-    assert not any(r.get("dropped") for r in first[:4]) and len(first) == 12
+    assert not any(r.get("dropped") for r in first[:4]) and len(first) == 14
     best = max(r["score"]["fitness"] for r in first[:4])
     dropped = [r for r in first if r.get("dropped")]
     assert dropped and all(r["score"]["fitness"] < best for r in dropped)

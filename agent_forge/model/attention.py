@@ -24,11 +24,12 @@ class RMSNorm(nn.Module):
         return F.rms_norm(x, self.gain.shape, self.gain, EPSILON)
 
 
-def rotate(x_BHTK: Tensor, positions_T: Tensor) -> Tensor:
-    """Turn each pair of channels by an angle that grows with the position (RoPE)."""
+def rotate(x_BHTK: Tensor, positions: Tensor) -> Tensor:
+    """Turn each pair of channels by an angle that grows with the position (RoPE). Positions are of
+    shape T, or B x 1 x T where rows have their own."""
     half = x_BHTK.shape[-1] // 2
     steps = torch.arange(half, device=x_BHTK.device, dtype=torch.float32)
-    angles = positions_T[:, None].float() * ROPE_BASE ** (-steps / half)
+    angles = positions[..., None].float() * ROPE_BASE ** (-steps / half)
     cos, sin = angles.cos(), angles.sin()
     first, second = x_BHTK[..., :half], x_BHTK[..., half:]
     return torch.cat([first * cos - second * sin, first * sin + second * cos], dim=-1)
@@ -62,19 +63,27 @@ class Attention(nn.Module):
         self.watched = 0  # rows of which to note the largest logit (for QK-clip); 0 = none
         self.largest_logit_H: Tensor | None = None
 
-    def forward(self, x_BTD: Tensor, past: KeyValues | None, start: int) -> Tensor:
-        t = x_BTD.shape[1]
+    def heads_of(self, x_BTD: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values of every head, B x H x T x K."""
         q, k, v = (
             linear(x_BTD).unflatten(-1, (self.heads, -1)).transpose(1, 2)
             for linear in (self.q, self.k, self.v)
         )
+        return rotate(q, positions), rotate(k, positions), v
+
+    def forward(self, x_BTD: Tensor, past: KeyValues | None, start: int) -> Tensor:
+        t = x_BTD.shape[1]
         positions = torch.arange(start, start + t, device=x_BTD.device)
-        q, k = rotate(q, positions), rotate(k, positions)
+        q, k, v = self.heads_of(x_BTD, positions)
         if past is not None:
             k, v = past.extend(k, v, self.window)
         mask = self._mask(t, k.shape[2], x_BTD.device)
         if self.watched and self.training:
             self._watch(q, k, mask)
+        return self.mix(q, k, v, mask)
+
+    def mix(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        """What the queries find in the values; without a mask each sees all before it."""
         mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
         out: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
         return out

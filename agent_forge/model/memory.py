@@ -58,13 +58,19 @@ class NeuralMemory(nn.Module):
         # Plain numbers, not buffers: loaders that build a network without memory lose buffers.
         self.half_lives = [SHORTEST_HALF_LIFE * ratio**step for step in steps]
 
-    def forward(self, x_BTD: Tensor, state: MemoryState | None = None) -> Tensor:
+    def forward(
+        self,
+        x_BTD: Tensor,
+        state: MemoryState | None = None,
+        history: MemoryState | None = None,
+    ) -> Tensor:
+        """What is read at every token; `history` is filled with the state after each, B x T x M."""
         v = self.down(x_BTD)
         with torch.autocast(v.device.type, enabled=False):  # bf16 has no number between 0.996 and 1
-            read = self._read(v.float(), {} if state is None else state).to(v.dtype)
+            read = self._read(v.float(), {} if state is None else state, history).to(v.dtype)
         return self.norm(self.up(read))  # type: ignore[no-any-return]
 
-    def _read(self, v: Tensor, state: MemoryState) -> Tensor:
+    def _read(self, v: Tensor, state: MemoryState, history: MemoryState | None) -> Tensor:
         """What the memory holds at each token."""
         decay = self.decays(v)
 
@@ -72,6 +78,8 @@ class NeuralMemory(nn.Module):
             """The decaying sums of u, going on from the state, and the one before them."""
             before = state.get(name, torch.zeros_like(u[:, 0]))
             sums, state[name] = decaying_sum(u, decay, before)
+            if history is not None:
+                history[name] = sums
             return sums, before
 
         def difference(name: str, decay_M: Tensor) -> Tensor:

@@ -59,10 +59,13 @@ class ForgeNetwork(nn.Module):
     def new_cache(self) -> GenerationCache:
         return GenerationCache([KeyValues() for _ in self.blocks])
 
+    def embedded(self, tokens_BT: Tensor) -> Tensor:
+        x = self.projection(self.embedding(tokens_BT))
+        return F.rms_norm(x, x.shape[-1:], eps=1e-6)  # else the blocks drown the small embedding
+
     def features(self, tokens_BT: Tensor, cache: GenerationCache | None = None) -> BackboneOutput:
         """Backbone, memory and gate: computed once, whatever the depth of the recursion."""
-        x = self.projection(self.embedding(tokens_BT))
-        x = F.rms_norm(x, x.shape[-1:], eps=1e-6)  # else the blocks drown the small embedding
+        x = self.embedded(tokens_BT)
         start = cache.position if cache else 0
         twice = self.checkpointing and self.training and torch.is_grad_enabled()
         for i, block in enumerate(self.blocks):

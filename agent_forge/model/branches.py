@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from agent_forge.model.attention import KeyValues
+from agent_forge.model.attention import KeyValues, TransformerBlock
 from agent_forge.model.memory import MemoryState
 from agent_forge.model.network import ForgeNetwork
 
@@ -67,9 +67,9 @@ class Branches:
         trunk = self._seen_RT[:, None].expand(-1, length, -1)
         mask = torch.cat([trunk, own.expand(r, -1, -1)], dim=2)[:, None]
         x = network.embedded(tokens_RL)
-        for block, own_past, past in zip(
-            network.blocks, self._own, self.trunk.layers, strict=True
-        ):
+        layers = zip(network.blocks, self._own, self.trunk.layers, strict=True)
+        for block, own_past, past in layers:
+            assert isinstance(block, TransformerBlock)
             assert past.k is not None and past.v is not None
             q, k, v = block.attention.heads_of(block.norm_attention(x), positions)
             k, v = own_past.extend(k, v, network.settings.sw_window)

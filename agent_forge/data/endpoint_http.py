@@ -20,6 +20,7 @@ from agent_forge.errors import ConfigError, EndpointFailed
 
 MAX_REPLY_BYTES = 8 << 20
 MAX_SAID = 200  # characters of an endpoint's own words in an error
+SECRET = 8  # characters that a key has at least, if it is to be kept secret
 HIDDEN = "***"
 
 
@@ -129,8 +130,9 @@ class Address:
         return key
 
     def without_key(self, text: str) -> str:
-        """Return a text of the endpoint without the key, if it repeats that."""
-        return text.replace(self._hidden, HIDDEN) if self._hidden else text
+        """Return a text of the endpoint without the key, if it repeats that. What is shorter than
+        any secret (`1`, for a server of one's own) may be part of an answer, and stays."""
+        return text.replace(self._hidden, HIDDEN) if len(self._hidden) >= SECRET else text
 
     def exchange(self, path: str, body: bytes, variable: str, timeout_s: float) -> Reply:
         """Send a request (a POST if it has a body) and return the reply."""

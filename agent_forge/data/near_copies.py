@@ -11,9 +11,10 @@ from unicodedata import normalize
 from agent_forge.data.dataset_rows import Example
 from agent_forge.data.worked_examples import TURN, last_example, sorted_options
 
-# What decides the part of an example: today's rule, and of what was begun before, the question with
-# whatever is around it but for labels that are known, its prompt, or (at first) prompt and answer.
-SplitBy = Literal["asked", "question", "prompt", "content"]
+# What decides the part of an example: what it asks, where running texts that share a passage with
+# those of another part are left out; and of what was begun before, the same with them, the question
+# with whatever is around it but for known labels, its prompt, or (at first) prompt and answer.
+SplitBy = Literal["passage", "asked", "question", "prompt", "content"]
 BY_PROMPT = ("prompt", "content")  # blanks around an answer counted then, as did the path of a file
 _ASKS = "question|q|problem|exercise|task|instructions?|input|prompt|query|user|human"
 _ANSWERS = "answer|a|solution|response|reply|output|completion|assistant|model|bot|ai"
@@ -29,6 +30,8 @@ END = re.compile(
     r"|let\W?s think step by step)$"
 )
 NO_LETTERS = re.compile(r"[\W_\u115f\u1160]+")  # and Hangul fillers, invisible letters
+PASSAGE, KEPT = 60, 8  # letters that texts share to overlap; one of so many passages is compared
+_BASE, _MIX = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9  # odd: they can be undone modulo 2^64
 
 
 def question_hash(example: Example, exact: bool = True, split_by: SplitBy = "asked") -> bytes:
@@ -54,6 +57,23 @@ def letters(text: str) -> str:
     """The letters and digits of a text, without case, accents and forms."""
     plain = normalize("NFKD", normalize("NFKD", text).casefold()).replace("\u0131", "i")
     return NO_LETTERS.sub("", plain)
+
+
+def passages(text: str) -> frozenset[int]:
+    """Hashes of some passages of a text, the same ones wherever they stand: two texts that share
+    well over PASSAGE letters in a row share such a hash."""
+    import numpy as np  # here: near-copies are told apart without it
+
+    codes = np.frombuffer(letters(text).encode("utf-32-le"), np.uint32).astype(np.uint64)
+    if len(codes) < PASSAGE:
+        return frozenset()
+    ones = np.ones(len(codes), np.uint64)
+    powers = np.multiply.accumulate(ones * np.uint64(_BASE))
+    undone = np.multiply.accumulate(ones * np.uint64(pow(_BASE, -1, 2**64)))
+    sums = np.concatenate([np.zeros(1, np.uint64), np.add.accumulate(codes * powers)])
+    hashes = (sums[PASSAGE:] - sums[:-PASSAGE]) * undone[: len(codes) - PASSAGE + 1]
+    hashes = (hashes ^ (hashes >> np.uint64(29))) * np.uint64(_MIX)
+    return frozenset(hashes[(hashes >> np.uint64(40)) % np.uint64(KEPT) == 0].tolist())
 
 
 def _asked(text: str) -> str:

@@ -8,18 +8,16 @@ whoever wrote it, with what the item says: what does not hold is refused and nev
 
 from __future__ import annotations
 
-import ast
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 from agent_forge.config.load import did_you_mean
 from agent_forge.data import row_files, tasks
-from agent_forge.data.tasks.base import split_of
 from agent_forge.data.tasks.reasoning import (
     ADVANCE,
     EVIDENCE,
@@ -34,8 +32,7 @@ from agent_forge.data.tokenizer import END_OF_THINKING, END_OF_TURN, SPECIAL, ST
 from agent_forge.errors import ConfigError
 
 LETTERS = str.maketrans(DIGITS, "abcdefghij")
-LONGEST_OPERANDS = 4000
-WORDINGS = 64  # ways to word a question that are tried
+LARGEST = 2**63  # number of an item, or seed
 LEVELS = {"chain": (2, 5), "tot4": (4, 10), "swap4": (2, 5), "odds": (4, 5)}  # that are taught
 OTHER_LEVELS = (1, 20)  # of families with worked steps
 SURE = 9  # the confidence of a thought about an item that nobody measured
@@ -59,6 +56,19 @@ _table = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-
 ABOUT: dict[str, Strategy] = {name: Strategy(**row) for name, row in _table.items()}
 
 
+class ItemNumber(NamedTuple):
+    """Which training item of its family a task is, as `tasks.make` takes it."""
+
+    number: int
+    seed: int
+    lowest: int  # level
+    highest: int
+
+    def make(self, family: str) -> tasks.Task:
+        level = self.lowest, self.highest
+        return tasks.make(family, "train", self.number, seed=self.seed, level=level)
+
+
 @dataclass(frozen=True)
 class Trace:
     """A question, a thought of one strategy about it, and the answer."""
@@ -66,6 +76,7 @@ class Trace:
     task: tasks.Task
     strategy: str
     claims: tuple[str, ...]
+    item: ItemNumber | None = None  # None: it is not to be written down
 
     @property
     def thought(self) -> str:
@@ -77,12 +88,14 @@ class Trace:
         return [part for claim in self.claims for part in (tag, claim)]
 
     def row(self) -> dict[str, Any]:
-        """The line of a file."""
-        asked = {k: v for k, v in asdict(self.task).items() if k in ROW_FIELDS}
-        return {**asked, "strategy": self.strategy, "thought": self.thought}
+        """The line of a file. The item can be made again from its number; the rest is to read."""
+        assert self.item is not None
+        asked = {name: getattr(self.task, name) for name in ("family", "question", "answer")}
+        told = {"strategy": self.strategy, "thought": self.thought}
+        return {**asked, **self.item._asdict(), **told}
 
 
-ROW_FIELDS = ("family", "level", "question", "answer", "operands")
+ROW_FIELDS = ("family", "question", "answer", *ItemNumber._fields, "strategy", "thought")
 
 
 def known(names: Sequence[str]) -> list[str]:
@@ -326,10 +339,11 @@ def write_traces(
     families = families_of(strategy, levels)
     for i in range(count):
         name = families[i % len(families)]
-        task = tasks.make(name, "train", i, seed=seed, level=levels[name])
+        number = ItemNumber(i, seed, *levels[name])
+        task = number.make(name)
         confidence = (sure or {}).get((name, task.level), SURE)
         trace = write_trace(task, strategy, Random(f"{seed}/{strategy}/{i}"), confidence)
-        yield checked(trace, task.answer)
+        yield replace(checked(trace, task.answer), item=number)
 
 
 def _refuse_without_families(strategy: str, levels: Levels) -> None:
@@ -342,35 +356,28 @@ def trace_of_row(row: Mapping[str, Any]) -> Trace:
     """The trace of a line of a file, checked; a ValueError says what is wrong with it."""
     if not isinstance(row, Mapping):
         raise ValueError("it is no object with fields")
-    if bad := [name for name in (*ROW_FIELDS, "strategy", "thought") if name not in row]:
+    if bad := [name for name in ROW_FIELDS if name not in row]:
         raise ValueError(f"it has no {' and no '.join(bad)}")
-    task = _task_of(row)
+    task, number = _task_of(row)
     strategy, claims = parse(str(row["thought"]))
     if strategy != row["strategy"] or strategy not in ABOUT:
         raise ValueError(f"the thought is not of the strategy {row['strategy']!r}")
-    return checked(Trace(task, strategy, claims), str(row["answer"]))
+    return checked(Trace(task, strategy, claims, number), str(row["answer"]))
 
 
-def _task_of(row: Mapping[str, Any]) -> tasks.Task:
-    """The item that a row is about, made again from its operands."""
-    name, level, operands = row["family"], row["level"], row["operands"]
-    if name not in tasks.FAMILIES or not isinstance(level, int) or not 1 <= level <= 100:
-        raise ValueError(f"there are no tasks {name!r} of level {level!r}")
-    if not isinstance(operands, str) or len(operands) > LONGEST_OPERANDS:
-        raise ValueError("its operands are no short text")
-    if split_of(name, operands) != "train":
-        raise ValueError("its item is one of those that models are measured on")
+def _task_of(row: Mapping[str, Any]) -> tuple[tasks.Task, ItemNumber]:
+    """The item that a row is about, made again from its number: always one to learn from."""
+    numbers = [row[name] for name in ItemNumber._fields]
+    if not all(type(n) is int and 0 <= n <= LARGEST for n in numbers):
+        raise ValueError(f"{', '.join(ItemNumber._fields)} have to be whole numbers")
+    number = ItemNumber(*numbers)
     try:
-        given = ast.literal_eval(operands)
-        build = tasks.FAMILIES[name].build
-        worded = [build(given, level, "train", Random(i)) for i in range(WORDINGS)]
-    except (ValueError, TypeError, LookupError, SyntaxError, ArithmeticError) as error:
-        raise ValueError(f"its operands are not those of {name}") from error
-    content = next((c for c in worded if c.question == row["question"]), None)
-    if repr(given) != operands or content is None:
-        raise ValueError("its question is not that of its operands")
-    asked = content.question, content.answer, content.steps
-    return tasks.Task(name, level, "train", *asked, operands=operands)
+        task = number.make(str(row["family"]))
+    except ConfigError as error:
+        raise ValueError(str(error)) from error
+    if task.question != row["question"]:
+        raise ValueError("its question is not that of the item of this number")
+    return task, number
 
 
 def read_traces(path: Path) -> list[Trace]:
@@ -394,6 +401,7 @@ class TraceRequest:
     messages: list[dict[str, str]]
     task: tasks.Task
     strategy: str
+    item: ItemNumber
 
 
 def trace_requests(
@@ -413,7 +421,8 @@ def trace_requests(
         )
         turns = {"system": asked, "user": trace.task.question}
         messages = [{"role": role, "content": text} for role, text in turns.items()]
-        yield TraceRequest(key, messages, trace.task, strategy)
+        assert trace.item is not None
+        yield TraceRequest(key, messages, trace.task, strategy, trace.item)
 
 
 def accept_reply(request: TraceRequest, text: str) -> dict[str, Any]:
@@ -425,7 +434,8 @@ def accept_reply(request: TraceRequest, text: str) -> dict[str, Any]:
     strategy, claims = parse(thought)
     if strategy != request.strategy:
         raise ValueError(f"the strategy is not <{request.strategy}>")
-    return checked(Trace(request.task, strategy, claims), answer.strip()).row()
+    trace = Trace(request.task, strategy, claims, request.item)
+    return checked(trace, answer.strip()).row()
 
 
 def local_rows(

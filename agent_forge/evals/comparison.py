@@ -3,8 +3,9 @@
 Three measures, each a sum over items over a sum of weights: accuracy, bits per byte and, where both
 read the text in the same tokens, nats per token. A gain is positive where the candidate is better.
 Its interval comes from resampling the items (paired bootstrap, percentiles), its p from the exact
-McNemar test for right and wrong, and from flipping signs at random for losses. Over several domains
-the mean of their gains counts, so that a large file does not outvote a small one.
+McNemar test for right and wrong, and from flipping signs at random for losses. Near-copies of one
+question are one item in both: twenty of them say no more than one. Over several domains the mean
+of their gains counts, so that a large file does not outvote a small one.
 
 Told are accuracy, where there are answers, and bits per byte, the one that can tell first: accuracy
 cannot where fewer than `DISCORDANT` answers are right for one model alone. Of several comparisons
@@ -50,9 +51,11 @@ class PairedScores:
     candidate: ItemScores
     sizes: Sequence[int]
     exact: bool = True  # whether right and wrong mean anything
+    questions: Sequence[int] = ()  # the number of each item's; none: each has its own
 
     def __post_init__(self) -> None:
-        scored = self.reference.loss, self.candidate.loss, self.candidate.right
+        a, b = self.reference, self.candidate
+        scored = (a.loss, b.loss, b.right, self.questions or a.loss)
         if {len(column) for column in scored} != {len(self.sizes)} or not self.sizes:
             raise ConfigError(f"{self.name}: the two models were not measured on the same items")
 
@@ -68,7 +71,7 @@ class Gain:
     high: float
     p: float  # of so large a difference, either way, between equals
     n: int
-    discordant: int | None = None  # answers that one of the two alone has right
+    discordant: int | None = None  # questions that one of the two alone has right, or more often
     p_holm: float | None = None  # corrected for the other comparisons of the same verdict
 
     @property
@@ -164,7 +167,7 @@ class Comparison:
 def compare(reference: Scores, candidate: Scores, items: Domains, seed: int = 0) -> Comparison:
     """Compare two models by their scores on the same domains."""
     scored = zip(items, reference, candidate, strict=True)
-    pairs = (PairedScores(d.name, a, b, d.sizes, d.exact) for d, a, b in scored)
+    pairs = (PairedScores(d.name, a, b, d.sizes, d.exact, d.questions) for d, a, b in scored)
     return compare_scores([*pairs], seed=seed)
 
 
@@ -242,8 +245,16 @@ def _terms(pair: PairedScores) -> dict[str, _Terms]:
     for measure, (*numbers, better) in columns.items():
         reference, candidate, weight = (np.asarray(column, float) for column in numbers)
         values = float(reference.sum() / weight.sum()), float(candidate.sum() / weight.sum())
-        found[measure] = _Terms(better * (candidate - reference), weight, values)
+        gain = _by_question(better * (candidate - reference), pair.questions)
+        found[measure] = _Terms(gain, _by_question(weight, pair.questions), values)
     return found
+
+
+def _by_question(column: Floats, questions: Sequence[int]) -> Floats:
+    """The sums of a column over the items of each question."""
+    if len(set(questions)) == len(questions):
+        return column
+    return np.bincount(np.asarray(questions), weights=column).astype(np.float64)
 
 
 def _gain(

@@ -14,7 +14,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -25,7 +25,7 @@ from agent_forge.config.load import did_you_mean
 from agent_forge.data import baselines
 from agent_forge.data.dataset_rows import Example, arguments_of
 from agent_forge.data.datasets import read_own
-from agent_forge.data.near_copies import BY_PROMPT, SplitBy, question_hash
+from agent_forge.data.near_copies import BY_PROMPT, SplitBy, passages, question_hash
 from agent_forge.data.tasks import DOMAINS, FAMILIES, Task, as_example, is_right, make
 from agent_forge.errors import ConfigError
 from agent_forge.evals.graders import GRADER_IDS
@@ -70,6 +70,7 @@ class Domain:
     split_by: SplitBy = "asked"
     near_copies: int = 0  # in its whole file
     repeated: int = 0  # rows of its file that an earlier file has too; they count there
+    overlapping: int = 0  # texts left out, since they share a passage with the verdict's
 
     def select(self, numbers: Iterable[int]) -> Domain:
         chosen = list(numbers)
@@ -113,6 +114,14 @@ class Domain:
     def parts(self) -> list[str]:
         """The part of each example and of every near-copy of it."""
         return [_part_at(split_hash(e, self.split_by, self.exact)) for e in self.examples]
+
+    @cached_property
+    def questions(self) -> list[int]:
+        """The number of each example's question: near-copies ask the same one."""
+        keys = ((t.family, t.operands) if t.operands else t.question for t in self.tasks)
+        asked = keys if self.tasks else (split_hash(e, "asked", self.exact) for e in self.examples)
+        numbers: dict[Any, int] = {}
+        return [numbers.setdefault(key, len(numbers)) for key in asked]
 
     def baselines(self) -> dict[str, float]:
         """The accuracy of guessing from what was seen, by name of the guess; empty for text."""
@@ -182,6 +191,40 @@ def part(domain: Domain, split: str | None = None, limit: int | None = None) -> 
     return domain.select(i for i in mine if hashes[i] in kept)
 
 
+def told_texts(domains: Iterable[Domain]) -> set[int]:
+    """Passages of all running texts of these domains."""
+    texts = (e.prompt + e.completion for d in domains if not d.exact for e in d.examples)
+    return set[int]().union(*map(passages, texts))
+
+
+def without_passages(domain: Domain, told: set[int]) -> Domain:
+    """The domain without the running texts that share a passage with what is told elsewhere."""
+    if domain.exact or not told:
+        return domain
+    texts = (example.prompt + example.completion for example in domain.examples)
+    kept = [i for i, text in enumerate(texts) if told.isdisjoint(passages(text))]
+    left_out = len(domain.examples) - len(kept)
+    return replace(domain.select(kept), overlapping=domain.overlapping + left_out)
+
+
+def kept_apart(splits: Mapping[str, Sequence[Domain]]) -> dict[str, list[Domain]]:
+    """The splits without texts of holdout and selection that share a passage with the verdict's,
+    and without those of selection that do with holdout's; the verdict's tell how many these are."""
+    found, told = dict[str, list[Domain]](), set[int]()
+    for split in [s for s in ("verdict", "holdout", "selection") if s in splits]:
+        found[split] = [without_passages(domain, told) for domain in splits[split]]
+        for domain in found[split]:
+            if not domain.examples:
+                hint = "give more text, or texts that do not repeat one another"
+                problem = f"all texts for {split} share passages with those of another part"
+                raise ConfigError(f"{domain.name}: {problem}", hint=hint)
+        told |= told_texts(found[split])
+    for number, domain in enumerate(found["verdict"]):
+        left_out = sum(found[s][number].overlapping for s in found)
+        found["verdict"][number] = replace(domain, overlapping=left_out)
+    return {split: found[split] for split in splits}
+
+
 def _check_split(split: str) -> None:
     if split not in SHARES:
         raise ConfigError(f"unknown split {split!r}{did_you_mean(split, list(SHARES))}")
@@ -246,6 +289,8 @@ def copies_told(domains: Sequence[Domain]) -> list[str]:
             where = "split by content, so the verdict may ask what the search saw"
         rows = "rows that repeat a prompt, or a text, but for case, spaces, punctuation"
         notes.append(f"near-copies ({rows}): {counts}; {where}")
+    if shared := ", ".join(f"{d.name} {d.overlapping}" for d in domains if d.overlapping):
+        notes.append(f"texts that share a passage with the verdict's, left out: {shared}")
     if repeated := ", ".join(f"{d.name} {d.repeated}" for d in domains if d.repeated):
         notes.append(f"rows that an earlier file has too, left out: {repeated}")
     return notes

@@ -55,7 +55,8 @@ def export_gguf(
     gguf, beside = _library(), _modelfile_place(target)
     for path in (target, beside):
         if (path.exists() or path.is_symlink()) and not overwrite:
-            raise AlreadyExists(f"{path} exists", hint="--force overwrites it")
+            hint = "--force overwrites it; a Modelfile with lines of your own is kept beside"
+            raise AlreadyExists(f"{path} exists", hint=hint)
     config, folder = read_config(ref), home_of(ref)
     if (kind := config["model_type"]) not in SHAPES:
         why = "llama.cpp has no architecture for it" if kind == MODEL_TYPE else "not supported"
@@ -87,6 +88,8 @@ def export_gguf(
                 out.write(bytes(-out.size % align))
             almost()
         records[target.name] = out.record
+        if overwrite:
+            files.make_way(beside, lambda path: path.read_bytes() == told)
         with files.writing(beside, replace=overwrite) as out:
             out.write(told)
         records[beside.name] = out.record

@@ -8,11 +8,14 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from agent_forge.errors import ConfigError
+from agent_forge.errors import ConfigError, HostileInput
 from agent_forge.model.chat import render
 
 NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5  # kinds of tokens in GGUF
 GPT2, DIGITS = "<gpt2>", "<digits>"
+# Of a model and of added tokens: what llama.cpp does not read.
+UNREAD = ("byte_fallback", "end_of_word_suffix", "continuing_subword_prefix")
+FLAGS = ("lstrip", "rstrip", "single_word")
 _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -57,7 +60,9 @@ def _words_of(core: dict[str, Any]) -> str:
     model, normalizer = core["model"], (core.get("normalizer") or {}).get("type")
     words = tuple(_parts(core.get("pre_tokenizer") or {}))
     name = WORDS.get(words)
-    plain = model["type"] == "BPE" and not model.get("byte_fallback") and model.get("merges")
+    plain = model["type"] == "BPE" and model.get("merges") and not any(map(model.get, UNREAD))
+    plain = plain and '"ByteLevel"' in json.dumps(core["pre_tokenizer"])
+    plain = plain and not any(token.get(flag) for token in core["added_tokens"] for flag in FLAGS)
     usual = normalizer is None or (name == "qwen2" and normalizer == "NFC")
     usual = usual and model.get("ignore_merges", False) == (name == "llama-bpe")
     if name is None or not plain or not usual:
@@ -132,9 +137,11 @@ def modelfile(name: str, tokenizer: Any, ends: frozenset[int]) -> str:
     if form := chat_form(tokenizer):
         adds = bool(_around(tokenizer)[0])
         if adds and not form.start:
+            _refuse_marks(tokenizer.bos_token, "\n", "\r")
             what = f"a conversation begins without {tokenizer.bos_token}, as its template has it"
             lines.append(f"# By this file {what}; so does a plain text.")
         start = "" if adds else form.start  # else llama.cpp adds it
+        _refuse_marks(start, '"""', "{{")
         shown = form.turn.format(role="{{ .Role }}", content="{{ .Content }}")
         messages = f"{start}{{{{- range .Messages }}}}{shown}{{{{ end }}}}"
         lines.append(f'TEMPLATE """{messages}{_opening(form.turn)}"""')
@@ -143,9 +150,17 @@ def modelfile(name: str, tokenizer: Any, ends: frozenset[int]) -> str:
     for end in sorted(ends):
         added = tokenizer.added_tokens_decoder.get(end)
         text = added.content if added else tokenizer.decode([end])
+        _refuse_marks(text, '"""')
         quote = '"""' if '"' in text or "\n" in text else '"'  # nothing in between is an escape
         lines.append(f"PARAMETER stop {quote}{text}{quote}")
     return "\n".join(lines) + "\n"
+
+
+def _refuse_marks(text: str, *marks: str) -> None:
+    """Refuse a token that would end its place in a Modelfile and go on with lines of its own."""
+    if any(mark in text for mark in marks):
+        problem = f"the tokenizer has {text[:60]!r}, which cannot stand in a Modelfile"
+        raise HostileInput(problem, hint="look at where the model is from")
 
 
 def _opening(turn: str) -> str:

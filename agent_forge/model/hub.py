@@ -51,13 +51,17 @@ def plan_upload(folder: Path, repo: str) -> PlannedUpload:
     if not (folder / CARD).is_file():
         raise NotFound(f"{folder} has no card ({CARD})", hint="write one: what it is, made of what")
     listed: dict[str, Path] = {}
-    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+    for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder)
         # Of an editor, of git, unfinished; or an export of the model.
         hidden = any(part.startswith(".") for part in name.parts)
-        if not hidden and path.suffix != ".gguf" and path.name != MODELFILE:
-            files.refuse_leaving(path)
-            listed[name.as_posix()] = path
+        exported = path.name.lower().endswith((".gguf", MODELFILE.lower()))
+        if hidden or exported or (path.is_dir() and not path.is_symlink()):
+            continue
+        files.refuse_leaving(path)
+        if not path.is_file():
+            raise ConfigError(f"{path} is no file", hint="remove it, or put a file in its place")
+        listed[name.as_posix()] = path
     return PlannedUpload(repo, listed, read_head(folder) or {})
 
 

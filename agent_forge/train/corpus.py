@@ -13,6 +13,7 @@ from agent_forge.config.settings import ModelSettings
 from agent_forge.data import baselines, datasets, tasks
 from agent_forge.data.dataset_rows import Example
 from agent_forge.data.loader import Curriculum, CurriculumStage, TokenizedDataset, TokenizedItem
+from agent_forge.data.near_copies import question_hash
 from agent_forge.data.tokenizer import Tokenizer
 from agent_forge.errors import ConfigError
 from agent_forge.train.config import DOMAINS, CorpusSettings
@@ -97,17 +98,26 @@ class Corpus:
         return mix
 
 
-def validate_corpus(settings: CorpusSettings) -> None:
-    """Refuse what cannot be learned from, before any work."""
+def validate_corpus(settings: CorpusSettings, others: Iterable[str] = ()) -> None:
+    """Refuse what cannot be learned from, before any work. Other sources are called `others`."""
     datasets.missing(settings.datasets, Path(settings.data_dir))
-    _families(settings, [])
-    _own_parts(settings)
+    families = _families(settings, [])
+    taken = {*others, *settings.datasets, *(p.name for p in _task_parts(settings, families, 0))}
+    for part in _own_parts(settings):
+        if part.name in taken:
+            problem = f"texts: a file is called {part.name!r}, as something else to learn from is"
+            raise ConfigError(problem, hint="give it another name")
+        taken.add(part.name)
 
 
 def build_corpus(
-    settings: CorpusSettings, model: ModelSettings, tokenizer: Tokenizer | None = None
+    settings: CorpusSettings,
+    model: ModelSettings,
+    tokenizer: Tokenizer | None = None,
+    measured: Iterable[tasks.Task] = (),
 ) -> Corpus:
-    """Everything to learn from and to be measured on. Without a tokenizer, one is trained on it."""
+    """Everything to learn from and to be measured on. Without a tokenizer, one is trained on it.
+    What `measured` items ask is not learned from the user's own texts."""
     folder = Path(settings.data_dir)
     missing = datasets.missing(settings.datasets, folder)
     families = _families(settings, missing)
@@ -118,19 +128,19 @@ def build_corpus(
             examples = list(datasets.read(name, folder, split="train", split_by=settings.split_by))
             domain = DOMAIN_OF_CATEGORY[dataset.category]
             parts.append(CorpusPart(name, domain, dataset.stage, examples))
-    parts += _own_parts(settings)
+    parts += _own_parts(settings, measured)
     tokenizer = tokenizer or Tokenizer.train(_sample(parts), model.vocab_size)
     tokenizer.fits(model)
     sources = [TokenizedDataset(p.name, *datasets.tokenise(tokenizer, p.examples)) for p in parts]
-    measured = {d: [f for f in families if tasks.FAMILIES[f].domain == d] for d in DOMAINS}
-    if not all(measured.values()):
-        lacking = ", ".join(domain for domain, names in measured.items() if not names)
+    of_domain = {d: [f for f in families if tasks.FAMILIES[f].domain == d] for d in DOMAINS}
+    if not all(of_domain.values()):
+        lacking = ", ".join(domain for domain, names in of_domain.items() if not names)
         hint = "the setting `families` needs at least one of each domain"
         raise ConfigError(f"no family of tasks for {lacking}", hint=hint)
     count = settings.evaluation_items
     few = min(count, SELECTION_ITEMS)
     seen, selection, unseen = (
-        {d: _tasks(f, split, size, settings.max_level) for d, f in measured.items()}
+        {d: _tasks(f, split, size, settings.max_level) for d, f in of_domain.items()}
         for split, size in (("train", count), ("selection", few), ("verdict", count))
     )
     few_items, items = _items(tokenizer, selection), _items(tokenizer, unseen)
@@ -160,25 +170,30 @@ def _families(settings: CorpusSettings, missing: list[str]) -> list[str]:
     return families
 
 
-def _task_parts(settings: CorpusSettings, families: Iterable[str]) -> list[CorpusPart]:
+def _task_parts(
+    settings: CorpusSettings, families: Iterable[str], items: int | None = None
+) -> list[CorpusPart]:
     """Each family in three parts of rising level, one for each stage of the curriculum."""
+    items = settings.items_per_family // 3 if items is None else items
     parts, highest = [], settings.max_level
     cuts = [1, 1 + highest // 3, 1 + 2 * highest // 3, highest + 1]
     for name in [*families, "story"] if "story" not in families else families:
         family = tasks.FAMILIES[name]
         domain = family.domain if family.domain in DOMAINS else TEXT
         for stage, (low, after) in enumerate(pairwise(cuts), start=1):
-            levels, numbers = (low, max(low, after - 1)), range(settings.items_per_family // 3)
-            generated = (tasks.make(name, "train", i, level=levels) for i in numbers)
+            levels = (low, max(low, after - 1))
+            generated = (tasks.make(name, "train", i, level=levels) for i in range(items))
             examples = list(map(tasks.as_example, generated))
             parts.append(CorpusPart(f"{name}.{stage}", domain, stage, examples))
     return parts
 
 
-def _own_parts(settings: CorpusSettings) -> list[CorpusPart]:
+def _own_parts(settings: CorpusSettings, measured: Iterable[tasks.Task] = ()) -> list[CorpusPart]:
     parts, by = [], settings.split_by
+    asked = {question_hash(tasks.as_example(task)) for task in measured} if settings.texts else ()
     for text in settings.texts:
-        examples = list(datasets.read_own(Path(text), split="train", split_by=by))
+        found = datasets.read_own(Path(text), split="train", split_by=by)
+        examples = [e for e in found if not asked or question_hash(e) not in asked]
         if not examples:
             raise ConfigError(f"{text} has no examples to train on")
         parts.append(CorpusPart(Path(text).stem, TEXT, 1, examples))

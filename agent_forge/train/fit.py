@@ -5,7 +5,7 @@ The steps of a phase context bring checkpoints, exact resume and the clean stop.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,16 @@ from agent_forge.train.corpus import Corpus
 from agent_forge.train.trainer import Batch, LossFunction, Trainer
 
 EVALUATIONS = 10  # of a stage
+
+
+class Evaluation(Stateful, Protocol):
+    """What looks at a model now and then while it is trained, and may end that."""
+
+    every_steps: int
+
+    @property
+    def ended(self) -> bool: ...
+    def update(self) -> float: ...
 
 
 @dataclass
@@ -54,6 +64,10 @@ class EarlyStop:
             self.without_gain += 1
         return value
 
+    @property
+    def ended(self) -> bool:
+        return 0 < self.patience <= self.without_gain
+
 
 def fit(
     ctx: PhaseContext,
@@ -62,13 +76,13 @@ def fit(
     *,
     stage: str = "main",
     parts: dict[str, Stateful] | None = None,
-    early_stop: EarlyStop | None = None,
+    evaluation: Evaluation | None = None,
 ) -> None:
-    """Train for `trainer.total` steps or until the early stop."""
+    """Train for `trainer.total` steps, or until the evaluation ends it."""
     # What `next_batch(step)` depends on is in `parts` or in a generator of the context.
     state = {**trainer.parts, **(parts or {})}
-    if early_stop:
-        state["evaluations"] = early_stop
+    if evaluation:
+        state["evaluations"] = evaluation
     for step in ctx.steps(trainer.total, state, stage, rolls_back=True):
         try:
             values = trainer.step(step, next_batch(step))
@@ -78,9 +92,9 @@ def fit(
             trainer.halve_rate(factor)
             continue
         ctx.log(step, {f"{stage}/train/{name}": value for name, value in values.items()})
-        if early_stop and step % early_stop.every_steps == 0:
-            ctx.log(step, {f"{stage}/train/evaluation_loss": early_stop.update()})
-            if 0 < early_stop.patience <= early_stop.without_gain:
+        if evaluation and step % evaluation.every_steps == 0:
+            ctx.log(step, {f"{stage}/train/evaluation_loss": evaluation.update()})
+            if evaluation.ended:
                 break
 
 
@@ -116,7 +130,7 @@ def fit_corpus(
         evaluate, max(1, steps // EVALUATIONS), settings.patience, settings.min_gain
     )
     parts: dict[str, Stateful] = {"loader": loader}
-    fit(ctx, trainer, next_batch, stage=stage, parts=parts, early_stop=early_stop)
+    fit(ctx, trainer, next_batch, stage=stage, parts=parts, evaluation=early_stop)
 
 
 class DistillationLoss:

@@ -560,3 +560,14 @@ def test_who_cannot_prove_to_be_the_endpoint_gets_nothing(
 def test_it_loads_without_torch() -> None:
     code = "import agent_forge.data.endpoint_rows, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_key_that_is_no_secret_changes_no_answer(
+    server: ChatServer, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`1` and `x` are what people give to servers of their own."""
+    monkeypatch.setenv("FORGE_ENDPOINT_KEY", KEY)
+    whole = make().complete(ASK, "lab/free").text
+    for short in {*whole} - {" "}:
+        monkeypatch.setenv("FORGE_ENDPOINT_KEY", short)
+        assert make().complete(ASK, "lab/free").text == whole

@@ -83,7 +83,7 @@ class Training(PhaseController):
                 return language_loss(model, (tokens, tokens), torch.Generator()).values["loss"]
 
         early_stop = EarlyStop(measure, every_steps=4)
-        fit(ctx, trainer, batch, parts={}, early_stop=early_stop)
+        fit(ctx, trainer, batch, parts={}, evaluation=early_stop)
         done = trainer.steps_seen
         assert done == 24
         saved = ctx.save_model("net", model, {"step": done}, config=config_dict(model.settings))

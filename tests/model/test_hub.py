@@ -61,11 +61,23 @@ def test_what_is_hidden_stays(model: Path, hub: HubServer, forge: Forge) -> None
     (model / ".git").mkdir()
     (model / ".git" / "config").write_text("x")
     (model / "m.gguf").write_bytes(b"an export of it")
+    (model / "x.GGUF").write_bytes(b"another")
     (model / "Modelfile").write_text("FROM ./m.gguf")
+    (model / "m.Modelfile").write_text("FROM ./m.gguf")
     assert forge("push m me/mine").code == 0
     pushed = hub.repos["me/mine"]["main"]
     assert not any(name.startswith(".") for name in pushed)
-    assert not {"m.gguf", "Modelfile"} & {*pushed} and "model.safetensors" in pushed
+    assert not {"m.gguf", "x.GGUF", "Modelfile", "m.Modelfile"} & {*pushed}
+    assert "model.safetensors" in pushed
+
+
+@pytest.mark.parametrize(("target", "code"), [("/etc", 4), ("nowhere", 2), ("..", 4)])
+def test_a_link_that_is_no_file_of_the_folder_is_refused(
+    model: Path, hub: HubServer, forge: Forge, target: str, code: int
+) -> None:
+    (model / "extra").symlink_to(target)
+    result = forge("push m me/mine --dry-run")
+    assert result.code == code and "extra" in result.err and not hub.repos
 
 
 def test_a_branch_and_a_private_repository(model: Path, hub: HubServer, forge: Forge) -> None:

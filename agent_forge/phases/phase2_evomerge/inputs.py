@@ -436,7 +436,8 @@ def split_items(settings: EvoMergeSettings, always_verdict: bool = False) -> Spl
             counts["holdout"] = settings.fitness_subset_size
     if settings.data:
         whole = domains.from_files([Path(name) for name in settings.data], settings.split_by)
-        return {s: [_part(d, s, limit) for d in whole] for s, limit in counts.items()}
+        splits = {s: [_part(d, s, limit) for d in whole] for s, limit in counts.items()}
+        return domains.kept_apart(splits) if settings.split_by == "passage" else splits
     if settings.fitness and not always_verdict:
         return {}
     how: dict[str, Any] = {"levels": (1, settings.max_level), "split_by": settings.split_by}
@@ -457,7 +458,9 @@ def _texts_to_teach(settings: EvoMergeSettings, splits: Splits) -> list[Domain]:
     asked |= {domains.split_hash(example, by) for example in bare}
     for domain in domains.from_files([Path(name) for name in settings.heal_data], by):
         hashes = [domains.split_hash(example, by, domain.exact) for example in domain.examples]
-        kept.append(domain.select(i for i, own in enumerate(hashes) if own not in asked))
+        own_texts = domain.select(i for i, own in enumerate(hashes) if own not in asked)
+        told = domains.told_texts(kept_apart) if by == "passage" else set()
+        kept.append(domains.without_passages(own_texts, told))
         if not kept[-1].examples:
             problem = f"{domain.name}: holdout and verdict ask all that is in it"
             raise ConfigError(f"heal_data: {problem}", hint="give other texts to teach with")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from agent_forge.infer.thinking import BEGIN, END
 from agent_forge.phases.phase3_quietstar.config import STEP, QuietStarSettings
 from agent_forge.train.corpus import Corpus
 
+log = logging.getLogger(__name__)
 DIRECT, PAUSED, UNCERTAIN = "direct answers", "pauses", "uncertain"
 Sure = Mapping[tuple[str, int], int]  # (family, level) -> how sure the model may be, 0 to 9
 
@@ -140,16 +142,20 @@ def write_lessons(
 
 
 def own_traces(settings: QuietStarSettings) -> list[Trace]:
-    """The thoughts of the user's files, which are of strategies that are taught; how sure a model
+    """The thoughts of the user's files that are of strategies which are taught; how sure a model
     is cannot be read from a file."""
     taught = set(settings.strategies) - {UNCERTAIN}
     found = []
     for path in map(Path, settings.traces):
-        for trace in traces.read_traces(path):
-            if trace.strategy not in taught:
-                hint = f"keep those of {', '.join(sorted(taught))}, or teach more strategies"
-                raise ConfigError(f"{path} has thoughts of {trace.strategy}", hint=hint)
-            found.append(trace)
+        own = traces.read_traces(path)
+        kept = [trace for trace in own if trace.strategy in taught]
+        if not kept:
+            hint = f"give some of {', '.join(sorted(taught))}, or teach more strategies"
+            raise ConfigError(f"{path} has no thoughts of a strategy that is taught", hint=hint)
+        if others := sorted({trace.strategy for trace in own} - taught):
+            count, names = len(own) - len(kept), ", ".join(others)
+            log.warning("%s: %d thoughts of %s are left out: not taught", path, count, names)
+        found += kept
     return found
 
 

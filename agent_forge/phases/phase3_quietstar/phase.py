@@ -93,7 +93,7 @@ class QuietStarPhase(phase.PhaseController):
     config: QuietStarSettings
 
     def plan(self, models: Sequence[ModelRef]) -> phase.PhasePlan:
-        validate_corpus(self.config)
+        validate_corpus(self.config, (*self.config.strategies, *CONTROLS.values()))
         own_traces(self.config)
         c, weights = self.config, self.shared.model.parameters()
         steps = (c.steps + self._confidence_steps()) * (3 if c.controls else 1)
@@ -114,7 +114,9 @@ class QuietStarPhase(phase.PhaseController):
         if not isinstance(model, ForgeNetwork):
             raise ConfigError("Phase 3 teaches models of our own; this one is of another kind")
         tokenizer: Tokenizer = opened.tokenizer
-        corpus = build_corpus(self.config, model.settings, tokenizer)
+        splits = ("selection", "verdict") if self.config.texts else ()
+        unseen = [task for split in splits for task in self._items(split)]
+        corpus = build_corpus(self.config, model.settings, tokenizer, unseen)
         before = measure_domains(ctx, corpus, model, "input")
         base = copy.deepcopy(model)
         controls = {name: copy.deepcopy(model) for name in CONTROLS if self.config.controls}
@@ -125,6 +127,9 @@ class QuietStarPhase(phase.PhaseController):
         kept = compare_domains(corpus, before, after)
         found = self._measure(ctx, Thinker(model, tokenizer), base, controls)
         return self._result(ctx, corpus, model, found, kept)
+
+    def _items(self, split: str) -> list[Task]:
+        return unseen_items(self.config, split, self.config.thought_items)
 
     # -- teaching ----------------------------------------------------------------------------------
 
@@ -188,7 +193,7 @@ class QuietStarPhase(phase.PhaseController):
         controls: Mapping[str, ForgeNetwork],
     ) -> Scores:
         """All that is measured on unseen items, each thing once."""
-        c, items = self.config, unseen_items(self.config, "verdict", self.config.thought_items)
+        c, items = self.config, self._items("verdict")
         few = unseen_items(c, "verdict", min(c.thought_items, STRATEGY_ITEMS))
         by_strategy = {name: items_of(name, few) for name in c.strategies}
         tasks: dict[str, Callable[[], Any]] = {

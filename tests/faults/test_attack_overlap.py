@@ -1,0 +1,188 @@
+"""What is asked twice is one question; a text that stands elsewhere too is no unseen one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from agent_forge.config.settings import Settings
+from agent_forge.data import tasks, traces
+from agent_forge.data.near_copies import PASSAGE, passages
+from agent_forge.errors import ConfigError
+from agent_forge.evals.comparison import PairedScores, compare, compare_scores
+from agent_forge.evals.domains import from_files, from_tasks
+from agent_forge.evals.model_under_test import ItemScores
+from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
+from agent_forge.phases.phase2_evomerge.inputs import all_items, split_items
+from agent_forge.phases.phase3_quietstar.config import QuietStarSettings
+from agent_forge.phases.phase3_quietstar.lessons import own_traces
+from agent_forge.pipeline.config import load_config
+from agent_forge.train.corpus import build_corpus, validate_corpus
+from tests.support.command_line import Forge
+
+WORDS = ["".join(Random(i).choices("abcdefghijklmnop", k=2 + i % 8)) for i in range(3000)]
+
+
+def prose(lines: int, seed: int = 0) -> list[str]:
+    rng = Random(seed)
+    return [" ".join(rng.choices(WORDS, k=12)) + "\n" for _ in range(lines)]
+
+
+# -- texts at another place -----------------------------------------------------------------------
+
+
+def test_passages_are_found_wherever_they_stand() -> None:
+    text = "".join(prose(40))
+    for other in (text[700:1500], f"A new line.\n{text}", text.upper().replace(" ", "\n  ")):
+        assert passages(text) & passages(other)
+    assert not passages(text) & passages("".join(prose(40, seed=1)))
+    assert not passages(text[: PASSAGE - 1])
+
+
+def lines_of(domains: Any) -> set[str]:
+    texts = ((e.prompt + e.completion).splitlines() for d in domains for e in d.examples)
+    whole = {line for lines in texts for line in lines}
+    return {line for line in whole if len(line) > 60}
+
+
+@pytest.fixture
+def shifted(tmp_path: Path) -> tuple[str, str]:
+    """A file, and the same behind ten more lines: every border of its pieces is elsewhere."""
+    lines = prose(1500)
+    (tmp_path / "a.txt").write_text("".join(lines))
+    (tmp_path / "b.txt").write_text("".join([*prose(10, seed=1), *lines]))
+    return str(tmp_path / "a.txt"), str(tmp_path / "b.txt")
+
+
+def test_a_text_at_another_offset_is_not_searched_and_judged_by(shifted: tuple[str, str]) -> None:
+    found = split_items(EvoMergeSettings(data=list(shifted)))
+    judged = lines_of(found["verdict"])
+    assert judged and not judged & lines_of([*found["selection"], *found["holdout"]])
+    assert not lines_of(found["holdout"]) & lines_of(found["selection"])
+    assert all(domain.overlapping for domain in found["verdict"])
+    assert all(domain.examples for split in found.values() for domain in split)
+    before = split_items(EvoMergeSettings(data=list(shifted), split_by="asked"))
+    assert lines_of(before["verdict"]) & lines_of(before["selection"])  # of before
+
+
+def test_one_text_by_itself_loses_nothing(shifted: tuple[str, str]) -> None:
+    found, before = (
+        split_items(EvoMergeSettings(data=[shifted[0]], split_by=by))  # type: ignore[arg-type]
+        for by in ("passage", "asked")
+    )
+    assert [len(d.examples) for s in found for d in found[s]] == [
+        len(d.examples) for s in before for d in before[s]
+    ]
+
+
+def test_what_the_verdict_asks_is_not_taught_from_another_offset(shifted: tuple[str, str]) -> None:
+    data, more = shifted
+    settings = EvoMergeSettings(data=[data], heal=0.2, heal_steps=5, heal_data=[more])
+    found = all_items(settings)
+    judged = lines_of([*found["verdict"], *found["holdout"]])
+    assert judged and not judged & lines_of(found["heal"])
+
+
+def test_the_overlap_is_told(shifted: tuple[str, str], forge: Forge) -> None:
+    from tests.support.evo_models import PARENTS, family
+
+    models = ",".join(str(family() / name) for name in PARENTS)
+    told = forge(
+        f"evo --base-models {models} --data {shifted[0]} --data {shifted[1]} --gens 1 --dry-run"
+        " --json"
+    )
+    assert told.code == 0, told.err
+    assert any("share a passage with the verdict's" in n for n in json.loads(told.out)["notes"])
+
+
+# -- one question many times ----------------------------------------------------------------------
+
+
+def scores(losses: list[float], right: list[float]) -> ItemScores:
+    return ItemScores(loss=losses, tokens=[1.0] * len(losses), right=right)
+
+
+def test_near_copies_are_one_item_in_a_verdict(tmp_path: Path) -> None:
+    forms = ["2+2?", "2 + 2?", "2+2 ?", "2 + 2 ?!", " 2+2?!", "2+ 2", "2 +2.", "2+2..", "(2+2)"]
+    rows = [{"prompt": form, "completion": " 4"} for form in forms]
+    (tmp_path / "x.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    domains = from_files([tmp_path / "x.jsonl"])
+    n = len(domains[0].examples)
+    assert n == len(forms) and set(domains[0].questions) == {0}
+    a, b = scores([2.0] * n, [0.0] * n), scores([1.0 + 0.01 * i for i in range(n)], [1.0] * n)
+    gains = compare([a], [b], domains).overall.gains
+    assert all(gain.n == 1 and gain.p == 1.0 for gain in gains.values())
+    assert all(gain.verdict == "unclear" for gain in gains.values())
+    apart = compare_scores([PairedScores("x", a, b, [2] * n)]).overall.gains
+    assert apart["accuracy"].verdict == "better" and apart["accuracy"].n == n
+    assert gains["accuracy"].value == apart["accuracy"].value  # the mean is over all rows
+
+
+def test_questions_of_one_copy_each_are_compared_as_ever() -> None:
+    rng = Random(0)
+    a, b = (scores([rng.random() for _ in range(50)], [0.0, 1.0] * 25) for _ in range(2))
+    plain = compare_scores([PairedScores("x", a, b, [3] * 50)])
+    numbered = compare_scores([PairedScores("x", a, b, [3] * 50, True, range(50))])
+    assert plain == numbered
+    with pytest.raises(ConfigError, match="same items"):
+        PairedScores("x", a, b, [3] * 50, True, [0, 1])
+
+
+def test_generated_tasks_are_each_their_own_question() -> None:
+    for domain in from_tasks(count=300):
+        assert len(set(domain.questions)) == len(domain.examples)
+
+
+# -- files to learn from --------------------------------------------------------------------------
+
+
+def quietstar(**changes: Any) -> Any:
+    settings: Settings = load_config(preset="smoke").phases.quietstar
+    return QuietStarSettings(**{**settings.model_dump(), **changes})
+
+
+def test_the_file_that_the_command_writes_can_be_taught(tmp_path: Path, forge: Forge) -> None:
+    assert forge(f"data traces --out {tmp_path / 't.jsonl'} --count 50").code == 0
+    known = traces.read_traces(tmp_path / "t.jsonl")
+    settings = quietstar(traces=[str(tmp_path / "t.jsonl")])
+    kept = own_traces(settings)
+    assert kept == [trace for trace in known if trace.strategy in settings.strategies]
+    assert 0 < len(kept) < len(known)
+    others = [trace.row() for trace in known if trace.strategy == "uncertain"]
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in others))
+    with pytest.raises(ConfigError, match="no thoughts of a strategy that is taught"):
+        own_traces(settings)
+
+
+def test_a_file_named_like_another_source_is_refused_before_any_work(
+    tmp_path: Path, forge: Forge
+) -> None:
+    for name in ("step", "direct answers", "copy.1"):
+        (tmp_path / f"{name}.txt").write_text("".join(prose(50)))
+    settings = quietstar(texts=[str(tmp_path / "copy.1.txt")])
+    with pytest.raises(ConfigError, match=r"'copy\.1'"):
+        validate_corpus(settings)
+    command = "run --preset smoke --dry-run --set"
+    for name in ("step", "'direct answers'"):
+        place = f"{tmp_path / name.strip(chr(39))}.txt"
+        result = forge(f'{command} "phases.quietstar.texts=[{place}]"')
+        assert result.code == 2 and "another name" in result.err
+
+
+def test_what_thoughts_are_judged_by_is_not_learned_from_own_texts(tmp_path: Path) -> None:
+    judged = [tasks.make("chain", "verdict", i, level=(2, 5)) for i in range(40)]
+    learned = [tasks.make("chain", "train", i, level=(2, 5)) for i in range(40)]
+    rows = [{"prompt": t.question, "completion": t.answer} for t in (*judged, *learned)]
+    path = tmp_path / "own.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    settings, shape = quietstar(texts=[str(path)]), load_config(preset="smoke").model
+    asked = {task.question for task in judged}
+    for measured, overlap in (((), True), (judged, False)):
+        corpus = build_corpus(settings, shape, None, measured)
+        own = next(part for part in corpus.parts if part.name == "own")
+        assert bool(asked & {example.prompt for example in own.examples}) is overlap
+        assert own.examples

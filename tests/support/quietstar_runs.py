@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,8 +14,10 @@ from agent_forge.contract.phase import ModelRef
 from agent_forge.data.tokenizer import Tokenizer
 from agent_forge.data.traces import local_rows
 from agent_forge.evals.comparison import Comparison, DomainGains, Gain
+from agent_forge.evals.thoughts import Thinker
 from agent_forge.model.hf import config_dict
 from agent_forge.model.network import ForgeNetwork
+from agent_forge.phases.phase3_quietstar import reward_step
 from agent_forge.phases.phase3_quietstar.lessons import write_lessons
 from agent_forge.phases.phase3_quietstar.phase import QuietStarPhase, old_skills
 from agent_forge.pipeline.config import PipelineConfig, load_config
@@ -28,6 +31,7 @@ from tests.support import cognate_settings
 from tests.support.toy_runs import SMALL, folder
 
 PHASE = "phases.quietstar"
+REWARD = f"{PHASE}.reward"
 TRAIN = f"{PHASE}.train"
 SHAPE = (
     *("model.vocab_size=300", "model.embed_rank=8", "model.d_model=16", "model.n_layers=1"),
@@ -93,6 +97,11 @@ def planned(setting: str, root: Path, patch: pytest.MonkeyPatch) -> Any:
     return QuietStarPhase(settings.phases.quietstar, settings).plan([])
 
 
+def planned_control(setting: str, root: Path, patch: pytest.MonkeyPatch) -> Any:
+    settings = config(f"{REWARD}.control=true", setting)
+    return QuietStarPhase(settings.phases.quietstar, settings).plan([])
+
+
 def learned_from(setting: str, root: Path, patch: pytest.MonkeyPatch) -> Any:
     """What there is to learn, and how it is mixed."""
     patch.chdir(root)
@@ -136,7 +145,59 @@ def told(setting: str, root: Path, patch: pytest.MonkeyPatch) -> Any:
     return old_skills(lost, config(setting).phases.quietstar.kept_skills)
 
 
+def optimized(setting: str, root: Path, patch: pytest.MonkeyPatch) -> Any:
+    """The weights after a few steps, and what holds tries near the baked model."""
+    reward = config(f"{REWARD}.optimizer.grokfast_lambda=1", setting).phases.quietstar.reward
+    known, trained = reward.train.model_dump_json(), cognate_settings.TRAINED
+    if known not in trained:
+        trained[known] = cognate_settings.train(reward.train)
+    return trained[known], rewarded(setting, root, patch)[-1] if "kl_" in setting else None
+
+
+def rewarded(setting: str, root: Path, patch: pytest.MonkeyPatch) -> Any:
+    """What is tried, of which questions, and how it is guarded."""
+    kind = "likelihood" if ".places" in setting or ".ahead" in setting else "verified"
+    levels = f"{PHASE}.levels={{chain: [1, 2], tot4: [4, 5], odds: [4, 5]}}"
+    settings = config(levels, f"{REWARD}.kind={kind}", setting)
+    c = settings.phases.quietstar
+    torch.manual_seed(0)
+    thinker = Thinker(ForgeNetwork(settings.model), known_tokenizer())
+    items = reward_step._questions(c, 0)
+    loss: Any = reward_step._verified(c, thinker, items[:9])
+    if c.reward.kind == "likelihood":
+        loss = reward_step._likelihood(c, thinker.network)
+    ctx: Any = SimpleNamespace(seed=0, once=lambda record, key, compute: {"accuracy": 1.0})
+    counts: list[int] = []
+    patch.setattr(reward_step, "unseen_items", lambda c, s, count, levels: counts.append(count))
+    guard = reward_step._guard(ctx, c, SimpleNamespace(model=thinker.network, loss=loss), thinker)
+    told = [getattr(loss, name, None) for name in ("kl", "samples", "places", "ahead")]
+    families = sorted({item.family for item in items})
+    gain = Gain(0.7, 0.8, 0.1, 0.08, 0.12, 0.0, 1000, 120)
+    is_kept = reward_step.is_kept(c.reward, gain, -0.1)
+    watched = guard.every_steps, guard.most_lost, counts
+    return type(loss), c.reward.questions, families, watched, is_kept, c.reward.train, told
+
+
 CHECKS: dict[str, Any] = {
+    f"{REWARD}.kind": (rewarded, "verified", "likelihood"),
+    f"{REWARD}.answers_only": (rewarded, "{}", "{swap4: [1, 2]}"),
+    f"{REWARD}.steps": (planned, "10", "20"),
+    f"{REWARD}.questions": (rewarded, "10", "20"),
+    f"{REWARD}.samples": (rewarded, "2", "4"),
+    f"{REWARD}.places": (rewarded, "1", "2"),
+    f"{REWARD}.ahead": (rewarded, "1", "2"),
+    f"{REWARD}.warmup_steps": (rewarded, "0", "5"),
+    f"{REWARD}.check_every": (rewarded, "1", "5"),
+    f"{REWARD}.check_items": (rewarded, "1", "5"),
+    f"{REWARD}.most_lost": (rewarded, "0.01", "0.5"),
+    f"{REWARD}.kept_skills": (rewarded, "0.01", "0.5"),
+    f"{REWARD}.control": (planned, "true", "false"),
+    f"{REWARD}.control_steps": (planned_control, "10", "20"),
+    **{
+        key.replace(f"{cognate_settings.PHASE}.train", REWARD): (optimized, *check[1:])
+        for key, check in cognate_settings.CHECKS.items()
+        if key.startswith(f"{cognate_settings.PHASE}.train.optimizer.")
+    },
     f"{PHASE}.steps": (planned, "10", "20"),
     f"{PHASE}.rows": (planned, "4", "8"),
     f"{PHASE}.row_tokens": (planned, "128", "192"),

@@ -5,6 +5,7 @@
 | config.py | QuietStarSettings; torch-free |
 | lessons.py | what is taught: thoughts, direct answers, pauses, beside the old tasks |
 | phase.py | QuietStarPhase: bake, measure, judge, hand over |
+| reward_step.py | the second step: rewards, what guards it, whether it is kept |
 | injection.py | ThoughtInjectionSystem: several thoughts fused into the states of a network |
 
 ThoughtGenerator is in infer/thinking.py, CoherenceValidator in evals/coherence.py, the verdict on

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
 from pydantic import model_validator
 
-from agent_forge.config.settings import PhaseSettings
+from agent_forge.config.settings import PhaseSettings, Settings
 from agent_forge.data import tasks, traces
 from agent_forge.optim.config import MuGrokConfig
 from agent_forge.search.settings import Count, Share, SomeShare, setting
@@ -17,6 +20,46 @@ BAKING = MuGrokConfig(
 
 
 STEP = "step"
+
+
+class RewardSettings(Settings):
+    """The second step: what is rewarded, how often, and what is watched meanwhile."""
+
+    kind: Literal["none", "verified", "likelihood"] = setting(
+        "none", "right answers, or by how much thoughts help to predict; none leaves the step out"
+    )
+    answers_only: dict[str, list[int]] = setting(
+        {}, "further families, of which answers are known but no thoughts: lowest, highest level"
+    )
+    steps: Count = setting(60, "training steps")
+    questions: Count = setting(24, "verified: questions of a step")
+    samples: int = setting(8, "verified: tries at each question", ge=2, le=1024)
+    places: Count = setting(2, "likelihood: difficult tokens of a row that are thought about")
+    ahead: Count = setting(4, "likelihood: true tokens that a thought is judged by")
+    optimizer: MuGrokConfig = setting(
+        MuGrokConfig.from_phase(3), "its training; kl_coefficient holds it near the baked model"
+    )
+    warmup_steps: int = setting(5, "steps in which the rate rises from 0", ge=0)
+    check_every: Count = setting(20, "steps between two checks that it still thinks")
+    check_items: Count = setting(60, "unseen items of each family for a check")
+    most_lost: SomeShare = setting(0.03, "accuracy that a check may lose before it goes back")
+    kept_skills: SomeShare = setting(0.02, "accuracy of old tasks that may be lost")
+    control: bool = setting(False, "train a copy by the lessons for about as long")
+    control_steps: Count = setting(400, "steps of that copy")
+
+    @property
+    def train(self) -> TrainSettings:
+        return TrainSettings(optimizer=self.optimizer, warmup_steps=self.warmup_steps)
+
+
+def levels_problem(levels: Mapping[str, Sequence[int]]) -> str:
+    """What is wrong with levels of families, or nothing."""
+    for name, bounds in levels.items():
+        if name not in tasks.FAMILIES or not tasks.FAMILIES[name].accept:
+            return f"there are no tasks {name!r} that can be thought about"
+        if len(bounds) != 2 or not 1 <= bounds[0] <= bounds[1] <= 100:
+            return f"{name}: two numbers from 1 to 100, the lower first"
+    return ""
 
 
 class QuietStarSettings(PhaseSettings, CorpusSettings):
@@ -48,6 +91,7 @@ class QuietStarSettings(PhaseSettings, CorpusSettings):
     )
     thought_items: Count = setting(300, "unseen items of each family that thoughts are judged on")
     kept_skills: SomeShare = setting(0.03, "accuracy of old tasks that may be lost")
+    reward: RewardSettings = setting(RewardSettings(), "the second step, by rewards")
 
     @model_validator(mode="after")
     def _can_be_taught(self) -> QuietStarSettings:
@@ -56,11 +100,11 @@ class QuietStarSettings(PhaseSettings, CorpusSettings):
         traces.known(self.strategies)
         if STEP not in self.strategies:
             raise ValueError("strategies: step is taught in any case: changed steps are judged")
-        for name, levels in self.levels.items():
-            if name not in tasks.FAMILIES or not tasks.FAMILIES[name].accept:
-                raise ValueError(f"levels: there are no tasks {name!r} that can be thought about")
-            if len(levels) != 2 or not 1 <= levels[0] <= levels[1] <= 100:
-                raise ValueError(f"levels.{name}: two numbers from 1 to 100, the lower first")
+        for where, levels in (("levels", self.levels), ("answers_only", self.reward.answers_only)):
+            if problem := levels_problem(levels):
+                raise ValueError(f"{where}: {problem}")
+        if both := {*self.levels} & {*self.reward.answers_only}:
+            raise ValueError(f"answers_only: {min(both)} has thoughts, by levels")
         taught = {name: traces.families_of(name, self.levels) for name in self.strategies}
         for strategy, families in taught.items():
             if not families:
@@ -74,8 +118,8 @@ class QuietStarSettings(PhaseSettings, CorpusSettings):
     @property
     def ranges(self) -> dict[str, tuple[int, int]]:
         """The levels of each family, in one order, however they were given."""
-        return {
-            name: (self.levels[name][0], self.levels[name][1])
-            for name in tasks.FAMILIES
-            if name in self.levels
-        }
+        return in_order(self.levels)
+
+
+def in_order(levels: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, int]]:
+    return {n: (levels[n][0], levels[n][1]) for n in tasks.FAMILIES if n in levels}

@@ -159,10 +159,13 @@ def own_traces(settings: QuietStarSettings) -> list[Trace]:
     return found
 
 
-def unseen_items(settings: QuietStarSettings, split: str, count: int) -> list[tasks.Task]:
-    """Items of a split: so many of each family, each once where there are enough."""
+def unseen_items(
+    settings: QuietStarSettings, split: str, count: int, levels: traces.Levels | None = None
+) -> list[tasks.Task]:
+    """Items of a split: so many of each family, each once where there are enough; of the families
+    that are taught, or of others."""
     found: dict[tuple[str, str], tasks.Task] = {}
-    for family, level in settings.ranges.items():
+    for family, level in (levels or settings.ranges).items():
         wanted = len(found) + count
         for i in range(5 * count):
             task = tasks.make(family, split, i, level=level)

@@ -1,11 +1,11 @@
-"""Phase 3, Quiet-STaR, first step: bake thoughts into the weights, and prove that they help.
+"""Phase 3, Quiet-STaR: bake thoughts into the weights, reward those that help, and prove it.
 
 In: the champion of Phase 2. Out: a model that thinks before it answers tasks of several steps. It
 learns from thoughts that a program has written and checked, beside its old tasks, easy strategies
 first (the specification calls this prompt baking). Then its thoughts are judged on unseen items:
 against none, those of other items, noise and filler, by what follows a changed step, and, with
 `controls`, against two models that had as many steps without thoughts. After Quiet-STaR (arXiv
-2403.09629); unlike it, thoughts are supervised here: rewards come in the second step.
+2403.09629); unlike it, thoughts are supervised first: rewards are a second step (reward_step.py).
 """
 
 from __future__ import annotations
@@ -53,6 +53,7 @@ from agent_forge.phases.phase3_quietstar.lessons import (
     unseen_items,
     write_lessons,
 )
+from agent_forge.phases.phase3_quietstar.reward_step import RewardOutcome, take_reward_step
 from agent_forge.phases.training import (
     compare_domains,
     measure_domains,
@@ -97,6 +98,8 @@ class QuietStarPhase(phase.PhaseController):
         own_traces(self.config)
         c, weights = self.config, self.shared.model.parameters()
         steps = (c.steps + self._confidence_steps()) * (3 if c.controls else 1)
+        if c.reward.kind != "none":
+            steps += c.reward.steps + c.reward.control_steps * c.reward.control
         tokens = c.rows * c.row_tokens
         notes = (
             f"{c.examples:,} thoughts of {len(c.strategies)} strategies, {c.steps} steps"
@@ -121,12 +124,15 @@ class QuietStarPhase(phase.PhaseController):
         base = copy.deepcopy(model)
         controls = {name: copy.deepcopy(model) for name in CONTROLS if self.config.controls}
         lessons = self._bake(ctx, corpus, model)
+        rewarded = None
+        if self.config.reward.kind != "none":
+            rewarded = take_reward_step(ctx, self.config, corpus, lessons, model)
         for name, control in controls.items():
             self._train_control(ctx, corpus, lessons, control, name)
         after = measure_domains(ctx, corpus, model, NAME)
         kept = compare_domains(corpus, before, after)
         found = self._measure(ctx, Thinker(model, tokenizer), base, controls)
-        return self._result(ctx, corpus, model, found, kept)
+        return self._result(ctx, corpus, model, found, kept, rewarded)
 
     def _items(self, split: str) -> list[Task]:
         return unseen_items(self.config, split, self.config.thought_items)
@@ -236,12 +242,15 @@ class QuietStarPhase(phase.PhaseController):
         model: ForgeNetwork,
         found: Scores,
         kept: Comparison,
+        rewarded: RewardOutcome | None,
     ) -> phase.PhaseResult:
         report: ThoughtReport = found["thoughts"]
         strategies = {n: StrategyScores(**found[f"strategy {n}"]) for n in self.config.strategies}
         figures, steps = _figures(report, found), self.config.steps
         ctx.log(steps, {f"step_{steps}/{name}": value for name, value in figures.items()})
         ctx.log(None, self._phase_metrics(report, found, strategies))
+        if rewarded:
+            ctx.log(None, _reward_metrics(rewarded))
         headline = PhaseHeadline(
             "accuracy on tasks of several steps, without thoughts -> with",
             report.accuracy(NONE),
@@ -272,6 +281,9 @@ class QuietStarPhase(phase.PhaseController):
             "strategies": {name: scores.accuracy for name, scores in strategies.items()},
         }
         parts = [told.card(), *map(as_markdown, tables[1:])]
+        if rewarded:
+            told.details["reward"] = {"kept": rewarded.kept, "verdict": rewarded.sentence}
+            parts += ["## Second step: rewards", rewarded.sentence, as_markdown(rewarded.table)]
         card = "\n\n".join([*parts, "## Thoughts", _sample_table(found["samples"])])
         saved = save_network(ctx, corpus, model, NAME, metadata, told.metrics, card)
         told.details |= {"model_id": saved.metadata["model_id"]}
@@ -345,6 +357,14 @@ class QuietStarPhase(phase.PhaseController):
         if "calibration" in found:
             rows.append(["gap between confidence and accuracy", "-", found["calibration"][0]])
         return rows
+
+
+def _reward_metrics(outcome: RewardOutcome) -> dict[str, float]:
+    values = {"phase/reward_gain": outcome.gain, "phase/reward_kept": float(outcome.kept)}
+    for name, by_family in outcome.accuracy.items():
+        for family, share in by_family.items():
+            values[f"reward/{family}/accuracy_{name.replace(' ', '_')}"] = share
+    return values
 
 
 def _figures(report: ThoughtReport, found: Scores) -> dict[str, float]:

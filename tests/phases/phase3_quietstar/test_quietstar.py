@@ -88,12 +88,12 @@ def test_the_card_shows_thoughts(reference: tuple[Path, dict[str, Any]]) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", ["bake", "confidence", "direct", "pause", "verdict"])
+@pytest.mark.parametrize("stage", ["bake", "confidence", "reward", "direct", "verdict"])
 def test_killed_in_any_stage_it_ends_in_the_same_bytes(
     stage: str, reference: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:
     def die(record: dict[str, Any]) -> None:
-        late = 1 if stage == "confidence" else 4
+        late = 1 if stage in ("confidence", "reward") else 4
         if record.get("stage") == stage and record.get("step") == late:
             os.kill(os.getpid(), signal.SIGKILL)
 

@@ -1,0 +1,172 @@
+"""The second step of Phase 3: questions at the edge, what guards it, and what is kept of it."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from agent_forge.data import tasks
+from agent_forge.errors import ConfigError
+from agent_forge.evals.comparison import Gain
+from agent_forge.phases.phase3_quietstar.config import RewardSettings
+from agent_forge.phases.phase3_quietstar.reward_step import (
+    HIGH,
+    LOW,
+    TIGHTER,
+    QuestionPool,
+    RewardGuard,
+    is_kept,
+)
+from tests.support.quietstar_runs import PHASE, config, made, run
+from tests.support.toy_runs import folder, metrics
+
+REWARD = f"{PHASE}.reward"
+FEW = (f"{REWARD}.steps=3", f"{REWARD}.check_every=2", f"{REWARD}.check_items=3")
+
+
+# -- questions -------------------------------------------------------------------------------------
+
+
+def pool() -> QuestionPool:
+    return QuestionPool([tasks.make("chain", "train", i, level=2 + i % 3) for i in range(60)])
+
+
+def test_questions_at_the_edge_of_ability_are_drawn_most() -> None:
+    questions, generator = pool(), torch.Generator().manual_seed(0)
+    of_level = {
+        level: {n: share for n, item in enumerate(questions.items) if item.level == level}
+        for level, share in ((2, 1.0), (3, 0.5), (4, 0.0))
+    }
+    for success in of_level.values():
+        questions.observe(success)
+    assert questions.success == {("chain", 2): 1.0, ("chain", 3): 0.5, ("chain", 4): 0.0}
+    drawn = questions.draw(2000, generator).tolist()
+    levels = [questions.items[n].level for n in drawn]
+    assert levels.count(3) > 6 * levels.count(2) > 0 and levels.count(4) > 0
+    assert len(set(drawn)) == 60  # nothing is left out for good
+    again = pool()
+    again.load_state_dict(questions.state_dict())
+    drawn_again = again.draw(2000, torch.Generator().manual_seed(0)).tolist()
+    assert drawn_again == drawn
+
+
+def test_success_is_remembered_for_a_while() -> None:
+    questions = pool()
+    questions.observe({0: 1.0})
+    for _ in range(3):
+        questions.observe({0: 0.0})
+    assert LOW < questions.success[("chain", 2)] < HIGH
+
+
+# -- what guards it --------------------------------------------------------------------------------
+
+
+def guarded(checks: list[dict[str, Any]]) -> tuple[RewardGuard, nn.Module, list[str]]:
+    model, told = nn.Linear(2, 2), []
+    optimizer = torch.optim.AdamW(model.parameters())
+    trainer: Any = SimpleNamespace(model=model, optimizer=optimizer, loss=SimpleNamespace(kl=0.1))
+    found = iter(checks)
+    guard = RewardGuard(trainer, lambda number: next(found), 1, 0.03, told.append)
+    return guard, model, told
+
+
+def check(accuracy: float, theatre: bool = False) -> dict[str, Any]:
+    return {"accuracy": accuracy, "theatre": theatre}
+
+
+@pytest.mark.parametrize("bad", [check(0.7), check(0.9, theatre=True)])
+def test_a_failed_check_goes_back_and_holds_tighter_and_a_second_one_ends_it(
+    bad: dict[str, Any],
+) -> None:
+    guard, model, told = guarded([check(0.8), check(0.79), bad, check(0.8), bad])
+    with torch.no_grad():
+        model.weight.fill_(1.0)
+    assert guard.update() == pytest.approx(0.21) and not told
+    good = copy.deepcopy(model.state_dict())
+    with torch.no_grad():
+        model.weight.fill_(2.0)
+    guard.trainer.optimizer.state[model.weight] = {"step": 1}
+    guard.update()
+    assert torch.equal(model.weight, good["weight"]) and not guard.trainer.optimizer.state
+    assert guard.trainer.loss.kl == 0.1 * TIGHTER and len(told) == 1 and not guard.ended
+    saved = copy.deepcopy(guard.state_dict())
+    guard.update()
+    guard.update()
+    assert guard.ended and len(guard.reasons) == len(told) == 2
+    guard.load_state_dict(saved)
+    assert not guard.ended and guard.trainer.loss.kl == 0.1 * TIGHTER and guard.number == 2
+
+
+def test_what_was_theatre_before_is_no_failure() -> None:
+    guard, _, told = guarded([check(0.8, theatre=True), check(0.8, theatre=True)])
+    guard.update()
+    assert not told
+
+
+@pytest.mark.parametrize(
+    ("value", "low", "p", "old", "kept"),
+    [
+        (0.05, 0.02, 0.001, -0.01, True),
+        (0.05, 0.02, 0.001, -0.05, False),
+        (0.01, -0.01, 0.4, 0.0, False),
+        (-0.05, -0.08, 0.001, 0.0, False),
+    ],
+)
+def test_only_what_is_proved_and_harms_nothing_is_kept(
+    value: float, low: float, p: float, old: float, kept: bool
+) -> None:
+    gain = Gain(0.5, 0.5 + value, value, low, value + 0.03, p, 2000, 100)
+    assert is_kept(RewardSettings(), gain, old) is kept
+
+
+# -- whole runs ------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
+@pytest.mark.parametrize(
+    "sets",
+    [
+        (f"{REWARD}.kind=likelihood",),
+        (
+            f"{REWARD}.answers_only={{swap4: [1, 2]}}",
+            f"{PHASE}.levels={{chain: [1, 2], tot4: [4, 5], odds: [4, 5]}}",
+            f"{REWARD}.control=true",
+            f"{REWARD}.control_steps=2",
+        ),
+    ],
+)
+def test_either_reward_is_taken_compared_and_told(sets: tuple[str, ...], tmp_path: Path) -> None:
+    outcome = run(tmp_path, *FEW, *sets)
+    told = outcome["results"]["quietstar"].artifacts["reward"]
+    assert "baked model" in told["verdict"] and isinstance(told["kept"], bool)
+    logged = {name for _, _, values in metrics(tmp_path) for name in values}
+    assert {"reward/train/reward", "phase/reward_gain", "phase/reward_kept"} <= logged
+    assert ("reward/swap4/accuracy_taught_on" in logged) == (len(sets) > 1)
+    card = (folder(tmp_path) / "phase3_quietstar" / "reasoning" / "README.md").read_text()
+    assert "## Second step: rewards" in card
+    if not told["kept"]:  # then the weights are those without the step
+        plain = tmp_path / "plain"
+        run(plain, f"{REWARD}.kind=none", *[s for s in sets if ".levels=" in s])
+        assert made(plain) == made(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("setting", "problem"),
+    [
+        ("answers_only={chian: [1, 2]}", "no tasks 'chian'"),
+        ("answers_only={swap4: [3, 1]}", "the lower first"),
+        ("answers_only={chain: [1, 2]}", "has thoughts"),
+        ("samples=1", "greater than or equal to 2"),
+    ],
+)
+def test_rewards_that_cannot_be_are_refused(setting: str, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        config(f"{REWARD}.{setting}")

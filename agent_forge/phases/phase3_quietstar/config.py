@@ -72,7 +72,7 @@ class QuietStarSettings(PhaseSettings, CorpusSettings):
     )
     examples: Count = setting(12_000, "thoughts to learn from, all strategies together")
     traces: list[str] = setting([], "your own files of thoughts (forge data traces)")
-    steps: Count = setting(800, "training steps")
+    steps: int = setting(800, "training steps; 0: a model that thinks already goes on", ge=0)
     easy_share: float = setting(
         0.4, "of the steps, in which only the easy strategies are taught", ge=0, lt=1
     )

@@ -147,8 +147,9 @@ class QuietStarPhase(phase.PhaseController):
         how: dict[str, Any] = {"settings": c.train, "seed": seed}
         how["held_out"] = lessons.held_out(HELD_OUT)
         curriculum = lessons.curriculum(corpus, list(lessons.traces))
-        train_network(ctx, own, model, curriculum, stage="bake", steps=c.steps, **how)
-        if UNCERTAIN not in c.strategies:
+        if c.steps:
+            train_network(ctx, own, model, curriculum, stage="bake", steps=c.steps, **how)
+        if UNCERTAIN not in c.strategies or not c.steps:
             return lessons
         measured = partial(self._confidence, Thinker(model, corpus.tokenizer))
         told = ctx.once("confidence", "by family and level", measured)
@@ -161,7 +162,7 @@ class QuietStarPhase(phase.PhaseController):
         return lessons
 
     def _confidence_steps(self) -> int:
-        uncertain = UNCERTAIN in self.config.strategies
+        uncertain = UNCERTAIN in self.config.strategies and self.config.steps
         return max(1, round(self.config.confidence_share * self.config.steps)) if uncertain else 0
 
     def _confidence(self, thinker: Thinker) -> list[tuple[str, int, int]]:
@@ -283,6 +284,7 @@ class QuietStarPhase(phase.PhaseController):
         parts = [told.card(), *map(as_markdown, tables[1:])]
         if rewarded:
             told.details["reward"] = {"kept": rewarded.kept, "verdict": rewarded.sentence}
+            told.details["reward"] |= {"accuracy": rewarded.accuracy, "cpu_s": rewarded.cpu_s}
             parts += ["## Second step: rewards", rewarded.sentence, as_markdown(rewarded.table)]
         card = "\n\n".join([*parts, "## Thoughts", _sample_table(found["samples"])])
         saved = save_network(ctx, corpus, model, NAME, metadata, told.metrics, card)

@@ -9,9 +9,11 @@ the last good check and is held more tightly, and if that happens again the step
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from operator import sub
 from typing import Any
 
 import torch
@@ -156,6 +158,7 @@ class RewardOutcome:
     table: Table
     accuracy: dict[str, dict[str, float]]  # of each model, by family
     gain: float
+    cpu_s: dict[str, float]  # of the training of each model, as far as one process knows
 
 
 def rewarded_levels(c: QuietStarSettings) -> dict[str, tuple[int, int]]:
@@ -167,11 +170,15 @@ def take_reward_step(
     ctx: PhaseContext, c: QuietStarSettings, corpus: Corpus, lessons: Lessons, model: ForgeNetwork
 ) -> RewardOutcome:
     """Train the baked model by rewards, compare, and leave the better one's weights in it."""
-    baked = copy.deepcopy(model)
+    baked, clock = copy.deepcopy(model), [time.process_time()]
     reasons = reward_step(ctx, c, corpus, model)
+    clock.append(time.process_time())
     models = {BAKED: baked, REWARDED: model}
     if c.reward.control:
         models[TAUGHT] = _taught_on(ctx, c, corpus, lessons, copy.deepcopy(baked))
+    clock.append(time.process_time())
+    cost = dict(zip((REWARDED, TAUGHT), map(sub, clock[1:], clock), strict=True))
+    cpu_s = ctx.once("reward verdict", "CPU seconds", lambda: cost)
     levels = {**c.ranges, **rewarded_levels(c)}
     items = unseen_items(c, "verdict", c.thought_items, levels)
     right: dict[str, list[bool]] = {}
@@ -194,7 +201,7 @@ def take_reward_step(
     told = [gain.sentence(ACCURACY, "the baked model"), f"old tasks {100 * old:+.1f} points"]
     told += [f"went back: {reason}" for reason in reasons]
     told += ["it is kept" if kept else "the baked model goes on"]
-    return RewardOutcome(kept, "; ".join(told), table, accuracy, gain.value)
+    return RewardOutcome(kept, "; ".join(told), table, accuracy, gain.value, cpu_s)
 
 
 def is_kept(settings: RewardSettings, gain: Gain, old: float) -> bool:

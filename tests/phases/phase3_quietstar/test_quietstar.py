@@ -202,7 +202,7 @@ def test_unseen_items_are_unseen_and_each_is_there_once() -> None:
         ("levels={chain: [2, 5], copy: [1, 2], odds: [4, 5]}", "no strategy that is taught is for"),
         ("levels={chian: [2, 5]}", "no tasks 'chian'"),
         ("levels={chain: [5, 2], tot4: [4, 5], swap4: [1, 2], odds: [2, 3]}", "the lower first"),
-        ("steps=0", "greater than or equal to 1"),
+        ("steps=-1", "greater than or equal to 0"),
         ("replay_share=2", "less than or equal to 1"),
     ],
 )

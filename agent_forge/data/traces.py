@@ -290,7 +290,10 @@ _FORMS = {
 
 
 def fits(trace: Trace) -> bool:
-    """True if a thought has the form of its strategy, whether its claims hold or not."""
+    """True if a thought has the form of its strategy, whether its claims hold or not; worked steps
+    have no form of their own."""
+    if trace.task.family not in ADVANCE:
+        return trace.strategy == "step" and bool(trace.claims)
     return re.fullmatch(_FORMS[trace.strategy], ";".join(trace.claims)) is not None
 
 

@@ -79,10 +79,15 @@ class Thinker:
         return float(np.mean([text.tokens == [thinking.BEGIN] for text in found]))
 
     def room(self, items: Sequence[Task]) -> int:
-        """Tokens that a thought may have: some times what the steps of the longest item take."""
-        longest = max(items, key=lambda item: len(item.question) + len(item.steps))
-        steps = traces.write_trace(longest, "step", Random(0))
-        return 16 + 3 * len(self.tokenizer.compose(*steps.parts()))
+        """Tokens that a thought may have: some times what the steps of the longest item take, or
+        the most where a family has no steps."""
+        longest: dict[str, Task] = {}
+        for item in items:
+            known = longest.setdefault(item.family, item)
+            longest[item.family] = max(known, item, key=lambda i: len(i.question) + len(i.steps))
+        steps = (traces.write_trace(item, "step", Random(0)) for item in longest.values())
+        lengths = [len(self.tokenizer.compose(*trace.parts())) for trace in steps]
+        return 16 + 3 * max(lengths) if all(lengths) else thinking.THOUGHT_TOKENS
 
 
 def _sampling(tokens: int) -> SamplingSettings:
@@ -138,14 +143,15 @@ def cut_and_continue(thinker: Thinker, items: Sequence[Task], seed: int = 0) -> 
         for prompt, thought in zip(thinker.prompts(asked), begun, strict=True)
     ]
     texts = generate(thinker.network, prompts, _sampling(thinker.room(asked)))
-    said = [_behind_thought(text.tokens, thinker.tokenizer) for text in texts]
+    said = [behind_thought(text.tokens, thinker.tokenizer) for text in texts]
     rows = list(zip(asked, said, ends, strict=True))
     right = [is_right(item, text) for item, text, _ in rows]
     followed = ["".join(text.split()) == end for _, text, end in rows]
     return CutAndContinue(float(np.mean(followed)), float(np.mean(right)), len(rows))
 
 
-def _behind_thought(tokens: Ids, tokenizer: Tokenizer) -> str:
+def behind_thought(tokens: Ids, tokenizer: Tokenizer) -> str:
+    """What is said behind a thought; nothing if it has no end."""
     if thinking.END not in tokens:
         return ""
     return thinking.shown(tokenizer, tokens[tokens.index(thinking.END) + 1 :])
@@ -176,8 +182,8 @@ class ThoughtReport:
         return {n: compare_answers(r, own, n) for n, r in self.right.items() if n != OWN}
 
     @cached_property
-    def reasons(self) -> list[str]:
-        """Why the thoughts are theatre; an empty list if they are not."""
+    def unhelpful(self) -> list[str]:
+        """In what the thoughts do not help, or answers do not depend on them."""
         found = []
         for name, gain in self.gains.items():
             if gain.verdict != "better" or gain.value < LEAST_GAIN:
@@ -193,6 +199,12 @@ class ThoughtReport:
             if after.items and (after.followed < least or after.right > MOST_UNMOVED):
                 share = f"{after.followed:.0%} of the answers follow a changed step"
                 found.append(f"{family}: {share}, {after.right:.0%} stay right")
+        return found
+
+    @cached_property
+    def reasons(self) -> list[str]:
+        """Why the thoughts are theatre; an empty list if they are not."""
+        found = [*self.unhelpful]
         for value, least, what in (
             (self.predictive_power, LEAST_POWER, "predictive power"),
             (self.correlation, LEAST_CORRELATION, "correlation of coherence and right answers"),

@@ -2,7 +2,8 @@
 
 The texts (trunks) are read once. A branch begins behind a token of its trunk; it attends to what
 stands up to that place and to its own tokens, and goes on from the memory as it was there. So all
-branches of all places of all texts are one batch, with a diagonal mask instead of copied texts.
+branches of all places of all texts are one batch: each is a row with the keys of its text, masked
+behind its place (Quiet-STaR's diagonal mask, a row a diagonal), and no text is computed twice.
 
 Shapes: B texts, T their tokens, N branches of each, R = B * N, L tokens of a branch, D width.
 """

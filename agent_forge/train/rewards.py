@@ -5,7 +5,7 @@ gradient. Two rewards, each a loss of the one training loop.
 advantage is that less the mean of its question's tries (not divided by their spread), and questions
 whose tries are all alike teach nothing. `LikelihoodGain` is Quiet-STaR's (arXiv 2403.09629):
 thoughts behind difficult tokens of a text, each worth by how much more likely it makes the true
-next tokens than the mean thought there does, if it does. Both hold every sampled token near a
+next tokens than the mean thought there does, if it does. Both hold what they learn from near a
 frozen reference.
 
 Shapes: B texts, T tokens, P places of a text, K thoughts of a place, N = P K, R = B N, L tokens.
@@ -14,7 +14,8 @@ Shapes: B texts, T tokens, P places of a text, K thoughts of a place, N = P K, R
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -44,7 +45,7 @@ def policy_terms(
     states_ND: Tensor,
     tokens_N: Tensor,
     reference: ForgeNetwork,
-    its_ND: Tensor,
+    reference_ND: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """The log-probability of every token, and KL(model || reference) where it was chosen, from the
     states of both; logits exist for CHUNK tokens at a time."""
@@ -56,7 +57,7 @@ def policy_terms(
         distance = (mine.exp() * (mine - theirs)).sum(-1)
         return torch.stack([mine.gather(-1, tokens[:, None])[:, 0], distance])
 
-    cut = (torch.split(part, CHUNK) for part in (states_ND, tokens_N, its_ND))
+    cut = (torch.split(part, CHUNK) for part in (states_ND, tokens_N, reference_ND))
     parts = [checkpoint(chunk, *row, use_reentrant=False) for row in zip(*cut, strict=True)]
     log_p, distances = torch.cat(parts, 1)
     return log_p, distances
@@ -72,70 +73,71 @@ class VerifiedReward:
     sampling: SamplingSettings  # at temperature 1: what is sampled is what is learned
     samples: int
     kl: float
-    success: dict[int, float] = field(default_factory=dict)  # of the questions asked last
+    success: dict[int, float] = field(default_factory=dict)  # of questions, until it is taken out
 
     def __call__(self, model: nn.Module, batch: Batch, generator: Generator) -> LossOutput:
         assert isinstance(model, ForgeNetwork)
         questions = batch[0].tolist()
         tries, rewards = self._try(model, questions, generator)
-        gains = advantages(rewards)
-        self.success = dict(zip(questions, rewards.mean(1).tolist(), strict=True))
-        taught = gains.any(1)
-        kept = taught.clone()
-        kept[0] |= not taught.any()  # with no advantage it is only held near the reference
-        rows = [i for i in range(len(tries)) if kept[i // self.samples]]
-        tokens, sampled = _padded([tries[i] for i in rows], self._starts(questions, rows))
-        states, own = self._states(model, tokens, sampled)
-        log_p, distances = policy_terms(model, states, tokens[:, 1:][sampled], self.reference, own)
-        worth = gains.flatten()[rows].to(log_p.device)
-        each = worth.repeat_interleave(sampled.sum(1))
-        # By the tokens of all tries, so that leaving some out changes nothing.
-        starts = self._starts(questions, range(len(tries)))
-        count = sum(len(row) - start for row, start in zip(tries, starts, strict=True))
-        total = (self.kl * distances - each * log_p).sum() / count
-        values = {"loss": float(total.detach()), "reward": float(rewards.mean())}
-        values |= {"taught_share": float(taught.float().mean())}
+        self.success.update(zip(questions, rewards.mean(1).tolist(), strict=True))
+        advantages_QS = advantages(rewards)
+        teaches = advantages_QS.any(1)
+        count = sum(one.length for one in tries)  # of all, so that leaving some out changes nothing
+        values = {"reward": float(rewards.mean())}
+        values |= {"taught_share": float(teaches.float().mean())}
+        if not teaches.any():  # a gradient of nothing would still be a step
+            return LossOutput(torch.zeros((), requires_grad=True), count, {"loss": 0.0, **values})
+        rows = [i for i in range(len(tries)) if teaches[i // self.samples]]
+        device = next(model.parameters()).device
+        tokens, sampled = (t.to(device) for t in _padded([tries[i] for i in rows]))
+        with torch.no_grad():
+            reference = states_of(self.reference.to(device), tokens[:, :-1])[sampled]
+        states = states_of(model, tokens[:, :-1])[sampled]
+        chosen = tokens[:, 1:][sampled]
+        log_p, distances = policy_terms(model, states, chosen, self.reference, reference)
+        each = advantages_QS.flatten()[rows].to(device).repeat_interleave(sampled.sum(1))
+        total = self.kl * distances.mean() - (each * log_p).sum() / count
         values |= {"divergence": float(distances.detach().mean())}
-        return LossOutput(total, count, values)
+        return LossOutput(total, count, {"loss": float(total.detach()), **values})
 
     def _try(
         self, model: ForgeNetwork, questions: Sequence[int], generator: Generator
-    ) -> tuple[list[list[int]], Tensor]:
-        """Every try as prompt and sampled tokens, its end among them, and what it is worth."""
+    ) -> tuple[list[QuestionTry], Tensor]:
+        """Every try, and what it is worth."""
+        (end,) = self.sampling.stop_tokens or (None,)  # one at most, so that it is known
         seed = int(torch.randint(2**31, (1,), generator=generator))
-        how = SamplingSettings(**{**vars(self.sampling), "seed": seed})
         prompts = [self.prompts[number] for number in questions]
+        how = replace(self.sampling, seed=seed)
         texts = generate(model, prompts, how, samples=self.samples)
         model.train()
-        end = sorted(how.stop_tokens)[:1]
+        torch.clear_autocast_cache()  # what was cast without a graph
         tries, right = [], []
         for i, text in enumerate(texts):
-            closing = end if text.stopped_by == "token" else []
-            tries.append([*prompts[i // self.samples], *text.tokens, *closing])
+            closing = [end] if end is not None and text.stopped_by == "token" else []
+            tries.append(QuestionTry(prompts[i // self.samples], [*text.tokens, *closing]))
             right.append(float(self.verify(questions[i // self.samples], text)))
         return tries, torch.tensor(right).view(-1, self.samples)
 
-    def _starts(self, questions: Sequence[int], rows: Sequence[int]) -> list[int]:
-        return [len(self.prompts[questions[i // self.samples]]) for i in rows]
 
-    def _states(
-        self, model: ForgeNetwork, tokens: Tensor, sampled: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """What both networks say where a token was sampled."""
-        device = next(model.parameters()).device
-        given = tokens[:, :-1].to(device)
-        with torch.no_grad():
-            own = states_of(self.reference.to(device), given)[sampled]
-        return states_of(model, given)[sampled], own
+class QuestionTry(NamedTuple):
+    """A question, and what was sampled after it, its end among the tokens."""
+
+    prompt: Ids
+    tokens: Ids
+
+    @property
+    def length(self) -> int:
+        return len(self.tokens)
 
 
-def _padded(rows: Sequence[Ids], starts: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Rows as one tensor, and which of their tokens but the first were sampled."""
-    longest = max(map(len, rows))
-    tokens = torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows])
+def _padded(tries: Sequence[QuestionTry]) -> tuple[Tensor, Tensor]:
+    """Tries as rows of one tensor, and which of the tokens but the first were sampled."""
+    ends = [len(prompt) + len(tokens) for prompt, tokens in tries]
+    longest = max(ends)
+    rows = [[*p, *t, *[0] * (longest - end)] for (p, t), end in zip(tries, ends, strict=True)]
     places = torch.arange(1, longest)
-    bounds = torch.tensor([[start, len(row)] for start, row in zip(starts, rows, strict=True)])
-    return tokens, (places >= bounds[:, :1]) & (places < bounds[:, 1:])
+    starts = torch.tensor([[len(prompt)] for prompt, _ in tries])
+    return torch.tensor(rows), (places >= starts) & (places < torch.tensor(ends)[:, None])
 
 
 class MixingHead(nn.Module):
@@ -188,14 +190,15 @@ class LikelihoodGain:
             self.reference,
             theirs.flatten(0, 1),
         )
-        gains_R, nll = self._gains(model, answers_BTD, at_BN, states[:, self.length + 1 :], true)
-        grouped = gains_R.detach().view(-1, self.thoughts)
+        thinking = states[:, self.length + 1 :]
+        likely_R, helped, nll = self._likelihoods(model, answers_BTD, at_BN, thinking, true)
+        grouped = likely_R.detach().view(-1, self.thoughts)
         worth = (grouped - grouped.mean(1, keepdim=True)).clamp(min=0).flatten()
         count = thoughts_RL.numel()
         policy = -(worth[:, None] * log_p.view(-1, self.length)).sum() / count
         total = policy + self.nll_share * nll + self.kl * distances.sum() / count
         values = {"loss": float(total.detach()), "reward": float(worth.mean())}
-        values |= {"divergence": float(distances.detach().mean())}
+        values |= {"divergence": float(distances.detach().mean()), "thought_gain": helped}
         return LossOutput(total, count, values)
 
     def _difficult(self, model: ForgeNetwork, answers_BTD: Tensor, targets_BT: Tensor) -> Tensor:
@@ -217,29 +220,34 @@ class LikelihoodGain:
         inside = places < targets_BT.shape[1]
         true = targets_BT[rows, places.clamp(max=targets_BT.shape[1] - 1)]
         true = torch.where(inside, true, IGNORE)
+        true = true.masked_fill((true == IGNORE).cumsum(1) > 0, IGNORE)  # another text begins there
         marks = [thoughts_RL.new_full((b * n, 1), token) for token in (self.begin, self.end)]
         known = true[:, :-1].clamp(min=0)
         return torch.cat([marks[0], thoughts_RL, marks[1], known], 1), true
 
-    def _gains(
+    def _likelihoods(
         self,
         model: ForgeNetwork,
         answers_BTD: Tensor,
         at_BN: Tensor,
         thinking_RAD: Tensor,
         true_RA: Tensor,
-    ) -> tuple[Tensor, Tensor]:
-        """The log-likelihood of the true tokens after every thought, and their mean loss."""
+    ) -> tuple[Tensor, float, Tensor]:
+        """The log-likelihood of the true tokens after every thought, by how much likelier a token
+        is than without, and their mean loss."""
         rows = torch.arange(len(at_BN), device=at_BN.device).repeat_interleave(at_BN.shape[1])
         places = at_BN.flatten()[:, None] + torch.arange(self.ahead, device=at_BN.device)
         plain = answers_BTD[rows[:, None], places.clamp(max=answers_BTD.shape[1] - 1)]
         share = model.mixing(plain, thinking_RAD)  # type: ignore[operator]
         logits = [model.logits(model.hidden(s)).float() for s in (plain, thinking_RAD)]
         mixed = (1 - share) * logits[0] + share * logits[1]
-        losses = F.cross_entropy(
-            mixed.transpose(1, 2), true_RA, reduction="none", ignore_index=IGNORE
+        without, losses = (
+            F.cross_entropy(x.transpose(1, 2), true_RA, reduction="none", ignore_index=IGNORE)
+            for x in (logits[0].detach(), mixed)
         )
-        return -losses.sum(1), losses.sum() / max(1, int((true_RA != IGNORE).sum()))
+        count = max(1, int((true_RA != IGNORE).sum()))
+        helped = float((without - losses.detach()).sum() / count)
+        return -losses.sum(1), helped, losses.sum() / count
 
 
 @torch.no_grad()
@@ -255,4 +263,5 @@ def sample_thoughts(
         probabilities = model.logits(model.hidden(y)).float().softmax(-1).cpu()
         token = torch.multinomial(probabilities, 1, generator=generator).to(at_BN.device)
         found.append(token)
+    torch.clear_autocast_cache()  # what was cast without a graph
     return torch.cat(found, 1)

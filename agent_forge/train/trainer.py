@@ -99,7 +99,8 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = group["full_lr"] * rate
         try:
-            self.optimizer.step()
+            if any(p.grad is not None for p in self.model.parameters()):  # else nothing was learned
+                self.optimizer.step()
         except NotFinite as error:
             raise Diverged(f"step {step}: {error}") from error
         self._notify_modules("end_step")
@@ -140,8 +141,8 @@ class Trainer:
                 sums[name] = sums.get(name, 0.0) + value * loss.count
         if not count:
             raise ValueError("the batch has nothing to learn: every target is left out")
-        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
-        torch._foreach_mul_(gradients, 1 / count)
+        if gradients := [p.grad for p in self.model.parameters() if p.grad is not None]:
+            torch._foreach_mul_(gradients, 1 / count)
         return {name: value / count for name, value in sums.items()}
 
     def _notify_modules(self, method: str) -> None:

@@ -135,6 +135,12 @@ def test_worked_steps_of_other_families_are_thoughts() -> None:
             traces.checked(replace(trace, claims=claims), trace.task.answer)
 
 
+def test_worked_steps_have_no_form_of_their_own() -> None:
+    trace = next(traces.write_traces("step", 1, {"addition": (11, 14)}))
+    assert traces.fits(trace) and not traces.fits(replace(trace, claims=()))
+    assert not traces.fits(replace(trace, strategy="doubt"))
+
+
 def test_a_question_of_worked_steps_has_to_be_that_of_its_item() -> None:
     row = next(traces.write_traces("step", 1, {"addition": (1, 5)})).row()
     assert traces.trace_of_row(row).row() == row

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from itertools import product
 
 import pytest
@@ -13,6 +14,9 @@ from agent_forge.data.loader import IGNORE
 from agent_forge.infer.generate import GeneratedText, SamplingSettings
 from agent_forge.model.branches import Branches, Trunk
 from agent_forge.model.network import ForgeNetwork
+from agent_forge.optim.config import MuGrokConfig
+from agent_forge.optim.muon import MuonGrokfast
+from agent_forge.train.config import TrainSettings
 from agent_forge.train.rewards import (
     LikelihoodGain,
     MixingHead,
@@ -20,6 +24,7 @@ from agent_forge.train.rewards import (
     advantages,
     sample_thoughts,
 )
+from agent_forge.train.trainer import Trainer
 from tests.support.networks import settings, shake
 
 VOCABULARY, LENGTH = 4, 2
@@ -97,8 +102,7 @@ def test_what_has_no_variance_teaches_nothing() -> None:
 def test_tries_are_held_near_the_reference() -> None:
     """The divergence pulls back, token by token, and is 0 at the reference itself."""
     model = toy()
-    reward = verified(model, 64, kl=1.0)
-    reward.verify = lambda question, text: False
+    reward = verified(model, 64, kl=100.0)  # beside which the advantages are small
     same = reward(model, (torch.tensor([0]),), torch.Generator().manual_seed(0))
     assert abs(same.values["divergence"]) < 1e-6
     reward.reference = toy(1)
@@ -107,9 +111,62 @@ def test_tries_are_held_near_the_reference() -> None:
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.grad is not None:
-                parameter -= 0.02 * parameter.grad
+                parameter -= 0.0002 * parameter.grad
     after = reward(model, (torch.tensor([0]),), torch.Generator().manual_seed(0))
     assert 0 < after.values["divergence"] < before.values["divergence"]
+
+
+def test_tries_of_any_length_weigh_their_own_tokens_alone() -> None:
+    """Two questions, texts that end by themselves or not: the loss, computed by hand."""
+    model, stop = toy(), 3
+    how = SamplingSettings(4, temperature=1.0, halt_threshold=1.0, stop_tokens=frozenset([stop]))
+    prompts = [[1, 2, 0], [0, 1, 1, 2, 2]]
+    tried: dict[int, list[GeneratedText]] = {0: [], 1: []}
+
+    def verify(question: int, text: GeneratedText) -> bool:
+        tried[question].append(text)
+        return len(text.tokens) % 2 == 1
+
+    reward = VerifiedReward(prompts, verify, toy(1), how, 6, kl=0.5)
+    loss = reward(model, (torch.tensor([0, 1]),), torch.Generator().manual_seed(1))
+    assert loss.values["taught_share"] == 1.0
+    assert {text.stopped_by for texts in tried.values() for text in texts} == {"token", "length"}
+    policy, distances, count = 0.0, [], 0
+    for question, texts in tried.items():
+        right = [float(len(text.tokens) % 2) for text in texts]
+        for text, worth in zip(texts, right, strict=True):
+            ends = [stop] if text.stopped_by == "token" else []
+            sampled = [*text.tokens, *ends]
+            row = torch.tensor([[*prompts[question], *sampled]])[:, :-1]
+            mine, other = (net(row).log_softmax(-1)[0, -len(sampled) :] for net in (model, toy(1)))
+            log_p = mine.gather(-1, torch.tensor(sampled)[:, None]).sum()
+            policy -= float((worth - sum(right) / len(right)) * log_p)
+            distances += (mine.exp() * (mine - other)).sum(-1).tolist()
+            count += len(sampled)
+    expected = policy / count + 0.5 * sum(distances) / len(distances)
+    assert loss.count == count and float(loss.total) == pytest.approx(expected, abs=1e-5)
+
+
+def test_what_nothing_was_learned_from_changes_no_weight() -> None:
+    """Muon would make a whole step of any gradient, however small."""
+    model = toy()
+    reward = verified(model, 4, kl=1.0)
+    reward.verify = lambda question, text: True
+    before = copy.deepcopy(model.state_dict())
+    trainer = Trainer(
+        model,
+        MuonGrokfast(model, MuGrokConfig()),
+        reward,
+        TrainSettings(),
+        total=3,
+        generator=torch.Generator().manual_seed(0),
+    )
+    trainer.step(1, (torch.tensor([0]),))
+    assert all(torch.equal(before[name], own) for name, own in model.state_dict().items())
+    turns = itertools.cycle([True, False])
+    reward.verify = lambda question, text: next(turns)
+    trainer.step(2, (torch.tensor([0]),))
+    assert not torch.equal(before["projection.weight"], model.projection.weight)
 
 
 # -- likelihood -----------------------------------------------------------------------------------
@@ -181,10 +238,16 @@ def test_a_thought_is_judged_by_the_true_tokens_that_follow() -> None:
         assert true.tolist() == [[1, 2], [1, 2]]
         states = model.answers(Branches(model, trunk, at).read(given))
         answers = model.answers(trunk.x_BTD)
-        found, _ = reward._gains(model, answers, at, states[:, LENGTH + 1 :], true)
+        found, helped, loss = reward._likelihoods(model, answers, at, states[:, LENGTH + 1 :], true)
         assert torch.allclose(found, enumerated(model, 2)[1][[3, 9]], atol=1e-4)
+        plain = model.logits(model.hidden(answers[0, 2:4])).log_softmax(-1)
+        without = plain.gather(-1, TARGETS[0, 2:4, None]).mean()
+        assert helped == pytest.approx(float(-loss - without), abs=1e-4)
         beyond, wanted = reward._rows(torch.tensor([[4, 4]]), thoughts, TARGETS)
         assert wanted.tolist() == [[0, IGNORE]] * 2 and beyond.shape == given.shape
+        ended = TARGETS.clone()
+        ended[0, 2] = IGNORE  # a text ends there: what follows is another's
+        assert reward._rows(at, thoughts, ended)[1].tolist() == [[IGNORE, IGNORE]] * 2
 
 
 def test_thoughts_are_sampled_as_the_model_finds_them_likely() -> None:
@@ -205,6 +268,7 @@ def test_the_mixture_lets_gradients_reach_the_thought() -> None:
     loss = gain(model, nll_share=1.0)(model, (TEXT, TARGETS), torch.Generator().manual_seed(0))
     loss.total.backward()
     assert float(model.mixing.outer.bias.grad.abs()) > 0  # type: ignore[union-attr]
+    assert BEGIN not in TEXT[0, :4] and float(model.embedding.weight.grad[BEGIN].abs().max()) > 0
     assert loss.count == 2 * LENGTH and loss.values["reward"] >= 0
     with pytest.raises(AttributeError):
         gain(model)(toy(), (TEXT, TARGETS), torch.Generator().manual_seed(0))

@@ -179,3 +179,8 @@ def items_of(strategy: str, items: Sequence[tasks.Task]) -> list[tasks.Task]:
     """The items that a strategy is for."""
     families = traces.families_of(strategy, dict.fromkeys(item.family for item in items))
     return [item for item in items if item.family in families]
+
+
+def spread(items: Sequence[tasks.Task], count: int) -> list[tasks.Task]:
+    """So many items from all over a list, at most."""
+    return list(items)[:: max(1, len(items) // count)][:count]

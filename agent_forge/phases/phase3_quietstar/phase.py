@@ -50,10 +50,16 @@ from agent_forge.phases.phase3_quietstar.lessons import (
     items_of,
     own_traces,
     pauses,
+    spread,
     unseen_items,
     write_lessons,
 )
-from agent_forge.phases.phase3_quietstar.reward_step import RewardOutcome, take_reward_step
+from agent_forge.phases.phase3_quietstar.reward_step import (
+    RewardOutcome,
+    refuse_long_rows,
+    rewarded_levels,
+    take_reward_step,
+)
 from agent_forge.phases.training import (
     compare_domains,
     measure_domains,
@@ -99,6 +105,7 @@ class QuietStarPhase(phase.PhaseController):
         c, weights = self.config, self.shared.model.parameters()
         steps = (c.steps + self._confidence_steps()) * (3 if c.controls else 1)
         if c.reward.kind != "none":
+            refuse_long_rows(c, self.shared.model)
             steps += c.reward.steps + c.reward.control_steps * c.reward.control
         tokens = c.rows * c.row_tokens
         notes = (
@@ -135,7 +142,10 @@ class QuietStarPhase(phase.PhaseController):
         return self._result(ctx, corpus, model, found, kept, rewarded)
 
     def _items(self, split: str) -> list[Task]:
-        return unseen_items(self.config, split, self.config.thought_items)
+        """All that is measured of a split."""
+        c = self.config
+        levels = {**c.ranges, **rewarded_levels(c)}
+        return unseen_items(c, split, c.thought_items + c.reward.check_items, levels)
 
     # -- teaching ----------------------------------------------------------------------------------
 
@@ -200,7 +210,7 @@ class QuietStarPhase(phase.PhaseController):
         controls: Mapping[str, ForgeNetwork],
     ) -> Scores:
         """All that is measured on unseen items, each thing once."""
-        c, items = self.config, self._items("verdict")
+        c, items = self.config, unseen_items(self.config, "verdict", self.config.thought_items)
         few = unseen_items(c, "verdict", min(c.thought_items, STRATEGY_ITEMS))
         by_strategy = {name: items_of(name, few) for name in c.strategies}
         tasks: dict[str, Callable[[], Any]] = {
@@ -211,8 +221,8 @@ class QuietStarPhase(phase.PhaseController):
             },
             "tags": partial(judging.tag_losses, thinker, c.strategies, by_strategy),
             "usage": partial(self._usage, thinker, items),
-            "time": partial(_time_of_thoughts, thinker, items[:TIMED]),
-            "memory": partial(_memory_overhead, thinker, items[:8]),
+            "time": partial(_time_of_thoughts, thinker, spread(items, TIMED)),
+            "memory": partial(_memory_overhead, thinker, spread(items, 8)),
             "samples": partial(_samples, thinker, by_strategy),
             **{
                 f"control {name}": partial(_control_right, thinker, model, name, items)
@@ -338,6 +348,7 @@ class QuietStarPhase(phase.PhaseController):
     def _target_table(self, report: ThoughtReport, found: Scores) -> Table:
         """What the specification aims at, beside what was measured."""
         time, (own, other) = found["time"], found["tags"]
+        others = len(self.config.strategies) > 1
         rows: Table = [["target of the specification", "", "measured"]]
         rows += [
             ["accuracy with thoughts", f">= {OVERALL}", report.accuracy(OWN)],
@@ -350,7 +361,7 @@ class QuietStarPhase(phase.PhaseController):
             ["divergence between thoughts", "> 0.3", report.divergence],
             ["thinks by itself, new tasks", f"> {USED}", found["usage"]["new"]],
             ["thinks by itself, old tasks", "0", found["usage"]["old"]],
-            ["loss of thoughts behind other tags", ">= 1.3 times", other / own],
+            ["loss of thoughts behind other tags", ">= 1.3 times", other / own if others else "-"],
             ["ms a thought, at once", "< 15", time["batched_ms"]],
             ["ms a thought, one at a time", "-", time["alone_ms"]],
             ["thoughts at once, times as fast", ">= 10", time["alone_ms"] / time["batched_ms"]],
@@ -437,7 +448,7 @@ def _samples(thinker: Thinker, items: Mapping[str, Sequence[Task]]) -> list[dict
     """A few thoughts of each strategy with their answers."""
     found = []
     for strategy, own in items.items():
-        few = own[:SHOWN]
+        few = spread(own, SHOWN)
         thoughts = thinker.think(few, strategy)
         for item, ids, text in zip(few, thoughts, thinker.answers(few, thoughts), strict=True):
             thought = shown(thinker.tokenizer, ids, specials=True)

@@ -12,25 +12,26 @@ import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from operator import sub
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from agent_forge.config.settings import ModelSettings
 from agent_forge.contract.phase import PhaseContext, Table
-from agent_forge.data import tasks
+from agent_forge.data import tasks, traces
 from agent_forge.data.datasets import tokenise
 from agent_forge.data.loader import BatchLoader, TokenizedDataset
 from agent_forge.data.tasks import Task, is_right
 from agent_forge.data.tokenizer import END_OF_TURN, SPECIAL
+from agent_forge.errors import ConfigError
 from agent_forge.evals import thoughts as judging
 from agent_forge.evals.comparison import ACCURACY, Gain, compare_answers
-from agent_forge.evals.model_under_test import EVERY_STEP
+from agent_forge.evals.model_under_test import EVERY_STEP, measure
 from agent_forge.evals.thoughts import ANSWER_TOKENS, Thinker
 from agent_forge.infer.generate import GeneratedText, SamplingSettings
-from agent_forge.infer.thinking import BEGIN, END, ThoughtGenerator, shown
+from agent_forge.infer.thinking import BEGIN, END, PARALLEL_THOUGHTS, ThoughtGenerator
 from agent_forge.model.loss import vocabulary_of
 from agent_forge.model.network import ForgeNetwork
 from agent_forge.optim.muon import MuonGrokfast
@@ -40,7 +41,7 @@ from agent_forge.phases.phase3_quietstar.config import (
     in_order,
 )
 from agent_forge.phases.phase3_quietstar.lessons import DIRECT, Lessons, unseen_items
-from agent_forge.phases.training import compare_domains, measure_domains, train_network
+from agent_forge.phases.training import train_network
 from agent_forge.train.corpus import Corpus
 from agent_forge.train.fit import fit
 from agent_forge.train.rewards import LikelihoodGain, MixingHead, VerifiedReward
@@ -62,6 +63,7 @@ class QuestionPool:
 
     items: Sequence[Task]
     success: dict[Cell, float] = field(default_factory=dict)
+    latest: dict[int, float] = field(default_factory=dict)  # of questions that were just asked
 
     def __post_init__(self) -> None:
         self._cells: dict[Cell, list[int]] = {}
@@ -69,13 +71,17 @@ class QuestionPool:
             self._cells.setdefault((item.family, item.level), []).append(number)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"success": [[*cell, share] for cell, share in self.success.items()]}
+        known = [[*cell, share] for cell, share in self.success.items()]
+        return {"success": known, "latest": [[*pair] for pair in self.latest.items()]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.success = {(family, level): share for family, level, share in state["success"]}
+        self.latest.clear()
+        self.latest.update({int(number): share for number, share in state["latest"]})
 
     def draw(self, count: int, generator: torch.Generator) -> Tensor:
-        """Numbers of questions."""
+        """Numbers of questions, each once, by what the latest ones told."""
+        self._observe()
         cells = list(self._cells)
         weights = torch.tensor([self._weight(cell) for cell in cells])
         chosen = torch.multinomial(weights, count, replacement=True, generator=generator)
@@ -84,16 +90,17 @@ class QuestionPool:
         for cell, place in zip(chosen.tolist(), places.tolist(), strict=True):
             numbers = self._cells[cells[cell]]
             found.append(numbers[int(place * len(numbers))])
-        return torch.tensor(found)
+        return torch.tensor(list(dict.fromkeys(found)))
 
     def _weight(self, cell: Cell) -> float:
         return 1.0 if LOW <= self.success.get(cell, LOW) <= HIGH else OUTSIDE
 
-    def observe(self, success: Mapping[int, float]) -> None:
-        for number, share in success.items():
+    def _observe(self) -> None:
+        for number, share in self.latest.items():
             cell = (self.items[number].family, self.items[number].level)
             before = self.success.get(cell, share)
             self.success[cell] = REMEMBERED * before + (1 - REMEMBERED) * share
+        self.latest.clear()
 
 
 @dataclass
@@ -101,7 +108,7 @@ class RewardGuard:
     """Checks the model now and then; goes back to its last good weights if it has lost too much."""
 
     trainer: Trainer
-    check: Callable[[int], dict[str, Any]]  # number of the check -> accuracy, theatre
+    check: Callable[[str], dict[str, Any]]  # name of the check -> accuracy, theatre
     every_steps: int
     most_lost: float
     go_back: Callable[[str], None]  # is told the reason
@@ -112,7 +119,7 @@ class RewardGuard:
     def __post_init__(self) -> None:
         self._loss: Any = self.trainer.loss
         self._good = self._weights()
-        self._start = self.check(0)
+        self._start = self.check("start")
 
     def _weights(self) -> dict[str, Tensor]:
         return copy.deepcopy(self.trainer.model.state_dict())
@@ -133,7 +140,8 @@ class RewardGuard:
     def update(self) -> float:
         """Check; returns the share of wrong answers."""
         self.number += 1
-        found, start = self.check(self.number), self._start
+        # After a divergence the same number is of other weights: the rate tells them apart.
+        found, start = self.check(f"{self.number}/{self.trainer.factor}"), self._start
         lost = start["accuracy"] - found["accuracy"]
         if lost > self.most_lost or (found["theatre"] and not start["theatre"]):
             points = f"{-100 * lost:+.1f} points"
@@ -166,6 +174,15 @@ def rewarded_levels(c: QuietStarSettings) -> dict[str, tuple[int, int]]:
     return in_order(c.reward.answers_only) or c.ranges
 
 
+def refuse_long_rows(c: QuietStarSettings, shape: ModelSettings) -> None:
+    """Refuse rows that, with a thought behind their last token, are more than attention sees."""
+    longest = max(length for _, length in PARALLEL_THOUGHTS.values())
+    total = c.row_tokens + longest + 2 + c.reward.ahead
+    if c.reward.kind == "likelihood" and total > shape.sw_window:
+        problem = f"rows of {c.row_tokens} tokens and a thought are {total}"
+        raise ConfigError(f"{problem}; attention sees {shape.sw_window}", hint="shorter row_tokens")
+
+
 def take_reward_step(
     ctx: PhaseContext, c: QuietStarSettings, corpus: Corpus, lessons: Lessons, model: ForgeNetwork
 ) -> RewardOutcome:
@@ -180,25 +197,21 @@ def take_reward_step(
     cost = dict(zip((REWARDED, TAUGHT), map(sub, clock[1:], clock), strict=True))
     cpu_s = ctx.once("reward verdict", "CPU seconds", lambda: cost)
     levels = {**c.ranges, **rewarded_levels(c)}
-    items = unseen_items(c, "verdict", c.thought_items, levels)
-    right: dict[str, list[bool]] = {}
-    for name in ctx.pieces("reward verdict", list(models)):
-        thinker = Thinker(models[name], corpus.tokenizer)
-        answered = partial(_answered, thinker, items)
-        right[name] = ctx.once("reward verdict", name, answered)
-    rewarded = {i for i, item in enumerate(items) if item.family in rewarded_levels(c)}
-    gain = _gain(right, [i for i in range(len(items)) if i in rewarded])
-    others = [i for i in range(len(items)) if i not in rewarded]
-    scores = [measure_domains(ctx, corpus, models[name], name) for name in (BAKED, REWARDED)]
-    old = compare_domains(corpus, *scores).overall.gains[ACCURACY].value
-    spoiled = bool(others) and _gain(right, others).verdict == "worse"
+    chosen = _families(c, "selection", levels)  # the verdict's items choose nothing
+    right = {name: _answers_of(ctx, c, corpus, models[name], name, chosen) for name in models}
+    gain = _gain(right, [f for f in levels if f in rewarded_levels(c)])
+    spoiled = [f for f in levels if _gain(right, [f]).verdict == "worse"]
+    old = _old_accuracy(ctx, corpus, model, REWARDED) - _old_accuracy(ctx, corpus, baked, BAKED)
     kept = not spoiled and is_kept(c.reward, gain, old)
+    unseen = _families(c, "verdict", levels)
+    told_of = {n: _answers_of(ctx, c, corpus, models[n], n, unseen) for n in models}
     if not kept:
         model.load_state_dict(baked.state_dict())
-    accuracy = {n: _by_family(items, own) for n, own in right.items()}
+    accuracy = {n: {f: sum(x) / len(x) for f, x in own.items()} for n, own in told_of.items()}
     table: Table = [["family", *models]]
     table += [[f, *(accuracy[n][f] for n in models)] for f in levels]
     told = [gain.sentence(ACCURACY, "the baked model"), f"old tasks {100 * old:+.1f} points"]
+    told += [f"worse on {family}" for family in spoiled]
     told += [f"went back: {reason}" for reason in reasons]
     told += ["it is kept" if kept else "the baked model goes on"]
     return RewardOutcome(kept, "; ".join(told), table, accuracy, gain.value, cpu_s)
@@ -209,20 +222,53 @@ def is_kept(settings: RewardSettings, gain: Gain, old: float) -> bool:
     return gain.verdict == "better" and old >= -settings.kept_skills
 
 
-def _gain(right: Mapping[str, Sequence[bool]], places: Sequence[int]) -> Gain:
-    baked, rewarded = ([right[name][i] for i in places] for name in (BAKED, REWARDED))
+def _gain(right: Mapping[str, Mapping[str, list[bool]]], families: Sequence[str]) -> Gain:
+    """Of the rewarded model over the baked one on the items of some families."""
+    baked, rewarded = ([r for f in families for r in right[n][f]] for n in (BAKED, REWARDED))
     return compare_answers(baked, rewarded, STAGE)
 
 
-def _by_family(items: Sequence[Task], right: Sequence[bool]) -> dict[str, float]:
-    found: dict[str, list[bool]] = {}
-    for item, own in zip(items, right, strict=True):
-        found.setdefault(item.family, []).append(own)
-    return {family: sum(own) / len(own) for family, own in found.items()}
+def _families(c: QuietStarSettings, split: str, levels: traces.Levels) -> dict[str, list[Task]]:
+    """Items of every family that neither training nor the checks on the way have seen."""
+    seen = c.reward.check_items if split == "selection" else 0
+    return {
+        name: unseen_items(c, split, seen + c.thought_items, {name: level})[seen:]
+        for name, level in levels.items()
+    }
 
 
-def _answered(thinker: Thinker, items: Sequence[Task]) -> list[bool]:
-    return thinker.right(items, thinker.think(items))
+def _answers_of(
+    ctx: PhaseContext,
+    c: QuietStarSettings,
+    corpus: Corpus,
+    model: ForgeNetwork,
+    name: str,
+    items: Mapping[str, Sequence[Task]],
+) -> dict[str, list[bool]]:
+    """What a model answers rightly, by family, asked as it was trained: a control that learned
+    answers alone is asked for answers alone."""
+    thinker, direct = Thinker(model, corpus.tokenizer), name == TAUGHT and c.reward.answers_only
+
+    def answered() -> dict[str, list[bool]]:
+        return {
+            family: thinker.right(own, None if direct else thinker.think(own))
+            for family, own in items.items()
+        }
+
+    split = next(item.split for own in items.values() for item in own)
+    found: dict[str, list[bool]] = ctx.once("reward verdict", f"{split}/{name}", answered)
+    return found
+
+
+def _old_accuracy(ctx: PhaseContext, corpus: Corpus, model: ForgeNetwork, name: str) -> float:
+    """The accuracy on old tasks, a mean over the domains, by items for choices."""
+
+    def measured() -> float:
+        scores = (measure(model, own, threshold=EVERY_STEP) for own in corpus.selection.values())
+        shares = [own.accuracy for own in scores]
+        return sum(shares) / len(shares)
+
+    return float(ctx.once("reward verdict", f"old/{name}", measured))
 
 
 def _taught_on(
@@ -263,15 +309,14 @@ def reward_step(
     loss: VerifiedReward | LikelihoodGain
     if s.kind == "verified":
         loss = _verified(c, thinker, pool.items)
+        loss.success = pool.latest
     else:
         loss = _likelihood(c, model)
-        model.mixing = MixingHead(model.settings.d_model)
+        model.mixing = MixingHead(model.settings.d_model).to(ctx.device)
 
     def next_batch(step: int) -> Batch:
-        if isinstance(loss, LikelihoodGain):
+        if s.kind == "likelihood":
             return loader.next_batch()
-        pool.observe(loss.success)
-        loss.success = {}
         return (pool.draw(s.questions, questions),)
 
     of_stage: dict[str, Any] = {"device": ctx.device, "decisions": ctx.decisions.of(STAGE)}
@@ -292,12 +337,14 @@ def _guard(
     s = c.reward
     items = unseen_items(c, "selection", s.check_items, {**c.ranges, **rewarded_levels(c)})
 
-    def measured() -> dict[str, Any]:
-        report = judging.assess(thinker, items, seed=ctx.seed)
-        return {"accuracy": report.accuracy(), "theatre": report.theatre}
+    reference = getattr(trainer.loss, "reference", None)
 
-    def check(number: int) -> dict[str, Any]:
-        found: dict[str, Any] = ctx.once("reward checks", str(number), measured)
+    def measured() -> dict[str, Any]:
+        report = judging.assess(thinker, items, base=reference, seed=ctx.seed)
+        return {"accuracy": report.accuracy(), "theatre": bool(report.unhelpful)}
+
+    def check(name: str) -> dict[str, Any]:
+        found: dict[str, Any] = ctx.once("reward checks", name, measured)
         return found
 
     def told(reason: str) -> None:
@@ -311,10 +358,7 @@ def _verified(c: QuietStarSettings, thinker: Thinker, items: Sequence[Task]) -> 
     tokenizer = thinker.tokenizer
 
     def verify(number: int, text: GeneratedText) -> bool:
-        if END not in text.tokens:
-            return False
-        said = text.tokens[text.tokens.index(END) + 1 :]
-        return is_right(items[number], shown(tokenizer, said))
+        return is_right(items[number], judging.behind_thought(text.tokens, tokenizer))
 
     how = SamplingSettings(
         thinker.room(items) + ANSWER_TOKENS,

@@ -203,6 +203,9 @@ def own(row: DataRow) -> Iterator[Example]:
             _refuse_unclear(row, name)
         choices = row.texts("choices", optional=True)
         row.refuse_long("".join(choices), "field 'choices'")
+        if choices and isinstance(row.value.get("answer"), int):
+            problem = "field 'answer' is a number: that of a choice, or its text?"
+            raise row.damaged(problem, "write the text of the right choice, in quotes")
         if form == "messages":
             example = replace(_conversation(row), choices=choices)
         elif form == "prompt":

@@ -5,6 +5,8 @@ Coarse on purpose: two questions that share a hash by chance merely stay in one 
 
 import hashlib
 import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import Literal
 from unicodedata import normalize
 
@@ -30,7 +32,9 @@ END = re.compile(
     r"|let\W?s think step by step)$"
 )
 NO_LETTERS = re.compile(r"[\W_\u115f\u1160]+")  # and Hangul fillers, invisible letters
-PASSAGE, KEPT = 60, 8  # letters that texts share to overlap; one of so many passages is compared
+PASSAGE, KEPT = 50, 8  # letters that texts share to overlap; one of so many passages is compared
+ENOUGH = 4  # shared passages that are no chance, as words that follow a form may be
+COMMON, FEW = 0.2, 5  # share of all texts, and number, above which a passage says nothing: a form
 _BASE, _MIX = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9  # odd: they can be undone modulo 2^64
 
 
@@ -61,7 +65,7 @@ def letters(text: str) -> str:
 
 def passages(text: str) -> frozenset[int]:
     """Hashes of some passages of a text, the same ones wherever they stand: two texts that share
-    well over PASSAGE letters in a row share such a hash."""
+    twice PASSAGE letters in a row share ENOUGH of them, but for a chance of some per cent."""
     import numpy as np  # here: near-copies are told apart without it
 
     codes = np.frombuffer(letters(text).encode("utf-32-le"), np.uint32).astype(np.uint64)
@@ -74,6 +78,34 @@ def passages(text: str) -> frozenset[int]:
     hashes = (sums[PASSAGE:] - sums[:-PASSAGE]) * undone[: len(codes) - PASSAGE + 1]
     hashes = (hashes ^ (hashes >> np.uint64(29))) * np.uint64(_MIX)
     return frozenset(hashes[(hashes >> np.uint64(40)) % np.uint64(KEPT) == 0].tolist())
+
+
+def telling_passages(texts: Iterable[str]) -> list[frozenset[int]]:
+    """The passages of each text, without those of a form that many of them share."""
+    found = [passages(text) for text in texts]
+    counts = Counter(passage for own in found for passage in own)
+    most = max(FEW, COMMON * len(found))
+    common = {passage for passage, count in counts.items() if count > most}
+    return [own - common for own in found]
+
+
+def same_texts(texts: Sequence[str]) -> list[int]:
+    """The number of each text's group: those that share a passage, or are equal, are in one."""
+    group = list(range(len(texts)))
+
+    def first(i: int) -> int:
+        while group[i] != i:
+            group[i] = i = group[group[i]]
+        return i
+
+    seen: dict[int | str, int] = {}  # the first text that has it
+    for i, (text, own) in enumerate(zip(texts, telling_passages(texts), strict=True)):
+        shared = Counter(seen.setdefault(passage, i) for passage in own)
+        others = [other for other, count in shared.items() if count >= ENOUGH]
+        for other in (seen.setdefault(letters(text), i), *others):
+            group[first(i)] = first(other)
+    numbers: dict[int, int] = {}
+    return [numbers.setdefault(first(i), len(numbers)) for i in range(len(texts))]
 
 
 def _asked(text: str) -> str:

@@ -199,7 +199,7 @@ def correct_together(comparisons: Sequence[Comparison]) -> list[Comparison]:
 
 def detectable_gain(items: Domains) -> tuple[int, float | None]:
     """How many answers there are, and the smallest gain in accuracy that so many can show."""
-    answers = sum(len(domain.examples) for domain in items if domain.exact)
+    answers = sum(len(set(domain.questions)) for domain in items if domain.exact)
     return answers, smallest_gain(answers) if answers else None
 
 

@@ -10,6 +10,7 @@ single word, the first character) is given, so that every tokenizer is asked for
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
 import re
@@ -25,7 +26,14 @@ from agent_forge.config.load import did_you_mean
 from agent_forge.data import baselines
 from agent_forge.data.dataset_rows import Example, arguments_of
 from agent_forge.data.datasets import read_own
-from agent_forge.data.near_copies import BY_PROMPT, SplitBy, passages, question_hash
+from agent_forge.data.near_copies import (
+    BY_PROMPT,
+    ENOUGH,
+    SplitBy,
+    question_hash,
+    same_texts,
+    telling_passages,
+)
 from agent_forge.data.tasks import DOMAINS, FAMILIES, Task, as_example, is_right, make
 from agent_forge.errors import ConfigError
 from agent_forge.evals.graders import GRADER_IDS
@@ -117,7 +125,10 @@ class Domain:
 
     @cached_property
     def questions(self) -> list[int]:
-        """The number of each example's question: near-copies ask the same one."""
+        """The number of each example's question: near-copies ask the same one, and so do texts that
+        share a passage."""
+        if not self.exact and not self.tasks:
+            return same_texts([text_of(example) for example in self.examples])
         keys = ((t.family, t.operands) if t.operands else t.question for t in self.tasks)
         asked = keys if self.tasks else (split_hash(e, "asked", self.exact) for e in self.examples)
         numbers: dict[Any, int] = {}
@@ -191,34 +202,43 @@ def part(domain: Domain, split: str | None = None, limit: int | None = None) -> 
     return domain.select(i for i in mine if hashes[i] in kept)
 
 
-def told_texts(domains: Iterable[Domain]) -> set[int]:
-    """Passages of all running texts of these domains."""
-    texts = (e.prompt + e.completion for d in domains if not d.exact for e in d.examples)
-    return set[int]().union(*map(passages, texts))
+def text_of(example: Example) -> str:
+    return example.prompt + example.completion
 
 
-def without_passages(domain: Domain, told: set[int]) -> Domain:
-    """The domain without the running texts that share a passage with what is told elsewhere."""
-    if domain.exact or not told:
-        return domain
-    texts = (example.prompt + example.completion for example in domain.examples)
-    kept = [i for i, text in enumerate(texts) if told.isdisjoint(passages(text))]
-    left_out = len(domain.examples) - len(kept)
-    return replace(domain.select(kept), overlapping=domain.overlapping + left_out)
+def without_passages(
+    domains: Sequence[Domain], told: Sequence[Domain], *, rows: bool = False
+) -> list[Domain]:
+    """The domains without running texts (with `rows` also questions and answers) that share a
+    passage with running texts that are told elsewhere."""
+    known = [text_of(e) for d in told if not d.exact for e in d.examples]
+    looked_at = [d for d in domains if known and (rows or not d.exact)]
+    every = [text_of(e) for d in looked_at for e in d.examples]
+    found = iter(telling_passages([*known, *every]))
+    taken = set[int]().union(*itertools.islice(found, len(known)))
+    kept = []
+    for domain in domains:
+        if any(domain is other for other in looked_at):
+            own = [len(taken & next(found)) < ENOUGH for _ in domain.examples]
+            count = domain.overlapping + own.count(False)
+            chosen = domain.select(itertools.compress(range(len(own)), own))
+            domain = replace(chosen, overlapping=count)
+        kept.append(domain)
+    return kept
 
 
 def kept_apart(splits: Mapping[str, Sequence[Domain]]) -> dict[str, list[Domain]]:
     """The splits without texts of holdout and selection that share a passage with the verdict's,
     and without those of selection that do with holdout's; the verdict's tell how many these are."""
-    found, told = dict[str, list[Domain]](), set[int]()
+    found = dict[str, list[Domain]]()
     for split in [s for s in ("verdict", "holdout", "selection") if s in splits]:
-        found[split] = [without_passages(domain, told) for domain in splits[split]]
+        told = [domain for others in found.values() for domain in others]
+        found[split] = without_passages(splits[split], told)
         for domain in found[split]:
             if not domain.examples:
                 hint = "give more text, or texts that do not repeat one another"
                 problem = f"all texts for {split} share passages with those of another part"
                 raise ConfigError(f"{domain.name}: {problem}", hint=hint)
-        told |= told_texts(found[split])
     for number, domain in enumerate(found["verdict"]):
         left_out = sum(found[s][number].overlapping for s in found)
         found["verdict"][number] = replace(domain, overlapping=left_out)

@@ -4,6 +4,8 @@ Each grader takes the task and all that the model wrote. Nothing of it is execut
 this process: code goes to the sandbox, documents through parsers that only read.
 """
 
+import contextlib
+import itertools
 import json
 import re
 import textwrap
@@ -18,12 +20,22 @@ from agent_forge.sandbox import SandboxLimits, run_tests
 
 LIMITS = SandboxLimits(cpu_seconds=3, wall_seconds=6.0)
 LONGEST_NUMBER = 60
+STARTS = 20  # brackets of a text at which JSON could begin
 THERE, ALMOST = 0.2, 0.99  # credit in part: for what has the right form; the most
 CALLED = re.compile(r"[A-Za-z_]\w*(?=\()")
-MARK = re.compile(r"####|answer(?:\s+is\s*:?|\s*[:=])", re.IGNORECASE)
+MARK = re.compile(r"answer(?P<label>\s*[:=])?(?:(?<=[:=])|\s+is\s*:?)", re.IGNORECASE)
+WHICH_IS = re.compile(r"\b(?:which is|equals|is equal to|comes to|namely)\b", re.IGNORECASE)
+NUMBER_WORD = re.compile(
+    r"(?i)\b(?:zero|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve"
+    r"|(?:thir|four|fif|six|seven|eigh|nine)teen|(?:twen|thir|for|fif|six|seven|eigh|nine)ty)\b"
+)
+SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n+")
 BOXED = re.compile(r"\\boxed\s*\{")
 UNKNOWN = "\N{REPLACEMENT CHARACTER}"  # stands for what no number is made of: roots, pi, commands
 WORDS = r"text|textbf|textrm|textit|mathrm|mathbf|mathit|mbox|operatorname"
+# No heading, as `#### Step 1` or `#### 1. Eggs` is.
+HASHES = re.compile(rf"####\s*(?=[-+]?\s?[$\u20ac\u00a3]?-?[\d.{UNKNOWN}])(?!\d+[.)]\s*[^\W\d])")
+_FRACTION = r"\\[cdt]?frac\s*(?:\{\s*(-?\d+)\s*\}|(\d))\s*(?:\{\s*(-?\d+)\s*\}|(\d))"
 # How numbers are written, and how FIGURE reads them: one after the other.
 _FORMS: Any = (
     (r"(?<=\d)(?=[\u00bc-\u00be\u2150-\u215e])", " "),
@@ -32,14 +44,15 @@ _FORMS: Any = (
     (r"\u2044", "/"),
     (r"(?<!\w)_{1,3}(?=[-+$.\d])|(?<=[\d%])_{1,3}(?!\w)", ""),
     (r"(?<=\d)['_\u2019](?=\d{3}(?!\d))", ""),
-    (r"(?i)\b(?:minus|negative)\s+(?=[\d.$])", "-"),
+    (r"(?i)\b(?:minus|negative)\s+(?=[\d.$])|(?<=[=(])\s*-\s+(?=[\d.$])", "-"),
     (r"(?<!\w)[\u2012\u2013](?=[\d.$\\])|\u2212", "-"),
     (r"\\!|\\left\b|\\right\b|\\displaystyle\b|\^\s*(?:\{\s*\\circ\s*\}|\\circ\b)", ""),
     (r"\{,\}", ","),
     (r"\\([$%])", r"\1"),
     (r"\\[,;: ()\[\]]|~|\\q?quad\b", " "),
     (rf"\\(?:{WORDS})\s*\{{([^{{}}]*)\}}", r" \1 "),
-    (r"\\[cdt]?frac\s*(?:\{\s*(-?\d+)\s*\}|(\d))\s*(?:\{\s*(-?\d+)\s*\}|(\d))", r" \1\2/\3\4 "),
+    (rf"(?<=-){_FRACTION}", r"\1\2/\3\4 "),
+    (_FRACTION, r" \1\2/\3\4 "),
     (r"\^\s*\{\s*([-+]?\d+)\s*\}", r"^\1"),
     (r"\*\*(?=-?\d)(?<=\d\*\*)", "^"),
     (r"\s?(?:\\times\b|\\cdot\b|[\u00d7\u00b7\u22c5]|(?<=\d)\s?[xX*](?=\s?10\^))\s?", "*"),
@@ -49,7 +62,7 @@ _FORMS: Any = (
 FORMS = [(re.compile(pattern), form) for pattern, form in _FORMS]
 SCALES = {"hundred": 2, "thousand": 3, "k": 3, "million": 6, "billion": 9, "trillion": 12}
 FIGURE = re.compile(
-    r"(?<![\w.,^])(?<!\d:)(?P<sign>[-+]?)\s?[$\u20ac\u00a3]?(?P<inner>-?)"
+    r"(?<![\w.,^])(?<!\d:)(?P<sign>[-+]?)(?:[$\u20ac\u00a3]\s?)?(?P<inner>-?)"
     r"(?:(?P<units>\d+)\s+(?=\d+\s?/\s?\d))?"  # as the 1 of 1 1/2
     r"(?P<number>(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|\.\d+)(?![.,:'_]?\d|x[\dA-Fa-f])"
     r"(?:\s?/\s?(?P<below>\d+)|\^(?P<power>[-+]?\d{1,3})(?!\d))?(?:[eE](?P<e>[-+]?\d{1,3})(?!\w))?"
@@ -64,6 +77,8 @@ CLAUSE_END = re.compile(
     r"\n|[(;]|[.!?](?=\s|$)|,\s(?!(?:but|or)\s+[-$]?\d)|\b(?:since|because|where|check)\b", re.I
 )
 FENCE = re.compile(r"```[ \t]*\w*[ \t]*\n(.*?)(?:\n[ \t]*```|\Z)", re.DOTALL)
+BODY = re.compile(r"\n*[ \t]+(?!```)\S")  # that goes on with the function of a question
+CLOSING = re.compile(r"\n[ \t]*```")  # a fence that the question has opened
 TOP_LEVEL = re.compile(
     r"(?:def|async def|class|import|from|if|for|while|try|except|finally|else|elif|with|@|#|[)\]}])"
     r"|[A-Za-z_][\w.]*(?:\[.*?\])?\s*(?:[-+*/|&]?=|\()"
@@ -75,20 +90,19 @@ BEGINS = re.compile(rf"^(?:{_CONSTANT})*(?:def|async def|class|import|from|@)\b"
 
 def final_number(text: str) -> tuple[Fraction, bool] | None:
     """The number that a text gives as its answer, and whether it is a percentage: after the last
-    `####`, in the last box, after the last "answer is", or the last of all."""
+    `####` that no box and no "answer is" follows, in the last box, after the last "answer is", or
+    the last of all."""
     text = text[:MAX_TEXT]
     for pattern, form in FORMS:
         text = pattern.sub(form, text)
-    boxes = [match.end() for match in BOXED.finditer(text)]
-    marks = [match.end() for match in MARK.finditer(text)]
-    if "####" in text:
-        marked = CLAUSE_END.split(text.rpartition("####")[2].strip(), maxsplit=1)[0]
-    elif boxes:
-        marked = text[boxes[-1] :].partition("}")[0]
-    else:
-        marked = CLAUSE_END.split(text[marks[-1] :].strip(), maxsplit=1)[0] if marks else ""
-    marked = marked.rpartition("=")[2]
+    marked = _marked(text)
+    before, equals, _ = marked.partition("=")
+    plain = FIGURE.match(before.strip())
+    told = equals and plain and not GOES_ON.match(before.strip(), plain.end())
+    marked = before if told else marked.rpartition("=")[2]
     figures = _figures(marked)[:1]
+    if not figures and NUMBER_WORD.search(marked):
+        return None  # it tells a number, and none that is in the text
     if not figures and not re.search(rf"[\d{UNKNOWN}]", marked):
         marked, figures = text, _figures(text)[-1:]
     if not figures or UNKNOWN in marked[: figures[0].start()][-1:]:
@@ -99,6 +113,29 @@ def final_number(text: str) -> tuple[Fraction, bool] | None:
     if GOES_ON.match(marked, figure.end()) or (other and not _alike(value, _value(other))):
         return None
     return value
+
+
+def _marked(text: str) -> str:
+    """The clause that a text says its answer in; nothing if it says nowhere."""
+    boxes = [match.end() for match in BOXED.finditer(text)]
+    marks = list(MARK.finditer(text))
+    hashes = [match.end() for match in HASHES.finditer(text)]
+    later = [*boxes[-1:], *(match.start() for match in marks[-1:])]
+    if hashes and hashes[-1] > max(later, default=-1):
+        return CLAUSE_END.split(text[hashes[-1] :].strip(), maxsplit=1)[0]
+    if boxes:
+        return text[boxes[-1] :].partition("}")[0]
+    if not marks:
+        return ""
+    said = text[marks[-1].end() :].strip()
+    if marks[-1]["label"] and not FIGURE.match(said.lstrip("*-$ ")):  # it reckons, then tells
+        sentences = [s for s in SENTENCE_END.split(said) if FIGURE.search(s)]
+        said = sentences[-1] if sentences else said
+    clause = CLAUSE_END.split(said, maxsplit=1)[0]
+    sentence = SENTENCE_END.split(said, maxsplit=1)[0]
+    if (told := WHICH_IS.search(sentence)) and not FIGURE.match(said):
+        return CLAUSE_END.split(sentence[told.end() :], maxsplit=1)[0]
+    return clause
 
 
 def _figures(text: str) -> list[re.Match[str]]:
@@ -134,10 +171,15 @@ def _value(figure: re.Match[str]) -> tuple[Fraction, bool] | None:
     return -value if negative else value, bool(figure["percent"])
 
 
-def source(text: str) -> str:
-    """The program in a text: its first fenced block that defines something, else its first, else
-    from the first definition to prose."""
+def source(text: str, name: str = "") -> str:
+    """The program in a text: its fenced blocks up to the one that defines the function of a name,
+    else its first that defines something, else its first, else from the first definition to
+    prose."""
     if blocks := [textwrap.dedent(fenced[1]) for fenced in FENCE.finditer(text)]:
+        wanted = re.compile(rf"^(?:async )?def {re.escape(name)}\b", re.MULTILINE)
+        place = next((i for i, b in enumerate(blocks) if name and wanted.search(b)), None)
+        if place is not None:
+            return "\n\n".join(b for b in blocks[: place + 1] if BEGINS.search(b))
         return next((block for block in blocks if BEGINS.search(block)), blocks[0])
     begins, kept = BEGINS.search(text), []
     for line in text[begins.start() if begins else 0 :].splitlines():
@@ -149,7 +191,13 @@ def source(text: str) -> str:
 
 def code(task: Task, text: str) -> bool:
     """True if the function in the text passes all tests of the task."""
-    return _passes(source(text), task)
+    return _passes(source(text, _called(task)), task)
+
+
+def _called(task: Task) -> str:
+    """The function that the tests of a task call."""
+    found = CALLED.search(task.tests[0]) if task.tests else None
+    return found[0] if found else ""
 
 
 def completed(task: Task, text: str) -> bool:
@@ -157,9 +205,9 @@ def completed(task: Task, text: str) -> bool:
     question defines before that function is for the tests too, as the question has it."""
     begins = [match.start() for match in DEFINES.finditer(task.question)]
     setup = task.question[: begins[-1]] if begins else ""
-    if FENCE.search(text) or BEGINS.match(text):
+    if not BODY.match(text) and (FENCE.search(text) or BEGINS.match(text)):
         return _passes(f"{task.question}\n    pass\n\n{source(text)}", task, setup)
-    return _passes(task.question + text, task, setup)
+    return _passes(task.question + CLOSING.split(text, maxsplit=1)[0], task, setup)
 
 
 def _passes(program: str, task: Task, setup: str = "") -> bool:
@@ -211,14 +259,13 @@ def document_in_part(task: Task, text: str) -> float:
 
 def _bare_json(text: str) -> str:
     """The first JSON object or list in a text, else the text."""
-    start = min((at for at in map(text.find, "[{") if at >= 0), default=-1)
-    if start < 0 or len(text) > MAX_TEXT:
+    if len(text) > MAX_TEXT:
         return text
-    try:
-        _, end = json.JSONDecoder().raw_decode(text, start)
-    except (ValueError, RecursionError):
-        return text
-    return text[start:end]
+    for start in itertools.islice((m.start() for m in re.finditer(r"[\[{]", text)), STARTS):
+        with contextlib.suppress(ValueError, RecursionError):
+            _, end = json.JSONDecoder().raw_decode(text, start)
+            return text[start:end]
+    return text
 
 
 def same(task: Task, text: str) -> bool:

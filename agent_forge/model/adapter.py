@@ -134,7 +134,10 @@ def _tokenizer(folder: Path) -> dict[str, Any]:
     whole, config = (files.read_json(p) if (p := folder / n).is_file() else {} for n in names)
     path = folder / "chat_template.jinja"
     said = config if isinstance(config, dict) else {}
-    chat = path.read_text("utf-8") if path.is_file() else said.get("chat_template")
+    try:
+        chat = path.read_text("utf-8") if path.is_file() else said.get("chat_template")
+    except UnicodeDecodeError as error:
+        raise DamagedFile(path, f"it is not UTF-8 ({error.reason})") from error
     keys = {"vocabulary": "model", "list of added tokens": "added_tokens"}
     known = keys.items() if isinstance(whole, dict) else ()
     return {n: whole[key] for n, key in known if key in whole} | {"chat template": chat}

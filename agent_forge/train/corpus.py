@@ -121,17 +121,6 @@ def build_corpus(
     folder = Path(settings.data_dir)
     missing = datasets.missing(settings.datasets, folder)
     families = _families(settings, missing)
-    parts = _task_parts(settings, families)
-    for name in settings.datasets:
-        if name not in missing:
-            dataset = datasets.find(name)
-            examples = list(datasets.read(name, folder, split="train", split_by=settings.split_by))
-            domain = DOMAIN_OF_CATEGORY[dataset.category]
-            parts.append(CorpusPart(name, domain, dataset.stage, examples))
-    parts += _own_parts(settings, measured)
-    tokenizer = tokenizer or Tokenizer.train(_sample(parts), model.vocab_size)
-    tokenizer.fits(model)
-    sources = [TokenizedDataset(p.name, *datasets.tokenise(tokenizer, p.examples)) for p in parts]
     of_domain = {d: [f for f in families if tasks.FAMILIES[f].domain == d] for d in DOMAINS}
     if not all(of_domain.values()):
         lacking = ", ".join(domain for domain, names in of_domain.items() if not names)
@@ -143,6 +132,18 @@ def build_corpus(
         {d: _tasks(f, split, size, settings.max_level) for d, f in of_domain.items()}
         for split, size in (("train", count), ("selection", few), ("verdict", count))
     )
+    parts = _task_parts(settings, families)
+    for name in settings.datasets:
+        if name not in missing:
+            dataset = datasets.find(name)
+            examples = list(datasets.read(name, folder, split="train", split_by=settings.split_by))
+            domain = DOMAIN_OF_CATEGORY[dataset.category]
+            parts.append(CorpusPart(name, domain, dataset.stage, examples))
+    asked = [t for found in (selection, unseen) for own in found.values() for t in own]
+    parts += _own_parts(settings, [*measured, *asked])
+    tokenizer = tokenizer or Tokenizer.train(_sample(parts), model.vocab_size)
+    tokenizer.fits(model)
+    sources = [TokenizedDataset(p.name, *datasets.tokenise(tokenizer, p.examples)) for p in parts]
     few_items, items = _items(tokenizer, selection), _items(tokenizer, unseen)
     return Corpus(settings, tokenizer, sources, parts, few_items, items, unseen, seen, missing)
 

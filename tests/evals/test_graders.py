@@ -321,3 +321,50 @@ def test_the_block_that_defines_something_is_the_program() -> None:
     indented = "- so:\n  ```python\n  def f(x):\n      return x + 1\n  ```\n"
     for text in (f"{before}```python\n{program}\n```\n", indented):
         assert graders.source(text).strip() == program
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("#### Step 1: count\n#### Step 2: Multiply\n9 * 2 = 18\nThe answer is 18.", "18"),
+        ("#### 1. Eggs\n9\n#### 2. Money\nso \\boxed{18}", "18"),
+        ("It is 20.\n#### 18", "18"),
+        ("Answer:\n- 18 dollars", "18"),
+        ("So she makes:\n- 18", "18"),
+        ("Total money - 18", "18"),
+        ("x = - 18", "-18"),
+        ("Answer: She sold 48/2 = 24 in May. In total she sold 48+24 = 72 clips.", "72"),
+        ("Answer: The total is 18 (9 eggs at $2)", "18"),
+        ("The answer is 60 minutes = 1 hour", "60"),
+        ("#### 60 = 1 hour", "60"),
+        ("The answer is 18 = 9 * 2", "18"),
+        ("The answer is 9 * 2 = 18.", "18"),
+        ("The answer is the sum of 3 and 4, which is 7.", "7"),
+    ],
+)
+def test_where_a_text_says_its_answer(text: str, number: str) -> None:
+    found = graders.final_number(text)
+    assert found is not None and str(found[0]) == number
+
+
+def test_a_number_in_words_is_not_another_number_of_the_text() -> None:
+    assert graders.final_number("He had 5 and 7. The answer is twelve.") is None
+
+
+def test_code_in_several_blocks_or_behind_an_open_fence() -> None:
+    task = Task("code_list", 1, "verdict", "q", "a", tests=("assert area(2) == 12",))
+    helper = "```python\nimport math\ndef ceil(x):\n    return math.ceil(x)\n```\n"
+    area = "Then:\n```python\ndef area(r):\n    return ceil(math.pi * r * r) - 1\n```\n"
+    assert graders.code(task, helper + area)
+    assert not graders.code(task, helper)
+    shown = "```python\ndef area(r):\n    return 12\n```\nUse it:\n```\nprint(area(1) + 1/0)\n```"
+    assert graders.code(task, shown)
+    begun = Task("humaneval", 1, "verdict", "def area(r):\n", "a", tests=("assert area(2) == 12",))
+    for end in ("", "\n```", "\n```\n", "\n```\nThis is it."):
+        assert graders.completed(begun, f"    return 12{end}")
+
+
+def test_json_behind_another_bracket() -> None:
+    task = Task("jsontestsuite", 1, "verdict", "q", '[{"a": "1"}]')
+    assert graders.document(task, 'Here is [the] JSON: [{"a": "1"}]')
+    assert not graders.document(task, 'Here is [the] JSON: [{"a": "2"}]')

@@ -11,9 +11,14 @@ import pytest
 
 from agent_forge.config.settings import Settings
 from agent_forge.data import tasks, traces
-from agent_forge.data.near_copies import PASSAGE, passages
+from agent_forge.data.near_copies import ENOUGH, PASSAGE, passages
 from agent_forge.errors import ConfigError
-from agent_forge.evals.comparison import PairedScores, compare, compare_scores
+from agent_forge.evals.comparison import (
+    PairedScores,
+    compare,
+    compare_scores,
+    detectable_gain,
+)
 from agent_forge.evals.domains import from_files, from_tasks
 from agent_forge.evals.model_under_test import ItemScores
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
@@ -38,7 +43,7 @@ def prose(lines: int, seed: int = 0) -> list[str]:
 def test_passages_are_found_wherever_they_stand() -> None:
     text = "".join(prose(40))
     for other in (text[700:1500], f"A new line.\n{text}", text.upper().replace(" ", "\n  ")):
-        assert passages(text) & passages(other)
+        assert len(passages(text) & passages(other)) >= ENOUGH
     assert not passages(text) & passages("".join(prose(40, seed=1)))
     assert not passages(text[: PASSAGE - 1])
 
@@ -67,6 +72,31 @@ def test_a_text_at_another_offset_is_not_searched_and_judged_by(shifted: tuple[s
     assert all(domain.examples for split in found.values() for domain in split)
     before = split_items(EvoMergeSettings(data=list(shifted), split_by="asked"))
     assert lines_of(before["verdict"]) & lines_of(before["selection"])  # of before
+
+
+def test_texts_of_one_form_are_not_copies_of_one_another(tmp_path: Path) -> None:
+    """What many texts begin with is a form, and no text that somebody has seen."""
+    form = "Below is an instruction that describes a task. Write a response that completes it.\n"
+    lines = prose(1200)
+    texts = [form + "".join(lines[i : i + 3]) for i in range(0, 1200, 3)]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in texts))
+    found = split_items(EvoMergeSettings(data=[str(tmp_path / "a.jsonl")]))
+    assert found["verdict"][0].overlapping <= 4  # by chance: the next words are the same
+    (domain,) = from_files([tmp_path / "a.jsonl"])
+    assert len(set(domain.questions)) >= len(texts) - 8
+
+
+def test_what_the_verdict_reads_is_not_taught_as_an_answer(tmp_path: Path) -> None:
+    lines = prose(1500)
+    texts = ["".join(lines[i : i + 5]) for i in range(0, 1500, 5)]
+    rows = [{"prompt": f"Write story {i}.", "completion": text} for i, text in enumerate(texts)]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in texts))
+    (tmp_path / "b.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data, more = str(tmp_path / "a.jsonl"), str(tmp_path / "b.jsonl")
+    found = all_items(EvoMergeSettings(data=[data], heal=0.2, heal_steps=5, heal_data=[more]))
+    judged = lines_of([*found["verdict"], *found["holdout"]])
+    taught = lines_of(found["heal"])
+    assert taught and judged and not judged & taught
 
 
 def test_one_text_by_itself_loses_nothing(shifted: tuple[str, str]) -> None:
@@ -103,7 +133,8 @@ def test_the_overlap_is_told(shifted: tuple[str, str], forge: Forge) -> None:
 
 
 def scores(losses: list[float], right: list[float]) -> ItemScores:
-    return ItemScores(loss=losses, tokens=[1.0] * len(losses), right=right)
+    tokens, answers = [1] * len(losses), right or [0.0] * len(losses)
+    return ItemScores(loss=losses, tokens=tokens, right=answers)
 
 
 def test_near_copies_are_one_item_in_a_verdict(tmp_path: Path) -> None:
@@ -120,6 +151,25 @@ def test_near_copies_are_one_item_in_a_verdict(tmp_path: Path) -> None:
     apart = compare_scores([PairedScores("x", a, b, [2] * n)]).overall.gains
     assert apart["accuracy"].verdict == "better" and apart["accuracy"].n == n
     assert gains["accuracy"].value == apart["accuracy"].value  # the mean is over all rows
+
+
+LOSSES = [[Random(seed + 10 * i).random() for i in range(10)] for seed in (1, 2)]
+
+
+def test_copies_of_a_text_are_one_item_in_a_verdict(tmp_path: Path) -> None:
+    stories = ["".join(prose(8, seed)) for seed in range(10)]
+    rows = [{"text": f"Copy {i}. {story}"} for story in stories for i in range(7)]
+    (tmp_path / "x.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (domain,) = from_files([tmp_path / "x.jsonl"])
+    assert len(domain.examples) == 70 and len(set(domain.questions)) == 10
+    a, b = (scores([r + 0.01 * i for r in row for i in range(7)], []) for row in LOSSES)
+    assert compare([a], [b], [domain]).overall.gains["bits_per_byte"].n == 10
+
+
+def test_a_gain_that_can_be_shown_counts_questions(tmp_path: Path) -> None:
+    rows = [{"prompt": f"{k}{n} or {n}?", "completion": "x"} for n in range(9) for k in ("", "!")]
+    (tmp_path / "x.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert detectable_gain(from_files([tmp_path / "x.jsonl"]))[0] == 9
 
 
 def test_questions_of_one_copy_each_are_compared_as_ever() -> None:
@@ -171,6 +221,18 @@ def test_a_file_named_like_another_source_is_refused_before_any_work(
         place = f"{tmp_path / name.strip(chr(39))}.txt"
         result = forge(f'{command} "phases.quietstar.texts=[{place}]"')
         assert result.code == 2 and "another name" in result.err
+
+
+def test_what_old_tasks_are_measured_by_is_not_learned_from_own_texts(tmp_path: Path) -> None:
+    settings, shape = quietstar(), load_config(preset="smoke").model
+    judged = [t for own in build_corpus(settings, shape).unseen.values() for t in own]
+    rows = [{"prompt": t.question, "completion": t.answer} for t in judged]
+    rows += [{"prompt": f"what is word {i}?", "completion": WORDS[i]} for i in range(60)]
+    path = tmp_path / "own.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    corpus = build_corpus(quietstar(texts=[str(path)]), shape)
+    own = next(part for part in corpus.parts if part.name == "own")
+    assert own.examples and all(e.prompt.startswith("what is word") for e in own.examples)
 
 
 def test_what_thoughts_are_judged_by_is_not_learned_from_own_texts(tmp_path: Path) -> None:

@@ -324,3 +324,10 @@ def test_an_evolution_begun_by_the_question_keeps_its_parts(tmp_path: Path) -> N
     assert (old.near_copies, new.near_copies) == (0, 40)
     assert old.parts[::2] != old.parts[1::2] and new.parts[::2] == new.parts[1::2]
     assert "".join(part[0] for part in old.parts[:40]) == "svsvsvvvsvvhvsvssssvssvshsvsvsvhsssshvsh"
+
+
+def test_the_number_of_a_choice_is_not_taken_for_its_text(tmp_path: Path) -> None:
+    row = {"question": "What is 2 + 1?", "choices": ["1", "2", "3", "4"], "answer": 2}
+    (tmp_path / "x.jsonl").write_text(json.dumps(row) + "\n")
+    with pytest.raises(DamagedFile, match="that of a choice, or its text"):
+        from_files([tmp_path / "x.jsonl"])

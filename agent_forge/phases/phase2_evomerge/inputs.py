@@ -459,8 +459,8 @@ def _texts_to_teach(settings: EvoMergeSettings, splits: Splits) -> list[Domain]:
     for domain in domains.from_files([Path(name) for name in settings.heal_data], by):
         hashes = [domains.split_hash(example, by, domain.exact) for example in domain.examples]
         own_texts = domain.select(i for i, own in enumerate(hashes) if own not in asked)
-        told = domains.told_texts(kept_apart) if by == "passage" else set()
-        kept.append(domains.without_passages(own_texts, told))
+        told = kept_apart if by == "passage" else []
+        kept += domains.without_passages([own_texts], told, rows=True)
         if not kept[-1].examples:
             problem = f"{domain.name}: holdout and verdict ask all that is in it"
             raise ConfigError(f"heal_data: {problem}", hint="give other texts to teach with")

@@ -297,8 +297,8 @@ MUTANTS = (
     Mutant(
         "items that models are measured on are taught",
         "data/traces.py",
-        'if split_of(name, operands) != "train":',
-        "if False:",
+        'return tasks.make(family, "train", self.number, seed=self.seed, level=level)',
+        'return tasks.make(family, "verdict", self.number, seed=self.seed, level=level)',
         "tests/data/test_traces.py",
     ),
     Mutant(

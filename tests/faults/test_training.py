@@ -221,7 +221,9 @@ def test_a_divergence_goes_back_and_halves_the_rate(references: dict[str, Any]) 
 def test_all_that_training_can_log_is_logged(references: dict[str, Any]) -> None:
     logged = {find_metric(name) for _, _, m in references[""][0]["metrics"] for name in m}
     table = {m for m in METRICS if m.name.startswith("{}/train/")}
-    assert {m.name for m in table - logged} == {"{}/train/divergence"}  # needs a teacher
+    taught = {"divergence"}  # needs a teacher, and these rewards
+    taught |= {"reward", "taught_share", "thought_gain"}
+    assert {m.name for m in table - logged} == {f"{{}}/train/{name}" for name in taught}
 
 
 def test_a_lack_of_memory_is_written_down(references: dict[str, Any]) -> None:

@@ -32,7 +32,9 @@ from tests.support.toy_runs import exit_code, folder, forked, metrics
 
 REWARD = f"{PHASE}.reward"
 KEY = "reward/train/loss"
-FEW = (f"{REWARD}.steps=3", f"{REWARD}.check_every=2", f"{REWARD}.check_items=3")
+SHORT = (f"{PHASE}.strategies=[step]", f"{PHASE}.thought_items=2", f"{REWARD}.check_items=1")
+FEW = (*SHORT, f"{REWARD}.steps=3", f"{REWARD}.check_every=2", f"{REWARD}.questions=2")
+CHAIN = f"{PHASE}.levels={{chain: [1, 1]}}"  # whose thoughts are short
 
 
 # -- questions -------------------------------------------------------------------------------------
@@ -149,10 +151,11 @@ def test_only_what_is_proved_and_harms_nothing_is_kept(
 @pytest.mark.parametrize(
     "sets",
     [
-        (f"{REWARD}.kind=likelihood",),
+        (f"{REWARD}.kind=likelihood", CHAIN),
         (
+            f"{REWARD}.kind=verified",
             f"{REWARD}.answers_only={{swap4: [1, 2]}}",
-            f"{PHASE}.levels={{chain: [1, 2], tot4: [4, 5], odds: [4, 5]}}",
+            CHAIN,
             f"{REWARD}.control=true",
             f"{REWARD}.control_steps=2",
         ),
@@ -164,12 +167,12 @@ def test_either_reward_is_taken_compared_and_told(sets: tuple[str, ...], tmp_pat
     assert "baked model" in told["verdict"] and isinstance(told["kept"], bool)
     logged = {name for _, _, values in metrics(tmp_path) for name in values}
     assert {"reward/train/reward", "phase/reward_gain", "phase/reward_kept"} <= logged
-    assert ("reward/swap4/accuracy_taught_on" in logged) == (len(sets) > 1)
+    assert ("reward/swap4/accuracy_taught_on" in logged) == (len(sets) > 2)
     card = (folder(tmp_path) / "phase3_quietstar" / "reasoning" / "README.md").read_text()
     assert "## Second step: rewards" in card
     if not told["kept"]:  # then the weights are those without the step
         plain = tmp_path / "plain"
-        run(plain, f"{REWARD}.kind=none", *[s for s in sets if ".levels=" in s])
+        run(plain, *SHORT, CHAIN)
         assert made(plain) == made(tmp_path)
 
 
@@ -178,8 +181,8 @@ def test_either_reward_is_taken_compared_and_told(sets: tuple[str, ...], tmp_pat
 @pytest.mark.parametrize("kind", ["verified", "likelihood"])
 def test_killed_among_its_steps_it_ends_in_the_same_bytes(kind: str, tmp_path: Path) -> None:
     """Two steps behind a checkpoint: all that decides the next questions has to be in it."""
-    sets = (f"{REWARD}.kind={kind}", f"{REWARD}.steps=8", f"{REWARD}.check_every=3")
-    sets += (f"{PHASE}.strategies=[step]", f"{REWARD}.questions=4", f"{REWARD}.check_items=3")
+    sets = (f"{REWARD}.kind={kind}", f"{REWARD}.steps=6", f"{REWARD}.check_every=3", *SHORT)
+    sets += (CHAIN, f"{REWARD}.questions=3", f"{REWARD}.samples=2")
 
     def die(record: dict[str, Any]) -> None:
         if record.get("stage") == "reward" and record.get("step") == 5:
@@ -193,7 +196,7 @@ def test_killed_among_its_steps_it_ends_in_the_same_bytes(kind: str, tmp_path: P
         [(step, v) for _, step, values in metrics(root) for v in [values.get(KEY)] if v is not None]
         for root in (killed, whole)
     )
-    assert found == expected and len(found) == 8 and made(killed) == made(whole)
+    assert found == expected and len(found) == 6 and made(killed) == made(whole)
 
 
 def test_rows_beyond_what_attention_sees_are_refused_before_any_work() -> None:

@@ -315,6 +315,34 @@ MUTANTS = (
         "        return False\n",
         "tests/evals/test_thoughts.py",
     ),
+    Mutant(
+        "a reward is its own advantage",
+        "train/rewards.py",
+        "return rewards_QS - rewards_QS.mean(1, keepdim=True)",
+        "return rewards_QS",
+        "tests/train/test_rewards.py",
+    ),
+    Mutant(
+        "a failed check of rewards changes no weights",
+        "phases/phase3_quietstar/reward_step.py",
+        "            self.trainer.model.load_state_dict(self._good)\n",
+        "",
+        "tests/phases/phase3_quietstar/test_reward_step.py",
+    ),
+    Mutant(
+        "texts that share passages are searched and judged by",
+        "evals/domains.py",
+        "own = [len(taken & next(found)) < ENOUGH for _ in domain.examples]",
+        "own = [len(taken & next(found)) >= 0 for _ in domain.examples]",
+        "tests/faults/test_attack_overlap.py",
+    ),
+    Mutant(
+        "near-copies are many items in a verdict",
+        "evals/comparison.py",
+        "    if len(set(questions)) == len(questions):\n",
+        "    if True:\n",
+        "tests/faults/test_attack_overlap.py",
+    ),
 )
 
 

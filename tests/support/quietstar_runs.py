@@ -98,7 +98,7 @@ def planned(setting: str, root: Path, patch: pytest.MonkeyPatch) -> Any:
 
 
 def planned_control(setting: str, root: Path, patch: pytest.MonkeyPatch) -> Any:
-    settings = config(f"{REWARD}.control=true", setting)
+    settings = config(f"{REWARD}.kind=verified", f"{REWARD}.control=true", setting)
     return QuietStarPhase(settings.phases.quietstar, settings).plan([])
 
 
@@ -181,7 +181,7 @@ def rewarded(setting: str, root: Path, patch: pytest.MonkeyPatch) -> Any:
 CHECKS: dict[str, Any] = {
     f"{REWARD}.kind": (rewarded, "verified", "likelihood"),
     f"{REWARD}.answers_only": (rewarded, "{}", "{swap4: [1, 2]}"),
-    f"{REWARD}.steps": (planned, "10", "20"),
+    f"{REWARD}.steps": (planned_control, "10", "20"),
     f"{REWARD}.questions": (rewarded, "10", "20"),
     f"{REWARD}.samples": (rewarded, "2", "4"),
     f"{REWARD}.places": (rewarded, "1", "2"),
@@ -191,7 +191,7 @@ CHECKS: dict[str, Any] = {
     f"{REWARD}.check_items": (rewarded, "1", "5"),
     f"{REWARD}.most_lost": (rewarded, "0.01", "0.5"),
     f"{REWARD}.kept_skills": (rewarded, "0.01", "0.5"),
-    f"{REWARD}.control": (planned, "true", "false"),
+    f"{REWARD}.control": (planned_control, "true", "false"),
     f"{REWARD}.control_steps": (planned_control, "10", "20"),
     **{
         key.replace(f"{cognate_settings.PHASE}.train", REWARD): (optimized, *check[1:])

@@ -26,6 +26,13 @@ class TrainSettings(Settings):
     patience: int = Field(0, ge=0, description="evaluations without a gain until it ends; 0: never")
     min_gain: float = Field(0.001, ge=0, description="fall of the loss, in nats, that is a gain")
 
+    def slower(self, share: float) -> TrainSettings:
+        """The same at a share of the rate."""
+        rates = {"muon_lr": share * self.optimizer.muon_lr}
+        rates["fallback_lr"] = share * self.optimizer.fallback_lr
+        optimizer = self.optimizer.model_copy(update=rates)
+        return self.model_copy(update={"optimizer": optimizer})
+
 
 class CorpusSettings(Settings):
     """What is learned from, in batches of which size, and what is measured."""

@@ -17,7 +17,7 @@ from agent_forge.evals.comparison import Comparison, DomainGains, Gain
 from agent_forge.evals.thoughts import Thinker
 from agent_forge.model.hf import config_dict
 from agent_forge.model.network import ForgeNetwork
-from agent_forge.phases.phase3_quietstar import reward_step
+from agent_forge.phases.phase3_quietstar import phase, reward_step
 from agent_forge.phases.phase3_quietstar.lessons import write_lessons
 from agent_forge.phases.phase3_quietstar.phase import QuietStarPhase, old_skills
 from agent_forge.pipeline.config import PipelineConfig, load_config
@@ -134,6 +134,23 @@ def finished(setting: str, root: Path, patch: pytest.MonkeyPatch) -> Any:
     return made(root), saves, verdict.rpartition("; ")[2]
 
 
+def confident(setting: str, root: Path, patch: pytest.MonkeyPatch) -> Any:
+    """The rates at which the stages of baking are trained."""
+    rates: dict[str, Any] = {}
+
+    def train(*given: Any, stage: str, settings: Any, **_: Any) -> None:
+        rates[stage] = settings.optimizer.muon_lr, settings.optimizer.fallback_lr
+
+    patch.setattr(phase, "train_network", train)
+    settings = config(ALL_TEN, setting)
+    c = settings.phases.quietstar
+    sure = [(name, n, 5) for name, (low, high) in c.ranges.items() for n in range(low, high + 1)]
+    ctx: Any = SimpleNamespace(seed=0, once=lambda *given: sure)
+    corpus = build_corpus(c, settings.model, known_tokenizer())
+    QuietStarPhase(c, settings)._bake(ctx, corpus, ForgeNetwork(settings.model))
+    return rates
+
+
 # Settings of the corpus and of the trainer are those of Phase 1, and so are their checks.
 SHARED = (cognate_settings.trained, cognate_settings.regulated, cognate_settings.learned_from)
 
@@ -204,6 +221,7 @@ CHECKS: dict[str, Any] = {
     f"{PHASE}.controls": (planned, "true", "false"),
     f"{PHASE}.thought_items": (planned, "5", "50"),
     f"{PHASE}.confidence_share": (planned, "0.1", "0.5"),
+    f"{PHASE}.confidence_rate": (confident, "0.1", "0.5"),
     f"{PHASE}.strategies": (learned_from, "[step]", "[step, doubt]"),
     f"{PHASE}.levels": (
         learned_from,

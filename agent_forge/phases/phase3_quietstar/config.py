@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import model_validator
 
@@ -65,6 +65,8 @@ def levels_problem(levels: Mapping[str, Sequence[int]]) -> str:
 class QuietStarSettings(PhaseSettings, CorpusSettings):
     """What Phase 3 can be told."""
 
+    BEFORE: ClassVar = {"confidence_rate": 1.0}
+
     strategies: list[str] = setting(["step", "doubt", "bayesian"], "ways to think that are taught")
     levels: dict[str, list[int]] = setting(
         {name: list(levels) for name, levels in traces.LEVELS.items()},
@@ -82,6 +84,7 @@ class QuietStarSettings(PhaseSettings, CorpusSettings):
     confidence_share: Share = setting(
         0.1, "further steps for `uncertain`, once it was measured how sure the model is"
     )
+    confidence_rate: Share = setting(0.25, "of the rate, in these steps: at all of it much is lost")
     train: TrainSettings = setting(
         TrainSettings(optimizer=BAKING, warmup_steps=10, warmdown_share=0.6),
         "training of the model and of the controls",

@@ -167,6 +167,7 @@ class QuietStarPhase(phase.PhaseController):
         lessons = write_lessons(c, corpus.tokenizer, seed, sure)
         own = replace(corpus, sources=[*corpus.sources, *lessons.sources()])
         mix = corpus.constant(lessons.mix(corpus, c.strategies))
+        how["settings"] = c.train.slower(c.confidence_rate)
         steps = self._confidence_steps()
         train_network(ctx, own, model, mix, stage="confidence", steps=steps, **how)
         return lessons

@@ -39,6 +39,13 @@ CHAT_TEMPLATE = "".join(map(str.strip, _template.splitlines()))
 Message = Mapping[str, Any]
 
 
+def behind_thought(ids: Sequence[int]) -> Sequence[int]:
+    """What is said behind the last thought; nothing if that has no end."""
+    ends = {SPECIAL[THINKING]: False, SPECIAL[END_OF_THINKING]: True}
+    last = next((n for n in reversed(range(len(ids))) if ids[n] in ends), -1)
+    return ids[last + 1 :] if last < 0 or ends[ids[last]] else []
+
+
 class Tokenizer:
     """Text to ids and back. Made by `train` or `load`."""
 

@@ -257,13 +257,14 @@ class ModelUnderTest:
     def write(
         self, domain: Domain, prompts: Prompts, progress: ProgressCallback = no_progress
     ) -> tuple[list[generation.GeneratedText], list[bool]]:
-        """The greedy answers of the model, and of each prompt whether its beginning was cut."""
+        """The greedy answers of the model, each behind its thought if it has one, and of each
+        prompt whether its beginning was cut."""
         assert domain.writing
         most = min(domain.writing.max_new_tokens, self.longest // 2)
         room = self.longest - most
         chatting = self.opened.chats and bool(domain.examples[0].messages)
         stops = () if chatting else domain.writing.stop
-        ends, decode = self.opened.end_tokens, self.opened.decode
+        ends, decode = self.opened.end_tokens, self.opened.decode_answer
         sampling = generation.SamplingSettings(most, stop_tokens=ends, stop_strings=stops)
         fitting = [prompt[-room:] for prompt in prompts]
         texts = generation.generate(self.model, fitting, sampling, decode=decode, progress=progress)

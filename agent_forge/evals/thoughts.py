@@ -21,7 +21,7 @@ from agent_forge.data import traces
 from agent_forge.data.loader import TokenizedItem
 from agent_forge.data.tasks import Task, is_right
 from agent_forge.data.tasks.reasoning import ADVANCE
-from agent_forge.data.tokenizer import Tokenizer
+from agent_forge.data.tokenizer import Tokenizer, behind_thought
 from agent_forge.evals.coherence import VALID, CoherenceValidator, Scores, coherence
 from agent_forge.evals.comparison import Gain, compare_answers
 from agent_forge.evals.model_under_test import EVERY_STEP, measure
@@ -143,18 +143,16 @@ def cut_and_continue(thinker: Thinker, items: Sequence[Task], seed: int = 0) -> 
         for prompt, thought in zip(thinker.prompts(asked), begun, strict=True)
     ]
     texts = generate(thinker.network, prompts, _sampling(thinker.room(asked)))
-    said = [behind_thought(text.tokens, thinker.tokenizer) for text in texts]
+    said = [said_after(text.tokens, thinker.tokenizer) for text in texts]
     rows = list(zip(asked, said, ends, strict=True))
     right = [is_right(item, text) for item, text, _ in rows]
     followed = ["".join(text.split()) == end for _, text, end in rows]
     return CutAndContinue(float(np.mean(followed)), float(np.mean(right)), len(rows))
 
 
-def behind_thought(tokens: Ids, tokenizer: Tokenizer) -> str:
-    """What is said behind a thought; nothing if it has no end."""
-    if thinking.END not in tokens:
-        return ""
-    return thinking.shown(tokenizer, tokens[tokens.index(thinking.END) + 1 :])
+def said_after(tokens: Ids, tokenizer: Tokenizer) -> str:
+    """What is said behind the thought that these tokens begin in; nothing if it has no end."""
+    return thinking.shown(tokenizer, behind_thought([thinking.BEGIN, *tokens]))
 
 
 @dataclass

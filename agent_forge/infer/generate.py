@@ -237,7 +237,8 @@ class _Batch:
             result.tokens.append(token)
             tail = decode(result.tokens[-TAIL - max(map(len, stops)) :]) if stops else ""
             tail = decode(result.tokens) if UNKNOWN in tail else tail  # it began within a character
-            if any(stop in tail for stop in stops):
+            # What is said within a thought, which a whole text alone shows, ends nothing.
+            if any(s in tail for s in stops) and any(s in decode(result.tokens) for s in stops):
                 result.stopped_by = "string"
             elif len(result.tokens) == self.sampling.max_new_tokens:
                 result.stopped_by, stops = "length", ()

@@ -10,7 +10,14 @@ from unicodedata import normalize
 
 from torch import nn
 
-from agent_forge.data.tokenizer import END_OF_TEXT, END_OF_TURN, SPECIAL, Message, Tokenizer
+from agent_forge.data.tokenizer import (
+    END_OF_TEXT,
+    END_OF_TURN,
+    SPECIAL,
+    Message,
+    Tokenizer,
+    behind_thought,
+)
 from agent_forge.errors import ConfigError, DamagedFile
 from agent_forge.model.chat import DATE, render, render_reply, shared
 from agent_forge.model.folder import CONFIG, MODEL_TYPE, home_of, open_weights, read_config
@@ -22,6 +29,7 @@ from agent_forge.store.tensors import first_not_finite
 
 LEAST_LENGTH = 2  # tokens: one that is given, one that is asked for
 Asked = tuple[list[int], int]  # token ids, and where those that are asked for begin
+THOUGHT, END_OF_THOUGHT = "<think>", "</think>"  # in texts of reasoning models, as of DeepSeek
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]  # tokens of vocabularies with a byte fallback
 
 
@@ -65,6 +73,10 @@ class ForgeModel:
         """The text of ids, without special tokens and ids that only the network has."""
         return self.tokenizer.decode(i for i in ids if i < self.tokenizer.vocab_size)
 
+    def decode_answer(self, ids: Sequence[int]) -> str:
+        """What is said behind the thought, if there is one; nothing if it has no end."""
+        return self.decode(behind_thought(ids))
+
     def _shown(self, ids: Sequence[int]) -> str:
         return self.tokenizer.decode(ids, specials=True)
 
@@ -103,6 +115,12 @@ class TransformersModel:
 
     def decode(self, ids: Sequence[int]) -> str:
         return str(self.tokenizer.decode(ids, skip_special_tokens=True))
+
+    def decode_answer(self, ids: Sequence[int]) -> str:
+        """What is said behind the thought, if it is marked as most makers do."""
+        text = self.decode(ids)
+        _, end, behind = text.rpartition(END_OF_THOUGHT)
+        return "" if THOUGHT in (behind if end else text) else behind
 
     def _asked(self, given: str, whole: str, answer: str, *, special: bool) -> Asked:
         """All is asked for from where the tokens of the whole text differ from those given."""

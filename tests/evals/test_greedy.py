@@ -138,6 +138,22 @@ def test_a_stop_string_ends_an_answer_before_it() -> None:
         assert after.truncated == (stop not in before.text)
 
 
+def test_a_stop_string_within_a_thought_ends_nothing() -> None:
+    model, prompts = llama(), some_prompts(1)
+    (free,) = generate(model, prompts, SamplingSettings(40), decode=letters)
+    end, stop = free.text[20], free.text[30:32]
+    place = free.text.index(end)
+
+    def behind(ids: Sequence[int]) -> str:
+        """Nothing before the first `end`; the tail of a text does not show where it was."""
+        return letters(ids).partition(end)[2] if list(ids) == free.tokens[: len(ids)] else stop
+
+    sampling = SamplingSettings(40, stop_strings=(stop,))
+    (found,) = generate(model, prompts, sampling, decode=behind)
+    assert found.text == free.text[place + 1 :].partition(stop)[0]
+    assert len(found.tokens) > place
+
+
 def test_shared_prefix_leaves_each_prompt_a_token() -> None:
     assert shared_prefix([(1, 2, 3), (1, 2, 3)]) == 2
     assert shared_prefix([(1, 2), (1, 2, 3, 4)]) == 1

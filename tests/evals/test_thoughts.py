@@ -6,18 +6,27 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import cache
+from pathlib import Path
 from random import Random
 
 import numpy as np
 import pytest
 
 from agent_forge.data import traces
-from agent_forge.data.tasks import Task, make
+from agent_forge.data.baselines import Grade
+from agent_forge.data.dataset_rows import Example
+from agent_forge.data.tasks import Task, is_right, make
+from agent_forge.data.tokenizer import SPECIAL
 from agent_forge.errors import ConfigError
-from agent_forge.evals import thoughts
+from agent_forge.evals import graders, thoughts
 from agent_forge.evals.coherence import WEIGHTS, CoherenceValidator, coherence
 from agent_forge.evals.comparison import compare_answers
+from agent_forge.evals.domains import AnswerFormat, Domain
+from agent_forge.evals.model_under_test import ItemScores, model_under_test
 from agent_forge.evals.thoughts import NONE, OWN, Thinker, ThoughtReport, assess
+from agent_forge.infer import thinking
+from agent_forge.model.opened import ForgeModel, open_model
+from tests.support.eval_models import llama
 from tests.support.step_machine import StepMachine
 from tests.support.tokenizers import TOKENIZER
 
@@ -164,3 +173,44 @@ def test_a_sentence_model_can_be_plugged_in() -> None:
     judge = CoherenceValidator(StepMachine(), TOKENIZER, embed)
     assert judge.validate_thought("<step>rot 1", "rot : 2")[1]["semantic"] == pytest.approx(1.0)
     assert judge.validate_thought("<step>rev 1", "rot : 2")[1]["semantic"] < 0.8
+
+
+class Forthcoming(StepMachine):
+    """It begins each reply with a thought, unasked."""
+
+    def next_token(self, ids: list[int]) -> int:
+        return thinking.BEGIN if ids[-1] == SPECIAL["<|assistant|>"] else super().next_token(ids)
+
+
+def test_an_answer_is_graded_behind_its_thought(tmp_path: Path) -> None:
+    for name, content in TOKENIZER.files().items():
+        (tmp_path / name).write_bytes(content)
+    model = model_under_test(ForgeModel(Forthcoming(), tmp_path))
+    turns = ((("user", t.question), ("assistant", t.answer)) for t in items()[:6])
+    talks = (tuple({"role": who, "content": said} for who, said in turn) for turn in turns)
+    examples = tuple(Example(t[0]["content"], t[1]["content"], messages=t) for t in talks)
+
+    def scores(tokens: int, grade: Grade) -> ItemScores:
+        domain = Domain("d", examples, tasks=items()[:6], writing=AnswerFormat(tokens), grade=grade)
+        return model.measure(model.prepare(domain))
+
+    for grade in (is_right, graders.words):
+        found = scores(256, grade)
+        assert found.right == [1.0] * 6
+        assert not any(found.truncated) and not any(found.empty)
+    found = scores(6, graders.words)  # the thought has no end
+    assert found.right == [0.0] * 6
+    assert all(found.truncated) and all(found.empty)
+
+
+def test_the_thought_of_another_maker_is_no_answer(tmp_path: Path) -> None:
+    opened = open_model(llama(tmp_path / "llama"))
+    cases = {
+        "<think>3 or 4?</think>4": "4",
+        "3 or 4?</think>4": "4",
+        "<think>a</think>3<think>b</think>4": "4",
+        "<think>3 or 4?": "",
+        "<think>a</think>3<think>or": "",
+        "just 4": "just 4",
+    }
+    assert {text: opened.decode_answer(opened.encode(text)) for text in cases} == cases

@@ -358,7 +358,7 @@ def _verified(c: QuietStarSettings, thinker: Thinker, items: Sequence[Task]) -> 
     tokenizer = thinker.tokenizer
 
     def verify(number: int, text: GeneratedText) -> bool:
-        return is_right(items[number], judging.behind_thought(text.tokens, tokenizer))
+        return is_right(items[number], judging.said_after(text.tokens, tokenizer))
 
     how = SamplingSettings(
         thinker.room(items) + ANSWER_TOKENS,

@@ -98,12 +98,13 @@ def same_texts(texts: Sequence[str]) -> list[int]:
             group[i] = i = group[group[i]]
         return i
 
-    seen: dict[int | str, int] = {}  # the first text that has it
-    for i, (text, own) in enumerate(zip(texts, telling_passages(texts), strict=True)):
-        shared = Counter(seen.setdefault(passage, i) for passage in own)
-        others = [other for other, count in shared.items() if count >= ENOUGH]
-        for other in (seen.setdefault(letters(text), i), *others):
+    found, seen = telling_passages(texts), dict[int | str, int]()  # the last text that has it
+    for i, own in enumerate(found):
+        known = {seen[passage] for passage in own if passage in seen}
+        others = [other for other in known if len(own & found[other]) >= ENOUGH]
+        for other in (seen.setdefault(letters(texts[i]), i), *others):
             group[first(i)] = first(other)
+        seen.update(dict.fromkeys(own, i))
     numbers: dict[int, int] = {}
     return [numbers.setdefault(first(i), len(numbers)) for i in range(len(texts))]
 

@@ -11,7 +11,7 @@ import pytest
 
 from agent_forge.config.settings import Settings
 from agent_forge.data import tasks, traces
-from agent_forge.data.near_copies import ENOUGH, PASSAGE, passages
+from agent_forge.data.near_copies import ENOUGH, PASSAGE, passages, same_texts
 from agent_forge.errors import ConfigError
 from agent_forge.evals.comparison import (
     PairedScores,
@@ -164,6 +164,18 @@ def test_copies_of_a_text_are_one_item_in_a_verdict(tmp_path: Path) -> None:
     assert len(domain.examples) == 70 and len(set(domain.questions)) == 10
     a, b = (scores([r + 0.01 * i for r in row for i in range(7)], []) for row in LOSSES)
     assert compare([a], [b], [domain]).overall.gains["bits_per_byte"].n == 10
+
+
+@pytest.mark.parametrize("width", [40, 60, 100])
+@pytest.mark.parametrize("stride", [1, 2, 4, 10])
+def test_windows_of_a_text_are_one_item(width: int, stride: int) -> None:
+    """However little one begins behind the other, and in whatever order they come."""
+    stories = [" ".join(prose(15, seed)).split() for seed in range(20)]
+    starts = range(0, 180 - width, stride)
+    texts = [" ".join(words[i : i + width]) for words in stories for i in starts]
+    assert len(set(same_texts(texts))) == 20
+    Random(0).shuffle(texts)
+    assert len(set(same_texts(texts))) == 20
 
 
 def test_a_gain_that_can_be_shown_counts_questions(tmp_path: Path) -> None:

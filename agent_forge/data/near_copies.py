@@ -7,16 +7,18 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Literal
+from typing import Any, Literal
 from unicodedata import normalize
 
 from agent_forge.data.dataset_rows import Example
 from agent_forge.data.worked_examples import TURN, last_example, sorted_options
 
-# What decides the part of an example: what it asks, where running texts that share a passage with
-# those of another part are left out; and of what was begun before, the same with them, the question
-# with whatever is around it but for known labels, its prompt, or (at first) prompt and answer.
-SplitBy = Literal["passage", "asked", "question", "prompt", "content"]
+# What decides the part of an example: what it asks, where what shares a passage with a running text
+# or a long answer of another part is left out; and of what was begun before, the same where only
+# running texts are, where nothing is, the question with whatever is around it but for known labels,
+# its prompt, or (at first) prompt and answer.
+SplitBy = Literal["overlap", "passage", "asked", "question", "prompt", "content"]
+BY_PASSAGE = ("overlap", "passage")
 BY_PROMPT = ("prompt", "content")  # blanks around an answer counted then, as did the path of a file
 _ASKS = "question|q|problem|exercise|task|instructions?|input|prompt|query|user|human"
 _ANSWERS = "answer|a|solution|response|reply|output|completion|assistant|model|bot|ai"
@@ -89,8 +91,11 @@ def telling_passages(texts: Iterable[str]) -> list[frozenset[int]]:
     return [own - common for own in found]
 
 
-def same_texts(texts: Sequence[str]) -> list[int]:
-    """The number of each text's group: those that share a passage, or are equal, are in one."""
+def same_texts(
+    texts: Sequence[str], asked: Sequence[str] = (), keys: Sequence[Any] = ()
+) -> list[int]:
+    """The number of each text's group: in one are those that share a passage of which one of them
+    asks (`asked` are their ends; none: it is all of them), and those of equal letters, or keys."""
     group = list(range(len(texts)))
 
     def first(i: int) -> int:
@@ -98,13 +103,14 @@ def same_texts(texts: Sequence[str]) -> list[int]:
             group[i] = i = group[group[i]]
         return i
 
-    found, seen = telling_passages(texts), dict[int | str, int]()  # the last text that has it
+    found, seen = telling_passages(texts), dict[Any, int]()
+    asks = [own & passages(end) for own, end in zip(found, asked, strict=True)] if asked else found
+    asker = {passage: i for i, own in enumerate(asks) for passage in own}  # the last one
     for i, own in enumerate(found):
-        known = {seen[passage] for passage in own if passage in seen}
-        others = [other for other in known if len(own & found[other]) >= ENOUGH]
-        for other in (seen.setdefault(letters(texts[i]), i), *others):
+        known = {asker[passage] for passage in own if passage in asker}
+        others = [other for other in known if len(own & asks[other]) >= ENOUGH]
+        for other in (seen.setdefault(keys[i] if keys else letters(texts[i]), i), *others):
             group[first(i)] = first(other)
-        seen.update(dict.fromkeys(own, i))
     numbers: dict[int, int] = {}
     return [numbers.setdefault(first(i), len(numbers)) for i in range(len(texts))]
 

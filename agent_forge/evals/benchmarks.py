@@ -228,7 +228,7 @@ def from_benchmarks(
         else:
             domain, seen = _dataset(benchmark, split, count, folder, split_by)
         worked = _worked(benchmark, seen, benchmark.shots if shots is None else shots)
-        by: SplitBy = "asked" if split_by in ("passage", "asked") else "question"
+        by: SplitBy = "question" if split_by in ("question", *BY_PROMPT) else "asked"
         shown = {question_hash(example, split_by=by) for example in worked}
         hashes = enumerate(question_hash(example, split_by=by) for example in domain.examples)
         domain = domain.select([i for i, own in hashes if own not in shown])

@@ -29,6 +29,7 @@ from agent_forge.data.datasets import read_own
 from agent_forge.data.near_copies import (
     BY_PROMPT,
     ENOUGH,
+    FEW,
     SplitBy,
     question_hash,
     same_texts,
@@ -78,7 +79,7 @@ class Domain:
     split_by: SplitBy = "asked"
     near_copies: int = 0  # in its whole file
     repeated: int = 0  # rows of its file that an earlier file has too; they count there
-    overlapping: int = 0  # texts left out, since they share a passage with the verdict's
+    overlapping: int = 0  # rows left out, since they share a passage with the verdict's
 
     def select(self, numbers: Iterable[int]) -> Domain:
         chosen = list(numbers)
@@ -126,13 +127,16 @@ class Domain:
     @cached_property
     def questions(self) -> list[int]:
         """The number of each example's question: near-copies ask the same one, and so do texts that
-        share a passage."""
-        if not self.exact and not self.tasks:
-            return same_texts([text_of(example) for example in self.examples])
+        share a passage, and rows where it is one of a long answer."""
+        if not self.tasks:
+            texts = [text_of(example) for example in self.examples]
+            if not self.exact:
+                return same_texts(texts)
+            hashes = [split_hash(example, "asked") for example in self.examples]
+            return same_texts(texts, long_answers(self.examples), hashes)
         keys = ((t.family, t.operands) if t.operands else t.question for t in self.tasks)
-        asked = keys if self.tasks else (split_hash(e, "asked", self.exact) for e in self.examples)
         numbers: dict[Any, int] = {}
-        return [numbers.setdefault(key, len(numbers)) for key in asked]
+        return [numbers.setdefault(key, len(numbers)) for key in keys]
 
     def baselines(self) -> dict[str, float]:
         """The accuracy of guessing from what was seen, by name of the guess; empty for text."""
@@ -203,19 +207,38 @@ def part(domain: Domain, split: str | None = None, limit: int | None = None) -> 
 
 
 def text_of(example: Example) -> str:
-    return example.prompt + example.completion
+    return example.prompt + answer(example)
 
 
-def without_passages(
-    domains: Sequence[Domain], told: Sequence[Domain], *, rows: bool = False
-) -> list[Domain]:
+def long_answers(examples: Sequence[Example]) -> list[str]:
+    """The answers that passages are looked for in: not those that many rows give, as labels are,
+    whatever their length. (Short ones have too few passages to share.)"""
+    counts = Counter(map(answer, examples))
+    return [said if counts[said := answer(e)] <= FEW else "" for e in examples]
+
+
+def told_by(domains: Iterable[Domain], by: SplitBy, *, whole: bool = False) -> list[str]:
+    """What these domains ask that may stand nowhere else: texts, and long answers (`whole`: all
+    that their rows say), which evolutions that were begun before did not look at."""
+    found = list[str]()
+    for domain in domains:
+        if not domain.exact:
+            found += map(text_of, domain.examples)
+        elif by == "overlap" and not whole:
+            found += long_answers(domain.examples)
+        elif by == "overlap":  # of packs without the worked examples
+            bare = [Example(task.question, f"\n{task.answer}") for task in domain.tasks]
+            found += map(text_of, bare or domain.examples)
+    return found
+
+
+def without_passages(domains: Sequence[Domain], told: Sequence[str], *, rows: bool) -> list[Domain]:
     """The domains without running texts (with `rows` also questions and answers) that share a
-    passage with running texts that are told elsewhere."""
-    known = [text_of(e) for d in told if not d.exact for e in d.examples]
-    looked_at = [d for d in domains if known and (rows or not d.exact)]
+    passage with what is told elsewhere."""
+    looked_at = [d for d in domains if told and (rows or not d.exact)]
     every = [text_of(e) for d in looked_at for e in d.examples]
-    found = iter(telling_passages([*known, *every]))
-    taken = set[int]().union(*itertools.islice(found, len(known)))
+    found = iter(telling_passages([*told, *every]))
+    taken = set[int]().union(*itertools.islice(found, len(told)))
     kept = []
     for domain in domains:
         if any(domain is other for other in looked_at):
@@ -227,17 +250,18 @@ def without_passages(
     return kept
 
 
-def kept_apart(splits: Mapping[str, Sequence[Domain]]) -> dict[str, list[Domain]]:
-    """The splits without texts of holdout and selection that share a passage with the verdict's,
-    and without those of selection that do with holdout's; the verdict's tell how many these are."""
+def kept_apart(splits: Mapping[str, Sequence[Domain]], by: SplitBy) -> dict[str, list[Domain]]:
+    """The splits without texts and rows of holdout and selection that share a passage with the
+    verdict's, and without those of selection that do with holdout's; the verdict's tell how many
+    these are."""
     found = dict[str, list[Domain]]()
     for split in [s for s in ("verdict", "holdout", "selection") if s in splits]:
-        told = [domain for others in found.values() for domain in others]
-        found[split] = without_passages(splits[split], told)
+        told = told_by((domain for others in found.values() for domain in others), by)
+        found[split] = without_passages(splits[split], told, rows=by == "overlap")
         for domain in found[split]:
             if not domain.examples:
-                hint = "give more text, or texts that do not repeat one another"
-                problem = f"all texts for {split} share passages with those of another part"
+                hint = "give more data, or texts and answers that do not repeat one another"
+                problem = f"all that is for {split} shares passages with another part"
                 raise ConfigError(f"{domain.name}: {problem}", hint=hint)
     for number, domain in enumerate(found["verdict"]):
         left_out = sum(found[s][number].overlapping for s in found)
@@ -310,7 +334,8 @@ def copies_told(domains: Sequence[Domain]) -> list[str]:
         rows = "rows that repeat a prompt, or a text, but for case, spaces, punctuation"
         notes.append(f"near-copies ({rows}): {counts}; {where}")
     if shared := ", ".join(f"{d.name} {d.overlapping}" for d in domains if d.overlapping):
-        notes.append(f"texts that share a passage with the verdict's, left out: {shared}")
+        what = "texts and long answers that share a passage with the verdict's"
+        notes.append(f"{what}, left out: {shared}")
     if repeated := ", ".join(f"{d.name} {d.repeated}" for d in domains if d.repeated):
         notes.append(f"rows that an earlier file has too, left out: {repeated}")
     return notes

@@ -102,7 +102,7 @@ def test_what_the_verdict_reads_is_not_taught_as_an_answer(tmp_path: Path) -> No
 def test_one_text_by_itself_loses_nothing(shifted: tuple[str, str]) -> None:
     found, before = (
         split_items(EvoMergeSettings(data=[shifted[0]], split_by=by))  # type: ignore[arg-type]
-        for by in ("passage", "asked")
+        for by in ("overlap", "asked")
     )
     assert [len(d.examples) for s in found for d in found[s]] == [
         len(d.examples) for s in before for d in before[s]
@@ -115,6 +115,74 @@ def test_what_the_verdict_asks_is_not_taught_from_another_offset(shifted: tuple[
     found = all_items(settings)
     judged = lines_of([*found["verdict"], *found["holdout"]])
     assert judged and not judged & lines_of(found["heal"])
+
+
+def put_rows(path: Path, rows: list[Any]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def running_rows(stories: int, width: int = 40, stride: int = 10) -> list[dict[str, str]]:
+    """Prompts and completions that are cut from running texts, each behind the one before."""
+    texts = [" ".join(prose(15, seed)).split() for seed in range(stories)]
+    places = [(words, i) for words in texts for i in range(0, 180 - 2 * width, stride)]
+    pieces = [(words[i : i + width], words[i + width : i + 2 * width]) for words, i in places]
+    return [{"prompt": " ".join(a), "completion": " " + " ".join(b)} for a, b in pieces]
+
+
+def test_rows_that_are_cut_from_one_text_are_on_one_side(tmp_path: Path) -> None:
+    data = put_rows(tmp_path / "a.jsonl", running_rows(60))
+
+    def leaked(split_by: Any) -> int:
+        found = split_items(EvoMergeSettings(data=[data], split_by=split_by))
+        search = [d.examples for s in ("selection", "holdout") for d in found[s]]
+        seen = " ".join(e.prompt + e.completion for own in search for e in own)
+        asked = [e.completion.split() for e in found["verdict"][0].examples]
+        assert asked and all(search)
+        pieces = ((" ".join(words[i : i + 30]) for i in (0, 10)) for words in asked)
+        return sum(any(piece in seen for piece in own) for own in pieces)
+
+    assert leaked("overlap") == 0
+    assert leaked("passage") > 100  # as evolutions that were begun before have it
+    (domain,) = from_files([Path(data)])
+    assert len(set(domain.questions)) == 60
+
+
+def test_rows_of_short_answers_or_labels_stay_as_they_are(tmp_path: Path) -> None:
+    """Whatever passage their questions share; an answer that many rows give is a label."""
+    label = [" ".join(prose(2, seed)) for seed in range(4)]
+    given = [" ".join(prose(6, seed)) for seed in range(30)]
+    rows = [
+        {"prompt": f"{given[i % 30]} {WORDS[i]}?", "completion": answer}
+        for i, answer in enumerate([*WORDS[:300], *(label * 75)])
+    ]
+    data = put_rows(tmp_path / "a.jsonl", rows)
+    found, before = (
+        split_items(EvoMergeSettings(data=[data], split_by=by)) for by in ("overlap", "asked")
+    )
+    assert {s: found[s][0].examples for s in found} == {s: before[s][0].examples for s in before}
+    (domain,) = from_files([Path(data)])
+    assert len(set(domain.questions)) == 600
+
+
+def test_what_the_verdict_answers_is_in_no_text_that_is_taught_or_searched(tmp_path: Path) -> None:
+    lines = prose(2000)
+    rows = [
+        {"question": lines[i].strip(), "answer": "".join(lines[i + 1 : i + 4]).strip()}
+        for i in range(0, 2000, 4)
+    ]
+    texts = [{"text": f"Question: {r['question']}\nAnswer: {r['answer']}"} for r in rows]
+    short = [{"question": "".join(lines[i : i + 3]), "answer": "7"} for i in range(0, 2000, 4)]
+    data, more = put_rows(tmp_path / "a.jsonl", rows), put_rows(tmp_path / "b.jsonl", texts)
+    few = put_rows(tmp_path / "c.jsonl", short)
+    found = split_items(EvoMergeSettings(data=[data, more]))
+    answers = {line for e in found["verdict"][0].examples for line in e.completion.splitlines()}
+    assert answers and not answers & lines_of([found["selection"][1], found["holdout"][1]])
+    for judged in (data, few):  # of what is taught, also questions
+        settings = EvoMergeSettings(data=[judged], heal=0.2, heal_steps=5, heal_data=[more])
+        items = all_items(settings)
+        asked = lines_of([*items["verdict"], *items["holdout"]])
+        assert asked and items["heal"] and not asked & lines_of(items["heal"])
 
 
 def test_the_overlap_is_told(shifted: tuple[str, str], forge: Forge) -> None:

@@ -39,10 +39,11 @@ class MeasuredEvolutionSettings(EvolutionSettings):
     data: list[str] = setting([], "files to measure on, each a domain of its own")
     tasks: list[str] = setting([], "generated tasks or pack:NAME; none = the domains of Phase 1")
     split_by: SplitBy = setting(
-        "passage",
+        "overlap",
         "what decides the split of an example: what it asks, so that near-copies stay together, and"
-        " no text shares a passage with the verdict's; or, as in evolutions begun before: what is"
-        " asked alone, the question, its prompt, or prompt and answer",
+        " no text or long answer shares a passage with the verdict's; or, as in evolutions begun"
+        " before: the same of texts alone, what is asked, the question, its prompt, or prompt and"
+        " answer",
     )
     partial_credit: bool = setting(
         False, "a part counts of code that runs and documents that parse; in the verdict never"

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from agent_forge.config.load import did_you_mean, parse_set, read_one, validate
 from agent_forge.config.load import merge as join
 from agent_forge.data.dataset_rows import Example
+from agent_forge.data.near_copies import BY_PASSAGE
 from agent_forge.errors import ConfigError, DamagedFile, ForgeError, NotFound
 from agent_forge.evals import domains
 from agent_forge.evals.benchmarks import CHOICE, EVERY_DOMAIN, from_names
@@ -437,7 +438,8 @@ def split_items(settings: EvoMergeSettings, always_verdict: bool = False) -> Spl
     if settings.data:
         whole = domains.from_files([Path(name) for name in settings.data], settings.split_by)
         splits = {s: [_part(d, s, limit) for d in whole] for s, limit in counts.items()}
-        return domains.kept_apart(splits) if settings.split_by == "passage" else splits
+        by = settings.split_by
+        return domains.kept_apart(splits, by) if by in BY_PASSAGE else splits
     if settings.fitness and not always_verdict:
         return {}
     how: dict[str, Any] = {"levels": (1, settings.max_level), "split_by": settings.split_by}
@@ -459,7 +461,7 @@ def _texts_to_teach(settings: EvoMergeSettings, splits: Splits) -> list[Domain]:
     for domain in domains.from_files([Path(name) for name in settings.heal_data], by):
         hashes = [domains.split_hash(example, by, domain.exact) for example in domain.examples]
         own_texts = domain.select(i for i, own in enumerate(hashes) if own not in asked)
-        told = kept_apart if by == "passage" else []
+        told = domains.told_by(kept_apart, by, whole=True) if by in BY_PASSAGE else []
         kept += domains.without_passages([own_texts], told, rows=True)
         if not kept[-1].examples:
             problem = f"{domain.name}: holdout and verdict ask all that is in it"

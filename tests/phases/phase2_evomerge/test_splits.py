@@ -316,8 +316,8 @@ def test_an_old_folder_that_is_named_again_goes_on_too(old: Path) -> None:
 def test_a_new_evolution_records_its_split_and_keeps_it(models: Path, forge: Forge) -> None:
     assert forge(line(models)).code == 0
     place = Path("evomerge").resolve()
-    assert files.read_checked(place / BEGUN)["settings"]["split_by"] == "passage"
-    assert resume_inputs(place, None, None).settings.split_by == "passage"
+    assert files.read_checked(place / BEGUN)["settings"]["split_by"] == "overlap"
+    assert resume_inputs(place, None, None).settings.split_by == "overlap"
 
 
 def test_workers_get_the_split(old: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -347,7 +347,7 @@ def test_an_old_run_goes_on_with_its_split_and_its_fingerprint(tmp_path: Path) -
     read = {name: saved_config(sessions, name) for name in ("new", "old")}
     for phase in ("cognate", "evomerge"):
         found = {name: getattr(c.phases, phase).split_by for name, c in read.items()}
-        now = {"cognate": "asked", "evomerge": "passage"}[phase]
+        now = {"cognate": "asked", "evomerge": "overlap"}[phase]
         assert found == {"new": now, "old": "content"}
     named = {
         name: fingerprint_of(

@@ -12,7 +12,8 @@ from typing import Any
 
 from agent_forge.data.row_files import MAX_CHARACTERS, DataRow, pieces
 
-# Words in names of fields that belong to a question even as a number, or whatever they end with.
+# Words in names of fields that belong to a question even as a number, unless the last word tells:
+# `option_2` and `input` are asked, `context_title`, `table_name` and `input_language` only tell.
 _BELONGS = re.compile(r"\b([a-e]|choice|option|input|context|fact|hint|table|text|query)s?\b")
 _MEDIA = re.compile(r"\b(audio|chart|figure|image|video)s?\b")
 # Last words of names of fields that only tell of a question; what any other field says is asked.
@@ -25,6 +26,11 @@ _TELLS = re.compile(
     r"|uid|updated|uri|url|user|uuid|version|year)s?$"
     r"|^(challenge )?test( setup)? (list|code)$|\b(lang|language|country) codes?$"
 )
+# Names of fields that say whether the answer of a row is right; `label` says so too, as in rows for
+# KTO, unless it is a class.
+_RIGHT = re.compile(r"^(is )?(correct|right|accepted)$")
+_RIGHT_OR_LABEL = re.compile(f"{_RIGHT.pattern}|^label$")
+_CLASSES = ("yes", "no", "true", "false")
 LONG_ENOUGH = 3  # words of a field that can be found again in a prompt
 _READ = {
     "messages": ("messages", "choices"),
@@ -223,6 +229,19 @@ def own(row: DataRow) -> Iterator[Example]:
         found = list(row.value) if isinstance(row.value, Mapping) else type(row.value).__name__
         fields = "'prompt' and 'completion', 'messages', 'question' and 'answer', 'text'"
         raise row.damaged(f"none of the fields {fields}; found {found}")
+
+
+def is_wrong(row: DataRow) -> bool:
+    """True if a user's row says of its own answer that it is wrong, or not to be learned."""
+    if not any(row.has(name) for name in _READ):
+        return False
+    said = str(row.value.get("completion", row.value.get("answer"))).strip().lower()
+    right = _RIGHT if row.has("choices") or said in _CLASSES else _RIGHT_OR_LABEL
+    marks = [value for name, value in row.value.items() if right.search(_words(name))]
+    turns = row.value.get("messages")
+    spoken = [m for m in turns if isinstance(m, Mapping)] if isinstance(turns, list) else []
+    replies = [m.get("weight") for m in spoken if m.get("role") == "assistant"]
+    return "false" in (str(mark).lower() for mark in marks) or replies[-1:] == [0]
 
 
 def _refuse_unclear(row: DataRow, name: str) -> None:

@@ -8,6 +8,7 @@ import fnmatch
 import hashlib
 import itertools
 import json
+import logging
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,6 +25,8 @@ from agent_forge.data.tokenizer import Tokenizer
 from agent_forge.errors import AlreadyExists, ConfigError, DamagedFile, ForgeError, NotFound
 from agent_forge.store import files
 
+log = logging.getLogger(__name__)
+WRONG = "marked as wrong, or not to be learned"
 SPLITS = ("train", "selection", "verdict")
 SAVED, RECORD = "examples.jsonl", "source.json"
 NAMED_BY_SPLIT = "*train*|*valid*|*val*|*dev*|*test*"
@@ -130,14 +133,20 @@ def _examples(
 def _all_examples(dataset: Dataset, paths: list[Path], split_by: SplitBy) -> Iterator[Example]:
     kind_of, kinds = dataset.kind_of, kinds_in(dataset, paths)
     for path in paths:
-        example = None
+        example, wrong = None, 0
         for row in _labelled(path):
+            if dataset.reader is dataset_rows.own and dataset_rows.is_wrong(row):
+                wrong += 1
+                continue
             kind = kind_of(row) if kind_of else kind_of_file(path)
             for example in _read_row(dataset, row):
                 side = split_of(example, kind, kinds, split_by)
                 yield replace(example, source=dataset.name, split=side)
         if example is None:
-            raise DamagedFile(path, "it has rows, but no example to learn from")
+            marked = f"all its answers are {WRONG}" if wrong else ""
+            raise DamagedFile(path, marked or "it has rows, but no example to learn from")
+        if wrong:
+            log.warning("%s: %d rows are left out, whose answers are %s", path, wrong, WRONG)
 
 
 def kinds_in(dataset: Dataset, paths: list[Path]) -> set[str]:

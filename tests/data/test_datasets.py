@@ -281,6 +281,58 @@ def test_a_question_is_read_with_its_text_and_its_choices(tmp_path: Path) -> Non
             list(read_own(put(tmp_path / "my.jsonl", question | wrong)))
 
 
+TURN = {"role": "user", "content": "Who?"}
+
+
+@pytest.mark.parametrize(
+    ("right", "mark"),
+    [
+        ({"prompt": "Who?", "completion": "Tom"}, {"label": False}),
+        ({"prompt": "Who?", "completion": "Tom"}, {"isCorrect": "False"}),
+        ({"question": "Who?", "answer": "Tom"}, {"is_correct": False, "id": "x"}),
+        ({"messages": [TURN, {"role": "assistant", "content": "Tom"}]}, {"label": False}),
+        (
+            {"messages": [TURN, {"role": "assistant", "content": "Tom"}]},
+            {"messages": [TURN, {"role": "assistant", "content": "Al", "weight": 0}]},
+        ),
+    ],
+)
+def test_an_answer_that_is_marked_as_wrong_is_not_taken(
+    right: Any, mark: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = put(tmp_path / "my.jsonl", right, right | mark, right | mark)
+    assert [example.completion.strip() for example in read_own(path)] == ["Tom"]
+    assert "my.jsonl: 2 rows are left out" in caplog.text
+    with pytest.raises(DamagedFile, match="all its answers are marked as wrong"):
+        list(read_own(put(path, right | mark)))
+
+
+def test_what_only_looks_like_a_wrong_answer_is_taken(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked, reply = {"question": "Who?", "answer": "Tom"}, {"role": "assistant", "content": "Tom"}
+    rows = [
+        {**asked, "answer": "no", "label": False},  # a class: the answer itself
+        {**asked, "choices": ["Al", "Tom"], "label": False},
+        {**asked, "is_correct": True, "label": True, "correct": None},
+        {**asked, "label": 0, "is_public": False},
+        {"messages": [TURN, {**reply, "weight": 0}, TURN, {**reply, "weight": 1}]},
+        {"text": "Tom", "label": False},
+    ]
+    for row in rows:
+        assert len(list(read_own(put(tmp_path / "my.jsonl", row)))) == 1
+    assert not caplog.records
+
+
+def test_what_tells_of_a_part_of_a_question_may_be_there(tmp_path: Path) -> None:
+    asked = {"question": "Who?", "answer": "Tom"}
+    told = {"context_title": "Lunch", "table_name": "meals", "input_language": "en"}
+    assert len(list(read_own(put(tmp_path / "my.jsonl", asked | told)))) == 1
+    for name in ("input", "option_2", "context_sentences"):
+        with pytest.raises(DamagedFile, match=f"field '{name}' is not read"):
+            list(read_own(put(tmp_path / "my.jsonl", asked | {name: "Lunch"})))
+
+
 def test_rows_of_a_set_that_lack_something(tmp_path: Path) -> None:
     for name, row, problem in (
         ("gsm8k", {"question": "q"}, "line 1: field 'answer' is missing"),

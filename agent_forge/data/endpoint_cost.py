@@ -118,11 +118,11 @@ def usage_of(
     data: Any, price: Price, worst_usd: float
 ) -> tuple[tuple[int | None, int | None], float]:
     """Return the tokens that a reply counted and its price: the higher one of what they cost and
-    what it says; the worst case if it counted none."""
+    what it says; the worst case if it counted none, or 0, which no reply takes."""
     usage = data.get("usage") if isinstance(data, dict) else None
     found = usage if isinstance(usage, dict) else {}
     prompt, completion = found.get("prompt_tokens"), found.get("completion_tokens")
     said = _usd(found.get("cost", 0)) or 0.0
-    if not _is_count(prompt) or not _is_count(completion):
+    if not (_is_count(prompt) and _is_count(completion) and prompt and completion):
         return (None, None), max(worst_usd, said)
     return (prompt, completion), max(price.of(prompt, completion), said)

@@ -92,8 +92,9 @@ def test_the_price_is_of_counted_tokens_or_what_the_endpoint_says(
     costs = [endpoint.complete(ASK, "lab/paid").cost_usd for _ in range(4)]
     assert costs == pytest.approx([20e-6, 0.5, 20e-6, 20e-6])
     assert endpoint.spending.usd == pytest.approx(sum(costs))
-    server.script = [answer(prompt_tokens=bad) for bad in (None, "10", -1, True, 1.5)]
-    for _ in range(5):
+    server.script = [answer(prompt_tokens=bad) for bad in (None, "10", -1, True, 1.5, 0)]
+    server.script.append(answer(completion_tokens=0, cost="-5"))  # though it answers
+    for _ in range(7):
         before = endpoint.spending.usd
         assert endpoint.complete(ASK, "lab/paid").prompt_tokens is None
         assert endpoint.spending.usd - before == pytest.approx(worst_usd())

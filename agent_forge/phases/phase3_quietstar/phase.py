@@ -56,6 +56,7 @@ from agent_forge.phases.phase3_quietstar.lessons import (
 )
 from agent_forge.phases.phase3_quietstar.reward_step import (
     RewardOutcome,
+    refuse_few_items,
     refuse_long_rows,
     rewarded_levels,
     take_reward_step,
@@ -106,6 +107,7 @@ class QuietStarPhase(phase.PhaseController):
         steps = (c.steps + self._confidence_steps()) * (3 if c.controls else 1)
         if c.reward.kind != "none":
             refuse_long_rows(c, self.shared.model)
+            refuse_few_items(c)
             steps += c.reward.steps + c.reward.control_steps * c.reward.control
         tokens = c.rows * c.row_tokens
         notes = (

@@ -183,6 +183,15 @@ def refuse_long_rows(c: QuietStarSettings, shape: ModelSettings) -> None:
         raise ConfigError(f"{problem}; attention sees {shape.sw_window}", hint="shorter row_tokens")
 
 
+def refuse_few_items(c: QuietStarSettings) -> None:
+    """Refuse checks that take all items of a family: none would say whether the step is kept."""
+    for name, left in _families(c, "selection", {**c.ranges, **rewarded_levels(c)}).items():
+        if not left:
+            problem = f"check_items: {name} has no more than {c.reward.check_items} items"
+            hint = "fewer check_items, or more of its levels"
+            raise ConfigError(f"{problem} at these levels, and further ones are needed", hint=hint)
+
+
 def take_reward_step(
     ctx: PhaseContext, c: QuietStarSettings, corpus: Corpus, lessons: Lessons, model: ForgeNetwork
 ) -> RewardOutcome:

@@ -206,6 +206,18 @@ def test_rows_beyond_what_attention_sees_are_refused_before_any_work() -> None:
         QuietStarPhase(settings.phases.quietstar, settings).plan([])
 
 
+def test_checks_that_leave_no_items_are_refused_before_any_work() -> None:
+    few = (f"{REWARD}.kind=verified", f"{REWARD}.answers_only={{tot4: [1, 1]}}", CHAIN, *SHORT[:2])
+
+    def phase(checked: int) -> QuietStarPhase:
+        settings = config(*few, f"{REWARD}.check_items={checked}")
+        return QuietStarPhase(settings.phases.quietstar, settings)
+
+    assert phase(20).plan([]).steps
+    with pytest.raises(ConfigError, match="tot4 has no more than 200 items"):
+        phase(200).plan([])
+
+
 @pytest.mark.parametrize(
     ("setting", "problem"),
     [

@@ -83,11 +83,20 @@ def compare(
     result = comparison.compare(scores[0], scores[1], domains, seed)
     sentence = result.overall.sentence(str(reference))
     answers, detectable = comparison.detectable_gain(domains)
+    rates = [
+        {"model": str(model), "domain": domain.name, **_rates(found)}
+        for model, own in zip((reference, candidate), scores, strict=True)
+        for domain, found in zip(domains, own, strict=True)
+    ]
     if as_json:
         named = {"reference": str(reference), "candidate": str(candidate), "seed": seed}
-        return emit_json(**named, **result.to_json(), sentence=sentence, smallest_gain=detectable)
+        told = {"sentence": sentence, "smallest_gain": detectable, "rates": rates}
+        return emit_json(**named, **result.to_json(), **told)
     emit_table(comparison.COLUMNS, result.rows())
     print(f"{candidate}: {sentence}")
+    for row in rates:
+        if said := ", ".join(f"{row[name]:.1%} {name}" for name in WRITTEN_SHARES if row[name]):
+            typer.echo(f"{row['model']} on {row['domain']}: {said}", err=True)
     if detectable:
         points = f"{100 * detectable:.1f} points"
         typer.echo(f"{answers} answers can show gains from about {points} on", err=True)
@@ -168,7 +177,6 @@ def _row(domain: Domain, scores: ItemScores, recursive: bool) -> dict[str, Any]:
 
     bits = scores.bits_per_byte(sum(domain.sizes))
     guesses = domain.baselines()
-    written = {name: getattr(scores, name) for name in WRITTEN_SHARES}
     return {
         "domain": domain.name,
         "items": len(domain.examples),
@@ -183,8 +191,14 @@ def _row(domain: Domain, scores: ItemScores, recursive: bool) -> dict[str, Any]:
         "perplexity_score": perplexity_score(bits, domain.unigram_bits),
         "nats_per_token": scores.nats_per_token,
         "steps": scores.mean_steps if recursive else None,
-        **{name: sum(flags) / len(flags) if flags else None for name, flags in written.items()},
+        **_rates(scores),
     }
+
+
+def _rates(scores: ItemScores) -> dict[str, float | None]:
+    """The shares of answers and prompts that say little of a model; None where none is known."""
+    flags = {name: getattr(scores, name) for name in WRITTEN_SHARES}
+    return {name: sum(own) / len(own) if own else None for name, own in flags.items()}
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[Any]]]:

@@ -183,6 +183,14 @@ def test_a_prompt_that_is_not_read_whole_is_said(
     (short,) = forge(f"{command}/short.jsonl --json").document["domains"]
     assert long["cut"] == 0.5 and long["truncated"] is None and short["cut"] is None
     assert " cut " in forge(f"{command}/long.jsonl").out
+    both = f"compare {foreign} {foreign} --data {tmp_path}"
+    told = forge(f"{both}/long.jsonl --json").document["rates"]
+    assert [(row["domain"], row["cut"], row["truncated"]) for row in told] == [
+        ("long", 0.5, None),
+        ("long", 0.5, None),
+    ]
+    assert f"{foreign} on long: 50.0% cut" in forge(f"{both}/long.jsonl").err
+    assert "cut" not in forge(f"{both}/short.jsonl").err
 
 
 def test_broken_weights_are_said(foreign: Path) -> None:

@@ -25,10 +25,11 @@ THERE, ALMOST = 0.2, 0.99  # credit in part: for what has the right form; the mo
 CALLED = re.compile(r"[A-Za-z_]\w*(?=\()")
 MARK = re.compile(r"answer(?P<label>\s*[:=])?(?:(?<=[:=])|\s+is\s*:?)", re.IGNORECASE)
 WHICH_IS = re.compile(r"\b(?:which is|equals|is equal to|comes to|namely)\b", re.IGNORECASE)
-NUMBER_WORD = re.compile(
-    r"(?i)\b(?:zero|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve"
+_WORD = (
+    r"\b(?:zero|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve"
     r"|(?:thir|four|fif|six|seven|eigh|nine)teen|(?:twen|thir|for|fif|six|seven|eigh|nine)ty)\b"
 )
+NUMBER_WORD = re.compile(_WORD, re.IGNORECASE)
 SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n+")
 BOXED = re.compile(r"\\boxed\s*\{")
 UNKNOWN = "\N{REPLACEMENT CHARACTER}"  # stands for what no number is made of: roots, pi, commands
@@ -44,7 +45,8 @@ _FORMS: Any = (
     (r"\u2044", "/"),
     (r"(?<!\w)_{1,3}(?=[-+$.\d])|(?<=[\d%])_{1,3}(?!\w)", ""),
     (r"(?<=\d)['_\u2019](?=\d{3}(?!\d))", ""),
-    (r"(?i)\b(?:minus|negative)\s+(?=[\d.$])|(?<=[=(])\s*-\s+(?=[\d.$])", "-"),
+    (r"(?i)\b(?:minus|negative)\s+(?=[\d.$])|(?<=[=(])\s*[-\u2212]\s+(?=[\d.$])", "-"),
+    (rf"(?i){_WORD}(?:[\s-](?:hundred|thousand|and|{_WORD})){{0,6}}\s?\((-?[\d.,]+)\)", r"\1"),
     (r"(?<!\w)[\u2012\u2013](?=[\d.$\\])|\u2212", "-"),
     (r"\\!|\\left\b|\\right\b|\\displaystyle\b|\^\s*(?:\{\s*\\circ\s*\}|\\circ\b)", ""),
     (r"\{,\}", ","),
@@ -133,7 +135,9 @@ def _marked(text: str) -> str:
         said = sentences[-1] if sentences else said
     clause = CLAUSE_END.split(said, maxsplit=1)[0]
     sentence = SENTENCE_END.split(said, maxsplit=1)[0]
-    if (told := WHICH_IS.search(sentence)) and not FIGURE.match(said):
+    plain = FIGURE.match(said)
+    reckons = not plain or (GOES_ON.match(said, plain.end()) and "=" not in clause)
+    if reckons and (told := WHICH_IS.search(sentence)):
         return CLAUSE_END.split(sentence[told.end() :], maxsplit=1)[0]
     return clause
 

@@ -340,6 +340,11 @@ def test_the_block_that_defines_something_is_the_program() -> None:
         ("The answer is 18 = 9 * 2", "18"),
         ("The answer is 9 * 2 = 18.", "18"),
         ("The answer is the sum of 3 and 4, which is 7.", "7"),
+        ("The answer is 48 + 24, which is 72", "72"),
+        ("The answer is 12 - 5 = 7, which is 2 less than 9", "7"),
+        ("The answer is three (3)", "3"),
+        ("The answer is one hundred and five (105) eggs", "105"),
+        ("So x = \u2212 3", "-3"),
     ],
 )
 def test_where_a_text_says_its_answer(text: str, number: str) -> None:

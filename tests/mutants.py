@@ -337,6 +337,20 @@ MUTANTS = (
         "tests/faults/test_attack_overlap.py",
     ),
     Mutant(
+        "what the verdict answers at length is searched by",
+        "evals/domains.py",
+        "            found += long_answers(domain.examples)\n",
+        "            pass\n",
+        "tests/faults/test_attack_overlap.py",
+    ),
+    Mutant(
+        "answers are graded with the thought before them",
+        "model/opened.py",
+        "return self.decode(behind_thought(ids))",
+        "return self.decode(ids)",
+        "tests/evals/test_thoughts.py",
+    ),
+    Mutant(
         "near-copies are many items in a verdict",
         "evals/comparison.py",
         "    if len(set(questions)) == len(questions):\n",

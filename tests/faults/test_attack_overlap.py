@@ -19,7 +19,7 @@ from agent_forge.evals.comparison import (
     compare_scores,
     detectable_gain,
 )
-from agent_forge.evals.domains import from_files, from_tasks
+from agent_forge.evals.domains import evaluation_hash, from_files, from_tasks
 from agent_forge.evals.model_under_test import ItemScores
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
 from agent_forge.phases.phase2_evomerge.inputs import all_items, split_items
@@ -146,6 +146,20 @@ def test_rows_that_are_cut_from_one_text_are_on_one_side(tmp_path: Path) -> None
     assert leaked("passage") > 100  # as evolutions that were begun before have it
     (domain,) = from_files([Path(data)])
     assert len(set(domain.questions)) == 60
+
+
+def test_an_evolution_begun_by_passages_of_texts_keeps_its_items(tmp_path: Path) -> None:
+    """The hash is of the items that it had before long answers were looked at."""
+    rows = running_rows(60)
+    texts = [{"text": row["prompt"] + row["completion"]} for row in rows[::2]]
+    data = [put_rows(tmp_path / "a.jsonl", rows), put_rows(tmp_path / "b.jsonl", texts)]
+    for heal, expected in ((data[0], "1ec0bebb3f2bb47a"), (data[1], "490a5060d1afa681")):
+        (judged,) = {*data} - {heal}
+        settings = EvoMergeSettings(
+            data=[judged], heal=0.2, heal_steps=5, heal_data=[heal], split_by="passage"
+        )
+        found = all_items(settings)
+        assert evaluation_hash([d for s in sorted(found) for d in found[s]])[:16] == expected
 
 
 def test_rows_of_short_answers_or_labels_stay_as_they_are(tmp_path: Path) -> None:

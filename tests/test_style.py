@@ -29,12 +29,13 @@ MAX_LINES = 33_565
 # Lowest first. A module imports from layers below its own, and from its own folder.
 LAYERS = (
     ("errors", "config"),
+    ("quant",),
     ("platform", "store", "track", "search"),
     ("workers", "sandbox", "native"),
     ("model", "optim", "data"),
     ("contract",),
     ("infer",),
-    ("evals", "train", "merge", "quant"),
+    ("evals", "train", "merge"),
     ("phases",),
     ("pipeline",),
     ("cli", "ui", "api", "evomerge_pipeline"),

@@ -23,6 +23,8 @@ from agent_forge.model.chat import DATE, render, render_reply, shared
 from agent_forge.model.folder import CONFIG, MODEL_TYPE, home_of, open_weights, read_config
 from agent_forge.model.load import load_network, open_tokenizer, refusing
 from agent_forge.model.network import ForgeNetwork
+from agent_forge.quant.layers import round_inputs
+from agent_forge.quant.packed import KEY, packing_of
 from agent_forge.store import files
 from agent_forge.store.models import load_directory
 from agent_forge.store.tensors import first_not_finite
@@ -193,7 +195,13 @@ def open_model(ref: str | Path) -> OpenedModel:
         state = {name: weights[name] for name in weights}
     if bad := first_not_finite(state):
         raise DamagedFile(ref, f"{bad} holds NaN or infinity", hint="fetch it again")
-    return with_tokenizer(load_network(config, state, str(ref)).eval(), folder)
+    packing = packing_of(config, folder)
+    if packing:
+        config = {key: value for key, value in config.items() if key != KEY}
+    network = load_network(config, state, str(ref)).eval()
+    if packing:
+        round_inputs(network, packing.with_rounded_inputs)
+    return with_tokenizer(network, folder)
 
 
 def with_tokenizer(network: nn.Module, folder: Path) -> OpenedModel:

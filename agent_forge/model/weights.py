@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from agent_forge.errors import DamagedFile, HostileInput
+from agent_forge.quant.packed import KEY, packing_of
 from agent_forge.store import files, tensors
 from agent_forge.store.tensors import TensorSpec, spec_of
 
@@ -258,7 +259,7 @@ def read_shards(label: str, file: Path) -> Weights:
     bare = config.get("model_type") == "gpt2" and any(name.startswith("h.") for name in specs)
     bare = bare and not any(name.startswith(stem) for name in specs)
     names = {stem + n if bare and not HEAD.search(n) else n: n for n in specs}
-    return Weights(
+    weights = Weights(
         {name: specs[old] for name, old in names.items()},
         lambda name: shards[place[names[name]]][names[name]],
         label=label,
@@ -266,6 +267,21 @@ def read_shards(label: str, file: Path) -> Weights:
         folder=file.parent,
         sources=tuple(sorted(shards)),
     )
+    return decoded(weights)
+
+
+def decoded(weights: Weights) -> Weights:
+    """The weights of a packed model, each decoded when it is asked for; others as they are."""
+    if (packing := packing_of(weights.config, weights.label)) is None:
+        return weights
+    specs = {
+        name: TensorSpec(torch.float32, matrix.shape) if matrix else weights.specs[name]
+        for name in packing.names(weights.specs, weights.label)
+        for matrix in [packing.matrices.get(name)]
+    }
+    config = {key: value for key, value in weights.config.items() if key != KEY}
+    of = partial(packing.tensor, stored=weights, place=weights.label)
+    return weights.derived(of, specs=specs, config=config)
 
 
 def open_file(path: Path) -> Mapping[str, Tensor]:

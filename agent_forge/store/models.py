@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from agent_forge.errors import ConfigError, DamagedFile
+from agent_forge.quant.packed import packing_of
 from agent_forge.store import files, lock, paths, tensors
 from agent_forge.store.records import ModelMetadata, read_metadata
 from agent_forge.store.registry import ModelRegistry, join_tags
@@ -50,11 +51,13 @@ class ModelStorage:
         beside: Mapping[str, bytes] | None = None,
         card_head: str = CARD_HEAD,
         card_text: str = "",
+        parameters: int = 0,
         check: Callable[[Path], object] | None = None,
     ) -> str:
         """Save a model with its files (contents by name) and its card (`card_head` is its YAML,
-        `card_text` Markdown), register it, and return its id. What `check` refuses, by an error,
-        in the finished folder is neither put in place nor registered."""
+        `card_text` Markdown), register it, and return its id. `parameters` is for packed models:
+        their codes are not counted. What `check` refuses, by an error, in the finished folder is
+        neither put in place nor registered."""
         path = paths.model_directory(self.base_path, session_id, phase_name, model_name)
         join_tags(tags)
         self.registry.get_session_status(session_id)
@@ -72,7 +75,7 @@ class ModelStorage:
                 "phase_name": phase_name,
                 "model_name": model_name,
                 "created_at": time.time(),
-                "parameters": sum(tensor.numel() for tensor in weights.values()),
+                "parameters": parameters or sum(tensor.numel() for tensor in weights.values()),
                 "size_mb": stage.records[WEIGHTS]["bytes"] / 1e6,
                 "sha256": stage.records[WEIGHTS]["sha256"],
                 "tied_weights": tied,
@@ -118,7 +121,7 @@ class ModelStorage:
 
 
 def load_directory(path: Path) -> LoadedModel:
-    """Verify a model directory and return its weights, metadata and config."""
+    """Verify a model directory; return its weights, decoded if packed, its metadata and config."""
 
     def read(place: Path) -> LoadedModel:
         records = files.verify(place)
@@ -130,7 +133,10 @@ def load_directory(path: Path) -> LoadedModel:
         if not set(metadata.tied_weights.values()) <= set(weights):
             raise DamagedFile(place, "its tied weights name some that are not there")
         config = files.read_json(place / "config.json")
-        return tensors.join_tied(weights, metadata.tied_weights), metadata.model_dump(), config
+        weights = tensors.join_tied(weights, metadata.tied_weights)
+        if packing := packing_of(config, place):
+            weights = packing.unpack(weights, place)
+        return weights, metadata.model_dump(), config
 
     return files.reading(path, read)
 

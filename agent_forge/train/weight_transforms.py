@@ -1,4 +1,4 @@
-"""Weight transforms as parametrisations: LoRA, and rounding that is trained straight through.
+"""Weight transforms as parametrisations: LoRA here, rounding in quant/layers.py.
 
 A layer computes with f(weight), but stores and trains the weight; `fold` puts f(weight) in place.
 LoRA beside layers that stay as they are (`LowRankBranches`) is cheaper: W + BA is never made.
@@ -66,19 +66,6 @@ class LowRankBranches(nn.Module):
         """Let the layers compute as before."""
         for hook in self._hooks:
             hook.remove()
-
-
-class StraightThrough(nn.Module):
-    """Computes with `change(W)`; the gradient there is applied to W as it is."""
-
-    def __init__(self, change: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.change = change
-
-    def forward(self, weight: Tensor) -> Tensor:
-        with torch.no_grad():
-            changed = self.change(weight)
-        return changed + (weight - weight.detach())
 
 
 def transformed(model: nn.Module) -> dict[str, nn.Module]:

@@ -20,11 +20,11 @@ from agent_forge.model.loss import LossOutput, language_loss
 from agent_forge.model.network import ForgeNetwork
 from agent_forge.optim.config import MuGrokConfig
 from agent_forge.optim.muon import MuonGrokfast, divergence
+from agent_forge.quant.layers import StraightThrough
 from agent_forge.train.config import TrainSettings, rate_factor
 from agent_forge.train.fit import DistillationLoss, EarlyStop
 from agent_forge.train.trainer import Trainer, bf16_is_faster
 from agent_forge.train.weight_transforms import (
-    StraightThrough,
     add_lora,
     add_transform,
     fold,

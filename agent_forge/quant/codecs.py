@@ -1,0 +1,142 @@
+"""Codecs: from a matrix of weights to small whole numbers and scales, and back.
+
+A codec goes row by row, a row being what makes one output; scales are fp16. Encoding what the
+ternary least-squares codec or an integer codec has decoded gives the same codes and scales again.
+"""
+
+import re
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from agent_forge.errors import ConfigError
+from agent_forge.quant import bits
+
+INTEGERS = re.compile(r"int([2-8])(?:g(\d{1,4}))?")
+# By how much of a row's mean size a weight must exceed 0; and whether the scale is the one with the
+# least squared error, or the mean. The second and third are the specification's and BitNet's.
+TERNARY = {"ternary": (0.75, True), "ternary_spec": (0.3, False), "ternary_bitnet": (0.5, False)}
+NAMES = "ternary, ternary_spec, ternary_bitnet, or integers such as int8, int4g32 (groups of 32)"
+
+
+class Coded(NamedTuple):
+    """A matrix as codes of int8, in its shape, and scales of fp16, one a group of a row."""
+
+    codes: Tensor
+    scales: Tensor
+
+
+@dataclass(frozen=True)
+class Codec(ABC):
+    """A way to write a matrix; `name` says which in settings and files."""
+
+    name: str
+
+    @abstractmethod
+    def quantise(self, weight: Tensor) -> Coded: ...
+
+    @abstractmethod
+    def groups(self, columns: int) -> int:
+        """The scales of a row."""
+
+    @abstractmethod
+    def packed_size(self, count: int) -> int:
+        """The bytes of so many codes."""
+
+    @abstractmethod
+    def pack(self, codes: Tensor) -> Tensor:
+        """Codes as bytes."""
+
+    @abstractmethod
+    def unpack(self, data: Tensor, count: int) -> Tensor:
+        """So many codes from bytes; ValueError if they hold anything else."""
+
+    def restore(self, coded: Coded) -> Tensor:
+        """The matrix that codes and scales stand for, in fp32."""
+        columns, groups = coded.codes.shape[1], coded.scales.shape[1]
+        if groups == 1:
+            return coded.codes.float() * coded.scales.float()
+        width = -(-columns // groups)
+        scales = coded.scales.float().repeat_interleave(width, dim=1)[:, :columns]
+        return coded.codes.float() * scales
+
+    def rounded(self, weight: Tensor) -> Tensor:
+        """The matrix as it is after it was written and read."""
+        return self.restore(self.quantise(weight)).to(weight.dtype)
+
+
+@dataclass(frozen=True)
+class TernaryCodec(Codec):
+    """-1, 0 and 1 with a scale for each row."""
+
+    threshold: float = 0.75
+    least_squares: bool = True
+
+    def quantise(self, weight: Tensor) -> Coded:
+        sizes = weight.float().abs()
+        mean = sizes.mean(dim=1, keepdim=True)
+        kept = sizes > self.threshold * mean
+        codes = torch.where(kept, weight.sign(), 0).to(torch.int8)
+        if self.least_squares:
+            mean = (sizes * kept).sum(dim=1, keepdim=True) / kept.sum(dim=1, keepdim=True).clamp(1)
+        return Coded(codes, mean.half())
+
+    def groups(self, columns: int) -> int:
+        return 1
+
+    def packed_size(self, count: int) -> int:
+        return -(-count // bits.TRITS)
+
+    def pack(self, codes: Tensor) -> Tensor:
+        return torch.from_numpy(bits.pack_trits(codes.cpu().numpy()))
+
+    def unpack(self, data: Tensor, count: int) -> Tensor:
+        if data.numel() and int(data.max()) > bits.LARGEST:
+            raise ValueError(f"a byte of trits is above {bits.LARGEST}")
+        return torch.from_numpy(bits.unpack_trits(data.numpy(), count))
+
+
+@dataclass(frozen=True)
+class IntegerCodec(Codec):
+    """Whole numbers of some bits; the largest weight of a group gets the lowest one."""
+
+    bits: int = 4
+    group: int = 0  # columns that share a scale; 0: all of a row
+
+    def quantise(self, weight: Tensor) -> Coded:
+        rows, columns = weight.shape
+        groups, lowest = self.groups(columns), 1 << self.bits - 1
+        width = -(-columns // groups)
+        padded = torch.nn.functional.pad(weight.float(), (0, groups * width - columns))
+        cells = padded.view(rows, groups, width)
+        largest = cells.gather(2, cells.abs().argmax(dim=2, keepdim=True))
+        scales = (largest / -lowest).half()
+        divisors = scales.float().where(scales != 0, torch.ones(()))
+        codes = (cells / divisors).round().clamp(-lowest, lowest - 1) * (scales != 0)
+        codes = codes.to(torch.int8).view(rows, -1)[:, :columns]
+        return Coded(codes.contiguous(), scales.squeeze(2))
+
+    def groups(self, columns: int) -> int:
+        return -(-columns // self.group) if self.group else 1
+
+    def packed_size(self, count: int) -> int:
+        return bits.packed_size(count, self.bits)
+
+    def pack(self, codes: Tensor) -> Tensor:
+        return torch.from_numpy(bits.pack_bits(codes.cpu().numpy(), self.bits))
+
+    def unpack(self, data: Tensor, count: int) -> Tensor:
+        return torch.from_numpy(bits.unpack_bits(data.numpy().astype(np.uint8), self.bits, count))
+
+
+def find_codec(name: str) -> Codec:
+    """The codec of a name."""
+    if name in TERNARY:
+        return TernaryCodec(name, *TERNARY[name])
+    if not (match := INTEGERS.fullmatch(name)):
+        raise ConfigError(f"there is no codec {name!r}", hint=f"codecs are {NAMES}")
+    return IntegerCodec(name, int(match[1]), int(match[2] or 0))

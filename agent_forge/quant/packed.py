@@ -1,0 +1,193 @@
+"""Packed models: a safetensors file whose matrices are codes and scales.
+
+Of a matrix NAME that a codec writes, the file holds NAME.codes (bytes) and NAME.scales (fp16); all
+other tensors are fp16 under their own names. config.json says in `quantization_config` which codec
+wrote what, so that a packed model opens as any other: it is decoded once, as it is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from agent_forge.errors import ConfigError, DamagedFile
+from agent_forge.quant.codecs import Codec, Coded, TernaryCodec, find_codec
+
+KEY = "quantization_config"  # of config.json, where transformers has its own
+METHOD = "agent_forge"
+VERSION = 1
+CODES, SCALES = ".codes", ".scales"
+MOST_WEIGHTS = 1 << 40  # of one matrix
+
+
+class Typed(Protocol):
+    """Something with the type and shape of a tensor: one itself, or what a header says of it."""
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+
+@dataclass(frozen=True)
+class PackedMatrix:
+    """How one matrix is written. `turned`: its columns make the outputs (Conv1D of GPT-2)."""
+
+    codec: Codec
+    shape: tuple[int, int]  # as the network has it
+    turned: bool = False
+
+    @property
+    def rows_columns(self) -> tuple[int, int]:
+        """Its shape as the codec sees it."""
+        rows, columns = self.shape
+        return (columns, rows) if self.turned else (rows, columns)
+
+    def quantise(self, weight: Tensor) -> Coded:
+        return self.codec.quantise(weight.t() if self.turned else weight)
+
+    def restore(self, coded: Coded) -> Tensor:
+        weight = self.codec.restore(coded)
+        return weight.t().contiguous() if self.turned else weight
+
+    def rounded(self, weight: Tensor) -> Tensor:
+        """The weight as it is after it was written and read."""
+        return self.restore(self.quantise(weight)).to(weight.dtype)
+
+    def to_json(self) -> dict[str, Any]:
+        record = {"codec": self.codec.name, "shape": list(self.shape)}
+        return {**record, "turned": True} if self.turned else record
+
+
+@dataclass(frozen=True)
+class Packing:
+    """Which matrices of a model are coded, and how; all else is fp16."""
+
+    matrices: Mapping[str, PackedMatrix]
+    activation_bits: int = 0  # of what coded linear layers are given; 0: as it is
+
+    @property
+    def with_rounded_inputs(self) -> list[str]:
+        """The weights of layers that are given rounded numbers: the ternary ones."""
+        ternary = (n for n, m in self.matrices.items() if isinstance(m.codec, TernaryCodec))
+        return list(ternary) if self.activation_bits else []
+
+    def pack(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The tensors of the packed file."""
+        packed: dict[str, Tensor] = {}
+        for name, tensor in state.items():
+            if (matrix := self.matrices.get(name)) is None:
+                packed[name] = _half(name, tensor)
+                continue
+            coded = matrix.quantise(tensor.detach().cpu())
+            packed[name + CODES] = matrix.codec.pack(coded.codes)
+            packed[name + SCALES] = _half(name, coded.scales)
+        return packed
+
+    def rounded(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """A model as it is after it was packed and read, without the bytes in between."""
+        found = {}
+        for name, tensor in state.items():
+            matrix = self.matrices.get(name)
+            kept = tensor.to(_half(name, tensor).dtype).to(tensor.dtype)
+            found[name] = matrix.rounded(tensor) if matrix else kept
+        return found
+
+    def to_json(self) -> dict[str, Any]:
+        """The record for config.json."""
+        return {
+            "quant_method": METHOD,
+            "version": VERSION,
+            "activation_bits": self.activation_bits,
+            "matrices": {name: matrix.to_json() for name, matrix in self.matrices.items()},
+        }
+
+    # -- reading -----------------------------------------------------------------------------------
+
+    def names(self, stored: Mapping[str, Typed], place: Any) -> list[str]:
+        """The tensors that a packed file decodes to; one whose parts do not fit is refused."""
+        found = []
+        for name, typed in stored.items():
+            own = name.removesuffix(CODES)
+            if name != own and own in self.matrices:
+                _check(self.matrices[own], typed, stored.get(own + SCALES), place, own)
+                found.append(own)
+            elif not (name.endswith(SCALES) and name.removesuffix(SCALES) in self.matrices):
+                found.append(name)
+        if missing := sorted({*self.matrices} - {*found}):
+            raise DamagedFile(place, f"the codes of {missing[0]} are missing")
+        if len({*found}) != len(found):
+            raise DamagedFile(place, "a matrix is in it both packed and whole")
+        return found
+
+    def tensor(self, name: str, stored: Mapping[str, Tensor], place: Any) -> Tensor:
+        """A decoded tensor of a packed file."""
+        if (matrix := self.matrices.get(name)) is None:
+            return stored[name]
+        rows, columns = matrix.rows_columns
+        try:
+            codes = matrix.codec.unpack(stored[name + CODES], rows * columns)
+        except ValueError as error:
+            raise DamagedFile(place, f"{name}: {error}") from None
+        scales = stored[name + SCALES]
+        if not bool(scales.isfinite().all()):
+            raise DamagedFile(place, f"{name}: a scale is not finite")
+        return matrix.restore(Coded(codes.view(rows, columns), scales))
+
+    def unpack(self, stored: Mapping[str, Tensor], place: Any) -> dict[str, Tensor]:
+        """All tensors of a packed file, decoded."""
+        return {name: self.tensor(name, stored, place) for name in self.names(stored, place)}
+
+
+def packing_of(config: Mapping[str, Any], place: Any) -> Packing | None:
+    """How the model of a config.json is packed; None if it is not, or not by us."""
+    record = config.get(KEY)
+    if not isinstance(record, Mapping) or record.get("quant_method") != METHOD:
+        return None
+    if record.get("version") != VERSION:
+        problem = f"it is packed in version {record.get('version')!r}; {VERSION} is read"
+        raise DamagedFile(place, problem, hint="a newer Agent Forge may read it")
+    matrices, activations = record.get("matrices"), record.get("activation_bits")
+    if not isinstance(matrices, Mapping) or activations not in (0, 8) or activations is False:
+        raise DamagedFile(place, f"its {KEY} is incomplete")
+    return Packing({name: _matrix(name, m, place) for name, m in matrices.items()}, activations)
+
+
+def _matrix(name: str, record: Any, place: Any) -> PackedMatrix:
+    shape = record.get("shape") if isinstance(record, Mapping) else None
+    turned = record.get("turned", False) if isinstance(record, Mapping) else None
+    sizes = shape if isinstance(shape, list) and len(shape) == 2 else [0]
+    if not all(type(n) is int and n > 0 for n in sizes) or type(turned) is not bool:
+        raise DamagedFile(place, f"{KEY}: {name} has no shape of two sizes")
+    if sizes[0] * sizes[1] > MOST_WEIGHTS:
+        raise DamagedFile(place, f"{KEY}: {name} has {sizes[0]} x {sizes[1]} weights")
+    try:
+        codec = find_codec(str(record.get("codec")))
+    except ConfigError as error:
+        raise DamagedFile(place, f"{KEY}: {name}: {error}") from None
+    return PackedMatrix(codec, (sizes[0], sizes[1]), turned)
+
+
+def _check(matrix: PackedMatrix, codes: Typed, scales: Typed | None, place: Any, name: str) -> None:
+    """Refuse codes or scales that are not of the matrix's size."""
+    rows, columns = matrix.rows_columns
+    size = matrix.codec.packed_size(rows * columns)
+    if codes.dtype != torch.uint8 or tuple(codes.shape) != (size,):
+        raise DamagedFile(place, f"the codes of {name} are not {size:,} bytes")
+    wanted = rows, matrix.codec.groups(columns)
+    if scales is None or scales.dtype != torch.float16 or tuple(scales.shape) != wanted:
+        raise DamagedFile(place, f"the scales of {name} are not {wanted[0]} x {wanted[1]} of fp16")
+
+
+def _half(name: str, tensor: Tensor) -> Tensor:
+    """A tensor in fp16; whole numbers as they are."""
+    if not tensor.is_floating_point():
+        return tensor.detach().cpu()
+    half = tensor.detach().cpu().to(torch.float16)
+    if not bool(half.isfinite().all()):
+        raise ConfigError(f"{name} does not fit fp16: a weight or scale is beyond 65,504")
+    return half

@@ -2,10 +2,11 @@
 
 | file | what is in it |
 |---|---|
-| config.py | TrainSettings, CorpusSettings and the schedule of the rate; torch-free |
+| config.py | TrainSettings, CorpusSettings, LessonSettings, the schedule of the rate; torch-free |
 | corpus.py | Corpus: generated tasks, datasets and own texts; mixtures, curriculum, unseen items |
+| lessons.py | what is taught about thinking: thoughts, direct answers, pauses |
 | prompt_baking.py | PromptBakingLoss: KL to the prompted self; answers that are sampled for it |
 | fit.py | fit_corpus, fit (the loop over any batches), EarlyStop, DistillationLoss |
 | trainer.py | Trainer: one update at a time, within the memory there is |
-| weight_transforms.py | LoRA and straight-through rounding as parametrisations of weights |
+| weight_transforms.py | LoRA and other transforms as parametrisations of weights |
 """

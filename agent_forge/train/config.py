@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from pydantic import Field, model_validator
 
 from agent_forge.config.settings import Settings
+from agent_forge.data import tasks, traces
 from agent_forge.data.near_copies import SplitBy
 from agent_forge.optim.config import MuGrokConfig
+from agent_forge.search.settings import Count, Share, setting
 
+STEP = "step"
 DOMAINS = ("reasoning", "memory", "adaptive")  # of the generated tasks
 
 
@@ -56,6 +60,62 @@ class CorpusSettings(Settings):
         if len(set(self.families)) != len(self.families):
             raise ValueError("a family is named twice")
         return self
+
+
+class LessonSettings(CorpusSettings):
+    """What is taught about thinking, beside the old tasks of the corpus."""
+
+    strategies: list[str] = setting(["step", "doubt", "bayesian"], "ways to think that are taught")
+    levels: dict[str, list[int]] = setting(
+        {name: list(levels) for name, levels in traces.LEVELS.items()},
+        "families of tasks that are thought about: lowest and highest level taught",
+    )
+    examples: Count = setting(12_000, "thoughts to learn from, all strategies together")
+    traces: list[str] = setting([], "your own files of thoughts (forge data traces)")
+    easy_share: float = setting(
+        0.4, "of the steps, in which only the easy strategies are taught", ge=0, lt=1
+    )
+    replay_share: Share = setting(0.3, "of the tokens, that are old tasks")
+    direct_share: Share = setting(0.05, "of the new tokens, that answer without a thought")
+    step_share: Share = setting(0.75, "of the thoughts, that are of the strategy `step`, if taught")
+
+    @model_validator(mode="after")
+    def _can_be_taught(self) -> LessonSettings:
+        if not self.strategies or len(set(self.strategies)) != len(self.strategies):
+            raise ValueError("strategies: at least one, and each once")
+        traces.known(self.strategies)
+        if STEP not in self.strategies:
+            raise ValueError("strategies: step is taught in any case: changed steps are judged")
+        if problem := levels_problem(self.levels):
+            raise ValueError(f"levels: {problem}")
+        taught = {name: traces.families_of(name, self.levels) for name in self.strategies}
+        for strategy, families in taught.items():
+            if not families:
+                wanted = ", ".join(traces.ABOUT[strategy].families)
+                raise ValueError(f"strategies: {strategy} needs one of the families {wanted}")
+        for name in self.levels:
+            if not any(name in families for families in taught.values()):
+                raise ValueError(f"levels: no strategy that is taught is for {name}")
+        return self
+
+    @property
+    def ranges(self) -> dict[str, tuple[int, int]]:
+        """The levels of each family, in one order, however they were given."""
+        return in_order(self.levels)
+
+
+def in_order(levels: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, int]]:
+    return {n: (levels[n][0], levels[n][1]) for n in tasks.FAMILIES if n in levels}
+
+
+def levels_problem(levels: Mapping[str, Sequence[int]]) -> str:
+    """What is wrong with levels of families, or nothing."""
+    for name, bounds in levels.items():
+        if name not in tasks.FAMILIES or not tasks.FAMILIES[name].accept:
+            return f"there are no tasks {name!r} that can be thought about"
+        if len(bounds) != 2 or not 1 <= bounds[0] <= bounds[1] <= 100:
+            return f"{name}: two numbers from 1 to 100, the lower first"
+    return ""
 
 
 def rate_factor(step: int, total: int, settings: TrainSettings) -> float:

@@ -24,9 +24,9 @@ from agent_forge.evals.model_under_test import ItemScores
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings
 from agent_forge.phases.phase2_evomerge.inputs import all_items, split_items
 from agent_forge.phases.phase3_quietstar.config import QuietStarSettings
-from agent_forge.phases.phase3_quietstar.lessons import own_traces
 from agent_forge.pipeline.config import load_config
 from agent_forge.train.corpus import build_corpus, validate_corpus
+from agent_forge.train.lessons import own_traces
 from tests.support.command_line import Forge
 
 WORDS = ["".join(Random(i).choices("abcdefghijklmnop", k=2 + i % 8)) for i in range(3000)]

@@ -18,7 +18,6 @@ from agent_forge.evals.thoughts import Thinker
 from agent_forge.model.hf import config_dict
 from agent_forge.model.network import ForgeNetwork
 from agent_forge.phases.phase3_quietstar import phase, reward_step
-from agent_forge.phases.phase3_quietstar.lessons import write_lessons
 from agent_forge.phases.phase3_quietstar.phase import QuietStarPhase, old_skills
 from agent_forge.pipeline.config import PipelineConfig, load_config
 from agent_forge.pipeline.orchestrator import PipelineOrchestrator
@@ -27,6 +26,7 @@ from agent_forge.store.models import ModelStorage
 from agent_forge.store.records import read_metadata
 from agent_forge.store.sessions import SessionStore
 from agent_forge.train.corpus import build_corpus
+from agent_forge.train.lessons import write_lessons
 from tests.support import cognate_settings
 from tests.support.toy_runs import SMALL, folder
 

@@ -3,13 +3,12 @@
 | file | what is in it |
 |---|---|
 | config.py | QuietStarSettings; torch-free |
-| lessons.py | what is taught: thoughts, direct answers, pauses, beside the old tasks |
 | phase.py | QuietStarPhase: bake, measure, judge, hand over |
 | reward_step.py | the second step: rewards, what guards it, whether it is kept |
 | injection.py | ThoughtInjectionSystem: several thoughts fused into the states of a network |
 
-ThoughtGenerator is in infer/thinking.py, CoherenceValidator in evals/coherence.py, the verdict on
-thoughts in evals/thoughts.py, thoughts as data in data/traces.py.
+What is taught is in train/lessons.py, ThoughtGenerator in infer/thinking.py, CoherenceValidator in
+evals/coherence.py, the verdict in evals/thoughts.py, thoughts as data in data/traces.py.
 """
 
 from __future__ import annotations

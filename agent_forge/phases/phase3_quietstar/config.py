@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import ClassVar, Literal
 
 from pydantic import model_validator
 
 from agent_forge.config.settings import PhaseSettings, Settings
-from agent_forge.data import tasks, traces
 from agent_forge.optim.config import MuGrokConfig
 from agent_forge.search.settings import Count, Share, SomeShare, setting
-from agent_forge.train.config import CorpusSettings, TrainSettings
+from agent_forge.train.config import LessonSettings, TrainSettings, levels_problem
 
 # Measured: the specification's rates for this phase barely learn (docs/quietstar.md).
 BAKING = MuGrokConfig(
     muon_lr=0.006, fallback_lr=0.0036, ns_steps=3, momentum=0.9, grokfast_lambda=0.0
 )
-
-
-STEP = "step"
 
 
 class RewardSettings(Settings):
@@ -52,35 +47,12 @@ class RewardSettings(Settings):
         return TrainSettings(optimizer=self.optimizer, warmup_steps=self.warmup_steps)
 
 
-def levels_problem(levels: Mapping[str, Sequence[int]]) -> str:
-    """What is wrong with levels of families, or nothing."""
-    for name, bounds in levels.items():
-        if name not in tasks.FAMILIES or not tasks.FAMILIES[name].accept:
-            return f"there are no tasks {name!r} that can be thought about"
-        if len(bounds) != 2 or not 1 <= bounds[0] <= bounds[1] <= 100:
-            return f"{name}: two numbers from 1 to 100, the lower first"
-    return ""
-
-
-class QuietStarSettings(PhaseSettings, CorpusSettings):
+class QuietStarSettings(PhaseSettings, LessonSettings):
     """What Phase 3 can be told."""
 
     BEFORE: ClassVar = {"confidence_rate": 1.0}
 
-    strategies: list[str] = setting(["step", "doubt", "bayesian"], "ways to think that are taught")
-    levels: dict[str, list[int]] = setting(
-        {name: list(levels) for name, levels in traces.LEVELS.items()},
-        "families of tasks that are thought about: lowest and highest level taught",
-    )
-    examples: Count = setting(12_000, "thoughts to learn from, all strategies together")
-    traces: list[str] = setting([], "your own files of thoughts (forge data traces)")
     steps: int = setting(800, "training steps; 0: a model that thinks already goes on", ge=0)
-    easy_share: float = setting(
-        0.4, "of the steps, in which only the easy strategies are taught", ge=0, lt=1
-    )
-    replay_share: Share = setting(0.3, "of the tokens, that are old tasks")
-    direct_share: Share = setting(0.05, "of the new tokens, that answer without a thought")
-    step_share: Share = setting(0.75, "of the thoughts, that are of the strategy `step`, if taught")
     confidence_share: Share = setting(
         0.1, "further steps for `uncertain`, once it was measured how sure the model is"
     )
@@ -97,32 +69,9 @@ class QuietStarSettings(PhaseSettings, CorpusSettings):
     reward: RewardSettings = setting(RewardSettings(), "the second step, by rewards")
 
     @model_validator(mode="after")
-    def _can_be_taught(self) -> QuietStarSettings:
-        if not self.strategies or len(set(self.strategies)) != len(self.strategies):
-            raise ValueError("strategies: at least one, and each once")
-        traces.known(self.strategies)
-        if STEP not in self.strategies:
-            raise ValueError("strategies: step is taught in any case: changed steps are judged")
-        for where, levels in (("levels", self.levels), ("answers_only", self.reward.answers_only)):
-            if problem := levels_problem(levels):
-                raise ValueError(f"{where}: {problem}")
+    def _rewarded_levels_are_others(self) -> QuietStarSettings:
+        if problem := levels_problem(self.reward.answers_only):
+            raise ValueError(f"answers_only: {problem}")
         if both := {*self.levels} & {*self.reward.answers_only}:
             raise ValueError(f"answers_only: {min(both)} has thoughts, by levels")
-        taught = {name: traces.families_of(name, self.levels) for name in self.strategies}
-        for strategy, families in taught.items():
-            if not families:
-                wanted = ", ".join(traces.ABOUT[strategy].families)
-                raise ValueError(f"strategies: {strategy} needs one of the families {wanted}")
-        for name in self.levels:
-            if not any(name in families for families in taught.values()):
-                raise ValueError(f"levels: no strategy that is taught is for {name}")
         return self
-
-    @property
-    def ranges(self) -> dict[str, tuple[int, int]]:
-        """The levels of each family, in one order, however they were given."""
-        return in_order(self.levels)
-
-
-def in_order(levels: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, int]]:
-    return {n: (levels[n][0], levels[n][1]) for n in tasks.FAMILIES if n in levels}

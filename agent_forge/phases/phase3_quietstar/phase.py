@@ -41,19 +41,7 @@ from agent_forge.evals.domains import from_tasks
 from agent_forge.evals.thoughts import NONE, OWN, StrategyScores, Thinker, ThoughtReport
 from agent_forge.infer.thinking import BEGIN, END, ThoughtGenerator, cache_bytes, shown
 from agent_forge.model.network import ForgeNetwork
-from agent_forge.phases.phase3_quietstar.config import STEP, QuietStarSettings
-from agent_forge.phases.phase3_quietstar.lessons import (
-    DIRECT,
-    PAUSED,
-    UNCERTAIN,
-    Lessons,
-    items_of,
-    own_traces,
-    pauses,
-    spread,
-    unseen_items,
-    write_lessons,
-)
+from agent_forge.phases.phase3_quietstar.config import QuietStarSettings
 from agent_forge.phases.phase3_quietstar.reward_step import (
     RewardOutcome,
     refuse_few_items,
@@ -67,7 +55,20 @@ from agent_forge.phases.training import (
     save_network,
     train_network,
 )
+from agent_forge.train.config import STEP
 from agent_forge.train.corpus import Corpus, build_corpus, validate_corpus
+from agent_forge.train.lessons import (
+    DIRECT,
+    PAUSED,
+    UNCERTAIN,
+    Lessons,
+    items_of,
+    own_traces,
+    pauses,
+    spread,
+    unseen_items,
+    write_lessons,
+)
 
 NAME = "reasoning"
 CONTROLS = {"direct": DIRECT, "pause": PAUSED}

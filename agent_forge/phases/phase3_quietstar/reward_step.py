@@ -35,15 +35,12 @@ from agent_forge.infer.thinking import BEGIN, END, PARALLEL_THOUGHTS, ThoughtGen
 from agent_forge.model.loss import vocabulary_of
 from agent_forge.model.network import ForgeNetwork
 from agent_forge.optim.muon import MuonGrokfast
-from agent_forge.phases.phase3_quietstar.config import (
-    QuietStarSettings,
-    RewardSettings,
-    in_order,
-)
-from agent_forge.phases.phase3_quietstar.lessons import DIRECT, Lessons, unseen_items
+from agent_forge.phases.phase3_quietstar.config import QuietStarSettings, RewardSettings
 from agent_forge.phases.training import train_network
+from agent_forge.train.config import in_order
 from agent_forge.train.corpus import Corpus
 from agent_forge.train.fit import fit
+from agent_forge.train.lessons import DIRECT, Lessons, unseen_items
 from agent_forge.train.rewards import LikelihoodGain, MixingHead, VerifiedReward
 from agent_forge.train.trainer import Batch, Trainer
 

@@ -27,7 +27,9 @@ from agent_forge.phases.phase3_quietstar import (
     ThoughtInjectionSystem,
 )
 from agent_forge.phases.phase3_quietstar.config import QuietStarSettings
-from agent_forge.phases.phase3_quietstar.lessons import (
+from agent_forge.store.records import read_metadata
+from agent_forge.train.corpus import build_corpus
+from agent_forge.train.lessons import (
     DIRECT,
     PAUSED,
     STEP,
@@ -35,8 +37,6 @@ from agent_forge.phases.phase3_quietstar.lessons import (
     unseen_items,
     write_lessons,
 )
-from agent_forge.store.records import read_metadata
-from agent_forge.train.corpus import build_corpus
 from tests.support import quietstar_runs
 from tests.support.command_line import Forge
 from tests.support.quietstar_runs import ALL_TEN, PHASE, config, known_tokenizer, made, run

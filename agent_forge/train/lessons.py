@@ -1,4 +1,4 @@
-"""What Phase 3 teaches: thoughts of every strategy, direct answers, pauses; and in which shares."""
+"""What is taught about thinking: thoughts of every strategy, direct answers, pauses; their shares."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from agent_forge.data.tokenizer import Tokenizer
 from agent_forge.data.traces import Trace
 from agent_forge.errors import ConfigError
 from agent_forge.infer.thinking import BEGIN, END
-from agent_forge.phases.phase3_quietstar.config import STEP, QuietStarSettings
+from agent_forge.train.config import STEP, LessonSettings
 from agent_forge.train.corpus import Corpus
 
 log = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ Sure = Mapping[tuple[str, int], int]  # (family, level) -> how sure the model ma
 class Lessons:
     """The new things to learn, as token documents, and their shares of a batch."""
 
-    settings: QuietStarSettings
+    settings: LessonSettings
     traces: dict[str, list[Trace]]  # by strategy
     tokenizer: Tokenizer
 
@@ -113,7 +113,7 @@ class Lessons:
         return found
 
 
-def strategy_shares(settings: QuietStarSettings, strategies: Sequence[str]) -> dict[str, float]:
+def strategy_shares(settings: LessonSettings, strategies: Sequence[str]) -> dict[str, float]:
     """How the thoughts are shared out: `step` has its share, the others share the rest evenly."""
     others = [name for name in strategies if name != STEP]
     step = (settings.step_share if others else 1.0) if STEP in strategies else 0.0
@@ -127,7 +127,7 @@ def pauses(tokenizer: Tokenizer, trace: Trace) -> list[int]:
 
 
 def write_lessons(
-    settings: QuietStarSettings, tokenizer: Tokenizer, seed: int, sure: Sure | None = None
+    settings: LessonSettings, tokenizer: Tokenizer, seed: int, sure: Sure | None = None
 ) -> Lessons:
     """Thoughts of the settings' strategies, from templates and from the user's files. `uncertain`
     ones need to know how sure the model is: without it there are none."""
@@ -141,7 +141,7 @@ def write_lessons(
     return Lessons(settings, found, tokenizer)
 
 
-def own_traces(settings: QuietStarSettings) -> list[Trace]:
+def own_traces(settings: LessonSettings) -> list[Trace]:
     """The thoughts of the user's files that are of strategies which are taught; how sure a model
     is cannot be read from a file."""
     taught = set(settings.strategies) - {UNCERTAIN}
@@ -160,7 +160,7 @@ def own_traces(settings: QuietStarSettings) -> list[Trace]:
 
 
 def unseen_items(
-    settings: QuietStarSettings, split: str, count: int, levels: traces.Levels | None = None
+    settings: LessonSettings, split: str, count: int, levels: traces.Levels | None = None
 ) -> list[tasks.Task]:
     """Items of a split: so many of each family, each once where there are enough; of the families
     that are taught, or of others."""

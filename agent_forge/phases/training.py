@@ -19,6 +19,10 @@ from agent_forge.infer.generate import SamplingSettings, generate
 from agent_forge.model.hf import config_dict
 from agent_forge.model.network import ForgeNetwork
 from agent_forge.model.opened import OpenedModel
+from agent_forge.quant.packed import KEY, PackedState
+from agent_forge.store.files import to_json
+from agent_forge.store.models import METADATA
+from agent_forge.store.tensors import stored_bytes
 from agent_forge.train.corpus import TEXT, Corpus
 from agent_forge.train.fit import fit_corpus
 
@@ -72,22 +76,36 @@ def save_network(
     metadata: Mapping[str, Any],
     metrics: Mapping[str, Any],
     card: str = "",
+    packed: PackedState | None = None,
 ) -> ModelRef:
-    """Save a network with samples of its text, once its file scores what the network does."""
+    """Save a network with samples of its text, once its file scores what the network does; if it
+    was packed, as that."""
     model.requires_grad_(True)
     samples = sample_texts(model, corpus)
     items = [item for found in corpus.verdict.values() for item in found[:CONFIRMED]]
     recorded = measure(model, items).loss
     return ctx.save_model(
         name,
-        model,
+        packed.tensors if packed else model,
         {**metadata, "samples": samples},
-        config=config_dict(model.settings),
+        config=_config(model, packed),
         metrics=metrics,
         tokenizer_files=corpus.tokenizer.files(),
         card_text=card,
+        parameters=sum(tensor.numel() for tensor in model.state_dict().values()),
         check=lambda path: confirm(path, lambda m: measure(m.model, items).loss, recorded),
     )
+
+
+def _config(model: ForgeNetwork, packed: PackedState | None = None) -> dict[str, Any]:
+    config = config_dict(model.settings)
+    return {**config, KEY: packed.packing.to_json()} if packed else config
+
+
+def network_bytes(model: ForgeNetwork, packed: PackedState | None = None) -> int:
+    """The size of a saved network: its weights and its config."""
+    tensors = packed.tensors if packed else model.state_dict()
+    return stored_bytes(tensors, METADATA) + len(to_json(_config(model, packed)))
 
 
 def sample_texts(model: ForgeNetwork, corpus: Corpus) -> list[dict[str, str]]:

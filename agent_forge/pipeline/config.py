@@ -12,6 +12,7 @@ from agent_forge.phases import RULES
 from agent_forge.phases.phase1_cognate.config import CognateSettings
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings, refuse_outside
 from agent_forge.phases.phase3_quietstar.config import QuietStarSettings
+from agent_forge.phases.phase4_bitnet.config import BitNetSettings
 from agent_forge.phases.toy_config import ToySettings
 
 
@@ -22,7 +23,7 @@ class PhaseConfigs(shared.Settings):
     cognate: CognateSettings = CognateSettings()
     evomerge: EvoMergeSettings = EvoMergeSettings()
     quietstar: QuietStarSettings = QuietStarSettings()
-    bitnet: shared.PhaseSettings = shared.PhaseSettings()
+    bitnet: BitNetSettings = BitNetSettings()
     forge: shared.PhaseSettings = shared.PhaseSettings()
     baking: shared.PhaseSettings = shared.PhaseSettings()
     edge: shared.PhaseSettings = shared.PhaseSettings()

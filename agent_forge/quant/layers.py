@@ -83,6 +83,16 @@ def compute_rounded(model: nn.Module, packing: Packing) -> None:
     round_inputs(model, packing.with_rounded_inputs)
 
 
+def rounded_once(loss: Callable[..., Any]) -> Callable[..., Any]:
+    """A loss that rounds every weight once, however often a layer is used."""
+
+    def compute(*given: Any) -> Any:
+        with parametrize.cached():
+            return loss(*given)
+
+    return compute
+
+
 def trained_state(model: nn.Module) -> dict[str, Tensor]:
     """The weights that are trained, by the names of a model that computes with them as they are."""
     state = model.state_dict()

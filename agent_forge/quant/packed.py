@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -73,11 +73,14 @@ class Packing:
     @property
     def with_rounded_inputs(self) -> list[str]:
         """The weights of layers that are given rounded numbers: the ternary ones."""
-        ternary = (n for n, m in self.matrices.items() if isinstance(m.codec, TernaryCodec))
-        return list(ternary) if self.activation_bits else []
+        return self.ternary if self.activation_bits else []
 
-    def pack(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The tensors of the packed file."""
+    @property
+    def ternary(self) -> list[str]:
+        return [n for n, m in self.matrices.items() if isinstance(m.codec, TernaryCodec)]
+
+    def pack(self, state: Mapping[str, Tensor]) -> PackedState:
+        """The packed file of weights that are not rounded yet."""
         packed: dict[str, Tensor] = {}
         for name, tensor in state.items():
             if (matrix := self.matrices.get(name)) is None:
@@ -86,7 +89,7 @@ class Packing:
             coded = matrix.quantise(tensor.detach().cpu())
             packed[name + CODES] = matrix.codec.pack(coded.codes)
             packed[name + SCALES] = _half(name, coded.scales)
-        return packed
+        return PackedState(self, packed)
 
     def rounded(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """A model as it is after it was packed and read, without the bytes in between."""
@@ -128,19 +131,31 @@ class Packing:
         """A decoded tensor of a packed file."""
         if (matrix := self.matrices.get(name)) is None:
             return stored[name]
-        rows, columns = matrix.rows_columns
         try:
-            codes = matrix.codec.unpack(stored[name + CODES], rows * columns)
+            codes = self.codes(name, stored)
         except ValueError as error:
             raise DamagedFile(place, f"{name}: {error}") from None
         scales = stored[name + SCALES]
         if not bool(scales.isfinite().all()):
             raise DamagedFile(place, f"{name}: a scale is not finite")
-        return matrix.restore(Coded(codes.view(rows, columns), scales))
+        return matrix.restore(Coded(codes, scales))
+
+    def codes(self, name: str, stored: Mapping[str, Tensor]) -> Tensor:
+        """The codes of a matrix; ValueError if its bytes hold anything else."""
+        matrix = self.matrices[name]
+        rows, columns = matrix.rows_columns
+        return matrix.codec.unpack(stored[name + CODES], rows * columns).view(rows, columns)
 
     def unpack(self, stored: Mapping[str, Tensor], place: Any) -> dict[str, Tensor]:
         """All tensors of a packed file, decoded."""
         return {name: self.tensor(name, stored, place) for name in self.names(stored, place)}
+
+
+class PackedState(NamedTuple):
+    """A packing, and the tensors of its file."""
+
+    packing: Packing
+    tensors: Mapping[str, Tensor]
 
 
 def packing_of(config: Mapping[str, Any], place: Any) -> Packing | None:

@@ -19,6 +19,7 @@ from agent_forge.store.records import ModelMetadata, read_metadata
 from agent_forge.store.registry import ModelRegistry, join_tags
 
 WEIGHTS = "model.safetensors"
+METADATA = {"format": "pt"}  # in its header, as transformers has it
 CARD_HEAD = "---\nlibrary_name: agent-forge\n---"
 LoadedModel = tuple[dict[str, torch.Tensor], dict[str, Any], dict[str, Any]]
 
@@ -68,7 +69,7 @@ class ModelStorage:
         session = self.base_path / "sessions" / session_id
         with lock.held(session), files.staging(path, check=check) as stage:
             with stage.writing(WEIGHTS) as writer:
-                tensors.write_tensors(writer, weights, {"format": "pt"})
+                tensors.write_tensors(writer, weights, METADATA)
             own = {
                 "model_id": paths.model_id_for(session_id, phase_name, model_name),
                 "session_id": session_id,

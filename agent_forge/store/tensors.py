@@ -79,8 +79,7 @@ def write_tensors(
     writer: HashingWriter, tensors: Weights, metadata: Mapping[str, str] | None = None
 ) -> None:
     """Write tensors in the safetensors format; widest types first, so that all stay aligned."""
-    specs = {name: spec_of(tensors[name]) for name in sorted(tensors)}
-    for name in write_header(writer, specs, metadata):
+    for name in write_header(writer, _specs(tensors), metadata):
         write_data(writer, tensors[name])
 
 
@@ -88,6 +87,20 @@ def write_header(
     writer: HashingWriter, specs: Mapping[str, TensorSpec], metadata: Mapping[str, str] | None
 ) -> list[str]:
     """Write the header; return the order of names in which the data has to follow."""
+    names, text = _header(specs, metadata)
+    writer.write(len(text).to_bytes(8, "little"))
+    writer.write(text)
+    return names
+
+
+def _specs(tensors: Weights) -> dict[str, TensorSpec]:
+    return {name: spec_of(tensors[name]) for name in sorted(tensors)}
+
+
+def _header(
+    specs: Mapping[str, TensorSpec], metadata: Mapping[str, str] | None
+) -> tuple[list[str], bytes]:
+    """The order of the tensors, and the header that says where each is."""
     names = sorted(specs, key=lambda name: -specs[name].dtype.itemsize)
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     offset = 0
@@ -99,10 +112,12 @@ def write_header(
         about = {"dtype": DTYPE_CODES[spec.dtype], "shape": list(spec.shape)}
         header[name] = {**about, "data_offsets": span}
     text = json.dumps(header, sort_keys=True, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    writer.write(len(text).to_bytes(8, "little"))
-    writer.write(text)
-    return names
+    return names, text + b" " * (-len(text) % 8)
+
+
+def stored_bytes(tensors: Weights, metadata: Mapping[str, str] | None = None) -> int:
+    """The size of the file that `write_tensors` would write."""
+    return len(_header(_specs(tensors), metadata)[1]) + 8 + tensor_bytes(tensors)
 
 
 def write_data(writer: HashingWriter, tensor: torch.Tensor) -> None:

@@ -294,6 +294,7 @@ class QuietStarPhase(phase.PhaseController):
             "accuracy": report.accuracy(OWN),
             "theatre": report.theatre,
             "strategies": {name: scores.accuracy for name, scores in strategies.items()},
+            "levels": {name: list(levels) for name, levels in self.config.ranges.items()},
         }
         parts = [told.card(), *map(as_markdown, tables[1:])]
         if rewarded:

@@ -1,0 +1,10 @@
+"""Phase 4, BitNet: weights of -1, 0 and 1 that keep what the model knows.
+
+| file | what is in it |
+|---|---|
+| config.py | BitNetSettings; torch-free |
+| calibration.py | what each kind of matrix costs when it alone is rounded |
+| phase.py | BitNetPhase: calibrate, round, train on, put back what costs too much, pack |
+
+Codecs and packed files are in quant/, lessons about thinking in train/lessons.py.
+"""

@@ -1,0 +1,68 @@
+"""Settings of Phase 4. Torch-free."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+from agent_forge.config.settings import PhaseSettings
+from agent_forge.optim.config import MuGrokConfig
+from agent_forge.search.settings import Count, Share, SomeShare, setting
+from agent_forge.train.config import CorpusSettings, TrainSettings
+
+# Measured: with the specification's settings for this phase a fifth of the accuracy is lost
+# (docs/bitnet.md).
+TERNARY = MuGrokConfig(
+    muon_lr=2e-3,
+    fallback_lr=1e-3,
+    ns_steps=3,
+    grokfast_lambda=0.0,
+    weight_decay=0.0,
+    qk_clip_threshold=0.0,
+)
+
+
+class Ladder(NamedTuple):
+    """How the way down is taken: in how many stages, and what may be lost."""
+
+    stages: int  # kinds of matrices are rounded in so many, the least sensitive first
+    most_lost: float  # of the parent's accuracy, before a kind of matrix is put back
+
+
+LADDERS = {
+    "conservative": Ladder(3, 0.02),
+    "standard": Ladder(1, 0.05),
+    "aggressive": Ladder(1, 0.10),
+}
+TARGETS = {"tiny": (6, 0.25), "small": (8, 0.35), "medium": (10, 0.40), "large": (12, 0.45)}
+
+
+class BitNetSettings(PhaseSettings, CorpusSettings):
+    """What Phase 4 can be told."""
+
+    codec: Literal["ternary", "ternary_spec", "ternary_bitnet"] = setting(
+        "ternary", "rule of the ternary weights; the others are the specification's and BitNet's"
+    )
+    embedding_codec: Literal["fp16", "int8", "int4g32"] = setting(
+        "int4g32", "of the embedding and the head"
+    )
+    activation_bits: Literal[0, 8] = setting(8, "of what ternary layers are given; 0: as it is")
+    ladder: Literal["conservative", "standard", "aggressive"] = setting(
+        "standard", "in how many stages it is rounded, and how much may be lost: 2, 5 or 10 %"
+    )
+    calibration_dataset: str = setting(
+        "tasks", "what sensitivity is measured on: unseen tasks, or a file of your own texts"
+    )
+    calibration_samples: Count = setting(512, "items of it")
+    steps: Count = setting(200, "training steps of the rounded model")
+    revert_steps: Count = setting(50, "further steps after a kind of matrix was put back")
+    most_reverts: int = setting(3, "kinds of matrices that may be put back", ge=0, le=100)
+    parent_share: Share = setting(0.5, "of the loss, that is the divergence from the parent")
+    thoughts_share: Share = setting(0.5, "of the tokens, that are thoughts, if it learned to think")
+    examples: Count = setting(6_000, "thoughts to learn from")
+    train: TrainSettings = setting(
+        TrainSettings(optimizer=TERNARY, warmup_steps=10, warmdown_share=0.5),
+        "training of the rounded model and of the control",
+    )
+    control: bool = setting(False, "train the parent, not rounded, for as long")
+    thought_items: Count = setting(300, "unseen items of each family that it thinks about")
+    least_retention: SomeShare = setting(0.95, "of the accuracy that it should keep")

@@ -1,0 +1,304 @@
+"""Phase 4, BitNet: weights of -1, 0 and 1, trained until they do what the parent did.
+
+In: the model of Phase 3. Out: a packed model, and the same weights in an ordinary folder of fp32.
+Calibration tells what each kind of matrix costs when it alone is rounded. Then the model computes
+with rounded weights and inputs and is trained straight through them: half of the loss is the
+divergence from the parent, half the labels, of old tasks and of thoughts. It is compared with its
+parent on unseen items and, with `control`, with the parent trained for as long without rounding.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from agent_forge.contract import phase
+from agent_forge.contract.phase import (
+    ModelRef,
+    PhaseContext,
+    PhaseHeadline,
+    PhaseReport,
+    Table,
+    as_markdown,
+)
+from agent_forge.data.tasks import Task
+from agent_forge.data.tokenizer import Tokenizer
+from agent_forge.errors import ConfigError
+from agent_forge.evals.comparison import ACCURACY
+from agent_forge.evals.model_under_test import EVERY_STEP, ItemScores, measure
+from agent_forge.evals.thoughts import Thinker
+from agent_forge.infer.thinking import shown
+from agent_forge.model.network import ForgeNetwork
+from agent_forge.phases.phase4_bitnet.calibration import (
+    TASKS,
+    Sensitivity,
+    calibration_items,
+    kind_of,
+    sensitivities,
+)
+from agent_forge.phases.phase4_bitnet.config import TARGETS, BitNetSettings
+from agent_forge.phases.phase4_bitnet.rounding import HELD_OUT, PUT_BACK, RoundedTraining
+from agent_forge.phases.training import (
+    Scores,
+    compare_domains,
+    measure_domains,
+    network_bytes,
+    save_network,
+)
+from agent_forge.quant.layers import plan_packing
+from agent_forge.quant.packed import PackedState, Packing
+from agent_forge.train.config import LessonSettings
+from agent_forge.train.corpus import Corpus, build_corpus, validate_corpus
+from agent_forge.train.lessons import UNCERTAIN, Lessons, spread, unseen_items, write_lessons
+
+PACKED, WHOLE = "packed", "dequantised"
+PARENT, ROUNDED, TRAINED, CONTROL = "parent", "rounded", "ternary", "control"
+SHOWN = 3  # answers and thoughts of each domain in the card
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A model on unseen items: old tasks by domain, and with thoughts by family."""
+
+    old: Scores
+    thoughts: dict[str, float]  # accuracy
+    thought_nats: float | None  # a token of thoughts that are right; None if it has learned none
+
+    @property
+    def accuracy(self) -> dict[str, float]:
+        return {**{d: s.accuracy for d, s in self.old.items()}, **self.thoughts}
+
+    @property
+    def mean_accuracy(self) -> float:
+        return float(np.mean([*self.accuracy.values()]))
+
+    @property
+    def nats(self) -> float:
+        """A token of answers: the mean of the domains, thoughts being one."""
+        values = [scores.nats_per_token for scores in self.old.values()]
+        return float(np.mean([*values, *([] if self.thought_nats is None else [self.thought_nats])]))
+
+    @property
+    def perplexity(self) -> float:
+        return math.exp(self.nats)
+
+
+Found = Mapping[str, Measured]
+
+
+class BitNetPhase(phase.PhaseController):
+    """Calibrate, round, train, measure, pack."""
+
+    name = "bitnet"
+    config: BitNetSettings
+
+    def plan(self, models: Sequence[ModelRef]) -> phase.PhasePlan:
+        c, weights = self.config, self.shared.model.parameters()
+        validate_corpus(c)
+        if c.calibration_dataset != TASKS and not Path(c.calibration_dataset).is_file():
+            raise ConfigError(f"calibration_dataset: {c.calibration_dataset} is no file")
+        steps, tokens = c.steps * (2 if c.control else 1), c.rows * c.row_tokens
+        notes = (
+            f"{c.codec} weights, {c.embedding_codec} embedding, {c.steps} steps"
+            + (", and the parent for as long" if c.control else ""),
+            f"at most {c.most_reverts} kinds of matrices are put back to {PUT_BACK}",
+        )
+        disk = 3 * 5 * weights * 4 * 4 + 2 * weights * 4
+        memory = 10 * 4 * weights + 4000 * tokens + 3 * 10**8
+        return phase.PhasePlan(steps, weights, disk, memory, notes, 2 * steps)
+
+    def run(self, ctx: PhaseContext) -> phase.PhaseResult:
+        opened = ctx.inputs[0].open()
+        if not isinstance(parent := opened.network.to(ctx.device), ForgeNetwork):
+            raise ConfigError("Phase 4 takes models of our own", hint="forge quantize takes others")
+        corpus = build_corpus(self.config, parent.settings, opened.tokenizer)
+        lessons = self._lessons(ctx, opened.tokenizer)
+        training = RoundedTraining(ctx, self.config, corpus, lessons, parent)
+        found = {PARENT: self._measure(training, parent, PARENT)}
+        embedding = self.config.embedding_codec.replace("fp16", "")
+        packing = plan_packing(parent, self.config.codec, embedding, self.config.activation_bits)
+        costs = self._calibrate(training, packing)
+        rounded = training.packed(packing, parent.state_dict())
+        found[ROUNDED] = self._measure(training, rounded, ROUNDED)
+        state, packing = training.train(packing, costs)
+        child = training.packed(packing, state)
+        found[TRAINED] = self._measure(training, child, TRAINED)
+        if self.config.control:
+            found[CONTROL] = self._measure(training, training.control(), CONTROL)
+        packed = packing.pack(state)
+        report, metadata = self._report(training, packed, costs, found)
+        samples = _samples(training, (parent, child))
+        parts = [report.card(), *map(as_markdown, [*report.tables[1:], samples])]
+        about = metadata, report.metrics, "\n\n".join(parts)
+        whole = save_network(ctx, corpus, training.whole(packing, state), WHOLE, *about)
+        saved = save_network(ctx, corpus, child, PACKED, *about, packed=packed)
+        report.details = {
+            "model_id": saved.metadata["model_id"],
+            "quantization_bits": 1.58,
+            "preserved_layers": sorted({kind_of(n) for n in state if n not in packing.matrices}),
+            "calibration_samples": self.config.calibration_samples,
+            "samples": samples,
+        }
+        return report.result(ctx, [saved], child, **{WHOLE: whole})
+
+    def _lessons(self, ctx: PhaseContext, tokenizer: Tokenizer) -> Lessons | None:
+        """What it has learned about thinking, as its record says; None if nothing."""
+        record, c = ctx.inputs[0].metadata, self.config
+        taught = [name for name in record.get("strategies", {}) if name != UNCERTAIN]
+        if not taught or not record.get("levels"):
+            return None
+        own = c.model_dump(include=set(LessonSettings.model_fields))
+        own |= {"strategies": taught, "levels": record["levels"]}
+        settings = LessonSettings(**own, replay_share=1 - c.thoughts_share)
+        return write_lessons(settings, tokenizer, ctx.seed)
+
+    # -- measuring ---------------------------------------------------------------------------------
+
+    def _calibrate(self, training: RoundedTraining, packing: Packing) -> list[Sensitivity]:
+        c, corpus = self.config, training.corpus
+        items = calibration_items(corpus, c.calibration_dataset, c.calibration_samples)
+        look = partial(sensitivities, training.parent, packing, items)
+        return [Sensitivity(**record) for record in training.ctx.once("calibration", "kinds", look)]
+
+    def _measure(self, training: RoundedTraining, model: ForgeNetwork, name: str) -> Measured:
+        ctx, lessons = training.ctx, training.lessons
+        old = measure_domains(ctx, training.corpus, model, name)
+        if not lessons:
+            return Measured(old, {}, None)
+        items = unseen_items(lessons.settings, "verdict", self.config.thought_items)
+        thinker = Thinker(model, training.corpus.tokenizer)
+        right = ctx.once("thoughts", name, partial(_right_by_family, thinker, items))
+        written = partial(measure, model, lessons.held_out(HELD_OUT), threshold=EVERY_STEP)
+        nats = ItemScores(**ctx.once("thought losses", name, written)).nats_per_token
+        ctx.log(None, {f"{name}/accuracy/{family}": share for family, share in right.items()})
+        return Measured(old, right, nats)
+
+    # -- telling -----------------------------------------------------------------------------------
+
+    def _report(
+        self,
+        training: RoundedTraining,
+        packed: PackedState,
+        costs: Sequence[Sensitivity],
+        found: Found,
+    ) -> tuple[PhaseReport, dict[str, Any]]:
+        """What is told of it, and what is recorded with the models."""
+        against = CONTROL if CONTROL in found else PARENT
+        before, after = found[against], found[TRAINED]
+        retained = after.mean_accuracy / before.mean_accuracy if before.mean_accuracy else 0.0
+        metrics = {**_sizes(training, packed), **_quality(found)}
+        metrics["quality/accuracy_retention"] = retained
+        training.ctx.log(None, metrics)
+        ratio = metrics["compression/compression_ratio"]
+        told = f"{ratio:.1f} times smaller, {100 * retained:.1f} % of the {against}'s accuracy"
+        if retained < self.config.least_retention:
+            told += f", less than the {self.config.least_retention:.0%} asked for"
+        gain = compare_domains(training.corpus, before.old, after.old).overall.gains[ACCURACY]
+        verdict = f"{told}; old tasks: {gain.sentence(ACCURACY, f'the {against}')}"
+        accuracies = found[PARENT].mean_accuracy, after.mean_accuracy
+        headline = PhaseHeadline("mean accuracy, FP32 -> ternary", *accuracies, verdict)
+        tables = [_accuracy_table(found), _cost_table(costs, packed.packing), self._targets(metrics)]
+        named = {name.partition("/")[2]: value for name, value in metrics.items()}
+        metadata: dict[str, Any] = {"compression_ratio": ratio, "accuracy_retention": retained}
+        record = training.ctx.inputs[0].metadata
+        metadata |= {key: record[key] for key in ("strategies", "levels") if key in record}
+        return PhaseReport(headline, told, named, tables), metadata
+
+    def _targets(self, metrics: Mapping[str, float]) -> Table:
+        """What the specification aims at, by the size of the model, beside what was measured."""
+        size = phase.PhasePlan(0, self.shared.model.parameters()).size_class or "tiny"
+        ratio, zeros = TARGETS[size]
+        quality = {name.partition("/")[2]: value for name, value in metrics.items()}
+        rows: Table = [["target of the specification", "", "measured"]]
+        return rows + [
+            ["bytes of FP32 over packed ones", f"> {ratio} ({size})", quality["compression_ratio"]],
+            ["accuracy kept", "> 0.90", quality["accuracy_retention"]],
+            ["perplexity, more by %", "< 10", quality["perplexity_degradation_percent"]],
+            ["of the loss by rounding, taken back %", "> 60", quality["perplexity_recovery_percent"]],
+            ["weights that are 0", f"> {zeros} ({size})", quality["sparsity_ratio"]],
+        ]
+
+
+def _sizes(training: RoundedTraining, packed: PackedState) -> dict[str, float]:
+    """Bytes of all that is needed to run it, with its tokenizer, and how many weights are 0."""
+    (packing, tensors), parent = packed, training.parent
+    files = training.corpus.tokenizer.files()
+    tokenizer = sum(map(len, files.values()))
+    whole, small = network_bytes(parent), network_bytes(parent, packed)
+    zeros = [packing.codes(name, tensors) == 0 for name in packing.ternary]
+    return {
+        "compression/original_size_mb": whole / 1e6,
+        "compression/compressed_size_mb": small / 1e6,
+        "compression/compression_ratio": whole / small,
+        "compression/ratio_with_tokenizer": (whole + tokenizer) / (small + tokenizer),
+        "compression/layers_compressed": len(packing.matrices),
+        "compression/layers_preserved": len(tensors) - 2 * len(packing.matrices),
+        "compression/sparsity_ratio": float(np.mean([float(z.float().mean()) for z in zeros])),
+    }
+
+
+def _quality(found: Found) -> dict[str, float]:
+    """Perplexities by the names of the specification."""
+    before, rounded, after = (found[name] for name in (PARENT, ROUNDED, TRAINED))
+    lost = rounded.nats - before.nats
+    return {
+        "quality/pre_compression_perplexity": before.perplexity,
+        "quality/post_compression_perplexity": rounded.perplexity,
+        "quality/post_finetuning_perplexity": after.perplexity,
+        "quality/perplexity_degradation_percent": 100 * (after.perplexity / before.perplexity - 1),
+        "quality/perplexity_recovery_percent": 100 * (rounded.nats - after.nats) / lost,
+        "quality/pre_accuracy": before.mean_accuracy,
+        "quality/post_accuracy": after.mean_accuracy,
+    }
+
+
+def _accuracy_table(found: Found) -> Table:
+    """Accuracy by domain and family, and the perplexity of answers and thoughts."""
+    columns = list(found[PARENT].accuracy)
+    rows: Table = [["model", *columns, "mean", "perplexity"]]
+    for name, m in found.items():
+        rows.append([name, *(m.accuracy[c] for c in columns), m.mean_accuracy, m.perplexity])
+    return rows
+
+
+def _cost_table(costs: Sequence[Sensitivity], packing: Packing) -> Table:
+    """What each kind of matrix costs alone, before any training, and how it was written."""
+    codecs = {kind_of(name): matrix.codec.name for name, matrix in packing.matrices.items()}
+    rows: Table = [["matrices", "weights", "nats more alone", "largest input", "codec"]]
+    for cost in costs:
+        largest = f"{cost.outliers:.0f} times the mean{' (flagged)' if cost.flagged else ''}"
+        told = largest if cost.outliers else "-"
+        rows.append([cost.kind, f"{cost.weights:,}", cost.rise, told, codecs[cost.kind]])
+    return rows
+
+
+def _samples(training: RoundedTraining, networks: Sequence[ForgeNetwork]) -> Table:
+    """What parent and child say of the same items, and think where they have learned to."""
+    tokenizer, rows = training.corpus.tokenizer, [["question", "right", PARENT, TRAINED]]
+    old = [task for own in training.corpus.unseen.values() for task in spread(own, SHOWN)]
+    said = [Thinker(network, tokenizer).answers(old, None) for network in networks]
+    new: list[Task] = []
+    if training.lessons:
+        new = spread(unseen_items(training.lessons.settings, "selection", SHOWN), 3 * SHOWN)
+        for texts, network in zip(said, networks, strict=True):
+            thinker = Thinker(network, tokenizer)
+            thoughts = thinker.think(new)
+            told = [shown(tokenizer, ids, specials=True) for ids in thoughts]
+            answers = thinker.answers(new, thoughts)
+            texts += [f"{thought} {text}" for thought, text in zip(told, answers, strict=True)]
+    for item, *texts in zip([*old, *new], *said, strict=True):
+        rows.append([f"`{cell}`" for cell in (item.question, item.answer, *texts)])
+    return rows
+
+
+def _right_by_family(thinker: Thinker, items: Sequence[Task]) -> dict[str, float]:
+    right: dict[str, list[bool]] = {}
+    for item, correct in zip(items, thinker.right(items, thinker.think(items)), strict=True):
+        right.setdefault(item.family, []).append(correct)
+    return {family: float(np.mean(own)) for family, own in right.items()}

@@ -1,4 +1,4 @@
-"""What is taught about thinking: thoughts of all strategies, direct answers, pauses; their shares."""
+"""What is taught about thinking: thoughts of every strategy, direct answers, pauses, and shares."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ from agent_forge.phases.training import (
 from agent_forge.quant.layers import plan_packing
 from agent_forge.quant.packed import PackedState, Packing
 from agent_forge.train.config import LessonSettings
-from agent_forge.train.corpus import Corpus, build_corpus, validate_corpus
+from agent_forge.train.corpus import build_corpus, validate_corpus
 from agent_forge.train.lessons import UNCERTAIN, Lessons, spread, unseen_items, write_lessons
 
 PACKED, WHOLE = "packed", "dequantised"
@@ -82,7 +82,9 @@ class Measured:
     def nats(self) -> float:
         """A token of answers: the mean of the domains, thoughts being one."""
         values = [scores.nats_per_token for scores in self.old.values()]
-        return float(np.mean([*values, *([] if self.thought_nats is None else [self.thought_nats])]))
+        return float(
+            np.mean([*values, *([] if self.thought_nats is None else [self.thought_nats])])
+        )
 
     @property
     def perplexity(self) -> float:
@@ -203,7 +205,11 @@ class BitNetPhase(phase.PhaseController):
         verdict = f"{told}; old tasks: {gain.sentence(ACCURACY, f'the {against}')}"
         accuracies = found[PARENT].mean_accuracy, after.mean_accuracy
         headline = PhaseHeadline("mean accuracy, FP32 -> ternary", *accuracies, verdict)
-        tables = [_accuracy_table(found), _cost_table(costs, packed.packing), self._targets(metrics)]
+        tables = [
+            _accuracy_table(found),
+            _cost_table(costs, packed.packing),
+            self._targets(metrics),
+        ]
         named = {name.partition("/")[2]: value for name, value in metrics.items()}
         metadata: dict[str, Any] = {"compression_ratio": ratio, "accuracy_retention": retained}
         record = training.ctx.inputs[0].metadata
@@ -214,14 +220,14 @@ class BitNetPhase(phase.PhaseController):
         """What the specification aims at, by the size of the model, beside what was measured."""
         size = phase.PhasePlan(0, self.shared.model.parameters()).size_class or "tiny"
         ratio, zeros = TARGETS[size]
-        quality = {name.partition("/")[2]: value for name, value in metrics.items()}
-        rows: Table = [["target of the specification", "", "measured"]]
-        return rows + [
-            ["bytes of FP32 over packed ones", f"> {ratio} ({size})", quality["compression_ratio"]],
-            ["accuracy kept", "> 0.90", quality["accuracy_retention"]],
-            ["perplexity, more by %", "< 10", quality["perplexity_degradation_percent"]],
-            ["of the loss by rounding, taken back %", "> 60", quality["perplexity_recovery_percent"]],
-            ["weights that are 0", f"> {zeros} ({size})", quality["sparsity_ratio"]],
+        of = {name.partition("/")[2]: value for name, value in metrics.items()}
+        return [
+            ["target of the specification", "", "measured"],
+            ["bytes of FP32 over packed ones", f"> {ratio} ({size})", of["compression_ratio"]],
+            ["accuracy kept", "> 0.90", of["accuracy_retention"]],
+            ["perplexity, more by %", "< 10", of["perplexity_degradation_percent"]],
+            ["loss by rounding, taken back %", "> 60", of["perplexity_recovery_percent"]],
+            ["weights that are 0", f"> {zeros} ({size})", of["sparsity_ratio"]],
         ]
 
 

@@ -184,7 +184,8 @@ def run(work: Path, preset: str, sets: Iterable[str] = ()) -> dict[str, Any]:
     more = " ".join(f"--set {item}" for item in (*sets, *old))
     forge(
         f"run --preset {preset} --session golden --set runtime.threads=1"
-        f" --set tracking.sample_every_s=0 --set phases.quietstar.enabled=false {more}",
+        f" --set tracking.sample_every_s=0 --set phases.quietstar.enabled=false"
+        f" --set phases.bitnet.enabled=false {more}",
         work,
     )
     folder = work / "storage" / "sessions" / "golden"

@@ -92,7 +92,7 @@ def test_every_metric_of_the_table_is_logged(reference: tuple[Path, dict[str, An
 
 def test_the_card_shows_parent_and_child(reference: tuple[Path, dict[str, Any]]) -> None:
     card = (folder(reference[0]) / "phase4_bitnet/packed/README.md").read_text()
-    assert "| question | right | parent | ternary |" in card and "<step>" in card
+    assert "| question | right | parent | ternary |" in card and "`tot " in card
     assert "| target of the specification |" in card
 
 

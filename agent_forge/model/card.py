@@ -18,11 +18,14 @@ NO_NAME = re.compile(r"[^A-Za-z0-9_.-]+|--+|\.\.+")  # what no name of a model o
 
 
 def card_head(
-    refs: Iterable[str], config: Mapping[str, Any], tags: Sequence[str] = ("merge",)
+    refs: Iterable[str],
+    config: Mapping[str, Any],
+    tags: Sequence[str] = ("merge",),
+    relation: str = "merge",
 ) -> str:
-    """The head of the card of a merge of these models; its last line has no end."""
+    """The head of the card of what was made of these models; its last line has no end."""
     head: dict[str, Any] = {"base_model": list(dict.fromkeys(n for r in refs for n in names(r)))}
-    head |= {"base_model_relation": "merge", "pipeline_tag": "text-generation"}
+    head |= {"base_model_relation": relation, "pipeline_tag": "text-generation"}
     if library := _library(config.get("model_type")):
         head["library_name"] = library
     return f"---\n{dump_yaml({**head, 'tags': [*tags, 'agent-forge']})}---"

@@ -20,7 +20,8 @@ from agent_forge.optim.config import MuGrokConfig
 
 WATCHED_ROWS = 16
 Params = nn.Module | Iterable[nn.Parameter]
-NOT_HIDDEN = ("embedding", "projection", "halting", "lora_")  # matrices that AdamW handles better
+# Matrices that AdamW handles better: embeddings and heads of any maker, and small ones.
+NOT_HIDDEN = ("embed", "wte", "wpe", "lm_head", "projection", "halting", "lora_")
 
 
 def orthogonalize(x_NRC: Tensor, steps: int) -> Tensor:

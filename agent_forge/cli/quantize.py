@@ -1,0 +1,65 @@
+"""`forge quantize`: a model in few bits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+from agent_forge.cli.merge import whole_or_nothing
+from agent_forge.cli.output import emit, emit_json, emit_table, size
+from agent_forge.errors import ConfigError
+from agent_forge.track.progress import make_progress
+
+ACTIVATION_BITS = (0, 8)
+
+
+def quantize(
+    model: Path,
+    out: Path,
+    codec: str,
+    embedding: str,
+    activation_bits: int,
+    data: list[Path],
+    steps: int,
+    rate: float,
+    seed: int,
+    force: bool,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """Write a model in few bits; with --data and --steps it is trained through the rounding."""
+    if activation_bits not in ACTIVATION_BITS:
+        raise ConfigError(f"--activation-bits {activation_bits} is neither 0 nor 8")
+    from agent_forge.model.locate import locate_model
+    from agent_forge.phases.phase4_bitnet.quantise import QuantiseRequest, check, quantise
+    from agent_forge.quant.codecs import find_codec
+
+    for name in {codec, embedding} - {"fp16"}:
+        find_codec(name)
+    place, how = locate_model(model), (codec, embedding, activation_bits)
+    request = QuantiseRequest(place, out, *how, data, steps, rate, seed)
+    with whole_or_nothing(out):
+        if dry_run:
+            weights = check(request, force)
+            facts = {"model": str(model), "weights": weights.parameters, "bytes": weights.nbytes}
+            facts |= {"memory_bytes": weights.parameters * 4 * (6 if steps else 2)}
+            return emit(as_json, ("", ""), [*facts.items()], **facts)
+        with make_progress("none" if as_json else "auto") as view:
+
+            def progress(what: str, done: int, total: int) -> None:
+                view({"event": "step", "phase": what, "step": done, "total": total})
+
+            view({"event": "loop", "name": "quantize", "first": 0, "total": steps})
+            result = quantise(request, force=force, progress=progress)
+    sizes = {"original_bytes": result.original_bytes, "packed_bytes": result.packed_bytes}
+    if as_json:
+        found = result.comparison.to_json() if result.comparison else None
+        return emit_json(folder=str(out), **sizes, sentence=result.sentence, comparison=found)
+    if result.comparison:
+        from agent_forge.evals.comparison import COLUMNS
+
+        emit_table(COLUMNS, result.comparison.rows())
+    print(out)
+    shrunk = f"{size(result.original_bytes)} of weights became {size(result.packed_bytes)}"
+    typer.echo(f"{shrunk}; {result.sentence}", err=True)

@@ -1,0 +1,177 @@
+"""`forge quantize`: any causal language model in few bits, trained on a person's texts or not."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import torch
+from torch import nn
+
+from agent_forge.data.loader import IGNORE, TokenizedItem
+from agent_forge.errors import ConfigError
+from agent_forge.evals import likelihood
+from agent_forge.evals.comparison import Comparison, compare
+from agent_forge.evals.domains import Domain, from_files, kept_apart, part
+from agent_forge.evals.model_under_test import model_under_test, open_model_under_test
+from agent_forge.merge.output import refuse_existing, write
+from agent_forge.model.card import card_head
+from agent_forge.model.folder import MODEL_TYPE, home_of, open_weights, read_config
+from agent_forge.model.load import check_tensors
+from agent_forge.model.opened import open_model
+from agent_forge.model.weights import Weights
+from agent_forge.optim.muon import MuonGrokfast
+from agent_forge.phases.phase4_bitnet.config import TERNARY
+from agent_forge.quant.layers import compute_rounded, plan_packing, rounded_once, trained_state
+from agent_forge.quant.packed import KEY, Packing, packing_of
+from agent_forge.store.tensors import spec_of, split_tied
+from agent_forge.train.config import TrainSettings
+from agent_forge.train.fit import DistillationLoss
+from agent_forge.train.trainer import Batch, Trainer
+
+ROWS = 8  # items of a step
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class QuantiseRequest:
+    """What is to be made of which model. `embedding` may be fp16; `rate` is that of Muon."""
+
+    model: str
+    out: Path
+    codec: str = "ternary"
+    embedding: str = "int4g32"
+    activation_bits: int = 8
+    data: Sequence[Path] = ()
+    steps: int = 0
+    rate: float = TERNARY.muon_lr
+    seed: int = 0
+
+    def packing(self, network: nn.Module) -> Packing:
+        embedding = "" if self.embedding == "fp16" else self.embedding
+        bits = self.activation_bits if self.codec.startswith("ternary") else 0
+        return plan_packing(network, self.codec, embedding, bits)
+
+
+@dataclass(frozen=True)
+class Quantised:
+    """What was written, and how it compares with its parent on items that it did not learn from."""
+
+    folder: Path
+    original_bytes: int
+    packed_bytes: int
+    comparison: Comparison | None
+
+    @property
+    def sentence(self) -> str:
+        if self.comparison is None:
+            return "nothing was measured: with --data FILE it is compared with its parent"
+        return self.comparison.overall.sentence("its parent")
+
+
+def check(request: QuantiseRequest, force: bool, *, look: bool = True) -> Weights:
+    """Refuse what cannot be done before any work; returns the weights of the model."""
+    config = read_config(request.model)
+    if packing_of(config, request.model):
+        raise ConfigError(
+            f"{request.model} is packed already", hint="name the model it was made of"
+        )
+    weights = open_weights(request.model)
+    check_tensors(weights)
+    refuse_existing(request.out, weights, force, look=look)
+    if request.steps and not request.data:
+        raise ConfigError("--steps need something to learn from", hint="--data FILE")
+    return weights
+
+
+def quantise(request: QuantiseRequest, *, force: bool, progress: Progress) -> Quantised:
+    """Round a model, train it straight through the rounding if asked for, write and measure it."""
+    weights = check(request, force, look=False)
+    learned, asked = _domains(request.data)
+    opened = open_model(request.model)
+    network: Any = opened.network
+    packing = request.packing(network)
+    state = network.state_dict()
+    if request.steps:
+        tested = model_under_test(opened)
+        items = [item for domain in learned for item in tested.prepare(domain).items]
+        state = _train(request, network, packing, items, progress)
+    kept, aliases = split_tied(state)
+    packing = Packing(
+        {n: m for n, m in packing.matrices.items() if n not in aliases}, packing.activation_bits
+    )
+    packed = packing.pack(kept).tensors
+    config = {**read_config(request.model), KEY: packing.to_json()}
+    result = Weights(
+        {name: spec_of(tensor) for name, tensor in packed.items()},
+        lambda name: packed[name],
+        label=str(request.out),
+        config=config,
+        folder=home_of(request.model),
+        sources=weights.sources,
+    )
+    card = _card(request, weights, result)
+    write(result, request.out, force=force, beside={"README.md": card.encode()})
+    compared = None
+    if asked:
+        scores = []
+        for ref in (request.model, str(request.out)):
+            tested = open_model_under_test(ref)
+            prepared = [tested.prepare(domain) for domain in asked]
+            scores.append(tested.measure_all(prepared, lambda d, n: progress("measuring", d, n)))
+        compared = compare(scores[0], scores[1], asked, request.seed)
+    return Quantised(request.out, weights.nbytes, result.nbytes, compared)
+
+
+def _domains(data: Sequence[Path]) -> tuple[list[Domain], list[Domain]]:
+    """What is learned from, and what the verdict asks; they share no text."""
+    if not data:
+        return [], []
+    domains = from_files(list(data), "passage")
+    splits = {name: [part(d, name) for d in domains] for name in ("selection", "verdict")}
+    apart = kept_apart(splits)
+    return apart["selection"], apart["verdict"]
+
+
+def _train(
+    request: QuantiseRequest,
+    network: nn.Module,
+    packing: Packing,
+    items: Sequence[TokenizedItem],
+    progress: Progress,
+) -> dict[str, torch.Tensor]:
+    """Train through the rounding on these items, half of it to say what the model said before."""
+    student = copy.deepcopy(network).requires_grad_(True)
+    compute_rounded(student, packing)
+    loss = rounded_once(DistillationLoss(network))
+    rates = {"muon_lr": request.rate, "fallback_lr": request.rate / 2}
+    optimizer = MuonGrokfast(student, TERNARY.model_copy(update=rates))
+    settings = TrainSettings(warmup_steps=min(10, request.steps))
+    draws = torch.Generator().manual_seed(request.seed)
+    trainer = Trainer(student, optimizer, loss, settings, total=request.steps, generator=draws)
+    order = Random(request.seed)
+    for step in range(1, request.steps + 1):
+        batch = _batch([order.choice(items) for _ in range(ROWS)])
+        trainer.step(step, batch)
+        progress("training", step, request.steps)
+    return trained_state(student)
+
+
+def _batch(items: Sequence[TokenizedItem]) -> Batch:
+    """Rows of tokens, and the next ones that are asked for."""
+    tokens, asked = likelihood.padded(items, torch.device("cpu"))
+    targets = torch.where(asked[:, 1:], tokens[:, 1:], IGNORE)
+    return tokens[:, :-1], targets
+
+
+def _card(request: QuantiseRequest, weights: Weights, result: Weights) -> str:
+    tags = ("quantized", request.codec)
+    head = card_head([request.model], {"model_type": MODEL_TYPE}, tags, relation="quantized")
+    ratio = f"{weights.nbytes:,} bytes of weights became {result.nbytes:,}"
+    how = f"{request.codec} weights, {request.embedding} embedding"
+    taught = f", trained {request.steps} steps through the rounding" if request.steps else ""
+    return f"{head}\n# {request.out.name}\n\n{how}{taught}. {ratio}.\n\nOpened by Agent Forge.\n"

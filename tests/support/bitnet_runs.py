@@ -151,7 +151,7 @@ CHECKS: dict[str, Any] = {
     f"{PHASE}.parent_share": (finished, "0.5", "0.9"),
     f"{PHASE}.thoughts_share": (taught, "0.2", "0.5"),
     f"{PHASE}.examples": (taught, "40", "60"),
-    f"{PHASE}.thought_items": (finished, "5", "6"),
+    f"{PHASE}.thought_items": (planned, "5", "60"),
     f"{PHASE}.least_retention": (finished, "0.0001", "1"),
     f"{PHASE}.checkpoint_every_steps": (finished, "1", "50"),
     f"{TRAIN}.patience": (finished, "0", "1"),

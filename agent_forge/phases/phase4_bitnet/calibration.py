@@ -57,7 +57,7 @@ def calibration_items(corpus: Corpus, dataset: str, samples: int) -> list[Tokeni
     if dataset == TASKS:
         domains = list(corpus.selection.values())
         return [item for own in domains for item in own[: -(-samples // len(domains))]][:samples]
-    examples = list(datasets.read_own(Path(dataset), split="selection"))[:samples]
+    examples = list(datasets.read_own(Path(dataset)))[:samples]
     if not examples:
         raise ConfigError(f"{dataset} has no examples to calibrate with")
     return list(map(TokenizedItem, *tokenise(corpus.tokenizer, examples)))

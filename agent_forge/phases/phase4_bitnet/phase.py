@@ -59,6 +59,8 @@ from agent_forge.train.lessons import UNCERTAIN, Lessons, spread, unseen_items, 
 
 PACKED, WHOLE = "packed", "dequantised"
 PARENT, ROUNDED, TRAINED, CONTROL = "parent", "rounded", "ternary", "control"
+ITEM_TOKENS = 30  # of an item of an old task, about
+THOUGHT_COST = 5  # times as much for an item that is thought about: its tokens come one by one
 SHOWN = 3  # answers and thoughts of each domain in the card
 
 
@@ -113,7 +115,9 @@ class BitNetPhase(phase.PhaseController):
         )
         disk = 3 * 5 * weights * 4 * 4 + 2 * weights * 4
         memory = 10 * 4 * weights + 4000 * tokens + 3 * 10**8
-        return phase.PhasePlan(steps, weights, disk, memory, notes, 2 * steps)
+        items = 3 * c.evaluation_items + 4 * THOUGHT_COST * c.thought_items
+        measuring = (4 if c.control else 3) * (1 + items * ITEM_TOKENS // (3 * tokens))
+        return phase.PhasePlan(steps, weights, disk, memory, notes, steps + measuring)
 
     def run(self, ctx: PhaseContext) -> phase.PhaseResult:
         opened = ctx.inputs[0].open()

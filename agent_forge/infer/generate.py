@@ -19,7 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from agent_forge.errors import ConfigError
+from agent_forge.infer.native import native_decoder
 from agent_forge.model.network import ForgeNetwork
+from agent_forge.native.decoder import NativeCache, NativeDecoder
 
 LOWEST_TEMPERATURE = 0.001  # above 0: logits over less could overflow
 CACHED_TOKENS = 16_384  # of all rows of a batch: what the caches hold
@@ -190,7 +192,7 @@ class _Row:
 class _Batch:
     """Rows that are continued in step; the reader has read the beginning that all share."""
 
-    reader: _ForgeReader | TransformersReader
+    reader: _AnyReader
     live: list[_Row]  # those that have not ended
     decode: Decode | None
     shared: InitVar[int] = 0
@@ -282,6 +284,27 @@ class _ForgeReader(_Reader):
         memory.update({name: state[rows] for name, state in memory.items()})
 
 
+class _NativeReader(_Reader):
+    """A packed network of ours, row by row, each with a cache of its own."""
+
+    def __init__(
+        self, network: ForgeNetwork, sampling: SamplingSettings, decoder: NativeDecoder
+    ) -> None:
+        super().__init__(network, sampling)
+        self.decoder = decoder
+        self.caches: list[NativeCache] = []  # none before the first tokens
+
+    def read(self, tokens_BT: Tensor) -> tuple[Tensor, Tensor]:
+        self.caches = self.caches or [self.decoder.new_cache() for _ in tokens_BT]
+        rows = zip(tokens_BT.tolist(), self.caches, strict=True)
+        threshold = self.sampling.halt_threshold
+        read = [self.decoder.read(tokens, cache, threshold) for tokens, cache in rows]
+        return torch.stack([logits for logits, _ in read]), torch.tensor([n for _, n in read])
+
+    def select(self, rows_B: Tensor) -> None:
+        self.caches = [copy.deepcopy(self.caches[row]) for row in rows_B.tolist()]
+
+
 class TransformersReader(_Reader):
     """A causal language model of transformers. Without a cache it reads the whole text again."""
 
@@ -320,10 +343,15 @@ class TransformersReader(_Reader):
         self.past.batch_select_indices(rows_B.to(self.device))
 
 
-def _reader(network: nn.Module, sampling: SamplingSettings) -> _ForgeReader | TransformersReader:
-    if isinstance(network, ForgeNetwork):
-        return _ForgeReader(network, sampling)
-    return TransformersReader(network, sampling)
+_AnyReader = _ForgeReader | _NativeReader | TransformersReader
+
+
+def _reader(network: nn.Module, sampling: SamplingSettings) -> _AnyReader:
+    if not isinstance(network, ForgeNetwork):
+        return TransformersReader(network, sampling)
+    if decoder := native_decoder(network):
+        return _NativeReader(network, sampling, decoder)
+    return _ForgeReader(network, sampling)
 
 
 def _rows_can_be_chosen(network: nn.Module) -> bool:

@@ -16,6 +16,7 @@ from agent_forge.config.settings import ModelSettings
 from agent_forge.model.attention import KeyValues, RMSNorm, TransformerBlock
 from agent_forge.model.memory import MemoryGate, MemoryState, NeuralMemory
 from agent_forge.model.recursion import HaltingHead, Recursion
+from agent_forge.quant.packed import Packing
 
 
 @dataclass
@@ -38,6 +39,7 @@ class ForgeNetwork(nn.Module):
     """A causal language model. `forward` gives the logits of the last recursion step."""
 
     folder: Path | None = None  # where it was loaded from, with its tokenizer
+    packing: Packing | None = None  # how its weights were written in few bits, if they were
 
     def __init__(self, settings: ModelSettings) -> None:
         super().__init__()

@@ -201,6 +201,8 @@ def open_model(ref: str | Path) -> OpenedModel:
     network = load_network(config, state, str(ref)).eval()
     if packing:
         round_inputs(network, packing.with_rounded_inputs)
+    if packing and isinstance(network, ForgeNetwork):
+        network.packing = packing
     return with_tokenizer(network, folder)
 
 

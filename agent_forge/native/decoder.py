@@ -64,6 +64,8 @@ class NativeDecoder:
             "halting.shifts": shifts,
         }
         tensors.update({name: floats(tensor) for name, tensor in more.items()})
+        arrays = [array for tiles in tensors.values() for array in tiles[1:] if array is not None]
+        self.weight_bytes = sum(array.nbytes for array in arrays)
         weights = settings.surprise_weight, settings.novelty_weight
         self._read = module.read
         try:

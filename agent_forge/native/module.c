@@ -71,6 +71,16 @@ static int all_finite(const char *name, const float *values, int64_t count) {
     return 1;
 }
 
+/* 0 and an error if two bits of a word are 3, which is no trit: sums could overflow. */
+static int all_trits(const char *name, const uint32_t *words, int64_t count) {
+    for (int64_t i = 0; i < count; i++)
+        if (words[i] & words[i] >> 1 & 0x55555555u) {
+            PyErr_Format(PyExc_ValueError, "%s holds what is no trit", name);
+            return 0;
+        }
+    return 1;
+}
+
 /* A buffer that stays as long as the network does. */
 static const void *hold(Opened *o, PyObject *given, const char *name, int words, int64_t count) {
     if (o->held == o->room) {
@@ -110,6 +120,7 @@ static int read_matrix(Opened *o, PyObject *given, const char *name, int64_t row
     int64_t words = kind == TERNARY ? PARTS(columns, WORD_TRITS) : groups * GROUP_WORDS;
     out->data = hold(o, data, name, 1, tiles * words * TILE_ROWS);
     int64_t scale_count = tiles * TILE_ROWS * (kind == TERNARY ? 1 : groups);
+    if (kind == TERNARY && out->data && !all_trits(name, out->data, tiles * words * TILE_ROWS)) return 0;
     out->scales = out->data ? hold(o, scales, name, 0, scale_count) : NULL;
     return out->scales != NULL;
 }

@@ -86,16 +86,15 @@ class NativeDecoder:
         self, tokens: Sequence[int], cache: NativeCache, threshold: float | None = None
     ) -> tuple[Tensor, int]:
         """Logits after the last token, and the recursion steps that it took."""
-        ids = np.array(tokens, np.int64)
         bound = self.settings.halt_threshold if threshold is None else threshold
         logits = np.empty(self.settings.vocab_size, np.float32)
-        cache.reserve(len(ids), self.settings.sw_window)
+        cache.reserve(len(tokens), self.settings.sw_window)
         place = self._network, cache.keys_values, cache.memory, cache.position
         try:
-            steps = self._read(*place, ids, bound, logits)
+            steps = self._read(*place, np.array(tokens, np.int64), bound, logits)
         except (ValueError, TypeError, OverflowError, BufferError) as error:
             raise ConfigError(f"the tokens cannot be read: {error}") from None
-        cache.position += len(ids)
+        cache.position += len(tokens)
         return torch.from_numpy(logits), steps
 
 

@@ -85,7 +85,13 @@ def apart(found: Tensor, wanted: Tensor) -> Tensor:
 @pytest.mark.parametrize("plain", ["0", "1"])
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"sw_window": 1}, {"sw_window": 6}, {"sw_window": 100}, {"sw_window": 9, **ODD}],
+    [
+        {"embed_rank": 64},
+        {"sw_window": 1},
+        {"sw_window": 6},
+        {"sw_window": 100},
+        {"sw_window": 9, **ODD},
+    ],
     ids=["grows", "window 1", "window 6", "grows to its window", "odd sizes"],
 )
 @pytest.mark.usefixtures("native")
@@ -190,7 +196,7 @@ def made(model: Any, **changes: Any) -> NativeDecoder:
         {"decays": torch.ones(31)},
         {"frequencies": torch.tensor([])},
     ],
-    ids=str,
+    ids=["short", "nan", "wide", "nan ternary", "nan embedding", "decays", "frequencies"],
 )
 @pytest.mark.usefixtures("native")
 def test_a_network_that_does_not_fit_is_refused(changes: Any) -> None:
@@ -260,9 +266,16 @@ def torch_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(
+    "prompts",
+    [[TEXT[:4], TEXT[:9], TEXT[20:30]], [TEXT[:9]]],
+    ids=["of their own", "with a beginning that is read once"],
+)
 @pytest.mark.usefixtures("native")
-def test_texts_are_those_of_torch(temperature: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, prompts = packed(0), [TEXT[:4], TEXT[:9], TEXT[20:30]]
+def test_texts_are_those_of_torch(
+    prompts: list[list[int]], temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = packed(0)
     sampling = SamplingSettings(max_new_tokens=12, temperature=temperature, seed=3)
     found = generate(model, prompts, sampling, samples=2)
     monkeypatch.setenv("FORGE_NO_NATIVE", "1")

@@ -84,8 +84,8 @@ def spoil(draw: np.random.Generator, sizes: list[int], tensors: Tensors) -> None
         (kind, data[:-1], scales),
         (kind, np.concatenate([data, data]), scales),
         (kind, data.astype(np.float64), scales),
-        (kind, np.repeat(data, 2)[::2], scales),
-        (kind, np.frombuffer(b"\0" + data.tobytes(), np.uint8)[1:].view(data.dtype), scales),
+        (kind, np.repeat([data, data], 2)[::2], scales),
+        (kind, memoryview(b"\0" + data.tobytes())[1:].cast(data.dtype.char), scales),
         (3, data, scales),
         (kind, None, scales),
         (kind, data, np.full(3, np.nan, np.float32)) if kind else (kind, bad, None),
@@ -116,6 +116,7 @@ def read(native: Any, draw: np.random.Generator, opened: Any, sizes: list[int]) 
     for place, bad in (
         (0, past[:-1]),
         (0, np.zeros(0, "f")),
+        (0, past[: layers * 2 * (window - 1) * d]),  # smaller than the window, and full
         (0, np.zeros(len(past) + layers * 2 * d, "f")),
         (1, memory[:-1]),
         (2, -1),
@@ -151,10 +152,9 @@ def main() -> None:
             counts[1] += 1
             assert spoilt, "a good network was refused"
             continue
-        assert not spoilt or min(sizes) > 0
-        if not spoilt:
-            read(native, draw, opened, sizes)
-            counts[0] += 1
+        assert not spoilt, "a bad network was taken"
+        read(native, draw, opened, sizes)
+        counts[0] += 1
     sys.stdout.write("{} {}\n".format(*counts))
 
 

@@ -1,6 +1,6 @@
 /* Vectors and matrices: sums, products, exponentials. Numbers are taken LANES at a time, by the
- * compiler's own vectors; the one instruction that it would not find is in `tile_sums`. The order of
- * sums does not depend on LANES and no product is fused with a sum (-ffp-contract=off), so that
+ * compiler's own vectors; the one instruction that it would not find is in `tile_sums`. The order
+ * of sums does not depend on LANES and no product is fused with a sum (-ffp-contract=off), so that
  * plain.c and avx2.c give the same bits. */
 
 #include <math.h>
@@ -120,14 +120,16 @@ TARGET static inline Shorts tile_sums(Codes tile, const Digit *digits) {
 #else
         Shorts first = (Shorts)ALL((uint16_t)digits[0] | (int32_t)((uint32_t)digits[2] << 16));
         Shorts second = (Shorts)ALL((uint16_t)digits[1] | (int32_t)((uint32_t)digits[3] << 16));
-        part[j] = (Shorts)((tile >> (2 * j)) & 3) * first + (Shorts)((tile >> (2 * j + 8)) & 3) * second;
+        part[j] = (Shorts)((tile >> (2 * j)) & 3) * first;
+        part[j] += (Shorts)((tile >> (2 * j + 8)) & 3) * second;
 #endif
     }
     return (part[0] + part[1]) + (part[2] + part[3]);
 }
 
 /* Eight results, of which the matrix may have fewer. */
-TARGET static inline void store_rows(const Matrix *m, int64_t row, const Floats *values, float *out) {
+TARGET static inline void store_rows(const Matrix *m, int64_t row, const Floats *values,
+                                     float *out) {
     int64_t left = m->rows - row;
     memcpy(out + row, values, sizeof(float) * (size_t)(left < TILE_ROWS ? left : TILE_ROWS));
 }

@@ -3,7 +3,8 @@
  * open(sizes, weights, tensors, avx2) -> network
  *     sizes: see `Network`; weights: surprise, novelty; tensors: {name: (kind, data, scales)}
  * read(network, keys_values, memory, position, tokens, bound, logits) -> steps
- *     keys_values: layers x 2 x heads x capacity x size of one; memory: 4 x channels; these and logits are changed
+ *     keys_values: layers x 2 x heads x capacity x size of one; memory: 4 x channels; these and
+ *     logits are changed
  * multiply((kind, data, scales), rows, columns, x, out, avx2): one matrix, for tests
  * has_avx2() -> bool
  */
@@ -120,7 +121,8 @@ static int read_matrix(Opened *o, PyObject *given, const char *name, int64_t row
     int64_t words = kind == TERNARY ? PARTS(columns, WORD_TRITS) : groups * GROUP_WORDS;
     out->data = hold(o, data, name, 1, tiles * words * TILE_ROWS);
     int64_t scale_count = tiles * TILE_ROWS * (kind == TERNARY ? 1 : groups);
-    if (kind == TERNARY && out->data && !all_trits(name, out->data, tiles * words * TILE_ROWS)) return 0;
+    if (kind == TERNARY && out->data && !all_trits(name, out->data, tiles * words * TILE_ROWS))
+        return 0;
     out->scales = out->data ? hold(o, scales, name, 0, scale_count) : NULL;
     return out->scales != NULL;
 }

@@ -185,8 +185,9 @@ TARGET static void block(const Network *n, const Block *b, const Cache *cache, f
 
 /* How far v is from the mean of the past, 0 to 1; then v is added to that mean. */
 TARGET static float difference(const float *v, float *past, float decay, int64_t count) {
-    float lengths = fmaxf(sqrtf(dot(v, v, count)), NEAR) * fmaxf(sqrtf(dot(past, past, count)), NEAR);
-    float cosine = dot(v, past, count) / lengths;
+    float own = fmaxf(sqrtf(dot(v, v, count)), NEAR);
+    float other = fmaxf(sqrtf(dot(past, past, count)), NEAR);
+    float cosine = dot(v, past, count) / (own * other);
     for (int64_t i = 0; i < count; i++) past[i] = v[i] + decay * past[i];
     return (1.0f - cosine) / 2.0f;
 }

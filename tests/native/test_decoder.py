@@ -296,7 +296,7 @@ def test_an_opened_packed_model_is_read_natively(tmp_path: Path) -> None:
     config = {**config_dict(model.settings), KEY: model.packing.to_json()}
     with files.staging(tmp_path / "model") as stage:
         with stage.writing("model.safetensors") as writer:
-            packed_state = model.packing.pack(model.state_dict())
+            packed_state = model.packing.pack(model.state_dict()).tensors
             tensors.write_tensors(writer, packed_state, {"format": "pt"})
         stage.write_json("config.json", config)
         for name, content in Tokenizer.train(["a b c d e"] * 9, 512).files().items():

@@ -10,7 +10,8 @@ parent on unseen items and, with `control`, with the parent trained for as long 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import timeit
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -33,8 +34,11 @@ from agent_forge.errors import ConfigError
 from agent_forge.evals.comparison import ACCURACY
 from agent_forge.evals.model_under_test import EVERY_STEP, ItemScores, measure
 from agent_forge.evals.thoughts import Thinker
+from agent_forge.infer.generate import SamplingSettings, generate
+from agent_forge.infer.native import native_decoder
 from agent_forge.infer.thinking import shown
 from agent_forge.model.network import ForgeNetwork
+from agent_forge.native import backend
 from agent_forge.phases.phase4_bitnet.calibration import (
     TASKS,
     Sensitivity,
@@ -61,6 +65,7 @@ PACKED, WHOLE = "packed", "dequantised"
 PARENT, ROUNDED, TRAINED, CONTROL = "parent", "rounded", "ternary", "control"
 ITEM_TOKENS = 30  # of an item of an old task, about
 THOUGHT_COST = 5  # times as much for an item that is thought about: its tokens come one by one
+TIMED_TOKENS, TIMED_ROUNDS = 64, 3
 SHOWN = 3  # answers and thoughts of each domain in the card
 
 
@@ -138,7 +143,8 @@ class BitNetPhase(phase.PhaseController):
         if self.config.control:
             found[CONTROL] = self._measure(training, training.control(), CONTROL)
         packed = packing.pack(state)
-        report, metadata = self._report(training, packed, costs, found)
+        speed = ctx.once("performance", "token", partial(_performance, training, child))
+        report, metadata = self._report(training, packed, costs, found, speed)
         samples = _samples(training, (parent, child))
         parts = [report.card(), *map(as_markdown, [*report.tables[1:], samples])]
         about = metadata, report.metrics, "\n\n".join(parts)
@@ -169,8 +175,10 @@ class BitNetPhase(phase.PhaseController):
     def _calibrate(self, training: RoundedTraining, packing: Packing) -> list[Sensitivity]:
         c, corpus = self.config, training.corpus
         items = calibration_items(corpus, c.calibration_dataset, c.calibration_samples)
-        look = partial(sensitivities, training.parent, packing, items)
-        return [Sensitivity(**record) for record in training.ctx.once("calibration", "kinds", look)]
+        look = partial(_timed, partial(sensitivities, training.parent, packing, items))
+        seconds, kinds = training.ctx.once("calibration", "kinds", look)
+        training.ctx.log(None, {"performance/calibration_time_seconds": seconds})
+        return [Sensitivity(**record) for record in kinds]
 
     def _measure(self, training: RoundedTraining, model: ForgeNetwork, name: str) -> Measured:
         ctx, lessons = training.ctx, training.lessons
@@ -193,12 +201,13 @@ class BitNetPhase(phase.PhaseController):
         packed: PackedState,
         costs: Sequence[Sensitivity],
         found: Found,
+        speed: Mapping[str, float],
     ) -> tuple[PhaseReport, dict[str, Any]]:
         """What is told of it, and what is recorded with the models."""
         against = CONTROL if CONTROL in found else PARENT
         before, after = found[against], found[TRAINED]
         retained = after.mean_accuracy / before.mean_accuracy if before.mean_accuracy else 0.0
-        metrics = {**_sizes(training, packed), **_quality(found)}
+        metrics = {**_sizes(training, packed), **_quality(found), **speed}
         metrics["quality/accuracy_retention"] = retained
         training.ctx.log(None, metrics)
         ratio = metrics["compression/compression_ratio"]
@@ -232,6 +241,8 @@ class BitNetPhase(phase.PhaseController):
             ["perplexity, more by %", "< 10", of["perplexity_degradation_percent"]],
             ["loss by rounding, taken back %", "> 60", of["perplexity_recovery_percent"]],
             ["weights that are 0", f"> {zeros} ({size})", of["sparsity_ratio"]],
+            [f"tokens of a text, times as fast ({backend()})", "> 3", of["inference_speedup"]],
+            ["memory of the weights, FP32 over packed", "> 8", of["memory_reduction"]],
         ]
 
 
@@ -250,6 +261,28 @@ def _sizes(training: RoundedTraining, packed: PackedState) -> dict[str, float]:
         "compression/layers_compressed": len(packing.matrices),
         "compression/layers_preserved": len(tensors) - 2 * len(packing.matrices),
         "compression/sparsity_ratio": float(np.mean([float(z.float().mean()) for z in zeros])),
+    }
+
+
+def _timed(work: Callable[[], Any]) -> tuple[float, Any]:
+    """What work gives, with the seconds that it took."""
+    began = timeit.default_timer()
+    found = work()
+    return timeit.default_timer() - began, found
+
+
+def _performance(training: RoundedTraining, child: ForgeNetwork) -> dict[str, float]:
+    """How much faster a text is continued, one token at a time, and what the weights take then."""
+    prompt = [item.ids[:4] for item in training.corpus.selection["memory"][:1]]
+    sampling = SamplingSettings(max_new_tokens=TIMED_TOKENS)
+    runs = (partial(generate, model, prompt, sampling) for model in (training.parent, child))
+    parent, own = (min(_timed(run)[0] for _ in range(TIMED_ROUNDS)) for run in runs)
+    decoder = native_decoder(child)
+    bytes_of = sum(t.numel() * 4 for t in training.parent.state_dict().values())
+    held = decoder.weight_bytes if decoder else bytes_of
+    return {
+        "performance/inference_speedup": parent / own,
+        "performance/memory_reduction": bytes_of / held,
     }
 
 

@@ -69,6 +69,7 @@ class RoundedTraining:
         """A network that computes as the packed file of these weights does once it is opened."""
         network = self.whole(packing, state)
         round_inputs(network, packing.with_rounded_inputs)
+        network.packing = packing
         return network
 
     def whole(self, packing: Packing, state: State) -> ForgeNetwork:

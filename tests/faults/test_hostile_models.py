@@ -193,6 +193,7 @@ OF_MODELS: dict[str, Line] = {
     "merge-first": lambda bad, good, data: _merge(f"{bad},{good}"),
     "merge-base": lambda bad, good, data: _merge(str(good), "--method", "ties", "--base", bad),
     "merge-dry": lambda bad, good, data: _merge(f"{good},{bad}", "--dry-run"),
+    "quantize": lambda bad, good, data: ["quantize", bad, "out", "--json"],
 }
 COMMANDS: dict[str, dict[str, Line]] = {
     "model": OF_MODELS,

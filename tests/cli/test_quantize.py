@@ -1,0 +1,104 @@
+"""`forge quantize`: models of any maker in few bits."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from agent_forge.model.opened import open_model
+from agent_forge.quant.layers import plan_packing
+from tests.support.command_line import Forge
+from tests.support.eval_models import FAMILIES
+from tests.support.tokenizers import CHAT, byte_tokenizer
+
+STORIES = [
+    f"{name} has {n} red {thing} and a dog. " * 4
+    for name in ("Ann", "Bob", "Cem", "Dora")
+    for thing in ("balls", "cups", "hats")
+    for n in range(20)
+]
+
+
+def model(place: Path, kind: str) -> Path:
+    torch.manual_seed(0)
+    shape = AutoConfig.for_model(kind, **FAMILIES[kind])
+    AutoModelForCausalLM.from_config(shape).save_pretrained(place)
+    byte_tokenizer(CHAT).save_pretrained(place)
+    return place
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "gpt2"])
+def test_a_model_is_written_small_and_opens_as_what_it_was_rounded_to(
+    kind: str, tmp_path: Path, forge: Forge
+) -> None:
+    parent, out = model(tmp_path / "parent", kind), tmp_path / "out"
+    result = forge(f"quantize {parent} {out} --json")
+    assert result.code == 0, result.err
+    told = json.loads(result.out)
+    assert told["original_bytes"] / told["packed_bytes"] > 4 and told["comparison"] is None
+    network, packed = open_model(parent).network, open_model(out).network
+    packing = plan_packing(network, "ternary", "int4g32", 8)
+    expected = packing.rounded(network.state_dict())
+    for name, tensor in packed.state_dict().items():
+        assert torch.equal(tensor.float(), expected[name].float()), name
+    assert forge(f"generate {out} 12+1 --max-tokens 3").code == 0
+    assert "base_model_relation: quantized" in (out / "README.md").read_text()
+
+
+def test_training_through_the_rounding_helps_on_texts_it_did_not_learn_from(
+    tmp_path: Path, forge: Forge
+) -> None:
+    parent, data = model(tmp_path / "parent", "llama"), tmp_path / "own.jsonl"
+    data.write_text("".join(json.dumps({"text": text}) + "\n" for text in STORIES))
+    bits = []
+    for steps in (0, 30):
+        out = tmp_path / f"out{steps}"
+        command = f"quantize {parent} {out} --data {data} --steps {steps} --rate 0.01 --json"
+        result = forge(command)
+        assert result.code == 0, result.err
+        told = json.loads(result.out)
+        assert "its parent" in told["sentence"]
+        bits.append(told["comparison"]["overall"]["bits_per_byte"]["candidate"])
+    assert bits[1] < bits[0] - 0.1
+    again = forge(f"quantize {parent} {tmp_path / 'again'} --data {data} --steps 30 --rate 0.01")
+    assert again.code == 0
+    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("out30", "again")]
+    assert weights[0] == weights[1]
+
+
+def test_what_cannot_be_done_is_refused_before_any_work(tmp_path: Path, forge: Forge) -> None:
+    parent, out = model(tmp_path / "parent", "llama"), tmp_path / "out"
+    for line, told in (
+        (f"quantize {parent} {out} --codec int9", "there is no codec"),
+        (f"quantize {parent} {out} --embedding x", "there is no codec"),
+        (f"quantize {parent} {out} --activation-bits 4", "neither 0 nor 8"),
+        (f"quantize {parent} {out} --steps 5", "something to learn from"),
+        (f"quantize {parent} {parent / 'inside'}", "lies in a parent"),
+        (f"quantize {tmp_path / 'nowhere'} {out}", "nowhere"),
+    ):
+        result = forge(line)
+        assert result.code in (2, 4) and told in result.err, line
+        assert not out.exists()
+    assert forge(f"quantize {parent} {out} --dry-run").code == 0 and not out.exists()
+    assert forge(f"quantize {parent} {out}").code == 0
+    refused = forge(f"quantize {out} {tmp_path / 'twice'}")
+    assert refused.code == 2 and "packed already" in refused.err
+    assert forge(f"quantize {parent} {out}").code == 2  # it exists
+    assert forge(f"quantize {parent} {out} --force --codec int4g32").code == 0
+
+
+def test_a_packed_model_can_be_compared_merged_and_measured(tmp_path: Path, forge: Forge) -> None:
+    parent, out = model(tmp_path / "parent", "llama"), tmp_path / "out"
+    assert forge(f"quantize {parent} {out} --embedding int8").code == 0
+    data = tmp_path / "own.jsonl"
+    data.write_text("".join(json.dumps({"text": text}) + "\n" for text in STORIES[:40]))
+    assert forge(f"eval {out} --data {data}").code == 0
+    assert forge(f"compare {parent} {out} --data {data}").code == 0
+    merged = forge(f"merge --models {parent},{out} --method linear {tmp_path / 'merged'}")
+    assert merged.code == 0, merged.err
+    config = json.loads((tmp_path / "merged" / "config.json").read_text())
+    assert "quantization_config" not in config

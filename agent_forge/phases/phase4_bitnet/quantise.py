@@ -131,9 +131,9 @@ def _domains(data: Sequence[Path]) -> tuple[list[Domain], list[Domain]]:
     """What is learned from, and what the verdict asks; they share no text."""
     if not data:
         return [], []
-    domains = from_files(list(data), "passage")
+    domains = from_files(list(data), "overlap")
     splits = {name: [part(d, name) for d in domains] for name in ("selection", "verdict")}
-    apart = kept_apart(splits)
+    apart = kept_apart(splits, "overlap")
     return apart["selection"], apart["verdict"]
 
 

@@ -39,8 +39,8 @@ TARGETS = {"tiny": (6, 0.25), "small": (8, 0.35), "medium": (10, 0.40), "large":
 class BitNetSettings(PhaseSettings, CorpusSettings):
     """What Phase 4 can be told."""
 
-    codec: Literal["ternary", "ternary_spec", "ternary_bitnet"] = setting(
-        "ternary", "rule of the ternary weights; the others are the specification's and BitNet's"
+    codec: Literal["ternary", "ternary_spec", "ternary_bitnet", "int2g32", "int3g32"] = setting(
+        "ternary", "rule of the weights: ours, the specification's, BitNet's, or integers instead"
     )
     embedding_codec: Literal["fp16", "int8", "int4g32"] = setting(
         "int4g32", "of the embedding and the head"

@@ -1,0 +1,166 @@
+"""What ternary weights cost: sizes on disk, accuracy against the parent given the same tokens.
+
+    python benchmarks/bitnet.py --work W                     everything that is missing
+    python benchmarks/bitnet.py --work W --study retention   one study
+    python benchmarks/bitnet.py --tables                     write the tables from what is there
+
+W is that of benchmarks/quietstar.py: its models of Phase 3 are the parents. `sizes`: what the shapes
+of the presets take on disk. `retention`: Phase 4 of `tiny` and `small` with the control that had as
+many tokens by the same optimizer, three seeds. `variants`: other rules, the specification's
+optimizer, and integers of about as many bytes, in `tiny`. A run that was interrupted goes on.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+from results import command
+
+from agent_forge.contract.phase import ModelRef
+from agent_forge.model.hf import config_dict
+from agent_forge.model.network import ForgeNetwork
+from agent_forge.pipeline.config import load_config
+from agent_forge.pipeline.orchestrator import PipelineOrchestrator
+from agent_forge.quant.layers import plan_packing
+from agent_forge.quant.packed import KEY
+from agent_forge.store import files, tensors
+from agent_forge.store.records import read_metadata
+
+NAME = "bitnet"
+SEEDS, ITEMS = (1, 2, 3), 700
+PHASE = "phases.bitnet"
+VARIANTS = {
+    "ternary": (),
+    "rule of the specification": (f"{PHASE}.codec=ternary_spec",),
+    "rule of BitNet": (f"{PHASE}.codec=ternary_bitnet",),
+    "optimizer of the specification": (
+        f"{PHASE}.train.optimizer.muon_lr=2e-4",
+        f"{PHASE}.train.optimizer.grokfast_lambda=1.5",
+    ),
+    "labels alone": (f"{PHASE}.parent_share=0",),
+    "parent alone": (f"{PHASE}.parent_share=1",),
+    "int3, groups of 32": (f"{PHASE}.codec=int3g32",),
+    "int2, groups of 32": (f"{PHASE}.codec=int2g32",),
+}
+STUDIES = ("sizes", "retention", "variants")
+
+
+def sizes(preset: str, embedding: str) -> dict[str, Any]:
+    """Bytes of the files of a network with random weights, which have the size of any others."""
+    torch.manual_seed(0)
+    network = ForgeNetwork(load_config(preset=preset).model)
+    packing = plan_packing(network, "ternary", "" if embedding == "fp16" else embedding, 8)
+    config = config_dict(network.settings)
+    written = {}
+    kinds = {
+        "fp32": (network.state_dict(), config),
+        "packed": (packing.pack(network.state_dict()).tensors, {**config, KEY: packing.to_json()}),
+    }
+    with tempfile.TemporaryDirectory() as place:
+        for kind, (state, record) in kinds.items():
+            with files.staging(Path(place) / kind) as stage:
+                with stage.writing("model.safetensors") as writer:
+                    tensors.write_tensors(writer, state, {"format": "pt"})
+                stage.write_json("config.json", record)
+            names = ("model.safetensors", "config.json")
+            written[kind] = sum((Path(place) / kind / name).stat().st_size for name in names)
+    ratio = round(written["fp32"] / written["packed"], 2)
+    return {"fp32_bytes": written["fp32"], "packed_bytes": written["packed"], "ratio": ratio}
+
+
+def ternary(work: Path, preset: str, seed: int, *more: str, name: str = "") -> dict[str, Any]:
+    """One run of Phase 4, and what it measured."""
+    path = work / "sessions" / f"{preset}_{seed}" / "phase3_quietstar" / "reasoning"
+    session = f"bitnet_{preset}_{name}{seed}"
+    begun = (work / "sessions" / session / "session.json").exists()
+    sets = (f"storage.root={work}", f"runtime.seed={seed}", "runtime.threads=1")
+    sets += (f"{PHASE}.control=true", f"{PHASE}.thought_items={ITEMS}", *more)
+    given = ModelRef("reasoning", path, read_metadata(path).model_dump())
+    run = PipelineOrchestrator(
+        config=load_config(preset=preset, sets=sets), session_id=session, resume=begun
+    )
+    cpu = time.process_time()
+    outcome = run.run(only="bitnet", input_models=None if begun else [given])
+    assert outcome["success"], outcome
+    result = outcome["results"]["bitnet"]
+    accuracy, costs, _ = result.artifacts["tables"]
+    head = accuracy[0][1:]
+    return {
+        "accuracy": {row[0]: dict(zip(head, row[1:], strict=True)) for row in accuracy[1:]},
+        "codecs": {row[0]: row[4] for row in costs[1:]},
+        "metrics": result.metrics,
+        "verdict": result.artifacts["headline"]["verdict"],
+        "resumed": begun,
+        "cpu_s": round(time.process_time() - cpu),
+    }
+
+
+def cells(
+    work: Path, study: str | None
+) -> Iterator[tuple[dict[str, Any], Callable[[], dict[str, Any]]]]:
+    if study in (None, "sizes"):
+        for preset, codec in product(("25m", "small", "tiny"), ("fp16", "int8", "int4g32")):
+            cell = {"study": "sizes", "preset": preset, "embedding": codec}
+            yield cell, partial(sizes, preset, codec)
+    if study in (None, "retention"):
+        for preset, seed in product(("tiny", "small"), SEEDS):
+            cell = {"study": "retention", "preset": preset, "seed": seed}
+            yield cell, partial(ternary, work, preset, seed)
+    if study in (None, "variants"):
+        for (variant, sets), seed in product(VARIANTS.items(), SEEDS):
+            cell = {"study": "variants", "preset": "tiny", "variant": variant, "seed": seed}
+            name = "".join(c if c.isalnum() else "_" for c in variant) + "_"
+            yield cell, partial(ternary, work, "tiny", seed, *sets, name=name)
+
+
+def size_table(rows: list[dict[str, Any]]) -> list[str]:
+    """Bytes on disk, weights and config."""
+    found = [row for row in rows if row["study"] == "sizes"]
+    if not found:
+        return ["(not measured yet)"]
+    lines = ["| shape | embedding | FP32, bytes | packed, bytes | ratio |", "|---|---|---|---|---|"]
+    for row in found:
+        sizes = f"{row['fp32_bytes']:,} | {row['packed_bytes']:,} | {row['ratio']}"
+        lines.append(f"| {row['preset']} | {row['embedding']} | {sizes} |")
+    return lines
+
+
+def retention_table(rows: list[dict[str, Any]], study: str = "retention") -> list[str]:
+    """Accuracy of every model of a run, and what is kept of the control's."""
+    found = [row for row in rows if row["study"] == study]
+    if not found:
+        return ["(not measured yet)"]
+    lines = ["| run | mean: parent | rounded | ternary | control | kept, mean | kept, least |"]
+    lines[0] += " perplexity to the control's | loss taken back | times smaller |"
+    lines.append("|" + "---|" * 10)
+    for row in found:
+        of = row["accuracy"]
+        columns = [c for c in of["parent"] if c not in ("mean", "perplexity")]
+        shares = [of["ternary"][c] / of["control"][c] for c in columns if of["control"][c]]
+        name = ", ".join(str(row[k]) for k in ("preset", "variant", "seed") if k in row)
+        means = " | ".join(f"{100 * of[m]['mean']:.1f}" for m in of)
+        kept = (
+            f"{100 * of['ternary']['mean'] / of['control']['mean']:.1f} | {100 * min(shares):.1f}"
+        )
+        worse = 100 * (of["ternary"]["perplexity"] / of["control"]["perplexity"] - 1)
+        back, ratio = (
+            row["metrics"][k] for k in ("perplexity_recovery_percent", "compression_ratio")
+        )
+        lines.append(f"| {name} | {means} | {kept} | {worse:+.1f} % | {back:.0f} % | {ratio:.1f} |")
+    return lines
+
+
+if __name__ == "__main__":
+    tables = {
+        "sizes": size_table,
+        "retention": retention_table,
+        "variants": partial(retention_table, study="variants"),
+    }
+    command(str(__doc__), NAME, list(STUDIES), cells, tables, "bitnet.md")

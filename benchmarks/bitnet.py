@@ -4,9 +4,9 @@
     python benchmarks/bitnet.py --work W --study retention   one study
     python benchmarks/bitnet.py --tables                     write the tables from what is there
 
-W is that of benchmarks/quietstar.py: its models of Phase 3 are the parents. `sizes`: what the shapes
-of the presets take on disk. `retention`: Phase 4 of `tiny` and `small` with the control that had as
-many tokens by the same optimizer, three seeds. `variants`: other rules, the specification's
+W is that of benchmarks/quietstar.py: its models of Phase 3 are the parents. `sizes`: what the
+shapes of the presets take on disk. `retention`: Phase 4 of `tiny` and `small` with the control that
+had as many tokens by the same optimizer, three seeds. `variants`: other rules, the specification's
 optimizer, and integers of about as many bytes, in `tiny`. A run that was interrupted goes on.
 """
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,12 +20,16 @@ from agent_forge.model.gguf_tokenizer import add_tokenizer, modelfile
 from agent_forge.model.load import check_tensors, completed, open_tokenizer
 from agent_forge.model.opened import end_tokens_of
 from agent_forge.model.weights import Weights, is_tied
+from agent_forge.quant.codecs import TERNARY as TERNARY_RULES
+from agent_forge.quant.packed import packing_of
 from agent_forge.store import files
 from agent_forge.store.tensors import TensorSpec, write_data
 
 MODELFILE = "Modelfile"
 SHAPES = ("llama", "qwen2")  # as configs and llama.cpp both call them
 DTYPES = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}
+TERNARY = ("tq1_0", "tq2_0")  # of packed models: 1.69 and 2.06 bits a ternary weight
+BLOCKS = {"tq1_0": 256, "tq2_0": 256, "q4_0": 32}  # weights that share a scale there
 ROPES = {"default": SHAPES, "linear": SHAPES, "yarn": SHAPES, "llama3": ("llama",)}
 # What llama.cpp takes for granted of a network, and of the rotation.
 USUAL = {"hidden_act": "silu", "use_sliding_window": False, "mlp_bias": False}
@@ -39,6 +44,17 @@ class OutputTensor(NamedTuple):
     spec: TensorSpec
     source: str
     heads: int = 0  # whose rows are put in the order of llama.cpp's rotation
+    codes: str = ""  # the type of llama.cpp in few bits, if it is written so
+
+    @property
+    def kind(self) -> str:
+        """The type, as llama.cpp calls it."""
+        own = (name for name, dtype in DTYPES.items() if dtype == self.spec.dtype)
+        return (self.codes or next(own)).upper()
+
+    def nbytes(self, gguf: Any) -> int:
+        block, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[self.kind]]
+        return int(self.spec.numel // block * size)
 
 
 def export_gguf(
@@ -65,26 +81,29 @@ def export_gguf(
     weights = open_weights(ref)
     check_tensors(weights)
     weights.verify()
-    shape, tokenizer = completed(config, ref), open_tokenizer(folder)
-    outputs = list(_outputs(gguf, weights, shape, DTYPES[_dtype_name(weights, dtype)]))
+    shape, tokenizer = completed(weights.config, ref), open_tokenizer(folder)
+    kind = _dtype_name(weights, dtype)
+    codes = _codes(config, ref, kind) if kind in TERNARY else {}
+    large = torch.float16 if codes else DTYPES[kind]
+    outputs = list(_outputs(gguf, weights, shape, large, codes))
     ends = end_tokens_of(folder, shape, tokenizer)
     writer = gguf.GGUFWriter(None, shape.model_type)
     try:
-        _describe(gguf, writer, folder.name, shape, _dtype_name(weights, dtype))
+        _describe(gguf, writer, folder.name, shape, kind)
         add_tokenizer(writer, tokenizer, weights.specs[weights.embedding].shape[0], ends)
         head, told = _head(gguf, writer, outputs), modelfile(target.name, tokenizer, ends).encode()
     except (struct.error, LookupError, TypeError, ValueError) as error:
         problem = f"its config or tokenizer cannot be written as GGUF ({error})"
         raise DamagedFile(ref, problem) from error
     align, pads = gguf.GGUF_DEFAULT_ALIGNMENT, gguf.GGUFWriter.ggml_pad
-    size = len(head) + sum(pads(output.spec.nbytes, align) for output in outputs)
+    size = len(head) + sum(pads(output.nbytes(gguf), align) for output in outputs)
     records = {target.name: {"bytes": size}, beside.name: {"bytes": len(told)}}
     if not dry_run:
         files.require_space(target, size + len(told))
         with files.writing(target, replace=overwrite) as out:
             out.write(head)
             for output in outputs:
-                write_data(out, _converted(weights, shape, output))
+                write_data(out, _converted(gguf, weights, shape, output))
                 out.write(bytes(-out.size % align))
             almost()
         records[target.name] = out.record
@@ -117,12 +136,28 @@ def _dtype_name(weights: Weights, asked: str | None) -> str:
     """The type of the large tensors: the one asked for, or that of the embedding."""
     own = weights.specs[weights.embedding].dtype
     name = asked or next((name for name, dtype in DTYPES.items() if dtype == own), "f32")
-    if name not in DTYPES:
-        raise ConfigError(f"--dtype {name} is none of {', '.join(DTYPES)}")
+    if name not in (*DTYPES, *TERNARY):
+        raise ConfigError(f"--dtype {name} is none of {', '.join((*DTYPES, *TERNARY))}")
     return name
 
 
-def _outputs(gguf: Any, weights: Weights, shape: Any, dtype: torch.dtype) -> Iterator[OutputTensor]:
+def _codes(config: Mapping[str, Any], ref: str, kind: str) -> dict[str, str]:
+    """The types of the matrices of a packed model, where llama.cpp has one without any loss."""
+    if (packing := packing_of(config, ref)) is None:
+        hint = f"forge quantize {ref} OUT, then export that"
+        raise ConfigError(f"{ref} is not packed: --dtype {kind} is for ternary weights", hint=hint)
+    kinds = {"int4g32": "q4_0", **dict.fromkeys(TERNARY_RULES, kind)}
+    return {
+        name: kinds[matrix.codec.name]
+        for name, matrix in packing.matrices.items()
+        if matrix.codec.name in kinds
+        if matrix.shape[1] % BLOCKS[kinds[matrix.codec.name]] == 0
+    }
+
+
+def _outputs(
+    gguf: Any, weights: Weights, shape: Any, dtype: torch.dtype, codes: Mapping[str, str]
+) -> Iterator[OutputTensor]:
     """The tensors of the file; those with one dimension stay in fp32, as llama.cpp needs them."""
     _refuse_other(shape, weights.label)
     arch = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}[shape.model_type]
@@ -137,7 +172,7 @@ def _outputs(gguf: Any, weights: Weights, shape: Any, dtype: torch.dtype) -> Ite
             raise ConfigError(f"{weights.label}: llama.cpp has no place for the tensor {source!r}")
         kind = torch.float32 if len(spec.shape) == 1 else dtype
         heads = rotated.get(name.split(".")[-2], 0) if shape.model_type == "llama" else 0
-        yield OutputTensor(name, TensorSpec(kind, spec.shape), source, heads)
+        yield OutputTensor(name, TensorSpec(kind, spec.shape), source, heads, codes.get(source, ""))
     if _rope(shape)["rope_type"] == "llama3":
         spec = TensorSpec(torch.float32, (_width(shape) // 2,))
         yield OutputTensor("rope_freqs.weight", spec, source="")
@@ -167,7 +202,7 @@ def _width(shape: Any) -> int:
 
 def _describe(gguf: Any, writer: Any, name: str, shape: Any, dtype: str) -> None:
     """Put what llama.cpp has to know of a network into the file's head."""
-    kinds = {"f16": "MOSTLY_F16", "bf16": "MOSTLY_BF16", "f32": "ALL_F32"}
+    kinds = {name: f"MOSTLY_{name.upper()}" for name in (*DTYPES, *TERNARY)} | {"f32": "ALL_F32"}
     rope, width = _rope(shape), _width(shape)
     facts = {
         "type": "model",
@@ -199,10 +234,8 @@ def _describe(gguf: Any, writer: Any, name: str, shape: Any, dtype: str) -> None
 def _head(gguf: Any, writer: Any, outputs: list[OutputTensor]) -> bytes:
     """All that comes before the tensors."""
     for output in outputs:
-        kind = next(name for name, dtype in DTYPES.items() if dtype == output.spec.dtype)
-        code = gguf.GGMLQuantizationType[kind.upper()]
-        spec = output.spec
-        writer.add_tensor_info(output.name, spec.shape, None, spec.nbytes, raw_dtype=code)
+        code, size = gguf.GGMLQuantizationType[output.kind], output.nbytes(gguf)
+        writer.add_tensor_info(output.name, output.spec.shape, None, size, raw_dtype=code)
     head = io.BytesIO()
     writer.fout, writer.state = [head], gguf.gguf_writer.WriterState.EMPTY
     writer.write_header_to_file()
@@ -211,7 +244,7 @@ def _head(gguf: Any, writer: Any, outputs: list[OutputTensor]) -> bytes:
     return head.getvalue() + bytes(-head.tell() % gguf.GGUF_DEFAULT_ALIGNMENT)
 
 
-def _converted(weights: Weights, shape: Any, output: OutputTensor) -> Tensor:
+def _converted(gguf: Any, weights: Weights, shape: Any, output: OutputTensor) -> Tensor:
     """One tensor as the file holds it."""
     if not output.source:
         return _llama3_factors(shape)
@@ -219,11 +252,22 @@ def _converted(weights: Weights, shape: Any, output: OutputTensor) -> Tensor:
     if heads:  # transformers rotates halves of a head, llama.cpp neighbours
         halves = tensor.reshape(heads, 2, tensor.shape[0] // heads // 2, *tensor.shape[1:])
         tensor = halves.swapaxes(1, 2).reshape(tensor.shape)
+    if output.codes:
+        return _coded(gguf, tensor, output)
     tensor = tensor.to(output.spec.dtype)
     if not bool(tensor.isfinite().all()):
         problem = f"{output.source} holds NaN, infinity, or what {output.spec.dtype} cannot hold"
         raise ConfigError(f"{weights.label}: {problem}", hint="try --dtype bf16")
     return tensor
+
+
+def _coded(gguf: Any, tensor: Tensor, output: OutputTensor) -> Tensor:
+    """A matrix of a packed model in codes of llama.cpp, which hold the same numbers."""
+    values, code = tensor.float().numpy(), gguf.GGMLQuantizationType[output.kind]
+    data = gguf.quants.quantize(values, code)
+    if not np.array_equal(gguf.quants.dequantize(data, code), values):
+        raise ConfigError(f"{output.source} cannot be written as {output.kind} without loss")
+    return torch.from_numpy(data)
 
 
 def _llama3_factors(shape: Any) -> Tensor:

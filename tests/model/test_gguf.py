@@ -11,17 +11,21 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from gguf import GGUFReader
+from gguf.quants import dequantize
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agent_forge.errors import AlreadyExists, ConfigError, HostileInput
 from agent_forge.model import gguf, gguf_tokenizer
+from agent_forge.model.folder import open_weights
 from agent_forge.model.gguf import export_gguf
 from agent_forge.model.gguf_tokenizer import TURNS, ChatForm
 from agent_forge.model.load import open_tokenizer
+from agent_forge.model.opened import open_model
 from tests.support.command_line import Forge
 from tests.support.gguf_models import (
     CHATML,
@@ -386,6 +390,45 @@ def test_mistakes_are_told_before_anything_is_written(
     assert result.code == 2 and "extra: gguf" in result.err and ".[gguf]" in result.err
 
 
+# -- packed models --------------------------------------------------------------------------------
+
+WIDTHS = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4}
+
+
+def packed_model(place: Path, forge: Forge, **options: Any) -> Path:
+    """A packed Llama whose rows are whole blocks of llama.cpp."""
+    make_gguf_model(place / "m", "llama", **WIDTHS, **options)
+    result = forge(f"quantize {place / 'm'} {place / 'packed'}")
+    assert result.code == 0, result.err
+    return place / "packed"
+
+
+@pytest.mark.parametrize("dtype", ["tq1_0", "tq2_0"])
+@pytest.mark.parametrize("tied", [False, True])
+def test_ternary_weights_are_written_without_loss(
+    dtype: str, tied: bool, tmp_path: Path, forge: Forge
+) -> None:
+    packed = packed_model(tmp_path, forge, tie_word_embeddings=tied)
+    target = written(packed, dtype)
+    kinds, found = {}, {}
+    for tensor in GGUFReader(target).tensors:
+        kinds[tensor.name] = tensor.tensor_type.name
+        found[tensor.name] = dequantize(tensor.data, tensor.tensor_type)
+    assert kinds["blk.0.ffn_up.weight"] == dtype.upper() and kinds["token_embd.weight"] == "Q4_0"
+    assert kinds["blk.0.attn_norm.weight"] == "F32" and ("output.weight" in kinds) != tied
+    weights = open_weights(packed)
+    for name, own in (("blk.1.ffn_down", "layers.1.mlp.down_proj"), ("token_embd", "embed_tokens")):
+        expected = weights[f"model.{own}.weight"].numpy()
+        assert np.array_equal(found[f"{name}.weight"].reshape(expected.shape), expected)
+    assert target.stat().st_size < (tmp_path / "m" / "model.safetensors").stat().st_size / 8
+
+
+def test_ternary_types_are_for_packed_models(tmp_path: Path, forge: Forge) -> None:
+    make_gguf_model(tmp_path / "m")
+    result = forge(f"export {tmp_path / 'm'} {tmp_path / 'x.gguf'} --dtype tq1_0")
+    assert result.code == 2 and "is not packed" in result.err and "forge quantize" in result.err
+
+
 # -- by llama.cpp itself --------------------------------------------------------------------------
 
 
@@ -408,6 +451,23 @@ def test_llama_cpp_computes_the_same(tmp_path: Path, name: str) -> None:
     with torch.no_grad():
         expected = network(ids).logits[0]
     assert float((expected - found).abs().max()) < 2e-3 * float(expected.abs().max())
+
+
+@NEEDS_LLAMA_CPP
+@pytest.mark.parametrize("dtype", ["tq1_0", "tq2_0"])
+def test_llama_cpp_computes_nearly_the_same_of_ternary_weights(
+    dtype: str, tmp_path: Path, forge: Forge
+) -> None:
+    packed = packed_model(tmp_path, forge)
+    model = opened(written(packed, dtype))
+    ids = torch.randint(512, (1, 200), generator=torch.Generator().manual_seed(1))
+    model.eval(ids[0].tolist())
+    found = torch.tensor(model.scores[:200])
+    with torch.no_grad():
+        expected = open_model(packed).network(ids).logits[0]
+    # Both round what layers are given to eight bits, each in its own way.
+    assert float((expected - found).abs().mean()) < 0.02 * float(expected.abs().max())
+    assert float((expected.argmax(1) == found.argmax(1)).float().mean()) > 0.9
 
 
 @NEEDS_LLAMA_CPP

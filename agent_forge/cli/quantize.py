@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import typer
 
@@ -12,6 +13,7 @@ from agent_forge.errors import ConfigError
 from agent_forge.track.progress import make_progress
 
 ACTIVATION_BITS = (0, 8)
+MOST_CODED = 0.8  # of the weights: below it is said
 
 
 def quantize(
@@ -35,10 +37,16 @@ def quantize(
     from agent_forge.phases.phase4_bitnet.quantise import QuantiseRequest, check, quantise
     from agent_forge.quant.codecs import find_codec
 
-    for name in {codec, embedding} - {"fp16"}:
+    for name in [codec] if embedding == "fp16" else [codec, embedding]:
         find_codec(name)
-    place, how = locate_model(model), (codec, embedding, activation_bits)
-    request = QuantiseRequest(place, out, *how, data, steps, rate, seed)
+    how: dict[str, Any] = {
+        "codec": codec,
+        "embedding": embedding,
+        "activation_bits": activation_bits,
+    }
+    request = QuantiseRequest(
+        locate_model(model), out, **how, data=data, steps=steps, rate=rate, seed=seed
+    )
     with whole_or_nothing(out):
         if dry_run:
             weights = check(request, force)
@@ -52,7 +60,11 @@ def quantize(
 
             view({"event": "loop", "name": "quantize", "first": 0, "total": steps})
             result = quantise(request, force=force, progress=progress)
-    sizes = {"original_bytes": result.original_bytes, "packed_bytes": result.packed_bytes}
+    sizes: dict[str, float] = {
+        "original_bytes": result.original_bytes,
+        "packed_bytes": result.packed_bytes,
+    }
+    sizes |= {"coded_share": result.coded_share}
     if as_json:
         found = result.comparison.to_json() if result.comparison else None
         return emit_json(folder=str(out), **sizes, sentence=result.sentence, comparison=found)
@@ -62,4 +74,6 @@ def quantize(
         emit_table(COLUMNS, result.comparison.rows())
     print(out)
     shrunk = f"{size(result.original_bytes)} of weights became {size(result.packed_bytes)}"
+    if result.coded_share < MOST_CODED:
+        shrunk += f" (only {result.coded_share:.0%} of them have a codec, the rest is fp16)"
     typer.echo(f"{shrunk}; {result.sentence}", err=True)

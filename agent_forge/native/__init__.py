@@ -10,8 +10,9 @@
 | linear.h | sums and products: ternary, four bits, floats |
 | plain.c, avx2.c | step.h for any processor, and for those with AVX2 |
 
-setup.py compiles it if there is a compiler; without one torch computes the same. FORGE_NO_NATIVE=1
-leaves it to torch, FORGE_PLAIN_C=1 leaves AVX2 out.
+setup.py compiles it if there is a compiler; without one torch computes it, the same but for
+last bits, which rounded inputs can tip to the next step. FORGE_NO_NATIVE=1 leaves it to torch,
+FORGE_PLAIN_C=1 leaves AVX2 out.
 """
 
 import contextlib

@@ -49,7 +49,8 @@ def _again(name: str, weight: Tensor) -> Coded:
 
 
 def floats(tensor: Tensor) -> Tiles:
-    return Tiles(FLOATS, np.ascontiguousarray(tensor.detach().float().cpu().numpy()))
+    """A copy: whoever changes the tensor does not change the network that was opened."""
+    return Tiles(FLOATS, np.array(tensor.detach().float().cpu().numpy(), order="C"))
 
 
 def ternary(coded: Coded) -> Tiles:

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils.parametrize import is_parametrized
 from torch.optim.adamw import adamw
 
 from agent_forge.errors import NotFinite
 from agent_forge.optim.config import MuGrokConfig
+from agent_forge.quant.layers import stored_weight
 
 WATCHED_ROWS = 16
 Params = nn.Module | Iterable[nn.Parameter]
@@ -156,7 +156,7 @@ class MuonGrokfast(torch.optim.Optimizer):
                 continue
             factor_H = (self.config.qk_clip_threshold / largest.clamp(min=1e-6)).clamp(max=1.0)
             clipped += int((factor_H < 1).sum())
-            q, k = _stored_weight(attention.q), _stored_weight(attention.k)
+            q, k = stored_weight(attention.q), stored_weight(attention.k)
             rows = factor_H.repeat_interleave(len(q) // attention.heads)[:, None]
             q.mul_(rows if self.config.mlarope_protected else rows.sqrt())
             if not self.config.mlarope_protected:
@@ -169,13 +169,7 @@ def _gradients(params: list[Tensor]) -> list[Tensor]:
     return [p.grad for p in params if p.grad is not None]
 
 
-def _stored_weight(linear: Any) -> Tensor:
-    """The weight that is trained; where a layer is transformed, what its transform is given."""
-    stored: Tensor = linear.weight
-    return linear.parametrizations.weight.original if is_parametrized(linear) else stored
-
-
 def _is_trained_attention(module: Any) -> bool:
     """True for attention whose queries and keys are trained themselves, not frozen under LoRA."""
     linears = (module.q, module.k) if hasattr(module, "largest_logit_H") else ()
-    return bool(linears) and all(_stored_weight(linear).requires_grad for linear in linears)
+    return bool(linears) and all(stored_weight(linear).requires_grad for linear in linears)

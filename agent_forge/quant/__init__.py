@@ -4,5 +4,6 @@
 |---|---|
 | codecs.py | from a matrix to codes and scales and back: ternary rows, integers in groups |
 | bits.py | codes into bytes: five trits a byte, integers of any number of bits |
+| layers.py | which codec each matrix of a network gets; layers that compute and train rounded |
 | packed.py | the tensors of a packed model, and its record in config.json |
 """

@@ -1,7 +1,8 @@
 """Codecs: from a matrix of weights to small whole numbers and scales, and back.
 
 A codec goes row by row, a row being what makes one output; scales are fp16. Encoding what the
-ternary least-squares codec or an integer codec has decoded gives the same codes and scales again.
+ternary least-squares codec or an integer codec has decoded gives the same codes and scales again,
+as long as scales are above the smallest ordinary number of fp16 (6e-5).
 """
 
 import re
@@ -16,7 +17,7 @@ from torch import Tensor
 from agent_forge.errors import ConfigError
 from agent_forge.quant import bits
 
-INTEGERS = re.compile(r"int([2-8])(?:g(\d{1,4}))?")
+INTEGERS = re.compile(r"int([2-8])(?:g([1-9]\d{0,3}))?")
 # By how much of a row's mean size a weight must exceed 0; and whether the scale is the one with the
 # least squared error, or the mean. The second and third are the specification's and BitNet's.
 TERNARY = {"ternary": (0.75, True), "ternary_spec": (0.3, False), "ternary_bitnet": (0.5, False)}
@@ -105,7 +106,7 @@ class IntegerCodec(Codec):
     """Whole numbers of some bits; the largest weight of a group gets the lowest one."""
 
     bits: int = 4
-    group: int = 0  # columns that share a scale; 0: all of a row
+    group: int = 0  # columns that share a scale, at most; 0: all of a row
 
     def quantise(self, weight: Tensor) -> Coded:
         rows, columns = weight.shape

@@ -17,7 +17,8 @@ from agent_forge.quant.packed import PackedMatrix, Packing
 
 INPUT_LEVELS = 127  # of eight bits, on either side of 0
 HEADS = re.compile(r"(^|\.)(lm_head|embed_out|projection)$")  # ours is tied through its projection
-KEPT = re.compile(r"(^|\.)halting(\.|$)")
+# What decides when to halt, and which expert is asked.
+KEPT = re.compile(r"(^|\.)(halting|router|block_sparse_moe\.gate|shared_expert_gate)(\.|$)")
 
 
 class StraightThrough(nn.Module):
@@ -43,16 +44,22 @@ def rounded_inputs(x: Tensor) -> Tensor:
 
 
 def round_inputs(model: nn.Module, weights: Iterable[str]) -> None:
-    """Let the layers of these weights round what they are given; embeddings are given tokens."""
+    """Let the layers of these weights round what they are given; embeddings and heads, which may
+    be one, do not."""
     modules = dict(model.named_modules())
-    for name in weights:
-        layer = modules.get(name.removesuffix(".weight"))
-        if layer is not None and not isinstance(layer, nn.Embedding):
-            layer.register_forward_pre_hook(_round_first)
+    for name in (weight.removesuffix(".weight") for weight in weights):
+        layer = modules.get(name)
+        if layer is not None and not isinstance(layer, nn.Embedding) and not HEADS.search(name):
+            layer.register_forward_pre_hook(_round_first, with_kwargs=True)
 
 
-def _round_first(layer: nn.Module, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    return rounded_inputs(given[0]), *given[1:]
+def _round_first(
+    layer: nn.Module, given: tuple[Tensor, ...], named: dict[str, Any]
+) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    if given:
+        return (rounded_inputs(given[0]), *given[1:]), named
+    first, *others = named
+    return (), {first: rounded_inputs(named[first]), **{name: named[name] for name in others}}
 
 
 def plan_packing(

@@ -18,7 +18,9 @@ from agent_forge.errors import ConfigError, DamagedFile
 from agent_forge.quant.codecs import Codec, Coded, TernaryCodec, find_codec
 
 KEY = "quantization_config"  # of config.json, where transformers has its own
-METHOD = "agent_forge"
+# Under a name of our own: transformers refuses a record without a `quant_method`, but skips one
+# that it does not know and fills the gaps with fresh weights.
+METHOD_KEY, METHOD = "packed_by", "agent_forge"
 VERSION = 1
 CODES, SCALES = ".codes", ".scales"
 MOST_WEIGHTS = 1 << 40  # of one matrix
@@ -81,6 +83,8 @@ class Packing:
 
     def pack(self, state: Mapping[str, Tensor]) -> PackedState:
         """The packed file of weights that are not rounded yet."""
+        if missing := sorted({*self.matrices} - {*state}):
+            raise ConfigError(f"{missing[0]} is to be packed, and is not among the weights")
         packed: dict[str, Tensor] = {}
         for name, tensor in state.items():
             if (matrix := self.matrices.get(name)) is None:
@@ -95,15 +99,16 @@ class Packing:
         """A model as it is after it was packed and read, without the bytes in between."""
         found = {}
         for name, tensor in state.items():
-            matrix = self.matrices.get(name)
-            kept = tensor.to(_half(name, tensor).dtype).to(tensor.dtype)
-            found[name] = matrix.rounded(tensor) if matrix else kept
+            if matrix := self.matrices.get(name):
+                found[name] = matrix.rounded(tensor)
+            else:
+                found[name] = _half(name, tensor).to(tensor.device, tensor.dtype)
         return found
 
     def to_json(self) -> dict[str, Any]:
         """The record for config.json."""
         return {
-            "quant_method": METHOD,
+            METHOD_KEY: METHOD,
             "version": VERSION,
             "activation_bits": self.activation_bits,
             "matrices": {name: matrix.to_json() for name, matrix in self.matrices.items()},
@@ -161,7 +166,7 @@ class PackedState(NamedTuple):
 def packing_of(config: Mapping[str, Any], place: Any) -> Packing | None:
     """How the model of a config.json is packed; None if it is not, or not by us."""
     record = config.get(KEY)
-    if not isinstance(record, Mapping) or record.get("quant_method") != METHOD:
+    if not isinstance(record, Mapping) or record.get(METHOD_KEY) != METHOD:
         return None
     if record.get("version") != VERSION:
         problem = f"it is packed in version {record.get('version')!r}; {VERSION} is read"

@@ -104,7 +104,10 @@ class ModelStorage:
         if self._build is None:
             raise ConfigError("this storage was opened without a way to build networks")
         row = self.registry.get_model(model_id, session_id, phase_name, model_name)
-        weights, metadata, config = load_directory(self.find(row["model_id"]))
+        folder = self.find(row["model_id"])
+        weights, metadata, config = load_directory(folder)
+        if packing_of(config, folder):  # which computes otherwise than a network of its weights
+            raise ConfigError(f"{folder} is packed", hint="open_model opens it")
         if metadata["model_id"] != row["model_id"]:
             raise DamagedFile(row["model_path"], f"it says it is {metadata['model_id']}")
         model = self._build(config)

@@ -89,7 +89,7 @@ class Lessons:
         longest = max(len(item.ids) for item in items)
         if longest >= self.settings.row_tokens:
             problem = f"a thought of the strategy {name} has {longest} tokens with its question"
-            hint = f"--set phases.quietstar.row_tokens={longest + 1}, or lower levels"
+            hint = f"row_tokens={longest + 1} of the phase, or lower levels"
             raise ConfigError(f"{problem}, more than fit a row", hint=hint)
         return TokenizedDataset(name, [i.ids for i in items], [i.asked for i in items])
 
@@ -103,12 +103,12 @@ class Lessons:
             asked += [learned] * len(piece)
         return TokenizedItem(ids, asked)
 
-    def held_out(self, count: int) -> list[TokenizedItem]:
-        """Thoughts about items that are not taught, for evaluations during training."""
+    def held_out(self, count: int, split: str = "selection") -> list[TokenizedItem]:
+        """Thoughts about items that are not taught: for evaluations during training, or others."""
         found = []
         for i in range(count):
             family = list(self.settings.ranges)[i % len(self.settings.ranges)]
-            task = tasks.make(family, "selection", i, level=self.settings.ranges[family])
+            task = tasks.make(family, split, i, level=self.settings.ranges[family])
             found.append(self.item(traces.write_trace(task, STEP, Random(i))))
         return found
 

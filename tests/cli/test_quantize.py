@@ -10,7 +10,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from agent_forge.model.opened import open_model
-from agent_forge.quant.layers import plan_packing
+from agent_forge.phases.phase4_bitnet import quantise
+from agent_forge.quant.layers import compute_rounded, plan_packing
 from tests.support.command_line import Forge
 from tests.support.eval_models import FAMILIES
 from tests.support.tokenizers import CHAT, byte_tokenizer
@@ -70,10 +71,58 @@ def test_training_through_the_rounding_helps_on_texts_it_did_not_learn_from(
     assert weights[0] == weights[1]
 
 
+def test_wrong_choices_are_not_learned(
+    tmp_path: Path, forge: Forge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parent, data = model(tmp_path / "parent", "llama"), tmp_path / "own.jsonl"
+    rows = [
+        {"prompt": f"{n} plus {n} is", "completion": f" {2 * n}", "choices": [f" {2 * n}", " x"]}
+        for n in range(200)
+    ]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    seen: list[list[int]] = []
+    batch = quantise._batch
+    monkeypatch.setattr(
+        quantise, "_batch", lambda items: seen.extend(i.ids for i in items) or batch(items)
+    )
+    result = forge(f"quantize {parent} {tmp_path / 'out'} --data {data} --steps 6")
+    assert result.code == 0, result.err
+    wrong = open_model(parent).tokenizer(" x").input_ids[-1]
+    assert len(seen) == 48 and all(wrong not in ids for ids in seen)
+
+
+def test_transformers_does_not_open_it_with_gaps(tmp_path: Path, forge: Forge) -> None:
+    parent, out = model(tmp_path / "parent", "llama"), tmp_path / "out"
+    assert forge(f"quantize {parent} {out}").code == 0
+    with pytest.raises(ValueError, match="quant"):
+        AutoModelForCausalLM.from_pretrained(out)
+
+
+def test_a_tied_head_is_what_was_trained(tmp_path: Path, forge: Forge) -> None:
+    torch.manual_seed(0)
+    shape = AutoConfig.for_model("llama", **FAMILIES["llama"], tie_word_embeddings=True)
+    AutoModelForCausalLM.from_config(shape).save_pretrained(tmp_path / "parent")
+    byte_tokenizer(CHAT).save_pretrained(tmp_path / "parent")
+    options = "--embedding ternary --json"
+    assert forge(f"quantize {tmp_path / 'parent'} {tmp_path / 'out'} {options}").code == 0
+    network = open_model(tmp_path / "parent").network
+    request = quantise.QuantiseRequest("", tmp_path, embedding="ternary")
+    packing = request.packing(network)
+    compute_rounded(network, packing)
+    tokens = torch.arange(20)[None]
+    with torch.no_grad():
+        expected, found = (
+            network(tokens).logits,
+            open_model(tmp_path / "out").network(tokens).logits,
+        )
+    assert float((expected - found).abs().max()) < 1e-3 * float(expected.abs().max())
+
+
 def test_what_cannot_be_done_is_refused_before_any_work(tmp_path: Path, forge: Forge) -> None:
     parent, out = model(tmp_path / "parent", "llama"), tmp_path / "out"
     for line, told in (
         (f"quantize {parent} {out} --codec int9", "there is no codec"),
+        (f"quantize {parent} {out} --codec fp16 --dry-run", "there is no codec"),
         (f"quantize {parent} {out} --embedding x", "there is no codec"),
         (f"quantize {parent} {out} --activation-bits 4", "neither 0 nor 8"),
         (f"quantize {parent} {out} --steps 5", "something to learn from"),

@@ -92,7 +92,9 @@ def test_a_byte_that_holds_no_trits_is_refused() -> None:
         codec.unpack(torch.tensor([243], dtype=torch.uint8), 5)
 
 
-@pytest.mark.parametrize("name", ["", "ternry", "int1", "int9", "int4g", "fp16", "int4g32x"])
+@pytest.mark.parametrize(
+    "name", ["", "ternry", "int1", "int9", "int4g", "int4g0", "fp16", "int4g32x"]
+)
 def test_unknown_codecs_are_refused(name: str) -> None:
     with pytest.raises(ConfigError, match="there is no codec"):
         find_codec(name)

@@ -91,6 +91,8 @@ def test_what_is_packed_is_small_and_the_rest_is_fp16(network: ForgeNetwork) -> 
     }
     with pytest.raises(ConfigError, match="does not fit fp16"):
         packing.pack({**state, "norm.gain": state["norm.gain"] * 1e6})
+    with pytest.raises(ConfigError, match=r"embedding\.weight is to be packed"):
+        packing.pack({name: tensor for name, tensor in state.items() if name != "embedding.weight"})
 
 
 def test_embeddings_may_stay_fp16(network: ForgeNetwork) -> None:

@@ -15,6 +15,7 @@ from agent_forge.model.hf import config_dict
 from agent_forge.model.network import ForgeNetwork
 from agent_forge.phases.phase4_bitnet.calibration import calibration_items
 from agent_forge.phases.phase4_bitnet.phase import BitNetPhase
+from agent_forge.phases.phase4_bitnet.rounding import RoundedTraining
 from agent_forge.pipeline.config import PipelineConfig, load_config
 from agent_forge.pipeline.orchestrator import PipelineOrchestrator
 from agent_forge.store import files
@@ -96,7 +97,7 @@ def finished(setting: str, root: Path, patch: pytest.MonkeyPatch) -> Any:
     stopping = (f"{TRAIN}.patience=1",) if "min_gain" in setting else (f"{TRAIN}.min_gain=100",)
     if "revert" in setting:
         stopping = (f"{PHASE}.ladder=conservative",)
-        patch.setattr("agent_forge.phases.phase4_bitnet.rounding._accuracy", _falling())
+        patch.setattr(RoundedTraining, "_accuracy", _falling())
     sets = (*stopping, setting)
     if (known := config(*sets).model_dump_json()) not in FINISHED:
         result = run(root, *sets, listener=told.append)["results"]["bitnet"]
@@ -112,7 +113,7 @@ FINISHED: dict[str, Any] = {}
 def _falling() -> Any:
     """An accuracy of which half is lost by every model that is looked at."""
     seen: list[int] = []
-    return lambda model, items: 0.5 ** (seen.append(1) or len(seen))  # type: ignore[func-returns-value]
+    return lambda self, model: 0.5 ** (seen.append(1) or len(seen))  # type: ignore[func-returns-value]
 
 
 def calibrated(setting: str, root: Path, patch: pytest.MonkeyPatch) -> Any:
@@ -136,7 +137,7 @@ def taught(setting: str, root: Path, patch: pytest.MonkeyPatch) -> Any:
 
 
 CHECKS: dict[str, Any] = {
-    f"{PHASE}.codec": (finished, "ternary", "ternary_spec"),
+    f"{PHASE}.codec": (finished, "ternary", "int3g32"),
     f"{PHASE}.embedding_codec": (finished, "int4g32", "int8"),
     f"{PHASE}.activation_bits": (finished, "8", "0"),
     f"{PHASE}.ladder": (finished, "standard", "conservative"),

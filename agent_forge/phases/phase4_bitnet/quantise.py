@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +26,7 @@ from agent_forge.model.load import check_tensors
 from agent_forge.model.opened import open_model
 from agent_forge.model.weights import Weights
 from agent_forge.optim.muon import MuonGrokfast
-from agent_forge.phases.phase4_bitnet.config import TERNARY
+from agent_forge.phases.phase4_bitnet.config import OPTIMIZER
 from agent_forge.quant.layers import compute_rounded, plan_packing, rounded_once, trained_state
 from agent_forge.quant.packed import KEY, Packing, packing_of
 from agent_forge.store.tensors import spec_of, split_tied
@@ -48,13 +49,18 @@ class QuantiseRequest:
     activation_bits: int = 8
     data: Sequence[Path] = ()
     steps: int = 0
-    rate: float = TERNARY.muon_lr
+    rate: float = OPTIMIZER.muon_lr
     seed: int = 0
 
     def packing(self, network: nn.Module) -> Packing:
         embedding = "" if self.embedding == "fp16" else self.embedding
         bits = self.activation_bits if self.codec.startswith("ternary") else 0
-        return plan_packing(network, self.codec, embedding, bits)
+        packing = plan_packing(network, self.codec, embedding, bits)
+        aliases = split_tied(network.state_dict())[1]  # written as what they are tied to
+        tied = {
+            name: packing.matrices[of] for name, of in aliases.items() if of in packing.matrices
+        }
+        return Packing({**packing.matrices, **tied}, bits)
 
 
 @dataclass(frozen=True)
@@ -64,6 +70,7 @@ class Quantised:
     folder: Path
     original_bytes: int
     packed_bytes: int
+    coded_share: float  # of the weights, that a codec wrote
     comparison: Comparison | None
 
     @property
@@ -98,12 +105,12 @@ def quantise(request: QuantiseRequest, *, force: bool, progress: Progress) -> Qu
     state = network.state_dict()
     if request.steps:
         tested = model_under_test(opened)
-        items = [item for domain in learned for item in tested.prepare(domain).items]
-        state = _train(request, network, packing, items, progress)
-    kept, aliases = split_tied(state)
-    packing = Packing(
-        {n: m for n, m in packing.matrices.items() if n not in aliases}, packing.activation_bits
-    )
+        parts = [tested.prepare(domain) for domain in learned]
+        items = [own.items[i] for own in parts for i in own.right_items()]
+        state = _train(request, network, packing, items, tested.batch_tokens, progress)
+    kept = split_tied(state)[0]
+    own = {name: matrix for name, matrix in packing.matrices.items() if name in kept}
+    packing = Packing(own, packing.activation_bits)
     packed = packing.pack(kept).tensors
     config = {**read_config(request.model), KEY: packing.to_json()}
     result = Weights(
@@ -124,7 +131,9 @@ def quantise(request: QuantiseRequest, *, force: bool, progress: Progress) -> Qu
             prepared = [tested.prepare(domain) for domain in asked]
             scores.append(tested.measure_all(prepared, lambda d, n: progress("measuring", d, n)))
         compared = compare(scores[0], scores[1], asked, request.seed)
-    return Quantised(request.out, weights.nbytes, result.nbytes, compared)
+    coded = sum(math.prod(matrix.shape) for matrix in packing.matrices.values())
+    share = coded / sum(tensor.numel() for tensor in kept.values())
+    return Quantised(request.out, weights.nbytes, result.nbytes, share, compared)
 
 
 def _domains(data: Sequence[Path]) -> tuple[list[Domain], list[Domain]]:
@@ -142,6 +151,7 @@ def _train(
     network: nn.Module,
     packing: Packing,
     items: Sequence[TokenizedItem],
+    batch_tokens: int,
     progress: Progress,
 ) -> dict[str, torch.Tensor]:
     """Train through the rounding on these items, half of it to say what the model said before."""
@@ -149,13 +159,15 @@ def _train(
     compute_rounded(student, packing)
     loss = rounded_once(DistillationLoss(network))
     rates = {"muon_lr": request.rate, "fallback_lr": request.rate / 2}
-    optimizer = MuonGrokfast(student, TERNARY.model_copy(update=rates))
+    optimizer = MuonGrokfast(student, OPTIMIZER.model_copy(update=rates))
     settings = TrainSettings(warmup_steps=min(10, request.steps))
     draws = torch.Generator().manual_seed(request.seed)
     trainer = Trainer(student, optimizer, loss, settings, total=request.steps, generator=draws)
     order = Random(request.seed)
     for step in range(1, request.steps + 1):
-        batch = _batch([order.choice(items) for _ in range(ROWS)])
+        rows = [order.choice(items) for _ in range(ROWS)]
+        longest = max(len(item.ids) for item in rows)
+        batch = _batch(rows[: max(1, batch_tokens // longest)])  # logits of all exist at once
         trainer.step(step, batch)
         progress("training", step, request.steps)
     return trained_state(student)

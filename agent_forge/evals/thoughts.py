@@ -37,6 +37,7 @@ ANSWER_TOKENS = 16
 LEAST_GAIN, LEAST_POWER, LEAST_CORRELATION, LEAST_DIVERGENCE = 0.02, 0.5, 0.3, 0.3
 LEAST_FOLLOWED = 0.7  # of answers after a changed step, as a share of its own right ones
 MOST_UNMOVED = 0.1  # of them that stay right
+CORRELATION = "correlation of coherence and right answers, of the largest possible,"
 LEAST_VARIED = 10  # right and wrong answers that it takes to say what goes with being right
 Ids = list[int]
 Right = dict[str, list[bool]]  # by condition
@@ -205,7 +206,7 @@ class ThoughtReport:
         found = [*self.unhelpful]
         for value, least, what in (
             (self.predictive_power, LEAST_POWER, "predictive power"),
-            (self.correlation, LEAST_CORRELATION, "correlation of coherence and right answers"),
+            (self.correlation_reached, LEAST_CORRELATION, CORRELATION),
             (self.divergence, LEAST_DIVERGENCE, "divergence between thoughts"),
         ):
             if value is not None and not value > least:
@@ -260,6 +261,15 @@ class ThoughtReport:
         return float(np.corrcoef(values, self.right[OWN])[0, 1]) if values.std() else 0.0
 
     @property
+    def correlation_reached(self) -> float | None:
+        """The same as a share of the largest that there can be: with few wrong answers even the
+        best order of coherences gives a small one."""
+        if (found := self.correlation) is None:
+            return None
+        right, values = np.sort(self.right[OWN]), np.sort(self.coherences)
+        return found / float(np.corrcoef(values, right)[0, 1]) if values.std() else 0.0
+
+    @property
     def correlation_of_form(self) -> float | None:
         """The same without the share of right claims, which knows the answer."""
         if not self.varied:
@@ -294,6 +304,7 @@ class ThoughtReport:
             "after_change": {f: vars(found) for f, found in self.after_change.items()},
             "coherence": float(np.mean(self.coherences)),
             "correlation": self.correlation,
+            "correlation_reached": self.correlation_reached,
             "predictive_power": self.predictive_power,
             "divergence": self.divergence,
             "validity_rate": self.validity_rate,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
 from random import Random
@@ -101,6 +101,23 @@ def test_a_report_comes_back_from_json() -> None:
     assert set(levels) == {"2", "3", "4", "5"}
     assert levels["5"]["tokens"] > levels["2"]["tokens"] > 5
     assert json.loads(json.dumps(report.to_json()))["theatre"] is False
+
+
+def test_few_wrong_answers_bound_the_correlation_and_not_the_verdict() -> None:
+    def report(worst: Sequence[int]) -> ThoughtReport:
+        """A thousand thoughts of rising coherence, of which these have wrong answers."""
+        right = [n not in worst for n in range(1000)]
+        scores = [dict.fromkeys(WEIGHTS, n / 1000) for n in range(1000)]
+        known = {"families": ["chain"] * 1000, "levels": [2] * 1000, "lengths": [9] * 1000}
+        answers = {**dict.fromkeys(honest().right, [False] * 1000), OWN: right}
+        return replace(honest(), right=answers, scores=scores, after_change={}, **known)
+
+    sensible, random = report(range(12)), report(range(40, 1000, 80))
+    assert sensible.correlation is not None and sensible.correlation < 0.3
+    assert sensible.correlation_reached == pytest.approx(1.0)
+    assert random.correlation_reached is not None and random.correlation_reached < 0.3
+    assert any("of the largest possible" in reason for reason in random.reasons)
+    assert not any("of the largest possible" in reason for reason in sensible.reasons)
 
 
 def test_nearly_all_right_says_nothing_about_what_goes_with_it() -> None:

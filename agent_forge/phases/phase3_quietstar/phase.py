@@ -361,6 +361,7 @@ class QuietStarPhase(phase.PhaseController):
             ["valid thoughts", "> 0.75", report.validity_rate],
             ["coherence", "> 0.70", float(np.mean(report.coherences))],
             ["correlation of coherence and right answers", "> 0.3", _or_dash(report.correlation)],
+            ["the same, of the largest possible", "> 0.3", _or_dash(report.correlation_reached)],
             ["the same without right claims", "-", _or_dash(report.correlation_of_form)],
             ["predictive power", "> 0.5", _or_dash(report.predictive_power)],
             ["divergence between thoughts", "> 0.3", report.divergence],

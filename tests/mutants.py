@@ -360,8 +360,8 @@ MUTANTS = (
     Mutant(
         "a kind of matrix that costs too much stays ternary",
         "phases/phase4_bitnet/rounding.py",
-        "            packing = replace(packing, matrices={**packing.matrices, **changed})\n",
-        "",
+        "{**model.packing.matrices, **changed}",
+        "model.packing.matrices",
         "tests/phases/phase4_bitnet/test_bitnet.py",
     ),
     Mutant(

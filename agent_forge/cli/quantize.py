@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -11,6 +11,9 @@ from agent_forge.cli.merge import whole_or_nothing
 from agent_forge.cli.output import emit, emit_json, emit_table, size
 from agent_forge.errors import ConfigError
 from agent_forge.track.progress import make_progress
+
+if TYPE_CHECKING:
+    from agent_forge.phases.phase4_bitnet.quantise import Quantised
 
 ACTIVATION_BITS = (0, 8)
 MOST_CODED = 0.8  # of the weights: below it is said
@@ -39,14 +42,8 @@ def quantize(
 
     for name in [codec] if embedding == "fp16" else [codec, embedding]:
         find_codec(name)
-    how: dict[str, Any] = {
-        "codec": codec,
-        "embedding": embedding,
-        "activation_bits": activation_bits,
-    }
-    request = QuantiseRequest(
-        locate_model(model), out, **how, data=data, steps=steps, rate=rate, seed=seed
-    )
+    place, how = locate_model(model), (codec, embedding, activation_bits)
+    request = QuantiseRequest(place, out, *how, data=data, steps=steps, rate=rate, seed=seed)
     with whole_or_nothing(out):
         if dry_run:
             weights = check(request, force)
@@ -60,19 +57,21 @@ def quantize(
 
             view({"event": "loop", "name": "quantize", "first": 0, "total": steps})
             result = quantise(request, force=force, progress=progress)
-    sizes: dict[str, float] = {
-        "original_bytes": result.original_bytes,
-        "packed_bytes": result.packed_bytes,
-    }
-    sizes |= {"coded_share": result.coded_share}
+    _report(result, as_json)
+
+
+def _report(result: Quantised, as_json: bool) -> None:
+    sizes: dict[str, float] = {"original_bytes": result.original_bytes}
+    sizes |= {"packed_bytes": result.packed_bytes, "coded_share": result.coded_share}
     if as_json:
         found = result.comparison.to_json() if result.comparison else None
-        return emit_json(folder=str(out), **sizes, sentence=result.sentence, comparison=found)
+        about = {"folder": str(result.folder), "sentence": result.sentence, "comparison": found}
+        return emit_json(**about, **sizes)
     if result.comparison:
         from agent_forge.evals.comparison import COLUMNS
 
         emit_table(COLUMNS, result.comparison.rows())
-    print(out)
+    print(result.folder)
     shrunk = f"{size(result.original_bytes)} of weights became {size(result.packed_bytes)}"
     if result.coded_share < MOST_CODED:
         shrunk += f" (only {result.coded_share:.0%} of them have a codec, the rest is fp16)"

@@ -13,6 +13,10 @@ SURFACE = {
     "logs": ["--events", "--follow", "--json", "--storage", "-f", "session"],
     "phases": ["--json"],
     "export": ["--dry-run", "--dtype", "--force", "--json", "--storage", "name", "target"],
+    "quantize": [
+        *("--activation-bits", "--codec", "--data", "--dry-run", "--embedding", "--force"),
+        *("--json", "--rate", "--seed", "--steps", "model", "out"),
+    ],
     "push": ["--dry-run", "--json", "--private", "--revision", "repo", "source"],
     "evo": [
         *("--base", "--base-models", "--config", "--data", "--device", "--dry-run", "--gens"),

@@ -172,7 +172,7 @@ class BitNetPhase(phase.PhaseController):
             ),
             "calibration_samples": len(items),
             "token_step": speed["backend"],
-            "samples": samples,
+            "parent_and_child": samples,
         }
         return report.result(ctx, [saved], child, **{WHOLE: whole})
 

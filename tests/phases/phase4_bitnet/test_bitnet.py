@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from agent_forge.cli.status import run_lines
 from agent_forge.contract.metrics import METRICS, find_metric
 from agent_forge.errors import ConfigError
 from agent_forge.evals.model_under_test import EVERY_STEP, ItemScores, measure
@@ -109,6 +110,11 @@ def test_what_was_taken_back_is_told_where_something_was_lost() -> None:
     assert _quality(found)["quality/perplexity_recovery_percent"] == pytest.approx(75)
     found["rounded"] = model(1.0)
     assert "quality/perplexity_recovery_percent" not in _quality(found)
+
+
+def test_a_run_that_ends_with_it_is_told(reference: tuple[Path, dict[str, Any]]) -> None:
+    lines = "\n".join(run_lines(folder(reference[0]), []))
+    assert "FP32 -> ternary" in lines and "times smaller" in lines and "packed" in lines
 
 
 def test_the_card_shows_parent_and_child(reference: tuple[Path, dict[str, Any]]) -> None:

@@ -26,12 +26,14 @@ from typing import Any
 from results import command
 
 from agent_forge.contract.phase import ModelRef
+from agent_forge.phases import IMPLEMENTED
 from agent_forge.pipeline.config import load_config
 from agent_forge.pipeline.orchestrator import PipelineOrchestrator
 from agent_forge.store.records import read_metadata
 
 NAME = "quietstar"
 SEEDS, ITEMS = (1, 2, 3), 700
+LATER = [name for name in list(IMPLEMENTED)[3:] if name != "toy"]  # phases behind the champion's
 STUDIES = {  # preset, and what is set
     "tiny": ("tiny", ()),
     "small": ("small", ()),
@@ -48,7 +50,8 @@ def champion(work: Path, preset: str) -> ModelRef:
     if not (path / "manifest.json").exists():
         begun = (work / "sessions" / preset / "session.json").exists()
         words = ["resume", preset] if begun else ["run", "--preset", preset, "--session", preset]
-        words += [] if begun else ["--set", "phases.quietstar.enabled=false"]
+        for key in ("runtime.threads=1", *(f"phases.{name}.enabled=false" for name in LATER)):
+            words += [] if begun else ["--set", key]
         words += ["--storage", str(work)]
         subprocess.run([sys.executable, "-m", "agent_forge", *words], check=True)
     return ModelRef("champion", path, read_metadata(path).model_dump())
@@ -59,8 +62,8 @@ def thinking(work: Path, study: str, seed: int) -> dict[str, Any]:
     preset, own = STUDIES[study]
     given, session = champion(work, preset), f"{study}_{seed}"
     begun = (work / "sessions" / session / "session.json").exists()
-    sets = (f"storage.root={work}", f"runtime.seed={seed}", "phases.quietstar.controls=true")
-    sets += (f"phases.quietstar.thought_items={ITEMS}", *own)
+    sets = (f"storage.root={work}", f"runtime.seed={seed}", "runtime.threads=1", *own)
+    sets += ("phases.quietstar.controls=true", f"phases.quietstar.thought_items={ITEMS}")
     run = PipelineOrchestrator(
         config=load_config(preset=preset, sets=sets), session_id=session, resume=begun
     )

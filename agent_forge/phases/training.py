@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import timeit
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from agent_forge.config.settings import ModelSettings
 from agent_forge.contract.phase import ModelRef, PhaseContext
 from agent_forge.data.loader import Curriculum, TokenizedItem
 from agent_forge.data.tokenizer import END_OF_TEXT, END_OF_TURN, SPECIAL
@@ -17,14 +20,17 @@ from agent_forge.evals.model_under_test import CONFIRMED, EVERY_STEP, ItemScores
 from agent_forge.infer.chat import ChatModel
 from agent_forge.infer.generate import SamplingSettings, generate
 from agent_forge.model.hf import config_dict
+from agent_forge.model.loss import language_loss
 from agent_forge.model.network import ForgeNetwork
 from agent_forge.model.opened import OpenedModel
-from agent_forge.quant.packed import KEY, PackedState
+from agent_forge.quant.layers import compute_rounded, round_inputs, rounded_once, trained_state
+from agent_forge.quant.packed import KEY, PackedState, Packing
 from agent_forge.store.files import to_json
 from agent_forge.store.models import METADATA
 from agent_forge.store.tensors import stored_bytes
 from agent_forge.train.corpus import TEXT, Corpus
 from agent_forge.train.fit import fit_corpus
+from agent_forge.train.trainer import LossFunction
 
 Scores = dict[str, ItemScores]  # by domain
 SAMPLE_PROMPTS = ("copy k m a t", "sort 52814", "max 4718:2905")
@@ -49,6 +55,53 @@ def train_network(
 
     fit_corpus(ctx, model, corpus, curriculum, evaluate=evaluate, **options)
     return model
+
+
+@dataclass(frozen=True)
+class LatentModel:
+    """Weights as they are trained, how they are rounded to be packed (None: they are not), and the
+    steps that they took."""
+
+    settings: ModelSettings
+    state: Mapping[str, Tensor]
+    packing: Packing | None
+    steps: int = 0
+
+    def whole(self) -> ForgeNetwork:
+        """The weights in an ordinary network: rounded, if they are to be packed."""
+        network = ForgeNetwork(self.settings)
+        state = self.packing.rounded(self.state) if self.packing else dict(self.state)
+        network.load_state_dict(state)
+        return network.eval()
+
+    def opened(self) -> ForgeNetwork:
+        """A network that computes as the file of these weights does once it is opened."""
+        network = self.whole()
+        if self.packing:
+            round_inputs(network, self.packing.with_rounded_inputs)
+            network.packing = self.packing
+        return network
+
+    def trained(
+        self,
+        ctx: PhaseContext,
+        corpus: Corpus,
+        curriculum: Curriculum,
+        *,
+        steps: int,
+        loss: LossFunction = language_loss,
+        **options: Any,
+    ) -> LatentModel:
+        """These weights trained on, straight through the rounding; options of `train_network`."""
+        network = ForgeNetwork(self.settings)
+        network.load_state_dict(dict(self.state))
+        network.to(ctx.device)
+        if self.packing:
+            compute_rounded(network, self.packing)
+            loss = rounded_once(loss)
+        train_network(ctx, corpus, network, curriculum, steps=steps, loss=loss, **options)
+        state = {name: tensor.detach().clone() for name, tensor in trained_state(network).items()}
+        return replace(self, state=state, steps=self.steps + steps)
 
 
 def measure_domains(ctx: PhaseContext, corpus: Corpus, model: ForgeNetwork, name: str) -> Scores:

@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
+from typing import Any
 
+from agent_forge.config.load import validate
 from agent_forge.data import tasks, traces
 from agent_forge.data.datasets import tokenise
 from agent_forge.data.loader import (
@@ -20,7 +22,7 @@ from agent_forge.data.tokenizer import Tokenizer
 from agent_forge.data.traces import Trace
 from agent_forge.errors import ConfigError
 from agent_forge.infer.thinking import BEGIN, END
-from agent_forge.train.config import STEP, LessonSettings
+from agent_forge.train.config import STEP, CorpusSettings, LessonSettings
 from agent_forge.train.corpus import Corpus
 
 log = logging.getLogger(__name__)
@@ -139,6 +141,23 @@ def write_lessons(
     for trace in own_traces(settings):
         found[trace.strategy].append(trace)
     return Lessons(settings, found, tokenizer)
+
+
+def lessons_of_record(
+    settings: CorpusSettings,
+    record: Mapping[str, Any],
+    tokenizer: Tokenizer,
+    seed: int,
+    **others: Any,
+) -> Lessons | None:
+    """What a model has learned about thinking, as its record says, to be taught on; None if it has
+    learned nothing. `others` are settings of the lessons that a phase has no field for."""
+    taught = [name for name in record.get("strategies", {}) if name != UNCERTAIN]
+    if not taught or not record.get("levels"):
+        return None
+    own = settings.model_dump(include=set(LessonSettings.model_fields))
+    own |= {"strategies": taught, "levels": record["levels"], **others}
+    return write_lessons(validate(LessonSettings, own, "the record of the model"), tokenizer, seed)
 
 
 def own_traces(settings: LessonSettings) -> list[Trace]:

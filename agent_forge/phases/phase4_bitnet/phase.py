@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 
-from agent_forge.config.load import validate
 from agent_forge.contract import phase
 from agent_forge.contract.phase import (
     ModelRef,
@@ -52,10 +51,10 @@ from agent_forge.phases.phase4_bitnet.config import TARGETS, BitNetSettings
 from agent_forge.phases.phase4_bitnet.rounding import (
     HELD_OUT,
     PUT_BACK,
-    RoundedModel,
     RoundedTraining,
 )
 from agent_forge.phases.training import (
+    LatentModel,
     Scores,
     compare_domains,
     measure_domains,
@@ -64,9 +63,8 @@ from agent_forge.phases.training import (
 )
 from agent_forge.quant.layers import plan_packing
 from agent_forge.quant.packed import CODES, SCALES, PackedState, Packing
-from agent_forge.train.config import LessonSettings
 from agent_forge.train.corpus import build_corpus, validate_corpus
-from agent_forge.train.lessons import UNCERTAIN, Lessons, spread, unseen_items, write_lessons
+from agent_forge.train.lessons import Lessons, lessons_of_record, spread, unseen_items
 
 PACKED, WHOLE = "packed", "dequantised"
 PARENT, ROUNDED, TRAINED, CONTROL = "parent", "rounded", "ternary", "control"
@@ -149,20 +147,21 @@ class BitNetPhase(phase.PhaseController):
             corpus, self.config.calibration_dataset, self.config.calibration_samples
         )
         costs = self._calibrate(training, packing, items)
-        rounded = training.as_opened(RoundedModel(parent.state_dict(), packing, 0))
-        found[ROUNDED] = self._measure(training, rounded, ROUNDED)
+        rounded = LatentModel(parent.settings, parent.state_dict(), packing).opened()
+        found[ROUNDED] = self._measure(training, rounded.to(ctx.device), ROUNDED)
         model = training.train(packing, costs)
-        child = training.as_opened(model)
+        child = model.opened().to(ctx.device)
         found[TRAINED] = self._measure(training, child, TRAINED)
         if self.config.control:
             found[CONTROL] = self._measure(training, training.control(model.steps), CONTROL)
+        assert model.packing is not None
         packed = model.packing.pack(model.state)
         speed = ctx.once("performance", "token", partial(_performance, training, child))
         report, metadata = self._report(training, packed, costs, found, speed)
         samples = _samples(training, (parent, child))
         parts = [report.card(), *map(as_markdown, [*report.tables[1:], samples])]
         about = metadata, report.metrics, "\n\n".join(parts)
-        whole = save_network(ctx, corpus, training.whole(model), WHOLE, *about)
+        whole = save_network(ctx, corpus, model.whole().to(ctx.device), WHOLE, *about)
         saved = save_network(ctx, corpus, child, PACKED, *about, packed=packed)
         report.details = {
             "model_id": saved.metadata["model_id"],
@@ -178,15 +177,8 @@ class BitNetPhase(phase.PhaseController):
 
     def _lessons(self, ctx: PhaseContext, tokenizer: Tokenizer) -> Lessons | None:
         """What it has learned about thinking, as its record says; None if nothing."""
-        record, c = ctx.inputs[0].metadata, self.config
-        taught = [name for name in record.get("strategies", {}) if name != UNCERTAIN]
-        if not taught or not record.get("levels"):
-            return None
-        own = c.model_dump(include=set(LessonSettings.model_fields))
-        own |= {"strategies": taught, "levels": record["levels"]}
-        own["replay_share"] = 1 - c.thoughts_share
-        settings = validate(LessonSettings, own, "the record of the model")
-        return write_lessons(settings, tokenizer, ctx.seed)
+        c, record = self.config, ctx.inputs[0].metadata
+        return lessons_of_record(c, record, tokenizer, ctx.seed, replay_share=1 - c.thoughts_share)
 
     def _thought_about(self, lessons: Lessons, split: str) -> list[Task]:
         return unseen_items(lessons.settings, split, self.config.thought_items)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
-from typing import Any, NamedTuple
-
-from torch import Tensor
+from functools import cached_property
+from typing import Any
 
 from agent_forge.contract.phase import PhaseContext
 from agent_forge.evals.model_under_test import EVERY_STEP, measure
@@ -17,9 +15,8 @@ from agent_forge.evals.thoughts import Thinker
 from agent_forge.model.network import ForgeNetwork
 from agent_forge.phases.phase4_bitnet.calibration import Sensitivity, by_kind
 from agent_forge.phases.phase4_bitnet.config import LADDERS, BitNetSettings
-from agent_forge.phases.training import train_network
+from agent_forge.phases.training import LatentModel, train_network
 from agent_forge.quant.codecs import find_codec
-from agent_forge.quant.layers import compute_rounded, round_inputs, rounded_once, trained_state
 from agent_forge.quant.packed import Packing
 from agent_forge.train.corpus import Corpus
 from agent_forge.train.fit import DistillationLoss
@@ -28,15 +25,6 @@ from agent_forge.train.lessons import Lessons, unseen_items
 PUT_BACK = "int8"  # the codec of a kind of matrix that costs too much as ternary
 HELD_OUT = 60  # thoughts that evaluations during training look at
 CHOICE_ITEMS = 40  # of each family, that are thought about before something is put back
-State = Mapping[str, Tensor]
-
-
-class RoundedModel(NamedTuple):
-    """Weights that are not rounded yet, how they are to be packed, and the steps they took."""
-
-    state: State
-    packing: Packing
-    steps: int
 
 
 @dataclass(frozen=True)
@@ -49,11 +37,11 @@ class RoundedTraining:
     lessons: Lessons | None
     parent: ForgeNetwork
 
-    def train(self, packing: Packing, costs: Sequence[Sensitivity]) -> RoundedModel:
+    def train(self, packing: Packing, costs: Sequence[Sensitivity]) -> LatentModel:
         """Round in the stages of the ladder and train on, then put back what costs too much."""
         c, ladder = self.settings, LADDERS[self.settings.ladder]
         kinds, order = by_kind(packing.matrices), [cost.kind for cost in costs]
-        model = RoundedModel(self.parent.state_dict(), packing, 0)
+        model = LatentModel(self.parent.settings, self.parent.state_dict(), packing)
         for stage in range(1, ladder.stages + 1):
             now = order[: math.ceil(stage * len(order) / ladder.stages)]
             part = {name: packing.matrices[name] for kind in now for name in kinds[kind]}
@@ -61,57 +49,38 @@ class RoundedTraining:
             if steps:
                 part_of = replace(packing, matrices=part)
                 model = self._go_on(model, part_of, f"round_{stage}", steps)
-        model = model._replace(packing=packing)
+        model = replace(model, packing=packing)
         left = [k for k in order if packing.matrices[kinds[k][0]].codec.name != PUT_BACK]
         for number in range(1, c.most_reverts + 1):
             if not left or self._lost(model, number) <= ladder.most_lost:
                 break
             names, other = kinds[left.pop()], find_codec(PUT_BACK)  # of the most sensitive kind
-            changed = {name: replace(model.packing.matrices[name], codec=other) for name in names}
-            packing = replace(model.packing, matrices={**model.packing.matrices, **changed})
+            changed = {name: replace(packing.matrices[name], codec=other) for name in names}
+            packing = replace(packing, matrices={**packing.matrices, **changed})
             model = self._go_on(model, packing, f"put_back_{number}", c.revert_steps)
         return model
 
     def control(self, steps: int) -> ForgeNetwork:
         """The parent trained for as many steps by the same optimizer, without rounding."""
-        model = copy.deepcopy(self.parent)
-        self._fit(model, "control", steps, self.ctx.seed)
-        return model.eval()
+        model = copy.deepcopy(self.parent).requires_grad_(True)
+        how = {"stage": "control", "steps": steps, **self._how(self.ctx.seed)}
+        return train_network(self.ctx, self.taught, model, **how).eval()
 
-    def as_opened(self, model: RoundedModel) -> ForgeNetwork:
-        """A network that computes as the packed file of these weights does once it is opened."""
-        network = self.whole(model)
-        round_inputs(network, model.packing.with_rounded_inputs)
-        network.packing = model.packing
-        return network
-
-    def whole(self, model: RoundedModel) -> ForgeNetwork:
-        """The same weights in an ordinary network, which rounds nothing that it is given."""
-        network = ForgeNetwork(self.parent.settings)
-        network.load_state_dict(model.packing.rounded(model.state))
-        return network.to(self.ctx.device).eval()
-
-    def _go_on(
-        self, before: RoundedModel, packing: Packing, stage: str, steps: int
-    ) -> RoundedModel:
+    def _go_on(self, before: LatentModel, packing: Packing, stage: str, steps: int) -> LatentModel:
         """Train on from weights, computing as a packed model does."""
-        model = copy.deepcopy(self.parent)
-        model.load_state_dict(dict(before.state))
-        compute_rounded(model, packing)
         teacher = copy.deepcopy(self.parent)
         distillation = DistillationLoss(teacher, share=self.settings.parent_share)
         # Later stages see other batches: their seed goes by the steps that were taken.
         seed = self.ctx.seed + 1_000_003 * before.steps
-        self._fit(model, stage, steps, seed, loss=rounded_once(distillation))
-        state = {name: tensor.detach().clone() for name, tensor in trained_state(model).items()}
-        return RoundedModel(state, packing, before.steps + steps)
+        how = {"stage": stage, "steps": steps, "loss": distillation, **self._how(seed)}
+        return replace(before, packing=packing).trained(self.ctx, self.taught, **how)
 
-    def _fit(self, model: ForgeNetwork, stage: str, steps: int, seed: int, **options: Any) -> None:
-        model.requires_grad_(True)
-        options |= {"settings": self.settings.train, "seed": seed % 2**62, "steps": steps}
+    def _how(self, seed: int) -> dict[str, Any]:
+        """What every training has in common."""
         held_out = self.lessons.held_out(HELD_OUT) if self.lessons else ()
         curriculum = self.taught.constant(self._mix)
-        train_network(self.ctx, self.taught, model, curriculum, held_out, stage=stage, **options)
+        common = {"curriculum": curriculum, "held_out": held_out}
+        return {**common, "settings": self.settings.train, "seed": seed % 2**62}
 
     @cached_property
     def taught(self) -> Corpus:
@@ -125,11 +94,14 @@ class RoundedTraining:
             return self.corpus.mix()
         return self.lessons.mix(self.corpus, list(self.lessons.traces))
 
-    def _lost(self, model: RoundedModel, number: int) -> float:
+    def _lost(self, model: LatentModel, number: int) -> float:
         """The share of the parent's accuracy that is lost, on items for such choices."""
         before = self.ctx.once("selection", "parent", lambda: self._accuracy(self.parent))
-        opened = partial(self.as_opened, model)
-        after = self.ctx.once("selection", f"{number}", lambda: self._accuracy(opened()))
+
+        def measured() -> float:
+            return self._accuracy(model.opened().to(self.ctx.device))
+
+        after = self.ctx.once("selection", f"{number}", measured)
         return 1 - after / before if before else 0.0
 
     def _accuracy(self, model: ForgeNetwork) -> float:

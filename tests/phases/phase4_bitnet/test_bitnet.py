@@ -6,6 +6,7 @@ import itertools
 import os
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,8 @@ from agent_forge.model.network import ForgeNetwork
 from agent_forge.model.opened import open_model
 from agent_forge.phases.phase4_bitnet.calibration import Sensitivity, kind_of, sensitivities
 from agent_forge.phases.phase4_bitnet.phase import Measured, _quality
-from agent_forge.phases.phase4_bitnet.rounding import RoundedModel, RoundedTraining
+from agent_forge.phases.phase4_bitnet.rounding import RoundedTraining
+from agent_forge.phases.training import LatentModel
 from agent_forge.quant.layers import plan_packing
 from agent_forge.store.records import read_metadata
 from agent_forge.train.corpus import build_corpus
@@ -191,10 +193,10 @@ def test_a_ladder_rounds_more_and_more_and_puts_back_beyond_its_limit(
     costs = [Sensitivity(kind, 1, 0.1 * n, 0.0) for n, kind in enumerate(sorted(names))]
     taken: list[tuple[str, set[str], int]] = []
 
-    def go_on(self: Any, before: RoundedModel, packing: Any, stage: str, steps: int) -> Any:
+    def go_on(self: Any, before: LatentModel, packing: Any, stage: str, steps: int) -> Any:
         int8 = {n for n, m in packing.matrices.items() if m.codec.name == "int8"}
         taken.append((stage, {*packing.matrices}, len(int8)))
-        return RoundedModel(before.state, packing, before.steps + steps)
+        return replace(before, packing=packing, steps=before.steps + steps)
 
     monkeypatch.setattr(RoundedTraining, "_go_on", go_on)
     unused: Any = None

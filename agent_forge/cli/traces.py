@@ -37,7 +37,7 @@ def traces(
 ) -> None:
     """Write worked thoughts, made here or asked of an endpoint (--generate).
 
-    The same command with the same --out goes on where it was left.
+    With --generate the same command with the same --out goes on where it was left.
     """
     from agent_forge.data import traces as makers
 

@@ -31,6 +31,7 @@ _TELLS = re.compile(
 _RIGHT = re.compile(r"^(is )?(correct|right|accepted)$")
 _RIGHT_OR_LABEL = re.compile(f"{_RIGHT.pattern}|^label$")
 _CLASSES = ("yes", "no", "true", "false")
+_ZERO = ("0", "0.0", "no")  # what is not right, where no class is meant
 LONG_ENOUGH = 3  # words of a field that can be found again in a prompt
 _READ = {
     "messages": ("messages", "choices"),
@@ -237,11 +238,13 @@ def is_wrong(row: DataRow) -> bool:
         return False
     said = str(row.value.get("completion", row.value.get("answer"))).strip().lower()
     right = _RIGHT if row.has("choices") or said in _CLASSES else _RIGHT_OR_LABEL
-    marks = [value for name, value in row.value.items() if right.search(_words(name))]
+    marks = {_words(n): str(v).lower() for n, v in row.value.items() if right.search(_words(n))}
+    zero = () if row.has("choices") else _ZERO  # beside choices it is the place of the right one
+    wrong = any(m == "false" or (m in zero and name != "label") for name, m in marks.items())
     turns = row.value.get("messages")
     spoken = [m for m in turns if isinstance(m, Mapping)] if isinstance(turns, list) else []
     replies = [m.get("weight") for m in spoken if m.get("role") == "assistant"]
-    return "false" in (str(mark).lower() for mark in marks) or replies[-1:] == [0]
+    return wrong or replies[-1:] == [0]
 
 
 def _refuse_unclear(row: DataRow, name: str) -> None:

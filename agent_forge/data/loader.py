@@ -10,7 +10,7 @@ import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -210,11 +210,19 @@ class CurriculumStage:
     length: int
 
 
+class Schedule(Protocol):
+    """What says which stage a step belongs to."""
+
+    @property
+    def stages(self) -> Sequence[CurriculumStage]: ...
+    def at(self, step: int, total: int) -> CurriculumStage: ...
+
+
 class Curriculum:
     """Stages one after the other; which one a step belongs to follows from its number alone."""
 
     def __init__(self, stages: Sequence[CurriculumStage]) -> None:
-        self.stages = tuple(stages)
+        self.stages: Sequence[CurriculumStage] = tuple(stages)
         total = sum(stage.share for stage in stages)
         if not all(stage.share > 0 for stage in stages) or abs(total - 1) > 1e-6:
             raise ConfigError(f"shares of a curriculum are above 0 and add up to 1, not {total}")

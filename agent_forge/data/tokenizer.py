@@ -39,11 +39,17 @@ CHAT_TEMPLATE = "".join(map(str.strip, _template.splitlines()))
 Message = Mapping[str, Any]
 
 
-def behind_thought(ids: Sequence[int]) -> Sequence[int]:
-    """What is said behind the last thought; nothing if that has no end."""
-    ends = {SPECIAL[THINKING]: False, SPECIAL[END_OF_THINKING]: True}
-    last = next((n for n in reversed(range(len(ids))) if ids[n] in ends), -1)
-    return ids[last + 1 :] if last < 0 or ends[ids[last]] else []
+def behind_thought(
+    ids: Sequence[int],
+    marks: tuple[int, int] = (SPECIAL[THINKING], SPECIAL[END_OF_THINKING]),
+    *,
+    within: bool = False,
+) -> Sequence[int]:
+    """What is said behind the last thought; nothing if that has no end. `within`: the ids begin in
+    a thought."""
+    last = next((n for n in reversed(range(len(ids))) if ids[n] in marks), -1)
+    open_thought = within if last < 0 else ids[last] == marks[0]
+    return [] if open_thought else ids[last + 1 :]
 
 
 class Tokenizer:

@@ -46,6 +46,7 @@ _FORMS: Any = (
     (r"(?<!\w)_{1,3}(?=[-+$.\d])|(?<=[\d%])_{1,3}(?!\w)", ""),
     (r"(?<=\d)['_\u2019](?=\d{3}(?!\d))", ""),
     (r"(?i)\b(?:minus|negative)\s+(?=[\d.$])|(?<=[=(])\s*[-\u2212]\s+(?=[\d.$])", "-"),
+    (r"(?i)(####|\b(?:answer|result|total) is:?)[ \t]*[-\u2212][ \t]+(?=[\d.$])", r"\1 -"),
     (rf"(?i){_WORD}(?:[\s-](?:hundred|thousand|and|{_WORD})){{0,6}}\s?\((-?[\d.,]+)\)", r"\1"),
     (r"(?<!\w)[\u2012\u2013](?=[\d.$\\])|\u2212", "-"),
     (r"\\!|\\left\b|\\right\b|\\displaystyle\b|\^\s*(?:\{\s*\\circ\s*\}|\\circ\b)", ""),
@@ -242,10 +243,11 @@ def _document_in(task: Task, text: str) -> tuple[Any, str]:
 
 def code_in_part(task: Task, text: str) -> float:
     """1 if all tests pass; a fifth of less if the function is there, the rest by passed tests."""
-    program, called = source(text), CALLED.search(task.tests[0] if task.tests else "")
+    called = _called(task)
+    program = source(text, called)
     if not called or not _can_run(program):
         return 0.0
-    result = run_tests(program, (called[0], *task.tests), limits=LIMITS)
+    result = run_tests(program, (called, *task.tests), limits=LIMITS)
     there, *passed = result.passed
     share = THERE * there + (1 - THERE) * sum(passed) / len(passed)
     return 1.0 if result.ok else min(share, ALMOST)

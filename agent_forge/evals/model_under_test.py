@@ -268,6 +268,9 @@ class ModelUnderTest:
         sampling = generation.SamplingSettings(most, stop_tokens=ends, stop_strings=stops)
         fitting = [prompt[-room:] for prompt in prompts]
         texts = generation.generate(self.model, fitting, sampling, decode=decode, progress=progress)
+        for text, prompt in zip(texts, fitting, strict=True):
+            if chatting and self.opened.opens_thought(prompt):  # its beginning is not in the text
+                text.text = decode(text.tokens, within=True)
         return texts, [len(prompt) > room for prompt in prompts]
 
 

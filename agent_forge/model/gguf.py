@@ -81,6 +81,8 @@ def export_gguf(
     weights = open_weights(ref)
     check_tensors(weights)
     weights.verify()
+    for _, path in weights.settings_files():
+        files.refuse_leaving(path)  # its content goes into a file that may be given away
     shape, tokenizer = completed(weights.config, ref), open_tokenizer(folder)
     kind = _dtype_name(weights, dtype)
     codes = _codes(config, ref, kind) if kind in TERNARY else {}

@@ -14,6 +14,7 @@ from agent_forge.data.tokenizer import (
     END_OF_TEXT,
     END_OF_TURN,
     SPECIAL,
+    THINKING,
     Message,
     Tokenizer,
     behind_thought,
@@ -31,6 +32,7 @@ from agent_forge.store.tensors import first_not_finite
 
 LEAST_LENGTH = 2  # tokens: one that is given, one that is asked for
 Asked = tuple[list[int], int]  # token ids, and where those that are asked for begin
+OPENING_TOKENS = 8  # of a prompt, in which a template may open a thought
 THOUGHT, END_OF_THOUGHT = "<think>", "</think>"  # in texts of reasoning models, as of DeepSeek
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]  # tokens of vocabularies with a byte fallback
 
@@ -75,9 +77,14 @@ class ForgeModel:
         """The text of ids, without special tokens and ids that only the network has."""
         return self.tokenizer.decode(i for i in ids if i < self.tokenizer.vocab_size)
 
-    def decode_answer(self, ids: Sequence[int]) -> str:
-        """What is said behind the thought, if there is one; nothing if it has no end."""
-        return self.decode(behind_thought(ids))
+    def decode_answer(self, ids: Sequence[int], *, within: bool = False) -> str:
+        """What is said behind the thought, if there is one; nothing if it has no end. `within`:
+        the prompt has begun it."""
+        return self.decode(behind_thought(ids, within=within))
+
+    def opens_thought(self, prompt: Sequence[int]) -> bool:
+        """True if a prompt ends with the beginning of a thought."""
+        return [*prompt[-1:]] == [SPECIAL[THINKING]]
 
     def _shown(self, ids: Sequence[int]) -> str:
         return self.tokenizer.decode(ids, specials=True)
@@ -118,11 +125,18 @@ class TransformersModel:
     def decode(self, ids: Sequence[int]) -> str:
         return str(self.tokenizer.decode(ids, skip_special_tokens=True))
 
-    def decode_answer(self, ids: Sequence[int]) -> str:
+    def decode_answer(self, ids: Sequence[int], *, within: bool = False) -> str:
         """What is said behind the thought, if it is marked as most makers do."""
-        text = self.decode(ids)
-        _, end, behind = text.rpartition(END_OF_THOUGHT)
-        return "" if THOUGHT in (behind if end else text) else behind
+        begin, end = map(self.tokenizer.convert_tokens_to_ids, (THOUGHT, END_OF_THOUGHT))
+        if {begin, end} <= {*self.tokenizer.all_special_ids}:  # which a text is decoded without
+            return self.decode(behind_thought(ids, (begin, end), within=within))
+        text = (THOUGHT if within else "") + self.decode(ids)
+        _, ended, behind = text.rpartition(END_OF_THOUGHT)
+        return "" if THOUGHT in (behind if ended else text) else behind
+
+    def opens_thought(self, prompt: Sequence[int]) -> bool:
+        """True if a prompt ends with the beginning of a thought, as some templates write it."""
+        return self._shown(prompt[-OPENING_TOKENS:]).rstrip().endswith(THOUGHT)
 
     def _asked(self, given: str, whole: str, answer: str, *, special: bool) -> Asked:
         """All is asked for from where the tokens of the whole text differ from those given."""

@@ -6,6 +6,7 @@
 | phase2_evomerge/ | one model evolved from three |
 | phase3_quietstar/ | a model that thinks before it answers |
 | phase4_bitnet/ | ternary weights that keep what it knows |
+| phase5_forge/ | larger tasks than it was taught, at the edge of its ability and beyond |
 | phases.json | a line on each phase; the rules of every handoff |
 | toy.py, toy_config.py | the smallest phase: shows how one is written |
 | training.py | what training phases share: train, measure, compare, sample, save |
@@ -29,6 +30,7 @@ IMPLEMENTED = {
     "evomerge": "agent_forge.phases.phase2_evomerge.phase:EvoMergePhase",
     "quietstar": "agent_forge.phases.phase3_quietstar.phase:QuietStarPhase",
     "bitnet": "agent_forge.phases.phase4_bitnet.phase:BitNetPhase",
+    "forge": "agent_forge.phases.phase5_forge.phase:ForgePhase",
 }
 _TABLES: dict[str, Any] = json.loads(Path(__file__).with_name("phases.json").read_text())
 SUMMARY: dict[str, str] = _TABLES["summary"]

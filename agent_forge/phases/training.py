@@ -13,7 +13,7 @@ from torch import Tensor
 
 from agent_forge.config.settings import ModelSettings
 from agent_forge.contract.phase import ModelRef, PhaseContext
-from agent_forge.data.loader import Curriculum, TokenizedItem
+from agent_forge.data.loader import Schedule, TokenizedItem
 from agent_forge.data.tokenizer import END_OF_TEXT, END_OF_TURN, SPECIAL
 from agent_forge.evals.comparison import Comparison, PairedScores, compare_scores
 from agent_forge.evals.model_under_test import CONFIRMED, EVERY_STEP, ItemScores, confirm, measure
@@ -40,7 +40,7 @@ def train_network(
     ctx: PhaseContext,
     corpus: Corpus,
     model: ForgeNetwork,
-    curriculum: Curriculum,
+    curriculum: Schedule,
     held_out: Sequence[TokenizedItem] = (),
     **options: Any,
 ) -> ForgeNetwork:
@@ -82,26 +82,27 @@ class LatentModel:
             network.packing = self.packing
         return network
 
-    def trained(
-        self,
-        ctx: PhaseContext,
-        corpus: Corpus,
-        curriculum: Curriculum,
-        *,
-        steps: int,
-        loss: LossFunction = language_loss,
-        **options: Any,
-    ) -> LatentModel:
-        """These weights trained on, straight through the rounding; options of `train_network`."""
+    def trainable(self, device: str = "cpu") -> ForgeNetwork:
+        """A network that computes with rounded weights and trains those behind them."""
         network = ForgeNetwork(self.settings)
         network.load_state_dict(dict(self.state))
-        network.to(ctx.device)
         if self.packing:
             compute_rounded(network, self.packing)
-            loss = rounded_once(loss)
-        train_network(ctx, corpus, network, curriculum, steps=steps, loss=loss, **options)
+        return network.to(device)
+
+    def after(self, network: ForgeNetwork, steps: int) -> LatentModel:
+        """What became of these weights in a trainable network that took so many steps."""
         state = {name: tensor.detach().clone() for name, tensor in trained_state(network).items()}
         return replace(self, state=state, steps=self.steps + steps)
+
+    def trained(
+        self, ctx: PhaseContext, *, steps: int, loss: LossFunction = language_loss, **options: Any
+    ) -> LatentModel:
+        """These weights trained on, straight through the rounding; options of `train_network`."""
+        network = self.trainable(ctx.device)
+        whole = rounded_once(loss) if self.packing else loss
+        train_network(ctx, model=network, steps=steps, loss=whole, **options)
+        return self.after(network, steps)
 
 
 def measure_domains(ctx: PhaseContext, corpus: Corpus, model: ForgeNetwork, name: str) -> Scores:

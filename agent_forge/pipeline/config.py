@@ -13,6 +13,7 @@ from agent_forge.phases.phase1_cognate.config import CognateSettings
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings, refuse_outside
 from agent_forge.phases.phase3_quietstar.config import QuietStarSettings
 from agent_forge.phases.phase4_bitnet.config import BitNetSettings
+from agent_forge.phases.phase5_forge.config import ForgeSettings
 from agent_forge.phases.toy_config import ToySettings
 
 
@@ -24,7 +25,7 @@ class PhaseConfigs(shared.Settings):
     evomerge: EvoMergeSettings = EvoMergeSettings()
     quietstar: QuietStarSettings = QuietStarSettings()
     bitnet: BitNetSettings = BitNetSettings()
-    forge: shared.PhaseSettings = shared.PhaseSettings()
+    forge: ForgeSettings = ForgeSettings()
     baking: shared.PhaseSettings = shared.PhaseSettings()
     edge: shared.PhaseSettings = shared.PhaseSettings()
     final_compression: shared.PhaseSettings = shared.PhaseSettings()

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 MAX_MESSAGE = 16 << 20
+ANSWER = "answer"
 CALLED = re.compile(r"(?<![\w.])(?!assert\b|not\b)[A-Za-z_]\w*(?=\()")  # in a test
 # name -> type, how it is written, how it is read
 SCALARS: dict[str, tuple[Any, Callable[[Any], Any], Callable[[Any], Any]]] = {
@@ -206,11 +207,12 @@ def run_source(source: str, name: str, names: dict[str, Any]) -> None:
 def serve_answer(reading: int, writing: int, code: str, setup: str) -> None:
     """Run the answer, then do what the tests ask with what it defined."""
     connection = Connection(reading, writing, {"name", *OPERATIONS}, RemoteObject)
-    module = sys.modules["__main__"] = type(sys)("__main__")
+    module = type(sys)(ANSWER)  # not __main__: what a program does when it is run is not asked for
+    sys.modules |= {"__main__": module, ANSWER: module}
     names = module.__dict__
-    run_source(setup, "answer", names)
+    run_source(setup, ANSWER, names)
     given = dict(names)
-    run_source(code, "answer", names)
+    run_source(code, ANSWER, names)
     connection.names = {**names, **given}
     connection.send("ready", *[name for name in names if isinstance(name, str)])
     with contextlib.suppress(ConnectionClosed):  # the tests are over

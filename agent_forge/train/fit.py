@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from agent_forge.contract.phase import PhaseContext, Stateful
-from agent_forge.data.loader import IGNORE, BatchLoader, Curriculum
+from agent_forge.data.loader import IGNORE, BatchLoader, Schedule
 from agent_forge.errors import ConfigError, Diverged
 from agent_forge.model import loss as losses
 from agent_forge.model.loss import LossOutput, head_of, language_loss, vocabulary_of
@@ -102,7 +102,7 @@ def fit_corpus(
     ctx: PhaseContext,
     model: nn.Module,
     corpus: Corpus,
-    curriculum: Curriculum,
+    curriculum: Schedule,
     *,
     stage: str,
     steps: int,
@@ -110,6 +110,7 @@ def fit_corpus(
     seed: int,
     loss: LossFunction = language_loss,
     evaluate: Callable[[], float] | None = None,  # returns a loss on unseen items
+    evaluation: Evaluation | None = None,  # looks at the model instead of that
 ) -> None:
     """Train a model on a corpus, mixed as the curriculum says, in the order that `seed` gives."""
     size = {"batch": corpus.settings.rows, "length": corpus.settings.row_tokens}
@@ -126,11 +127,11 @@ def fit_corpus(
         loader.use(now.mix, now.length)
         return loader.next_batch()
 
-    early_stop = evaluate and EarlyStop(
-        evaluate, max(1, steps // EVALUATIONS), settings.patience, settings.min_gain
-    )
+    if evaluate and not evaluation:
+        every = max(1, steps // EVALUATIONS)
+        evaluation = EarlyStop(evaluate, every, settings.patience, settings.min_gain)
     parts: dict[str, Stateful] = {"loader": loader}
-    fit(ctx, trainer, next_batch, stage=stage, parts=parts, evaluation=early_stop)
+    fit(ctx, trainer, next_batch, stage=stage, parts=parts, evaluation=evaluation)
 
 
 class DistillationLoss:

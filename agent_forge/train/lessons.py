@@ -87,7 +87,7 @@ class Lessons:
         return [trace for own in self.traces.values() for trace in own]
 
     def _thoughts(self, name: str, own: Sequence[Trace]) -> TokenizedDataset:
-        items = [self.item(trace) for trace in own]
+        items = [trace_item(self.tokenizer, trace) for trace in own]
         longest = max(len(item.ids) for item in items)
         if longest >= self.settings.row_tokens:
             problem = f"a thought of the strategy {name} has {longest} tokens with its question"
@@ -95,24 +95,25 @@ class Lessons:
             raise ConfigError(f"{problem}, more than fit a row", hint=hint)
         return TokenizedDataset(name, [i.ids for i in items], [i.asked for i in items])
 
-    def item(self, trace: Trace) -> TokenizedItem:
-        """A thought with its question and answer as token ids; what is learned is asked for."""
-        ids: list[int] = []
-        asked: list[bool] = []
-        for part, learned in zip(*traces.document(trace), strict=True):
-            piece = self.tokenizer.encode(part) if isinstance(part, str) else [part]
-            ids += piece
-            asked += [learned] * len(piece)
-        return TokenizedItem(ids, asked)
-
     def held_out(self, count: int, split: str = "selection") -> list[TokenizedItem]:
         """Thoughts about items that are not taught: for evaluations during training, or others."""
         found = []
         for i in range(count):
             family = list(self.settings.ranges)[i % len(self.settings.ranges)]
             task = tasks.make(family, split, i, level=self.settings.ranges[family])
-            found.append(self.item(traces.write_trace(task, STEP, Random(i))))
+            found.append(trace_item(self.tokenizer, traces.write_trace(task, STEP, Random(i))))
         return found
+
+
+def trace_item(tokenizer: Tokenizer, trace: Trace) -> TokenizedItem:
+    """A thought with its question and answer as token ids; what is learned is asked for."""
+    ids: list[int] = []
+    asked: list[bool] = []
+    for part, learned in zip(*traces.document(trace), strict=True):
+        piece = tokenizer.encode(part) if isinstance(part, str) else [part]
+        ids += piece
+        asked += [learned] * len(piece)
+    return TokenizedItem(ids, asked)
 
 
 def strategy_shares(settings: LessonSettings, strategies: Sequence[str]) -> dict[str, float]:

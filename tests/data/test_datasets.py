@@ -290,6 +290,8 @@ TURN = {"role": "user", "content": "Who?"}
         ({"prompt": "Who?", "completion": "Tom"}, {"label": False}),
         ({"prompt": "Who?", "completion": "Tom"}, {"isCorrect": "False"}),
         ({"question": "Who?", "answer": "Tom"}, {"is_correct": False, "id": "x"}),
+        ({"question": "Who?", "answer": "Tom"}, {"correct": 0}),
+        ({"prompt": "Who?", "completion": "Tom"}, {"is_correct": "no"}),
         ({"messages": [TURN, {"role": "assistant", "content": "Tom"}]}, {"label": False}),
         (
             {"messages": [TURN, {"role": "assistant", "content": "Tom"}]},
@@ -314,6 +316,7 @@ def test_what_only_looks_like_a_wrong_answer_is_taken(
     rows = [
         {**asked, "answer": "no", "label": False},  # a class: the answer itself
         {**asked, "choices": ["Al", "Tom"], "label": False},
+        {**asked, "choices": ["Tom", "Al"], "correct": 0},  # the place of the right one
         {**asked, "is_correct": True, "label": True, "correct": None},
         {**asked, "label": 0, "is_public": False},
         {"messages": [TURN, {**reply, "weight": 0}, TURN, {**reply, "weight": 1}]},

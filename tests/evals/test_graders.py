@@ -345,6 +345,9 @@ def test_the_block_that_defines_something_is_the_program() -> None:
         ("The answer is three (3)", "3"),
         ("The answer is one hundred and five (105) eggs", "105"),
         ("So x = \u2212 3", "-3"),
+        ("#### - 5", "-5"),
+        ("The answer is - 5.", "-5"),
+        ("The answer is:\n- 18 dollars", "18"),
     ],
 )
 def test_where_a_text_says_its_answer(text: str, number: str) -> None:
@@ -367,6 +370,24 @@ def test_code_in_several_blocks_or_behind_an_open_fence() -> None:
     begun = Task("humaneval", 1, "verdict", "def area(r):\n", "a", tests=("assert area(2) == 12",))
     for end in ("", "\n```", "\n```\n", "\n```\nThis is it."):
         assert graders.completed(begun, f"    return 12{end}")
+
+
+def test_what_a_program_does_when_it_is_run_is_not_asked_for() -> None:
+    """Tests import an answer: what stands behind its main guard is for people."""
+    task = asked("", "assert solve(1) == 2", "assert solve(-1) == 0")
+    ends = ["print(solve(int(input())))", "import unittest\n    unittest.main()"]
+    ends += ["import sys\n    sys.exit(solve(1))", "print(solve(1))"]
+    for end in ends:
+        text = f"```python\n{RIGHT}\n\nif __name__ == '__main__':\n    {end}\n```"
+        assert graders.code(task, text), end
+        assert graders.code_in_part(task, text) == 1.0, end
+
+
+def test_a_share_of_the_tests_is_of_the_same_program() -> None:
+    task = asked("", "assert solve(1) == 2", "assert solve(-1) == 0")
+    text = "```python\ndef more(n):\n    return n + 1\n```\nThen:\n"
+    text += "```python\ndef solve(n):\n    return more(n)\n```"
+    assert graders.code(task, text) and graders.code_in_part(task, text) == 1.0
 
 
 def test_json_behind_another_bracket() -> None:

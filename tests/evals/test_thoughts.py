@@ -231,3 +231,38 @@ def test_the_thought_of_another_maker_is_no_answer(tmp_path: Path) -> None:
         "just 4": "just 4",
     }
     assert {text: opened.decode_answer(opened.encode(text)) for text in cases} == cases
+
+
+OPENED = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|><think>\n{% endif %}"
+)
+
+
+def test_a_thought_that_the_template_opens_is_no_answer(tmp_path: Path) -> None:
+    """Some templates end the prompt with the mark: the model itself never writes it."""
+    folder = llama(tmp_path / "llama")
+    opened = open_model(folder)
+    opened.tokenizer.chat_template, opened.chats = OPENED, True
+    prompt = opened.encode_chat([{"role": "user", "content": "3 or 4?"}])
+    assert opened.opens_thought(prompt)
+    assert not opened.opens_thought(opened.encode("is <think> a word?"))
+    cases = {"3 or 4? It is 4": "", "3 or 4?</think>4": "4", "a</think>3<think>or": ""}
+    told = {t: opened.decode_answer(opened.encode(t), within=True) for t in cases}
+    assert told == cases
+    model = model_under_test(opened)
+    task = replace(items()[0], answer="4")
+    turns = ({"role": "user", "content": "3 or 4?"}, {"role": "assistant", "content": "4"})
+    example = Example("3 or 4?", "4", messages=turns)
+    domain = Domain("d", (example,), tasks=[task], writing=AnswerFormat(6), grade=graders.words)
+    (answer,), _ = model.write(domain, [tuple(prompt)])
+    assert answer.truncated and answer.text == ""  # whatever it wrote, it was a thought
+
+
+def test_marks_of_thoughts_may_be_special_tokens(tmp_path: Path) -> None:
+    opened = open_model(llama(tmp_path / "llama"))
+    more = {"additional_special_tokens": ["<think>", "</think>"]}
+    opened.tokenizer.add_special_tokens(more)
+    cases = {"<think>It is 7, no, 9": "", "<think>7</think>8": "8", "8": "8"}
+    ids = {text: opened.tokenizer(text, add_special_tokens=False).input_ids for text in cases}
+    assert {text: opened.decode_answer(own).strip() for text, own in ids.items()} == cases

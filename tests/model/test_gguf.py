@@ -60,6 +60,17 @@ def written(folder: Path, dtype: str | None = "f32", **options: Any) -> Path:
     return target
 
 
+def test_a_link_out_of_the_folder_does_not_get_into_the_file(tmp_path: Path) -> None:
+    folder = tmp_path / "m"
+    make_gguf_model(folder)
+    (tmp_path / "secret.txt").write_text("SECRET")
+    (folder / "chat_template.jinja").unlink(missing_ok=True)
+    (folder / "chat_template.jinja").symlink_to("../secret.txt")
+    with pytest.raises(HostileInput, match=r"is a link to .*secret"):
+        written(folder)
+    assert not (tmp_path / "out" / "m.gguf").exists()
+
+
 def field(reader: GGUFReader, name: str) -> Any:
     return reader.fields[name].contents()
 

@@ -27,7 +27,13 @@ from agent_forge.store import files
 from agent_forge.store.cleanup import SessionCleanupManager, plan_cleanup
 from agent_forge.store.sessions import SessionStore
 from agent_forge.track.journal import read_lines
-from tests.support import bitnet_runs, cognate_settings, evomerge_settings, quietstar_runs
+from tests.support import (
+    bitnet_runs,
+    cognate_settings,
+    evomerge_settings,
+    forge_runs,
+    quietstar_runs,
+)
 from tests.support.fake_wandb import FakeWandb
 from tests.support.handoffs import GOOD, models
 from tests.support.networks import shaken
@@ -274,12 +280,13 @@ CHECKS: dict[str, tuple[Check, str, str]] = {
     **evomerge_settings.CHECKS,
     **quietstar_runs.CHECKS,
     **bitnet_runs.CHECKS,
+    **forge_runs.CHECKS,
     **{f"phases.{name}.enabled": (chosen, "true", "false") for name in ORDER},
     **{f"phases.{name}.gate_policy": (verdict, "fail", "warn") for name in GATED},
     **{f"phases.{name}.gates": (verdict, "{}", loose(gate)) for name, gate in GATED.items()},
 }
 # The phases do not exist yet.
-LATER = {f"phases.{name}.checkpoint_every_steps" for name in ORDER[5:]}
+LATER = {f"phases.{name}.checkpoint_every_steps" for name in ORDER[6:]}
 # Refused where they could change nothing: see below.
 REFUSED = {f"phases.{name}.{key}" for name in set(ORDER) - set(GATED) for key in GATE_KEYS}
 REFUSED.add("phases.evomerge.checkpoint_every_steps")
@@ -290,7 +297,7 @@ def test_every_setting_has_a_check() -> None:
 
 
 TRAINS = {*cognate_settings.CHECKS, *evomerge_settings.CHECKS, *quietstar_runs.CHECKS}
-TRAINS |= {*bitnet_runs.CHECKS}
+TRAINS |= {*bitnet_runs.CHECKS, *forge_runs.CHECKS}
 
 
 @pytest.mark.parametrize(

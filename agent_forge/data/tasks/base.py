@@ -55,6 +55,24 @@ class TaskContent(NamedTuple):
     tests: tuple[str, ...] = ()
 
 
+class Size(NamedTuple):
+    """What grows with the level of a family: `least` at level 1, `most` at level 100."""
+
+    unit: str
+    least: int
+    most: int
+
+    def level(self, size: int) -> int:
+        """The lowest level with items of a size."""
+        if not self.least <= size <= self.most:
+            raise ValueError(f"{size} {self.unit}: there are {self.least} to {self.most}")
+        return 1 - (self.least - size) * (MAX_LEVEL - 1) // (self.most - self.least)
+
+    def at(self, level: int) -> int:
+        """The size of the items of a level."""
+        return scaled(level, self.least, self.most)
+
+
 Draw = Callable[[int, Random], Operands]  # (level, rng)
 Accept = Callable[[Task, str], bool]  # True if the text answers the task
 Build = Callable[[Any, int, str, Random], TaskContent]  # (operands, level, split, rng)
@@ -73,6 +91,7 @@ class TaskFamily:
     summary: str
     learnable: bool = False
     wordings: Wordings = field(default_factory=dict)  # empty: symbols only, one form for all
+    size: Size | None = None  # None: nothing that can be counted grows
 
     def generate(self, level: int, split: str, rng: Random) -> Task:
         """One item of the split; draws until the operands belong to it."""
@@ -91,7 +110,8 @@ def family(
 ) -> TaskFamily:
     """The family that families.json describes under this name; `wordings` if it has none there."""
     described = DESCRIPTIONS[name] | ({"wordings": wordings} if wordings else {})
-    return TaskFamily(name, draw, build, accept, **described)
+    size = Size(*described["size"]) if "size" in described else None
+    return TaskFamily(name, draw, build, accept, **{**described, "size": size})
 
 
 def wording(family: str, split: str, rng: Random, /, **gaps: Any) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import math
+import re
 from collections.abc import Callable, Sequence
 from itertools import accumulate, combinations
 from random import Random
@@ -25,6 +26,7 @@ PLACES = ["".join(pair) for pair in combinations("1234", 2)]
 EVIDENCE = "abc"
 PRIORS = ("1/8", "1/4", "1/2", "1/1", "2/1", "4/1", "8/1")
 Advance = Callable[[str, str], str]  # (label, state) -> the next state
+_STATE = re.compile(r"[0-9]{1,5}|[1-9][0-9]{0,2}/[1-9][0-9]{0,2}")
 
 
 class Machine(NamedTuple):
@@ -90,6 +92,20 @@ def machine(task: Task) -> Machine:
     """The steps of an item of these families."""
     start, *labels = ast.literal_eval(task.operands)
     return Machine(start, tuple(labels), ADVANCE[task.family])
+
+
+def piece(task: Task, first: int, after: int, start: str = "") -> Task | None:
+    """Some labels of an item as an item of their own, from its start or from a given state; None
+    if there is no such state."""
+    whole = machine(task)
+    begin = start or whole.start
+    if (len(begin) != len(whole.start) and "/" not in begin) or not _STATE.fullmatch(begin):
+        return None
+    operands = (begin, *whole.labels[first:after])
+    steps, family = len(operands) - 1, next(own for own in FAMILIES if own.name == task.family)
+    asked = family.build(operands, steps, task.split, Random(0))
+    both = (asked.question, asked.answer)
+    return Task(task.family, steps, task.split, *both, operands=repr(operands))
 
 
 def _drawn(

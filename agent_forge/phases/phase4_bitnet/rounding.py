@@ -73,7 +73,7 @@ class RoundedTraining:
         # Later stages see other batches: their seed goes by the steps that were taken.
         seed = self.ctx.seed + 1_000_003 * before.steps
         how = {"stage": stage, "steps": steps, "loss": distillation, **self._how(seed)}
-        return replace(before, packing=packing).trained(self.ctx, self.taught, **how)
+        return replace(before, packing=packing).trained(self.ctx, corpus=self.taught, **how)
 
     def _how(self, seed: int) -> dict[str, Any]:
         """What every training has in common."""

@@ -1,0 +1,132 @@
+"""Own thoughts beyond what was taught: two cuts have to agree, and no answer is looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import pytest
+
+from agent_forge.data import tasks, traces
+from agent_forge.data.tasks.reasoning import machine, piece
+from agent_forge.phases.phase5_forge import own_thoughts
+from agent_forge.phases.phase5_forge.own_thoughts import (
+    Worked,
+    by_splitting,
+    by_verifier,
+    by_vote,
+)
+
+
+class Solver:
+    """Thinks as a model would that knows some lengths, and errs where it is told to."""
+
+    def __init__(self, known: range, errs: Any = lambda item: False) -> None:
+        self.known, self.errs, self.asked = known, errs, list[Any]()
+
+    def worked(self, items: Sequence[tasks.Task]) -> list[Worked]:
+        found = []
+        for item in items:
+            self.asked.append(item)
+            steps = len(machine(item).labels)
+            assert steps in self.known, f"{steps} steps were never taught"
+            trace = traces.write_trace(item, "step", Random(0))
+            answer = item.answer
+            if self.errs(item):
+                answer = str((int(answer) + 1) % 10)
+            found.append(Worked(trace.claims, answer))
+        return found
+
+
+@pytest.fixture
+def solver(monkeypatch: pytest.MonkeyPatch) -> Solver:
+    own = Solver(range(4, 11))
+
+    def worked(thinker: Any, pieces: Sequence[Any]) -> list[Worked | None]:
+        asked = iter(own.worked([p for p in pieces if p is not None]))
+        return [next(asked) if p is not None else None for p in pieces]
+
+    monkeypatch.setattr(own_thoughts, "_worked", worked)
+    return own
+
+
+def long_items(count: int = 12, size: int = 14) -> list[tasks.Task]:
+    return [tasks.make("tot4", "train", i, level=size) for i in range(count)]
+
+
+@pytest.mark.parametrize("family", ["chain", "tot4", "swap4", "odds"])
+def test_pieces_of_an_item_lead_to_its_end(family: str) -> None:
+    for number in range(20):
+        task = tasks.make(family, "train", number, level=(4, 9))
+        count = len(machine(task).labels)
+        first = piece(task, 0, 2)
+        assert first is not None and len(machine(first).labels) == 2
+        rest = piece(task, 2, count, first.answer)
+        assert rest is not None and rest.answer == task.answer
+        assert tasks.is_right(rest, task.answer)
+
+
+@pytest.mark.parametrize("state", ["12", "abcde", "1234567", "0/1", "99999/1", "1/0", "-1"])
+def test_a_state_that_cannot_be_is_no_start(state: str) -> None:
+    assert piece(tasks.make("chain", "train", 0, level=4), 2, 4, state) is None
+
+
+def test_a_sure_solver_agrees_with_itself_and_is_right(solver: Solver) -> None:
+    items = long_items()
+    found = by_splitting(solver, items, (4, 10))  # type: ignore[arg-type]
+    assert (len(found.traces), found.asked, found.right) == (12, 12, 12)
+    assert found.agreement == 1.0
+    gold = [traces.write_trace(item, "step", Random(0)).claims for item in items]
+    assert [trace.claims for trace in found.traces] == gold
+    assert len({len(machine(own).labels) for own in solver.asked}) > 1  # two different cuts
+
+
+def test_an_error_in_a_piece_of_one_cut_is_noticed(solver: Solver) -> None:
+    items = long_items()
+    wrong = piece(items[0], 0, own_thoughts._cuts(14, 4, 10)[0])  # type: ignore[index]
+    solver.errs = lambda own: own == wrong
+    found = by_splitting(solver, items, (4, 10))  # type: ignore[arg-type]
+    assert len(found.traces) == 11 and found.right == 11
+    assert items[0].question not in [trace.task.question for trace in found.traces]
+
+
+def test_answers_are_those_of_the_model_and_never_looked_up(solver: Solver) -> None:
+    """A solver that errs in the same way in both cuts is believed: its answer is learned."""
+    items = [replace(item, answer="?") for item in long_items()]  # what nobody may read
+    solver.errs = lambda own: False
+    found = by_splitting(solver, items, (4, 10))  # type: ignore[arg-type]
+    assert len(found.traces) == 12 and all(t.task.answer.isdigit() for t in found.traces)
+    assert found.right == 0  # by the answer that the item claims
+
+
+@pytest.mark.parametrize(
+    ("length", "cuts"),
+    [(14, (7, 10)), (11, (6, 7)), (20, None), (19, (10, 9)), (8, None), (21, None), (9, (5, 4))],
+)
+def test_cuts_leave_pieces_of_known_lengths(length: int, cuts: tuple[int, int] | None) -> None:
+    assert own_thoughts._cuts(length, 4, 10) == cuts
+    for cut in cuts or ():
+        assert 4 <= cut <= 10 and 4 <= length - cut <= 10
+
+
+def test_a_verifier_looks_at_the_answer_and_a_vote_at_most_samples(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    items = long_items(3)
+    right, wrong = items[0].answer, str((int(items[0].answer) + 1) % 10)
+    gold = traces.write_trace(items[0], "step", Random(0)).claims
+    own = [
+        [Worked(("11",), right), Worked(gold, right), Worked(("12",), wrong)],
+        [Worked(("11",), "?"), Worked(("12",), "?"), Worked(("13",), items[1].answer)],
+        [Worked(("11",), "1"), Worked(("12",), "2"), Worked(("13",), "3")],
+    ]
+    monkeypatch.setattr(own_thoughts, "_samples", lambda *_: own)
+    unused: Any = None
+    verified = by_verifier(unused, items, 3, 0)
+    kept = [t.claims for t in verified.traces]
+    assert kept[:2] == [("11",), ("13",)] and verified.right == 0  # right answers, wrong steps
+    voted = by_vote(unused, items, 3, 0)
+    assert [t.claims for t in voted.traces] == [("11",), ("11",)]
+    assert [t.task.answer for t in voted.traces] == [right, "?"] and voted.asked == 3

@@ -42,7 +42,7 @@ class ForgeSettings(PhaseSettings, CorpusSettings):
     steps: int = setting(200, "training steps at the edge; 0: none", ge=0, le=10_000_000)
     examples: Count = setting(6_000, "worked examples of the sizes at the edge, all together")
     replay_share: Share = setting(0.35, "of the tokens, that are old tasks")
-    known_share: Share = setting(0.2, "of the new tokens, that are of sizes known before")
+    known_share: Share = setting(0.5, "of the other tokens, that are of sizes known before")
     beyond: Literal["split", "verified", "voted", "none"] = setting(
         "split", "how thoughts about longer items are made and chosen without worked examples"
     )
@@ -55,7 +55,7 @@ class ForgeSettings(PhaseSettings, CorpusSettings):
     most_lost: Share = setting(0.02, "of the accuracy on known sizes, by a round that is kept")
     kept_skills: Share = setting(0.03, "of the accuracy on old tasks that may be lost")
     self_model_weight: float = setting(0.0, "of predicting its own activations", ge=0, le=10)
-    dream_share: Share = setting(0.0, "of the new tokens, that are its own verified answers")
+    dream_share: Share = setting(0.0, "of what is left, that is its own verified answers")
     train: TrainSettings = setting(
         TrainSettings(optimizer=OPTIMIZER, warmup_steps=10, warmdown_share=0.7),
         "training at the edge and beyond",

@@ -72,9 +72,9 @@ class EdgeTasks:
         same = next(i for i, (a, b) in enumerate(zip(item.ids, given.ids)) if a != b)  # noqa: B905
         return TokenizedItem(item.ids, [own and i >= same for i, own in enumerate(item.asked)])
 
-    def source(self, name: str, size: int, count: int, hints: int = 0) -> TokenizedDataset:
-        """Worked examples of a size."""
-        items = [self.item(self.task(size, "train", i), hints) for i in range(count)]
+    def source(self, name: str, asked: Sequence[Asked], hints: int = 0) -> TokenizedDataset:
+        """Worked examples of items by size and number."""
+        items = [self.item(self.task(size, "train", n), hints) for size, n in asked]
         return TokenizedDataset(name, [i.ids for i in items], [i.asked for i in items])
 
     def solved(self, model: ForgeNetwork, split: str, asked: Sequence[Asked]) -> list[bool]:

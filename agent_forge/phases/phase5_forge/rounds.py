@@ -35,7 +35,8 @@ from agent_forge.train.trainer import LossFunction
 log = logging.getLogger(__name__)
 LOOKED_AT = 8  # items of a size, at every look
 KNOWN_ITEMS = 200  # of each family, that say whether known sizes are kept
-NEWEST, EARLIER = 0.6, 0.2  # of a round's new tokens: its own thoughts, and those of rounds before
+EARLIER = 0.25  # of the own thoughts that a round learns from, that are of the rounds before
+LESSONS = 0.3  # of what was known before, that is of all strategies and families
 LOOKS = {"uniform": 10, "easy_to_hard": 10, "controller": 40}
 DREAMS, DREAMED = "dreams", 200  # items of each family
 OLD = "old tasks"
@@ -98,7 +99,7 @@ class EdgeTraining:
         def measured() -> Levels:
             network = model.opened().to(self.ctx.device)
             found = {
-                family: _share(own.solved(network, "selection", _spread(own.taught, KNOWN_ITEMS)))
+                family: _share(own.solved(network, "selection", _in_turn(own.taught, KNOWN_ITEMS)))
                 for family, own in self._asked.items()
             }
             items = [item for own in self.corpus.selection.values() for item in own]
@@ -135,7 +136,7 @@ class EdgeTraining:
                 sizes[family] = list(beyond)
         if not c.steps or not sizes:
             return model, None
-        base, extra = self._base(model, 1 - c.replay_share, c.known_share)
+        base, extra = self._base(model, reach)
         network = model.trainable(self.ctx.device)
         draw = EdgeDraw(
             c.draw, base, sizes, partial(self._look, network), c.steps, c.row_tokens, LOOKS[c.draw]
@@ -148,7 +149,9 @@ class EdgeTraining:
         hints = HINTS if self.settings.draw == "controller" else (0,)
         count = max(1, self.settings.examples // (len(hints) * sum(map(len, sizes.values()))))
         return [
-            self.families[family].source(source_name(family, size, given), size, count, given)
+            self.families[family].source(
+                source_name(family, size, given), [(size, n) for n in range(count)], given
+            )
             for family, own in sizes.items()
             for size in own
             for given in hints
@@ -156,19 +159,29 @@ class EdgeTraining:
         ]
 
     def _base(
-        self, model: LatentModel, new: float, known: float
+        self, model: LatentModel, reach: Mapping[str, int]
     ) -> tuple[dict[str, float], list[TokenizedDataset]]:
-        """The weights of what it knew before, and what has to be there for it beside the corpus."""
-        mix = {name: (1 - new) * weight for name, weight in self.corpus.mix().items()}
-        sources: list[TokenizedDataset] = []
+        """The weights of what it knew before, and what has to be there for it beside the corpus:
+        thoughts of every strategy, and of the families at hand all sizes that it solves."""
+        c, new = self.settings, 1 - self.settings.replay_share
+        mix = {name: c.replay_share * weight for name, weight in self.corpus.mix().items()}
+        sources = list[TokenizedDataset]()
+        left = new * c.known_share
         if self.lessons:
             sources += self.lessons.sources()
             thoughts = {name: w for name, w in self.known_mix().items() if name not in mix}
-            total = sum(thoughts.values())
-            mix |= {name: new * known * weight / total for name, weight in thoughts.items()}
-        if self.settings.dream_share and (dreams := self._dreams(model)):
+            share = LESSONS * left / sum(thoughts.values())
+            mix |= {name: share * weight for name, weight in thoughts.items()}
+            left *= 1 - LESSONS
+        for family, own in self._asked.items():
+            sizes = own.taught[0], max(own.taught[1], reach.get(family, 0))
+            count = max(1, c.examples // (2 * len(self._asked)))
+            source = own.source(f"{family}, known sizes", _in_turn(sizes, count))
+            sources.append(source)
+            mix[source.name] = left / len(self._asked)
+        if c.dream_share and (dreams := self._dreams(model)):
             sources.append(dreams)
-            mix[DREAMS] = new * (1 - known) * self.settings.dream_share
+            mix[DREAMS] = new * (1 - c.known_share) * c.dream_share
         return mix, sources
 
     def known_corpus(self) -> Corpus:
@@ -186,7 +199,7 @@ class EdgeTraining:
         thinker = Thinker(model.opened().to(self.ctx.device), self.corpus.tokenizer)
         kept: list[Trace] = []
         for own in self._thinking.values():
-            items = [own.task(size, "train", n) for size, n in _spread(own.taught, DREAMED, 10**6)]
+            items = [own.task(size, "train", n) for size, n in _in_turn(own.taught, DREAMED, 10**6)]
             samples, seed = self.settings.samples, self.ctx.seed
             kept += by_verifier(thinker, items, samples, seed).traces
         return self._source(DREAMS, kept) if kept else None
@@ -286,11 +299,10 @@ class EdgeTraining:
             reason = f"no family has {c.least_agreement:.0%} of thoughts to learn from"
             return model, Round(number, sizes, counts, before, before, False, reason), None
         pool = self._source(f"round {number}", taught)
-        newest = 1.0 - (EARLIER if pools else 0.0) - (1 - NEWEST - EARLIER)
-        new = 1 - c.replay_share
-        base, extra = self._base(model, new, 1 - newest - (EARLIER if pools else 0.0))
-        mix: dict[str, float] = {**base, pool.name: new * newest}
-        mix |= {earlier.name: new * EARLIER / len(pools) for earlier in pools}
+        base, extra = self._base(model, reach)
+        new, earlier = 1 - sum(base.values()), EARLIER if pools else 0.0
+        mix: dict[str, float] = {**base, pool.name: new * (1 - earlier)}
+        mix |= {one.name: new * earlier / len(pools) for one in pools}
         network = model.trainable(ctx.device)
         sources = [*extra, pool, *pools]
         curriculum = self.corpus.constant(mix)
@@ -314,7 +326,7 @@ class EdgeTraining:
         """The model's thoughts about items of sizes that it was not taught."""
         c, own = self.settings, self.families[family]
         asked = [
-            own.task(size, "train", n) for size, n in _spread(sizes, c.own_items, 10**6 * number)
+            own.task(size, "train", n) for size, n in _in_turn(sizes, c.own_items, 10**6 * number)
         ]
 
         def made() -> dict[str, Any]:
@@ -343,7 +355,7 @@ class EdgeTraining:
         def measured() -> dict[str, float]:
             network = model.opened().to(self.ctx.device)
             return {
-                f: _share(self.families[f].solved(network, "selection", _spread(own, KNOWN_ITEMS)))
+                f: _share(self.families[f].solved(network, "selection", _in_turn(own, KNOWN_ITEMS)))
                 for f, own in sizes.items()
             }
 
@@ -355,7 +367,7 @@ class EdgeTraining:
         return TokenizedDataset(name, [i.ids for i in items], [i.asked for i in items])
 
 
-def _spread(sizes: tuple[int, int], count: int, first: int = 0) -> list[tuple[int, int]]:
+def _in_turn(sizes: tuple[int, int], count: int, first: int = 0) -> list[tuple[int, int]]:
     """Sizes and numbers of so many items, the sizes in turn."""
     every = range(sizes[0], sizes[1] + 1)
     return [(every[i % len(every)], first + i) for i in range(count)]

@@ -27,7 +27,6 @@ from agent_forge.evals.domains import Domain, answer, reply_of
 from agent_forge.evals.likelihood import PLAIN, Reading, TokenLosses
 from agent_forge.infer import generate as generation
 from agent_forge.infer.generate import ProgressCallback, no_progress
-from agent_forge.model.load import silent
 from agent_forge.model.opened import Asked, OpenedModel, TransformersModel, open_model
 
 TOKENS_A_BATCH = 4096
@@ -152,7 +151,6 @@ class ModelUnderTest:
             return self.opened.encode(example.prompt + ("" if last is None else "\n"))
         return self.opened.encode_chat(example.messages[:last])
 
-    @silent()
     def prepare(self, domain: Domain) -> TokenizedDomain:
         """The tokens of a domain, for this model and all others with its tokenizer."""
         items: list[TokenizedItem] = []

@@ -353,8 +353,7 @@ def edit_distance(a: Sequence[int], b: Sequence[int]) -> int:
     row = places
     for i, x in enumerate(a, start=1):
         best = np.minimum(row[1:] + 1, row[:-1] + (other != x))
-        # An insertion costs one for each place from the best one before.
-        row = np.minimum.accumulate(np.append(i, best) - places) + places
+        row = np.minimum.accumulate(np.append(i, best) - places) + places  # and insertions
     return int(row[-1])
 
 

@@ -356,34 +356,25 @@ def _refuse(place: str, what: str, names: Iterable[str]) -> None:
 
 
 @contextlib.contextmanager
-def silent() -> Iterator[None]:
-    """Have transformers say nothing, and download nothing, whatever the files name."""
+def refusing(place: str | Path) -> Iterator[None]:
+    """Turn whatever transformers raises about files that are not ours into DamagedFile."""
+    # Nothing is downloaded meanwhile, whatever the files name.
     logging.disable_progress_bar()
     before, offline = logging.get_verbosity(), hub.HF_HUB_OFFLINE
-    # Every change empties the caches of all loggers, which takes longer than to encode a text:
-    # whoever encodes many is silent around all of them.
-    if changes := before != logging.CRITICAL:
+    if before != logging.CRITICAL:  # a change empties the caches of all loggers, which takes long
         logging.set_verbosity(logging.CRITICAL)
     hub.HF_HUB_OFFLINE = True
     try:
         yield
-    finally:
-        if changes:
-            logging.set_verbosity(before)
-        hub.HF_HUB_OFFLINE = offline
-
-
-@contextlib.contextmanager
-def refusing(place: str | Path) -> Iterator[None]:
-    """Turn whatever transformers raises about files that are not ours into DamagedFile."""
-    try:
-        with silent():
-            yield
     except (ForgeError, KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # a panic of the tokenizers' library is no Exception
         first = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
         raise DamagedFile(place, f"transformers cannot use it ({first})") from error
+    finally:
+        if before != logging.CRITICAL:
+            logging.set_verbosity(before)
+        hub.HF_HUB_OFFLINE = offline
 
 
 def open_tokenizer(folder: Path) -> Any:

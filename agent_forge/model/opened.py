@@ -124,6 +124,7 @@ class TransformersModel:
         _, end, behind = text.rpartition(END_OF_THOUGHT)
         return "" if THOUGHT in (behind if end else text) else behind
 
+    @refusing("the tokenizer")  # once around all that is asked of it
     def _asked(self, given: str, whole: str, answer: str, *, special: bool) -> Asked:
         """All is asked for from where the tokens of the whole text differ from those given."""
         # So a token that reaches from the prompt into the answer is asked for.

@@ -31,6 +31,7 @@ from tests.support.forked_workers import fork_workers
 pytestmark = pytest.mark.slow
 
 MANY: dict[str, Any] = {"fitness_subset_size": 100}
+AUTO: dict[str, Any] = {"strategy": "auto", "generations": 1}
 
 
 def champion(folder: Path) -> list[str]:
@@ -68,9 +69,10 @@ def test_as_many_workers_as_you_like_find_the_same(
     kind: str,
 ) -> None:
     use_pool(kind, monkeypatch)
+    settings: dict[str, Any] = AUTO if strategy == "auto" else {"strategy": strategy}
     more = {"racing": True, "fitness_subset_size": 64} if strategy == "ga" else {}
-    there = run_evolution(job(tmp_path / "x", workers=count, strategy=strategy, **more))
-    assert outcome(there.loop.folder) == by_itself(strategy=strategy, **more)
+    there = run_evolution(job(tmp_path / "x", workers=count, **settings, **more))
+    assert outcome(there.loop.folder) == by_itself(**settings, **more)
     assert not list(there.loop.folder.glob("weights/workers/*/*.safetensors"))
 
 
@@ -167,8 +169,8 @@ def test_a_worker_that_dies_once_costs_nothing(
 
     monkeypatch.setattr(WorkerProcess, "send", and_die)
     fork_workers(monkeypatch)
-    there = run_evolution(job(tmp_path / "x", workers=2, strategy="auto"))
-    assert not fatal and outcome(there.loop.folder) == by_itself(strategy="auto")
+    there = run_evolution(job(tmp_path / "x", workers=2, **AUTO))
+    assert not fatal and outcome(there.loop.folder) == by_itself(**AUTO)
 
 
 def test_a_shutdown_that_reaches_the_workers_costs_no_candidate(
@@ -185,10 +187,10 @@ def test_a_shutdown_that_reaches_the_workers_costs_no_candidate(
                 for number in (signal.SIGTERM, signal.SIGHUP):
                     os.kill(pid, number)
 
-    todo = job(tmp_path / "signalled", workers=2, strategy="auto")
+    todo = job(tmp_path / "signalled", workers=2, **AUTO)
     there = run_evolution(todo, listen=watch)
     assert len(signalled) >= 2 and not [r for r in journal(there.loop.folder) if r["problem"]]
-    assert outcome(there.loop.folder) == by_itself(strategy="auto")
+    assert outcome(there.loop.folder) == by_itself(**AUTO)
 
 
 @POOLS

@@ -121,7 +121,7 @@ def test_killed_at_random_it_ends_in_the_same_bytes(
     rng, kills = random.Random(5), 0
     for _ in range(200):
         child = forked(lambda: run(tmp_path, ALL_TEN, f"{PHASE}.controls=true"))
-        time.sleep(rng.uniform(1.5, 5.0) if kills < 20 else 0)
+        time.sleep(rng.uniform(0.3, 1.5) if kills < 20 else 0)
         if kills < 20:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(child, signal.SIGKILL)

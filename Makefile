@@ -34,7 +34,8 @@ demo: $(STAMP)
 # Tracing costs a third more, so only tests that reach what has a bar (pyproject.toml) are traced.
 COVERED := tests/store tests/config tests/cli/test_runs.py tests/faults/test_io.py \
   tests/merge/test_weights.py tests/pipeline/test_orchestrator.py
-PYTEST := $(BIN)/python -m pytest -n 3 --dist worksteal
+# Compiled tests are kept even where the shell forbids it: each process would compile them again.
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 3 --dist worksteal
 
 test: $(STAMP)
 	$(PYTEST) -m "not soak" --cov --cov-report= $(COVERED)

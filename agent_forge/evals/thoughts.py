@@ -349,12 +349,12 @@ def mean_divergence(thoughts: Sequence[Ids], seed: int = 0, pairs: int = 200) ->
 
 def edit_distance(a: Sequence[int], b: Sequence[int]) -> int:
     """How many insertions, deletions and replacements make one of the other."""
-    row = list(range(len(b) + 1))
+    other, places = np.array(b, dtype=np.int64), np.arange(len(b) + 1)
+    row = places
     for i, x in enumerate(a, start=1):
-        before, row[0] = row[0], i
-        for j, y in enumerate(b, start=1):
-            before, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, before + (x != y))
-    return row[-1]
+        best = np.minimum(row[1:] + 1, row[:-1] + (other != x))
+        row = np.minimum.accumulate(np.append(i, best) - places) + places  # and insertions
+    return int(row[-1])
 
 
 # -- the strategies --------------------------------------------------------------------------------

@@ -361,7 +361,8 @@ def refusing(place: str | Path) -> Iterator[None]:
     # Nothing is downloaded meanwhile, whatever the files name.
     logging.disable_progress_bar()
     before, offline = logging.get_verbosity(), hub.HF_HUB_OFFLINE
-    logging.set_verbosity(logging.CRITICAL)
+    if before != logging.CRITICAL:  # a change empties the caches of all loggers, which takes long
+        logging.set_verbosity(logging.CRITICAL)
     hub.HF_HUB_OFFLINE = True
     try:
         yield
@@ -371,7 +372,8 @@ def refusing(place: str | Path) -> Iterator[None]:
         first = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
         raise DamagedFile(place, f"transformers cannot use it ({first})") from error
     finally:
-        logging.set_verbosity(before)
+        if before != logging.CRITICAL:
+            logging.set_verbosity(before)
         hub.HF_HUB_OFFLINE = offline
 
 

@@ -138,6 +138,7 @@ class TransformersModel:
         """True if a prompt ends with the beginning of a thought, as some templates write it."""
         return self._shown(prompt[-OPENING_TOKENS:]).rstrip().endswith(THOUGHT)
 
+    @refusing("the tokenizer")  # once around all that is asked of it
     def _asked(self, given: str, whole: str, answer: str, *, special: bool) -> Asked:
         """All is asked for from where the tokens of the whole text differ from those given."""
         # So a token that reaches from the prompt into the answer is asked for.

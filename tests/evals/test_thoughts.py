@@ -78,6 +78,13 @@ def test_thoughts_that_work_are_no_theatre() -> None:
     assert min(report.lengths) > 5 and report.divergence > 0.3
 
 
+def test_a_thought_has_room_for_some_times_its_steps() -> None:
+    steps = [
+        TOKENIZER.compose(*traces.write_trace(item, "step", Random(0)).parts()) for item in items()
+    ]
+    assert 2 * max(map(len, steps)) < thinker().room(items()) < 5 * max(map(len, steps))
+
+
 @pytest.mark.parametrize("how", ["constant", "shuffled", "pauses"])
 def test_replaced_thoughts_are_theatre(how: str) -> None:
     report = assess(replaced(how), items())

@@ -20,6 +20,7 @@ from agent_forge.store import files, paths
 from agent_forge.track.progress import PlainProgress
 from tests.support.command_line import Forge, Patch, start
 from tests.support.evo_models import PARENTS, evo_line, evolved, family
+from tests.support.forked_workers import fork_workers
 from tests.support.merge_models import make_models
 from tests.support.toy_runs import exit_code, forked, toy_run
 
@@ -88,7 +89,10 @@ def test_a_model_disappears_under_an_evolution(
 
 
 @FORK
-def test_the_folder_of_an_evolution_with_workers_disappears(tmp_path: Path, models: Path) -> None:
+def test_the_folder_of_an_evolution_with_workers_disappears(
+    tmp_path: Path, models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fork_workers(monkeypatch)
     line = evo_line("--set", "workers=2", models=models)
     ends_with_gone(tmp_path, line, removing(tmp_path / "x", "candidate", 2), "x")
 

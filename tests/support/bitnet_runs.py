@@ -71,7 +71,8 @@ def run(root: Path, *sets: str, thinks: bool = True, listener: Any = None) -> di
         listeners=[listener] if listener else [],
     )
     given = None if begun else [reasoner(root, thinks=thinks)]
-    outcome = orchestrator.run(only="bitnet", input_models=given)
+    with quietstar_runs.brief_thoughts():
+        outcome = orchestrator.run(only="bitnet", input_models=given)
     assert outcome["success"], outcome
     return outcome
 

@@ -22,6 +22,7 @@ from agent_forge.store import files
 from tests.support.eval_models import own_model
 from tests.support.evo_models import FEW, PARENTS, WEIGHTS_FILE, family, files_of, job, outcome
 from tests.support.fake_wandb import FakeWandb
+from tests.support.forked_workers import fork_workers
 
 pytestmark = pytest.mark.slow
 
@@ -127,6 +128,7 @@ def test_workers_device_and_wandb_do_something(
         return started(kind, count, *rest, **more)
 
     monkeypatch.setattr(parallel, "open_pool", counted)
+    fork_workers(monkeypatch)
     quick = {"generations": 0, "num_workers": 2, "wandb_project": "mine"}
     EvoMerge(EvoMergeConfig(**settings(tmp_path / "x", **quick))).run(models())
     alone = settings(tmp_path / "y", generations=0, num_workers=2, enable_parallel=False)

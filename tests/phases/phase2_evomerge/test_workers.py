@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,12 @@ from agent_forge.workers import ray_pool
 from agent_forge.workers.pools import WorkerProcess
 from tests.support.evo_models import POOLS, begin, family, job, journal, outcome, use_pool
 from tests.support.extras import RAY
+from tests.support.forked_workers import fork_workers
 
 pytestmark = pytest.mark.slow
 
 MANY: dict[str, Any] = {"fitness_subset_size": 100}
+AUTO: dict[str, Any] = {"strategy": "auto", "generations": 1}
 
 
 def champion(folder: Path) -> list[str]:
@@ -66,9 +69,10 @@ def test_as_many_workers_as_you_like_find_the_same(
     kind: str,
 ) -> None:
     use_pool(kind, monkeypatch)
+    settings: dict[str, Any] = AUTO if strategy == "auto" else {"strategy": strategy}
     more = {"racing": True, "fitness_subset_size": 64} if strategy == "ga" else {}
-    there = run_evolution(job(tmp_path / "x", workers=count, strategy=strategy, **more))
-    assert outcome(there.loop.folder) == by_itself(strategy=strategy, **more)
+    there = run_evolution(job(tmp_path / "x", workers=count, **settings, **more))
+    assert outcome(there.loop.folder) == by_itself(**settings, **more)
     assert not list(there.loop.folder.glob("weights/workers/*/*.safetensors"))
 
 
@@ -93,6 +97,7 @@ def test_workers_measure_what_it_was_begun_with(
     models, source = tmp_path / "models", tmp_path / "score_that_changes.py"
     shutil.copytree(family(), models)
     monkeypatch.chdir(tmp_path)
+    fork_workers(monkeypatch)
     source.write_text("def one(model): return float(next(model.parameters()).sum())\n")
     more = {"fitness": "score_that_changes:one"} if what == "fitness" else {}
     inputs = begin(models, tmp_path / "x", workers=2, **more)
@@ -102,6 +107,7 @@ def test_workers_measure_what_it_was_begun_with(
             return
         if what == "fitness":
             source.write_text("def one(model): return 1.0\n")
+            del sys.modules[source.stem]  # workers that are not forked do not have it either
         else:
             name = "model.safetensors" if what == "weights" else "config.json"
             other = (models / "base" / name).read_bytes() + b"\n" * (what == "config")
@@ -131,6 +137,7 @@ def test_a_killed_worker_costs_its_candidate(
             os.kill(self.process.pid, signal.SIGKILL)
 
     monkeypatch.setattr(WorkerProcess, "send", and_die)
+    fork_workers(monkeypatch)
     there = run_evolution(job(tmp_path / "killed", workers=2))
     failed = {r["key"]: r["generation"] for r in journal(there.loop.folder) if r["problem"]}
     assert sorted(failed.values()) == [*deaths.values()] and not fatal
@@ -161,14 +168,16 @@ def test_a_worker_that_dies_once_costs_nothing(
             os.kill(self.process.pid, signal.SIGKILL)
 
     monkeypatch.setattr(WorkerProcess, "send", and_die)
-    there = run_evolution(job(tmp_path / "x", workers=2, strategy="auto"))
-    assert not fatal and outcome(there.loop.folder) == by_itself(strategy="auto")
+    fork_workers(monkeypatch)
+    there = run_evolution(job(tmp_path / "x", workers=2, **AUTO))
+    assert not fatal and outcome(there.loop.folder) == by_itself(**AUTO)
 
 
 def test_a_shutdown_that_reaches_the_workers_costs_no_candidate(
-    tmp_path: Path, by_itself: Any
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_itself: Any
 ) -> None:
     """systemd signals every process of a service; what the run journals then is kept for ever."""
+    fork_workers(monkeypatch)
     signalled: set[int] = set()
 
     def watch(event: dict[str, Any]) -> None:
@@ -178,10 +187,10 @@ def test_a_shutdown_that_reaches_the_workers_costs_no_candidate(
                 for number in (signal.SIGTERM, signal.SIGHUP):
                     os.kill(pid, number)
 
-    todo = job(tmp_path / "signalled", workers=2, strategy="auto")
+    todo = job(tmp_path / "signalled", workers=2, **AUTO)
     there = run_evolution(todo, listen=watch)
     assert len(signalled) >= 2 and not [r for r in journal(there.loop.folder) if r["problem"]]
-    assert outcome(there.loop.folder) == by_itself(strategy="auto")
+    assert outcome(there.loop.folder) == by_itself(**AUTO)
 
 
 @POOLS

@@ -10,9 +10,11 @@ self-model (arXiv 2407.10188), own answers as replay; benchmarks/forge.py has th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import product
 from typing import Any
 
 from agent_forge.contract import phase
@@ -51,6 +53,8 @@ from agent_forge.train.lessons import lessons_of_record
 
 PACKED, WHOLE = "packed", "dequantised"
 INPUT, FORGED, CONTROL = "input", "forged", "control"
+KNOWN, BEYOND = "known", "beyond"  # sizes that it was taught before this phase, and larger ones
+PAST_THE_END = 2  # sizes beyond the largest that can be learned, which show where it ends
 SHOWN = 3  # items of each family in the card
 ITEM_TOKENS = 80  # of an item with its thought, about
 
@@ -62,9 +66,6 @@ class Measured:
     abilities: dict[str, Ability]
     solved: dict[str, dict[int, list[bool]]]  # by family and size
     old: Scores
-
-    def of(self, family: str, sizes: Sequence[int]) -> list[bool]:
-        return [right for size in sizes for right in self.solved[family].get(size, [])]
 
 
 class ForgePhase(phase.PhaseController):
@@ -131,7 +132,10 @@ class ForgePhase(phase.PhaseController):
             taught = (size.least, size.at(c.max_level))
             if name in record.get("levels", {}):
                 taught = (record["levels"][name][0], record["levels"][name][1])
-            most = round((taught[1] + c.edge_sizes) * c.growth**c.rounds)
+            top = taught[1] + (c.edge_sizes if c.steps else 0)
+            for _ in range(c.rounds if c.beyond != "none" else 0):
+                top = math.ceil(c.growth * top)
+            most = top + PAST_THE_END
             families[name] = edge_tasks(name, taught, most, tokenizer, ctx.seed, c.row_tokens)
         asked: list[Task] = []
         if c.texts:  # which must not hold what is asked
@@ -212,7 +216,7 @@ class ForgePhase(phase.PhaseController):
         rounds: Sequence[Round],
     ) -> phase.PhaseResult:
         ctx, (before, after) = training.ctx, (found[INPUT], found[FORGED])
-        beyond, known = (_gain(training, before, after, part) for part in ("beyond", "known"))
+        beyond, known = (_gain(training, before, after, part) for part in (BEYOND, KNOWN))
         old = compare_domains(training.corpus, before.old, after.old).overall.gains[ACCURACY]
         accuracy = sum(s.accuracy for s in after.old.values()) / len(after.old)
         loss = sum(s.nats_per_token for s in after.old.values()) / len(after.old)
@@ -221,8 +225,8 @@ class ForgePhase(phase.PhaseController):
         )
         told += f", old tasks {100 * old.value:+.1f}"
         told += "".join(f"; {name}: {why}" for name, why in training.problems.items())
-        was, now = (_share(training, m, "beyond") for m in (before, after))
-        headline = PhaseHeadline("items beyond the known sizes that are solved", was, now, told)
+        about = "items beyond the known sizes that are solved"
+        headline = PhaseHeadline(about, beyond.reference, beyond.candidate, told)
         reaches = ((before.abilities[f].reach, own.reach) for f, own in after.abilities.items())
         mastered = sum(last - first for first, last in reaches)
         metrics = {"final_accuracy": accuracy, "final_loss": loss, "levels_mastered": mastered}
@@ -270,25 +274,18 @@ class ForgePhase(phase.PhaseController):
                 ctx.log(None, named)
 
 
-def _sizes(training: EdgeTraining, family: str, part: str) -> list[int]:
-    """The sizes of a family that were known before, or those beyond."""
+def _of(training: EdgeTraining, measured: Measured, family: str, part: str) -> list[bool]:
+    """What is solved of the sizes of a family that were known before, or of those beyond."""
     own = training.families[family]
-    return [size for size in own.sizes if (size <= own.taught[1]) == (part == "known")]
-
-
-def _share(training: EdgeTraining, measured: Measured, part: str) -> float:
-    right = [r for f in measured.solved for r in measured.of(f, _sizes(training, f, part))]
-    return sum(right) / len(right) if right else 0.0
+    sizes = [size for size in own.sizes if (size <= own.taught[1]) == (part == KNOWN)]
+    return [right for size in sizes for right in measured.solved[family][size]]
 
 
 def _gain(training: EdgeTraining, before: Measured, after: Measured, part: str) -> Gain:
     """Of one model over the other on the sizes known before, or on those beyond."""
     families = [f for f in before.solved if f in after.solved]
-    one, two = (
-        [right for f in families for right in m.of(f, _sizes(training, f, part))]
-        for m in (before, after)
-    )
-    return compare_answers(one, two, part)
+    one, two = ([r for f in families for r in _of(training, m, f, part)] for m in (before, after))
+    return compare_answers(one or [False], two or [False], part)
 
 
 def _risen(training: EdgeTraining, before: Measured, after: Measured) -> str:
@@ -304,40 +301,25 @@ def _risen(training: EdgeTraining, before: Measured, after: Measured) -> str:
 def _edge_table(training: EdgeTraining, found: Mapping[str, Measured]) -> Table:
     """How far each family reaches, with its interval, by every model, and what is solved."""
     rows: Table = [["family", "in", "model", "reach", "interval", "known sizes", "beyond"]]
-    for family in found[INPUT].abilities:
-        for name, m in found.items():
-            if (own := m.abilities.get(family)) is None:
-                continue
-            shares = []
-            for part in ("known", "beyond"):
-                right = m.of(family, _sizes(training, family, part))
-                shares.append(sum(right) / len(right) if right else "-")
-            between = f"{own.low} to {own.high}"
-            rows.append([family, training.families[family].unit, name, own.reach, between, *shares])
-    for family, why in training.problems.items():
-        rows.append([family, "-", "-", "-", why, "-", "-"])
+    for family, (name, m) in product(found[INPUT].abilities, found.items()):
+        if own := m.abilities.get(family):
+            shares = (_mean(_of(training, m, family, part)) for part in (KNOWN, BEYOND))
+            between, unit = f"{own.low} to {own.high}", training.families[family].unit
+            rows.append([family, unit, name, own.reach, between, *shares])
+    rows += [[family, "-", "-", "-", why, "-", "-"] for family, why in training.problems.items()]
     return rows
 
 
 def _round_table(rounds: Sequence[Round]) -> Table:
-    head = [
-        "round",
-        "family",
-        "sizes",
-        "thoughts kept",
-        "right ones",
-        "before",
-        "after",
-        "round is",
-    ]
-    rows: Table = [head]
+    head = "round,family,sizes,thoughts kept,right ones,before,after,the round is"
+    rows: Table = [head.split(",")]
     for own in rounds:
+        end = "kept" if own.kept else f"taken back: {own.reason}"
         for family, (kept, asked, right) in own.kept_thoughts.items():
-            low, high = own.sizes[family]
+            sizes = "{} to {}".format(*own.sizes[family])
             shares = [kept / asked, right / kept if kept else "-"]
-            became = [own.before.get(family, "-"), own.after.get(family, "-")]
-            end = "kept" if own.kept else f"taken back: {own.reason}"
-            rows.append([own.number, family, f"{low} to {high}", *shares, *became, end])
+            became = [own.before[family], own.after[family]]
+            rows.append([own.number, family, sizes, *shares, *became, end])
     return rows
 
 
@@ -345,14 +327,12 @@ def _size_table(found: Mapping[str, Measured]) -> Table:
     """The share that is solved of every size."""
     rows: Table = [["family", "size", *found]]
     for family, by_size in found[INPUT].solved.items():
-        for size in by_size:
-            rows.append(
-                [family, size, *(_mean(m.solved.get(family, {}).get(size)) for m in found.values())]
-            )
+        own = [m.solved.get(family, {}) for m in found.values()]
+        rows += [[family, size, *(_mean(m.get(size, [])) for m in own)] for size in by_size]
     return rows
 
 
-def _mean(right: Sequence[bool] | None) -> float | str:
+def _mean(right: Sequence[bool]) -> float | str:
     return sum(right) / len(right) if right else "-"
 
 
@@ -362,7 +342,7 @@ def _samples(training: EdgeTraining, start: LatentModel, model: LatentModel) -> 
     device, tokenizer = training.ctx.device, training.corpus.tokenizer
     thinkers = [Thinker(m.opened().to(device), tokenizer) for m in (start, model)]
     for family, own in training.families.items():
-        sizes = _sizes(training, family, "beyond")[:SHOWN]
+        sizes = [size for size in own.sizes if size > own.taught[1]][:SHOWN]
         if family in training.problems or not own.thinks or not sizes:
             continue
         items = [own.task(size, "selection", 0) for size in sizes]

@@ -28,7 +28,7 @@ MAX_FILE_LINES = 500
 # ternary GGUF (45), what few wrong answers allow (10); Phase 5: an adaptive test of ability (120),
 # three draws, hints and walls, own thoughts by three rules, rounds that are taken back (1,180),
 # a self-model (55); thoughts that templates open and other mends of an attack (40).
-MAX_LINES = 36_990
+MAX_LINES = 37_000
 
 # Lowest first. A module imports from layers below its own, and from its own folder.
 LAYERS = (

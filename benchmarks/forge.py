@@ -66,11 +66,11 @@ def forged(work: Path, preset: str, seed: int, *more: str, name: str = "edge") -
     outcome = run.run(only="forge", input_models=None if begun else [given])
     assert outcome["success"], outcome
     result = outcome["results"]["forge"]
-    edges, rounds, sizes = result.artifacts["tables"]
+    edges, rounds = result.artifacts["tables"]
     return {
         "edges": edges[1:],
         "rounds": rounds[1:],
-        "sizes": sizes,
+        "solved": result.artifacts["solved"],
         "metrics": result.metrics,
         "verdict": result.artifacts["headline"]["verdict"],
         "resumed": begun,

@@ -1,9 +1,9 @@
 """How far an ability reaches: the largest size of which three of four items are solved.
 
-Success is taken to fall with the size along a logistic curve, below a share of lapses. After a look
-at every size, each further batch is of the size that tells most about that curve; the result is the
-posterior of the size at which it crosses three quarters. A smaller size that is clearly below that
-is a hole, and the ability ends in front of it.
+Success is taken to fall with the size, by a logistic curve or by a share a step, below some lapses.
+After a look at every size, each further batch is of the size that tells most about that curve; the
+result is the posterior of the size at which it crosses three quarters. A smaller size that is
+clearly below that is a hole, and the ability ends in front of it.
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 ASKED = 0.75  # share of items that are to be solved
-SLOPES = (0.1, 0.25, 0.5, 1.0, 2.0, 4.0)  # sizes over which success falls
+SLOPES = (0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)  # sizes over which success falls
 LAPSES = (0.0, 0.05, 0.1, 0.2)  # that happen at any size
-FINENESS = 0.25  # of sizes, between two curves
+FINENESS = 0.5  # of sizes, between two curves
+OUTSIDE = (10, 30)  # sizes below and above those that are asked, where a curve may have its middle
 QUANTILES = (0.05, 0.5, 0.95)  # of the posterior: low, the reach, high
-SURE = 0.95  # that a size is a hole
+SURE = 0.95  # that no size is taken for a hole by chance
 SCANNED, BATCH = 8, 8  # items of every size at first; of a further look
+BELIEVED = 48  # items of a size before it is believed to be a hole
 Floats = NDArray[np.float64]
 Asked = tuple[int, int]  # a size, and the number of an item of it
 Solves = Callable[[Sequence[Asked]], Sequence[bool]]
@@ -51,10 +53,13 @@ def find_ability(solves: Solves, sizes: Sequence[int], items: int = 96) -> Abili
         size = sizes[int(np.argmax(_information(curves, weights)))]
         first = tried[size][1]
         _ask(solves, [(size, first + number) for number in range(BATCH)], tried)
+    while (hole := _first_hole(tried, sizes)) in tried and tried[hole][1] < BELIEVED:
+        first = tried[hole][1]  # a few items may fail by chance
+        _ask(solves, [(hole, first + number) for number in range(BATCH)], tried)
     reaches = _reaches(sizes)
     weights = _posterior(curves, sizes, tried)
     low, middle, high = (_quantile(reaches, weights, share) for share in QUANTILES)
-    end = _first_hole(tried, sizes) - 1
+    end = hole - 1
     return Ability(min(middle, end), min(low, end), min(high, end), tried)
 
 
@@ -64,17 +69,15 @@ def _ask(solves: Solves, asked: Sequence[Asked], tried: dict[int, tuple[int, int
         tried[size] = solved + bool(right), count + 1
 
 
-def _grid(sizes: Sequence[int]) -> list[tuple[float, float, float]]:
-    """Middle, slope and lapses of every curve that is thought possible."""
-    middles = np.arange(sizes[0] - 2, sizes[-1] + 2 + FINENESS, FINENESS).tolist()
-    return list(product(middles, SLOPES, LAPSES))
-
-
 def _curves(sizes: Sequence[int]) -> Floats:
-    """Success at every size (columns) of every curve (rows)."""
-    middle, slope, lapse = (np.array(own)[:, None] for own in zip(*_grid(sizes), strict=True))
-    rising = np.clip((middle - np.array(sizes)) / slope, -50, 50)
-    return np.asarray((1 - lapse) / (1 + np.exp(-rising)))
+    """Success at every size (columns) of every curve that is thought possible (rows): logistic
+    ones, and powers of a step's success, each below some lapses."""
+    before, after = OUTSIDE  # a gentle curve has its middle far from where it is looked at
+    every = np.array(sizes, dtype=np.float64)
+    middles = np.arange(sizes[0] - before, sizes[-1] + after, FINENESS)
+    rows = [1 / (1 + np.exp(-np.clip((middles[:, None] - every) / s, -50, 50))) for s in SLOPES]
+    rows.append(ASKED ** (every / middles[middles > 0][:, None]))
+    return np.concatenate([(1 - lapse) * own for own, lapse in product(rows, LAPSES)])
 
 
 def _reaches(sizes: Sequence[int]) -> Floats:
@@ -117,6 +120,6 @@ def _first_hole(tried: Mapping[int, tuple[int, int]], sizes: Sequence[int]) -> i
         solved, asked = tried[size]
         log = solved * np.log(grid) + (asked - solved) * np.log(1 - grid)
         density = np.exp(log - log.max())
-        if density[grid < ASKED].sum() >= SURE * density.sum():
+        if density[grid >= ASKED].sum() <= (1 - SURE) / len(sizes) * density.sum():
             return size
     return sizes[-1] + 1

@@ -73,6 +73,7 @@ FIGURE = re.compile(
     rf"(?:\s?(?P<scale>(?i:{'|'.join(SCALES)}))(?!\w))?\s?(?P<percent>%?)"
 )
 GOES_ON = re.compile(rf"\s*(?:[-+*/^xX]\s*(?:\.?\d|[({UNKNOWN}])|{UNKNOWN})")  # an expression
+IN_WORDS = re.compile(r"(?i)\s*(?:[a-z]+\s+)?(?:times|plus|minus|of|per|multiplied|divided)\b")
 OR = re.compile(r"(?:\s*[^\W\d]{1,20}){0,2}?\s*,?\s*\bor\s+", re.IGNORECASE)  # then another number
 NOT = re.compile(r"\bnot\s+\Z", re.IGNORECASE)
 # What ends the words that give a number: what follows may reckon with others.
@@ -101,7 +102,8 @@ def final_number(text: str) -> tuple[Fraction, bool] | None:
     marked = _marked(text)
     before, equals, _ = marked.partition("=")
     plain = FIGURE.match(before.strip())
-    told = equals and plain and not GOES_ON.match(before.strip(), plain.end())
+    reckons = plain and any(p.match(before.strip(), plain.end()) for p in (GOES_ON, IN_WORDS))
+    told = equals and plain and not reckons
     marked = before if told else marked.rpartition("=")[2]
     figures = _figures(marked)[:1]
     if not figures and NUMBER_WORD.search(marked):
@@ -137,7 +139,8 @@ def _marked(text: str) -> str:
     clause = CLAUSE_END.split(said, maxsplit=1)[0]
     sentence = SENTENCE_END.split(said, maxsplit=1)[0]
     plain = FIGURE.match(said)
-    reckons = not plain or (GOES_ON.match(said, plain.end()) and "=" not in clause)
+    goes_on = plain and any(p.match(said, plain.end()) for p in (GOES_ON, IN_WORDS))
+    reckons = not plain or (goes_on and "=" not in clause)
     if reckons and (told := WHICH_IS.search(sentence)):
         return CLAUSE_END.split(sentence[told.end() :], maxsplit=1)[0]
     return clause

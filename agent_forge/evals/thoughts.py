@@ -64,9 +64,11 @@ class Thinker:
         found = thinking.think(self.network, self.prompts(items), sampling, tag=tag)
         return [thought.tokens for thought in found]
 
-    def answers(self, items: Sequence[Task], thoughts: Sequence[Ids] | None) -> list[str]:
-        """What it says after these thoughts, or without any."""
-        sampling = _sampling(ANSWER_TOKENS)
+    def answers(
+        self, items: Sequence[Task], thoughts: Sequence[Ids] | None, tokens: int = ANSWER_TOKENS
+    ) -> list[str]:
+        """What it says after these thoughts, or without any, in so many tokens at most."""
+        sampling = _sampling(tokens)
         found = thinking.answer(self.network, self.prompts(items), thoughts, sampling)
         return [thinking.shown(self.tokenizer, text.tokens) for text in found]
 

@@ -151,6 +151,15 @@ def save_network(
     )
 
 
+def save_whole_copy(
+    ctx: PhaseContext, corpus: Corpus, model: LatentModel, name: str, metadata: Mapping[str, Any]
+) -> ModelRef:
+    """Save the weights of a packed model in an ordinary network. What was measured is the packed
+    model's, and stands in its card alone."""
+    told = "The weights of `packed` beside it in fp32, without the rounding of inputs."
+    return save_network(ctx, corpus, model.whole().to(ctx.device), name, metadata, {}, told)
+
+
 def _config(model: ForgeNetwork, packed: PackedState | None = None) -> dict[str, Any]:
     config = config_dict(model.settings)
     return {**config, KEY: packed.packing.to_json()} if packed else config

@@ -28,14 +28,16 @@ class SelfModelLoss:
         self.loss, self.weight = loss, weight
         width = network.settings.d_model
         head = nn.Linear(width, width).to(next(network.parameters()).device)
-        nn.init.zeros_(head.weight)
+        for parameter in head.parameters():  # not drawn: a resumed run has drawn other numbers
+            nn.init.zeros_(parameter)
         network.add_module(HEAD, head)
         self._seen: list[Tensor] = []
         middle = network.blocks[len(network.blocks) // 2]
         self._hook = middle.register_forward_hook(self._keep)
 
     def _keep(self, block: nn.Module, given: Any, activations: Tensor) -> None:
-        self._seen.append(activations)
+        if block.training:
+            self._seen.append(activations)
 
     def __call__(self, model: nn.Module, batch: Batch, generator: torch.Generator) -> LossOutput:
         self._seen.clear()

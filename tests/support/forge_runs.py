@@ -13,6 +13,7 @@ import torch
 
 from agent_forge.contract.phase import ModelRef
 from agent_forge.data import traces
+from agent_forge.evals.thoughts import Thinker
 from agent_forge.model.hf import config_dict
 from agent_forge.model.network import ForgeNetwork
 from agent_forge.phases.phase5_forge import phase, rounds
@@ -102,16 +103,18 @@ def as_if_able(patch: pytest.MonkeyPatch, gained: float = 1.0) -> None:
     def solved(own: EdgeTasks, model: Any, split: str, asked: Any) -> list[bool]:
         return [size <= own.taught[1] for size, _ in asked]
 
-    def split(thinker: Any, items: Any, known: Any) -> OwnThoughts:
+    def split(thinker: Any, items: Any, **_: Any) -> OwnThoughts:
         return OwnThoughts(gold(items), len(items), len(items))
 
-    def success(own: Any, model: Any, name: str, sizes: Any) -> dict[str, float]:
-        return dict.fromkeys(sizes, gained if name.startswith("after") else 0.0)
+    def success(own: Any, model: Any, key: str, sizes: Any) -> dict[str, dict[str, float]]:
+        share = gained if key.startswith("after") else 0.0
+        return {name: {str(size): share for size in few} for name, few in sizes.items() if few}
 
     patch.setattr(EdgeTasks, "solved", solved)
     patch.setattr(rounds, "by_splitting", split)
-    patch.setattr(rounds, "by_verifier", lambda thinker, items, *_: split(thinker, items, None))
+    patch.setattr(rounds, "by_verifier", split)
     patch.setattr(rounds.EdgeTraining, "_success", success)
+    patch.setattr(Thinker, "room", lambda self, items: 8)
 
 
 def gold(items: Any) -> list[traces.Trace]:
@@ -128,15 +131,14 @@ def planned(setting: str, root: Path, patch: pytest.MonkeyPatch) -> Any:
 
 def finished(setting: str, root: Path, patch: pytest.MonkeyPatch) -> Any:
     """A whole run: its models, the stages it took, and what was told of its rounds."""
-    as_if_able(patch, 0.5)
+    as_if_able(patch)
     told: list[dict[str, Any]] = []
     stopping = (f"{TRAIN}.patience=1",) if "min_gain" in setting else (f"{TRAIN}.min_gain=100",)
     if "most_lost" in setting or "kept_skills" in setting:
-        patch.setattr(rounds.EdgeTraining, "levels", _falling())
+        patch.setattr(rounds.EdgeTraining, "solved", falling())
         stopping += tuple(k for k in KEPT if k.split("=")[0] not in setting)
     if "least_agreement" in setting:
-        five = lambda thinker, items, known: OwnThoughts(gold(items)[:5], len(items), 5)  # noqa: E731
-        patch.setattr(rounds, "by_splitting", five)
+        patch.setattr(rounds, "by_splitting", five_of_six)
     sets = (*stopping, setting)
     if (known := config(*sets).model_dump_json()) not in FINISHED:
         result = run(root, *sets, listener=told.append)["results"]["forge"]
@@ -149,15 +151,22 @@ def finished(setting: str, root: Path, patch: pytest.MonkeyPatch) -> Any:
 FINISHED: dict[str, Any] = {}
 
 
+def five_of_six(thinker: Any, items: Any, **_: Any) -> OwnThoughts:
+    return OwnThoughts(gold(items)[:5], len(items), 5)
+
+
 def _first_of_samples(thinker: Any, items: Any, samples: int, seed: int) -> OwnThoughts:
     return OwnThoughts(gold(items[:samples]), len(items), samples)
 
 
-def _falling() -> Any:
-    """Accuracy that falls by 5 points after the input."""
-    return lambda self, model, name: dict.fromkeys(
-        (*self.families, rounds.OLD), 0.9 if name == phase.INPUT else 0.85
-    )
+def falling(lost: int = 5, stages: tuple[str, ...] = ()) -> Any:
+    """Of a hundred items so many are lost after the input, or in some stages alone."""
+
+    def solved(own: Any, model: Any, name: str) -> dict[str, list[bool]]:
+        bad = lost if name != phase.INPUT and (not stages or name in stages) else 0
+        return {f: [i >= bad for i in range(100)] for f in (*own.families, rounds.OLD)}
+
+    return solved
 
 
 def assessed(setting: str, root: Path, patch: pytest.MonkeyPatch) -> Any:
@@ -172,7 +181,7 @@ def assessed(setting: str, root: Path, patch: pytest.MonkeyPatch) -> Any:
     patch.setattr(rounds, "by_verifier", _first_of_samples)
     found = training.assess(model, "x", "selection")
     sizes = {name: list(own.sizes) for name, own in training.families.items()}
-    base, sources = training._base(model, {})
+    base, sources = training._known(model, "edge")
     taught = [*sources, *training._worked({"tot4": [7, 8]})]
     counts = {source.name: len(source.lengths) for source in taught}
     return sizes, {name: own.items for name, own in found.items()}, base, counts

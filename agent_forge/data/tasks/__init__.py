@@ -12,10 +12,11 @@ from random import Random
 
 from agent_forge.config.load import did_you_mean
 from agent_forge.data.dataset_rows import Example
-from agent_forge.data.tasks.base import DESCRIPTIONS, MAX_LEVEL, SPLITS, Task, TaskFamily
+from agent_forge.data.tasks.base import DESCRIPTIONS, MAX_LEVEL, SPLITS, Size, Task, TaskFamily
 from agent_forge.errors import ConfigError
 
-__all__ = ["DOMAINS", "FAMILIES", "SPLITS", "Task", "TaskFamily", "as_example", "is_right", "make"]
+__all__ = ["DOMAINS", "FAMILIES", "SPLITS", "Size", "Task", "TaskFamily"]
+__all__ += ["as_example", "is_right", "make"]
 
 Run = Callable[[str, tuple[str, ...]], bool]  # (source, tests): whether every test passes
 

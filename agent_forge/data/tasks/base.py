@@ -56,21 +56,27 @@ class TaskContent(NamedTuple):
 
 
 class Size(NamedTuple):
-    """What grows with the level of a family: `least` at level 1, `most` at level 100."""
+    """What grows with the level of a family: `least` at level 1, `most` at level 100. A family may
+    have no items below `first`."""
 
     unit: str
     least: int
     most: int
+    first: int = 0
+
+    @property
+    def smallest(self) -> int:
+        return max(self.least, self.first)
 
     def level(self, size: int) -> int:
         """The lowest level with items of a size."""
-        if not self.least <= size <= self.most:
-            raise ValueError(f"{size} {self.unit}: there are {self.least} to {self.most}")
+        if not self.smallest <= size <= self.most:
+            raise ValueError(f"{size} {self.unit}: there are {self.smallest} to {self.most}")
         return 1 - (self.least - size) * (MAX_LEVEL - 1) // (self.most - self.least)
 
     def at(self, level: int) -> int:
         """The size of the items of a level."""
-        return scaled(level, self.least, self.most)
+        return max(self.first, scaled(level, self.least, self.most))
 
 
 Draw = Callable[[int, Random], Operands]  # (level, rng)

@@ -26,7 +26,7 @@ PLACES = ["".join(pair) for pair in combinations("1234", 2)]
 EVIDENCE = "abc"
 PRIORS = ("1/8", "1/4", "1/2", "1/1", "2/1", "4/1", "8/1")
 Advance = Callable[[str, str], str]  # (label, state) -> the next state
-_STATE = re.compile(r"[0-9]{1,5}|[1-9][0-9]{0,2}/[1-9][0-9]{0,2}")
+_ODDS = re.compile(r"[1-9][0-9]{0,3}/[1-9][0-9]{0,3}")
 
 
 class Machine(NamedTuple):
@@ -99,7 +99,8 @@ def piece(task: Task, first: int, after: int, start: str = "") -> Task | None:
     if there is no such state."""
     whole = machine(task)
     begin = start or whole.start
-    if (len(begin) != len(whole.start) and "/" not in begin) or not _STATE.fullmatch(begin):
+    odds = "/" in whole.start
+    if not (_ODDS.fullmatch(begin) if odds else begin.isdigit() and len(begin) == len(whole.start)):
         return None
     operands = (begin, *whole.labels[first:after])
     steps, family = len(operands) - 1, next(own for own in FAMILIES if own.name == task.family)

@@ -140,6 +140,9 @@ def _replicates(
         again.weights.keep([])
         return reporting.replicate_row(seed, found)
 
+    if inputs.branch is not None:  # one that begins elsewhere has no others to be compared with
+        listen({"event": "note", "text": "a branch has no replicates: they are whole searches"})
+        return ()
     rows = [reporting.replicate_row(inputs.seed, report)]
     for number in range(2, settings.replicates + 1):
         seed = (inputs.seed + number - 1) % 2**63

@@ -60,6 +60,7 @@ from agent_forge.phases.training import (
     measure_domains,
     network_bytes,
     save_network,
+    save_whole_copy,
 )
 from agent_forge.quant.layers import plan_packing
 from agent_forge.quant.packed import CODES, SCALES, PackedState, Packing
@@ -161,8 +162,9 @@ class BitNetPhase(phase.PhaseController):
         samples = _samples(training, (parent, child))
         parts = [report.card(), *map(as_markdown, [*report.tables[1:], samples])]
         about = metadata, report.metrics, "\n\n".join(parts)
-        whole = save_network(ctx, corpus, model.whole().to(ctx.device), WHOLE, *about)
         saved = save_network(ctx, corpus, child, PACKED, *about, packed=packed)
+        learned = {k: v for k, v in metadata.items() if k in ("strategies", "levels")}
+        whole = save_whole_copy(ctx, corpus, model, WHOLE, learned)
         report.details = {
             "model_id": saved.metadata["model_id"],
             "quantization_bits": _bits(packed),

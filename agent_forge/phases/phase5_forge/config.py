@@ -12,7 +12,7 @@ from agent_forge.optim.config import MuGrokConfig
 from agent_forge.search.settings import Count, Share, SomeShare, setting
 from agent_forge.train.config import CorpusSettings, TrainSettings
 
-# Grokfast is off: it made things worse here (benchmarks/forge.py has it beside the others).
+# Grokfast is off until benchmarks/forge.py, which has it beside the others, proves that it helps.
 OPTIMIZER = MuGrokConfig(
     muon_lr=5e-3,
     fallback_lr=3e-3,

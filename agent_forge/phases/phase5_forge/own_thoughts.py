@@ -50,13 +50,15 @@ class OwnThoughts:
 
 
 def by_splitting(thinker: Thinker, items: Sequence[Task], known: tuple[int, int]) -> OwnThoughts:
-    """Thoughts on which two cuts into pieces of known lengths agree."""
-    cuts = {n: _cuts(len(machine(item).labels), *known) for n, item in enumerate(items)}
-    both = {n: cut for n, cut in cuts.items() if cut}
-    asked = [items[n] for n in both]
-    first, second = (_joined(thinker, asked, [cut[n] for cut in both.values()]) for n in (0, 1))
-    agreed = [one if one and one == two else None for one, two in zip(first, second, strict=True)]
-    return _kept(asked, agreed, len(items))
+    """Thoughts on which two cuts into pieces of known lengths agree; of items that have two."""
+    cuts = [cuts_of(len(machine(item).labels), *known) for item in items]
+    asked = [item for item, cut in zip(items, cuts, strict=True) if cut]
+    if not asked:
+        return OwnThoughts([], 0, 0)
+    places = zip(*(cut for cut in cuts if cut), strict=True)
+    first, second = (_joined(thinker, asked, place) for place in places)
+    agreed = [one if one == two else None for one, two in zip(first, second, strict=True)]
+    return _kept(asked, agreed)
 
 
 def by_verifier(thinker: Thinker, items: Sequence[Task], samples: int, seed: int) -> OwnThoughts:
@@ -64,7 +66,7 @@ def by_verifier(thinker: Thinker, items: Sequence[Task], samples: int, seed: int
     kept: list[Worked | None] = []
     for item, own in zip(items, _samples(thinker, items, samples, seed), strict=True):
         kept.append(next((w for w in own if w.claims and is_right(item, w.answer)), None))
-    return _kept(items, kept, len(items))
+    return _kept(items, kept)
 
 
 def by_vote(thinker: Thinker, items: Sequence[Task], samples: int, seed: int) -> OwnThoughts:
@@ -74,21 +76,21 @@ def by_vote(thinker: Thinker, items: Sequence[Task], samples: int, seed: int) ->
         answer, votes = Counter(worked.answer for worked in own).most_common(1)[0]
         chosen = (w for w in own if w.claims and w.answer == answer)
         kept.append(next(chosen, None) if 2 * votes > len(own) else None)
-    return _kept(items, kept, len(items))
+    return _kept(items, kept)
 
 
-def _kept(items: Sequence[Task], found: Sequence[Worked | None], asked: int) -> OwnThoughts:
+def _kept(items: Sequence[Task], found: Sequence[Worked | None]) -> OwnThoughts:
     kept = [(item, worked) for item, worked in zip(items, found, strict=True) if worked]
+    gold = (traces.write_trace(item, STEP, Random(0)).claims for item, _ in kept)
     right = sum(
-        worked.claims == traces.write_trace(item, STEP, Random(0)).claims
-        and is_right(item, worked.answer)
-        for item, worked in kept
+        w.claims == claims and is_right(item, w.answer)
+        for (item, w), claims in zip(kept, gold, strict=True)
     )
     own = [Trace(replace(item, answer=w.answer), STEP, w.claims) for item, w in kept]
-    return OwnThoughts(own, asked, right)
+    return OwnThoughts(own, len(items), right)
 
 
-def _cuts(length: int, low: int, high: int) -> tuple[int, int] | None:
+def cuts_of(length: int, low: int, high: int) -> tuple[int, int] | None:
     """Two places to cut a length into two pieces from `low` to `high`; None without two."""
     places = range(max(low, length - high), min(high, length - low) + 1)
     return (places[len(places) // 2], places[-1 if len(places) > 2 else 0]) if places[1:] else None
@@ -110,15 +112,23 @@ def _joined(thinker: Thinker, items: Sequence[Task], places: Sequence[int]) -> l
 
 
 def _worked(thinker: Thinker, pieces: Sequence[Task | None]) -> list[Worked | None]:
-    """The thought and the answer of every piece that there is."""
+    """The thought and the answer of every piece that there is, if it has all steps."""
     asked = [own for own in pieces if own is not None]
     if not asked:
         return [None] * len(pieces)
-    thoughts = thinker.think(asked, STEP)
-    answers = thinker.answers(asked, thoughts)
+    found = iter(_read(thinker, asked, thinker.think(asked, STEP)))
+    worked = [next(found) if own is not None else None for own in pieces]
+    return [
+        w if w and own and len(w.claims) == len(machine(own).labels) else None
+        for w, own in zip(worked, pieces, strict=True)
+    ]
+
+
+def _read(thinker: Thinker, items: Sequence[Task], thoughts: Sequence[list[int]]) -> list[Worked]:
+    """The claims of thoughts, and the answers that follow them."""
     told = (thinking.shown(thinker.tokenizer, ids, specials=True) for ids in thoughts)
-    found = iter([Worked(traces.parse(t)[1], a) for t, a in zip(told, answers, strict=True)])
-    return [next(found) if own is not None else None for own in pieces]
+    answers = thinker.answers(items, thoughts)
+    return [Worked(traces.parse(t)[1], a) for t, a in zip(told, answers, strict=True)]
 
 
 def _samples(
@@ -132,12 +142,8 @@ def _samples(
         stop_tokens=ForgeModel.end_tokens,
         halt_threshold=EVERY_STEP,
     )
-    tag = traces.TAGS[STEP]
-    prompts = thinker.prompts(items)
+    tag, prompts = traces.TAGS[STEP], thinker.prompts(items)
     found = thinking.think(thinker.network, prompts, how, tag=tag, samples=samples)
-    thoughts = [thought.tokens for thought in found]
     repeated = [item for item in items for _ in range(samples)]
-    answers = thinker.answers(repeated, thoughts)
-    told = (thinking.shown(thinker.tokenizer, ids, specials=True) for ids in thoughts)
-    worked = [Worked(traces.parse(t)[1], a) for t, a in zip(told, answers, strict=True)]
+    worked = _read(thinker, repeated, [thought.tokens for thought in found])
     return [worked[i : i + samples] for i in range(0, len(worked), samples)]

@@ -4,18 +4,17 @@ In: the model of Phase 4. Out: one of the same form that solves larger items. An
 how far each family of tasks reaches; worked examples of the sizes just beyond are taught beside
 what it knows. Then it goes on without any: it solves longer items in pieces of lengths that it
 knows, and learns the joined thoughts on which two different cuts agree. A round that costs more
-than is allowed is taken back whole. What was proved not to help here is off: Grokfast, a
-self-model (arXiv 2407.10188), own answers as replay; benchmarks/forge.py has them side by side.
+than is allowed is taken back whole. Off unless asked for, until they are proved to help: Grokfast,
+a self-model (arXiv 2407.10188), own answers as replay.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from itertools import product
-from typing import Any
+from typing import NamedTuple
 
 from agent_forge.contract import phase
 from agent_forge.contract.phase import (
@@ -26,7 +25,7 @@ from agent_forge.contract.phase import (
     Table,
     as_markdown,
 )
-from agent_forge.data import tasks, traces
+from agent_forge.data import traces
 from agent_forge.data.tasks import Task
 from agent_forge.data.tokenizer import Tokenizer
 from agent_forge.errors import ConfigError
@@ -36,20 +35,25 @@ from agent_forge.evals.thoughts import Thinker
 from agent_forge.infer.thinking import shown
 from agent_forge.model.network import ForgeNetwork
 from agent_forge.phases.phase5_forge.config import ForgeSettings
-from agent_forge.phases.phase5_forge.edge import EdgeDraw, EdgeTasks, edge_tasks, generalised_late
-from agent_forge.phases.phase5_forge.rounds import EdgeTraining, Levels, Round
+from agent_forge.phases.phase5_forge.edge import (
+    EdgeDraw,
+    EdgeTasks,
+    edge_tasks,
+    generalised_late,
+    with_larger_sizes,
+)
+from agent_forge.phases.phase5_forge.rounds import CHOICE_ITEMS, EdgeTraining, Round, Solved
 from agent_forge.phases.training import (
     LatentModel,
     Scores,
     compare_domains,
     measure_domains,
     save_network,
+    save_whole_copy,
 )
-from agent_forge.quant.packed import Packing
 from agent_forge.train.config import STEP
 from agent_forge.train.corpus import build_corpus, validate_corpus
-from agent_forge.train.fit import DistillationLoss
-from agent_forge.train.lessons import lessons_of_record
+from agent_forge.train.lessons import lessons_of_record, spread
 
 PACKED, WHOLE = "packed", "dequantised"
 INPUT, FORGED, CONTROL = "input", "forged", "control"
@@ -66,6 +70,14 @@ class Measured:
     abilities: dict[str, Ability]
     solved: dict[str, dict[int, list[bool]]]  # by family and size
     old: Scores
+
+
+class Course(NamedTuple):
+    """How the training went."""
+
+    draw: EdgeDraw | None  # None: nothing was trained at the edge
+    taken_back: str  # why that was, if it was
+    rounds: list[Round]
 
 
 class ForgePhase(phase.PhaseController):
@@ -92,116 +104,110 @@ class ForgePhase(phase.PhaseController):
         return phase.PhasePlan(steps, weights, disk, memory, notes, work)
 
     def run(self, ctx: PhaseContext) -> phase.PhaseResult:
-        start, packing, tokenizer = self._opened(ctx)
-        training = self._training(ctx, start, tokenizer)
-        before = self._measure(training, start, INPUT)
-        known = training.levels(start, INPUT)
+        opened = ctx.inputs[0].open()
+        if not isinstance(given := opened.network, ForgeNetwork):
+            raise ConfigError("Phase 5 takes models of our own; this one is of another kind")
+        start = LatentModel(given.settings, given.state_dict(), given.packing)
+        training = self._training(ctx, start, opened.tokenizer)
+        found = {INPUT: self._measure(training, start, INPUT)}
+        before = training.solved(start, INPUT)
         abilities = training.assess(start, INPUT, "selection")
         reach = {family: own.reach for family, own in abilities.items()}
-        model, draw = self._at_the_edge(training, start, reach, known)
-        now = training.assess(model, "edge", "selection") if draw else abilities
-        model, rounds = training.beyond(model, {f: a.reach for f, a in now.items()}, known)
-        found = {INPUT: before}
-        if self.config.control:
-            found[CONTROL] = self._measure(training, self._control(training, start, model), CONTROL)
-        if self.config.weights == "whole" and packing:
-            model = self._round_again(training, model, packing)
+        first = self._weights_to_train(ctx, start)
+        model, draw, taken_back = training.at_the_edge(first, reach, before)
+        if model is not first:
+            now = training.assess(model, "edge", "selection")
+            reach = {family: own.reach for family, own in now.items()}
+        model, rounds = training.beyond(model, reach, before)
+        if model is first:
+            model = start
+        elif start.packing and not model.packing:
+            model = self._in_few_bits(training, start, model, before)
+        if self.config.control and model.steps:
+            control = training.on_known(start, CONTROL, model.steps)
+            found[CONTROL] = self._measure(training, control, CONTROL)
         found[FORGED] = self._measure(training, model, FORGED)
-        return self._result(training, start, model, found, draw, rounds)
+        return self._result(training, (start, model), found, Course(draw, taken_back, rounds))
 
-    def _opened(self, ctx: PhaseContext) -> tuple[LatentModel, Packing | None, Tokenizer]:
-        """The weights to train, how they are to be packed in the end, and the tokenizer."""
-        opened = ctx.inputs[0].open()
-        network, packing = opened.network, getattr(opened.network, "packing", None)
-        if not isinstance(network, ForgeNetwork):
-            raise ConfigError("Phase 5 takes models of our own; this one is of another kind")
-        if self.config.weights == "whole" and (copy := ctx.inputs[0].artifact(WHOLE)):
-            network = copy.open().network
-        own = packing if self.config.weights == "packed" else None
-        return LatentModel(network.settings, network.state_dict(), own), packing, opened.tokenizer
+    def _weights_to_train(self, ctx: PhaseContext, start: LatentModel) -> LatentModel:
+        """Those of few bits, or their whole copy."""
+        if self.config.weights == "packed" or not start.packing:
+            return start
+        copy = ctx.inputs[0].artifact(WHOLE)
+        state = (copy.open().network if copy else start.whole()).state_dict()
+        return LatentModel(start.settings, state, None)
+
+    def _in_few_bits(
+        self, training: EdgeTraining, start: LatentModel, model: LatentModel, before: Solved
+    ) -> LatentModel:
+        """Whole weights brought back to few bits, or the input if that costs too much."""
+        assert start.packing is not None
+        packed = training.brought_back(model, start.packing)
+        if lost := training.lost(before, training.solved(packed, "few_bits")):
+            training.take_back("few_bits", lost)
+            training.problems["few bits"] = f"all is taken back: lost {lost}"
+            return start
+        return packed
 
     def _training(
         self, ctx: PhaseContext, model: LatentModel, tokenizer: Tokenizer
     ) -> EdgeTraining:
+        """The families with the sizes that fit a row, and what is learned from beside them."""
         c, record = self.config, ctx.inputs[0].metadata
         lessons = lessons_of_record(c, record, tokenizer, ctx.seed)
-        families: dict[str, EdgeTasks] = {}
-        for name in c.edge_families:
-            size = tasks.FAMILIES[name].size
-            assert size is not None
-            taught = (size.least, size.at(c.max_level))
-            if name in record.get("levels", {}):
-                taught = (record["levels"][name][0], record["levels"][name][1])
-            top = taught[1] + (c.edge_sizes if c.steps else 0)
-            for _ in range(c.rounds if c.beyond != "none" else 0):
-                top = math.ceil(c.growth * top)
-            most = top + PAST_THE_END
-            families[name] = edge_tasks(name, taught, most, tokenizer, ctx.seed, c.row_tokens)
-        asked: list[Task] = []
-        if c.texts:  # which must not hold what is asked
-            asked = [t for own in families.values() for t in self._items(own)]
-        corpus = build_corpus(c, model.settings, tokenizer, asked)
-        return EdgeTraining(ctx, c, corpus, lessons, families)
+        taught = record.get("levels", {})
+        every = {
+            name: edge_tasks(name, taught.get(name, ()), c.max_level, tokenizer, ctx.seed)
+            for name in c.edge_families
+        }
+        corpus = build_corpus(c, model.settings, tokenizer, self._asked(every) if c.texts else ())
+        training = EdgeTraining(ctx, c, corpus, lessons, every)
 
-    def _items(self, own: EdgeTasks) -> list[Task]:
-        each = range(self.config.verdict_items)
-        splits = ("selection", "verdict")
-        return [own.task(size, split, n) for split in splits for size in own.sizes for n in each]
+        def largest(own: EdgeTasks) -> int:
+            return with_larger_sizes(own, self._most(own), c.row_tokens).sizes[-1]
 
-    # -- training ----------------------------------------------------------------------------------
+        for name, top in training.of_each("sizes", "largest", largest).items():
+            sizes = range(every[name].taught[0], top + 1)
+            training.families[name] = replace(every[name], sizes=sizes)
+        if not training.families:
+            told = "; ".join(f"{name}: {why}" for name, why in training.problems.items())
+            raise ConfigError(f"there is no family to train on: {told}")
+        return training
 
-    def _at_the_edge(
-        self, training: EdgeTraining, start: LatentModel, reach: Mapping[str, int], known: Levels
-    ) -> tuple[LatentModel, EdgeDraw | None]:
-        """The model trained at its edge, or as it was if that costs more than is allowed."""
-        model, draw = training.at_the_edge(start, reach)
-        if draw and (lost := training.lost(known, training.levels(model, "edge"))):
-            ctx = training.ctx
-            ctx.tracker.event("rolled_back", phase=ctx.phase, stage="edge", reason=f"lost {lost}")
-            training.problems["training at the edge"] = f"taken back: lost {lost}"
-            return start, draw
-        return model, draw
+    def _most(self, own: EdgeTasks) -> int:
+        """The largest size that is looked at: some beyond what can be learned."""
+        c, top = self.config, own.taught[1]
+        top += c.edge_sizes if c.steps else 0
+        for _ in range(c.rounds if c.beyond != "none" else 0):
+            top = math.ceil(c.growth * top)
+        return top + PAST_THE_END
 
-    def _control(
-        self, training: EdgeTraining, start: LatentModel, model: LatentModel
-    ) -> LatentModel:
-        """The input trained for as many steps on what it knew before."""
-        c, lessons = self.config, training.lessons
-        mix, corpus = training.known_mix(), training.known_corpus()
-        held_out = lessons.held_out(60) if lessons else ()
-        how: dict[str, Any] = {"settings": c.train, "seed": training.ctx.seed, "stage": CONTROL}
-        how |= {"corpus": corpus, "curriculum": corpus.constant(mix), "held_out": held_out}
-        return start.trained(training.ctx, steps=max(1, model.steps), **how)
-
-    def _round_again(
-        self, training: EdgeTraining, model: LatentModel, packing: Packing
-    ) -> LatentModel:
-        """Weights of full precision brought back to few bits, taught by what they were."""
-        teacher = model.opened().to(training.ctx.device)
-        corpus = training.known_corpus()
-        how: dict[str, Any] = {"settings": self.config.train, "seed": training.ctx.seed}
-        how |= {"corpus": corpus, "curriculum": corpus.constant(training.known_mix())}
-        how |= {"stage": "round_again", "loss": DistillationLoss(teacher)}
-        packed = LatentModel(model.settings, model.state, packing, model.steps)
-        return packed.trained(training.ctx, steps=self.config.round_steps, **how)
+    def _asked(self, families: Mapping[str, EdgeTasks]) -> Iterator[Task]:
+        """All that families may be asked, which must not be in texts to learn from."""
+        numbers = max(self.config.verdict_items, 2 * self.config.assessment_items, CHOICE_ITEMS)
+        for own, split in product(families.values(), ("selection", "verdict")):
+            for size, number in product(own.up_to(self._most(own)), range(numbers)):
+                yield own.task(size, split, number)
 
     # -- measuring ---------------------------------------------------------------------------------
 
     def _measure(self, training: EdgeTraining, model: LatentModel, name: str) -> Measured:
         ctx, network = training.ctx, model.opened().to(training.ctx.device)
         old = measure_domains(ctx, training.corpus, network, name)
-        abilities = training.assess(model, name, "verdict")
-        solved: dict[str, dict[int, list[bool]]] = {}
-        for family in abilities:
-            own, each = training.families[family], range(self.config.verdict_items)
+        abilities = training.assess(model, name, "verdict", drop=False)
+        each = range(self.config.verdict_items)
+
+        def look(own: EdgeTasks) -> list[list[bool]]:
             asked = [(size, number) for size in own.sizes for number in each]
-            look = partial(own.solved, network, "verdict", asked)
-            for (size, _), right in zip(
-                asked, ctx.once("sizes", f"{name}/{family}", look), strict=True
-            ):
-                solved.setdefault(family, {}).setdefault(size, []).append(right)
-            values = {"reach": abilities[family].reach, "items": abilities[family].items}
-            ctx.log(None, {f"{name}/edge/{family}/{key}": v for key, v in values.items()})
+            right = own.solved(network, "verdict", asked)
+            return [right[i : i + len(each)] for i in range(0, len(right), len(each))]
+
+        found = training.of_each("solved", name, look, drop=False)
+        for family, own in abilities.items():
+            told = {"reach": own.reach, "low": own.low, "high": own.high, "items": own.items}
+            ctx.log(None, {f"{name}/edge/{family}/{key}": value for key, value in told.items()})
+        sizes = {family: training.families[family].sizes for family in found}
+        solved = {f: dict(zip(sizes[f], rows, strict=True)) for f, rows in found.items()}
         return Measured(abilities, solved, old)
 
     # -- telling -----------------------------------------------------------------------------------
@@ -209,149 +215,159 @@ class ForgePhase(phase.PhaseController):
     def _result(
         self,
         training: EdgeTraining,
-        start: LatentModel,
-        model: LatentModel,
+        models: tuple[LatentModel, LatentModel],
         found: Mapping[str, Measured],
-        draw: EdgeDraw | None,
-        rounds: Sequence[Round],
+        course: Course,
     ) -> phase.PhaseResult:
         ctx, (before, after) = training.ctx, (found[INPUT], found[FORGED])
         beyond, known = (_gain(training, before, after, part) for part in (BEYOND, KNOWN))
         old = compare_domains(training.corpus, before.old, after.old).overall.gains[ACCURACY]
-        accuracy = sum(s.accuracy for s in after.old.values()) / len(after.old)
-        loss = sum(s.nats_per_token for s in after.old.values()) / len(after.old)
-        told = (
-            f"{_risen(training, before, after)}; sizes known before {100 * known.value:+.1f} points"
-        )
-        told += f", old tasks {100 * old.value:+.1f}"
-        told += "".join(f"; {name}: {why}" for name, why in training.problems.items())
-        about = "items beyond the known sizes that are solved"
-        headline = PhaseHeadline(about, beyond.reference, beyond.candidate, told)
-        reaches = ((before.abilities[f].reach, own.reach) for f, own in after.abilities.items())
-        mastered = sum(last - first for first, last in reaches)
-        metrics = {"final_accuracy": accuracy, "final_loss": loss, "levels_mastered": mastered}
-        metrics |= {"retention": 1 + known.value, "gain_beyond": beyond.value}
-        logged = {name.replace("final", "answer"): value for name, value in metrics.items()}
+        told = [_risen(training, before, after)]
+        told += [f"sizes known before {_points(known)}"] if known else []
+        told += [f"old tasks {_points(old)}"]
+        if course.taken_back:
+            told.append(f"training at the edge was taken back: {course.taken_back}")
+        told += [f"{name}: {why}" for name, why in training.problems.items()]
+        verdict, measured = "; ".join(told), beyond or old
+        about = "items beyond the known sizes that are solved" if beyond else "old tasks"
+        headline = PhaseHeadline(about, measured.reference, measured.candidate, verdict)
+        metrics = _figures(before, after, known, old)
+        logged = {name.replace("final", "old"): value for name, value in metrics.items()}
+        logged |= {"gain_beyond": beyond.value} if beyond else {}
         ctx.log(None, {f"phase/{name}": value for name, value in logged.items()})
-        self._log_rounds(ctx, rounds)
-        tables = [_edge_table(training, found), _round_table(rounds), _size_table(found)]
-        report = PhaseReport(headline, told, metrics, tables)
-        samples = _samples(training, start, model)
+        self._log_rounds(ctx, course.rounds)
+        tables = [_edge_table(training, found), _round_table(course.rounds)]
+        report = PhaseReport(headline, verdict, metrics, tables)
+        draw, samples = course.draw, _newly_solved(training, models, before, after)
         report.details = {
-            "rounds": [asdict(own) for own in rounds],
+            "rounds": [asdict(own) for own in course.rounds],
             "looks": draw.seen if draw else [],
             "walls": draw.walls if draw else {},
             "generalised_late": generalised_late(draw.seen) if draw else None,
             "problems": training.problems,
+            "solved": {n: {f: _shares(s) for f, s in m.solved.items()} for n, m in found.items()},
             "newly_solved": samples,
         }
-        return self._saved(training, model, report, samples)
+        return self._saved(training, models[1], report, samples)
 
     def _saved(
         self, training: EdgeTraining, model: LatentModel, report: PhaseReport, samples: Table
     ) -> phase.PhaseResult:
         ctx, corpus, record = training.ctx, training.corpus, training.ctx.inputs[0].metadata
-        keys = ("strategies", "levels", "compression_ratio", "accuracy_retention")
-        metadata = {key: record[key] for key in keys if key in record}
-        metadata |= {key: report.metrics[key] for key in ("final_accuracy", "final_loss")}
+        learned = {key: record[key] for key in ("strategies", "levels") if key in record}
         card = [report.card(), *map(as_markdown, [*report.tables[1:], samples])]
-        about = metadata, report.metrics, "\n\n".join(card)
+        about = {**learned, **report.metrics}, report.metrics, "\n\n".join(card)
         network = model.opened().to(ctx.device)
-        whole = save_network(ctx, corpus, model.whole().to(ctx.device), WHOLE, *about)
         if model.packing is None:
-            return report.result(ctx, [whole], network)
+            return report.result(ctx, [save_network(ctx, corpus, network, WHOLE, *about)], network)
         packed = model.packing.pack(model.state)
         saved = save_network(ctx, corpus, network, PACKED, *about, packed=packed)
+        whole = save_whole_copy(ctx, corpus, model, WHOLE, learned)
         return report.result(ctx, [saved], network, **{WHOLE: whole})
 
     def _log_rounds(self, ctx: PhaseContext, rounds: Sequence[Round]) -> None:
-        for own in rounds:
-            for family, (kept, asked, right) in own.kept_thoughts.items():
-                values = {"agreement": kept / asked, "success": own.after.get(family, 0.0)}
-                if kept:
-                    values["right_thoughts"] = right / kept
-                named = {f"round_{own.number}/{family}/{n}": v for n, v in values.items()}
-                ctx.log(None, named)
+        for own, (name, f) in ((r, pair) for r in rounds for pair in r.families.items()):
+            values = {"agreement": f.kept / f.asked} if f.asked else {}
+            values |= {"right_thoughts": f.right / f.kept} if f.kept else {}
+            values |= {"success": sum(f.after.values()) / len(f.after)} if f.after else {}
+            ctx.log(None, {f"round_{own.number}/{name}/{key}": v for key, v in values.items()})
+
+
+def _figures(before: Measured, after: Measured, known: Gain | None, old: Gain) -> dict[str, float]:
+    """What is handed on: old tasks, by how much the edges rose, what is kept of known sizes."""
+    losses = [scores.nats_per_token for scores in after.old.values()]
+    figures = {"final_accuracy": old.candidate, "final_loss": sum(losses) / len(losses)}
+    reaches = ((before.abilities.get(f), own.reach) for f, own in after.abilities.items())
+    figures["levels_mastered"] = sum(max(0, last - was.reach) for was, last in reaches if was)
+    if known and known.reference:
+        figures["retention"] = known.candidate / known.reference
+    return figures
 
 
 def _of(training: EdgeTraining, measured: Measured, family: str, part: str) -> list[bool]:
     """What is solved of the sizes of a family that were known before, or of those beyond."""
-    own = training.families[family]
-    sizes = [size for size in own.sizes if (size <= own.taught[1]) == (part == KNOWN)]
-    return [right for size in sizes for right in measured.solved[family][size]]
+    taught = training.families[family].taught[1]
+    own = measured.solved[family].items()
+    return [right for size, rows in own if (size <= taught) == (part == KNOWN) for right in rows]
 
 
-def _gain(training: EdgeTraining, before: Measured, after: Measured, part: str) -> Gain:
-    """Of one model over the other on the sizes known before, or on those beyond."""
+def _gain(training: EdgeTraining, before: Measured, after: Measured, part: str) -> Gain | None:
+    """Of one model over the other on the sizes known before, or on those beyond; None if there is
+    no such item."""
     families = [f for f in before.solved if f in after.solved]
     one, two = ([r for f in families for r in _of(training, m, f, part)] for m in (before, after))
-    return compare_answers(one or [False], two or [False], part)
+    return compare_answers(one, two, part) if one else None
+
+
+def _points(gain: Gain) -> str:
+    low, high = 100 * gain.low, 100 * gain.high
+    return f"{100 * gain.value:+.1f} points (95 % interval {low:.1f}..{high:.1f}, n = {gain.n})"
 
 
 def _risen(training: EdgeTraining, before: Measured, after: Measured) -> str:
-    """What the model can do now that it could not, in words."""
+    """What the model can do now that it could not, in words: where the intervals are apart."""
     told = []
     for family, now in after.abilities.items():
-        was, unit = before.abilities[family], training.families[family].unit
-        if now.reach > was.reach:
-            told.append(f"{family} from {was.reach} to {now.reach} {unit}")
-    return f"the edge rose: {', '.join(told)}" if told else "the edge rose in no family"
+        was, own = before.abilities.get(family), training.families[family]
+        if was and now.low > was.high:
+            told.append(f"{family} from {_size(own, was.reach)} to {now.reach} {own.unit}")
+    return f"the edge rose: {', '.join(told)}" if told else "the edge surely rose in no family"
+
+
+def _size(own: EdgeTasks, size: int) -> int | str:
+    """A size, or `none` for what lies below the smallest that is asked."""
+    return size if size >= own.sizes[0] else "none"
 
 
 def _edge_table(training: EdgeTraining, found: Mapping[str, Measured]) -> Table:
     """How far each family reaches, with its interval, by every model, and what is solved."""
     rows: Table = [["family", "in", "model", "reach", "interval", "known sizes", "beyond"]]
-    for family, (name, m) in product(found[INPUT].abilities, found.items()):
-        if own := m.abilities.get(family):
-            shares = (_mean(_of(training, m, family, part)) for part in (KNOWN, BEYOND))
-            between, unit = f"{own.low} to {own.high}", training.families[family].unit
-            rows.append([family, unit, name, own.reach, between, *shares])
-    rows += [[family, "-", "-", "-", why, "-", "-"] for family, why in training.problems.items()]
+    for family, (name, m) in product(training.families, found.items()):
+        if (own := m.abilities.get(family)) and family in m.solved:
+            rights = (_of(training, m, family, part) for part in (KNOWN, BEYOND))
+            shares = [sum(right) / len(right) if right else "-" for right in rights]
+            asked = training.families[family]
+            low, reach, high = (_size(asked, size) for size in (own.low, own.reach, own.high))
+            rows.append([family, asked.unit, name, reach, f"{low} to {high}", *shares])
     return rows
 
 
 def _round_table(rounds: Sequence[Round]) -> Table:
-    head = "round,family,sizes,thoughts kept,right ones,before,after,the round is"
-    rows: Table = [head.split(",")]
-    for own in rounds:
-        end = "kept" if own.kept else f"taken back: {own.reason}"
-        for family, (kept, asked, right) in own.kept_thoughts.items():
-            sizes = "{} to {}".format(*own.sizes[family])
-            shares = [kept / asked, right / kept if kept else "-"]
-            became = [own.before[family], own.after[family]]
-            rows.append([own.number, family, sizes, *shares, *became, end])
+    rows: Table = [["round", "family", "sizes", "thoughts kept", "right ones", "before", "after"]]
+    rows[0].append("the round is")
+    for own, (name, f) in ((r, pair) for r in rounds for pair in r.families.items()):
+        end = f"taken back: {own.taken_back}" if own.taken_back else "kept"
+        shares = [f.kept / f.asked if f.asked else "-", f.right / f.kept if f.kept else "-"]
+        means = [sum(s.values()) / len(s) if s else "-" for s in (f.before, f.after)]
+        sizes = f"{f.sizes[0]} to {f.sizes[-1]}"
+        rows.append([own.number, name, sizes, *shares, *means, end if f.taught else "not taught"])
     return rows
 
 
-def _size_table(found: Mapping[str, Measured]) -> Table:
-    """The share that is solved of every size."""
-    rows: Table = [["family", "size", *found]]
-    for family, by_size in found[INPUT].solved.items():
-        own = [m.solved.get(family, {}) for m in found.values()]
-        rows += [[family, size, *(_mean(m.get(size, [])) for m in own)] for size in by_size]
-    return rows
+def _shares(solved: Mapping[int, Sequence[bool]]) -> dict[int, float]:
+    return {size: sum(right) / len(right) for size, right in solved.items()}
 
 
-def _mean(right: Sequence[bool]) -> float | str:
-    return sum(right) / len(right) if right else "-"
-
-
-def _samples(training: EdgeTraining, start: LatentModel, model: LatentModel) -> Table:
-    """Items beyond the known sizes that it solves now, as both models think about them."""
+def _newly_solved(
+    training: EdgeTraining, models: Sequence[LatentModel], before: Measured, after: Measured
+) -> Table:
+    """Items beyond the known sizes that it solves now and did not before, as both models think."""
     rows: Table = [["question", "right", INPUT, FORGED]]
-    device, tokenizer = training.ctx.device, training.corpus.tokenizer
-    thinkers = [Thinker(m.opened().to(device), tokenizer) for m in (start, model)]
-    for family, own in training.families.items():
-        sizes = [size for size in own.sizes if size > own.taught[1]][:SHOWN]
-        if family in training.problems or not own.thinks or not sizes:
-            continue
-        items = [own.task(size, "selection", 0) for size in sizes]
-        said = []
-        for thinker in thinkers:
-            thoughts = thinker.think(items, STEP)
-            told = [shown(tokenizer, ids, specials=True) for ids in thoughts]
-            answers = thinker.answers(items, thoughts)
-            said.append([f"`{t} {a}`" for t, a in zip(told, answers, strict=True)])
-        for item, *texts in zip(items, *said, strict=True):
-            rows.append([f"`{item.question}`", f"`{item.answer}`", *texts])
+    items = list[Task]()
+    for family in (f for f in after.solved if f in before.solved):
+        own, new = training.families[family], list[Task]()
+        for size in own.beyond if own.thinks else ():
+            pairs = zip(before.solved[family][size], after.solved[family][size], strict=True)
+            now = [n for n, (was, is_now) in enumerate(pairs) if is_now and not was]
+            new += [own.task(size, "verdict", number) for number in now]
+        items += spread(new, SHOWN)
+    said = []
+    for model in models if items else ():
+        thinker = Thinker(model.opened().to(training.ctx.device), training.corpus.tokenizer)
+        thoughts = thinker.think(items, STEP)
+        told = [shown(thinker.tokenizer, ids, specials=True) for ids in thoughts]
+        answers = thinker.answers(items, thoughts)
+        said.append([f"`{t} {a}`" for t, a in zip(told, answers, strict=True)])
+    for item, *texts in zip(items, *said, strict=True):
+        rows.append([f"`{item.question}`", f"`{item.answer}`", *texts])
     return rows

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import signal
 import sys
@@ -14,6 +15,8 @@ import torch
 from agent_forge.contract.metrics import METRICS, find_metric
 from agent_forge.data.tokenizer import Tokenizer
 from agent_forge.errors import ConfigError
+from agent_forge.evals.thoughts import Thinker
+from agent_forge.model.network import ForgeNetwork
 from agent_forge.model.opened import open_model
 from agent_forge.phases.phase5_forge import rounds
 from agent_forge.phases.phase5_forge.edge import (
@@ -23,10 +26,20 @@ from agent_forge.phases.phase5_forge.edge import (
     edge_tasks,
     generalised_late,
     source_name,
+    with_larger_sizes,
 )
 from agent_forge.store.records import read_metadata
 from tests.support import quietstar_runs
-from tests.support.forge_runs import KEPT, PHASE, as_if_able, config, made, run
+from tests.support.forge_runs import (
+    KEPT,
+    PHASE,
+    as_if_able,
+    config,
+    falling,
+    five_of_six,
+    made,
+    run,
+)
 from tests.support.toy_runs import exit_code, folder, forked, metrics
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
@@ -57,21 +70,36 @@ def test_it_hands_over_a_packed_model_and_the_same_weights_whole(
     assert metadata["final_accuracy"] == result.metrics["final_accuracy"]
 
 
-def test_it_tells_edges_rounds_and_samples(reference: tuple[Path, dict[str, Any]]) -> None:
+def test_it_tells_edges_and_rounds(reference: tuple[Path, dict[str, Any]]) -> None:
     result = reference[1]["results"]["forge"]
-    edges, found, sizes = result.artifacts["tables"]
-    assert [row[:3] for row in edges[1:4]] == [
-        ["tot4", "digits", name] for name in ("input", "control", "forged")
-    ]
+    edges, found = result.artifacts["tables"]
+    models = ("input", "control", "forged")
+    assert [row[:3] for row in edges[1:4]] == [["tot4", "digits", name] for name in models]
     assert edges[1][3] == 6 and edges[4][3] == 4  # what both families were taught
-    assert [row[:3] for row in found[1:]] == [[1, "tot4", "9 to 9"], [1, "swap4", "5 to 6"]] or [
-        row[1] for row in found[1:]
-    ] == ["tot4", "swap4"]
-    assert all(row[-1] == "kept" and row[3] == 1.0 for row in found[1:])
-    assert {row[0] for row in sizes[1:]} == {"tot4", "swap4"}
-    assert len(result.artifacts["newly_solved"]) > 1 and result.artifacts["looks"]
+    assert [row[:3] for row in found[1:]] == [[1, "tot4", "9 to 9"], [1, "swap4", "5 to 6"]]
+    assert all(row[3:5] == [1.0, 1.0] and row[-1] == "kept" for row in found[1:])
+    assert set(result.artifacts["solved"]["forged"]) == {"tot4", "swap4"}
+    assert result.artifacts["looks"] and not result.artifacts["walls"]
+    assert result.metrics["retention"] == 1.0 and result.metrics["levels_mastered"] == 0
     card = (result.artifacts["models"][0].path / "README.md").read_text()
-    assert "| family | in | model | reach |" in card and "tot " in card
+    assert "| family | in | model | reach |" in card and "the edge surely rose in no family" in card
+
+
+def test_what_is_newly_solved_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    as_if_able(monkeypatch)
+    looks: list[str] = []
+
+    def solved(own: EdgeTasks, model: Any, split: str, asked: Any) -> list[bool]:
+        looks.append(split)
+        later = "edge" in str(sorted((folder(tmp_path) / "phase5_forge").rglob("*")))
+        return [size <= own.taught[1] + later for size, _ in asked]
+
+    monkeypatch.setattr(EdgeTasks, "solved", solved)
+    result = run(tmp_path, *KEPT, f"{PHASE}.beyond=none")["results"]["forge"]
+    shown = result.artifacts["newly_solved"]
+    assert [row[0][:5] for row in shown[1:]] == ["`tot ", "`tot ", "`swp ", "`swp "]
+    assert len(shown[1][0].split(":")[1]) == 8  # seven digits and the closing mark
+    assert "tot4 from 6 to 7 digits" in result.artifacts["headline"]["verdict"]
 
 
 def test_every_metric_of_the_table_is_logged(reference: tuple[Path, dict[str, Any]]) -> None:
@@ -107,28 +135,31 @@ def test_a_round_that_costs_too_much_is_taken_back_whole(
 ) -> None:
     """Known sizes are said to be lost in the round alone: the weights are those of before it."""
     as_if_able(monkeypatch)
-    share = {"input": 0.9, "edge": 0.9, "round 1": 0.5}
-    monkeypatch.setattr(
-        rounds.EdgeTraining,
-        "levels",
-        lambda self, model, name: dict.fromkeys((*self.families, rounds.OLD), share[name]),
-    )
+    monkeypatch.setattr(rounds.EdgeTraining, "solved", falling(40, ("round_1",)))
     lost = run(tmp_path / "a")["results"]["forge"]
-    assert [row["kept"] for row in lost.artifacts["rounds"]] == [False]
-    assert "tot4 -40.0 points" in lost.artifacts["rounds"][0]["reason"]
+    (own,) = lost.artifacts["rounds"]
+    assert own["taken_back"].startswith("lost tot4 -40.0 points, swap4 -40.0 points")
     run(tmp_path / "b", f"{PHASE}.beyond=none")
     assert made(tmp_path / "a") == made(tmp_path / "b")
+    events = (folder(tmp_path / "a") / "events.jsonl").read_text()
+    assert events.count("rolled_back") == 1
+
+
+def test_a_loss_that_may_be_chance_is_no_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three of a hundred are more than two per cent, and may be chance."""
+    as_if_able(monkeypatch)
+    monkeypatch.setattr(rounds.EdgeTraining, "solved", falling(3))
+    (own,) = run(tmp_path)["results"]["forge"].artifacts["rounds"]
+    assert not own["taken_back"]
 
 
 def test_training_at_the_edge_that_costs_too_much_is_taken_back_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     as_if_able(monkeypatch)
-    monkeypatch.setattr(
-        rounds.EdgeTraining,
-        "levels",
-        lambda self, model, name: {"tot4": 0.9 if name == "input" else 0.5},
-    )
+    monkeypatch.setattr(rounds.EdgeTraining, "solved", falling(40))
     result = run(tmp_path, f"{PHASE}.beyond=none")["results"]["forge"]
     place = tmp_path / "sessions" / "before" / "phase4_bitnet" / "packed"
     given = open_model(place).network.state_dict()
@@ -140,35 +171,93 @@ def test_thoughts_on_which_too_few_cuts_agree_are_not_learned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     as_if_able(monkeypatch)
-    whole = rounds.by_splitting
-
-    def few(thinker: Any, items: Any, known: Any) -> Any:
-        found = whole(thinker, items, known)
-        return type(found)(found.traces[:5], len(items), 5)  # of 6
-
-    monkeypatch.setattr(rounds, "by_splitting", few)
+    monkeypatch.setattr(rounds, "by_splitting", five_of_six)
     result = run(tmp_path, *KEPT)["results"]["forge"]
     (own,) = result.artifacts["rounds"]
-    assert not own["kept"] and "no family has 90%" in own["reason"]
-    assert own["kept_thoughts"]["tot4"] == (5, 6, 5)
+    assert "enough thoughts of its own" in own["taken_back"]
+    told = own["families"]["tot4"]
+    assert (told["kept"], told["asked"], told["taught"]) == (5, 6, False) and not told["after"]
+    assert result.artifacts["tables"][1][1][-2:] == ["-", "not taught"]
 
 
-def test_a_family_that_cannot_be_asked_is_told_of_and_the_run_goes_on(
+def test_beyond_the_edge_there_are_no_worked_examples(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In two rounds the sizes grow, and worked examples end where the edge was taught."""
+    as_if_able(monkeypatch)
+    asked: dict[str, set[int]] = {}
+    source = EdgeTasks.source
+
+    def noted(own: EdgeTasks, name: str, items: Any, hints: int = 0) -> Any:
+        asked.setdefault(own.name, set()).update(size for size, _ in items)
+        return source(own, name, items, hints)
+
+    monkeypatch.setattr(EdgeTasks, "source", noted)
+    result = run(tmp_path, *KEPT, f"{PHASE}.rounds=2")["results"]["forge"]
+    assert len(result.artifacts["rounds"]) == 2
+    assert result.artifacts["rounds"][1]["families"]["swap4"]["sizes"] == [7, 8, 9]
+    assert max(asked["tot4"]) == 6 + 2 and max(asked["swap4"]) == 4 + 2
+
+
+@pytest.mark.slow
+def test_whole_weights_come_back_in_few_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    as_if_able(monkeypatch)
+    result = run(tmp_path, *KEPT, f"{PHASE}.weights=whole")["results"]["forge"]
+    place = tmp_path / "sessions" / "before" / "phase4_bitnet" / "packed"
+    given = open_model(place).network
+    assert result.model.packing == given.packing
+    assert any(
+        not torch.equal(t, given.state_dict()[n]) for n, t in result.model.state_dict().items()
+    )
+
+
+@pytest.mark.slow
+def test_killed_with_a_self_model_and_dreams_it_ends_in_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    as_if_able(monkeypatch)
+    sets = (*KEPT, f"{PHASE}.self_model_weight=0.1", f"{PHASE}.dream_share=0.3")
+
+    def die(record: dict[str, Any]) -> None:
+        if record.get("stage") == "round_1" and record.get("step") == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    assert exit_code(forked(lambda: run(tmp_path / "a", *sets, listener=die))) == -signal.SIGKILL
+    assert exit_code(forked(lambda: run(tmp_path / "a"))) == 0
+    run(tmp_path / "b", *sets)
+    assert made(tmp_path / "a") == made(tmp_path / "b")
+    names = {name for _, _, values in metrics(tmp_path / "b") for name in values}
+    assert "edge/train/self_model_error" in names
+
+
+def test_a_controller_draws_families_without_thoughts_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sets = (f"{PHASE}.edge_families=[copy, swap4]", f"{PHASE}.draw=controller")
+    result = run(tmp_path, *KEPT, *sets)["results"]["forge"]
+    assert result.artifacts["looks"] and set(result.artifacts["walls"]) <= {"copy", "swap4"}
+
+
+@pytest.mark.parametrize("broken_split", ["selection", "verdict"])
+def test_a_family_that_cannot_be_asked_is_told_of_and_the_run_goes_on(
+    broken_split: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     as_if_able(monkeypatch)
     solved = EdgeTasks.solved
 
     def broken(own: EdgeTasks, model: Any, split: str, asked: Any) -> list[bool]:
-        if own.name == "swap4":
+        if own.name == "swap4" and split == broken_split:
             raise ZeroDivisionError("the verifier fell over")
         return solved(own, model, split, asked)
 
     monkeypatch.setattr(EdgeTasks, "solved", broken)
     result = run(tmp_path, *KEPT)["results"]["forge"]
-    assert result.artifacts["problems"] == {"swap4": "the verifier fell over"}
-    assert "swap4: the verifier fell over" in result.artifacts["headline"]["verdict"]
-    assert {row[0] for row in result.artifacts["tables"][2][1:]} == {"tot4"}
+    told = "ZeroDivisionError: the verifier fell over"
+    assert result.artifacts["problems"] == {"swap4": told}
+    assert f"swap4: {told}" in result.artifacts["headline"]["verdict"]
+    assert {row[0] for row in result.artifacts["tables"][0][1:]} == {"tot4"}
 
 
 def test_a_model_that_never_learned_to_think_is_trained_too(tmp_path: Path) -> None:
@@ -201,31 +290,66 @@ def tokenizer() -> Tokenizer:
     return quietstar_runs.known_tokenizer()
 
 
+def sized(name: str, taught: tuple[int, int], most: int, row: int, tokenizer: Any) -> EdgeTasks:
+    return with_larger_sizes(edge_tasks(name, taught, 1, tokenizer, 0), most, row)
+
+
 def test_sizes_end_where_items_no_longer_fit_a_row(tokenizer: Tokenizer) -> None:
-    own = edge_tasks("tot4", (4, 10), 30, tokenizer, 0, 64)
-    assert own.sizes[0] == 4 and 10 <= own.sizes[-1] < 30
-    longest = own.sizes[-1]
-    assert len(own.item(own.task(longest, "train", 0)).ids) < 64
-    assert len(own.item(own.task(longest + 1, "train", 0)).ids) >= 64
-    assert edge_tasks("tot4", (4, 10), 12, tokenizer, 0, 640).sizes == range(4, 13)
-    assert edge_tasks("digit_shift", (3, 7), 99, tokenizer, 0, 640).sizes == range(3, 25)
+    own = sized("chain", (2, 5), 40, 256, tokenizer)
+    assert own.sizes[0] == 2 and 5 <= own.sizes[-1] < 40
+    tokens = [len(own.item(own.task(own.sizes[-1], "train", n)).ids) for n in range(20)]
+    more = [len(own.item(own.task(own.sizes[-1] + 1, "train", n)).ids) for n in range(20)]
+    assert max(tokens) < 256 <= max(more)
+    assert sized("tot4", (4, 10), 12, 640, tokenizer).sizes == range(4, 13)
+    assert sized("digit_shift", (3, 7), 99, 640, tokenizer).sizes == range(3, 25)
+    with pytest.raises(ConfigError, match="items of 10 digits do not fit rows of 32 tokens"):
+        sized("tot4", (4, 10), 12, 32, tokenizer)
+    assert edge_tasks("tot4", (), 20, tokenizer, 0).taught == (3, 20)
 
 
 def test_hints_give_the_first_claims_and_leave_the_rest_to_learn(tokenizer: Tokenizer) -> None:
-    own = edge_tasks("swap4", (2, 5), 8, tokenizer, 0, 640)
+    own = sized("swap4", (2, 5), 8, 640, tokenizer)
     task = own.task(6, "train", 0)
     plain, hinted = own.item(task), own.item(task, 3)
     assert plain.ids == hinted.ids
     learned = [sum(item.asked) for item in (plain, own.item(task, 1), hinted, own.item(task, 5))]
     assert learned == sorted(learned, reverse=True) and len(set(learned)) == 4
     at = hinted.asked.index(True)
-    text = tokenizer.decode(list(hinted.ids[at:]))
-    assert text.count(" ") >= 2 and hinted.asked[at:] == plain.asked[at:]
+    text = tokenizer.decode(list(hinted.ids[at:]), specials=True)
+    assert text.count("<step>") == 3 and hinted.asked[at:] == plain.asked[at:]
+    short = own.item(own.task(2, "train", 0), 5)  # the last claim is always left
+    assert (
+        tokenizer.decode(list(short.ids[short.asked.index(True) :]), specials=True)[:6] == "<step>"
+    )
 
 
-def drawn(kind: str, seen: list[Any] | None = None, looks: int = 4) -> EdgeDraw:
+@pytest.mark.parametrize("name", ["chain", "tot4", "swap4", "odds", "digit_shift", "copy"])
+def test_a_size_is_what_can_be_counted(name: str, tokenizer: Tokenizer) -> None:
+    own = edge_tasks(name, (), 30, tokenizer, 0)
+    for size in (own.taught[0], own.taught[0] + 3, own.taught[1]):
+        start, *rest = ast.literal_eval(own.task(size, "train", 0).operands)
+        counted = len(rest) if own.thinks else len(rest[0] if rest else start)
+        assert counted == size
+
+
+def test_code_is_graded_by_running_it(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = edge_tasks("code_number", (), 1, tokenizer, 0)
+    items = [own.task(1, "verdict", n) for n in range(2)]
+    said = [f"# another way to write it\n{items[0].answer}", "def solve(n):\n    return None"]
+    monkeypatch.setattr(Thinker, "answers", lambda self, asked, thoughts, tokens: said)
+    network = ForgeNetwork(config().model)
+    assert own.solved(network, "verdict", [(1, 0), (1, 1)]) == [True, False]
+
+
+def drawn(
+    kind: str, seen: list[Any] | None = None, looks: int = 4, *, hints: bool = True
+) -> EdgeDraw:
     sizes = {"tot4": [11, 12, 13, 14]}
-    return EdgeDraw(kind, {"old": 0.4}, sizes, lambda s: (0.0, {}), 40, 64, looks, seen or [])
+    hinted = frozenset(sizes) if hints else frozenset[str]()
+    unused = {"look": lambda s, n: (0.0, {}), "steps": 40, "row_tokens": 64}
+    return EdgeDraw(kind, {"old": 0.4}, sizes, hinted, looks=looks, seen=seen or [], **unused)
 
 
 def shares(draw: EdgeDraw) -> dict[str, float]:
@@ -241,7 +365,8 @@ def test_a_uniform_draw_takes_all_sizes_and_an_easy_one_more_and_more() -> None:
     assert shares(drawn("uniform")) == dict.fromkeys(names, 0.15)
     for looks, known in enumerate((names[:1], names[:2], names[:3], names)):
         assert set(shares(drawn("easy_to_hard", [{}] * looks))) == set(known)
-    assert all(sum(drawn(k).at(0, 40).mix.values()) == pytest.approx(1) for k in ("uniform",))
+    for kind in ("uniform", "easy_to_hard", "controller"):
+        assert sum(drawn(kind).at(0, 40).mix.values()) == pytest.approx(1)
 
 
 def test_the_controller_goes_on_after_three_looks_and_back_to_hints() -> None:
@@ -256,6 +381,9 @@ def test_the_controller_goes_on_after_three_looks_and_back_to_hints() -> None:
     assert drawn("controller", failing).walls == {"tot4": 11}
     helped = drawn("controller", [look(11, 0.2), look(11, 0.9)])
     assert list(shares(helped)) == ["tot4 11"]
+    overcome = [*failing, *[look(11, 0.9)] * (len(HINTS) + 2)]
+    assert not drawn("controller", overcome).walls
+    assert list(shares(drawn("controller", failing, hints=False))) == ["tot4 11"]
 
 
 def test_a_draw_that_is_restored_goes_on_as_it_would_have() -> None:
@@ -263,6 +391,9 @@ def test_a_draw_that_is_restored_goes_on_as_it_would_have() -> None:
     other = drawn("controller")
     other.load_state_dict(whole.state_dict())
     assert [s.mix for s in other.stages] == [s.mix for s in whole.stages] and len(whole.stages) == 5
+    assert whole.stages[0] is whole.stages[1]  # nothing changed: the losses will not either
+    easy = drawn("easy_to_hard", [{}, {}])
+    assert [len(s.mix) for s in easy.stages] == [2, 3, 4]
     assert [other.at(step, 40).mix for step in range(40)] == [
         whole.at(step, 40).mix for step in range(40)
     ]

@@ -11,13 +11,17 @@ import pytest
 
 from agent_forge.data import tasks, traces
 from agent_forge.data.tasks.reasoning import machine, piece
+from agent_forge.evals.thoughts import Thinker
 from agent_forge.phases.phase5_forge import own_thoughts
 from agent_forge.phases.phase5_forge.own_thoughts import (
     Worked,
     by_splitting,
     by_verifier,
     by_vote,
+    cuts_of,
 )
+from tests.support.step_machine import StepMachine
+from tests.support.tokenizers import TOKENIZER
 
 
 class Solver:
@@ -68,9 +72,40 @@ def test_pieces_of_an_item_lead_to_its_end(family: str) -> None:
         assert tasks.is_right(rest, task.answer)
 
 
-@pytest.mark.parametrize("state", ["12", "abcde", "1234567", "0/1", "99999/1", "1/0", "-1"])
-def test_a_state_that_cannot_be_is_no_start(state: str) -> None:
-    assert piece(tasks.make("chain", "train", 0, level=4), 2, 4, state) is None
+@pytest.mark.parametrize("family", ["chain", "tot4", "swap4", "odds"])
+@pytest.mark.parametrize(
+    "state", ["123", "abcde", "1234567", "0/1", "99999/1", "1/0", "-1", "1/2", "3", "4711", "12345"]
+)
+def test_a_state_that_cannot_be_is_no_start(family: str, state: str) -> None:
+    task = tasks.make(family, "train", 0, level=4)
+    start = machine(task).start
+    fits = "/" in state if family == "odds" else state.isdigit() and len(state) == len(start)
+    found = piece(task, 2, 4, state)
+    assert (found is None) == (not fits or state in ("0/1", "1/0", "99999/1"))
+
+
+@pytest.mark.parametrize("family", ["chain", "tot4", "swap4"])
+def test_a_network_that_thinks_is_split_and_joined(family: str) -> None:
+    """Nothing is replaced here: it reads pieces, writes thoughts, and those are joined."""
+    items = [tasks.make(family, "train", i, level=7) for i in range(6)]
+    found = by_splitting(Thinker(StepMachine(), TOKENIZER), items, (3, 5))
+    assert (len(found.traces), found.asked, found.right) == (6, 6, 6)
+    sloppy = by_splitting(Thinker(StepMachine(slips=3), TOKENIZER), items, (3, 5))
+    assert sloppy.right == len(sloppy.traces) < 6  # a slip in one cut is noticed
+
+
+def test_samples_of_a_network_are_verified_and_voted_on() -> None:
+    items = [tasks.make("tot4", "train", i, level=6) for i in range(4)]
+    thinker = Thinker(StepMachine(), TOKENIZER)
+    for choose in (by_verifier, by_vote):
+        found = choose(thinker, items, 2, 0)
+        assert (len(found.traces), found.asked, found.right) == (4, 4, 4)
+
+
+def test_what_cannot_be_cut_is_not_asked() -> None:
+    items = [tasks.make("tot4", "train", 0, level=7)]
+    unused: Any = None
+    assert by_splitting(unused, items, (4, 6)).asked == 0
 
 
 def test_a_sure_solver_agrees_with_itself_and_is_right(solver: Solver) -> None:
@@ -85,7 +120,7 @@ def test_a_sure_solver_agrees_with_itself_and_is_right(solver: Solver) -> None:
 
 def test_an_error_in_a_piece_of_one_cut_is_noticed(solver: Solver) -> None:
     items = long_items()
-    wrong = piece(items[0], 0, own_thoughts._cuts(14, 4, 10)[0])  # type: ignore[index]
+    wrong = piece(items[0], 0, cuts_of(14, 4, 10)[0])  # type: ignore[index]
     solver.errs = lambda own: own == wrong
     found = by_splitting(solver, items, (4, 10))  # type: ignore[arg-type]
     assert len(found.traces) == 11 and found.right == 11
@@ -93,9 +128,7 @@ def test_an_error_in_a_piece_of_one_cut_is_noticed(solver: Solver) -> None:
 
 
 def test_answers_are_those_of_the_model_and_never_looked_up(solver: Solver) -> None:
-    """A solver that errs in the same way in both cuts is believed: its answer is learned."""
     items = [replace(item, answer="?") for item in long_items()]  # what nobody may read
-    solver.errs = lambda own: False
     found = by_splitting(solver, items, (4, 10))  # type: ignore[arg-type]
     assert len(found.traces) == 12 and all(t.task.answer.isdigit() for t in found.traces)
     assert found.right == 0  # by the answer that the item claims
@@ -106,7 +139,7 @@ def test_answers_are_those_of_the_model_and_never_looked_up(solver: Solver) -> N
     [(14, (7, 10)), (11, (6, 7)), (20, None), (19, (10, 9)), (8, None), (21, None), (9, (5, 4))],
 )
 def test_cuts_leave_pieces_of_known_lengths(length: int, cuts: tuple[int, int] | None) -> None:
-    assert own_thoughts._cuts(length, 4, 10) == cuts
+    assert cuts_of(length, 4, 10) == cuts
     for cut in cuts or ():
         assert 4 <= cut <= 10 and 4 <= length - cut <= 10
 

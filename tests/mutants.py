@@ -360,8 +360,8 @@ MUTANTS = (
     Mutant(
         "a kind of matrix that costs too much stays ternary",
         "phases/phase4_bitnet/rounding.py",
-        "{**model.packing.matrices, **changed}",
-        "model.packing.matrices",
+        "{**packing.matrices, **changed}",
+        "packing.matrices",
         "tests/phases/phase4_bitnet/test_bitnet.py",
     ),
     Mutant(
@@ -381,8 +381,36 @@ MUTANTS = (
     Mutant(
         "answers are graded with the thought before them",
         "model/opened.py",
-        "return self.decode(behind_thought(ids))",
+        "return self.decode(behind_thought(ids, within=within))",
         "return self.decode(ids)",
+        "tests/evals/test_thoughts.py",
+    ),
+    Mutant(
+        "thoughts on which two cuts differ are learned",
+        "phases/phase5_forge/own_thoughts.py",
+        "agreed = [one if one == two else None for",
+        "agreed = [one for",
+        "tests/phases/phase5_forge/test_own_thoughts.py",
+    ),
+    Mutant(
+        "worked examples of sizes beyond the edge are taught",
+        "phases/phase5_forge/rounds.py",
+        "self.worked_to.get(name, family.taught[1])",
+        "family.sizes[-1]",
+        "tests/phases/phase5_forge/test_forge.py",
+    ),
+    Mutant(
+        "a round that costs too much is kept",
+        "phases/phase5_forge/rounds.py",
+        '            return model, Round(number, families, f"lost {reason}")\n',
+        '            return child, Round(number, families, f"lost {reason}")\n',
+        "tests/phases/phase5_forge/test_forge.py",
+    ),
+    Mutant(
+        "a thought that the template opened is graded",
+        "evals/model_under_test.py",
+        "                text.text = decode(text.tokens, within=True)\n",
+        "                pass\n",
         "tests/evals/test_thoughts.py",
     ),
     Mutant(

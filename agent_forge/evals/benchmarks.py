@@ -185,8 +185,8 @@ IN_PARTS = (xcopa, flores, flores_language, tatoeba)
 _BODY = AnswerFormat(384, ("\ndef ", "\nclass ", "\n#", *NO_FUNCTION))
 _JSON = AnswerFormat(256, ("\n\nCSV",))
 _TABLE = (
-    Benchmark("math", graders.math, AnswerFormat(128, NEXT_QUESTION), MATH),
-    Benchmark("code", graders.code, AnswerFormat(256, NO_FUNCTION), CODE),
+    Benchmark("math", graders.math, AnswerFormat(128, ("\n\n",)), MATH),
+    Benchmark("code", graders.code, AnswerFormat(256, ("\n\n", *NO_FUNCTION)), CODE),
     Benchmark("multilingual", families=("translate", "name_languages", "choose_translation")),
     Benchmark("structured", graders.document, AnswerFormat(256, ("\n\n",)), STRUCTURED),
     Benchmark("gsm8k", graders.math, AnswerFormat(256, NEXT_QUESTION), shots=4),

@@ -309,15 +309,6 @@ def test_stop_strings_are_for_models_that_do_not_chat(tmp_path: Path) -> None:
         assert (again == said) == subject.opened.chats
 
 
-def test_a_blank_line_ends_no_program_and_no_reckoning() -> None:
-    """Models that chat have no stop strings: the same text is to be graded alike."""
-    for name in ("code", "math", "mbpp", "gsm8k"):
-        writing = BENCHMARKS[name].writing
-        assert writing is not None
-        for text in ("import math\n\ndef solve(xs):", "First 3 groups.\n\nThe answer is 84."):
-            assert not any(stop in text for stop in writing.stop), name
-
-
 def test_choices_of_a_conversation_are_compared(storage: ModelStorage) -> None:
     subject = open_model_under_test(own_model(storage, "m1", 0))
     (domain,) = from_benchmarks(["multilingual"], count=5)

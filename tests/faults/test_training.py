@@ -222,7 +222,7 @@ def test_all_that_training_can_log_is_logged(references: dict[str, Any]) -> None
     logged = {find_metric(name) for _, _, m in references[""][0]["metrics"] for name in m}
     table = {m for m in METRICS if m.name.startswith("{}/train/")}
     taught = {"divergence"}  # needs a teacher, and these rewards
-    taught |= {"reward", "taught_share", "thought_gain"}
+    taught |= {"reward", "taught_share", "thought_gain", "self_model_error"}
     assert {m.name for m in table - logged} == {f"{{}}/train/{name}" for name in taught}
 
 

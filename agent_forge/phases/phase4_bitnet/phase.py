@@ -229,8 +229,8 @@ class BitNetPhase(phase.PhaseController):
         ratio = metrics["compression/compression_ratio"]
         told = f"{ratio:.1f} times smaller, {100 * retained:.1f} % of the {against}'s accuracy"
         if not before.mean_accuracy:
-            told = f"{ratio:.1f} times smaller; the {against} solves nothing that could be kept"
-        elif retained < self.config.least_retention:
+            told = f"{ratio:.1f} times smaller, and the {against} has no accuracy to be kept"
+        if retained < self.config.least_retention:
             told += f", less than the {self.config.least_retention:.0%} asked for"
         gain = compare_domains(training.corpus, before.old, after.old).overall.gains[ACCURACY]
         verdict = f"{told}; old tasks: {gain.sentence(ACCURACY, f'the {against}')}"

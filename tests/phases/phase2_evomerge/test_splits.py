@@ -249,7 +249,8 @@ def test_eval_asks_what_the_verdict_of_an_evolution_asks(models: Path, forge: Fo
     verdict = files.read_json(Path("evomerge/champion/verdict.json"))["rivals"]["a"]["score"]["raw"]
     asked = f"eval {models}/a --data {models}/fruit.jsonl --split verdict --json"
     (row,) = forge(asked).document["domains"]
-    assert row["bits_per_byte"] == pytest.approx(verdict["fruit/bits_per_byte"], rel=1e-9)
+    # Batches of another shape sum in another order: on some processors the last bits differ.
+    assert row["bits_per_byte"] == pytest.approx(verdict["fruit/bits_per_byte"], rel=1e-7)
     splits = split_items(EvoMergeSettings(data=[f"{models}/fruit.jsonl"]))
     assert row["items"] == len(splits["verdict"][0].examples) < 240
 

@@ -42,12 +42,12 @@ class ForgeSettings(PhaseSettings, CorpusSettings):
     steps: int = setting(200, "training steps at the edge; 0: none", ge=0, le=10_000_000)
     examples: Count = setting(6_000, "worked examples of the sizes at the edge, all together")
     replay_share: Share = setting(0.5, "of the tokens, that are old tasks")
-    known_share: Share = setting(0.5, "of the other tokens, that are of sizes known before")
+    known_share: Share = setting(0.6, "of the other tokens, that are of sizes known before")
     beyond: Literal["split", "verified", "voted", "none"] = setting(
         "split", "how thoughts about longer items are made and chosen without worked examples"
     )
     rounds: int = setting(2, "of going beyond, at most", ge=0, le=100)
-    round_steps: Count = setting(350, "training steps of such a round")
+    round_steps: Count = setting(400, "training steps of such a round")
     growth: float = setting(1.4, "of the largest size, in a round", gt=1, le=2)
     own_items: Count = setting(400, "items of each family that a round thinks about")
     samples: int = setting(4, "thoughts about each, if a verifier or a vote chooses", ge=2, le=64)

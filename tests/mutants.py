@@ -402,8 +402,8 @@ MUTANTS = (
     Mutant(
         "a round that costs too much is kept",
         "phases/phase5_forge/rounds.py",
-        '            return model, Round(number, families, f"lost {reason}")\n',
-        '            return child, Round(number, families, f"lost {reason}")\n',
+        "            return model, Round(number, families, reason)\n        self.pools",
+        "            return child, Round(number, families, reason)\n        self.pools",
         "tests/phases/phase5_forge/test_forge.py",
     ),
     Mutant(

@@ -347,13 +347,14 @@ class EdgeTraining:
         child = model.after(network, c.round_steps)
         after = self._success(child, f"after {stage}", sizes)
         families = {n: replace(own, after=after.get(n, {})) for n, own in families.items()}
-        reason = self.lost(before, self.solved(child, stage))
+        lost = self.lost(before, self.solved(child, stage))
+        reason = f"lost {lost}" if lost else ""
         learned = [own for own in families.values() if own.taught]
         if not reason and not any(own.reach >= own.sizes[0] for own in learned):
-            reason = "nothing: no new size is solved"
+            reason = "no new size is solved"
         if reason:
             self.take_back(stage, reason)
-            return model, Round(number, families, f"lost {reason}")
+            return model, Round(number, families, reason)
         self.pools.append(pool)
         return child, Round(number, families, "")
 

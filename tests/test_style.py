@@ -27,8 +27,10 @@ MAX_FILE_LINES = 500
 # codecs and packed models (520), Phase 4 on them and forge quantize (980), the native step (300),
 # ternary GGUF (45), what few wrong answers allow (10); Phase 5: an adaptive test of ability (120),
 # three draws, hints and walls, own thoughts by three rules, rounds that are taken back (1,280),
-# a self-model (55); thoughts that templates open and other mends of two attacks (75).
-MAX_LINES = 37_130
+# a self-model (55); thoughts that templates open and other mends of two attacks (75); Phase 6:
+# tools that are carried out and contained (790), what is said with them and by a persona (270),
+# rounds of both (850), forge bake: any prompt into any model (725).
+MAX_LINES = 39_830
 
 # Lowest first. A module imports from layers below its own, and from its own folder.
 LAYERS = (

@@ -13,6 +13,7 @@ when it is loaded, so help and listings answer at once.
 | evo | evo, evo replay: evolve models into one |
 | merge | merge: one merge |
 | quantize | quantize: a model in few bits |
+| bake | bake: a prompt becomes a part of a model |
 | evaluate | eval, compare: what models can do |
 | generate | generate, chat: what a model says |
 | data | data ls, fetch, verify, show: datasets |
@@ -39,6 +40,7 @@ from typer.core import TyperGroup
 import agent_forge
 from agent_forge import platform
 from agent_forge.cli import (
+    bake,
     data,
     doctor,
     evaluate,
@@ -59,7 +61,7 @@ Command = Callable[..., None]
 COMMANDS: list[Command] = [run.run, run.resume, run.stop, status.status, status.logs, run.phases]
 COMMANDS += [status.export, push.push, merge.merge, generate.generate, generate.chat, evaluate.eval]
 COMMANDS += [evaluate.compare, run.init, run.validate, runs.ls, runs.show, runs.models]
-COMMANDS += [quantize.quantize, runs.clean, runs.vacuum, doctor.doctor]
+COMMANDS += [quantize.quantize, bake.bake, runs.clean, runs.vacuum, doctor.doctor]
 OPTIONS: dict[str, dict[str, dict[str, Any]]]
 OPTIONS = json.loads(Path(__file__).with_name("options.json").read_text(encoding="utf-8"))
 # A path that was given is none, whatever the disk is like.

@@ -45,6 +45,9 @@ def chat(
     system: str,
     think: str,
     hide_thoughts: bool,
+    no_tools: bool,
+    tools: Path | None,
+    files: Path | None,
     tokens: int,
     temperature: float,
     top_k: int,
@@ -53,9 +56,10 @@ def chat(
 ) -> None:
     """Talk to a model, line by line.
 
-    An empty line, Ctrl-D or Ctrl-C ends the conversation. Thoughts go to stderr.
+    An empty line, Ctrl-D or Ctrl-C ends the conversation. Thoughts, and tools that are called with
+    what they say, go to stderr.
     """
-    from agent_forge.infer.chat import check_prompt, open_chat_model
+    from agent_forge.infer.chat import check_prompt, open_chat_model, toolbox_of
     from agent_forge.infer.generate import SamplingSettings
     from agent_forge.infer.thinking import think_mode
     from agent_forge.model.locate import locate_model
@@ -64,7 +68,10 @@ def chat(
     mode = think_mode(think)
     if system:
         check_prompt(system, "--system")
-    speaker = open_chat_model(locate_model(model))
+    place = locate_model(model)
+    toolbox = None if no_tools else toolbox_of(Path(place), tools, files)
+    speaker = open_chat_model(place)
+    speaker.toolbox = toolbox
     turns = [{"role": "system", "content": system}] if system else []
     try:
         while line := _line():
@@ -79,12 +86,13 @@ def chat(
 
 
 def _answer(pieces: Iterable[SpokenPiece], hide_thoughts: bool) -> Iterator[str]:
-    """The pieces of the answer; thoughts are shown aside on the way, unless they are hidden."""
+    """The pieces of the answer; thoughts, unless they are hidden, and tools are shown aside."""
+    verbs = {"thought": "thinks", "call": "calls", "result": "result"}
     for piece in pieces:
-        if not piece.is_thought:
+        if piece.kind == "answer":
             yield piece.text
-        elif not hide_thoughts:
-            typer.echo(f"(thinks: {piece.text})", err=True)
+        elif piece.kind != "thought" or not hide_thoughts:
+            typer.echo(f"({verbs[piece.kind]}: {piece.text})", err=True)
 
 
 def _print(pieces: Iterable[str]) -> str:

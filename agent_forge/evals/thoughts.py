@@ -76,6 +76,13 @@ class Thinker:
         answers = self.answers(items, thoughts)
         return [is_right(item, text) for item, text in zip(items, answers, strict=True)]
 
+    def right_by_family(self, items: Sequence[Task]) -> dict[str, float]:
+        """By family the share of items that are right after a thought."""
+        right: dict[str, list[bool]] = {}
+        for item, correct in zip(items, self.right(items, self.think(items)), strict=True):
+            right.setdefault(item.family, []).append(correct)
+        return {family: float(np.mean(own)) for family, own in right.items()}
+
     def begins_to_think(self, items: Sequence[Task]) -> float:
         """The share of items on which it thinks if it may choose."""
         found = generate(self.network, self.prompts(items), _sampling(1))

@@ -10,32 +10,36 @@ from agent_forge.data.tokenizer import Message
 from agent_forge.errors import ConfigError
 from agent_forge.infer.generate import SamplingSettings
 from agent_forge.infer.thinking import SpokenPiece, ThinkMode, stream_thinking
-from agent_forge.model.opened import OpenedModel, TransformersModel, open_model
+from agent_forge.infer.tool_use import stream_with_tools
+from agent_forge.infer.tools import Toolbox, builtin_tools, own_tools
+from agent_forge.model.opened import ForgeModel, OpenedModel, TransformersModel, open_model
+from agent_forge.store.records import read_metadata
 
 
 class ChatModel:
-    """An open model that can be talked to."""
+    """An open model that can be talked to; with a toolbox it may call tools."""
 
-    def __init__(self, opened: OpenedModel) -> None:
-        self.opened = opened
+    def __init__(self, opened: OpenedModel, toolbox: Toolbox | None = None) -> None:
+        self.opened, self.toolbox = opened, toolbox
 
     def complete(self, text: str, sampling: SamplingSettings) -> Iterator[str]:
         ids = self.opened.encode(check_prompt(text))
-        return (piece.text for piece in self._stream(ids, sampling, "off"))
+        return (piece.text for piece in self._stream(ids, sampling, "off", None))
 
     def reply(self, messages: Sequence[Message], sampling: SamplingSettings) -> Iterator[str]:
         """The answer alone."""
-        return (piece.text for piece in self.think_and_reply(messages, sampling, "off"))
+        pieces = self.think_and_reply(messages, sampling, "off")
+        return (piece.text for piece in pieces if piece.kind == "answer")
 
     def think_and_reply(
         self, messages: Sequence[Message], sampling: SamplingSettings, mode: ThinkMode
     ) -> Iterator[SpokenPiece]:
-        """The thought, if there is one, and the answer."""
+        """The thought, if there is one, calls with their results, and the answer."""
         check_prompt(messages[-1]["content"])
-        return self._stream(self.opened.encode_chat(messages), sampling, mode)
+        return self._stream(self.opened.encode_chat(messages), sampling, mode, self.toolbox)
 
     def _stream(
-        self, ids: list[int], sampling: SamplingSettings, mode: ThinkMode
+        self, ids: list[int], sampling: SamplingSettings, mode: ThinkMode, toolbox: Toolbox | None
     ) -> Iterator[SpokenPiece]:
         longest, most = self.opened.max_length, sampling.max_new_tokens
         if longest is not None:
@@ -45,6 +49,8 @@ class ChatModel:
             most = min(most, longest - len(ids))
         ends = sampling.stop_tokens | self.opened.end_tokens
         bounded = replace(sampling, max_new_tokens=most, stop_tokens=ends)
+        if toolbox and isinstance(self.opened, ForgeModel):
+            return stream_with_tools(self.opened, ids, bounded, mode, toolbox)
         return stream_thinking(self.opened, ids, bounded, mode)
 
 
@@ -54,6 +60,22 @@ def open_chat_model(ref: str | Path) -> ChatModel:
     if isinstance(opened, TransformersModel):
         opened.date = datetime.now()
     return ChatModel(opened)
+
+
+def toolbox_of(folder: Path, own: Path | None, files: Path | None) -> Toolbox | None:
+    """The tools that a model was taught, as its record says, those of the user's file instead of
+    those of the same name, and the files that they may read; None if it was taught none."""
+    recorded = (folder / "metadata.json").is_file()
+    taught = read_metadata(folder).model_dump().get("tools") if recorded else None
+    if files and not files.is_dir():
+        raise ConfigError(f"--files {files} is no folder")
+    if not taught:
+        if own or files:
+            problem = "this model was not taught to call tools: models of Phase 6 and later are"
+            raise ConfigError(problem, hint="leave --tools and --files out")
+        return None
+    every = {tool.name: tool for tool in [*builtin_tools(files), *(own_tools(own) if own else ())]}
+    return Toolbox([tool for name, tool in every.items() if own or name in taught])
 
 
 def check_prompt(text: str, what: str = "the prompt") -> str:

@@ -15,7 +15,17 @@ import torch
 from torch import nn
 
 from agent_forge.contract.phase import SIZE_CLASSES
-from agent_forge.data.tokenizer import END_OF_THINKING, SPECIAL, STRATEGIES, THINKING, Tokenizer
+from agent_forge.data.tokenizer import (
+    END_OF_CALL,
+    END_OF_RESULT,
+    END_OF_THINKING,
+    SPECIAL,
+    STRATEGIES,
+    THINKING,
+    TOOL_CALL,
+    TOOL_RESULT,
+    Tokenizer,
+)
 from agent_forge.errors import ConfigError
 from agent_forge.infer.generate import GeneratedText, SamplingSettings, generate, stream
 from agent_forge.model.network import ForgeNetwork
@@ -25,6 +35,9 @@ ThinkMode = Literal["off", "free", "forced"]
 BEGIN, END = SPECIAL[THINKING], SPECIAL[END_OF_THINKING]
 TAG_IDS = frozenset(SPECIAL[tag] for tag in STRATEGIES)
 THOUGHT_IDS = TAG_IDS | {BEGIN, END}
+CALL_IDS = frozenset((SPECIAL[TOOL_CALL], SPECIAL[END_OF_CALL]))
+RESULT_IDS = frozenset((SPECIAL[TOOL_RESULT], SPECIAL[END_OF_RESULT]))  # for tools alone to say
+TOOL_IDS = CALL_IDS | RESULT_IDS
 THOUGHT_TOKENS = 256  # at most, unless said otherwise
 # Thoughts for one position, and their tokens, by size class of the model.
 PARALLEL_THOUGHTS = {"tiny": (8, 20), "small": (6, 15), "medium": (4, 12), "large": (4, 10)}
@@ -120,10 +133,10 @@ class ThoughtGenerator:
 
 @dataclass(frozen=True)
 class SpokenPiece:
-    """A piece of a reply as it comes: of its thought, or of its answer."""
+    """A piece of a reply as it comes."""
 
     text: str
-    is_thought: bool
+    kind: Literal["thought", "call", "result", "answer"] = "answer"
 
 
 def stream_thinking(
@@ -139,17 +152,30 @@ def stream_thinking(
             problem = "this model was not taught to think: only models of Phase 3 and later are"
             raise ConfigError(problem, hint="leave --think out")
         pieces = stream(model.network, prompt, sampling, model.decode, model.byte_tokens)
-        yield from (SpokenPiece(piece, False) for piece in pieces)
+        yield from map(SpokenPiece, pieces)
         return
     ids = list(prompt)
+    if (thought := first_thought(model, ids, sampling, mode, thought_tokens)) is not None:
+        yield SpokenPiece(shown(model.tokenizer, thought, specials=True), "thought")
+        ids += [BEGIN, *thought, END]
+    never = sampling.banned_tokens | THOUGHT_IDS | TOOL_IDS  # nobody would carry a call out
+    without = replace(sampling, banned_tokens=never)
+    pieces = stream(model.network, ids, without, model.decode, model.byte_tokens)
+    yield from map(SpokenPiece, pieces)
+
+
+def first_thought(
+    model: ForgeModel,
+    prompt: Ids,
+    sampling: SamplingSettings,
+    mode: ThinkMode,
+    thought_tokens: int = THOUGHT_TOKENS,
+) -> list[int] | None:
+    """What a model thinks before it replies; None if it does not."""
     if mode == "free":
         peek = replace(sampling, max_new_tokens=1, stop_tokens=frozenset())
-        mode = "forced" if generate(model.network, [ids], peek)[0].tokens == [BEGIN] else "off"
-    if mode == "forced":
-        bounded = replace(sampling, max_new_tokens=thought_tokens)
-        thought = think(model.network, [ids], bounded)[0].tokens
-        yield SpokenPiece(shown(model.tokenizer, thought, specials=True), True)
-        ids += [BEGIN, *thought, END]
-    without = replace(sampling, banned_tokens=sampling.banned_tokens | THOUGHT_IDS)
-    for piece in stream(model.network, ids, without, model.decode, model.byte_tokens):
-        yield SpokenPiece(piece, False)
+        mode = "forced" if generate(model.network, [prompt], peek)[0].tokens == [BEGIN] else "off"
+    if mode == "off":
+        return None
+    bounded = replace(sampling, max_new_tokens=thought_tokens)
+    return think(model.network, [prompt], bounded)[0].tokens

@@ -41,6 +41,14 @@ class MuGrokConfig(Settings):
             raise ConfigError(f"phase {number} trains nothing; those that do: {[*PHASE_SETTINGS]}")
         return cls(**PHASE_SETTINGS[number])
 
+    @classmethod
+    def through_rounding(cls, muon_lr: float, fallback_lr: float) -> MuGrokConfig:
+        """For weights behind a rounding: without Grokfast, decay and limits, which hurt there."""
+        off: dict[str, Any] = dict.fromkeys(
+            ("grokfast_lambda", "weight_decay", "qk_clip_threshold"), 0.0
+        )
+        return cls(muon_lr=muon_lr, fallback_lr=fallback_lr, ns_steps=3, **off)
+
 
 _table = strict_json.parse(Path(__file__).with_name("phases.json").read_text(encoding="utf-8"))
 PHASE_SETTINGS: dict[int, dict[str, Any]] = {int(number): row for number, row in _table.items()}

@@ -7,6 +7,7 @@
 | phase3_quietstar/ | a model that thinks before it answers |
 | phase4_bitnet/ | ternary weights that keep what it knows |
 | phase5_forge/ | larger tasks than it was taught, at the edge of its ability and beyond |
+| phase6_baking/ | tools and a persona inside the weights |
 | phases.json | a line on each phase; the rules of every handoff |
 | toy.py, toy_config.py | the smallest phase: shows how one is written |
 | training.py | what training phases share: train, measure, compare, sample, save |
@@ -31,6 +32,7 @@ IMPLEMENTED = {
     "quietstar": "agent_forge.phases.phase3_quietstar.phase:QuietStarPhase",
     "bitnet": "agent_forge.phases.phase4_bitnet.phase:BitNetPhase",
     "forge": "agent_forge.phases.phase5_forge.phase:ForgePhase",
+    "baking": "agent_forge.phases.phase6_baking.phase:BakingPhase",
 }
 _TABLES: dict[str, Any] = json.loads(Path(__file__).with_name("phases.json").read_text())
 SUMMARY: dict[str, str] = _TABLES["summary"]

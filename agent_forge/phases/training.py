@@ -12,7 +12,14 @@ import torch
 from torch import Tensor
 
 from agent_forge.config.settings import ModelSettings
-from agent_forge.contract.phase import ModelRef, PhaseContext
+from agent_forge.contract.phase import (
+    ModelRef,
+    PhaseContext,
+    PhaseReport,
+    PhaseResult,
+    Table,
+    as_markdown,
+)
 from agent_forge.data.loader import Schedule, TokenizedItem
 from agent_forge.data.tokenizer import END_OF_TEXT, END_OF_TURN, SPECIAL
 from agent_forge.evals.comparison import Comparison, PairedScores, compare_scores
@@ -33,6 +40,8 @@ from agent_forge.train.fit import fit_corpus
 from agent_forge.train.trainer import LossFunction
 
 Scores = dict[str, ItemScores]  # by domain
+PACKED, WHOLE = "packed", "dequantised"
+LEARNED = ("strategies", "levels", "tools", "persona")  # what later phases and a chat go by
 SAMPLE_PROMPTS = ("copy k m a t", "sort 52814", "max 4718:2905")
 
 
@@ -151,13 +160,33 @@ def save_network(
     )
 
 
-def save_whole_copy(
-    ctx: PhaseContext, corpus: Corpus, model: LatentModel, name: str, metadata: Mapping[str, Any]
-) -> ModelRef:
-    """Save the weights of a packed model in an ordinary network. What was measured is the packed
-    model's, and stands in its card alone."""
+def save_handed_over(
+    ctx: PhaseContext,
+    corpus: Corpus,
+    model: LatentModel,
+    report: PhaseReport,
+    metadata: Mapping[str, Any],
+    samples: Table,
+) -> PhaseResult:
+    """Save a model and hand it over, with a card of all tables. A packed one has its weights in an
+    ordinary network beside it; what was measured is the packed model's, and in its card alone."""
+    network = model.opened().to(ctx.device)
+    card = [report.card(), *map(as_markdown, [*report.tables[1:], samples])]
+    about = metadata, report.metrics, "\n\n".join(card)
+    if model.packing is None:
+        return report.result(ctx, [save_network(ctx, corpus, network, WHOLE, *about)], network)
+    packed = model.packing.pack(model.state)
+    saved = save_network(ctx, corpus, network, PACKED, *about, packed=packed)
+    learned = {key: value for key, value in metadata.items() if key in LEARNED}
     told = "The weights of `packed` beside it in fp32, without the rounding of inputs."
-    return save_network(ctx, corpus, model.whole().to(ctx.device), name, metadata, {}, told)
+    copy = model.whole().to(ctx.device)
+    whole = save_network(ctx, corpus, copy, WHOLE, learned, {}, told)
+    return report.result(ctx, [saved], network, **{WHOLE: whole})
+
+
+def learned_before(record: Mapping[str, Any]) -> dict[str, Any]:
+    """What a model can, of the records of its phases."""
+    return {key: record[key] for key in LEARNED if key in record}
 
 
 def _config(model: ForgeNetwork, packed: PackedState | None = None) -> dict[str, Any]:

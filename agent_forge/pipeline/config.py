@@ -14,6 +14,7 @@ from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings, refuse_o
 from agent_forge.phases.phase3_quietstar.config import QuietStarSettings
 from agent_forge.phases.phase4_bitnet.config import BitNetSettings
 from agent_forge.phases.phase5_forge.config import ForgeSettings
+from agent_forge.phases.phase6_baking.config import BakingSettings
 from agent_forge.phases.toy_config import ToySettings
 
 
@@ -26,7 +27,7 @@ class PhaseConfigs(shared.Settings):
     quietstar: QuietStarSettings = QuietStarSettings()
     bitnet: BitNetSettings = BitNetSettings()
     forge: ForgeSettings = ForgeSettings()
-    baking: shared.PhaseSettings = shared.PhaseSettings()
+    baking: BakingSettings = BakingSettings()
     edge: shared.PhaseSettings = shared.PhaseSettings()
     final_compression: shared.PhaseSettings = shared.PhaseSettings()
 

@@ -6,6 +6,8 @@
 | corpus.py | Corpus: generated tasks, datasets and own texts; mixtures, curriculum, unseen items |
 | lessons.py | what is taught about thinking: thoughts, direct answers, pauses |
 | prompt_baking.py | PromptBakingLoss: KL to the prompted self; answers that are sampled for it |
+| bake.py | bake: a copy of a network that behaves as if a prompt stood before |
+| lora.py | LoRA on the linear layers of any network, folded into its weights in the end |
 | fit.py | fit_corpus, fit (the loop over any batches), EarlyStop, DistillationLoss |
 | trainer.py | Trainer: one update at a time, within the memory there is |
 | weight_transforms.py | LoRA and other transforms as parametrisations of weights |

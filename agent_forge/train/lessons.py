@@ -70,10 +70,14 @@ class Lessons:
 
     def mix(self, corpus: Corpus, strategies: Sequence[str]) -> dict[str, float]:
         """The weights of old tasks, direct answers and each strategy; they add up to 1."""
-        new, direct = 1 - self.settings.replay_share, self.settings.direct_share
-        shares = strategy_shares(self.settings, strategies)
-        thoughts = {name: new * (1 - direct) * share for name, share in shares.items()}
-        return {**self._replay(corpus), DIRECT: new * direct, **thoughts}
+        return {**self._replay(corpus), **self.weights(1 - self.settings.replay_share, strategies)}
+
+    def weights(self, total: float = 1.0, strategies: Sequence[str] = ()) -> dict[str, float]:
+        """The weights of direct answers and each strategy, all or some, which add up to `total`."""
+        direct = self.settings.direct_share
+        shares = strategy_shares(self.settings, strategies or [*self.traces])
+        thoughts = {name: total * (1 - direct) * share for name, share in shares.items()}
+        return {DIRECT: total * direct, **thoughts}
 
     def control_mix(self, corpus: Corpus, name: str) -> dict[str, float]:
         """Old tasks as before, and one source instead of the thoughts."""

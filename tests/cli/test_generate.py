@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,9 +16,11 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from agent_forge.contract.phase import ModelRef
 from agent_forge.data.tokenizer import Tokenizer
 from agent_forge.errors import ConfigError, DamagedFile, NotFound
+from agent_forge.infer import tool_use
 from agent_forge.infer.chat import ChatModel, open_chat_model
-from agent_forge.infer.generate import SamplingSettings
+from agent_forge.infer.generate import GeneratedText, SamplingSettings
 from agent_forge.infer.generate import generate as generate_ids
+from agent_forge.infer.tool_use import CALL
 from agent_forge.model.hf import config_dict
 from agent_forge.store.models import ModelStorage
 from tests.support.command_line import Forge
@@ -28,18 +31,22 @@ WORDS = ["red", "green", "blue", "cat", "dog", "sun"]
 
 @pytest.fixture
 def ours(storage: ModelStorage) -> Path:
+    return saved(storage, "cognate", {})
+
+
+def saved(storage: ModelStorage, phase: str, record: dict[str, Any]) -> Path:
     model = shaken(0)
     tokenizer = Tokenizer.train([" ".join(WORDS)] * 9, 300)
     storage.save_model(
         model,
         "s1",
-        "cognate",
+        phase,
         "m1",
-        {},
+        record,
         config=config_dict(model.settings),
         tokenizer_files=tokenizer.files(),
     )
-    return storage.find("cognate.m1.s1")
+    return storage.find(f"{phase}.m1.s1")
 
 
 @pytest.fixture
@@ -123,6 +130,45 @@ def test_thoughts_are_shown_hidden_or_left_out(
     assert "(thinks: " in shown[1] and "thinks" not in hidden[1] and shown[0] == hidden[0]
     assert "thinks" not in said("--think off")[1]
     assert forge(f"chat {ours} --think loudly").code == 2
+
+
+def test_tools_are_called_shown_and_left_out(
+    ours: Path,
+    storage: ModelStorage,
+    forge: Forge,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The model says what is given; tools, the user's own among them, are real."""
+    baked = saved(storage, "baking", {"tools": ["calc", "read"]})
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / "stock.json").write_text('{"beet": {"code": 7697}}')
+    (tmp_path / "mine.py").write_text('def calc(expression: str) -> str:\n    return "mine"\n')
+    tokenizer = Tokenizer.load(baked)
+
+    def said(call: str, options: str) -> tuple[str, str]:
+        turns = iter([[CALL, *tokenizer.encode(call)], tokenizer.encode("done")])
+
+        def generate(network: Any, prompts: Any, sampling: Any) -> list[GeneratedText]:
+            return [GeneratedText(next(turns), stopped_by="token")]
+
+        monkeypatch.setattr(tool_use, "generate", generate)
+        monkeypatch.setattr("sys.stdin", io.StringIO("red\n\n"))
+        result = forge(f"chat {baked} --think off --max-tokens 4 {options}")
+        assert result.code == 0, result.err
+        return result.out, result.err
+
+    files = f"--files {tmp_path / 'files'}"
+    out, err = said("calc 2*21", "")
+    assert out == "done\n" and "(result: 42)" in err and '"expression": "2*21"' in err
+    assert "(result: 7697)" in said("read stock.json beet code", files)[1]
+    assert "(result: error: no folder" in said("read stock.json beet code", "")[1]
+    assert "(result: error: " in said("clock", "")[1]  # it was not taught that one
+    assert "(result: mine)" in said("calc 2*21", f"--tools {tmp_path / 'mine.py'}")[1]
+    assert "calls" not in said("calc 2*21", "--no-tools")[1]
+    assert forge(f"chat {ours} {files}").code == 2  # it was taught none
+    assert forge(f"chat {baked} --files {tmp_path / 'nowhere'}").code == 2
+    assert forge(f"chat {baked} --tools {tmp_path / 'nowhere.py'}").code == 2
 
 
 def test_a_prompt_may_come_from_stdin(

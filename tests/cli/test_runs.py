@@ -132,7 +132,7 @@ def test_phases_are_listed(forge: Forge) -> None:
     rows = forge("phases --json").document["phases"]
     assert [row["number"] for row in rows] == list(range(9))
     available = [row["phase"] for row in rows if row["available"]]
-    assert available == ["toy", "cognate", "evomerge", "quietstar", "bitnet", "forge"]
+    assert available == ["toy", "cognate", "evomerge", "quietstar", "bitnet", "forge", "baking"]
 
 
 @pytest.mark.slow

@@ -351,7 +351,7 @@ class Echo:
 
     def think_and_reply(self, messages: Any, sampling: Any, mode: str) -> Any:
         chat.check_prompt(messages[-1]["content"])
-        return iter([SpokenPiece(str(len(messages)), is_thought=False)])
+        return iter([SpokenPiece(str(len(messages)), "answer")])
 
 
 @pytest.mark.parametrize(

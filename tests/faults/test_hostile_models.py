@@ -194,6 +194,16 @@ OF_MODELS: dict[str, Line] = {
     "merge-base": lambda bad, good, data: _merge(str(good), "--method", "ties", "--base", bad),
     "merge-dry": lambda bad, good, data: _merge(f"{good},{bad}", "--dry-run"),
     "quantize": lambda bad, good, data: ["quantize", bad, "out", "--json"],
+    "bake": lambda bad, good, data: [
+        "bake",
+        bad,
+        "out",
+        "--prompt",
+        data,
+        "--steps",
+        "1",
+        "--json",
+    ],
 }
 COMMANDS: dict[str, dict[str, Line]] = {
     "model": OF_MODELS,

@@ -40,8 +40,8 @@ class Eager(StepMachine):
 
 def said(model: Any, mode: thinking.ThinkMode, **more: int) -> tuple[str, str]:
     pieces = list(stream_thinking(Opened(model), PROMPT, GREEDY, mode, **more))
-    thought = "".join(piece.text for piece in pieces if piece.is_thought)
-    return thought, "".join(piece.text for piece in pieces if not piece.is_thought)
+    thought = "".join(piece.text for piece in pieces if piece.kind == "thought")
+    return thought, "".join(piece.text for piece in pieces if piece.kind == "answer")
 
 
 def test_a_forced_thought_comes_before_the_answer() -> None:

@@ -28,6 +28,7 @@ from agent_forge.store.cleanup import SessionCleanupManager, plan_cleanup
 from agent_forge.store.sessions import SessionStore
 from agent_forge.track.journal import read_lines
 from tests.support import (
+    baking_runs,
     bitnet_runs,
     cognate_settings,
     evomerge_settings,
@@ -281,12 +282,13 @@ CHECKS: dict[str, tuple[Check, str, str]] = {
     **quietstar_runs.CHECKS,
     **bitnet_runs.CHECKS,
     **forge_runs.CHECKS,
+    **baking_runs.CHECKS,
     **{f"phases.{name}.enabled": (chosen, "true", "false") for name in ORDER},
     **{f"phases.{name}.gate_policy": (verdict, "fail", "warn") for name in GATED},
     **{f"phases.{name}.gates": (verdict, "{}", loose(gate)) for name, gate in GATED.items()},
 }
 # The phases do not exist yet.
-LATER = {f"phases.{name}.checkpoint_every_steps" for name in ORDER[6:]}
+LATER = {f"phases.{name}.checkpoint_every_steps" for name in ORDER[7:]}
 # Refused where they could change nothing: see below.
 REFUSED = {f"phases.{name}.{key}" for name in set(ORDER) - set(GATED) for key in GATE_KEYS}
 REFUSED.add("phases.evomerge.checkpoint_every_steps")
@@ -297,7 +299,7 @@ def test_every_setting_has_a_check() -> None:
 
 
 TRAINS = {*cognate_settings.CHECKS, *evomerge_settings.CHECKS, *quietstar_runs.CHECKS}
-TRAINS |= {*bitnet_runs.CHECKS, *forge_runs.CHECKS}
+TRAINS |= {*bitnet_runs.CHECKS, *forge_runs.CHECKS, *baking_runs.CHECKS}
 
 
 @pytest.mark.parametrize(

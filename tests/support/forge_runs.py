@@ -51,8 +51,8 @@ def config(*sets: str) -> PipelineConfig:
     return load_config(preset="smoke", sets=(*SHAPE, *FEW, *sets))
 
 
-def ternary_model(root: Path, *, thinks: bool = True) -> ModelRef:
-    """A packed model of another session and its whole copy, as Phase 4 would hand them over."""
+def ternary_model(root: Path, *, thinks: bool = True, phase: str = "bitnet") -> ModelRef:
+    """A packed model of another session and its whole copy, as Phase 4 or 5 hands them over."""
     SessionStore(root).create({}, "", session_id="before")
     settings = config()
     torch.manual_seed(1)
@@ -62,14 +62,15 @@ def ternary_model(root: Path, *, thinks: bool = True) -> ModelRef:
     tokenizer = build_corpus(settings.phases.forge, network.settings).tokenizer
     storage, shape = ModelStorage(root), config_dict(network.settings)
     said: dict[str, Any] = {"compression_ratio": 12.0, "accuracy_retention": 0.97}
+    said |= {"final_loss": 0.5, "final_accuracy": 0.7} if phase == "forge" else {}
     if thinks:
         said |= {"strategies": {"step": 0.9}, "levels": LEVELS}
     saved = {"tokenizer_files": tokenizer.files()}
     packed, coded = packing.pack(latent.state).tensors, {**shape, KEY: packing.to_json()}
-    storage.save_model(packed, "before", "bitnet", "packed", said, config=coded, **saved)
-    whole = ("before", "bitnet", "dequantised")
+    storage.save_model(packed, "before", phase, "packed", said, config=coded, **saved)
+    whole = ("before", phase, "dequantised")
     storage.save_model(latent.whole(), *whole, said, config=shape, **saved)
-    path = storage.find("bitnet.packed.before")
+    path = storage.find(f"{phase}.packed.before")
     return ModelRef("packed", path, read_metadata(path).model_dump())
 
 

@@ -17,6 +17,18 @@ SURFACE = {
         *("--activation-bits", "--codec", "--data", "--dry-run", "--embedding", "--force"),
         *("--json", "--rate", "--seed", "--steps", "model", "out"),
     ],
+    "bake": [
+        *(
+            "--direction",
+            "--dry-run",
+            "--force",
+            "--json",
+            "--lora-rank",
+            "--prompt",
+            "--questions",
+        ),
+        *("--rate", "--seed", "--steps", "--strength", "model", "out"),
+    ],
     "push": ["--dry-run", "--json", "--private", "--revision", "repo", "source"],
     "evo": [
         *("--base", "--base-models", "--config", "--data", "--device", "--dry-run", "--gens"),
@@ -34,8 +46,8 @@ SURFACE = {
         *("model", "prompt"),
     ],
     "chat": [
-        *("--hide-thoughts", "--max-tokens", "--seed", "--system", "--temperature", "--think"),
-        *("--top-k", "--top-p", "model"),
+        *("--files", "--hide-thoughts", "--max-tokens", "--no-tools", "--seed", "--system"),
+        *("--temperature", "--think", "--tools", "--top-k", "--top-p", "model"),
     ],
     "eval": [
         *("--data", "--data-dir", "--items", "--json", "--level", "--pack", "--shots", "--split"),

@@ -28,6 +28,7 @@ from agent_forge.phases.phase2_evomerge.told import champion_lineage
 from agent_forge.search.candidate import SHORT, Candidate, lineage
 from agent_forge.store import files, lock, paths
 from agent_forge.track.tracker import Listener
+from agent_forge.train.lora import linear_layers
 
 SAME_FOR_ALL_SEEDS = ("plain average", "base", "joint training")
 NO_HEALING: dict[str, Any] = {"heal": 0.0, "heal_steps": 0, "heal_data": []}
@@ -75,7 +76,7 @@ def run_evolution(
             listen({"event": "note", "text": note})
         loop = EvolutionLoop(inputs, device, listen=listen, should_stop=should_stop)
         if loop.settings.heal:
-            healing.linear_layers(loop.evaluator.model)  # without any it is refused before the work
+            linear_layers(loop.evaluator.model)  # without any it is refused before the work
         if not save:
             opening.write_begun(loop.inputs, loop.fingerprint, device)
             listen({"event": "begun"})  # from here on it can be resumed

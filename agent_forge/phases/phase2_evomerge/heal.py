@@ -30,12 +30,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from agent_forge.data.loader import TokenizedItem
-from agent_forge.errors import ConfigError, Diverged, Interrupted, NotFinite, NotFound
+from agent_forge.errors import Diverged, Interrupted, NotFinite, NotFound
 from agent_forge.evals import likelihood
 from agent_forge.evals import model_under_test as measuring
 from agent_forge.evals.domains import Domain
 from agent_forge.model.loss import LossOutput
-from agent_forge.model.weights import BEFORE_LAYERS, HEAD, Weights
+from agent_forge.model.weights import Weights
 from agent_forge.optim.config import MuGrokConfig
 from agent_forge.optim.muon import MuonGrokfast, divergence
 from agent_forge.phases.phase2_evomerge.checks import CHAMPION, HEAL, HEALED
@@ -48,6 +48,7 @@ from agent_forge.store import files
 from agent_forge.store.checkpoint import Checkpoint, CheckpointManager
 from agent_forge.store.tensors import first_not_finite
 from agent_forge.train.config import TrainSettings
+from agent_forge.train.lora import linear_layers
 from agent_forge.train.trainer import Batch, Trainer
 from agent_forge.train.weight_transforms import LowRankBranches
 
@@ -226,19 +227,6 @@ class Teaching:
         for name, part in self._parts.items():
             part.load_state_dict(checkpoint.state["parts"][name])
         return checkpoint.step
-
-
-def linear_layers(model: nn.Module) -> dict[str, nn.Module]:
-    """The linear layers of a network between embeddings and head, by name."""
-    found = {
-        name: module
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
-        if not HEAD.search(f"{name}.weight") and not BEFORE_LAYERS.search(f"{name}.weight")
-    }
-    if not found:
-        raise ConfigError("heal: the network has no linear layers", hint="do without: --heal 0")
-    return found
 
 
 @dataclass(frozen=True)

@@ -10,14 +10,7 @@ from agent_forge.search.settings import Count, Share, SomeShare, setting
 from agent_forge.train.config import CorpusSettings, TrainSettings
 
 # The specification has a tenth of this rate, with Grokfast: benchmarks/bitnet.py has it beside it.
-OPTIMIZER = MuGrokConfig(
-    muon_lr=2e-3,
-    fallback_lr=1e-3,
-    ns_steps=3,
-    grokfast_lambda=0.0,
-    weight_decay=0.0,
-    qk_clip_threshold=0.0,
-)
+OPTIMIZER = MuGrokConfig.through_rounding(2e-3, 1e-3)
 
 
 class Ladder(NamedTuple):

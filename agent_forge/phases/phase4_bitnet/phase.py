@@ -26,7 +26,6 @@ from agent_forge.contract.phase import (
     PhaseHeadline,
     PhaseReport,
     Table,
-    as_markdown,
 )
 from agent_forge.data import traces
 from agent_forge.data.loader import TokenizedItem
@@ -54,20 +53,20 @@ from agent_forge.phases.phase4_bitnet.rounding import (
     RoundedTraining,
 )
 from agent_forge.phases.training import (
+    PACKED,
     LatentModel,
     Scores,
     compare_domains,
     measure_domains,
     network_bytes,
-    save_network,
-    save_whole_copy,
+    save_handed_over,
 )
 from agent_forge.quant.layers import plan_packing
 from agent_forge.quant.packed import CODES, SCALES, PackedState, Packing
+from agent_forge.store.paths import model_id_for
 from agent_forge.train.corpus import build_corpus, validate_corpus
 from agent_forge.train.lessons import Lessons, lessons_of_record, spread, unseen_items
 
-PACKED, WHOLE = "packed", "dequantised"
 PARENT, ROUNDED, TRAINED, CONTROL = "parent", "rounded", "ternary", "control"
 ITEM_TOKENS = 30  # of an item of an old task, about
 THOUGHT_COST = 5  # times as much for an item that is thought about: its tokens come one by one
@@ -160,13 +159,8 @@ class BitNetPhase(phase.PhaseController):
         speed = ctx.once("performance", "token", partial(_performance, training, child))
         report, metadata = self._report(training, packed, costs, found, speed)
         samples = _samples(training, (parent, child))
-        parts = [report.card(), *map(as_markdown, [*report.tables[1:], samples])]
-        about = metadata, report.metrics, "\n\n".join(parts)
-        saved = save_network(ctx, corpus, child, PACKED, *about, packed=packed)
-        learned = {k: v for k, v in metadata.items() if k in ("strategies", "levels")}
-        whole = save_whole_copy(ctx, corpus, model, WHOLE, learned)
         report.details = {
-            "model_id": saved.metadata["model_id"],
+            "model_id": model_id_for(ctx.session_id, ctx.phase, PACKED),
             "quantization_bits": _bits(packed),
             "preserved_layers": sorted(
                 {kind_of(n) for n in model.state if n not in model.packing.matrices}
@@ -175,7 +169,7 @@ class BitNetPhase(phase.PhaseController):
             "token_step": speed["backend"],
             "parent_and_child": samples,
         }
-        return report.result(ctx, [saved], child, **{WHOLE: whole})
+        return save_handed_over(ctx, corpus, model, report, metadata, samples)
 
     def _lessons(self, ctx: PhaseContext, tokenizer: Tokenizer) -> Lessons | None:
         """What it has learned about thinking, as its record says; None if nothing."""
@@ -202,7 +196,7 @@ class BitNetPhase(phase.PhaseController):
             return Measured(old, {}, None)
         items = self._thought_about(lessons, "verdict")
         thinker = Thinker(model, training.corpus.tokenizer)
-        right = ctx.once("thoughts", name, partial(_right_by_family, thinker, items))
+        right = ctx.once("thoughts", name, partial(thinker.right_by_family, items))
         thoughts = lessons.held_out(HELD_OUT, "verdict")
         written = partial(measure, model, thoughts, threshold=EVERY_STEP)
         nats = ItemScores(**ctx.once("thought losses", name, written)).nats_per_token
@@ -371,10 +365,3 @@ def _samples(training: RoundedTraining, networks: Sequence[ForgeNetwork]) -> Tab
     for item, *texts in zip([*old, *new], *said, strict=True):
         rows.append([f"`{cell}`" for cell in (item.question, item.answer, *texts)])
     return rows
-
-
-def _right_by_family(thinker: Thinker, items: Sequence[Task]) -> dict[str, float]:
-    right: dict[str, list[bool]] = {}
-    for item, correct in zip(items, thinker.right(items, thinker.think(items)), strict=True):
-        right.setdefault(item.family, []).append(correct)
-    return {family: float(np.mean(own)) for family, own in right.items()}

@@ -13,14 +13,7 @@ from agent_forge.search.settings import Count, Share, SomeShare, setting
 from agent_forge.train.config import CorpusSettings, TrainSettings
 
 # Grokfast is off until benchmarks/forge.py, which has it beside the others, proves that it helps.
-OPTIMIZER = MuGrokConfig(
-    muon_lr=5e-3,
-    fallback_lr=3e-3,
-    ns_steps=3,
-    grokfast_lambda=0.0,
-    weight_decay=0.0,
-    qk_clip_threshold=0.0,
-)
+OPTIMIZER = MuGrokConfig.through_rounding(5e-3, 3e-3)
 
 
 class ForgeSettings(PhaseSettings, CorpusSettings):

@@ -23,7 +23,6 @@ from agent_forge.contract.phase import (
     PhaseHeadline,
     PhaseReport,
     Table,
-    as_markdown,
 )
 from agent_forge.data import traces
 from agent_forge.data.tasks import Task
@@ -44,18 +43,18 @@ from agent_forge.phases.phase5_forge.edge import (
 )
 from agent_forge.phases.phase5_forge.rounds import CHOICE_ITEMS, EdgeTraining, Round, Solved
 from agent_forge.phases.training import (
+    WHOLE,
     LatentModel,
     Scores,
     compare_domains,
+    learned_before,
     measure_domains,
-    save_network,
-    save_whole_copy,
+    save_handed_over,
 )
 from agent_forge.train.config import STEP
 from agent_forge.train.corpus import build_corpus, validate_corpus
 from agent_forge.train.lessons import lessons_of_record, spread
 
-PACKED, WHOLE = "packed", "dequantised"
 INPUT, FORGED, CONTROL = "input", "forged", "control"
 KNOWN, BEYOND = "known", "beyond"  # sizes that it was taught before this phase, and larger ones
 PAST_THE_END = 2  # sizes beyond the largest that can be learned, which show where it ends
@@ -248,22 +247,8 @@ class ForgePhase(phase.PhaseController):
             "solved": {n: {f: _shares(s) for f, s in m.solved.items()} for n, m in found.items()},
             "newly_solved": samples,
         }
-        return self._saved(training, models[1], report, samples)
-
-    def _saved(
-        self, training: EdgeTraining, model: LatentModel, report: PhaseReport, samples: Table
-    ) -> phase.PhaseResult:
-        ctx, corpus, record = training.ctx, training.corpus, training.ctx.inputs[0].metadata
-        learned = {key: record[key] for key in ("strategies", "levels") if key in record}
-        card = [report.card(), *map(as_markdown, [*report.tables[1:], samples])]
-        about = {**learned, **report.metrics}, report.metrics, "\n\n".join(card)
-        network = model.opened().to(ctx.device)
-        if model.packing is None:
-            return report.result(ctx, [save_network(ctx, corpus, network, WHOLE, *about)], network)
-        packed = model.packing.pack(model.state)
-        saved = save_network(ctx, corpus, network, PACKED, *about, packed=packed)
-        whole = save_whole_copy(ctx, corpus, model, WHOLE, learned)
-        return report.result(ctx, [saved], network, **{WHOLE: whole})
+        learned = {**learned_before(ctx.inputs[0].metadata), **metrics}
+        return save_handed_over(ctx, training.corpus, models[1], report, learned, samples)
 
     def _log_rounds(self, ctx: PhaseContext, rounds: Sequence[Round]) -> None:
         for own, (name, f) in ((r, pair) for r in rounds for pair in r.families.items()):

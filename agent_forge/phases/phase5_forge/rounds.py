@@ -224,10 +224,7 @@ class EdgeTraining:
         left = (1 - c.replay_share) * c.known_share
         if self.lessons:
             sources += self.lessons.sources()
-            own = self.lessons.mix(self.corpus, list(self.lessons.traces))
-            thoughts = {name: weight for name, weight in own.items() if name not in mix}
-            share = STRATEGIES * left / sum(thoughts.values())
-            mix |= {name: share * weight for name, weight in thoughts.items()}
+            mix |= self.lessons.weights(STRATEGIES * left)
             left *= 1 - STRATEGIES
         for name, family in self.families.items():
             sizes = family.taught[0], self.worked_to.get(name, family.taught[1])

@@ -34,12 +34,12 @@ from agent_forge.phases.phase2_evomerge.heal import (
     Lessons,
     Teaching,
     chances,
-    linear_layers,
     right_answers,
 )
 from agent_forge.phases.phase2_evomerge.inputs import locate_inputs, resume_inputs
 from agent_forge.phases.phase2_evomerge.journal import EvolutionJournal
 from agent_forge.store import files
+from agent_forge.train.lora import linear_layers
 from agent_forge.train.weight_transforms import LowRankBranches
 from tests.support.command_line import Forge
 from tests.support.eval_models import own_model
@@ -175,7 +175,7 @@ def test_the_change_is_beside_all_layers_but_embeddings_and_head() -> None:
         assert len(found) == 7 and all(n.startswith("model.layers.0.") for n in found)
     ours = linear_layers(network())
     assert {"blocks.0.attention.q", "blocks.1.mlp.down"} <= {*ours} and "projection" not in ours
-    with pytest.raises(ConfigError, match="no linear layers"):
+    with pytest.raises(ConfigError, match="no linear layer"):
         linear_layers(nn.Embedding(3, 3))
 
 

@@ -1,6 +1,6 @@
 """Talking with tools and as somebody: questions, calls, results and answers, and persona cards.
 
-A call is written in a short form, `read stock.json beet code`; the result is what the tool says to
+A call is written in a short form, `read shop.json boat shelf`; the result is what the tool says to
 it. Splits share no wordings, nor what tools are asked. A card tells in a line who somebody is and
 which tools there are: ` named Zoe felt happy ... can calc read`. Torch-free.
 """

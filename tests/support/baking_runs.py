@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agent_forge.data.exchanges import Card
+from agent_forge.data.exchanges import TOOLS, Card
 from agent_forge.phases.phase6_baking import cycles
 from agent_forge.phases.phase6_baking.cycles import BakingTraining, Right
 from agent_forge.phases.phase6_baking.phase import BakingPhase
@@ -93,8 +93,8 @@ def finished(setting: str, root: Path, patch: pytest.MonkeyPatch) -> Any:
     as_if_learning(patch, tools=small, persona=small, **{cycles.OLD: [50, 42]})
     told: list[dict[str, Any]] = []
     stopping = (f"{TRAIN}.patience=1",) if "min_gain" in setting else (f"{TRAIN}.min_gain=100",)
-    stopping += () if "most_lost" in setting else (f"{PHASE}.most_lost=1",)
-    stopping += KL if setting.split(".")[-1].split("=")[0] in BY_PROMPT else ()
+    stopping += (f"{PHASE}.most_lost=1",)
+    stopping += KL if setting.partition("=")[0].rpartition(".")[2] in BY_PROMPT else ()
     sets = (*stopping, setting)
     if (known := config(*sets).model_dump_json()) not in FINISHED:
         result = run(root, *sets, listener=told.append)["results"]["baking"]
@@ -105,7 +105,30 @@ def finished(setting: str, root: Path, patch: pytest.MonkeyPatch) -> Any:
 
 
 FINISHED: dict[str, Any] = {}
-BY_PROMPT = ("prompts", "samples", "cards_share", "method", "follow_steps")
+BY_PROMPT = ("samples", "cards_share", "method", "follow_steps")
+
+
+def decided(setting: str, root: Path, patch: pytest.MonkeyPatch) -> Any:
+    """When a kind is baked no more, whether a round is taken back, and which prompts compete."""
+    ctx: Any = SimpleNamespace(once=lambda record, key, compute: compute(), device="cpu")
+    corpus: Any = None
+    c = config(setting).phases.baking
+    training = BakingTraining(ctx, c, corpus, None, Card(load_persona("zoe"), TOOLS))
+    for number, gain in enumerate((0.2, 0.005, 0.005)):
+        rise = {"tools": 0.0}, {"tools": gain}
+        training.rounds.append(cycles.Round(number, "tools", "", *rise, ""))
+    right = [[i < count for i in range(100)] for count in (50, 42)]
+    lost = training._lost("tools", *({cycles.OLD: own} for own in right))
+    forms: list[str] = []
+
+    def ask(own: Any, network: Any, asked: Any, split: str, form: str) -> Any:
+        forms.append(form)
+        return SimpleNamespace(share=lambda: 0.0)
+
+    patch.setattr(BakingTraining, "ask", ask)
+    opened: Any = SimpleNamespace(opened=lambda: SimpleNamespace(to=lambda device: None))
+    training._best_prompt(opened, "persona", 1)
+    return training._plateaued("tools"), lost, forms
 
 
 def taught(setting: str, root: Path, patch: pytest.MonkeyPatch) -> Any:
@@ -137,15 +160,15 @@ CHECKS: dict[str, Any] = {
     f"{PHASE}.round_steps": (planned, "4", "5"),
     f"{PHASE}.examples": (taught, "30", "60"),
     f"{PHASE}.strength": (finished, "0.5", "1.0"),
-    f"{PHASE}.prompts": (finished, "1", "4"),
-    f"{PHASE}.plateau_rounds": (finished, "1", "2"),
-    f"{PHASE}.min_gain": (finished, "0.001", "0.5"),
+    f"{PHASE}.prompts": (decided, "1", "4"),
+    f"{PHASE}.plateau_rounds": (decided, "1", "3"),
+    f"{PHASE}.min_gain": (decided, "0.001", "0.5"),
     f"{PHASE}.samples": (finished, "4", "6"),
     f"{PHASE}.replay_share": (taught, "0.2", "0.5"),
     f"{PHASE}.thoughts_share": (taught, "0.2", "0.5"),
     f"{PHASE}.cards_share": (finished, "0.1", "0.5"),
     f"{PHASE}.other_share": (taught, "0.2", "0.5"),
-    f"{PHASE}.most_lost": (finished, "0.02", "0.1"),
+    f"{PHASE}.most_lost": (decided, "0.02", "0.1"),
     f"{PHASE}.choice_items": (taught, "6", "12"),
     f"{PHASE}.tool_items": (planned, "60", "6000"),
     f"{PHASE}.rows": (planned, "4", "8"),

@@ -17,9 +17,11 @@ from agent_forge.contract.phase import PhaseContext
 from agent_forge.data import exchanges
 from agent_forge.data.exchanges import Card, Exchange
 from agent_forge.data.loader import TokenizedDataset
+from agent_forge.data.tasks import Task
 from agent_forge.errors import DamagedFile
 from agent_forge.evals.comparison import compare_answers
 from agent_forge.evals.model_under_test import EVERY_STEP, ItemScores, measure
+from agent_forge.evals.thoughts import Thinker
 from agent_forge.infer.generate import SamplingSettings
 from agent_forge.infer.tool_use import ToolReply, asked_prompt, reply_with_tools
 from agent_forge.infer.tools import Toolbox, builtin_tools
@@ -41,7 +43,7 @@ from agent_forge.phases.training import LatentModel, train_network
 from agent_forge.quant.layers import rounded_once
 from agent_forge.store import files
 from agent_forge.train.corpus import Corpus
-from agent_forge.train.lessons import Lessons
+from agent_forge.train.lessons import Lessons, unseen_items
 from agent_forge.train.prompt_baking import PromptBakingLoss
 from agent_forge.train.trainer import LossFunction
 
@@ -50,9 +52,10 @@ SAMPLED = SamplingSettings(max_new_tokens=64, temperature=0.7)
 SAMPLED_EVERY = 50  # steps, if the student's own answers are learned from
 PROMPT_ITEMS = 60  # that forms of the prompt compete on
 SAMPLES = "samples"
-OLD = "old tasks"
+OLD, THOUGHTS = "old tasks", "thoughts"
+THOUGHT_ITEMS = 40  # of each family, that are thought about before a round is kept
 KINDS = (TOOLS, PERSONA)  # in this order
-Right = dict[str, list[bool]]  # by kind, and of old tasks: which items for choices
+Right = dict[str, list[bool]]  # by kind, of old tasks and with thoughts: which items for choices
 
 
 @dataclass(frozen=True)
@@ -147,7 +150,13 @@ class BakingTraining:
         items = [item for own in self.corpus.selection.values() for item in own]
         old = partial(measure, network, items, threshold=EVERY_STEP)
         scores = ItemScores(**self.ctx.once("old tasks", name, old))
-        return {**found, OLD: [*map(bool, scores.right)]}
+        found[OLD] = [*map(bool, scores.right)]
+        if self.lessons:
+            asked = unseen_items(self.lessons.settings, "selection", THOUGHT_ITEMS)
+            thinker = Thinker(network, self.corpus.tokenizer)
+            look_at = partial(_thought_right, thinker, asked)
+            found[THOUGHTS] = self.ctx.once("choices", f"{name}/{THOUGHTS}", look_at)
+        return found
 
     # -- rounds ------------------------------------------------------------------------------------
 
@@ -191,7 +200,7 @@ class BakingTraining:
         told = []
         for name in after:
             gain = compare_answers(before[name], after[name], name)
-            allowed = self.settings.most_lost if name == OLD else self.settings.min_gain
+            allowed = self.settings.min_gain if name in KINDS else self.settings.most_lost
             fell = gain.value < 0 if name == kind else gain.value < -allowed and gain.high < 0
             if fell:
                 told.append(f"{name} {100 * gain.value:+.1f} points")
@@ -303,7 +312,7 @@ class BakingTraining:
             stage=stage,
             steps=steps,
             settings=c.train,
-            seed=int((self.ctx.seed + 1_000_003 * model.steps) % 2**62),  # other batches each round
+            seed=int((self.ctx.seed + 1_000_003 * (1 + len(self.rounds))) % 2**62),  # other batches
             loss=rounded_once(loss) if model.packing else loss,
             **options,
         )
@@ -331,6 +340,10 @@ def _partly(before: LatentModel, after: LatentModel, strength: float) -> LatentM
         for name, (one, two) in pairs.items()
     }
     return replace(after, state=state)
+
+
+def _thought_right(thinker: Thinker, items: Sequence[Task]) -> list[bool]:
+    return thinker.right(items, thinker.think(items))
 
 
 def _shares(right: Right) -> dict[str, float]:

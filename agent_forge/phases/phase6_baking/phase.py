@@ -245,7 +245,7 @@ def _table(training: BakingTraining, found: Mapping[str, Measured]) -> Table:
 
 
 def _round_table(rounds: Sequence[Round]) -> Table:
-    rows: Table = [["round", "of", "tools", "persona", "old tasks", "the round is"]]
+    rows: Table = [["round", "of", *(rounds[0].after if rounds else ()), "the round is"]]
     for own in rounds:
         end = f"taken back: {own.taken_back}" if own.taken_back else "kept"
         shares = [f"{own.before[k]:.3f} -> {own.after[k]:.3f}" for k in own.after]

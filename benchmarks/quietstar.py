@@ -5,9 +5,8 @@
     python benchmarks/quietstar.py --tables                 write the tables from what is there
 
 W keeps the champions (`forge run --preset P`, made once for each preset) and the runs of Phase 3. A
-cell is a study and a seed: the model with thoughts and, of every seed of `small` and the first of
-the others, one that was trained to answer directly and one that was trained with pauses, each for
-as many steps on the same items, judged on 700 unseen items of each family. `tiny` and `small` are
+cell is a study and a seed: the model with thoughts and, but for `tiny`, one that was trained to
+answer directly and one that was trained with pauses, each for as many steps on the same items, judged on 700 unseen items of each family. `tiny` and `small` are
 presets; `addition` is sums of three digits in `tiny`, where direct answers are a fair rival. CPU
 seconds are those of the whole phase. A run that was interrupted goes on.
 """
@@ -63,7 +62,7 @@ def thinking(work: Path, study: str, seed: int) -> dict[str, Any]:
     given, session = champion(work, preset), f"{study}_{seed}"
     begun = (work / "sessions" / session / "session.json").exists()
     sets = (f"storage.root={work}", f"runtime.seed={seed}", "runtime.threads=1", *own)
-    controls = str(study == "small" or seed == 1).lower()
+    controls = str(study != "tiny").lower()
     sets += (f"phases.quietstar.controls={controls}", f"phases.quietstar.thought_items={ITEMS}")
     run = PipelineOrchestrator(
         config=load_config(preset=preset, sets=sets), session_id=session, resume=begun

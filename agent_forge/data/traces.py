@@ -336,10 +336,12 @@ def write_traces(
     *,
     seed: int = 0,
     sure: Mapping[tuple[str, int], int] | None = None,
+    turns: Mapping[str, int] | None = None,
 ) -> Iterator[Trace]:
-    """Correct thoughts about training items, the families of the strategy in turn."""
+    """Correct thoughts about training items, the families of the strategy in turn; of some there
+    are several `turns`."""
     _refuse_without_families(strategy, levels)
-    families = families_of(strategy, levels)
+    families = [n for n in families_of(strategy, levels) for _ in range((turns or {}).get(n, 1))]
     for i in range(count):
         name = families[i % len(families)]
         number = ItemNumber(i, seed, *levels[name])

@@ -70,6 +70,9 @@ class LessonSettings(CorpusSettings):
         {name: list(levels) for name, levels in traces.LEVELS.items()},
         "families of tasks that are thought about: lowest and highest level taught",
     )
+    turns: dict[str, Count] = setting(
+        {}, "families of which there are so many times as many thoughts as of others"
+    )
     examples: Count = setting(12_000, "thoughts to learn from, all strategies together")
     traces: list[str] = setting([], "your own files of thoughts (forge data traces)")
     easy_share: float = setting(
@@ -88,6 +91,8 @@ class LessonSettings(CorpusSettings):
             raise ValueError("strategies: step is taught in any case: changed steps are judged")
         if problem := levels_problem(self.levels):
             raise ValueError(f"levels: {problem}")
+        if others := {*self.turns} - {*self.levels}:
+            raise ValueError(f"turns: {min(others)} is not among the levels")
         taught = {name: traces.families_of(name, self.levels) for name in self.strategies}
         for strategy, families in taught.items():
             if not families:

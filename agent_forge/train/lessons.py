@@ -142,7 +142,8 @@ def write_lessons(
     found: dict[str, list[Trace]] = {}
     for name, share in strategy_shares(settings, taught).items():
         count = max(1, round(share * settings.examples))
-        found[name] = list(traces.write_traces(name, count, settings.ranges, seed=seed, sure=sure))
+        how: dict[str, Any] = {"seed": seed, "sure": sure, "turns": settings.turns}
+        found[name] = list(traces.write_traces(name, count, settings.ranges, **how))
     for trace in own_traces(settings):
         found[trace.strategy].append(trace)
     return Lessons(settings, found, tokenizer)

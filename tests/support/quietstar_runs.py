@@ -248,6 +248,7 @@ CHECKS: dict[str, Any] = {
         "{chain: [1, 2], tot4: [4, 5], swap4: [1, 2], odds: [2, 3]}",
         "{chain: [2, 3], tot4: [4, 5], swap4: [1, 2], odds: [2, 3]}",
     ),
+    f"{PHASE}.turns": (learned_from, "{}", "{chain: 3}"),
     f"{PHASE}.examples": (learned_from, "40", "60"),
     f"{PHASE}.traces": (learned_from, "[a.jsonl]", "[b.jsonl]"),
     f"{PHASE}.easy_share": (learned_from, "0.2", "0.5"),

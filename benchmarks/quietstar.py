@@ -6,9 +6,10 @@
 
 W keeps the champions (`forge run --preset P`, made once for each preset) and the runs of Phase 3. A
 cell is a study and a seed: the model with thoughts and, but for `tiny`, one that was trained to
-answer directly and one that was trained with pauses, each for as many steps on the same items, judged on 700 unseen items of each family. `tiny` and `small` are
-presets; `addition` is sums of three digits in `tiny`, where direct answers are a fair rival. CPU
-seconds are those of the whole phase. A run that was interrupted goes on.
+answer directly and one that was trained with pauses, each for as many steps on the same items,
+judged on 700 unseen items of each family. `tiny` and `small` are presets; `addition` is sums of
+three digits in `tiny`, where direct answers are a fair rival. CPU seconds are those of the whole
+phase. A run that was interrupted goes on.
 """
 
 from __future__ import annotations

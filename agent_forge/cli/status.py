@@ -114,12 +114,17 @@ def export(
     name: str,
     target: Path,
     dtype: str | None,
+    bundle: bool,
     force: bool,
     dry_run: bool,
     storage: Path,
     as_json: bool,
 ) -> None:
-    """Pack a run or a model into one archive, or write a model as GGUF for llama.cpp and Ollama."""
+    """Pack a run or a model into one archive, write a model as GGUF for llama.cpp and Ollama, or as
+    a folder with the C program that runs it."""
+    if bundle:
+        _export_bundle(name, target, dtype or force, dry_run, storage, as_json)
+        return
     gguf = target.suffix == ".gguf"
     if dtype and not gguf:
         raise ConfigError("--dtype is for GGUF", hint="end the name of the file to write in .gguf")
@@ -141,3 +146,17 @@ def export(
     cells = [(path, entry["bytes"]) for path, entry in entries.items()]
     about = {"gguf" if gguf else "archive": str(target), "dry_run": dry_run, "files": entries}
     emit(as_json, ("file", "bytes"), cells, **about)
+
+
+def _export_bundle(
+    name: str, target: Path, refused: object, dry_run: bool, storage: Path, as_json: bool
+) -> None:
+    from agent_forge.model.locate import locate_model
+    from agent_forge.native.bundle import write_bundle
+
+    if refused:
+        raise ConfigError("--bundle goes with neither --dtype nor --force")
+    sizes = write_bundle(Path(locate_model(name, storage)), target, dry_run=dry_run)
+    entries = {path: {"bytes": size} for path, size in sizes.items()}
+    about = {"bundle": str(target), "dry_run": dry_run, "files": entries}
+    emit(as_json, ("file", "bytes"), list(sizes.items()), **about)

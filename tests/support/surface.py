@@ -12,7 +12,16 @@ SURFACE = {
     "status": ["--json", "--metrics", "--storage", "session"],
     "logs": ["--events", "--follow", "--json", "--storage", "-f", "session"],
     "phases": ["--json"],
-    "export": ["--dry-run", "--dtype", "--force", "--json", "--storage", "name", "target"],
+    "export": [
+        "--bundle",
+        "--dry-run",
+        "--dtype",
+        "--force",
+        "--json",
+        "--storage",
+        "name",
+        "target",
+    ],
     "quantize": [
         *("--activation-bits", "--codec", "--data", "--dry-run", "--embedding", "--force"),
         *("--json", "--rate", "--seed", "--steps", "model", "out"),

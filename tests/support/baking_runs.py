@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from agent_forge.data import exchanges
 from agent_forge.data.exchanges import TOOLS, Card
-from agent_forge.phases.phase6_baking import cycles
+from agent_forge.phases.phase6_baking import cycles, phase
 from agent_forge.phases.phase6_baking.cycles import BakingTraining, Right
 from agent_forge.phases.phase6_baking.phase import BakingPhase
 from agent_forge.phases.phase6_baking.rows import load_persona
@@ -49,9 +53,25 @@ def run(root: Path, *sets: str, listener: Any = None) -> dict[str, Any]:
         listeners=[listener] if listener else [],
     )
     given = None if begun else [forge_runs.ternary_model(root, phase="forge")]
-    outcome = orchestrator.run(only="baking", input_models=given)
+    with brief_replies(), quietstar_runs.brief_thoughts():
+        outcome = orchestrator.run(only="baking", input_models=given)
     assert outcome["success"], outcome
     return outcome
+
+
+@contextlib.contextmanager
+def brief_replies() -> Iterator[None]:
+    """Few questions, and few tokens for what a model that was never trained has to say."""
+    every = exchanges.every_about
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cycles, "GREEDY", replace(cycles.GREEDY, max_new_tokens=4))
+        patch.setattr(cycles, "SAMPLED", replace(cycles.SAMPLED, max_new_tokens=4))
+        patch.setattr(cycles, "THOUGHT_ITEMS", 2)
+        patch.setattr(phase, "THOUGHT_ITEMS", 2)
+        patch.setattr(phase, "OTHER_ITEMS", 4)
+        patch.setattr(phase, "OLD_ITEMS", 4)
+        patch.setattr(exchanges, "every_about", lambda card, split: every(card, split)[::12])
+        yield
 
 
 def made(root: Path) -> tuple[str, ...]:

@@ -112,10 +112,10 @@ class BakingTraining:
         questions: Sequence[str],
         split: str,
         system: str = "",
-        sampling: SamplingSettings = GREEDY,
+        sampling: SamplingSettings | None = None,
     ) -> list[ToolReply]:
-        """What it says and calls."""
-        tokenizer = self.corpus.tokenizer
+        """What it says and calls, greedily unless said otherwise."""
+        tokenizer, sampling = self.corpus.tokenizer, sampling or GREEDY
         prompts = [asked_prompt(tokenizer, question, system) for question in questions]
         with _files() as folder:
             tools = builtin_tools(folder, lambda: exchanges.moment(split))

@@ -68,6 +68,8 @@ def chat(
     mode = think_mode(think)
     if system:
         check_prompt(system, "--system")
+    if no_tools and (tools or files):
+        raise ConfigError("--no-tools goes with neither --tools nor --files")
     place = locate_model(model)
     toolbox = None if no_tools else toolbox_of(Path(place), tools, files)
     speaker = open_chat_model(place)
@@ -92,7 +94,12 @@ def _answer(pieces: Iterable[SpokenPiece], hide_thoughts: bool) -> Iterator[str]
         if piece.kind == "answer":
             yield piece.text
         elif piece.kind != "thought" or not hide_thoughts:
-            typer.echo(f"({verbs[piece.kind]}: {piece.text})", err=True)
+            typer.echo(f"({verbs[piece.kind]}: {_harmless(piece.text)})", err=True)
+
+
+def _harmless(text: str) -> str:
+    """A text of files and tools without what would steer a terminal."""
+    return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
 
 
 def _print(pieces: Iterable[str]) -> str:

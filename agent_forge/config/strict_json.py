@@ -7,15 +7,17 @@ value; each of them would later become a wrong number instead of an error.
 import json
 import math
 import re
+from collections.abc import Callable
 from typing import Any
 
 MAX_DEPTH = 100  # of lists and objects within each other
 TOO_DEEP = f"nested deeper than {MAX_DEPTH} levels"
 
 
-def parse(text: str) -> Any:
-    """Return the value of a JSON text or raise a ValueError."""
-    hooks: dict[str, Any] = {"parse_constant": _refuse, "parse_float": _finite}
+def parse(text: str, number: Callable[[str], Any] | None = None) -> Any:
+    """Return the value of a JSON text or raise a ValueError. `number` reads what has a fraction or
+    an exponent instead of a float."""
+    hooks: dict[str, Any] = {"parse_constant": _refuse, "parse_float": number or _finite}
     try:
         value = json.loads(text, object_pairs_hook=_unique, **hooks)
     except ArithmeticError as error:  # of _refuse

@@ -48,6 +48,10 @@ class Persona(Settings):
         words = [word for slot in SLOTS[:-1] for word in self.values(slot, ())]
         if len({*words, *TOOLS}) < len(words) + len(TOOLS):
             raise ValueError("a word stands for two things, or is the name of a tool")
+        for slot in SLOTS:
+            answer = _words["slots"][slot]["answer"].format(**self.gaps(TOOLS))
+            if not answers_slot(self, TOOLS, slot, answer):
+                raise ValueError(f"its answers could not be told apart: {answer}")
         return self
 
     def gaps(self, tools: Sequence[str]) -> dict[str, str]:

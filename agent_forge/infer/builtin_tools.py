@@ -24,6 +24,8 @@ from agent_forge.config import strict_json
 from agent_forge.errors import ForgeError
 
 EXPRESSION = re.compile(r"[0-9eE.+*/%() -]{1,400}")
+NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE]([+-]?[0-9]{1,9}))?")
+MAX_EXPONENT = 400
 MAX_BITS = 1024  # of a numerator or denominator: about 300 digits, which fit into a result
 FILE_BYTES = 10 << 20  # of a file that is read, and of all files that are searched
 OUTPUT_BYTES = 1 << 16  # that a program may print
@@ -63,10 +65,20 @@ class ToolError(ForgeError):
     """A tool cannot do what it was asked; the model is told why."""
 
 
-def read_file(path: Path, limit: int) -> bytes:
-    """The content of a regular file; a pipe is not waited for, a large file not read."""
+def read_file(path: Path, limit: int, folder: Path | None = None) -> bytes:
+    """The content of a regular file; a pipe is not waited for, a large file not read. Below a
+    `folder` no part of the path is a link, not even one that somebody puts there just now."""
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | platform.NO_FOLLOW | platform.BINARY
-    fd = os.open(path, flags)
+    if folder is None or os.open not in os.supports_dir_fd:
+        fd = os.open(path, flags)
+    else:
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        for part in path.relative_to(folder).parts:
+            try:
+                inner = os.open(part, flags, dir_fd=fd)
+            finally:
+                os.close(fd)
+            fd = inner
     try:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
@@ -85,7 +97,7 @@ def calc(expression: str) -> str:
     if not EXPRESSION.fullmatch(expression):
         raise ToolError("an expression has numbers, + - * / // % ** and parentheses only")
     try:
-        return number_text(_value(ast.parse(expression, mode="eval").body))
+        return number_text(_value(ast.parse(expression, mode="eval").body, expression))
     except ZeroDivisionError:
         raise ToolError("division by zero") from None
     except OverflowError:
@@ -94,16 +106,27 @@ def calc(expression: str) -> str:
         raise ToolError("this is not an arithmetic expression") from None
 
 
-def _value(node: ast.expr) -> Fraction:
+def _value(node: ast.expr, text: str) -> Fraction:
     """The value of a part of an expression; of any number that grows too long, an error."""
     match node:
-        case ast.Constant(value=int() | float() as number):
-            return _bounded(Fraction(repr(number)))  # exact: 0.1 + 0.2 is 0.3
+        case ast.Constant(value=int() | float()):
+            return exact(ast.get_source_segment(text, node) or "")  # as written: 0.1 + 0.2 is 0.3
         case ast.UnaryOp(op=ast.USub() | ast.UAdd() as sign, operand=inner):
-            return -_value(inner) if isinstance(sign, ast.USub) else _value(inner)
+            return -_value(inner, text) if isinstance(sign, ast.USub) else _value(inner, text)
         case ast.BinOp(left=left, op=kind, right=right) if type(kind) in OPERATORS:
-            return _bounded(Fraction(OPERATORS[type(kind)](_value(left), _value(right))))
+            values = _value(left, text), _value(right, text)
+            return _bounded(Fraction(OPERATORS[type(kind)](*values)))
     raise ToolError("this is not an arithmetic expression")
+
+
+def exact(text: str) -> Fraction:
+    """The number that a text writes, if it is neither too large nor too small."""
+    found = NUMBER.fullmatch(text)
+    if not found:
+        raise ToolError(f"{text[:40]!r} is no number")
+    if len(text) > MAX_BITS or abs(int(found[1] or 0)) > MAX_EXPONENT:
+        raise OverflowError
+    return _bounded(Fraction(text))
 
 
 def _power(base: Fraction, exponent: Fraction) -> Fraction:
@@ -111,6 +134,9 @@ def _power(base: Fraction, exponent: Fraction) -> Fraction:
         root = float(base) ** float(exponent)
         if isinstance(root, complex):
             raise ToolError("the root of a negative number")
+        near = Fraction(round(root))  # a root that is a whole number is that number
+        if near**exponent.denominator == base**exponent.numerator:
+            return near
         return Fraction(repr(root))
     if (_bits(base) - 1) * abs(exponent) > MAX_BITS:
         raise OverflowError
@@ -145,7 +171,7 @@ def number_text(number: Fraction) -> str:
     return repr(float(number)).removesuffix(".0")
 
 
-def conv(amount: float, unit: str, to: str) -> str:
+def conv(amount: str, unit: str, to: str) -> str:
     """An amount in another unit of the same quantity."""
     for name in (unit, to):
         if name.lower() not in UNITS:
@@ -153,8 +179,10 @@ def conv(amount: float, unit: str, to: str) -> str:
     (quantity, size, shift), (other, new_size, new_shift) = UNITS[unit.lower()], UNITS[to.lower()]
     if quantity != other:
         raise ToolError(f"{unit} is a {quantity}, {to} is a {other}")
-    base = (Fraction(repr(amount)) + Fraction(shift)) * Fraction(size)
     try:
+        base = (exact(amount) + Fraction(shift)) * Fraction(size)
+        if quantity == "temperature" and base < 0:
+            raise ToolError(f"{amount[:40]} {unit} is below absolute zero")
         return number_text(base / Fraction(new_size) - Fraction(new_shift))
     except OverflowError:
         raise ToolError("the number is out of range") from None
@@ -190,7 +218,7 @@ def read_inside(root: Path, name: str | Path, limit: int) -> str:
         path = (root / name).resolve()
         if not path.is_relative_to(root):
             raise ToolError(f"{shown!r} is outside the folder")
-        return read_file(path, limit).decode("utf-8-sig", "replace")
+        return read_file(path, limit, root).decode("utf-8-sig", "replace")
     except (OSError, ValueError, RuntimeError):  # missing, no name of a file, links in a circle
         raise ToolError(f"there is no file {shown!r} that can be read") from None
 
@@ -225,14 +253,16 @@ def _first(pairs: Iterable[tuple[str, Any]], wanted: str) -> Any:
 def _csv_row(text: str, key: str) -> dict[str, str]:
     """The row of a table whose first column is the key."""
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
-    names = next(reader, [])
+    names = [name.strip() for name in next(reader, [])]
+    if len(set(names)) < len(names):
+        raise ValueError("two columns have one name")
     row = _first(((row[0], row) for row in reader if row), key)
     return dict(zip(names, row, strict=False))
 
 
 def _json_rows(text: str) -> Iterator[tuple[str, Any]]:
     """The values of an object by their keys; rows of a list by `name` or what stands first."""
-    value = strict_json.parse(text)
+    value = strict_json.parse(text, str)  # numbers as they are written
     if isinstance(value, dict):
         yield from value.items()
     elif isinstance(value, list) and all(isinstance(row, dict) and row for row in value):

@@ -7,13 +7,13 @@ from pathlib import Path
 
 from agent_forge.data.row_files import MAX_CHARACTERS
 from agent_forge.data.tokenizer import Message
-from agent_forge.errors import ConfigError
+from agent_forge.errors import ConfigError, DamagedFile
 from agent_forge.infer.generate import SamplingSettings
 from agent_forge.infer.thinking import SpokenPiece, ThinkMode, stream_thinking
 from agent_forge.infer.tool_use import stream_with_tools
 from agent_forge.infer.tools import Toolbox, builtin_tools, own_tools
 from agent_forge.model.opened import ForgeModel, OpenedModel, TransformersModel, open_model
-from agent_forge.store.records import read_metadata
+from agent_forge.store.records import learned_record
 
 
 class ChatModel:
@@ -65,8 +65,11 @@ def open_chat_model(ref: str | Path) -> ChatModel:
 def toolbox_of(folder: Path, own: Path | None, files: Path | None) -> Toolbox | None:
     """The tools that a model was taught, as its record says, those of the user's file instead of
     those of the same name, and the files that they may read; None if it was taught none."""
-    recorded = (folder / "metadata.json").is_file()
-    taught = read_metadata(folder).model_dump().get("tools") if recorded else None
+    taught = learned_record(folder).get("tools")
+    if taught is not None and not (
+        isinstance(taught, list) and all(isinstance(name, str) for name in taught)
+    ):
+        raise DamagedFile(folder, "its record of tools is no list of names")
     if files and not files.is_dir():
         raise ConfigError(f"--files {files} is no folder")
     if not taught:
@@ -74,8 +77,9 @@ def toolbox_of(folder: Path, own: Path | None, files: Path | None) -> Toolbox | 
             problem = "this model was not taught to call tools: models of Phase 6 and later are"
             raise ConfigError(problem, hint="leave --tools and --files out")
         return None
-    every = {tool.name: tool for tool in [*builtin_tools(files), *(own_tools(own) if own else ())]}
-    return Toolbox([tool for name, tool in every.items() if own or name in taught])
+    found = {tool.name: tool for tool in builtin_tools(files) if tool.name in taught}
+    found |= {tool.name: tool for tool in (own_tools(own) if own else ())}
+    return Toolbox(list(found.values()))
 
 
 def check_prompt(text: str, what: str = "the prompt") -> str:

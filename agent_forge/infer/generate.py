@@ -68,6 +68,7 @@ class GeneratedText:
     tokens: list[int] = field(default_factory=list)
     text: str = ""  # empty without a way to decode
     stopped_by: str = ""  # length, token (not among the tokens) or string; empty while it goes on
+    stop_token: int | None = None  # the one that ended it
     steps: list[int] = field(default_factory=list)  # recursion steps of our networks
     # In nats, of the network itself, whatever the temperature, top_k and top_p; if asked for.
     log_probabilities: list[float] = field(default_factory=list)
@@ -234,7 +235,7 @@ class _Batch:
         """Take one more token into a result, and end it if it is to end."""
         decode, stops = self.decode or (lambda ids: ""), self.sampling.stop_strings
         if token in self.sampling.stop_tokens:
-            result.stopped_by, stops = "token", ()
+            result.stopped_by, result.stop_token, stops = "token", token, ()
         else:
             result.tokens.append(token)
             tail = decode(result.tokens[-TAIL - max(map(len, stops)) :]) if stops else ""

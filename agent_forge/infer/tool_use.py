@@ -18,7 +18,7 @@ from agent_forge.data.tokenizer import (
     TOOL_RESULT,
     Tokenizer,
 )
-from agent_forge.infer.generate import SamplingSettings, generate
+from agent_forge.infer.generate import GeneratedText, SamplingSettings, generate
 from agent_forge.infer.thinking import (
     BEGIN,
     CALL_IDS,
@@ -37,6 +37,7 @@ from agent_forge.model.opened import ForgeModel
 CALL, END_CALL = SPECIAL[TOOL_CALL], SPECIAL[END_OF_CALL]
 ENDS = frozenset((SPECIAL[END_OF_TURN], SPECIAL[END_OF_TEXT]))
 MOST_CALLS = 4  # of a reply
+NO_END = "error: the call has no end"
 
 
 @dataclass
@@ -71,7 +72,7 @@ def reply_with_tools(
         found = generate(network, [r.ids for r in live], _bounded(sampling, calls=left > 0))
         calling = []
         for reply, text in zip(live, found, strict=True):
-            if take_call(reply, text.tokens, tokenizer, toolbox):
+            if take_call(reply, text, tokenizer, toolbox):
                 calling.append(reply)
             else:
                 reply.answer = shown(tokenizer, text.tokens)
@@ -95,9 +96,9 @@ def stream_with_tools(
         ids += [BEGIN, *thought, END]
     reply = ToolReply(ids)
     for left in range(MOST_CALLS, -1, -1):
-        said = generate(model.network, [reply.ids], _bounded(sampling, calls=left > 0))[0].tokens
+        said = generate(model.network, [reply.ids], _bounded(sampling, calls=left > 0))[0]
         if not take_call(reply, said, model.tokenizer, toolbox):
-            yield SpokenPiece(model.decode(said))
+            yield SpokenPiece(model.decode(said.tokens))
             break
         made = reply.calls[-1]
         yield SpokenPiece(json.dumps(made.request) if made.request else made.call, "call")
@@ -115,14 +116,18 @@ def result_ids(tokenizer: Tokenizer, text: str) -> list[int]:
     return tokenizer.compose(SPECIAL[TOOL_RESULT], text, SPECIAL[END_OF_RESULT])
 
 
-def take_call(reply: ToolReply, said: Ids, tokenizer: Tokenizer, toolbox: Toolbox) -> bool:
-    """Carry out the call that a reply goes on with; False if it goes on without one."""
-    if CALL not in said:
+def take_call(
+    reply: ToolReply, said: GeneratedText, tokenizer: Tokenizer, toolbox: Toolbox
+) -> bool:
+    """Carry out the call that a reply goes on with; False if it goes on without one. One that was
+    cut off, or has no end, is not carried out: half of it may mean something else."""
+    if CALL not in said.tokens:
         return False
-    call = shown(tokenizer, said[list(said).index(CALL) + 1 :])
-    result = toolbox.call(call)
+    call = shown(tokenizer, said.tokens[said.tokens.index(CALL) + 1 :])
+    ended = said.stop_token == END_CALL
+    result = toolbox.call(call) if ended else ToolResult(call, {}, NO_END, ok=False)
     reply.calls.append(result)
-    reply.add([*said, END_CALL])
+    reply.add([*said.tokens, END_CALL])
     reply.add(result_ids(tokenizer, result.text), own=False)
     return True
 

@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from agent_forge import platform
 from agent_forge.config import strict_json
@@ -41,9 +41,10 @@ __all__ = ["Tool", "ToolError", "ToolResult", "Toolbox", "builtin_tools", "own_t
 TIME_LIMIT_S = 5.0
 CALL_CHARACTERS = 10_000
 RESULT_CHARACTERS = 400
-OUTPUT_BYTES = 16 << 20  # that an own tool may print, or write to any file
+OUTPUT_BYTES = 16 << 20  # that an own tool may print, looked at now and then
 MEMORY_BYTES = 2 << 30  # of an own tool: address space, of which libraries take more than they use
 LOOK_EVERY_S = 0.01
+CUT = " ... (cut)"
 HINTS = {"str": "string", "int": "integer", "float": "number", "bool": "boolean"}
 WHOLE = re.compile(r"[+-]?[0-9]{1,300}")
 DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
@@ -210,8 +211,11 @@ def _is_text(text: str) -> bool:
 
 
 def _valid(text: str) -> str:
-    """A text as a model can be told it: short, and without halves of surrogate pairs."""
-    return text[:RESULT_CHARACTERS].encode("utf-8", "replace").decode()
+    """A text as a model can be told it: without halves of surrogate pairs, and short; where the
+    rest is missing it says so."""
+    if len(text) > RESULT_CHARACTERS:
+        text = text[: RESULT_CHARACTERS - len(CUT)] + CUT
+    return text.encode("utf-8", "replace").decode()
 
 
 def schema_of(kinds: Mapping[str, str], optional: Collection[str] = ()) -> dict[str, Any]:
@@ -302,9 +306,9 @@ def run_own(path: Path, name: str, /, **arguments: Any) -> str:
 
     Its process ends with the call, and so does all that it started in its group.
     """
-    limits = {"RLIMIT_AS": MEMORY_BYTES, "RLIMIT_FSIZE": OUTPUT_BYTES, "RLIMIT_CORE": 0}
+    limits = {"RLIMIT_AS": MEMORY_BYTES, "RLIMIT_CORE": 0}
     request: dict[str, Any] = {"path": str(path), "name": name, "arguments": arguments}
-    request |= {"limits": limits, "characters": RESULT_CHARACTERS + 1}
+    request |= {"limits": limits, "characters": RESULT_CHARACTERS + 2}
     new = tempfile.TemporaryFile
     with new() as source, new() as answer, new() as printed:
         source.write(json.dumps(request).encode())
@@ -313,25 +317,27 @@ def run_own(path: Path, name: str, /, **arguments: Any) -> str:
         command = [sys.executable, *PYTHON, "-c", CHILD]
         process = subprocess.Popen(command, **streams, **platform.new_group())
         try:
-            in_time = _wait(process.pid, time.monotonic() + TIME_LIMIT_S)
+            problem = _wait(process.pid, time.monotonic() + TIME_LIMIT_S, printed)
         finally:
             platform.kill_group(process)
         answer.seek(0)
-        reply = answer.read(4 * RESULT_CHARACTERS).decode("utf-8", "replace")
-        size = os.fstat(printed.fileno()).st_size
-    if not in_time:
-        raise ToolError(f"it took longer than {TIME_LIMIT_S:g} s")
-    if size >= OUTPUT_BYTES:
-        raise ToolError("it printed too much")
+        reply = answer.read(4 * RESULT_CHARACTERS + 8).decode("utf-8", "replace")
+    if problem:
+        raise ToolError(problem)
     if reply.startswith("="):
         return reply[1:]
     raise ToolError(reply[1:] or f"it ended with exit code {process.returncode}, without a result")
 
 
-def _wait(pid: int, deadline: float) -> bool:
-    """True once a child has ended, False if it has not until then."""
-    while not platform.has_ended(pid):
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(LOOK_EVERY_S)
-    return True
+def _wait(pid: int, deadline: float, printed: IO[bytes]) -> str:
+    """Wait until a child has ended, or return why it may not go on."""
+    ended = False
+    while not ended:
+        ended = platform.has_ended(pid)
+        if os.fstat(printed.fileno()).st_size >= OUTPUT_BYTES:
+            return "it printed too much"
+        if not ended and time.monotonic() > deadline:
+            return f"it took longer than {TIME_LIMIT_S:g} s"
+        if not ended:
+            time.sleep(LOOK_EVERY_S)
+    return ""

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from agent_forge.errors import DamagedFile
 from agent_forge.store import files
 
+BAKING = "baking.json"  # how forge bake made a model
 Status = Literal["running", "completed", "failed", "paused"]
 STEP_1 = Path(__file__).with_name("schema_1.sql").read_text(encoding="utf-8")
 MIGRATIONS = (tuple(STEP_1.strip().split(";\n")),)  # the registry's schema in numbered steps
@@ -101,3 +102,14 @@ def read_metadata(path: Path) -> ModelMetadata:
         return ModelMetadata.model_validate(record)
     except ValidationError as error:
         raise DamagedFile(place, f"not the metadata of a model ({error})") from error
+
+
+def learned_record(folder: Path) -> dict[str, Any]:
+    """What the record of a model says of it: of one that a phase made, or that forge bake did."""
+    if (folder / "metadata.json").is_file():
+        return read_metadata(folder).model_dump()
+    if not (folder / BAKING).is_file():
+        return {}
+    record = files.read_json(folder / BAKING)
+    learned = record.get("learned", {}) if isinstance(record, dict) else {}
+    return learned if isinstance(learned, dict) else {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,10 @@ from agent_forge.contract.phase import ModelRef
 from agent_forge.data.tokenizer import Tokenizer
 from agent_forge.errors import ConfigError, DamagedFile, NotFound
 from agent_forge.infer import tool_use
-from agent_forge.infer.chat import ChatModel, open_chat_model
+from agent_forge.infer.chat import ChatModel, open_chat_model, toolbox_of
 from agent_forge.infer.generate import GeneratedText, SamplingSettings
 from agent_forge.infer.generate import generate as generate_ids
-from agent_forge.infer.tool_use import CALL
+from agent_forge.infer.tool_use import CALL, END_CALL
 from agent_forge.model.hf import config_dict
 from agent_forge.store.models import ModelStorage
 from tests.support.command_line import Forge
@@ -147,10 +148,11 @@ def test_tools_are_called_shown_and_left_out(
     tokenizer = Tokenizer.load(baked)
 
     def said(call: str, options: str) -> tuple[str, str]:
-        turns = iter([[CALL, *tokenizer.encode(call)], tokenizer.encode("done")])
+        turns = iter([([CALL, *tokenizer.encode(call)], END_CALL), (tokenizer.encode("done"), 5)])
 
         def generate(network: Any, prompts: Any, sampling: Any) -> list[GeneratedText]:
-            return [GeneratedText(next(turns), stopped_by="token")]
+            said, end = next(turns)
+            return [GeneratedText(said, stopped_by="token", stop_token=end)]
 
         monkeypatch.setattr(tool_use, "generate", generate)
         monkeypatch.setattr("sys.stdin", io.StringIO("red\n\n"))
@@ -166,9 +168,17 @@ def test_tools_are_called_shown_and_left_out(
     assert "(result: error: " in said("clock", "")[1]  # it was not taught that one
     assert "(result: mine)" in said("calc 2*21", f"--tools {tmp_path / 'mine.py'}")[1]
     assert "calls" not in said("calc 2*21", "--no-tools")[1]
+    (tmp_path / "files" / "stock.json").write_text('{"beet": {"code": "\\u001b[2J"}}')
+    assert r"(result: \x1b[2J)" in said("read stock.json beet code", files)[1]
+    own = toolbox_of(baked, tmp_path / "mine.py", None)
+    assert own and set(own.names) == {"calc", "read"}  # no more than it was taught
     assert forge(f"chat {ours} {files}").code == 2  # it was taught none
+    assert forge(f"chat {baked} --no-tools {files}").code == 2
     assert forge(f"chat {baked} --files {tmp_path / 'nowhere'}").code == 2
     assert forge(f"chat {baked} --tools {tmp_path / 'nowhere.py'}").code == 2
+    record = json.loads((baked / "metadata.json").read_text())
+    (baked / "metadata.json").write_text(json.dumps({**record, "tools": 5}))
+    assert forge(f"chat {baked}").code == 4
 
 
 def test_a_prompt_may_come_from_stdin(

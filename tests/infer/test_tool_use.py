@@ -17,6 +17,7 @@ from agent_forge.infer.tool_use import CALL, END_CALL, asked_prompt, reply_with_
 from agent_forge.infer.tools import Toolbox, builtin_tools
 
 SAMPLING = SamplingSettings(max_new_tokens=20)
+CUT_OFF = "(cut off)"
 
 
 @pytest.fixture(scope="module")
@@ -45,8 +46,20 @@ def script(monkeypatch: pytest.MonkeyPatch, tokenizer: Tokenizer) -> Any:
 
 
 def _text(tokenizer: Tokenizer, row: tuple[str, ...]) -> GeneratedText:
-    parts = [SPECIAL.get(part, part) for part in row]
-    return GeneratedText(tokenizer.compose(*parts), stopped_by="token")
+    parts = [SPECIAL.get(part, part) for part in row if part != CUT_OFF]
+    if CUT_OFF in row:
+        return GeneratedText(tokenizer.compose(*parts), stopped_by="length")
+    end = END_CALL if "<|tool_call|>" in row else SPECIAL["<|end|>"]
+    return GeneratedText(tokenizer.compose(*parts), stopped_by="token", stop_token=end)
+
+
+def test_a_call_that_was_cut_off_is_not_carried_out(script: Any, tokenizer: Tokenizer) -> None:
+    """`calc 48*7` is a call, and another one than `calc 48*73`."""
+    script([("<|tool_call|>", "calc 48*7", CUT_OFF)], [("I am sorry.",)])
+    prompt = asked_prompt(tokenizer, "what is 6 times 7")
+    box = Toolbox(builtin_tools())
+    (reply,) = reply_with_tools(nn.Identity(), tokenizer, [prompt], box, SAMPLING)
+    assert reply.calls[0].text == tool_use.NO_END and not reply.calls[0].ok
 
 
 def test_calls_are_carried_out_and_their_results_read(script: Any, tokenizer: Tokenizer) -> None:

@@ -181,7 +181,7 @@ def test_calc(call: Callable[[str], ToolResult], text: str, value: str) -> None:
         ("1 / 0", "division by zero"),
         ("0 ** -1", "division by zero"),
         ("(-8) ** 0.5", "negative"),
-        ("1e999", "expression"),
+        ("1e999", "range"),
         ("1 +", "expression"),
         ("007", "expression"),
         ("e", "expression"),
@@ -237,6 +237,29 @@ def test_python(call: Callable[[str], ToolResult], monkeypatch: pytest.MonkeyPat
 )
 def test_read(call: Callable[[str], ToolResult], text: str, value: str) -> None:
     assert call(f"read {text}").text == value
+
+
+def test_read_takes_no_guesses(call: Callable[[str], ToolResult], folder: Path) -> None:
+    """Two columns of one name are refused; spaces in a head and the form of a number stay out."""
+    (folder / "two.csv").write_text("name,shelf,shelf\nboat,1,2\n")
+    (folder / "wide.csv").write_text("name, shelf\nboat,1\n")
+    (folder / "forms.json").write_text('{"a": 1e2, "b": 12345678901234567.891}')
+    assert "one name" in refused(call("read two.csv boat shelf"))
+    assert call("read wide.csv boat shelf").text == "1"
+    assert [call(f"read forms.json {k}").text for k in "ab"] == ["1e2", "12345678901234567.891"]
+
+
+@pytest.mark.skipif(os.open not in os.supports_dir_fd, reason="needs openat")
+def test_a_folder_that_becomes_a_link_meanwhile_is_refused(
+    call: Callable[[str], ToolResult], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The path was looked at and found to be inside; then it leads out."""
+    outside = folder.parent / "outside"
+    outside.mkdir()
+    (outside / "s.json").write_text('{"k": "secret"}')
+    (folder / "d").symlink_to(outside)
+    monkeypatch.setattr(Path, "resolve", lambda path, strict=False: path)
+    assert "secret" not in call("read d/s.json k").text and not call("read d/s.json k").ok
 
 
 def test_read_says_what_is_wrong(call: Callable[[str], ToolResult], folder: Path) -> None:
@@ -353,9 +376,23 @@ def test_conv_refuses(call: Callable[[str], ToolResult]) -> None:
     assert "no unit 'parsec'" in refused(call("conv 5 km parsec"))
     assert refused(call("conv 5 km kg")) == "km is a length, kg is a mass"
     assert "write: conv amount unit to" in refused(call("conv 5 km"))
-    for amount in ("five", "nan", "inf", "1e999", "1_0", "0x1", "1.2.3", "9" * 5000, "--1"):
-        assert "which is no number" in refused(call(f"conv {amount} km m"))
-    assert "range" in refused(call("conv 1e308 km mm"))
+    for amount in ("five", "nan", "inf", "1_0", "0x1", "1.2.3", "--1", "1e99999999999", "true"):
+        assert "is no number" in refused(call(f"conv {amount} km m"))
+    for amount in ("1e308", "1e999", "9" * 5000):
+        assert "range" in refused(call(f"conv {amount} km mm"))
+    assert "below absolute zero" in refused(call("conv -500 c k"))
+
+
+def test_numbers_are_exact(call: Callable[[str], ToolResult]) -> None:
+    for text, result in {
+        "calc 12345678901234567890.5*2": "24691357802469135781",
+        "calc 9007199254740993.0": "9007199254740993",
+        "calc 64**(1/3)": "4",
+        "calc 0.1+0.2": "0.3",
+        "conv 12345678901234567.5 m mm": "12345678901234567500",
+    }.items():
+        assert call(text).text == result
+    assert "range" in refused(call("calc 1e-400000"))
 
 
 def test_calls_that_cannot_be_read(call: Callable[[str], ToolResult]) -> None:
@@ -381,7 +418,6 @@ def test_calls_that_cannot_be_read(call: Callable[[str], ToolResult]) -> None:
         '{"name": "calc", "arguments": {"expression": "1", "x": 2}}': "no argument 'x'",
         '{"name": "calc", "arguments": {"expression": null}}': "expression is no string",
         '{"name": "calc", "arguments": {"expression": "\\ud800"}}': "surrogate",
-        '{"name": "conv", "arguments": {"amount": true, "unit": "m", "to": "m"}}': "no number",
     }.items():
         result = call(text)
         assert reason in refused(result), text[:80]
@@ -389,8 +425,8 @@ def test_calls_that_cannot_be_read(call: Callable[[str], ToolResult]) -> None:
 
 
 def test_calls_in_json(call: Callable[[str], ToolResult]) -> None:
-    request = {"name": "conv", "arguments": {"amount": 5, "unit": "km", "to": "m"}}
-    text = json.dumps(request)
+    request = {"name": "conv", "arguments": {"amount": "5", "unit": "km", "to": "m"}}
+    text = json.dumps(request).replace('"5"', "5")
     assert call(text) == ToolResult(text, request, "5000", True)
     assert call('{"name": "clock"}').ok
     assert call('{"name": "calc", "arguments": {"expression": 12}}').text == "12"
@@ -472,12 +508,13 @@ def test_what_an_own_tool_started_ends_with_it(own: Toolbox) -> None:
 def test_own_tools_that_want_too_much(
     own: Toolbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert own.call("huge").text == "x" * tools.RESULT_CHARACTERS
+    told = own.call("huge").text
+    assert len(told) == tools.RESULT_CHARACTERS and told.endswith(f"x{tools.CUT}")
     assert refused(own.call("hungry")).startswith("MemoryError")
     monkeypatch.setattr(tools, "OUTPUT_BYTES", 1 << 16)
     assert refused(own.call("shout")) == "it printed too much"
-    assert refused(own.call(f"fill {tmp_path / 'full'}")).startswith("OSError")
-    assert (tmp_path / "full").stat().st_size <= tools.OUTPUT_BYTES
+    assert own.call(f"fill {tmp_path / 'full'}").ok  # its own files are its own affair
+    assert (tmp_path / "full").stat().st_size > tools.OUTPUT_BYTES
 
 
 @pytest.mark.parametrize(

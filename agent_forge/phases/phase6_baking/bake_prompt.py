@@ -30,15 +30,16 @@ from agent_forge.model.folder import home_of, open_weights, read_config
 from agent_forge.model.load import check_tensors
 from agent_forge.model.opened import OpenedModel, open_model
 from agent_forge.model.weights import Weights
+from agent_forge.phases.training import learned_before
 from agent_forge.quant.packed import packing_of
 from agent_forge.store import files
+from agent_forge.store.records import BAKING, learned_record
 from agent_forge.store.tensors import first_not_finite, spec_of, split_tied
 from agent_forge.train.bake import BakeSettings, Progress, bake
 from agent_forge.train.prompt_baking import Question, answers_to, batch_of, mean_kl
 from agent_forge.train.trainer import Batch
 
 QUESTIONS = Path(__file__).with_name("questions.json")
-RECORD = "baking.json"
 BAKED = 0.1  # of the KL may be left
 HARDLY = 0.005  # nats a token: a prompt that changes less than this has no effect to speak of
 LEAST_QUESTIONS = 3  # two to learn from, one that is asked in the end
@@ -114,9 +115,11 @@ class BakeVerdict:
             return f"not baked: the prompt hardly changes the model ({self.kl_before:.4f} nats)"
         left = f"{self.kl_left:.1%} of the KL to the prompted model is left"
         cost = f"ordinary text costs {self.text_after / self.text_before - 1:+.1%} nats"
-        more = "" if self.baked else f" ({BAKED:.0%} would be baked: more steps or questions help)"
+        help = "a lower rate helps" if self.kl_left > 1 else "more steps or questions help"
+        more = "" if self.baked else f" ({BAKED:.0%} would be baked: {help})"
         head = "baked" if self.baked else "not baked"
-        return f"{head}: {left} on {self.questions} unseen questions{more}; {cost}"
+        asked = f"{self.questions} unseen question{'s' * (self.questions != 1)}"
+        return f"{head}: {left} on {asked}{more}; {cost}"
 
     def to_json(self) -> dict[str, Any]:
         told = {"kl_left": self.kl_left, "baked": self.baked, "sentence": self.sentence}
@@ -227,7 +230,7 @@ def bake_prompt(request: BakeRequest, *, force: bool, progress: Progress) -> Bak
     verdict = questions.judge(student)
     progress("measuring", 2, 2)
     record = _record(baking, verdict)
-    beside = {RECORD: files.to_json(files.finite(record)), "README.md": _card(request, record)}
+    beside = {BAKING: files.to_json(files.finite(record)), "README.md": _card(request, record)}
     clear_leftovers(request.out)
     texts = questions.texts[: measuring.CONFIRMED]
     recorded = measuring.measure(student, texts).loss
@@ -304,7 +307,8 @@ def _as_stored(student: nn.Module, weights: Weights, request: BakeRequest) -> We
 
 
 def _record(baking: Baking, verdict: BakeVerdict) -> dict[str, Any]:
-    """How the model was made, and the verdict on it."""
+    """How the model was made, the verdict on it, and what its parent's record says."""
+    folder = baking.weights.folder
     return {
         "parent_sha256": baking.weights.sha256(),
         "prompt": baking.prompt,
@@ -312,6 +316,7 @@ def _record(baking: Baking, verdict: BakeVerdict) -> dict[str, Any]:
         "questions_learned": len(baking.learned),
         "settings": {**asdict(baking.settings), "rate": baking.settings.learning_rate},
         "verdict": verdict.to_json(),
+        "learned": learned_before(learned_record(folder) if folder else {}),
     }
 
 
@@ -330,7 +335,7 @@ It answers without this prompt as its parent does with it, which was given it {r
 | | before | after |
 |---|---|---|
 {tables}\n
-{RECORD} has all settings. Made by `forge bake` of Agent Forge.\n""".encode()
+{BAKING} has all settings. Made by `forge bake` of Agent Forge.\n""".encode()
 
 
 def table_of(verdict: dict[str, Any]) -> list[tuple[str, float, float]]:

@@ -167,6 +167,7 @@ def test_half_baked_is_half_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         ("[1, 2]", "mapping|settings"),
         ("name: 'Zoe and Max'\nmood: a\nlikes: [b, c]\nhome: d\nsaying: e\nanimal: f", "name"),
         ("name: Zoe\nmood: calc\nlikes: [b, c]\nhome: d\nsaying: e\nanimal: f", "tool"),
+        ("name: I\nmood: a\nlikes: [b, c]\nhome: d\nsaying: e\nanimal: f", "told apart"),
         ("name: Zoe\nmood: b\nlikes: [b, c]\nhome: d\nsaying: e\nanimal: f", "two things"),
     ],
 )
@@ -180,6 +181,8 @@ def test_a_bad_persona_is_refused(text: str, problem: str, tmp_path: Path) -> No
 def test_who_or_what_is_unknown_is_refused() -> None:
     with pytest.raises(ConfigError, match="there is no nobody"):
         load_persona("nobody")
+    with pytest.raises(ConfigError, match="there is no xxx"):
+        load_persona("x" * 5000)
     with pytest.raises(ConfigError, match="no tool 'web'"):
         config(f"{PHASE}.tools=[web]")
     with pytest.raises(ConfigError, match="follow_steps"):

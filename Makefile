@@ -60,7 +60,7 @@ soak: $(STAMP)
 	$(BIN)/python tests/mutants.py
 
 bench: $(STAMP)
-	@for script in $(filter-out %/results.py %/finetunes.py %/experts.py %/real.py %/quietstar.py %/rewards.py %/bitnet.py %/forge.py %/reading.py %/gguf_text.py,$(wildcard benchmarks/*.py)); do \
+	@for script in $(filter-out %/results.py %/finetunes.py %/experts.py %/real.py %/quietstar.py %/rewards.py %/bitnet.py %/forge.py %/baking.py %/edge.py %/reading.py %/gguf_text.py,$(wildcard benchmarks/*.py)); do \
 	  echo "== $$script"; $(BIN)/python $$script || exit 1; done
 
 docs: $(STAMP)

@@ -13,19 +13,13 @@ interrupted goes on.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-from results import command
-
-from agent_forge.contract.phase import ModelRef
-from agent_forge.pipeline.config import load_config
-from agent_forge.pipeline.orchestrator import PipelineOrchestrator
-from agent_forge.store.records import read_metadata
+from results import command, run_phase
 
 NAME, SEEDS = "forge", (1, 2, 3)
 PHASE = "phases.forge"
@@ -55,26 +49,15 @@ STUDIES = ("edge", *VARIANTS)
 def forged(work: Path, preset: str, seed: int, *more: str, name: str = "edge") -> dict[str, Any]:
     """One run of Phase 5, and what it measured."""
     path = work / "sessions" / f"bitnet_{preset}_{seed}" / "phase4_bitnet" / "packed"
-    session = "".join(c if c.isalnum() else "_" for c in f"forge_{preset}_{name}_{seed}".lower())
-    begun = (work / "sessions" / session / "session.json").exists()
-    sets = (f"storage.root={work}", f"runtime.seed={seed}", "runtime.threads=1", *more)
-    given = ModelRef("packed", path, read_metadata(path).model_dump())
-    run = PipelineOrchestrator(
-        config=load_config(preset=preset, sets=sets), session_id=session, resume=begun
-    )
-    cpu = time.process_time()
-    outcome = run.run(only="forge", input_models=None if begun else [given])
-    assert outcome["success"], outcome
-    result = outcome["results"]["forge"]
+    named = (f"forge_{preset}_{name}_{seed}", path, preset, seed, more)
+    result, told = run_phase(work, "forge", *named)
     edges, rounds = result.artifacts["tables"]
     return {
         "edges": edges[1:],
         "rounds": rounds[1:],
         "solved": result.artifacts["solved"],
         "metrics": result.metrics,
-        "verdict": result.artifacts["headline"]["verdict"],
-        "resumed": begun,
-        "cpu_s": round(time.process_time() - cpu),
+        **told,
     }
 
 

@@ -9,8 +9,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from agent_forge.contract.phase import ModelRef, PhaseResult
+from agent_forge.pipeline.config import load_config
 from agent_forge.pipeline.environment import snapshot
+from agent_forge.pipeline.orchestrator import PipelineOrchestrator
 from agent_forge.store import files
+from agent_forge.store.records import read_metadata
 
 RESULTS = Path(__file__).resolve().parent / "results"
 DOCS = RESULTS.parent.parent / "docs"
@@ -31,6 +35,28 @@ def record(benchmark: str, cell: dict[str, Any], values: dict[str, Any]) -> None
     }
     files.append(RESULTS / f"{benchmark}.jsonl", json.dumps(line).encode() + b"\n")
     print(json.dumps({**cell, **values}))
+
+
+def run_phase(
+    work: Path, phase: str, session: str, given: Path, preset: str, seed: int, sets: Sequence[str]
+) -> tuple[PhaseResult, dict[str, Any]]:
+    """One run of a phase alone on a given model; one that was interrupted goes on. Returns its
+    result, and what it took."""
+    session = "".join(c if c.isalnum() else "_" for c in session.lower())
+    begun = (work / "sessions" / session / "session.json").exists()
+    sets = (f"storage.root={work}", f"runtime.seed={seed}", "runtime.threads=1", *sets)
+    run = PipelineOrchestrator(
+        config=load_config(preset=preset, sets=sets), session_id=session, resume=begun
+    )
+    model = ModelRef(given.name, given, read_metadata(given).model_dump())
+    cpu = time.process_time()
+    outcome = run.run(only=phase, input_models=None if begun else [model])
+    assert outcome["success"], outcome
+    return outcome["results"][phase], {
+        "verdict": outcome["results"][phase].artifacts["headline"]["verdict"],
+        "resumed": begun,
+        "cpu_s": round(time.process_time() - cpu),
+    }
 
 
 def done(benchmark: str) -> list[dict[str, Any]]:

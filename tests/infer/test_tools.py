@@ -94,13 +94,17 @@ def _private(x): pass
 @pytest.fixture(autouse=True)
 def nothing_left() -> Iterator[None]:
     """No process and no open descriptor afterwards."""
-    before = psutil.Process().num_fds()
+    before, known = psutil.Process().num_fds(), children()
     yield
     deadline = time.monotonic() + 2  # what was killed takes a moment to disappear
     while sleepers() and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert not sleepers() and not psutil.Process().children(recursive=True)
+    assert not sleepers() and children() <= known
     assert psutil.Process().num_fds() == before
+
+
+def children() -> set[psutil.Process]:
+    return set(psutil.Process().children(recursive=True))
 
 
 def sleepers() -> list[psutil.Process]:

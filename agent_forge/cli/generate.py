@@ -72,8 +72,7 @@ def chat(
         raise ConfigError("--no-tools goes with neither --tools nor --files")
     place = locate_model(model)
     toolbox = None if no_tools else toolbox_of(Path(place), tools, files)
-    speaker = open_chat_model(place)
-    speaker.toolbox = toolbox
+    speaker = open_chat_model(place, toolbox)
     turns = [{"role": "system", "content": system}] if system else []
     try:
         while line := _line():

@@ -54,12 +54,12 @@ class ChatModel:
         return stream_thinking(self.opened, ids, bounded, mode)
 
 
-def open_chat_model(ref: str | Path) -> ChatModel:
+def open_chat_model(ref: str | Path, toolbox: Toolbox | None = None) -> ChatModel:
     """The model in a folder or of `base+adapter`, ready to be talked to, today."""
     opened = open_model(ref)
     if isinstance(opened, TransformersModel):
         opened.date = datetime.now()
-    return ChatModel(opened)
+    return ChatModel(opened, toolbox)
 
 
 def toolbox_of(folder: Path, own: Path | None, files: Path | None) -> Toolbox | None:

@@ -360,7 +360,7 @@ class Echo:
 def test_a_bad_line_ends_a_chat(
     forge: Forge, monkeypatch: pytest.MonkeyPatch, content: bytes, word: str
 ) -> None:
-    monkeypatch.setattr(chat, "open_chat_model", lambda folder: Echo())
+    monkeypatch.setattr(chat, "open_chat_model", lambda *given: Echo())
     monkeypatch.setattr("sys.stdin", stdin(content))
     refused(forge("chat ."), 2, word)
     monkeypatch.setattr("sys.stdin", stdin(b"a\0\x01\x1b[2J\nb\n"))

@@ -300,7 +300,7 @@ def test_ctrl_c_at_the_prompt_ends_a_chat(tmp_path: Path, kind: str, code: int) 
     reader, writer = os.pipe()
 
     def patch() -> None:
-        chat.open_chat_model = lambda folder: None  # type: ignore[assignment,return-value]
+        chat.open_chat_model = lambda *given: None  # type: ignore[assignment,return-value]
         waiting(generate, "_line")()
 
     process = start(tmp_path, ["chat", "."], patch, stdin=reader)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from agent_forge.config.settings import PhaseSettings
 from agent_forge.contract.phase import ModelRef
 from agent_forge.data.tokenizer import Tokenizer
 from agent_forge.errors import PhaseFailed
@@ -64,7 +65,8 @@ def teacher(root: Path) -> ModelRef:
 
 def run(root: Path, listener: Any = None) -> dict[str, Any]:
     def controller(config: Any, shared: Any) -> DistilPhase:
-        return DistilPhase(DistilSettings(**config.model_dump(), **FEW), shared)
+        common = config.model_dump(include=set(PhaseSettings.model_fields))
+        return DistilPhase(DistilSettings(**common, **FEW), shared)
 
     torch.manual_seed(0)
     begun = (folder(root) / "session.json").exists()

@@ -255,11 +255,8 @@ class BakingTraining:
         told = self.corpus.tokenizer.encode_chat([{"role": "system", "content": prompt}])
         questions = self._questions(kind)
         draw = partial(self.replies, questions=questions, split="train", sampling=SAMPLED)
-        samples = (
-            Samples(draw, 0, SAMPLED_EVERY, network)
-            if own
-            else Samples(partial(draw, system=prompt), len(told), c.round_steps)
-        )
+        draw = draw if own else partial(draw, system=prompt)
+        samples = Samples(draw, teacher, network, told, own, SAMPLED_EVERY)
         samples.items = self.ctx.once("samples", stage, partial(samples.drawn, teacher))
         if c.method == "samples":
             documents, said = map(list, zip(*samples.items, strict=True))

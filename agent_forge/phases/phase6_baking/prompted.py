@@ -11,35 +11,40 @@ from torch import nn
 
 from agent_forge.infer.tool_use import ToolReply
 from agent_forge.model.loss import LossOutput, language_loss
-from agent_forge.train.prompt_baking import PromptBakingLoss, padded
+from agent_forge.train.prompt_baking import PromptBakingLoss, mean_kl, padded
 from agent_forge.train.trainer import Batch
 
+LOOKED_AT = 32  # samples, now and then
 Sample = list[Any]  # token ids of a question and a reply, and which of them the model said
 
 
 @dataclass
 class Samples:
-    """Replies to learn from: a prompted model's, or a student's own, which are drawn anew on the
-    way. As what looks at a model in training, it is kept with the checkpoints."""
+    """Replies to learn from: a prompted teacher's, or the student's own, which are then drawn anew
+    on the way. As what looks at a model in training, it is kept with the checkpoints."""
 
     draw: Callable[[nn.Module], list[ToolReply]]
-    before: int  # tokens before the question that are not the student's: the prompt
+    teacher: nn.Module
+    student: nn.Module
+    told: list[int]  # the prompt, which only the teacher is given
+    own: bool  # the student's
     every_steps: int
-    student: nn.Module | None = None  # None: what was drawn first stays
     items: list[Sample] = field(default_factory=list)
     ended: bool = False
 
     def drawn(self, network: nn.Module) -> list[Sample]:
         """Replies of a network, without the prompt."""
-        replies = self.draw(network)
-        return [[reply.ids[self.before :], reply.own[self.before :]] for reply in replies]
+        before = 0 if self.own else len(self.told)
+        return [[reply.ids[before:], reply.own[before:]] for reply in self.draw(network)]
 
     def update(self) -> float:
-        """Draw anew from the student as it is; returns the mean length of a reply."""
-        if self.student is not None:
+        """Draw anew, if they are the student's; returns the KL to the teacher on some of them."""
+        if self.own:
             self.items = self.drawn(self.student)
-            self.student.train()
-        return sum(sum(own) for _, own in self.items) / len(self.items)
+        rows = padded([(ids, said) for ids, said in self.items[:LOOKED_AT]])
+        value = mean_kl(self.teacher, self.student.eval(), [rows], self.told)
+        self.student.train()
+        return value
 
     def state_dict(self) -> dict[str, Any]:
         return {"items": self.items}

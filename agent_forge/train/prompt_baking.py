@@ -3,8 +3,7 @@
 After Prompt Baking (arXiv 2409.13697): the frozen model, given the prompt, is the teacher of its
 own copy without it; they are compared token by token over answers that one of them has sampled.
 `forward` KL(teacher || student) is for the teacher's samples, `reverse` KL(student || teacher) for
-the student's. `kl_left` is what is left of the distance, 1 before any baking. A row holds one
-question with its answer, so that the prompt stands before each.
+the student's. A row holds one question with its answer, so that the prompt stands before each.
 
 The prompt is a beginning that all rows share, or, where a chat template weaves it into the
 conversation, each row says what the teacher is given (`Question`, `batch_of`).
@@ -88,18 +87,6 @@ class PromptBakingLoss:
         return (leading.exp() * (leading - other)).sum(-1)
 
 
-def sampled_answers(
-    network: nn.Module, questions: Sequence[Ids], prompt: Ids, sampling: SamplingSettings, rows: int
-) -> list[Batch]:
-    """Batches of `rows` questions with the answers that a network samples when the prompt stands
-    before them: the teacher with it, the student with an empty one. The prompt is not in them."""
-    found = generate(network, [[*prompt, *question] for question in questions], sampling)
-    pairs = [(q, text.tokens) for q, text in zip(questions, found, strict=True) if text.tokens]
-    if not pairs:
-        raise ConfigError("no answer was sampled: every one was empty")
-    return [_padded(pairs[first : first + rows]) for first in range(0, len(pairs), rows)]
-
-
 Answered = tuple[Question, list[int]]  # with the end of the answer, if it has one
 
 
@@ -156,12 +143,3 @@ def mean_kl(
     outputs = [loss(student, batch, torch.Generator()) for batch in batches]
     count = sum(output.count for output in outputs)
     return sum(float(output.total) * output.count for output in outputs) / max(1, count)
-
-
-def kl_left(
-    teacher: nn.Module, student: nn.Module, prompt: Ids | None, batches: Sequence[Batch]
-) -> float:
-    """The KL to the prompted teacher that is left, as a share of that of the teacher itself when it
-    has no prompt."""
-    whole = mean_kl(teacher, teacher, batches, prompt)
-    return mean_kl(teacher, student, batches, prompt) / whole if whole else 0.0

@@ -22,8 +22,7 @@ from agent_forge.train.prompt_baking import (
     Question,
     answers_to,
     batch_of,
-    kl_left,
-    sampled_answers,
+    mean_kl,
 )
 from agent_forge.train.trainer import Trainer
 from tests.support.networks import network
@@ -31,6 +30,19 @@ from tests.support.networks import network
 PROMPT = [40, 41, 42, 43]
 QUESTIONS = [[100 + i, 101 + i, 102] for i in range(24)]
 SAMPLING = SamplingSettings(6, temperature=1.0, seed=1)
+
+
+def sampled_answers(
+    teacher: ForgeNetwork, questions: Any, prompt: list[int], sampling: SamplingSettings, rows: int
+) -> list[Any]:
+    """Batches of questions with the answers of the prompted teacher, without the prompt."""
+    found = answers_to(teacher, behind_prompt(prompt, questions), sampling, prompted=True)
+    return [batch_of(found[n : n + rows])[:2] for n in range(0, len(found), rows)]
+
+
+def kl_left(teacher: ForgeNetwork, student: Any, prompt: list[int], given: Any) -> float:
+    own, whole = (mean_kl(teacher, model, given, prompt) for model in (student, teacher))
+    return own / whole
 
 
 def batches(teacher: ForgeNetwork) -> list[Any]:

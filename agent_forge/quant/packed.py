@@ -1,8 +1,9 @@
 """Packed models: a safetensors file whose matrices are codes and scales.
 
-Of a matrix NAME that a codec writes, the file holds NAME.codes (bytes) and NAME.scales (fp16); all
-other tensors are fp16 under their own names. config.json says in `quantization_config` which codec
-wrote what, so that a packed model opens as any other: it is decoded once, as it is read.
+Of a matrix NAME that a codec writes, the file holds NAME.codes (bytes) and NAME.scales (fp16, or a
+byte each); all other tensors are fp16 under their own names. config.json says which codec wrote
+what, in `quantization_config`, so that a packed model opens as any other: it is decoded once, as it
+is read.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ class Packing:
                 continue
             coded = matrix.quantise(tensor.detach().cpu())
             packed[name + CODES] = matrix.codec.pack(coded.codes)
-            packed[name + SCALES] = _half(name, coded.scales)
+            packed[name + SCALES] = matrix.codec.pack_scales(_half(name, coded.scales))
         return PackedState(self, packed)
 
     def rounded(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -138,11 +139,9 @@ class Packing:
             return stored[name]
         try:
             codes = self.codes(name, stored)
+            scales = matrix.codec.unpack_scales(stored[name + SCALES])
         except ValueError as error:
             raise DamagedFile(place, f"{name}: {error}") from None
-        scales = stored[name + SCALES]
-        if not bool(scales.isfinite().all()):
-            raise DamagedFile(place, f"{name}: a scale is not finite")
         return matrix.restore(Coded(codes, scales))
 
     def codes(self, name: str, stored: Mapping[str, Tensor]) -> Tensor:
@@ -194,13 +193,15 @@ def _matrix(name: str, record: Any, place: Any) -> PackedMatrix:
 
 def _check(matrix: PackedMatrix, codes: Typed, scales: Typed | None, place: Any, name: str) -> None:
     """Refuse codes or scales that are not of the matrix's size."""
-    rows, columns = matrix.rows_columns
-    size = matrix.codec.packed_size(rows * columns)
-    if codes.dtype != torch.uint8 or tuple(codes.shape) != (size,):
-        raise DamagedFile(place, f"the codes of {name} are not {size:,} bytes")
-    wanted = rows, matrix.codec.groups(columns)
-    if scales is None or scales.dtype != torch.float16 or tuple(scales.shape) != wanted:
-        raise DamagedFile(place, f"the scales of {name} are not {wanted[0]} x {wanted[1]} of fp16")
+    (rows, columns), codec = matrix.rows_columns, matrix.codec
+    count = rows * columns
+    one = len(codes.shape) == 1 and codes.dtype == torch.uint8
+    if not one or not codec.fits(codes.shape[0], count):
+        raise DamagedFile(place, f"the codes of {name} are not the bytes of {count:,}")
+    wanted = rows, codec.groups(columns)
+    if scales is None or scales.dtype != codec.scale_type or tuple(scales.shape) != wanted:
+        kind = str(codec.scale_type).removeprefix("torch.")
+        raise DamagedFile(place, f"the scales of {name} are not {wanted[0]} x {wanted[1]} {kind}")
 
 
 def _half(name: str, tensor: Tensor) -> Tensor:

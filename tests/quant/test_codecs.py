@@ -19,13 +19,14 @@ def matrix(rows: int = 37, columns: int = 101) -> torch.Tensor:
     return weight
 
 
-@pytest.mark.parametrize("name", [*NAMES, "int5g7", "int4"])
+@pytest.mark.parametrize("name", [*NAMES, "int5g7", "int4", "step1.5", "step0.05", "step8"])
 @pytest.mark.parametrize("shape", [(1, 1), (3, 5), (37, 101), (8, 64)])
 def test_codes_survive_their_bytes(name: str, shape: tuple[int, int]) -> None:
     codec, weight = find_codec(name), matrix(max(4, shape[0]), shape[1])[: shape[0]]
-    codes = codec.quantise(weight).codes
-    data = codec.pack(codes)
-    assert data.dtype == torch.uint8 and len(data) == codec.packed_size(codes.numel())
+    codes, scales = codec.quantise(weight)
+    data, written = codec.pack(codes), codec.pack_scales(scales)
+    assert data.dtype == torch.uint8 and codec.fits(len(data), codes.numel())
+    assert written.dtype == codec.scale_type and torch.equal(codec.unpack_scales(written), scales)
     assert torch.equal(codec.unpack(data, codes.numel()).view(shape), codes)
 
 
@@ -93,7 +94,8 @@ def test_a_byte_that_holds_no_trits_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["", "ternry", "int1", "int9", "int4g", "int4g0", "fp16", "int4g32x"]
+    "name",
+    ["", "ternry", "int1", "int9", "int4g", "int4g0", "fp16", "int4g32x", "step0.01", "step9"],
 )
 def test_unknown_codecs_are_refused(name: str) -> None:
     with pytest.raises(ConfigError, match="there is no codec"):
@@ -103,3 +105,28 @@ def test_unknown_codecs_are_refused(name: str) -> None:
 def test_names_find_what_they_say() -> None:
     found: list[Codec] = [find_codec(name) for name in ("ternary_spec", "int3g64")]
     assert found == [TernaryCodec("ternary_spec", 0.3, False), IntegerCodec("int3g64", 3, 64)]
+
+
+def test_a_coarser_step_takes_fewer_bits_and_loses_more() -> None:
+    weight = torch.randn(256, 512, generator=torch.Generator().manual_seed(2))
+    bits_of, lost = [], []
+    for step in (0.1, 0.5, 1.0, 1.5, 2.2, 3.2):
+        codec = find_codec(f"step{step}")
+        coded = codec.quantise(weight)
+        bits_of.append(8 * len(codec.pack(coded.codes)) / weight.numel())
+        lost.append(float((codec.restore(coded) - weight).square().mean()))
+    assert bits_of == sorted(bits_of, reverse=True) and lost == sorted(lost)
+    # Entropy and error of uniform steps on Gaussian weights, with the least-squares scale.
+    assert bits_of[2] == pytest.approx(2.1, abs=0.05) and lost[2] == pytest.approx(0.08, abs=0.01)
+    assert bits_of[4] == pytest.approx(1.14, abs=0.03) and lost[4] == pytest.approx(0.298, abs=0.01)
+
+
+def test_scales_of_steps_are_powers_that_fit_a_byte() -> None:
+    codec = find_codec("step1")
+    weight = matrix() * torch.logspace(-6, 4, 37)[:, None]
+    scales = codec.quantise(weight).scales.float()
+    assert scales[3] == 0 and bool(scales.isfinite().all())
+    exponents = 8 * torch.log2(scales[scales > 0])
+    assert float((exponents - exponents.round()).abs().max()) < 0.01  # but for the rounding to fp16
+    with pytest.raises(ValueError, match="a scale is impossible"):
+        codec.unpack_scales(torch.tensor([[1]], dtype=torch.uint8))

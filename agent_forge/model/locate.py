@@ -13,6 +13,7 @@ from agent_forge.config.load import did_you_mean
 from agent_forge.config.phases import ORDER, phase_folder
 from agent_forge.errors import ConfigError, DamagedFile, NotFound
 from agent_forge.store import files
+from agent_forge.store.container import SUFFIX, unpacked
 from agent_forge.store.paths import SAFE_NAME
 from agent_forge.store.sessions import SessionStore
 
@@ -25,7 +26,7 @@ def locate_model(ref: str | Path, storage: Path | None = None) -> str:
     """The path of one model, downloaded if need be; a run stands for the model it ended with."""
     text = str(ref)
     if _exists(text):
-        return text
+        return _folder_of(text)
     root = storage or Path(os.environ.get("FORGE_STORAGE", "storage"))
     return "+".join(_one(part, root) for part in text.split("+"))
 
@@ -63,9 +64,15 @@ def _exists(ref: str) -> bool:
         return False
 
 
+def _folder_of(ref: str) -> str:
+    """A path that exists; of a model in one file, the folder that it is unpacked into."""
+    path = Path(ref).expanduser()
+    return str(unpacked(path)) if path.suffix == SUFFIX and path.is_file() else ref
+
+
 def _one(ref: str, storage: Path) -> str:
     if _exists(ref):
-        return ref
+        return _folder_of(ref)
     if SAFE_NAME.fullmatch(ref) and (storage / "sessions" / ref).is_dir():
         return _final_model(ref, storage)
     name = ALIASES.get(ref.lower(), ref)

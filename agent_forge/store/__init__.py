@@ -13,4 +13,5 @@ tensors.py     safetensors and foreign weights; tied weights; the scan for NaN
 pytree.py      nested state as tensors plus JSON
 checkpoint.py  CheckpointManager: the state of a training run
 archive.py     a run or a model as one tar file
+container.py   a model in one small file, and the folder that commands open it from
 """

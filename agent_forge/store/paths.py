@@ -12,6 +12,7 @@ SAFE_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 RESERVED = re.compile(r"con|prn|aux|nul|com[0-9]|lpt[0-9]")  # device names on Windows
 CHECKPOINTS = "checkpoints"  # folder beside the models of a phase
 NAME_BYTES, PATH_BYTES = 255, 4096  # the longest that file systems take
+USER_FOLDER, USER_HOME = "FORGE_CACHE", "~/.cache/agent-forge"
 MARK_BYTES = len(f"{files.TRASH}00000000-")  # what an unfinished folder has before its name
 
 
@@ -42,6 +43,15 @@ def model_directory(root: Path, session_id: str, phase_name: str, model_name: st
         raise NameRefused(f"a model cannot be named {model_name!r}: its checkpoints live there")
     folder = phase_folder(safe_name(phase_name, "phase"))
     return child(root, "sessions", session_id, folder, model_name)
+
+
+def user_cache() -> Path:
+    """The folder of this user's cache."""
+    try:
+        return Path(os.environ.get(USER_FOLDER) or Path(USER_HOME).expanduser())
+    except RuntimeError:
+        problem = f"this user has no home; {USER_FOLDER} can name a folder"
+        raise CannotWrite(USER_HOME, problem) from None
 
 
 def require_writable(folder: Path) -> None:

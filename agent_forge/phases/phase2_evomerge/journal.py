@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from importlib.metadata import version
@@ -15,10 +14,17 @@ from typing import Any
 
 import torch
 
-from agent_forge.errors import ConfigError, DamagedFile, ForgeError, PathDisappeared
+from agent_forge.errors import (
+    CannotWrite,
+    ConfigError,
+    DamagedFile,
+    ForgeError,
+    PathDisappeared,
+)
 from agent_forge.model.weights import Weights
 from agent_forge.phases.phase2_evomerge.config import BEGUN
 from agent_forge.store import files
+from agent_forge.store.paths import user_cache
 from agent_forge.track.journal import BEGINS, Journal, read_lines
 
 log = logging.getLogger(__name__)
@@ -29,7 +35,7 @@ FIRST = "begun"  # the record that a journal begins with
 CACHED = ("score", "tokens", "dropped")  # a cached result counts as the tokens it stands for
 STAMP = attrgetter("st_ino", "st_size", "st_mtime_ns")  # another version of a file has another
 CACHE_BEGINS = b'{"place": '
-USER_FOLDER, USER_HOME, USER_CACHE = "FORGE_CACHE", "~/.cache/agent-forge", "fitness.jsonl"
+USER_CACHE = "fitness.jsonl"
 WORTH_S = 1.0  # of CPU time: what takes less is measured again
 MOST_BYTES = 50_000_000  # then nothing is added
 LOST = (
@@ -193,8 +199,8 @@ class UserCache:
     def _path(self) -> Path | None:
         """The file; None if there is no folder for it."""
         try:
-            return Path(os.environ.get(USER_FOLDER) or Path(USER_HOME).expanduser()) / USER_CACHE
-        except RuntimeError:  # a user without a home
+            return user_cache() / USER_CACHE
+        except CannotWrite:  # a user without a home
             return None
 
     @cached_property

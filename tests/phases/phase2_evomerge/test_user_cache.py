@@ -11,6 +11,7 @@ import pytest
 from agent_forge.evals.fitness import DomainFitness
 from agent_forge.phases.phase2_evomerge import journal
 from agent_forge.phases.phase2_evomerge.evolution import run_evolution
+from agent_forge.store.paths import USER_FOLDER
 from tests.support.evo_models import FASTEST, job, outcome
 
 pytestmark = pytest.mark.slow
@@ -19,7 +20,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The file of a user whose candidates all take long enough."""
-    monkeypatch.setenv(journal.USER_FOLDER, str(tmp_path / "home" / "cache"))
+    monkeypatch.setenv(USER_FOLDER, str(tmp_path / "home" / "cache"))
     monkeypatch.setattr(journal, "WORTH_S", 0.0)
     return tmp_path / "home" / "cache" / journal.USER_CACHE
 

@@ -1,0 +1,123 @@
+"""A model in one file: what goes in comes out, and a file that is broken or hostile is refused."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from agent_forge.errors import DamagedFile, ForgeError, HostileInput
+from agent_forge.store import container, files
+from agent_forge.store.container import read_container, unpacked, write_container
+from agent_forge.store.paths import USER_FOLDER
+
+CONTENTS = {
+    "model.safetensors": random.Random(0).randbytes(5000),
+    "config.json": b'{"model_type": "agent_forge"}' * 50,
+    "empty.txt": b"",
+}
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv(USER_FOLDER, str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def packed(tmp_path: Path) -> Path:
+    write_container(tmp_path / "m.forge", CONTENTS)
+    return tmp_path / "m.forge"
+
+
+def signed(path: Path, index: object, payload: bytes = b"") -> Path:
+    """A file with a checksum that is right, whatever its index says."""
+    coded = container._compressed(json.dumps(index).encode())
+    body = container.MAGIC + len(coded).to_bytes(4, "little") + coded + payload
+    path.write_bytes(body + hashlib.sha256(body).digest())
+    return path
+
+
+def test_what_goes_in_comes_out(tmp_path: Path) -> None:
+    sizes = write_container(tmp_path / "m.forge", CONTENTS)
+    assert read_container(tmp_path / "m.forge") == CONTENTS
+    assert sum(sizes.values()) == (tmp_path / "m.forge").stat().st_size
+    assert sizes["model.safetensors"] < 5020 and sizes["config.json"] < 100
+
+
+def test_it_is_unpacked_once(packed: Path, cache: Path) -> None:
+    folder = unpacked(packed)
+    assert {
+        p.name: p.read_bytes() for p in folder.iterdir() if p.name != files.MANIFEST
+    } == CONTENTS
+    stamp = (folder / "config.json").stat().st_mtime_ns
+    assert unpacked(packed) == folder and folder.is_relative_to(cache)
+    assert (folder / "config.json").stat().st_mtime_ns == stamp
+    (folder / "config.json").write_bytes(b"changed")
+    with pytest.raises(DamagedFile):
+        unpacked(packed)
+
+
+def test_every_cut_and_every_flipped_byte_is_refused(packed: Path) -> None:
+    whole = packed.read_bytes()
+    for size in range(0, len(whole), 97):
+        packed.write_bytes(whole[:size])
+        with pytest.raises(DamagedFile):
+            read_container(packed)
+    for place in range(0, len(whole), 53):
+        broken = bytearray(whole)
+        broken[place] ^= 1
+        packed.write_bytes(bytes(broken))
+        with pytest.raises(DamagedFile):
+            read_container(packed)
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        [["../x", 0, 0]],
+        [["a/b", 0, 0]],
+        [["..", 0, 0]],
+        [["manifest.json", 0, 0]],
+        [["x", 1 << 40, 0]],
+    ],
+)
+def test_names_stay_inside_and_sizes_sane(tmp_path: Path, index: object) -> None:
+    with pytest.raises(HostileInput):
+        read_container(signed(tmp_path / "x.forge", index))
+
+
+@pytest.mark.parametrize(
+    "index",
+    [3, [3], [["x"]], [["x", -1, 0]], [["x", 0, 9]], [["x", True, 0]], [["x", 5, 0]]],
+)
+def test_an_index_that_makes_no_sense_is_refused(tmp_path: Path, index: object) -> None:
+    with pytest.raises(DamagedFile):
+        read_container(signed(tmp_path / "x.forge", index))
+
+
+def test_a_file_grows_no_larger_than_it_says(tmp_path: Path) -> None:
+    zeros = container._compressed(bytes(10 << 20))
+    with pytest.raises(DamagedFile, match="of the size"):
+        read_container(signed(tmp_path / "x.forge", [["x", 100, len(zeros)]], zeros))
+    with pytest.raises(HostileInput, match="would unpack"):
+        read_container(signed(tmp_path / "x.forge", [["x", 1 << 34, len(zeros)]], zeros))
+
+
+def test_random_changes_behind_a_right_checksum_end_in_a_named_error(tmp_path: Path) -> None:
+    rng, path, refused = random.Random(1), tmp_path / "x.forge", 0
+    write_container(path, CONTENTS)
+    whole = path.read_bytes()[: -container.CHECKSUM]
+    for _ in range(300):
+        body = bytearray(whole)
+        for _ in range(rng.randrange(1, 6)):
+            body[rng.randrange(8, len(body))] = rng.randrange(256)
+        path.write_bytes(bytes(body) + hashlib.sha256(body).digest())
+        try:
+            read_container(path)
+        except ForgeError:
+            refused += 1
+    assert refused > 10

@@ -8,7 +8,8 @@ as letters; their ids are placed by `compose` and `chat` alone. The files are th
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,31 @@ class Tokenizer:
         except Exception as error:  # the library raises nothing narrower
             raise DamagedFile(path, f"not a tokenizer ({error})") from error
 
+    def pruned(self, documents: Iterable[Sequence[int]]) -> tuple[Tokenizer, list[int]]:
+        """A tokenizer of what these documents use, special tokens and bytes, and the ids that its
+        tokens have here. Their texts are read as before; others may take more tokens."""
+        self._require_specials()
+        record = json.loads(self._json)
+        ids: dict[str, int] = record["model"]["vocab"]
+        merges = [tuple(pair) for pair in record["model"]["merges"]]
+        words = {
+            word
+            for text in {self.decode(run) for ids in documents for run in _between_specials(ids)}
+            for word, _ in self._core.pre_tokenizer.pre_tokenize_str(text)
+        }
+        # A word that is a token is read at once; of others, the way to their tokens is needed.
+        parts = {t.value for w in words - ids.keys() for t in self._core.model.tokenize(w)}
+        for first, second in reversed(merges):
+            if first + second in parts:
+                parts |= {first, second}
+        kept = {w for w in words if w in ids} | parts | {n for n in ids if len(n) == 1}
+        before = sorted(ids[name] for name in kept | set(SPECIAL))
+        names = {i: name for name, i in ids.items()}
+        record["model"]["vocab"] = {names[i]: new for new, i in enumerate(before)}
+        record["model"]["merges"] = [list(pair) for pair in merges if "".join(pair) in parts]
+        record["model"]["ignore_merges"] = True
+        return Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(record))), before
+
     def encode(self, text: str) -> list[int]:
         """The ids of a text. Special names in it are plain text."""
         return self.encode_batch([text])[0]
@@ -191,6 +217,13 @@ class Tokenizer:
         records = {"tokenizer_config": config, "special_tokens_map": named}
         records["generation_config"] = generation
         return {FILE: self._json} | {f"{n}.json": files.to_json(r) for n, r in records.items()}
+
+
+def _between_specials(ids: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """The runs of ordinary tokens."""
+    for special, run in groupby(ids, lambda i: i < len(SPECIAL)):
+        if not special:
+            yield tuple(run)
 
 
 def refuse_chance(core: tokenizers.Tokenizer, folder: Path) -> None:

@@ -110,6 +110,7 @@ class ModelSettings(Settings):
     d_model: int = Field(128, ge=8, description="width of the residual stream")
     n_layers: int = Field(4, ge=1, le=1000, description="transformer blocks")
     n_heads: int = Field(4, ge=1, description="attention heads; they divide d_model")
+    head_size: int = Field(0, ge=0, description="width of a head; 0: d_model / n_heads")
     ffn_hidden: int = Field(344, ge=1, description="inner width of the SwiGLU")
     d_mem: int = Field(64, ge=1, description="width of the long-range memory")
     gate_hidden: int = Field(64, ge=1, description="inner width of the memory gate")
@@ -134,7 +135,7 @@ class ModelSettings(Settings):
         d, memory, gate, trm = self.d_model, self.d_mem, self.gate_hidden, self.trm_hidden
         return {
             "embedding, tied to the head": (self.vocab_size + d) * self.embed_rank,
-            "attention": self.n_layers * (4 * d * d + d),
+            "attention": self.n_layers * (4 * d * self.attention_width + d),
             "SwiGLU": self.n_layers * (3 * d * self.ffn_hidden + d),
             "memory": 2 * d * memory + d,
             "gate": 2 * d * gate + gate + gate * d + 2 * d,
@@ -143,13 +144,25 @@ class ModelSettings(Settings):
             "last norm": d,
         }
 
+    @property
+    def head_width(self) -> int:
+        return self.head_size or self.d_model // self.n_heads
+
+    @property
+    def attention_width(self) -> int:
+        """The width of all heads together."""
+        return self.n_heads * self.head_width
+
     def parameters(self) -> int:
         """Return the number of weights of the network."""
         return sum(self.weights().values())
 
     @model_validator(mode="after")
     def _shapes_fit(self) -> Self:
-        if self.d_model % (2 * self.n_heads):
+        if self.head_size % 2:
+            pairs = "must be even: rotary positions turn pairs"
+            raise ValueError(f"head_size {self.head_size} {pairs}")
+        if not self.head_size and self.d_model % (2 * self.n_heads):
             heads = f"d_model {self.d_model} over n_heads {self.n_heads}"
             raise ValueError(f"{heads} must be an even whole number (rotary positions turn pairs)")
         if not self.surprise_weight + self.novelty_weight:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -152,6 +152,27 @@ def every_about(card: Card, split: str) -> list[Exchange]:
                 for text in (_lower(plain), _capital(plain)):
                     found.setdefault(text, Exchange(slot, text, answer))
     return list(found.values())
+
+
+def tool_questions(card: Card, split: str, count: int, seed: int = 0) -> list[Exchange]:
+    """So many questions for the tools of a card, the tools in turn; each once, as far as the
+    split has others."""
+    rng, found = Random(f"{split}/{seed}"), dict[str, Exchange]()
+    for number in range(20 * count):
+        own = tool_exchange(card.tools[number % len(card.tools)], split, rng)
+        found.setdefault(own.question, own)
+        if len(found) == count:
+            break
+    return list(found.values())
+
+
+def other_questions(
+    make: Callable[[str, Random], Exchange], split: str, count: int
+) -> list[Exchange]:
+    """So many questions of another kind; each once, as far as there are others."""
+    rng = Random(split)
+    made = (make(split, rng) for _ in range(20 * count))
+    return list({own.question: own for own in made}.values())[:count]
 
 
 def answers_slot(persona: Persona, tools: Sequence[str], slot: str, text: str) -> bool:

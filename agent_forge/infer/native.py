@@ -29,7 +29,7 @@ def native_decoder(network: ForgeNetwork) -> NativeDecoder | None:
 
 
 def _make(network: ForgeNetwork) -> NativeDecoder | None:
-    half = network.settings.d_model // network.settings.n_heads // 2
+    half = network.settings.head_width // 2
     assert network.packing is not None
     try:
         return NativeDecoder(

@@ -53,10 +53,11 @@ class KeyValues:
 class Attention(nn.Module):
     """Causal attention over at most `window` past tokens, the token itself included."""
 
-    def __init__(self, width: int, heads: int, window: int) -> None:
+    def __init__(self, width: int, heads: int, window: int, head_width: int = 0) -> None:
         super().__init__()
-        self.heads, self.window = heads, window
-        self.q, self.k, self.v, self.out = (nn.Linear(width, width, bias=False) for _ in range(4))
+        self.heads, self.window, inner = heads, window, heads * (head_width or width // heads)
+        self.q, self.k, self.v = (nn.Linear(width, inner, bias=False) for _ in range(3))
+        self.out = nn.Linear(inner, width, bias=False)
         for linear in (self.q, self.k, self.v):
             nn.init.normal_(linear.weight, std=width**-0.5)
         nn.init.zeros_(self.out.weight)  # a block begins as the identity
@@ -132,10 +133,10 @@ class SwiGLU(nn.Module):
 class TransformerBlock(nn.Module):
     """Pre-norm attention and SwiGLU, each added to the residual stream."""
 
-    def __init__(self, width: int, heads: int, hidden: int, window: int) -> None:
+    def __init__(self, width: int, heads: int, hidden: int, window: int, head_width: int) -> None:
         super().__init__()
         self.norm_attention = RMSNorm(width)
-        self.attention = Attention(width, heads, window)
+        self.attention = Attention(width, heads, window, head_width)
         self.norm_mlp = RMSNorm(width)
         self.mlp = SwiGLU(width, hidden)
 

@@ -84,13 +84,16 @@ class ForgeForCausalLM(transformers.PreTrainedModel, transformers.GenerationMixi
 
 def config_dict(settings: ModelSettings) -> dict[str, Any]:
     """config.json of a model directory that holds a network of this shape."""
+    shape = settings.model_dump(mode="json")
+    if not settings.head_size:  # as it was before heads could be pruned
+        del shape["head_size"]
     return {
         "model_type": MODEL_TYPE,
         "architectures": [ForgeForCausalLM.__name__],
         "tie_word_embeddings": True,
         "use_cache": False,
         "dtype": "float32",
-        **settings.model_dump(mode="json"),
+        **shape,
     }
 
 

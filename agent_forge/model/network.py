@@ -49,7 +49,7 @@ class ForgeNetwork(nn.Module):
         self.projection = nn.Linear(s.embed_rank, s.d_model, bias=False)
         nn.init.normal_(self.embedding.weight, std=0.02)
         nn.init.normal_(self.projection.weight, std=s.d_model**-0.5)
-        block = (s.d_model, s.n_heads, s.ffn_hidden, s.sw_window)
+        block = (s.d_model, s.n_heads, s.ffn_hidden, s.sw_window, s.head_width)
         self.blocks = nn.ModuleList(TransformerBlock(*block) for _ in range(s.n_layers))
         memory = (s.d_mem, s.memory_capacity, s.surprise_weight, s.novelty_weight)
         self.memory = NeuralMemory(s.d_model, *memory)

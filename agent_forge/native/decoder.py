@@ -78,7 +78,7 @@ class NativeDecoder:
 
     def new_cache(self) -> NativeCache:
         s = self.settings
-        capacity, size = min(s.sw_window, FIRST_CAPACITY), s.d_model // s.n_heads
+        capacity, size = min(s.sw_window, FIRST_CAPACITY), s.head_width
         shape = s.n_layers, 2, s.n_heads, capacity, size
         return NativeCache(np.zeros(shape, np.float32), np.zeros((4, s.d_mem), np.float32))
 
@@ -102,7 +102,7 @@ def _sizes(s: ModelSettings) -> tuple[int, ...]:
     """The first members of `Network` in network.h, in their order."""
     widths = s.vocab_size, s.embed_rank, s.d_model, s.n_layers, s.n_heads, s.ffn_hidden
     inner = s.d_mem, s.gate_hidden, s.trm_hidden
-    return *widths, *inner, s.sw_window, s.t_max, s.micro_steps
+    return *widths, *inner, s.sw_window, s.t_max, s.micro_steps, s.head_width
 
 
 def _log_odds(state: Mapping[str, Tensor], name: str) -> Tensor:

@@ -53,6 +53,18 @@ static void read_packing(const Json *record, Weights *w) {
     w->matrices = required(record, "matrices", '{');
 }
 
+/* A config.json without `head_size`, or with 0, has heads that share out the width. */
+static void read_heads(const Json *config, Network *n) {
+    const Json *size = member(config, "head_size");
+    n->head_width = size ? whole(size, "head_size", 0, MOST) : 0;
+    if (n->head_width % 2) fail("head_size is odd");
+    if (!n->head_width && n->width % (2 * n->heads))
+        fail("n_heads does not divide d_model into pairs");
+    if (!n->head_width) n->head_width = n->width / n->heads;
+    n->attention = n->heads * n->head_width;
+    if (n->attention > MOST) fail("its heads are larger than the program can hold");
+}
+
 static void read_config(const char *folder, Model *m) {
     Network *n = &m->network;
     int64_t size;
@@ -76,7 +88,7 @@ static void read_config(const char *folder, Model *m) {
     n->novelty = (float)number(c, "novelty_weight", 0, 1e30);
     m->bound = (float)number(c, "halt_threshold", 0, 1);
     m->capacity = number(c, "memory_capacity", 1, 1e18);
-    if (n->width % (2 * n->heads)) fail("n_heads does not divide d_model into pairs");
+    read_heads(c, n);
     if (n->surprise + n->novelty <= 0) fail("surprise_weight and novelty_weight are both 0");
     read_packing(member(c, "quantization_config"), &m->weights);
 }
@@ -97,14 +109,14 @@ static const float *vector(const Weights *w, const char *part, const char *name,
 static Block read_block(const Weights *w, const Network *n, int64_t number) {
     char part[32];
     snprintf(part, sizeof part, "blocks.%d", (int)number);
-    int64_t d = n->width, h = n->hidden;
+    int64_t d = n->width, h = n->hidden, a = n->attention;
     return (Block){
         .norm_attention = vector(w, part, "norm_attention.gain", d),
         .norm_mlp = vector(w, part, "norm_mlp.gain", d),
-        .q = layer(w, part, "attention.q", d, d),
-        .k = layer(w, part, "attention.k", d, d),
-        .v = layer(w, part, "attention.v", d, d),
-        .out = layer(w, part, "attention.out", d, d),
+        .q = layer(w, part, "attention.q", a, d),
+        .k = layer(w, part, "attention.k", a, d),
+        .v = layer(w, part, "attention.v", a, d),
+        .out = layer(w, part, "attention.out", d, a),
         .gate = layer(w, part, "mlp.gate", h, d),
         .up = layer(w, part, "mlp.up", h, d),
         .down = layer(w, part, "mlp.down", d, h),
@@ -141,7 +153,7 @@ static float log_odds(float p) {
 
 /* What follows from sizes alone: decays of the memory, frequencies of the rotary positions. */
 static void derive(Network *n, double capacity) {
-    int64_t half = n->width / n->heads / 2, last = n->channels > 1 ? n->channels - 1 : 1;
+    int64_t half = n->head_width / 2, last = n->channels > 1 ? n->channels - 1 : 1;
     float *decays = allocate(n->channels, sizeof(float));
     float *frequencies = allocate(half, sizeof(float));
     double ratio = fmax(capacity, SHORTEST_HALF_LIFE) / SHORTEST_HALF_LIFE;
@@ -422,7 +434,7 @@ static Text begin_text(const Model *m, const Options *o, int64_t prompt) {
     int64_t most = prompt + o->tokens + THOUGHT_TOKENS + 2;
     Text t = {.model = m, .options = o, .read = best_step(), .random = o->seed};
     t.cache.capacity = most < n->window ? most : n->window;
-    t.cache.keys_values = allocate(n->layers * 2 * n->width * t.cache.capacity, sizeof(float));
+    t.cache.keys_values = allocate(n->layers * 2 * n->attention * t.cache.capacity, sizeof(float));
     t.cache.memory = allocate(4 * n->channels, sizeof(float));
     t.logits = allocate(n->vocab + TILE_ROWS, sizeof(float));
     t.chances = allocate(n->vocab, sizeof(double));
@@ -433,6 +445,17 @@ static void say_speed(const char *did, int64_t count, clock_t from, clock_t to) 
     double seconds = (double)(to - from) / CLOCKS_PER_SEC;
     printf("%s %lld tokens, %.1f tokens/s\n", did, (long long)count,
            seconds > 0 ? (double)count / seconds : 0);
+}
+
+/* The most memory that this process has had, where the system tells it. */
+static void say_memory(void) {
+    FILE *status = fopen("/proc/self/status", "r");
+    char line[256];
+    long long kilobytes;
+    while (status && fgets(line, sizeof line, status))
+        if (sscanf(line, "VmHWM: %lld kB", &kilobytes) == 1)
+            printf("peak memory: %lld kB\n", kilobytes);
+    if (status) fclose(status);
 }
 
 int main(int count, char **given) {
@@ -452,6 +475,7 @@ int main(int count, char **given) {
     if (o.bench) {
         say_speed("read", prompt.count, start, read);
         say_speed("wrote", written, read, clock());
+        say_memory();
     } else {
         putchar('\n');
     }

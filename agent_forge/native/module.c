@@ -153,13 +153,13 @@ static int vector(Opened *o, PyObject *tensors, const char *name, int64_t number
 }
 
 static int block(Opened *o, PyObject *t, int64_t i, Block *b) {
-    int64_t d = o->network.width, h = o->network.hidden;
+    int64_t d = o->network.width, h = o->network.hidden, a = o->network.attention;
     return vector(o, t, "blocks.%d.norm_attention.gain", i, d, &b->norm_attention) &&
            vector(o, t, "blocks.%d.norm_mlp.gain", i, d, &b->norm_mlp) &&
-           matrix(o, t, "blocks.%d.attention.q.weight", i, d, d, &b->q) &&
-           matrix(o, t, "blocks.%d.attention.k.weight", i, d, d, &b->k) &&
-           matrix(o, t, "blocks.%d.attention.v.weight", i, d, d, &b->v) &&
-           matrix(o, t, "blocks.%d.attention.out.weight", i, d, d, &b->out) &&
+           matrix(o, t, "blocks.%d.attention.q.weight", i, a, d, &b->q) &&
+           matrix(o, t, "blocks.%d.attention.k.weight", i, a, d, &b->k) &&
+           matrix(o, t, "blocks.%d.attention.v.weight", i, a, d, &b->v) &&
+           matrix(o, t, "blocks.%d.attention.out.weight", i, d, a, &b->out) &&
            matrix(o, t, "blocks.%d.mlp.gate.weight", i, h, d, &b->gate) &&
            matrix(o, t, "blocks.%d.mlp.up.weight", i, h, d, &b->up) &&
            matrix(o, t, "blocks.%d.mlp.down.weight", i, d, h, &b->down);
@@ -202,7 +202,7 @@ static int all_tensors(Opened *o, PyObject *t) {
     if (!n->blocks) return PyErr_NoMemory() != NULL;
     for (int64_t i = 0; i < n->layers; i++)
         if (!block(o, t, i, n->blocks + i)) return 0;
-    int64_t d = n->width, half = d / n->heads / 2;
+    int64_t d = n->width, half = n->head_width / 2;
     if (!matrix(o, t, "embedding.weight", 0, n->vocab, n->rank, &n->embedding)) return 0;
     if (n->embedding.kind == TERNARY) { /* its inputs are not rounded */
         PyErr_SetString(PyExc_ValueError, "embedding.weight is of floats or nibbles");
@@ -229,11 +229,13 @@ static void release_capsule(PyObject *capsule) { release(PyCapsule_GetPointer(ca
 static int sizes_fit(const Network *n) {
     const int64_t sizes[] = {n->vocab,    n->rank,        n->width,            n->layers,
                              n->heads,    n->hidden,      n->channels,         n->gate_hidden,
-                             n->recursion_hidden, n->window, n->steps, n->micro_steps};
+                             n->recursion_hidden, n->window, n->steps, n->micro_steps,
+                             n->head_width};
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
         if (sizes[i] < 1 || sizes[i] > MOST) return 0;
     float total = n->surprise + n->novelty;
-    return n->width % (2 * n->heads) == 0 && isfinite(total) && total > 0;
+    return n->head_width % 2 == 0 && n->heads * n->head_width <= MOST && isfinite(total) &&
+           total > 0;
 }
 
 static PyObject *open_network(PyObject *self, PyObject *args) {
@@ -242,16 +244,18 @@ static PyObject *open_network(PyObject *self, PyObject *args) {
     Opened *o = calloc(1, sizeof *o);
     if (!o) return PyErr_NoMemory();
     Network *n = &o->network;
-    if (!PyArg_ParseTuple(args, "(LLLLLLLLLLLL)(ff)O!p", &n->vocab, &n->rank, &n->width, &n->layers,
+    if (!PyArg_ParseTuple(args, "(LLLLLLLLLLLLL)(ff)O!p", &n->vocab, &n->rank, &n->width, &n->layers,
                           &n->heads, &n->hidden, &n->channels, &n->gate_hidden,
                           &n->recursion_hidden, &n->window, &n->steps, &n->micro_steps,
-                          &n->surprise, &n->novelty, &PyDict_Type, &tensors, &o->avx2))
+                          &n->head_width, &n->surprise, &n->novelty, &PyDict_Type, &tensors,
+                          &o->avx2))
         goto failed;
     o->avx2 = o->avx2 && has_avx2();
     if (!sizes_fit(n)) {
-        PyErr_Format(PyExc_ValueError, "sizes are from 1 to %d, and heads divide the width", MOST);
+        PyErr_Format(PyExc_ValueError, "sizes are from 1 to %d, and a head has pairs", MOST);
         goto failed;
     }
+    n->attention = n->heads * n->head_width;
     if (!all_tensors(o, tensors)) goto failed;
     if ((capsule = PyCapsule_New(o, NAME, release_capsule))) return capsule;
 failed:
@@ -296,7 +300,7 @@ static PyObject *read_tokens(PyObject *self, PyObject *args) {
     Opened *o = PyCapsule_GetPointer(capsule, NAME);
     if (!o) return NULL;
     const Network *n = &o->network;
-    int64_t row = n->layers * 2 * n->width * 4, steps = -2; /* bytes of one token */
+    int64_t row = n->layers * 2 * n->attention * 4, steps = -2; /* bytes of one token */
     int held = read_views(n, given, views);
     if (held == 4) {
         const int64_t *tokens = views[2].buf, count = views[2].len / 8;

@@ -39,7 +39,8 @@ typedef struct {
 
 typedef struct {
     int64_t vocab, rank, width, layers, heads, hidden, channels, gate_hidden, recursion_hidden;
-    int64_t window, steps, micro_steps;
+    int64_t window, steps, micro_steps, head_width;
+    int64_t attention;       /* the width of all heads together */
     float surprise, novelty; /* weights of the memory */
     Matrix embedding, projection, projection_back;
     Block *blocks;

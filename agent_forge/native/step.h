@@ -31,16 +31,17 @@ static int64_t share_out(const Network *n, const Cache *cache, float *room, Scra
     int64_t used = 0;
     int64_t inner = largest(largest(n->hidden, n->gate_hidden), n->recursion_hidden);
     int64_t longest = largest(largest(inner, 3 * n->width), largest(n->channels, n->rank));
+    longest = largest(longest, n->attention);
     s->x = take(room, &used, n->width);
     s->normed = take(room, &used, n->width);
     s->change = take(room, &used, n->width);
-    s->q = take(room, &used, n->width);
-    s->k = take(room, &used, n->width);
-    s->v = take(room, &used, n->width);
-    s->mixed = take(room, &used, n->width);
+    s->q = take(room, &used, n->attention);
+    s->k = take(room, &used, n->attention);
+    s->v = take(room, &used, n->attention);
+    s->mixed = take(room, &used, n->attention);
     s->scores = take(room, &used, cache->capacity);
-    s->cos = take(room, &used, n->width);
-    s->sin = take(room, &used, n->width);
+    s->cos = take(room, &used, n->head_width);
+    s->sin = take(room, &used, n->head_width);
     s->hidden = take(room, &used, inner);
     s->up = take(room, &used, inner);
     s->read = take(room, &used, n->channels);
@@ -90,7 +91,7 @@ TARGET static void two_layers(const TwoLayers *l, const float *x, Scratch *s, fl
 
 /* Turn the pairs of each head by the angles of the position. */
 TARGET static void rotate(const Network *n, const Scratch *s, float *x) {
-    int64_t half = n->width / n->heads / 2;
+    int64_t half = n->head_width / 2;
     for (int64_t head = 0; head < n->heads; head++) {
         float *first = x + head * 2 * half, *second = first + half;
         for (int64_t i = 0; i < half; i++) {
@@ -138,7 +139,7 @@ TARGET static void mix(const float *scores, const float *values, int64_t count, 
 
 /* Put a token's keys or values where those of its head are. */
 TARGET static void put(const Network *n, const Cache *cache, const float *x, float *rows) {
-    int64_t size = n->width / n->heads, row = cache->position % cache->capacity;
+    int64_t size = n->head_width, row = cache->position % cache->capacity;
     for (int64_t head = 0; head < n->heads; head++)
         memcpy(rows + (head * cache->capacity + row) * size, x + head * size,
                sizeof(float) * (size_t)size);
@@ -146,7 +147,7 @@ TARGET static void put(const Network *n, const Cache *cache, const float *x, flo
 
 TARGET static void attend(const Network *n, const Cache *cache, const float *keys,
                           const float *values, Scratch *s) {
-    int64_t size = n->width / n->heads, capacity = cache->capacity;
+    int64_t size = n->head_width, capacity = cache->capacity;
     int64_t seen = cache->position < capacity ? cache->position + 1 : capacity;
     float scale = 1.0f / sqrtf((float)size);
     for (int64_t head = 0; head < n->heads; head++) {
@@ -160,7 +161,7 @@ TARGET static void attend(const Network *n, const Cache *cache, const float *key
 
 TARGET static void block(const Network *n, const Block *b, const Cache *cache, float *keys,
                          Scratch *s) {
-    float *values = keys + cache->capacity * n->width;
+    float *values = keys + cache->capacity * n->attention;
     norm(s->x, b->norm_attention, n->width, s->normed);
     times(&b->q, s->normed, s, s->q);
     times(&b->k, s->normed, s, s->k);
@@ -242,7 +243,7 @@ TARGET static int64_t decide(const Network *n, float bound, Scratch *s) {
 }
 
 TARGET static void backbone(const Network *n, const Cache *cache, int64_t token, Scratch *s) {
-    int64_t half = n->width / n->heads / 2, layer = 2 * cache->capacity * n->width;
+    int64_t half = n->head_width / 2, layer = 2 * cache->capacity * n->attention;
     for (int64_t i = 0; i < half; i++) {
         float angle = (float)cache->position * n->frequencies[i];
         s->cos[i] = cosf(angle);

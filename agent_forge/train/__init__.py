@@ -4,6 +4,7 @@
 |---|---|
 | config.py | TrainSettings, CorpusSettings, LessonSettings, the schedule of the rate; torch-free |
 | corpus.py | Corpus: generated tasks, datasets and own texts; mixtures, curriculum, unseen items |
+| exchange_rows.py | what is taught about tools and a persona |
 | lessons.py | what is taught about thinking: thoughts, direct answers, pauses |
 | prompt_baking.py | PromptBakingLoss: KL to the prompted self; answers that are sampled for it |
 | bake.py | bake: a copy of a network that behaves as if a prompt stood before |

@@ -8,10 +8,10 @@ from random import Random
 import pytest
 
 from agent_forge.data import exchanges
-from agent_forge.data.exchanges import SLOTS, TOOLS, Card, Exchange
+from agent_forge.data.exchanges import SLOTS, TOOLS, Card, Exchange, tool_questions
 from agent_forge.data.tasks.base import SPLITS
 from agent_forge.infer.tools import Toolbox, builtin_tools
-from agent_forge.phases.phase6_baking.rows import load_persona, tool_questions
+from agent_forge.phases.phase6_baking.persona import load_persona
 
 CARD = Card(load_persona("zoe"), TOOLS)
 

@@ -47,6 +47,8 @@ ODD: dict[str, object] = {
     "trm_hidden": 13,
     "vocab_size": 515,
 }
+PRUNED = {**ODD, "n_heads": 2, "head_size": 14}  # heads that do not fill the width
+WIDE = {"n_heads": 3, "head_size": 30}  # and that are wider together
 STORIES = [make("story", "verdict", number, level=(20, 60)).question for number in range(50)]
 Spoil = Callable[[Path], object]  # what is done to a folder
 SANITIZED = "-O0 -g -fsanitize=address,undefined -fno-sanitize-recover=all"
@@ -167,11 +169,16 @@ def by_torch(model: ForgeNetwork, ids: list[int]) -> Tensor:
         ("ternary", "int4g32", {"sw_window": 9, **ODD}),
         ("ternary_bitnet", "int4g20", {"sw_window": 6}),
         ("int3", "int8", ODD),
+        ("ternary", "int4g32", PRUNED),
+        ("ternary", "int4g32", WIDE),
         ("int4g32", "ternary", {}),
         ("int8", "", {}),
         ("", "", {"sw_window": 6}),
     ],
-    ids=["usual", "odd sizes", "groups", "int3", "ternary embedding", "int8", "fp32"],
+    ids=[
+        *("usual", "odd sizes", "groups", "int3", "pruned", "wide heads"),
+        *("ternary embedding", "int8", "fp32"),
+    ],
 )
 def test_logits_are_those_of_torch(
     program: Program, tmp_path: Path, body: str, embedding: str, changes: Any
@@ -377,6 +384,9 @@ BROKEN: dict[str, Spoil] = {
     "another width": change(CONFIG, entry("d_model", value=128)),
     "no heads": change(CONFIG, entry("n_heads", value=0)),
     "odd heads": change(CONFIG, entry("n_heads", value=3)),
+    "odd head size": change(CONFIG, entry("head_size", value=31)),
+    "larger heads": change(CONFIG, entry("head_size", value=64)),
+    "huge heads": change(CONFIG, entry("head_size", value=2_000_000)),
     "more layers": change(CONFIG, entry("n_layers", value=999)),
     "more tokens": change(CONFIG, entry("vocab_size", value=2_000_000)),
     "fewer tokens": change(CONFIG, entry("vocab_size", value=300)),

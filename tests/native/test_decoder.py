@@ -38,6 +38,8 @@ ODD: dict[str, object] = {
     "trm_hidden": 13,
     "vocab_size": 515,
 }
+PRUNED = {**ODD, "n_heads": 2, "head_size": 14}  # heads that do not fill the width
+WIDE = {"n_heads": 3, "head_size": 30}  # and that are wider together
 
 
 def packed(bits: int, body: str = "ternary", embedding: str = "int4g32", **changes: Any) -> Any:
@@ -91,8 +93,10 @@ def apart(found: Tensor, wanted: Tensor) -> Tensor:
         {"sw_window": 6},
         {"sw_window": 100},
         {"sw_window": 9, **ODD},
+        PRUNED,
+        WIDE,
     ],
-    ids=["grows", "window 1", "window 6", "grows to its window", "odd sizes"],
+    ids=["grows", "window 1", "window 6", "to its window", "odd sizes", "pruned", "wide heads"],
 )
 @pytest.mark.usefixtures("native")
 def test_a_step_is_that_of_torch(
@@ -115,7 +119,7 @@ def test_it_halts_where_torch_does(threshold: float) -> None:
         assert {*found[1]} == {1 if threshold == 0 else 3}
 
 
-@pytest.mark.parametrize("changes", [{}, ODD], ids=["even sizes", "odd sizes"])
+@pytest.mark.parametrize("changes", [{}, ODD, PRUNED], ids=["even sizes", "odd sizes", "pruned"])
 @pytest.mark.usefixtures("native")
 def test_with_rounded_inputs_it_differs_only_between_two_roundings(changes: Any) -> None:
     # Of texts of one token, so that a number that was rounded the other way stays in its own.
@@ -138,7 +142,9 @@ def test_whatever_the_codecs_are(body: str, embedding: str) -> None:
     assert found[1] == wanted[1] and float(apart(found[0], wanted[0]).max()) < 1e-5
 
 
-@pytest.mark.parametrize("changes", [{"sw_window": 6}, {"sw_window": 9, **ODD}])
+@pytest.mark.parametrize(
+    "changes", [{"sw_window": 6}, {"sw_window": 9, **ODD}, {"sw_window": 6, **PRUNED}]
+)
 def test_every_path_gives_the_same_bits(
     native: Any, changes: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

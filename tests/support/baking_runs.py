@@ -15,8 +15,8 @@ from agent_forge.data import exchanges
 from agent_forge.data.exchanges import TOOLS, Card
 from agent_forge.phases.phase6_baking import cycles, phase
 from agent_forge.phases.phase6_baking.cycles import BakingTraining, Right
+from agent_forge.phases.phase6_baking.persona import load_persona
 from agent_forge.phases.phase6_baking.phase import BakingPhase
-from agent_forge.phases.phase6_baking.rows import load_persona
 from agent_forge.phases.training import LatentModel
 from agent_forge.pipeline.config import PipelineConfig, load_config
 from agent_forge.pipeline.orchestrator import PipelineOrchestrator

@@ -3,7 +3,7 @@
 | file | what is in it |
 |---|---|
 | config.py | BakingSettings; torch-free |
-| rows.py | what is taught and asked: exchanges with tools, of the persona, behind prompts |
+| persona.py | the persona of a name or of a file |
 | cycles.py | rounds of tools and persona in turn, kept or taken back |
 | prompted.py | the KL to the prompted model, beside what is known |
 | phase.py | BakingPhase: measure, bake, measure, hand over |
@@ -11,5 +11,6 @@
 | bake_prompt.py | forge bake: any prompt into any causal language model, beside the pipeline |
 | questions.json | what is asked while a prompt is baked, unless other questions are given |
 
-Tools are in infer/tools.py, what is said with them in data/exchanges.py.
+Tools are in infer/tools.py, what is said with them in data/exchanges.py; it is taught by
+train/exchange_rows.py and asked by evals/replies.py.
 """

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -15,39 +12,34 @@ import torch
 
 from agent_forge.contract.phase import PhaseContext
 from agent_forge.data import exchanges
-from agent_forge.data.exchanges import Card, Exchange
+from agent_forge.data.exchanges import Card, Exchange, other_questions, tool_questions
 from agent_forge.data.loader import TokenizedDataset
 from agent_forge.data.tasks import Task
 from agent_forge.errors import DamagedFile
 from agent_forge.evals.comparison import compare_answers
 from agent_forge.evals.model_under_test import EVERY_STEP, ItemScores, measure
+from agent_forge.evals.replies import GREEDY, Asker, Replies
 from agent_forge.evals.thoughts import Thinker
 from agent_forge.infer.generate import SamplingSettings
-from agent_forge.infer.tool_use import ToolReply, asked_prompt, reply_with_tools
-from agent_forge.infer.tools import Toolbox, builtin_tools
 from agent_forge.model.loss import language_loss
 from agent_forge.model.network import ForgeNetwork
 from agent_forge.phases.phase6_baking.config import BakingSettings
 from agent_forge.phases.phase6_baking.prompted import BesideReplay, Samples
-from agent_forge.phases.phase6_baking.rows import (
+from agent_forge.phases.training import LatentModel, train_network
+from agent_forge.quant.layers import rounded_once
+from agent_forge.train.corpus import Corpus
+from agent_forge.train.exchange_rows import (
     CARDS,
     PERSONA,
     TOOLS,
-    other_questions,
     taught_cards,
     taught_persona,
     taught_tools,
-    tool_questions,
 )
-from agent_forge.phases.training import LatentModel, train_network
-from agent_forge.quant.layers import rounded_once
-from agent_forge.store import files
-from agent_forge.train.corpus import Corpus
 from agent_forge.train.lessons import Lessons, unseen_items
 from agent_forge.train.prompt_baking import PromptBakingLoss
 from agent_forge.train.trainer import LossFunction
 
-GREEDY = SamplingSettings(max_new_tokens=64)  # of an answer, or of a call
 SAMPLED = SamplingSettings(max_new_tokens=64, temperature=0.7)
 SAMPLED_EVERY = 50  # steps, if the student's own answers are learned from
 PROMPT_ITEMS = 60  # that forms of the prompt compete on
@@ -70,20 +62,6 @@ class Round:
     taken_back: str  # the reason; empty if it is kept
 
 
-@dataclass(frozen=True)
-class Replies:
-    """A model's replies to exchanges: which are right, and what it called."""
-
-    asked: Sequence[Exchange]
-    right: list[bool]
-    called: list[str]  # the first tool of each; empty if there was none
-    said: list[str]
-
-    def share(self, kind: str = "") -> float:
-        own = [r for e, r in zip(self.asked, self.right, strict=True) if kind in ("", e.kind)]
-        return sum(own) / len(own) if own else 0.0
-
-
 @dataclass
 class BakingTraining:
     """What the model learns from, and what it must not lose."""
@@ -100,36 +78,12 @@ class BakingTraining:
     def ask(
         self, network: ForgeNetwork, asked: Sequence[Exchange], split: str, system: str = ""
     ) -> Replies:
-        """A model's replies, with real tools in a folder of the files that questions are about."""
-        replies = self.replies(network, [own.question for own in asked], split, system)
-        right = [self._is_right(own, reply) for own, reply in zip(asked, replies, strict=True)]
-        called = [r.calls[0].request.get("name", "?") if r.calls else "" for r in replies]
-        return Replies(asked, right, called, [reply.answer for reply in replies])
+        """A model's replies, greedily, with real tools."""
+        return self.asker.ask(network, asked, split, system, GREEDY)
 
-    def replies(
-        self,
-        network: ForgeNetwork,
-        questions: Sequence[str],
-        split: str,
-        system: str = "",
-        sampling: SamplingSettings | None = None,
-    ) -> list[ToolReply]:
-        """What it says and calls, greedily unless said otherwise."""
-        tokenizer, sampling = self.corpus.tokenizer, sampling or GREEDY
-        prompts = [asked_prompt(tokenizer, question, system) for question in questions]
-        with _files() as folder:
-            tools = builtin_tools(folder, lambda: exchanges.moment(split))
-            return reply_with_tools(network, tokenizer, prompts, Toolbox(tools), sampling)
-
-    def _is_right(self, own: Exchange, reply: ToolReply) -> bool:
-        """The answer, and behind it the tool that it has to come from or none."""
-        called = [call.request.get("name") for call in reply.calls]
-        if own.kind in exchanges.SLOTS:
-            tools = self.card.tools
-            said = exchanges.answers_slot(self.card.persona, tools, own.kind, reply.answer)
-            return said and not called
-        wanted = [own.kind] if own.call else []
-        return called == wanted and reply.answer.strip() == own.answer
+    @property
+    def asker(self) -> Asker:
+        return Asker(self.corpus.tokenizer, self.card)
 
     @cached_property
     def choices(self) -> dict[str, list[Exchange]]:
@@ -254,7 +208,7 @@ class BakingTraining:
         network, own = model.trainable(self.ctx.device), c.method == "reverse"
         told = self.corpus.tokenizer.encode_chat([{"role": "system", "content": prompt}])
         questions = self._questions(kind)
-        draw = partial(self.replies, questions=questions, split="train", sampling=SAMPLED)
+        draw = partial(self.asker.replies, questions=questions, split="train", sampling=SAMPLED)
         draw = draw if own else partial(draw, system=prompt)
         samples = Samples(draw, teacher, network, told, own, SAMPLED_EVERY)
         samples.items = self.ctx.once("samples", stage, partial(samples.drawn, teacher))
@@ -345,12 +299,3 @@ def _thought_right(thinker: Thinker, items: Sequence[Task]) -> list[bool]:
 
 def _shares(right: Right) -> dict[str, float]:
     return {name: sum(own) / len(own) for name, own in right.items()}
-
-
-@contextmanager
-def _files() -> Iterator[Path]:
-    """A folder of the files that questions are about."""
-    with tempfile.TemporaryDirectory(prefix="agent_forge_") as place:
-        for name, text in exchanges.asked_files().items():
-            files.write_bytes(Path(place, name), text.encode())
-        yield Path(place)

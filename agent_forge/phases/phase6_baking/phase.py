@@ -16,15 +16,16 @@ from typing import Any
 from agent_forge.contract import phase
 from agent_forge.contract.phase import ModelRef, PhaseContext, PhaseHeadline, PhaseReport, Table
 from agent_forge.data import exchanges, traces
-from agent_forge.data.exchanges import Card, Exchange
+from agent_forge.data.exchanges import Card, Exchange, other_questions, tool_questions
 from agent_forge.data.tasks import Task
 from agent_forge.errors import ConfigError
 from agent_forge.evals.comparison import ACCURACY, Gain, compare_answers
+from agent_forge.evals.replies import Replies
 from agent_forge.evals.thoughts import Thinker
 from agent_forge.model.network import ForgeNetwork
 from agent_forge.phases.phase6_baking.config import BakingSettings
-from agent_forge.phases.phase6_baking.cycles import BakingTraining, Replies, Round
-from agent_forge.phases.phase6_baking.rows import load_persona, other_questions, tool_questions
+from agent_forge.phases.phase6_baking.cycles import BakingTraining, Round
+from agent_forge.phases.phase6_baking.persona import load_persona
 from agent_forge.phases.training import (
     LatentModel,
     Scores,
@@ -200,7 +201,8 @@ def _conversation(training: BakingTraining, model: LatentModel) -> Table:
     """A short conversation, as it went."""
     network = model.opened().to(training.ctx.device)
     rows: Table = [["question", "calls", "answer"]]
-    for question, reply in zip(OPENERS, training.replies(network, OPENERS, "verdict"), strict=True):
+    replies = training.asker.replies(network, OPENERS, "verdict")
+    for question, reply in zip(OPENERS, replies, strict=True):
         calls = "; ".join(f"`{call.call}` -> {call.text}" for call in reply.calls)
         rows.append([question, calls or "-", f"`{reply.answer}`"])
     return rows

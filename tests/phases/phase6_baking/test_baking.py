@@ -16,7 +16,7 @@ from agent_forge.errors import ConfigError, DamagedFile
 from agent_forge.model.opened import open_model
 from agent_forge.phases.phase6_baking import cycles
 from agent_forge.phases.phase6_baking.cycles import BakingTraining
-from agent_forge.phases.phase6_baking.rows import load_persona
+from agent_forge.phases.phase6_baking.persona import load_persona
 from agent_forge.store.records import read_metadata
 from tests.support.baking_runs import KL, PHASE, as_if_learning, config, made, run
 from tests.support.toy_runs import exit_code, folder, forked, metrics

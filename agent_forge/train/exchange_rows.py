@@ -1,59 +1,19 @@
-"""What Phase 6 teaches and asks: exchanges with tools, of the persona, and behind prompts."""
+"""What is taught about tools and a persona: exchanges as token rows, with or without a prompt."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from random import Random
 
-from agent_forge.config.load import read_one, validate
 from agent_forge.data import exchanges
-from agent_forge.data.exchanges import Card, Exchange, Persona
+from agent_forge.data.exchanges import Card, Exchange
 from agent_forge.data.loader import TokenizedDataset, TokenizedItem
 from agent_forge.data.tokenizer import END_OF_CALL, END_OF_TURN, SPECIAL, TOOL_CALL, Tokenizer
-from agent_forge.errors import ConfigError
 from agent_forge.infer.tool_use import asked_prompt, result_ids
 
-PERSONAS = Path(__file__).with_name("personas")
 TOOLS, PERSONA, CARDS = "tools", "persona", "cards"
 REFUSED_SHARE, TALK_SHARE = 0.2, 0.1  # of the rows of tools
 UNPROMPTED = 0.1  # of what is behind a prompt: a tool that the prompt does not name
-
-
-def load_persona(text: str) -> Persona:
-    """The persona of this name, or of a YAML file."""
-    shipped = sorted(path.stem for path in PERSONAS.glob("*.yaml"))
-    path = PERSONAS / f"{text}.yaml" if text in shipped else Path(text)
-    try:
-        there = path.is_file()
-    except (OSError, ValueError):  # no name of a file
-        there = False
-    if not there:
-        text = text[:100]
-        hint = f"one of {', '.join(shipped)}, or a YAML file"
-        raise ConfigError(f"persona: there is no {text}", hint=hint)
-    return validate(Persona, read_one(path), f"persona {text}")
-
-
-def tool_questions(card: Card, split: str, count: int, seed: int = 0) -> list[Exchange]:
-    """So many questions for the tools of a card, the tools in turn; each once, as far as the
-    split has others."""
-    rng, found = Random(f"{split}/{seed}"), dict[str, Exchange]()
-    for number in range(20 * count):
-        own = exchanges.tool_exchange(card.tools[number % len(card.tools)], split, rng)
-        found.setdefault(own.question, own)
-        if len(found) == count:
-            break
-    return list(found.values())
-
-
-def other_questions(
-    make: Callable[[str, Random], Exchange], split: str, count: int
-) -> list[Exchange]:
-    """So many questions of another kind; each once, as far as there are others."""
-    rng = Random(split)
-    made = (make(split, rng) for _ in range(20 * count))
-    return list({own.question: own for own in made}.values())[:count]
 
 
 def taught_tools(tokenizer: Tokenizer, card: Card, count: int, seed: int) -> TokenizedDataset:

@@ -8,8 +8,10 @@
 | phase4_bitnet/ | ternary weights that keep what it knows |
 | phase5_forge/ | larger tasks than it was taught, at the edge of its ability and beyond |
 | phase6_baking/ | tools and a persona inside the weights |
+| phase8_final_compression/ | one file, as small as what it can do allows |
 | phases.json | a line on each phase; the rules of every handoff |
 | toy.py, toy_config.py | the smallest phase: shows how one is written |
+| skills.py | what a model has learned: to be taught on, asked and compared while it gets smaller |
 | training.py | what training phases share: train, measure, compare, sample, save |
 """
 
@@ -33,6 +35,9 @@ IMPLEMENTED = {
     "bitnet": "agent_forge.phases.phase4_bitnet.phase:BitNetPhase",
     "forge": "agent_forge.phases.phase5_forge.phase:ForgePhase",
     "baking": "agent_forge.phases.phase6_baking.phase:BakingPhase",
+    "final_compression": (
+        "agent_forge.phases.phase8_final_compression.phase:FinalCompressionPhase"
+    ),
 }
 _TABLES: dict[str, Any] = json.loads(Path(__file__).with_name("phases.json").read_text())
 SUMMARY: dict[str, str] = _TABLES["summary"]

@@ -140,9 +140,10 @@ def save_network(
     metrics: Mapping[str, Any],
     card: str = "",
     packed: PackedState | None = None,
+    beside: Mapping[str, bytes] | None = None,
 ) -> ModelRef:
     """Save a network with samples of its text, once its file scores what the network does; if it
-    was packed, as that."""
+    was packed, as that. Other files may lie beside it."""
     model.requires_grad_(True)
     samples = sample_texts(model, corpus)
     items = [item for found in corpus.verdict.values() for item in found[:CONFIRMED]]
@@ -154,6 +155,7 @@ def save_network(
         config=_config(model, packed),
         metrics=metrics,
         tokenizer_files=corpus.tokenizer.files(),
+        beside=beside,
         card_text=card,
         parameters=sum(tensor.numel() for tensor in model.state_dict().values()),
         check=lambda path: confirm(path, lambda m: measure(m.model, items).loss, recorded),

@@ -8,7 +8,8 @@ is read.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -24,6 +25,7 @@ KEY = "quantization_config"  # of config.json, where transformers has its own
 METHOD_KEY, METHOD = "packed_by", "agent_forge"
 VERSION = 1
 CODES, SCALES = ".codes", ".scales"
+NUMBER = re.compile(r"\.\d+(?=\.)")
 MOST_WEIGHTS = 1 << 40  # of one matrix
 
 
@@ -64,6 +66,19 @@ class PackedMatrix:
     def to_json(self) -> dict[str, Any]:
         record = {"codec": self.codec.name, "shape": list(self.shape)}
         return {**record, "turned": True} if self.turned else record
+
+
+def kind_of(name: str) -> str:
+    """The kind of a matrix: its name without the number of its layer."""
+    return NUMBER.sub("", name).removesuffix(".weight")
+
+
+def kinds_of(matrices: Iterable[str]) -> dict[str, list[str]]:
+    """The names of matrices by their kind."""
+    kinds: dict[str, list[str]] = {}
+    for name in matrices:
+        kinds.setdefault(kind_of(name), []).append(name)
+    return kinds
 
 
 @dataclass(frozen=True)

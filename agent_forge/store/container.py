@@ -12,7 +12,7 @@ import json
 import lzma
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from agent_forge.errors import DamagedFile, HostileInput
 from agent_forge.store import files
@@ -28,18 +28,23 @@ MOST_INDEX = 1 << 20
 MOST_GROWTH, ALWAYS_ALLOWED = 1000, 16 << 20
 
 
-def write_container(out: Path, contents: Mapping[str, bytes]) -> dict[str, int]:
-    """Write files into one; returns the bytes that each takes there."""
+class Container(NamedTuple):
+    """The bytes of a container, and how many of them each file takes; the rest is under ""."""
+
+    content: bytes
+    sizes: dict[str, int]
+
+
+def container_of(contents: Mapping[str, bytes]) -> Container:
+    """Files in one."""
     stored = {name: _compressed(content) for name, content in contents.items()}
     entries = [[name, len(contents[name]), len(data)] for name, data in stored.items()]
     index = _compressed(json.dumps(entries).encode())
     head = MAGIC + len(index).to_bytes(LENGTH, "little") + index
     body = b"".join((head, *stored.values()))
-    with files.writing(out) as writer:
-        writer.write(body)
-        writer.write(hashlib.sha256(body).digest())
     sizes = {name: len(data) for name, data in stored.items()}
-    return {**sizes, "": len(head) + CHECKSUM}
+    content = body + hashlib.sha256(body).digest()
+    return Container(content, {**sizes, "": len(head) + CHECKSUM})
 
 
 def read_container(path: Path) -> dict[str, bytes]:

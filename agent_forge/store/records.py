@@ -9,6 +9,7 @@ from agent_forge.errors import DamagedFile
 from agent_forge.store import files
 
 BAKING = "baking.json"  # how forge bake made a model
+LEARNED = "learned.json"  # what a model in one file can
 Status = Literal["running", "completed", "failed", "paused"]
 STEP_1 = Path(__file__).with_name("schema_1.sql").read_text(encoding="utf-8")
 MIGRATIONS = (tuple(STEP_1.strip().split(";\n")),)  # the registry's schema in numbered steps
@@ -105,11 +106,13 @@ def read_metadata(path: Path) -> ModelMetadata:
 
 
 def learned_record(folder: Path) -> dict[str, Any]:
-    """What the record of a model says of it: of one that a phase made, or that forge bake did."""
+    """What the record of a model says of it: of one that a phase made, that forge bake did, or that
+    was in one file."""
     if (folder / "metadata.json").is_file():
         return read_metadata(folder).model_dump()
-    if not (folder / BAKING).is_file():
+    place = next((folder / name for name in (BAKING, LEARNED) if (folder / name).is_file()), None)
+    if place is None:
         return {}
-    record = files.read_json(folder / BAKING)
+    record = files.read_json(place)
     learned = record.get("learned", {}) if isinstance(record, dict) else {}
     return learned if isinstance(learned, dict) else {}

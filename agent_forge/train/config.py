@@ -109,6 +109,18 @@ class LessonSettings(CorpusSettings):
         return in_order(self.levels)
 
 
+class SkillSettings(CorpusSettings):
+    """What a model is taught on while it gets smaller, and asked before that is kept."""
+
+    exchanges_share: Share = setting(0.4, "of the tokens, that are exchanges, if it has tools")
+    persona_share: Share = setting(0.3, "of these, that are about its persona")
+    thoughts_share: Share = setting(0.4, "of the others, that are thoughts, if it learned to think")
+    examples: Count = setting(6_000, "thoughts to learn from, and exchanges of each kind")
+    choice_items: Count = setting(240, "tool questions for choices")
+    tool_items: Count = setting(1000, "unseen tool questions of the verdict")
+    thought_items: Count = setting(200, "unseen items of each family that it thinks about")
+
+
 def in_order(levels: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, int]]:
     return {n: (levels[n][0], levels[n][1]) for n in tasks.FAMILIES if n in levels}
 

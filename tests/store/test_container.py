@@ -11,7 +11,7 @@ import pytest
 
 from agent_forge.errors import DamagedFile, ForgeError, HostileInput
 from agent_forge.store import container, files
-from agent_forge.store.container import read_container, unpacked, write_container
+from agent_forge.store.container import container_of, read_container, unpacked
 from agent_forge.store.paths import USER_FOLDER
 
 CONTENTS = {
@@ -29,7 +29,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def packed(tmp_path: Path) -> Path:
-    write_container(tmp_path / "m.forge", CONTENTS)
+    (tmp_path / "m.forge").write_bytes(container_of(CONTENTS).content)
     return tmp_path / "m.forge"
 
 
@@ -41,10 +41,10 @@ def signed(path: Path, index: object, payload: bytes = b"") -> Path:
     return path
 
 
-def test_what_goes_in_comes_out(tmp_path: Path) -> None:
-    sizes = write_container(tmp_path / "m.forge", CONTENTS)
-    assert read_container(tmp_path / "m.forge") == CONTENTS
-    assert sum(sizes.values()) == (tmp_path / "m.forge").stat().st_size
+def test_what_goes_in_comes_out(packed: Path) -> None:
+    content, sizes = container_of(CONTENTS)
+    assert read_container(packed) == CONTENTS and content == packed.read_bytes()
+    assert sum(sizes.values()) == len(content)
     assert sizes["model.safetensors"] < 5020 and sizes["config.json"] < 100
 
 
@@ -109,8 +109,7 @@ def test_a_file_grows_no_larger_than_it_says(tmp_path: Path) -> None:
 
 def test_random_changes_behind_a_right_checksum_end_in_a_named_error(tmp_path: Path) -> None:
     rng, path, refused = random.Random(1), tmp_path / "x.forge", 0
-    write_container(path, CONTENTS)
-    whole = path.read_bytes()[: -container.CHECKSUM]
+    whole = container_of(CONTENTS).content[: -container.CHECKSUM]
     for _ in range(300):
         body = bytearray(whole)
         for _ in range(rng.randrange(1, 6)):

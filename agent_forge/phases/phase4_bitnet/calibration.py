@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,11 +16,10 @@ from agent_forge.data.loader import TokenizedItem
 from agent_forge.errors import ConfigError
 from agent_forge.evals.model_under_test import EVERY_STEP, measure
 from agent_forge.model.network import ForgeNetwork
-from agent_forge.quant.packed import PackedMatrix, Packing
+from agent_forge.quant.packed import Packing, kind_of, kinds_of
 from agent_forge.train.corpus import Corpus
 
 TASKS = "tasks"
-NUMBER = re.compile(r"\.\d+(?=\.)")
 OUTLIERS = 20.0  # times its mean size that the largest input has: few steps are left for the rest
 
 
@@ -38,18 +35,6 @@ class Sensitivity:
     @property
     def flagged(self) -> bool:
         return self.outliers > OUTLIERS
-
-
-def kind_of(name: str) -> str:
-    """The kind of a matrix: its name without the number of its layer."""
-    return NUMBER.sub("", name).removesuffix(".weight")
-
-
-def by_kind(matrices: Mapping[str, PackedMatrix]) -> dict[str, list[str]]:
-    kinds: dict[str, list[str]] = defaultdict(list)
-    for name in matrices:
-        kinds[kind_of(name)].append(name)
-    return kinds
 
 
 def calibration_items(corpus: Corpus, dataset: str, samples: int) -> list[TokenizedItem]:
@@ -71,7 +56,7 @@ def sensitivities(
     largest = _input_outliers(model, packing, items)
     whole = measure(model, items, threshold=EVERY_STEP).nats_per_token
     found = []
-    for kind, names in by_kind(packing.matrices).items():
+    for kind, names in kinds_of(packing.matrices).items():
         layers = {name: model.get_parameter(name) for name in names}
         before = {name: weight.detach().clone() for name, weight in layers.items()}
         for name, weight in layers.items():

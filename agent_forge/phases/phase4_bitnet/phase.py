@@ -43,7 +43,6 @@ from agent_forge.phases.phase4_bitnet.calibration import (
     TASKS,
     Sensitivity,
     calibration_items,
-    kind_of,
     sensitivities,
 )
 from agent_forge.phases.phase4_bitnet.config import TARGETS, BitNetSettings
@@ -62,7 +61,7 @@ from agent_forge.phases.training import (
     save_handed_over,
 )
 from agent_forge.quant.layers import plan_packing
-from agent_forge.quant.packed import CODES, SCALES, PackedState, Packing
+from agent_forge.quant.packed import CODES, SCALES, PackedState, Packing, kind_of
 from agent_forge.store.paths import model_id_for
 from agent_forge.train.corpus import build_corpus, validate_corpus
 from agent_forge.train.lessons import Lessons, lessons_of_record, spread, unseen_items

@@ -13,11 +13,11 @@ from agent_forge.contract.phase import PhaseContext
 from agent_forge.evals.model_under_test import EVERY_STEP, measure
 from agent_forge.evals.thoughts import Thinker
 from agent_forge.model.network import ForgeNetwork
-from agent_forge.phases.phase4_bitnet.calibration import Sensitivity, by_kind
+from agent_forge.phases.phase4_bitnet.calibration import Sensitivity
 from agent_forge.phases.phase4_bitnet.config import LADDERS, BitNetSettings
 from agent_forge.phases.training import LatentModel, train_network
 from agent_forge.quant.codecs import find_codec
-from agent_forge.quant.packed import Packing
+from agent_forge.quant.packed import Packing, kinds_of
 from agent_forge.train.corpus import Corpus
 from agent_forge.train.fit import DistillationLoss
 from agent_forge.train.lessons import Lessons, unseen_items
@@ -40,7 +40,7 @@ class RoundedTraining:
     def train(self, packing: Packing, costs: Sequence[Sensitivity]) -> LatentModel:
         """Round in the stages of the ladder and train on, then put back what costs too much."""
         c, ladder = self.settings, LADDERS[self.settings.ladder]
-        kinds, order = by_kind(packing.matrices), [cost.kind for cost in costs]
+        kinds, order = kinds_of(packing.matrices), [cost.kind for cost in costs]
         model = LatentModel(self.parent.settings, self.parent.state_dict(), packing)
         for stage in range(1, ladder.stages + 1):
             now = order[: math.ceil(stage * len(order) / ladder.stages)]

@@ -19,7 +19,7 @@ from agent_forge.errors import ConfigError
 from agent_forge.evals.model_under_test import EVERY_STEP, ItemScores, measure
 from agent_forge.model.network import ForgeNetwork
 from agent_forge.model.opened import open_model
-from agent_forge.phases.phase4_bitnet.calibration import Sensitivity, kind_of, sensitivities
+from agent_forge.phases.phase4_bitnet.calibration import Sensitivity, sensitivities
 from agent_forge.phases.phase4_bitnet.phase import Measured, _quality
 from agent_forge.phases.phase4_bitnet.rounding import RoundedTraining
 from agent_forge.phases.training import LatentModel

@@ -39,7 +39,11 @@ STUDIES = {  # preset, and what is set
     "small": ("small", ()),
     "addition": (
         "tiny",
-        ("phases.quietstar.levels={addition: [10, 14]}", "phases.quietstar.strategies=[step]"),
+        (
+            "phases.quietstar.levels={addition: [10, 14]}",
+            "phases.quietstar.strategies=[step]",
+            "phases.quietstar.turns={}",
+        ),
     ),
 }
 

@@ -14,6 +14,7 @@ when it is loaded, so help and listings answer at once.
 | merge | merge: one merge |
 | quantize | quantize: a model in few bits |
 | bake | bake: a prompt becomes a part of a model |
+| edge | edge: a model made smaller for a device |
 | evaluate | eval, compare: what models can do |
 | generate | generate, chat: what a model says |
 | data | data ls, fetch, verify, show: datasets |
@@ -43,6 +44,7 @@ from agent_forge.cli import (
     bake,
     data,
     doctor,
+    edge,
     evaluate,
     evo,
     generate,
@@ -61,7 +63,8 @@ Command = Callable[..., None]
 COMMANDS: list[Command] = [run.run, run.resume, run.stop, status.status, status.logs, run.phases]
 COMMANDS += [status.export, push.push, merge.merge, generate.generate, generate.chat, evaluate.eval]
 COMMANDS += [evaluate.compare, run.init, run.validate, runs.ls, runs.show, runs.models]
-COMMANDS += [quantize.quantize, bake.bake, runs.clean, runs.vacuum, doctor.doctor]
+COMMANDS += [quantize.quantize, bake.bake, edge.edge, runs.clean, runs.vacuum]
+COMMANDS += [doctor.doctor]
 OPTIONS: dict[str, dict[str, dict[str, Any]]]
 OPTIONS = json.loads(Path(__file__).with_name("options.json").read_text(encoding="utf-8"))
 # A path that was given is none, whatever the disk is like.

@@ -20,6 +20,9 @@ from agent_forge.store import files, lock
 from agent_forge.track.progress import MODES, make_progress
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from agent_forge.contract.phase import ModelRef
     from agent_forge.pipeline.config import PipelineConfig
 
 PLANNED = ("steps", "parameters", "size_class", "disk_bytes", "memory_bytes", "notes")
@@ -148,7 +151,7 @@ def _start(progress: str, config: PipelineConfig, as_json: bool, **options: Any)
     root = Path(config.storage.root)
     _report(root, outcome, as_json)
     if progress != "json":
-        _advise(root, outcome)
+        advise(root, outcome)
     if outcome["exit_code"]:
         raise typer.Exit(outcome["exit_code"])
 
@@ -159,6 +162,7 @@ def conduct(
     *,
     only: str | None = None,
     start: str | None = None,
+    foreign: Sequence[ModelRef] = (),
     **session: Any,  # session_id, resume, sets
 ) -> dict[str, Any]:
     """Run the pipeline with a display. What is left at once can go on if it has a session."""
@@ -168,7 +172,8 @@ def conduct(
 
         orchestrator = PipelineOrchestrator(config=config, **session)
         with make_progress(progress) as display:
-            return orchestrator.run(only=only, start=start, listeners=[display])
+            how: dict[str, Any] = {"input_models": foreign, "foreign": True} if foreign else {}
+            return orchestrator.run(only=only, start=start, listeners=[display], **how)
     except KeyboardInterrupt:
         name = orchestrator.session_id if orchestrator else session.get("session_id")
         if not name or not _record(Path(config.storage.root), name).is_file():
@@ -208,7 +213,7 @@ def _report(root: Path, outcome: dict[str, Any], as_json: bool) -> None:
     emit_json(**{k: outcome[k] for k in kept if k in outcome}, phases=rows)
 
 
-def _advise(root: Path, outcome: dict[str, Any]) -> None:
+def advise(root: Path, outcome: dict[str, Any]) -> None:
     """Print the last lines, on stderr: how it ended and the next command."""
     session, lines = named(root, outcome["session_id"]), []
     if outcome["success"]:

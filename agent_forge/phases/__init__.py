@@ -8,6 +8,7 @@
 | phase4_bitnet/ | ternary weights that keep what it knows |
 | phase5_forge/ | larger tasks than it was taught, at the edge of its ability and beyond |
 | phase6_baking/ | tools and a persona inside the weights |
+| phase7_edge/ | fewer channels, heads and layers, for a device |
 | phase8_final_compression/ | one file, as small as what it can do allows |
 | phases.json | a line on each phase; the rules of every handoff |
 | toy.py, toy_config.py | the smallest phase: shows how one is written |
@@ -35,6 +36,7 @@ IMPLEMENTED = {
     "bitnet": "agent_forge.phases.phase4_bitnet.phase:BitNetPhase",
     "forge": "agent_forge.phases.phase5_forge.phase:ForgePhase",
     "baking": "agent_forge.phases.phase6_baking.phase:BakingPhase",
+    "edge": "agent_forge.phases.phase7_edge.phase:EdgePhase",
     "final_compression": (
         "agent_forge.phases.phase8_final_compression.phase:FinalCompressionPhase"
     ),

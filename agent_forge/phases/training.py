@@ -152,7 +152,7 @@ def save_network(
         name,
         packed.tensors if packed else model,
         {**metadata, "samples": samples},
-        config=_config(model, packed),
+        config=network_config(model, packed),
         metrics=metrics,
         tokenizer_files=corpus.tokenizer.files(),
         beside=beside,
@@ -191,7 +191,8 @@ def learned_before(record: Mapping[str, Any]) -> dict[str, Any]:
     return {key: record[key] for key in LEARNED if key in record}
 
 
-def _config(model: ForgeNetwork, packed: PackedState | None = None) -> dict[str, Any]:
+def network_config(model: ForgeNetwork, packed: PackedState | None = None) -> dict[str, Any]:
+    """The config.json of a saved network."""
     config = config_dict(model.settings)
     return {**config, KEY: packed.packing.to_json()} if packed else config
 
@@ -199,7 +200,7 @@ def _config(model: ForgeNetwork, packed: PackedState | None = None) -> dict[str,
 def network_bytes(model: ForgeNetwork, packed: PackedState | None = None) -> int:
     """The size of a saved network: its weights and its config."""
     tensors = packed.tensors if packed else model.state_dict()
-    return stored_bytes(tensors, METADATA) + len(to_json(_config(model, packed)))
+    return stored_bytes(tensors, METADATA) + len(to_json(network_config(model, packed)))
 
 
 def sample_texts(model: ForgeNetwork, corpus: Corpus) -> list[dict[str, str]]:

@@ -15,6 +15,7 @@ from agent_forge.phases.phase3_quietstar.config import QuietStarSettings
 from agent_forge.phases.phase4_bitnet.config import BitNetSettings
 from agent_forge.phases.phase5_forge.config import ForgeSettings
 from agent_forge.phases.phase6_baking.config import BakingSettings
+from agent_forge.phases.phase7_edge.config import EdgeSettings
 from agent_forge.phases.phase8_final_compression.config import FinalCompressionSettings
 from agent_forge.phases.toy_config import ToySettings
 
@@ -29,7 +30,7 @@ class PhaseConfigs(shared.Settings):
     bitnet: BitNetSettings = BitNetSettings()
     forge: ForgeSettings = ForgeSettings()
     baking: BakingSettings = BakingSettings()
-    edge: shared.PhaseSettings = shared.PhaseSettings()
+    edge: EdgeSettings = EdgeSettings()
     final_compression: FinalCompressionSettings = FinalCompressionSettings()
 
 

@@ -31,6 +31,7 @@ from tests.support import (
     baking_runs,
     bitnet_runs,
     cognate_settings,
+    edge_runs,
     evomerge_settings,
     forge_runs,
     quietstar_runs,
@@ -267,6 +268,7 @@ CHECKS: dict[str, tuple[Check, str, str]] = {
     "model.t_max": (logits, "1", "3"),
     "model.micro_steps": (logits, "1", "2"),
     "model.n_heads": (logits, "2", "4"),
+    "model.head_size": (parameters, "0", "8"),
     "model.supervised_share": (loss, "0.2", "0.8"),
     "model.gate_entropy_weight": (loss, "0.001", "0.1"),
     "model.halt_margin": (loss, "0.0", "10"),
@@ -283,12 +285,13 @@ CHECKS: dict[str, tuple[Check, str, str]] = {
     **bitnet_runs.CHECKS,
     **forge_runs.CHECKS,
     **baking_runs.CHECKS,
+    **edge_runs.CHECKS,
     **{f"phases.{name}.enabled": (chosen, "true", "false") for name in ORDER},
     **{f"phases.{name}.gate_policy": (verdict, "fail", "warn") for name in GATED},
     **{f"phases.{name}.gates": (verdict, "{}", loose(gate)) for name, gate in GATED.items()},
 }
 # The phases do not exist yet.
-LATER = {f"phases.{name}.checkpoint_every_steps" for name in ORDER[7:]}
+LATER = {f"phases.{name}.checkpoint_every_steps" for name in ORDER[8:]}
 # Refused where they could change nothing: see below.
 REFUSED = {f"phases.{name}.{key}" for name in set(ORDER) - set(GATED) for key in GATE_KEYS}
 REFUSED.add("phases.evomerge.checkpoint_every_steps")
@@ -299,7 +302,7 @@ def test_every_setting_has_a_check() -> None:
 
 
 TRAINS = {*cognate_settings.CHECKS, *evomerge_settings.CHECKS, *quietstar_runs.CHECKS}
-TRAINS |= {*bitnet_runs.CHECKS, *forge_runs.CHECKS, *baking_runs.CHECKS}
+TRAINS |= {*bitnet_runs.CHECKS, *forge_runs.CHECKS, *baking_runs.CHECKS, *edge_runs.CHECKS}
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,11 @@ PHASE = "phases.forge"
 TRAIN = f"{PHASE}.train"
 SHAPE = quietstar_runs.SHAPE[:-1]
 LEVELS = {"tot4": [4, 6], "swap4": [2, 4]}
+ZOE = {"name": "Zoe", "mood": "happy", "likes": ["music", "chess"], "home": "Paris"}
+BAKED = {
+    **{"tool_success_rate": 0.9, "persona_consistency": 0.9, "tools": ["calc", "clock"]},
+    "persona": {**ZOE, "saying": "onward", "animal": "cat"},
+}
 FEW = (
     *(f"{PHASE}.steps=7", f"{PHASE}.round_steps=5", f"{PHASE}.examples=30", f"{PHASE}.rows=2"),
     *(f"{PHASE}.row_tokens=160", f"{PHASE}.items_per_family=12", f"{PHASE}.evaluation_items=6"),
@@ -63,6 +68,7 @@ def ternary_model(root: Path, *, thinks: bool = True, phase: str = "bitnet") -> 
     storage, shape = ModelStorage(root), config_dict(network.settings)
     said: dict[str, Any] = {"compression_ratio": 12.0, "accuracy_retention": 0.97}
     said |= {"final_loss": 0.5, "final_accuracy": 0.7} if phase == "forge" else {}
+    said |= BAKED if phase == "baking" else {}
     if thinks:
         said |= {"strategies": {"step": 0.9}, "levels": LEVELS}
     saved = {"tokenizer_files": tokenizer.files()}

@@ -38,6 +38,10 @@ SURFACE = {
         ),
         *("--rate", "--seed", "--steps", "--strength", "model", "out"),
     ],
+    "edge": [
+        *("--dry-run", "--json", "--preset", "--seed", "--set", "--steps", "--storage"),
+        *("--target", "model", "out"),
+    ],
     "push": ["--dry-run", "--json", "--private", "--revision", "repo", "source"],
     "evo": [
         *("--base", "--base-models", "--config", "--data", "--device", "--dry-run", "--gens"),

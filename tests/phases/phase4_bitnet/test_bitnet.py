@@ -24,6 +24,7 @@ from agent_forge.phases.phase4_bitnet.phase import Measured, _quality
 from agent_forge.phases.phase4_bitnet.rounding import RoundedTraining
 from agent_forge.phases.training import LatentModel
 from agent_forge.quant.layers import plan_packing
+from agent_forge.quant.packed import kind_of
 from agent_forge.store.records import read_metadata
 from agent_forge.train.corpus import build_corpus
 from tests.support.bitnet_runs import PHASE, config, made, run

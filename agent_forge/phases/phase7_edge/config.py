@@ -1,0 +1,77 @@
+"""Settings of Phase 7, and what devices allow for. Torch-free."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+from pydantic import model_validator
+
+from agent_forge.config.settings import PhaseSettings
+from agent_forge.optim.config import MuGrokConfig
+from agent_forge.search.settings import Count, Share, SomeShare, setting
+from agent_forge.train.config import CorpusSettings, TrainSettings
+
+OPTIMIZER = MuGrokConfig.through_rounding(2e-3, 1e-3)
+Device = Literal["laptop", "phone", "pi", "server"]
+Kind = Literal["channels", "heads", "layers"]
+
+
+class Target(NamedTuple):
+    """What a device allows for. Whatever needs a clock is judged by what is measured here."""
+
+    size_mb: float  # of all files that it takes to run
+    share: float  # of the bytes that came in
+    latency_ms: float  # a token
+    tokens_per_s: float
+    memory_mb: float  # of the process, at its peak
+
+
+TARGETS: dict[Device, Target] = {
+    "server": Target(100.0, 1.0, 10.0, 100.0, 4000.0),
+    "laptop": Target(50.0, 0.95, 20.0, 50.0, 1000.0),
+    "phone": Target(20.0, 0.9, 50.0, 20.0, 500.0),
+    "pi": Target(10.0, 0.8, 100.0, 10.0, 200.0),
+}
+
+
+class EdgeSettings(PhaseSettings, CorpusSettings):
+    """What Phase 7 can be told."""
+
+    target: Device = setting("phone", "the device that it is for; the next five replace its limits")
+    size_mb: float = setting(0.0, "of all files that it takes to run; 0: the device's", ge=0)
+    share: float = setting(
+        0.0, "of the bytes that come in, that may be left; 0: the device's", ge=0, le=1
+    )
+    latency_ms: float = setting(0.0, "of a token, as measured here; 0: the device's", ge=0)
+    tokens_per_s: float = setting(0.0, "at least, as measured here; 0: the device's", ge=0)
+    memory_mb: float = setting(0.0, "of the process, at its peak; 0: the device's", ge=0)
+    kinds: list[Kind] = setting(["channels", "heads", "layers"], "what may be cut")
+    channel_share: SomeShare = setting(0.125, "of the channels between, that a cut takes away")
+    cuts: Count = setting(6, "at most")
+    cut_steps: Count = setting(200, "training steps after each")
+    parent_share: Share = setting(0.5, "of the loss, that is the divergence from the input")
+    exchanges_share: Share = setting(0.4, "of the tokens, that are exchanges, if it has tools")
+    persona_share: Share = setting(0.3, "of these, that are about its persona")
+    thoughts_share: Share = setting(0.4, "of the others, that are thoughts, if it learned to think")
+    examples: Count = setting(6_000, "thoughts to learn from, and exchanges of each kind")
+    train: TrainSettings = setting(
+        TrainSettings(optimizer=OPTIMIZER, warmup_steps=5, warmdown_share=0.8),
+        "training after every cut",
+    )
+    calibration_items: Count = setting(240, "items that tell what matters")
+    choice_items: Count = setting(240, "tool questions that cuts are kept or taken back by")
+    tool_items: Count = setting(1000, "unseen tool questions of the verdict")
+    thought_items: Count = setting(200, "unseen items of each family that it thinks about")
+    least_retention: SomeShare = setting(0.9, "of the input's accuracy, that every cut must keep")
+
+    @model_validator(mode="after")
+    def _something_may_be_cut(self) -> EdgeSettings:
+        if not self.kinds or len(set(self.kinds)) != len(self.kinds):
+            raise ValueError("kinds: at least one, and each once")
+        return self
+
+    @property
+    def limits(self) -> Target:
+        """The device's limits, replaced where the settings have others."""
+        own = TARGETS[self.target]._asdict()
+        return Target(**{name: getattr(self, name) or value for name, value in own.items()})

@@ -93,8 +93,12 @@ def test_a_dry_run_says_all_and_does_nothing(forge: Forge, tmp_path: Path) -> No
 
 
 def test_what_does_not_exist_yet_is_said(forge: Forge) -> None:
-    result = forge("run --only edge")
-    assert result.code == 2 and "does not have edge" in result.err and "--preset toy" in result.err
+    result = forge("run --only final_compression")
+    assert (
+        result.code == 2
+        and "does not have final_compression" in result.err
+        and "--preset toy" in result.err
+    )
     result = forge("resume nothing")
     assert result.code == 2 and "no session 'nothing'" in result.err
 
@@ -132,7 +136,16 @@ def test_phases_are_listed(forge: Forge) -> None:
     rows = forge("phases --json").document["phases"]
     assert [row["number"] for row in rows] == list(range(9))
     available = [row["phase"] for row in rows if row["available"]]
-    assert available == ["toy", "cognate", "evomerge", "quietstar", "bitnet", "forge", "baking"]
+    assert available == [
+        "toy",
+        "cognate",
+        "evomerge",
+        "quietstar",
+        "bitnet",
+        "forge",
+        "baking",
+        "edge",
+    ]
 
 
 @pytest.mark.slow

@@ -130,7 +130,7 @@ def test_every_metric_name_in_the_code_is_in_the_table() -> None:
     """Names are written as literals; what is logged at run time is checked when it is logged."""
     package = Path(__file__).parents[2] / "agent_forge"
     literal = re.compile(
-        r'"((?:toy|system|phase|generation|compression|quality|performance)/[a-z0-9_/]+)"'
+        r'"((?:toy|system|phase|generation|compression|quality|performance|edge)/[a-z0-9_/]+)"'
     )
     sources = [*package.rglob("*.py"), package / "contract" / "metrics.json"]
     found = {name for path in sources for name in literal.findall(path.read_text())}

@@ -62,7 +62,9 @@ class EdgeSettings(PhaseSettings, CorpusSettings):
     choice_items: Count = setting(240, "tool questions that cuts are kept or taken back by")
     tool_items: Count = setting(1000, "unseen tool questions of the verdict")
     thought_items: Count = setting(200, "unseen items of each family that it thinks about")
-    least_retention: SomeShare = setting(0.9, "of the input's accuracy, that every cut must keep")
+    least_retention: SomeShare = setting(  # more than the gate behind this phase, on fewer items
+        0.92, "of the input's accuracy on items for choices, that every cut must keep"
+    )
 
     @model_validator(mode="after")
     def _something_may_be_cut(self) -> EdgeSettings:

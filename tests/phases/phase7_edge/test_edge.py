@@ -44,15 +44,15 @@ needs_fork = pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
 TOKENS = torch.randint(0, 500, (2, 24), generator=torch.Generator().manual_seed(1))
 ITEMS = [TokenizedItem(row.tolist(), [False] * 4 + [True] * 20) for row in TOKENS]
 CUTS = {
-    CHANNELS: Cut(CHANNELS, (tuple(range(8, 40)), tuple(range(0, 64, 2)))),
-    HEADS: Cut(HEADS, ((1,), (0,))),
-    LAYERS: Cut(LAYERS, ((1,),)),
+    CHANNELS: Cut(CHANNELS, (tuple(range(8, 40)), tuple(range(0, 64, 2)), tuple(range(32)))),
+    HEADS: Cut(HEADS, ((1,), (0,), (1,))),
+    LAYERS: Cut(LAYERS, ((0, 2),)),
 }
 
 
 def latent(packed: bool = True) -> LatentModel:
     """A model whose every part does something."""
-    model = network(ffn_hidden=64, n_heads=2, n_layers=2)
+    model = network(ffn_hidden=64, n_heads=2, n_layers=3)
     packing = plan_packing(model, "ternary", "int4g32", 8) if packed else None
     return LatentModel(model.settings, model.state_dict(), packing)
 

@@ -42,7 +42,7 @@ STUDIES = {  # preset, and what is set
         (
             "phases.quietstar.levels={addition: [10, 14]}",
             "phases.quietstar.strategies=[step]",
-            "phases.quietstar.turns={}",
+            "phases.quietstar.turns=null",
         ),
     ),
 }

@@ -31,6 +31,7 @@ from tests.support import (
     baking_runs,
     bitnet_runs,
     cognate_settings,
+    compression_runs,
     edge_runs,
     evomerge_settings,
     forge_runs,
@@ -286,6 +287,7 @@ CHECKS: dict[str, tuple[Check, str, str]] = {
     **forge_runs.CHECKS,
     **baking_runs.CHECKS,
     **edge_runs.CHECKS,
+    **compression_runs.CHECKS,
     **{f"phases.{name}.enabled": (chosen, "true", "false") for name in ORDER},
     **{f"phases.{name}.gate_policy": (verdict, "fail", "warn") for name in GATED},
     **{f"phases.{name}.gates": (verdict, "{}", loose(gate)) for name, gate in GATED.items()},
@@ -303,6 +305,7 @@ def test_every_setting_has_a_check() -> None:
 
 TRAINS = {*cognate_settings.CHECKS, *evomerge_settings.CHECKS, *quietstar_runs.CHECKS}
 TRAINS |= {*bitnet_runs.CHECKS, *forge_runs.CHECKS, *baking_runs.CHECKS, *edge_runs.CHECKS}
+TRAINS |= {*compression_runs.CHECKS}
 
 
 @pytest.mark.parametrize(

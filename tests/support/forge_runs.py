@@ -68,7 +68,8 @@ def ternary_model(root: Path, *, thinks: bool = True, phase: str = "bitnet") -> 
     storage, shape = ModelStorage(root), config_dict(network.settings)
     said: dict[str, Any] = {"compression_ratio": 12.0, "accuracy_retention": 0.97}
     said |= {"final_loss": 0.5, "final_accuracy": 0.7} if phase == "forge" else {}
-    said |= BAKED if phase == "baking" else {}
+    said |= BAKED if phase in ("baking", "edge") else {}
+    said |= {"inference_latency_ms": 1.0} if phase == "edge" else {}
     if thinks:
         said |= {"strategies": {"step": 0.9}, "levels": LEVELS}
     saved = {"tokenizer_files": tokenizer.files()}

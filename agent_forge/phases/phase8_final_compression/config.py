@@ -11,6 +11,8 @@ from agent_forge.optim.config import MuGrokConfig
 from agent_forge.search.settings import Count, Share, SomeShare, setting
 from agent_forge.train.config import SkillSettings, TrainSettings
 
+# Of students before they are rounded: they begin where Phase 1 does.
+STUDENT_TRAIN = TrainSettings(optimizer=MuGrokConfig.from_phase(1))
 OPTIMIZER = MuGrokConfig.through_rounding(2e-3, 1e-3)
 
 
@@ -39,10 +41,6 @@ class FinalCompressionSettings(PhaseSettings, SkillSettings):
     train: TrainSettings = setting(
         TrainSettings(optimizer=OPTIMIZER, warmup_steps=10, warmdown_share=0.6),
         "training of points",
-    )
-    student_train: TrainSettings = setting(
-        TrainSettings(optimizer=MuGrokConfig.from_phase(1)),
-        "training of students before they are rounded",
     )
 
     @model_validator(mode="after")

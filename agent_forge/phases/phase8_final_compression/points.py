@@ -23,7 +23,10 @@ from agent_forge.phases.phase8_final_compression.allocation import (
     prices_of,
     steps_for,
 )
-from agent_forge.phases.phase8_final_compression.config import FinalCompressionSettings
+from agent_forge.phases.phase8_final_compression.config import (
+    STUDENT_TRAIN,
+    FinalCompressionSettings,
+)
 from agent_forge.phases.skills import MEAN, Right, Skills, retention
 from agent_forge.phases.training import LatentModel
 from agent_forge.quant.layers import plan_packing
@@ -37,6 +40,7 @@ WEIGHTS, CONFIG, TOKENIZER = "model.safetensors", "config.json", "tokenizer.json
 START, CODED, STUDENT, CONTROL = "input", "coded", "student", "control"
 STUDENT_BITS = 3.2  # of a weight of a student's file, about: finer steps than those of large ones
 BATCH = 16  # items of a forward pass for prices
+SMALLEST = 300  # tokens of a network
 GENTLER = 0.8  # of a ratio, when it is tried again
 HEAD_SIZE = 8  # of a student's heads, at least
 HEADER_BYTES = 45  # of a matrix in the headers of the file, about
@@ -206,7 +210,7 @@ class Compression:
         fresh = LatentModel(shape, ForgeNetwork(shape).state_dict(), None)
         c, share = self.settings, self.settings.parent_share if taught else 0.0
         stage = f"{name}_whole"
-        student = self._trained(fresh, stage, c.student_steps, c.student_train, share)
+        student = self._trained(fresh, stage, c.student_steps, STUDENT_TRAIN, share)
         return self._coded(student, ratio, name, c.steps, share)
 
     def student_shape(self, ratio: float) -> ModelSettings | None:
@@ -270,8 +274,10 @@ class Compression:
 
 
 def pruned(model: LatentModel, kept: Sequence[int]) -> LatentModel:
-    """A model that knows these tokens alone."""
+    """A model that knows these tokens alone, but for some that the smallest vocabulary asks for."""
     name, state, packing = "embedding.weight", dict(model.state), model.packing
+    others = [i for i in range(model.settings.vocab_size) if i not in {*kept}]
+    kept = [*kept, *others[: max(0, SMALLEST - len(kept))]]
     state[name] = state[name][torch.tensor(kept)].clone()
     settings = ModelSettings(**{**model.settings.model_dump(), "vocab_size": len(kept)})
     if packing and (matrix := packing.matrices.get(name)):

@@ -9,7 +9,10 @@
 #define PRECISION 14 /* bits of a frequency */
 #define TOTAL (1 << PRECISION)
 #define LOWEST_STATE (1u << 16)
-#define LANE_CODES 2048 /* of a lane, about: ROWS of entropy.py */
+/* Codes of a lane, about, and of one of a large matrix. */
+#define LANE_CODES 2048
+#define LARGE_LANE_CODES 1280
+#define LARGE (1 << 17)
 #define HEAD_BYTES 2    /* in front of the frequencies */
 
 /* What a state says with its lowest bits. */
@@ -62,12 +65,17 @@ static void take_row(Written *w, const Slots *slots, uint32_t *states, int64_t l
     }
 }
 
+static int64_t lanes_of(int64_t count) {
+    int64_t lanes = count / (count < LARGE ? LANE_CODES : LARGE_LANE_CODES);
+    return lanes ? lanes : 1;
+}
+
 /* So many codes, of which `size` bytes are made. */
 static signed char *decode(const unsigned char *data, int64_t size, const char *name,
                            int64_t count) {
     Written w = {data, size, name};
     Slots *slots = allocate(1, sizeof *slots);
-    int64_t lanes = count < LANE_CODES ? 1 : count / LANE_CODES;
+    int64_t lanes = lanes_of(count);
     take_slots(&w, slots);
     if (w.size / 4 < lanes) fail("%s are cut short", name); /* before there is room for codes */
     uint32_t *states = allocate(lanes, sizeof *states);

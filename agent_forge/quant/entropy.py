@@ -14,7 +14,9 @@ from numpy.typing import NDArray
 PRECISION = 14  # bits of a frequency
 TOTAL = 1 << PRECISION
 LOWEST_STATE = 1 << 16
-ROWS = 2048  # symbols of a lane, about: each lane costs two bytes
+# Symbols of a lane, about: each lane costs two bytes, each row of lanes ten calls of numpy, so that
+# large matrices have more lanes (0.3 % more bytes, a third less time).
+ROWS, ROWS_OF_LARGE, LARGE = 2048, 1280, 1 << 17
 HEAD = 2  # bytes in front of the frequencies
 # As arrays: numpy takes longer to make one of a plain number than to compute with a row of lanes.
 SLOT, SHIFT, LEAST, WORD = (np.array(n) for n in (TOTAL - 1, PRECISION, LOWEST_STATE, 16))
@@ -23,7 +25,7 @@ Counts = NDArray[np.int64]
 
 
 def lanes_of(count: int) -> int:
-    return max(1, count // ROWS)
+    return max(1, count // (ROWS if count < LARGE else ROWS_OF_LARGE))
 
 
 def frequencies(counts: Counts) -> Counts:

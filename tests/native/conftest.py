@@ -13,7 +13,7 @@ import pytest
 
 from agent_forge.native.bundle import write_bundle
 from tests.support.native_build import CAN_BUILD, NAME, build, load
-from tests.support.programs import SANITIZED, Program, built, restless, save
+from tests.support.programs import SANITIZED, Program, built, in_steps, restless, save, write
 
 
 @pytest.fixture(scope="session")
@@ -35,6 +35,12 @@ def native(compiled: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mo
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models") / "packed"
     return save(restless(sw_window=24), folder, "ternary", "int4g32", 8)
+
+
+@pytest.fixture(scope="session")
+def steps(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    model = restless(sw_window=24)
+    return write(model, tmp_path_factory.mktemp("models") / "steps", in_steps(model))
 
 
 @pytest.fixture(scope="session")

@@ -314,13 +314,16 @@ def test_bytes_that_are_no_weights_are_refused(
     assert part in sanitized.refusal(copied, "a")
 
 
+@pytest.mark.parametrize("kind", ["packed", "steps"])
 def test_no_bytes_make_it_read_or_write_where_it_must_not(
-    sanitized: Program, copied: Path, packed: Path
+    sanitized: Program, kind: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
+    good: Path = request.getfixturevalue(kind)
+    copied = shutil.copytree(good, tmp_path / "model")
     draw, refused = random.Random(7), 0
     for number in range(45):
         name = MODEL[number % 3]
-        content = bytearray((packed / name).read_bytes())
+        content = bytearray((good / name).read_bytes())
         for _ in range(draw.choice([1, 3])):  # most in the header, if it is of weights
             place = draw.randrange(min(len(content), 9000))
             content[place : place + draw.choice([0, 1, 1, 4])] = draw.randbytes(draw.choice([1, 2]))
@@ -328,7 +331,7 @@ def test_no_bytes_make_it_read_or_write_where_it_must_not(
         done = sanitized.run(copied, "Once upon a time", "--tokens", "2")
         assert done.returncode in (0, 2), done.stderr.decode(errors="replace")
         refused += done.returncode == 2
-        shutil.copy(packed / name, copied / name)
+        shutil.copy(good / name, copied / name)
     assert refused > 20
 
 

@@ -19,8 +19,9 @@ from agent_forge.data.tasks import make
 from agent_forge.model.hf import config_dict
 from agent_forge.model.network import ForgeNetwork
 from agent_forge.model.opened import ForgeModel, open_model
+from agent_forge.quant.codecs import find_codec
 from agent_forge.quant.layers import plan_packing
-from agent_forge.quant.packed import KEY, Packing
+from agent_forge.quant.packed import KEY, PackedMatrix, Packing
 from agent_forge.store import files, tensors
 from tests.support.networks import network
 from tests.support.tokenizers import TOKENIZER
@@ -87,6 +88,15 @@ def write(model: ForgeNetwork, folder: Path, packing: Packing | None) -> Path:
         for name, content in TOKENIZER.files().items():
             stage.write_bytes(name, content)
     return folder
+
+
+def in_steps(model: ForgeNetwork) -> Packing:
+    """Steps for nearly all matrices; a ternary one, one of whole numbers, and one in fp16."""
+    matrices = dict(plan_packing(model, "step1.5", "step0.3").matrices)
+    for name, codec in (("gate.outer.weight", "ternary"), ("memory.down.weight", "int4g32")):
+        matrices[name] = PackedMatrix(find_codec(codec), matrices[name].shape)
+    del matrices["recursion.update.inner.weight"]
+    return Packing(matrices)
 
 
 def restless(**changes: Any) -> ForgeNetwork:

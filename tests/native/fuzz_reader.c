@@ -20,6 +20,7 @@
 #define MOST_ROOMS 4096
 #define MOST_LOOPS 64 /* of a token: more take longer, and read no other place */
 #define WINDOW 16     /* bytes of weights that are changed at a time */
+#define LAST 512      /* of them, every second time: codes */
 
 size_t LLVMFuzzerMutate(uint8_t *data, size_t size, size_t most);
 
@@ -167,7 +168,8 @@ size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t most, unsigned
     }
     size_t left = weights.size - 8 - length;
     if (!left) return size;
-    uint8_t *at = weights.data + 8 + length + seed / 8 % left, *end = weights.data + weights.size;
+    size_t from = seed >> 20 & 1 && left > LAST ? left - LAST : 0;
+    uint8_t *end = weights.data + weights.size, *at = end - left + from + seed / 8 % (left - from);
     size_t window = end - at < WINDOW ? (size_t)(end - at) : WINDOW;
     uint8_t some[WINDOW];
     memcpy(some, at, window);

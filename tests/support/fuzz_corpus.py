@@ -8,6 +8,7 @@ Each file is config.json, tokenizer.json and model.safetensors, as fuzz_reader.c
 from __future__ import annotations
 
 import json
+import struct
 import sys
 import tempfile
 from pathlib import Path
@@ -59,6 +60,19 @@ def packing_of(model: ForgeNetwork, body: str, embedding: str, bits: int) -> Pac
     return Packing(matrices, bits)
 
 
+def codes_last(content: bytes) -> bytes:
+    """The same weights, those of the embedding at the end: who reads on reads beyond the file."""
+    (size,) = struct.unpack("<Q", content[:8])
+    header, data = json.loads(content[8 : 8 + size]), b""
+    names = [name for name in header if name != "__metadata__"]
+    for name in sorted(names, key=lambda name: (name.endswith(".codes"), "embedding" in name)):
+        start, end = header[name]["data_offsets"]
+        header[name]["data_offsets"] = [len(data), len(data) + end - start]
+        data += content[8 + size + start : 8 + size + end]
+    head = json.dumps(header).encode()
+    return struct.pack("<Q", len(head)) + head + data
+
+
 def main() -> None:
     out = Path(sys.argv[1])
     out.mkdir(parents=True, exist_ok=True)
@@ -71,7 +85,7 @@ def main() -> None:
             config, weights = (folder / n for n in ("config.json", "model.safetensors"))
             record = json.loads(tokenizer.files()["tokenizer.json"])
             parts = json.dumps(json.loads(config.read_bytes())), json.dumps(record)
-            joined = [*(part.encode() for part in parts), weights.read_bytes()]
+            joined = [*(part.encode() for part in parts), codes_last(weights.read_bytes())]
             (out / name).write_bytes(SPLIT.join(joined))
 
 

@@ -1,6 +1,6 @@
 # Every target sets itself up: it creates .venv and installs what constraints.txt pins.
 #
-#   make demo | test | test-fast | test-gguf | check | soak | bench | docs
+#   make demo | test | test-fast | test-gguf | check | soak | fuzz | bench | docs
 #
 # TORCH_INDEX=<url> makes pip look for torch there: the CPU or the CUDA wheels of your choice.
 # TESTS=tests/store narrows make test-fast to the tests of one folder or file.
@@ -15,7 +15,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 STAMP := $(VENV)/.installed-$(subst $(comma),-,$(EXTRAS))
 
-.PHONY: install demo test test-fast test-gguf check soak bench docs clean
+.PHONY: install demo test test-fast test-gguf check soak fuzz bench docs clean
 
 $(STAMP): pyproject.toml constraints.txt setup.py $(wildcard agent_forge/native/*.[ch])
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
@@ -58,6 +58,26 @@ check: $(STAMP)
 soak: $(STAMP)
 	$(BIN)/python -m pytest -m soak -s
 	$(BIN)/python tests/mutants.py
+
+# libFuzzer on the C program's reading of model folders; needs clang, and is no part of make test.
+# FUZZ_SECONDS=60 makes it shorter. What it found stays in build/fuzz/: an input that crashed is
+# tried again with build/fuzz/reader FILE.
+CLANG ?= clang
+FUZZ_SECONDS ?= 600
+FUZZ_FLAGS := -g -O1 -std=gnu11 -D_GNU_SOURCE -ffp-contract=off -Wno-psabi \
+  -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all
+NATIVE := agent_forge/native
+
+fuzz: $(STAMP)
+	@mkdir -p build/fuzz/corpus
+	@echo 'int LLVMFuzzerTestOneInput(void) { return 0; }' \
+	  | $(CLANG) -x c -fsanitize=fuzzer,address,undefined - -o build/fuzz/probe 2>/dev/null \
+	  || { echo "make fuzz needs clang with libFuzzer: apt-get install clang, or CLANG=clang-18"; exit 1; }
+	$(CLANG) $(FUZZ_FLAGS) tests/native/fuzz_reader.c $(NATIVE)/plain.c $(NATIVE)/avx2.c -lm \
+	  -o build/fuzz/reader
+	$(BIN)/python -m tests.support.fuzz_corpus build/fuzz/models
+	build/fuzz/reader -max_total_time=$(FUZZ_SECONDS) -timeout=20 -rss_limit_mb=2048 \
+	  -max_len=65536 -artifact_prefix=build/fuzz/ -print_final_stats=1 build/fuzz/corpus build/fuzz/models
 
 bench: $(STAMP)
 	@for script in $(filter-out %/results.py %/finetunes.py %/experts.py %/real.py %/quietstar.py %/rewards.py %/bitnet.py %/forge.py %/baking.py %/edge.py %/reading.py %/gguf_text.py,$(wildcard benchmarks/*.py)); do \

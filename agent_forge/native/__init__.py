@@ -10,7 +10,7 @@
 | linear.h | sums and products: ternary, four bits, floats |
 | plain.c, avx2.c | step.h for any processor, and for those with AVX2 |
 | bundle.py, bundle.mk | a folder with a model and the program that runs it without Python |
-| forge_run.c | that program; json.h, weights.h, tokenizer.h and unicode.h read its files |
+| forge_run.c | that program; json.h, weights.h, entropy.h, tokenizer.h and unicode.h read files |
 
 setup.py compiles it if there is a compiler; without one torch computes it, the same but for
 last bits, which rounded inputs can tip to the next step. FORGE_NO_NATIVE=1 leaves it to torch,

@@ -3,7 +3,7 @@
 
 CFLAGS = -O3 -march=native
 SOURCES = forge_run.c plain.c avx2.c
-HEADERS = json.h tokenizer.h unicode.h weights.h network.h linear.h step.h
+HEADERS = json.h entropy.h tokenizer.h unicode.h weights.h network.h linear.h step.h
 
 forge_run: $(SOURCES) $(HEADERS)
 	$(CC) $(CFLAGS) -std=c99 -ffp-contract=off -Wno-psabi -o $@ $(SOURCES) -lm

@@ -14,6 +14,7 @@ MODEL = ("model.safetensors", "config.json", "tokenizer.json")
 SOURCES = (
     "forge_run.c",
     "json.h",
+    "entropy.h",
     "tokenizer.h",
     "unicode.h",
     "weights.h",

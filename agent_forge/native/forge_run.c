@@ -2,8 +2,8 @@
  * whole in 16 or 32 bits) and tokenizer.json. `forge_run --help` says how it is called.
  *
  * The token step is step.h, compiled in plain.c and avx2.c: the same sums in the same order as in
- * Agent Forge itself. json.h, tokenizer.h and weights.h read the files; here are the network that
- * they make, the choice of the next token, and the command. */
+ * Agent Forge itself. json.h, tokenizer.h, weights.h and entropy.h read the files; here are the
+ * network that they make, the choice of the next token, and the command. */
 
 #include <time.h>
 

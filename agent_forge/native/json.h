@@ -57,7 +57,8 @@ static char *read_stream(FILE *file, int64_t most, int64_t *size) {
     if (ferror(file)) fail("it cannot be read: %s", strerror(errno));
     content[used] = 0;
     *size = used;
-    return content;
+    char *fitted = realloc(content, (size_t)used + 1); /* so that sanitizers see its end, too */
+    return fitted ? fitted : content;
 }
 
 static char *read_file(const char *folder, const char *name, int64_t most, int64_t *size) {

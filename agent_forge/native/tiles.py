@@ -8,14 +8,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from agent_forge.errors import ConfigError
-from agent_forge.quant.codecs import Coded, TernaryCodec
-from agent_forge.quant.packed import Packing
+from agent_forge.quant.codecs import Coded, StepCodec, TernaryCodec
+from agent_forge.quant.packed import PackedMatrix, Packing
 
 FLOATS, TERNARY, NIBBLES = range(3)
 ROWS = 8  # of a tile
 TRITS = np.array([8 * (k % 4) + 2 * (k // 4) for k in range(16)], np.uint32)  # bits of a word
 FOURS = np.array([4 * k for k in range(8)], np.uint32)
 SCALED = 32  # columns that share a scale
+MOST_STEPS = 7  # of a nibble, from 0 on
 EMBEDDING = "embedding.weight"  # of its layer the inputs are tokens: nothing is rounded
 
 
@@ -34,10 +35,10 @@ def tiles_of(name: str, weight: Tensor, packing: Packing) -> Tiles:
         return ternary(_again(name, weight))
     if matrix is not None and isinstance(matrix.codec, TernaryCodec):
         return nibbles(_again(name, weight)) or floats(weight)
-    coded = matrix.codec.quantise(weight) if matrix else None
-    if matrix and coded and torch.equal(matrix.codec.restore(coded), weight):
-        return nibbles(coded) or floats(weight)
-    return floats(weight)
+    if matrix is None:
+        return floats(weight)
+    found = _steps(weight) if isinstance(matrix.codec, StepCodec) else _coded(matrix, weight)
+    return (nibbles(found) if found else None) or floats(weight)
 
 
 def _again(name: str, weight: Tensor) -> Coded:
@@ -46,6 +47,27 @@ def _again(name: str, weight: Tensor) -> Coded:
     if not torch.equal(coded.codes * coded.scales.float(), weight):
         raise ConfigError(f"{name} is not ternary: it was changed since it was unpacked")
     return coded
+
+
+def _coded(matrix: PackedMatrix, weight: Tensor) -> Coded | None:
+    """The codes and scales of a decoded matrix; None if its codec does not find them again."""
+    coded = matrix.codec.quantise(weight)
+    return coded if torch.equal(matrix.codec.restore(coded), weight) else None
+
+
+def _steps(weight: Tensor) -> Coded | None:
+    """Codes of four bits and scales that give a matrix exactly: the smallest number of a row is
+    one step, or two, or three, ...; None if there are none."""
+    sizes = weight.float().abs()
+    smallest = sizes.where(sizes > 0, torch.inf).amin(dim=1, keepdim=True)
+    smallest = scales = smallest.where(smallest.isfinite(), 1)
+    for parts in range(2, MOST_STEPS + 2):
+        codes = (weight / scales).round()
+        fits = (codes * scales == weight).all(dim=1, keepdim=True)
+        if bool(fits.all()):
+            return Coded(codes.to(torch.int8), scales) if float(codes.abs().max()) < 128 else None
+        scales = torch.where(fits, scales, smallest / parts)
+    return None
 
 
 def floats(tensor: Tensor) -> Tiles:

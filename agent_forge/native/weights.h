@@ -4,12 +4,14 @@
 #ifndef FORGE_WEIGHTS_H
 #define FORGE_WEIGHTS_H
 
+#include "entropy.h"
 #include "json.h"
 #include "network.h"
 
 #define MOST 2097152 /* of any size of a network, as in module.c */
 #define HEADER_BYTES 100000000
 #define WEIGHT_BYTES ((int64_t)1 << 36)
+#define LOWEST_SCALE 16 /* of a byte; below are no ordinary numbers of fp16 */
 
 typedef struct {
     const Json *header, *matrices; /* of model.safetensors; of config.json, NULL if not packed */
@@ -91,10 +93,29 @@ static float *floats(const Weights *w, const char *name, int64_t rows, int64_t c
     return values;
 }
 
-/* How a matrix is coded: bits of a code, 0 for ternary; scales of a row. */
+/* How a matrix is coded: bits of a code, 0 for ternary; scales of a row; or whole steps, whose codes
+ * are entropy-coded and may have eight bits. */
 typedef struct {
     int64_t bits, groups;
+    int steps;
 } Codec;
+
+/* True if a name is `step` and a number from 0.04 to 8: one or two digits, up to four behind a
+ * point. */
+static int is_steps(const char *name) {
+    const char *at = name + 4;
+    if (strncmp(name, "step", 4)) return 0;
+    size_t digits = strspn(at, "0123456789");
+    double step = strtod(at, NULL);
+    at += digits;
+    if (digits < 1 || digits > 2) return 0;
+    if (*at == '.') {
+        digits = strspn(++at, "0123456789");
+        if (digits < 1 || digits > 4) return 0;
+        at += digits;
+    }
+    return !*at && step >= 0.04 && step <= 8;
+}
 
 static Codec find_codec(const Json *record, const char *name, int64_t rows, int64_t columns) {
     const Json *codec = member(record, "codec"), *shape = required(record, "shape", '[');
@@ -103,11 +124,13 @@ static Codec find_codec(const Json *record, const char *name, int64_t rows, int6
         fail("%s is not of %lld x %lld numbers", name, (long long)rows, (long long)columns);
     if (is_text(codec, "ternary") || is_text(codec, "ternary_spec") ||
         is_text(codec, "ternary_bitnet"))
-        return (Codec){0, 1};
+        return (Codec){0, 1, 0};
     int bits, group = 0;
     char text[16] = "", again[16];
     if (codec && codec->kind == '"' && codec->length < 12)
         memcpy(text, codec->text, (size_t)codec->length);
+    if (*text && strlen(text) != (size_t)codec->length) *text = 0; /* there is a 0 in it */
+    if (is_steps(text)) return (Codec){8, 1, 1};
     if (sscanf(text, "int%1dg%4d", &bits, &group) == 2 && bits > 1 && bits < 9 && group > 0)
         snprintf(again, sizeof again, "int%dg%d", bits, group);
     else if (sscanf(text, "int%1d", &bits) == 1 && bits > 1 && bits < 9)
@@ -115,7 +138,7 @@ static Codec find_codec(const Json *record, const char *name, int64_t rows, int6
     else
         *again = 0;
     if (!*text || strcmp(text, again)) fail("%s is in a code that is not known", name);
-    return (Codec){bits, strchr(text, 'g') ? PARTS(columns, group) : 1};
+    return (Codec){bits, strchr(text, 'g') ? PARTS(columns, group) : 1, 0};
 }
 
 /* The codes of a matrix, row by row. */
@@ -123,6 +146,10 @@ static signed char *read_codes(const Weights *w, const char *name, Codec codec, 
     char full[128];
     snprintf(full, sizeof full, "%s.codes", name);
     Stored s = find_stored(w, full);
+    if (codec.steps) {
+        if (!is_text(s.dtype, "U8") || !has_shape(&s, 1, s.size)) fail("%s are not bytes", full);
+        return decode(s.data, s.size, full, count);
+    }
     int64_t size = codec.bits ? PARTS(count * codec.bits, 8) : PARTS(count, 5);
     if (!is_text(s.dtype, "U8") || !has_shape(&s, 1, size) || s.size != size)
         fail("%s are not %lld bytes", full, (long long)size);
@@ -139,6 +166,37 @@ static signed char *read_codes(const Weights *w, const char *name, Codec codec, 
         codes[i] = (signed char)(code - (1 << (codec.bits - 1)));
     }
     return codes;
+}
+
+/* The scales of steps, a byte each: the eighths of a power of 2, from 128 on; 0 is 0. */
+static float *byte_scales(const Weights *w, const char *name, int64_t rows) {
+    static const uint16_t mantissas[] = {0x3c00, 0x3c5d, 0x3cc2, 0x3d30,
+                                         0x3da8, 0x3e2b, 0x3eba, 0x3f56}; /* 2^(i / 8) in fp16 */
+    Stored s = find_stored(w, name);
+    if (!is_text(s.dtype, "U8") || !has_shape(&s, rows, 1) || s.size != rows)
+        fail("%s are not %lld bytes", name, (long long)rows);
+    float *scales = allocate(rows, sizeof *scales);
+    for (int64_t i = 0; i < rows; i++) {
+        int byte = s.data[i];
+        if (byte && byte < LOWEST_SCALE) fail("%s: a scale is impossible", name);
+        if (byte) scales[i] = ldexpf(from_half(mantissas[byte % 8]), byte / 8 - 16);
+    }
+    return scales;
+}
+
+static float *half_scales(const Weights *w, const char *name, int64_t rows, int64_t groups) {
+    if (!is_text(find_stored(w, name).dtype, "F16")) fail("%s are not of fp16", name);
+    return floats(w, name, rows, groups);
+}
+
+/* True if codes fit four bits. */
+static int are_small(const signed char *codes, int64_t count) {
+    signed char lowest = 0, highest = 0;
+    for (int64_t i = 0; i < count; i++) {
+        lowest = codes[i] < lowest ? codes[i] : lowest;
+        highest = codes[i] > highest ? codes[i] : highest;
+    }
+    return lowest >= -8 && highest <= 7;
 }
 
 /* Two bits a code, in tiles as network.h has them; where there is no weight, the code of 0. */
@@ -198,14 +256,15 @@ static Matrix matrix(const Weights *w, const char *name, int64_t rows, int64_t c
     Codec codec = find_codec(record, name, rows, columns);
     char full[128];
     snprintf(full, sizeof full, "%s.scales", name);
-    if (!is_text(find_stored(w, full).dtype, "F16")) fail("%s are not of fp16", full);
-    float *scales = floats(w, full, rows, codec.groups);
+    float *scales =
+        codec.steps ? byte_scales(w, full, rows) : half_scales(w, full, rows, codec.groups);
     signed char *codes = read_codes(w, name, codec, rows * columns);
     int64_t width = PARTS(columns, codec.groups);
+    int small = codec.steps ? are_small(codes, rows * columns) : codec.bits <= 4;
     Matrix m;
     if (!codec.bits && rounds && w->activation_bits)
         m = ternary(codes, scales, rows, columns);
-    else if (codec.bits <= 4 && (codec.groups == 1 || width % GROUP_COLUMNS == 0))
+    else if (small && (codec.groups == 1 || width % GROUP_COLUMNS == 0))
         m = nibbles(codes, scales, rows, columns, codec.groups, width);
     else
         m = whole_floats(codes, scales, rows, columns, codec.groups, width);

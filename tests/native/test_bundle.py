@@ -7,16 +7,12 @@ import os
 import random
 import shutil
 import struct
-import subprocess
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import regex
 import torch
-from torch import Tensor
 
 from agent_forge.data.tasks import FAMILIES, make
 from agent_forge.data.tokenizer import SPECIAL
@@ -24,139 +20,33 @@ from agent_forge.errors import AlreadyExists, ConfigError, DamagedFile, NotFound
 from agent_forge.infer.generate import SamplingSettings, generate
 from agent_forge.infer.native import native_decoder
 from agent_forge.infer.thinking import THOUGHT_IDS, stream_thinking
-from agent_forge.model.hf import config_dict
-from agent_forge.model.network import ForgeNetwork
-from agent_forge.model.opened import ForgeModel, open_model
 from agent_forge.native.bundle import MODEL, SOURCES, write_bundle
-from agent_forge.quant.layers import plan_packing
 from agent_forge.quant.packed import KEY
-from agent_forge.store import files, tensors
+from agent_forge.store import files
 from tests.support.command_line import Forge
-from tests.support.networks import network
+from tests.support.programs import (
+    ODD,
+    STORIES,
+    Program,
+    Spoil,
+    by_torch,
+    change,
+    cut,
+    entry,
+    opened,
+    put,
+    restless,
+    save,
+)
 from tests.support.tokenizers import TOKENIZER
 
 TEXT = torch.randint(0, 512, (40,), generator=torch.Generator().manual_seed(5)).tolist()
-# Sizes that are no multiple of any tile, and heads of 2 * 7.
-ODD: dict[str, object] = {
-    "d_model": 42,
-    "n_heads": 3,
-    "embed_rank": 21,
-    "ffn_hidden": 51,
-    "d_mem": 19,
-    "gate_hidden": 11,
-    "trm_hidden": 13,
-    "vocab_size": 515,
-}
 PRUNED = {**ODD, "n_heads": 2, "head_size": 14}  # heads that do not fill the width
 WIDE = {"n_heads": 3, "head_size": 30}  # and that are wider together
-STORIES = [make("story", "verdict", number, level=(20, 60)).question for number in range(50)]
-Spoil = Callable[[Path], object]  # what is done to a folder
-SANITIZED = "-O0 -g -fsanitize=address,undefined -fno-sanitize-recover=all"
 
 pytestmark = pytest.mark.skipif(
     not (shutil.which("cc") and shutil.which("make")), reason="there is no cc, or no make"
 )
-
-
-@dataclass(frozen=True)
-class Program:
-    """forge_run as it was built from a bundle."""
-
-    path: Path
-
-    def run(self, model: Path, *given: str, text: str = "") -> subprocess.CompletedProcess[bytes]:
-        """`text` is what it reads from stdin."""
-        # What is read is kept until the end; a size that the system cannot give is refused.
-        options = {"ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1"}
-        command, environment = [str(self.path), str(model), *given], {**os.environ, **options}
-        return subprocess.run(
-            command, input=text.encode(), capture_output=True, env=environment, check=False
-        )
-
-    def output(self, model: Path, *given: str, text: str = "") -> str:
-        done = self.run(model, *given, text=text)
-        assert done.returncode == 0, done.stderr.decode()
-        return done.stdout.decode(errors="replace")
-
-    def logits(self, model: Path, ids: list[int]) -> Tensor:
-        said = self.output(model, "--ids", " ".join(map(str, ids)), "--logits")
-        return torch.tensor([float(line) for line in said.split()])
-
-    def refusal(self, model: Path, *given: str) -> str:
-        done = self.run(model, *given)
-        assert (done.returncode, done.stdout) == (2, b""), done
-        return done.stderr.decode(errors="replace")
-
-
-def save(model: ForgeNetwork, folder: Path, body: str, embedding: str, bits: int) -> Path:
-    """A model folder; without a codec for the body, in whole fp32."""
-    config, state = config_dict(model.settings), model.state_dict()
-    if body:
-        packing = plan_packing(model, body, embedding, bits)
-        config, state = {**config, KEY: packing.to_json()}, dict(packing.pack(state).tensors)
-    with files.staging(folder) as stage:
-        with stage.writing("model.safetensors") as writer:
-            tensors.write_tensors(writer, state, {"format": "pt"})
-        stage.write_json("config.json", config)
-        for name, content in TOKENIZER.files().items():
-            stage.write_bytes(name, content)
-    return folder
-
-
-def restless(**changes: Any) -> ForgeNetwork:
-    """A network of which positions halt after 1 to 3 steps, and which seldom repeats a token."""
-    model = network(**changes)
-    with torch.no_grad():
-        model.halting.head.weight.normal_(std=0.3, generator=torch.Generator().manual_seed(2))
-        model.halting.head.bias.fill_(0.2)
-        model.halting.mean_target.copy_(torch.tensor([0.3, 0.5, 0.9]))
-        model.recursion.update.outer.weight.mul_(8)
-    return model
-
-
-@pytest.fixture(scope="module")
-def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("models") / "packed"
-    return save(restless(sw_window=24), folder, "ternary", "int4g32", 8)
-
-
-@pytest.fixture(scope="module")
-def bundle(packed: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("bundles") / "bundle"
-    write_bundle(packed, out)
-    return out
-
-
-def built(bundle: Path, folder: Path, flags: str) -> Program:
-    shutil.copytree(bundle, folder)
-    command = ["make", "-s", f"CFLAGS={flags} -Wall -Wextra -Werror"]
-    subprocess.run(command, cwd=folder, check=True)
-    return Program(folder / "forge_run")
-
-
-@pytest.fixture(scope="module")
-def program(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Program:
-    return built(bundle, tmp_path_factory.mktemp("built") / "quick", "-O2")
-
-
-@pytest.fixture(scope="module")
-def sanitized(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Program:
-    folder = tmp_path_factory.mktemp("built")
-    probe = ["cc", "-x", "c", "-fsanitize=address,undefined", "-", "-o", str(folder / "probe")]
-    if subprocess.run(probe, input=b"int main(void) { return 0; }", check=False).returncode:
-        pytest.skip("cc has no sanitizers")
-    return built(bundle, folder / "sanitized", SANITIZED)
-
-
-def opened(folder: Path) -> ForgeModel:
-    model = open_model(folder)
-    assert isinstance(model, ForgeModel)
-    return model
-
-
-def by_torch(model: ForgeNetwork, ids: list[int]) -> Tensor:
-    cache = model.new_cache()
-    return [model.predict(torch.tensor([[token]]), cache)[0][0] for token in ids][-1]
 
 
 # -- what it computes ------------------------------------------------------------------------------
@@ -324,43 +214,9 @@ def test_merges_may_be_texts_as_they_were_once(
 # -- files and options that do not fit -------------------------------------------------------------
 
 
-def change(name: str, edit: Callable[[Any], object]) -> Spoil:
-    """A folder in which the record `name`, or the header of the weights, is edited."""
-
-    def spoil(folder: Path) -> None:
-        content, size = (folder / name).read_bytes(), 0
-        if name == "model.safetensors":
-            (size,) = struct.unpack("<Q", content[:8])
-        record = json.loads(content[8 : 8 + size] if size else content)
-        edit(record)
-        head = json.dumps(record).encode()
-        new = struct.pack("<Q", len(head)) + head + content[8 + size :] if size else head
-        (folder / name).write_bytes(new)
-
-    return spoil
-
-
-def cut(name: str, size: int) -> Spoil:
-    """The first or, with a negative size, all but the last bytes."""
-    return lambda folder: (folder / name).write_bytes((folder / name).read_bytes()[:size])
-
-
-def put(name: str, content: bytes) -> Spoil:
-    return lambda folder: (folder / name).write_bytes(content)
-
-
 def folder_instead(folder: Path) -> None:
     (folder / CONFIG).unlink()
     (folder / CONFIG).mkdir()
-
-
-def entry(*path: str | int, value: Any) -> Callable[[Any], None]:
-    def edit(record: Any) -> None:
-        for key in path[:-1]:
-            record = record[key]
-        record[path[-1]] = value
-
-    return edit
 
 
 WEIGHTS, CONFIG, TOKENS = MODEL
@@ -445,11 +301,6 @@ BROKEN: dict[str, Spoil] = {
 }
 
 
-@pytest.fixture
-def copied(packed: Path, tmp_path: Path) -> Path:
-    return shutil.copytree(packed, tmp_path / "model")
-
-
 @pytest.mark.parametrize("how", BROKEN)
 def test_a_broken_folder_is_refused(sanitized: Program, copied: Path, how: str) -> None:
     BROKEN[how](copied)
@@ -473,13 +324,16 @@ def test_bytes_that_are_no_weights_are_refused(
     assert part in sanitized.refusal(copied, "a")
 
 
+@pytest.mark.parametrize("kind", ["packed", "steps"])
 def test_no_bytes_make_it_read_or_write_where_it_must_not(
-    sanitized: Program, copied: Path, packed: Path
+    sanitized: Program, kind: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
+    good: Path = request.getfixturevalue(kind)
+    copied = shutil.copytree(good, tmp_path / "model")
     draw, refused = random.Random(7), 0
     for number in range(45):
         name = MODEL[number % 3]
-        content = bytearray((packed / name).read_bytes())
+        content = bytearray((good / name).read_bytes())
         for _ in range(draw.choice([1, 3])):  # most in the header, if it is of weights
             place = draw.randrange(min(len(content), 9000))
             content[place : place + draw.choice([0, 1, 1, 4])] = draw.randbytes(draw.choice([1, 2]))
@@ -487,7 +341,7 @@ def test_no_bytes_make_it_read_or_write_where_it_must_not(
         done = sanitized.run(copied, "Once upon a time", "--tokens", "2")
         assert done.returncode in (0, 2), done.stderr.decode(errors="replace")
         refused += done.returncode == 2
-        shutil.copy(packed / name, copied / name)
+        shutil.copy(good / name, copied / name)
     assert refused > 20
 
 

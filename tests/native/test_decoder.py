@@ -133,8 +133,8 @@ def test_with_rounded_inputs_it_differs_only_between_two_roundings(changes: Any)
     assert float(differences.max()) < 0.1
 
 
-@pytest.mark.parametrize("embedding", ["", "int8", "int4", "int4g20", "ternary"])
-@pytest.mark.parametrize("body", ["ternary", "ternary_bitnet", "int4g32", "int8"])
+@pytest.mark.parametrize("embedding", ["", "int8", "int4", "int4g20", "ternary", "step0.3"])
+@pytest.mark.parametrize("body", ["ternary", "ternary_bitnet", "int4g32", "int8", "step1.5"])
 @pytest.mark.usefixtures("native")
 def test_whatever_the_codecs_are(body: str, embedding: str) -> None:
     model = packed(0, body, embedding)

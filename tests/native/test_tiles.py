@@ -92,6 +92,46 @@ def test_products_of_four_bits_are_those_of_torch(native: Any, codec: str, shape
     assert torch.allclose(found[0].double(), wanted, rtol=1e-5, atol=1e-5 * float(x.norm()))
 
 
+@pytest.mark.parametrize("shape", SIZES)
+@pytest.mark.parametrize("codec", ["step1.5", "step0.8", "step8"])
+def test_steps_are_found_again(native: Any, codec: str, shape: Any) -> None:
+    weight, x = decoded(codec, shape), torch.randn(shape[1])
+    tiles = tiles_of("w", weight, packing(codec, shape, 8))
+    wanted = F.linear(x.double(), weight.double())
+    found = [times(native, tiles, shape, x, avx2) for avx2 in (True, False)]
+    assert tiles.kind == NIBBLES and torch.equal(*found)
+    assert torch.allclose(found[0].double(), wanted, rtol=1e-5, atol=1e-5 * float(x.norm()))
+
+
+@pytest.mark.parametrize(
+    ("codes", "kind"),
+    [
+        ([[0, 0, 0], [2, -3, 0], [3, -5, 7]], NIBBLES),
+        ([[7, 0, 0], [-7, 6, 5], [7, -8, 6]], NIBBLES),
+        ([[10, -12, 0], [2, 4, 6], [1, 0, 0]], NIBBLES),
+        ([[10, -11, 0], [1, 1, 1], [1, 0, 0]], FLOATS),
+        ([[1, 8, 0], [1, 1, 1], [1, 0, 0]], FLOATS),
+        ([[1, -127, 0], [1, 1, 1], [0, 0, 0]], FLOATS),
+    ],
+)
+@pytest.mark.parametrize("exponent", [-112, -27, 3, 100])
+def test_a_row_may_have_no_single_step(
+    native: Any, codes: list[list[int]], kind: int, exponent: int
+) -> None:
+    scale = find_codec("step1").unpack_scales(torch.tensor([[exponent + 128]], dtype=torch.uint8))
+    weight, x = torch.tensor(codes).float() * scale.float(), torch.eye(3)
+    tiles = tiles_of("w", weight, packing("step1", (3, 3), 8))
+    columns = [times(native, tiles, (3, 3), row, True) for row in x]
+    assert tiles.kind == kind and torch.equal(torch.stack(columns, dim=1), weight)
+
+
+@pytest.mark.parametrize("change", [0.01, torch.nan, torch.inf])
+def test_steps_that_were_changed_are_kept_as_floats(change: float) -> None:
+    weight = decoded("step1.5", (16, 32))
+    weight[3, 4] += change
+    assert tiles_of("w", weight, packing("step1.5", (16, 32), 8)).kind == FLOATS
+
+
 @pytest.mark.parametrize("codec", ["int8", "int8g32", "int4g20"])
 def test_what_has_no_tiles_is_kept_as_floats(native: Any, codec: str) -> None:
     weight, x = decoded(codec, (21, 75)), torch.randn(75)

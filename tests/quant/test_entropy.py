@@ -26,7 +26,7 @@ def test_any_codes_survive(codes: list[int], times: int) -> None:
 
 
 @pytest.mark.parametrize("step", [0.05, 0.5, 1.5, 3.2])
-@pytest.mark.parametrize("count", [2047, 4097, 100_003])
+@pytest.mark.parametrize("count", [2047, 4097, 100_003, 140_001])
 def test_it_takes_what_the_distribution_says(count: int, step: float) -> None:
     codes = drawn(count, step)
     data = entropy.encode(codes)

@@ -16,7 +16,7 @@ from agent_forge.data.exchanges import Card, Exchange, Persona, other_questions,
 from agent_forge.data.loader import TokenizedItem
 from agent_forge.data.tokenizer import Tokenizer
 from agent_forge.evals.model_under_test import EVERY_STEP, ItemScores, measure
-from agent_forge.evals.replies import Asker
+from agent_forge.evals.replies import GREEDY, Asker
 from agent_forge.evals.thoughts import Thinker
 from agent_forge.model.network import ForgeNetwork
 from agent_forge.phases.training import Scores, measure_domains
@@ -173,7 +173,8 @@ class Skills:
             thinker = Thinker(network, self.corpus.tokenizer)
             return thinker.right(items, thinker.think(items))
         assert self.card is not None
-        return Asker(self.corpus.tokenizer, self.card).ask(network, items, split).right
+        asker = Asker(self.corpus.tokenizer, self.card)
+        return asker.ask(network, items, split, sampling=GREEDY).right
 
 
 def card_of(record: Mapping[str, Any]) -> Card | None:

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from agent_forge.data import exchanges
-from agent_forge.evals import replies
 from agent_forge.phases import skills
 from agent_forge.phases.phase8_final_compression.phase import FinalCompressionPhase
 from agent_forge.phases.phase8_final_compression.points import Compression
@@ -62,7 +61,7 @@ def brief() -> Iterator[None]:
     """Few questions, and few tokens for what a model that was never trained has to say."""
     every = exchanges.every_about
     with quietstar_runs.brief_thoughts(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(replies, "GREEDY", replace(replies.GREEDY, max_new_tokens=4))
+        patch.setattr(skills, "GREEDY", replace(skills.GREEDY, max_new_tokens=4))
         patch.setattr(skills, "THOUGHT_ITEMS", 2)
         patch.setattr(exchanges, "every_about", lambda card, split: every(card, split)[::12])
         yield

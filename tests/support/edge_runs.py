@@ -14,17 +14,15 @@ import torch
 
 from agent_forge.config.settings import ModelSettings
 from agent_forge.data import exchanges
-from agent_forge.phases.phase7_edge import search
-from agent_forge.phases.phase7_edge.phase import EdgePhase, _card
+from agent_forge.phases import skills
+from agent_forge.phases.phase7_edge.phase import EdgePhase
 from agent_forge.phases.phase7_edge.profiling import Profile, Profiler
 from agent_forge.phases.phase7_edge.pruning import Importance, cuts_of
-from agent_forge.phases.phase7_edge.search import EdgeSearch, Right
-from agent_forge.phases.training import LatentModel
+from agent_forge.phases.phase7_edge.search import EdgeSearch
+from agent_forge.phases.skills import Right, Skills
 from agent_forge.pipeline.config import PipelineConfig, load_config
 from agent_forge.pipeline.orchestrator import PipelineOrchestrator
 from agent_forge.store import files
-from agent_forge.train.corpus import build_corpus
-from agent_forge.train.lessons import lessons_of_record
 from tests.support import cognate_settings, forge_runs, quietstar_runs
 from tests.support.toy_runs import SMALL, folder
 
@@ -65,8 +63,8 @@ def brief() -> Iterator[None]:
     """Few questions, few tokens for what a model that was never trained has to say, no program."""
     every = exchanges.every_about
     with quietstar_runs.brief_thoughts(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(search, "GREEDY", replace(search.GREEDY, max_new_tokens=4))
-        patch.setattr(search, "THOUGHT_ITEMS", 2)
+        patch.setattr(skills, "GREEDY", replace(skills.GREEDY, max_new_tokens=4))
+        patch.setattr(skills, "THOUGHT_ITEMS", 2)
         patch.setattr(exchanges, "every_about", lambda card, split: every(card, split)[::12])
         patch.setattr(Profiler, "program", None)
         yield
@@ -132,14 +130,11 @@ def taught(setting: str, root: Path, patch: pytest.MonkeyPatch) -> Any:
     settings = config(setting)
     c = settings.phases.edge
     given = forge_runs.ternary_model(root, phase="baking")
-    opened, ctx = given.open(), SimpleNamespace(seed=0, device="cpu")
-    lessons = lessons_of_record(c, given.metadata, opened.tokenizer, 0)
-    corpus = build_corpus(c, opened.network.settings, opened.tokenizer)
-    start, none = LatentModel(opened.network.settings, {}, None), Profiler(root, None, "cpu")
-    own = EdgeSearch(ctx, c, corpus, lessons, _card(given.metadata), start, none)
+    opened, ctx = given.open(), SimpleNamespace(seed=0, device="cpu", inputs=[given])
+    own = Skills.of(ctx, c, opened.network.settings, opened.tokenizer)
     counts = {source.name: len(source.lengths) for source in own.taught.sources}
-    asked = {kind: len(items) for kind, items in own.choices.items()}
-    return own.mix, counts, asked, len(own.calibration)
+    asked = {kind: len(items) for kind, items in own._choices.items()}
+    return own.mix, counts, asked, len(own.calibration(c.calibration_items))
 
 
 def offered(setting: str, root: Path, patch: pytest.MonkeyPatch) -> Any:

@@ -9,7 +9,7 @@ from pydantic import model_validator
 from agent_forge.config.settings import PhaseSettings
 from agent_forge.optim.config import MuGrokConfig
 from agent_forge.search.settings import Count, Share, SomeShare, setting
-from agent_forge.train.config import CorpusSettings, TrainSettings
+from agent_forge.train.config import SkillSettings, TrainSettings
 
 OPTIMIZER = MuGrokConfig.through_rounding(2e-3, 1e-3)
 Device = Literal["laptop", "phone", "pi", "server"]
@@ -34,7 +34,7 @@ TARGETS: dict[Device, Target] = {
 }
 
 
-class EdgeSettings(PhaseSettings, CorpusSettings):
+class EdgeSettings(PhaseSettings, SkillSettings):
     """What Phase 7 can be told."""
 
     target: Device = setting("phone", "the device that it is for; the next five replace its limits")
@@ -50,18 +50,11 @@ class EdgeSettings(PhaseSettings, CorpusSettings):
     cuts: Count = setting(6, "at most")
     cut_steps: Count = setting(200, "training steps after each")
     parent_share: Share = setting(0.5, "of the loss, that is the divergence from the input")
-    exchanges_share: Share = setting(0.4, "of the tokens, that are exchanges, if it has tools")
-    persona_share: Share = setting(0.3, "of these, that are about its persona")
-    thoughts_share: Share = setting(0.4, "of the others, that are thoughts, if it learned to think")
-    examples: Count = setting(6_000, "thoughts to learn from, and exchanges of each kind")
     train: TrainSettings = setting(
         TrainSettings(optimizer=OPTIMIZER, warmup_steps=5, warmdown_share=0.8),
         "training after every cut",
     )
     calibration_items: Count = setting(240, "items that tell what matters")
-    choice_items: Count = setting(240, "tool questions that cuts are kept or taken back by")
-    tool_items: Count = setting(1000, "unseen tool questions of the verdict")
-    thought_items: Count = setting(200, "unseen items of each family that it thinks about")
     least_retention: SomeShare = setting(  # more than the gate behind this phase, on fewer items
         0.92, "of the input's accuracy on items for choices, that every cut must keep"
     )

@@ -11,17 +11,13 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from functools import partial
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from agent_forge.contract import phase
 from agent_forge.contract.phase import ModelRef, PhaseContext, PhaseHeadline, PhaseReport, Table
 from agent_forge.data import traces
-from agent_forge.data.exchanges import Card, Persona
 from agent_forge.errors import ConfigError
 from agent_forge.evals.comparison import ACCURACY, Gain, compare_answers
 from agent_forge.model.network import ForgeNetwork
@@ -30,43 +26,23 @@ from agent_forge.phases.phase7_edge.profiling import PROMPT_TOKENS, Profiler
 from agent_forge.phases.phase7_edge.search import (
     INPUT,
     MET,
-    THOUGHTS,
     CutStep,
     EdgeSearch,
     Profiles,
 )
+from agent_forge.phases.skills import Measured, Skills
 from agent_forge.phases.training import (
     LatentModel,
-    Scores,
     compare_domains,
     learned_before,
-    measure_domains,
     save_handed_over,
 )
-from agent_forge.train.corpus import build_corpus, validate_corpus
+from agent_forge.train.corpus import validate_corpus
 from agent_forge.train.exchange_rows import PERSONA, TOOLS
-from agent_forge.train.lessons import lessons_of_record, unseen_items
 
 EDGE = "edge"
 ITEM_TOKENS = 60  # of an item, about
 GATE = 0.90  # of the input's accuracy, as the next phase asks for it
-
-
-@dataclass(frozen=True)
-class Measured:
-    """A model on unseen items: old tasks by domain; thoughts by family, tools and persona."""
-
-    old: Scores
-    right: dict[str, list[bool]]
-
-    @property
-    def accuracy(self) -> dict[str, float]:
-        old = {domain: scores.accuracy for domain, scores in self.old.items()}
-        return {**old, **{kind: float(np.mean(own)) for kind, own in self.right.items()}}
-
-    @property
-    def mean_accuracy(self) -> float:
-        return float(np.mean([*self.accuracy.values()]))
 
 
 Found = Mapping[str, Measured]
@@ -95,35 +71,19 @@ class EdgePhase(phase.PhaseController):
         return phase.PhasePlan(steps, weights, disk, memory, notes, work)
 
     def run(self, ctx: PhaseContext) -> phase.PhaseResult:
-        opened, c, record = ctx.inputs[0].open(), self.config, ctx.inputs[0].metadata
+        opened, c = ctx.inputs[0].open(), self.config
         if not isinstance(given := opened.network, ForgeNetwork):
             raise ConfigError("Phase 7 takes models of our own", hint="forge quantize takes others")
-        lessons = lessons_of_record(c, record, opened.tokenizer, ctx.seed)
-        corpus = build_corpus(c, given.settings, opened.tokenizer)
+        skills = Skills.of(ctx, c, given.settings, opened.tokenizer)
+        skills.taught  # noqa: B018 - what does not fit the rows is refused before any work
         start = LatentModel(given.settings, given.state_dict(), given.packing)
         with tempfile.TemporaryDirectory(prefix="agent_forge_") as place:
             profiler = Profiler(Path(place), opened.tokenizer, ctx.device)
-            search = EdgeSearch(ctx, c, corpus, lessons, _card(record), start, profiler)
-            search.taught  # noqa: B018 - what does not fit the rows is refused before any work
-            found = {INPUT: self._measure(search, start, INPUT)}
+            search = EdgeSearch(ctx, c, skills, start, profiler)
+            found = {INPUT: skills.measured(start.opened().to(ctx.device), INPUT)}
             model, taken, ended = search.cut_down()
-        found[EDGE] = self._measure(search, model, EDGE)
+        found[EDGE] = skills.measured(model.opened().to(ctx.device), EDGE)
         return self._result(search, model, found, taken, ended)
-
-    def _measure(self, search: EdgeSearch, model: LatentModel, name: str) -> Measured:
-        ctx, c, network = search.ctx, self.config, model.opened().to(search.ctx.device)
-        old = measure_domains(ctx, search.corpus, network, name)
-        asked: dict[str, list[Any]] = {}
-        if search.lessons:
-            for item in unseen_items(search.lessons.settings, "verdict", c.thought_items):
-                asked.setdefault(f"{THOUGHTS}: {item.family}", []).append(item)
-        if search.card:
-            asked |= search.exchanges("verdict", c.tool_items)
-        right = {}
-        for kind, items in asked.items():
-            look = partial(search.answered, network, kind, items, "verdict")
-            right[kind] = ctx.once("verdict", f"{name}/{kind}", look)
-        return Measured(old, right)
 
     # -- telling -----------------------------------------------------------------------------------
 
@@ -138,7 +98,7 @@ class EdgePhase(phase.PhaseController):
         ctx, before, after = search.ctx, found[INPUT], found[EDGE]
         metrics = self._metrics(search, found, taken, ended)
         ctx.log(None, {f"edge/{name}": value for name, value in metrics.items()})
-        gain = compare_domains(search.corpus, before.old, after.old).overall.gains[ACCURACY]
+        gain = compare_domains(search.skills.corpus, before.old, after.old).overall.gains[ACCURACY]
         kept = metrics["accuracy_retention"]
         told = f"{self.config.target}: {ended}; {kept:.1%} of the accuracy"
         if kept < GATE:
@@ -160,7 +120,7 @@ class EdgePhase(phase.PhaseController):
         }
         said = {**learned_before(ctx.inputs[0].metadata), **metrics, "deployment": deployment}
         told_of = [["deployment", ""], *([name, str(own)] for name, own in deployment.items())]
-        return save_handed_over(ctx, search.corpus, model, report, said, told_of)
+        return save_handed_over(ctx, search.skills.corpus, model, report, said, told_of)
 
     def _metrics(
         self, search: EdgeSearch, found: Found, taken: Profiles, ended: str
@@ -201,13 +161,6 @@ class EdgePhase(phase.PhaseController):
             "window_tokens": s.sw_window,
             "bundle": "forge export --bundle",
         }
-
-
-def _card(record: Mapping[str, Any]) -> Card | None:
-    """The tools and the persona that a model has learned, as its record says."""
-    if not record.get("tools") or not record.get("persona"):
-        return None
-    return Card(Persona(**record["persona"]), tuple(record["tools"]))
 
 
 def _comparison(found: Found, taken: Profiles) -> Table:

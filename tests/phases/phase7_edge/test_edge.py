@@ -31,7 +31,8 @@ from agent_forge.phases.phase7_edge.pruning import (
     cuts_of,
     importance_of,
 )
-from agent_forge.phases.phase7_edge.search import MET, EdgeSearch, retention
+from agent_forge.phases.phase7_edge.search import MET, EdgeSearch
+from agent_forge.phases.skills import retention
 from agent_forge.phases.training import LatentModel
 from agent_forge.quant.layers import plan_packing
 from agent_forge.store.records import read_metadata

@@ -25,8 +25,9 @@ from tests.support.toy_runs import SMALL, folder
 
 PHASE = "phases.final_compression"
 TRAIN = f"{PHASE}.train"
+WIDER = ("model.d_model=32", "model.ffn_hidden=64", "model.embed_rank=16")  # than a student
 FEW = (
-    *(f"{PHASE}.ratios=[6, 9]", f"{PHASE}.student_ratios=[20]", f"{PHASE}.thaw_steps=2"),
+    *(f"{PHASE}.ratios=[14, 20]", f"{PHASE}.student_ratios=[28]", f"{PHASE}.thaw_steps=2"),
     *(f"{PHASE}.steps=3", f"{PHASE}.student_steps=4", f"{PHASE}.examples=30", f"{PHASE}.rows=2"),
     *(f"{PHASE}.row_tokens=160", f"{PHASE}.items_per_family=12", f"{PHASE}.evaluation_items=6"),
     *(f"{PHASE}.families=[digit_max, copy, rotate]", f"{PHASE}.calibration_items=9"),
@@ -49,7 +50,7 @@ def run(root: Path, *sets: str, listener: Any = None) -> dict[str, Any]:
         resume=begun,
         listeners=[listener] if listener else [],
     )
-    given = None if begun else [forge_runs.ternary_model(root, phase="edge")]
+    given = None if begun else [forge_runs.ternary_model(root, *WIDER, phase="edge")]
     with brief():
         outcome = orchestrator.run(only="final_compression", input_models=given)
     assert outcome["success"], outcome
@@ -133,8 +134,8 @@ def missed(setting: str, root: Path, patch: pytest.MonkeyPatch) -> str:
 
 
 CHECKS: dict[str, Any] = {
-    f"{PHASE}.ratios": (finished, "[6]", "[5, 9]"),
-    f"{PHASE}.student_ratios": (finished, "[]", "[20]"),
+    f"{PHASE}.ratios": (finished, "[14]", "[12, 20]"),
+    f"{PHASE}.student_ratios": (finished, "[]", "[28]"),
     f"{PHASE}.prune_vocabulary": (finished, "true", "false"),
     f"{PHASE}.allocate": (finished, "true", "false"),
     f"{PHASE}.thaw_steps": (finished, "0", "2"),

@@ -56,10 +56,12 @@ def config(*sets: str) -> PipelineConfig:
     return load_config(preset="smoke", sets=(*SHAPE, *FEW, *sets))
 
 
-def ternary_model(root: Path, *, thinks: bool = True, phase: str = "bitnet") -> ModelRef:
+def ternary_model(
+    root: Path, *shape_sets: str, thinks: bool = True, phase: str = "bitnet"
+) -> ModelRef:
     """A packed model of another session and its whole copy, as Phase 4 or 5 hands them over."""
     SessionStore(root).create({}, "", session_id="before")
-    settings = config()
+    settings = config(*shape_sets)
     torch.manual_seed(1)
     network = ForgeNetwork(settings.model)
     packing = plan_packing(network, "ternary", "int4g32", 8)

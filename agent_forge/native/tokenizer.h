@@ -35,6 +35,7 @@ typedef struct {
     int64_t *ids;  /* slots: an id and 1 */
     Merge *merges;
     int64_t of_byte[256];
+    int whole_words; /* a word that is a token is read at once, whatever merges there are */
 } Tokenizer;
 
 typedef struct {
@@ -189,8 +190,8 @@ static void check_kind(const Json *root) {
     if (!is_text(member(model, "type"), "BPE") || !is_off(model, "dropout") ||
         !is_off(model, "unk_token") || !is_off(model, "continuing_subword_prefix") ||
         !is_off(model, "end_of_word_suffix") || !is_off(model, "byte_fallback") ||
-        !is_off(model, "ignore_merges") || !is_off(root, "normalizer") ||
-        !is_off(root, "post_processor") || !is_text(member(split, "type"), "Sequence") ||
+        !is_off(root, "normalizer") || !is_off(root, "post_processor") ||
+        !is_text(member(split, "type"), "Sequence") ||
         !is_text(member(digits, "type"), "Digits") || !each || each->kind != 't' ||
         !is_text(member(letters, "type"), "ByteLevel") || !letters || after(letters, parts) ||
         !is_off(letters, "add_prefix_space") || (by && by->kind != 't'))
@@ -218,6 +219,7 @@ static Tokenizer read_tokenizer(const char *folder, int64_t vocab) {
     const Json *root = parse(content, size), *model;
     check_kind(root);
     model = required(root, "model", '{');
+    t.whole_words = !is_off(model, "ignore_merges");
     read_vocabulary(&t, required(model, "vocab", '{'));
     read_merges(&t, required(model, "merges", '['));
     check_specials(&t, required(root, "added_tokens", '['));
@@ -281,6 +283,11 @@ static int64_t word_end(const Characters *c, int64_t from, int64_t end) {
 
 /* Add the tokens of a word: the pair with the lowest rank is joined until there is none. */
 static void add_word(const Tokenizer *t, const char *bytes, int64_t length, Tokens *out) {
+    int64_t known = *piece_slot(t, (Piece){bytes, length}, (Piece){"", 0});
+    if (t->whole_words && known) {
+        add_token(out, known - 1);
+        return;
+    }
     int64_t *word = allocate(length, sizeof *word);
     for (int64_t i = 0; i < length; i++) word[i] = t->of_byte[(unsigned char)bytes[i]];
     for (;;) {

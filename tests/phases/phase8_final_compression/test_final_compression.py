@@ -17,6 +17,7 @@ from agent_forge.contract.metrics import METRICS, find_metric
 from agent_forge.data.tokenizer import Tokenizer
 from agent_forge.errors import DamagedFile
 from agent_forge.model.opened import open_model
+from agent_forge.native.bundle import write_bundle
 from agent_forge.phases.phase8_final_compression.allocation import (
     Price,
     coded_bytes,
@@ -33,6 +34,7 @@ from agent_forge.store.paths import USER_FOLDER
 from agent_forge.store.records import learned_record, read_metadata
 from tests.support.compression_runs import PHASE, as_if_able, made, run
 from tests.support.networks import network
+from tests.support.programs import built, by_torch
 from tests.support.tokenizers import TOKENIZER
 from tests.support.toy_runs import exit_code, folder, forked, metrics
 
@@ -190,6 +192,24 @@ def test_a_command_opens_the_file_in_a_process_of_its_own(
         [sys.executable, "-m", "agent_forge", *words], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0 and '"copy"' in done.stdout, done.stderr
+
+
+@needs_fork
+@pytest.mark.slow
+@pytest.mark.skipif(not (shutil.which("cc") and shutil.which("make")), reason="no cc, or no make")
+@pytest.mark.usefixtures("cache")
+def test_the_program_runs_the_file(reference: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    """Codes of steps and a vocabulary that was pruned, in C as in Python."""
+    place = reference[1]["results"]["final_compression"].artifacts["models"][0].path
+    folder = unpacked(place / "model.forge")
+    write_bundle(folder, tmp_path / "bundle")
+    program = built(tmp_path / "bundle", tmp_path / "built", "-O2")
+    model, own = open_model(folder), Tokenizer.load(folder)
+    for text in ("copy k m a t", "sort 52814", "the cat sat quickly, twice", "max 4718:2905"):
+        ids = own.encode(text)
+        assert list(map(int, program.output(folder, text, "--encode").split())) == ids
+        wanted = by_torch(model.network, ids)  # type: ignore[arg-type]
+        torch.testing.assert_close(program.logits(folder, ids), wanted, rtol=0, atol=1e-3)
 
 
 @needs_fork

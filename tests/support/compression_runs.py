@@ -120,7 +120,7 @@ def taught(setting: str, root: Path, patch: pytest.MonkeyPatch) -> Any:
     own = Skills.of(ctx, c, opened.network.settings, opened.tokenizer)
     counts = {source.name: len(source.lengths) for source in own.taught.sources}
     asked = {kind: len(items) for kind, items in own._choices.items()}
-    return own.mix, counts, asked
+    return own.mix, counts, asked, len(own.calibration(c.calibration_items))
 
 
 def missed(setting: str, root: Path, patch: pytest.MonkeyPatch) -> str:
@@ -143,7 +143,7 @@ CHECKS: dict[str, Any] = {
     f"{PHASE}.student_steps": (finished, "4", "5"),
     f"{PHASE}.parent_share": (finished, "0.5", "0.9"),
     f"{PHASE}.control": (finished, "false", "true"),
-    f"{PHASE}.calibration_items": (finished, "9", "30"),
+    f"{PHASE}.calibration_items": (taught, "9", "30"),
     f"{PHASE}.first_gate": (missed, "0.9", "0.99"),
     f"{PHASE}.coded_gate": (missed, "0.9", "0.99"),
     f"{PHASE}.student_gate": (finished, "0.9", "0.99"),
@@ -155,7 +155,7 @@ CHECKS: dict[str, Any] = {
     f"{PHASE}.examples": (taught, "30", "60"),
     f"{PHASE}.choice_items": (taught, "4", "12"),
     f"{PHASE}.tool_items": (planned, "60", "6000"),
-    f"{PHASE}.thought_items": (finished, "2", "4"),
+    f"{PHASE}.thought_items": (planned, "2", "600"),
     f"{PHASE}.rows": (planned, "4", "8"),
     f"{PHASE}.row_tokens": (planned, "128", "192"),
     f"{PHASE}.checkpoint_every_steps": (finished, "1", "50"),

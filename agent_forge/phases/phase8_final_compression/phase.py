@@ -70,7 +70,8 @@ class FinalCompressionPhase(phase.PhaseController):
             f"points at {', '.join(named)} of the bytes in fp32, each tried twice at most",
             f"kept from {c.least_retention:.0%} of the accuracy on",
         )
-        asked = (2 + len(named)) * (c.tool_items + c.choice_items + 3 * c.evaluation_items)
+        each = c.tool_items + c.choice_items + 3 * (c.evaluation_items + c.thought_items)
+        asked = (2 + len(named)) * each
         tokens = c.rows * c.row_tokens
         disk = (2 + 2 * len(named)) * 5 * weights * 4 * 3
         memory = 14 * 4 * weights + 4000 * tokens + 3 * 10**8

@@ -191,11 +191,11 @@ class Compression:
     @cached_property
     def beside(self) -> dict[str, bytes]:
         """What is in the file beside weights and config: the tokenizer, and what is known."""
-        home, contents = home_of(self.request.model), _Contents()
-        write_tokenizer(contents, home, {})
+        home, stage = home_of(self.request.model), _Contents()
+        write_tokenizer(stage, home, {})
         if learned := learned_before(learned_record(home)):
-            contents.write_bytes(LEARNED, files.to_json({"learned": files.finite(learned)}))
-        return contents.found
+            stage.write_bytes(LEARNED, files.to_json({"learned": files.finite(learned)}))
+        return stage.found
 
     @property
     def _tokenizer(self) -> list[str]:

@@ -13,6 +13,7 @@ when it is loaded, so help and listings answer at once.
 | evo | evo, evo replay: evolve models into one |
 | merge | merge: one merge |
 | quantize | quantize: a model in few bits |
+| compress | compress: a model in one small file |
 | bake | bake: a prompt becomes a part of a model |
 | edge | edge: a model made smaller for a device |
 | evaluate | eval, compare: what models can do |
@@ -42,6 +43,7 @@ import agent_forge
 from agent_forge import platform
 from agent_forge.cli import (
     bake,
+    compress,
     data,
     doctor,
     edge,
@@ -63,7 +65,7 @@ Command = Callable[..., None]
 COMMANDS: list[Command] = [run.run, run.resume, run.stop, status.status, status.logs, run.phases]
 COMMANDS += [status.export, push.push, merge.merge, generate.generate, generate.chat, evaluate.eval]
 COMMANDS += [evaluate.compare, run.init, run.validate, runs.ls, runs.show, runs.models]
-COMMANDS += [quantize.quantize, bake.bake, edge.edge, runs.clean, runs.vacuum]
+COMMANDS += [quantize.quantize, compress.compress, bake.bake, edge.edge, runs.clean, runs.vacuum]
 COMMANDS += [doctor.doctor]
 OPTIONS: dict[str, dict[str, dict[str, Any]]]
 OPTIONS = json.loads(Path(__file__).with_name("options.json").read_text(encoding="utf-8"))

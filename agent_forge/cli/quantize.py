@@ -13,7 +13,7 @@ from agent_forge.errors import ConfigError
 from agent_forge.track.progress import make_progress
 
 if TYPE_CHECKING:
-    from agent_forge.phases.phase4_bitnet.quantise import Quantised
+    from agent_forge.phases.quantise import Quantised
 
 ACTIVATION_BITS = (0, 8)
 MOST_CODED = 0.8  # of the weights: below it is said
@@ -37,13 +37,13 @@ def quantize(
     if activation_bits not in ACTIVATION_BITS:
         raise ConfigError(f"--activation-bits {activation_bits} is neither 0 nor 8")
     from agent_forge.model.locate import locate_model
-    from agent_forge.phases.phase4_bitnet.quantise import QuantiseRequest, check, quantise
+    from agent_forge.phases.quantise import QuantiseRequest, check, quantise
     from agent_forge.quant.codecs import find_codec
 
     for name in [codec] if embedding == "fp16" else [codec, embedding]:
         find_codec(name)
     place, how = locate_model(model), (codec, embedding, activation_bits)
-    request = QuantiseRequest(place, out, *how, data=data, steps=steps, rate=rate, seed=seed)
+    request = QuantiseRequest(place, out, data, steps, rate, seed, *how)
     with whole_or_nothing(out):
         if dry_run:
             weights = check(request, force)

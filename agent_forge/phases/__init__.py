@@ -12,6 +12,9 @@
 | phase8_final_compression/ | one file, as small as what it can do allows |
 | phases.json | a line on each phase; the rules of every handoff |
 | toy.py, toy_config.py | the smallest phase: shows how one is written |
+| allocation.py | how coarse each kind of matrix may be written, for a size of the file |
+| compress.py | forge compress: any causal language model in one small file |
+| quantise.py | forge quantize, and what it shares with forge compress |
 | skills.py | what a model has learned: to be taught on, asked and compared while it gets smaller |
 | training.py | what training phases share: train, measure, compare, sample, save |
 """

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from agent_forge.model.opened import open_model
-from agent_forge.phases.phase4_bitnet import quantise
+from agent_forge.phases import quantise
 from agent_forge.quant.layers import compute_rounded, plan_packing
 from tests.support.command_line import Forge
 from tests.support.eval_models import FAMILIES

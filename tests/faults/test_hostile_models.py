@@ -194,6 +194,9 @@ OF_MODELS: dict[str, Line] = {
     "merge-base": lambda bad, good, data: _merge(str(good), "--method", "ties", "--base", bad),
     "merge-dry": lambda bad, good, data: _merge(f"{good},{bad}", "--dry-run"),
     "quantize": lambda bad, good, data: ["quantize", bad, "out", "--json"],
+    "compress": lambda bad, good, data: [
+        *("compress", bad, "out.forge", "--ratio", "5", "--data", data, "--json"),
+    ],
     "bake": lambda bad, good, data: [
         "bake",
         bad,

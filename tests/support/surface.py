@@ -26,6 +26,10 @@ SURFACE = {
         *("--activation-bits", "--codec", "--data", "--dry-run", "--embedding", "--force"),
         *("--json", "--rate", "--seed", "--steps", "model", "out"),
     ],
+    "compress": [
+        *("--data", "--dry-run", "--force", "--json", "--rate", "--ratio", "--retention"),
+        *("--seed", "--steps", "model", "out"),
+    ],
     "bake": [
         *(
             "--direction",

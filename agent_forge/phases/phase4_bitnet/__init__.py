@@ -4,7 +4,6 @@
 |---|---|
 | config.py | BitNetSettings; torch-free |
 | calibration.py | what each kind of matrix costs when it alone is rounded |
-| quantise.py | forge quantize: any causal language model, beside the pipeline |
 | rounding.py | training through the rounding, and what is put back |
 | phase.py | BitNetPhase: calibrate, round, train on, put back what costs too much, pack |
 

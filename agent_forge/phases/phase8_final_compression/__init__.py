@@ -3,7 +3,6 @@
 | file | what is in it |
 |---|---|
 | config.py | FinalCompressionSettings; torch-free |
-| allocation.py | how coarse each kind of matrix may be written, for a size of the file |
 | points.py | points of the curve of size and quality: trained, judged, kept or taken back |
 | phase.py | FinalCompressionPhase: go down the curve, measure, hand over what holds |
 """

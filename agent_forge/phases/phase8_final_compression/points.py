@@ -17,7 +17,7 @@ from agent_forge.errors import DamagedFile
 from agent_forge.evals.likelihood import padded
 from agent_forge.model.hf import config_dict
 from agent_forge.model.network import ForgeNetwork
-from agent_forge.phases.phase8_final_compression.allocation import (
+from agent_forge.phases.allocation import (
     Price,
     divergence_of,
     prices_of,

@@ -154,7 +154,7 @@ class Compression:
         kept = retention(self.first, right)
         self.points.append(Point(name, kind, ratio, weights, own, tokenizer, kept, gate))
         values = {"bytes": own, "ratio": self.fp32_bytes / own, "retention": kept[MEAN]}
-        self.ctx.log(None, {f"{name}/{key}": value for key, value in values.items()})
+        self.ctx.log(None, {f"point_{name}/{key}": value for key, value in values.items()})
 
     def _take_back(self, kept: str, name: str, missed: str, recorded: Right) -> None:
         """Drop a point; the one before it still has the score that was recorded."""

@@ -186,7 +186,8 @@ def run(work: Path, preset: str, sets: Iterable[str] = ()) -> dict[str, Any]:
         f"run --preset {preset} --session golden --set runtime.threads=1"
         f" --set tracking.sample_every_s=0 --set phases.quietstar.enabled=false"
         f" --set phases.bitnet.enabled=false --set phases.forge.enabled=false"
-        f" --set phases.baking.enabled=false --set phases.edge.enabled=false {more}",
+        f" --set phases.baking.enabled=false --set phases.edge.enabled=false"
+        f" --set phases.final_compression.enabled=false {more}",
         work,
     )
     folder = work / "storage" / "sessions" / "golden"

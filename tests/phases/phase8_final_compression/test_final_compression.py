@@ -18,7 +18,7 @@ from agent_forge.data.tokenizer import Tokenizer
 from agent_forge.errors import DamagedFile
 from agent_forge.model.opened import open_model
 from agent_forge.native.bundle import write_bundle
-from agent_forge.phases.phase8_final_compression.allocation import (
+from agent_forge.phases.allocation import (
     Price,
     coded_bytes,
     divergence_of,

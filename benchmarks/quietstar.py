@@ -34,17 +34,10 @@ NAME = "quietstar"
 SEEDS = {"tiny": (1, 2, 3), "small": (1, 2, 3), "addition": (1,)}
 ITEMS = 700
 LATER = [name for name in list(IMPLEMENTED)[3:] if name != "toy"]  # phases behind the champion's
-STUDIES = {  # preset, and what is set
-    "tiny": ("tiny", ()),
-    "small": ("small", ()),
-    "addition": (
-        "tiny",
-        (
-            "phases.quietstar.levels={addition: [10, 14]}",
-            "phases.quietstar.strategies=[step]",
-            "phases.quietstar.turns=null",
-        ),
-    ),
+STUDIES: dict[str, tuple[str, dict[str, Any]]] = {  # preset, and what is set of the phase
+    "tiny": ("tiny", {}),
+    "small": ("small", {}),
+    "addition": ("tiny", {"levels": {"addition": [10, 14]}, "strategies": ["step"], "turns": {}}),
 }
 
 
@@ -66,12 +59,14 @@ def thinking(work: Path, study: str, seed: int) -> dict[str, Any]:
     preset, own = STUDIES[study]
     given, session = champion(work, preset), f"{study}_{seed}"
     begun = (work / "sessions" / session / "session.json").exists()
-    sets = (f"storage.root={work}", f"runtime.seed={seed}", "runtime.threads=1", *own)
+    sets = (f"storage.root={work}", f"runtime.seed={seed}", "runtime.threads=1")
     controls = str(study != "tiny").lower()
     sets += (f"phases.quietstar.controls={controls}", f"phases.quietstar.thought_items={ITEMS}")
-    run = PipelineOrchestrator(
-        config=load_config(preset=preset, sets=sets), session_id=session, resume=begun
-    )
+    config = load_config(preset=preset, sets=sets)
+    phase = config.phases.quietstar.model_copy(update=own)
+    phases = config.phases.model_copy(update={"quietstar": phase})
+    config = config.model_copy(update={"phases": phases})
+    run = PipelineOrchestrator(config=config, session_id=session, resume=begun)
     cpu, wall = time.process_time(), time.monotonic()
     outcome = run.run(only="quietstar", input_models=None if begun else [given])
     assert outcome["success"], outcome

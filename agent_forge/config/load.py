@@ -167,14 +167,10 @@ def parse_set(item: str) -> Data:
 
 
 def merge(low: Mapping[str, Any], high: Mapping[str, Any]) -> Data:
-    """Join nested mappings key by key; where both have a value, that of `high` is taken. Null in
-    the place of a mapping takes away what is below, so that the default stands."""
+    """Join nested mappings key by key; where both have a value, that of `high` is taken."""
     result = dict(low)
     for key, value in high.items():
         below = result.get(key)
-        if value is None and isinstance(below, Mapping):
-            del result[key]
-            continue
         both = isinstance(below, Mapping) and isinstance(value, Mapping)
         result[key] = merge(below, value) if both else value  # type: ignore[arg-type]
     return result

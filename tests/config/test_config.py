@@ -661,10 +661,3 @@ def test_merge_prefers_the_right_and_leaves_both_untouched(
 def test_read_file_takes_json_by_its_suffix(write: Write) -> None:
     text = '{"runtime": {"seed": 5}}'
     assert read_file(write("c.json", text)) == read_file(write("c.yaml", text)) == json.loads(text)
-
-
-def test_null_takes_the_default_in_the_place_of_a_presets_mapping() -> None:
-    key = "phases.quietstar.turns"
-    assert load_config(preset="tiny").phases.quietstar.turns == {"chain": 2}
-    assert load_config(preset="tiny", sets=(f"{key}=null",)).phases.quietstar.turns == {}
-    assert merge({"a": {"b": 1}, "c": 2}, {"a": None, "c": None}) == {"c": None}

@@ -35,7 +35,7 @@ def edge(
     """Make a model of ours smaller for a device (Phase 7 alone), and write a bundle for it."""
     from agent_forge.contract.phase import ModelRef
     from agent_forge.model.locate import locate_model
-    from agent_forge.store.records import read_metadata
+    from agent_forge.store.records import learned_record
 
     if out.exists():
         raise AlreadyExists(f"{out} exists; it stays", hint="name a folder that does not")
@@ -48,7 +48,7 @@ def edge(
 
         plan = PipelineOrchestrator(config=config).controller(PHASE).plan(())
         return emit(as_json, ("", ""), [*asdict(plan).items()], **asdict(plan))
-    given = ModelRef(place.name, place, read_metadata(place).model_dump())
+    given = ModelRef(place.name, place, learned_record(place))
     display = "none" if as_json else "auto"
     outcome = conduct(display, config, only=PHASE, foreign=[given])
     if not outcome["success"]:

@@ -113,7 +113,7 @@ class Tokenizer:
         except Exception as error:  # the library raises nothing narrower
             raise DamagedFile(path, f"not a tokenizer ({error})") from error
 
-    def pruned(self, documents: Iterable[Sequence[int]]) -> tuple[Tokenizer, list[int]]:
+    def pruned(self, documents: Sequence[Sequence[int]]) -> tuple[Tokenizer, list[int]]:
         """A tokenizer of what these documents use, special tokens and bytes, and the ids that its
         tokens have here. Their texts are read as before; others may take more tokens."""
         self._require_specials()
@@ -122,7 +122,7 @@ class Tokenizer:
         merges = [tuple(pair) for pair in record["model"]["merges"]]
         words = {
             word
-            for text in {self.decode(run) for ids in documents for run in _between_specials(ids)}
+            for text in {self.decode(run) for own in documents for run in _between_specials(own)}
             for word, _ in self._core.pre_tokenizer.pre_tokenize_str(text)
         }
         # A word that is a token is read at once; of others, the way to their tokens is needed.
@@ -130,9 +130,10 @@ class Tokenizer:
         for first, second in reversed(merges):
             if first + second in parts:
                 parts |= {first, second}
-        kept = {w for w in words if w in ids} | parts | {n for n in ids if len(n) == 1}
-        before = sorted(ids[name] for name in kept | set(SPECIAL))
         names = {i: name for name, i in ids.items()}
+        used = {names[i] for document in documents for i in {*document}}
+        kept = {w for w in words if w in ids} | parts | used | {n for n in ids if len(n) == 1}
+        before = sorted(ids[name] for name in kept | set(SPECIAL))
         record["model"]["vocab"] = {names[i]: new for new, i in enumerate(before)}
         record["model"]["merges"] = [list(pair) for pair in merges if "".join(pair) in parts]
         record["model"]["ignore_merges"] = True

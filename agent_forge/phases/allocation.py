@@ -36,15 +36,17 @@ class Price(NamedTuple):
 
 @torch.no_grad()
 def divergence_of(
-    model: nn.Module, other: Mapping[str, Tensor], batches: Sequence[Tensor]
+    model: nn.Module, other: Mapping[str, Tensor], batches: Sequence[tuple[Tensor, Tensor]]
 ) -> float:
-    """KL(model || model with other weights), in nats a token."""
+    """KL(model || model with other weights) where tokens are asked for, in nats a token. Batches
+    are tokens and which of them are asked for."""
     total, count = 0.0, 0
-    for tokens in batches:
+    for tokens, asked in batches:
         outputs = (model(tokens), torch.func.functional_call(model, dict(other), (tokens,)))
-        own, changed = (getattr(out, "logits", out).log_softmax(-1) for out in outputs)
+        rows = (getattr(out, "logits", out)[:, :-1][asked[:, 1:]] for out in outputs)
+        own, changed = (row.float().log_softmax(-1) for row in rows)
         total += float((own.exp() * (own - changed)).sum())
-        count += tokens.numel()
+        count += len(own)
     return total / max(1, count)
 
 

@@ -12,6 +12,7 @@ import copy
 import math
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -246,7 +247,7 @@ class Compression:
         longest = max(len(item.ids) for item in items)
         rows = max(1, min(BATCH, self.tested.batch_tokens // longest))
         starts = range(0, len(items), rows)
-        batches = [padded(items[i : i + rows], torch.device("cpu"))[0] for i in starts]
+        batches = [padded(items[i : i + rows], torch.device("cpu")) for i in starts]
         done = 0
 
         def cost(rounded: Mapping[str, Tensor]) -> float:
@@ -276,8 +277,9 @@ class Compression:
             problem = f"at the least ratio, {low:.2f}, {best[1]:.1%} are kept, not {share:.1%}"
             raise ConfigError(problem, hint="name a lower --retention")
         for number in range(2, MEASUREMENTS + 1):
-            middle = math.sqrt(low * high)
-            found = kept_by(self.at_ratio(middle, prices, self.kept), number)
+            middle, found = math.sqrt(low * high), (best[0], -1.0)
+            with suppress(ConfigError):  # no steps make a file of just that size
+                found = kept_by(self.at_ratio(middle, prices, self.kept), number)
             if found[1] >= share:
                 low, best = middle, found
             else:
@@ -303,32 +305,32 @@ class Compression:
             packing, retention = self.keeping(r.retention, prices, progress)
         if r.steps:
             aim = self.asked_ratio if r.retention is None else self.ratio_of(packing, state)
-            items, tied = right_items(self.tested, self.learned), with_tied(packing, self._network)
+            items, tied = (
+                right_items(self.tested, self.learned),
+                with_tied(packing, self.tested.model),
+            )
             state = trained(r, self.tested, tied, items, progress)
             if abs(self.ratio_of(packing, state) / aim - 1) > CLOSE:  # its codes changed with it
-                packing = self.at_ratio(aim, prices, state)
+                with suppress(ConfigError):  # what was trained is kept, at the size that it has
+                    packing = self.at_ratio(aim, prices, state)
         recorded = self._rounded(packing, state).first_losses(self.asked)
         container = self.container(packing, state, whole=True)
         with files.building(r.out) as built:
             trial = built / r.out.name
             files.write_bytes(trial, container.content)
             confirm(unpacked(trial), lambda m: m.first_losses(self.asked), recorded)
+            compared = self._compared(unpacked(trial), progress)
             _refuse_place(r.out, None, force)
             with files.writing(r.out, replace=force) as writer:
                 writer.write(container.content)
-        compared = self._compared(progress)
         tokenizer = sum(container.sizes[name] for name in self._tokenizer)
         size = len(container.content)
         return Compressed(r.out, self.weights, size, tokenizer, retention, compared)
 
-    @property
-    def _network(self) -> torch.nn.Module:
-        return self.tested.model
-
-    def _compared(self, progress: Progress) -> Comparison:
-        """The written file and its parent on the items of the verdict."""
+    def _compared(self, written: Path, progress: Progress) -> Comparison:
+        """What was written and its parent on the items of the verdict."""
         scores = []
-        for tested in (self.tested, open_model_under_test(unpacked(self.request.out))):
+        for tested in (self.tested, open_model_under_test(written)):
             parts: list[TokenizedDomain] = [tested.prepare(domain) for domain in self.asked]
             scores.append(tested.measure_all(parts, lambda d, n: progress("measuring", d, n)))
         return compare(scores[0], scores[1], self.asked, self.request.seed)

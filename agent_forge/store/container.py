@@ -10,11 +10,13 @@ A command that is given such a file unpacks it once, into a folder of the user's
 import hashlib
 import json
 import lzma
+import re
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from agent_forge.errors import DamagedFile, HostileInput
+from agent_forge.errors import CannotWrite, DamagedFile, HostileInput
 from agent_forge.store import files
 from agent_forge.store.paths import user_cache
 
@@ -25,7 +27,8 @@ CHECKSUM = hashlib.sha256().digest_size
 FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "dict_size": 8 << 20}]
 MOST_INDEX = 1 << 20
 # By how much a file may grow: more is made to fill a disk.
-MOST_GROWTH, ALWAYS_ALLOWED = 1000, 16 << 20
+MOST_GROWTH, ALWAYS_ALLOWED = 100, 16 << 20
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 
 
 class Container(NamedTuple):
@@ -80,15 +83,24 @@ def unpacked(path: Path) -> Path:
     for name, content in sorted(contents.items()):
         digest.update(name.encode() + b"\0" + hashlib.sha256(content).digest())
     folder = user_cache() / "models" / digest.hexdigest()[:32]
-    if (folder / files.MANIFEST).is_file():
-        records = files.verify(folder)
-        if {*records} == {*contents}:
-            return folder
+    if _is_whole(folder, contents):
+        return folder
     files.require_space(folder, sum(map(len, contents.values())))
-    with files.staging(folder) as stage:
-        for name, content in contents.items():
-            stage.write_bytes(name, content)
+    try:
+        with files.staging(folder) as stage:
+            for name, content in contents.items():
+                stage.write_bytes(name, content)
+    except CannotWrite:
+        if not _is_whole(folder, contents):  # else another process was faster
+            raise
     return folder
+
+
+def _is_whole(folder: Path, contents: Mapping[str, bytes]) -> bool:
+    """True if the files are there as they should be; what was damaged is unpacked again."""
+    with suppress(DamagedFile, FileNotFoundError):
+        return {*files.verify(folder)} == {*contents}
+    return False
 
 
 def _compressed(data: bytes) -> bytes:
@@ -118,8 +130,10 @@ def _index(path: Path, data: bytes) -> list[tuple[str, int, int]]:
     if not isinstance(entries, list) or not all(map(_is_entry, entries)):
         raise DamagedFile(path, "its index is no list of files")
     names = [name for name, _, _ in entries]
-    if any(Path(name).name != name or name in (".", "..", files.MANIFEST) for name in names):
-        raise HostileInput(f"{path} names a file outside of its folder")
+    if any(not NAME.fullmatch(name) or name == files.MANIFEST for name in names):
+        raise HostileInput(
+            f"{path} names a file that a model has not: outside of its folder, or odd"
+        )
     if len({*names}) != len(names) or len(names) > 100:
         raise DamagedFile(path, "its index names a file twice")
     return [(name, size, stored) for name, size, stored in entries]

@@ -102,7 +102,7 @@ class EdgeSearch:
         records = self.ctx.once("cuts", str(number), partial(self._candidates, model))
         if not records:
             return None
-        best = min(records, key=lambda own: (own["rise"] / own["saved"], own["saved"]))
+        best = min(records, key=lambda own: (max(own["rise"], 0.0) / own["saved"], -own["saved"]))
         cut = Cut(best["kind"], tuple(map(tuple, best["kept"])))
         return Chosen(cut, best["rise"])
 

@@ -136,7 +136,7 @@ class FinalCompressionPhase(phase.PhaseController):
             "file_size_mb": len(container.content) / 1e6,
             "accuracy_retention": kept,
             "points_kept": sum(not own.gate for own in down.points) - 1,
-            "inference_latency_ms": ctx.once("latency", chosen, partial(latency_ms, network)),
+            "latency_512_ms": ctx.once("latency", chosen, partial(latency_ms, network)),
         }
         ctx.log(None, {f"compression/{name}": value for name, value in metrics.items()})
         gain = compare_domains(down.skills.corpus, before.old, after.old).overall.gains[ACCURACY]
@@ -145,14 +145,22 @@ class FinalCompressionPhase(phase.PhaseController):
         if point.kind == STUDENT:
             told += f"; a student of {point.weights:,} weights, not the model's own"
         if chosen == START:
-            told = f"no point kept what is asked for: the input as it was; {told}"
+            told = f"no point kept what is asked for: the input, in its own codes; {told}"
         verdict = f"{told}; old tasks: {gain.sentence(ACCURACY, 'the input')}"
         headline = PhaseHeadline(
             "mean accuracy, input -> file", before.mean_accuracy, after.mean_accuracy, verdict
         )
         tables = [_curve(down, found), _kinds(found)]
         report = PhaseReport(headline, told, metrics, tables)
-        report.details = {"points": [asdict(own) for own in down.points], "chosen": chosen}
+        report.details = {
+            "points": [asdict(own) for own in down.points],
+            "chosen": chosen,
+            "left_out": down.left_out,
+            "tokens": [
+                ctx.inputs[0].open().network.settings.vocab_size,
+                down.start.settings.vocab_size,
+            ],
+        }
         said = {**down.learned, **metrics, "student": point.kind == STUDENT}
         card = "\n\n".join([report.card(), *map(as_markdown, tables[1:])])
         packed = model.packing.pack(model.state) if model.packing else None

@@ -42,7 +42,7 @@ STUDENT_BITS = 3.2  # of a weight of a student's file, about: finer steps than t
 BATCH = 16  # items of a forward pass for prices
 SMALLEST = 300  # tokens of a network
 GENTLER = 0.8  # of a ratio, when it is tried again
-HEAD_SIZE = 8  # of a student's heads, at least
+HEAD_SIZE = 16  # of a student's heads
 HEADER_BYTES = 45  # of a matrix in the headers of the file, about
 Bytes = Mapping[str, int]
 
@@ -77,6 +77,7 @@ class Compression:
     learned: Mapping[str, Any]  # what the record of the input says that it can
     first: Right  # of the input, on items for choices
     points: list[Point] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)  # students that could not be made, and why
     models: dict[str, LatentModel] = field(default_factory=dict)  # by the names of points
 
     # -- going down --------------------------------------------------------------------------------
@@ -85,9 +86,9 @@ class Compression:
         """Make the points one by one, each from the last that was kept; the name of the one that is
         handed over."""
         c, names = self.settings, [START]
-        now = self.skills.right(self._opened(self.start), START)
+        right, now = self.skills.right(self._opened(self.start), START), self.first
         self.models[START], thawed = self.start, self._thawed()
-        self._note(START, START, 1.0, now, "")
+        self._note(START, START, 1.0, right, "")
         for number, ratio in enumerate(c.ratios, start=1):
             reached = self._coded_or_gentler(thawed, number, ratio, names, now)
             if reached is None:
@@ -96,6 +97,7 @@ class Compression:
             now = reached[1]
         for number, ratio in enumerate(c.student_ratios, start=1):
             if (shape := self.student_shape(ratio)) is None:
+                self.left_out.append(f"{ratio:g} times smaller: no network like it is so small")
                 continue
             name = f"{STUDENT}_{number}"
             self.models[name] = self._student(shape, ratio, name, taught=True)
@@ -110,7 +112,7 @@ class Compression:
             if not gate:
                 names.append(name)
         sizes = {point.name: point.bytes for point in self.points}
-        return min(names, key=lambda name: sizes[name])
+        return min(names[1:] or names, key=lambda name: sizes[name])
 
     def _coded_or_gentler(
         self, thawed: LatentModel, number: int, ratio: float, names: Sequence[str], now: Right
@@ -126,7 +128,7 @@ class Compression:
             self._note(name, CODED, asked, right, missed)
             if not missed:
                 return name, right
-            self._take_back(names[-1], name, missed, now)
+            self._take_back(names[-1], name, missed)
         return None
 
     def _missed(self, before: Right, after: Right, gate: float) -> str:
@@ -156,10 +158,11 @@ class Compression:
         values = {"bytes": own, "ratio": self.fp32_bytes / own, "retention": kept[MEAN]}
         self.ctx.log(None, {f"point_{name}/{key}": value for key, value in values.items()})
 
-    def _take_back(self, kept: str, name: str, missed: str, recorded: Right) -> None:
+    def _take_back(self, kept: str, name: str, missed: str) -> None:
         """Drop a point; the one before it still has the score that was recorded."""
-        again = self.skills.right(self._opened(self.models[kept]), f"before {name}, again")
-        if again != recorded:
+        network = self._opened(self.models[kept])
+        recorded = self.skills.right(network, kept)
+        if self.skills.right(network, f"before {name}, again") != recorded:
             raise DamagedFile(self.ctx.folder, "weights that a point went back to score otherwise")
         event = {"phase": self.ctx.phase, "stage": name, "reason": missed}
         record = partial(self.ctx.tracker.event, "rolled_back", **event)
@@ -197,7 +200,7 @@ class Compression:
         network = model.whole().to(self.ctx.device)
         items = self.skills.calibration(self.settings.calibration_items)
         rows = (items[i : i + BATCH] for i in range(0, len(items), BATCH))
-        batches = [padded(own, torch.device(self.ctx.device))[0] for own in rows]
+        batches = [padded(own, torch.device(self.ctx.device)) for own in rows]
         cost = partial(divergence_of, network, batches=batches)
         found = prices_of(cost, network.state_dict(), packing.matrices)
         return [(p.kind, p.weights, p.nats) for p in found]
@@ -217,9 +220,9 @@ class Compression:
         """The widest network like the input whose file would be so small; None if none is."""
         s, found = self.start.settings, None
         most = 8 * self.fp32_bytes / ratio / STUDENT_BITS
-        for width in range(2 * HEAD_SIZE, s.d_model, 2 * HEAD_SIZE):
+        for width in range(HEAD_SIZE, s.d_model, HEAD_SIZE):
             part = width / s.d_model
-            changes = {"d_model": width, "n_heads": width // (2 * HEAD_SIZE), "head_size": 0}
+            changes = {"d_model": width, "n_heads": width // HEAD_SIZE, "head_size": 0}
             changes |= {"embed_rank": max(8, round(part * s.embed_rank / 2))}
             for name in ("ffn_hidden", "d_mem", "gate_hidden", "trm_hidden"):
                 changes[name] = max(8, round(part * getattr(s, name)))
@@ -276,7 +279,8 @@ class Compression:
 def pruned(model: LatentModel, kept: Sequence[int]) -> LatentModel:
     """A model that knows these tokens alone, but for some that the smallest vocabulary asks for."""
     name, state, packing = "embedding.weight", dict(model.state), model.packing
-    others = [i for i in range(model.settings.vocab_size) if i not in {*kept}]
+    known = {*kept}
+    others = [i for i in range(model.settings.vocab_size) if i not in known]
     kept = [*kept, *others[: max(0, SMALLEST - len(kept))]]
     state[name] = state[name][torch.tensor(kept)].clone()
     settings = ModelSettings(**{**model.settings.model_dump(), "vocab_size": len(kept)})

@@ -126,6 +126,9 @@ class QuietStarPhase(phase.PhaseController):
         model = opened.network.to(ctx.device)
         if not isinstance(model, ForgeNetwork):
             raise ConfigError("Phase 3 teaches models of our own; this one is of another kind")
+        if not self.config.steps and not ctx.inputs[0].metadata.get("strategies"):
+            hint = "teach it: --set phases.quietstar.steps=800"
+            raise ConfigError("steps: 0 is for a model that thinks; this one never did", hint=hint)
         tokenizer: Tokenizer = opened.tokenizer
         splits = ("selection", "verdict") if self.config.texts else ()
         unseen = [task for split in splits for task in self._items(split)]

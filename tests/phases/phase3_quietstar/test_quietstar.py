@@ -272,3 +272,8 @@ def test_the_specifications_parts_have_one_import() -> None:
     assert CoherenceValidator.__module__ == "agent_forge.evals.coherence"
     assert ThoughtGenerator.__module__ == "agent_forge.infer.thinking"
     assert QuietStarSettings().strategies[0] == "step"
+
+
+def test_no_steps_are_for_models_that_think(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="this one never did"):
+        quietstar_runs.run(tmp_path, "phases.quietstar.steps=0")

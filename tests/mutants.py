@@ -345,8 +345,8 @@ MUTANTS = (
     ),
     Mutant(
         "scales of a packed file may be anything",
-        "quant/packed.py",
-        "        if not bool(scales.isfinite().all()):\n",
+        "quant/codecs.py",
+        "        if not bool(written.isfinite().all()):\n",
         "        if False:\n",
         "tests/quant/test_packed.py",
     ),

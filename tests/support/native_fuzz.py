@@ -31,7 +31,7 @@ def matrix(draw: np.random.Generator, rows: int, columns: int, kind: int) -> tup
 
 def shapes(s: list[int]) -> tuple[dict[str, tuple[int, int]], dict[str, int]]:
     """The matrices and vectors of a network of these sizes."""
-    vocab, rank, d, layers, heads, hidden, channels, gate, trm, _, steps, _ = s
+    vocab, rank, d, layers, heads, hidden, channels, gate, trm, _, steps, _, width = s
     matrices = {
         "embedding.weight": (vocab, rank),
         "projection.weight": (d, rank),
@@ -48,15 +48,16 @@ def shapes(s: list[int]) -> tuple[dict[str, tuple[int, int]], dict[str, int]]:
     inner = {"gate": gate, "recursion.refine": trm, "recursion.update": trm}
     vectors = {f"{name}.inner.bias": size for name, size in inner.items()}
     vectors |= {f"{name}.outer.bias": d for name in inner}
-    vectors |= {"memory.decays": channels, "attention.frequencies": d // heads // 2}
+    vectors |= {"memory.decays": channels, "attention.frequencies": width // 2}
     vectors |= {"halting.head.bias": 1, "halting.shifts": steps, "halting.head.weight": d}
     for name in ("memory.norm.gain", "gate.norm.gain", "recursion.norm.gain", "norm.gain"):
         vectors[name] = d
     vectors |= {"recursion.y_start": d, "recursion.z_start": d}
     for i in range(layers):
         vectors |= {f"blocks.{i}.norm_{part}.gain": d for part in ("attention", "mlp")}
-        matrices |= {f"blocks.{i}.attention.{part}.weight": (d, d) for part in ("q", "k", "v")}
-        matrices[f"blocks.{i}.attention.out.weight"] = d, d
+        own = heads * width
+        matrices |= {f"blocks.{i}.attention.{part}.weight": (own, d) for part in ("q", "k", "v")}
+        matrices[f"blocks.{i}.attention.out.weight"] = d, own
         matrices |= {f"blocks.{i}.mlp.{part}.weight": (hidden, d) for part in ("gate", "up")}
         matrices[f"blocks.{i}.mlp.down.weight"] = d, hidden
     return matrices, vectors
@@ -64,7 +65,7 @@ def shapes(s: list[int]) -> tuple[dict[str, tuple[int, int]], dict[str, int]]:
 
 def network(draw: np.random.Generator) -> tuple[list[int], Tensors]:
     heads, half = (int(n) for n in draw.integers(1, 4, 2))
-    sizes = [int(n) for n in draw.integers(1, 40, 12)]
+    sizes = [*(int(n) for n in draw.integers(1, 40, 12)), 2 * int(draw.integers(1, 9))]
     sizes[2], sizes[3], sizes[4] = 2 * heads * half * int(draw.integers(1, 9)), 2, heads
     sizes[9], sizes[10], sizes[11] = int(draw.integers(1, 12)), 2, 2
     matrices, vectors = shapes(sizes)
@@ -98,12 +99,12 @@ def spoil(draw: np.random.Generator, sizes: list[int], tensors: Tensors) -> None
     elif choice == len(wrong):
         del tensors[name]
     else:
-        sizes[int(draw.integers(0, 12))] = int(draw.choice([0, -1, 2**31, 2**62]))
+        sizes[int(draw.integers(0, 13))] = int(draw.choice([0, -1, 2**31, 2**62]))
 
 
 def read(native: Any, draw: np.random.Generator, opened: Any, sizes: list[int]) -> None:
     """Read past the window in several pieces; and what does not fit."""
-    vocab, d, layers, channels, window = sizes[0], sizes[2], sizes[3], sizes[6], sizes[9]
+    vocab, d, layers, channels, window = sizes[0], sizes[4] * sizes[12], *sizes[3:7:3], sizes[9]
     past, memory = np.zeros(layers * 2 * window * d, "f"), np.zeros(4 * channels, "f")
     logits, position = np.empty(vocab, "f"), 0
     for count in (1, window, 3):

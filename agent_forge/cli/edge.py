@@ -50,7 +50,7 @@ def edge(
         return emit(as_json, ("", ""), [*asdict(plan).items()], **asdict(plan))
     given = ModelRef(place.name, place, learned_record(place))
     display = "none" if as_json else "auto"
-    outcome = conduct(display, config, only=PHASE, foreign=[given])
+    outcome = conduct(display, config, only=PHASE, given=[given], foreign=True)
     if not outcome["success"]:
         advise(storage, outcome)
         raise typer.Exit(outcome["exit_code"])

@@ -13,7 +13,7 @@ import typer
 
 from agent_forge.cli.output import emit, emit_json, emit_table, plain, size
 from agent_forge.cli.status import run_lines
-from agent_forge.config.phases import ORDER
+from agent_forge.config.phases import ORDER, source_of
 from agent_forge.errors import AlreadyExists, Cancelled, ConfigError
 from agent_forge.phases import IMPLEMENTED, SUMMARY
 from agent_forge.store import files, lock
@@ -34,6 +34,7 @@ def run(
     preset: str | None,
     config: Path | None,
     sets: list[str],
+    models: str | None,
     session: str | None,
     storage: Path | None,
     dry_run: bool,
@@ -47,9 +48,25 @@ def run(
     settings = load_config(preset=preset, path=config, sets=tuple(sets))
     if storage is not None:
         settings = _at(settings, storage)
+    given = _given(models, only, Path(settings.storage.root)) if models else []
     if dry_run:
-        return _dry_run(settings, session, as_json, only=only, start=start)
-    _start(progress, settings, as_json, only=only, start=start, session_id=session)
+        return _dry_run(settings, session, as_json, only=only, start=start, given=given)
+    # The rules of a handoff are for what the phase before has made.
+    foreign = any(ref.metadata.get("phase_name") != source_of(only or "") for ref in given)
+    about: dict[str, Any] = {"given": given, "foreign": foreign, "session_id": session}
+    _start(progress, settings, as_json, only=only, start=start, **about)
+
+
+def _given(models: str, only: str | None, storage: Path) -> list[ModelRef]:
+    """The models that a phase is to work on, whoever made them."""
+    from agent_forge.model.locate import locate_parents
+    from agent_forge.pipeline.orchestrator import reference
+
+    if only is None:
+        raise ConfigError("--models goes with --only", hint="name the phase that works on them")
+    names = [name for name in models.split(",") if name]
+    places, _ = locate_parents(names, storage)
+    return [reference(Path(place)) for place in places]
 
 
 def resume(
@@ -162,7 +179,8 @@ def conduct(
     *,
     only: str | None = None,
     start: str | None = None,
-    foreign: Sequence[ModelRef] = (),
+    given: Sequence[ModelRef] = (),
+    foreign: bool = False,
     **session: Any,  # session_id, resume, sets
 ) -> dict[str, Any]:
     """Run the pipeline with a display. What is left at once can go on if it has a session."""
@@ -172,7 +190,7 @@ def conduct(
 
         orchestrator = PipelineOrchestrator(config=config, **session)
         with make_progress(progress) as display:
-            how: dict[str, Any] = {"input_models": foreign, "foreign": True} if foreign else {}
+            how: dict[str, Any] = {"input_models": given, "foreign": foreign} if given else {}
             return orchestrator.run(only=only, start=start, listeners=[display], **how)
     except KeyboardInterrupt:
         name = orchestrator.session_id if orchestrator else session.get("session_id")
@@ -243,9 +261,7 @@ def named(root: Path, session: str) -> str:
     return session if str(root) == "storage" else f"{session} --storage {shlex.quote(str(root))}"
 
 
-def _dry_run(
-    settings: PipelineConfig, session: str | None, as_json: bool, **chosen: str | None
-) -> None:
+def _dry_run(settings: PipelineConfig, session: str | None, as_json: bool, **chosen: Any) -> None:
     """Print what would run, with its needs; nothing is created."""
     from agent_forge.pipeline.orchestrator import PipelineOrchestrator
 

@@ -12,6 +12,7 @@ from agent_forge.config.phases import ORDER, phase_folder
 from agent_forge.errors import ConfigError, NotFound
 from agent_forge.phases import SUMMARY
 from agent_forge.store import lock
+from agent_forge.store.records import read_state
 
 LINES = 28  # of the account of a run; two are left for what is said around it
 LOG_COLUMNS = ("timestamp", "level", "event", "logger")
@@ -46,8 +47,6 @@ def status(session: str | None, metrics: bool, storage: Path, as_json: bool) -> 
 
 def run_lines(folder: Path, done_before: Collection[str] = ()) -> list[str]:
     """A run in at most thirty lines: what each phase did and measured, the model, its own words."""
-    from agent_forge.contract.phase import read_state
-
     lines: list[str] = []
     samples: list[dict[str, str]] = []
     model: Path | None = None

@@ -12,3 +12,9 @@ def phase_folder(phase_name: str) -> str:
     if phase_name not in PHASES:
         return phase_name
     return f"phase{PHASES.index(phase_name) + 1}_{phase_name}"
+
+
+def source_of(phase_name: str) -> str | None:
+    """Return the phase whose models this one is handed."""
+    index = PHASES.index(phase_name) if phase_name in PHASES else 0
+    return PHASES[index - 1] if index else None

@@ -24,12 +24,12 @@ from torch import nn
 
 from agent_forge.contract.metrics import find_metric
 from agent_forge.contract.replay import DecisionLog, MeasurementLog
-from agent_forge.errors import ConfigError, DamagedFile, Interrupted, NotFinite, NotFound
-from agent_forge.store import files, paths
+from agent_forge.errors import ConfigError, Interrupted, NotFinite, NotFound
+from agent_forge.store import paths
 from agent_forge.store.checkpoint import CheckpointManager, capture_generators, restore_generators
 from agent_forge.store.models import ModelStorage, load_directory
 from agent_forge.store.pytree import pack, same
-from agent_forge.store.records import read_metadata
+from agent_forge.store.records import read_metadata, read_state
 from agent_forge.store.tensors import Weights, first_not_finite
 from agent_forge.track.tracker import Tracker
 
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 Piece = TypeVar("Piece")
 Table = list[list[Any]]  # its first row is the head
-STATE_FILE = "state.json"  # the record of a phase, in its folder
 NAMED_MODELS = "named_models"  # the artifact with the models that are handed over by name
 SIZE_CLASSES = {"tiny": 50e6, "small": 500e6, "medium": 2e9, "large": math.inf}  # weights below
 GENTLER = "settings that learn more gently need a new run"
@@ -74,14 +73,6 @@ class PhasePlan:
         """The size class of its models in words, or None where their size is not known."""
         size = self.parameters
         return None if size is None else next(n for n, most in SIZE_CLASSES.items() if size < most)
-
-
-def read_state(folder: Path) -> dict[str, Any] | None:
-    """The record of a phase, or None if it has not begun; a damaged one counts as not begun."""
-    try:
-        return files.read_checked(folder / STATE_FILE)
-    except (FileNotFoundError, DamagedFile):
-        return None
 
 
 @dataclass(frozen=True)

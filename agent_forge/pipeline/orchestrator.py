@@ -17,9 +17,9 @@ import structlog
 
 from agent_forge import errors
 from agent_forge.config.load import did_you_mean, merge, read_one, to_yaml, validate
-from agent_forge.config.phases import ORDER, PHASES, phase_folder
+from agent_forge.config.phases import ORDER, PHASES, phase_folder, source_of
 from agent_forge.contract.handoff import ModelHandoffValidator
-from agent_forge.contract.phase import ModelRef, PhaseController, PhasePlan, PhaseResult, read_state
+from agent_forge.contract.phase import ModelRef, PhaseController, PhasePlan, PhaseResult
 from agent_forge.phases import IMPLEMENTED, RULES, load_phase
 from agent_forge.phases.phase2_evomerge.config import refuse_outside
 from agent_forge.pipeline.config import BEFORE, EVOMERGE, PipelineConfig, load_config
@@ -27,7 +27,7 @@ from agent_forge.pipeline.environment import StopSignals, prepare, snapshot, thr
 from agent_forge.pipeline.phase_run import RunContext, outputs_of, require_for, run_phase
 from agent_forge.store.cleanup import SessionCleanupManager
 from agent_forge.store.models import ModelStorage
-from agent_forge.store.records import read_metadata
+from agent_forge.store.records import learned_record, read_state
 from agent_forge.store.sessions import CONFIG_FILE, SESSION_FILE, SessionStore, read_session
 from agent_forge.track.logs import logging_to
 from agent_forge.track.tracker import Listener, Tracker, sampling
@@ -93,13 +93,15 @@ class PipelineOrchestrator:
         cls = self._controllers[name] if self._controllers else load_phase(name)
         return cls(getattr(self.config.phases, name), self.config)
 
-    def plan(self, only: str | None = None, start: str | None = None) -> dict[str, PhasePlan]:
+    def plan(
+        self, only: str | None = None, start: str | None = None, given: Sequence[ModelRef] = ()
+    ) -> dict[str, PhasePlan]:
         """What each phase would do, after a check of all that a new run could be refused for."""
         names = self.phase_names(only, start)
         self.sessions.check_new(self.session_id)
-        if source := _source_of(names[0]):
+        if not given and (source := source_of(names[0])):
             text = f"{source} -> {names[0]}: a new session has no models of {source}"
-            hint = f"begin with {source}, or go on with a session that has them: forge resume"
+            hint = f"begin with {source}, name them (--models), or forge resume a session with them"
             raise errors.HandoffRefused(text, hint=hint)
         prepare(self.config.runtime)
         plans = {name: self.controller(name).plan(()) for name in names}  # no models yet
@@ -136,6 +138,7 @@ class PipelineOrchestrator:
                 self.controller(name).plan(())
             asked = {"only": only, "start": start, "phases": names}
             asked |= {"foreign": True} if foreign else {}
+            asked |= {"models": [str(r.path.resolve()) for r in input_models or ()]}
             self.session_id = self._new_session(asked)
         folder = self.sessions.find(self.session_id or "")
         with contextlib.ExitStack() as stack:
@@ -240,7 +243,7 @@ class PipelineOrchestrator:
         if error is None:
             return {**outcome, "final_model": results[phase].model}
         if isinstance(error, errors.HandoffRefused):
-            return {**outcome, "failed_handoff": f"{_source_of(phase) or 'input'} -> {phase}"}
+            return {**outcome, "failed_handoff": f"{source_of(phase) or 'input'} -> {phase}"}
         return {**outcome, "failed_phase": phase}
 
     def _end(self, run: RunContext, status: str, error: str) -> None:
@@ -266,7 +269,7 @@ class PipelineOrchestrator:
 
     def _inputs(self, run: RunContext, phase: str, results: PhaseResults) -> list[ModelRef]:
         """The models of the phase before, or those that were given at the first start."""
-        source = _source_of(phase)
+        source = source_of(phase)
         if source is None:
             return []
         if source in results:
@@ -276,12 +279,12 @@ class PipelineOrchestrator:
         if state and state["status"] == "completed":
             return outputs_of(folder, state) or []
         own = read_state(run.folder / phase_folder(phase)) or {}
-        places = [Path(text) for text in own.get("inputs", [])]
-        return [ModelRef(p.name, p, read_metadata(p).model_dump()) for p in places]
+        places = own.get("inputs") or read_session(run.folder).get("asked", {}).get("models", [])
+        return [reference(Path(place)) for place in places]
 
     def _check_handoff(self, run: RunContext, target: str, models: Sequence[ModelRef]) -> None:
         """Apply the rules of the handoff, record the result, and raise if it did not pass."""
-        source = _source_of(target)
+        source = source_of(target)
         if source is None:
             return
         weights, metadata = [ref.weights() for ref in models], [ref.metadata for ref in models]
@@ -329,14 +332,13 @@ class PipelineOrchestrator:
         return listen
 
 
+def reference(place: Path) -> ModelRef:
+    """A model in a folder, with what its record says, if it has one."""
+    return ModelRef(place.name, place, learned_record(place))
+
+
 def _accept(run: RunContext, target: str, models: Sequence[ModelRef]) -> None:
     """Take models as they are; that they open is checked as they are opened."""
-
-
-def _source_of(phase: str) -> str | None:
-    """The phase whose models this one is handed."""
-    index = PHASES.index(phase) if phase in PHASES else 0
-    return PHASES[index - 1] if index else None
 
 
 def saved_config(sessions: SessionStore, session: str, sets: Sequence[str] = ()) -> PipelineConfig:

@@ -25,7 +25,7 @@ from agent_forge.pipeline.environment import seed_everything
 from agent_forge.store import files, paths
 from agent_forge.store.checkpoint import CheckpointManager
 from agent_forge.store.models import ModelStorage
-from agent_forge.store.records import read_metadata
+from agent_forge.store.records import STATE_FILE, read_metadata, read_state
 from agent_forge.store.sessions import SESSION_FILE
 from agent_forge.track.tracker import Tracker
 
@@ -58,7 +58,7 @@ def run_phase(
     """Run a phase, go on with it, or skip it if it is done; `check_handoff` may refuse inputs."""
     folder = paths.child(run.folder, phase_folder(controller.name))
     fingerprint = fingerprint_of(run, controller, inputs)
-    state = contract.read_state(folder)
+    state = read_state(folder)
     if state and state["fingerprint"] == fingerprint and state["status"] == "completed":
         outputs = outputs_of(folder, state)
         if outputs is not None:
@@ -97,7 +97,7 @@ def _begin(
     run: RunContext, phase: str, folder: Path, fingerprint: str, inputs: Sequence[ModelRef]
 ) -> dict[str, Any]:
     """Record that the phase has begun, before anything of it exists."""
-    before = contract.read_state(folder)
+    before = read_state(folder)
     goes_on = before is None or before["fingerprint"] == fingerprint
     if not goes_on:  # drop what an attempt with other settings or inputs left to go on from
         for stage in files.refuse_link(folder / paths.CHECKPOINTS).glob("*"):
@@ -113,7 +113,7 @@ def _begin(
         "inputs": [str(ref.path.resolve()) for ref in inputs],
         "attempts": (before["attempts"] if before and goes_on else 0) + 1,
     }
-    files.write_checked(folder / contract.STATE_FILE, state)
+    files.write_checked(folder / STATE_FILE, state)
     run.tracker.event("phase_resumed" if before and goes_on else "phase_started", phase=phase)
     return state
 
@@ -158,7 +158,7 @@ def _complete(context: PhaseContext, result: PhaseResult, state: dict[str, Any])
         "metrics": _plain(result.metrics),
         "artifacts": _plain(others),
     }
-    files.write_checked(context.folder / contract.STATE_FILE, done)
+    files.write_checked(context.folder / STATE_FILE, done)
     for stage in (context.folder / paths.CHECKPOINTS).glob("*"):
         CheckpointManager(stage, keep_last=1).prune()
 
@@ -170,17 +170,17 @@ def _plain(value: Any) -> Any:
 
 def _record_failure(folder: Path, state: dict[str, Any], error: Exception) -> None:
     """Note the reason beside what is intact; a full disk may not even take that."""
-    if not (folder / contract.STATE_FILE).exists():  # it was removed: that is not undone
+    if not (folder / STATE_FILE).exists():  # it was removed: that is not undone
         return
     pauses = isinstance(error, errors.ForgeError) and error.pauses
     state |= {"status": "paused" if pauses else "failed", "error": f"{error!r}"}
     with contextlib.suppress(OSError, errors.ForgeError):
-        files.write_checked(folder / contract.STATE_FILE, state)
+        files.write_checked(folder / STATE_FILE, state)
 
 
 def _there(run: RunContext, folder: Path) -> bool:
     """True; where the records of the run are gone, whatever is written would belong to nothing."""
-    session, state = run.folder / SESSION_FILE, folder / contract.STATE_FILE
+    session, state = run.folder / SESSION_FILE, folder / STATE_FILE
     if not session.exists():
         raise errors.PathDisappeared(session, hint="the session is lost; start a new one")
     if not state.exists():

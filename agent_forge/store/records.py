@@ -10,6 +10,7 @@ from agent_forge.store import files
 
 BAKING = "baking.json"  # how forge bake made a model
 LEARNED = "learned.json"  # what a model in one file can
+STATE_FILE = "state.json"  # the record of a phase, in its folder
 Status = Literal["running", "completed", "failed", "paused"]
 STEP_1 = Path(__file__).with_name("schema_1.sql").read_text(encoding="utf-8")
 MIGRATIONS = (tuple(STEP_1.strip().split(";\n")),)  # the registry's schema in numbered steps
@@ -116,3 +117,11 @@ def learned_record(folder: Path) -> dict[str, Any]:
     record = files.read_json(place)
     learned = record.get("learned", {}) if isinstance(record, dict) else {}
     return learned if isinstance(learned, dict) else {}
+
+
+def read_state(folder: Path) -> dict[str, Any] | None:
+    """The record of a phase, or None if it has not begun; a damaged one counts as not begun."""
+    try:
+        return files.read_checked(folder / STATE_FILE)
+    except (FileNotFoundError, DamagedFile):
+        return None

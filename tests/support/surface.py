@@ -4,7 +4,16 @@ from __future__ import annotations
 
 SURFACE = {
     "run": [
-        *("--config", "--dry-run", "--from", "--json", "--only", "--preset", "--progress"),
+        *(
+            "--config",
+            "--dry-run",
+            "--from",
+            "--json",
+            "--models",
+            "--only",
+            "--preset",
+            "--progress",
+        ),
         *("--session", "--set", "--storage"),
     ],
     "resume": ["--from", "--json", "--only", "--progress", "--set", "--storage", "session"],

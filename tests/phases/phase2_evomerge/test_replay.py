@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from agent_forge.contract.phase import NAMED_MODELS, STATE_FILE, ModelRef
+from agent_forge.contract.phase import NAMED_MODELS, ModelRef
 from agent_forge.contract.replay import MEASUREMENTS, MeasurementLog
 from agent_forge.errors import NameRefused
 from agent_forge.store import files
 from agent_forge.store.models import ModelStorage
+from agent_forge.store.records import STATE_FILE
 
 
 @dataclass

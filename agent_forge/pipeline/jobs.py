@@ -1,0 +1,89 @@
+"""Runs as processes of their own: started, resumed and stopped for a dashboard or an API.
+
+Whoever starts one may end: the run goes on, and everything it tells is in its run directory.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from agent_forge import platform
+from agent_forge.errors import AlreadyInUse, ForgeError, NotFound
+from agent_forge.pipeline.environment import request_stop
+from agent_forge.store import lock
+from agent_forge.store.sessions import SESSION_FILE, SessionStore
+
+PATIENCE_S = 60.0  # until a run has its lock; torch takes seconds to load
+MOST_TEXT = 4000  # characters of what a process said that ended at once
+
+
+class StartRefused(ForgeError, exit_code=2):
+    """A run that ended before it had begun, with what it said."""
+
+
+def start_run(
+    store: SessionStore,
+    *,
+    preset: str | None = None,
+    config: Path | None = None,
+    sets: Sequence[str] = (),
+    only: str | None = None,
+    models: Sequence[str] = (),
+    session: str | None = None,
+) -> str:
+    """Start `forge run` and return its session, once that exists and is at work."""
+    name = session or time.strftime("session_%Y%m%d_%H%M%S", time.gmtime())
+    store.check_new(name)
+    given = {"preset": preset, "config": config, "only": only, "models": ",".join(models)}
+    command = [f"--{key}={value}" for key, value in given.items() if value]
+    command += [f"--set={item}" for item in sets]
+    return _spawn(store, name, ["run", f"--session={name}", *command])
+
+
+def resume_run(store: SessionStore, session: str) -> str:
+    """Go on with a session that is not at work."""
+    folder = store.find(session)
+    if lock.is_busy(folder):
+        raise lock.busy(folder)
+    return _spawn(store, session, ["resume", session])
+
+
+def stop_run(store: SessionStore, session: str) -> None:
+    """Ask a run to stop after its present step and save everything."""
+    folder = store.find(session)
+    if not lock.is_busy(folder):
+        raise NotFound(f"{session} is not running", hint="nothing needs to be stopped")
+    request_stop(folder)
+
+
+def _spawn(store: SessionStore, session: str, command: Sequence[str]) -> str:
+    """Start a command that works on a session, and wait until it does."""
+    said = tempfile.TemporaryFile()  # noqa: SIM115 - the process has it as long as it lives
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "agent_forge", *command),
+            *("--storage", str(store.root.resolve()), "--progress", "none"),
+        ],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=said,
+        **platform.new_group(),
+    )
+    record = store.path(session) / SESSION_FILE
+    began = time.monotonic()
+    while time.monotonic() - began < PATIENCE_S:
+        if record.is_file() and lock.is_busy(record.parent):
+            return session
+        if process.poll() is not None:
+            if process.returncode == 0:  # it was done before anybody looked
+                return session
+            said.seek(0)
+            text = said.read(MOST_TEXT).decode(errors="replace").strip()
+            raise StartRefused(text.removeprefix("error: ") or f"ended with {process.returncode}")
+        time.sleep(0.05)
+    raise AlreadyInUse(f"{session} did not begin within {PATIENCE_S:g} s", hint="forge status")

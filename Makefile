@@ -1,6 +1,6 @@
 # Every target sets itself up: it creates .venv and installs what constraints.txt pins.
 #
-#   make demo | test | test-fast | test-gguf | check | soak | fuzz | bench | docs
+#   make demo | test | test-fast | test-browser | test-gguf | check | soak | fuzz | bench | docs
 #
 # TORCH_INDEX=<url> makes pip look for torch there: the CPU or the CUDA wheels of your choice.
 # TESTS=tests/store narrows make test-fast to the tests of one folder or file.
@@ -15,7 +15,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 STAMP := $(VENV)/.installed-$(subst $(comma),-,$(EXTRAS))
 
-.PHONY: install demo test test-fast test-gguf check soak fuzz bench docs clean
+.PHONY: install demo test test-fast test-browser test-gguf check soak fuzz bench docs clean
 
 $(STAMP): pyproject.toml constraints.txt setup.py $(wildcard agent_forge/native/*.[ch])
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
@@ -38,12 +38,18 @@ COVERED := tests/store tests/config tests/cli/test_runs.py tests/faults/test_io.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 3 --dist worksteal
 
 test: $(STAMP)
-	$(PYTEST) -m "not soak" --cov --cov-report= $(COVERED)
+	$(PYTEST) -m "not soak and not browser" --cov --cov-report= $(COVERED)
 	$(BIN)/python -m coverage report --fail-under=95 --skip-covered
-	$(PYTEST) -m "not soak" $(COVERED:%=--ignore=%)
+	$(PYTEST) -m "not soak and not browser" $(COVERED:%=--ignore=%)
 
 test-fast: $(STAMP)
-	$(PYTEST) -m "not soak and not slow" $(TESTS)
+	$(PYTEST) -m "not soak and not slow and not browser" $(TESTS)
+
+# The dashboard in a headless Chromium; without one it fails.
+test-browser: $(STAMP)
+	@command -v chromium chromium-browser google-chrome >/dev/null && command -v chromedriver >/dev/null \
+	  || { echo "make test-browser needs Chromium and its driver: apt-get install chromium chromium-driver"; exit 1; }
+	$(BIN)/python -m pytest -m browser tests/ui
 
 # llama.cpp is compiled for it (about ten minutes on one core); without it those tests fail here.
 test-gguf:

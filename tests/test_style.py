@@ -55,6 +55,7 @@ LAYERS = (
 # Within one layer, who may import whom.
 WITHIN = {("config", "errors"), ("store", "platform"), ("track", "platform"), ("track", "store")}
 WITHIN |= {("model", "data")}  # an open model has its tokenizer
+WITHIN |= {("cli", "ui"), ("cli", "api")}  # forge report, dashboard and serve
 LAZY = {"torch", "transformers", "numpy", "scipy", "pandas", "ray"}  # not for the command line
 TORCH_FREE = ("errors", "config", "platform", "sandbox", "workers", "cli", "pipeline")
 # The file system is changed in one place; these are the ways around it.

@@ -7,7 +7,8 @@
 W is that of benchmarks/quietstar.py: its models of Phase 3 are the parents. `sizes`: what the
 shapes of the presets take on disk. `retention`: Phase 4 of `tiny` and `small` with the control that
 had as many tokens by the same optimizer, three seeds. `variants`: other rules, the specification's
-optimizer, and integers of about as many bytes, in `tiny`. A run that was interrupted goes on.
+optimizer, and integers of about as many bytes, in `tiny`, beside the ternary model and the control
+of `retention` with their seed. A run that was interrupted goes on.
 """
 
 from __future__ import annotations
@@ -37,7 +38,6 @@ NAME = "bitnet"
 SEEDS, ITEMS = (1, 2, 3), 700
 PHASE = "phases.bitnet"
 VARIANTS = {
-    "ternary": (),
     "rule of the specification": (f"{PHASE}.codec=ternary_spec",),
     "rule of BitNet": (f"{PHASE}.codec=ternary_bitnet",),
     "optimizer of the specification": (
@@ -48,6 +48,7 @@ VARIANTS = {
     "parent alone": (f"{PHASE}.parent_share=1",),
     "int3, groups of 32": (f"{PHASE}.codec=int3g32",),
     "int2, groups of 32": (f"{PHASE}.codec=int2g32",),
+    "steps, entropy-coded": (f"{PHASE}.codec=step1.35",),
 }
 STUDIES = ("sizes", "retention", "variants")
 
@@ -75,13 +76,15 @@ def sizes(preset: str, embedding: str) -> dict[str, Any]:
     return {"fp32_bytes": written["fp32"], "packed_bytes": written["packed"], "ratio": ratio}
 
 
-def ternary(work: Path, preset: str, seed: int, *more: str, name: str = "") -> dict[str, Any]:
+def ternary(
+    work: Path, preset: str, seed: int, *more: str, name: str = "", control: bool = True
+) -> dict[str, Any]:
     """One run of Phase 4, and what it measured."""
     path = work / "sessions" / f"{preset}_{seed}" / "phase3_quietstar" / "reasoning"
     session = f"bitnet_{preset}_{name}{seed}"
     begun = (work / "sessions" / session / "session.json").exists()
     sets = (f"storage.root={work}", f"runtime.seed={seed}", "runtime.threads=1")
-    sets += (f"{PHASE}.control=true", f"{PHASE}.thought_items={ITEMS}", *more)
+    sets += (f"{PHASE}.control={str(control).lower()}", f"{PHASE}.thought_items={ITEMS}", *more)
     given = ModelRef("reasoning", path, read_metadata(path).model_dump())
     run = PipelineOrchestrator(
         config=load_config(preset=preset, sets=sets), session_id=session, resume=begun
@@ -117,7 +120,7 @@ def cells(
         for (variant, sets), seed in product(VARIANTS.items(), SEEDS):
             cell = {"study": "variants", "preset": "tiny", "variant": variant, "seed": seed}
             name = "".join(c if c.isalnum() else "_" for c in variant) + "_"
-            yield cell, partial(ternary, work, "tiny", seed, *sets, name=name)
+            yield cell, partial(ternary, work, "tiny", seed, *sets, name=name, control=False)
 
 
 def size_table(rows: list[dict[str, Any]]) -> list[str]:
@@ -137,11 +140,16 @@ def retention_table(rows: list[dict[str, Any]], study: str = "retention") -> lis
     found = [row for row in rows if row["study"] == study]
     if not found:
         return ["(not measured yet)"]
+    controls = {
+        (row["preset"], row["seed"]): row["accuracy"]["control"]
+        for row in rows
+        if row["study"] == "retention"
+    }
     lines = ["| run | mean: parent | rounded | ternary | control | kept, mean | kept, least |"]
     lines[0] += " perplexity to the control's | loss taken back | times smaller |"
     lines.append("|" + "---|" * 10)
     for row in found:
-        of = row["accuracy"]
+        of = {**row["accuracy"], "control": controls[row["preset"], row["seed"]]}
         columns = [c for c in of["parent"] if c not in ("mean", "perplexity")]
         shares = [of["ternary"][c] / of["control"][c] for c in columns if of["control"][c]]
         name = ", ".join(str(row[k]) for k in ("preset", "variant", "seed") if k in row)

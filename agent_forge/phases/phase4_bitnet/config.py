@@ -25,14 +25,18 @@ LADDERS = {
     "standard": Ladder(1, 0.05),
     "aggressive": Ladder(1, 0.10),
 }
+# The last is entropy-coded; of Gaussian rows it takes as many bytes as ternary weights.
+BitNetCodec = Literal["ternary", "ternary_spec", "ternary_bitnet", "int2g32", "int3g32", "step1.35"]
 TARGETS = {"tiny": (6, 0.25), "small": (8, 0.35), "medium": (10, 0.40), "large": (12, 0.45)}
 
 
 class BitNetSettings(PhaseSettings, CorpusSettings):
     """What Phase 4 can be told."""
 
-    codec: Literal["ternary", "ternary_spec", "ternary_bitnet", "int2g32", "int3g32"] = setting(
-        "ternary", "rule of the weights: ours, the specification's, BitNet's, or integers instead"
+    codec: BitNetCodec = setting(
+        "ternary",
+        "rule of the weights: ours, the specification's, BitNet's, or instead of ternary ones "
+        "integers, or entropy-coded steps of as many bytes",
     )
     embedding_codec: Literal["fp16", "int8", "int4g32"] = setting(
         "int4g32", "of the embedding and the head"

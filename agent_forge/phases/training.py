@@ -76,6 +76,12 @@ class LatentModel:
     packing: Packing | None
     steps: int = 0
 
+    @classmethod
+    def of(cls, network: ForgeNetwork) -> LatentModel:
+        """The weights of an open network; if it was packed, such as are rounded to these."""
+        state, packing = network.state_dict(), network.packing
+        return cls(network.settings, packing.before(state) if packing else state, packing)
+
     def whole(self) -> ForgeNetwork:
         """The weights in an ordinary network: rounded, if they are to be packed."""
         network = ForgeNetwork(self.settings)

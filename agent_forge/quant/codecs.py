@@ -1,8 +1,9 @@
 """Codecs: from a matrix of weights to small whole numbers and scales, and back.
 
-A codec goes row by row, a row being what makes one output; scales fit fp16. Encoding what the
-ternary least-squares codec or an integer codec has decoded gives the same codes and scales again,
-as long as scales are above the smallest ordinary number of fp16 (6e-5).
+A codec goes row by row, a row being what makes one output; scales fit fp16. Encoding what a codec
+of ternary weights or integers has decoded (`before` it, for two ternary ones) gives the same codes
+and scales again, as long as scales are above the smallest ordinary number of fp16 (6e-5). Steps are
+chosen by the spread of a row, so those are rounded anew.
 """
 
 import re
@@ -92,6 +93,10 @@ class Codec(ABC):
         """The matrix as it is after it was written and read."""
         return self.restore(self.quantise(weight)).to(weight.dtype)
 
+    def before(self, decoded: Tensor) -> Tensor:
+        """Weights that are rounded to a matrix that was read; it itself, of most codecs."""
+        return decoded
+
 
 @dataclass(frozen=True)
 class TernaryCodec(Codec):
@@ -108,6 +113,13 @@ class TernaryCodec(Codec):
         if self.least_squares:
             mean = (sizes * kept).sum(dim=1, keepdim=True) / kept.sum(dim=1, keepdim=True).clamp(1)
         return Coded(codes, mean.half())
+
+    def before(self, decoded: Tensor) -> Tensor:
+        if self.least_squares:
+            return decoded
+        # A scale that is the mean of a row would shrink by the share of its zeros.
+        share = (decoded != 0).to(decoded.dtype).mean(dim=1, keepdim=True)
+        return decoded / torch.where(share > 0, share, 1)
 
     def groups(self, columns: int) -> int:
         return 1

@@ -63,6 +63,10 @@ class PackedMatrix:
         """The weight as it is after it was written and read."""
         return self.restore(self.quantise(weight)).to(weight.dtype)
 
+    def before(self, decoded: Tensor) -> Tensor:
+        """Weights that are rounded to a matrix that was read."""
+        return self.codec.before(decoded.t()).t() if self.turned else self.codec.before(decoded)
+
     def to_json(self) -> dict[str, Any]:
         record = {"codec": self.codec.name, "shape": list(self.shape)}
         return {**record, "turned": True} if self.turned else record
@@ -120,6 +124,11 @@ class Packing:
             else:
                 found[name] = _half(name, tensor).to(tensor.device, tensor.dtype)
         return found
+
+    def before(self, decoded: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Weights that are rounded to those of a packed model that was opened."""
+        of = self.matrices
+        return {name: of[name].before(t) if name in of else t for name, t in decoded.items()}
 
     def to_json(self) -> dict[str, Any]:
         """The record for config.json."""

@@ -18,6 +18,7 @@ from agent_forge.model.folder import open_weights
 from agent_forge.model.hf import config_dict
 from agent_forge.model.network import ForgeNetwork
 from agent_forge.model.opened import open_model
+from agent_forge.phases.training import LatentModel
 from agent_forge.quant.layers import plan_packing, round_inputs
 from agent_forge.quant.packed import KEY, Packing, packing_of
 from agent_forge.train.corpus import build_corpus
@@ -36,14 +37,17 @@ def network() -> ForgeNetwork:
 def folder(network: ForgeNetwork, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A packed model as it is handed on: weights, config, tokenizer, without a manifest."""
     place = tmp_path_factory.mktemp("packed")
-    packing = plan_packing(network, "ternary", "int4g32", 8)
+    write(place, network, plan_packing(network, "ternary", "int4g32", 8))
+    return place
+
+
+def write(place: Path, network: ForgeNetwork, packing: Packing) -> None:
     save_file(dict(packing.pack(network.state_dict()).tensors), place / "model.safetensors")
     record = {**config_dict(network.settings), KEY: packing.to_json()}
     (place / "config.json").write_text(json.dumps(record))
     tokenizer = build_corpus(config().phases.quietstar, network.settings).tokenizer
     for name, content in tokenizer.files().items():
         (place / name).write_bytes(content)
-    return place
 
 
 def packing_in(folder: Path) -> Packing:
@@ -93,6 +97,18 @@ def test_what_is_packed_is_small_and_the_rest_is_fp16(network: ForgeNetwork) -> 
         packing.pack({**state, "norm.gain": state["norm.gain"] * 1e6})
     with pytest.raises(ConfigError, match=r"embedding\.weight is to be packed"):
         packing.pack({name: tensor for name, tensor in state.items() if name != "embedding.weight"})
+
+
+@pytest.mark.parametrize("codec", ["ternary", "ternary_spec", "ternary_bitnet", "int3g32"])
+def test_weights_that_are_trained_on_begin_as_what_was_opened(
+    codec: str, network: ForgeNetwork, tmp_path: Path
+) -> None:
+    packing = plan_packing(network, codec, "int4g32", 8)
+    write(tmp_path, network, packing)
+    opened = open_model(tmp_path).network
+    assert isinstance(opened, ForgeNetwork)
+    again = LatentModel.of(opened).opened().state_dict()
+    assert all(torch.equal(again[name], t) for name, t in opened.state_dict().items())
 
 
 def test_embeddings_may_stay_fp16(network: ForgeNetwork) -> None:

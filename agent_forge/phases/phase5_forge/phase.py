@@ -106,7 +106,7 @@ class ForgePhase(phase.PhaseController):
         opened = ctx.inputs[0].open()
         if not isinstance(given := opened.network, ForgeNetwork):
             raise ConfigError("Phase 5 takes models of our own; this one is of another kind")
-        start = LatentModel(given.settings, given.state_dict(), given.packing)
+        start = LatentModel.of(given)
         training = self._training(ctx, start, opened.tokenizer)
         found = {INPUT: self._measure(training, start, INPUT)}
         before = training.solved(start, INPUT)

@@ -102,7 +102,7 @@ class BakingPhase(phase.PhaseController):
         lessons = lessons_of_record(c, ctx.inputs[0].metadata, opened.tokenizer, ctx.seed)
         corpus = build_corpus(c, given.settings, opened.tokenizer)
         training = BakingTraining(ctx, c, corpus, lessons, card)
-        start = LatentModel(given.settings, given.state_dict(), given.packing)
+        start = LatentModel.of(given)
         found = {INPUT: self._measure(training, start, INPUT)}
         model = training.cycles(training.follow(start))
         found[BAKED] = self._measure(training, model, BAKED)

@@ -76,7 +76,7 @@ class EdgePhase(phase.PhaseController):
             raise ConfigError("Phase 7 takes models of our own", hint="forge quantize takes others")
         skills = Skills.of(ctx, c, given.settings, opened.tokenizer)
         skills.taught  # noqa: B018 - what does not fit the rows is refused before any work
-        start = LatentModel(given.settings, given.state_dict(), given.packing)
+        start = LatentModel.of(given)
         with tempfile.TemporaryDirectory(prefix="agent_forge_") as place:
             profiler = Profiler(Path(place), opened.tokenizer, ctx.device)
             search = EdgeSearch(ctx, c, skills, start, profiler)

@@ -85,7 +85,7 @@ class FinalCompressionPhase(phase.PhaseController):
             raise ConfigError("Phase 8 takes models of our own", hint=hint)
         tokenizer: Tokenizer = opened.tokenizer
         whole = Skills.of(ctx, c, given.settings, tokenizer)
-        start = LatentModel(given.settings, given.state_dict(), given.packing)
+        start = LatentModel.of(given)
         device = start.opened().to(ctx.device)
         first, found = whole.right(device, INPUT), {INPUT: whole.measured(device, INPUT)}
         skills, fewer = (

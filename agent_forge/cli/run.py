@@ -48,7 +48,7 @@ def run(
     settings = load_config(preset=preset, path=config, sets=tuple(sets))
     if storage is not None:
         settings = _at(settings, storage)
-    given = _given(models, only, Path(settings.storage.root)) if models else []
+    given = _given(models, only, Path(settings.storage.root)) if models is not None else []
     if dry_run:
         return _dry_run(settings, session, as_json, only=only, start=start, given=given)
     # The rules of a handoff are for what the phase before has made.
@@ -64,8 +64,15 @@ def _given(models: str, only: str | None, storage: Path) -> list[ModelRef]:
 
     if only is None:
         raise ConfigError("--models goes with --only", hint="name the phase that works on them")
-    names = [name for name in models.split(",") if name]
+    if only in ORDER and source_of(only) is None:
+        raise ConfigError(f"--models: {only} works on no models", hint="forge phases")
+    names = [name.strip() for name in models.split(",")]
+    if not all(names):
+        raise ConfigError(f"--models {models!r} has nothing between two commas")
     places, _ = locate_parents(names, storage)
+    if (several := next((place for place in places if not Path(place).is_dir()), None)) is not None:
+        hint = "merge them into a folder first: forge merge"
+        raise ConfigError(f"--models: {several} is no folder of one model", hint=hint)
     return [reference(Path(place)) for place in places]
 
 

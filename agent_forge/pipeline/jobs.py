@@ -5,18 +5,22 @@ Whoever starts one may end: the run goes on, and everything it tells is in its r
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
+
+import psutil
 
 from agent_forge import platform
 from agent_forge.errors import AlreadyInUse, ForgeError, NotFound
 from agent_forge.pipeline.environment import request_stop
 from agent_forge.store import lock
-from agent_forge.store.sessions import SESSION_FILE, SessionStore
+from agent_forge.store.sessions import SESSION_FILE, SessionStore, read_session
 
 PATIENCE_S = 60.0  # until a run has its lock; torch takes seconds to load
 MOST_TEXT = 4000  # characters of what a process said that ended at once
@@ -37,7 +41,7 @@ def start_run(
     session: str | None = None,
 ) -> str:
     """Start `forge run` and return its session, once that exists and is at work."""
-    name = session or time.strftime("session_%Y%m%d_%H%M%S", time.gmtime())
+    name = store.new_path(session).name
     store.check_new(name)
     given = {"preset": preset, "config": config, "only": only, "models": ",".join(models)}
     command = [f"--{key}={value}" for key, value in given.items() if value]
@@ -74,10 +78,11 @@ def _spawn(store: SessionStore, session: str, command: Sequence[str]) -> str:
         stderr=said,
         **platform.new_group(),
     )
+    threading.Thread(target=process.wait, daemon=True).start()  # whoever ends is taken note of
     record = store.path(session) / SESSION_FILE
     began = time.monotonic()
     while time.monotonic() - began < PATIENCE_S:
-        if record.is_file() and lock.is_busy(record.parent):
+        if record.is_file() and _works_on(process, record.parent):
             return session
         if process.poll() is not None:
             if process.returncode == 0:  # it was done before anybody looked
@@ -87,3 +92,12 @@ def _spawn(store: SessionStore, session: str, command: Sequence[str]) -> str:
             raise StartRefused(text.removeprefix("error: ") or f"ended with {process.returncode}")
         time.sleep(0.05)
     raise AlreadyInUse(f"{session} did not begin within {PATIENCE_S:g} s", hint="forge status")
+
+
+def _works_on(process: subprocess.Popen[bytes], folder: Path) -> bool:
+    """True if a run has begun and this process, or one that it started to be what it is, has it."""
+    holder = lock.announced(folder).get("pid") if lock.is_busy(folder) else None
+    with contextlib.suppress(psutil.Error):
+        own = (process.pid, *(child.pid for child in psutil.Process(process.pid).children()))
+        return holder in own and read_session(folder)["status"] == "running"
+    return False

@@ -204,8 +204,11 @@ def fingerprint_of(run: RunContext, controller: PhaseController, inputs: Sequenc
 
 def _input_digest(ref: ModelRef) -> dict[str, str]:
     """The sha256 of what a phase may read of a model: weights, config, tokenizer."""
-    records = files.reading(ref.path, lambda place: files.verify(place, content=False))
-    return {name: record["sha256"] for name, record in records.items() if name not in ABOUT_MODEL}
+    if (ref.path / files.MANIFEST).exists():
+        records = files.reading(ref.path, lambda place: files.verify(place, content=False))
+        return {n: record["sha256"] for n, record in records.items() if n not in ABOUT_MODEL}
+    there = sorted(path for path in ref.path.iterdir() if path.is_file())  # of another making
+    return {path.name: files.sha256_of(path) for path in there if path.name not in ABOUT_MODEL}
 
 
 def outputs_of(folder: Path, state: dict[str, Any]) -> list[ModelRef] | None:

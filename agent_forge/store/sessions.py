@@ -44,7 +44,7 @@ class SessionStore:
         """Make a run directory with its config; the id is a time stamp unless given."""
         join_tags(tags)
         with self.changing():
-            path = self._free_path(session_id)
+            path = self.new_path(session_id)
             record = {
                 **(details or {}),
                 "session_id": path.name,
@@ -63,7 +63,7 @@ class SessionStore:
         """Refuse what `create` would refuse, and a root that cannot be written; create nothing."""
         paths.require_writable(self.root)
         if session_id is not None:
-            self._free_path(session_id)
+            self.new_path(session_id)
         if (self.root / REGISTRY).exists():
             self.registry.get_all_sessions()
 
@@ -88,7 +88,7 @@ class SessionStore:
         every = sorted((self.root / "sessions").glob("*"))
         return [path for path in every if path.is_dir() and not path.name.startswith(".")]
 
-    def _free_path(self, session_id: str | None) -> Path:
+    def new_path(self, session_id: str | None) -> Path:
         """Return where a new session goes; without an id, a time stamp that is not taken."""
         stamp = time.strftime("session_%Y%m%d_%H%M%S", time.gmtime())
         stamps = [stamp, *(f"{stamp}_{n}" for n in range(2, 1000))]

@@ -74,12 +74,12 @@ def read_lines(path: Path, start: int = 0) -> Iterator[tuple[int, dict[str, Any]
             start += len(line)
             try:
                 record = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(record, dict):
                 known = record.pop(CHECKSUM, None)
-                if known is None or known == zlib.crc32(_plain(record)):
-                    yield start, record
+                whole = known is None or known == zlib.crc32(_plain(record))
+            except (ValueError, AttributeError, TypeError, RecursionError):  # of another making
+                continue
+            if whole:
+                yield start, record
 
 
 def _plain(record: Mapping[str, Any]) -> bytes:

@@ -2,4 +2,8 @@
 
 | file | what is in it |
 |---|---|
+| theme | Look: light and dark, colours, captions; lines, thresholds, numbers as text |
+| figures | figures_of(run, phase, theme): what dashboard, report and notebook show |
+| figures_evolution | Phase 2: generations, diversity, combinations, lineage, gains |
+| figures_phases | Phases 3 to 8: what only one of them measures |
 """

@@ -165,6 +165,7 @@ class BitNetPhase(phase.PhaseController):
                 {kind_of(n) for n in model.state if n not in model.packing.matrices}
             ),
             "calibration_samples": len(items),
+            "zeros": _zeros(packed),
             "token_step": speed["backend"],
             "parent_and_child": samples,
         }
@@ -265,8 +266,9 @@ def _sizes(training: RoundedTraining, packed: PackedState) -> dict[str, float]:
     files = training.corpus.tokenizer.files()
     tokenizer = sum(map(len, files.values()))
     whole, small = network_bytes(parent), network_bytes(parent, packed)
-    codes = [packing.codes(name, tensors) for name in packing.ternary or packing.matrices]
-    zeros = sum(int((own == 0).sum()) for own in codes) / sum(own.numel() for own in codes)
+    shares = _zeros(packed)
+    counts = {name: math.prod(packing.matrices[name].shape) for name in shares}
+    zeros = sum(shares[name] * n for name, n in counts.items()) / sum(counts.values())
     return {
         "compression/original_size_mb": whole / 1e6,
         "compression/compressed_size_mb": small / 1e6,
@@ -276,6 +278,13 @@ def _sizes(training: RoundedTraining, packed: PackedState) -> dict[str, float]:
         "compression/layers_preserved": len(tensors) - 2 * len(packing.matrices),
         "compression/sparsity_ratio": zeros,
     }
+
+
+def _zeros(packed: PackedState) -> dict[str, float]:
+    """The share of each matrix's weights that are 0; of ternary ones alone if there are any."""
+    packing, tensors = packed
+    names = packing.ternary or packing.matrices
+    return {n: float((packing.codes(n, tensors) == 0).double().mean()) for n in names}
 
 
 def _bits(packed: PackedState) -> float:

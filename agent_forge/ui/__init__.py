@@ -2,8 +2,9 @@
 
 | file | what is in it |
 |---|---|
-| theme | Look: light and dark, colours, captions; lines, thresholds, numbers as text |
+| theme | Look: light and dark, colours, captions, and the kinds of charts that there are |
 | figures | figures_of(run, phase, theme): what dashboard, report and notebook show |
 | figures_evolution | Phase 2: generations, diversity, combinations, lineage, gains |
 | figures_phases | Phases 3 to 8: what only one of them measures |
+| report, report.html | write_report: one HTML file that loads nothing from anywhere |
 """

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import plotly.graph_objects as go
 
-from agent_forge.errors import DamagedFile
+from agent_forge.errors import ForgeError
 from agent_forge.pipeline.run_view import PhaseView, RunView
 from agent_forge.store import files
 from agent_forge.track.journal import read_lines
-from agent_forge.ui.theme import BASELINE, COLOURS, Look, colour, faint, level, line, number, safe
+from agent_forge.ui.theme import COLOURS, GREY, Look, cell, faint, level, safe
 
 Row = Mapping[str, Any]
-JOURNAL = Path("evolution") / "journal.jsonl"
-LINEAGE = "lineage.json"
-MOST_NODES = 60  # of a lineage that are drawn
+Rows = Sequence[Row]
+JOURNAL, LINEAGE = Path("evolution") / "journal.jsonl", "lineage.json"
 PREFIX = "generation/"
+MOST_NODES = 40  # of a lineage that are drawn
+THRESHOLDS = {
+    "min_diversity": "below: stronger mutation",
+    "diversity_reseed_threshold": "below: new combinations",
+}
 
 
 def evolution_figures(
@@ -27,17 +31,22 @@ def evolution_figures(
 ) -> list[tuple[str, go.Figure | None]]:
     """All figures of the evolution of a run."""
     rows = generations(view, phase.name)
-    candidates, references = measured_models(
-        record for _, record in read_lines(phase.folder / JOURNAL)
-    )
+    candidates, references = measured(r for _, r in read_lines(phase.folder / JOURNAL))
     recipe = str(phase.metrics.get("best_merge_technique") or "")
     settings = view.config.get("phases", {}).get(phase.name, {})
+    usage = [
+        (f"{n:03b}", used, view.latest(f"combo/{n}/avg_fitness", phase.name))
+        for n in range(8)
+        if (used := view.latest(f"combo/{n}/usage", phase.name)) is not None
+    ]
+    gains = gains_of(phase.artifacts.get("verdict") or {})
+    told = "bits a byte on unseen items, 95 % interval; right of 0: the champion is better"
     return [
         ("Evolution", evolution(rows, references, recipe, look, len(candidates))),
         ("Diversity", diversity(rows, settings, look)),
-        ("Combinations", combos(_combos(view, phase.name), look)),
+        ("Combinations", combinations(usage, look)),
         ("Lineage of the champion", lineage(_ancestry(phase), candidates, look)),
-        ("Gain of the champion", gains(phase.artifacts.get("verdict") or {}, look)),
+        ("Gain of the champion", look.intervals(gains, told, "gain (bits/byte)")),
     ]
 
 
@@ -52,9 +61,9 @@ def generations(view: RunView, phase: str) -> list[dict[str, float]]:
     return [{"generation": step, **rows[step]} for step in sorted(rows)]
 
 
-def measured_models(records: Iterable[Row]) -> tuple[dict[str, Row], dict[str, float]]:
+def measured(records: Iterable[Row]) -> tuple[dict[str, Row], dict[str, float]]:
     """The candidates of a journal by their key, and the fitness of parents and plain average: none
-    if it is not of the same kind, because a domain was left out after them."""
+    if it cannot be compared, because a domain was left out after them."""
     candidates: dict[str, Row] = {}
     references: dict[str, float] = {}
     for record in records:
@@ -69,208 +78,129 @@ def measured_models(records: Iterable[Row]) -> tuple[dict[str, Row], dict[str, f
 
 
 def evolution(
-    rows: Sequence[Row], references: Mapping[str, float], recipe: str, look: Look, tried: int = 0
+    rows: Rows, references: Mapping[str, float], recipe: str, look: Look, tried: int = 0
 ) -> go.Figure | None:
     """Best, mean and the band from worst to best of each generation, with the parents and their
     plain average as lines, and how the champion was made."""
     rows = [row for row in rows if "best_fitness" in row]
-    if not rows:
-        return None
     x = [row["generation"] for row in rows]
-    low, high = ([row.get(name) for row in rows] for name in ("min_fitness", "max_fitness"))
-    band = {"fill": "tonexty", "fillcolor": faint(look.shade), "hoverinfo": "skip"}
-    traces = [
-        line(x, low, "worst", faint(look.shade, 0.4), line={"width": 1}, showlegend=False),
-        line(
-            x,
-            high,
-            "worst to best of a generation",
-            faint(look.shade, 0.4),
-            line={"width": 1},
-            **band,
-        ),
-        line(x, [r.get("avg_fitness") for r in rows], "mean", COLOURS[1], line={"dash": "dot"}),
-        line(x, [r["best_fitness"] for r in rows], "best so far", look.shade, line={"width": 3}),
-    ]
-    measured = f"n = {tried:,} candidates" if tried else f"n = {len(rows):,} generations"
-    told = f"champion: {safe(recipe, 160)}<br>{measured}" if recipe else measured
-    figure = look.chart(traces, told, "generation", "fitness", xaxis={"dtick": _ticks(len(x))})
+    told = f"n = {tried:,} candidates" if tried else f"n = {len(rows):,} generations"
+    told = f"champion: {recipe} | {told}" if recipe else told
+    best = [("best so far", "", x, [row["best_fitness"] for row in rows])]
+    mean = [("mean of a generation", "", x, [row.get("avg_fitness") for row in rows])]
+    axis = {"dtick": max(1, len(x) // 10)}
+    figure = look.lines([*best, *mean] if rows else [], told, "generation", "fitness", xaxis=axis)
+    if figure is None:
+        return None
+    edge = {"color": faint(look.shade, 0.4), "width": 1}
+    band = {"fill": "tonexty", "fillcolor": faint(look.shade), "name": "worst to best"}
+    for name, more in (("min_fitness", {"showlegend": False}), ("max_fitness", band)):
+        y = [row.get(name) for row in rows]
+        figure.add_scatter(x=x, y=y, mode="lines", line=edge, hoverinfo="skip", **more)
     for name, fitness in references.items():
-        level(figure, fitness, name, dash="dash" if name.startswith("parent") else "dot")
+        level(figure, fitness, name)
     return figure
 
 
-def _ticks(count: int) -> int:
-    return max(1, count // 10)
-
-
-def diversity(rows: Sequence[Row], settings: Row, look: Look) -> go.Figure | None:
+def diversity(rows: Rows, settings: Row, look: Look) -> go.Figure | None:
     """How far the candidates of a generation are apart, with what is asked for."""
     rows = [row for row in rows if "diversity_score" in row]
-    if not rows:
-        return None
     x, y = ([row[name] for row in rows] for name in ("generation", "diversity_score"))
-    traces = [line(x, y, "diversity", look.shade, mode="lines+markers", showlegend=False)]
-    axes = {"yaxis": {"rangemode": "tozero"}, "xaxis": {"dtick": _ticks(len(x))}}
-    told = f"n = {len(rows):,} generations"
-    unit = "distance over that of the parents"
-    figure = look.chart(traces, told, "generation", unit, **axes)
-    for name, text in (
-        ("min_diversity", "below: stronger mutation"),
-        ("diversity_reseed_threshold", "below: new combinations"),
-    ):
+    series = [("diversity", "", x, y)] if rows else []
+    axes: dict[str, Any] = {
+        "xaxis": {"dtick": max(1, len(x) // 10)},
+        "yaxis": {"rangemode": "tozero"},
+    }
+    unit, told = "distance over that of the parents", f"n = {len(rows):,} generations"
+    figure = look.lines(series, told, "generation", unit, **axes)
+    for name, text in THRESHOLDS.items() if figure else ():
         if isinstance(settings.get(name), int | float):
             level(figure, settings[name], f"{text} ({settings[name]:g})", COLOURS[1])
     return figure
 
 
-def _combos(view: RunView, phase: str) -> list[dict[str, float]]:
-    """How often each combination was used until now, and the mean fitness of what it made."""
-    rows = []
-    for combo in range(8):
-        usage = view.latest(f"combo/{combo}/usage", phase)
-        if usage is not None:
-            mean = view.latest(f"combo/{combo}/avg_fitness", phase)
-            rows.append({"combo": combo, "usage": usage, "fitness": mean})
-    return rows
+def combinations(usage: Sequence[tuple[str, float, float | None]], look: Look) -> go.Figure | None:
+    """How often each of the eight was used, and above it the mean fitness of what it made."""
+    told = f"n = {sum(used for _, used, _ in usage):,.0f} candidates"
+    axes: dict[str, Any] = {
+        "yaxis": {"domain": [0, 0.42], "title": {"text": "times used"}},
+        "height": 440,
+    }
+    axes["xaxis"] = {"type": "category", "title": {"text": "interpolation, arithmetic, selection"}}
+    axes["yaxis2"] = {"title": {"text": "mean fitness"}, "domain": [0.55, 1]}
+    figure = look.bars({"times used": {n: used for n, used, _ in usage}}, told, "", **axes)
+    if figure:
+        x, y = [name for name, *_ in usage], [fitness for *_, fitness in usage]
+        marker = {"size": 10, "symbol": "diamond", "color": COLOURS[1]}
+        dots = {"mode": "markers", "marker": marker, "showlegend": False}
+        figure.add_scatter(x=x, y=y, yaxis="y2", name="mean fitness", **dots)
+    return figure
 
 
-def combos(rows: Sequence[Row], look: Look) -> go.Figure | None:
-    """Usage of the eight combinations, and above it their mean fitness."""
-    if not rows:
-        return None
-    names = [f"{int(row['combo']):03b}" for row in rows]
-    used = go.Bar(x=names, y=[row["usage"] for row in rows], marker_color=look.shade, name="used")
-    mean = [row.get("fitness") for row in rows]
-    points = line(
-        names,
-        mean,
-        "mean fitness",
-        COLOURS[1],
-        mode="markers",
-        yaxis="y2",
-        marker={"size": 10, "symbol": "diamond"},
-    )
-    count = sum(row["usage"] for row in rows)
-    upper = {"title": {"text": "mean fitness"}, "domain": [0.55, 1]}
-    about = "combination: interpolation, arithmetic, selection"
-    axes = {"xaxis": {"type": "category"}, "yaxis": {"domain": [0, 0.42]}, "yaxis2": upper}
-    told = f"n = {count:,.0f} candidates"
-    return look.chart(
-        [used, points], told, about, "times used", showlegend=False, height=460, **axes
-    )
-
-
-def _ancestry(phase: PhaseView) -> list[Row]:
+def _ancestry(phase: PhaseView) -> Rows:
     """The candidates that the champion comes from, inputs before what is made of them."""
-    for model in phase.models:
-        if (model / LINEAGE).is_file():
-            try:
-                found = files.read_json(model / LINEAGE)
-            except DamagedFile:
-                return []
-            rows = found.get("candidates") if isinstance(found, dict) else None
-            return [row for row in rows or [] if isinstance(row, dict)]
+    for path in (model / LINEAGE for model in phase.models):
+        with suppress(ForgeError, OSError):
+            found = files.read_json(path)
+            return [row for row in found.get("candidates", []) if "key" in row]
     return []
 
 
-def lineage(rows: Sequence[Row], candidates: Mapping[str, Row], look: Look) -> go.Figure | None:
+def lineage(rows: Rows, candidates: Mapping[str, Row], look: Look) -> go.Figure | None:
     """What the champion was made of, and that of what, from the parents on the left."""
-    rows = rows[:3] + rows[3:][-MOST_NODES:]
+    rows = [*rows[:3], *rows[3:][-MOST_NODES:]]
     if len(rows) < 2:
         return None
-    depth: dict[str, int] = {}
+    places: dict[str, tuple[int, int]] = {}  # steps from the parents, and number among these
     for row in rows:
-        behind = [depth[key] for key in row.get("inputs", []) if key in depth]
-        depth[str(row.get("key"))] = max(behind, default=-1) + 1
-    places: dict[str, tuple[float, float]] = {}
-    for at, group in itertools.groupby(sorted(depth, key=depth.__getitem__), depth.__getitem__):
-        keys = list(group)
-        places |= {key: (at, (len(keys) - 1) / 2 - i) for i, key in enumerate(keys)}
-    edges: tuple[list[Any], list[Any]] = ([], [])
-    for row in rows:
-        for key in (k for k in row.get("inputs", []) if k in places):
-            for axis, side in enumerate(edges):
-                side += [places[key][axis], places[str(row["key"])][axis], None]
-    names = [safe(row.get("origin"), 40) for row in rows]
-    told = [
-        f"{name}<br>{_fitness(candidates.get(str(row['key'])))}"
-        for name, row in zip(names, rows, strict=True)
-    ]
-    spots = [places[str(row["key"])] for row in rows]
-    shades = [BASELINE if not row.get("inputs") else look.shade for row in rows]
-    shades[-1] = COLOURS[1]
-    x, y = zip(*spots, strict=True)
+        at = 1 + max((places[key][0] for key in row["inputs"] if key in places), default=-1)
+        places[row["key"]] = at, -sum(1 for other, _ in places.values() if other == at)
+    pairs = [(key, row["key"]) for row in rows for key in row["inputs"] if key in places]
+    x, y = ([v for a, b in pairs for v in (places[a][i], places[b][i], None)] for i in (0, 1))
+    told = [_fitness(candidates.get(row["key"])) for row in rows]
+    shades = [look.shade if row["inputs"] else GREY for row in rows]
+    marker = {"size": 14, "color": [*shades[:-1], COLOURS[1]]}
+    names = [safe(row.get("origin"), 36) for row in rows]
+    node = {"text": names, "hovertext": told, "textposition": "top center", "marker": marker}
+    nodes: dict[str, Any] = {
+        "x": [p[0] for p in places.values()],
+        "y": [p[1] for p in places.values()],
+        **node,
+    }
     traces = [
-        go.Scatter(
-            x=edges[0],
-            y=edges[1],
-            mode="lines",
-            line={"color": BASELINE, "width": 1},
-            hoverinfo="skip",
-        ),
-        go.Scatter(
-            x=x,
-            y=y,
-            mode="markers+text",
-            text=names,
-            textposition="top center",
-            hovertext=told,
-            hoverinfo="text",
-            marker={"size": 14, "color": shades},
-        ),
+        go.Scatter(x=x, y=y, mode="lines", line={"color": GREY, "width": 1}, hoverinfo="skip"),
+        go.Scatter(mode="markers+text", **nodes),
     ]
-    hidden = {"visible": False}
-    axes = {"yaxis": hidden, "xaxis": {"dtick": 1, "range": [-0.5, max(x) + 0.5]}}
-    height = 200 + 60 * int(max(y) - min(y) + 1)
-    return look.chart(
-        traces,
-        f"n = {len(rows)} candidates",
-        "steps from the parents",
-        showlegend=False,
-        height=height,
-        **axes,
-    )
+    axis = {"dtick": 1, "range": [-0.5, max(nodes["x"]) + 0.5]}
+    axes = {"xaxis": axis, "yaxis": {"visible": False}, "height": 200 - 60 * min(nodes["y"])}
+    n = f"n = {len(rows)} candidates"
+    return look.chart(traces, n, "steps from the parents", "", showlegend=False, **axes)
 
 
 def _fitness(record: Row | None) -> str:
     """The fitness of a candidate, and the generation that it is of."""
-    score = (record or {}).get("score") or {}
-    if record is None or "fitness" not in score:
-        return "fitness -"
-    return f"generation {record.get('generation')}, fitness {number(score['fitness'])}"
+    found = record or {}
+    fitness = (found.get("score") or {}).get("fitness")
+    return f"generation {cell(found.get('generation'))}, fitness {cell(fitness)}"
 
 
-def gains(verdict: Row, look: Look) -> go.Figure | None:
-    """By how much the champion is better than each rival on unseen items, with its interval."""
-    rows = []
-    for name, rival in (verdict.get("rivals") or {}).items():
-        found = rival["comparison"]["overall"]["gains"]
-        if gain := found.get("bits_per_byte") or found.get("nats_per_token"):
-            rows.append((name, gain))
-    if not rows:
-        return None
-    values = [gain["value"] for _, gain in rows]
-    error = {
-        "type": "data",
-        "symmetric": False,
-        "array": [g["high"] - g["value"] for _, g in rows],
-        "arrayminus": [g["value"] - g["low"] for _, g in rows],
+def gains_of(verdict: Row) -> dict[str, tuple[float, float, float]]:
+    """By how much the champion is better than each rival on unseen items: low, value, high."""
+    rivals = (verdict.get("rivals") or {}).items()
+    found = {name: r["comparison"]["overall"]["gains"].get("bits_per_byte") for name, r in rivals}
+    return {name: (g["low"], g["value"], g["high"]) for name, g in found.items() if g}
+
+
+def scores_of(verdict: Row, measure: str) -> dict[str, dict[str, float]]:
+    """By model and domain: what the verdict measured of champion and rivals."""
+    models = {"champion": verdict.get("champion") or {}}
+    models |= {name: rival["score"] for name, rival in (verdict.get("rivals") or {}).items()}
+    return {
+        name: {
+            key.removesuffix(f"/{measure}"): value
+            for key, value in score.get("raw", {}).items()
+            if key.endswith(f"/{measure}")
+        }
+        for name, score in models.items()
+        if score
     }
-    dots = go.Scatter(
-        x=values,
-        y=[safe(n) for n, _ in rows],
-        error_x=error,
-        mode="markers",
-        marker={"size": 10, "color": look.shade},
-    )
-    figure = look.chart(
-        [dots],
-        f"95 % interval, n = {rows[0][1]['n']:,} unseen items",
-        "champion better by (bits/byte)",
-        " ",
-        yaxis={"autorange": "reversed"},
-        height=170 + 32 * len(rows),
-    )
-    figure.add_vline(x=0, line={"color": colour(1), "dash": "dash", "width": 1.5})
-    return figure

@@ -1,5 +1,5 @@
-"""How every figure looks: light and dark, colours that colour-blind people can tell apart, a
-caption with what was measured how often.
+"""How every figure looks: light and dark, colours that colour-blind people can tell apart, captions
+that say what was measured how often; and the kinds of charts that there are.
 
 Whatever depends on the theme is in the template, so that a page can change it in place.
 """
@@ -7,7 +7,8 @@ Whatever depends on the theme is in the template, so that a page can change it i
 from __future__ import annotations
 
 import html
-from collections.abc import Mapping, Sequence
+import textwrap
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,15 +16,20 @@ import plotly.graph_objects as go
 
 # Okabe and Ito; on white and on black each can be told from the ground.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8F6BB3", "#7A6A00")
-BASELINE = "#808080"  # what it is compared with
+GREY = "#808080"  # of what it is compared with
 GROUNDS = {"light": ("#FFFFFF", "#1B1F24", "#DDE1E6"), "dark": ("#14171A", "#E6E8EB", "#343A40")}
 FONT = "system-ui, -apple-system, 'Segoe UI', sans-serif"
+SHARE = {"tickformat": ".0%", "range": [0, 1.05]}  # of an axis
+ORDER = {"autorange": "reversed", "type": "category"}  # the first row is at the top
+HEIGHT, ROW = 380, 26  # of a figure, and of a row in one that has rows
+WIDTH = 84  # letters of a line of a caption
+MOST_DRAWN = 500  # points of a series
 MOST_LETTERS = 80  # of a name from a run's files
-HEIGHT = 400
+Series = tuple[str, str, Sequence[Any], Sequence[Any]]  # name, kind (dashed if it has one), x, y
 
 
 def colour(number: int) -> str:
-    """The colour of the n-th run or series, the same in all figures."""
+    """The colour of the n-th run, the same in all figures."""
     return COLOURS[number % len(COLOURS)]
 
 
@@ -33,20 +39,29 @@ def faint(shade: str, share: float = 0.18) -> str:
     return f"rgba({red},{green},{blue},{share:g})"
 
 
-def safe(text: Any, most: int = MOST_LETTERS) -> str:
-    """A text from a run's files as Plotly and HTML show it: no tags, no control characters."""
-    plain = "".join(c if c.isprintable() else "?" for c in str(text))
-    return html.escape(plain if len(plain) <= most else f"{plain[: most - 3]}...")
+def plain(value: Any, most: int = MOST_LETTERS) -> str:
+    """A text from a run's files without control characters, cut if it is long."""
+    text = "".join(c if c.isprintable() else "?" for c in str(value))
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+def safe(value: Any, most: int = MOST_LETTERS) -> str:
+    """The same as Plotly shows it: with no tags."""
+    return html.escape(plain(value, most))
+
+
+def cell(value: Any, most: int = MOST_LETTERS) -> str:
+    """A cell of a table as people read it; what was not measured shows as `-`."""
+    if value is None or value == "":
+        return "-"
+    return f"{value:.4g}" if isinstance(value, float) else plain(value, most)
 
 
 def template(theme: str) -> dict[str, Any]:
     """All that differs between light and dark."""
     ground, ink, line = GROUNDS[theme]
-    lines = {"gridcolor": line, "linecolor": line}
-    axis = {**lines, "zerolinecolor": line, "automargin": True}
-    around = {"bgcolor": ground, "angularaxis": lines, "radialaxis": lines}
-    cells = {"fill": {"color": ground}, "line": {"color": line}, "font": {"color": ink}}
-    header = {**cells, "fill": {"color": line}}
+    lines, title = {"gridcolor": line, "linecolor": line}, {"font": {"size": 13}, "standoff": 8}
+    axis = {**lines, "zerolinecolor": line, "automargin": True, "title": title}
     layout = {
         "font": {"family": FONT, "size": 13, "color": ink},
         "paper_bgcolor": ground,
@@ -54,10 +69,11 @@ def template(theme: str) -> dict[str, Any]:
         "colorway": list(COLOURS),
         "xaxis": axis,
         "yaxis": axis,
-        "polar": around,
+        "polar": {"bgcolor": ground, "angularaxis": lines, "radialaxis": lines},
         "hoverlabel": {"bgcolor": ground, "font": {"color": ink}, "namelength": -1},
+        "modebar": {"bgcolor": "rgba(0,0,0,0)", "color": GREY},
     }
-    return {"layout": layout, "data": {"table": [{"cells": cells, "header": header}]}}
+    return {"layout": layout}
 
 
 @dataclass(frozen=True)
@@ -69,77 +85,137 @@ class Look:
     config_hash: str = ""
     shade: str = COLOURS[0]  # of this run, in every figure
 
-    def caption(self, *measured: str) -> str:
-        """What was measured how often, whose it is, and by which config."""
-        config = f"config {safe(self.config_hash[:12])}" if self.config_hash else ""
-        run = f"run {safe(self.run)}" if self.run else ""
-        return " | ".join(part for part in (*measured, run, config) if part)
+    def shades(self, names: Iterable[str], grey: Collection[str] = ()) -> dict[str, str]:
+        """The colours of what is shown side by side: the first has that of the run."""
+        names = list(dict.fromkeys(names))
+        rest = [self.shade, *(c for c in COLOURS if c != self.shade)]
+        own = [name for name in names if name not in grey]
+        found = {name: rest[i % len(rest)] for i, name in enumerate(own)}
+        return {name: found.get(name, GREY) for name in names}
 
-    def chart(
-        self, traces: Sequence[Any], measured: str, x: str = "", y: str = "", **layout: Any
-    ) -> go.Figure:
+    def chart(self, traces: Iterable[Any], told: str, x: str, y: str, **layout: Any) -> go.Figure:
         """A figure of these traces, with units on its axes and its caption below."""
-        caption = {"text": self.caption(measured), "font": {"size": 11}, "x": 0.01, "y": 0.01}
+        config = f"config {self.config_hash[:12]}" if self.config_hash else ""
+        run = f"run {self.run}" if self.run else ""
+        lines = textwrap.wrap(" | ".join(t for t in (told, run, config) if t), WIDTH)
+        caption = {
+            "text": "<br>".join(safe(text, WIDTH) for text in lines),
+            "x": 0,
+            "y": 0,
+            "xref": "paper",
+            "yref": "paper",
+            "xanchor": "left",
+            "yanchor": "top",
+            "xshift": -52,
+            "yshift": -50,
+            "align": "left",
+            "showarrow": False,
+            "font": {"size": 11},
+        }
         settings: dict[str, Any] = {
             "template": template(self.theme),
-            "title": {**caption, "yref": "container", "yanchor": "bottom"},
+            "annotations": [caption],
             "height": HEIGHT,
-            "margin": {"l": 60, "r": 24, "t": 40, "b": 90},
+            "margin": {"l": 60, "r": 24, "t": 40, "b": 58 + 15 * len(lines)},
             "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0},
             **layout,
         }
         for axis, title in (("xaxis", x), ("yaxis", y)):
-            if title:
-                settings[axis] = {"title": {"text": title}, **settings.get(axis, {})}
+            settings[axis] = {"title": {"text": title}, **settings.get(axis, {})}
         return go.Figure(list(traces), layout=settings)
 
+    def lines(
+        self,
+        rows: Sequence[Series],
+        told: str,
+        x: str,
+        y: str,
+        grey: Collection[str] = (),
+        **layout: Any,
+    ) -> go.Figure | None:
+        """Series over the same axis, thinned if they are long; None if there are none."""
+        shades = self.shades((row[0] for row in rows), grey)
+        traces, solid = [], {name for name, kind, *_ in rows if not kind}
+        for name, kind, along, values in rows:
+            every = -(-len(along) // MOST_DRAWN) or 1
+            style = {"color": shades[name], "width": 2, "dash": "dash" if kind else "solid"}
+            marks = {
+                "mode": "lines+markers" if len(along) <= 12 else "lines",
+                "name": safe(name),
+                "legendgroup": safe(name),
+                "showlegend": len(shades) > 1 and not (kind and name in solid),
+            }
+            drawn = list(along[::every]), list(values[::every])
+            traces.append(go.Scatter(x=drawn[0], y=drawn[1], line=style, **marks))
+        dashed = ", ".join(dict.fromkeys(kind for _, kind, *_ in rows if kind))
+        told = f"dashed: {dashed} | {told}" if dashed else told
+        return self.chart(traces, told, x, y, **layout) if traces else None
 
-def line(x: Sequence[Any], y: Sequence[Any], name: str, shade: str, **more: Any) -> go.Scatter:
-    """One measured series."""
-    style = {"color": shade, "width": 2, **more.pop("line", {})}
-    mode = more.pop("mode", "lines" if len(x) > 1 else "markers")
-    return go.Scatter(x=list(x), y=list(y), name=safe(name), mode=mode, line=style, **more)
+    def bars(
+        self,
+        rows: Mapping[str, Mapping[str, Any]],
+        told: str,
+        unit: str,
+        grey: Collection[str] = (),
+        across: bool = False,
+        **layout: Any,
+    ) -> go.Figure | None:
+        """Values by group of everything that is named, upright or across."""
+        shades, groups = self.shades(rows, grey), {group for own in rows.values() for group in own}
+        traces = []
+        for name, own in rows.items():
+            ends = list(own.values()), [safe(group) for group in own]
+            x, y = ends if across else ends[::-1]
+            how = {"orientation": "h" if across else "v", "showlegend": len(rows) > 1}
+            traces.append(go.Bar(x=x, y=y, name=safe(name), marker_color=shades[name], **how))
+        if not groups:
+            return None
+        if across:
+            return self.rows(traces, len(groups), told, unit, **layout)
+        return self.chart(traces, told, "", unit, **{"xaxis": {"type": "category"}, **layout})
+
+    def rows(
+        self, traces: Iterable[Any], count: int, told: str, x: str, **layout: Any
+    ) -> go.Figure:
+        """A figure with a row of each name."""
+        axes = {"yaxis": ORDER, "height": 150 + ROW * count, **layout}
+        return self.chart(traces, told, x, "", **axes)
+
+    def intervals(
+        self, rows: Mapping[str, Sequence[float]], told: str, x: str, grey: Collection[str] = ()
+    ) -> go.Figure | None:
+        """A value with its interval, from below to above, of each row."""
+        if not rows:
+            return None
+        shades = [GREY if name in grey else self.shade for name in rows]
+        ends = {
+            "array": [high - value for _, value, high in rows.values()],
+            "arrayminus": [value - low for low, value, _ in rows.values()],
+        }
+        dots = go.Scatter(
+            x=[value for _, value, _ in rows.values()],
+            y=[safe(name) for name in rows],
+            error_x={"type": "data", "symmetric": False, "color": GREY, **ends},
+            mode="markers",
+            marker={"size": 11, "color": shades},
+        )
+        return self.rows([dots], len(rows), told, x)
+
+    def heat(
+        self, rows: Mapping[str, Sequence[float | None]], along: Sequence[Any], told: str, x: str
+    ) -> go.Figure | None:
+        """Shares as colours, a row of each name."""
+        if not rows:
+            return None
+        scale = {"colorscale": "Cividis", "zmin": 0, "zmax": 1, "colorbar": {"tickformat": ".0%"}}
+        names = [safe(name) for name in rows]
+        trace = go.Heatmap(z=list(rows.values()), x=list(along), y=names, **scale)
+        return self.rows([trace], len(rows), told, x)
 
 
-def level(
-    figure: go.Figure, y: float, text: str, shade: str = BASELINE, dash: str = "dash"
-) -> None:
+def level(figure: go.Figure, y: float, text: str, shade: str = GREY) -> None:
     """A horizontal line: a threshold, or what it is compared with."""
-    figure.add_hline(y=y, line={"color": shade, "dash": dash, "width": 1.5})
-    figure.add_annotation(
-        x=1,
-        xref="paper",
-        xanchor="right",
-        y=y,
-        yanchor="bottom",
-        text=safe(text),
-        showarrow=False,
-        font={"color": shade, "size": 11},
-    )
-
-
-def table(look: Look, header: Sequence[Any], rows: Sequence[Sequence[Any]], measured: str) -> Any:
-    """A table as a figure; what was not measured shows as `-`."""
-    columns = [[cell(row[i]) if i < len(row) else "-" for row in rows] for i in range(len(header))]
-    head = {"values": [f"<b>{cell(name)}</b>" for name in header], "align": "left"}
-    body = {"values": columns, "align": "left", "height": 24}
-    size = 90 + 26 * (len(rows) + 1)
-    return look.chart([go.Table(header=head, cells=body)], measured, height=size)
-
-
-def cell(value: Any) -> str:
-    """A cell of a table as people read it."""
-    if value is None or value == "":
-        return "-"
-    return number(value) if isinstance(value, float) else safe(value)
-
-
-def number(value: float) -> str:
-    """A measured number, to four places that count."""
-    return f"{value:.4g}"
-
-
-def present(values: Mapping[str, Any]) -> dict[str, float]:
-    """The entries that were measured."""
-    numbers = {k: v for k, v in values.items() if isinstance(v, int | float)}
-    return {k: float(v) for k, v in numbers.items() if not isinstance(values[k], bool)}
+    figure.add_hline(y=y, line={"color": shade, "dash": "dash", "width": 1.5})
+    font, right = {"color": shade, "size": 11}, {"x": 1, "xref": "paper", "xanchor": "right"}
+    about = {"text": safe(text), "showarrow": False, "font": font, "yanchor": "bottom", **right}
+    figure.add_annotation(y=y, **about)

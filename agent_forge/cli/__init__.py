@@ -8,6 +8,7 @@ when it is loaded, so help and listings answer at once.
 |---|---|
 | run | run, resume, stop, phases, init, validate: the pipeline and its config |
 | status | status, logs, export: one run |
+| report | report: a run as one HTML file |
 | push | push: a model to a Hugging Face hub |
 | runs | ls, show, models, clean, vacuum: what is stored |
 | evo | evo, evo replay: evolve models into one |
@@ -53,6 +54,7 @@ from agent_forge.cli import (
     merge,
     push,
     quantize,
+    report,
     run,
     runs,
     status,
@@ -63,7 +65,15 @@ from agent_forge.errors import Cancelled, ForgeError, Interrupted
 
 Command = Callable[..., None]
 COMMANDS: list[Command] = [run.run, run.resume, run.stop, status.status, status.logs, run.phases]
-COMMANDS += [status.export, push.push, merge.merge, generate.generate, generate.chat, evaluate.eval]
+COMMANDS += [
+    report.report,
+    status.export,
+    push.push,
+    merge.merge,
+    generate.generate,
+    generate.chat,
+    evaluate.eval,
+]
 COMMANDS += [evaluate.compare, run.init, run.validate, runs.ls, runs.show, runs.models]
 COMMANDS += [quantize.quantize, compress.compress, bake.bake, edge.edge, runs.clean, runs.vacuum]
 COMMANDS += [doctor.doctor]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from agent_forge.cli.output import emit, emit_json, emit_table, plain, size
+from agent_forge.cli.report import report_at_end
 from agent_forge.cli.status import run_lines
 from agent_forge.config.phases import ORDER, source_of
 from agent_forge.errors import AlreadyExists, Cancelled, ConfigError
@@ -173,9 +174,10 @@ def _start(progress: str, config: PipelineConfig, as_json: bool, **options: Any)
     """Run with a display, print the outcome, and leave with its exit code."""
     outcome = conduct(progress, config, **options)
     root = Path(config.storage.root)
-    _report(root, outcome, as_json)
+    page = report_at_end(root, outcome)
+    _report(root, outcome, as_json, page)
     if progress != "json":
-        advise(root, outcome)
+        advise(root, outcome, page)
     if outcome["exit_code"]:
         raise typer.Exit(outcome["exit_code"])
 
@@ -214,7 +216,7 @@ def _record(root: Path, session: str) -> Path:
     return SessionStore(root).path(session) / SESSION_FILE
 
 
-def _report(root: Path, outcome: dict[str, Any], as_json: bool) -> None:
+def _report(root: Path, outcome: dict[str, Any], as_json: bool, page: Path | None) -> None:
     results = outcome["results"].items()
     skipped = [name for name, result in results if result.artifacts.get("skipped")]
     if not as_json:
@@ -235,12 +237,13 @@ def _report(root: Path, outcome: dict[str, Any], as_json: bool) -> None:
         for name, result in results
     ]
     kept = ("success", "session_id", "status", "error", "failed_phase", "failed_handoff")
-    emit_json(**{k: outcome[k] for k in kept if k in outcome}, phases=rows)
+    emit_json(**{k: outcome[k] for k in kept if k in outcome}, phases=rows, report=page)
 
 
-def advise(root: Path, outcome: dict[str, Any]) -> None:
+def advise(root: Path, outcome: dict[str, Any], page: Path | None = None) -> None:
     """Print the last lines, on stderr: how it ended and the next command."""
-    session, lines = named(root, outcome["session_id"]), []
+    session = named(root, outcome["session_id"])
+    lines = [f"report: {page}"] if page else []
     if outcome["success"]:
         models = [ref for r in outcome["results"].values() for ref in r.artifacts["models"]]
         if models and (models[-1].path / "tokenizer.json").is_file():

@@ -34,7 +34,7 @@ PHASE_FILES = (
 )
 PHASE = "|".join(map(phase_folder, ORDER))
 OWN_FILES = re.compile(
-    rf"session\.json|config\.yaml|run\.lock|stop|(log|metrics|events)\.jsonl|{WANDB}"
+    rf"session\.json|config\.yaml|report\.html|run\.lock|stop|(log|metrics|events)\.jsonl|{WANDB}"
     rf"|({PHASE})/({PHASE_FILES})"
 )
 OWN_MODELS = re.compile(

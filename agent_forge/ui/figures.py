@@ -64,7 +64,7 @@ def _whole(view: RunView, look: Look) -> Found:
 
 def _of_phase(view: RunView, phase: PhaseView, look: Look) -> Found:
     own = view.config.get("phases", {}).get(phase.name, {})
-    unseen = f"share of exact answers, n = {own.get('evaluation_items', '-')} a domain"
+    unseen = f"exact answers; of old tasks n = {own.get('evaluation_items', '-')} a domain"
     return [
         ("Training loss", training(_trained(view, phase.name, LOSS, HELD_OUT), look)),
         ("Reward", training(_trained(view, phase.name, REWARD), look)),
@@ -84,7 +84,7 @@ def training(runs: Mapping[str, Mapping[str, Series]], look: Look) -> go.Figure 
     rewarded = any(REWARD in ends for ends in runs.values())
     unit, scale = ("reward", "linear") if rewarded else ("loss (nats/token)", "log")
     told = f"n = {sum(s.count for ends in runs.values() for s in ends.values()):,} points"
-    return look.lines(rows, told, "step", unit, ("control",), yaxis={"type": scale})
+    return look.lines(rows, told, "step", unit, ("control",), yaxis={"type": scale, "nticks": 8})
 
 
 def _trained(view: RunView, phase: str, *ends: str) -> dict[str, dict[str, Series]]:
@@ -119,7 +119,8 @@ def radar(values: Shares, look: Look, told: str) -> go.Figure | None:
         points = {"r": [own.get(d) for d in around], "theta": [safe(d) for d in around]}
         traces.append(go.Scatterpolar(**points, name=safe(name), line=style))
     radial = {"range": [0, 1], "tickformat": ".0%", "angle": 90, "tickangle": 90}
-    return look.chart(traces, told, "", "", polar={"radialaxis": radial}, height=440)
+    polar = {"radialaxis": radial, "domain": {"y": [0, 0.94]}}
+    return look.chart(traces, told, "", "", polar=polar, height=440)
 
 
 def _handed_over(view: RunView) -> dict[str, dict[str, float]]:

@@ -171,8 +171,9 @@ def lineage(rows: Rows, candidates: Mapping[str, Row], look: Look) -> go.Figure 
         go.Scatter(x=x, y=y, mode="lines", line={"color": GREY, "width": 1}, hoverinfo="skip"),
         go.Scatter(mode="markers+text", **nodes),
     ]
+    hidden = {"visible": False, "range": [min(nodes["y"]) - 0.3, 0.5]}
     axis = {"dtick": 1, "range": [-0.5, max(nodes["x"]) + 0.5]}
-    axes = {"xaxis": axis, "yaxis": {"visible": False}, "height": 200 - 60 * min(nodes["y"])}
+    axes = {"xaxis": axis, "yaxis": hidden, "height": 220 - 60 * min(nodes["y"])}
     n = f"n = {len(rows)} candidates"
     return look.chart(traces, n, "steps from the parents", "", showlegend=False, **axes)
 

@@ -63,7 +63,7 @@ def forge_figures(view: RunView, phase: PhaseView, look: Look) -> Found:
     items = sum(e.get("items", 0) for e in edges.values())
     ends = {n: (e["low"], e["reach"], e["high"]) for n, e in edges.items() if "reach" in e}
     grey = [name for name in ends if name.endswith("input")]
-    told = f"90 % interval, n = {items:,.0f} items"
+    told = f"90 % interval; below the sizes that are asked: none | n = {items:,.0f} items"
     reach = look.intervals(ends, told, "largest size solved", grey)
     solved = [
         (

@@ -137,8 +137,8 @@ def _samples(phase: PhaseView) -> Iterator[tuple[str, Table]]:
         rows = found.get(key) or []
         if rows and all(isinstance(row, dict) for row in rows):
             rows = [list(rows[0]), *(list(row.values()) for row in rows)]
-        if len(rows) > 1:
-            yield name, rows
+        if len(rows) > 1:  # of texts in cards, whose marks say where they end
+            yield name, [[str(text).strip("`") for text in row] for row in rows]
 
 
 def _model(path: Path) -> tuple[Any, ...]:

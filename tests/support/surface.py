@@ -21,6 +21,7 @@ SURFACE = {
     "status": ["--json", "--metrics", "--storage", "session"],
     "logs": ["--events", "--follow", "--json", "--storage", "-f", "session"],
     "phases": ["--json"],
+    "report": ["--json", "--out", "--storage", "session"],
     "export": [
         "--bundle",
         "--dry-run",

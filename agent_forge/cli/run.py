@@ -16,7 +16,7 @@ from agent_forge.cli.report import report_at_end
 from agent_forge.cli.status import run_lines
 from agent_forge.config.phases import ORDER, source_of
 from agent_forge.errors import AlreadyExists, Cancelled, ConfigError
-from agent_forge.phases import IMPLEMENTED, SUMMARY
+from agent_forge.phases import IMPLEMENTED, RULES, SUMMARY
 from agent_forge.store import files, lock
 from agent_forge.track.progress import MODES, make_progress
 
@@ -60,20 +60,26 @@ def run(
 
 def _given(models: str, only: str | None, storage: Path) -> list[ModelRef]:
     """The models that a phase is to work on, whoever made them."""
-    from agent_forge.model.locate import locate_parents
+    from agent_forge.model.locate import handed_over, locate_model
     from agent_forge.pipeline.orchestrator import reference
 
     if only is None:
         raise ConfigError("--models goes with --only", hint="name the phase that works on them")
-    if only in ORDER and source_of(only) is None:
+    source = source_of(only)
+    if only in ORDER and source is None:
         raise ConfigError(f"--models: {only} works on no models", hint="forge phases")
     names = [name.strip() for name in models.split(",")]
     if not all(names):
         raise ConfigError(f"--models {models!r} has nothing between two commas")
-    places, _ = locate_parents(names, storage)
+    places: list[str] = []
+    for name in names:  # a run stands for what its phase before this one has made
+        found = handed_over(name, source, storage) if source else []
+        places += found or [str(Path(locate_model(name, storage)).resolve())]
     if (several := next((place for place in places if not Path(place).is_dir()), None)) is not None:
         hint = "merge them into a folder first: forge merge"
         raise ConfigError(f"--models: {several} is no folder of one model", hint=hint)
+    if source and len(places) != (count := RULES[source, only].num_models):
+        raise ConfigError(f"--models: {only} works on {count}, and these are {len(places)}")
     return [reference(Path(place)) for place in places]
 
 

@@ -42,11 +42,11 @@ def locate_parents(refs: Sequence[str], storage: Path) -> tuple[list[str], str |
 
 def specialists_of(session: str, storage: Path) -> tuple[list[str], str] | None:
     """The specialists of a run and their trunk; None unless it has finished Phase 1."""
-    models = _outputs(session, "cognate", storage)
-    trunk = models[0].with_name(TRUNK) if models else None
-    if trunk is None or not all((path / "config.json").is_file() for path in (*models, trunk)):
+    models = handed_over(session, "cognate", storage)
+    trunk = Path(models[0]).with_name(TRUNK) if models else None
+    if trunk is None or not all(Path(p, "config.json").is_file() for p in (*models, str(trunk))):
         return None
-    return [str(path) for path in models], str(trunk)
+    return models, str(trunk)
 
 
 def newest_session(storage: Path) -> str | None:
@@ -89,25 +89,25 @@ def _one(ref: str, storage: Path) -> str:
 def _final_model(session: str, storage: Path) -> str:
     """The one model that the last finished phase of a run handed over."""
     for phase in reversed(ORDER):
-        if models := _outputs(session, phase, storage):
+        if models := handed_over(session, phase, storage):
             if len(models) == 1:
-                return str(models[0])
-            hint = f"one of {', '.join(map(str, models))}"
+                return models[0]
+            hint = f"one of {', '.join(models)}"
             raise ConfigError(f"run {session} ends with {len(models)} models", hint=hint)
     raise NotFound(f"run {session} has no finished phase", hint=f"forge resume {session}")
 
 
-def _outputs(session: str, phase: str, storage: Path) -> list[Path]:
+def handed_over(session: str, phase: str, storage: Path) -> list[str]:
     """The models that a phase of a run handed over; none unless it is finished."""
-    folder = storage / "sessions" / session / phase_folder(phase)
     if not SAFE_NAME.fullmatch(session):
         return []
+    folder = storage / "sessions" / session / phase_folder(phase)
     try:
         state: dict[str, Any] = files.read_checked(folder / "state.json")
     except (FileNotFoundError, DamagedFile):
         return []
     names = [str(output["name"]) for output in state.get("outputs", [])]
-    return [folder / name for name in names if SAFE_NAME.fullmatch(name)]
+    return [str(folder / name) for name in names if SAFE_NAME.fullmatch(name)]
 
 
 def _download(name: str) -> str:

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from agent_forge.errors import Interrupted
+from agent_forge.cli.run import _given
+from agent_forge.errors import ConfigError, Interrupted
 from agent_forge.phases.phase2_evomerge.phase import EvoMergePhase
 from agent_forge.pipeline import orchestrator
 from agent_forge.store import files
@@ -95,6 +96,7 @@ def test_a_dry_run_makes_nothing(forge: Forge, root: Path, models: list[Path]) -
         (f"{LINE} --models given/twice,given/nothing", "given/nothing"),
         (f"{LINE} --models given/twice,,given/add", "nothing between two commas"),
         (f"{LINE} --models ''", "nothing between two commas"),
+        (f"{LINE} --models given/twice,given/add", "evomerge works on 3, and these are 2"),
         (f"{LINE} --models given/twice+given/add,given/next", "no folder of one model"),
     ],
 )
@@ -106,3 +108,16 @@ def test_what_is_refused(
         result = forge(line + more)
         assert result.code == 2 and said in result.err, result.err
         assert not (root / "sessions").exists()
+
+
+def test_a_run_stands_for_what_the_phase_before_handed_over(root: Path) -> None:
+    made = {"phase1_cognate": PARENTS, "phase3_quietstar": ["reasoning"]}
+    for folder, names in made.items():
+        for name in names:
+            shutil.copytree(family() / PARENTS[0], root / "sessions" / "made" / folder / name)
+        state = {"status": "completed", "outputs": [{"name": name} for name in names]}
+        files.write_checked(root / "sessions" / "made" / folder / "state.json", state)
+    assert [ref.name for ref in _given("made", "bitnet", root)] == ["reasoning"]
+    assert [ref.name for ref in _given("made", "evomerge", root)] == list(PARENTS)
+    with pytest.raises(ConfigError, match="bitnet works on 1, and these are 2"):
+        _given("made,made", "bitnet", root)

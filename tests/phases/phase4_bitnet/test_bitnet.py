@@ -65,7 +65,9 @@ def test_it_returns_what_the_specification_asks_for(reference: tuple[Path, dict[
     zeros = [(model.get_parameter(name) == 0).flatten() for name in packing.ternary]
     share = float(torch.cat(zeros).float().mean())
     assert result.metrics["sparsity_ratio"] == pytest.approx(share)
-    one = {name: float(own.float().mean()) for name, own in zip(packing.ternary, zeros, strict=True)}
+    one = {
+        name: float(own.float().mean()) for name, own in zip(packing.ternary, zeros, strict=True)
+    }
     assert result.artifacts["zeros"] == pytest.approx(one)
     kept = accuracy[3][-2] / accuracy[4][-2] if accuracy[4][-2] else 0.0
     assert result.metrics["accuracy_retention"] == pytest.approx(kept)

@@ -10,6 +10,7 @@ when it is loaded, so help and listings answer at once.
 | status | status, logs, export: one run |
 | report | report: a run as one HTML file |
 | push | push: a model to a Hugging Face hub |
+| sync | sync: what a run measured, in W&B or trackio |
 | runs | ls, show, models, clean, vacuum: what is stored |
 | evo | evo, evo replay: evolve models into one |
 | merge | merge: one merge |
@@ -58,6 +59,7 @@ from agent_forge.cli import (
     run,
     runs,
     status,
+    sync,
     traces,
 )
 from agent_forge.cli.output import emit_json
@@ -76,7 +78,7 @@ COMMANDS += [
 ]
 COMMANDS += [evaluate.compare, run.init, run.validate, runs.ls, runs.show, runs.models]
 COMMANDS += [quantize.quantize, compress.compress, bake.bake, edge.edge, runs.clean, runs.vacuum]
-COMMANDS += [doctor.doctor]
+COMMANDS += [sync.sync, doctor.doctor]
 OPTIONS: dict[str, dict[str, dict[str, Any]]]
 OPTIONS = json.loads(Path(__file__).with_name("options.json").read_text(encoding="utf-8"))
 # A path that was given is none, whatever the disk is like.

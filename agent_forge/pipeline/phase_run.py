@@ -26,7 +26,7 @@ from agent_forge.store import files, paths
 from agent_forge.store.checkpoint import CheckpointManager
 from agent_forge.store.models import ModelStorage
 from agent_forge.store.records import STATE_FILE, read_metadata, read_state
-from agent_forge.store.sessions import SESSION_FILE
+from agent_forge.store.sessions import CONFIG_FILE, SESSION_FILE
 from agent_forge.track.tracker import Tracker
 
 log = logging.getLogger(__name__)
@@ -122,7 +122,7 @@ def _work(
     run: RunContext, controller: PhaseController, context: PhaseContext, state: dict[str, Any]
 ) -> PhaseResult:
     for sink in run.tracker.sinks:
-        sink.begin(controller.name)
+        sink.begin(controller.name, run.folder / CONFIG_FILE)
     seed_everything(run.config.runtime.seed, controller.name)
     try:
         result = controller.run(context)
@@ -130,27 +130,29 @@ def _work(
             raise errors.PhaseFailed(f"{controller.name} returned {type(result).__name__}")
         if not result.success:
             raise errors.PhaseFailed(f"{controller.name}: {result.error or 'no reason given'}")
-        _complete(context, result, state)
+        told = _complete(context, result, state)
     except Exception as error:
         _record_failure(context.folder, {**state, "seconds": context.seconds}, error)
         for sink in run.tracker.sinks:
             sink.end()
         raise
     for sink in run.tracker.sinks:
+        sink.tables(told)
         sink.end()
     seconds = round(result.duration_seconds, 1)
     run.tracker.event("phase_completed", phase=controller.name, seconds=seconds)
     return result
 
 
-def _complete(context: PhaseContext, result: PhaseResult, state: dict[str, Any]) -> None:
-    """Record what came out; only then is the phase done. Old checkpoints have served their time."""
+def _complete(context: PhaseContext, result: PhaseResult, state: dict[str, Any]) -> dict[str, Any]:
+    """Record what came out, and return what is told of it; only then is the phase done. Old
+    checkpoints have served their time."""
     outputs: list[ModelRef] = result.artifacts.setdefault("models", [])
     others = {k: v for k, v in result.artifacts.items() if k not in ("models", "all_models")}
     result.duration_seconds = context.seconds
     context.log(None, {"phase/duration_seconds": context.seconds, "phase/success": 1})
     context.tracker.metrics.sync()
-    done = {
+    done: dict[str, Any] = {
         **state,
         "status": "completed",
         "seconds": context.seconds,
@@ -161,6 +163,8 @@ def _complete(context: PhaseContext, result: PhaseResult, state: dict[str, Any])
     files.write_checked(context.folder / STATE_FILE, done)
     for stage in (context.folder / paths.CHECKPOINTS).glob("*"):
         CheckpointManager(stage, keep_last=1).prune()
+    artifacts: dict[str, Any] = done["artifacts"]
+    return artifacts
 
 
 def _plain(value: Any) -> Any:

@@ -5,4 +5,5 @@ journal.py     a file of JSON lines that can be taken back to an earlier record
 logs.py        the package's log messages as JSON lines in log.jsonl
 progress.py    displays: bars, plain lines, JSON lines; time left
 wandb_sink.py  Weights & Biases as a mirror of the metrics
+sync.py        a run replayed into one run of W&B or trackio
 """

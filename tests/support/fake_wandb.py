@@ -17,8 +17,10 @@ class FakeWandb(types.ModuleType):
         self.released = threading.Event()
         self.Settings = dict
         self.Artifact = lambda name, type: types.SimpleNamespace(
-            add_reference=lambda uri: self._call("reference", name, uri)
+            add_reference=lambda uri: self._call("reference", name, uri),
+            add_file=lambda path: self._call("file", name, type, path),
         )
+        self.Table = lambda columns, data: ("table", columns, data)
 
     def _call(self, name: str, *details: Any) -> None:
         if name == self.trouble and self.how == "raise":

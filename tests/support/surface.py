@@ -57,6 +57,7 @@ SURFACE = {
         *("--target", "model", "out"),
     ],
     "push": ["--dry-run", "--json", "--private", "--revision", "repo", "source"],
+    "sync": ["--json", "--online", "--storage", "--to", "session"],
     "evo": [
         *("--base", "--base-models", "--config", "--data", "--device", "--dry-run", "--gens"),
         *("--heal", "--heal-data", "--json", "--output-dir", "--replicates", "--resume"),

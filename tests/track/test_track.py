@@ -16,15 +16,21 @@ import psutil
 import pytest
 import structlog
 
+from agent_forge.cli.sync import SPACES
 from agent_forge.config.settings import TrackingSettings
 from agent_forge.errors import DiskFull
+from agent_forge.store import files
+from agent_forge.store.sessions import SessionStore, read_session
 from agent_forge.track import progress as progress_module
 from agent_forge.track import wandb_sink
 from agent_forge.track.journal import Journal, read_lines
 from agent_forge.track.logs import logging_to
 from agent_forge.track.progress import MODES, clock, describe, eta_s, make_progress
+from agent_forge.track.sync import replay, truth_id
 from agent_forge.track.tracker import Tracker, last_metrics, sample, sampling
-from agent_forge.track.wandb_sink import WandbSink
+from agent_forge.track.wandb_sink import WandbSink, tables_of
+from tests.support.command_line import Forge
+from tests.support.fake_trackio import FakeTrackio
 from tests.support.fake_wandb import FakeWandb
 from tests.support.polling import until
 
@@ -422,7 +428,7 @@ def test_offline_the_wait_is_a_twentieth_of_the_time(
     monkeypatch.setitem(sys.modules, "wandb", FakeWandb())
     sink = mirror(tmp_path, patience_s=10)
     began = sink._began
-    for elapsed, patience in ((1, 1), (100, 5), (10_000, 10)):
+    for elapsed, patience in ((1, 5), (140, 7), (10_000, 10)):
         monkeypatch.setattr(wandb_sink.time, "monotonic", lambda e=elapsed: began + e)
         assert sink._patience() == pytest.approx(patience)
     sink._offline = False
@@ -443,3 +449,133 @@ def test_a_queue_that_overflows_is_left_out(
         sink.log("toy", n, {})
     assert "are waiting" in caplog.text
     wandb.released.set()
+
+
+# -- tables, and trackio ---------------------------------------------------------------------------
+
+
+def test_the_tables_among_what_a_phase_recorded() -> None:
+    said = [{"prompt": "a", "text": "b"}, {"prompt": "c", "more": 1}]
+    other = {
+        "summary": "x",
+        "list": [1, 2],
+        "uneven": [["a"], ["b", "c"]],
+        "none": [],
+        "head": [["a"]],
+    }
+    found = dict(tables_of({"samples": said, "tables": [[["m", "n"], ["x", 1]]], **other}))
+    assert found == {
+        "samples": [["prompt", "text", "more"], ["a", "b", None], ["c", None, 1]],
+        "tables_0": [["m", "n"], ["x", 1]],
+    }
+
+
+def test_a_phase_with_tables_and_its_config(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wandb = FakeWandb()
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    about, sink = tmp_path / "config.yaml", mirror(tmp_path)
+    about.write_text("preset: toy\n")
+    sink.begin("toy", about)
+    sink.tables({"thoughts": [["", "n", "mixed"], ["a", 1, 2], ["b", None, "x"]]})
+    sink.end()
+    sink.close()
+    kinds = [call[0] for call in wandb.calls]
+    assert kinds == ["init", "file", "artifact", "log", "finish"]
+    assert wandb.calls[1][1:] == ("config.s1", "config", str(about))
+    table = ("table", ["-", "n", "mixed"], [["a", 1.0, "2"], ["b", None, "x"]])
+    assert wandb.calls[3][1] == {"thoughts": table}  # W&B wants one type a column
+
+
+def run_of_a_phase(root: Path) -> Path:
+    """A run directory with metrics, also damaged ones, events and the record of a phase."""
+    asked = {"details": {"config_hash": "abc", "created_at": 100.0}, "session_id": "s1"}
+    folder = SessionStore(root).create({"tracking": {"wandb_project": "p"}}, "a: 1\n", **asked)
+    tracker = Tracker(folder)
+    tracker.event("run_started", session="s1")
+    for step in (1, 2):
+        tracker.log("cognate", step, {"train/loss": 1 / step, "cognate/loss": 2.0})
+    tracker.log("system", None, {"system/cpu_percent": 50.0})
+    with tracker.metrics.path.open("a") as more:
+        more.write('rubbish\n{"phase": "cognate", "metrics": 3, "time": 1}\n{"phase": "toy"}\n')
+    headline = {"measure": "accuracy", "before": None, "after": 0.5, "verdict": "better"}
+    artifacts = {"headline": headline, "thoughts": [{"prompt": "p", "thought": "t"}]}
+    outputs = [{"name": name} for name in ("m1", "../../out", "gone")]
+    state = {"status": "completed", "seconds": 3.5, "artifacts": artifacts, "outputs": outputs}
+    (folder / "phase1_cognate" / "m1").mkdir(parents=True)
+    files.write_checked(folder / "phase1_cognate" / "state.json", state)
+    return folder
+
+
+def test_a_run_goes_to_trackio(tmp_path: Path) -> None:
+    """A run is replayed through the same class, with another library."""
+    folder, library = run_of_a_phase(tmp_path / "storage"), FakeTrackio()
+    for _ in range(2):  # it has no ids: the same run is there twice, under one name
+        told = replay(folder, read_session(folder), TrackingSettings(wandb_project="p"), library)
+    assert told["sent"] == 3 and told["place"] is None
+    run = library.runs[0]
+    assert [r.settings["name"] for r in library.runs] == [told["name"]] * 2
+    assert told["name"] == f"s1_{truth_id(folder)}"
+    assert (run.settings["project"], run.settings["group"], run.finished) == ("p", "s1", True)
+    assert run.settings["config"]["config_hash"] == "abc"
+    first, second, third, *tables = run.logged
+    assert first.pop("seconds") <= second.pop("seconds") <= third.pop("seconds")
+    assert first == {"cognate/step": 1, "cognate/train/loss": 1.0, "cognate/loss": 2.0}
+    assert second == {"cognate/step": 2, "cognate/train/loss": 0.5, "cognate/loss": 2.0}
+    assert third == {"system/cpu_percent": 50.0}
+    found = {name: table.data for row in tables for name, table in row.items()}
+    assert [e["event"] for e in found["events"]] == ["run started (session s1)"]
+    (phase,) = found["phases"]
+    assert (phase["phase"], phase["seconds"], phase["after"]) == ("cognate", 3.5, 0.5)
+    assert phase["before"] is None and phase["says"] == "better"
+    assert found["cognate/thoughts"] == [{"prompt": "p", "thought": "t"}]
+    assert [(a.name, a.type) for a in run.artifacts] == [("config.s1", "config")]
+
+
+def test_models_are_named_where_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, wandb = run_of_a_phase(tmp_path / "storage"), FakeWandb()
+    replay(folder, read_session(folder), TrackingSettings(), wandb)
+    (init,) = [call[1] for call in wandb.calls if call[0] == "init"]
+    assert (init["id"], init["mode"], init["dir"]) == (truth_id(folder), "offline", str(folder))
+    (place,) = [call[1:] for call in wandb.calls if call[0] == "reference"]
+    model = folder / "phase1_cognate" / "m1"
+    assert place == ("cognate.m1.s1", model.resolve().as_uri())  # not what lies outside
+    before = truth_id(folder)
+    Tracker(folder).event("run_resumed")
+    assert truth_id(folder) != before
+
+
+def test_a_replay_that_fails_says_so(tmp_path: Path) -> None:
+    """Other than beside a run, where an outage is a warning."""
+    folder, wandb = run_of_a_phase(tmp_path / "storage"), FakeWandb("log", "raise")
+    with pytest.raises(RuntimeError, match="no answer"):
+        replay(folder, read_session(folder), TrackingSettings(), wandb)
+    assert wandb.calls[-1][0] == "finish"
+
+
+def test_forge_sync(forge: Forge, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_of_a_phase(root)
+    library, wandb = FakeTrackio(), FakeWandb()
+    monkeypatch.setitem(sys.modules, "trackio", library)
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    for name in SPACES:
+        monkeypatch.delenv(name, raising=False)
+    result = forge("sync s1 --to trackio")
+    assert result.code == 0 and result.out.startswith("s1_") and "3 lines" in result.err
+    assert library.runs[0].settings["project"] == "p"
+    assert forge("sync s1 --online --json").document["sent"] == 3
+    assert [call[1]["mode"] for call in wandb.calls if call[0] == "init"] == ["online"]
+    refused = {
+        "sync nobody": "no session 'nobody'",
+        "sync ../s1": "not allowed",
+        "sync s1 --to mlflow": "wandb or trackio",
+        "sync s1 --to trackio --online": "neither is set",
+    }
+    for line, said in refused.items():
+        assert (result := forge(line)).code == 2 and said in result.err
+    monkeypatch.setenv(SPACES[0], "somebody/space")  # it would send there on its own
+    assert "--online is not given" in forge("sync s1 --to trackio").err
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    assert "wandb is not installed" in forge("sync s1").err
+    assert len(library.runs) == 1

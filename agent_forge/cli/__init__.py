@@ -20,6 +20,7 @@ when it is loaded, so help and listings answer at once.
 | edge | edge: a model made smaller for a device |
 | evaluate | eval, compare: what models can do |
 | generate | generate, chat: what a model says |
+| serve | serve: runs and models for other programs |
 | data | data ls, fetch, verify, show: datasets |
 | traces | data traces: worked thoughts to learn from |
 | doctor | doctor: what this machine has |
@@ -58,6 +59,7 @@ from agent_forge.cli import (
     report,
     run,
     runs,
+    serve,
     status,
     sync,
     traces,
@@ -67,18 +69,10 @@ from agent_forge.errors import Cancelled, ForgeError, Interrupted
 
 Command = Callable[..., None]
 COMMANDS: list[Command] = [run.run, run.resume, run.stop, status.status, status.logs, run.phases]
-COMMANDS += [
-    report.report,
-    status.export,
-    push.push,
-    merge.merge,
-    generate.generate,
-    generate.chat,
-    evaluate.eval,
-]
+COMMANDS += [status.export, push.push, merge.merge, generate.generate, generate.chat, evaluate.eval]
 COMMANDS += [evaluate.compare, run.init, run.validate, runs.ls, runs.show, runs.models]
 COMMANDS += [quantize.quantize, compress.compress, bake.bake, edge.edge, runs.clean, runs.vacuum]
-COMMANDS += [sync.sync, doctor.doctor]
+COMMANDS += [report.report, serve.serve, sync.sync, doctor.doctor]
 OPTIONS: dict[str, dict[str, dict[str, Any]]]
 OPTIONS = json.loads(Path(__file__).with_name("options.json").read_text(encoding="utf-8"))
 # A path that was given is none, whatever the disk is like.

@@ -72,6 +72,7 @@ class GeneratedText:
     steps: list[int] = field(default_factory=list)  # recursion steps of our networks
     # In nats, of the network itself, whatever the temperature, top_k and top_p; if asked for.
     log_probabilities: list[float] = field(default_factory=list)
+    likeliest: list[dict[int, float]] = field(default_factory=list)  # of each place, if asked for
 
     @property
     def truncated(self) -> bool:
@@ -95,19 +96,20 @@ def generate(
         raise ValueError("stop strings need a way to decode")
     if not all(prompts):
         raise ConfigError("a prompt has at least one token")
-    start, alone = _reader(network, sampling), not _rows_can_be_chosen(network)
+    start, alone = reader_of(network, sampling), not rows_can_be_chosen(network)
     shared = 0 if alone else shared_prefix(list(map(tuple, prompts)))
     if shared:
         start.read(torch.tensor([list(prompts[0][:shared])]))
     numbered = [(prompt, number) for prompt in prompts for number in range(samples)]
-    rows = [_Row(list(p), own_generator(sampling.seed, p, number)) for p, number in numbered]
+    told = 0 if log_probabilities else None
+    rows = [Row(list(p), sampling, decode, told, sample=number) for p, number in numbered]
     done, total = 0, sum(len(row.prompt) for row in rows)
-    lengths, most = [len(r.prompt) + sampling.max_new_tokens for r in rows], CACHED_TOKENS
+    lengths, most = [row.most_tokens for row in rows], CACHED_TOKENS
     for chosen in batches(lengths, 0 if alone else most):
         reader, live = start.copy(), [rows[i] for i in chosen]
         if shared:
             reader.select(torch.zeros(len(live), dtype=torch.long))
-        batch = _Batch(reader, live, decode, shared, log_probabilities)
+        batch = Batch(reader, live, shared)
         while batch.live:
             batch.advance()
         done += sum(len(rows[i].prompt) for i in chosen)
@@ -126,15 +128,11 @@ def stream(
     """Continue one prompt piece by piece. Text that could become a stop string, or be decoded in
     another way once more is known (as a row of `byte_tokens`), is held back."""
     ours = isinstance(network, ForgeNetwork)  # others draw from the seed alone, as they always did
-    row = _Row(list(prompt), own_generator(sampling.seed, prompt if ours else ()))
-    batch, result, shown = _Batch(_reader(network, sampling), [row], decode), row.result, 0
-    held = max(HELD_BACK, *map(len, sampling.stop_strings), 0)
-    while not result.stopped_by:
+    row = Row(list(prompt), sampling, decode, ours=ours)
+    batch, shown = Batch(reader_of(network, sampling), [row]), 0
+    while not row.result.stopped_by:
         batch.advance()
-        text = result.text
-        if not result.stopped_by:
-            open_row = sum(1 for _ in takewhile(byte_tokens.__contains__, result.tokens[::-1]))
-            text = decode(result.tokens[: len(result.tokens) - open_row])[:-held]
+        text = row.settled_text(byte_tokens)
         if len(text) > shown:
             yield text[shown:]
             shown = len(text)
@@ -180,61 +178,57 @@ def own_generator(seed: int, prompt: Sequence[int], number: int = 0) -> torch.Ge
     return torch.Generator().manual_seed(value)
 
 
-@dataclass
-class _Row:
-    """One prompt of a batch."""
+@dataclass(eq=False)
+class Row:
+    """One prompt of a batch, how it is continued, and what came of it so far."""
 
     prompt: list[int]
-    generator: torch.Generator
+    sampling: SamplingSettings
+    decode: Decode | None = None
+    likeliest: int | None = None  # tokens told at each place; None: no log-probabilities at all
+    sample: InitVar[int] = 0
+    ours: InitVar[bool] = True
     result: GeneratedText = field(default_factory=GeneratedText)
+    generator: torch.Generator = field(init=False)
 
+    def __post_init__(self, sample: int, ours: bool) -> None:
+        self.generator = own_generator(self.sampling.seed, self.prompt if ours else (), sample)
 
-@dataclass(eq=False)
-class _Batch:
-    """Rows that are continued in step; the reader has read the beginning that all share."""
+    @property
+    def most_tokens(self) -> int:
+        """What it may take of a cache."""
+        return len(self.prompt) + self.sampling.max_new_tokens
 
-    reader: _AnyReader
-    live: list[_Row]  # those that have not ended
-    decode: Decode | None
-    shared: InitVar[int] = 0
-    log_probabilities: bool = False
+    def settled_text(self, byte_tokens: frozenset[int] = frozenset()) -> str:
+        """The text so far without what the next tokens may change (see `stream`)."""
+        result = self.result
+        if result.stopped_by or self.decode is None:
+            return result.text
+        held = max(HELD_BACK, *map(len, self.sampling.stop_strings), 0)
+        open_row = sum(1 for _ in takewhile(byte_tokens.__contains__, result.tokens[::-1]))
+        return self.decode(result.tokens[: len(result.tokens) - open_row])[:-held]
 
-    def __post_init__(self, shared: int) -> None:
-        self.sampling = self.reader.sampling
-        self.place = min(len(row.prompt) for row in self.live)  # of the next token in each row
-        self.tokens = torch.tensor([row.prompt[shared : self.place] for row in self.live])
+    def next_token(self, place: int, logits_V: Tensor, steps: int) -> int:
+        """The token at a place: of the prompt, or a new one by the network's logits."""
+        if place < len(self.prompt):
+            return self.prompt[place]
+        token = choose(logits_V, self.sampling, self.generator)
+        self.result.steps.append(steps)
+        if self.likeliest is not None:
+            log_p = logits_V.float().log_softmax(-1)
+            self.result.log_probabilities.append(float(log_p[token]))
+            if self.likeliest:
+                top = log_p.topk(min(self.likeliest, len(log_p)))
+                found = zip(top.indices.tolist(), top.values.tolist(), strict=True)
+                self.result.likeliest.append(dict(found))
+        self._add(token)
+        return token
 
-    def advance(self) -> None:
-        """One more token for every row that has not ended."""
-        logits_BV, steps_B = self.reader.read(self.tokens)
-        if self.sampling.banned_tokens:
-            logits_BV[:, sorted(self.sampling.banned_tokens)] = -torch.inf
-        likeliest = logits_BV.argmax(-1).tolist() if self.sampling.temperature == 0 else []
-        staying, following = [], []
-        for i, row in enumerate(self.live):
-            if self.place < len(row.prompt):
-                token = row.prompt[self.place]
-            else:
-                logits, draw = logits_BV[i], row.generator
-                token = likeliest[i] if likeliest else choose(logits, self.sampling, draw)
-                row.result.steps.append(int(steps_B[i]))
-                if self.log_probabilities:
-                    log_p = logits.float().log_softmax(-1)[token]
-                    row.result.log_probabilities.append(float(log_p))
-                self._add(row.result, token)
-            if not row.result.stopped_by:
-                staying.append(i)
-                following.append(token)
-        if staying and len(staying) < len(self.live):
-            self.reader.select(torch.tensor(staying))
-        self.live = [self.live[i] for i in staying]
-        self.tokens = torch.tensor(following)[:, None]
-        self.place += 1
-
-    def _add(self, result: GeneratedText, token: int) -> None:
-        """Take one more token into a result, and end it if it is to end."""
-        decode, stops = self.decode or (lambda ids: ""), self.sampling.stop_strings
-        if token in self.sampling.stop_tokens:
+    def _add(self, token: int) -> None:
+        """Take one more token into the result, and end it if it is to end."""
+        result, sampling = self.result, self.sampling
+        decode, stops = self.decode or (lambda ids: ""), sampling.stop_strings
+        if token in sampling.stop_tokens:
             result.stopped_by, result.stop_token, stops = "token", token, ()
         else:
             result.tokens.append(token)
@@ -243,11 +237,43 @@ class _Batch:
             # What is said within a thought, which a whole text alone shows, ends nothing.
             if any(s in tail for s in stops) and any(s in decode(result.tokens) for s in stops):
                 result.stopped_by = "string"
-            elif len(result.tokens) == self.sampling.max_new_tokens:
+            elif len(result.tokens) == sampling.max_new_tokens:
                 result.stopped_by, stops = "length", ()
         if result.stopped_by:
             text = decode(result.tokens)
             result.text = text[: min((text.find(s) for s in stops if s in text), default=None)]
+
+
+class Batch:
+    """Rows that are continued in step; the reader has read the beginning that all share."""
+
+    def __init__(self, reader: AnyReader, rows: list[Row], shared: int = 0) -> None:
+        self.reader, self.live = reader, rows  # those that have not ended
+        self.place = min(len(row.prompt) for row in rows)  # of the next token in each row
+        self.tokens = torch.tensor([row.prompt[shared : self.place] for row in rows])
+
+    @torch.no_grad()
+    def advance(self) -> None:
+        """One more token for every row that has not ended."""
+        logits_BV, steps_B = self.reader.read(self.tokens)
+        for banned in {row.sampling.banned_tokens for row in self.live} - {frozenset()}:
+            rows = [i for i, row in enumerate(self.live) if row.sampling.banned_tokens == banned]
+            logits_BV[torch.tensor(rows)[:, None], torch.tensor(sorted(banned))] = -torch.inf
+        steps = steps_B.tolist()
+        following = [
+            row.next_token(self.place, logits_BV[i], steps[i]) for i, row in enumerate(self.live)
+        ]
+        self.tokens = torch.tensor(following)[:, None]
+        self.place += 1
+        self.keep([i for i, row in enumerate(self.live) if not row.result.stopped_by])
+
+    def keep(self, staying: Sequence[int]) -> None:
+        """Go on with these of the live rows."""
+        if len(staying) < len(self.live):
+            if staying:
+                self.reader.select(torch.tensor(staying))
+            self.live = [self.live[i] for i in staying]
+            self.tokens = self.tokens[torch.tensor(staying, dtype=torch.long)]
 
 
 class _Reader:
@@ -344,10 +370,10 @@ class TransformersReader(_Reader):
         self.past.batch_select_indices(rows_B.to(self.device))
 
 
-_AnyReader = _ForgeReader | _NativeReader | TransformersReader
+AnyReader = _ForgeReader | _NativeReader | TransformersReader
 
 
-def _reader(network: nn.Module, sampling: SamplingSettings) -> _AnyReader:
+def reader_of(network: nn.Module, sampling: SamplingSettings) -> AnyReader:
     if not isinstance(network, ForgeNetwork):
         return TransformersReader(network, sampling)
     if decoder := native_decoder(network):
@@ -355,7 +381,7 @@ def _reader(network: nn.Module, sampling: SamplingSettings) -> _AnyReader:
     return _ForgeReader(network, sampling)
 
 
-def _rows_can_be_chosen(network: nn.Module) -> bool:
+def rows_can_be_chosen(network: nn.Module) -> bool:
     """True if a cache holds keys and values alone; others are read row by row, each from its
     beginning: transformers leaves their states as they are when rows are chosen."""
     if isinstance(network, ForgeNetwork):

@@ -69,7 +69,7 @@ def reply_with_tools(
     replies = [ToolReply(list(prompt)) for prompt in prompts]
     live = replies
     for left in range(most_calls, -1, -1):
-        found = generate(network, [r.ids for r in live], _bounded(sampling, calls=left > 0))
+        found = generate(network, [r.ids for r in live], bounded(sampling, calls=left > 0))
         calling = []
         for reply, text in zip(live, found, strict=True):
             if take_call(reply, text, tokenizer, toolbox):
@@ -96,7 +96,7 @@ def stream_with_tools(
         ids += [BEGIN, *thought, END]
     reply = ToolReply(ids)
     for left in range(MOST_CALLS, -1, -1):
-        said = generate(model.network, [reply.ids], _bounded(sampling, calls=left > 0))[0]
+        said = generate(model.network, [reply.ids], bounded(sampling, calls=left > 0))[0]
         if not take_call(reply, said, model.tokenizer, toolbox):
             yield SpokenPiece(model.decode(said.tokens))
             break
@@ -132,7 +132,7 @@ def take_call(
     return True
 
 
-def _bounded(sampling: SamplingSettings, *, calls: bool) -> SamplingSettings:
+def bounded(sampling: SamplingSettings, *, calls: bool) -> SamplingSettings:
     """Up to the end of a call or of the reply; results are never the model's to say."""
     never = THOUGHT_IDS | RESULT_IDS | (frozenset() if calls else CALL_IDS)
     ends = sampling.stop_tokens | ENDS | ({END_CALL} if calls else frozenset())

@@ -122,7 +122,7 @@ class Toolbox:
         """Run the tool that a text calls; whatever the text and the tool do, nothing is raised."""
         request: dict[str, Any] = {}
         try:
-            tool, arguments = self._read(text)
+            tool, arguments = self.read(text)
             request = {"name": tool.name, "arguments": arguments}
             told = _valid(str(tool.run(**arguments)).rstrip())
         except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a tool raises
@@ -132,8 +132,8 @@ class Toolbox:
             return ToolResult(text, request, _valid(" ".join(f"error: {reason}".split())), False)
         return ToolResult(text, request, told, True)
 
-    def _read(self, text: str) -> tuple[Tool, dict[str, Any]]:
-        """The tool and the arguments of a call."""
+    def read(self, text: str) -> tuple[Tool, dict[str, Any]]:
+        """The tool and the arguments of a call; a ToolError says why it is none."""
         if len(text) > CALL_CHARACTERS:
             raise ToolError(f"a call has at most {CALL_CHARACTERS:,} characters")
         if text.lstrip().startswith("{"):

@@ -96,6 +96,10 @@ SURFACE = {
     ],
     "vacuum": ["--json", "--storage"],
     "doctor": ["--json", "--repair", "--storage"],
+    "serve": [
+        *("--host", "--mcp", "--memory", "--model", "--port", "--queue", "--storage", "--token"),
+        "--tools",
+    ],
     "data": [],
     "data ls": ["--data-dir", "--json"],
     "data fetch": ["--data-dir", "--json", "--limit", "names"],

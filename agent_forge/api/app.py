@@ -133,12 +133,18 @@ async def _no_resources(request: Request, error: Exception) -> Json:
     return problem(request.url.path, 503, f"{type(error).__name__}: {error}"[:500])
 
 
+async def _defect(request: Request, error: Exception) -> Json:
+    text = f"unexpected {type(error).__name__}: {error}"[:500]
+    return problem(request.url.path, 500, text, "this is a defect; the server's log says where")
+
+
 HANDLERS: dict[type[Exception], Callable[[Request, Exception], Any]] = {
     ForgeError: _forge_error,
     RequestValidationError: _invalid,
     HTTPException: _http_error,
     OSError: _no_resources,
     MemoryError: _no_resources,
+    Exception: _defect,
 }
 
 

@@ -13,7 +13,7 @@ from agent_forge.infer.chat import toolbox_of
 from agent_forge.infer.tools import Toolbox
 from agent_forge.model.locate import locate_model
 from agent_forge.model.opened import OpenedModel, open_model
-from agent_forge.store import files, paths
+from agent_forge.store import paths
 from agent_forge.store.sessions import SessionStore
 
 PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
@@ -54,10 +54,10 @@ class Catalog:
         """A folder below the root; no part of its name can lead elsewhere, and no link does."""
         place = self.store.root
         for part in name.split("/"):
-            if not PART.fullmatch(part):
+            place /= part
+            if not PART.fullmatch(part) or place.is_symlink():
                 hint = "give an id of GET /v1/models, or a folder below the storage root"
                 raise NameRefused(f"{name[:200]!r} is no name of a model", hint=hint)
-            place = files.refuse_link(place / part)
         return place
 
 

@@ -48,7 +48,7 @@ def serve(
             return mcp_server(store, Catalog(store, served)).run()
         import uvicorn
 
-        with _listening(host, port) as listener:
+        with listening(host, port) as listener:
             from agent_forge.api.app import Serving, create_app
 
             options: dict[str, Any] = {"places": queue, "most_bytes": int(memory * 1e9)}
@@ -74,7 +74,7 @@ def _require(extra: str) -> None:
         raise NotFound(problem, hint=f"pip install 'agent-forge[{extra}]'")
 
 
-def _listening(host: str, port: int) -> socket.socket:
+def listening(host: str, port: int) -> socket.socket:
     """A socket at this address, before anything that takes long."""
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]

@@ -1,23 +1,19 @@
-"""Which models can be asked for, by names that stay below the storage root; and the open ones."""
+"""Which models can be asked for, by names that stay below the storage root. Torch-free."""
 
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from agent_forge.errors import ConfigError, NameRefused, NotFound
-from agent_forge.infer.chat import toolbox_of
-from agent_forge.infer.tools import Toolbox
 from agent_forge.model.locate import locate_model
-from agent_forge.model.opened import OpenedModel, open_model
 from agent_forge.store import paths
 from agent_forge.store.sessions import SessionStore
 
 PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
-CONFIG, WEIGHTS = "config.json", "*.safetensors"
+CONFIG = "config.json"
 
 
 class Catalog:
@@ -59,38 +55,3 @@ class Catalog:
                 hint = "give an id of GET /v1/models, or a folder below the storage root"
                 raise NameRefused(f"{name[:200]!r} is no name of a model", hint=hint)
         return place
-
-
-class Open:
-    """An open model, and the tools that it was taught."""
-
-    def __init__(self, folder: Path) -> None:
-        self.model: OpenedModel = open_model(folder)
-        self.tools: Toolbox | None = toolbox_of(folder, None, None)
-        self.lock = threading.Lock()  # of its tokenizer
-        weights = [*self.model.network.parameters(), *self.model.network.buffers()]
-        self.bytes = sum(tensor.numel() * tensor.element_size() for tensor in weights)
-
-
-class OpenModels:
-    """Models that are opened once; the longest unused are let go when they hold too many bytes."""
-
-    def __init__(self, most_bytes: int) -> None:
-        self.most_bytes = most_bytes
-        self._open: dict[tuple[Any, ...], Open] = {}  # the longest unused first
-        self._lock = threading.Lock()
-
-    def open(self, folder: Path) -> Open:
-        """The model in a folder; it is opened again if its files were changed."""
-        found = [path.stat() for path in (folder / CONFIG, *sorted(folder.glob(WEIGHTS)))]
-        key = (folder, *((s.st_ino, s.st_size, s.st_mtime_ns) for s in found))
-        with self._lock:
-            self._open[key] = model = self._open.pop(key, None) or Open(folder)
-            while len(self._open) > 1 and self.bytes > self.most_bytes:
-                del self._open[next(iter(self._open))]
-        return model
-
-    @property
-    def bytes(self) -> int:
-        """What the open models hold."""
-        return sum(model.bytes for model in self._open.values())

@@ -16,7 +16,8 @@ from fastapi import APIRouter, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import StreamingResponse
 
-from agent_forge.api.models import Catalog, Open, OpenModels
+from agent_forge.api.models import Catalog
+from agent_forge.api.open_models import Open, OpenModels
 from agent_forge.api.questions import ChatQuestion, CompletionQuestion, Question, ToolChoice
 from agent_forge.errors import ConfigError
 from agent_forge.infer.chat import check_prompt

@@ -24,6 +24,7 @@ from agent_forge.infer.generate import CACHED_TOKENS, Batch, Row, reader_of, row
 
 MOST_BATCHES = 4  # that take turns
 MOST_TOOLS = 4  # calls of tools that are carried out at once
+STOPPING = "the server is stopping"
 SPREAD = 64  # tokens by which prompts of a batch may differ in length: the rest is read one by one
 
 
@@ -95,8 +96,11 @@ class Scheduler:
             self._changed.notify()
         self._thread.join()
         self._tools.shutdown(wait=False, cancel_futures=True)
-        for request in [*self._waiting, *(one for _, own in self._running for one in own)]:
-            request.end(QueueFull("the server is stopping"))
+        left = [*self._waiting, *(one for _, own in self._running for one in own)]
+        self._waiting.clear()
+        self._running.clear()
+        for request in left:
+            request.end(QueueFull(STOPPING))
 
     def _go_on(self, request: Request, *, first: bool = True) -> None:
         """Let the next row of a request wait, or do its next piece of other work."""
@@ -111,6 +115,8 @@ class Scheduler:
             return
         request.row = work
         with self._changed:
+            if self._closing:
+                return request.end(QueueFull(STOPPING))
             (self._waiting.appendleft if first else self._waiting.append)(request)
             self._changed.notify()
 

@@ -16,7 +16,7 @@ import openai
 import psutil
 import pytest
 
-from agent_forge.api import models as api_models
+from agent_forge.api import open_models
 from agent_forge.infer.scheduler import Scheduler
 from tests.support.eval_models import llama
 from tests.support.polling import until
@@ -52,7 +52,7 @@ def speaking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def start(*script: str, **options: Any) -> Any:
         small_model(tmp_path / "storage", tools=["calc"])
-        monkeypatch.setattr(api_models, "open_model", lambda place: scripted(*script))
+        monkeypatch.setattr(open_models, "open_model", lambda place: scripted(*script))
         return serving(tmp_path / "storage", **options)
 
     return start
@@ -155,7 +155,15 @@ def post(server: Server, place: str, body: Any) -> httpx.Response:
 @pytest.mark.parametrize(
     "name",
     [
-        *("..", "../storage", "../given", "sessions/../../given", "/etc", "//etc", "sessions/s1/.."),
+        *(
+            "..",
+            "../storage",
+            "../given",
+            "sessions/../../given",
+            "/etc",
+            "//etc",
+            "sessions/s1/..",
+        ),
         *("cognate.small.s1/..", "sessions\\s1", "a\x00b", "%2e%2e/x", "..%2fx", ".", "", "link"),
         *("link/model", "\u2025/x", "sessions/s1/phase1_cognate/small/", "~", "cognate...s1"),
         *("a+b", "x" * 5000, "\ud800"),
@@ -292,7 +300,9 @@ def test_many_at_once_get_the_answers_of_one_alone(server: Server) -> None:
 
     async def one(client: Any, number: int) -> Any:
         if number % 2 == 0:
-            return (await client.chat.completions.create(**asked(number))).choices[0].message.content
+            return (
+                (await client.chat.completions.create(**asked(number))).choices[0].message.content
+            )
         stream = await client.chat.completions.create(stream=True, **asked(number))
         return "".join([c.choices[0].delta.content or "" async for c in stream])
 

@@ -22,7 +22,8 @@ from torch import nn
 from agent_forge.errors import ForgeError
 from agent_forge.infer.generate import CACHED_TOKENS, Batch, Row, reader_of, rows_can_be_chosen
 
-MOST_BATCHES = 4  # that take turns
+MOST_BATCHES = 8  # that take turns
+APART = 4  # tokens between the beginnings of two, in which requests gather for the next
 MOST_TOOLS = 4  # calls of tools that are carried out at once
 STOPPING = "the server is stopping"
 SPREAD = 64  # tokens by which prompts of a batch may differ in length: the rest is read one by one
@@ -63,6 +64,7 @@ class Scheduler:
         self.places, self.cached_tokens = places, cached_tokens
         self._waiting: deque[Request] = deque()
         self._running: list[tuple[Batch, list[Request]]] = []
+        self._round = 0  # since a batch began
         self._changed, self._closing = threading.Condition(), False
         self._choosable: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
         self._tools = ThreadPoolExecutor(MOST_TOOLS, "tools")
@@ -144,6 +146,9 @@ class Scheduler:
 
     def _take(self) -> list[list[Request]]:
         """Requests that can begin now, those of a model and of like length together."""
+        self._round += 1
+        if self._running and (self._round < APART or len(self._running) >= MOST_BATCHES):
+            return []
         room = self.cached_tokens
         room -= sum(one.row.most_tokens for _, own in self._running for one in own)
         free, groups = MOST_BATCHES - len(self._running), list[list[Request]]()
@@ -158,6 +163,7 @@ class Scheduler:
             group.append(request)
             room -= request.row.most_tokens
             self._waiting.remove(request)
+            self._round = 0
         return groups
 
     def _fits(self, request: Request, group: Sequence[Request]) -> bool:

@@ -220,7 +220,7 @@ def test_built_in_tools_run_only_when_the_server_was_told_so(speaking: Any) -> N
         message: Any = server.client().chat.completions.create(**asked).choices[0].message
         assert message.content == "It is 42." and not message.tool_calls
         assert message.carried_out == [{"call": "calc 6*7", "result": "42"}]
-        chunks, text = streamed(server.client(), **asked)
+        _, text = streamed(server.client(), **asked)
         assert text == "It is 42."
     with speaking(*CALLS, "It is 42.") as server:  # no call can be said: something else is
         message = server.client().chat.completions.create(max_tokens=1, **asked).choices[0].message
@@ -326,7 +326,7 @@ def test_a_full_queue_says_when_to_come_again(
             for number in range(3):
                 request = web.build_request("POST", url, json={**body, "seed": number})
                 open_ones.append(web.send(request, stream=True))
-                until(lambda: sum(server.scheduler.load) == len(open_ones))  # noqa: B023
+                until(lambda: sum(server.scheduler.load) == len(open_ones))
                 until(lambda: server.scheduler.load[1] == 1)
             refused = web.post(url, json=body)
             assert refused.status_code == 429 and int(refused.headers["Retry-After"]) > 0

@@ -35,7 +35,8 @@ MAX_FILE_LINES = 500
 # a model in one file (130), vocabularies that are used (45), allocation, points and gates (700),
 # what a model has learned, asked in one place for both (210); forge compress (530); a run as its
 # files tell it and runs started from elsewhere (300), models that a single phase is given (20),
-# weights that are trained on from models of any ternary rule (40).
+# weights that are trained on from models of any ternary rule (40); figures and the report of a run
+# (1,060); forge sync (170); forge serve: batches for many clients, its API, MCP (1,870).
 MAX_LINES = 44220
 
 # Lowest first. A module imports from layers below its own, and from its own folder.

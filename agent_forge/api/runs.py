@@ -43,49 +43,62 @@ class RunAsked(Asked):
 
 def routes(store: SessionStore, catalog: Catalog) -> APIRouter:
     """The endpoints of phases and runs."""
-    router, views = APIRouter(tags=["runs"]), Views(store)
+    router, views = APIRouter(), Views(store)
+    router.include_router(_phases(store, catalog, views))
+    router.include_router(_runs(store, catalog, views))
+    return router
 
-    @router.post("/phases/{phase}/start", status_code=202)
+
+def _phases(store: SessionStore, catalog: Catalog, views: Views) -> APIRouter:
+    router = APIRouter(prefix="/phases/{phase}", tags=["phases"])
+
+    @router.post("/start", status_code=202)
     def start_phase(phase: Phase, asked: Asked) -> dict[str, Any]:
         """Run one phase on models that are named; `config` has the settings of this phase."""
         settings = {"phases": {phase: asked.config}} if asked.config else {}
         return _start(store, catalog, asked, settings, phase)
 
-    @router.get("/phases/{phase}/status")
+    @router.get("/status")
     def phase_status(phase: Phase, session: Session | None = None) -> dict[str, Any]:
         """Where a phase stands, in the newest run that has it unless one is named."""
         with views.of(session, phase) as view:
             return phase_row(view, view.phase(phase))
 
-    @router.get("/phases/{phase}/results")
+    @router.get("/results")
     def phase_results(phase: Phase, session: Session | None = None) -> dict[str, Any]:
         """What a finished phase measured and made."""
         with views.of(session, phase) as view:
             return results(view, view.phase(phase))
 
-    @router.get("/runs")
+    return router
+
+
+def _runs(store: SessionStore, catalog: Catalog, views: Views) -> APIRouter:
+    router = APIRouter(prefix="/runs", tags=["runs"])
+
+    @router.get("")
     def list_runs() -> dict[str, Any]:
         """All runs, newest first."""
         return {"runs": run_rows(store)}
 
-    @router.post("/runs", status_code=202)
+    @router.post("", status_code=202)
     def start_run(asked: RunAsked) -> dict[str, Any]:
         """Run the pipeline, or `only` one phase; `config` has settings of the whole."""
         return _start(store, catalog, asked, asked.config, asked.only)
 
-    @router.get("/runs/{session}")
+    @router.get("/{session}")
     def run_status(session: Session) -> dict[str, Any]:
         """Where a run and its phases stand."""
         with views.of(session) as view:
             return status(view)
 
-    @router.get("/runs/{session}/results")
+    @router.get("/{session}/results")
     def run_results(session: Session) -> dict[str, Any]:
         """What the finished phases of a run measured and made."""
         with views.of(session) as view:
             return all_results(view)
 
-    @router.get("/runs/{session}/metrics")
+    @router.get("/{session}/metrics")
     def run_metrics(
         session: Session, name: Annotated[str | None, Query(max_length=200)] = None
     ) -> dict[str, Any]:
@@ -93,13 +106,13 @@ def routes(store: SessionStore, catalog: Catalog) -> APIRouter:
         with views.of(session) as view:
             return metrics(view, name)
 
-    @router.post("/runs/{session}/stop", status_code=202)
+    @router.post("/{session}/stop", status_code=202)
     def stop_run(session: Session) -> dict[str, Any]:
         """Let a run stop after its present step, with everything saved."""
         jobs.stop_run(store, session)
         return {"session": session, "status": "stopping"}
 
-    @router.post("/runs/{session}/resume", status_code=202)
+    @router.post("/{session}/resume", status_code=202)
     def resume_run(session: Session) -> dict[str, Any]:
         """Go on with a run that is not at work."""
         with _alone():
@@ -238,8 +251,7 @@ def results(view: RunView, phase: PhaseView) -> dict[str, Any]:
     names = [path.name for path in phase.models]
     ids = [f"{phase.name}.{name}.{view.session_id}" for name in names]
     about = {"phase": phase.name, "session": view.session_id, "seconds": phase.seconds}
-    told = {"headline": phase.headline, "verdicts": phase.artifacts.get("verdicts")}
-    return {**about, **told, "metrics": phase.metrics, "models": ids}
+    return {**about, "headline": phase.headline, "metrics": phase.metrics, "models": ids}
 
 
 def all_results(view: RunView) -> dict[str, Any]:

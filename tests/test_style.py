@@ -37,7 +37,7 @@ MAX_FILE_LINES = 500
 # files tell it and runs started from elsewhere (300), models that a single phase is given (20),
 # weights that are trained on from models of any ternary rule (40); figures and the report of a run
 # (1,060); forge sync (170); forge serve: batches for many clients, its API, MCP (1,870).
-MAX_LINES = 44220
+MAX_LINES = 46_370
 
 # Lowest first. A module imports from layers below its own, and from its own folder.
 LAYERS = (

@@ -125,12 +125,15 @@ def _recipe(given: dict[str, Any], sets: list[str], paths: list[Path]) -> Recipe
 
 
 def _located(recipe: Recipe, named: set[str | None]) -> Recipe:
-    """The recipe with paths of the models that the command line names: only these are fetched."""
+    """The recipe with paths of the models that the command line names, which alone are fetched, and
+    of models in one file."""
     from agent_forge.config.load import validate
     from agent_forge.merge.recipe import Recipe
     from agent_forge.model.locate import locate_model
+    from agent_forge.store.container import SUFFIX
 
-    located = {ref: locate_model(ref) for ref in recipe.references() if ref in named}
+    wanted = {ref for ref in recipe.references() if ref in named or Path(ref).suffix == SUFFIX}
+    located = {ref: locate_model(ref) for ref in wanted}
     if all(ref == path for ref, path in located.items()):
         return recipe
 

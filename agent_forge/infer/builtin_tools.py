@@ -135,7 +135,8 @@ def _power(base: Fraction, exponent: Fraction) -> Fraction:
         if isinstance(root, complex):
             raise ToolError("the root of a negative number")
         near = Fraction(round(root))  # a root that is a whole number is that number
-        if near**exponent.denominator == base**exponent.numerator:
+        size = max(_bits(near) * exponent.denominator, _bits(base) * abs(exponent.numerator))
+        if size <= MAX_BITS and near**exponent.denominator == base**exponent.numerator:
             return near
         return Fraction(repr(root))
     if (_bits(base) - 1) * abs(exponent) > MAX_BITS:

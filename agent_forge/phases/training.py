@@ -22,6 +22,7 @@ from agent_forge.contract.phase import (
 )
 from agent_forge.data.loader import Schedule, TokenizedItem
 from agent_forge.data.tokenizer import END_OF_TEXT, END_OF_TURN, SPECIAL
+from agent_forge.errors import ConfigError
 from agent_forge.evals.comparison import Comparison, PairedScores, compare_scores
 from agent_forge.evals.model_under_test import CONFIRMED, EVERY_STEP, ItemScores, confirm, measure
 from agent_forge.infer.chat import ChatModel
@@ -118,6 +119,18 @@ class LatentModel:
         whole = rounded_once(loss) if self.packing else loss
         train_network(ctx, model=network, steps=steps, loss=whole, **options)
         return self.after(network, steps)
+
+
+def open_whole(ref: ModelRef) -> tuple[OpenedModel, ForgeNetwork]:
+    """A model of ours whose weights are whole: what is packed was rounded already."""
+    opened = ref.open()
+    if not isinstance(opened.network, ForgeNetwork):
+        text = f"{ref.path} is not a model of our own"
+        raise ConfigError(text, hint="forge quantize and forge bake take models of other makers")
+    if opened.network.packing:
+        hint = f"give the weights of {WHOLE} beside it, or the model that it was made from"
+        raise ConfigError(f"{ref.path} is packed already", hint=hint)
+    return opened, opened.network
 
 
 def measure_domains(ctx: PhaseContext, corpus: Corpus, model: ForgeNetwork, name: str) -> Scores:

@@ -82,7 +82,7 @@ def unpacked(path: Path) -> Path:
     digest = hashlib.sha256()
     for name, content in sorted(contents.items()):
         digest.update(name.encode() + b"\0" + hashlib.sha256(content).digest())
-    folder = user_cache() / "models" / digest.hexdigest()[:32]
+    folder = user_cache() / "models" / digest.hexdigest()[:32] / path.stem
     if _is_whole(folder, contents):
         return folder
     files.require_space(folder, sum(map(len, contents.values())))

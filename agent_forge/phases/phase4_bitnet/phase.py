@@ -58,6 +58,7 @@ from agent_forge.phases.training import (
     compare_domains,
     measure_domains,
     network_bytes,
+    open_whole,
     save_handed_over,
 )
 from agent_forge.quant.layers import plan_packing
@@ -129,9 +130,8 @@ class BitNetPhase(phase.PhaseController):
         return phase.PhasePlan(steps, weights, disk, memory, notes, steps + measuring)
 
     def run(self, ctx: PhaseContext) -> phase.PhaseResult:
-        opened = ctx.inputs[0].open()
-        if not isinstance(parent := opened.network.to(ctx.device), ForgeNetwork):
-            raise ConfigError("Phase 4 takes models of our own", hint="forge quantize takes others")
+        opened, parent = open_whole(ctx.inputs[0])
+        parent.to(ctx.device)
         lessons = self._lessons(ctx, opened.tokenizer)
         asked: list[Task] = []
         if lessons and self.config.texts:  # which must not hold what is asked

@@ -101,9 +101,11 @@ class EdgePhase(phase.PhaseController):
         gain = compare_domains(search.skills.corpus, before.old, after.old).overall.gains[ACCURACY]
         kept = metrics["accuracy_retention"]
         told = f"{self.config.target}: {ended}; {kept:.1%} of the accuracy"
-        if kept < GATE:
+        if not before.mean_accuracy:
+            told = f"{self.config.target}: {ended}; the input has no accuracy to be kept"
+        elif kept < GATE:
             told += f", less than the {GATE:.0%} asked for"
-        told += f" in {metrics['size_ratio']:.1%} of the bytes and"
+        told += f"; {metrics['size_ratio']:.1%} of the bytes and"
         told += f" {metrics['latency_ratio']:.1%} of the time a token ({taken.model.step}, here)"
         verdict = f"{told}; old tasks: {gain.sentence(ACCURACY, 'the input')}"
         headline = PhaseHeadline(
@@ -128,7 +130,7 @@ class EdgePhase(phase.PhaseController):
         before, after = found[INPUT].mean_accuracy, found[EDGE].mean_accuracy
         first, own = taken
         metrics = {
-            "accuracy_retention": after / before if before else 1.0,
+            "accuracy_retention": after / before if before else 0.0,
             "inference_latency_ms": own.token_ms,
             "first_token_ms": own.first_token_ms,
             "tokens_per_second": own.tokens_per_s,

@@ -126,7 +126,7 @@ class FinalCompressionPhase(phase.PhaseController):
         ctx, model = down.ctx, down.models[chosen]
         point = next(own for own in down.points if own.name == chosen)
         before, after = found[INPUT], found[chosen]
-        kept = after.mean_accuracy / before.mean_accuracy if before.mean_accuracy else 1.0
+        kept = after.mean_accuracy / before.mean_accuracy if before.mean_accuracy else 0.0
         network = model.opened().to(ctx.device)
         container = down.file_of(model)
         metrics = {
@@ -140,8 +140,11 @@ class FinalCompressionPhase(phase.PhaseController):
         }
         ctx.log(None, {f"compression/{name}": value for name, value in metrics.items()})
         gain = compare_domains(down.skills.corpus, before.old, after.old).overall.gains[ACCURACY]
-        told = f"{metrics['compression_ratio']:.1f} times smaller than fp32, {kept:.1%} of the"
-        told += f" accuracy, {point.bits_per_weight:.2f} bits a weight"
+        told = f"{kept:.1%} of the accuracy"
+        if not before.mean_accuracy:
+            told = "the input has no accuracy to be kept"
+        told = f"{metrics['compression_ratio']:.1f} times smaller than fp32, {told}"
+        told += f", {point.bits_per_weight:.2f} bits a weight"
         if point.kind == STUDENT:
             told += f"; a student of {point.weights:,} weights, not the model's own"
         if chosen == START:

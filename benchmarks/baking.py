@@ -4,9 +4,8 @@
     python benchmarks/baking.py --work W --study gold       one study
     python benchmarks/baking.py --tables                    write the tables from what is there
 
-W is that of benchmarks/forge.py: its models of Phase 5 are the inputs. `gold`: Phase 6 of `tiny`
-and `small` as it is. `methods`: of `tiny` that first learns to follow prompts, one round of each
-kind by right answers, by the prompted model's answers, and by the KL to it in both directions, for
+The inputs are models of Phase 5 in W, made if they are not there. `gold`: Phase 6 of `tiny` and
+`small` as it is. `methods`: of `tiny` that first learns to follow prompts, one round of each kind by right answers, by the prompted model's answers, and by the KL to it in both directions, for
 as many steps each. `strength`: how much of a round of right answers is taken. A run that was
 interrupted goes on.
 """
@@ -19,6 +18,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import forge
 from results import command, run_phase
 
 NAME, SEEDS = "baking", (1, 2, 3)
@@ -36,8 +36,8 @@ STUDIES = ("gold", *VARIANTS)
 
 def baked(work: Path, preset: str, seed: int, *more: str, name: str = "gold") -> dict[str, Any]:
     """One run of Phase 6, and what it measured."""
-    path = work / "sessions" / f"forge_{preset}_edge_{seed}" / "phase5_forge" / "packed"
-    named = (f"baking_{preset}_{name}_{seed}", path, preset, seed, more)
+    given = forge.model(work, preset, seed)
+    named = (f"baking_{preset}_{name}_{seed}", given, preset, seed, more)
     result, told = run_phase(work, "baking", *named)
     right, rounds = result.artifacts["tables"]
     measured = {"right": right[1:], "rounds": rounds[1:], "metrics": result.metrics}

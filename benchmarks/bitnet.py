@@ -4,17 +4,16 @@
     python benchmarks/bitnet.py --work W --study retention   one study
     python benchmarks/bitnet.py --tables                     write the tables from what is there
 
-W is that of benchmarks/quietstar.py: its models of Phase 3 are the parents. `sizes`: what the
-shapes of the presets take on disk. `retention`: Phase 4 of `tiny` and `small` with the control that
-had as many tokens by the same optimizer, three seeds. `variants`: other rules, the specification's
-optimizer, and integers of about as many bytes, in `tiny`, beside the ternary model and the control
-of `retention` with their seed. A run that was interrupted goes on.
+The parents are models of Phase 3 in W, made if they are not there. `sizes`: what the shapes of the
+presets take on disk. `retention`: Phase 4 of `tiny` and `small` with the control that had as many
+tokens by the same optimizer, three seeds. `variants`: other rules, the specification's optimizer,
+and integers of about as many bytes, in `tiny`, beside the ternary model and the control of
+`retention` with their seed. A run that was interrupted goes on.
 """
 
 from __future__ import annotations
 
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import product
@@ -22,17 +21,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from results import command
+from quietstar import reasoning
+from results import command, run_phase
 
-from agent_forge.contract.phase import ModelRef
 from agent_forge.model.hf import config_dict
 from agent_forge.model.network import ForgeNetwork
 from agent_forge.pipeline.config import load_config
-from agent_forge.pipeline.orchestrator import PipelineOrchestrator
 from agent_forge.quant.layers import plan_packing
 from agent_forge.quant.packed import KEY
 from agent_forge.store import files, tensors
-from agent_forge.store.records import read_metadata
 
 NAME = "bitnet"
 SEEDS, ITEMS = (1, 2, 3), 700
@@ -80,29 +77,25 @@ def ternary(
     work: Path, preset: str, seed: int, *more: str, name: str = "", control: bool = True
 ) -> dict[str, Any]:
     """One run of Phase 4, and what it measured."""
-    path = work / "sessions" / f"{preset}_{seed}" / "phase3_quietstar" / "reasoning"
-    session = f"bitnet_{preset}_{name}{seed}"
-    begun = (work / "sessions" / session / "session.json").exists()
-    sets = (f"storage.root={work}", f"runtime.seed={seed}", "runtime.threads=1")
-    sets += (f"{PHASE}.control={str(control).lower()}", f"{PHASE}.thought_items={ITEMS}", *more)
-    given = ModelRef("reasoning", path, read_metadata(path).model_dump())
-    run = PipelineOrchestrator(
-        config=load_config(preset=preset, sets=sets), session_id=session, resume=begun
-    )
-    cpu = time.process_time()
-    outcome = run.run(only="bitnet", input_models=None if begun else [given])
-    assert outcome["success"], outcome
-    result = outcome["results"]["bitnet"]
+    sets = (f"{PHASE}.control={str(control).lower()}", f"{PHASE}.thought_items={ITEMS}", *more)
+    given, session = reasoning(work, preset, seed), f"bitnet_{preset}_{name}{seed}"
+    result, took = run_phase(work, "bitnet", session, given, preset, seed, sets)
     accuracy, costs, _ = result.artifacts["tables"]
     head = accuracy[0][1:]
     return {
         "accuracy": {row[0]: dict(zip(head, row[1:], strict=True)) for row in accuracy[1:]},
         "codecs": {row[0]: row[4] for row in costs[1:]},
         "metrics": result.metrics,
-        "verdict": result.artifacts["headline"]["verdict"],
-        "resumed": begun,
-        "cpu_s": round(time.process_time() - cpu),
+        **took,
     }
+
+
+def packed(work: Path, preset: str, seed: int) -> Path:
+    """The ternary model that studies of later phases begin with; made if it is not there yet."""
+    path = work / "sessions" / f"bitnet_{preset}_{seed}" / "phase4_bitnet" / "packed"
+    if not (path / "manifest.json").exists():
+        ternary(work, preset, seed, control=False)
+    return path
 
 
 def cells(

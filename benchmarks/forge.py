@@ -4,8 +4,8 @@
     python benchmarks/forge.py --work W --study edge       one study
     python benchmarks/forge.py --tables                    write the tables from what is there
 
-W is that of benchmarks/bitnet.py: its models of Phase 4 are the inputs. `edge`: Phase 5 of `tiny`
-and `small` as it is, with a copy that is trained as long on what it knew. `draws`: which sizes are
+The inputs are models of Phase 4 in W, made if they are not there. `edge`: Phase 5 of `tiny` and
+`small` as it is, with a copy that is trained as long on what it knew. `draws`: which sizes are
 drawn, at equal steps. `beyond`: how own thoughts are chosen. `weights`: packed ones or their whole
 copy. `auxiliaries`: Grokfast, self-model and dreams. All but `edge` are of `tiny`. A run that was
 interrupted goes on.
@@ -19,6 +19,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from bitnet import packed
 from results import command, run_phase
 
 NAME, SEEDS = "forge", (1, 2, 3)
@@ -48,8 +49,8 @@ STUDIES = ("edge", *VARIANTS)
 
 def forged(work: Path, preset: str, seed: int, *more: str, name: str = "edge") -> dict[str, Any]:
     """One run of Phase 5, and what it measured."""
-    path = work / "sessions" / f"bitnet_{preset}_{seed}" / "phase4_bitnet" / "packed"
-    named = (f"forge_{preset}_{name}_{seed}", path, preset, seed, more)
+    given = packed(work, preset, seed)
+    named = (f"forge_{preset}_{name}_{seed}", given, preset, seed, more)
     result, told = run_phase(work, "forge", *named)
     edges, rounds = result.artifacts["tables"]
     return {
@@ -59,6 +60,14 @@ def forged(work: Path, preset: str, seed: int, *more: str, name: str = "edge") -
         "metrics": result.metrics,
         **told,
     }
+
+
+def model(work: Path, preset: str, seed: int) -> Path:
+    """The model that studies of later phases begin with; made if it is not there yet."""
+    path = work / "sessions" / f"forge_{preset}_edge_{seed}" / "phase5_forge" / "packed"
+    if not (path / "manifest.json").exists():
+        forged(work, preset, seed, f"{PHASE}.control=false")
+    return path
 
 
 def cells(

@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from results import command
+from results import command, run_phase
 
 from agent_forge.contract.phase import ModelRef
 from agent_forge.phases import IMPLEMENTED
@@ -83,6 +83,17 @@ def thinking(work: Path, study: str, seed: int) -> dict[str, Any]:
         "cpu_s": round(time.process_time() - cpu),
         "wall_s": round(time.monotonic() - wall),
     }
+
+
+def reasoning(work: Path, preset: str, seed: int) -> Path:
+    """The model of Phase 3 that studies of later phases begin with; made if it is not there yet,
+    without controls and judged briefly."""
+    session = f"{preset}_{seed}"
+    path = work / "sessions" / session / "phase3_quietstar" / "reasoning"
+    if not (path / "manifest.json").exists():
+        sets = ("phases.quietstar.controls=false", "phases.quietstar.thought_items=300")
+        run_phase(work, "quietstar", session, champion(work, preset).path, preset, seed, sets)
+    return path
 
 
 def cells(

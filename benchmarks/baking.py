@@ -5,8 +5,9 @@
     python benchmarks/baking.py --tables                    write the tables from what is there
 
 The inputs are models of Phase 5 in W, made if they are not there. `gold`: Phase 6 of `tiny` and
-`small` as it is. `methods`: of `tiny` that first learns to follow prompts, one round of each kind by right answers, by the prompted model's answers, and by the KL to it in both directions, for
-as many steps each. `strength`: how much of a round of right answers is taken. A run that was
+`small` as it is. `methods`: of `tiny` that first learns to follow prompts, one round of each kind
+by right answers, by the prompted model's answers, and by the KL to it in both directions, for as
+many steps each. `strength`: how much of a round of right answers is taken. A run that was
 interrupted goes on.
 """
 

@@ -4,11 +4,11 @@
     python benchmarks/rewards.py --work W --study gold      one study
     python benchmarks/rewards.py --tables                   write the tables from what is there
 
-W is that of benchmarks/quietstar.py: the baked models of `small` are taken from there. `gold`
-rewards the families whose thoughts were taught; the control goes on with those thoughts. `answers`
-bakes a model without any thought about swaps (once a seed) and rewards right answers about swaps
-alone; the control learns these answers. Each cell is judged on 700 unseen items of each family. CPU
-seconds are those of the training of either; a run that was interrupted counts its last part alone.
+The baked models of `small` lie in W, and are made if they are not there. `gold` rewards the
+families whose thoughts were taught; the control goes on with those thoughts. `answers` bakes a
+model without any thought about swaps (once a seed) and rewards right answers about swaps alone; the
+control learns these answers. Each cell is judged on 700 unseen items of each family. CPU seconds
+are those of the training of either; a run that was interrupted counts its last part alone.
 """
 
 from __future__ import annotations
@@ -19,13 +19,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from quietstar import SEEDS, champion
-from results import command
-
-from agent_forge.contract.phase import ModelRef
-from agent_forge.pipeline.config import load_config
-from agent_forge.pipeline.orchestrator import PipelineOrchestrator
-from agent_forge.store.records import read_metadata
+from quietstar import SEEDS, champion, reasoning
+from results import command, run_phase
 
 NAME, PRESET, ITEMS = "rewards", "small", 700
 PHASE = "phases.quietstar"
@@ -39,43 +34,35 @@ ARMS = {
 STUDIES = ("gold", "answers")
 
 
-def phase_run(work: Path, session: str, given: ModelRef, seed: int, sets: tuple[str, ...]) -> Any:
-    """A run of Phase 3 alone, begun or gone on with."""
-    begun = (work / "sessions" / session / "session.json").exists()
-    own = (f"storage.root={work}", f"runtime.seed={seed}", f"{PHASE}.controls=false", *sets)
-    config = load_config(preset=PRESET, sets=own)
-    run = PipelineOrchestrator(config=config, session_id=session, resume=begun)
-    outcome = run.run(only="quietstar", input_models=None if begun else [given])
-    assert outcome["success"], outcome
-    return outcome["results"]["quietstar"]
-
-
-def baked(work: Path, study: str, seed: int) -> ModelRef:
+def baked(work: Path, study: str, seed: int) -> Path:
     """The model that rewards begin with, made once."""
-    session = f"{PRESET}_{seed}" if study == "gold" else f"no_swaps_{seed}"
-    path = work / "sessions" / session / "phase3_quietstar" / "reasoning"
+    if study == "gold":
+        return reasoning(work, PRESET, seed)
+    path = work / "sessions" / f"no_swaps_{seed}" / "phase3_quietstar" / "reasoning"
     if not (path / "manifest.json").exists():
-        sets = (f"{PHASE}.thought_items=50", *((WITHOUT,) if study == "answers" else ()))
-        phase_run(work, session, champion(work, PRESET), seed, sets)
-    return ModelRef("reasoning", path, read_metadata(path).model_dump())
+        sets = (f"{PHASE}.controls=false", f"{PHASE}.thought_items=50", WITHOUT)
+        given = champion(work, PRESET).path
+        run_phase(work, "quietstar", f"no_swaps_{seed}", given, PRESET, seed, sets)
+    return path
 
 
 def rewarded(work: Path, study: str, arm: str, seed: int) -> dict[str, Any]:
+    """One run of the second step, and what it measured."""
     given = baked(work, study, seed)
-    sets = tuple(f"{PHASE}.{item}" for item in ARMS[arm])
+    sets = (f"{PHASE}.controls=false", *(f"{PHASE}.{item}" for item in ARMS[arm]))
     sets += (f"{PHASE}.steps=0", f"{PHASE}.thought_items={ITEMS}")
     sets += (f"{PHASE}.reward.control={'true' if arm == 'verified' else 'false'}",)
     if study == "answers":
         sets += (WITHOUT, f"{PHASE}.reward.answers_only={{swap4: [2, 5]}}")
-    session = f"rewards_{study}_{'_'.join(arm.replace(',', '').split()).lower()}_{seed}"
-    result = phase_run(work, session, given, seed, sets)
+    session = f"rewards_{study}_{'_'.join(arm.replace(',', '').split())}_{seed}"
+    result, _ = run_phase(work, "quietstar", session, given, PRESET, seed, sets)
     return dict(result.artifacts["reward"])
 
 
 def cells(
     work: Path, study: str | None
 ) -> Iterator[tuple[dict[str, Any], Callable[[], dict[str, Any]]]]:
-    for name, arm, seed in product(STUDIES, ARMS, SEEDS):
+    for name, arm, seed in product(STUDIES, ARMS, SEEDS[PRESET]):
         if study in (None, name):
             cell = {"study": name, "arm": arm, "seed": seed}
             yield cell, partial(rewarded, work, name, arm, seed)

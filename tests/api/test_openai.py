@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import openai
 import psutil
 import pytest
@@ -146,10 +146,10 @@ def test_what_cannot_be_done_is_refused(server: Server, asked: Any, said: str) -
     assert error["type"] == "invalid_request_error" and said in error["message"]
 
 
-def post(server: Server, place: str, body: Any) -> httpx.Response:
+def post(server: Server, place: str, body: Any) -> httpx2.Response:
     """Asked as no client would: with half of a surrogate pair, for example."""
     kind = {"Content-Type": "application/json"}
-    return httpx.post(f"{server.url}/v1/{place}", content=json.dumps(body), headers=kind)
+    return httpx2.post(f"{server.url}/v1/{place}", content=json.dumps(body), headers=kind)
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def test_names_cannot_leave_the_root(server: Server, name: str) -> None:
 @pytest.mark.parametrize("path", ["..%2F..%2Fgiven", "%2Fetc", "a%00b", "link", "%ff", "%2e%2e"])
 def test_paths_cannot_leave_the_root(server: Server, path: str) -> None:
     for place in (f"/v1/models/{path}", f"/runs/{path}", f"/runs/{path}/results"):
-        found = httpx.get(server.url + place)
+        found = httpx2.get(server.url + place)
         assert found.status_code in (400, 404), (place, found.text)
 
 
@@ -319,7 +319,7 @@ def test_a_full_queue_says_when_to_come_again(
     slow_down(monkeypatch)
     small_model(tmp_path)
     body = {"model": MODEL, "prompt": "copy", "max_tokens": 300, "temperature": 1, "stream": True}
-    with serving(tmp_path, places=2) as server, httpx.Client(timeout=30) as web:
+    with serving(tmp_path, places=2) as server, httpx2.Client(timeout=30) as web:
         server.scheduler.cached_tokens = 1  # one at a time
         url, open_ones = f"{server.url}/v1/completions", []
         try:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 import websockets
 
@@ -99,7 +99,7 @@ def test_an_evolution_is_told_as_the_specification_has_it(server: Server, tmp_pa
 
 def test_phases_and_runs_tell_what_their_files_say(server: Server, tmp_path: Path) -> None:
     toy_run(tmp_path)
-    ask = httpx.Client(base_url=server.url)
+    ask = httpx2.Client(base_url=server.url)
     state = json.loads((folder(tmp_path) / "toy" / "state.json").read_text())
     results = ask.get("/phases/toy/results").json()
     assert results["metrics"] == state["metrics"] and results["models"] == ["toy.linear.r"]
@@ -141,7 +141,7 @@ def test_what_cannot_start_is_refused(
         raise AssertionError("a process was started")
 
     monkeypatch.setattr(jobs, "_spawn", started)
-    found = httpx.post(server.url + path, json=body)
+    found = httpx2.post(server.url + path, json=body)
     assert 400 <= found.status_code < 500 and found.json()["error"], found.text
 
 
@@ -152,7 +152,7 @@ def test_a_start_names_folders_and_settings(
     monkeypatch.setattr(jobs, "_spawn", lambda store, name, command: spawned.append(command))
     config = {"generations": 3, "gates": {}, "strategy": "spec"}
     body = {"models": ["cognate.small.s1"] * 3, "config": config, "session": "new"}
-    assert httpx.post(f"{server.url}/phases/evomerge/start", json=body).status_code == 202
+    assert httpx2.post(f"{server.url}/phases/evomerge/start", json=body).status_code == 202
     place = str((tmp_path / "sessions/s1/phase1_cognate/small").resolve())
     expected = ["run", "--session=new", "--only=evomerge", f"--models={','.join([place] * 3)}"]
     sets = ["generations=3", "gates={}", 'strategy="spec"']
@@ -161,7 +161,7 @@ def test_a_start_names_folders_and_settings(
 
 @pytest.mark.slow
 def test_a_run_is_started_stopped_and_resumed(server: Server, tmp_path: Path) -> None:
-    ask = httpx.Client(base_url=server.url, timeout=90)
+    ask = httpx2.Client(base_url=server.url, timeout=90)
     body = {"preset": "toy", "session": "r", "config": {"phases": {"toy": {"steps": 100_000}}}}
     assert ask.post("/runs", json=body).json()["status"] == "running"
     until(lambda: len(measured(tmp_path)) > 3)

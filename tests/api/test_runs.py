@@ -14,6 +14,7 @@ import httpx2
 import pytest
 import websockets
 
+from agent_forge.api import allowed, runs
 from agent_forge.pipeline import jobs
 from agent_forge.track.journal import read_lines
 from tests.support.polling import until
@@ -143,6 +144,77 @@ def test_what_cannot_start_is_refused(
     monkeypatch.setattr(jobs, "_spawn", started)
     found = httpx2.post(server.url + path, json=body)
     assert 400 <= found.status_code < 500 and found.json()["error"], found.text
+
+
+OUTSIDE: list[dict[str, Any]] = [
+    {"storage": {"root": "/tmp/elsewhere"}},
+    {"tracking": {"wandb_enabled": True, "wandb_offline": False}},
+    {"cleanup_policy": {"max_sessions_total": 1}},
+    *(
+        {"phases": {phase: told}}
+        for phase, told in [
+            ("evomerge", {"fitness": "touch {outside}.ran; echo 1"}),
+            ("evomerge", {"cluster": "ray://evil.example:1"}),
+            ("evomerge", {"data": ["{outside}"]}),
+            ("evomerge", {"heal_data": ["../outside.jsonl"]}),
+            ("cognate", {"texts": ["sessions/../../outside.jsonl"]}),
+            ("cognate", {"texts": ["link.jsonl"]}),
+            ("cognate", {"texts": "{outside}"}),
+            ("cognate", {"texts": [{"a": 1}]}),
+            ("cognate", {"data_dir": "/tmp"}),
+            ("quietstar", {"traces": ["sessions/none.jsonl"]}),
+            ("baking", {"persona": "{outside}"}),
+            ("bitnet", {"calibration_dataset": "{outside}"}),
+        ]
+    ),
+]
+
+
+@pytest.mark.parametrize("config", OUTSIDE, ids=str)
+def test_no_setting_names_code_or_leads_out_of_the_root(
+    server: Server, tmp_path: Path, config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = list[Any]()
+    monkeypatch.setattr(jobs, "_spawn", lambda store, name, command: started.append(command))
+    outside = tmp_path.parent / "outside.jsonl"
+    outside.write_text('{"text": "secret"}\n')
+    (tmp_path / "link.jsonl").symlink_to(outside)
+    asked = json.loads(json.dumps(config).replace("{outside}", str(outside)))
+    found = httpx2.post(f"{server.url}/runs", json={"preset": "smoke", "config": asked})
+    assert found.status_code == 400 and found.json()["error"] and not started, found.text
+    assert "secret" not in found.text
+
+
+def test_files_below_the_root_and_names_are_settings(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = list[Any]()
+    monkeypatch.setattr(jobs, "_spawn", lambda store, name, command: started.append(command))
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "a.jsonl").write_text("{}")
+    config = {"data": ["mine/a.jsonl"], "domain_weights": {"a": 2.0}}
+    body = {"models": ["cognate.small.s1"] * 3, "config": config}
+    found = httpx2.post(f"{server.url}/phases/evomerge/start", json=body)
+    assert found.status_code == 202, found.text
+    place = json.dumps([str((tmp_path / "mine/a.jsonl").resolve())])
+    assert f"--set=phases.evomerge.data={place}" in started[0]
+
+
+def test_so_many_runs_are_at_work_at_once(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "_spawn", lambda store, name, command: name)
+    rows = [{"status": "running"}] * runs.MOST_RUNS
+    monkeypatch.setattr(runs, "all_runs", lambda store: rows)
+    found = httpx2.post(f"{server.url}/runs", json={"preset": "toy"})
+    assert found.status_code == 409 and "at work" in found.json()["error"]
+    rows.pop()
+    assert httpx2.post(f"{server.url}/runs", json={"preset": "toy"}).status_code == 202
+
+
+def test_every_free_text_is_decided(server: Server) -> None:
+    """A new setting that holds one begins refused; say here what it is."""
+    known = allowed.FILES | allowed.NAMES | allowed.WORDS.keys()
+    refused = {"root", "wandb_project", "schedule_cleanup", "fitness", "cluster", "data_dir"}
+    assert known | refused == allowed.FREE_TEXTS
 
 
 def test_a_start_names_folders_and_settings(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query
@@ -13,11 +14,11 @@ from pydantic import BaseModel, ConfigDict, Field
 from agent_forge.api import allowed
 from agent_forge.api.models import Catalog
 from agent_forge.config.phases import ORDER, phase_folder
-from agent_forge.errors import AlreadyInUse, ConfigError, NotFound
+from agent_forge.errors import AlreadyInUse, ConfigError, ForgeError, NotFound
 from agent_forge.pipeline import jobs
 from agent_forge.pipeline.config import load_config
 from agent_forge.pipeline.run_view import PhaseView, RunView, all_runs
-from agent_forge.store.sessions import SessionStore
+from agent_forge.store.sessions import SessionStore, read_session
 
 Phase = Literal[ORDER]  # type: ignore[valid-type]
 Session = Annotated[str, Field(max_length=64)]
@@ -185,12 +186,20 @@ class Views:
 
 def newest_run(store: SessionStore, phase: str | None = None) -> str:
     """The newest run, or the newest that has a phase."""
-    folder = phase_folder(phase) if phase else "."
-    names = (str(row["session_id"]) for row in all_runs(store))
-    found = next((name for name in names if (store.path(name) / folder).is_dir()), None)
-    if found is None:
-        raise NotFound("there is no such run yet", hint="POST /runs starts one")
-    return found
+    for row in all_runs(store):
+        name = str(row["session_id"])
+        if phase is None or _has(store.path(name), phase):
+            return name
+    raise NotFound("there is no such run yet", hint="POST /runs starts one")
+
+
+def _has(folder: Path, phase: str) -> bool:
+    """True if a run has begun a phase, or was asked for it."""
+    if (folder / phase_folder(phase)).is_dir():
+        return True
+    with contextlib.suppress(ForgeError):  # damaged: it says so when it is looked at
+        return phase in read_session(folder).get("asked", {}).get("phases", ())
+    return False
 
 
 def run_rows(store: SessionStore) -> list[dict[str, Any]]:

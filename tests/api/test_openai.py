@@ -15,6 +15,10 @@ import httpx2
 import openai
 import psutil
 import pytest
+from tokenizers import Tokenizer as Words
+from tokenizers import decoders, pre_tokenizers
+from tokenizers.models import WordLevel
+from transformers import PreTrainedTokenizerFast
 
 from agent_forge.api import open_models
 from agent_forge.infer.scheduler import Scheduler
@@ -110,6 +114,25 @@ def test_log_probabilities_are_of_each_token(client: openai.OpenAI) -> None:
     found: Any = legacy.choices[0].logprobs
     assert "".join(found.tokens) == legacy.choices[0].text and len(found.top_logprobs) == 8
     assert found.text_offset[1] == len(found.tokens[0])
+
+
+def test_a_completion_goes_on_where_its_prompt_ends(tmp_path: Path) -> None:
+    """Also where tokens by themselves lose the blank before them; and the tokens are the text."""
+    folder = llama(tmp_path / "words")
+    words = Words(WordLevel({f"\u2581w{i}": i for i in range(260)}, unk_token="\u2581w0"))
+    words.pre_tokenizer, words.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(folder)
+    with serving(tmp_path, given=[str(folder)]) as server:
+        asked: Any = {"model": "words", "prompt": "w1 w2", "max_tokens": 9, "seed": 1}
+        whole = server.client().completions.create(**asked, logprobs=2).choices[0]
+        assert whole.text.startswith(" w") and len(whole.text.split()) == 9
+        assert "".join(whole.logprobs.tokens) == whole.text
+        assert all(t.startswith(" w") for row in whole.logprobs.top_logprobs for t in row)
+        chunks = list(server.client().completions.create(**asked, logprobs=2, stream=True))
+        assert "".join(chunk.choices[0].text for chunk in chunks) == whole.text
+        told = [chunk.choices[0].logprobs for chunk in chunks]
+        assert [n for one in told for n in one.text_offset] == whole.logprobs.text_offset
+        assert whole.logprobs.text_offset[3] == len("".join(whole.logprobs.tokens[:3]))
 
 
 def test_models_are_listed_and_found(client: openai.OpenAI) -> None:

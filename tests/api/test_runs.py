@@ -16,6 +16,7 @@ import websockets
 
 from agent_forge.api import allowed, runs
 from agent_forge.pipeline import jobs
+from agent_forge.store.sessions import SessionStore
 from agent_forge.track.journal import read_lines
 from tests.support.polling import until
 from tests.support.serving import Server, serving, small_model
@@ -116,6 +117,14 @@ def test_phases_and_runs_tell_what_their_files_say(server: Server, tmp_path: Pat
         found = ask.get(path)
         assert found.status_code == 404 and set(found.json()) == {"error", "hint"}
     assert ask.get("/phases/alchemy/status").status_code == 400
+
+
+def test_a_run_has_the_phases_that_it_was_asked_for(server: Server, tmp_path: Path) -> None:
+    """So a status can be asked for at once behind a start."""
+    asked = {"session_id": "begun", "details": {"asked": {"phases": ["evomerge"]}}}
+    SessionStore(tmp_path).create({"phases": {}}, "a: 1\n", **asked)
+    found = httpx2.get(f"{server.url}/phases/evomerge/status").json()
+    assert (found["session"], found["status"], found["best_fitness"]) == ("begun", "waiting", None)
 
 
 @pytest.mark.parametrize(

@@ -125,7 +125,7 @@ def _bounded(
         raise ConfigError(problem, hint="shorten it, or begin a new conversation")
     most = min(sampling.max_new_tokens, longest - len(ids))
     values = {**vars(sampling), "max_new_tokens": most}
-    options = {"likeliest": likeliest, "streamed": asked.stream}
+    options = {"likeliest": likeliest, "streamed": asked.stream, "together": opened.together}
     return make(opened.model, ids, SamplingSettings(**values), **options)
 
 

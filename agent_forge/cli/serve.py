@@ -77,8 +77,8 @@ def _require(extra: str) -> None:
 def listening(host: str, port: int) -> socket.socket:
     """A socket at this address, before anything that takes long."""
     try:
-        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, kind)
+        *how, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(*how)  # with its protocol: asyncio then sends without delay
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
     except socket.gaierror as error:

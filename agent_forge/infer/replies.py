@@ -75,6 +75,7 @@ class Reply(Request):
         tools: ToolUse | None = None,
         likeliest: int | None = None,
         streamed: bool = True,
+        together: bool = True,
         goes_on: bool = False,  # the answer continues the prompt: a blank between them is told
     ) -> None:
         if mode == "forced" and not isinstance(model, ForgeModel):
@@ -88,7 +89,7 @@ class Reply(Request):
         self.prompt_tokens, self.written, self.thought_tokens = len(self.ids), 0, 0
         self.finish: Finish = "stop"
         self._within = model.opens_thought(self.ids)  # of a model that thinks in words of its own
-        super().__init__(model.network)
+        super().__init__(model.network, together)
 
     # -- what it is made of --
 

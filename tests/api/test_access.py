@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,17 @@ def test_other_sites_cannot_ask_and_get_no_cors(server: Server) -> None:
     assert httpx2.get(f"{server.url}/runs", headers={"Origin": server.url}).status_code == 200
     plain = {"Content-Type": "text/plain"}  # what a page may send without asking first
     assert httpx2.post(f"{server.url}/runs", content="{}", headers=plain).status_code == 400
+
+
+def test_small_answers_are_sent_at_once(server: Server) -> None:
+    """Not 40 ms later, when the client has confirmed the first half."""
+    with serve.listening("127.0.0.1", 0) as listener:
+        assert listener.proto == socket.IPPROTO_TCP
+    with httpx2.Client(base_url=server.url) as web:
+        web.get("/v1/models")
+        began = time.monotonic()
+        assert all(web.get("/nothing").status_code == 404 for _ in range(50))
+        assert time.monotonic() - began < 1.5
 
 
 def test_bodies_are_limited(server: Server) -> None:

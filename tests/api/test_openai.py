@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -394,29 +394,48 @@ def test_an_open_model_is_kept_until_its_files_change_or_others_need_the_room(
         three = models.open(places[2])  # `two` is the longest unused
         assert models.open(places[0]) is one and models.open(places[2]) is three
         assert models.open(places[1]) is not two
+        del two, three
         (places[1] / "config.json").touch()
         assert models.open(places[1]) is not models.open(places[0])
 
 
+def test_models_that_are_in_use_take_no_more_memory_than_they_may(tmp_path: Path) -> None:
+    names = [small_model(tmp_path, f"m{seed}", seed) for seed in range(4)]
+    with serving(tmp_path, most_bytes=0) as server:  # one is open at a time
+        models, places = server.models.open, [server.models.catalog.find(name) for name in names]
+        for place in places:
+            models.open(place)
+        one = models.open(places[0]).model  # as a reply that is being written holds it
+        models.open(places[1])
+        with pytest.raises(openai.RateLimitError, match="in use"):
+            server.client().completions.create(model=names[2], prompt="x", max_tokens=1)
+        assert server.client().completions.create(model=names[1], prompt="x", max_tokens=1)
+        del one
+        assert server.client().completions.create(model=names[2], prompt="x", max_tokens=1)
+
+
 def test_a_model_that_fails_hurts_nobody_else(
-    server: Server, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    opened = server.models.open.open(server.models.catalog.find("Other.Llama-1")).model
+    """Many wait for it together, while another is continued."""
+    slow_down(monkeypatch)
+    small_model(tmp_path)
+    given = [str(llama(tmp_path / "given"))]
+    with serving(tmp_path, given=given) as server, ThreadPoolExecutor() as pool:
+        opened = server.models.open.open(server.models.catalog.find("given")).model
 
-    def fails(*_: Any, **__: Any) -> Any:
-        raise RuntimeError("the network is broken")
+        def fails(*_: Any, **__: Any) -> Any:
+            raise RuntimeError("the network is broken")
 
-    monkeypatch.setattr(opened.network, "forward", fails)
-    found: list[Any] = []
+        def ask(number: int) -> Any:
+            with pytest.raises(openai.InternalServerError) as broken:
+                server.client().completions.create(model="given", prompt="x")
+            return broken.value.body
 
-    def ask() -> None:
-        with pytest.raises(openai.InternalServerError) as broken:
-            server.client().completions.create(model="Other.Llama-1", prompt="x")
-        found.append(broken.value.body)
-
-    thread = threading.Thread(target=ask)
-    thread.start()
-    fine = server.client().completions.create(model=MODEL, prompt="x", max_tokens=5)
-    thread.join()
-    assert fine.choices[0].text and found[0]["type"] == "server_error"
-    assert server.scheduler.load == (0, 0)
+        monkeypatch.setattr(opened.network, "forward", fails)
+        asked: Any = {"model": MODEL, "prompt": "x", "max_tokens": 20, "stream": True}
+        stream = server.client().completions.create(**asked)
+        assert next(iter(stream)).choices
+        assert {found["type"] for found in pool.map(ask, range(4))} == {"server_error"}
+        assert list(stream)[-1].choices[0].finish_reason
+        assert server.scheduler.load == (0, 0)

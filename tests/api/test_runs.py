@@ -75,6 +75,35 @@ def test_a_run_is_followed_to_its_end_over_cut_connections(server: Server, tmp_p
     assert not any("restart" in message for message in found)
 
 
+@pytest.mark.slow
+def test_an_evolution_is_started_and_followed_over_cut_connections(
+    server: Server, tmp_path: Path
+) -> None:
+    kinds = ("reasoning", "memory_integration", "adaptive_computation")
+    about = [{"specialization": kind, "final_loss": 5.0} for kind in kinds]
+    models = [small_model(tmp_path, f"m{i}", i, **told) for i, told in enumerate(about)]
+    config = {"generations": 2, "strategy": "spec", "gate_policy": "warn"}
+    body = {"models": models, "config": config, "preset": "smoke", "session": "r"}
+    url = f"{server.url}/phases/evomerge"
+    found = httpx2.post(f"{url}/start", json=body, timeout=90)
+    assert found.status_code == 202, found.text
+    assert httpx2.get(f"{url}/status").json()["session"] == "r"
+
+    async def all_of_it() -> list[Any]:
+        found, cuts = list[Any](), iter([1, 2, 1])
+        while not found or "metrics" in found[-1] or found[-1]["status"] == "running":
+            start = found[-1]["event"] if found else 0
+            found += await follow(server, start, next(cuts, 1 << 30))
+        return found
+
+    told = asyncio.run(all_of_it())
+    assert told[-1]["status"] == "completed"
+    lines = [message for message in told if "metrics" in message]
+    assert [line["metrics"] for line in lines] == measured(tmp_path)
+    best = [line["best_fitness"] for line in lines if line.get("best_fitness") is not None]
+    assert len(best) >= 2 and httpx2.get(f"{url}/results").json()["models"]
+
+
 def test_a_resumed_run_says_that_it_begins_again(server: Server, tmp_path: Path) -> None:
     child = forked(lambda: toy_run(tmp_path, listener=die_at("step", 13)))
     assert exit_code(child) == -signal.SIGKILL

@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import openai
 import psutil
 import torch
@@ -104,9 +104,9 @@ def main() -> None:
             url, name = f"http://127.0.0.1:{port}/v1", folder.name
             for _ in range(600):
                 try:
-                    httpx.get(f"{url}/models")
+                    httpx2.get(f"{url}/models")
                     break
-                except httpx.TransportError:
+                except httpx2.TransportError:
                     time.sleep(0.1)
             asyncio.run(many(url, name, 2, 4))  # it is open now
             for clients in given.clients:

@@ -4,6 +4,7 @@
 |---|---|
 | app | the application: who may come in, how errors look, what belongs together |
 | runs | phases and runs: start, stop, status, results |
+| allowed | which settings a start may have |
 | updates | the WebSocket: what a run measures, as it comes, numbered |
 | models | which models there are, by name |
 | open_models | those that are open |

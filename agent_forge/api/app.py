@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
-import math
 import secrets
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
@@ -24,9 +24,11 @@ from agent_forge.api.models import Catalog
 from agent_forge.api.open_models import OpenModels
 from agent_forge.errors import AlreadyExists, AlreadyInUse, ForgeError, NotFound
 from agent_forge.infer.scheduler import QueueFull, Scheduler
+from agent_forge.store import files
 from agent_forge.store.sessions import SessionStore
 
 MOST_BYTES = 1 << 20  # of a body
+BODY_S = 30.0  # in which it comes
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 STATUS: dict[type[ForgeError], int] = {NotFound: 404, AlreadyExists: 409, AlreadyInUse: 409}
 BY_EXIT_CODE = {4: 422, 5: 503}
@@ -47,7 +49,7 @@ class Json(JSONResponse):
         try:
             return json.dumps(content, allow_nan=False, separators=(",", ":")).encode()
         except ValueError:
-            return json.dumps(_finite(content), separators=(",", ":")).encode()
+            return json.dumps(files.finite(content), separators=(",", ":")).encode()
 
 
 @dataclass(frozen=True)
@@ -149,15 +151,6 @@ HANDLERS: dict[type[Exception], Callable[[Request, Exception], Any]] = {
 }
 
 
-def _finite(value: Any) -> Any:
-    """A value in which null stands for NaN and infinity."""
-    if isinstance(value, dict):
-        return {key: _finite(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(inner) for inner in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
 # -- who may come in -------------------------------------------------------------------------------
 
 
@@ -174,7 +167,11 @@ class Guard:
         if refused := self._refused(headers):
             return await _refuse(scope, receive, send, *refused)
         if scope["type"] == "http" and scope["method"] not in ("GET", "HEAD"):
-            body = await _body(headers, receive)
+            try:
+                async with asyncio.timeout(BODY_S):
+                    body = await _body(headers, receive)
+            except TimeoutError:
+                return await _refuse(scope, receive, send, 408, "the body did not come in time")
             if body is None:
                 return await _refuse(scope, receive, send, 413, "a body has at most 1 MB")
             receive = _again(body, receive)

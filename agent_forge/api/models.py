@@ -34,7 +34,7 @@ class Catalog:
 
     def find(self, name: str) -> Path:
         """The folder of a model; whatever the name, none outside the root that was not given."""
-        place = self.given.get(name) or self._registered(name) or self._below(name)
+        place = self.given.get(name) or self._registered(name) or self.below(name)
         if place is None or not (place / CONFIG).is_file():
             raise NotFound(f"no model {name[:200]!r}", hint="GET /v1/models lists the models")
         return place
@@ -46,12 +46,12 @@ class Catalog:
         place = paths.model_directory(self.store.root, rest[1], phase, rest[0])
         return place if (place / CONFIG).is_file() else None
 
-    def _below(self, name: str) -> Path:
-        """A folder below the root; no part of its name can lead elsewhere, and no link does."""
+    def below(self, name: str, what: str = "model") -> Path:
+        """A place below the root; no part of its name can lead elsewhere, and no link does."""
         place = self.store.root
         for part in name.split("/"):
             place /= part
             if not PART.fullmatch(part) or place.is_symlink():
-                hint = "give an id of GET /v1/models, or a folder below the storage root"
-                raise NameRefused(f"{name[:200]!r} is no name of a model", hint=hint)
+                hint = "a name is an id of GET /v1/models, or a path below the storage root"
+                raise NameRefused(f"{name[:200]!r} is no name of a {what}", hint=hint)
         return place

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import nn
 
 from agent_forge.api.models import CONFIG
 from agent_forge.infer.chat import toolbox_of
+from agent_forge.infer.generate import rows_can_be_chosen
+from agent_forge.infer.scheduler import QueueFull
 from agent_forge.infer.tools import Toolbox
 from agent_forge.model.opened import OpenedModel, open_model
 
@@ -23,6 +30,16 @@ class Open:
         self.lock = threading.Lock()  # of its tokenizer
         weights = [*self.model.network.parameters(), *self.model.network.buffers()]
         self.bytes = sum(tensor.numel() * tensor.element_size() for tensor in weights)
+        self.together = _together(self.model.network)
+
+
+def _together(network: nn.Module) -> bool:
+    """True if rows of a batch can be read together."""
+    try:
+        with torch.no_grad():
+            return rows_can_be_chosen(network)
+    except Exception:  # noqa: BLE001 - it fails where it is asked
+        return False
 
 
 class OpenModels:
@@ -31,6 +48,7 @@ class OpenModels:
     def __init__(self, most_bytes: int) -> None:
         self.most_bytes = most_bytes
         self._open: dict[tuple[Any, ...], Open] = {}  # the longest unused first
+        self._let_go: WeakKeyDictionary[OpenedModel, int] = WeakKeyDictionary()  # but maybe in use
         self._lock = threading.Lock()
 
     def open(self, folder: Path) -> Open:
@@ -38,10 +56,18 @@ class OpenModels:
         found = [path.stat() for path in (folder / CONFIG, *sorted(folder.glob(WEIGHTS)))]
         key = (folder, *((s.st_ino, s.st_size, s.st_mtime_ns) for s in found))
         with self._lock:
-            self._open[key] = model = self._open.pop(key, None) or Open(folder)
+            self._open[key] = model = self._open.pop(key, None) or self._new(folder)
             while len(self._open) > 1 and self.bytes > self.most_bytes:
-                del self._open[next(iter(self._open))]
+                gone = self._open.pop(next(iter(self._open)))
+                self._let_go[gone.model] = gone.bytes
         return model
+
+    def _new(self, folder: Path) -> Open:
+        """One more; refused while replies are being written by too many that were let go."""
+        gc.collect()  # a reply is a cycle
+        if sum(self._let_go.values()) > self.most_bytes:
+            raise QueueFull("models that are in use fill the memory", hint="try again later")
+        return Open(folder)
 
     @property
     def bytes(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import secrets
 import time
@@ -21,8 +22,8 @@ from agent_forge.api.open_models import Open, OpenModels
 from agent_forge.api.questions import ChatQuestion, CompletionQuestion, Question, ToolChoice
 from agent_forge.errors import ConfigError
 from agent_forge.infer.chat import check_prompt
-from agent_forge.infer.generate import CACHED_TOKENS, SamplingSettings
-from agent_forge.infer.replies import Piece, Reply, ToolUse, chat_ids
+from agent_forge.infer.generate import CACHED_TOKENS, UNKNOWN, SamplingSettings
+from agent_forge.infer.replies import Piece, Reply, ToolUse, chat_ids, decode_behind
 from agent_forge.infer.scheduler import Scheduler
 from agent_forge.infer.thinking import ThinkMode
 from agent_forge.infer.tools import Tool, Toolbox
@@ -105,7 +106,7 @@ def _completion_reply(models: Models, asked: CompletionQuestion) -> Reply:
     check_prompt(asked.prompt)
     with opened.lock:
         ids = opened.model.encode(asked.prompt)
-    return _bounded(Reply, opened, asked, ids, None, asked.logprobs)
+    return _bounded(partial(Reply, goes_on=True), opened, asked, ids, None, asked.logprobs)
 
 
 def _bounded(
@@ -124,7 +125,7 @@ def _bounded(
         raise ConfigError(problem, hint="shorten it, or begin a new conversation")
     most = min(sampling.max_new_tokens, longest - len(ids))
     values = {**vars(sampling), "max_new_tokens": most}
-    options = {"likeliest": likeliest, "streamed": asked.stream}
+    options = {"likeliest": likeliest, "streamed": asked.stream, "together": opened.together}
     return make(opened.model, ids, SamplingSettings(**values), **options)
 
 
@@ -162,6 +163,7 @@ class Chat:
 
     def __init__(self, asked: Question, reply: Reply) -> None:
         self.asked, self.reply, self.calls = asked, reply, 0
+        self.before, self.offset = reply.before, 0  # of the next token whose probability is told
         head = {"id": f"chatcmpl-{secrets.token_hex(12)}", "created": int(time.time())}
         self.head = {**head, "model": asked.model}
 
@@ -205,14 +207,17 @@ class Chat:
     def _entries(self, piece: Piece) -> list[dict[str, Any]]:
         rows = piece.likeliest or [{}] * len(piece.tokens)
         numbers = zip(piece.tokens, piece.log_probabilities, rows, strict=False)
-        return [
-            {**self.token(token, value), "top_logprobs": [self.token(*one) for one in row.items()]}
-            for token, value, row in numbers
-        ]
+        entries = []
+        for token, value, row in numbers:
+            own, *others = (self._token(*one) for one in [(token, value), *row.items()])
+            entries.append({**own, "top_logprobs": others})
+            self.before = [token]
+        return entries
 
-    def token(self, token: int, value: float) -> dict[str, Any]:
-        text = self.reply.model.decode([token])
-        return {"token": text, "logprob": max(value, -9999.0), "bytes": list(text.encode())}
+    def _token(self, token: int, value: float) -> dict[str, Any]:
+        text = decode_behind(self.reply.model, self.before, [token])
+        as_bytes = None if UNKNOWN in text else list(text.encode())  # a part of a character
+        return {"token": text, "logprob": max(value, -9999.0), "bytes": as_bytes}
 
     def usage(self) -> dict[str, Any]:
         read, written = self.reply.prompt_tokens, self.reply.written
@@ -237,7 +242,7 @@ class Completion(Chat):
             return None
         rows = [entry for piece in pieces for entry in self._entries(piece)]
         tokens = [row["token"] for row in rows]
-        places = [sum(map(len, tokens[:i])) for i in range(len(tokens))]
+        *places, self.offset = itertools.accumulate(map(len, tokens), initial=self.offset)
         top = [{one["token"]: one["logprob"] for one in row["top_logprobs"]} for row in rows]
         values = [row["logprob"] for row in rows]
         lists = {"tokens": tokens, "token_logprobs": values, "text_offset": places}
@@ -262,7 +267,8 @@ async def _answer(
     found = [piece async for piece in pieces]
     if not found or not found[-1].finish:  # nobody is there to read it
         return {}
-    choice = {"index": 0, **form.whole(found), "finish_reason": found[-1].finish}
+    whole = await run_in_threadpool(form.whole, found)
+    choice = {"index": 0, **whole, "finish_reason": found[-1].finish}
     return {**form.head, "object": form.kind, "choices": [choice], "usage": form.usage()}
 
 

@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import re
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query
 from pydantic import BaseModel, ConfigDict, Field
 
+from agent_forge.api import allowed
 from agent_forge.api.models import Catalog
 from agent_forge.config.phases import ORDER, phase_folder
-from agent_forge.errors import AlreadyInUse, ConfigError, NotFound
+from agent_forge.errors import AlreadyInUse, ConfigError, ForgeError, NotFound
 from agent_forge.pipeline import jobs
 from agent_forge.pipeline.config import load_config
 from agent_forge.pipeline.run_view import PhaseView, RunView, all_runs
-from agent_forge.store.sessions import SessionStore
+from agent_forge.store.sessions import SessionStore, read_session
 
 Phase = Literal[ORDER]  # type: ignore[valid-type]
 Session = Annotated[str, Field(max_length=64)]
-KEY = re.compile(r"[A-Za-z0-9_-]{1,64}")
 MOST_VIEWS = 4
+MOST_RUNS = 4  # at work at once
 _starting = threading.Lock()  # a process that starts takes seconds of a core
 
 
@@ -115,21 +115,23 @@ def _runs(store: SessionStore, catalog: Catalog, views: Views) -> APIRouter:
     @router.post("/{session}/resume", status_code=202)
     def resume_run(session: Session) -> dict[str, Any]:
         """Go on with a run that is not at work."""
-        with _alone():
+        with _place(store):
             jobs.resume_run(store, session)
         return {"session": session, "status": "running"}
 
     return router
 
 
-class _alone:
-    """One start at a time; who comes meanwhile is told so."""
-
-    def __enter__(self) -> None:
-        if not _starting.acquire(timeout=1):
-            raise AlreadyInUse("another run is being started", hint="try again in some seconds")
-
-    def __exit__(self, *_: object) -> None:
+@contextlib.contextmanager
+def _place(store: SessionStore) -> Iterator[None]:
+    """A place for one more run; one is started at a time, and so many are at work at most."""
+    if not _starting.acquire(timeout=1):
+        raise AlreadyInUse("another run is being started", hint="try again in some seconds")
+    try:
+        if sum(row["status"] == "running" for row in all_runs(store)) >= MOST_RUNS:
+            raise AlreadyInUse(f"{MOST_RUNS} runs are at work", hint="stop one, or wait")
+        yield
+    finally:
         _starting.release()
 
 
@@ -137,14 +139,14 @@ def _start(
     store: SessionStore, catalog: Catalog, asked: Asked, config: dict[str, Any], only: str | None
 ) -> dict[str, Any]:
     """Check all that can be checked here, then start a process."""
-    sets = list(_sets(config))
+    sets = allowed.sets_of(config, catalog)
     load_config(preset=asked.preset, sets=tuple(sets))
     if asked.models and only is None:
         raise ConfigError("models go with one phase", hint="name it as `only`")
     models = [str(catalog.find(name).resolve()) for name in asked.models]
     if any("," in place for place in models):
         raise ConfigError("the folder of a model has a comma in its name", hint="rename it")
-    with _alone():
+    with _place(store):
         options: dict[str, Any] = {"sets": sets, "only": only, "models": models}
         session = jobs.start_run(store, preset=asked.preset, session=asked.session, **options)
     return {
@@ -153,19 +155,6 @@ def _start(
         "status": "running",
         "updates": f"/ws?session={session}",
     }
-
-
-def _sets(config: dict[str, Any], above: str = "") -> list[str]:
-    """Nested settings as items of --set. JSON is YAML, which they are read as."""
-    items = list[str]()
-    for key, value in config.items():
-        if not KEY.fullmatch(key) or above.count(".") > 8:
-            raise ConfigError(f"{above}{key!r} is no name of a setting")
-        if isinstance(value, dict) and value:
-            items += _sets(value, f"{above}{key}.")
-        else:
-            items.append(f"{above}{key}={json.dumps(value)}")
-    return items
 
 
 # -- what a run tells ------------------------------------------------------------------------------
@@ -197,12 +186,20 @@ class Views:
 
 def newest_run(store: SessionStore, phase: str | None = None) -> str:
     """The newest run, or the newest that has a phase."""
-    folder = phase_folder(phase) if phase else "."
-    names = (str(row["session_id"]) for row in all_runs(store))
-    found = next((name for name in names if (store.path(name) / folder).is_dir()), None)
-    if found is None:
-        raise NotFound("there is no such run yet", hint="POST /runs starts one")
-    return found
+    for row in all_runs(store):
+        name = str(row["session_id"])
+        if phase is None or _has(store.path(name), phase):
+            return name
+    raise NotFound("there is no such run yet", hint="POST /runs starts one")
+
+
+def _has(folder: Path, phase: str) -> bool:
+    """True if a run has begun a phase, or was asked for it."""
+    if (folder / phase_folder(phase)).is_dir():
+        return True
+    with contextlib.suppress(ForgeError):  # damaged: it says so when it is looked at
+        return phase in read_session(folder).get("asked", {}).get("phases", ())
+    return False
 
 
 def run_rows(store: SessionStore) -> list[dict[str, Any]]:

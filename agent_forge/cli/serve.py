@@ -75,12 +75,13 @@ def _require(extra: str) -> None:
 
 
 def listening(host: str, port: int) -> socket.socket:
-    """A socket at this address, before anything that takes long."""
+    """A socket that listens at this address, before anything that takes long."""
     try:
-        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, kind)
+        *how, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(*how)  # with its protocol: asyncio then sends without delay
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
+        listener.listen(MOST_CONNECTIONS)  # who comes before it is ready waits
     except socket.gaierror as error:
         raise ConfigError(f"--host {host}: {error.strerror}") from error
     except OSError as error:

@@ -33,6 +33,7 @@ from agent_forge.infer.tool_use import (
 from agent_forge.infer.tools import Toolbox, ToolError
 from agent_forge.model.opened import END_OF_THOUGHT, THOUGHT, ForgeModel, OpenedModel
 
+FEW = 4  # tokens
 Finish = Literal["", "stop", "length", "tool_calls"]
 Kind = Literal["answer", "thought"]
 
@@ -74,6 +75,8 @@ class Reply(Request):
         tools: ToolUse | None = None,
         likeliest: int | None = None,
         streamed: bool = True,
+        together: bool = True,
+        goes_on: bool = False,  # the answer continues the prompt: a blank between them is told
     ) -> None:
         if mode == "forced" and not isinstance(model, ForgeModel):
             raise ConfigError("this model was not taught to think", hint="ask for no reasoning")
@@ -81,11 +84,12 @@ class Reply(Request):
         ends = sampling.stop_tokens | model.end_tokens
         self.sampling = replace(sampling, stop_tokens=ends)
         self.likeliest, self.streamed = likeliest, streamed
+        self.before = self.ids[-FEW:] if goes_on else []  # what its text is decoded behind
         self.tell: Callable[[Piece], object] = lambda piece: None
         self.prompt_tokens, self.written, self.thought_tokens = len(self.ids), 0, 0
         self.finish: Finish = "stop"
         self._within = model.opens_thought(self.ids)  # of a model that thinks in words of its own
-        super().__init__(model.network)
+        super().__init__(model.network, together)
 
     # -- what it is made of --
 
@@ -171,7 +175,7 @@ class Reply(Request):
             if kind == "thought" and isinstance(self.model, ForgeModel):
                 return shown(self.model.tokenizer, tokens, specials=True)
             said = tokens[: tokens.index(CALL)] if CALL in tokens and self.tools else tokens
-            return "" if begin else self.model.decode(said)
+            return "" if begin else decode_behind(self.model, self.before, said)
 
         self._kind, self._shown, self._told = kind, 0, 0
         row = Row(list(ids), sampling, decode, self.likeliest if kind == "answer" else None)
@@ -217,6 +221,12 @@ class Reply(Request):
 
     def end(self, error: Exception | None) -> None:
         self.tell(Piece(error=error) if error else Piece(finish=self.finish))
+
+
+def decode_behind(model: OpenedModel, before: Sequence[int], ids: Sequence[int]) -> str:
+    """What tokens add to the text of those before; by themselves many lose their first blank."""
+    known, whole = model.decode(before), model.decode([*before, *ids])
+    return whole[len(known) :] if whole.startswith(known) else model.decode(ids)
 
 
 def chat_ids(model: OpenedModel, messages: Sequence[dict[str, Any]]) -> list[int]:

@@ -14,13 +14,12 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
 
 from agent_forge.errors import ForgeError
-from agent_forge.infer.generate import CACHED_TOKENS, Batch, Row, reader_of, rows_can_be_chosen
+from agent_forge.infer.generate import CACHED_TOKENS, Batch, Row, reader_of
 
 MOST_BATCHES = 8  # that take turns
 APART = 4  # tokens between the beginnings of two, in which requests gather for the next
@@ -40,8 +39,8 @@ class Request(ABC):
     row: Row
     left: Iterator[Row | Callable[[], object]]
 
-    def __init__(self, network: nn.Module) -> None:
-        self.network = network
+    def __init__(self, network: nn.Module, together: bool = True) -> None:
+        self.network, self.together = network, together  # False: it is read row by row
         self.left = self.work()
 
     @abstractmethod
@@ -66,7 +65,6 @@ class Scheduler:
         self._running: list[tuple[Batch, list[Request]]] = []
         self._round = 0  # since a batch began
         self._changed, self._closing = threading.Condition(), False
-        self._choosable: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
         self._tools = ThreadPoolExecutor(MOST_TOOLS, "tools")
         self._thread = threading.Thread(target=self._run, name="scheduler", daemon=True)
         self._thread.start()
@@ -168,15 +166,10 @@ class Scheduler:
 
     def _fits(self, request: Request, group: Sequence[Request]) -> bool:
         """True if a request may go with others, all of the same model."""
-        network, length = request.network, len(request.row.prompt)
-        if network is not group[0].network or not self._chooses(network):
+        if request.network is not group[0].network or not request.together:
             return False
+        length = len(request.row.prompt)
         return all(abs(length - len(one.row.prompt)) <= SPREAD for one in group)
-
-    def _chooses(self, network: nn.Module) -> bool:
-        if network not in self._choosable:
-            self._choosable[network] = rows_can_be_chosen(network)
-        return self._choosable[network]
 
     def _begin(self, requests: list[Request]) -> None:
         rows = [request.row for request in requests]

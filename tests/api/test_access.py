@@ -13,10 +13,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 import websockets
 
+from agent_forge.api import app
 from agent_forge.api.app import MOST_BYTES
 from agent_forge.cli import serve
 from tests.support.command_line import Forge
@@ -49,11 +50,11 @@ async def follow(server: Server, **headers: str) -> int:
 def test_a_token_is_needed_for_everything(root: Path) -> None:
     with serving(root, token=TOKEN) as server:
         for place in ("/openapi.json", "/v1/models", "/runs", "/nothing", "/phases/toy/status"):
-            refused = httpx.get(server.url + place)
+            refused = httpx2.get(server.url + place)
             assert refused.status_code == 401 and refused.headers["WWW-Authenticate"] == "Bearer"
             for wrong in ("", "Bearer", f"Bearer {TOKEN}x", "Bearer \u00e9", f"Basic {TOKEN[:-1]}"):
                 headers = {b"Authorization": wrong.encode()}
-                assert httpx.get(server.url + place, headers=headers).status_code == 401
+                assert httpx2.get(server.url + place, headers=headers).status_code == 401
         assert server.client(api_key=TOKEN).models.list().data[0].id == MODEL
         for wrong in ({}, {"Authorization": "Bearer no"}):
             with pytest.raises(websockets.InvalidStatus):
@@ -63,7 +64,7 @@ def test_a_token_is_needed_for_everything(root: Path) -> None:
 
 @pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example:80", "[::1", "", "0"])
 def test_a_rebound_name_is_refused(server: Server, host: str) -> None:
-    assert httpx.get(f"{server.url}/v1/models", headers={"Host": host}).status_code in (400, 403)
+    assert httpx2.get(f"{server.url}/v1/models", headers={"Host": host}).status_code in (400, 403)
     if host:
         with pytest.raises(websockets.InvalidStatus):
             asyncio.run(follow(server, Host=host))
@@ -71,24 +72,46 @@ def test_a_rebound_name_is_refused(server: Server, host: str) -> None:
 
 def test_other_sites_cannot_ask_and_get_no_cors(server: Server) -> None:
     for origin in ("http://evil.example", "null", f"https://evil.example/{server.address}"):
-        found = httpx.post(f"{server.url}/runs/s1/stop", headers={"Origin": origin})
+        found = httpx2.post(f"{server.url}/runs/s1/stop", headers={"Origin": origin})
         assert found.status_code == 403
         assert not any(name.startswith("access-control") for name in found.headers)
         with pytest.raises(websockets.InvalidStatus):
             asyncio.run(follow(server, Origin=origin))
-    assert httpx.get(f"{server.url}/runs", headers={"Origin": server.url}).status_code == 200
+    assert httpx2.get(f"{server.url}/runs", headers={"Origin": server.url}).status_code == 200
     plain = {"Content-Type": "text/plain"}  # what a page may send without asking first
-    assert httpx.post(f"{server.url}/runs", content="{}", headers=plain).status_code == 400
+    assert httpx2.post(f"{server.url}/runs", content="{}", headers=plain).status_code == 400
+
+
+def test_small_answers_are_sent_at_once() -> None:
+    """asyncio turns Nagle's delay off, 40 ms an answer, where it knows the protocol."""
+    with serve.listening("127.0.0.1", 0) as listener:
+        assert listener.proto == socket.IPPROTO_TCP
+
+
+def test_who_comes_before_the_server_is_ready_waits() -> None:
+    with serve.listening("127.0.0.1", 0) as listener:
+        socket.create_connection(listener.getsockname(), timeout=5).close()
 
 
 def test_bodies_are_limited(server: Server) -> None:
     url, large = f"{server.url}/v1/completions", b"x" * (MOST_BYTES + 1)
-    assert httpx.post(url, content=large).status_code == 413
+    assert httpx2.post(url, content=large).status_code == 413
     chunks = (large[i : i + 65536] for i in range(0, len(large), 65536))  # without a length
-    assert httpx.post(url, content=chunks).status_code == 413
+    assert httpx2.post(url, content=chunks).status_code == 413
     nested = b'{"model": ' + b"[" * 100_000
-    found = httpx.post(url, content=nested, headers={"Content-Type": "application/json"})
+    found = httpx2.post(url, content=nested, headers={"Content-Type": "application/json"})
     assert found.status_code == 400 and found.json()["error"]["message"]
+
+
+def test_a_body_has_to_come(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "BODY_S", 0.1)
+    host, port = server.address.split(":")
+    with socket.create_connection((host, int(port)), timeout=30) as slow:
+        head = (
+            f"POST /v1/completions HTTP/1.1\r\nHost: {server.address}\r\nContent-Length: 9\r\n\r\n"
+        )
+        slow.sendall(head.encode())
+        assert slow.recv(99).startswith(b"HTTP/1.1 408")
 
 
 # -- the command -----------------------------------------------------------------------------------
@@ -125,7 +148,7 @@ def test_it_ends_cleanly_while_it_answers(root: Path, tmp_path: Path, kind: sign
         headers = {"Authorization": f"Bearer {TOKEN}"}
         until(lambda: _status(f"{url}/runs", headers) == 200)
         body: Any = {"model": MODEL, "prompt": "copy", "max_tokens": 16_000, "stream": True}
-        with httpx.stream(
+        with httpx2.stream(
             "POST", f"{url}/v1/completions", json=body, headers=headers, timeout=60
         ) as stream:
             lines = stream.iter_lines()
@@ -140,6 +163,6 @@ def test_it_ends_cleanly_while_it_answers(root: Path, tmp_path: Path, kind: sign
 
 def _status(url: str, headers: dict[str, str]) -> int:
     try:
-        return httpx.get(url, headers=headers).status_code
-    except httpx.TransportError:
+        return httpx2.get(url, headers=headers).status_code
+    except httpx2.TransportError:
         return 0

@@ -5,16 +5,20 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import openai
 import psutil
 import pytest
+from tokenizers import Tokenizer as Words
+from tokenizers import decoders, pre_tokenizers
+from tokenizers.models import WordLevel
+from transformers import PreTrainedTokenizerFast
 
 from agent_forge.api import open_models
 from agent_forge.infer.scheduler import Scheduler
@@ -112,6 +116,25 @@ def test_log_probabilities_are_of_each_token(client: openai.OpenAI) -> None:
     assert found.text_offset[1] == len(found.tokens[0])
 
 
+def test_a_completion_goes_on_where_its_prompt_ends(tmp_path: Path) -> None:
+    """Also where tokens by themselves lose the blank before them; and the tokens are the text."""
+    folder = llama(tmp_path / "words")
+    words = Words(WordLevel({f"\u2581w{i}": i for i in range(260)}, unk_token="\u2581w0"))
+    words.pre_tokenizer, words.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(folder)
+    with serving(tmp_path, given=[str(folder)]) as server:
+        asked: Any = {"model": "words", "prompt": "w1 w2", "max_tokens": 9, "seed": 1}
+        whole = server.client().completions.create(**asked, logprobs=2).choices[0]
+        assert whole.text.startswith(" w") and len(whole.text.split()) == 9
+        assert "".join(whole.logprobs.tokens) == whole.text
+        assert all(t.startswith(" w") for row in whole.logprobs.top_logprobs for t in row)
+        chunks = list(server.client().completions.create(**asked, logprobs=2, stream=True))
+        assert "".join(chunk.choices[0].text for chunk in chunks) == whole.text
+        told = [chunk.choices[0].logprobs for chunk in chunks]
+        assert [n for one in told for n in one.text_offset] == whole.logprobs.text_offset
+        assert whole.logprobs.text_offset[3] == len("".join(whole.logprobs.tokens[:3]))
+
+
 def test_models_are_listed_and_found(client: openai.OpenAI) -> None:
     assert {model.id for model in client.models.list()} == {MODEL, "Other.Llama-1"}
     assert client.models.retrieve(MODEL).owned_by == "agent-forge"
@@ -146,10 +169,10 @@ def test_what_cannot_be_done_is_refused(server: Server, asked: Any, said: str) -
     assert error["type"] == "invalid_request_error" and said in error["message"]
 
 
-def post(server: Server, place: str, body: Any) -> httpx.Response:
+def post(server: Server, place: str, body: Any) -> httpx2.Response:
     """Asked as no client would: with half of a surrogate pair, for example."""
     kind = {"Content-Type": "application/json"}
-    return httpx.post(f"{server.url}/v1/{place}", content=json.dumps(body), headers=kind)
+    return httpx2.post(f"{server.url}/v1/{place}", content=json.dumps(body), headers=kind)
 
 
 @pytest.mark.parametrize(
@@ -182,7 +205,7 @@ def test_names_cannot_leave_the_root(server: Server, name: str) -> None:
 @pytest.mark.parametrize("path", ["..%2F..%2Fgiven", "%2Fetc", "a%00b", "link", "%ff", "%2e%2e"])
 def test_paths_cannot_leave_the_root(server: Server, path: str) -> None:
     for place in (f"/v1/models/{path}", f"/runs/{path}", f"/runs/{path}/results"):
-        found = httpx.get(server.url + place)
+        found = httpx2.get(server.url + place)
         assert found.status_code in (400, 404), (place, found.text)
 
 
@@ -319,7 +342,7 @@ def test_a_full_queue_says_when_to_come_again(
     slow_down(monkeypatch)
     small_model(tmp_path)
     body = {"model": MODEL, "prompt": "copy", "max_tokens": 300, "temperature": 1, "stream": True}
-    with serving(tmp_path, places=2) as server, httpx.Client(timeout=30) as web:
+    with serving(tmp_path, places=2) as server, httpx2.Client(timeout=30) as web:
         server.scheduler.cached_tokens = 1  # one at a time
         url, open_ones = f"{server.url}/v1/completions", []
         try:
@@ -371,29 +394,48 @@ def test_an_open_model_is_kept_until_its_files_change_or_others_need_the_room(
         three = models.open(places[2])  # `two` is the longest unused
         assert models.open(places[0]) is one and models.open(places[2]) is three
         assert models.open(places[1]) is not two
+        del two, three
         (places[1] / "config.json").touch()
         assert models.open(places[1]) is not models.open(places[0])
 
 
+def test_models_that_are_in_use_take_no_more_memory_than_they_may(tmp_path: Path) -> None:
+    names = [small_model(tmp_path, f"m{seed}", seed) for seed in range(4)]
+    with serving(tmp_path, most_bytes=0) as server:  # one is open at a time
+        models, places = server.models.open, [server.models.catalog.find(name) for name in names]
+        for place in places:
+            models.open(place)
+        one = models.open(places[0]).model  # as a reply that is being written holds it
+        models.open(places[1])
+        with pytest.raises(openai.RateLimitError, match="in use"):
+            server.client().completions.create(model=names[2], prompt="x", max_tokens=1)
+        assert server.client().completions.create(model=names[1], prompt="x", max_tokens=1)
+        del one
+        assert server.client().completions.create(model=names[2], prompt="x", max_tokens=1)
+
+
 def test_a_model_that_fails_hurts_nobody_else(
-    server: Server, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    opened = server.models.open.open(server.models.catalog.find("Other.Llama-1")).model
+    """Many wait for it together, while another is continued."""
+    slow_down(monkeypatch)
+    small_model(tmp_path)
+    given = [str(llama(tmp_path / "given"))]
+    with serving(tmp_path, given=given) as server, ThreadPoolExecutor() as pool:
+        opened = server.models.open.open(server.models.catalog.find("given")).model
 
-    def fails(*_: Any, **__: Any) -> Any:
-        raise RuntimeError("the network is broken")
+        def fails(*_: Any, **__: Any) -> Any:
+            raise RuntimeError("the network is broken")
 
-    monkeypatch.setattr(opened.network, "forward", fails)
-    found: list[Any] = []
+        def ask(number: int) -> Any:
+            with pytest.raises(openai.InternalServerError) as broken:
+                server.client().completions.create(model="given", prompt="x")
+            return broken.value.body
 
-    def ask() -> None:
-        with pytest.raises(openai.InternalServerError) as broken:
-            server.client().completions.create(model="Other.Llama-1", prompt="x")
-        found.append(broken.value.body)
-
-    thread = threading.Thread(target=ask)
-    thread.start()
-    fine = server.client().completions.create(model=MODEL, prompt="x", max_tokens=5)
-    thread.join()
-    assert fine.choices[0].text and found[0]["type"] == "server_error"
-    assert server.scheduler.load == (0, 0)
+        monkeypatch.setattr(opened.network, "forward", fails)
+        asked: Any = {"model": MODEL, "prompt": "x", "max_tokens": 20, "stream": True}
+        stream = server.client().completions.create(**asked)
+        assert next(iter(stream)).choices
+        assert {found["type"] for found in pool.map(ask, range(4))} == {"server_error"}
+        assert list(stream)[-1].choices[0].finish_reason
+        assert server.scheduler.load == (0, 0)

@@ -10,11 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 import websockets
 
+from agent_forge.api import allowed, runs
 from agent_forge.pipeline import jobs
+from agent_forge.store.sessions import SessionStore
 from agent_forge.track.journal import read_lines
 from tests.support.polling import until
 from tests.support.serving import Server, serving, small_model
@@ -73,6 +75,35 @@ def test_a_run_is_followed_to_its_end_over_cut_connections(server: Server, tmp_p
     assert not any("restart" in message for message in found)
 
 
+@pytest.mark.slow
+def test_an_evolution_is_started_and_followed_over_cut_connections(
+    server: Server, tmp_path: Path
+) -> None:
+    kinds = ("reasoning", "memory_integration", "adaptive_computation")
+    about = [{"specialization": kind, "final_loss": 5.0} for kind in kinds]
+    models = [small_model(tmp_path, f"m{i}", i, **told) for i, told in enumerate(about)]
+    config = {"generations": 2, "strategy": "spec", "gate_policy": "warn"}
+    body = {"models": models, "config": config, "preset": "smoke", "session": "r"}
+    url = f"{server.url}/phases/evomerge"
+    found = httpx2.post(f"{url}/start", json=body, timeout=90)
+    assert found.status_code == 202, found.text
+    assert httpx2.get(f"{url}/status").json()["session"] == "r"
+
+    async def all_of_it() -> list[Any]:
+        found, cuts = list[Any](), iter([1, 2, 1])
+        while not found or "metrics" in found[-1] or found[-1]["status"] == "running":
+            start = found[-1]["event"] if found else 0
+            found += await follow(server, start, next(cuts, 1 << 30))
+        return found
+
+    told = asyncio.run(all_of_it())
+    assert told[-1]["status"] == "completed"
+    lines = [message for message in told if "metrics" in message]
+    assert [line["metrics"] for line in lines] == measured(tmp_path)
+    best = [line["best_fitness"] for line in lines if line.get("best_fitness") is not None]
+    assert len(best) >= 2 and httpx2.get(f"{url}/results").json()["models"]
+
+
 def test_a_resumed_run_says_that_it_begins_again(server: Server, tmp_path: Path) -> None:
     child = forked(lambda: toy_run(tmp_path, listener=die_at("step", 13)))
     assert exit_code(child) == -signal.SIGKILL
@@ -99,7 +130,7 @@ def test_an_evolution_is_told_as_the_specification_has_it(server: Server, tmp_pa
 
 def test_phases_and_runs_tell_what_their_files_say(server: Server, tmp_path: Path) -> None:
     toy_run(tmp_path)
-    ask = httpx.Client(base_url=server.url)
+    ask = httpx2.Client(base_url=server.url)
     state = json.loads((folder(tmp_path) / "toy" / "state.json").read_text())
     results = ask.get("/phases/toy/results").json()
     assert results["metrics"] == state["metrics"] and results["models"] == ["toy.linear.r"]
@@ -115,6 +146,14 @@ def test_phases_and_runs_tell_what_their_files_say(server: Server, tmp_path: Pat
         found = ask.get(path)
         assert found.status_code == 404 and set(found.json()) == {"error", "hint"}
     assert ask.get("/phases/alchemy/status").status_code == 400
+
+
+def test_a_run_has_the_phases_that_it_was_asked_for(server: Server, tmp_path: Path) -> None:
+    """So a status can be asked for at once behind a start."""
+    asked = {"session_id": "begun", "details": {"asked": {"phases": ["evomerge"]}}}
+    SessionStore(tmp_path).create({"phases": {}}, "a: 1\n", **asked)
+    found = httpx2.get(f"{server.url}/phases/evomerge/status").json()
+    assert (found["session"], found["status"], found["best_fitness"]) == ("begun", "waiting", None)
 
 
 @pytest.mark.parametrize(
@@ -141,8 +180,79 @@ def test_what_cannot_start_is_refused(
         raise AssertionError("a process was started")
 
     monkeypatch.setattr(jobs, "_spawn", started)
-    found = httpx.post(server.url + path, json=body)
+    found = httpx2.post(server.url + path, json=body)
     assert 400 <= found.status_code < 500 and found.json()["error"], found.text
+
+
+OUTSIDE: list[dict[str, Any]] = [
+    {"storage": {"root": "/tmp/elsewhere"}},
+    {"tracking": {"wandb_enabled": True, "wandb_offline": False}},
+    {"cleanup_policy": {"max_sessions_total": 1}},
+    *(
+        {"phases": {phase: told}}
+        for phase, told in [
+            ("evomerge", {"fitness": "touch {outside}.ran; echo 1"}),
+            ("evomerge", {"cluster": "ray://evil.example:1"}),
+            ("evomerge", {"data": ["{outside}"]}),
+            ("evomerge", {"heal_data": ["../outside.jsonl"]}),
+            ("cognate", {"texts": ["sessions/../../outside.jsonl"]}),
+            ("cognate", {"texts": ["link.jsonl"]}),
+            ("cognate", {"texts": "{outside}"}),
+            ("cognate", {"texts": [{"a": 1}]}),
+            ("cognate", {"data_dir": "/tmp"}),
+            ("quietstar", {"traces": ["sessions/none.jsonl"]}),
+            ("baking", {"persona": "{outside}"}),
+            ("bitnet", {"calibration_dataset": "{outside}"}),
+        ]
+    ),
+]
+
+
+@pytest.mark.parametrize("config", OUTSIDE, ids=str)
+def test_no_setting_names_code_or_leads_out_of_the_root(
+    server: Server, tmp_path: Path, config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = list[Any]()
+    monkeypatch.setattr(jobs, "_spawn", lambda store, name, command: started.append(command))
+    outside = tmp_path.parent / "outside.jsonl"
+    outside.write_text('{"text": "secret"}\n')
+    (tmp_path / "link.jsonl").symlink_to(outside)
+    asked = json.loads(json.dumps(config).replace("{outside}", str(outside)))
+    found = httpx2.post(f"{server.url}/runs", json={"preset": "smoke", "config": asked})
+    assert found.status_code == 400 and found.json()["error"] and not started, found.text
+    assert "secret" not in found.text
+
+
+def test_files_below_the_root_and_names_are_settings(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = list[Any]()
+    monkeypatch.setattr(jobs, "_spawn", lambda store, name, command: started.append(command))
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "a.jsonl").write_text("{}")
+    config = {"data": ["mine/a.jsonl"], "domain_weights": {"a": 2.0}}
+    body = {"models": ["cognate.small.s1"] * 3, "config": config}
+    found = httpx2.post(f"{server.url}/phases/evomerge/start", json=body)
+    assert found.status_code == 202, found.text
+    place = json.dumps([str((tmp_path / "mine/a.jsonl").resolve())])
+    assert f"--set=phases.evomerge.data={place}" in started[0]
+
+
+def test_so_many_runs_are_at_work_at_once(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "_spawn", lambda store, name, command: name)
+    rows = [{"status": "running"}] * runs.MOST_RUNS
+    monkeypatch.setattr(runs, "all_runs", lambda store: rows)
+    found = httpx2.post(f"{server.url}/runs", json={"preset": "toy"})
+    assert found.status_code == 409 and "at work" in found.json()["error"]
+    rows.pop()
+    assert httpx2.post(f"{server.url}/runs", json={"preset": "toy"}).status_code == 202
+
+
+def test_every_free_text_is_decided(server: Server) -> None:
+    """A new setting that holds one begins refused; say here what it is."""
+    known = allowed.FILES | allowed.NAMES | allowed.WORDS.keys()
+    refused = {"root", "wandb_project", "schedule_cleanup", "fitness", "cluster", "data_dir"}
+    assert known | refused == allowed.FREE_TEXTS
 
 
 def test_a_start_names_folders_and_settings(
@@ -152,7 +262,7 @@ def test_a_start_names_folders_and_settings(
     monkeypatch.setattr(jobs, "_spawn", lambda store, name, command: spawned.append(command))
     config = {"generations": 3, "gates": {}, "strategy": "spec"}
     body = {"models": ["cognate.small.s1"] * 3, "config": config, "session": "new"}
-    assert httpx.post(f"{server.url}/phases/evomerge/start", json=body).status_code == 202
+    assert httpx2.post(f"{server.url}/phases/evomerge/start", json=body).status_code == 202
     place = str((tmp_path / "sessions/s1/phase1_cognate/small").resolve())
     expected = ["run", "--session=new", "--only=evomerge", f"--models={','.join([place] * 3)}"]
     sets = ["generations=3", "gates={}", 'strategy="spec"']
@@ -161,7 +271,7 @@ def test_a_start_names_folders_and_settings(
 
 @pytest.mark.slow
 def test_a_run_is_started_stopped_and_resumed(server: Server, tmp_path: Path) -> None:
-    ask = httpx.Client(base_url=server.url, timeout=90)
+    ask = httpx2.Client(base_url=server.url, timeout=90)
     body = {"preset": "toy", "session": "r", "config": {"phases": {"toy": {"steps": 100_000}}}}
     assert ask.post("/runs", json=body).json()["status"] == "running"
     until(lambda: len(measured(tmp_path)) > 3)

@@ -73,7 +73,7 @@ def small_model(root: Path, name: str = "small", seed: int = 0, **metadata: Any)
     tokenizer = Tokenizer.train(TEXTS * 9, model.settings.vocab_size)
     storage, shape = ModelStorage(root, store.registry), config_dict(model.settings)
     about = {"config": shape, "tokenizer_files": tokenizer.files()}
-    return storage.save_model(model, "s1", "cognate", name, metadata, **about)
+    return storage.save_model(model, "s1", "cognate", name, {"seed": seed, **metadata}, **about)
 
 
 class Scripted(nn.Module):

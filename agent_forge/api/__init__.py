@@ -5,8 +5,6 @@
 | app | the application: who may come in, how errors look, what belongs together |
 | runs | phases and runs: start, stop, status, results |
 | updates | the WebSocket: what a run measures, as it comes, numbered |
-| models | which models there are, by name |
-| open_models | those that are open |
 | openai | /v1: models, chat/completions, completions |
 | questions | what /v1 may be asked |
 | mcp_server | the read-only server for assistants |

@@ -6,9 +6,9 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from agent_forge.api.models import CONFIG
 from agent_forge.infer.chat import toolbox_of
 from agent_forge.infer.tools import Toolbox
+from agent_forge.model.catalog import CONFIG
 from agent_forge.model.opened import OpenedModel, open_model
 
 WEIGHTS = "*.safetensors"

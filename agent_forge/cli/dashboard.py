@@ -33,6 +33,9 @@ OPTIONS: dict[str, Any] = {
     "logger.level": "error",
     "runner.magicEnabled": False,
     "theme.primaryColor": "#0072B2",
+    "theme.baseFontSize": 15,
+    "theme.headingFontSizes": ["1.7rem", "1.4rem", "1.2rem"],
+    "theme.metricValueFontSize": "1.35rem",
 }
 
 

@@ -14,24 +14,34 @@ from agent_forge.ui.dashboard import (
     system,
 )
 
+# Without icons: browsers would fetch those of Material for the tab from another server.
 PAGES = {
-    "overview": ("Overview", ":material/dashboard:", overview.render),
-    "phases": ("Phase details", ":material/insights:", phases.render),
-    "evolution": ("Evolution", ":material/account_tree:", evolution.render),
-    "models": ("Models", ":material/deployed_code:", models.render),
-    "playground": ("Playground", ":material/chat:", playground.render),
-    "comparison": ("Compare runs", ":material/compare_arrows:", comparison.render),
-    "configuration": ("Configuration", ":material/tune:", configuration.render),
-    "system": ("System", ":material/memory:", system.render),
+    "overview": ("Overview", overview.render),
+    "phases": ("Phase details", phases.render),
+    "evolution": ("Evolution", evolution.render),
+    "models": ("Models", models.render),
+    "playground": ("Playground", playground.render),
+    "comparison": ("Compare runs", comparison.render),
+    "configuration": ("Configuration", configuration.render),
+    "system": ("System", system.render),
 }
+
+STYLE = """
+.stMainBlockContainer { padding: 2.5rem 2rem 2rem; }
+[class*="st-key-card-"] { gap: 0.4rem; }
+[class*="st-key-card-"] [data-testid="stText"], .stSidebar [data-testid="stText"] {
+  font-size: 0.85rem; overflow-wrap: anywhere;
+}
+"""
 
 st.set_page_config(page_title="Agent Forge", layout="wide", initial_sidebar_state="expanded")
 page = st.navigation(
     [
-        st.Page(render, title=title, icon=icon, url_path=path, default=path == "overview")
-        for path, (title, icon, render) in PAGES.items()
+        st.Page(render, title=title, url_path=path, default=path == "overview")
+        for path, (title, render) in PAGES.items()
     ]
 )
+st.html(f"<style>{STYLE}</style>")
 state.sidebar()
 st.title(page.title)
 page.run()

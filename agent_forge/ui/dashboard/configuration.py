@@ -34,7 +34,7 @@ def render() -> None:
     left, right = st.columns(2)
     preset = left.selectbox("Preset", names, index=names.index(FIRST), key="preset")
     session = right.text_input("Name of the run", key="session-name", placeholder="a time stamp")
-    begin = to_yaml(load_config(preset=preset))
+    begin = to_yaml(begun_with(preset))
     text = st.text_area("Settings (YAML)", begin, height=420, key=f"settings-{preset}")
     columns = st.columns([1, 1, 1, 5])
     check = columns[0].button("Validate", key="validate")
@@ -52,6 +52,11 @@ def render() -> None:
             begun = started(text, session.strip() or None)
         if begun:
             state.go_to(begun)
+
+
+def begun_with(preset: str) -> PipelineConfig:
+    """The settings of a preset, below this storage root."""
+    return load_config(preset=preset, sets=(f"storage.root={json.dumps(str(state.root()))}",))
 
 
 @contextlib.contextmanager
@@ -79,7 +84,7 @@ def _tell(config: PipelineConfig, preset: str) -> None:
     st.success("These settings can be used.", icon=":material/check:")
     digest, weights = config.canonical_hash()[:12], config.model.parameters()
     st.text(f"hash {digest}, {weights:,} weights a model")
-    changed = differences(load_config(preset=preset).model_dump(), config.model_dump())
+    changed = differences(begun_with(preset).model_dump(), config.model_dump())
     if changed:
         state.table([("setting", f"preset {preset}", "here"), *changed], key="changed")
     else:

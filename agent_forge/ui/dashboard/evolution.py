@@ -56,7 +56,7 @@ def _numbers(session: str) -> None:
             st.caption("status")
             state.badge(phase.status)
         newest = cell(max((n for n in steps if n is not None), default=None))
-        columns[1].metric("generation", f"{newest} of at most {cell(total)}" if total else newest)
+        columns[1].metric("generation", f"{newest} of {cell(total)}" if total else newest)
         for column, (name, label) in zip(columns[2:], NUMBERS.items(), strict=False):
             own = series[name]
             column.metric(label, cell(own.latest if own else None))

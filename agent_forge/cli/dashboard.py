@@ -16,6 +16,7 @@ from agent_forge.errors import ConfigError, NotFound
 
 HOST = "127.0.0.1"
 DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY")
+ASIDE = {"light": "#F4F6F8", "dark": "#1E2328"}  # behind the sidebar and within inputs
 # Nothing leaves this machine, nothing is uploaded, no file is watched, no other page may ask.
 OPTIONS: dict[str, Any] = {
     "server.address": HOST,
@@ -70,6 +71,7 @@ def _serve(port: int, headless: bool) -> None:
     options["server.headless"] = headless
     for name, (ground, ink, line) in GROUNDS.items():
         colours = {"backgroundColor": ground, "textColor": ink, "borderColor": line}
+        colours["secondaryBackgroundColor"] = ASIDE[name]
         options |= {f"theme.{name}.{key}": value for key, value in colours.items()}
     flags = {name.replace(".", "_"): value for name, value in options.items()}
     bootstrap.load_config_options(flags)

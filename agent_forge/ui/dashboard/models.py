@@ -110,6 +110,7 @@ def _one(row: Row) -> None:
         st.code(text, language=None, wrap_lines=True)
     with about, state.problems("There is no record"):
         record = read_metadata(folder).model_dump()
+        record["created_at"] = state.moment(record["created_at"])
         state.table([("name", "value"), *record.items()], key="model-record")
     with parents, state.problems("Its lineage is not known"):
         steps = list(lineage(str(row["session_id"]), str(row["phase_name"]), row["model_name"]))

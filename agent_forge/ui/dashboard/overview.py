@@ -73,8 +73,7 @@ def _act(what: str, work: Callable[[], None]) -> bool:
 
 def _cards(session: str) -> None:
     with state.reading(session) as view:
-        if view.status == "failed":
-            _failure(view)
+        _why_ended(view)
         there = {phase.name: phase for phase in view.phases}
         names = [name for name in ORDER if name != "toy" or name in there]
         for first in range(0, len(names), IN_A_ROW):
@@ -119,10 +118,13 @@ def _number(value: object) -> str:
     return cell(float(value)) if isinstance(value, int | float) else "-"
 
 
-def _failure(view: RunView) -> None:
-    """Why a run failed, as it said itself."""
-    ends = [event for event in view.events if event.get("event") == "run_failed"]
-    state.problem("The run failed", describe(ends[-1]) if ends else "its events do not say why")
+def _why_ended(view: RunView) -> None:
+    """Why a run failed or paused, as it said itself."""
+    ends = [e for e in view.events if e.get("event") in ("run_failed", "run_paused")]
+    if view.status == "failed":
+        state.problem("The run failed", describe(ends[-1]) if ends else "its events say no more")
+    elif view.status == "paused" and ends:
+        st.text(describe(ends[-1]))
 
 
 def _whole(session: str) -> None:

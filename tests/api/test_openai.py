@@ -16,7 +16,7 @@ import openai
 import psutil
 import pytest
 
-from agent_forge.api import open_models
+from agent_forge.infer import open_models
 from agent_forge.infer.scheduler import Scheduler
 from tests.support.eval_models import llama
 from tests.support.polling import until

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import streamlit as st
 
+from agent_forge.infer.tools import Toolbox, builtin_tools
 from agent_forge.pipeline import jobs
 from agent_forge.pipeline.run_view import RunView
 from agent_forge.store import files, lock
@@ -137,7 +138,8 @@ def explained(root: Path, session: str) -> Callable[[str], bool]:
                 f"{value:.0%}",
             ]
             forms += [f"{value / 100:.0%}", size(value), size(value * 1e6), f"{value:g}"]
-            forms += [clock(value)] if abs(value) < 1e7 else [state.moment(value)]
+            moment = state.moment(value)
+            forms += [clock(value)] if abs(value) < 1e7 else [moment, moment[:16]]
         told.update(number for form in forms for number in numbers(form))
     return lambda number: number in told
 
@@ -189,7 +191,7 @@ def test_what_was_not_measured_is_a_dash(browser: Browser, root: Path) -> None:
 def test_it_goes_on_reading(browser: Browser, root: Path) -> None:
     store = recorded(root, status="running")
     record = files.read_checked(store.path("done") / "phase3_quietstar" / "state.json")
-    del record["artifacts"], record["checksum"]
+    del record["artifacts"]
     place = store.path("done") / "phase3_quietstar" / "state.json"
     files.write_checked(place, {**record, "status": "running"})
     shown = browser.open("overview")
@@ -475,7 +477,8 @@ def say(browser: Browser, text: str) -> list[playground.Turn]:
 
 def test_a_chat_answers(talk: Browser) -> None:
     shown = talk.open("playground")
-    shown.number_input(key="talk-tokens").set_value(6).run()
+    shown.number_input(key="talk-tokens").set_value(12).run()
+    shown.number_input(key="talk-temperature").set_value(1.0).run()
     shown.selectbox(key="talk-model").select(MODEL).run()
     (turn,) = say(talk, "hello there")
     (said,) = turn.replies
@@ -502,12 +505,8 @@ def test_the_history_is_told_to_each_model() -> None:
 
 
 def test_thoughts_and_calls_are_shown(talk: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
-    from agent_forge.infer.builtin_tools import builtin_tools
-    from agent_forge.infer.tools import Toolbox
-
-    parts = ("[thinking]", "what is", "[/endthinking]", "<|tool|>", "calc 6*7", "<|/tool|>")
-    parts = (*parts, "<|result|>", "42", "<|/result|>", "It is 42.")
-    model = scripted(*parts)
+    call = ("<|tool_call|>", "calc 6*7", "<|end_call|>", "<|tool_result|>", "42", "<|end_result|>")
+    model = scripted("[thinking]", "what is", "[/endthinking]", *call, "It is 42.")
     box = Toolbox([tool for tool in builtin_tools(None) if tool.name == "calc"])
     opened = SimpleNamespace(model=model, tools=box, lock=threading.Lock())
     monkeypatch.setattr(playground._engine().models, "open", lambda folder: opened)

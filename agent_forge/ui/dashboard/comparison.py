@@ -10,7 +10,7 @@ import streamlit as st
 from agent_forge.config.phases import ORDER
 from agent_forge.pipeline.run_view import RunView, all_runs
 from agent_forge.ui.dashboard import state
-from agent_forge.ui.theme import Look, plain
+from agent_forge.ui.theme import Look, plain, safe
 
 MOST_RUNS = 10
 Head = dict[str, Any]
@@ -112,7 +112,7 @@ def _overlay(chosen: Sequence[str], metric: tuple[str, str]) -> None:
         count += n
     look = Look(state.theme())
     told = f"{metric[0]} | n = {count:,} points"
-    figure = look.lines(rows, told, "step", plain(metric[1]))
+    figure = look.lines(rows, told, "step", safe(metric[1]))
     state.draw(figure, "compared-figure")
 
 

@@ -10,7 +10,7 @@ from agent_forge.pipeline.run_view import PhaseView, RunView
 from agent_forge.ui.dashboard import state
 from agent_forge.ui.figures import tables_of
 from agent_forge.ui.report import model_row, samples_of
-from agent_forge.ui.theme import Look, cell, plain
+from agent_forge.ui.theme import Look, cell, plain, safe
 
 
 def render() -> None:
@@ -92,7 +92,7 @@ def _metric(view: RunView, phase: str, metric: str) -> object | None:
     x = steps if stepped else [at - series.times[0] for at in series.times]
     told = f"n = {series.count:,} points"
     unit = "step" if stepped else "time since the first (s)"
-    return look.lines([(metric, "", x, series.values)], told, unit, plain(metric))
+    return look.lines([(metric, "", x, series.values)], told, unit, safe(metric))
 
 
 def _details(phase: PhaseView, key: str) -> None:

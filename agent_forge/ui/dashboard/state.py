@@ -46,7 +46,8 @@ class OpenRun:
     def reading(self) -> Iterator[RunView]:
         """The run as its files are now; it does not change within the block."""
         with self._lock:
-            if time.monotonic() - self._read_at > FRESH_S:
+            old = time.monotonic() - self._read_at > FRESH_S
+            if old or lock.is_busy(self.view.folder) != self.view.is_live:
                 self.view.refresh()
                 self._read_at = time.monotonic()
             yield self.view

@@ -113,14 +113,16 @@ def is_live(session: str) -> bool:
 
 def sidebar() -> None:
     """Which run is looked at, and how it stands."""
+    wanted = st.session_state.pop("go_to", None)
+    standing = _standing(wanted or chosen())  # before what is shown: whatever changes then is seen
     rows = {str(row["session_id"]): str(row["status"]) for row in all_runs(store())}
-    if (wanted := st.session_state.pop("go_to", None)) in rows:
+    if wanted in rows:
         st.session_state["run"] = wanted
     with st.sidebar:
         label = {name: f"{plain(name)}  ({plain(status)})" for name, status in rows.items()}
         options: dict[str, Any] = {"format_func": lambda name: label.get(name, name)}
         st.selectbox("Run", list(rows), key="run", placeholder="no runs yet", **options)
-        _watch(chosen(), _standing(chosen()))
+        _watch(chosen(), standing)
         st.caption("Storage root")
         st.text(str(root()))
 

@@ -75,7 +75,7 @@ def _cards(session: str) -> None:
     with state.reading(session) as view:
         _why_ended(view)
         there = {phase.name: phase for phase in view.phases}
-        names = [name for name in ORDER if name != "toy" or name in there]
+        names = [name for name in ORDER if name != "toy" and "toy" not in there] or list(there)
         for first in range(0, len(names), IN_A_ROW):
             row = names[first : first + IN_A_ROW]
             for column, name in zip(st.columns(IN_A_ROW), row, strict=False):

@@ -6,8 +6,6 @@
 | runs | phases and runs: start, stop, status, results |
 | allowed | which settings a start may have |
 | updates | the WebSocket: what a run measures, as it comes, numbered |
-| models | which models there are, by name |
-| open_models | those that are open |
 | openai | /v1: models, chat/completions, completions |
 | questions | what /v1 may be asked |
 | mcp_server | the read-only server for assistants |

@@ -12,8 +12,8 @@ from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel
 
-from agent_forge.api.models import Catalog
 from agent_forge.errors import ConfigError
+from agent_forge.model.catalog import Catalog
 from agent_forge.pipeline.config import PipelineConfig
 
 SECTIONS = ("preset", "runtime", "model", "phases")  # others are for whoever runs the server

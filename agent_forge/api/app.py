@@ -20,10 +20,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import agent_forge
 from agent_forge.api import openai, runs, updates
-from agent_forge.api.models import Catalog
-from agent_forge.api.open_models import OpenModels
 from agent_forge.errors import AlreadyExists, AlreadyInUse, ForgeError, NotFound
+from agent_forge.infer.open_models import OpenModels
 from agent_forge.infer.scheduler import QueueFull, Scheduler
+from agent_forge.model.catalog import Catalog
 from agent_forge.store import files
 from agent_forge.store.sessions import SessionStore
 

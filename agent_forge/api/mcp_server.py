@@ -15,8 +15,8 @@ from mcp_types import ToolAnnotations
 
 import agent_forge
 from agent_forge.api import runs
-from agent_forge.api.models import Catalog
 from agent_forge.errors import ForgeError
+from agent_forge.model.catalog import Catalog
 from agent_forge.store.sessions import SessionStore
 
 READ_ONLY = ToolAnnotations(read_only_hint=True, open_world_hint=False)

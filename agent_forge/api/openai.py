@@ -17,16 +17,16 @@ from fastapi import APIRouter, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import StreamingResponse
 
-from agent_forge.api.models import Catalog
-from agent_forge.api.open_models import Open, OpenModels
 from agent_forge.api.questions import ChatQuestion, CompletionQuestion, Question, ToolChoice
 from agent_forge.errors import ConfigError
 from agent_forge.infer.chat import check_prompt
 from agent_forge.infer.generate import CACHED_TOKENS, UNKNOWN, SamplingSettings
+from agent_forge.infer.open_models import Open, OpenModels
 from agent_forge.infer.replies import Piece, Reply, ToolUse, chat_ids, decode_behind
 from agent_forge.infer.scheduler import Scheduler
 from agent_forge.infer.thinking import ThinkMode
 from agent_forge.infer.tools import Tool, Toolbox
+from agent_forge.model.catalog import Catalog
 from agent_forge.model.opened import ForgeModel
 
 LOOK_EVERY_S = 0.5  # whether a client is still there

@@ -12,9 +12,9 @@ from fastapi import APIRouter, Query
 from pydantic import BaseModel, ConfigDict, Field
 
 from agent_forge.api import allowed
-from agent_forge.api.models import Catalog
 from agent_forge.config.phases import ORDER, phase_folder
 from agent_forge.errors import AlreadyInUse, ConfigError, ForgeError, NotFound
+from agent_forge.model.catalog import Catalog
 from agent_forge.pipeline import jobs
 from agent_forge.pipeline.config import load_config
 from agent_forge.pipeline.run_view import PhaseView, RunView, all_runs

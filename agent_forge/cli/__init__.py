@@ -21,6 +21,7 @@ when it is loaded, so help and listings answer at once.
 | evaluate | eval, compare: what models can do |
 | generate | generate, chat: what a model says |
 | serve | serve: runs and models for other programs |
+| dashboard | dashboard: runs and models in a browser |
 | data | data ls, fetch, verify, show: datasets |
 | traces | data traces: worked thoughts to learn from |
 | doctor | doctor: what this machine has |
@@ -47,6 +48,7 @@ from agent_forge import platform
 from agent_forge.cli import (
     bake,
     compress,
+    dashboard,
     data,
     doctor,
     edge,
@@ -72,7 +74,7 @@ COMMANDS: list[Command] = [run.run, run.resume, run.stop, status.status, status.
 COMMANDS += [status.export, push.push, merge.merge, generate.generate, generate.chat, evaluate.eval]
 COMMANDS += [evaluate.compare, run.init, run.validate, runs.ls, runs.show, runs.models]
 COMMANDS += [quantize.quantize, compress.compress, bake.bake, edge.edge, runs.clean, runs.vacuum]
-COMMANDS += [report.report, serve.serve, sync.sync, doctor.doctor]
+COMMANDS += [report.report, dashboard.dashboard, serve.serve, sync.sync, doctor.doctor]
 OPTIONS: dict[str, dict[str, dict[str, Any]]]
 OPTIONS = json.loads(Path(__file__).with_name("options.json").read_text(encoding="utf-8"))
 # A path that was given is none, whatever the disk is like.

@@ -20,6 +20,7 @@ EXTRAS = {
     "multi": ("pymoo", "multi-objective search"),
     "data": ("datasets", "datasets from the Hugging Face hub"),
     "eval": ("lm-eval", "tasks of lm-evaluation-harness"),
+    "dashboard": ("streamlit", "runs and models in a browser"),
     "gguf": ("gguf", "models for llama.cpp and Ollama"),
     "llama": ("llama-cpp-python", "tests that run such models"),
 }

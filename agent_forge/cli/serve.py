@@ -43,7 +43,7 @@ def serve(
     with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C is how a server ends
         if mcp:
             from agent_forge.api.mcp_server import mcp_server
-            from agent_forge.api.models import Catalog
+            from agent_forge.model.catalog import Catalog
 
             return mcp_server(store, Catalog(store, served)).run()
         import uvicorn

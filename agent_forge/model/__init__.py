@@ -14,6 +14,7 @@ chat         conversations as text, by chat templates with limits
 card         the head of a model card: what it was merged from
 opened       an open model: network, tokenizer, end tokens
 locate       from what a user calls a model to its path
+catalog      which models can be asked for, by names below a storage root
 hub          uploading a model to a hub
 gguf         a model as one file for llama.cpp and Ollama
 gguf_tokenizer  its tokenizer in that form, and the Modelfile

@@ -10,8 +10,8 @@ from agent_forge.errors import ConfigError, DamagedFile
 from agent_forge.model.folder import CONFIG, MODEL_TYPE
 from agent_forge.model.locate import HUB_ID
 from agent_forge.store import files
+from agent_forge.store.records import CARD
 
-CARD = "README.md"
 CARD_CHARACTERS = 1 << 20
 HEAD = re.compile(r"---\r?\n(.*?)^---\s*$", re.DOTALL | re.MULTILINE)
 NO_NAME = re.compile(r"[^A-Za-z0-9_.-]+|--+|\.\.+")  # what no name of a model of a hub has

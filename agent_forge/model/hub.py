@@ -19,10 +19,11 @@ from huggingface_hub.utils import (  # type: ignore[attr-defined]
 
 from agent_forge.errors import ConfigError, ForgeError, NotFound
 from agent_forge.model.adapter import is_adapter
-from agent_forge.model.card import CARD, read_head
+from agent_forge.model.card import read_head
 from agent_forge.model.gguf import MODELFILE
 from agent_forge.model.opened import open_model
 from agent_forge.store import files
+from agent_forge.store.records import CARD
 
 REFUSED = (401, 403, 404)
 

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from agent_forge.errors import DamagedFile
 from agent_forge.store import files
 
+CARD = "README.md"
 BAKING = "baking.json"  # how forge bake made a model
 LEARNED = "learned.json"  # what a model in one file can
 STATE_FILE = "state.json"  # the record of a phase, in its folder

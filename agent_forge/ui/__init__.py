@@ -7,4 +7,5 @@
 | figures_evolution | Phase 2: generations, diversity, combinations, lineage, gains |
 | figures_phases | Phases 3 to 8: what only one of them measures |
 | report, report.html | write_report: one HTML file that loads nothing from anywhere |
+| dashboard | pages in a browser |
 """

@@ -65,7 +65,7 @@ def render(view: RunView) -> str:
     return page.render(
         session=view.session_id,
         status=view.status,
-        about=_about(view),
+        about=about(view),
         overview=_cells([OVERVIEW, *map(_row, view.phases)]),
         model=models[-1] if models else "",
         whole=whole,
@@ -89,7 +89,7 @@ def _place(titled: Sequence[Titled], charts: list[dict[str, Any]]) -> list[tuple
     return places
 
 
-def _about(view: RunView) -> str:
+def about(view: RunView) -> str:
     """When the run was, and by which config."""
     session, config = view.session, view.config
     begun = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(session["created_at"]))
@@ -122,12 +122,12 @@ def _phase(view: RunView, phase: PhaseView, charts: list[dict[str, Any]]) -> dic
         "warnings": list(dict.fromkeys(warnings)),
         "figures": _place(figures_of(view, phase.name), charts),
         "tables": [_cells(rows) for rows in tables_of(phase)],
-        "samples": [(name, _cells(rows)) for name, rows in _samples(phase)],
-        "models": _cells([("model", "weights", "MB", "sha256"), *map(_model, phase.models)]),
+        "samples": [(name, _cells(rows)) for name, rows in samples_of(phase)],
+        "models": _cells([("model", "weights", "MB", "sha256"), *map(model_row, phase.models)]),
     }
 
 
-def _samples(phase: PhaseView) -> Iterator[tuple[str, Table]]:
+def samples_of(phase: PhaseView) -> Iterator[tuple[str, Table]]:
     """What models of a phase said, as tables."""
     found: Mapping[str, Any] = phase.artifacts
     if phase.models and "samples" not in found:
@@ -141,7 +141,7 @@ def _samples(phase: PhaseView) -> Iterator[tuple[str, Table]]:
             yield name, [[str(text).strip("`") for text in row] for row in rows]
 
 
-def _model(path: Path) -> tuple[Any, ...]:
+def model_row(path: Path) -> tuple[Any, ...]:
     """Size and hash of a model that was handed over, as its record says."""
     try:
         record = read_metadata(path)

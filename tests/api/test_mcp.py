@@ -13,7 +13,7 @@ import pytest
 from mcp import Client, StdioServerParameters
 
 from agent_forge.api.mcp_server import mcp_server
-from agent_forge.api.models import Catalog
+from agent_forge.model.catalog import Catalog
 from agent_forge.store.sessions import SessionStore
 from tests.support.serving import MODEL, small_model
 from tests.support.toy_runs import toy_run

@@ -20,7 +20,7 @@ from tokenizers import decoders, pre_tokenizers
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
-from agent_forge.api import open_models
+from agent_forge.infer import open_models
 from agent_forge.infer.scheduler import Scheduler
 from tests.support.eval_models import llama
 from tests.support.polling import until

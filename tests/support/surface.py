@@ -96,6 +96,7 @@ SURFACE = {
     ],
     "vacuum": ["--json", "--storage"],
     "doctor": ["--json", "--repair", "--storage"],
+    "dashboard": ["--no-browser", "--port", "--storage"],
     "serve": [
         *("--host", "--mcp", "--memory", "--model", "--port", "--queue", "--storage", "--token"),
         "--tools",

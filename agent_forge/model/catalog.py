@@ -36,7 +36,7 @@ class Catalog:
         """The folder of a model; whatever the name, none outside the root that was not given."""
         place = self.given.get(name) or self._registered(name) or self.below(name)
         if place is None or not (place / CONFIG).is_file():
-            raise NotFound(f"no model {name[:200]!r}", hint="GET /v1/models lists the models")
+            raise NotFound(f"no model {name[:200]!r}", hint="forge models lists them")
         return place
 
     def _registered(self, name: str) -> Path | None:
@@ -52,6 +52,6 @@ class Catalog:
         for part in name.split("/"):
             place /= part
             if not PART.fullmatch(part) or place.is_symlink():
-                hint = "a name is an id of GET /v1/models, or a path below the storage root"
+                hint = "give an id of forge models, or a path below the storage root"
                 raise NameRefused(f"{name[:200]!r} is no name of a {what}", hint=hint)
         return place

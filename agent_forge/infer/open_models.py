@@ -11,11 +11,11 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
-from agent_forge.api.models import CONFIG
 from agent_forge.infer.chat import toolbox_of
 from agent_forge.infer.generate import rows_can_be_chosen
 from agent_forge.infer.scheduler import QueueFull
 from agent_forge.infer.tools import Toolbox
+from agent_forge.model.catalog import CONFIG
 from agent_forge.model.opened import OpenedModel, open_model
 
 WEIGHTS = "*.safetensors"

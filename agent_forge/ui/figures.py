@@ -35,7 +35,18 @@ READINGS = {  # of the machine, in words
     "process_cpu_percent": "this run (100 %: one core)",
 }
 HANDED_OVER = ("reasoning", "ternary", "forged", "baked", "edge")  # the names of what phases made
+
+
+def toy_figures(view: RunView, phase: PhaseView, look: Look) -> Found:
+    """The toy: the error of its linear map."""
+    found = view.series.get((phase.name, "toy/loss"))
+    rows = [("toy", "", found.steps, found.values)] if found else []
+    told = f"n = {found.count:,} points" if found else ""
+    return [("Training loss", look.lines(rows, told, "step", "squared error"))]
+
+
 OWN = {
+    "toy": toy_figures,
     "evomerge": evolution_figures,
     "quietstar": theatre_figures,
     "bitnet": bitnet_figures,
@@ -60,6 +71,7 @@ def _whole(view: RunView, look: Look) -> Found:
     readings = {n.rpartition("/")[2]: s for (of, n), s in view.series.items() if of == SYSTEM}
     seconds = {p.name: p.seconds for p in view.phases if p.seconds is not None}
     told, rows = f"n = {len(seconds)} phases", _handed_over(view)
+    seconds = seconds if len(seconds) > 1 else {}
     return [
         ("Accuracy on old tasks, phase by phase", ability(rows, look, _asked(view, list(rows)))),
         ("Time of each phase", look.bars({"": seconds}, told, "time (s)", across=True)),
@@ -184,6 +196,7 @@ def resources(readings: Mapping[str, Series], end: str, unit: str, look: Look) -
 
 def tables_of(phase: PhaseView) -> Iterator[Sequence[Sequence[Any]]]:
     """The tables that a phase made, each with its header first."""
-    for table in phase.artifacts.get("tables", []):
+    tables = phase.artifacts.get("tables")
+    for table in tables if isinstance(tables, list) else []:
         if len(table) > 1:
             yield table

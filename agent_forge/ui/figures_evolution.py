@@ -185,8 +185,9 @@ def lineage(
     rows: Rows, candidates: Mapping[str, Row], names: Sequence[str], look: Look
 ) -> go.Figure | None:
     """What the champion was made of, and that of what, from the parents on the left."""
-    rows = [*rows[: len(names) or 3], *rows[len(names) or 3 :][-MOST_NODES:]]
-    if len(rows) < 2:
+    made = [row for row in rows if row["inputs"]]
+    rows = [*(row for row in rows if not row["inputs"]), *made[-MOST_NODES:]]
+    if not made:
         return None
     places: dict[str, tuple[int, int]] = {}  # steps from the parents, and number among these
     for row in rows:

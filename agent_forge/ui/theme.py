@@ -243,5 +243,5 @@ def level(figure: go.Figure, y: float, text: str, shade: str = GREY) -> None:
     """A horizontal line: a threshold, or what it is compared with."""
     figure.add_hline(y=y, line={"color": shade, "dash": "dash", "width": 1.5})
     font, right = {"color": shade, "size": 11}, {"x": 1, "xref": "paper", "xanchor": "right"}
-    about = {"text": safe(text), "showarrow": False, "font": font, "yanchor": "bottom", **right}
+    about = {"text": safe(text), "showarrow": False, "font": font, "yanchor": "top", **right}
     figure.add_annotation(y=y, **about)

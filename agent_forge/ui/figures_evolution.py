@@ -221,10 +221,12 @@ def _named(rows: Rows, names: Sequence[str]) -> list[str]:
     """What is written at each node: the name of a parent, else how it was made."""
     told = []
     for row in rows:
-        index = (row.get("operation") or {}).get("index")
-        known = not row["inputs"] and isinstance(index, int) and 0 <= index < len(names)
-        text = names[index] if known else "champion" if row is rows[-1] else str(row.get("origin"))
-        told.append(text if known or row is rows[-1] or len(rows) <= MOST_NAMED else "")
+        index, last = (row.get("operation") or {}).get("index"), row is rows[-1]
+        if not row["inputs"] and isinstance(index, int) and 0 <= index < len(names):
+            told.append(names[index])
+        else:
+            text = "champion" if last else str(row.get("origin"))
+            told.append(text if last or len(rows) <= MOST_NAMED else "")
     return told
 
 

@@ -1,8 +1,9 @@
 """Write the run that the tests of figures and reports look at: what its files say, no weights.
 
-    forge run --preset smoke --session recorded --storage /tmp/r --set phases.evomerge.generations=4 \\
-        --set phases.cognate.trunk_steps=400 --set phases.cognate.branch_steps=60 \\
-        --set phases.quietstar.steps=150 --set phases.bitnet.steps=40
+    forge run --preset smoke --session recorded --storage /tmp/r \\
+        --set phases.evomerge.generations=4 --set phases.cognate.trunk_steps=400 \\
+        --set phases.cognate.branch_steps=60 --set phases.quietstar.steps=150 \\
+        --set phases.bitnet.steps=40
     python -m tests.support.recorded_runs /tmp/r/sessions/recorded
 
 Of the steps of a training every tenth is kept. Nothing in it names the machine that it ran on.

@@ -28,12 +28,16 @@ SIZE, LOSS, RADAR = "Size against quality", "Training loss", "Accuracy by domain
 KINDS = {
     None: ["Accuracy on old tasks, phase by phase", "Time of each phase", "Processor", "Memory"],
     "cognate": [LOSS, RADAR],
-    "evomerge": ["Evolution", "Diversity", "Combinations", "Lineage of the champion"]
-    + ["Gain of the champion over each", RADAR],
+    "evomerge": [
+        *("Evolution", "Diversity", "Combinations", "Lineage of the champion"),
+        *("Gain of the champion over each", RADAR),
+    ],
     "quietstar": [LOSS, "Thoughts against controls", "Thoughts by level", RADAR],
     "bitnet": [LOSS, "Sensitivity to rounding", "Weights that are 0", RADAR],
-    "forge": [LOSS, "How far each family reaches", "Solved by size"]
-    + ["Levels of the curriculum", RADAR],
+    "forge": [
+        *(LOSS, "How far each family reaches", "Solved by size"),
+        *("Levels of the curriculum", RADAR),
+    ],
     "baking": [LOSS, "Tools and persona", "Rounds of baking", RADAR],
     "edge": [LOSS, SIZE, RADAR],
     "final_compression": [LOSS, SIZE, RADAR],
@@ -280,9 +284,8 @@ def test_size_against_quality(view: RunView) -> None:
 def test_what_was_taken_back_is_open() -> None:
     points = [("input", 100, 1.0, ""), ("a", 50, 0.9, ""), ("b", 20, 0.4, "the persona fell")]
     found = figures_phases.frontier(points, Look(), 0.8, "a")
-    assert found is not None and list(found.data[0].marker.symbol) == ["circle", "star"] + [
-        "circle-open"
-    ]
+    assert found is not None
+    assert list(found.data[0].marker.symbol) == ["circle", "star", "circle-open"]
     assert found.data[0].hovertext[2] == "b: the persona fell"
     assert "open: taken back" in found.layout.title.text
 

@@ -34,7 +34,9 @@ def evolution_figures(
 ) -> list[tuple[str, go.Figure | None]]:
     """All figures of the evolution of a run."""
     rows = generations(view, phase.name)
-    candidates, references = measured(r for _, r in read_lines(phase.folder / JOURNAL))
+    journal = phase.folder / JOURNAL
+    journal = journal if journal.is_file() else phase.folder / JOURNAL.name  # of forge evo
+    candidates, references = measured(record for _, record in read_lines(journal))
     ancestry, names = _ancestry(phase)
     references = _now(rows) or references
     parents = {f"parent {n}": f"parent {name}" for n, name in enumerate(names)}

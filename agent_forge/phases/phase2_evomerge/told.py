@@ -130,7 +130,7 @@ def generation_metrics(loop: EvolutionLoop) -> dict[str, float]:
         "failed": entry["failed"],
         "mutation_count": entry["mutations"],
         "best_speed_tps": loop.pace.tokens_per_s,
-        **_of_references(search),
+        **reference_fitness(search),
         **_of_champion(loop, entry["champion"]),
         **_of_domains([record["score"]["raw"] for record in scored]),
         **{f"elite{n}_fitness": search.scores[e] for n, e in enumerate(entry["elites"], 1)},
@@ -140,7 +140,8 @@ def generation_metrics(loop: EvolutionLoop) -> dict[str, float]:
     return known | _of_combos(search)
 
 
-def _of_references(search: SearchStrategy) -> dict[str, float]:
+def reference_fitness(search: SearchStrategy) -> dict[str, float]:
+    """The fitness of the parents and of their average, by what counts now."""
     keys = {f"parent_{n}": key for n, key in enumerate(search.space.parents)}
     keys["plain_average"] = search.average
     scores = {f"{name}_fitness": search.scores.get(key, math.nan) for name, key in keys.items()}

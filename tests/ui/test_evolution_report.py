@@ -17,7 +17,7 @@ from agent_forge.ui.figures import figures_of
 from agent_forge.ui.report import render
 from tests.support.command_line import Forge
 from tests.support.evo_models import evolved
-from tests.ui.test_report import Page
+from tests.support.pages import Page
 
 pytestmark = pytest.mark.slow
 

@@ -17,10 +17,10 @@ import pytest
 from agent_forge.pipeline.run_view import RunView
 from agent_forge.store import files
 from agent_forge.store.sessions import SessionStore
-from agent_forge.track.journal import Journal
 from agent_forge.ui import figures_evolution, figures_phases
 from agent_forge.ui.figures import figures_of, radar, training
 from agent_forge.ui.theme import COLOURS, GREY, GROUNDS, Look, cell, colour, plain, safe
+from tests.support.pages import hostile_run
 from tests.support.recorded_runs import NAME, RECORDED
 
 FOLDER = RECORDED / "sessions" / NAME
@@ -42,7 +42,6 @@ KINDS = {
     "edge": [LOSS, SIZE, RADAR],
     "final_compression": [LOSS, SIZE, RADAR],
 }
-HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(1)>\"'\u202e\x00"
 
 
 @pytest.fixture(scope="module")
@@ -409,44 +408,6 @@ def test_legends_have_room(view: RunView) -> None:
 
 
 # -- whatever is in the files ----------------------------------------------------------------------
-
-
-def hostile_run(root: Path) -> RunView:
-    """A run whose names and texts want to be more than text."""
-    store = SessionStore(root)
-    details = {"asked": {"phases": ["cognate", "bitnet"]}, "config_hash": HOSTILE}
-    store.create({"preset": HOSTILE}, "preset: x\n", session_id="s1", details=details)
-    folder = store.path("s1")
-    state = {
-        "status": "completed",
-        "phase": HOSTILE,
-        "seconds": "1 s",
-        "metrics": {},
-        "outputs": [{"name": "../.."}, {"name": HOSTILE}, "x", {"name": "gone"}],
-        "artifacts": {
-            "headline": {"measure": HOSTILE, "before": None, "after": HOSTILE, "verdict": HOSTILE},
-            "zeros": {f"blocks.0.{HOSTILE}.weight": 0.5},
-            "tables": [
-                [["matrices", "codec", "nats more alone"], [HOSTILE, HOSTILE, 0.5]],
-                [[HOSTILE], ["x" * 100_000]],
-                [["one row"]],
-            ],
-            "samples": [{"prompt": HOSTILE, "text": "`" + HOSTILE * 100}],
-            "thoughts": [["question"], [HOSTILE]],
-        },
-    }
-    for name in ("phase1_cognate", "phase4_bitnet"):
-        files.disk.make_directory(folder / name)
-        files.write_bytes(folder / name / "state.json", files.with_checksum(state))
-    journal = Journal(folder / "metrics.jsonl")
-    for step in range(5):
-        values = {f"{HOSTILE}/train/loss_avg_100": 1.0 + step, f"{HOSTILE}/accuracy/x": 0.5}
-        values |= {f"m/accuracy/{n}{HOSTILE}": 0.5 for n in range(3)}
-        journal.write({"phase": "cognate", "step": step, "time": step, "metrics": values})
-    Journal(folder / "events.jsonl").write(
-        {"event": "handoff", "phase": "bitnet", "warnings": [HOSTILE]}
-    )
-    return RunView(store, "s1")
 
 
 def test_hostile_names_stay_text(root: Path) -> None:

@@ -9,7 +9,6 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,55 +22,12 @@ from agent_forge.store.sessions import SessionStore
 from agent_forge.ui.report import MOST_SAID, MOST_TOLD, OURS, render, write_report
 from agent_forge.ui.theme import cell, plain
 from tests.support.command_line import Forge
+from tests.support.pages import HOSTILE, Page, hostile_run
 from tests.support.recorded_runs import ENVIRONMENT, NAME, RECORDED
 from tests.support.toy_runs import toy_config, toy_run
-from tests.ui.test_figures import HOSTILE, KINDS, hostile_run
 
 MOST_BYTES = 6_000_000
 NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d[\d,]*\.?\d*|\.\d+)(?:e[-+]?\d+)?(?![\w])")
-VOID = {"meta", "img", "br", "input", "link", "hr"}
-
-
-class Page(HTMLParser):
-    """A page taken apart: elements, what people read, and its scripts and styles."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.elements: list[tuple[str, dict[str, str | None]]] = []
-        self.read: list[tuple[str, str]] = []  # innermost element and text
-        self.scripts: list[str] = []
-        self.styles: list[str] = []
-        self._open: list[str] = []
-        self.feed(text)
-        self.close()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, dict(attrs)))
-        if tag not in VOID:
-            self._open.append(tag)
-        if tag in ("script", "style"):
-            (self.scripts if tag == "script" else self.styles).append("")
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag in self._open:
-            while self._open.pop() != tag:
-                pass
-
-    def handle_data(self, data: str) -> None:
-        inner = self._open[-1] if self._open else ""
-        if inner in ("script", "style"):
-            (self.scripts if inner == "script" else self.styles)[-1] += data
-        elif data.strip():
-            self.read.append((inner, data.strip()))
-
-    @property
-    def charts(self) -> list[dict[str, Any]]:
-        return list(json.loads(self.scripts[0])["charts"])
-
-    @property
-    def titles(self) -> list[str]:
-        """Of the charts, in their order."""
-        return [str(attrs["aria-label"]) for tag, attrs in self.elements if tag == "figure"]
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +53,7 @@ def test_it_is_small_and_has_all(page: Page, text: str) -> None:
     words = {text for _, text in page.read}
     for name in ("cognate", "evomerge", "quietstar", "bitnet", "forge", "baking", "edge"):
         assert name in words
-    assert len(page.titles) == len(page.charts) == sum(map(len, KINDS.values()))
+    assert len(page.titles) == len(page.charts) == 35
     assert "What it says" in words and "Thoughts" in words and "A conversation" in words
     places = [attrs["data-figure"] for _, attrs in page.elements if "data-figure" in attrs]
     assert places == [str(n) for n in range(len(page.charts))]

@@ -12,11 +12,14 @@ from agent_forge.cli.output import emit_json, size
 
 def report(session: str, out: Path | None, storage: Path, as_json: bool) -> None:
     """Write a report of a run: figures, verdicts, tables and samples in one HTML file."""
+    from agent_forge.pipeline.evolution_view import EvolutionView, is_evolution
     from agent_forge.pipeline.run_view import RunView
     from agent_forge.store.sessions import SessionStore
     from agent_forge.ui.report import write_report
 
-    path = write_report(RunView(SessionStore(storage), session), out)
+    own = is_evolution(Path(session))
+    view = EvolutionView(Path(session)) if own else RunView(SessionStore(storage), session)
+    path = write_report(view, out)
     if as_json:
         return emit_json(session_id=session, report=str(path), bytes=path.stat().st_size)
     print(path)

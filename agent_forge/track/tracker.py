@@ -92,6 +92,8 @@ def sampling(tracker: Tracker, folder: Path, interval_s: float) -> Iterator[None
 
     def run() -> None:
         process = psutil.Process()
+        psutil.cpu_percent()  # this and the next tell of the time since they were last called
+        process.cpu_percent()
         while not ended.wait(interval_s):
             # A full disk, say: the run itself will notice and tell.
             with contextlib.suppress(ForgeError, OSError, RuntimeError, psutil.Error):

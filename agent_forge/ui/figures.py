@@ -7,6 +7,7 @@ is left out.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import plotly.graph_objects as go
@@ -29,8 +30,23 @@ Found = list[tuple[str, go.Figure | None]]
 Shares = Mapping[str, Mapping[str, float]]  # by model and domain
 LOSS, HELD_OUT, REWARD = "loss_avg_100", "evaluation_loss", "reward"
 REFERENCES = ("trunk", "input", "parent", "before", "best parent")
+READINGS = {  # of the machine, in words
+    "cpu_percent": "all cores (100 %: all are busy)",
+    "process_cpu_percent": "this run (100 %: one core)",
+}
 HANDED_OVER = ("reasoning", "ternary", "forged", "baked", "edge")  # the names of what phases made
+
+
+def toy_figures(view: RunView, phase: PhaseView, look: Look) -> Found:
+    """The toy: the error of its linear map."""
+    found = view.series.get((phase.name, "toy/loss"))
+    rows = [("toy", "", found.steps, found.values)] if found else []
+    told = f"n = {found.count:,} points" if found else ""
+    return [("Training loss", look.lines(rows, told, "step", "squared error"))]
+
+
 OWN = {
+    "toy": toy_figures,
     "evomerge": evolution_figures,
     "quietstar": theatre_figures,
     "bitnet": bitnet_figures,
@@ -54,23 +70,35 @@ def figures_of(
 def _whole(view: RunView, look: Look) -> Found:
     readings = {n.rpartition("/")[2]: s for (of, n), s in view.series.items() if of == SYSTEM}
     seconds = {p.name: p.seconds for p in view.phases if p.seconds is not None}
+    told, rows = f"n = {len(seconds)} phases", _handed_over(view)
+    seconds = seconds if len(seconds) > 1 else {}
     return [
-        ("Accuracy on old tasks, phase by phase", ability(_handed_over(view), look)),
-        ("Time of each phase", look.bars({"": seconds}, "", "time (s)", across=True)),
+        ("Accuracy on old tasks, phase by phase", ability(rows, look, _asked(view, list(rows)))),
+        ("Time of each phase", look.bars({"": seconds}, told, "time (s)", across=True)),
         ("Processor", resources(readings, "_percent", "CPU (%)", look)),
         ("Memory", resources(readings, "process_rss_mb", "memory (MB)", look)),
     ]
 
 
 def _of_phase(view: RunView, phase: PhaseView, look: Look) -> Found:
-    own = view.config.get("phases", {}).get(phase.name, {})
-    unseen = f"exact answers; of old tasks n = {own.get('evaluation_items', '-')} a domain"
+    own: Found = []
+    with suppress(LookupError, TypeError, ValueError, AttributeError):  # of another version
+        own = OWN[phase.name](view, phase, look) if phase.name in OWN else []
     return [
         ("Training loss", training(_trained(view, phase.name, LOSS, HELD_OUT), look)),
         ("Reward", training(_trained(view, phase.name, REWARD), look)),
-        *(OWN[phase.name](view, phase, look) if phase.name in OWN else []),
-        ("Accuracy by domain", radar(accuracies(view, phase), look, unseen)),
+        *own,
+        ("Accuracy by domain", radar(accuracies(view, phase), look, _asked(view, [phase.name]))),
     ]
+
+
+def _asked(view: RunView, phases: Sequence[str]) -> str:
+    """What is asked for the accuracy of a domain, and how many items these phases ask."""
+    settings = (view.config.get("phases", {}).get(name, {}) for name in phases)
+    counts = [own.get("evaluation_items", own.get("verdict_items")) for own in settings]
+    known = sorted({n for n in counts if isinstance(n, int)})
+    span = " to ".join(f"{n:,}" for n in dict.fromkeys((*known[:1], *known[-1:]))) or "-"
+    return f"share of exact answers, n = {span} items a domain"
 
 
 def training(runs: Mapping[str, Mapping[str, Series]], look: Look) -> go.Figure | None:
@@ -82,9 +110,13 @@ def training(runs: Mapping[str, Mapping[str, Series]], look: Look) -> go.Figure 
         for end, series in ends.items()
     ]
     rewarded = any(REWARD in ends for ends in runs.values())
-    unit, scale = ("reward", "linear") if rewarded else ("loss (nats/token)", "log")
-    told = f"n = {sum(s.count for ends in runs.values() for s in ends.values()):,} points"
-    return look.lines(rows, told, "step", unit, ("control",), yaxis={"type": scale, "nticks": 8})
+    unit = "reward" if rewarded else "loss (nats/token)"
+    values = [value for *_, own in rows for value in own]
+    wide = not rewarded and bool(values) and max(values) > 4 * min(values) > 0
+    axis = {"type": "log", "dtick": "D2"} if wide else {"nticks": 8}
+    told = "" if rewarded else "mean of the last 100 steps | "
+    told += f"n = {sum(s.count for ends in runs.values() for s in ends.values()):,} points"
+    return look.lines(rows, told, "step", unit, ("control",), yaxis=axis)
 
 
 def _trained(view: RunView, phase: str, *ends: str) -> dict[str, dict[str, Series]]:
@@ -138,14 +170,13 @@ def _handed_over(view: RunView) -> dict[str, dict[str, float]]:
     return rows
 
 
-def ability(rows: Shares, look: Look) -> go.Figure | None:
+def ability(rows: Shares, look: Look, told: str) -> go.Figure | None:
     """The accuracy of what each phase handed over, by domain of the old tasks."""
     domains = dict.fromkeys(d for own in rows.values() for d in own)
     kept = [d for d in domains if all(d in own for own in rows.values())]
     names = [safe(name) for name in rows]
     series = [(d, "", names, [own[d] for own in rows.values()]) for d in kept]
     axes: dict[str, Any] = {"yaxis": SHARE, "xaxis": {"type": "category", "tickangle": -20}}
-    told = "share of exact answers"
     return look.lines(series, told, "", "accuracy", **axes) if len(rows) > 1 else None
 
 
@@ -156,7 +187,7 @@ def resources(readings: Mapping[str, Series], end: str, unit: str, look: Look) -
         return None
     start = min(s.times[0] for s in chosen.values())
     rows = [
-        (name.rpartition("_")[0].replace("_", " "), "", [t - start for t in s.times], s.values)
+        (READINGS.get(name, name), "", [t - start for t in s.times], s.values)
         for name, s in chosen.items()
     ]
     told = f"n = {max(s.count for s in chosen.values()):,} readings"
@@ -165,6 +196,7 @@ def resources(readings: Mapping[str, Series], end: str, unit: str, look: Look) -
 
 def tables_of(phase: PhaseView) -> Iterator[Sequence[Sequence[Any]]]:
     """The tables that a phase made, each with its header first."""
-    for table in phase.artifacts.get("tables", []):
+    tables = phase.artifacts.get("tables")
+    for table in tables if isinstance(tables, list) else []:
         if len(table) > 1:
             yield table

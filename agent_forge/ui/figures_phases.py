@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -63,8 +64,11 @@ def forge_figures(view: RunView, phase: PhaseView, look: Look) -> Found:
     items = sum(e.get("items", 0) for e in edges.values())
     ends = {n: (e["low"], e["reach"], e["high"]) for n, e in edges.items() if "reach" in e}
     grey = [name for name in ends if name.endswith("input")]
-    told = f"90 % interval; below the sizes that are asked: none | n = {items:,.0f} items"
+    told = "90 % interval; below the smallest size that is asked: none solved"
+    told = f"{told} | n = {items:,.0f} items"
     reach = look.intervals(ends, told, "largest size solved", grey)
+    if reach is not None:
+        reach.update_xaxes(tickformat=",d")
     solved = [
         (
             f,
@@ -75,9 +79,10 @@ def forge_figures(view: RunView, phase: PhaseView, look: Look) -> Found:
         for n, families in (found.get("solved") or {}).items()
         for f, own in families.items()
     ]
-    sizes = look.lines(solved, "unseen items", "size", "share solved", yaxis=SHARE)
+    told = f"unseen items, n = {_settings(view, phase).get('verdict_items', '-')} a size"
+    sizes = look.lines(solved, told, "size", "share solved", yaxis=SHARE)
     if sizes is not None:
-        level(sizes, SOLVED, "solved")
+        level(sizes, SOLVED, f"solved from here on ({SOLVED:.0%})")
     return [
         ("How far each family reaches", reach),
         ("Solved by size", sizes),
@@ -98,8 +103,8 @@ def _edges(view: RunView, phase: PhaseView) -> dict[str, dict[str, float]]:
 def levels(looks: Sequence[Mapping[str, Row]], look: Look) -> go.Figure | None:
     """The share that is solved of each size, at every look during training."""
     sizes = sorted({(f, int(size)) for seen in looks for f, own in seen.items() for size in own})
-    rows = {f"{f} {n}": [seen.get(f, {}).get(str(n)) for seen in looks] for f, n in sizes}
-    told = f"share solved, n = {len(looks)} looks"
+    rows = {f"{f}, size {n}": [seen.get(f, {}).get(str(n)) for seen in looks] for f, n in sizes}
+    told = f"share solved of each size | n = {len(looks)} looks"
     return look.heat(rows, range(1, len(looks) + 1), told, "look during training")
 
 
@@ -118,8 +123,8 @@ def baking_figures(view: RunView, phase: PhaseView, look: Look) -> Found:
     rows = [(skill, "", ends, [r["after"].get(skill) for r in rounds]) for skill in skills]
     axes: dict[str, Any] = {"yaxis": SHARE, "xaxis": {"type": "category"}}
     told = f"items for choices after each round, n = {len(rounds)} rounds"
-    size = {"height": 150 + 34 * max(map(len, asked.values()), default=0), "xaxis": SHARE}
-    bars = look.bars(asked, "unseen wordings", "share right", ("input",), across=True, **size)
+    about = "unseen wordings, n of each behind its name"
+    bars = look.bars(asked, about, "share right", ("input",), across=True, xaxis=SHARE)
     lines = look.lines(rows, told, "round", "share right", **axes)
     return [("Tools and persona", bars), ("Rounds of baking", lines)]
 
@@ -158,17 +163,29 @@ def frontier(
         "star" if n == chosen else "circle-open" if why else "circle" for n, _, _, why in points
     ]
     shades = [GREY if name == "input" else look.shade for name, *_ in points]
+    order = sorted(range(len(points)), key=lambda i: points[i][1])  # neighbours' names alternate
+    sides = {i: ("top", "bottom")[rank % 2] for rank, i in enumerate(order)}
     trace = go.Scatter(
         x=[size for _, size, _, _ in points],
         y=[kept for _, _, kept, _ in points],
         text=[safe(name) for name, *_ in points],
+        hovertext=[safe(f"{name}: {why}" if why else name) for name, _, _, why in points],
         mode="markers+text",
-        textposition="top center",
+        textposition=[f"{sides[i]} center" for i in range(len(points))],
         marker={"size": 14, "symbol": signs, "color": shades},
     )
-    axes = {"xaxis": {"type": "log"}, "yaxis": {"tickformat": ".0%", "rangemode": "tozero"}}
-    told = f"without the tokenizer, n = {len(points)} points"
-    figure = look.chart([trace], told, "bytes", "accuracy kept of the input's", **axes)
+    low, high = (math.log10(max(1, f(size for _, size, _, _ in points))) for f in (min, max))
+    room = max(0.03, 0.15 * (high - low))  # for names beside the outermost
+    top = max(1.0, *(kept for _, _, kept, _ in points), gate or 0) + 0.15
+    axes = {
+        "xaxis": {"type": "log", "range": [low - room, high + room], "nticks": 6},
+        "yaxis": {"tickformat": ".0%", "range": [0, top]},
+    }
+    open_too = "open: taken back or below what is asked for" if "circle-open" in signs else ""
+    told = [open_too, "star: chosen" if "star" in signs else "", "without the tokenizer"]
+    told += [f"n = {len(points)} points"]
+    about = " | ".join(text for text in told if text)
+    figure = look.chart([trace], about, "size (bytes)", "accuracy, of the input's", **axes)
     if gate is not None:
         level(figure, gate, f"asked for ({gate:.0%})")
     return figure

@@ -18,12 +18,13 @@ from agent_forge.pipeline.run_view import PhaseView, RunView
 from agent_forge.store import files
 from agent_forge.store.records import read_metadata
 from agent_forge.ui.figures import Titled, figures_of, tables_of
-from agent_forge.ui.theme import GROUNDS, cell, template
+from agent_forge.ui.theme import GROUNDS, cell, plain, template
 
 REPORT_FILE = "report.html"
 OURS = b'<meta name="generator" content="agent-forge report">'
 HEAD_BYTES = 1000  # of a file, in which that stands
 MOST_ROWS = 100  # of a table
+MOST_SAID, MOST_TOLD = 200, 1000  # letters of a sample, and of a problem
 SAMPLES = {
     "samples": "What it says",
     "thoughts": "Thoughts",
@@ -32,6 +33,7 @@ SAMPLES = {
     "conversation": "A conversation",
     "wrong": "What it gets wrong",
 }
+COLUMNS = ("prompt", "question", "right", "thought")  # of samples, that come first
 OVERVIEW = ("phase", "what it does", "status", "time", "on unseen items", "before", "after")
 Table = Sequence[Sequence[Any]]
 
@@ -56,7 +58,7 @@ def render(view: RunView) -> str:
     """The report as HTML; jinja2 escapes whatever comes from the run."""
     charts: list[dict[str, Any]] = []
     whole = _place(figures_of(view), charts)
-    phases = [_phase(view, phase, charts) for phase in view.phases]
+    phases = [_phase(view, phase, charts) for phase in view.phases if phase.state]
     models = [model for phase in view.phases for model in phase.models]
     page = Environment(autoescape=True).from_string(
         Path(__file__).with_name(REPORT_FILE).read_text(encoding="utf-8")
@@ -66,13 +68,14 @@ def render(view: RunView) -> str:
         session=view.session_id,
         status=view.status,
         about=about(view),
+        problem=_problem(view),
         overview=_cells([OVERVIEW, *map(_row, view.phases)]),
         model=models[-1] if models else "",
         whole=whole,
         phases=phases,
         environment=_cells([("", ""), *_environment(view)]),
         config=dump_yaml(view.config),
-        config_hash=view.config_hash,
+        config_hash=plain(view.config_hash),
         figures=json.dumps(content, separators=(",", ":")).replace("<", "\\u003c"),
         library=get_plotlyjs(),
     )
@@ -97,14 +100,22 @@ def about(view: RunView) -> str:
     if seconds := [phase.seconds for phase in view.phases if phase.seconds is not None]:
         parts.append(f"{sum(seconds):.0f} s of work")
     seed = config.get("runtime", {}).get("seed", "-")
-    return ", ".join([*parts, f"seed {seed}", f"config {view.config_hash[:12]}"])
+    return plain(", ".join([*parts, f"seed {seed}", f"config {view.config_hash[:12]}"]), MOST_TOLD)
+
+
+def _problem(view: RunView) -> str:
+    """Why it ended before it was completed; empty if it was, or if nobody knows."""
+    ends = [e for e in view.events if e.get("event") in ("run_failed", "run_paused")]
+    known = view.status in ("failed", "paused") and ends
+    return plain(ends[-1].get("error") or "", MOST_TOLD) if known else ""
 
 
 def _row(phase: PhaseView) -> tuple[Any, ...]:
     """A phase in the table of all."""
     told = phase.headline or {}
     seconds = None if phase.seconds is None else f"{phase.seconds:.1f} s"
-    measured = (told.get("measure"), told.get("before"), told.get("after"))
+    measure = str(told.get("measure") or "").replace("_", " ")
+    measured = (measure, told.get("before"), told.get("after"))
     return (phase.name, phase.purpose, phase.status, seconds, *measured)
 
 
@@ -118,8 +129,8 @@ def _phase(view: RunView, phase: PhaseView, charts: list[dict[str, Any]]) -> dic
         "number": phase.number,
         "purpose": phase.purpose,
         "status": phase.status,
-        "verdict": told.get("verdict") or phase.artifacts.get("summary"),
-        "warnings": list(dict.fromkeys(warnings)),
+        "verdict": plain(told.get("verdict") or phase.artifacts.get("summary") or "", MOST_TOLD),
+        "warnings": [plain(text, MOST_TOLD) for text in dict.fromkeys(map(str, warnings))],
         "figures": _place(figures_of(view, phase.name), charts),
         "tables": [_cells(rows) for rows in tables_of(phase)],
         "samples": [(name, _cells(rows)) for name, rows in samples_of(phase)],
@@ -136,9 +147,11 @@ def samples_of(phase: PhaseView) -> Iterator[tuple[str, Table]]:
     for key, name in SAMPLES.items():
         rows = found.get(key) or []
         if rows and all(isinstance(row, dict) for row in rows):
-            rows = [list(rows[0]), *(list(row.values()) for row in rows)]
+            last = len(COLUMNS)
+            names = sorted(rows[0], key=lambda n: COLUMNS.index(n) if n in COLUMNS else last)
+            rows = [names, *([row.get(name) for name in names] for row in rows)]
         if len(rows) > 1:  # of texts in cards, whose marks say where they end
-            yield name, [[str(text).strip("`") for text in row] for row in rows]
+            yield name, [[plain(str(text).strip("`"), MOST_SAID) for text in row] for row in rows]
 
 
 def model_row(path: Path) -> tuple[Any, ...]:

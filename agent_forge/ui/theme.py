@@ -7,6 +7,7 @@ Whatever depends on the theme is in the template, so that a page can change it i
 from __future__ import annotations
 
 import html
+import math
 import textwrap
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,8 +22,10 @@ GROUNDS = {"light": ("#FFFFFF", "#1B1F24", "#DDE1E6"), "dark": ("#14171A", "#E6E
 FONT = "system-ui, -apple-system, 'Segoe UI', sans-serif"
 SHARE = {"tickformat": ".0%", "range": [0, 1.05]}  # of an axis
 ORDER = {"autorange": "reversed", "type": "category"}  # the first row is at the top
-HEIGHT, ROW = 380, 26  # of a figure, and of a row in one that has rows
-WIDTH = 84  # letters of a line of a caption
+HEIGHT, TOP, ROW = 360, 24, 26  # of a figure, above its plot, and of a row in one that has rows
+WIDTH = 94  # letters of a line of a caption
+LINE, LETTER, PANEL = 19, 7, 450  # pixels: a line of a legend, a letter in it, a plot
+MOST_CELLS = 15  # columns of a heat map that has its numbers in it
 MOST_DRAWN = 500  # points of a series
 MOST_LETTERS = 80  # of a name from a run's files
 Series = tuple[str, str, Sequence[Any], Sequence[Any]]  # name, kind (dashed if it has one), x, y
@@ -52,9 +55,11 @@ def safe(value: Any, most: int = MOST_LETTERS) -> str:
 
 def cell(value: Any, most: int = MOST_LETTERS) -> str:
     """A cell of a table as people read it; what was not measured shows as `-`."""
-    if value is None or value == "":
-        return "-"
-    return f"{value:.4g}" if isinstance(value, float) else plain(value, most)
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            return "-"
+        return f"{value:,.0f}" if 1e4 <= abs(value) < 1e15 else f"{value:.4g}"
+    return "-" if value is None or value == "" else plain(value, most)
 
 
 def template(theme: str) -> dict[str, Any]:
@@ -97,32 +102,30 @@ class Look:
         """A figure of these traces, with units on its axes and its caption below."""
         config = f"config {self.config_hash[:12]}" if self.config_hash else ""
         run = f"run {self.run}" if self.run else ""
-        lines = textwrap.wrap(" | ".join(t for t in (told, run, config) if t), WIDTH)
+        text = " | ".join(part for part in (told, run, config) if part)
+        lines = textwrap.wrap(text, WIDTH, break_on_hyphens=False)
         caption = {
             "text": "<br>".join(safe(text, WIDTH) for text in lines),
-            "x": 0,
-            "y": 0,
-            "xref": "paper",
-            "yref": "paper",
-            "xanchor": "left",
-            "yanchor": "top",
-            "xshift": -52,
-            "yshift": -50,
-            "align": "left",
-            "showarrow": False,
             "font": {"size": 11},
+            "x": 0,
+            "xref": "container",
+            "xanchor": "left",
+            "y": 0,
+            "yref": "container",
+            "yanchor": "bottom",
+            "pad": {"l": 4, "b": 14 * len(lines) - 6},  # what is anchored is the first line
         }
         settings: dict[str, Any] = {
             "template": template(self.theme),
-            "annotations": [caption],
+            "title": caption,
             "height": HEIGHT,
-            "margin": {"l": 60, "r": 24, "t": 40, "b": 58 + 15 * len(lines)},
-            "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0},
+            "margin": {"l": 60, "r": 24, "t": TOP, "b": 58 + 15 * len(lines)},
+            "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"},
             **layout,
         }
         for axis, title in (("xaxis", x), ("yaxis", y)):
             settings[axis] = {"title": {"text": title}, **settings.get(axis, {})}
-        return go.Figure(list(traces), layout=settings)
+        return fit_legend(go.Figure(list(traces), layout=settings))
 
     def lines(
         self,
@@ -143,6 +146,7 @@ class Look:
                 "mode": "lines+markers" if len(along) <= 12 else "lines",
                 "name": safe(name),
                 "legendgroup": safe(name),
+                "cliponaxis": False,
                 "showlegend": len(shades) > 1 and not (kind and name in solid),
             }
             drawn = list(along[::every]), list(values[::every])
@@ -207,15 +211,37 @@ class Look:
         """Shares as colours, a row of each name."""
         if not rows:
             return None
-        scale = {"colorscale": "Cividis", "zmin": 0, "zmax": 1, "colorbar": {"tickformat": ".0%"}}
+        scale: dict[str, Any] = {
+            "colorscale": "Cividis",
+            "zmin": 0,
+            "zmax": 1,
+            "colorbar": {"tickformat": ".0%"},
+        }
         names = [safe(name) for name in rows]
+        if len(along) <= MOST_CELLS:
+            scale["texttemplate"] = "%{z:.0%}"
         trace = go.Heatmap(z=list(rows.values()), x=list(along), y=names, **scale)
         return self.rows([trace], len(rows), told, x)
+
+
+def fit_legend(figure: go.Figure) -> go.Figure:
+    """The same figure with room for its legend: the plot keeps its size."""
+    told = [
+        str(trace.name) for trace in figure.data if trace.name and trace.showlegend is not False
+    ]
+    shown = len(figure.data) > 1 or any(trace.showlegend for trace in figure.data)
+    widths = [LETTER * len(name) + 46 for name in told if shown]
+    # Where they need more than one line, all entries get the width of the widest.
+    columns = len(widths) if sum(widths) <= PANEL else max(1, PANEL // max(widths))
+    above = TOP + (LINE * -(-len(widths) // columns) if widths else 0)
+    figure.layout.height += above - figure.layout.margin.t
+    figure.layout.margin.t = above
+    return figure
 
 
 def level(figure: go.Figure, y: float, text: str, shade: str = GREY) -> None:
     """A horizontal line: a threshold, or what it is compared with."""
     figure.add_hline(y=y, line={"color": shade, "dash": "dash", "width": 1.5})
     font, right = {"color": shade, "size": 11}, {"x": 1, "xref": "paper", "xanchor": "right"}
-    about = {"text": safe(text), "showarrow": False, "font": font, "yanchor": "bottom", **right}
+    about = {"text": safe(text), "showarrow": False, "font": font, "yanchor": "top", **right}
     figure.add_annotation(y=y, **about)

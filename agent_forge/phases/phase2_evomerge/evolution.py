@@ -24,7 +24,7 @@ from agent_forge.phases.phase2_evomerge.journal import LOG, WEIGHTS
 from agent_forge.phases.phase2_evomerge.loop import EvolutionLoop
 from agent_forge.phases.phase2_evomerge.planning import decided, plan_lines
 from agent_forge.phases.phase2_evomerge.report import EvolutionReport
-from agent_forge.phases.phase2_evomerge.told import champion_lineage
+from agent_forge.phases.phase2_evomerge.told import champion_lineage, reference_fitness
 from agent_forge.search.candidate import SHORT, Candidate, lineage
 from agent_forge.store import files, lock, paths
 from agent_forge.track.tracker import Listener
@@ -162,6 +162,7 @@ def _save(loop: EvolutionLoop, report: EvolutionReport | None) -> ModelRef:
     search, path = loop.search, loop.folder / LOG
     log: dict[str, Any] = {"history": search.history, "operators": search.operator_gains}
     log |= {"combo_usage": search.combo_usage, "seconds": loop.seconds}
+    log |= {"references": reference_fitness(search), "technique": loop.technique}
     files.make_way(path, lambda path: "history" in files.read_json(path))
     files.write_bytes(path, files.to_json(files.finite(log)))
     return ModelRef(CHAMPION, target, {})

@@ -130,6 +130,7 @@ def generation_metrics(loop: EvolutionLoop) -> dict[str, float]:
         "failed": entry["failed"],
         "mutation_count": entry["mutations"],
         "best_speed_tps": loop.pace.tokens_per_s,
+        **reference_fitness(search),
         **_of_champion(loop, entry["champion"]),
         **_of_domains([record["score"]["raw"] for record in scored]),
         **{f"elite{n}_fitness": search.scores[e] for n, e in enumerate(entry["elites"], 1)},
@@ -137,6 +138,14 @@ def generation_metrics(loop: EvolutionLoop) -> dict[str, float]:
     }
     known = {f"generation/{name}": value for name, value in found.items() if value is not None}
     return known | _of_combos(search)
+
+
+def reference_fitness(search: SearchStrategy) -> dict[str, float]:
+    """The fitness of the parents and of their average, by what counts now."""
+    keys = {f"parent_{n}": key for n, key in enumerate(search.space.parents)}
+    keys["plain_average"] = search.average
+    scores = {f"{name}_fitness": search.scores.get(key, math.nan) for name, key in keys.items()}
+    return {name: score for name, score in scores.items() if math.isfinite(score)}
 
 
 def _of_champion(loop: EvolutionLoop, key: str | None) -> dict[str, float]:

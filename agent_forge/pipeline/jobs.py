@@ -23,6 +23,7 @@ from agent_forge.store import lock
 from agent_forge.store.sessions import SESSION_FILE, SessionStore, read_session
 
 PATIENCE_S = 60.0  # until a run has its lock; torch takes seconds to load
+ENDING_S = 20.0  # that a run which has stopped may take to write its report
 MOST_TEXT = 4000  # characters of what a process said that ended at once
 
 
@@ -50,8 +51,10 @@ def start_run(
 
 
 def resume_run(store: SessionStore, session: str) -> str:
-    """Go on with a session that is not at work."""
-    folder = store.find(session)
+    """Go on with a session that is not at work; one that has stopped may end what it is at."""
+    folder, began = store.find(session), time.monotonic()
+    while _is_ending(folder) and time.monotonic() - began < ENDING_S:
+        time.sleep(0.05)
     if lock.is_busy(folder):
         raise lock.busy(folder)
     return _spawn(store, session, ["resume", session])
@@ -92,6 +95,11 @@ def _spawn(store: SessionStore, session: str, command: Sequence[str]) -> str:
             raise StartRefused(text.removeprefix("error: ") or f"ended with {process.returncode}")
         time.sleep(0.05)
     raise AlreadyInUse(f"{session} did not begin within {PATIENCE_S:g} s", hint="forge status")
+
+
+def _is_ending(folder: Path) -> bool:
+    """True if a run has stopped, and its process has not ended yet."""
+    return lock.is_busy(folder) and read_session(folder)["status"] != "running"
 
 
 def _works_on(process: subprocess.Popen[bytes], folder: Path) -> bool:

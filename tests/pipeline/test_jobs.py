@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -112,6 +113,25 @@ def test_what_is_refused_before_a_process_is_started(
         resume_run(store, "b")
     with pytest.raises(NotFound, match="no session 'b'"):
         stop_run(store, "b")
+    with lock.exclusive(store.path("a")), pytest.raises(AlreadyInUse, match="in use"):
+        resume_run(store, "a")
+
+
+def test_a_run_that_has_stopped_may_end_what_it_is_at(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its process writes a report after its record says that it paused."""
+    store, busy = SessionStore(root), list[bool]()
+    store.create({}, "", session_id="a")
+    store.set_status("a", "paused")
+    looks = lambda store, session, command: busy.append(lock.is_busy(store.path(session)))  # noqa: E731
+    monkeypatch.setattr(jobs, "_spawn", looks)
+    with contextlib.ExitStack() as ending:
+        ending.enter_context(lock.exclusive(store.path("a")))
+        threading.Timer(0.3, ending.pop_all().close).start()
+        resume_run(store, "a")
+    assert busy == [False]
+    monkeypatch.setattr(jobs, "ENDING_S", 0.1)
     with lock.exclusive(store.path("a")), pytest.raises(AlreadyInUse, match="in use"):
         resume_run(store, "a")
 

@@ -21,6 +21,8 @@ EXTRAS = {
     "data": ("datasets", "datasets from the Hugging Face hub"),
     "eval": ("lm-eval", "tasks of lm-evaluation-harness"),
     "dashboard": ("streamlit", "runs and models in a browser"),
+    "api": ("fastapi", "runs and models for other programs"),
+    "mcp": ("mcp", "results for assistants"),
     "gguf": ("gguf", "models for llama.cpp and Ollama"),
     "llama": ("llama-cpp-python", "tests that run such models"),
 }

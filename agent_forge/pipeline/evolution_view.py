@@ -59,7 +59,7 @@ class EvolutionView(RunView):
         self.events, self.series, self._row = [], {}, {}
         for name, step, value in self._measured():
             self.series.setdefault((PHASE, name), Series(PHASE)).add(step, 0.0, value)
-        state = {"status": self.status, "artifacts": _artifacts(verdict)}
+        state: dict[str, Any] = {"status": self.status, "artifacts": _artifacts(verdict)}
         state["outputs"] = [{"name": CHAMPION}] if verdict else []
         state["metrics"] = {"best_merge_technique": self._read(LOG).get("technique")}
         self.phases = [PhaseView(PHASE, 2, self.folder, self.status, state=state)]

@@ -103,7 +103,10 @@ def read_metadata(path: Path) -> ModelMetadata:
     try:
         return ModelMetadata.model_validate(record)
     except ValidationError as error:
-        raise DamagedFile(place, f"not the metadata of a model ({error})") from error
+        first = error.errors()[0]
+        field = ".".join(map(str, first["loc"]))
+        problem = f"{field}: {first['msg']}" if field else first["msg"]
+        raise DamagedFile(place, f"not the metadata of a model ({problem})") from error
 
 
 def learned_record(folder: Path) -> dict[str, Any]:

@@ -127,7 +127,7 @@ def test_what_teaches_is_never_asked_in_the_verdict() -> None:
 
 
 def test_near_copies_of_a_question_are_on_its_side() -> None:
-    asked = [f"What is the {word} of Bern?" for word in "age size name mayor river".split()]
+    asked = [f"What is the {word} of Bern?" for word in ["age", "size", "name", "mayor", "river"]]
     forms = ("{}", "Question: {}", "  {} ", "{}\nAnswer:")
     texts = [form.format(q) for q in asked for form in forms] + [q.upper() for q in asked]
     learned, held_out = bake_prompt.split(texts)

@@ -97,16 +97,17 @@ def _answer(pieces: Iterable[SpokenPiece], hide_thoughts: bool) -> Iterator[str]
 
 
 def _harmless(text: str) -> str:
-    """A text of files and tools without what would steer a terminal."""
+    """A text of models, files and tools without what would steer a terminal."""
     return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
 
 
 def _print(pieces: Iterable[str]) -> str:
-    """Print the pieces of a text as they come; returns the text."""
-    text = ""
+    """Print the pieces of a text as they come, to a terminal without what would steer it; returns
+    the text."""
+    text, is_terminal = "", sys.stdout.isatty()
     for piece in pieces:
         text += piece
-        typer.echo(piece, nl=False)
+        typer.echo(_harmless(piece) if is_terminal else piece, nl=False)
     typer.echo()
     return text
 

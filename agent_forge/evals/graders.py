@@ -70,10 +70,12 @@ FIGURE = re.compile(
     r"(?P<number>(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|\.\d+)(?![.,:'_]?\d|x[\dA-Fa-f])"
     r"(?:\s?/\s?(?P<below>\d+)|\^(?P<power>[-+]?\d{1,3})(?!\d))?(?:[eE](?P<e>[-+]?\d{1,3})(?!\w))?"
     r"(?:\*10\^(?P<tens>[-+]?\d{1,3})(?!\d))?(?!\^)"
-    rf"(?:\s?(?P<scale>(?i:{'|'.join(SCALES)}))(?!\w))?\s?(?P<percent>%?)"
+    rf"(?:\s?(?P<scale>(?i:{'|'.join(SCALES)}))(?!\w))?\s?(?P<percent>(?:%|(?i:per\s?cent)\b)?)"
 )
 GOES_ON = re.compile(rf"\s*(?:[-+*/^xX]\s*(?:\.?\d|[({UNKNOWN}])|{UNKNOWN})")  # an expression
-IN_WORDS = re.compile(r"(?i)\s*(?:[a-z]+\s+)?(?:times|plus|minus|of|per|multiplied|divided)\b")
+IN_WORDS = re.compile(
+    r"(?i)\s*(?:[a-z]+\s+)?(?:times|plus|minus|of|per|multiplied|divided|(?:less|more|fewer)\s+than)\b"
+)
 OR = re.compile(r"(?:\s*[^\W\d]{1,20}){0,2}?\s*,?\s*\bor\s+", re.IGNORECASE)  # then another number
 NOT = re.compile(r"\bnot\s+\Z", re.IGNORECASE)
 # What ends the words that give a number: what follows may reckon with others.
@@ -143,7 +145,8 @@ def _marked(text: str) -> str:
     reckons = not plain or (goes_on and "=" not in clause)
     if reckons and (told := WHICH_IS.search(sentence)):
         return CLAUSE_END.split(sentence[told.end() :], maxsplit=1)[0]
-    return clause
+    denies = FIGURE.search(clause) and not _figures(clause)  # then what it is instead
+    return sentence if denies else clause
 
 
 def _figures(text: str) -> list[re.Match[str]]:

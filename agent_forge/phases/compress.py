@@ -97,7 +97,7 @@ class Compressed:
     weights: int
     file_bytes: int
     tokenizer_bytes: int
-    retention: float | None  # before training, on the part for choices; None: not asked for
+    retention: float | None  # of the file, on the part for choices; None: not asked for
     comparison: Comparison
 
     @property
@@ -262,14 +262,11 @@ class Compression:
         self, share: float, prices: Sequence[Price], progress: Progress
     ) -> tuple[Packing, float]:
         """The smallest packing that keeps this share, by bisection, and what it keeps."""
-        domains = [_few(domain, LOOKED_AT) for domain in self.learned]
-        parts = [self.tested.prepare(domain) for domain in domains]
-        whole = self.tested.measure_all(parts)
 
         def kept_by(packing: Packing, number: int) -> tuple[Packing, float]:
-            scores = self._rounded(packing, self.kept).measure_all(parts)
+            kept = self.retention(packing, self.kept)
             progress("measuring", number, MEASUREMENTS)
-            return packing, retention_of(domains, whole, scores)
+            return packing, kept
 
         low, high = self.least, max(self.least, min(self.greatest, WIDEST_RATIO))
         best = kept_by(self.finest, 1)
@@ -285,6 +282,18 @@ class Compression:
             else:
                 high = middle
         return best
+
+    def retention(self, packing: Packing, state: Mapping[str, Tensor]) -> float:
+        """What is kept of the model, on the part for choices."""
+        domains, parts, whole = self._choices
+        return retention_of(domains, whole, self._rounded(packing, state).measure_all(parts))
+
+    @cached_property
+    def _choices(self) -> tuple[list[Domain], list[TokenizedDomain], list[ItemScores]]:
+        """What decides how small the file may be, and what the model itself did with it."""
+        domains = [_few(domain, LOOKED_AT) for domain in self.learned]
+        parts = [self.tested.prepare(domain) for domain in domains]
+        return domains, parts, self.tested.measure_all(parts)
 
     def _rounded(self, packing: Packing, state: Mapping[str, Tensor]) -> ModelUnderTest:
         """The model as it is when it was written and read."""
@@ -313,6 +322,8 @@ class Compression:
             if abs(self.ratio_of(packing, state) / aim - 1) > CLOSE:  # its codes changed with it
                 with suppress(ConfigError):  # what was trained is kept, at the size that it has
                     packing = self.at_ratio(aim, prices, state)
+            if r.retention is not None:  # the one that was looked for is of weights before that
+                retention = self.retention(packing, state)
         recorded = self._rounded(packing, state).first_losses(self.asked)
         container = self.container(packing, state, whole=True)
         with files.building(r.out) as built:

@@ -29,6 +29,7 @@ MOST_INDEX = 1 << 20
 # By how much a file may grow: more is made to fill a disk.
 MOST_GROWTH, ALWAYS_ALLOWED = 100, 16 << 20
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
+UNNAMED = "model"
 
 
 class Container(NamedTuple):
@@ -82,7 +83,8 @@ def unpacked(path: Path) -> Path:
     digest = hashlib.sha256()
     for name, content in sorted(contents.items()):
         digest.update(name.encode() + b"\0" + hashlib.sha256(content).digest())
-    folder = user_cache() / "models" / digest.hexdigest()[:32] / path.stem
+    name = path.stem if path.stem.strip(".") else UNNAMED  # `...forge` would lead out of the folder
+    folder = user_cache() / "models" / digest.hexdigest()[:32] / name
     if _is_whole(folder, contents):
         return folder
     files.require_space(folder, sum(map(len, contents.values())))
@@ -97,9 +99,11 @@ def unpacked(path: Path) -> Path:
 
 
 def _is_whole(folder: Path, contents: Mapping[str, bytes]) -> bool:
-    """True if the files are there as they should be; what was damaged is unpacked again."""
+    """True if the files are there with this content, whatever a manifest beside them says; what was
+    damaged or changed is unpacked again."""
     with suppress(DamagedFile, FileNotFoundError):
-        return {*files.verify(folder)} == {*contents}
+        found = {name: record["sha256"] for name, record in files.verify(folder).items()}
+        return found == {n: hashlib.sha256(data).hexdigest() for n, data in contents.items()}
     return False
 
 

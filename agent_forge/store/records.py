@@ -67,6 +67,9 @@ class _Record(BaseModel):
     schema_version: Literal[1] = 1
 
 
+ALWAYS_OURS = {"schema_version", "model_id", "phase_name"}  # of metadata.json
+
+
 class SessionRecord(_Record):
     """session.json of a run directory."""
 
@@ -104,13 +107,16 @@ def read_metadata(path: Path) -> ModelMetadata:
     try:
         return ModelMetadata.model_validate(record)
     except ValidationError as error:
-        raise DamagedFile(place, f"not the metadata of a model ({error})") from error
+        first = error.errors()[0]
+        field = ".".join(map(str, first["loc"]))
+        problem = f"{field}: {first['msg']}" if field else first["msg"]
+        raise DamagedFile(place, f"not the metadata of a model ({problem})") from error
 
 
 def learned_record(folder: Path) -> dict[str, Any]:
     """What the record of a model says of it: of one that a phase made, that forge bake did, or that
     was in one file."""
-    if (folder / "metadata.json").is_file():
+    if (folder / "metadata.json").is_file() and _may_be_ours(folder / "metadata.json"):
         return read_metadata(folder).model_dump()
     place = next((folder / name for name in (BAKING, LEARNED) if (folder / name).is_file()), None)
     if place is None:
@@ -118,6 +124,12 @@ def learned_record(folder: Path) -> dict[str, Any]:
     record = files.read_json(place)
     learned = record.get("learned", {}) if isinstance(record, dict) else {}
     return learned if isinstance(learned, dict) else {}
+
+
+def _may_be_ours(path: Path) -> bool:
+    """False for a metadata.json that another maker gave a model: it has nothing that ours has."""
+    record = files.read_json(path)
+    return not record or not isinstance(record, dict) or bool(ALWAYS_OURS & {*record})
 
 
 def read_state(folder: Path) -> dict[str, Any] | None:

@@ -70,6 +70,7 @@ def test_a_prompt_is_baked_measured_and_written_as_an_ordinary_model(
     assert record["settings"]["steps"] == 25 and record["questions_learned"] == 8
     card = (out / "README.md").read_text()
     assert "base_model_relation: finetune" in card and "> Be kind." in card
+    assert ("It answers without this prompt" in card) == told["baked"]
     names = [set(AutoModelForCausalLM.from_pretrained(p).state_dict()) for p in (parent, out)]
     assert names[0] == names[1]
     if kind == "gpt2":  # which has dropout
@@ -123,6 +124,18 @@ def test_what_teaches_is_never_asked_in_the_verdict() -> None:
         learned, held_out = bake_prompt.split(texts)
         assert len(texts) == len({*texts}) == 120 and len(held_out) == 40
         assert not {*learned} & {*held_out} and bake_prompt.split(texts[::-1])[1] == held_out
+
+
+def test_near_copies_of_a_question_are_on_its_side() -> None:
+    asked = [f"What is the {word} of Bern?" for word in ["age", "size", "name", "mayor", "river"]]
+    forms = ("{}", "Question: {}", "  {} ", "{}\nAnswer:")
+    texts = [form.format(q) for q in asked for form in forms] + [q.upper() for q in asked]
+    learned, held_out = bake_prompt.split(texts)
+    assert sorted(learned + held_out) == sorted(texts) and len(held_out) == 5
+    taught = {question.casefold() for question in asked if any(question in t for t in learned)}
+    assert not any(question in text.casefold() for question in taught for text in held_out)
+    big = ["a", "A", "a?", "a.", "b", "c"]  # each side has something
+    assert all(bake_prompt.split(big))
 
 
 def test_what_cannot_be_done_is_refused_before_any_work(

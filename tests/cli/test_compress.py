@@ -159,6 +159,20 @@ def test_retention_is_kept_by_the_smallest_file_that_does(
     assert ratios[0] < ratios[1]
 
 
+def test_the_retention_that_is_told_is_that_of_the_file(
+    tmp_path: Path, data: Path, forge: Forge
+) -> None:
+    parent, out = taught(tmp_path / "parent"), tmp_path / "small.forge"
+    how = f"--retention 0.6 --data {data} --steps 40 --rate 0.01 --json"
+    told = forge(f"compress {parent} {out} {how}").document["retention"]
+    before, after = (
+        forge(f"eval {model} --data {data} --split selection --json").document["domains"][0]
+        for model in (parent, out)
+    )
+    nats = before["nats_per_token"] - after["nats_per_token"]
+    assert before["accuracy"] is None and told == pytest.approx(math.exp(nats), abs=0.001)
+
+
 def test_retention_is_of_accuracy_where_the_model_has_some() -> None:
     class Asked:
         def __init__(self, exact: bool) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from tokenizers import Tokenizer as Core
 from tokenizers import models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from agent_forge.cli.generate import _print
 from agent_forge.contract.phase import ModelRef
 from agent_forge.data.tokenizer import Tokenizer
 from agent_forge.errors import ConfigError, DamagedFile, NotFound
@@ -179,6 +181,22 @@ def test_tools_are_called_shown_and_left_out(
     record = json.loads((baked / "metadata.json").read_text())
     (baked / "metadata.json").write_text(json.dumps({**record, "tools": 5}))
     assert forge(f"chat {baked}").code == 4
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("stdout", [Terminal, io.StringIO])
+def test_an_answer_does_not_steer_a_terminal(
+    stdout: type[io.StringIO], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdout", stdout())
+    said = "a\x1b[2Jb\x9b1m\r\tc\n\u00e9"
+    assert _print(iter(said)) == said
+    shown = r"a\x1b[2Jb\x9b1m\r" + "\tc\n\u00e9"
+    assert sys.stdout.getvalue() == (shown if stdout is Terminal else said) + "\n"  # type: ignore[attr-defined]
 
 
 def test_a_prompt_may_come_from_stdin(

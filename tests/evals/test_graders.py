@@ -79,6 +79,9 @@ def test_no_text_takes_long_to_be_read(text: str) -> None:
         ("1000", "1,000", True),
         ("50", "so 50%", True),
         ("0.5", "so 50%", True),
+        ("0.5", "so 50 percent", True),
+        ("0.5", "The answer is 50 per cent.", True),
+        ("0.5", "50 percentiles", False),
         ("0.5", "1/2", True),
         ("50", "5000%", True),
         ("50", "0.5", False),
@@ -354,6 +357,9 @@ def test_the_block_that_defines_something_is_the_program() -> None:
         ("The answer is 3 of the 5 apples.", "3"),
         ("The answer is - 5.", "-5"),
         ("The answer is:\n- 18 dollars", "18"),
+        ("The answer is not 12, it is 15.", "15"),
+        ("The answer is 5 less than 12, which is 7.", "7"),
+        ("The answer is 5 more than 12 = 17", "17"),
     ],
 )
 def test_where_a_text_says_its_answer(text: str, number: str) -> None:

@@ -61,6 +61,24 @@ def test_it_is_unpacked_once(packed: Path, cache: Path) -> None:
     assert (folder / "config.json").read_bytes() == CONTENTS["config.json"]
 
 
+def test_what_was_unpacked_is_that_of_the_file_whatever_its_manifest_says(packed: Path) -> None:
+    folder = unpacked(packed)
+    with files.staging(folder) as stage:
+        for name, content in CONTENTS.items():
+            stage.write_bytes(name, content[::-1])
+    assert unpacked(packed) == folder
+    assert all((folder / name).read_bytes() == content for name, content in CONTENTS.items())
+
+
+@pytest.mark.parametrize("name", ["..forge", "...forge", "....forge", ".. .forge"])
+def test_a_name_of_dots_stays_in_its_folder(packed: Path, cache: Path, name: str) -> None:
+    before = unpacked(packed)
+    folder = unpacked(packed.rename(packed.with_name(name)))
+    assert folder.resolve().parent == before.resolve().parent != folder.resolve()
+    assert [*cache.glob("models/*")] == [before.parent]  # nothing was moved away
+    assert (before / "config.json").is_file() and (folder / "config.json").is_file()
+
+
 def test_every_cut_and_every_flipped_byte_is_refused(packed: Path) -> None:
     whole = packed.read_bytes()
     for size in range(0, len(whole), 97):

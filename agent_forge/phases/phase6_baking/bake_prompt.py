@@ -2,7 +2,7 @@
 
 A model with a chat template gets the prompt as its system message, before questions of a user;
 any other one as text that stands before the beginnings it continues. The verdict is on questions
-that taught nothing: a third of them, by their sha256.
+that taught nothing: a third of them, by their sha256; near-copies of a question go with it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ import torch
 from torch import nn
 
 from agent_forge.data import tasks
+from agent_forge.data.dataset_rows import Example
 from agent_forge.data.loader import TokenizedItem
+from agent_forge.data.near_copies import question_hash
 from agent_forge.data.row_files import MAX_CHARACTERS, SUFFIXES, lines, rows
 from agent_forge.errors import ConfigError
 from agent_forge.evals import model_under_test as measuring
@@ -180,16 +182,28 @@ def _own_questions(path: Path) -> list[str]:
     else:
         texts = [line.strip() for _, line in lines(path)]
     found = list(dict.fromkeys(text for text in texts if text))
-    if len(found) < LEAST_QUESTIONS:
-        problem = f"{path} has {len(found)} different questions, {LEAST_QUESTIONS} are needed"
+    if (different := len(_near_copies(found))) < LEAST_QUESTIONS:
+        problem = f"{path} has {different} different questions, {LEAST_QUESTIONS} are needed"
         raise ConfigError(problem, hint="one a line; a hundred is a good number")
     return found
 
 
 def split(texts: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Two thirds to learn from, one third for the verdict, by their sha256."""
-    order = sorted(texts, key=lambda text: hashlib.sha256(text.encode()).digest())
-    return order[len(order) // 3 :], order[: len(order) // 3]
+    """Two thirds to learn from, one third for the verdict, by their sha256; near-copies of a
+    question (another case, other marks, a label before it) are on the same side."""
+    learned, held_out = list[str](), list[str]()
+    for group in _near_copies(sorted(texts, key=lambda t: hashlib.sha256(t.encode()).digest())):
+        fits = len(held_out) + len(group) <= len(texts) // 3
+        (held_out if fits or not held_out else learned).extend(group)
+    return learned, held_out
+
+
+def _near_copies(texts: Sequence[str]) -> list[list[str]]:
+    """Questions with their near-copies, in the order of the first of each."""
+    groups: dict[bytes, list[str]] = {}
+    for text in texts:
+        groups.setdefault(question_hash(Example(text, "")), []).append(text)
+    return [*groups.values()]
 
 
 def with_prompt(
@@ -327,9 +341,10 @@ def _card(request: BakeRequest, record: dict[str, Any]) -> bytes:
     tables = "\n".join(
         f"| {name} | {before:.4g} | {after:.4g} |" for name, before, after in table_of(verdict)
     )
+    does = "answers" if verdict["baked"] else "was to answer"
     return f"""{head}
 # {request.out.name}\n
-It answers without this prompt as its parent does with it, which was given it {record["given"]}:\n
+It {does} without this prompt as its parent does with it, which was given it {record["given"]}:\n
 {quoted}\n
 {verdict["sentence"]}.\n
 | | before | after |

@@ -27,6 +27,7 @@ if TYPE_CHECKING:  # torch is loaded when a model is opened, and not before
 MOST_BYTES = 2 << 30  # that open models hold
 PLACES = 16  # replies that may wait
 DRAW_S = 0.15  # between two looks at a reply that grows
+TOY = "toy"  # the phase whose models say nothing
 TALK = "talk"  # the key of the turns of this browser
 MODES: dict[ThinkMode, str] = {"free": "as it likes", "off": "never", "forced": "always"}
 
@@ -92,7 +93,7 @@ def _engine() -> Engine:
 def render() -> None:
     """The page."""
     with state.problems():
-        names = [row["model_id"] for row in registered()]
+        names = [row["model_id"] for row in registered() if row["phase_name"] != TOY]
         if not names:
             st.info("No models yet: each phase of a run registers what it made.")
             return
@@ -149,7 +150,7 @@ def _show_reply(said: Said) -> None:
         st.code(f"{call}\n= {result}", language=None, wrap_lines=True)
     st.text(said.answer)
     if said.note:
-        st.warning("It ended early.")
+        st.warning("It ended early." if said.answer or said.thought else "It did not answer.")
         st.text(said.note)
 
 

@@ -219,7 +219,8 @@ def figures(titled: Sequence[Titled], key: str) -> None:
 
 
 def draw(figure: Any, key: str) -> None:
-    st.plotly_chart(figure, theme=None, key=key, config={"displaylogo": False})
+    bar = {"displaylogo": False, "modeBarButtons": [["toImage", "resetScale2d"]]}  # beside legends
+    st.plotly_chart(figure, theme=None, key=key, config=bar)
 
 
 def table(rows: Sequence[Sequence[Any]], key: str | None = None) -> None:

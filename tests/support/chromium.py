@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -113,10 +114,14 @@ def dashboard(root: Path) -> Iterator[Dashboard]:
 
 
 def _address(process: subprocess.Popen[bytes], log: Path) -> str:
-    """Where it says that it is, once it has said so."""
+    """Where it says that it is, once it answers there."""
     said = log.read_text()
     assert process.poll() is None, said
-    return next((word for word in said.split() if word.startswith("http://localhost:")), "")
+    url = next((word for word in said.split() if word.startswith("http://localhost:")), "")
+    if url:
+        with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/_stcore/health"):
+            return url
+    return ""
 
 
 @contextlib.contextmanager

@@ -44,6 +44,7 @@ PAGES = {  # their addresses by their titles
 }
 WIDTH, HEIGHT = 1280, 900
 MAIN = "[data-testid=stMainBlockContainer]"
+FIGURES = ".js-plotly-plot svg.main-svg"
 ERRORS = "[data-testid=stException], [data-testid=stAlertContentError]"
 NOT_YET = (  # what is shown anew, or still moves
     ElementClickInterceptedException,
@@ -71,6 +72,18 @@ const waits = ['[data-testid=stSkeleton]', '[data-testid=stSpinner]', '[data-sta
   '.js-plotly-plot:not(:has(.main-svg))'];
 return !app || app.dataset.testScriptState !== 'notRunning' || !document.querySelector('h1')
   || document.querySelector(waits.join()) !== null;
+"""
+
+
+# True if an element that is scrolled into view stays where it is.
+RESTS = """
+const [element, tell] = arguments;
+element.scrollIntoView({block: 'nearest'});
+const { x, y } = element.getBoundingClientRect();
+setTimeout(() => {
+  const now = element.getBoundingClientRect();
+  tell(now.x === x && now.y === y);
+}, 50);
 """
 
 
@@ -136,6 +149,7 @@ def chromium() -> Iterator[webdriver.Chrome]:
         for flag in (*FLAGS, f"--user-data-dir={place}"):
             options.add_argument(flag)
         opened = webdriver.Chrome(options, webdriver.ChromeService(driver))
+        opened.set_script_timeout(PATIENCE_S)
         try:
             yield opened
         finally:
@@ -224,8 +238,7 @@ class Window:
         def done() -> bool:
             with contextlib.suppress(*NOT_YET):
                 for found in self.driver.find_elements(By.XPATH, xpath):
-                    self.run("arguments[0].scrollIntoView({block: 'nearest'})", found)
-                    if found.is_displayed():
+                    if self.driver.execute_async_script(RESTS, found) and found.is_displayed():
                         work(found)
                         return True
             return False

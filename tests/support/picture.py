@@ -2,6 +2,8 @@
 
     forge run --preset tiny --session tiny
     python -m tests.support.picture storage tiny docs/images/dashboard.png
+
+A page and a theme may follow, as "Phase details" dark.
 """
 
 from __future__ import annotations
@@ -9,20 +11,20 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from tests.support.chromium import Window, chromium, dashboard
+from tests.support.chromium import FIGURES, Window, chromium, dashboard, until
 
 
-def take(root: Path, session: str, path: Path, page: str, theme: str) -> None:
-    """What a page shows of a run."""
-    with chromium() as driver, dashboard(root) as served:
+def take(root: str, session: str, path: str, page: str = "Overview", theme: str = "light") -> None:
+    """What a page shows of a run, once its figures are there."""
+    with chromium() as driver, dashboard(Path(root)) as served:
         window = Window(driver, served.url)
         window.theme(theme)
         window.choose("Run", session)
         window.go(page)
-        window.save(path)
+        until(lambda: window.count(FIGURES))
+        window.settle()
+        window.save(Path(path))
 
 
 if __name__ == "__main__":
-    root, session, path, *more = sys.argv[1:]
-    page, theme = (*more, "Overview", "light")[:2] if not more else (*more, "light")[:2]
-    take(Path(root), session, Path(path), page, theme)
+    take(*sys.argv[1:])

@@ -19,6 +19,7 @@ from agent_forge.store.sessions import SessionStore
 from agent_forge.track.tracker import METRICS_FILE
 from tests.support.chromium import (
     ERRORS,
+    FIGURES,
     PAGES,
     Dashboard,
     Window,
@@ -37,7 +38,7 @@ THINKS, SAYS = f"quietstar.reasoning.{WHOLE}", f"baking.packed.{WHOLE}"
 SMALL_RUN = "r"  # of `toy_run`
 PERCENT = re.compile(r"(\d+)% done")
 MACHINE = ("memory is ", "the disk of ")  # alarms, which a machine may well give
-SIDEBAR, FIGURES = "[data-testid=stSidebar]", ".js-plotly-plot svg.main-svg"
+SIDEBAR = "[data-testid=stSidebar]"
 ASKED = (
     "[data-testid=stChatMessage]:has([data-testid=stChatMessageAvatarUser]) [data-testid=stText]"
 )

@@ -32,7 +32,7 @@ from agent_forge.ui.dashboard import state
 BENCHMARK = "dashboard"
 PAGES = ("overview", "phases", "evolution", "models", "comparison", "system")
 NAMES = [f"part{n}/train/{name}" for n in range(3) for name in ("loss_avg_100", "rate", "norm")]
-STEPS = 4_000  # of the toy run
+STEPS = 1_500  # of the toy run
 
 
 def write_run(root: Path, lines: int) -> Path:

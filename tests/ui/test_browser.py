@@ -300,5 +300,5 @@ def test_two_windows_at_once(window: Window, served: Dashboard, finished: str) -
         assert len(replies(one, 1)) == 1
         assert one.texts(ASKED) == [text]
         one.go("Phase details")
-        one.see({SMALL_RUN: "toy", finished: "final_compression"}[run])
+        one.see(f"run {run} | config")
     other.close()

@@ -45,10 +45,10 @@ test: $(STAMP)
 test-fast: $(STAMP)
 	$(PYTEST) -m "not soak and not slow and not browser" $(TESTS)
 
-# The dashboard in a headless Chromium; without one it fails.
+# The dashboard in a headless Chromium; without one it fails. What pages look like: build/browser.
 test-browser: $(STAMP)
-	@command -v chromium chromium-browser google-chrome >/dev/null && command -v chromedriver >/dev/null \
-	  || { echo "make test-browser needs Chromium and its driver: apt-get install chromium chromium-driver"; exit 1; }
+	@for program in chromium chromedriver; do command -v $$program >/dev/null \
+	  || { echo "$$program is missing: apt-get install chromium chromium-driver"; exit 1; }; done
 	$(BIN)/python -m pytest -m browser tests/ui
 
 # llama.cpp is compiled for it (about ten minutes on one core); without it those tests fail here.

@@ -596,6 +596,23 @@ def test_readings_are_kept_five_minutes(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert machine.readings[-1].cpu is not None
 
 
+def test_the_processor_is_read_in_any_thread(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("FORGE_STORAGE", str(tmp_path))
+    spent = iter([(1000.0, 600.0), (1100.0, 610.0), (1200.0, 660.0)])
+    monkeypatch.setattr(system, "seconds_spent", lambda: next(spent))
+    now = 1000.0
+    monkeypatch.setattr(system.time, "time", lambda: now)
+    machine, read = system.Machine(), []
+    for _ in range(3):
+        now += system.EVERY_S
+        thread = threading.Thread(target=lambda: read.append(machine.read().cpu))
+        thread.start()
+        thread.join()
+    assert read == [None, 90, 50]
+
+
 def test_a_gpu_that_answers_or_not(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     program = tmp_path / "nvidia-smi"
     for script, found in {

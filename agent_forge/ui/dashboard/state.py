@@ -114,7 +114,8 @@ def is_live(session: str) -> bool:
 def sidebar() -> None:
     """Which run is looked at, and how it stands."""
     wanted = st.session_state.pop("go_to", None)
-    standing = _standing(wanted or chosen())  # before what is shown: whatever changes then is seen
+    known = wanted or st.session_state.get("watched")  # "run" is a label until its field is shown
+    standing = _standing(known)  # before what is shown: whatever changes then is seen
     rows = {str(row["session_id"]): str(row["status"]) for row in all_runs(store())}
     if wanted in rows:
         st.session_state["run"] = wanted
@@ -122,7 +123,8 @@ def sidebar() -> None:
         label = {name: f"{plain(name)}  ({plain(status)})" for name, status in rows.items()}
         options: dict[str, Any] = {"format_func": lambda name: label.get(name, name)}
         st.selectbox("Run", list(rows), key="run", placeholder="no runs yet", **options)
-        _watch(chosen(), standing)
+        st.session_state["watched"] = chosen()
+        _watch(chosen(), standing if chosen() == known else _standing(chosen()), [True])
         st.caption("Storage root")
         st.text(str(root()))
 
@@ -140,10 +142,12 @@ def go_to(session: str) -> None:
 
 
 @st.fragment(run_every=WATCH_S)
-def _watch(session: str | None, standing: Any) -> None:
-    """How the run stands; the whole page is shown again when a run begins, ends or is new."""
-    if _standing(session) != standing:
+def _watch(session: str | None, standing: Any, first: list[bool]) -> None:
+    """How the run stands; the whole page is shown again when a run begins, ends or is new, but not
+    the first time: the rest of the page would never learn of the click that it is made for."""
+    if not first and _standing(session) != standing:
         st.rerun()
+    first.clear()
     if session is not None:
         with contextlib.suppress(ForgeError, OSError), reading(session) as view:
             badge(view.status)
@@ -219,7 +223,8 @@ def figures(titled: Sequence[Titled], key: str) -> None:
 
 
 def draw(figure: Any, key: str) -> None:
-    st.plotly_chart(figure, theme=None, key=key, config={"displaylogo": False})
+    bar = {"displaylogo": False, "modeBarButtons": [["toImage", "resetScale2d"]]}  # beside legends
+    st.plotly_chart(figure, theme=None, key=key, config=bar)
 
 
 def table(rows: Sequence[Sequence[Any]], key: str | None = None) -> None:

@@ -83,7 +83,7 @@ class Machine:
         self.readings: deque[Reading] = deque(maxlen=int(KEPT_S / EVERY_S))
         self._process, self._lock = psutil.Process(), threading.Lock()
         self._gpu: tuple[float, Gpu | None] = (-GPU_EVERY_S, None)
-        psutil.cpu_percent()  # the first call has nothing to compare with
+        self._spent = seconds_spent()
 
     def read(self) -> Reading:
         """The newest reading, taken now unless somebody just did."""
@@ -96,13 +96,22 @@ class Machine:
             with contextlib.suppress(ForgeError, OSError):
                 free = files.free_bytes(state.root().resolve())
             used = memory.total - memory.available
-            cpu = psutil.cpu_percent() if self.readings else None
             own = int(self._process.memory_info().rss)
-            reading = Reading(now, cpu, memory.percent, used, memory.total, own, free)
             while self.readings and self.readings[0].at < now - KEPT_S:
                 self.readings.popleft()
+            cpu = self._cpu() if self.readings else None
+            reading = Reading(now, cpu, memory.percent, used, memory.total, own, free)
             self.readings.append(reading)
             return reading
+
+    def _cpu(self) -> float | None:
+        """The share of the processors' time that was work since the last reading, in percent."""
+        now = seconds_spent()
+        spent, idle = (new - old for new, old in zip(now, self._spent, strict=True))
+        if spent <= 0:  # their clock has not moved on
+            return self.readings[-1].cpu
+        self._spent = now
+        return max(0.0, 100 * (1 - idle / spent))
 
     def gpu(self) -> Gpu | None:
         """The first GPU of NVIDIA's; None if there is none."""
@@ -110,6 +119,15 @@ class Machine:
             if time.monotonic() - self._gpu[0] > GPU_EVERY_S:
                 self._gpu = time.monotonic(), read_gpu()
             return self._gpu[1]
+
+
+def seconds_spent() -> tuple[float, float]:
+    """Seconds of all processors since the machine was started, and how many of them were idle.
+
+    psutil.cpu_percent compares with its last call by the same thread, and pages have many."""
+    times = psutil.cpu_times()
+    twice = sum(getattr(times, name, 0.0) for name in ("guest", "guest_nice"))
+    return sum(times) - twice, times.idle + getattr(times, "iowait", 0.0)
 
 
 @functools.cache

@@ -156,14 +156,15 @@ def _watch(session: str | None, standing: Any, first: list[bool]) -> None:
 
 
 def _standing(session: str | None) -> Any:
-    """Changes when a run is added or removed, and when this one begins or ends."""
+    """Changes when a run is added or removed, when this one begins or ends, and when the theme that
+    figures are drawn for is another one."""
     sessions = root() / "sessions"
     places = [sessions, *([sessions / session / SESSION_FILE] if session else [])]
     times: list[int] = []
     for place in places:
         with contextlib.suppress(OSError, ValueError):
             times.append(place.stat().st_mtime_ns)
-    return times, session and is_live(session)
+    return times, session and is_live(session), theme()
 
 
 # -- on a page -------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ from selenium.webdriver.remote.webelement import WebElement
 from tests.support import polling
 
 PATIENCE_S = 300.0  # pages are slow where much else is going on
-until = partial(polling.until, seconds=PATIENCE_S)
+until = partial(polling.until, seconds=PATIENCE_S, every_s=0.2)  # a look is work for the browser
 PAGES = {  # their addresses by their titles
     "Overview": "",
     "Phase details": "phases",
@@ -75,7 +75,7 @@ const tell = arguments[0], waits = ['[data-testid=stSkeleton]', '[data-testid=st
 const look = () => {
   const app = document.querySelector('[data-testid=stApp][data-test-script-state=notRunning]');
   if (app && document.querySelector('h1') && !document.querySelector(waits)) tell(true);
-  else setTimeout(look, 20);
+  else setTimeout(look, 50);
 };
 look();
 """

@@ -22,7 +22,7 @@ from agent_forge.pipeline.environment import request_stop
 from agent_forge.store import lock
 from agent_forge.store.sessions import SESSION_FILE, SessionStore, read_session
 
-PATIENCE_S = 60.0  # until a run has its lock; torch takes seconds to load
+PATIENCE_S = 180.0  # until a run has its lock; torch takes seconds to load
 ENDING_S = 20.0  # that a run which has stopped may take to write its report
 MOST_TEXT = 4000  # characters of what a process said that ended at once
 

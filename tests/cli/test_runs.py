@@ -280,7 +280,7 @@ def test_every_option_is_tried_somewhere() -> None:
     """No option stands in the frozen surface alone."""
     here = Path(__file__).parent
     paths = [*here.glob("test_*.py"), here.parent / "evals" / "test_evaluation.py"]
-    for name in ("phases/phase2_evomerge", "model", "native"):
+    for name in ("api", "phases/phase2_evomerge", "model", "native", "track"):
         paths += (here.parent / name).glob("test_*.py")
     text = "".join(path.read_text() for path in paths)
     options = {o for found in SURFACE.values() for o in found if o.startswith("-")}

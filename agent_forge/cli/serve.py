@@ -37,9 +37,11 @@ def serve(
         raise ConfigError(f"--host {host} lets others in, so a token is needed", hint=hint)
     if token and (len(token) < 8 or not (token.isascii() and token.isprintable()) or " " in token):
         raise ConfigError("a token has at least 8 characters: letters, digits and signs")
+    from agent_forge.store.paths import require_root
     from agent_forge.store.sessions import SessionStore
 
     store = SessionStore(storage.expanduser())
+    require_root(store.root)
     with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C is how a server ends
         if mcp:
             from agent_forge.api.mcp_server import mcp_server

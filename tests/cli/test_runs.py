@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -185,6 +186,23 @@ def test_status_tells_where_it_stands(forge: Forge, done: Path) -> None:
     assert document["metrics"]["toy/loss"]["step"] == 24
     assert forge("status x").code == 2
     assert forge("status --storage nowhere").code == 2
+
+
+def test_status_of_what_is_damaged(forge: Forge, done: Path, root: Path) -> None:
+    (folder(root) / "toy" / "state.json").write_text("{")
+    assert re.search(r"^toy .* damaged$", forge("status r").out, re.MULTILINE)
+    shutil.rmtree(root / "registry")
+    found = forge("status r")
+    assert found.code == 4 and "model_registry.db is damaged: missing" in found.err
+    assert "forge doctor --repair" in found.err
+    assert not (root / "registry").exists(), "looking creates nothing, and hides no damage"
+
+
+@pytest.mark.parametrize("line", ["serve --port 0", "serve --mcp", "report r", "logs r", "stop r"])
+def test_a_storage_that_is_a_file(forge: Forge, tmp_path: Path, line: str) -> None:
+    (tmp_path / "file").write_text("")
+    found = forge(f"{line} --storage file")
+    assert found.code == 2 and found.err == "error: file is not a folder\n"
 
 
 def test_an_interrupted_run_is_seen_as_such(forge: Forge, root: Path) -> None:

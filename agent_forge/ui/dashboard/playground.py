@@ -16,7 +16,6 @@ import streamlit as st
 from agent_forge.errors import ConfigError, ForgeError
 from agent_forge.model.catalog import Catalog
 from agent_forge.ui.dashboard import state
-from agent_forge.ui.dashboard.models import registered
 
 if TYPE_CHECKING:  # torch is loaded when a model is opened, and not before
     from agent_forge.infer.open_models import Open, OpenModels
@@ -93,7 +92,9 @@ def _engine() -> Engine:
 def render() -> None:
     """The page."""
     with state.problems():
-        names = [row["model_id"] for row in registered() if row["phase_name"] != TOY]
+        names = [
+            row["model_id"] for row in Catalog(state.store()).rows() if row["phase_name"] != TOY
+        ]
         if not names:
             st.info("No models yet: each phase of a run registers what it made.")
             return

@@ -29,6 +29,7 @@ COLOURS = {
     "paused": "orange",
     "interrupted": "orange",
     "failed": "red",
+    "damaged": "red",
     "waiting": "gray",
 }
 OF_STRANGE_RECORDS = (AttributeError, IndexError, KeyError, TypeError, ValueError)

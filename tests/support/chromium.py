@@ -62,19 +62,23 @@ FLAGS = (
     "--disable-component-update",
     "--disable-sync",
     "--disable-default-apps",
+    "--disable-backgrounding-occluded-windows",  # all windows are, and none is looked at less
+    "--disable-renderer-backgrounding",
+    "--disable-background-timer-throttling",
     "--hide-scrollbars",
     f"--window-size={WIDTH},{HEIGHT}",
 )
-# What streamlit shows while a page is on its way, and figures that are not drawn yet.
-UNFINISHED = """
-const app = document.querySelector('[data-testid=stApp]');
-const waits = ['[data-testid=stSkeleton]', '[data-testid=stSpinner]', '[data-stale=true]',
-  '.js-plotly-plot:not(:has(.main-svg))'];
-return !app || app.dataset.testScriptState !== 'notRunning' || !document.querySelector('h1')
-  || document.querySelector(waits.join()) !== null;
+# Tells once nothing is left of what streamlit shows while a page is on its way, and all is drawn.
+SETTLED = """
+const tell = arguments[0], waits = ['[data-testid=stSkeleton]', '[data-testid=stSpinner]',
+  '[data-stale=true]', '.js-plotly-plot:not(:has(.main-svg))'].join();
+const look = () => {
+  const app = document.querySelector('[data-testid=stApp][data-test-script-state=notRunning]');
+  if (app && document.querySelector('h1') && !document.querySelector(waits)) tell(true);
+  else setTimeout(look, 20);
+};
+look();
 """
-
-
 # True if an element that is scrolled into view stays where it is.
 RESTS = """
 const [element, tell] = arguments;
@@ -150,6 +154,7 @@ def chromium() -> Iterator[webdriver.Chrome]:
             options.add_argument(flag)
         opened = webdriver.Chrome(options, webdriver.ChromeService(driver))
         opened.set_script_timeout(PATIENCE_S)
+        opened.command_executor.client_config.timeout = 2 * PATIENCE_S
         try:
             yield opened
         finally:
@@ -195,7 +200,7 @@ class Window:
 
     def settle(self) -> None:
         """Wait until all of the page is shown."""
-        until(lambda: not self.run(UNFINISHED))
+        assert self.driver.execute_async_script(SETTLED)
 
     def texts(self, css: str) -> list[str]:
         """What is to be read in each of the elements."""

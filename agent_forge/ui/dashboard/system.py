@@ -23,6 +23,7 @@ from agent_forge.ui.theme import Look
 
 EVERY_S, KEPT_S = 2.0, 300.0  # between readings, and how long they are kept
 GPU_EVERY_S = 10.0
+RECENT_S = 10.0  # of a reading: a busy machine takes longer than EVERY_S
 NO_ANSWER = (OSError, ValueError, IndexError, TypeError, subprocess.SubprocessError)
 GPU_QUERY = "utilization.gpu,memory.used,memory.total,temperature.gpu"
 
@@ -96,9 +97,11 @@ class Machine:
             with contextlib.suppress(ForgeError, OSError):
                 free = files.free_bytes(state.root().resolve())
             used = memory.total - memory.available
-            cpu = psutil.cpu_percent() if self.readings else None
+            cpu = psutil.cpu_percent()  # since the reading before: only of now if that is not old
+            recent = bool(self.readings) and now - self.readings[-1].at <= RECENT_S
             own = int(self._process.memory_info().rss)
-            reading = Reading(now, cpu, memory.percent, used, memory.total, own, free)
+            share = cpu if recent else None
+            reading = Reading(now, share, memory.percent, used, memory.total, own, free)
             while self.readings and self.readings[0].at < now - KEPT_S:
                 self.readings.popleft()
             self.readings.append(reading)

@@ -38,7 +38,6 @@ STARTS = ("run_started", "run_resumed")
 class Series:
     """One metric of one phase over a run; a long one is thinned evenly, but for the newest."""
 
-    phase: str
     steps: list[int | None] = field(default_factory=list)
     times: list[float] = field(default_factory=list)
     values: list[float] = field(default_factory=list)
@@ -194,7 +193,7 @@ class RunView:
         phase, step, at = str(record.get("phase")), record.get("step"), _number(record.get("time"))
         for name, value in _dict(record.get("metrics")).items():
             if (number := _number(value)) is not None:
-                series = self.series.setdefault((phase, name), Series(phase))
+                series = self.series.setdefault((phase, name), Series())
                 series.add(step if isinstance(step, int) else None, at or 0.0, number)
 
     def _asked(self) -> list[str]:

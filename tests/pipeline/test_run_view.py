@@ -117,7 +117,7 @@ def test_only_the_newest_events_are_kept(
 
 @pytest.mark.parametrize("count", [1, 2, MOST_POINTS, MOST_POINTS + 1, MOST_POINTS + 2, 7777])
 def test_a_long_series_keeps_its_ends(count: int) -> None:
-    series = Series("cognate")
+    series = Series()
     for n in range(count):
         series.add(n, 1000.0 + n, float(n))
         assert series.latest == n

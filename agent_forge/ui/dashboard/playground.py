@@ -166,19 +166,19 @@ def _answer(turns: Sequence[Turn], asked: Asked) -> None:
             places.append(st.empty())
     waiting: queue.SimpleQueue[tuple[int, Piece]] = queue.SimpleQueue()
     replies: dict[int, Reply] = {}
-    with st.spinner("Opening ..."):
-        engine, catalog = _engine(), Catalog(state.store())
-        for number, said in enumerate(turn.replies):
-            try:
-                model = engine.models.open(catalog.find(said.model))
-                replies[number] = reply = _reply(model, _messages(turns, number, asked), asked)
-                reply.tell = partial(_put, waiting, number)
-            except (ForgeError, OSError) as error:
-                said.note = str(error)
-            _draw(places[number], said)
     try:
-        for reply in replies.values():
-            engine.scheduler.submit(reply)
+        with st.spinner("Opening ..."):
+            engine, catalog = _engine(), Catalog(state.store())
+            for number, said in enumerate(turn.replies):
+                try:
+                    model = engine.models.open(catalog.find(said.model))
+                    reply = _reply(model, _messages(turns, number, asked), asked)
+                    reply.tell = partial(_put, waiting, number)
+                    engine.scheduler.submit(reply)
+                    replies[number] = reply
+                except (ForgeError, OSError) as error:
+                    said.note = str(error)
+                _draw(places[number], said)
         _follow(turn, set(replies), waiting, places)
     finally:  # also if whoever asked has gone elsewhere
         for reply in replies.values():

@@ -51,7 +51,7 @@ def serve(
         import uvicorn
 
         with listening(host, port) as listener:
-            from agent_forge.api.app import Serving, create_app
+            from agent_forge.api.app import Server, Serving, create_app
 
             options: dict[str, Any] = {"places": queue, "most_bytes": int(memory * 1e9)}
             app = create_app(Serving(store, served, token, run_tools=tools, **options))
@@ -66,7 +66,7 @@ def serve(
                 timeout_graceful_shutdown=PATIENCE_S,
                 ws_max_size=1 << 16,
             )
-            uvicorn.Server(settings).run(sockets=[listener])
+            Server(settings, app.state.models.scheduler).run(sockets=[listener])
 
 
 def _require(extra: str) -> None:

@@ -119,7 +119,8 @@ def test_a_body_has_to_come(server: Server, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_the_command_says_how_much_is_served(forge: Forge, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[app.Serving] = []
-    monkeypatch.setattr(app, "create_app", told.append)
+    made = app.create_app
+    monkeypatch.setattr(app, "create_app", lambda one: told.append(one) or made(one))
     monkeypatch.setattr("uvicorn.Server.run", lambda server, sockets: None)
     assert forge("serve --port 0 --queue 3 --memory 0.5 --tools").code == 0
     (serving,) = told

@@ -352,6 +352,11 @@ def test_the_display_fits_the_place() -> None:
         display(step(1))
     assert out.getvalue() == ""
     assert describe({"event": "run_started"}) == "run started"
+    handoff = {"event": "handoff", "phase": "evomerge", "passed": True, "warnings": []}
+    handoff["measured"] = {"fitness[0]": 0.77453905, "num_models": 3}
+    told = "evomerge: handoff (passed True, measured fitness[0] 0.774539, num_models 3)"
+    assert describe(handoff) == told
+    assert describe({"event": "x", "warnings": ["a", "b"]}) == "x (warnings a; b)"
 
 
 # -- W&B ------------------------------------------------------------------------------------------

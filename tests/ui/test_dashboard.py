@@ -347,6 +347,9 @@ def test_runs_are_compared(browser: Browser, root: Path) -> None:
     (figure,) = browser.figures()
     assert sorted(trace["name"] for trace in figure["data"]) == ["done", "other"]
     assert len({trace["line"]["color"] for trace in figure["data"]}) == 2
+    known = [explained(root, name) for name in ("done", "other")]
+    found = {number for text in browser.texts() for number in numbers(text)} - ALLOWED
+    assert {number for number in found if not any(own(number) for own in known)} == set()
     shown.selectbox(key="compared-metric").select(("evomerge", "generation/best_fitness")).run()
     assert browser.figures()[0]["data"][0]["y"][0] == pytest.approx(0.3019 * 1.001)
     shown.multiselect(key="compared").set_value(["done"]).run()
